@@ -1,0 +1,101 @@
+"""vitruvian sees people and everything around them.
+
+Names are imported when they are first used, so that ``import vitruvian`` is quick and does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from vitruvian.version import __version__
+
+# module -> public names in it
+PUBLIC: dict[str, tuple[str, ...]] = {
+    "vitruvian.auto": (
+        "AutoBackbone",
+        "AutoConfig",
+        "AutoImageProcessor",
+        "AutoModel",
+        "AutoModelForAlbedoEstimation",
+        "AutoModelForImageMatting",
+        "AutoModelForInstanceSegmentation",
+        "AutoModelForMaskGeneration",
+        "AutoModelForNormalEstimation",
+        "AutoModelForPointmapEstimation",
+        "AutoModelForPoseEstimation",
+        "AutoModelForPreTraining",
+        "AutoModelForSemanticSegmentation",
+        "AutoModelForUniversalSegmentation",
+        "AutoProcessor",
+    ),
+    "vitruvian.config": ("Config",),
+    "vitruvian.errors": (
+        "CheckpointError",
+        "ConfigError",
+        "ImageError",
+        "InputError",
+        "MissingExtraError",
+        "NewWeightsWarning",
+        "VitruvianError",
+        "VitruvianWarning",
+        "WeightsError",
+    ),
+    "vitruvian.images": ("load_image",),
+    "vitruvian.model": ("Model",),
+    "vitruvian.models.sapiens2.configuration": ("Sapiens2Config", "Sapiens2HeadConfig"),
+    "vitruvian.models.sapiens2.modeling": (
+        "Sapiens2Backbone",
+        "Sapiens2ForAlbedoEstimation",
+        "Sapiens2ForImageMatting",
+        "Sapiens2ForNormalEstimation",
+        "Sapiens2ForPointmapEstimation",
+        "Sapiens2ForPoseEstimation",
+        "Sapiens2ForSemanticSegmentation",
+        "Sapiens2Model",
+        "Sapiens2PreTrainedModel",
+    ),
+    "vitruvian.models.sapiens2.outputs": (
+        "Sapiens2AlbedoEstimatorOutput",
+        "Sapiens2BackboneOutput",
+        "Sapiens2ImageMattingOutput",
+        "Sapiens2NormalEstimatorOutput",
+        "Sapiens2PointmapEstimatorOutput",
+        "Sapiens2PoseEstimatorOutput",
+        "Sapiens2PreTrainingOutput",
+        "Sapiens2SemanticSegmenterOutput",
+    ),
+    "vitruvian.models.sapiens2.pretraining": ("SelfDistillation", "Sapiens2ForPreTraining"),
+    "vitruvian.models.sapiens2.processing": ("Sapiens2ImageProcessor",),
+    "vitruvian.outputs": (
+        "BackboneOutput",
+        "BaseModelOutput",
+        "BaseModelOutputWithPooling",
+        "BatchFeature",
+        "ModelOutput",
+        "SemanticSegmenterOutput",
+    ),
+    "vitruvian.processor": ("ImageProcessor",),
+}
+ADDRESS = {name: module for module, names in PUBLIC.items() for name in names}
+
+__all__ = ["__version__", *sorted(ADDRESS)]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ADDRESS:
+        value = getattr(importlib.import_module(ADDRESS[name]), name)
+        globals()[name] = value
+        return value
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}.{name}":
+            raise
+    from vitruvian.errors import near_matches
+
+    raise AttributeError(f"module 'vitruvian' has no attribute {name!r}.{near_matches(name, __all__)}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

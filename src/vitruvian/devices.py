@@ -1,0 +1,93 @@
+"""Which data type and which device each part of a model is loaded in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitruvian.errors import InputError, MissingExtraError
+from vitruvian.weights import WeightFiles
+
+
+def choose_dtype(asked: torch.dtype | str | None, stated: str | None, files: WeightFiles) -> torch.dtype:
+    """Return the data type to load in: the one asked for, the one the configuration states, or the first weight's."""
+    if isinstance(asked, torch.dtype):
+        return asked
+    name = stated if asked in (None, "auto") else asked
+    if name is not None:
+        kind = getattr(torch, str(name).removeprefix("torch."), None)
+        if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+            raise InputError(f"dtype: expected a floating-point type such as 'float32' or 'bfloat16', got {name!r}.")
+        return kind
+    return next((tensor.dtype for _, tensor in files.tensors() if tensor.is_floating_point()), torch.float32)
+
+
+def choose_devices(
+    model: nn.Module,
+    device: str | torch.device | int | None,
+    device_map: Any,
+    dtype: torch.dtype,
+    keep_whole: Sequence[str] = (),
+) -> dict[str, torch.device]:
+    """Return a table of module name → device; the empty name stands for the whole model."""
+    if device is not None and device_map is not None:
+        raise InputError("device and device_map: expected one of them, got both. Drop one.")
+    if isinstance(device_map, dict):
+        return {name: checked_device(value) for name, value in device_map.items()}
+    if device_map == "auto":
+        return automatic_devices(model, dtype, keep_whole)
+    return {"": checked_device("cpu" if device is None and device_map is None else device or device_map or 0)}
+
+
+def checked_device(value: Any) -> torch.device:
+    """Return a device that exists here."""
+    try:
+        found = torch.device(value if not isinstance(value, int) else f"cuda:{value}")
+    except RuntimeError as error:
+        raise InputError(f"device: expected a name such as 'cuda', 'mps' or 'cpu', got {value!r}.") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device: {value!r} asked for, but torch finds no CUDA device here. Use device='cpu'.")
+    if found.type == "mps" and not torch.backends.mps.is_available():
+        raise InputError(f"device: {value!r} asked for, but torch finds no Metal device here. Use device='cpu'.")
+    return found
+
+
+def automatic_devices(model: nn.Module, dtype: torch.dtype, keep_whole: Sequence[str]) -> dict[str, torch.device]:
+    """Choose the best single device that holds the model, or let accelerate spread it over several."""
+    need = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
+    if torch.cuda.is_available():
+        free, _ = torch.cuda.mem_get_info()
+        if need * 1.2 < free:
+            return {"": torch.device("cuda", torch.cuda.current_device())}
+        try:
+            from accelerate import infer_auto_device_map
+        except ImportError as error:
+            raise MissingExtraError("accelerate", "train", "device_map='auto' over several devices") from error
+        table = infer_auto_device_map(model, no_split_module_classes=list(keep_whole), dtype=dtype)
+        if "disk" in table.values():
+            raise InputError("device_map='auto': the model fits neither the GPUs nor memory. Use a smaller variant.")
+        return {name: torch.device(value) for name, value in table.items()}
+    if torch.backends.mps.is_available():
+        return {"": torch.device("mps")}
+    return {"": torch.device("cpu")}
+
+
+def place_of(name: str, places: dict[str, torch.device]) -> torch.device:
+    """Return the device of the longest entry of the table that a name lies under."""
+    under = [entry for entry in places if not entry or name == entry or name.startswith(f"{entry}.")]
+    if not under:
+        raise InputError(f"device_map: no entry covers {name}. Add one, or an entry '' for the rest.")
+    return places[max(under, key=len)]
+
+
+def spread(model: nn.Module, places: dict[str, torch.device]) -> None:
+    """Let accelerate move activations where a model lies on more than one device."""
+    if len(set(places.values())) > 1:
+        try:
+            from accelerate import dispatch_model
+        except ImportError as error:
+            raise MissingExtraError("accelerate", "train", "a model over several devices") from error
+        dispatch_model(model, device_map=dict(places))

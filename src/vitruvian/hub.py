@@ -1,0 +1,172 @@
+"""A checkpoint's name → its files here. A name is a folder, a single weight file, or a repository on the Hub.
+
+Downloads go through huggingface_hub, so its cache, tokens, mirrors and offline switches (`HF_HOME`, `HF_TOKEN`,
+`HF_ENDPOINT`, `HF_HUB_OFFLINE`) work as people know them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitruvian.errors import CheckpointError
+
+CONFIG_FILE = "config.json"
+WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth")
+
+
+@dataclass(frozen=True)
+class HubOptions:
+    """How to look a checkpoint up: the keywords that all `from_pretrained` methods share."""
+
+    revision: str | None = None
+    cache_dir: str | Path | None = None
+    token: str | bool | None = None
+    local_files_only: bool = False
+    force_download: bool = False
+    subfolder: str = ""
+
+
+def require_file(source: str | Path, name: str, options: HubOptions) -> Path:
+    """Return the path of a file that the checkpoint must have."""
+    path = find_file(source, name, options)
+    if path is None:
+        held = ", ".join(sorted(p.name for p in local_folder(source).iterdir())[:8]) if is_local(source) else ""
+        seen = f" The folder holds: {held}." if held else ""
+        raise CheckpointError(f"{source}: expected a file {name}, found none.{seen} Is this a checkpoint of ours?")
+    return path
+
+
+def find_file(source: str | Path, name: str, options: HubOptions) -> Path | None:
+    """Return the path of a checkpoint's file, downloaded if need be, or None where the checkpoint lacks it."""
+    if is_local(source):
+        path = local_folder(source) / options.subfolder / name
+        return path if path.is_file() else None
+    return download(str(source), name, options)
+
+
+def is_local(source: str | Path) -> bool:
+    """Tell whether a name is a folder or file here, refusing paths that do not exist."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return True
+    text = str(source)
+    if isinstance(source, Path) or text.count("/") != 1 or text.startswith((".", "~", "/")) or "\\" in text:
+        raise CheckpointError(
+            f"{source}: no such file or folder, and not a Hub name of the form owner/name. Check the spelling."
+        )
+    return False
+
+
+def local_folder(source: str | Path) -> Path:
+    """Return the folder of a local checkpoint, given that folder or a weight file in it."""
+    path = Path(source).expanduser()
+    return path.parent if path.is_file() else path
+
+
+def weight_file(source: str | Path) -> Path | None:
+    """Return `source` itself where it names a single weight file."""
+    path = Path(source).expanduser()
+    return path if path.is_file() and path.suffix in WEIGHT_ENDINGS else None
+
+
+def download(repository: str, name: str, options: HubOptions) -> Path | None:
+    """Fetch one file of a Hub repository through the cache; None where the repository lacks it."""
+    from huggingface_hub import errors as hub
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(
+            hf_hub_download(
+                repository,
+                name,
+                subfolder=options.subfolder or None,
+                revision=options.revision,
+                cache_dir=options.cache_dir,
+                token=options.token,
+                local_files_only=options.local_files_only,
+                force_download=options.force_download,
+                library_name="vitruvian",
+            )
+        )
+    except hub.LocalEntryNotFoundError as error:
+        if options.local_files_only or offline():
+            # The cache remembers files that a repository does not have; anything else it simply has not seen.
+            if known_absent(repository, name, options):
+                return None
+            raise CheckpointError(
+                f"{repository}: {name} is not in the local cache and the network is switched off "
+                "(local_files_only or HF_HUB_OFFLINE). Download it once with the network on."
+            ) from error
+        raise CheckpointError(
+            f"{repository}: cannot reach the Hub and {name} is not in the local cache. "
+            "Check the connection, or give the path of a downloaded folder."
+        ) from error
+    except hub.EntryNotFoundError:
+        return None
+    except hub.GatedRepoError as error:
+        raise CheckpointError(
+            f"{repository}: access is gated. Accept its licence on the Hub, then run `hf auth login` or pass token=…"
+        ) from error
+    except hub.RevisionNotFoundError as error:
+        raise CheckpointError(
+            f"{repository}: has no revision {options.revision!r}. Check the branch, tag or commit."
+        ) from error
+    except (hub.RepositoryNotFoundError, hub.HFValidationError) as error:
+        raise CheckpointError(
+            f"{repository}: no such repository on the Hub, or it is private. Check the name, or pass token=…"
+        ) from error
+    except (hub.HfHubHTTPError, OSError) as error:
+        raise CheckpointError(f"{repository}: downloading {name} failed ({error}). Try again.") from error
+
+
+def known_absent(repository: str, name: str, options: HubOptions) -> bool:
+    """Tell whether the offline cache can vouch that a repository does not have a file."""
+    from huggingface_hub import try_to_load_from_cache
+
+    full = f"{options.subfolder}/{name}" if options.subfolder else name
+    place = None if options.cache_dir is None else str(options.cache_dir)
+    found = try_to_load_from_cache(repository, full, cache_dir=place, revision=options.revision)
+    if found is not None:
+        return not isinstance(found, str)
+    # A snapshot that was downloaded is taken as complete: config.json is what every checkpoint has.
+    return isinstance(try_to_load_from_cache(repository, CONFIG_FILE, cache_dir=place, revision=options.revision), str)
+
+
+def offline() -> bool:
+    """Tell whether the environment switches the network off for huggingface_hub."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+@contextlib.contextmanager
+def written_in_place(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`; move it into place when the block succeeds, remove it when not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        os.chmod(temporary, 0o666 & ~current_umask())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def current_umask() -> int:
+    """Return the process's file mode mask (there is no way to read it but to set it)."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with written_in_place(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Building blocks of the models: modules and functions with plain keyword arguments."""

@@ -1,0 +1,30 @@
+"""Keep small constant tensors (positions, masks, index tables) between calls."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def kept(build: Callable[P, R], *, most: int = 64) -> Callable[P, R]:
+    """Remember what `build` returned for its last `most` arguments, which must be hashable.
+
+    While torch compiles or exports, `build` runs each time: its tensors belong to the graph. Outside, they are made
+    as ordinary tensors even inside `torch.inference_mode`, so that training may use them later.
+    """
+    remembered = functools.lru_cache(maxsize=most)(build)
+
+    @functools.wraps(build)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            return build(*args, **kwargs)
+        with torch.inference_mode(False):
+            return remembered(*args, **kwargs)
+
+    return call

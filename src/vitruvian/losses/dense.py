@@ -1,0 +1,248 @@
+"""Dense tasks: body-part segmentation, surface normals, albedo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitruvian.errors import InputError
+from vitruvian.losses.terms import (
+    LossTerms,
+    LossWeights,
+    check_image_pair,
+    clear_invalid,
+    gradient_error,
+    nonzero,
+    pixel_weights,
+    weigh,
+    weighted_mean,
+)
+
+# Predictions shorter than this are not blown up to unit length: the gradient of a zero vector stays finite and small.
+SHORTEST_NORMAL = 1e-3
+DARKEST_ALBEDO = 1e-3
+DICE_SMOOTHING = 1e-3
+
+
+@dataclass(frozen=True)
+class _SegmentationLossWeights(LossWeights):
+    """Weights of the terms of `segmentation_loss`, which takes the one that varies as an argument."""
+
+    cross_entropy: float = 1.0
+    dice: float = 0.0
+
+
+@dataclass(frozen=True)
+class NormalLossWeights(LossWeights):
+    """Weights of the terms of `normal_loss`, by default the published ones."""
+
+    cosine: float = 10.0
+    l1: float = 1.0
+    gradient: float = 10.0
+
+
+@dataclass(frozen=True)
+class AlbedoLossWeights(LossWeights):
+    """Weights of the terms of `albedo_loss`, by default the published ones."""
+
+    l1: float = 2.0
+    gradient: float = 2.0
+    chromaticity: float = 1.0
+
+
+def segmentation_loss(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    ignore_index: int = 255,
+    class_weights: Tensor | Sequence[float] | None = None,
+    dice_weight: float = 0.0,
+) -> LossTerms:
+    """Return cross-entropy, and Dice where `dice_weight` is not 0.
+
+    Logits of another size than the labels are resized bilinearly first. With the defaults the total is torch's
+    ``cross_entropy(resized_logits, labels, ignore_index=ignore_index)``, but 0 instead of NaN where every pixel is
+    ignored.
+
+    Terms:
+        cross_entropy: ``Σ w[label] · −log p[label] / Σ w[label]`` over the pixels that are not ignored.
+        dice: see `dice_loss`.
+
+    Args:
+        logits: [B, K, h, w].
+        labels: Class of each pixel [B, H, W], an integer from 0 to K − 1, or `ignore_index`.
+        ignore_index: Label of the pixels that do not count.
+        class_weights: Weight of each class in the cross-entropy [K].
+        dice_weight: Weight of the Dice term; the cross-entropy has weight 1. The published recipe takes 1, and weights
+            the classes.
+    """
+    check_labels(labels, logits, ignore_index=ignore_index)
+    weights = _SegmentationLossWeights(dice=dice_weight)
+    logits = logits.float()
+    if logits.shape[-2:] != labels.shape[-2:]:
+        logits = F.interpolate(logits, size=labels.shape[-2:], mode="bilinear", align_corners=False)  # [B, K, H, W]
+    labels = labels.long()
+    return weigh(
+        weights,
+        {
+            "cross_entropy": lambda: _cross_entropy(
+                logits, labels, ignore_index=ignore_index, class_weights=class_weights
+            ),
+            "dice": lambda: dice_loss(logits, labels, ignore_index=ignore_index),
+        },
+        anchor=logits,
+    )
+
+
+def _cross_entropy(
+    logits: Tensor, labels: Tensor, *, ignore_index: int, class_weights: Tensor | Sequence[float] | None
+) -> Tensor:
+    K = logits.shape[1]
+    valid = labels != ignore_index  # [B, H, W]
+    if class_weights is None:
+        summed = F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="sum")
+        return summed / valid.sum().clamp(min=1)
+    per_class = torch.as_tensor(class_weights, dtype=torch.float32, device=logits.device)  # [K]
+    if per_class.shape != (K,):
+        raise InputError(
+            f"class_weights: expected {K} numbers, one for each class, got shape {list(per_class.shape)}. "
+            "Leave it out to weight all classes alike."
+        )
+    summed = F.cross_entropy(logits, labels, weight=per_class, ignore_index=ignore_index, reduction="sum")
+    return summed / nonzero(per_class[labels.where(valid, 0)].where(valid, 0.0).sum())
+
+
+def dice_loss(logits: Tensor, labels: Tensor, *, ignore_index: int = 255) -> Tensor:
+    """Return 1 − Dice, averaged over the foreground classes present in an image, then over images that have any.
+
+    For class k of an image, with p its softmax probability and g its 0/1 label at each pixel that is not ignored:
+    ``Dice = (2 Σ p·g + s) / (Σ p² + Σ g² + s)``, s = 1e-3. Class 0, the background, and classes that no label of the
+    image names take no part.
+
+    Args:
+        logits: [B, K, H, W].
+        labels: [B, H, W], integers.
+        ignore_index: Label of the pixels that do not count.
+    """
+    B, K, _, _ = logits.shape
+    valid = (labels != ignore_index).flatten(1)  # [B, HW]
+    index = labels.long().flatten(1).where(valid, 0)  # [B, HW]; class 0 takes no part in the end
+    probability = logits.float().softmax(dim=1).flatten(2)  # [B, K, HW]
+    weight = valid.float()  # [B, HW]
+    own = probability.gather(1, index.unsqueeze(1)).squeeze(1)  # [B, HW]
+    overlap = own.new_zeros(B, K).scatter_add(1, index, own)  # [B, K]
+    area = own.new_zeros(B, K).scatter_add(1, index, weight)  # [B, K]
+    squared = (probability.square() * weight.unsqueeze(1)).sum(dim=2)  # [B, K]
+    dice = (2 * overlap + DICE_SMOOTHING) / (squared + area + DICE_SMOOTHING)  # [B, K]
+    present = (area > 0).float()  # [B, K]
+    present[:, 0] = 0
+    counted = present.sum(dim=1)  # [B]
+    per_image = ((1 - dice) * present).sum(dim=1) / nonzero(counted)  # [B]
+    return per_image.sum() / nonzero((counted > 0).float().sum())
+
+
+def check_labels(labels: Tensor, logits: Tensor, *, ignore_index: int) -> None:
+    """Refuse label maps that do not belong to the logits; values are not looked at while torch.compile traces."""
+    if logits.ndim != 4:
+        raise InputError(f"logits: expected shape [B, K, h, w], got {list(logits.shape)}. Pass the model's output.")
+    if labels.ndim != 3 or labels.shape[0] != logits.shape[0]:
+        raise InputError(
+            f"labels: expected shape [{logits.shape[0]}, H, W], got {list(labels.shape)}. "
+            "Give each pixel of each image one class, without a channel axis."
+        )
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise InputError(f"labels: expected integers, got {labels.dtype}. Convert class maps with .long().")
+    if torch.compiler.is_compiling():
+        return
+    classes = logits.shape[1]
+    wide = labels.long()
+    wrong = (wide != ignore_index) & ((wide < 0) | (wide >= classes))
+    if bool(wrong.any()):
+        values = wide[wrong]
+        worst = values[(values - (classes - 1) / 2).abs().argmax()]
+        raise InputError(
+            f"labels: expected classes 0 to {classes - 1} or ignore_index {ignore_index}, got {int(worst)} "
+            f"({int(wrong.sum())} pixels out of range). Check the number of classes, or mark those pixels as ignored."
+        )
+
+
+def normal_loss(
+    pred: Tensor, target: Tensor, mask: Tensor | None = None, *, weights: NormalLossWeights | None = None
+) -> LossTerms:
+    """Return the loss of the recipe for surface normals.
+
+    The target n is brought to unit length; pixels where it has no length (or is not finite) do not count. The
+    prediction p is taken as the head gives it, except for the cosine. Terms, as means over the pixels that count:
+
+        cosine: ``1 − p·n / |p|``
+        l1: ``Σ_xyz |p − n|``, which also pulls |p| to 1
+        gradient: squared difference of the image gradients of p and n, Σ over xyz; along x plus along y
+
+    Args:
+        pred: Predicted normals [B, 3, H, W], of any length.
+        target: Normals to reach [B, 3, H, W], of any length; zero where unknown.
+        mask: Where to look [B, 1, H, W] or [B, H, W].
+        weights: Weights of the terms.
+    """
+    check_image_pair(pred, target, channels=3, what="normals")
+    pred = pred.float()
+    length = torch.linalg.vector_norm(target.float(), dim=1, keepdim=True)  # [B, 1, H, W]
+    known = length.isfinite() & (length > 0)
+    valid = pixel_weights(mask, pred) * known  # [B, 1, H, W]
+    unit = clear_invalid(target, valid) / torch.where(known, length, 1.0)  # [B, 3, H, W]
+    error = pred - unit  # [B, 3, H, W]
+
+    def cosine() -> Tensor:
+        direction = F.normalize(pred, dim=1, eps=SHORTEST_NORMAL)  # [B, 3, H, W]
+        return weighted_mean(1 - (direction * unit).sum(dim=1, keepdim=True), valid)
+
+    def gradient() -> Tensor:
+        along_x, along_y = gradient_error(error, valid)
+        return along_x + along_y
+
+    terms = {"cosine": cosine, "l1": lambda: weighted_mean(error.abs(), valid), "gradient": gradient}
+    return weigh(weights or NormalLossWeights(), terms, anchor=pred)
+
+
+def albedo_loss(
+    pred: Tensor, target: Tensor, mask: Tensor | None = None, *, weights: AlbedoLossWeights | None = None
+) -> LossTerms:
+    """Return the loss of the recipe for albedo.
+
+    Terms, as means over the pixels that count (those whose target is not finite do not):
+
+        l1: ``Σ_rgb |p − a|``
+        gradient: squared difference of the image gradients of p and a, Σ over rgb; mean of along x and along y
+        chromaticity: ``Σ_rgb |c(p) − c(a)|`` with ``c(x) = x / (Σ_rgb x + 1e-3)`` and p cut to [0, 1]: the colour
+            whatever the brightness
+
+    Args:
+        pred: Predicted albedo [B, 3, H, W], before it is cut to [0, 1].
+        target: Albedo to reach [B, 3, H, W], 0 to 1.
+        mask: Where to look [B, 1, H, W] or [B, H, W].
+        weights: Weights of the terms.
+    """
+    check_image_pair(pred, target, channels=3, what="albedo")
+    pred = pred.float()
+    valid = pixel_weights(mask, pred) * target.isfinite().all(dim=1, keepdim=True)  # [B, 1, H, W]
+    goal = clear_invalid(target, valid)  # [B, 3, H, W]
+    error = pred - goal
+
+    def gradient() -> Tensor:
+        along_x, along_y = gradient_error(error, valid)
+        return (along_x + along_y) / 2
+
+    def colour() -> Tensor:
+        return weighted_mean((chromaticity(pred.clamp(0, 1)) - chromaticity(goal)).abs(), valid)
+
+    terms = {"l1": lambda: weighted_mean(error.abs(), valid), "gradient": gradient, "chromaticity": colour}
+    return weigh(weights or AlbedoLossWeights(), terms, anchor=pred)
+
+
+def chromaticity(rgb: Tensor) -> Tensor:
+    """Divide colours by their brightness: [B, 3, H, W] -> [B, 3, H, W], components that add up to (almost) 1."""
+    return rgb / (rgb.sum(dim=1, keepdim=True) + DARKEST_ALBEDO)

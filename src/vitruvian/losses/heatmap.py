@@ -1,0 +1,65 @@
+"""Pose: squared error on heatmaps, each joint weighted by its visibility."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitruvian.errors import InputError
+from vitruvian.losses.terms import LossTerms, LossWeights, nonzero, weigh
+
+
+@dataclass(frozen=True)
+class HeatmapLossWeights(LossWeights):
+    """Weights of `heatmap_loss`: the published recipe multiplies the error of heatmaps that peak at 1 by 10."""
+
+    mse: float = 10.0
+
+
+def heatmap_loss(
+    pred: Tensor, target: Tensor, weights: Tensor | None = None, *, recipe: HeatmapLossWeights | None = None
+) -> LossTerms:
+    """Return the loss of the pose recipe: ``heatmap_mse`` × 10.
+
+    Args:
+        pred: Predicted heatmaps [B, J, H, W].
+        target: Heatmaps to reach [B, J, H, W].
+        weights: How much each joint counts, as for `heatmap_mse`.
+        recipe: Weights of the terms.
+    """
+    return weigh(recipe or HeatmapLossWeights(), {"mse": lambda: heatmap_mse(pred, target, weights)}, anchor=pred)
+
+
+def heatmap_mse(pred: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the (weighted) mean squared error of heatmaps.
+
+    ``Σ w · (pred − target)² / Σ w`` over all joints and pixels, or the plain mean without weights: the number that
+    ``torch.nn.functional.mse_loss(pred, target, weight=w)`` gives, but 0 instead of NaN where all weights are 0. (The
+    original training code divides by the number of joints and pixels instead of Σ w.)
+
+    Args:
+        pred: Predicted heatmaps [B, J, H, W].
+        target: Heatmaps to reach [B, J, H, W].
+        weights: Non-negative weight of each joint [B, J] or [B, J, 1, 1], or of each pixel [B, J, H, W].
+    """
+    if pred.ndim != 4 or target.shape != pred.shape:
+        raise InputError(
+            f"heatmaps: expected prediction and target of one shape [B, J, H, W], got {list(pred.shape)} and "
+            f"{list(target.shape)}. Draw the targets at the size of the model's heatmaps."
+        )
+    pred, target = pred.float(), target.float()
+    if weights is None:
+        return F.mse_loss(pred, target)
+    B, J, H, W = pred.shape
+    if weights.shape not in ((B, J), (B, J, 1, 1), (B, J, H, W)):
+        raise InputError(
+            f"heatmap weights: expected shape {[B, J]}, {[B, J, 1, 1]} or {[B, J, H, W]}, got {list(weights.shape)}. "
+            "Give each joint its visibility: 0 leaves it out."
+        )
+    if weights.ndim == 2:
+        weights = weights[:, :, None, None]  # [B, J, 1, 1]
+    weights = weights.float().expand_as(pred)  # [B, J, H, W]
+    return torch.sum((pred - target).square() * weights) / nonzero(torch.sum(weights))

@@ -1,0 +1,133 @@
+"""Matting: premultiplied colour and alpha, compared as they are, at several scales and composited.
+
+A matte is [B, 4, H, W]: red, green, blue *premultiplied* by alpha, then alpha; all 0 to 1. Over a background it shows
+``colour + (1 − alpha) · background``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitruvian.errors import InputError
+from vitruvian.losses.terms import (
+    LossTerms,
+    LossWeights,
+    check_image_pair,
+    clear_invalid,
+    gradient_error,
+    nonzero,
+    pixel_weights,
+    weigh,
+    weighted_mean,
+)
+
+PYRAMID_LEVELS = 5
+MID_GREY = 0.5
+BINOMIAL = (1 / 16, 4 / 16, 6 / 16, 4 / 16, 1 / 16)
+
+
+@dataclass(frozen=True)
+class MattingLossWeights(LossWeights):
+    """Weights of the terms of `matting_loss`. No recipe is published: these are ours."""
+
+    alpha: float = 1.0
+    colour: float = 1.0
+    laplacian: float = 1.0
+    composite: float = 1.0
+    gradient: float = 1.0
+
+
+def matting_loss(
+    pred: Tensor,
+    target: Tensor,
+    mask: Tensor | None = None,
+    *,
+    background: Tensor | None = None,
+    weights: MattingLossWeights | None = None,
+) -> LossTerms:
+    """Return the loss for mattes.
+
+    Terms, as means over the pixels that count:
+
+        alpha: ``|α − α*|``
+        colour: ``Σ_rgb |F − F*|`` of the premultiplied colours
+        laplacian: see `laplacian_error`, on alpha
+        composite: ``Σ_rgb |(F + (1 − α) b) − (F* + (1 − α*) b)|``: what a viewer would see over the background b
+        gradient: squared difference of the image gradients of alpha, along x plus along y
+
+    Args:
+        pred: Predicted matte [B, 4, H, W], after the sigmoid.
+        target: Matte to reach [B, 4, H, W].
+        mask: Where to look [B, 1, H, W] or [B, H, W].
+        background: Picture to composite over, broadcastable to [B, 3, H, W], 0 to 1; mid-grey when left out. A random
+            colour for each image, ``torch.rand(B, 3, 1, 1)``, punishes halos of every hue.
+        weights: Weights of the terms.
+    """
+    check_image_pair(pred, target, channels=4, what="mattes")
+    pred = pred.float()
+    behind = _check_background(background, pred)  # broadcasts to [B, 3, H, W]
+    valid = pixel_weights(mask, pred) * target.isfinite().all(dim=1, keepdim=True)  # [B, 1, H, W]
+    error = torch.where(valid > 0, pred - clear_invalid(target, valid), 0.0)  # [B, 4, H, W]
+    colour, alpha = error[:, :3], error[:, 3:]  # [B, 3, H, W], [B, 1, H, W]
+
+    def gradient() -> Tensor:
+        along_x, along_y = gradient_error(alpha, valid)
+        return along_x + along_y
+
+    terms = {
+        "alpha": lambda: weighted_mean(alpha.abs(), valid),
+        "colour": lambda: weighted_mean(colour.abs(), valid),
+        "laplacian": lambda: laplacian_error(alpha, valid),
+        "composite": lambda: weighted_mean((colour - alpha * behind).abs(), valid),
+        "gradient": gradient,
+    }
+    return weigh(weights or MattingLossWeights(), terms, anchor=pred)
+
+
+def laplacian_error(error: Tensor, weights: Tensor, *, levels: int = PYRAMID_LEVELS) -> Tensor:
+    """Return the L1 of a Laplacian pyramid: ``1/L Σ_l 2^l · mean |band_l|``, l from 0 (finest).
+
+    As a pyramid is linear, that of the error [B, C, H, W] is the difference of the pyramids of prediction and target.
+    A band is a level minus its own blur at half the size; the last band is the coarsest level itself. The error is
+    zeroed where the weights [B, 1, H, W] are 0, and each band is averaged over the share of it that counts. Pictures
+    too small for all levels have fewer.
+    """
+    share = weights.mean()
+    level = error * weights  # [B, C, H, W]
+    bands: list[Tensor] = []
+    while len(bands) < levels - 1 and min(level.shape[-2:]) > 1:
+        coarser = halve(level)  # [B, C, h/2, w/2]
+        smooth = F.interpolate(coarser, size=level.shape[-2:], mode="bilinear", align_corners=False)  # [B, C, h, w]
+        bands.append(level - smooth)
+        level = coarser
+    bands.append(level)
+    total = error.new_zeros(())
+    for i, band in enumerate(bands):
+        total = total + 2**i * band.abs().sum(dim=1).mean()
+    return total / len(bands) / nonzero(share)
+
+
+def halve(image: Tensor) -> Tensor:
+    """Blur with the binomial 1 4 6 4 1 along both axes and keep every other pixel: [B, C, H, W] -> half the size."""
+    H, W = image.shape[-2:]
+    padded = F.pad(image, (2, 2, 2, 2), mode="replicate")  # [B, C, H+4, W+4]
+    # Sums of slices and not a convolution, which autocast would round to half precision.
+    tall = sum((tap * padded[..., i : i + H : 2, :] for i, tap in enumerate(BINOMIAL)), start=padded.new_zeros(()))
+    return sum((tap * tall[..., i : i + W : 2] for i, tap in enumerate(BINOMIAL)), start=padded.new_zeros(()))
+
+
+def _check_background(background: Tensor | None, pred: Tensor) -> Tensor:
+    if background is None:
+        return pred.new_full((1, 3, 1, 1), MID_GREY)
+    B, _, H, W = pred.shape
+    shape = background.shape
+    if len(shape) != 4 or any(have not in (1, want) for have, want in zip(shape, (B, 3, H, W), strict=True)):
+        raise InputError(
+            f"background: expected a shape that broadcasts to {[B, 3, H, W]}, got {list(shape)}. "
+            "Give a picture, or a colour as [1, 3, 1, 1]."
+        )
+    return background.float()

@@ -1,0 +1,230 @@
+"""Pointmaps: seven terms that make 3D points land where they belong.
+
+Two spaces. *Metric* points are in metres in the frame of the camera that took the picture (x right, y down, z forward).
+*Canonical* points are what the model predicts: the same points as if the focal length were canonical (768 pixels at
+1024×768). With ``scale = canonical focal length / actual focal length``::
+
+    canonical = metric · scale        metric = canonical / scale
+
+The scale stretches all three coordinates alike, so directions, normals and the pixel a point projects to are the same
+in both spaces.
+
+| term | space | formula, averaged over valid pixels | unchanged by |
+|---|---|---|---|
+| l1 | canonical ÷ mean depth | Σ_xyz abs(p − q) | |
+| multiscale | canonical ÷ mean depth | l1 of averages over 2×2, 4×4, 8×8 pixels; mean of the three | |
+| silog | canonical depth | √(mean d² − ½ (mean d)²), d = log p_z − log q_z, per image | half-way: a common factor |
+| intrinsics | canonical | abs(p_x − r_x p_z) + abs(p_y − r_y p_z), r the ray of the pixel | the target: needs only K |
+| shift | canonical ÷ mean depth | l1 after moving each image's mean error to 0 | moving all points alike |
+| normals | either | 1 − cos + ⅓ Σ_xyz abs of the surface normals' difference | scaling, moving |
+| scale | – | abs(predicted scale − target scale), averaged over images | |
+
+p are predicted, q are target points; *mean depth* is the mean z of an image's valid target points, in canonical space,
+which makes near and far people count alike. Silog is wholly blind to a common factor with ``variance_focus=1``.
+The original code cuts l1, multiscale and shift off at 4, which also stops their gradient; these do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitruvian.errors import InputError
+from vitruvian.losses.terms import (
+    LossTerms,
+    LossWeights,
+    check_image_pair,
+    clear_invalid,
+    nonzero,
+    pixel_weights,
+    weigh,
+    weighted_mean,
+    weighted_mean_per_image,
+)
+
+POOLED_SIZES = (2, 4, 8)
+NEAREST_DEPTH = 1e-4
+SMALLEST_PATCH = 1e-4
+
+
+@dataclass(frozen=True)
+class PointmapLossWeights(LossWeights):
+    """Weights of the terms of `pointmap_loss`, by default the published ones."""
+
+    l1: float = 2.0
+    multiscale: float = 1.0
+    silog: float = 1.0
+    intrinsics: float = 1.0
+    shift: float = 1.0
+    normals: float = 2.0
+    scale: float = 4.0
+
+
+def pointmap_loss(
+    pred: Tensor,
+    target: Tensor,
+    *,
+    target_scales: Tensor,
+    pred_scales: Tensor | None = None,
+    intrinsics: Tensor | None = None,
+    mask: Tensor | None = None,
+    weights: PointmapLossWeights | None = None,
+) -> LossTerms:
+    """Return the loss of the recipe for pointmaps; the table above defines its terms.
+
+    Without `pred_scales` there is no term "scale", without `intrinsics` none called "intrinsics". Target points that
+    are not finite or not in front of the camera do not count.
+
+    Args:
+        pred: Predicted points [B, 3, H, W] in the canonical camera.
+        target: Metric points to reach [B, 3, H, W].
+        target_scales: Canonical ÷ actual focal length of each image [B, 1] or [B]; see `canonical_scales`.
+        pred_scales: Predicted scales [B, 1].
+        intrinsics: Camera matrix of each image as the model sees it [B, 3, 3], in pixels; the centre of the first pixel
+            is (0, 0).
+        mask: Where to look [B, 1, H, W] or [B, H, W].
+        weights: Weights of the terms.
+    """
+    check_image_pair(pred, target, channels=3, what="pointmaps")
+    scales = _check_scales(target_scales, batch=pred.shape[0], what="target_scales")  # [B, 1]
+    pred = pred.float()
+    in_front = target.isfinite().all(dim=1, keepdim=True) & (target[:, 2:] > 0)  # [B, 1, H, W]
+    valid = pixel_weights(mask, pred) * in_front  # [B, 1, H, W]
+    goal = clear_invalid(target, valid) * scales[:, :, None, None]  # [B, 3, H, W]
+    depth = nonzero(weighted_mean_per_image(goal[:, 2:], valid))  # [B, 1, 1, 1]
+    error = torch.where(valid > 0, (pred - goal) / depth, 0.0)  # [B, 3, H, W]
+
+    terms: dict[str, Callable[[], Tensor]] = {
+        "l1": lambda: weighted_mean(error.abs(), valid),
+        "multiscale": lambda: multiscale_error(error, valid),
+        "silog": lambda: silog_error(pred[:, 2:], goal[:, 2:], valid),
+        "shift": lambda: weighted_mean((error - weighted_mean_per_image(error, valid)).abs(), valid),
+        "normals": lambda: pointmap_normal_error(pred, goal, valid),
+    }
+    if intrinsics is not None:
+        _check_intrinsics(intrinsics)
+        if len(intrinsics) != len(pred):
+            raise InputError(
+                f"intrinsics: expected one camera for each of {len(pred)} images, got {len(intrinsics)}. "
+                "Repeat a shared camera with .expand(B, 3, 3)."
+            )
+        rays_xy = pixel_rays(intrinsics, size_hw=(pred.shape[2], pred.shape[3]))  # [B, 2, H, W]
+        terms["intrinsics"] = lambda: weighted_mean((pred[:, :2] - rays_xy * pred[:, 2:]).abs(), valid)
+    if pred_scales is not None:
+        predicted = _check_scale_shape(pred_scales, batch=pred.shape[0], what="pred_scales").float()  # [B, 1]
+        terms["scale"] = lambda: (predicted - scales).abs().mean()
+    return weigh(weights or PointmapLossWeights(), terms, anchor=pred)
+
+
+def canonical_scales(intrinsics: Tensor, *, canonical_focal: float = 768.0) -> Tensor:
+    """Return canonical ÷ actual focal length (of x): [B, 3, 3] -> [B, 1]."""
+    _check_intrinsics(intrinsics)
+    return canonical_focal / intrinsics[:, 0, 0].float().unsqueeze(1)  # [B, 1]
+
+
+def pixel_rays(intrinsics: Tensor, *, size_hw: tuple[int, int]) -> Tensor:
+    """Return x/z and y/z of the ray through each pixel's centre: [B, 3, 3] -> [B, 2, H, W].
+
+    ``y/z = (v − c_y) / f_y`` and ``x/z = (u − c_x − s · y/z) / f_x`` for column u, row v (from 0) and skew s.
+    """
+    _check_intrinsics(intrinsics)
+    H, W = size_hw
+    K = intrinsics.float()[:, :, :, None, None]  # [B, 3, 3, 1, 1]
+    u = torch.arange(W, device=K.device, dtype=torch.float32).expand(H, W)  # [H, W]
+    v = torch.arange(H, device=K.device, dtype=torch.float32)[:, None].expand(H, W)  # [H, W]
+    y = (v - K[:, 1, 2]) / K[:, 1, 1]  # [B, H, W]
+    x = (u - K[:, 0, 2] - K[:, 0, 1] * y) / K[:, 0, 0]  # [B, H, W]
+    return torch.stack((x, y), dim=1)  # [B, 2, H, W]
+
+
+def multiscale_error(error: Tensor, weights: Tensor) -> Tensor:
+    """Return the mean L1 of `error` [B, C, H, W] averaged over blocks of 2, 4 and 8 pixels (weights [B, 1, H, W])."""
+    total = error.new_zeros(())
+    for size in POOLED_SIZES:
+        share = F.avg_pool2d(weights, size, ceil_mode=True)  # [B, 1, H/size, W/size]
+        pooled = F.avg_pool2d(error * weights, size, ceil_mode=True) / nonzero(share)  # [B, C, H/size, W/size]
+        total = total + weighted_mean(pooled.abs(), share)
+    return total / len(POOLED_SIZES)
+
+
+def silog_error(pred_depth: Tensor, target_depth: Tensor, weights: Tensor, *, variance_focus: float = 0.5) -> Tensor:
+    """Return the scale-invariant logarithmic error of depths [B, 1, H, W], averaged over images with valid pixels.
+
+    ``√(mean d² − variance_focus · (mean d)²)``, d the difference of logarithms; depths below 1e-4 count as 1e-4.
+    """
+    log_pred, log_target = (x.float().clamp(min=NEAREST_DEPTH).log() for x in (pred_depth, target_depth))
+    difference = torch.where(weights > 0, log_pred - log_target, 0.0)  # [B, 1, H, W]
+    mean = weighted_mean_per_image(difference, weights)  # [B, 1, 1, 1]
+    variance = weighted_mean_per_image((difference - mean).square(), weights)  # [B, 1, 1, 1]
+    squared = variance + (1 - variance_focus) * mean.square()  # [B, 1, 1, 1]
+    positive = squared > 0
+    # The root has no slope at 0: take it only where there is an error.
+    per_image = torch.where(positive, torch.where(positive, squared, 1.0).sqrt(), 0.0)  # [B, 1, 1, 1]
+    counted = (weights.sum(dim=(1, 2, 3)) > 0).float()  # [B]
+    return (per_image.flatten() * counted).sum() / nonzero(counted.sum())
+
+
+def pointmap_normal_error(pred: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+    """Compare the surface normals of two pointmaps [B, 3, H, W]: 1 − cos + ⅓ L1, a mean over [B, 1, H-1, W-1]."""
+    depth = weighted_mean_per_image(target[:, 2:], weights)  # [B, 1, 1, 1]
+    size = max(pred.shape[-2:]) / nonzero(depth)  # one pixel's step becomes about 1, so one threshold fits all scenes
+    ours, _ = pointmap_normals(pred * size, weights)  # [B, 3, H-1, W-1]
+    theirs, valid = pointmap_normals(target * size, weights)  # [B, 3, H-1, W-1], [B, 1, H-1, W-1]
+    cosine = (ours * theirs).sum(dim=1, keepdim=True)  # [B, 1, H-1, W-1]
+    return weighted_mean(1 - cosine + (ours - theirs).abs().mean(dim=1, keepdim=True), valid)
+
+
+def pointmap_normals(points: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return surface normals and their weights from a pointmap.
+
+    The normal of a pixel is the direction of (right neighbour − pixel) × (lower neighbour − pixel), away from the
+    camera. It counts with the least weight of the three points, and not at all where they lie on one line.
+
+    Args:
+        points: [B, 3, H, W], scaled such that neighbours are about 1 apart.
+        weights: [B, 1, H, W].
+
+    Returns:
+        normals [B, 3, H-1, W-1] and weights [B, 1, H-1, W-1].
+    """
+    corner = points[..., :-1, :-1]  # [B, 3, H-1, W-1]
+    cross = torch.linalg.cross(points[..., :-1, 1:] - corner, points[..., 1:, :-1] - corner, dim=1)
+    length = torch.linalg.vector_norm(cross.detach(), dim=1, keepdim=True)  # [B, 1, H-1, W-1]
+    least = torch.minimum(torch.minimum(weights[..., :-1, :-1], weights[..., :-1, 1:]), weights[..., 1:, :-1])
+    return F.normalize(cross, dim=1, eps=SMALLEST_PATCH), least * (length > SMALLEST_PATCH)
+
+
+def _check_scale_shape(scales: Tensor, *, batch: int, what: str) -> Tensor:
+    if scales.shape not in ((batch, 1), (batch,)):
+        raise InputError(
+            f"{what}: expected shape [{batch}, 1], got {list(scales.shape)}. Give each image one number: the canonical "
+            "focal length divided by its own."
+        )
+    return scales.reshape(batch, 1)  # [B, 1]
+
+
+def _check_scales(scales: Tensor, *, batch: int, what: str) -> Tensor:
+    scales = _check_scale_shape(scales, batch=batch, what=what).float()
+    if not torch.compiler.is_compiling() and not bool((scales.isfinite() & (scales > 0)).all()):
+        raise InputError(
+            f"{what}: expected positive numbers, got {scales.flatten().tolist()}. "
+            "Compute them from the camera with canonical_scales(intrinsics)."
+        )
+    return scales
+
+
+def _check_intrinsics(intrinsics: Tensor) -> None:
+    if intrinsics.ndim != 3 or intrinsics.shape[1:] != (3, 3):
+        raise InputError(
+            f"intrinsics: expected shape [B, 3, 3], got {list(intrinsics.shape)}. Give each image its camera matrix."
+        )
+    focal = intrinsics.diagonal(dim1=1, dim2=2)[:, :2]  # [B, 2]
+    if not torch.compiler.is_compiling() and not bool((focal > 0).all()):
+        raise InputError(
+            f"intrinsics: expected positive focal lengths in pixels, got {focal.tolist()}. "
+            "Row 0 is (f_x, skew, c_x), row 1 is (0, f_y, c_y), row 2 is (0, 0, 1)."
+        )

@@ -1,0 +1,129 @@
+"""What all losses share: named terms with weights, and means over the pixels that count.
+
+Conventions of the room:
+
+- Everything is computed in float32, whatever precision comes in.
+- A mask says how much each pixel counts: bool, or non-negative numbers; [B, 1, H, W] or [B, H, W]. A mean over pixels
+  is ``Σ mask · value / Σ mask``, and 0, still attached to the graph, where nothing counts.
+- Targets may hold anything, NaN too, where they do not count.
+- The L1 of a vector is the sum of its components' absolute values, so a mean over pixels does not divide by channels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitruvian.errors import ConfigError, InputError
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """A loss and what it is made of.
+
+    Attributes:
+        total: Scalar to call ``backward()`` on: the weighted sum of the terms.
+        terms: Each term by name, before its weight. Terms that have weight 0 or lack their inputs are left out.
+    """
+
+    total: Tensor
+    terms: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """Base of the weights of a recipe: one finite, non-negative number for each term; 0 leaves the term out."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise ConfigError(
+                    f"{type(self).__name__}.{field.name}: expected a finite number of at least 0, got {value!r}. "
+                    "Use 0 to leave the term out."
+                )
+
+
+def weigh(weights: LossWeights, terms: Mapping[str, Callable[[], Tensor]], *, anchor: Tensor) -> LossTerms:
+    """Compute the terms whose weight is not 0 and add them up; `anchor` keeps an empty sum attached to the graph."""
+    computed = {name: term() for name, term in terms.items() if getattr(weights, name) != 0}
+    total = zero_like(anchor)
+    for name, value in computed.items():
+        total = total + getattr(weights, name) * value
+    return LossTerms(total=total, terms=computed)
+
+
+def zero_like(anchor: Tensor) -> Tensor:
+    """Return a float32 zero that depends on `anchor`, whatever values that holds."""
+    return anchor.flatten()[:0].float().sum()  # []
+
+
+def pixel_weights(mask: Tensor | None, like: Tensor) -> Tensor:
+    """Bring a mask (or None: every pixel counts) into the form [B, 1, H, W], float32, for `like` [B, C, H, W]."""
+    B, _, H, W = like.shape
+    if mask is None:
+        return torch.ones(B, 1, H, W, device=like.device)
+    if mask.shape not in ((B, 1, H, W), (B, H, W)):
+        raise InputError(
+            f"mask: expected shape {[B, 1, H, W]} or {[B, H, W]}, got {list(mask.shape)}. "
+            "Give every pixel one weight; resize the mask with nearest neighbours."
+        )
+    return mask.float().reshape(B, 1, H, W)
+
+
+def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
+    """Average [B, C, H, W] over pixels with weights [B, 1, H, W], channels summed; 0 where no pixel counts."""
+    return (values * weights).sum() / nonzero(weights.sum())
+
+
+def weighted_mean_per_image(values: Tensor, weights: Tensor) -> Tensor:
+    """Average each channel of each image over its pixels: [B, C, H, W] with [B, 1, H, W] -> [B, C, 1, 1]."""
+    total = (values * weights).sum(dim=(2, 3), keepdim=True)  # [B, C, 1, 1]
+    return total / nonzero(weights.sum(dim=(2, 3), keepdim=True))
+
+
+def nonzero(total: Tensor) -> Tensor:
+    """Replace zeros by ones, to divide by."""
+    return torch.where(total == 0, 1.0, total)
+
+
+def clear_invalid(values: Tensor, weights: Tensor) -> Tensor:
+    """Put zeros where the weights are 0, so that NaN there can reach neither the loss nor its gradient."""
+    return torch.where(weights > 0, values.float(), 0.0)
+
+
+def gradient_error(error: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean squared differences of `error` [B, C, H, W] between neighbours, along x and along y.
+
+    As differences are linear, this compares the image gradients of prediction and target. A pair of neighbours counts
+    with the product of the two weights.
+    """
+    along_x = (error[..., :, 1:] - error[..., :, :-1]).square()  # [B, C, H, W-1]
+    along_y = (error[..., 1:, :] - error[..., :-1, :]).square()  # [B, C, H-1, W]
+    return (
+        weighted_mean(along_x, weights[..., :, 1:] * weights[..., :, :-1]),
+        weighted_mean(along_y, weights[..., 1:, :] * weights[..., :-1, :]),
+    )
+
+
+def check_image_pair(pred: Tensor, target: Tensor, *, channels: int, what: str) -> None:
+    """Refuse predictions and targets that are not both [B, channels, H, W]."""
+    if pred.ndim != 4 or pred.shape[1] != channels:
+        raise InputError(
+            f"predicted {what}: expected shape [B, {channels}, H, W], got {list(pred.shape)}. "
+            "Pass the model's output as it is."
+        )
+    if target.shape != pred.shape:
+        raise InputError(
+            f"target {what}: expected the shape of the prediction, {list(pred.shape)}, got {list(target.shape)}. "
+            "Resize the labels to the size of the model's output."
+        )
+    if not target.is_floating_point():
+        raise InputError(
+            f"target {what}: expected floating point, got {target.dtype}. Convert it with .float(), and rescale bytes."
+        )

@@ -1,0 +1,391 @@
+"""Configurations of Sapiens2, and the table of published variants.
+
+Sapiens2Config.variant("0.4b", task="pose")   builds what facebook/sapiens2-pose-0.4b holds, without the Hub
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Literal, Self
+
+from vitruvian.config import Config, Settings, nested, settings
+from vitruvian.errors import ConfigError, InputError, near_matches
+
+Size = int | list[int]
+
+
+@settings
+class Sapiens2HeadConfig(Settings):
+    """A decode head: upsampling blocks, refinement convolutions, a 1×1 predictor, and optionally a scale branch.
+
+    Args:
+        upsample_out_channels: Output channels of each upsampling block; the first block reads `hidden_size`.
+        upsample_kernel_sizes: Kernel size of each upsampling block; by default `upsample_kernel_size` everywhere.
+        upsample_kernel_size: Kernel size of upsampling blocks that have none of their own.
+        use_pixel_shuffle: Upsample by convolution and pixel shuffle, after an input convolution, rather than by
+            transposed convolution.
+        conv_out_channels: Output channels of the refinement convolutions.
+        conv_kernel_sizes: Kernel size of each of them; by default `conv_kernel_size` everywhere.
+        conv_kernel_size: Kernel size of refinement convolutions that have none of their own.
+        scale_conv_out_channels: Output channels of the stride-2 convolutions of the scale branch; None for no branch.
+        scale_conv_kernel_sizes: Kernel size of each of them; by default `scale_conv_kernel_size` everywhere.
+        scale_conv_kernel_size: Kernel size of scale convolutions that have none of their own.
+        scale_final_input_size: Number of features that enter the scale MLP; by default it follows from the image size.
+        scale_final_hidden_sizes: Hidden sizes of the scale MLP.
+        norm: Normalisation in all blocks: ``"instance"``, or ``"rms"`` over the channels of each pixel (albedo).
+    """
+
+    model_type: ClassVar[str] = "sapiens2_head"
+
+    upsample_out_channels: list[int] | None = None
+    upsample_kernel_sizes: list[int] | None = None
+    upsample_kernel_size: int = 4
+    use_pixel_shuffle: bool | None = None
+    conv_out_channels: list[int] | None = None
+    conv_kernel_sizes: list[int] | None = None
+    conv_kernel_size: int = 1
+    scale_conv_out_channels: list[int] | None = None
+    scale_conv_kernel_sizes: list[int] | None = None
+    scale_conv_kernel_size: int = 1
+    scale_final_input_size: int | None = None
+    scale_final_hidden_sizes: list[int] | None = None
+    norm: Literal["instance", "rms"] = "instance"
+
+    def __post_init__(self) -> None:
+        for stem in ("upsample", "conv", "scale_conv"):
+            channels, kernels = getattr(self, f"{stem}_out_channels"), getattr(self, f"{stem}_kernel_sizes")
+            if channels is not None and kernels is None:
+                setattr(self, f"{stem}_kernel_sizes", [getattr(self, f"{stem}_kernel_size")] * len(channels))
+        super().__post_init__()
+
+    def validate(self) -> None:
+        """Check that channels and kernels come in pairs, and that a scale branch is whole."""
+        for stem in ("upsample", "conv", "scale_conv"):
+            channels, kernels = getattr(self, f"{stem}_out_channels"), getattr(self, f"{stem}_kernel_sizes")
+            if len(channels or []) != len(kernels or []):
+                raise ConfigError(
+                    f"Sapiens2HeadConfig.{stem}_kernel_sizes: expected one for each of {channels}, got {kernels}."
+                )
+            if any(value < 1 for value in (channels or []) + (kernels or [])):
+                raise ConfigError(f"Sapiens2HeadConfig.{stem}: channels and kernel sizes must be at least 1.")
+        if (self.scale_conv_out_channels is None) != (self.scale_final_hidden_sizes is None):
+            raise ConfigError(
+                "Sapiens2HeadConfig: scale_conv_out_channels and scale_final_hidden_sizes make up the scale branch "
+                "together; give both or neither."
+            )
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Drop the type, which `to_dict` writes itself."""
+        values.pop("model_type", None)
+        return values
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object; `norm` appears only where it differs from what other readers assume."""
+        values = super().to_dict() | {"model_type": self.model_type}
+        if self.norm == "instance":
+            values.pop("norm")
+        return values
+
+    def scale_grid(self, grid_hw: tuple[int, int]) -> tuple[int, int]:
+        """Size of the feature map after the scale convolutions, for a patch grid."""
+        for kernel in self.scale_conv_kernel_sizes or []:
+            padding = (kernel - 1) // 2
+            height, width = ((side + 2 * padding - kernel) // 2 + 1 for side in grid_hw)
+            grid_hw = (height, width)
+        return grid_hw
+
+
+@settings
+class Sapiens2Config(Config):
+    """Sapiens2. The defaults are those of facebook/sapiens2-pretrain-0.4b, at another image size.
+
+    Args:
+        patch_size: Side of a patch in pixels, or (height, width).
+        hidden_size: Channels of a token.
+        intermediate_size: Hidden channels of the feed-forward layers.
+        num_hidden_layers: Number of transformer layers.
+        num_attention_heads: Number of query heads.
+        hidden_act: Activation of the feed-forward layers.
+        attention_dropout: Probability of dropping an attention weight in training.
+        initializer_range: Standard deviation of fresh weights.
+        rope_theta: Base of the rotary frequencies.
+        image_size: Side of the image in pixels, or (height, width); other sizes work too.
+        num_channels: Channels of the image.
+        query_bias: Whether the query projection has a bias.
+        key_bias: Whether the key projection has a bias.
+        value_bias: Whether the value projection has a bias.
+        proj_bias: Whether the output projection has a bias.
+        mlp_bias: Whether the feed-forward layers have biases.
+        layerscale_value: Starting value of the layer scale.
+        drop_path_rate: Probability of dropping a residual branch in training.
+        use_gated_mlp: SwiGLU feed-forward layers rather than plain ones.
+        num_register_tokens: Number of register tokens.
+        pos_embed_shift: In training, shift rotary coordinates by up to this much.
+        pos_embed_jitter: In training, stretch each axis of them by a factor of up to this much.
+        pos_embed_rescale: In training, scale both axes of them by one factor of up to this much.
+        reshape_hidden_states: Whether the backbone returns maps [B, C, h, w] rather than tokens [B, N, C].
+        use_mask_token: Whether there is a token for masked patches.
+        rms_norm_eps: Epsilon of the RMS norms.
+        normalize_backbone_outputs: Whether the backbone applies the final norm to what it returns.
+        use_qk_norm: Whether queries and keys are normalised before the rotation.
+        num_key_value_heads_per_layer: Number of key/value heads of each layer; by default all query heads in the
+            first and last layers and `num_key_value_attention_heads` in those between.
+        num_key_value_attention_heads: Number of key/value heads in the middle layers.
+        num_first_full_attention_layers: Number of first layers with full multi-head attention.
+        num_last_full_attention_layers: Number of last layers with full multi-head attention.
+        semantic_loss_ignore_index: Label that the segmentation loss ignores.
+        flip_pairs: Pairs of keypoints that trade places in a mirrored picture.
+        head_config: The decode head.
+        out_features: Stages that the backbone returns: "stem", "stage1", …; by default the last.
+        out_indices: The same as indices.
+        return_class_token: Whether the backbone returns the class token of each stage too.
+        use_tokenizer: Whether windows of patches are merged into one token each before the encoder (the 4K variants).
+        tokenizer_window_size: Side of such a window in patches.
+        num_tokenizer_layers: Number of layers that merge a window.
+        use_loss_recipe: Train pose and segmentation with the full published recipe rather than the plain loss.
+    """
+
+    model_type: ClassVar[str] = "sapiens2"
+    ours_alone: ClassVar[tuple[str, ...]] = (
+        "use_tokenizer",
+        "tokenizer_window_size",
+        "num_tokenizer_layers",
+        "use_loss_recipe",
+        "return_class_token",
+    )
+
+    patch_size: Size = 16
+    hidden_size: int = 1024
+    intermediate_size: int = 4096
+    num_hidden_layers: int = 24
+    num_attention_heads: int = 16
+    hidden_act: str = "silu"
+    attention_dropout: float = 0.0
+    initializer_range: float = 0.02
+    rope_theta: float = 100.0
+    image_size: Size = 224
+    num_channels: int = 3
+    query_bias: bool = True
+    key_bias: bool = True
+    value_bias: bool = True
+    proj_bias: bool = True
+    mlp_bias: bool = True
+    layerscale_value: float = 1.0
+    drop_path_rate: float = 0.0
+    use_gated_mlp: bool = True
+    num_register_tokens: int = 8
+    pos_embed_shift: float | None = None
+    pos_embed_jitter: float | None = None
+    pos_embed_rescale: float | None = 2.0
+    reshape_hidden_states: bool = True
+    use_mask_token: bool = False
+    rms_norm_eps: float = 1e-6
+    normalize_backbone_outputs: bool = True
+    use_qk_norm: bool = True
+    num_key_value_heads_per_layer: list[int] | None = None
+    num_key_value_attention_heads: int = 8
+    num_first_full_attention_layers: int = 8
+    num_last_full_attention_layers: int = 8
+    semantic_loss_ignore_index: int = 255
+    flip_pairs: list[list[int]] | None = None
+    head_config: Sapiens2HeadConfig | None = None
+    out_features: list[str] | None = None
+    out_indices: list[int] | None = None
+    return_class_token: bool = False
+    use_tokenizer: bool = False
+    tokenizer_window_size: int = 4
+    num_tokenizer_layers: int = 2
+    use_loss_recipe: bool = False
+
+    def __post_init__(self) -> None:
+        self.head_config = nested(self.head_config, Sapiens2HeadConfig)
+        super().__post_init__()
+        self.out_features, self.out_indices = align_stages(self.stage_names, self.out_features, self.out_indices)
+        if self.num_key_value_heads_per_layer is None:
+            last = self.num_hidden_layers - self.num_last_full_attention_layers
+            self.num_key_value_heads_per_layer = [
+                self.num_attention_heads
+                if layer < self.num_first_full_attention_layers or layer >= last
+                else self.num_key_value_attention_heads
+                for layer in range(self.num_hidden_layers)
+            ]
+        self.validate_heads(self.num_key_value_heads_per_layer)
+        head = self.head_config
+        if head is not None and head.scale_conv_out_channels and head.scale_final_input_size is None:
+            height, width = head.scale_grid(self.grid_hw(self.image_hw))
+            head.scale_final_input_size = height * width * head.scale_conv_out_channels[-1]
+
+    def validate(self) -> None:
+        """Check sizes that must divide each other or be positive."""
+        for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"Sapiens2Config.{name}: expected at least 1, got {getattr(self, name)}.")
+        for name in ("patch_size", "image_size"):
+            value = getattr(self, name)
+            if (isinstance(value, list | tuple) and len(value) != 2) or min(pair(value)) < 1:
+                raise ConfigError(f"Sapiens2Config.{name}: expected a side or (height, width), got {value}.")
+        if self.hidden_size % (4 * self.num_attention_heads):
+            raise ConfigError(
+                f"Sapiens2Config.hidden_size: expected a multiple of 4 × {self.num_attention_heads} heads, since "
+                f"rotations fill each head in fours, got {self.hidden_size}."
+            )
+        if not 0 <= self.drop_path_rate < 1 or not 0 <= self.attention_dropout < 1:
+            raise ConfigError("Sapiens2Config: drop_path_rate and attention_dropout must be at least 0 and below 1.")
+
+    def validate_heads(self, heads: list[int]) -> None:
+        """Check the number of key/value heads of each layer."""
+        if len(heads) != self.num_hidden_layers or any(h < 1 or self.num_attention_heads % h for h in heads):
+            raise ConfigError(
+                f"Sapiens2Config.num_key_value_heads_per_layer: expected {self.num_hidden_layers} divisors of "
+                f"{self.num_attention_heads}, got {heads}."
+            )
+
+    @property
+    def stage_names(self) -> list[str]:
+        """Names of what the backbone can return: the embeddings, then each layer."""
+        return ["stem"] + [f"stage{layer}" for layer in range(1, self.num_hidden_layers + 1)]
+
+    @property
+    def patch_hw(self) -> tuple[int, int]:
+        """Height and width of a patch."""
+        return pair(self.patch_size)
+
+    @property
+    def image_hw(self) -> tuple[int, int]:
+        """Height and width of the image the model was made for."""
+        return pair(self.image_size)
+
+    @property
+    def token_hw(self) -> tuple[int, int]:
+        """Height and width in pixels of what one encoder token sees."""
+        window = self.tokenizer_window_size if self.use_tokenizer else 1
+        return self.patch_hw[0] * window, self.patch_hw[1] * window
+
+    def grid_hw(self, image_hw: tuple[int, int]) -> tuple[int, int]:
+        """Number of encoder tokens down and across a picture."""
+        return image_hw[0] // self.token_hw[0], image_hw[1] // self.token_hw[1]
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Drop `stage_names`, which follow from the number of layers."""
+        values.pop("stage_names", None)
+        return super().upgrade(values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object; fields that only we have appear where they differ from their defaults."""
+        values = super().to_dict() | {"stage_names": self.stage_names}
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return {k: v for k, v in values.items() if k not in self.ours_alone or v != defaults[k]}
+
+    @classmethod
+    def variant(cls, name: str, *, task: str = "pretrain", **overrides: Any) -> Self:
+        """Return the configuration of a published model, such as ``variant("0.4b", task="pose")``.
+
+        Args:
+            name: One of 0.1b, 0.4b, 0.8b, 1b, 1b-4k, 5b.
+            task: One of pretrain, pose, seg, normal, pointmap, matting, albedo.
+            overrides: Fields to change.
+        """
+        if name not in VARIANTS:
+            raise InputError(
+                f"variant: expected one of {', '.join(VARIANTS)}, got {name!r}.{near_matches(name, VARIANTS)}"
+            )
+        if task not in TASKS:
+            close = near_matches(task, TASKS)
+            raise InputError(f"task: expected one of {', '.join(TASKS)}, got {task!r}.{close}")
+        return cls(**({"image_size": [1024, 768]} | VARIANTS[name] | task_fields(task, name) | overrides))
+
+
+def pair(value: Size) -> tuple[int, int]:
+    """Read a side or (height, width)."""
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+def align_stages(
+    names: list[str], features: list[str] | None, indices: list[int] | None
+) -> tuple[list[str], list[int]]:
+    """Return the stages a backbone gives, by name and by index, from either or neither."""
+    if features is None and indices is None:
+        return [names[-1]], [len(names) - 1]
+    if features is None:
+        if any(not -len(names) <= index < len(names) for index in indices or []):
+            raise ConfigError(f"out_indices: expected indices of the {len(names)} stages, got {indices}.")
+        return [names[index] for index in indices or []], list(indices or [])
+    unknown = [feature for feature in features if feature not in names]
+    if unknown:
+        raise ConfigError(f"out_features: expected names among {names[0]} … {names[-1]}, got {unknown[0]!r}.")
+    found = [names.index(feature) for feature in features]
+    if indices is not None and [index % len(names) for index in indices] != found:
+        raise ConfigError(f"out_features and out_indices: expected the same stages, got {features} and {indices}.")
+    return list(features), found if indices is None else list(indices)
+
+
+def trunk(hidden: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
+    """Fields of an encoder of the family's proportions: half the heads for keys and values, MLP of four times."""
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_attention_heads": heads // 2,
+        "intermediate_size": 4 * hidden,
+        **more,
+    }
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "0.1b": trunk(768, 12, 12),
+    "0.4b": trunk(1024, 24, 16),
+    "0.8b": trunk(1280, 32, 16, num_tokenizer_layers=3),
+    "1b": trunk(1536, 40, 24, num_tokenizer_layers=4),
+    "1b-4k": trunk(1536, 40, 24, num_tokenizer_layers=4, use_tokenizer=True, image_size=[4096, 3072]),
+    "5b": trunk(2432, 56, 32, num_tokenizer_layers=6),
+}
+TASKS = ("pretrain", "pose", "seg", "normal", "pointmap", "matting", "albedo")
+
+
+def task_fields(task: str, name: str) -> dict[str, Any]:
+    """Return the fields that a task adds to an encoder: labels, flips and the head."""
+    from vitruvian.human import FLIP_PAIRS, KEYPOINT_NAMES, PART_NAMES
+
+    large = name == "5b"
+    wide = [1536, 768, 512, 256]
+    if task == "pretrain":
+        return {}
+    if task == "pose":
+        up, conv = ([1536, 1024], [768, 512, 256]) if name.startswith("1b") else ([1024, 768], [512, 512, 256])
+        return {
+            "id2label": dict(enumerate(KEYPOINT_NAMES)),
+            "flip_pairs": [list(p) for p in FLIP_PAIRS],
+            "head_config": deconvolution(up, conv),
+        }
+    if task == "seg":
+        return {
+            "id2label": dict(enumerate(PART_NAMES)),
+            "head_config": deconvolution([512, 256, 128, 64], [64, 64]),
+        }
+    if task == "pointmap":
+        head = shuffle([1536, 768, 768, 768] if large else wide, [128, 64, 32] if large else [64, 32, 16])
+        scale = {"scale_conv_out_channels": [1536, 512, 128], "scale_final_hidden_sizes": [512, 128]}
+        return {"num_labels": 3, "head_config": head | scale}
+    up = wide if large else [768, 512, 256, 128]
+    if task == "albedo":
+        return {"num_labels": 3, "head_config": shuffle(up, [64, 32, 16]) | {"norm": "rms"}}
+    head = shuffle(up, [128, 64, 32] if large else [64, 32, 16])
+    return {"num_labels": 3 if task == "normal" else 4, "head_config": head}
+
+
+def deconvolution(up: list[int], conv: list[int]) -> dict[str, Any]:
+    """Return a head of transposed convolutions and 1×1 refinement."""
+    return {"upsample_out_channels": up, "conv_out_channels": conv}
+
+
+def shuffle(up: list[int], conv: list[int]) -> dict[str, Any]:
+    """Return a head of pixel shuffles and 3×3 refinement."""
+    return {
+        "upsample_out_channels": up,
+        "upsample_kernel_sizes": [3] * len(up),
+        "use_pixel_shuffle": True,
+        "conv_out_channels": conv,
+        "conv_kernel_sizes": [3] * len(conv),
+    }

@@ -1,0 +1,136 @@
+"""Decode heads: token maps [B, C, h, w] ─▶ predictions, and the scale branch of pointmaps."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitruvian.errors import ConfigError
+from vitruvian.layers.mlp import activation
+from vitruvian.layers.norm import ChannelRMSNorm
+from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
+
+
+class DecodeHead(nn.Module):
+    """Upsampling blocks, refinement blocks and a 1×1 convolution to `num_labels` channels."""
+
+    def __init__(self, config: Sapiens2Config) -> None:
+        super().__init__()
+        head = required_head(config)
+        up, convs = head.upsample_out_channels or [], head.conv_out_channels or []
+        shuffles = bool(head.use_pixel_shuffle)
+        self.input_conv: nn.Module = (
+            ConvBlock(config.hidden_size, config.hidden_size, kernel=3, padding=1, norm=head.norm)
+            if shuffles
+            else nn.Identity()
+        )
+        widths = [config.hidden_size, *up]
+        self.upsample_layers = nn.ModuleList(
+            ConvBlock(before, after, kernel=kernel, padding=(kernel - 1) // 2, shuffles=True, norm=head.norm)
+            if shuffles
+            else ConvBlock(before, after, kernel=kernel, padding=1, stride=2, transposed=True, norm=head.norm)
+            for before, after, kernel in zip(widths[:-1], up, head.upsample_kernel_sizes or [], strict=True)
+        )
+        widths = [widths[-1], *convs]
+        self.conv_layers = nn.ModuleList(
+            ConvBlock(before, after, kernel=kernel, padding=(kernel - 1) // 2 if shuffles else 0, norm=head.norm)
+            for before, after, kernel in zip(widths[:-1], convs, head.conv_kernel_sizes or [], strict=True)
+        )
+        self.predictor = nn.Conv2d(widths[-1], config.num_labels, kernel_size=1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Predict [B, K, s·h, s·w] from [B, C, h, w], with s = 2 for each upsampling block."""
+        x = self.input_conv(features)
+        for block in (*self.upsample_layers, *self.conv_layers):
+            x = block(x)
+        out: Tensor = self.predictor(x)
+        return out
+
+
+class ConvBlock(nn.Module):
+    """Convolution, [pixel shuffle], normalisation, SiLU."""
+
+    def __init__(
+        self,
+        before: int,
+        after: int,
+        *,
+        kernel: int,
+        padding: int = 0,
+        stride: int = 1,
+        transposed: bool = False,
+        shuffles: bool = False,
+        norm: str = "instance",
+    ) -> None:
+        super().__init__()
+        self.convolution: nn.Module = (
+            nn.ConvTranspose2d(before, after, kernel, stride, padding, bias=False)
+            if transposed
+            else nn.Conv2d(before, after * 4 if shuffles else after, kernel, stride, padding)
+        )
+        self.shuffles = shuffles
+        self.norm = ChannelRMSNorm(after) if norm == "rms" else nn.InstanceNorm2d(after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, C, h, w] to [B, C', s·h, s·w]."""
+        x = self.convolution(x)
+        if self.shuffles:
+            x = F.pixel_shuffle(x, 2)  # [B, C', 2h, 2w]
+        return F.silu(self.norm(x))
+
+
+class ScaleHead(nn.Module):
+    """Predict one number a picture, canonical focal length over actual, from the token map."""
+
+    def __init__(self, config: Sapiens2Config) -> None:
+        super().__init__()
+        head = required_head(config)
+        self.grid_hw = config.grid_hw(config.image_hw)
+        widths = [config.hidden_size, *(head.scale_conv_out_channels or [])]
+        self.conv_layers = nn.ModuleList(
+            ConvBlock(before, after, kernel=kernel, stride=2, padding=(kernel - 1) // 2)
+            for before, after, kernel in zip(widths[:-1], widths[1:], head.scale_conv_kernel_sizes or [], strict=True)
+        )
+        self.predictor = ScaleMLP(
+            head.scale_final_input_size or 0, head.scale_final_hidden_sizes or [], act=config.hidden_act
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Predict [B, 1] from [B, C, h, w]; a grid of another size is brought to the one the MLP was made for."""
+        if tuple(features.shape[-2:]) != self.grid_hw:
+            features = F.interpolate(features, size=self.grid_hw, mode="bilinear", antialias=True)
+        for block in self.conv_layers:
+            features = block(features)
+        out: Tensor = self.predictor(features.flatten(1))
+        return out
+
+
+class ScaleMLP(nn.Module):
+    """Linear layers with activations between; the names are those of checkpoints."""
+
+    def __init__(self, before: int, hidden: list[int], *, act: str) -> None:
+        super().__init__()
+        self.act, self.depth = activation(act), len(hidden)
+        for number, after in enumerate(hidden, start=1):
+            block = nn.Module()
+            block.layers = nn.ModuleList([nn.Linear(before, after)])
+            self.add_module(f"block{number}", block)
+            before = after
+        self.proj = nn.Linear(before, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, F] to [B, 1]."""
+        for number in range(1, self.depth + 1):
+            x = self.act(self.get_submodule(f"block{number}.layers.0")(x))
+        out: Tensor = self.proj(x)
+        return out
+
+
+def required_head(config: Sapiens2Config) -> Sapiens2HeadConfig:
+    """Return the head's configuration, which a task model must have."""
+    if config.head_config is None:
+        raise ConfigError(
+            "Sapiens2Config.head_config: expected a Sapiens2HeadConfig for a task model, got None. "
+            'Take one from Sapiens2Config.variant("0.4b", task="pose"), for example.'
+        )
+    return config.head_config

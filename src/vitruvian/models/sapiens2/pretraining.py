@@ -1,0 +1,158 @@
+"""Pretraining: rebuild masked patches, and agree with a slowly moving copy of oneself.
+
+student(view, mask) ─▶ reconstructions [B, N, p·p·3], projections [B, K]
+teacher(other view) ─▶ projections [B, K]      (an exponential moving average of the student, no gradient)
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitruvian.errors import InputError
+from vitruvian.losses.pretraining import Center, ema_update, masked_reconstruction_loss, self_distillation_loss
+from vitruvian.models.sapiens2.configuration import Sapiens2Config
+from vitruvian.models.sapiens2.modeling import Sapiens2Model, Sapiens2PreTrainedModel
+from vitruvian.models.sapiens2.outputs import Sapiens2PreTrainingOutput
+
+
+class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
+    """The encoder with a linear decoder of patches and a projection onto prototypes.
+
+    Args:
+        config: Configuration with `use_mask_token=True` and square patches.
+        prototypes: Number of prototypes of the self-distillation.
+        hidden: Hidden channels of the projection.
+        bottleneck: Channels in which tokens and prototypes are compared.
+    """
+
+    def __init__(
+        self, config: Sapiens2Config, *, prototypes: int = 8192, hidden: int = 2048, bottleneck: int = 256
+    ) -> None:
+        super().__init__(config)
+        down, across = config.patch_hw
+        if not config.use_mask_token or down != across:
+            raise InputError("Sapiens2ForPreTraining: expected use_mask_token=True and square patches.")
+        self.model = Sapiens2Model(config)
+        self.reconstruction_head = nn.Linear(config.hidden_size, down * across * config.num_channels)
+        self.projection_head = ProjectionHead(config.hidden_size, hidden, bottleneck, prototypes)
+        self.start()
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        bool_masked_pos: Tensor | None = None,
+        teacher_logits: Tensor | None = None,
+        center: Tensor | None = None,
+        *,
+        student_temp: float = 0.1,
+        teacher_temp: float = 0.04,
+        distillation_weight: float = 1.0,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Sapiens2PreTrainingOutput:
+        """Rebuild patches and project the class token.
+
+        Args:
+            pixel_values: Prepared pictures [B, 3, H, W].
+            bool_masked_pos: Patches to hide, [B, N]; the loss rebuilds these.
+            teacher_logits: The teacher's projections [B, K] of another view of the same pictures.
+            center: What to subtract from them [K] (see `Center`).
+            student_temp: Temperature of the student's distribution.
+            teacher_temp: Temperature of the teacher's distribution.
+            distillation_weight: Weight of the self-distillation beside the reconstruction.
+            output_hidden_states: Return the tokens after the embeddings and after each layer.
+            output_attentions: Return the attention weights of each layer.
+            return_dict: Return a `ModelOutput` rather than a tuple.
+        """
+        encoded = self.model(
+            pixel_values,
+            bool_masked_pos,
+            output_hidden_states=self.flag("output_hidden_states", output_hidden_states),
+            output_attentions=self.flag("output_attentions", output_attentions),
+            return_dict=True,
+        )
+        patches = encoded.last_hidden_state[:, 1 + self.config.num_register_tokens :]  # [B, N, C]
+        output = Sapiens2PreTrainingOutput(
+            reconstructions=self.reconstruction_head(patches),  # [B, N, p·p·3]
+            projections=self.projection_head(encoded.pooler_output),  # [B, K]
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+        )
+        terms: dict[str, Tensor] = {}
+        if bool_masked_pos is not None and output.reconstructions is not None:
+            terms["reconstruction"] = masked_reconstruction_loss(
+                output.reconstructions, pixel_values, bool_masked_pos, self.config.patch_hw[0]
+            )
+        if teacher_logits is not None and output.projections is not None:
+            terms["distillation"] = distillation_weight * self_distillation_loss(
+                output.projections, teacher_logits, center, student_temp, teacher_temp
+            )
+        if terms:
+            output.loss, output.loss_terms = torch.stack(list(terms.values())).sum(), terms
+        return self.give(output, return_dict)
+
+
+class ProjectionHead(nn.Module):
+    """Three linear layers to a unit vector, compared with unit prototypes."""
+
+    def __init__(self, channels: int, hidden: int, bottleneck: int, prototypes: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            [nn.Linear(channels, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, bottleneck)]
+        )
+        self.prototypes = nn.Linear(bottleneck, prototypes, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, C] to cosines [B, K]."""
+        for layer in self.layers[:-1]:
+            x = F.gelu(layer(x))
+        x = F.normalize(self.layers[-1](x), dim=-1)
+        return F.linear(x, F.normalize(self.prototypes.weight, dim=-1))
+
+
+class SelfDistillation(nn.Module):
+    """A student, its slowly moving teacher and the centre of the teacher's scores: one call gives the loss.
+
+    Args:
+        student: The model to train.
+        momentum: How slowly the teacher follows.
+        center_momentum: How slowly the centre follows.
+    """
+
+    def __init__(
+        self, student: Sapiens2ForPreTraining, *, momentum: float = 0.996, center_momentum: float = 0.9
+    ) -> None:
+        super().__init__()
+        self.student = student
+        self.teacher = copy.deepcopy(student).eval().requires_grad_(False)
+        self.center = Center(student.projection_head.prototypes.out_features, momentum=center_momentum)
+        self.momentum = momentum
+
+    def forward(
+        self, view: Tensor, other_view: Tensor, bool_masked_pos: Tensor, **options: Any
+    ) -> Sapiens2PreTrainingOutput:
+        """Return the student's output on a masked `view` [B, 3, H, W], taught by the teacher on `other_view`."""
+        with torch.no_grad():
+            logits = self.teacher(other_view).projections
+        output: Sapiens2PreTrainingOutput = self.student(
+            view, bool_masked_pos, teacher_logits=logits, center=self.center.value.clone(), **options
+        )
+        if self.training:
+            self.center.update(logits)
+        return output
+
+    def train(self, mode: bool = True) -> SelfDistillation:
+        """Set the student's mode; the teacher stays in evaluation mode."""
+        super().train(mode)
+        self.teacher.eval()
+        return self
+
+    def step(self) -> None:
+        """Move the teacher towards the student; call it after each optimiser step."""
+        ema_update(self.teacher, self.student, self.momentum)

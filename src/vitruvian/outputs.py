@@ -1,0 +1,190 @@
+"""What models and processors return: `ModelOutput` (attribute, key and tuple access) and `BatchFeature` (inputs)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitruvian.errors import InputError
+
+
+class ModelOutput:
+    """A dataclass of tensors that also reads as a mapping and as a tuple of the fields that are set.
+
+    ``out.logits``, ``out["logits"]`` and ``out[0]`` name the same tensor; ``None`` fields are left out of
+    iteration, ``keys()``, ``len()`` and ``to_tuple()``. Subclasses are plain ``@dataclass`` classes.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Lets torch.export, torch.func and data-parallel wrappers look inside.
+        torch.utils._pytree.register_pytree_node(
+            cls,
+            lambda output: (list(output.values()), list(output.keys())),
+            lambda values, keys: cls(**dict(zip(keys, values, strict=True))),
+            serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        )
+
+    def __post_init__(self) -> None:
+        # Wrappers such as accelerate rebuild outputs as type(output)({name: value}).
+        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        first = getattr(self, names[0])
+        if type(first) is dict:
+            setattr(self, names[0], None)
+            for name, value in first.items():
+                setattr(self, name, value)
+
+    def keys(self) -> list[str]:
+        """Names of the fields that are set."""
+        names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]
+        return [name for name in names if getattr(self, name) is not None]
+
+    def values(self) -> list[Any]:
+        """Values of the fields that are set."""
+        return [getattr(self, name) for name in self.keys()]
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Pairs of name and value of the fields that are set."""
+        return [(name, getattr(self, name)) for name in self.keys()]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Value of a field, or `default` where it is absent or unset."""
+        value = getattr(self, name, None)
+        return default if value is None else value
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """Values of the fields that are set, in order: what ``return_dict=False`` gives."""
+        return tuple(self.values())
+
+    def __getitem__(self, key: str | int | slice) -> Any:
+        if not isinstance(key, str):
+            return self.to_tuple()[key]
+        if key not in self.keys():
+            raise KeyError(f"{key!r}: not among {self.keys()}")
+        return getattr(self, key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        setattr(self, key, value)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.keys()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+
+Mapping.register(ModelOutput)
+
+
+@dataclasses.dataclass
+class BaseModelOutput(ModelOutput):
+    """Hidden states of an encoder."""
+
+    last_hidden_state: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclasses.dataclass
+class BaseModelOutputWithPooling(ModelOutput):
+    """Hidden states of an encoder and one vector for the whole image."""
+
+    last_hidden_state: Tensor | None = None
+    pooler_output: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclasses.dataclass
+class BackboneOutput(ModelOutput):
+    """Feature maps of the stages that a backbone was asked for."""
+
+    feature_maps: tuple[Tensor, ...] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclasses.dataclass
+class SemanticSegmenterOutput(ModelOutput):
+    """Class scores of each pixel: `logits` [B, K, H, W]."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class BatchFeature(dict[str, Any]):
+    """A processor's output: a dict whose items are attributes too and that moves as one with `to`."""
+
+    def __init__(self, data: Mapping[str, Any] | None = None, tensor_type: str | None = None) -> None:
+        super().__init__({k: as_tensors(k, v, tensor_type) for k, v in (data or {}).items()})
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The items as a plain dict."""
+        return dict(self)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"BatchFeature has no item {name!r}; it holds {sorted(self)}") from None
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move tensors to a device; a floating-point dtype applies to floating-point tensors only."""
+        dtype = kwargs.pop("dtype", next((a for a in args if isinstance(a, torch.dtype)), None))
+        rest = tuple(a for a in args if not isinstance(a, torch.dtype))
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = tensor.to(*rest, **kwargs) if rest or kwargs else tensor
+            return moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
+
+        for key, value in self.items():
+            self[key] = map_tensors(move, value)
+        return self
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Apply `function` to the tensors in nested lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(function, item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_tensors(function, item) for item in value)
+    return value
+
+
+def as_tensors(name: str, value: Any, tensor_type: str | None) -> Any:
+    """Stack a list of equally shaped tensors as ``return_tensors`` asks; without it leave the list."""
+    if tensor_type is None or not isinstance(value, (list, tuple)) or not value:
+        return as_numpy(value) if tensor_type == "np" else value
+    if tensor_type not in ("pt", "np"):
+        raise InputError(f"return_tensors: expected 'pt', 'np' or None, got {tensor_type!r}.")
+    if not all(isinstance(item, Tensor) for item in value):
+        stacked = torch.as_tensor(np.asarray(value))
+    else:
+        shapes = {tuple(item.shape) for item in value}
+        if len(shapes) > 1:
+            raise InputError(
+                f"{name}: expected items of one shape to stack, got {sorted(shapes)}. "
+                "Pass return_tensors=None for a list, or let the processor resize or pad."
+            )
+        stacked = torch.stack(list(value))
+    return as_numpy(stacked) if tensor_type == "np" else stacked
+
+
+def as_numpy(value: Any) -> Any:
+    """Turn tensors into numpy arrays, in nested lists too."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().numpy()
+    return [as_numpy(item) for item in value] if isinstance(value, (list, tuple)) else value

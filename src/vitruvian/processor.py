@@ -1,0 +1,195 @@
+"""`ImageProcessor`: pictures → model inputs, with its options in `preprocessor_config.json`.
+
+PIL / numpy / torch / paths ── as_pixels ──▶ [C, H, W] tensors ── preprocess (a family's own) ──▶ BatchFeature
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitruvian.config import Settings, settings
+from vitruvian.errors import ConfigError, InputError
+from vitruvian.images import image_to_tensor, load_image, rescale_and_normalize
+from vitruvian.outputs import BatchFeature
+
+PROCESSOR_FILE = "preprocessor_config.json"
+ImageInput = Any  # a picture or a list of pictures: PIL, numpy [H, W, C] or [C, H, W], torch, path, URL or bytes
+
+IMAGENET_MEAN = [0.485, 0.456, 0.406]
+IMAGENET_STD = [0.229, 0.224, 0.225]
+
+
+@settings
+class ImageProcessor(Settings):
+    """Options that all image processors share.
+
+    Args:
+        do_resize: Whether to resize.
+        size: Target size: ``{"height", "width"}`` or ``{"shortest_edge", "longest_edge"}``.
+        resample: PIL's number of the filter: 0 nearest, 2 bilinear, 3 bicubic.
+        do_rescale: Whether to multiply pixel values by `rescale_factor`.
+        rescale_factor: By default 1/255.
+        do_normalize: Whether to subtract `image_mean` and divide by `image_std`.
+        image_mean: Mean of each channel.
+        image_std: Standard deviation of each channel.
+        do_convert_rgb: Whether pictures of other modes become RGB (PIL pictures always do).
+    """
+
+    file_name: ClassVar[str] = PROCESSOR_FILE
+    model_input_names: ClassVar[list[str]] = ["pixel_values"]
+
+    do_resize: bool = True
+    size: dict[str, int] = dataclasses.field(default_factory=dict)
+    resample: int = 2
+    do_rescale: bool = True
+    rescale_factor: float = 1 / 255
+    do_normalize: bool = True
+    image_mean: list[float] | float = dataclasses.field(default_factory=lambda: list(IMAGENET_MEAN))
+    image_std: list[float] | float = dataclasses.field(default_factory=lambda: list(IMAGENET_STD))
+    do_convert_rgb: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.size = size_table(self.size)
+        if self.resample is not None:
+            self.resample = int(self.resample)
+        super().__post_init__()
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Drop the class name, which `to_dict` writes itself, and unset options of other writers."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        values.pop("image_processor_type", None)
+        values.pop("feature_extractor_type", None)
+        return {key: value for key, value in values.items() if value is not None or key not in known}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of a `preprocessor_config.json`."""
+        values = {key: value for key, value in super().to_dict().items() if value is not None}
+        return values | {"image_processor_type": type(self).__name__}
+
+    def with_options(self, **options: Any) -> Self:
+        """Return this processor, or a copy with the options that are not None."""
+        given = {name: value for name, value in options.items() if value is not None}
+        if not given:
+            return self
+        known = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return type(self)(**(known | given))
+
+    def __call__(self, images: ImageInput, *args: Any, **kwargs: Any) -> BatchFeature:
+        """Same as `preprocess`."""
+        return self.preprocess(images, *args, **kwargs)
+
+    def preprocess(self, images: ImageInput, *args: Any, **kwargs: Any) -> BatchFeature:
+        """Turn pictures into model inputs; each family says how."""
+        raise InputError(f"{type(self).__name__}: has no preprocessing of its own. Use a family's processor.")
+
+    def finish_pixels(self, pixels: Tensor) -> Tensor:
+        """Rescale and normalise [..., C, H, W] as the options say, in one pass; float32 out."""
+        return rescale_and_normalize(
+            pixels,
+            scale=self.rescale_factor if self.do_rescale else None,
+            mean=self.image_mean if self.do_normalize else None,
+            std=self.image_std if self.do_normalize else None,
+        )
+
+
+def size_table(size: Any) -> dict[str, int]:
+    """Read a size given as a table, a number (square), or (height, width)."""
+    if isinstance(size, Mapping):
+        return {str(key): value for key, value in size.items() if value is not None}
+    if isinstance(size, int):
+        return {"height": size, "width": size}
+    if isinstance(size, Sequence) and not isinstance(size, str) and len(size) == 2:
+        return {"height": size[0], "width": size[1]}
+    raise ConfigError(f"size: expected a table, a number or (height, width), got {size!r}.")
+
+
+def height_width(size: Mapping[str, int], subject: str) -> tuple[int, int]:
+    """Return (height, width) of a size that must have both, each at least 1."""
+    if {"height", "width"} - set(size) or min(size["height"], size["width"]) < 1:
+        raise ConfigError(f"{subject}: expected a size with height and width of at least 1, got {dict(size)}.")
+    return size["height"], size["width"]
+
+
+def as_pixels(
+    images: ImageInput, *, input_data_format: str | None = None, device: str | torch.device | None = None
+) -> list[Tensor]:
+    """Turn pictures of any kind into a list of [C, H, W] tensors: uint8 for pictures, the given dtype for arrays."""
+    tensors = [one_picture(image, input_data_format) for image in as_list(images)]
+    return tensors if device is None else [tensor.to(device) for tensor in tensors]
+
+
+def as_list(images: ImageInput) -> list[Any]:
+    """Return the pictures one by one: a single one, a list of them, or an array with a leading batch dimension."""
+    if isinstance(images, (list, tuple)):
+        if not images:
+            raise InputError("images: expected at least one picture, got an empty list.")
+        if len(images) == 1 or not isinstance(images[0], (list, tuple)):
+            return [part for image in images for part in as_list(image)] if is_batched(images) else list(images)
+        return [part for image in images for part in as_list(image)]
+    if isinstance(images, (np.ndarray, Tensor)) and images.ndim == 4:
+        return list(images)
+    return [images]
+
+
+def is_batched(images: Sequence[Any]) -> bool:
+    """Tell whether a list holds arrays that are batches themselves, or lists."""
+    return any(isinstance(i, (list, tuple)) or (isinstance(i, (np.ndarray, Tensor)) and i.ndim == 4) for i in images)
+
+
+def one_picture(image: Any, input_data_format: str | None) -> Tensor:
+    """Turn one picture into [C, H, W]; arrays keep their values and may be laid out either way."""
+    if isinstance(image, (np.ndarray, Tensor)):
+        return channels_first(torch.as_tensor(image), input_data_format)
+    if isinstance(image, (Image.Image, str, Path, bytes)):
+        return image_to_tensor(load_image(image))
+    raise InputError(f"images: expected PIL, numpy, torch, a path, a URL or bytes, got {type(image).__name__}.")
+
+
+def channels_first(pixels: Tensor, input_data_format: str | None = None) -> Tensor:
+    """Bring [H, W], [H, W, C] or [C, H, W] to [3, H, W]; gray is repeated, an alpha channel is refused."""
+    if pixels.ndim == 2:
+        pixels = pixels[None]  # [1, H, W]
+    elif pixels.ndim != 3:
+        raise InputError(f"images: expected arrays of 2 or 3 dimensions, got the shape {list(pixels.shape)}.")
+    elif input_data_format in ("channels_last", "last") or (
+        input_data_format is None and pixels.shape[0] not in (1, 3) and pixels.shape[-1] in (1, 3)
+    ):
+        pixels = pixels.permute(2, 0, 1)  # [C, H, W]
+    if pixels.shape[0] == 1:
+        pixels = pixels.expand(3, -1, -1)  # [3, H, W]
+    if pixels.shape[0] != 3:
+        raise InputError(
+            f"images: expected 1 or 3 channels, got the shape {list(pixels.shape)}. "
+            "Convert to RGB, or say input_data_format='channels_last'."
+        )
+    return pixels
+
+
+def check_count(name: str, given: Sequence[Any] | Tensor | None, count: int) -> None:
+    """Raise `InputError` unless `given` is absent or has one entry for each of `count` pictures."""
+    if given is not None and len(given) != count:
+        raise InputError(f"{name}: expected one entry for each of the {count} pictures, got {len(given)}.")
+
+
+def size_list(name: str, sizes: Any, count: int) -> list[tuple[int, int]] | None:
+    """Read sizes given as a tensor or a list of (height, width), one for each of `count` pictures."""
+    if sizes is None:
+        return None
+    rows = sizes.tolist() if isinstance(sizes, (Tensor, np.ndarray)) else list(sizes)
+    check_count(name, rows, count)
+    found = []
+    for row in rows:
+        values = row.tolist() if isinstance(row, (Tensor, np.ndarray)) else list(row)
+        if len(values) != 2 or min(values) < 1:
+            raise InputError(f"{name}: expected (height, width) of at least 1 each, got {tuple(values)}.")
+        found.append((int(values[0]), int(values[1])))
+    return found

@@ -1,0 +1,326 @@
+"""Weight files ⇄ tensors by name: safetensors (single or sharded), and `.bin`/`.pth` read without running any code.
+
+    open_weights(name) ─▶ WeightFiles (names, shapes, lazily read tensors) ─▶ match_keys(model, files) ─▶ KeyPlan
+
+Tensors of safetensors files are memory-mapped: opening costs nothing, and a model holds each weight once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitruvian.config import read_json
+from vitruvian.errors import CheckpointError, InputError, WeightsError, near_matches
+from vitruvian.hub import HubOptions, find_file, is_local, local_folder, weight_file, write_text, written_in_place
+
+SAFE_NAME = "model.safetensors"
+SAFE_INDEX = "model.safetensors.index.json"
+TORCH_NAME = "pytorch_model.bin"
+TORCH_INDEX = "pytorch_model.bin.index.json"
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """Tensors by name over one or more files, read when asked for.
+
+    With `renames`, a tensor appears under the names that the function gives for its own: under several, it is split
+    evenly along its first dimension; under none, it is left out.
+    """
+
+    readers: tuple[SafeReader | TorchReader, ...]
+    renames: Callable[[str], tuple[str, ...]] | None = None
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor, from the files' headers."""
+        found = {name: shape for reader in self.readers for name, shape in reader.shapes.items()}
+        if self.renames is None:
+            return found
+        parts = {name: self.renames(name) for name in found}
+        return {
+            new: (found[name][0] // len(news), *found[name][1:]) if len(news) > 1 else found[name]
+            for name, news in parts.items()
+            for new in news
+        }
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors, file by file, so that no more than one file is open at a time."""
+        for reader in self.readers:
+            for name, tensor in reader.tensors():
+                names = (name,) if self.renames is None else self.renames(name)
+                yield from zip(names, tensor.chunk(len(names)) if len(names) > 1 else (tensor,), strict=False)
+
+
+class SafeReader:
+    """One safetensors file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with safe_open(path, framework="pt") as file:
+                self.shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise damaged(path, error) from error
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Memory-mapped tensors, one at a time."""
+        with safe_open(self.path, framework="pt") as file:
+            for name in self.shapes:
+                yield name, file.get_tensor(name)
+
+
+class TorchReader:
+    """One `.bin`, `.pt` or `.pth` file, read with `weights_only=True`: tensors and plain containers, never code."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:
+            if "mmap" not in str(error):
+                raise damaged(path, error) from error
+            loaded = torch.load(path, map_location="cpu", weights_only=True)  # a file in torch's older format
+        except Exception as error:
+            raise damaged(path, error) from error
+        self.state = find_state_dict(loaded, path)
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in self.state.items()}
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of the file."""
+        yield from self.state.items()
+
+
+def damaged(path: Path, error: Exception) -> CheckpointError:
+    """Say that a weight file cannot be read."""
+    size = path.stat().st_size if path.exists() else 0
+    reason = str(error).split("\n", 1)[0]
+    return CheckpointError(
+        f"{path}: expected a readable weight file, but {reason} ({size:,} bytes). "
+        "The file may be cut off or of another format: download it again."
+    )
+
+
+def find_state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
+    """Find the tensors in what a torch file holds: the state dict itself, or one under a customary key."""
+    if isinstance(loaded, Mapping):
+        if loaded and all(isinstance(value, Tensor) for value in loaded.values()):
+            return dict(loaded)
+        for key in ("state_dict", "model", "module", "model_state_dict"):
+            inner = loaded.get(key)
+            if isinstance(inner, Mapping):
+                found = {name: value for name, value in inner.items() if isinstance(value, Tensor)}
+                if found:
+                    return found
+    raise WeightsError(f"{path}: expected tensors by name, got {type(loaded).__name__}. Is this a checkpoint?")
+
+
+def open_file(path: Path) -> SafeReader | TorchReader:
+    """Open one weight file by its ending."""
+    return SafeReader(path) if path.suffix == ".safetensors" else TorchReader(path)
+
+
+def open_weights(source: str | Path, options: HubOptions, *, use_safetensors: bool | None = None) -> WeightFiles:
+    """Find and open a checkpoint's weights: a single file, a folder or a Hub repository, sharded or not."""
+    single = weight_file(source)
+    if single is not None:
+        return WeightFiles((open_file(single),))
+    names = [] if use_safetensors is False else [SAFE_NAME, SAFE_INDEX]
+    names += [] if use_safetensors is True else [TORCH_NAME, TORCH_INDEX]
+    for name in names:
+        path = find_file(source, name, options)
+        if path is None:
+            continue
+        if not name.endswith(".index.json"):
+            return WeightFiles((open_file(path),))
+        return WeightFiles(tuple(open_file(shard) for shard in shard_paths(source, path, options)))
+    if is_local(source):
+        loose = sorted((local_folder(source) / options.subfolder).glob("*.safetensors"))
+        if len(loose) == 1 and use_safetensors is not False:
+            return WeightFiles((open_file(loose[0]),))
+    raise CheckpointError(f"{source}: expected weights ({' or '.join(names)}), found none. Is the download complete?")
+
+
+def shard_paths(source: str | Path, index: Path, options: HubOptions) -> list[Path]:
+    """Return the files that an index names, each of which must be there."""
+    table = read_json(index).get("weight_map")
+    if not isinstance(table, dict):
+        raise CheckpointError(f"{index}: expected a weight_map, found none. Download the index again.")
+    paths = []
+    for name in sorted(set(table.values())):
+        if Path(name).name != name:
+            raise CheckpointError(f"{index}: names a file outside its folder ({name!r}). Do not use this checkpoint.")
+        path = find_file(source, name, options)
+        if path is None:
+            raise CheckpointError(f"{source}: the shard {name} is missing. Download it, or the whole checkpoint again.")
+        paths.append(path)
+    return paths
+
+
+@dataclass(frozen=True)
+class KeyPlan:
+    """How the tensors of files and the parameters of a model pair up."""
+
+    pairs: dict[str, str]  # name in the file -> name in the model
+    missing: list[str]  # in the model, not in the file
+    unexpected: list[str]  # in the file, not in the model
+    mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]]  # name in the model, shape in the file, in the model
+    added_prefix: bool  # the file holds a bare model, the model has a head
+    dropped_prefix: bool  # the file holds a model with a head, the model is bare
+
+
+def match_keys(
+    wanted: Mapping[str, tuple[int, ...]],
+    given: Mapping[str, tuple[int, ...]],
+    *,
+    prefix: str = "",
+    renames: Iterable[tuple[str, str]] = (),
+    ignored: Iterable[str] = (),
+) -> KeyPlan:
+    """Pair names in files with names in a model.
+
+    Args:
+        wanted: Name → shape of the model's parameters and saved buffers.
+        given: Name → shape of the files' tensors.
+        prefix: Attribute under which a model with a head keeps its bare model, so that each opens the other's files.
+        renames: Pairs of a regular expression and its replacement, for names of older or foreign checkpoints.
+        ignored: Regular expressions of names in files that are of no use.
+    """
+    renames, ignored = list(renames), list(ignored)
+    names = {file_name: renamed(file_name, renames) for file_name in given}
+    names = {file_name: name for file_name, name in names.items() if not any(re.search(p, name) for p in ignored)}
+    added, dropped = (f"{prefix}." if prefix else ""), False
+    hits = sum(name in wanted for name in names.values())
+    if prefix and sum(added + name in wanted for name in names.values()) > hits:
+        names = {file_name: added + name for file_name, name in names.items()}
+        return compare(wanted, given, names, added_prefix=True)
+    if prefix and sum(name.removeprefix(added) in wanted for name in names.values() if name.startswith(added)) > hits:
+        inner = {f: name.removeprefix(added) for f, name in names.items() if name.startswith(added)}
+        names, dropped = inner, True
+    return compare(wanted, given, names, dropped_prefix=dropped)
+
+
+def compare(
+    wanted: Mapping[str, tuple[int, ...]],
+    given: Mapping[str, tuple[int, ...]],
+    names: Mapping[str, str],
+    *,
+    added_prefix: bool = False,
+    dropped_prefix: bool = False,
+) -> KeyPlan:
+    """Sort names into those that pair up, those that do not, and those whose shapes differ."""
+    pairs, unexpected, mismatched = {}, [], []
+    for file_name, name in names.items():
+        if name not in wanted:
+            unexpected.append(file_name)
+        elif tuple(given[file_name]) != tuple(wanted[name]):
+            mismatched.append((name, tuple(given[file_name]), tuple(wanted[name])))
+        else:
+            pairs[file_name] = name
+    found = set(pairs.values()) | {name for name, _, _ in mismatched}
+    missing = [name for name in wanted if name not in found]
+    return KeyPlan(pairs, missing, unexpected, mismatched, added_prefix, dropped_prefix)
+
+
+def renamed(name: str, renames: Iterable[tuple[str, str]]) -> str:
+    """Apply every rename to a name, in order."""
+    for pattern, replacement in renames:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def describe_mismatch(
+    missing: list[str], unexpected: list[str], mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]]
+) -> str:
+    """List what does not fit, a few names of each kind, with near matches for missing ones."""
+    lines = []
+    if missing:
+        lines.append(f"{len(missing)} missing: {some(missing)}.{near_matches(missing[0], unexpected)}")
+    if unexpected:
+        lines.append(f"{len(unexpected)} unexpected: {some(unexpected)}.")
+    if mismatched:
+        shapes = some([f"{name} {list(got)} in the file, {list(want)} in the model" for name, got, want in mismatched])
+        lines.append(f"{len(mismatched)} of another shape: {shapes}.")
+    return "\n  ".join(lines)
+
+
+def some(names: list[str], most: int = 6) -> str:
+    """Join the first names, and say how many more there are."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
+def check_finite(name: str, tensor: Tensor, source: str) -> None:
+    """Raise `WeightsError` for a tensor with NaN or infinite values."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    # The extremes carry NaN and infinity, and take one pass without a copy.
+    extremes = torch.stack(torch.aminmax(tensor if tensor.dtype.itemsize > 1 else tensor.float()))
+    if not torch.isfinite(extremes).all():
+        raise WeightsError(
+            f"{source}: the weight {name} holds NaN or infinite values. The file is damaged or its training diverged; "
+            "use another one, or pass check_finite=False to load it all the same."
+        )
+
+
+def save_weights(state: Mapping[str, Tensor], folder: Path, *, max_shard_size: int | str = "5GB") -> list[Path]:
+    """Write tensors as one safetensors file, or as shards with an index, each moved into place when complete."""
+    shards = split_into_shards(state, byte_count(max_shard_size))
+    names = (
+        [SAFE_NAME]
+        if len(shards) == 1
+        else [f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
+    )
+    written = []
+    for name, keys in zip(names, shards, strict=True):
+        # A copy on the CPU, a shard at a time: safetensors wants contiguous tensors that share no memory.
+        part = {key: state[key].detach().to("cpu").contiguous() for key in keys}
+        with written_in_place(folder / name) as temporary:
+            save_file(part, temporary, metadata={"format": "pt"})
+        written.append(folder / name)
+    index = folder / SAFE_INDEX
+    if len(shards) > 1:
+        total = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+        table = {key: name for name, keys in zip(names, shards, strict=True) for key in keys}
+        write_text(index, json.dumps({"metadata": {"total_size": total}, "weight_map": table}, indent=2) + "\n")
+        written.append(index)
+    else:
+        index.unlink(missing_ok=True)
+    for stale in folder.glob("model*.safetensors"):
+        if stale not in written and re.fullmatch(r"model(-\d{5}-of-\d{5})?\.safetensors", stale.name):
+            stale.unlink()
+    return written
+
+
+def split_into_shards(state: Mapping[str, Tensor], limit: int) -> list[list[str]]:
+    """Group names in order so that no group is larger than `limit` bytes, unless one tensor alone is."""
+    shards: list[list[str]] = [[]]
+    room = limit
+    for name, tensor in state.items():
+        size = tensor.numel() * tensor.element_size()
+        if size > room and shards[-1]:
+            shards.append([])
+            room = limit
+        shards[-1].append(name)
+        room -= size
+    return shards
+
+
+def byte_count(size: int | str) -> int:
+    """Read a size such as ``"5GB"`` or ``"500MiB"``."""
+    if isinstance(size, int):
+        return size
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", size, re.IGNORECASE)
+    if not match:
+        raise InputError(f"max_shard_size: expected a size such as '5GB' or '500MiB', got {size!r}.")
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))

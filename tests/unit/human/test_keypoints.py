@@ -1,0 +1,172 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.shared import SHARED, needs_shared
+from vitruvian.human import (
+    FLIP_PAIRS,
+    FLIP_PERMUTATION,
+    GROUPS,
+    KEYPOINT_INDEX,
+    KEYPOINT_NAMES,
+    KEYPOINTS,
+    SIGMAS,
+    SKELETON,
+)
+from vitruvian.human.keypoints import bone_name, group_of, side_of
+
+OTHER_SIDE = {"left": "right", "right": "left", "middle": "middle"}
+
+
+def test_there_are_308_points_numbered_in_order_with_unique_names():
+    assert [point.id for point in KEYPOINTS] == list(range(308))
+    assert len(set(KEYPOINT_NAMES)) == 308
+    assert all(KEYPOINT_INDEX[point.name] == point.id for point in KEYPOINTS)
+
+
+@pytest.mark.parametrize(
+    "name, index",
+    [
+        ("nose", 0),
+        ("left_eye", 1),
+        ("right_ankle", 14),
+        ("left_heel", 17),
+        ("right_thumb4", 21),
+        ("right_wrist", 41),
+        ("left_thumb4", 42),
+        ("left_wrist", 62),
+        ("neck", 69),
+        ("tip_of_chin", 77),
+        ("tip_of_nose", 178),
+        ("l_tip_of_ear_lobe", 241),
+        ("r_border_of_pupil_midpoint_2", 307),
+    ],
+)
+def test_known_points_have_their_channels(name, index):
+    assert KEYPOINT_INDEX[name] == index
+
+
+def test_mirroring_twice_is_the_identity():
+    assert [FLIP_PERMUTATION[i] for i in FLIP_PERMUTATION] == list(range(308))
+
+
+def test_mirror_partners_stand_on_opposite_sides():
+    for point in KEYPOINTS:
+        assert KEYPOINTS[point.swap].side == OTHER_SIDE[point.side], point.name
+        assert (point.swap == point.id) == (point.side == "middle"), point.name
+
+
+def test_mirror_partners_share_a_group_or_are_the_two_hands():
+    for point in KEYPOINTS:
+        partner = KEYPOINTS[point.swap]
+        hands = {"left_hand", "right_hand"}
+        assert {point.group, partner.group} == hands if point.group in hands else point.group == partner.group
+
+
+def test_flip_pairs_are_left_then_right_and_agree_with_the_permutation():
+    assert len(FLIP_PAIRS) == 146
+    assert [1, 2] in FLIP_PAIRS  # eyes
+    assert [42, 21] in FLIP_PAIRS  # tips of the thumbs: the right hand comes first among the channels
+    assert [193, 192] in FLIP_PAIRS  # upper lip: midpoint 2 is the person's left
+    permutation = list(range(308))
+    for left, right in FLIP_PAIRS:
+        assert (KEYPOINTS[left].side, KEYPOINTS[right].side) == ("left", "right")
+        permutation[left], permutation[right] = right, left
+    assert tuple(permutation) == FLIP_PERMUTATION
+
+
+@pytest.mark.parametrize(
+    "name, side",
+    [
+        ("left_big_toe", "left"),
+        ("end_of_r_eyebrow", "right"),
+        ("inner_corner_of_l_nostril", "left"),
+        ("r_outer_corner_of_mouth", "right"),
+        ("midpoint_1_of_upper_outer_lip", "right"),
+        ("midpoint_6_of_lower_inner_lip", "left"),
+        ("midpoint_1_of_nose_bridge", "middle"),
+        ("center_of_lower_inner_lip", "middle"),
+    ],
+)
+def test_sides_follow_from_names(name, side):
+    assert side_of(name) == side
+    assert KEYPOINTS[KEYPOINT_INDEX[name]].side == side
+
+
+def test_every_point_is_in_exactly_one_group():
+    assert sorted(i for ids in GROUPS.values() for i in ids) == list(range(308))
+    assert {group: len(ids) for group, ids in GROUPS.items()} == {
+        "body": 24,
+        "feet": 6,
+        "left_hand": 20,
+        "right_hand": 20,
+        "face": 150,
+        "irises": 36,
+        "ears": 52,
+    }
+
+
+@pytest.mark.parametrize(
+    "name, group",
+    [
+        ("left_ear", "body"),
+        ("right_cubital_fossa", "body"),
+        ("right_heel", "feet"),
+        ("left_pinky_finger_third_joint", "left_hand"),
+        ("right_wrist", "body"),
+        ("r_midpoint_between_22_15", "ears"),
+        ("l_start_point_of_crus_of_helix", "ears"),
+        ("l_center_of_pupil", "irises"),
+        ("r_outer_end_of_lower_eyelid_line", "face"),
+    ],
+)
+def test_groups_follow_from_names(name, group):
+    assert group_of(name) == group
+    assert KEYPOINT_INDEX[name] in GROUPS[group]
+
+
+def test_sigmas_are_positive_and_mirror_images_share_them_except_for_the_feet():
+    assert len(SIGMAS) == 308
+    assert min(SIGMAS) > 0
+    for point in KEYPOINTS:
+        if point.group != "feet":  # COCO-WholeBody measured the two feet apart
+            assert point.sigma == KEYPOINTS[point.swap].sigma, point.name
+
+
+def test_bones_are_65_with_unique_names_that_say_what_they_join():
+    assert len(SKELETON) == 65
+    assert len({bone.name for bone in SKELETON}) == 65
+    by_name = {bone.name: (KEYPOINT_NAMES[bone.start], KEYPOINT_NAMES[bone.end]) for bone in SKELETON}
+    assert by_name["left_shin"] == ("left_ankle", "left_knee")
+    assert by_name["hips"] == ("left_hip", "right_hip")
+    assert by_name["right_nose_to_eye"] == ("nose", "right_eye")
+    assert by_name["right_forefinger_1"] == ("right_wrist", "right_forefinger_third_joint")
+    assert by_name["right_forefinger_4"] == ("right_forefinger3", "right_forefinger4")
+
+
+def test_the_skeleton_is_its_own_mirror_image():
+    joints = {frozenset((bone.start, bone.end)) for bone in SKELETON}
+    assert {frozenset(FLIP_PERMUTATION[i] for i in joint) for joint in joints} == joints
+
+
+def test_bone_names_put_the_side_first_only_where_there_is_one():
+    assert bone_name("left_shoulder", "right_shoulder") == "shoulders"
+    assert bone_name("nose", "left_eye") == "left_nose_to_eye"
+
+
+@needs_shared
+def test_the_table_is_the_published_one():
+    facts = json.loads((SHARED / "facts" / "keypoints308.json").read_text())
+    assert [point["name"] for point in facts["keypoints"]] == list(KEYPOINT_NAMES)
+    assert [tuple(point["color"]) for point in facts["keypoints"]] == [point.colour for point in KEYPOINTS]
+    assert facts["sigmas"] == list(SIGMAS)
+    assert sorted(map(sorted, facts["flip_pairs"])) == sorted(map(sorted, FLIP_PAIRS))
+    published = [(*link["link"], tuple(link["color"])) for link in facts["skeleton"]]
+    assert published == [(KEYPOINT_NAMES[b.start], KEYPOINT_NAMES[b.end], b.colour) for b in SKELETON]
+
+
+def test_the_room_does_not_import_torch():
+    code = "import sys, vitruvian.human; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

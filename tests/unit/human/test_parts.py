@@ -1,0 +1,84 @@
+import itertools
+import json
+
+import numpy as np
+
+from tests.shared import SHARED, needs_shared
+from vitruvian.human import (
+    KEYPOINT_NAMES,
+    PART_COLOURS,
+    PART_FLIP_PERMUTATION,
+    PART_GROUPS,
+    PART_NAMES,
+    PARTS,
+    id2label,
+    label2id,
+)
+
+
+def lab(rgb):
+    linear = np.array(rgb) / 255
+    linear = np.where(linear <= 0.04045, linear / 12.92, ((linear + 0.055) / 1.055) ** 2.4)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    x, y, z = (np.cbrt(v) if v > 0.008856 else 7.787 * v + 16 / 116 for v in to_xyz @ linear / [0.95047, 1.0, 1.08883])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_there_are_29_parts_in_order():
+    assert [part.id for part in PARTS] == list(range(29))
+    assert PART_NAMES[0] == "Background"
+    assert PART_NAMES[3] == "Face_Neck"
+    assert PART_NAMES[28] == "Tongue"
+
+
+def test_a_flip_swaps_exactly_the_eight_pairs():
+    pairs = {(part.id, part.swap) for part in PARTS if part.id < part.swap}
+    assert pairs == {(5, 14), (6, 15), (7, 16), (8, 17), (9, 18), (10, 19), (11, 20), (12, 21)}
+    assert [PART_FLIP_PERMUTATION[i] for i in PART_FLIP_PERMUTATION] == list(range(29))
+
+
+def test_mirror_images_are_of_one_kind():
+    assert all(part.kind == PARTS[part.swap].kind for part in PARTS)
+
+
+def test_sides_agree_with_names():
+    for part in PARTS:
+        expected = {"Left": "left", "Right": "right"}.get(part.name.split("_")[0], "middle")
+        assert part.side == expected, part.name
+
+
+def test_kinds_divide_the_parts_and_groups_hold_what_they_say():
+    kinds = ("background", "clothing", "skin", "hair", "mouth")
+    assert sorted(itertools.chain.from_iterable(PART_GROUPS[kind] for kind in kinds)) == list(range(29))
+    names = {group: {PART_NAMES[i] for i in ids} for group, ids in PART_GROUPS.items()}
+    assert names["clothing"] == {
+        "Apparel", "Eyeglass", "Upper_Clothing", "Lower_Clothing", "Left_Shoe", "Right_Shoe", "Left_Sock", "Right_Sock",
+    }  # fmt: skip
+    assert "Torso" in names["skin"]
+    assert names["person"] == set(PART_NAMES) - {"Background"}
+    assert {name.replace("Left", "Right") for name in names["left"]} == names["right"]
+    assert names["arms"] == {f"{s}_{p}" for s in ("Left", "Right") for p in ("Upper_Arm", "Lower_Arm", "Hand")}
+    assert names["legs"] == {f"{s}_{p}" for s in ("Left", "Right") for p in ("Upper_Leg", "Lower_Leg", "Foot")}
+    assert {"Hair", "Face_Neck", "Tongue"} <= names["head"]
+
+
+def test_colours_can_be_told_apart_and_the_left_is_lighter():
+    colours = [lab(colour) for colour in PART_COLOURS]
+    closest = min(np.linalg.norm(a - b) for a, b in itertools.combinations(colours, 2))
+    assert closest > 15  # a difference of 2 is just visible side by side
+    for i in PART_GROUPS["left"]:
+        assert colours[i][0] > colours[PART_FLIP_PERMUTATION[i]][0] + 10, PART_NAMES[i]
+
+
+def test_label_tables_invert_each_other():
+    assert id2label()[22] == "Torso"
+    assert label2id()["Torso"] == 22
+    assert {i: label for label, i in label2id().items()} == id2label()
+    assert id2label(KEYPOINT_NAMES)[69] == "neck"
+    assert label2id(["sky", "grass"]) == {"sky": 0, "grass": 1}
+
+
+@needs_shared
+def test_the_classes_are_the_published_ones():
+    facts = json.loads((SHARED / "facts" / "parts29.json").read_text())
+    assert facts["classes"] == list(PART_NAMES)
