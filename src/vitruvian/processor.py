@@ -6,6 +6,7 @@ PIL / numpy / torch / paths ── as_pixels ──▶ [C, H, W] tensors ── 
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -21,6 +22,7 @@ from vitruvian.images import image_to_tensor, load_image, rescale_and_normalize
 from vitruvian.outputs import BatchFeature
 
 PROCESSOR_FILE = "preprocessor_config.json"
+JOINT_FILE = "processor_config.json"
 ImageInput = Any  # a picture or a list of pictures: PIL, numpy [H, W, C] or [C, H, W], torch, path, URL or bytes
 
 IMAGENET_MEAN = [0.485, 0.456, 0.406]
@@ -58,8 +60,8 @@ class ImageProcessor(Settings):
 
     def __post_init__(self) -> None:
         self.size = size_table(self.size)
-        if self.resample is not None:
-            self.resample = int(self.resample)
+        if isinstance(self.resample, enum.IntEnum):
+            self.resample = int(self.resample)  # PIL's own names of filters
         super().__post_init__()
 
     @classmethod
@@ -91,10 +93,11 @@ class ImageProcessor(Settings):
         """Turn pictures into model inputs; each family says how."""
         raise InputError(f"{type(self).__name__}: has no preprocessing of its own. Use a family's processor.")
 
-    def finish_pixels(self, pixels: Tensor) -> Tensor:
-        """Rescale and normalise [..., C, H, W] as the options say, in one pass; float32 out."""
+    def finish_pixels(self, pixels: Tensor, *, in_place: bool = False) -> Tensor:
+        """Rescale and normalise [..., C, H, W] as the options say; float32 out, over float32 in where `in_place`."""
         return rescale_and_normalize(
             pixels,
+            out=pixels if in_place else None,
             scale=self.rescale_factor if self.do_rescale else None,
             mean=self.image_mean if self.do_normalize else None,
             std=self.image_std if self.do_normalize else None,
@@ -147,20 +150,34 @@ def is_batched(images: Sequence[Any]) -> bool:
 
 def one_picture(image: Any, input_data_format: str | None) -> Tensor:
     """Turn one picture into [C, H, W]; arrays keep their values and may be laid out either way."""
-    if isinstance(image, (np.ndarray, Tensor)):
-        return channels_first(torch.as_tensor(image), input_data_format)
+    if isinstance(image, np.ndarray):
+        image = as_tensor(image)
+    if isinstance(image, Tensor):
+        return channels_first(image, input_data_format)
     if isinstance(image, (Image.Image, str, Path, bytes)):
         return image_to_tensor(load_image(image))
     raise InputError(f"images: expected PIL, numpy, torch, a path, a URL or bytes, got {type(image).__name__}.")
 
 
+def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """Turn an array into a tensor, without a copy where torch can share its memory."""
+    if not array.flags.writeable or min(array.strides, default=0) < 0:  # such as bgr[..., ::-1]
+        array = array.copy()
+    try:
+        return torch.as_tensor(array)
+    except TypeError as error:
+        raise InputError(f"images: expected arrays of numbers, got {array.dtype}.") from error
+
+
 def channels_first(pixels: Tensor, input_data_format: str | None = None) -> Tensor:
     """Bring [H, W], [H, W, C] or [C, H, W] to [3, H, W]; gray is repeated, an alpha channel is refused."""
+    if input_data_format not in (None, "channels_first", "channels_last"):
+        raise InputError(f"input_data_format: expected 'channels_first' or 'channels_last', got {input_data_format!r}.")
     if pixels.ndim == 2:
         pixels = pixels[None]  # [1, H, W]
     elif pixels.ndim != 3:
         raise InputError(f"images: expected arrays of 2 or 3 dimensions, got the shape {list(pixels.shape)}.")
-    elif input_data_format in ("channels_last", "last") or (
+    elif input_data_format == "channels_last" or (
         input_data_format is None and pixels.shape[0] not in (1, 3) and pixels.shape[-1] in (1, 3)
     ):
         pixels = pixels.permute(2, 0, 1)  # [C, H, W]
@@ -188,8 +205,8 @@ def size_list(name: str, sizes: Any, count: int) -> list[tuple[int, int]] | None
     check_count(name, rows, count)
     found = []
     for row in rows:
-        values = row.tolist() if isinstance(row, (Tensor, np.ndarray)) else list(row)
-        if len(values) != 2 or min(values) < 1:
-            raise InputError(f"{name}: expected (height, width) of at least 1 each, got {tuple(values)}.")
+        values = row.tolist() if isinstance(row, (Tensor, np.ndarray)) else row
+        if not isinstance(values, Sequence) or len(values) != 2 or min(values) < 1:
+            raise InputError(f"{name}: expected (height, width) of at least 1 for each picture, got {values!r}.")
         found.append((int(values[0]), int(values[1])))
     return found

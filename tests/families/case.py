@@ -22,7 +22,9 @@ class FamilyCase:
     inputs: Callable[[int, torch.Generator], dict[str, Any]]  # keyword arguments of forward for a batch of n
     labels: Callable[[int, torch.Generator], dict[str, Any]] | None = None  # more keyword arguments that give a loss
     output: str = "last_hidden_state"  # the field that is compared
-    unused: tuple[str, ...] = ()  # parts of names of parameters that get no gradient, with the reason in the case's file
+    unused: tuple[
+        str, ...
+    ] = ()  # parts of names of parameters that get no gradient, with the reason in the case's file
     sizes: tuple[tuple[int, int], ...] = ()  # other input sizes the model must take
     tolerance: float = 1e-4
     options: dict[str, Any] = field(default_factory=dict)  # further keyword arguments of forward

@@ -77,8 +77,19 @@ def is_original(names: Iterable[str]) -> bool:
     return any(re.match(r"(backbone\.)?(blocks\.\d+\.(attn|ffn)\.|patch_embed\.projection)", name) for name in names)
 
 
-def target_names(name: str) -> tuple[str, ...] | None:
-    """Return our name for one of the original release, two for a fused pair, none if useless, None if unknown."""
+def is_gated(shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Tell whether feed-forward layers hold gate and up in one: twice as many rows as the way back has columns."""
+    for name, shape in shapes.items():
+        if name.endswith("ffn.w12.weight"):
+            return shape[0] == 2 * shapes.get(name.replace("w12", "w3"), (0, 0))[1]
+    return True
+
+
+def target_names(name: str, *, gated: bool = True) -> tuple[str, ...] | None:
+    """Return our name for one of the original release, two for a fused pair, none if useless, None if unknown.
+
+    Models without a gate, which only transformers writes in this naming, have `w12` for the way up alone.
+    """
     if USELESS.search(name):
         return ()
     if name.startswith(("decode_head.", "scale_head.")):
@@ -94,7 +105,8 @@ def target_names(name: str) -> tuple[str, ...] | None:
             rest = bare[found.end() :]
             for pattern, targets in LAYER:
                 if re.fullmatch(pattern, rest):
-                    return tuple(f"{prefix}{ours}{found[1]}.{re.sub(pattern, t, rest)}" for t in targets)
+                    used = targets if gated else targets[-1:]
+                    return tuple(f"{prefix}{ours}{found[1]}.{re.sub(pattern, t, rest)}" for t in used)
     return None
 
 

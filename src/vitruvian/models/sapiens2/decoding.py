@@ -97,21 +97,10 @@ def peak_scale(maps: Tensor, peak_value: Tensor, around: Tensor, kernel: Tensor)
 
 def blur(maps: Tensor, kernel: Tensor) -> Tensor:
     """Blur maps [M, H, W] with a separable kernel, zeros outside: [M, H, W]."""
-    half, size = len(kernel) // 2, len(kernel)
-    H, W = maps.shape[-2:]
-    if maps.is_cuda:
-        rows = F.conv2d(maps[:, None], kernel.view(1, 1, 1, -1), padding=(0, half))  # [M, 1, H, W]
-        return F.conv2d(rows, kernel.view(1, 1, -1, 1), padding=(half, 0))[:, 0]  # [M, H, W]
-    # On the CPU shifted sums over a few maps stay in the cache and beat a one-channel convolution.
-    taps = kernel.tolist()
-    padded = F.pad(maps, (half, half, half, half))  # [M, H + 2p, W + 2p]
-    rows = padded[..., :W] * taps[0]
-    for tap in range(1, size):
-        rows.add_(padded[..., tap : tap + W], alpha=taps[tap])
-    out: Tensor = rows[:, :H] * taps[0]
-    for tap in range(1, size):
-        out.add_(rows[:, tap : tap + H], alpha=taps[tap])
-    return out
+    half, M = len(kernel) // 2, len(maps)
+    # Maps as channels of one picture: torch's depthwise convolutions are several times quicker than M single pictures.
+    rows = F.conv2d(maps[None], kernel.expand(M, 1, 1, -1), padding=(0, half), groups=M)  # [1, M, H, W]
+    return F.conv2d(rows, kernel[:, None].expand(M, 1, -1, 1), padding=(half, 0), groups=M)[0]  # [M, H, W]
 
 
 def newton_step(values: Tensor) -> Tensor:

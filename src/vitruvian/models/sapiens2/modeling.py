@@ -20,7 +20,7 @@ from vitruvian.losses.matting import matting_loss
 from vitruvian.losses.pointmap import canonical_scales, pointmap_loss
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
-from vitruvian.models.sapiens2.convert import is_original, target_names
+from vitruvian.models.sapiens2.convert import is_gated, is_original, target_names
 from vitruvian.models.sapiens2.encoder import (
     Embeddings,
     Encoded,
@@ -58,9 +58,16 @@ class Sapiens2PreTrainedModel(Model):
     @classmethod
     def adapt(cls, files: WeightFiles) -> WeightFiles:
         """Read files in the naming of the original release, which is what the Hub holds."""
-        if not is_original(files.shapes):
+        shapes = files.shapes
+        if not is_original(shapes):
             return files
-        return WeightFiles(files.readers, renames=lambda name: (name,) if (t := target_names(name)) is None else t)
+        gated = is_gated(shapes)
+
+        def names(name: str) -> tuple[str, ...]:
+            found = target_names(name, gated=gated)
+            return (name,) if found is None else found
+
+        return WeightFiles(files.readers, renames=names)
 
     @torch.no_grad()
     def init_module(self, module: nn.Module) -> None:

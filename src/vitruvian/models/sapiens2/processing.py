@@ -175,7 +175,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
             crops = [
                 crop_boxes(p, boxes, self.size_hw) for p, boxes in zip(pictures, people, strict=True) if len(boxes)
             ]
-            return [row for crop in crops for row in self.finish_pixels(self.center_cut(crop))]
+            return [row for crop in crops for row in self.finish_pixels(self.center_cut(crop), in_place=True)]
         mode = resample_mode(self.resample)
         return [self.finish_pixels(self.center_cut(self.fit(picture, mode))) for picture in pictures]
 
@@ -444,12 +444,12 @@ def read_boxes(boxes: Any, count: int) -> list[Tensor]:
     found = []
     for number, row in enumerate(rows):
         try:
-            table = torch.as_tensor(np.asarray(row, dtype=np.float32)).reshape(len(row), -1)
+            table = torch.as_tensor(np.asarray(row, dtype=np.float32))
         except (TypeError, ValueError) as error:
             raise bad_boxes(number, row) from error
-        if not len(table):
+        if not table.numel():
             table = table.reshape(0, 4)
-        if table.shape[1:] != (4,):
+        if table.ndim != 2 or table.shape[1] != 4:
             raise bad_boxes(number, row)
         found.append(table)
     return found

@@ -1,0 +1,34 @@
+"""Pixels ⇄ tensors: read any picture, resize, normalise, pad, and crop people."""
+
+from vitruvian.images.crop import crop_boxes, crop_params
+from vitruvian.images.normalize import rescale_and_normalize
+from vitruvian.images.read import ImageSource, image_to_tensor, load_image, load_images, tensor_to_image
+from vitruvian.images.resize import (
+    ResizeMode,
+    center_on_canvas,
+    fit_inside_hw,
+    pad_bottom_right,
+    resample_mode,
+    resize,
+    round_up_hw,
+    shortest_edge_hw,
+)
+
+__all__ = [
+    "ImageSource",
+    "ResizeMode",
+    "center_on_canvas",
+    "crop_boxes",
+    "crop_params",
+    "fit_inside_hw",
+    "image_to_tensor",
+    "load_image",
+    "load_images",
+    "pad_bottom_right",
+    "resample_mode",
+    "rescale_and_normalize",
+    "resize",
+    "round_up_hw",
+    "shortest_edge_hw",
+    "tensor_to_image",
+]

@@ -1,0 +1,137 @@
+"""Mask logits on a model's coarse grid, read at the pixels of the picture they belong to.
+
+    logits [Q, h, w] ── padding left out ──▶ content cells ── bilinear, once ──▶ pixels of the target [H, W]
+
+A model sees a resized and padded picture and answers on a grid with one cell for every few input pixels. `MaskGrid`
+knows which cells hold the picture and which two cells (with which weight) each target pixel lies between, so any window
+of any query can be had at full size without the rest. Values are those of `F.interpolate(..., align_corners=False)` on
+the content alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from vitruvian.errors import InputError
+
+SizeHW = tuple[int, int]
+Window = tuple[int, int, int, int]  # top, bottom, left, right in pixels; bottom and right exclusive
+
+# Windows are read in strips of about this many pixels: small enough for a CPU's cache, large enough for a GPU.
+STRIP_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 24}
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """One side of the target: pixel i lies `weight[i]` of the way from cell `low[i]` to cell `high[i]`."""
+
+    low: Tensor  # [pixels] int64
+    high: Tensor  # [pixels] int64
+    weight: Tensor  # [pixels] float32
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    @property
+    def cells(self) -> int:
+        """How many cells, from the first, the pixels touch."""
+        return int(self.high[-1]) + 1
+
+
+def make_axis(content: float, pixels: int, *, device: torch.device | None = None) -> Axis:
+    """Spread `pixels` pixels over the first `content` cells, which may end inside a cell."""
+    last = math.ceil(content) - 1
+    place = (torch.arange(pixels, dtype=torch.float64) + 0.5) * (content / pixels) - 0.5  # [pixels]
+    place = place.clamp(0, last)
+    low = place.floor()
+    high = (low + 1).clamp(max=last)
+    weight = (place - low).float()
+    return Axis(low.long().to(device), high.long().to(device), weight.to(device))
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskGrid:
+    """Mask logits [Q, h, w] of one picture, and where its target pixels lie on them."""
+
+    logits: Tensor
+    rows: Axis
+    columns: Axis
+
+    @classmethod
+    def make(
+        cls, logits: Tensor, target_hw: SizeHW | None = None, content_hw: tuple[float, float] | None = None
+    ) -> MaskGrid:
+        """Lay `target_hw` pixels over the top left `content_hw` cells of logits [Q, h, w].
+
+        Without `content_hw` the whole grid is the picture; without `target_hw` every content cell is one pixel.
+        """
+        if logits.ndim != 3 or 0 in logits.shape[1:]:
+            raise InputError(f"mask logits: expected the shape [Q, h, w], got {list(logits.shape)}.")
+        height, width = logits.shape[1:]
+        content_height, content_width = content_hw or (height, width)
+        if not (0 < content_height <= height and 0 < content_width <= width):
+            raise InputError(f"content: expected a part of the {height}×{width} mask grid, got {content_hw}.")
+        target_height, target_width = target_hw or (math.ceil(content_height), math.ceil(content_width))
+        rows = make_axis(content_height, target_height, device=logits.device)
+        columns = make_axis(content_width, target_width, device=logits.device)
+        return cls(logits[:, : rows.cells, : columns.cells], rows, columns)
+
+    @property
+    def size_hw(self) -> SizeHW:
+        """Height and width of the target."""
+        return len(self.rows), len(self.columns)
+
+    def at(self, query: int, window: Window) -> Tensor:
+        """Return one query's logits at the pixels of a window: float32 [bottom - top, right - left]."""
+        top, bottom, left, right = window
+        cells = self.logits[query, int(self.rows.low[top]) : int(self.rows.high[bottom - 1]) + 1].float()  # [c, w]
+        # Sideways first: the rows are still those of the grid, of which there are far fewer.
+        wide = torch.lerp(
+            cells.index_select(1, self.columns.low[left:right]),
+            cells.index_select(1, self.columns.high[left:right]),
+            self.columns.weight[left:right],
+        )  # [c, right - left]
+        first = self.rows.low[top]
+        return torch.lerp(
+            wide.index_select(0, self.rows.low[top:bottom] - first),
+            wide.index_select(0, self.rows.high[top:bottom] - first),
+            self.rows.weight[top:bottom, None],
+        )  # [bottom - top, right - left]
+
+    def strips(self, window: Window) -> Iterator[Window]:
+        """Cut a window into strips of full width and a bounded number of pixels."""
+        top, bottom, left, right = window
+        step = max(1, STRIP_PIXELS.get(self.logits.device.type, STRIP_PIXELS["cuda"]) // max(1, right - left))
+        for start in range(top, bottom, step):
+            yield start, min(start + step, bottom), left, right
+
+    def windows(self, queries: Tensor, at_least: Tensor) -> list[Window]:
+        """Return for each of n queries the smallest window outside of which its logits stay below `at_least` [n].
+
+        A pixel is a mix of its cells and so never higher than all of them: where no cell is high enough, no pixel is.
+        Windows of queries that are nowhere high enough are empty.
+        """
+        reach = self.logits[queries] >= at_least[:, None, None]  # [n, h, w]
+        (top, bottom), (left, right) = span(reach.any(2)), span(reach.any(1))
+        edges = torch.stack(
+            [
+                torch.searchsorted(self.rows.high, top),
+                torch.searchsorted(self.rows.low, bottom, right=True),
+                torch.searchsorted(self.columns.high, left),
+                torch.searchsorted(self.columns.low, right, right=True),
+            ],
+            dim=1,
+        )  # [n, 4]
+        edges = torch.where(reach.flatten(1).any(1)[:, None], edges, 0)
+        return [(t, b, x, r) for t, b, x, r in edges.tolist()]
+
+
+def span(flags: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first and last true index of each row of flags [n, cells], as [n] each."""
+    numbers = flags.to(torch.uint8)
+    return numbers.argmax(1), flags.shape[1] - 1 - numbers.flip(1).argmax(1)

@@ -1,0 +1,174 @@
+"""Tiny Sapiens2 models: the bare one, the backbone, every task, the 4K tokenizer, pretraining."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.families.case import FamilyCase
+from vitruvian.models.sapiens2.configuration import Sapiens2Config
+from vitruvian.models.sapiens2.modeling import (
+    Sapiens2Backbone,
+    Sapiens2ForAlbedoEstimation,
+    Sapiens2ForImageMatting,
+    Sapiens2ForNormalEstimation,
+    Sapiens2ForPointmapEstimation,
+    Sapiens2ForPoseEstimation,
+    Sapiens2ForSemanticSegmentation,
+    Sapiens2Model,
+)
+from vitruvian.models.sapiens2.pretraining import Sapiens2ForPreTraining
+
+HEIGHT, WIDTH = 64, 48
+DECONVOLUTION = {"upsample_out_channels": [12, 8], "conv_out_channels": [8, 8]}
+SHUFFLE = {
+    "upsample_out_channels": [12, 8, 8, 8],
+    "upsample_kernel_sizes": [3] * 4,
+    "use_pixel_shuffle": True,
+    "conv_out_channels": [8, 8],
+    "conv_kernel_sizes": [3, 3],
+}
+SCALE = {"scale_conv_out_channels": [8], "scale_final_hidden_sizes": [12, 6]}
+
+
+def tiny(**fields: Any) -> Sapiens2Config:
+    """A Sapiens2 that runs in milliseconds, with both kinds of attention layers."""
+    base: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_attention_heads": 2,
+        "num_first_full_attention_layers": 1,
+        "num_last_full_attention_layers": 1,
+        "intermediate_size": 48,
+        "image_size": [HEIGHT, WIDTH],
+        "num_register_tokens": 3,
+        "pos_embed_rescale": None,
+    }
+    return Sapiens2Config(**(base | fields))
+
+
+def pictures(count: int, generator: torch.Generator, scale: int = 1) -> dict[str, Any]:
+    return {"pixel_values": torch.randn(count, 3, HEIGHT * scale, WIDTH * scale, generator=generator)}
+
+
+def heatmaps(count: int, generator: torch.Generator) -> dict[str, Any]:
+    return {
+        "labels": torch.rand(count, 5, HEIGHT // 4, WIDTH // 4, generator=generator),
+        "label_weights": torch.rand(count, 5, generator=generator),
+    }
+
+
+def classes(count: int, generator: torch.Generator) -> dict[str, Any]:
+    return {"labels": torch.randint(0, 5, (count, HEIGHT, WIDTH), generator=generator)}
+
+
+def channels(number: int) -> Any:
+    return lambda count, generator: {"labels": torch.rand(count, number, HEIGHT, WIDTH, generator=generator) + 0.1}
+
+
+def points(count: int, generator: torch.Generator) -> dict[str, Any]:
+    cameras = torch.tensor([[60.0, 0, 24], [0, 60, 32], [0, 0, 1]]).expand(count, 3, 3)
+    return channels(3)(count, generator) | {"label_intrinsics": cameras}
+
+
+def masked(count: int, generator: torch.Generator) -> dict[str, Any]:
+    positions = torch.rand(count, 12, generator=generator) > 0.5
+    teacher = torch.randn(count, 16, generator=generator)
+    return {"bool_masked_pos": positions, "teacher_logits": teacher}
+
+
+class TinyPreTraining(Sapiens2ForPreTraining):
+    def __init__(self, config: Sapiens2Config) -> None:
+        super().__init__(config, prototypes=16, hidden=24, bottleneck=8)
+
+
+SIZES = ((96, 48), (32, 80))
+CASES = [
+    FamilyCase("sapiens2", Sapiens2Model, tiny, pictures, sizes=SIZES),
+    FamilyCase(
+        "sapiens2-plain-mlp", Sapiens2Model, lambda: tiny(use_gated_mlp=False, use_qk_norm=False), pictures, sizes=SIZES
+    ),
+    FamilyCase(
+        "sapiens2-4k",
+        Sapiens2Model,
+        lambda: tiny(use_tokenizer=True, tokenizer_window_size=2, image_size=[2 * HEIGHT, 2 * WIDTH]),
+        lambda count, generator: pictures(count, generator, scale=2),
+        sizes=((64, 96),),
+    ),
+    FamilyCase(
+        "sapiens2-backbone", Sapiens2Backbone, lambda: tiny(out_indices=[2, 4]), pictures, output="feature_maps"
+    ),
+    FamilyCase(
+        "sapiens2-pose",
+        Sapiens2ForPoseEstimation,
+        lambda: tiny(num_labels=5, head_config=DECONVOLUTION, flip_pairs=[[1, 2]]),
+        pictures,
+        heatmaps,
+        output="heatmaps",
+        sizes=SIZES,
+    ),
+    FamilyCase(
+        "sapiens2-pose-recipe",
+        Sapiens2ForPoseEstimation,
+        lambda: tiny(num_labels=5, head_config=DECONVOLUTION, use_loss_recipe=True),
+        pictures,
+        heatmaps,
+        output="heatmaps",
+    ),
+    FamilyCase(
+        "sapiens2-seg",
+        Sapiens2ForSemanticSegmentation,
+        lambda: tiny(num_labels=5, head_config=DECONVOLUTION),
+        pictures,
+        classes,
+        output="logits",
+        sizes=SIZES,
+    ),
+    FamilyCase(
+        "sapiens2-normal",
+        Sapiens2ForNormalEstimation,
+        lambda: tiny(num_labels=3, head_config=SHUFFLE),
+        pictures,
+        channels(3),
+        output="normals",
+        sizes=SIZES,
+    ),
+    FamilyCase(
+        "sapiens2-albedo",
+        Sapiens2ForAlbedoEstimation,
+        lambda: tiny(num_labels=3, head_config=SHUFFLE | {"norm": "rms"}),
+        pictures,
+        channels(3),
+        output="albedos",
+        sizes=SIZES,
+    ),
+    FamilyCase(
+        "sapiens2-pointmap",
+        Sapiens2ForPointmapEstimation,
+        lambda: tiny(num_labels=3, head_config=SHUFFLE | SCALE),
+        pictures,
+        points,
+        output="pointmaps",
+        sizes=SIZES,
+    ),
+    FamilyCase(
+        "sapiens2-matting",
+        Sapiens2ForImageMatting,
+        lambda: tiny(num_labels=4, head_config=SHUFFLE),
+        pictures,
+        channels(4),
+        output="alphas",
+        sizes=SIZES,
+    ),
+    FamilyCase(
+        "sapiens2-pretraining",
+        TinyPreTraining,
+        lambda: tiny(use_mask_token=True),
+        pictures,
+        masked,
+        output="reconstructions",
+        sizes=SIZES,
+    ),
+]

@@ -1,0 +1,82 @@
+"""Tiny checkpoints in folders named like the Hub's, so that published examples run as they are written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import vitruvian
+from vitruvian.models.sapiens2.configuration import Sapiens2Config
+
+# The real input size, so that the shapes that examples print are right; one thin layer, so that it is quick.
+THIN = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads_per_layer": [1],
+    "intermediate_size": 8,
+    "image_size": [1024, 768],
+}
+WIDE = THIN | {"hidden_size": 1024}  # the width that examples print
+DECONVOLUTION = {"conv_out_channels": [4]}
+SHUFFLE = {
+    "upsample_out_channels": [8, 4, 4, 4],
+    "upsample_kernel_sizes": [1] * 4,
+    "use_pixel_shuffle": True,
+    "conv_out_channels": [4],
+    "conv_kernel_sizes": [1],
+}
+SCALE = {"scale_conv_out_channels": [4, 4, 4], "scale_final_hidden_sizes": [8, 4]}
+
+
+def sapiens2_checkpoints() -> dict[str, tuple[str, dict[str, Any], bool]]:
+    """Hub name → class, fields beside the encoder's, and whether pictures are padded."""
+    from vitruvian.human import FLIP_PAIRS
+
+    pose = DECONVOLUTION | {"upsample_out_channels": [4, 4]}
+    seg = DECONVOLUTION | {"upsample_out_channels": [4, 4, 4, 4]}
+    flips = [list(pair) for pair in FLIP_PAIRS]
+    return {
+        "facebook/sapiens2-pretrain-0.4b": ("Sapiens2Model", WIDE, False),
+        "facebook/sapiens2-pose-0.4b": (
+            "Sapiens2ForPoseEstimation",
+            {"num_labels": 308, "head_config": pose, "flip_pairs": flips},
+            False,
+        ),
+        "facebook/sapiens2-seg-0.4b": (
+            "Sapiens2ForSemanticSegmentation",
+            {"num_labels": 29, "head_config": seg},
+            False,
+        ),
+        "facebook/sapiens2-normal-0.4b": (
+            "Sapiens2ForNormalEstimation",
+            {"num_labels": 3, "head_config": SHUFFLE},
+            True,
+        ),
+        "facebook/sapiens2-pointmap-0.4b": (
+            "Sapiens2ForPointmapEstimation",
+            {"num_labels": 3, "head_config": SHUFFLE | SCALE},
+            True,
+        ),
+        "facebook/sapiens2-matting-1b": ("Sapiens2ForImageMatting", {"num_labels": 4, "head_config": SHUFFLE}, False),
+    }
+
+
+def save_sapiens2(root: Path) -> None:
+    """Write all Sapiens2 checkpoints that the pages name."""
+    torch.manual_seed(0)
+    for name, (cls, fields, pads) in sapiens2_checkpoints().items():
+        model = getattr(vitruvian, cls).from_config(Sapiens2Config(**(THIN | fields)))
+        model.save_pretrained(root / name)
+        vitruvian.Sapiens2ImageProcessor(do_pad=pads).save_pretrained(root / name)
+
+
+@contextlib.contextmanager
+def working_in(folder: Path) -> Iterator[None]:
+    """Run a block in another working directory."""
+    with contextlib.chdir(folder):
+        yield
