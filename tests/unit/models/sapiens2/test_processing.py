@@ -255,9 +255,9 @@ def test_bad_calls_say_what_was_expected(processor: Sapiens2ImageProcessor, call
 
 
 def test_bad_post_processing_calls(processor: Sapiens2ImageProcessor) -> None:
-    maps = SimpleNamespace(
-        normals=torch.rand(2, 3, 8, 6), heatmaps=torch.rand(2, 3, 8, 6), logits=torch.rand(2, 3, 8, 6)
-    )
+    values = torch.rand(2, 3, 8, 6)
+    maps = SimpleNamespace(normals=values, heatmaps=values, logits=values)
+    mattes = SimpleNamespace(alphas=values[:, :1], foregrounds=values)
     with pytest.raises(InputError, match="source_sizes"):
         processor.post_process_normal_estimation(maps, source_sizes=[(4, 4)])
     with pytest.raises(InputError, match="do_remove_padding"):
