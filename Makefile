@@ -28,8 +28,18 @@ format: setup  ## Rewrite files in the house style.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup  ## Print speed and memory next to the reference.
-	$(BIN)/python benchmarks/run.py
+# The reference's processors need torchvision, of which there are CUDA builds only: an environment of its own, where
+# torchvision comes without its dependencies (benchmarks/reference.py says why that is enough).
+BENCH := .venv-bench
+$(BENCH)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --upgrade pip
+	$(BENCH)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BENCH)/bin/python -m pip install --quiet --no-deps torchvision==0.28.0
+	touch $(BENCH)/.ready
+
+bench: $(BENCH)/.ready  ## Print speed and memory next to the reference.
+	$(BENCH)/bin/python benchmarks/run.py
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) $(BENCH) build dist

@@ -43,7 +43,72 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "vitruvian.images": ("load_image",),
     "vitruvian.model": ("Model",),
-    "vitruvian.models.sapiens2.configuration": ("Sapiens2Config", "Sapiens2HeadConfig"),
+    "vitruvian.models.mask2former.configuration": ("Mask2FormerConfig",),
+    "vitruvian.models.mask2former.modeling": (
+        "Mask2FormerForUniversalSegmentation",
+        "Mask2FormerModel",
+        "Mask2FormerPreTrainedModel",
+    ),
+    "vitruvian.models.mask2former.outputs": (
+        "Mask2FormerForUniversalSegmentationOutput",
+        "Mask2FormerModelOutput",
+    ),
+    "vitruvian.models.mask2former.processing": (
+        "Mask2FormerImageProcessor",
+        "Mask2FormerImageProcessorFast",
+    ),
+    "vitruvian.models.maskformer.configuration": (
+        "DetrConfig",
+        "MaskFormerConfig",
+    ),
+    "vitruvian.models.maskformer.modeling": (
+        "MaskFormerForInstanceSegmentation",
+        "MaskFormerModel",
+        "MaskFormerPreTrainedModel",
+    ),
+    "vitruvian.models.maskformer.outputs": (
+        "MaskFormerForInstanceSegmentationOutput",
+        "MaskFormerModelOutput",
+    ),
+    "vitruvian.models.maskformer.processing": (
+        "MaskFormerImageProcessor",
+        "MaskFormerImageProcessorFast",
+    ),
+    "vitruvian.models.resnet.configuration": ("ResNetConfig",),
+    "vitruvian.models.resnet.modeling": ("ResNetBackbone",),
+    "vitruvian.models.sam2.automatic": (
+        "AutomaticMaskOptions",
+        "MaskProposals",
+        "Sam2AutomaticMaskGenerator",
+    ),
+    "vitruvian.models.sam2.configuration": (
+        "Sam2Config",
+        "Sam2HieraDetConfig",
+        "Sam2MaskDecoderConfig",
+        "Sam2PromptEncoderConfig",
+        "Sam2VisionConfig",
+    ),
+    "vitruvian.models.sam2.hiera": (
+        "Sam2HieraDetModel",
+        "Sam2HieraDetModelOutput",
+    ),
+    "vitruvian.models.sam2.interactive": ("Sam2Session",),
+    "vitruvian.models.sam2.modeling": (
+        "Sam2ImageSegmentationOutput",
+        "Sam2Model",
+    ),
+    "vitruvian.models.sam2.processing": (
+        "Sam2ImageProcessor",
+        "Sam2Processor",
+    ),
+    "vitruvian.models.sam2.vision": (
+        "Sam2VisionEncoderOutput",
+        "Sam2VisionModel",
+    ),
+    "vitruvian.models.sapiens2.configuration": (
+        "Sapiens2Config",
+        "Sapiens2HeadConfig",
+    ),
     "vitruvian.models.sapiens2.modeling": (
         "Sapiens2Backbone",
         "Sapiens2ForAlbedoEstimation",
@@ -65,8 +130,22 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "Sapiens2PreTrainingOutput",
         "Sapiens2SemanticSegmenterOutput",
     ),
-    "vitruvian.models.sapiens2.pretraining": ("SelfDistillation", "Sapiens2ForPreTraining"),
+    "vitruvian.models.sapiens2.pretraining": (
+        "Sapiens2ForPreTraining",
+        "SelfDistillation",
+    ),
     "vitruvian.models.sapiens2.processing": ("Sapiens2ImageProcessor",),
+    "vitruvian.models.swin.configuration": (
+        "MaskFormerSwinConfig",
+        "SwinConfig",
+    ),
+    "vitruvian.models.swin.modeling": (
+        "MaskFormerSwinBackbone",
+        "SwinBackbone",
+        "SwinModel",
+        "SwinPreTrainedModel",
+    ),
+    "vitruvian.models.swin.outputs": ("SwinModelOutput",),
     "vitruvian.outputs": (
         "BackboneOutput",
         "BaseModelOutput",

@@ -11,15 +11,56 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from vitruvian.config import Config, Settings, read_config_dict
+from vitruvian.config import Config, Settings, read_config_dict, read_json
 from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matches
-from vitruvian.hub import CONFIG_FILE, HubOptions
-from vitruvian.processor import PROCESSOR_FILE
+from vitruvian.hub import CONFIG_FILE, HubOptions, json_file, pinned
+from vitruvian.processor import JOINT_FILE, PROCESSOR_FILE
 
+MASK2FORMER = "vitruvian.models.mask2former"
+MASKFORMER = "vitruvian.models.maskformer"
+RESNET = "vitruvian.models.resnet"
+SAM2 = "vitruvian.models.sam2"
 SAPIENS2 = "vitruvian.models.sapiens2"
+SWIN = "vitruvian.models.swin"
 
 # model_type -> task -> "module:class"; "config", "processor" and "model" are tasks of every family.
 TABLE: dict[str, dict[str, str]] = {
+    "mask2former": {
+        "config": f"{MASK2FORMER}.configuration:Mask2FormerConfig",
+        "processor": f"{MASK2FORMER}.processing:Mask2FormerImageProcessor",
+        "model": f"{MASK2FORMER}.modeling:Mask2FormerModel",
+        "universal": f"{MASK2FORMER}.modeling:Mask2FormerForUniversalSegmentation",
+    },
+    "maskformer": {
+        "config": f"{MASKFORMER}.configuration:MaskFormerConfig",
+        "processor": f"{MASKFORMER}.processing:MaskFormerImageProcessor",
+        "model": f"{MASKFORMER}.modeling:MaskFormerModel",
+        "instance": f"{MASKFORMER}.modeling:MaskFormerForInstanceSegmentation",
+        "universal": f"{MASKFORMER}.modeling:MaskFormerForInstanceSegmentation",
+    },
+    "maskformer-swin": {
+        "config": f"{SWIN}.configuration:MaskFormerSwinConfig",
+        "backbone": f"{SWIN}.modeling:MaskFormerSwinBackbone",
+    },
+    "resnet": {
+        "config": f"{RESNET}.configuration:ResNetConfig",
+        "backbone": f"{RESNET}.modeling:ResNetBackbone",
+    },
+    "sam2": {
+        "config": f"{SAM2}.configuration:Sam2Config",
+        "processor": f"{SAM2}.processing:Sam2ImageProcessor",
+        "prompts": f"{SAM2}.processing:Sam2Processor",
+        "model": f"{SAM2}.modeling:Sam2Model",
+        "mask-generation": f"{SAM2}.modeling:Sam2Model",
+    },
+    "sam2_hiera_det_model": {
+        "config": f"{SAM2}.configuration:Sam2HieraDetConfig",
+        "model": f"{SAM2}.hiera:Sam2HieraDetModel",
+    },
+    "sam2_vision_model": {
+        "config": f"{SAM2}.configuration:Sam2VisionConfig",
+        "model": f"{SAM2}.vision:Sam2VisionModel",
+    },
     "sapiens2": {
         "config": f"{SAPIENS2}.configuration:Sapiens2Config",
         "processor": f"{SAPIENS2}.processing:Sapiens2ImageProcessor",
@@ -33,7 +74,14 @@ TABLE: dict[str, dict[str, str]] = {
         "matting": f"{SAPIENS2}.modeling:Sapiens2ForImageMatting",
         "albedo": f"{SAPIENS2}.modeling:Sapiens2ForAlbedoEstimation",
     },
+    "swin": {
+        "config": f"{SWIN}.configuration:SwinConfig",
+        "model": f"{SWIN}.modeling:SwinModel",
+        "backbone": f"{SWIN}.modeling:SwinBackbone",
+    },
 }
+# Checkpoints of SAM 2 on the Hub were saved from its video model, of which pictures need all but the memory.
+TABLE["sam2_video"] = TABLE["sam2"]
 
 HUB_KEYWORDS = ("revision", "cache_dir", "token", "local_files_only", "force_download", "subfolder")
 
@@ -51,7 +99,7 @@ def find_class(address: str) -> Any:
 
 def family_of(model_type: Any, source: str) -> dict[str, str]:
     """Return the table of a model type."""
-    if model_type not in TABLE:
+    if not isinstance(model_type, str) or model_type not in TABLE:
         known = ", ".join(sorted(TABLE))
         raise ConfigError(
             f"{source}: expected a model_type among {known}, got {model_type!r}.{near_matches(str(model_type), TABLE)}"
@@ -70,7 +118,8 @@ def by_class_name(name: str) -> str | None:
 
 def read_config(source: str | Path, options: HubOptions) -> dict[str, Any]:
     """Read a checkpoint's configuration, which it must have."""
-    values = read_config_dict(source, options)
+    file = json_file(source)
+    values = read_config_dict(source, options) if file is None else read_json(file)
     if values is None:
         raise CheckpointError(f"{source}: expected {CONFIG_FILE}, found none. Is this a checkpoint?")
     return values
@@ -119,7 +168,11 @@ class AutoProcessor:
 
 def open_processor(source: str | Path, options: HubOptions, overrides: dict[str, Any], *, task: str) -> Any:
     """Open the processor that a checkpoint's files name, or the one of its model type."""
-    stated = read_config_dict(source, options, PROCESSOR_FILE) or {}
+    options = pinned(source, options, by=PROCESSOR_FILE)
+    stated = read_config_dict(source, options, PROCESSOR_FILE)
+    if stated is None:  # a processor saved as one file keeps the image processor's options inside
+        joint = read_config_dict(source, options, JOINT_FILE) or {}
+        stated = joint | joint.get("image_processor", {})
     names = [stated.get(key) for key in ("processor_class", "image_processor_type", "feature_extractor_type")]
     address = None
     if task == "processor":
@@ -165,9 +218,12 @@ class AutoTaskModel:
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
         """Open a checkpoint; keywords are those of `Model.from_pretrained`."""
         config = kwargs.get("config")
-        values = config.to_dict() | {"architectures": config.architectures} if isinstance(config, Config) else None
-        if values is None:
-            values = read_config(config or pretrained_model_name_or_path, hub_options(kwargs))
+        if config is None:
+            options = pinned(pretrained_model_name_or_path, hub_options(kwargs))
+            kwargs["revision"] = options.revision
+            values = read_config(pretrained_model_name_or_path, options)
+        else:
+            values = config.to_dict() if isinstance(config, Config) else read_config(config, hub_options(kwargs))
         found = cls.find(values, str(pretrained_model_name_or_path))
         return found.from_pretrained(pretrained_model_name_or_path, **kwargs)
 

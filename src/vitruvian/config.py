@@ -11,14 +11,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import tempfile
 import types
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from vitruvian.errors import CheckpointError, ConfigError, near_matches
-from vitruvian.hub import CONFIG_FILE, HubOptions, find_file, require_file, write_text
+from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matches
+from vitruvian.hub import CONFIG_FILE, HubOptions, find_file, json_file, require_file, upload, write_text
 from vitruvian.version import __version__
 
 T = TypeVar("T")
@@ -103,14 +104,22 @@ class Settings:
             force_download=force_download,
             subfolder=subfolder,
         )
-        path = require_file(pretrained_model_name_or_path, cls.file_name, options)
-        return cls.from_dict(read_json(path), **overrides)
+        source = pretrained_model_name_or_path
+        return cls.from_dict(read_json(json_file(source) or require_file(source, cls.file_name, options)), **overrides)
 
     def save_pretrained(self, save_directory: str | Path) -> list[Path]:
         """Write the JSON file into a folder (made if needed) and return what was written."""
-        path = Path(save_directory) / self.file_name
+        folder = Path(save_directory).expanduser()
+        if folder.is_file():
+            raise InputError(f"{folder}: expected a folder to save into, got a file. Choose another path.")
+        path = folder / self.file_name
         write_text(path, self.to_json_string())
         return [path]
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Save to a Hub repository (made if needed) and return the commit's address; keywords as in `hub.upload`."""
+        with tempfile.TemporaryDirectory() as folder:
+            return upload(self.save_pretrained(folder), repo_id, **options)
 
     def __getattr__(self, name: str) -> Any:
         extra = self.__dict__.get("extra", {})
@@ -139,6 +148,8 @@ class Config(Settings):
         output_hidden_states: Return the hidden states of all layers unless a call says otherwise.
         output_attentions: Return attention weights unless a call says otherwise.
         return_dict: Return a `ModelOutput` rather than a tuple unless a call says otherwise.
+        name_or_path: Where the checkpoint was opened; not saved.
+        attn_implementation: How attention is computed: ``"sdpa"`` (the default), ``"eager"`` …; not saved.
     """
 
     model_type: ClassVar[str] = ""
@@ -146,6 +157,12 @@ class Config(Settings):
     written_unless_default: ClassVar[frozenset[str]] = frozenset(
         {"output_hidden_states", "output_attentions", "return_dict"}
     )
+    # A field that a caller overrides -> fields of the file that said the same thing in another way.
+    supersedes: ClassVar[dict[str, tuple[str, ...]]] = {
+        "id2label": ("label2id", "num_labels"),
+        "out_features": ("out_indices",),
+        "out_indices": ("out_features",),
+    }
 
     architectures: list[str] | None = None
     num_labels: int = 0
@@ -159,23 +176,29 @@ class Config(Settings):
     attn_implementation: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.id2label, dict):
-            self.id2label = {int(key): name for key, name in self.id2label.items()}
+        self.id2label = by_index(self.id2label, type(self).__name__)
         if self.dtype is not None:
             self.dtype = str(self.dtype).removeprefix("torch.")
         super().__post_init__()
-        count = self.num_labels
-        if self.id2label is None or (count and count != len(self.id2label)):
-            set_label_count(self, count or 2)
+        if self.id2label is None or (self.num_labels and self.num_labels != len(self.id2label)):
+            set_label_count(self, self.num_labels or 2)
         else:
-            object.__setattr__(self, "num_labels", len(self.id2label))
-            if self.label2id is None:
-                self.label2id = {name: index for index, name in self.id2label.items()}
+            set_label_names(self, self.id2label, self.label2id)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-        if name == "num_labels" and "label2id" in self.__dict__ and value != len(self.id2label or {}):
+        ready = "_ready" in self.__dict__  # the constructor sets fields one by one and makes them agree at its end
+        if ready and name == "num_labels" and value != self.num_labels:
             set_label_count(self, value)
+        elif ready and name == "id2label" and value is not None:
+            set_label_names(self, by_index(value, type(self).__name__) or {})
+        else:
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
+        """Build from a JSON object; unknown keys are kept, `overrides` must be known fields and win over the file."""
+        stale = {old for new in overrides for old in cls.supersedes.get(new, ()) if old not in overrides}
+        return super().from_dict({key: value for key, value in values.items() if key not in stale}, **overrides)
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -200,8 +223,6 @@ class Config(Settings):
         for field in dataclasses.fields(self):
             if field.name in self.written_unless_default and values.get(field.name) == field.default:
                 values.pop(field.name)
-        if self.id2label is not None:
-            values["id2label"] = {str(index): name for index, name in self.id2label.items()}
         return values | {"model_type": self.model_type, "vitruvian_version": __version__}
 
     @property
@@ -210,13 +231,28 @@ class Config(Settings):
         return self.return_dict
 
 
+def by_index(names: Any, owner: str) -> Any:
+    """Read a table of class names, whose keys JSON keeps as text; leave other values to the type check."""
+    if not isinstance(names, Mapping):
+        return names
+    try:
+        return {int(key): name for key, name in names.items()}
+    except ValueError as error:
+        raise ConfigError(f"{owner}.id2label: expected class numbers as keys, got {list(names)[:8]}.") from error
+
+
 def set_label_count(config: Config, count: int) -> None:
     """Give `config` `count` labels with neutral names, replacing what it had."""
     if count < 1:
         raise ConfigError(f"{type(config).__name__}.num_labels: expected at least 1, got {count}.")
-    config.id2label = {index: f"LABEL_{index}" for index in range(count)}
-    config.label2id = {name: index for index, name in config.id2label.items()}
-    object.__setattr__(config, "num_labels", count)
+    set_label_names(config, {index: f"LABEL_{index}" for index in range(count)})
+
+
+def set_label_names(config: Config, names: dict[int, str], indices: dict[str, int] | None = None) -> None:
+    """Give `config` these labels; what says the same thing in another way follows."""
+    if indices is None:
+        indices = {name: index for index, name in names.items()}
+    config.__dict__.update(id2label=names, label2id=indices, num_labels=len(names), _ready=True)
 
 
 def nested(value: Any, cls: type[Settings]) -> Any:

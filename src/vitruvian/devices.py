@@ -8,21 +8,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitruvian.errors import InputError, MissingExtraError
+from vitruvian.errors import InputError, MissingExtraError, near_matches
 from vitruvian.weights import WeightFiles
 
 
 def choose_dtype(asked: torch.dtype | str | None, stated: str | None, files: WeightFiles) -> torch.dtype:
     """Return the data type to load in: the one asked for, the one the configuration states, or the first weight's."""
-    if isinstance(asked, torch.dtype):
-        return asked
-    name = stated if asked in (None, "auto") else asked
-    if name is not None:
-        kind = getattr(torch, str(name).removeprefix("torch."), None)
-        if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
-            raise InputError(f"dtype: expected a floating-point type such as 'float32' or 'bfloat16', got {name!r}.")
-        return kind
+    wanted = stated if asked in (None, "auto") else asked
+    if wanted is not None:
+        return checked_dtype(wanted)
     return next((tensor.dtype for _, tensor in files.tensors() if tensor.is_floating_point()), torch.float32)
+
+
+def checked_dtype(value: torch.dtype | str) -> torch.dtype:
+    """Return a floating-point type, given itself or its name."""
+    found = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise InputError(f"dtype: expected a floating-point type such as 'float32' or 'bfloat16', got {value!r}.")
+    return found
 
 
 def choose_devices(
@@ -36,6 +39,10 @@ def choose_devices(
     if device is not None and device_map is not None:
         raise InputError("device and device_map: expected one of them, got both. Drop one.")
     if isinstance(device_map, dict):
+        known = {name for name, _ in model.named_modules()} | set(model.state_dict())
+        for name in device_map:
+            if name not in known:
+                raise InputError(f"device_map: the model has no part {name!r}.{near_matches(name, known)}")
         return {name: checked_device(value) for name, value in device_map.items()}
     if device_map == "auto":
         return automatic_devices(model, dtype, keep_whole)
@@ -46,10 +53,12 @@ def checked_device(value: Any) -> torch.device:
     """Return a device that exists here."""
     try:
         found = torch.device(value if not isinstance(value, int) else f"cuda:{value}")
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise InputError(f"device: expected a name such as 'cuda', 'mps' or 'cpu', got {value!r}.") from error
     if found.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device: {value!r} asked for, but torch finds no CUDA device here. Use device='cpu'.")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device: {value!r} asked for, but the last one here is cuda:{torch.cuda.device_count() - 1}.")
     if found.type == "mps" and not torch.backends.mps.is_available():
         raise InputError(f"device: {value!r} asked for, but torch finds no Metal device here. Use device='cpu'.")
     return found
@@ -69,7 +78,7 @@ def automatic_devices(model: nn.Module, dtype: torch.dtype, keep_whole: Sequence
         table = infer_auto_device_map(model, no_split_module_classes=list(keep_whole), dtype=dtype)
         if "disk" in table.values():
             raise InputError("device_map='auto': the model fits neither the GPUs nor memory. Use a smaller variant.")
-        return {name: torch.device(value) for name, value in table.items()}
+        return {name: checked_device(value) for name, value in table.items()}
     if torch.backends.mps.is_available():
         return {"": torch.device("mps")}
     return {"": torch.device("cpu")}
@@ -90,4 +99,6 @@ def spread(model: nn.Module, places: dict[str, torch.device]) -> None:
             from accelerate import dispatch_model
         except ImportError as error:
             raise MissingExtraError("accelerate", "train", "a model over several devices") from error
-        dispatch_model(model, device_map=dict(places))
+        # accelerate tells devices apart by number and by the word "cpu".
+        table = {name: place.type if place.index is None else place.index for name, place in places.items()}
+        dispatch_model(model, device_map=table)

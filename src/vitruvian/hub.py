@@ -7,9 +7,11 @@ Downloads go through huggingface_hub, so its cache, tokens, mirrors and offline 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from vitruvian.errors import CheckpointError
 
 CONFIG_FILE = "config.json"
 WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth")
+FILE_ENDINGS = (*WEIGHT_ENDINGS, ".json")
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ def is_local(source: str | Path) -> bool:
     if path.exists():
         return True
     text = str(source)
-    if isinstance(source, Path) or text.count("/") != 1 or text.startswith((".", "~", "/")) or "\\" in text:
+    named_here = isinstance(source, Path) or text.startswith((".", "~", "/")) or text.endswith(FILE_ENDINGS)
+    if named_here or text.count("/") != 1 or "\\" in text:
         raise CheckpointError(
             f"{source}: no such file or folder, and not a Hub name of the form owner/name. Check the spelling."
         )
@@ -69,9 +73,29 @@ def local_folder(source: str | Path) -> Path:
 
 
 def weight_file(source: str | Path) -> Path | None:
-    """Return `source` itself where it names a single weight file."""
+    """Return `source` itself where it names a single weight file; a file of another kind is refused."""
     path = Path(source).expanduser()
-    return path if path.is_file() and path.suffix in WEIGHT_ENDINGS else None
+    if not path.is_file():
+        return None
+    if path.suffix not in WEIGHT_ENDINGS:
+        raise CheckpointError(f"{path}: expected a weight file ({', '.join(WEIGHT_ENDINGS)}) or a folder, got neither.")
+    return path
+
+
+def json_file(source: str | Path) -> Path | None:
+    """Return `source` itself where it names a single JSON file."""
+    path = Path(source).expanduser()
+    return path if path.is_file() and path.suffix == ".json" else None
+
+
+def pinned(source: str | Path, options: HubOptions, *, by: str = CONFIG_FILE) -> HubOptions:
+    """Fix the commit that a Hub name stands for now, with the file that is needed first.
+
+    All files of one opening then belong together, and the network is asked for each at most once.
+    """
+    path = None if is_local(source) else download(str(source), by, options)
+    commits = re.findall(r"[/\\]snapshots[/\\]([0-9a-f]{40})(?=[/\\])", str(path))
+    return dataclasses.replace(options, revision=commits[-1]) if commits else options
 
 
 def download(repository: str, name: str, options: HubOptions) -> Path | None:
@@ -79,6 +103,9 @@ def download(repository: str, name: str, options: HubOptions) -> Path | None:
     from huggingface_hub import errors as hub
     from huggingface_hub import hf_hub_download
 
+    is_commit = re.fullmatch(r"[0-9a-f]{40}", options.revision or "")
+    if is_commit and not options.force_download and known_absent(repository, name, options, trust_snapshot=False):
+        return None  # a commit never changes
     try:
         return Path(
             hf_hub_download(
@@ -94,10 +121,10 @@ def download(repository: str, name: str, options: HubOptions) -> Path | None:
             )
         )
     except hub.LocalEntryNotFoundError as error:
-        if options.local_files_only or offline():
-            # The cache remembers files that a repository does not have; anything else it simply has not seen.
-            if known_absent(repository, name, options):
-                return None
+        switched_off = options.local_files_only or offline()
+        if known_absent(repository, name, options, trust_snapshot=switched_off):
+            return None
+        if switched_off:
             raise CheckpointError(
                 f"{repository}: {name} is not in the local cache and the network is switched off "
                 "(local_files_only or HF_HUB_OFFLINE). Download it once with the network on."
@@ -120,21 +147,28 @@ def download(repository: str, name: str, options: HubOptions) -> Path | None:
         raise CheckpointError(
             f"{repository}: no such repository on the Hub, or it is private. Check the name, or pass token=…"
         ) from error
-    except (hub.HfHubHTTPError, OSError) as error:
+    except Exception as error:  # what a broken connection raises depends on huggingface_hub's HTTP library
         raise CheckpointError(f"{repository}: downloading {name} failed ({error}). Try again.") from error
 
 
-def known_absent(repository: str, name: str, options: HubOptions) -> bool:
-    """Tell whether the offline cache can vouch that a repository does not have a file."""
+def known_absent(repository: str, name: str, options: HubOptions, *, trust_snapshot: bool) -> bool:
+    """Tell whether the cache can vouch that a repository does not have a file.
+
+    The cache remembers files that were asked for in vain. With `trust_snapshot`, a checkpoint whose config.json was
+    downloaded is taken as complete too: what it lacks here, it lacks there.
+    """
     from huggingface_hub import try_to_load_from_cache
 
-    full = f"{options.subfolder}/{name}" if options.subfolder else name
     place = None if options.cache_dir is None else str(options.cache_dir)
-    found = try_to_load_from_cache(repository, full, cache_dir=place, revision=options.revision)
+
+    def look(file_name: str) -> object:
+        full = f"{options.subfolder}/{file_name}" if options.subfolder else file_name
+        return try_to_load_from_cache(repository, full, cache_dir=place, revision=options.revision)
+
+    found = look(name)  # a path, None where the cache never saw the file, or a mark for "does not exist"
     if found is not None:
         return not isinstance(found, str)
-    # A snapshot that was downloaded is taken as complete: config.json is what every checkpoint has.
-    return isinstance(try_to_load_from_cache(repository, CONFIG_FILE, cache_dir=place, revision=options.revision), str)
+    return trust_snapshot and isinstance(look(CONFIG_FILE), str)
 
 
 def offline() -> bool:
@@ -170,3 +204,50 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with written_in_place(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def upload(
+    files: Sequence[Path],
+    repo_id: str,
+    *,
+    replaces: Sequence[str] = (),
+    private: bool | None = None,
+    token: str | bool | None = None,
+    revision: str | None = None,
+    commit_message: str = "Upload with vitruvian",
+    create_pr: bool = False,
+) -> str:
+    """Put files of one folder into a Hub repository (made if needed) in one commit; return the commit's address.
+
+    Args:
+        files: What to upload, all from one folder.
+        repo_id: The repository, owner/name.
+        replaces: Patterns of files to remove from the repository unless they are uploaded now.
+        private: Whether a repository that is made is private.
+        token: Access token of the Hub.
+        revision: Branch to commit to (made if needed).
+        commit_message: Title of the commit.
+        create_pr: Open a pull request rather than commit.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token, library_name="vitruvian")
+    try:
+        name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if revision is not None and not create_pr and not revision.startswith("refs/"):
+            api.create_branch(name, branch=revision, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=name,
+            folder_path=files[0].parent,
+            allow_patterns=[file.name for file in files],
+            delete_patterns=list(replaces) or None,
+            revision=revision,
+            commit_message=commit_message,
+            create_pr=create_pr,
+        )
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{repo_id}: uploading failed ({reason}). Check the name, and log in with `hf auth login` or pass token=…"
+        ) from error
+    return str(done.pr_url or done)

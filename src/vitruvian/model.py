@@ -5,6 +5,7 @@ from_pretrained(name): config.json ─▶ build on the meta device ─▶ pair n
 
 from __future__ import annotations
 
+import copy
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.devices import choose_devices, choose_dtype, place_of, spread
+from vitruvian.devices import checked_device, checked_dtype, choose_devices, choose_dtype, place_of, spread
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, WeightsError
-from vitruvian.hub import CONFIG_FILE, HubOptions, weight_file
+from vitruvian.hub import CONFIG_FILE, HubOptions, pinned, upload, weight_file
 from vitruvian.layers.attention import check_implementation
 from vitruvian.outputs import ModelOutput
 from vitruvian.weights import (
+    SAVED_FILES,
     KeyPlan,
     WeightFiles,
     check_finite,
@@ -67,17 +69,32 @@ class Model(nn.Module):
 
     @classmethod
     def from_config(
-        cls, config: Config, *, dtype: torch.dtype | None = None, device: str | torch.device | None = None
+        cls,
+        config: Config,
+        *,
+        dtype: torch.dtype | str | None = None,
+        device: str | torch.device | int | None = None,
+        attn_implementation: str | None = None,
     ) -> Self:
-        """Build a model with fresh weights, straight on its device and in its data type."""
+        """Build a model with fresh weights in training mode, straight on its device and in its data type.
+
+        Args:
+            config: The configuration.
+            dtype: Data type of the weights; float32 by default.
+            device: Where to put them; the CPU by default.
+            attn_implementation: As in `from_pretrained`.
+        """
         with torch.device("meta"):
             model = cls(config)
         if dtype is not None:
-            model.to(dtype)
-        model.to_empty(device=device or "cpu")
+            model.to(checked_dtype(dtype))
+        place = checked_device("cpu" if device is None else device)
+        model.to_empty(device=place)
         for module in model.modules():
             model.init_module(module)
-            refill_buffers(module)
+            refill_buffers(module, lambda _: place)
+        if attn_implementation is not None:
+            model.set_attn_implementation(attn_implementation)
         return model
 
     @classmethod
@@ -125,12 +142,15 @@ class Model(nn.Module):
             subfolder: Folder inside the checkpoint.
             config_overrides: Fields of the configuration to change, such as `num_labels`.
         """
-        options = HubOptions(revision, cache_dir, token, local_files_only, force_download, subfolder)
+        given = HubOptions(revision, cache_dir, token, local_files_only, force_download, subfolder)
+        options = pinned(pretrained_model_name_or_path, given)
         source = str(pretrained_model_name_or_path)
-        settings, new_labels = cls.read_config(source, config, options, config_overrides)
+        settings, new_labels = cls.read_config(
+            pretrained_model_name_or_path, config, options if config is None else given, config_overrides
+        )
         if attn_implementation is not None:
             settings.attn_implementation = attn_implementation
-        files = cls.adapt(open_weights(source, options, use_safetensors=use_safetensors))
+        files = cls.adapt(open_weights(pretrained_model_name_or_path, options, use_safetensors=use_safetensors))
 
         with torch.device("meta"):
             model = cls(settings)
@@ -162,23 +182,23 @@ class Model(nn.Module):
 
     @classmethod
     def read_config(
-        cls, source: str, config: Config | str | Path | None, options: HubOptions, overrides: dict[str, Any]
+        cls, source: str | Path, config: Config | str | Path | None, options: HubOptions, overrides: dict[str, Any]
     ) -> tuple[Any, bool]:
         """Return the configuration to build with, and whether the caller asked for another number of labels."""
-        where = options.__dict__
         if isinstance(config, Config):
-            found = cls.config_class.from_dict(config.to_dict(), **overrides) if overrides else config
-            return found, found.num_labels != config.num_labels
-        if config is None and weight_file(source) is not None:
-            beside = Path(source).expanduser().parent / CONFIG_FILE
-            if not beside.is_file():
-                raise ConfigError(
-                    f"{source}: expected {CONFIG_FILE} beside the weight file, found none. Pass config=… with it."
-                )
-        read = cls.config_class.from_pretrained(config or source, **where)
+            read = copy.deepcopy(config)  # what loading writes into it is no concern of the caller's
+        else:
+            if config is None and weight_file(source) is not None:
+                beside = Path(source).expanduser().parent / CONFIG_FILE
+                if not beside.is_file():
+                    raise ConfigError(
+                        f"{source}: expected {CONFIG_FILE} beside the weight file, found none. Pass config=… with it."
+                    )
+            read = cls.config_class.from_pretrained(config or source, **options.__dict__)
         if not overrides:
             return read, False
-        changed = relabel(cls.config_class, read, overrides)
+        changed = cls.config_class.from_dict(read.to_dict(), **overrides)
+        changed.attn_implementation = changed.attn_implementation or read.attn_implementation
         return changed, changed.num_labels != read.num_labels
 
     @classmethod
@@ -232,7 +252,8 @@ class Model(nn.Module):
         path, _, leaf = name.rpartition(".")
         owner = self.get_submodule(path)
         if leaf in owner._parameters:
-            owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=tensor.is_floating_point())
+            blank = owner._parameters[leaf]
+            owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=blank is not None and blank.requires_grad)
         else:
             owner._buffers[leaf] = tensor
 
@@ -240,11 +261,15 @@ class Model(nn.Module):
         """Give starting values to weights that no file held, and compute the buffers that are never saved."""
         for path, module in self.named_modules():
             lead = f"{path}." if path else ""
+
+            def where(leaf: str, lead: str = lead) -> torch.device:
+                return place_of(lead + leaf, places)
+
             own = {leaf: lead + leaf in names for leaf, value in module._parameters.items() if value is not None}
             own |= {leaf: lead + leaf in names for leaf in saved_buffers(module)}
             if any(own.values()):
-                fill_module(self, module, own, dtype, place_of(lead, places))
-            refill_buffers(module, place_of(lead, places))
+                fill_module(self, module, own, dtype, where)
+            refill_buffers(module, where)
 
     def hub_tensors(self) -> dict[str, Tensor]:
         """Parameters and saved buffers under their names on the Hub."""
@@ -253,26 +278,34 @@ class Model(nn.Module):
     def save_pretrained(
         self, save_directory: str | Path, *, max_shard_size: int | str = "5GB", push_to_hub: bool = False, **push: Any
     ) -> list[Path]:
-        """Write `config.json` and safetensors files that transformers reads too; return what was written."""
-        folder = Path(save_directory)
-        if folder.is_file():
-            raise InputError(f"{folder}: expected a folder to save into, got a file. Choose another path.")
+        """Write `config.json` and safetensors files that transformers reads too; return what was written.
+
+        Args:
+            save_directory: Folder to write into, made if needed. Weights that an earlier save left there are replaced.
+            max_shard_size: Size above which weights are split into several files, such as ``"5GB"`` or ``"500MiB"``.
+            push_to_hub: Upload what was written too.
+            push: With `push_to_hub`: `repo_id` (the folder's name by default) and the keywords of `push_to_hub`.
+        """
+        if push and not push_to_hub:
+            raise InputError(f"save_pretrained: got {', '.join(push)}, which is used with push_to_hub=True alone.")
+        folder = Path(save_directory).expanduser()
         self.config.architectures = [type(self).__name__]
         self.config.dtype = str(self.dtype).removeprefix("torch.")
         written = self.config.save_pretrained(folder)
         written += save_weights(self.hub_tensors(), folder, max_shard_size=max_shard_size)
         if push_to_hub:
-            upload(folder, push.pop("repo_id", folder.name), **push)
+            upload(written, push.pop("repo_id", folder.resolve().name), replaces=SAVED_FILES, **push)
         return written
 
     def push_to_hub(self, repo_id: str, *, max_shard_size: int | str = "5GB", **options: Any) -> str:
-        """Save to a Hub repository (made if needed) and return its address.
+        """Save to a Hub repository (made if needed) in one commit and return its address.
 
         Further keywords: `private`, `token`, `revision`, `commit_message`, `create_pr`.
         """
         with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder, max_shard_size=max_shard_size)
-            return upload(Path(folder), repo_id, **options)
+            return upload(
+                self.save_pretrained(folder, max_shard_size=max_shard_size), repo_id, replaces=SAVED_FILES, **options
+            )
 
     # ------------------------------------------------------------------ what models can tell and be told
 
@@ -327,25 +360,17 @@ class Model(nn.Module):
         return output if self.flag("return_dict", return_dict) else output.to_tuple()  # type: ignore[return-value]
 
 
-def relabel(config_class: type[Config], read: Config, overrides: dict[str, Any]) -> Any:
-    """Apply overrides to a configuration; a new number of labels or new names replace both label tables."""
-    values = read.to_dict()
-    if {"num_labels", "id2label", "label2id"} & set(overrides):
-        if overrides.get("num_labels", read.num_labels) != read.num_labels or "id2label" in overrides:
-            values.pop("id2label", None)
-            values.pop("label2id", None)
-        else:
-            overrides = {key: value for key, value in overrides.items() if key != "num_labels"}
-    return config_class.from_dict(values, **overrides)
-
-
 def saved_buffers(module: nn.Module) -> Iterator[str]:
     """Names of a module's own buffers that are part of its state dict."""
     return (leaf for leaf in module._buffers if leaf not in module._non_persistent_buffers_set)
 
 
 def fill_module(
-    model: Model, module: nn.Module, own: dict[str, bool], dtype: torch.dtype, device: torch.device
+    model: Model,
+    module: nn.Module,
+    own: dict[str, bool],
+    dtype: torch.dtype,
+    where: Callable[[str], torch.device],
 ) -> None:
     """Fill the own weights of `module` that are marked True with starting values, keeping the others."""
     kept: dict[str, Any] = {}
@@ -354,7 +379,7 @@ def fill_module(
         if not is_new:
             kept[leaf] = value
         kind = dtype if value.is_floating_point() else value.dtype
-        blank = torch.empty(value.shape, dtype=kind, device=device)
+        blank = torch.empty(value.shape, dtype=kind, device=where(leaf))
         set_own(module, leaf, blank)
     model.init_module(module)
     for leaf, value in kept.items():
@@ -363,39 +388,18 @@ def fill_module(
 
 def set_own(module: nn.Module, leaf: str, value: Tensor) -> None:
     """Replace a parameter or buffer that a module itself owns."""
-    if leaf in module._parameters:
-        module._parameters[leaf] = value if isinstance(value, nn.Parameter) else nn.Parameter(value)
+    old = module._parameters.get(leaf)
+    if old is not None:
+        module._parameters[leaf] = nn.Parameter(value, requires_grad=old.requires_grad)
     else:
         module._buffers[leaf] = value
 
 
-def refill_buffers(module: nn.Module, device: torch.device | None = None) -> None:
-    """Compute a module's never-saved buffers again after it was built on the meta device."""
+def refill_buffers(module: nn.Module, where: Callable[[str], torch.device]) -> None:
+    """Compute a module's never-saved buffers again after it was built on the meta device, and put them in place."""
     if module._non_persistent_buffers_set:
         reset: Callable[[], None] = module.reset_buffers  # type: ignore[assignment]
         reset()
-        if device is not None:
-            for leaf in module._non_persistent_buffers_set:
-                buffer = module._buffers[leaf]
-                module._buffers[leaf] = None if buffer is None else buffer.to(device)
-
-
-def upload(
-    folder: Path,
-    repo_id: str,
-    *,
-    private: bool | None = None,
-    token: str | bool | None = None,
-    revision: str | None = None,
-    commit_message: str = "Upload model with vitruvian",
-    create_pr: bool = False,
-) -> str:
-    """Put a folder into a Hub repository, which is made if needed; return its address."""
-    from huggingface_hub import HfApi
-
-    api = HfApi(token=token, library_name="vitruvian")
-    name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-    done = api.upload_folder(
-        repo_id=name, folder_path=folder, revision=revision, commit_message=commit_message, create_pr=create_pr
-    )
-    return str(done)
+        for leaf in module._non_persistent_buffers_set:
+            buffer = module._buffers[leaf]
+            module._buffers[leaf] = None if buffer is None else buffer.to(where(leaf))

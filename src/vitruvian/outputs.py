@@ -22,7 +22,7 @@ class ModelOutput:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # Lets torch.export, torch.func and data-parallel wrappers look inside.
+        # Lets torch.export and torch.func look inside.
         torch.utils._pytree.register_pytree_node(
             cls,
             lambda output: (list(output.values()), list(output.keys())),
@@ -37,7 +37,7 @@ class ModelOutput:
         if type(first) is dict:
             setattr(self, names[0], None)
             for name, value in first.items():
-                setattr(self, name, value)
+                self[name] = value
 
     def keys(self) -> list[str]:
         """Names of the fields that are set."""
@@ -54,8 +54,7 @@ class ModelOutput:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Value of a field, or `default` where it is absent or unset."""
-        value = getattr(self, name, None)
-        return default if value is None else value
+        return getattr(self, name) if name in self.keys() else default
 
     def to_tuple(self) -> tuple[Any, ...]:
         """Values of the fields that are set, in order: what ``return_dict=False`` gives."""
@@ -69,6 +68,9 @@ class ModelOutput:
         return getattr(self, key)
 
     def __setitem__(self, key: str, value: Any) -> None:
+        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        if key not in names:
+            raise KeyError(f"{key!r}: not among {names}")
         setattr(self, key, value)
 
     def __contains__(self, key: object) -> bool:
@@ -126,6 +128,8 @@ class BatchFeature(dict[str, Any]):
     """A processor's output: a dict whose items are attributes too and that moves as one with `to`."""
 
     def __init__(self, data: Mapping[str, Any] | None = None, tensor_type: str | None = None) -> None:
+        if tensor_type not in (None, "pt", "np"):
+            raise InputError(f"return_tensors: expected 'pt', 'np' or None, got {tensor_type!r}.")
         super().__init__({k: as_tensors(k, v, tensor_type) for k, v in (data or {}).items()})
 
     @property
@@ -165,26 +169,31 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def as_tensors(name: str, value: Any, tensor_type: str | None) -> Any:
-    """Stack a list of equally shaped tensors as ``return_tensors`` asks; without it leave the list."""
+    """Stack a list of equally shaped tensors, arrays or numbers as ``return_tensors`` asks; without it leave it."""
     if tensor_type is None or not isinstance(value, (list, tuple)) or not value:
         return as_numpy(value) if tensor_type == "np" else value
-    if tensor_type not in ("pt", "np"):
-        raise InputError(f"return_tensors: expected 'pt', 'np' or None, got {tensor_type!r}.")
-    if not all(isinstance(item, Tensor) for item in value):
-        stacked = torch.as_tensor(np.asarray(value))
-    else:
+    if all(isinstance(item, (Tensor, np.ndarray)) for item in value):
         shapes = {tuple(item.shape) for item in value}
         if len(shapes) > 1:
             raise InputError(
                 f"{name}: expected items of one shape to stack, got {sorted(shapes)}. "
                 "Pass return_tensors=None for a list, or let the processor resize or pad."
             )
-        stacked = torch.stack(list(value))
+        stacked = torch.stack([torch.as_tensor(item) for item in value])
+    else:
+        try:
+            stacked = torch.as_tensor(np.asarray(value))
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"{name}: expected numbers in nested lists of one shape to stack, got {value!r:.80}. "
+                "Pass return_tensors=None for a list."
+            ) from error
     return as_numpy(stacked) if tensor_type == "np" else stacked
 
 
 def as_numpy(value: Any) -> Any:
-    """Turn tensors into numpy arrays, in nested lists too."""
+    """Turn tensors into numpy arrays, in nested lists too; bfloat16, which numpy lacks, becomes float32."""
     if isinstance(value, Tensor):
-        return value.detach().cpu().numpy()
+        value = value.detach().cpu()
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     return [as_numpy(item) for item in value] if isinstance(value, (list, tuple)) else value

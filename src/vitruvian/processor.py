@@ -131,21 +131,14 @@ def as_pixels(
 
 
 def as_list(images: ImageInput) -> list[Any]:
-    """Return the pictures one by one: a single one, a list of them, or an array with a leading batch dimension."""
+    """Return the pictures one by one: a single one, lists of them, or an array with a leading batch dimension."""
     if isinstance(images, (list, tuple)):
         if not images:
             raise InputError("images: expected at least one picture, got an empty list.")
-        if len(images) == 1 or not isinstance(images[0], (list, tuple)):
-            return [part for image in images for part in as_list(image)] if is_batched(images) else list(images)
         return [part for image in images for part in as_list(image)]
     if isinstance(images, (np.ndarray, Tensor)) and images.ndim == 4:
         return list(images)
     return [images]
-
-
-def is_batched(images: Sequence[Any]) -> bool:
-    """Tell whether a list holds arrays that are batches themselves, or lists."""
-    return any(isinstance(i, (list, tuple)) or (isinstance(i, (np.ndarray, Tensor)) and i.ndim == 4) for i in images)
 
 
 def one_picture(image: Any, input_data_format: str | None) -> Tensor:

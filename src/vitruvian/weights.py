@@ -8,6 +8,7 @@ Tensors of safetensors files are memory-mapped: opening costs nothing, and a mod
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ SAFE_NAME = "model.safetensors"
 SAFE_INDEX = "model.safetensors.index.json"
 TORCH_NAME = "pytorch_model.bin"
 TORCH_INDEX = "pytorch_model.bin.index.json"
+SAVED_FILES = ("model.safetensors", "model-?????-of-?????.safetensors", SAFE_INDEX)  # what `save_weights` writes
+WINDOW = 64 * 1024**2  # bytes
+LFS_POINTER = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,18 @@ class WeightFiles:
         found = {name: shape for reader in self.readers for name, shape in reader.shapes.items()}
         if self.renames is None:
             return found
-        parts = {name: self.renames(name) for name in found}
-        return {
-            new: (found[name][0] // len(news), *found[name][1:]) if len(news) > 1 else found[name]
-            for name, news in parts.items()
-            for new in news
-        }
+        split: dict[str, tuple[int, ...]] = {}
+        for name, shape in found.items():
+            news = self.renames(name)
+            if len(news) > 1:
+                if not shape or shape[0] % len(news):
+                    raise WeightsError(
+                        f"{name}: expected a first side that splits into {len(news)}, got {list(shape)}. "
+                        "Is this a whole checkpoint?"
+                    )
+                shape = (shape[0] // len(news), *shape[1:])
+            split |= dict.fromkeys(news, shape)
+        return split
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Names and tensors, file by file, so that no more than one file is open at a time."""
@@ -70,13 +80,24 @@ class SafeReader:
             with safe_open(path, framework="pt") as file:
                 self.shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise damaged(path, error) from error
+            raise damaged(path, str(error)) from error
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Memory-mapped tensors, one at a time."""
-        with safe_open(self.path, framework="pt") as file:
-            for name in self.shapes:
-                yield name, file.get_tensor(name)
+        """Memory-mapped tensors, one at a time.
+
+        The file is opened anew every `WINDOW` bytes: closing it gives back the memory of tensors that the caller has
+        converted or moved by then, and leaves alone those it has kept.
+        """
+        names = list(reversed(self.shapes))
+        while names:
+            room = WINDOW
+            with safe_open(self.path, framework="pt") as file:
+                while names and room > 0:
+                    name = names.pop()
+                    tensor = file.get_tensor(name)
+                    room -= tensor.numel() * tensor.element_size()
+                    yield name, tensor
+                    del tensor
 
 
 class TorchReader:
@@ -84,15 +105,7 @@ class TorchReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError as error:
-            if "mmap" not in str(error):
-                raise damaged(path, error) from error
-            loaded = torch.load(path, map_location="cpu", weights_only=True)  # a file in torch's older format
-        except Exception as error:
-            raise damaged(path, error) from error
-        self.state = find_state_dict(loaded, path)
+        self.state = find_state_dict(load_torch_file(path), path)
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self.state.items()}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -100,12 +113,35 @@ class TorchReader:
         yield from self.state.items()
 
 
-def damaged(path: Path, error: Exception) -> CheckpointError:
+def load_torch_file(path: Path) -> Any:
+    """Read a file of `torch.save`, memory-mapped where its format allows it."""
+    try:
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:
+            if "mmap" not in str(error):
+                raise
+            return torch.load(path, map_location="cpu", weights_only=True)  # a file in torch's older format
+    except pickle.UnpicklingError as error:
+        wanted = re.search(r"GLOBAL (\S+)", str(error))
+        if wanted is None:
+            raise damaged(path, "it holds no tensors that torch can read") from error
+        raise CheckpointError(
+            f"{path}: expected tensors alone, but the file asks for {wanted[1]}, and opening that could run any code. "
+            "Get the weights as safetensors, or, where you trust the file, read it with torch.load and save them so."
+        ) from error
+    except Exception as error:
+        raise damaged(path, str(error) or type(error).__name__) from error
+
+
+def damaged(path: Path, reason: str) -> CheckpointError:
     """Say that a weight file cannot be read."""
-    size = path.stat().st_size if path.exists() else 0
-    reason = str(error).split("\n", 1)[0]
+    with path.open("rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            return CheckpointError(f"{path}: expected weights, got a pointer of Git LFS. Fetch them with: git lfs pull")
+    first_line = reason.split("\n", 1)[0].rstrip(".")
     return CheckpointError(
-        f"{path}: expected a readable weight file, but {reason} ({size:,} bytes). "
+        f"{path}: expected a readable weight file, but {first_line} ({path.stat().st_size:,} bytes). "
         "The file may be cut off or of another format: download it again."
     )
 
@@ -133,6 +169,8 @@ def open_weights(source: str | Path, options: HubOptions, *, use_safetensors: bo
     """Find and open a checkpoint's weights: a single file, a folder or a Hub repository, sharded or not."""
     single = weight_file(source)
     if single is not None:
+        if use_safetensors is not None and use_safetensors != (single.suffix == ".safetensors"):
+            raise CheckpointError(f"{single}: use_safetensors={use_safetensors} rules this file out. Drop it.")
         return WeightFiles((open_file(single),))
     names = [] if use_safetensors is False else [SAFE_NAME, SAFE_INDEX]
     names += [] if use_safetensors is True else [TORCH_NAME, TORCH_INDEX]
@@ -153,8 +191,8 @@ def open_weights(source: str | Path, options: HubOptions, *, use_safetensors: bo
 def shard_paths(source: str | Path, index: Path, options: HubOptions) -> list[Path]:
     """Return the files that an index names, each of which must be there."""
     table = read_json(index).get("weight_map")
-    if not isinstance(table, dict):
-        raise CheckpointError(f"{index}: expected a weight_map, found none. Download the index again.")
+    if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
+        raise CheckpointError(f"{index}: expected a weight_map of file names, found none. Download the index again.")
     paths = []
     for name in sorted(set(table.values())):
         if Path(name).name != name:
@@ -282,7 +320,7 @@ def save_weights(state: Mapping[str, Tensor], folder: Path, *, max_shard_size: i
     )
     written = []
     for name, keys in zip(names, shards, strict=True):
-        # A copy on the CPU, a shard at a time: safetensors wants contiguous tensors that share no memory.
+        # A shard at a time, so that a model on another device needs no whole copy here.
         part = {key: state[key].detach().to("cpu").contiguous() for key in keys}
         with written_in_place(folder / name) as temporary:
             save_file(part, temporary, metadata={"format": "pt"})
@@ -293,11 +331,8 @@ def save_weights(state: Mapping[str, Tensor], folder: Path, *, max_shard_size: i
         table = {key: name for name, keys in zip(names, shards, strict=True) for key in keys}
         write_text(index, json.dumps({"metadata": {"total_size": total}, "weight_map": table}, indent=2) + "\n")
         written.append(index)
-    else:
-        index.unlink(missing_ok=True)
-    for stale in folder.glob("model*.safetensors"):
-        if stale not in written and re.fullmatch(r"model(-\d{5}-of-\d{5})?\.safetensors", stale.name):
-            stale.unlink()
+    for stale in {path for pattern in SAVED_FILES for path in folder.glob(pattern)} - set(written):
+        stale.unlink()
     return written
 
 

@@ -23,7 +23,7 @@ SizeHW = tuple[int, int]
 Window = tuple[int, int, int, int]  # top, bottom, left, right in pixels; bottom and right exclusive
 
 # Windows are read in strips of about this many pixels: small enough for a CPU's cache, large enough for a GPU.
-STRIP_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 24}
+STRIP_PIXELS = {"cpu": 1 << 19, "cuda": 1 << 24}
 
 
 @dataclasses.dataclass(frozen=True)

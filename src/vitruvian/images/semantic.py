@@ -3,46 +3,44 @@
 The argmax at full size is exact, yet most pixels are never computed. Between four neighbouring cells of the model's
 grid a mask's probability stays between the lowest and the highest of the four, which bounds the score of each class. A
 class whose upper bound lies below another's lower bound is out; where one class is left, all pixels between the four
-cells have it. What remains are the borders between classes: computed in strips, for the classes still in play.
+cells have it. What remains are the borders between classes: computed block by block, for the classes still in play.
+
+A *block* here is what lies between a cell and its right, lower and lower right neighbours, named after the first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from vitruvian.images.mask_grid import MaskGrid
+from vitruvian.images.mask_grid import Axis, MaskGrid
 from vitruvian.images.segments import MARGIN, class_scores
 
-# At most this many mask probabilities exist at once, and scores when all of them are asked for.
-VALUES_AT_ONCE = 1 << 24
+# At most about this many mask probabilities or bounds exist at once.
+VALUES_AT_ONCE = 1 << 22
 
 
 def semantic_map(class_logits: Tensor, grid: MaskGrid) -> Tensor:
     """Return the class of each pixel: int64 [H, W]."""
     shares = class_scores(class_logits, grid)[:, :-1]  # [Q, K]
-    low, high = grid.columns.low, grid.columns.high
-    result = torch.empty(grid.size_hw, dtype=torch.int64, device=shares.device)  # [H, W]
-    most_rows = max(1, VALUES_AT_ONCE // (len(shares) * len(grid.columns)))
-    for top, bottom in runs(grid.rows.low, most_rows):
-        cells = grid.logits[:, [int(grid.rows.low[top]), int(grid.rows.high[top])]].float()  # [Q, 2, w]
-        floor, possible = class_bounds(shares, cells)  # [w], [K, w]
-        result[top:bottom] = floor[low]  # [W]
-        open_columns = (possible.sum(0) > 1)[low].nonzero()[:, 0]  # [n]
-        if len(open_columns) == 0:
-            continue
-        classes = possible[:, low[open_columns]].any(1).nonzero()[:, 0]  # [k]
-        sides = torch.lerp(
-            cells[..., low[open_columns]], cells[..., high[open_columns]], grid.columns.weight[open_columns]
-        )  # [Q, 2, n]
-        pixels = torch.lerp(sides[:, :1], sides[:, 1:], grid.rows.weight[top:bottom, None]).sigmoid_()  # [Q, rows, n]
-        scores = shares[:, classes].T @ pixels.flatten(1)  # [k, rows · n]
-        result[top:bottom, open_columns] = classes[scores.argmax(0)].view(bottom - top, -1)
+    height, width = grid.logits.shape[1:]
+    best = torch.empty((height, width), dtype=torch.int64, device=shares.device)  # [h, w]
+    possible = torch.empty((shares.shape[1], height, width), dtype=torch.bool, device=shares.device)  # [K, h, w]
+    step = max(1, VALUES_AT_ONCE // (max(shares.shape) * width))
+    for top in range(0, height, step):
+        cells = grid.logits[:, top : top + step + 1].float()  # [Q, rows + 1, w]; the last row is a neighbour only
+        sure, maybe = class_bounds(shares, cells)
+        rows = min(step, height - top)
+        best[top : top + rows], possible[:, top : top + rows] = sure[:rows], maybe[:, :rows]
+    result = best[grid.rows.low].index_select(1, grid.columns.low)  # [H, W]
+    fill_open_blocks(result, possible, shares, grid)
     return result
 
 
 def semantic_scores(class_logits: Tensor, grid: MaskGrid) -> Tensor:
-    """Return the score of each class at each pixel: float32 [K, H, W], the only one of its size that is made."""
+    """Return the score of each class at each pixel: float32 [K, H, W], the only tensor of that size that is made."""
     shares = class_scores(class_logits, grid)[:, :-1]  # [Q, K]
     height, width = grid.size_hw
     result = torch.empty((shares.shape[1], height, width), device=shares.device)  # [K, H, W]
@@ -55,22 +53,67 @@ def semantic_scores(class_logits: Tensor, grid: MaskGrid) -> Tensor:
 
 
 def class_bounds(shares: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, between each cell and its right neighbour, the class with the best lower bound and who may still win.
+    """Return, for each block, the class with the best lower bound and whether each class may still win.
 
-    shares [Q, K], cells [Q, 2, w] of two neighbouring rows -> classes [w], possible [K, w].
+    shares [Q, K], cells [Q, h, w] -> classes [h, w], possible [K, h, w]. Blocks of the last row and column have no
+    further neighbours.
     """
-    least, most = cells.amin(1), cells.amax(1)  # [Q, w]
-    least = torch.cat([torch.minimum(least[:, :-1], least[:, 1:]), least[:, -1:]], dim=1).sigmoid_()
-    most = torch.cat([torch.maximum(most[:, :-1], most[:, 1:]), most[:, -1:]], dim=1).sigmoid_()
-    sure, best = (shares.T @ least).max(0)  # [w]
-    return best, shares.T @ most >= sure - MARGIN  # [w], [K, w]
+    least = two_by_two(cells, torch.minimum).sigmoid_()  # [Q, h, w]
+    sure, best = torch.einsum("qk,qhw->khw", shares, least).max(0)  # [h, w]
+    most = two_by_two(cells, torch.maximum).sigmoid_()  # [Q, h, w]
+    return best, torch.einsum("qk,qhw->khw", shares, most) >= sure - MARGIN  # [h, w], [K, h, w]
 
 
-def runs(values: Tensor, most: int) -> list[tuple[int, int]]:
-    """Return start and end of the stretches of equal neighbours in values [N], none longer than `most`."""
-    counts = torch.unique_consecutive(values, return_counts=True)[1].tolist()
-    result, start = [], 0
-    for count in counts:
-        result += [(at, min(at + most, start + count)) for at in range(start, start + count, most)]
-        start += count
+def two_by_two(cells: Tensor, choose: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Return the lowest or highest of each cell and its right, lower and lower right neighbours: [Q, h, w]."""
+    result = cells.clone()
+    result[:, :-1] = choose(cells[:, :-1], cells[:, 1:])
+    result[:, :, :-1] = choose(result[:, :, :-1], result[:, :, 1:])
     return result
+
+
+def fill_open_blocks(result: Tensor, possible: Tensor, shares: Tensor, grid: MaskGrid) -> None:
+    """Compute the pixels of blocks in which several classes are possible [K, h, w]; write them into result [H, W]."""
+    (row_start, row_count), (column_start, column_count) = block_pixels(grid.rows), block_pixels(grid.columns)
+    undecided = (possible.sum(0) > 1) & (row_count > 0)[:, None] & (column_count > 0)  # [h, w]
+    rows, columns = undecided.nonzero(as_tuple=True)  # [n] each
+    if len(rows) == 0:
+        return
+    # Blocks differ by a pixel in size; all are computed at the size of the largest and the surplus is left out.
+    tall, wide = int(row_count.max()), int(column_count.max())
+    tall_at_once = max(1, min(tall, VALUES_AT_ONCE // (len(shares) * wide)))
+    blocks_at_once = max(1, VALUES_AT_ONCE // (len(shares) * wide * tall_at_once))
+    across = torch.arange(wide, device=result.device)
+    for start in range(0, len(rows), blocks_at_once):
+        row, column = rows[start : start + blocks_at_once], columns[start : start + blocks_at_once]  # [m] each
+        classes = possible[:, row, column].any(1).nonzero()[:, 0]  # [k]
+        weights = shares[:, classes].T  # [k, Q]
+        x = column_start[column, None] + across  # [m, wide]
+        for top in range(0, tall, tall_at_once):
+            down = torch.arange(top, min(top + tall_at_once, tall), device=result.device)
+            y = row_start[row, None] + down  # [m, tall]
+            pixels = block_logits(grid, row, column, y, x).sigmoid_()  # [Q, m, tall, wide]
+            winners = classes[(weights @ pixels.flatten(1)).max(0).indices].view(len(row), len(down), wide)
+            inside = (down < row_count[row, None])[:, :, None] & (across < column_count[column, None])[:, None]
+            places = (y * result.shape[1])[:, :, None] + x[:, None]  # [m, tall, wide]
+            result.view(-1)[places[inside]] = winners[inside]
+
+
+def block_logits(grid: MaskGrid, row: Tensor, column: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    """Return the logits of m blocks [m] at pixel rows y [m, tall] and columns x [m, wide]: [Q, m, tall, wide]."""
+    below = (row + 1).clamp(max=grid.logits.shape[1] - 1)
+    beside = (column + 1).clamp(max=grid.logits.shape[2] - 1)
+    down = grid.rows.weight[y.clamp(max=len(grid.rows) - 1)]  # [m, tall]
+    across = grid.columns.weight[x.clamp(max=len(grid.columns) - 1)]  # [m, wide]
+    left, right = (
+        torch.lerp(grid.logits[:, row, at].float()[..., None], grid.logits[:, below, at].float()[..., None], down)
+        for at in (column, beside)
+    )  # [Q, m, tall] each
+    return torch.lerp(left[..., None], right[..., None], across[:, None])  # [Q, m, tall, wide]
+
+
+def block_pixels(axis: Axis) -> tuple[Tensor, Tensor]:
+    """Return the first pixel and the number of pixels of each block along one side: [cells] each."""
+    cells = torch.arange(axis.cells, device=axis.low.device)
+    start = torch.searchsorted(axis.low, cells)
+    return start, torch.searchsorted(axis.low, cells, right=True) - start

@@ -2,10 +2,10 @@
 
 value [B, N, A, D] (levels one after the other) + points [B, Q, A, L, P, 2] + weights [B, Q, A, L, P] ─▶ [B, Q, A·D]
 
-A sampled point is a mix of its four pixels, so the whole operation is one weighted sum of 4·L·P rows of `value` for each
-query and head. `embedding_bag` does exactly that in one pass over rows of D contiguous channels and writes the answer
-in place, where sampling level by level (`grid_sample`) stores every sample before it sums them. The slower form stays
-for what cannot run the fast one: exported graphs and other devices.
+A sampled point is a mix of its four pixels, so the whole operation is one weighted sum of 4·L·P rows of `value` for
+each query and head. `embedding_bag` does exactly that in one pass over rows of D contiguous channels and writes the
+answer in place, where sampling level by level (`grid_sample`) stores every sample before it sums them. The slower form
+stays for what cannot run the fast one: exported graphs and other devices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
@@ -42,12 +42,12 @@ class DeformableAttention(nn.Module):
 
         Returns the new tokens [B, N, C] and the weights [B, N, A, L, P].
         """
-        value = self.value_proj(tokens).unflatten(-1, (self.heads, -1))  # [B, N, A, D]
+        value = unflatten(self.value_proj(tokens), -1, (self.heads, -1))  # [B, N, A, D]
         queries = tokens + positions
         shape = (self.heads, self.levels, self.points)
-        offsets = self.sampling_offsets(queries).float().unflatten(-1, (*shape, 2))  # [B, N, A, L, P, 2]
-        weights = self.attention_weights(queries).unflatten(-1, (self.heads, -1)).softmax(-1, dtype=torch.float32)
-        weights = weights.unflatten(-1, shape[1:])  # [B, N, A, L, P]
+        offsets = unflatten(self.sampling_offsets(queries).float(), -1, (*shape, 2))  # [B, N, A, L, P, 2]
+        scores = unflatten(self.attention_weights(queries), -1, (self.heads, -1))  # [B, N, A, L·P]
+        weights = unflatten(scores.softmax(-1, dtype=torch.float32), -1, shape[1:])  # [B, N, A, L, P]
         centers = level_centers(level_hw, tokens.device)[:, None, :, None]  # [N, 1, L, 1, 2]
         sampled = deformable_attention(
             value, level_hw, offsets[..., 0] + centers[..., 0], offsets[..., 1] + centers[..., 1], weights
@@ -93,9 +93,10 @@ def sum_rows(value: Tensor, level_hw: Levels, x: Tensor, y: Tensor, weights: Ten
     """`deformable_attention` as one weighted sum of rows."""
     B, _, A, D = value.shape
     Q = x.shape[1]
-    maps = value.flatten(2).split([height * width for height, width in level_hw], dim=1)
+    maps = torch.split(value.flatten(2), [height * width for height, width in level_hw], dim=1)
     # A border of zeros stands for everything outside: one row or column before, two after.
-    bordered = [F.pad(m.unflatten(1, hw), (0, 0, 1, 2, 1, 2)).flatten(1, 2) for m, hw in zip(maps, level_hw, strict=True)]
+    grids = (unflatten(one, 1, hw) for one, hw in zip(maps, level_hw, strict=True))  # [B, h, w, A·D] each
+    bordered = [F.pad(grid, (0, 0, 1, 2, 1, 2)).flatten(1, 2) for grid in grids]
     table = torch.cat(bordered, dim=1)  # [B, M, A·D]
     M = table.shape[1]
     at = bordered_layout(level_hw, value.device)
@@ -125,19 +126,21 @@ def sum_rows(value: Tensor, level_hw: Levels, x: Tensor, y: Tensor, weights: Ten
 
 def sum_samples(value: Tensor, level_hw: Levels, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
     """`deformable_attention` with one `grid_sample` a level, which exports."""
-    B, _, A, D = value.shape
-    maps = value.permute(0, 2, 3, 1).flatten(0, 1).split([height * width for height, width in level_hw], dim=-1)
+    B, _, A, _ = value.shape
+    sizes = [height * width for height, width in level_hw]
+    maps = torch.split(value.permute(0, 2, 3, 1).flatten(0, 1), sizes, dim=-1)  # [B·A, D, h·w] each
     parts = []
     for level, (height, width) in enumerate(level_hw):
         grid = torch.stack(((x[..., level, :] * 2 + 1) / width - 1, (y[..., level, :] * 2 + 1) / height - 1), dim=-1)
         samples = F.grid_sample(
-            maps[level].unflatten(-1, (height, width)),  # [B·A, D, h, w]
+            unflatten(maps[level], -1, (height, width)),  # [B·A, D, h, w]
             grid.transpose(1, 2).flatten(0, 1),  # [B·A, Q, P, 2]
             align_corners=False,
         )  # [B·A, D, Q, P]
         weight = weights[..., level, :].transpose(1, 2).flatten(0, 1)[:, None]  # [B·A, 1, Q, P]
         parts.append((samples * weight).sum(-1))  # [B·A, D, Q]
-    return sum(parts[1:], start=parts[0]).unflatten(0, (B, A)).permute(0, 3, 1, 2).flatten(2)  # [B, Q, A·D]
+    total = unflatten(sum(parts[1:], start=parts[0]), 0, (B, A))  # [B, A, D, Q]
+    return total.permute(0, 3, 1, 2).flatten(2)  # [B, Q, A·D]
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,9 @@ def bordered_layout(level_hw: Levels, device: torch.device) -> BorderedLayout:
     for height, width in level_hw:
         starts_at.append(before + width + 4)
         before += (height + 3) * (width + 3)
-    columns = [(-1.0, float(w), float(h), float(w + 3), float(s)) for (h, w), s in zip(level_hw, starts_at, strict=True)]
+    columns = [
+        (-1.0, float(w), float(h), float(w + 3), float(s)) for (h, w), s in zip(level_hw, starts_at, strict=True)
+    ]
     return BorderedLayout(*torch.tensor(columns, device=device).t()[..., None].unbind(0))
 
 

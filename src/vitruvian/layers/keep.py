@@ -25,6 +25,6 @@ def kept(build: Callable[P, R], *, most: int = 64) -> Callable[P, R]:
         if torch.compiler.is_compiling():
             return build(*args, **kwargs)
         with torch.inference_mode(False):
-            return remembered(*args, **kwargs)
+            return remembered(*args, **kwargs)  # type: ignore[arg-type]
 
     return call

@@ -7,7 +7,7 @@ queries [B, Q, C] ─▶ mask_head ─▶ [B, Q, M]; with a feature map [B, M, h
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
 from vitruvian.layers.attention import attend
@@ -74,7 +74,7 @@ def start_packed(module: PackedAttention, *, gain: float = 1.0) -> None:
 
 def split_heads(tokens: Tensor, heads: int) -> Tensor:
     """Give each head its own slice: [B, N, C] -> [B, A, N, D]."""
-    return tokens.unflatten(-1, (heads, -1)).transpose(1, 2)  # [B, A, N, D]
+    return unflatten(tokens, -1, (heads, -1)).transpose(1, 2)  # [B, A, N, D]
 
 
 def mask_head(channels: int, outputs: int) -> nn.Sequential:
@@ -88,4 +88,4 @@ def mask_head(channels: int, outputs: int) -> nn.Sequential:
 
 def mask_logits(vectors: Tensor, features: Tensor) -> Tensor:
     """Score every pixel for every query: vectors [B, Q, M] with features [B, M, h, w] -> [B, Q, h, w]."""
-    return (vectors @ features.flatten(2)).unflatten(2, features.shape[-2:])  # [B, Q, h, w]
+    return unflatten(vectors @ features.flatten(2), 2, features.shape[-2:])  # [B, Q, h, w]

@@ -89,7 +89,7 @@ def read_backbone(
             raise ConfigError(f"{owner}.backbone: expected a folder or Hub name with a config.json, got {name!r}.")
     if not isinstance(values, Mapping):
         return values
-    kind = values.get("model_type")
+    kind = str(values.get("model_type"))
     if kind not in kinds:
         raise ConfigError(f"{owner}.backbone_config: expected a model_type of {', '.join(kinds)}, got {kind!r}.")
     config = kinds[kind].from_dict(values)

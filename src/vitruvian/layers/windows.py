@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, unflatten
 from torch.nn import functional as F
 
 from vitruvian.layers.keep import kept
@@ -42,9 +42,7 @@ class WindowPlan:
 
 
 @kept
-def window_plan(
-    batch: int, grid_hw: tuple[int, int], *, window: int, shift: int, device: torch.device
-) -> WindowPlan:
+def window_plan(batch: int, grid_hw: tuple[int, int], *, window: int, shift: int, device: torch.device) -> WindowPlan:
     """Plan the windows of `batch` grids of h × w tokens. Windows are sorted by group, then by image, then by place."""
     height, width = grid_hw
     rows, columns = -(-height // window), -(-width // window)  # windows down and across
@@ -54,8 +52,8 @@ def window_plan(
     outside = (y[:, None] >= height) | (x >= width)
     tokens = height * width
     token = torch.where(outside, batch * tokens, token)  # one place past the end stands for "no token"
-    grid = token.unflatten(1, (columns, window)).unflatten(0, (rows, window)).transpose(1, 2).flatten(2)
-    # grid: [rows, columns, N]
+    cut = unflatten(unflatten(token, 1, (columns, window)), 0, (rows, window))  # [rows, window, columns, window]
+    grid = cut.transpose(1, 2).flatten(2)  # [rows, columns, N]
     inner_y, inner_x = (rows - 1, columns - 1) if shift else (rows, columns)
     pieces = (grid[:inner_y, :inner_x], grid[:inner_y, inner_x:], grid[inner_y:, :inner_x], grid[inner_y:, inner_x:])
     first = torch.arange(batch, device=device)[:, None] * tokens  # [B, 1]
@@ -75,14 +73,14 @@ def window_plan(
 
 def to_windows(tokens: Tensor, plan: WindowPlan) -> Tensor:
     """Sort tokens [B, h·w, C] into windows [windows, N, C]; holes are 0."""
-    sorted_: Tensor = Regroup.apply(tokens.flatten(0, 1), plan.there, plan.back, plan.holes, None)
-    return sorted_.unflatten(0, (-1, plan.window**2))  # [windows, N, C]
+    found: Tensor = Regroup.apply(tokens.flatten(0, 1), plan.there, plan.back, plan.holes, None)  # type: ignore[no-untyped-call]
+    return unflatten(found, 0, (-1, plan.window**2))  # [windows, N, C]
 
 
 def from_windows(windows: Tensor, plan: WindowPlan, *, batch: int) -> Tensor:
     """Bring windows [windows, N, C] back into tokens [B, h·w, C]; what holes held is dropped."""
-    tokens: Tensor = Regroup.apply(windows.flatten(0, 1), plan.back, plan.there, None, plan.holes)
-    return tokens.unflatten(0, (batch, -1))  # [B, h·w, C]
+    found: Tensor = Regroup.apply(windows.flatten(0, 1), plan.back, plan.there, None, plan.holes)  # type: ignore[no-untyped-call]
+    return unflatten(found, 0, (batch, -1))  # [B, h·w, C]
 
 
 class Regroup(torch.autograd.Function):
@@ -100,7 +98,7 @@ class Regroup(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         """Send each row's gradient back to where it came from."""
         index, inverse, holes, inverse_holes = ctx.saved_tensors
-        found: Tensor = Regroup.apply(grads[0], inverse, index, inverse_holes, holes)
+        found: Tensor = Regroup.apply(grads[0], inverse, index, inverse_holes, holes)  # type: ignore[no-untyped-call]
         return found, None, None, None, None
 
 
@@ -133,7 +131,7 @@ def relative_position_index(window: int, device: torch.device | None = None) -> 
 def relative_position_bias(table: Tensor, index: Tensor) -> Tensor:
     """Look up the bias of every head for every pair of tokens: table [steps, A], index [N, N] -> [A, N, N]."""
     rows = F.embedding(index.flatten(), table)  # [N·N, A]
-    return rows.t().unflatten(1, index.shape)  # [A, N, N]
+    return unflatten(rows.t(), 1, index.shape)  # [A, N, N]
 
 
 def window_order(plan: WindowPlan, *, batch: int, grid_hw: tuple[int, int]) -> Tensor:

@@ -171,6 +171,13 @@ def test_weak_winners_leave_pixels_empty() -> None:
     assert ids.tolist() == [[1, 1, 0]]
 
 
+def test_a_sure_query_beats_a_less_sure_one_even_where_its_mask_is_weak() -> None:
+    masks = torch.tensor([[[6.0, -0.2, -9.0, -9.0]], [[-9.0, 0.5, 0.5, 0.5]]])
+    classes = torch.stack([sure_of(0)[0], torch.tensor([0.0, 1.8, 0.0, 0.0])])  # scores of about 1 and 0.67
+    ids, _ = panoptic_segments(classes, MaskGrid.make(masks), overlap_mask_area_threshold=0.5)
+    assert ids.tolist() == [[1, 0, 2, 2]]  # 1 · 0.45 is more than 0.67 · 0.62, but 0.45 is too little
+
+
 @pytest.mark.parametrize(("overlap", "kept"), [(0.0, 2), (0.5, 2), (0.51, 1)])
 def test_hidden_queries_are_dropped(overlap: float, kept: int) -> None:
     masks = torch.tensor([[[8.0, 8.0, -8.0, -8.0]], [[-8.0, 4.0, 4.0, -8.0]]])  # the second keeps one of its two pixels
@@ -327,18 +334,17 @@ def test_semantic_against_full_planes(size: tuple[int, int], at_once: int, monke
 
 def test_most_pixels_are_never_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ["a" * 20 + "b" * 20] * 30
-    grid, computed, lerp = MaskGrid.make(shapes(*rows), (300, 400)), [], torch.lerp
+    grid, computed, block_logits = MaskGrid.make(shapes(*rows), (300, 400)), [], semantic.block_logits
 
     def counted(*arguments):
-        result = lerp(*arguments)
-        computed.append(result.numel() if result.shape[1] != 2 else 0)
-        return result
+        computed.append(block_logits(*arguments))
+        return computed[-1]
 
-    monkeypatch.setattr(semantic.torch, "lerp", counted)
+    monkeypatch.setattr(semantic, "block_logits", counted)
     found = semantic_map(sure_of(0, 1), grid)
     assert found[:, :200].eq(0).all()
     assert found[:, 200:].eq(1).all()
-    assert 0 < sum(computed) < 0.1 * 2 * 300 * 400
+    assert 0 < sum(part.numel() for part in computed) < 0.1 * 2 * 300 * 400
 
 
 def test_one_class_and_one_query() -> None:

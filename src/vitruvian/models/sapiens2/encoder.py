@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import InputError
@@ -46,15 +47,23 @@ class Embeddings(nn.Module):
 
     def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
         """Embed [B, 3, H, W], with the patches that are True in [B, H/p · W/p] replaced by the mask token."""
-        maps = self.patch_embeddings(pixel_values)  # [B, C, H/p, W/p]
-        patches = maps.flatten(2).transpose(1, 2)  # [B, H/p · W/p, C]
+        patches, grid_hw = self.embed(pixel_values)  # [B, H/p · W/p, C]
         if bool_masked_pos is not None:
             patches = self.mask(patches, bool_masked_pos)
         if self.tokenizer is not None:
-            patches = self.tokenizer(patches.reshape(len(maps), *maps.shape[-2:], -1))  # [B, h·w, C]
+            patches = self.tokenizer(patches.view(len(patches), *grid_hw, -1))  # [B, h·w, C]
         batch = len(pixel_values)
         front = (self.cls_token.expand(batch, -1, -1), self.register_tokens.expand(batch, -1, -1))
         return torch.cat((*front, patches), dim=1)  # [B, 1 + R + h·w, C]
+
+    def embed(self, pixel_values: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Project patches: what the convolution says, as a matrix product, for which every device has a quick way."""
+        conv = self.patch_embeddings
+        (down, across), (batch, channels, height, width) = conv.kernel_size, pixel_values.shape
+        grid_hw = (height // down, width // across)
+        cut = pixel_values.reshape(batch, channels, grid_hw[0], down, grid_hw[1], across)  # [B, 3, h, p, w, p]
+        cut = cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, grid_hw[0] * grid_hw[1], -1)  # [B, h·w, 3·p·p]
+        return F.linear(cut, conv.weight.flatten(1), conv.bias), grid_hw  # [B, h·w, C]
 
     def mask(self, patches: Tensor, positions: Tensor) -> Tensor:
         """Put the mask token in the place of patches."""

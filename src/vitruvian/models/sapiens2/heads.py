@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.errors import ConfigError
+from vitruvian.kernels.fused import instance_norm_silu
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.norm import ChannelRMSNorm
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
@@ -37,9 +41,19 @@ class DecodeHead(nn.Module):
             for before, after, kernel in zip(widths[:-1], convs, head.conv_kernel_sizes or [], strict=True)
         )
         self.predictor = nn.Conv2d(widths[-1], config.num_labels, kernel_size=1)
+        self.fast: FastHead | None = None
+        self.fusible = head.norm == "instance"
+
+    def fuse(self) -> None:
+        """Lay the weights out for inference."""
+        if self.fusible:
+            blocks = (self.input_conv, *self.upsample_layers, *self.conv_layers)
+            self.fast = FastHead([block for block in blocks if isinstance(block, ConvBlock)], self.predictor)
 
     def forward(self, features: Tensor) -> Tensor:
         """Predict [B, K, s·h, s·w] from [B, C, h, w], with s = 2 for each upsampling block."""
+        if self.fast is not None and not (self.training or torch.is_grad_enabled()):
+            return self.fast(features)
         x = self.input_conv(features)
         for block in (*self.upsample_layers, *self.conv_layers):
             x = block(x)
@@ -77,6 +91,64 @@ class ConvBlock(nn.Module):
         if self.shuffles:
             x = F.pixel_shuffle(x, 2)  # [B, C', 2h, 2w]
         return F.silu(self.norm(x))
+
+
+class FastHead:
+    """A decode head on channels-last maps, with its norms fused and its weights laid out for that.
+
+    Pictures are decoded a few at a time: maps at full size are what takes the memory of these models.
+    """
+
+    def __init__(self, blocks: list[ConvBlock], predictor: nn.Conv2d, *, pictures: int = 4) -> None:
+        self.blocks, self.predictor, self.pictures = blocks, predictor, pictures
+        self.seen: list[tuple[int, int]] = []
+        self.weights: list[tuple[Tensor, Tensor | None]] = []
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Predict [B, K, s·h, s·w], contiguous, from a map [B, C, h, w]."""
+        seen = [(weight_of(block).data_ptr(), weight_of(block)._version) for block in self.blocks]
+        if seen != self.seen:  # new weights were loaded or trained
+            self.seen, self.weights = seen, [lay_out(block) for block in self.blocks]
+        features = features.contiguous(memory_format=torch.channels_last)
+        parts = [self.decode(features[i : i + self.pictures]) for i in range(0, len(features), self.pictures)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def decode(self, x: Tensor) -> Tensor:
+        """Run the blocks and the predictor on channels-last maps."""
+        for block, (weight, bias) in zip(self.blocks, self.weights, strict=True):
+            conv: Any = block.convolution
+            function = F.conv_transpose2d if isinstance(conv, nn.ConvTranspose2d) else F.conv2d
+            x = function(x, weight, None, stride=conv.stride, padding=conv.padding)
+            x = instance_norm_silu(x, bias, shuffles=block.shuffles)
+        B, C, H, W = x.shape
+        # As a matrix product, so that any number of outputs (308) is quick and planes come out whole.
+        flat = x.permute(0, 2, 3, 1).reshape(B, H * W, C).transpose(1, 2)  # [B, C, H·W]
+        weight, bias = self.predictor.weight.flatten(1), self.predictor.bias
+        out = weight.expand(B, -1, -1) @ flat  # [B, K, H·W]
+        if bias is not None:
+            out += bias[:, None]
+        return out.view(B, -1, H, W)
+
+
+def weight_of(block: ConvBlock) -> Tensor:
+    """Return the weight of a block's convolution."""
+    conv: Any = block.convolution
+    weight: Tensor = conv.weight
+    return weight
+
+
+@torch.no_grad()
+def lay_out(block: ConvBlock) -> tuple[Tensor, Tensor | None]:
+    """Return a block's weight, channels last, and its bias where that counts.
+
+    Those of a shuffle are ordered phase by phase. Without a shuffle there is no bias: the norm takes it away again.
+    """
+    conv: Any = block.convolution
+    weight: Tensor = conv.weight.detach()
+    if not block.shuffles:
+        return weight.contiguous(memory_format=torch.channels_last), None
+    order = torch.arange(len(weight), device=weight.device).view(-1, 4).t().flatten()
+    return weight[order].contiguous(memory_format=torch.channels_last), conv.bias.detach()[order]
 
 
 class ScaleHead(nn.Module):

@@ -1,0 +1,79 @@
+"""Sapiens2 pre- and post-processing next to the reference's, on the CPU.
+
+make bench          (or: .venv-bench/bin/python benchmarks/sapiens2_processing.py)
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from measure import alternate, machine, row
+from PIL import Image
+from reference import load_reference
+
+import vitruvian
+
+
+def heatmaps(people: int = 8, joints: int = 308) -> torch.Tensor:
+    """Gaussians at random places and heights over a little noise, as a trained model gives them."""
+    generator = torch.Generator().manual_seed(0)
+    maps = torch.empty(people, joints, 256, 192)
+    rows, columns = torch.arange(256.0), torch.arange(192.0)
+    for person in maps:
+        xy = torch.rand(joints, 2, generator=generator) * torch.tensor([186.0, 250.0]) + 3
+        down = torch.exp(-((rows - xy[:, 1:]) ** 2) / 72)
+        across = torch.exp(-((columns - xy[:, :1]) ** 2) / 72)
+        height = 0.05 + 0.9 * torch.rand(joints, 1, 1, generator=generator)
+        torch.mul(down[:, :, None] * across[:, None], height, out=person)
+    return maps.add_(torch.rand(maps.shape, generator=generator), alpha=2e-3)
+
+
+def main() -> None:
+    reference = load_reference()
+    print(machine())
+    ours, theirs = vitruvian.Sapiens2ImageProcessor(), reference.Sapiens2ImageProcessor()
+    boxes = [[[100.0 + 30 * i, 50.0, 300.0, 600.0] for i in range(8)]]
+
+    for name, maps in {"heatmaps as trained": heatmaps(), "uniform noise": torch.rand(8, 308, 256, 192)}.items():
+        output = SimpleNamespace(heatmaps=maps)
+        times = alternate(
+            lambda: ours.post_process_pose_estimation(output, boxes=boxes),  # noqa: B023
+            lambda: theirs.post_process_pose_estimation(output, boxes=boxes),  # noqa: B023
+            rounds=3,
+        )
+        a = ours.post_process_pose_estimation(output, boxes=boxes)[0]
+        b = theirs.post_process_pose_estimation(output, boxes=boxes)[0]
+        gap = torch.stack([(x["keypoints"] - y["keypoints"]).abs().amax(-1) for x, y in zip(a, b, strict=True)])
+        row(f"decode 8 × 308 × 256×192, {name}", *times, note=f"median difference {gap.median():.1g} px")
+        del output, maps
+
+    smooth = torch.nn.functional.interpolate(torch.randn(1, 29, 32, 24), size=(1024, 768), mode="bicubic")
+    for name, logits in {"smooth": smooth, "noise": torch.randn(1, 29, 1024, 768)}.items():
+        output = SimpleNamespace(logits=logits)
+        times = alternate(
+            lambda: ours.post_process_semantic_segmentation(output, [(1080, 1920)]),  # noqa: B023
+            lambda: theirs.post_process_semantic_segmentation(output, [(1080, 1920)]),  # noqa: B023
+        )
+        a = ours.post_process_semantic_segmentation(output, [(1080, 1920)])[0]
+        b = theirs.post_process_semantic_segmentation(output, [(1080, 1920)])[0]
+        row(f"29 classes to 1080p, {name}", *times, note=f"{(a != b).float().mean():.1%} of pixels differ")
+
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (1080, 1920, 3), dtype=np.uint8))
+    row(
+        "prepare a 1080p picture",
+        *alternate(lambda: ours(image, return_tensors="pt"), lambda: theirs(image, return_tensors="pt")),
+    )
+    row(
+        "cut 8 people out of it",
+        *alternate(
+            lambda: ours(image, boxes=boxes, return_tensors="pt"),
+            lambda: theirs(image, boxes=boxes, return_tensors="pt"),
+            rounds=3,
+        ),
+    )
+
+
+if __name__ == "__main__":
+    main()

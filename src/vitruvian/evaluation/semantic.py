@@ -1,0 +1,95 @@
+"""Semantic segmentation: intersection over union and pixel accuracy from one confusion matrix."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vitruvian.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+LabelMap = Tensor | npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class SemanticScores:
+    """Results over all pixels that count; NaN for a class that occurs nowhere."""
+
+    mean_iou: float  # mean over the classes that occur in targets or predictions
+    pixel_accuracy: float
+    mean_accuracy: float  # mean over the classes that occur in targets
+    iou: Floats  # [K]
+    accuracy: Floats  # [K]
+
+
+class SemanticQuality:
+    """Adds up label maps, then says how well they agree.
+
+    Args:
+        num_labels: Number of classes K.
+        ignore_index: Target pixels of this number do not count.
+    """
+
+    def __init__(self, num_labels: int, *, ignore_index: int = 255) -> None:
+        if num_labels < 1:
+            raise InputError(f"num_labels: expected at least 1, got {num_labels}.")
+        self.num_labels, self.ignore_index = num_labels, ignore_index
+        # Rows are targets, columns predictions; the last column holds predictions that are no class at all.
+        self.confusion = np.zeros((num_labels, num_labels + 1), dtype=np.int64)
+
+    def update(self, prediction: LabelMap, target: LabelMap) -> None:
+        """Add one or more maps of equal shape [..., H, W]; predicted numbers outside 0 … K-1 count as wrong."""
+        predicted, wanted = torch.as_tensor(prediction), torch.as_tensor(target)
+        if predicted.shape != wanted.shape:
+            raise InputError(
+                f"prediction: expected the shape of the target, {list(wanted.shape)}, got {list(predicted.shape)}."
+            )
+        counts = wanted != self.ignore_index
+        wanted, predicted = wanted[counts].long(), predicted[counts].long().to(wanted.device)  # [pixels]
+        if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < self.num_labels:
+            raise InputError(
+                f"target: expected labels from 0 to {self.num_labels - 1} or {self.ignore_index} to ignore, "
+                f"got {int(wanted.min())} to {int(wanted.max())}."
+            )
+        predicted = torch.where((predicted < 0) | (predicted >= self.num_labels), self.num_labels, predicted)
+        cells = torch.bincount(wanted * (self.num_labels + 1) + predicted, minlength=self.confusion.size)
+        self.confusion += cells.cpu().numpy().reshape(self.confusion.shape)
+
+    def merge(self, other: SemanticQuality) -> None:
+        """Add what another one has seen, such as that of another process."""
+        if (other.num_labels, other.ignore_index) != (self.num_labels, self.ignore_index):
+            raise InputError("other: expected the same num_labels and ignore_index, got different ones.")
+        self.confusion += other.confusion
+
+    def compute(self) -> SemanticScores:
+        """Return the scores of all maps so far."""
+        right = np.diagonal(self.confusion).astype(np.float64)  # [K]
+        targets = self.confusion.sum(1)  # [K]
+        either = targets + self.confusion[:, : self.num_labels].sum(0) - right
+        iou, accuracy = share(right, either), share(right, targets)
+        return SemanticScores(
+            mean_iou=mean_of(iou),
+            pixel_accuracy=float(share(right.sum(), targets.sum())),
+            mean_accuracy=mean_of(accuracy),
+            iou=iou,
+            accuracy=accuracy,
+        )
+
+
+def share(part: npt.ArrayLike, whole: npt.ArrayLike) -> Floats:
+    """Return part / whole, NaN where the whole is zero."""
+    whole = np.asarray(whole, dtype=np.float64)
+    result: Floats = np.full_like(whole, np.nan)
+    np.divide(part, whole, out=result, where=whole > 0)
+    return result
+
+
+def mean_of(values: Floats) -> float:
+    """Return the mean of the values that are numbers, NaN where there are none."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")

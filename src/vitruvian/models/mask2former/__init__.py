@@ -1,0 +1,1 @@
+"""Mask2Former: queries that look only where their last mask was, over deformable attention."""

@@ -1,0 +1,165 @@
+"""Configuration of Mask2Former."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any, ClassVar, Self
+
+from vitruvian.config import Config, settings
+from vitruvian.errors import ConfigError
+from vitruvian.layers.mlp import activation
+from vitruvian.layers.stages import read_backbone
+from vitruvian.models.resnet.configuration import ResNetConfig
+from vitruvian.models.swin.configuration import SwinConfig
+
+BACKBONES: dict[str, type[Config]] = {"swin": SwinConfig, "resnet": ResNetConfig}
+ALL_STAGES = ["stage1", "stage2", "stage3", "stage4"]
+
+
+@settings
+class Mask2FormerConfig(Config):
+    """Mask2Former. The defaults are those of facebook/mask2former-swin-small-coco-instance, but for its labels.
+
+    Args:
+        backbone_config: Configuration of the backbone: Swin or ResNet; by default Swin-Small.
+        feature_size: Channels of the pixel decoder's maps.
+        mask_feature_size: Channels of the pixel embeddings that masks are scored with.
+        hidden_dim: Channels of a query.
+        encoder_feedforward_dim: Hidden channels of the pixel decoder's feed-forward layers.
+        activation_function: Activation of the transformer decoder's feed-forward layers.
+        encoder_layers: Number of layers of deformable attention in the pixel decoder.
+        decoder_layers: Number of predictions: one before the first decoder layer and one after each.
+        num_attention_heads: Number of heads of every attention.
+        dropout: Dropout of each branch and of attention weights in training.
+        dim_feedforward: Hidden channels of the transformer decoder's feed-forward layers.
+        pre_norm: Norm the input of each branch of the transformer decoder rather than the sum.
+        enforce_input_projection: Project the maps that queries look at even where their channels fit already.
+        common_stride: Stride of the finest map of the pixel decoder.
+        ignore_value: Class of pixels that the loss should not see. Leave such masks out of the labels, as the image
+            processor does with its `ignore_index`.
+        num_queries: Number of queries: no more objects than these are found in an image.
+        no_object_weight: Weight of the class "no object" in the class loss.
+        class_weight: Weight of the class loss, and of its cost in the matching.
+        mask_weight: Weight of the cross-entropy of the masks, and of its cost in the matching.
+        dice_weight: Weight of the dice loss, and of its cost in the matching.
+        train_num_points: Number of points at which masks are compared.
+        oversample_ratio: Candidates drawn for each point.
+        importance_sample_ratio: Share of the points that are chosen for being unsure.
+        init_std: Standard deviation of fresh weights.
+        init_xavier_std: Factor on fresh Xavier weights.
+        use_auxiliary_loss: Train the predictions after every decoder layer, not only after the last.
+        feature_strides: Strides of the backbone's maps.
+        output_auxiliary_logits: Return the predictions after every decoder layer unless a call says otherwise.
+        backbone: A folder or Hub name to read `backbone_config` from, instead of giving it.
+        use_pretrained_backbone: Start a new model with the weights of `backbone`.
+        use_timm_backbone: Must be False; timm is not used here.
+        backbone_kwargs: Fields to change in the configuration that `backbone` gives.
+        use_pixel_mask: Leave padding out. By default (and in the training of the published weights) the model sees
+            padding as part of the picture and `pixel_mask` changes nothing; with True each picture is computed
+            without the padding that `pixel_mask` marks, so that a batch of mixed sizes gives what single pictures give.
+    """
+
+    model_type: ClassVar[str] = "mask2former"
+    written_unless_default: ClassVar[frozenset[str]] = Config.written_unless_default | {"use_pixel_mask"}
+
+    backbone_config: SwinConfig | ResNetConfig | None = None
+    feature_size: int = 256
+    mask_feature_size: int = 256
+    hidden_dim: int = 256
+    encoder_feedforward_dim: int = 1024
+    activation_function: str = "relu"
+    encoder_layers: int = 6
+    decoder_layers: int = 10
+    num_attention_heads: int = 8
+    dropout: float = 0.0
+    dim_feedforward: int = 2048
+    pre_norm: bool = False
+    enforce_input_projection: bool = False
+    common_stride: int = 4
+    ignore_value: int = 255
+    num_queries: int = 100
+    no_object_weight: float = 0.1
+    class_weight: float = 2.0
+    mask_weight: float = 5.0
+    dice_weight: float = 5.0
+    train_num_points: int = 12544
+    oversample_ratio: float = 3.0
+    importance_sample_ratio: float = 0.75
+    init_std: float = 0.02
+    init_xavier_std: float = 1.0
+    use_auxiliary_loss: bool = True
+    feature_strides: list[int] = field(default_factory=lambda: [4, 8, 16, 32])
+    output_auxiliary_logits: bool | None = None
+    backbone: str | None = None
+    use_pretrained_backbone: bool = False
+    use_timm_backbone: bool = False
+    backbone_kwargs: dict[str, Any] | None = None
+    use_pixel_mask: bool = False
+
+    def __post_init__(self) -> None:
+        self.backbone_config = read_backbone(
+            "Mask2FormerConfig",
+            self.backbone_config,
+            kinds=BACKBONES,
+            default=SwinConfig(depths=[2, 2, 18, 2], drop_path_rate=0.3, out_features=ALL_STAGES),
+            name=self.backbone,
+            use_timm=self.use_timm_backbone,
+            options=self.backbone_kwargs,
+        )
+        super().__post_init__()
+
+    def validate(self) -> None:
+        """Check the fields that layers and losses are built from."""
+        for name in ("encoder_layers", "num_attention_heads", "num_queries", "train_num_points", "common_stride"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"Mask2FormerConfig.{name}: expected at least 1, got {getattr(self, name)}.")
+        if self.decoder_layers < 2:
+            raise ConfigError(
+                f"Mask2FormerConfig.decoder_layers: expected at least 2 (the first predicts without a layer), "
+                f"got {self.decoder_layers}."
+            )
+        if self.feature_size % 32 or self.feature_size % self.num_attention_heads:
+            raise ConfigError(
+                f"Mask2FormerConfig.feature_size: expected a multiple of 32, its groups, and of "
+                f"{self.num_attention_heads} heads, got {self.feature_size}."
+            )
+        if self.hidden_dim % 4 or self.hidden_dim % self.num_attention_heads:
+            raise ConfigError(
+                f"Mask2FormerConfig.hidden_dim: expected a multiple of 4 and of {self.num_attention_heads} heads, "
+                f"got {self.hidden_dim}."
+            )
+        for name in ("no_object_weight", "class_weight", "mask_weight", "dice_weight"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"Mask2FormerConfig.{name}: expected at least 0, got {getattr(self, name)}.")
+        if self.oversample_ratio < 1 or not 0 <= self.importance_sample_ratio <= 1:
+            raise ConfigError(
+                "Mask2FormerConfig: expected oversample_ratio of at least 1 and importance_sample_ratio from 0 to 1, "
+                f"got {self.oversample_ratio} and {self.importance_sample_ratio}."
+            )
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"Mask2FormerConfig.dropout: expected at least 0 and below 1, got {self.dropout}.")
+        activation(self.activation_function)
+
+    @classmethod
+    def from_backbone_config(cls, backbone_config: SwinConfig | ResNetConfig, **fields: Any) -> Self:
+        """Build from the configuration of a backbone."""
+        return cls(backbone_config=backbone_config, **fields)
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Drop what follows from other fields."""
+        values.pop("num_hidden_layers", None)
+        if values.get("backbone_config") is not None:  # read from `backbone` when the model was made
+            for name in ("backbone", "backbone_kwargs", "use_pretrained_backbone"):
+                values.pop(name, None)
+        return super().upgrade(values)
+
+    @property
+    def hidden_size(self) -> int:
+        """Same as `hidden_dim`."""
+        return self.hidden_dim
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Same as `decoder_layers`."""
+        return self.decoder_layers

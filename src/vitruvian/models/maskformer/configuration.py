@@ -1,0 +1,257 @@
+"""Configurations of MaskFormer and of the DETR decoder inside it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+from vitruvian.config import Config, nested, settings
+from vitruvian.errors import ConfigError
+from vitruvian.layers.mlp import activation
+from vitruvian.layers.stages import read_backbone
+from vitruvian.models.resnet.configuration import ResNetConfig
+from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
+
+BACKBONES: dict[str, type[Config]] = {
+    "swin": SwinConfig,
+    "maskformer-swin": MaskFormerSwinConfig,
+    "resnet": ResNetConfig,
+}
+ALL_STAGES = ["stage1", "stage2", "stage3", "stage4"]
+
+
+@settings
+class DetrConfig(Config):
+    """DETR, of which MaskFormer uses the decoder; the other fields are kept for files that state them.
+
+    Args:
+        num_channels: Channels of the image.
+        num_queries: Number of object queries: no more objects than these are found in an image.
+        encoder_layers: Number of DETR's encoder layers; MaskFormer has none.
+        encoder_ffn_dim: Hidden channels of their feed-forward layers.
+        encoder_attention_heads: Number of their attention heads.
+        decoder_layers: Number of decoder layers.
+        decoder_ffn_dim: Hidden channels of their feed-forward layers.
+        decoder_attention_heads: Number of their attention heads.
+        encoder_layerdrop: Probability of leaving out an encoder layer of DETR in training.
+        decoder_layerdrop: Probability of leaving out a decoder layer of DETR in training.
+        is_encoder_decoder: Whether DETR has both halves.
+        activation_function: Activation of the feed-forward layers.
+        d_model: Channels of a query.
+        dropout: Dropout of each branch in training.
+        attention_dropout: Probability of dropping an attention weight in training.
+        activation_dropout: Dropout inside the feed-forward layers in training.
+        init_std: Standard deviation of fresh weights.
+        init_xavier_std: Factor on fresh Xavier weights.
+        auxiliary_loss: Whether DETR itself trains every decoder layer; see `MaskFormerConfig.use_auxiliary_loss`.
+        position_embedding_type: Positions of DETR's own features; MaskFormer uses sines.
+        use_timm_backbone: Whether DETR's own backbone, which MaskFormer replaces, comes from timm.
+        backbone: Name of DETR's own backbone.
+        backbone_config: Configuration of DETR's own backbone.
+        use_pretrained_backbone: Whether DETR's own backbone starts with trained weights.
+        backbone_kwargs: Further settings of DETR's own backbone.
+        dilation: Whether DETR's own backbone trades its last stride for dilation.
+        class_cost: Weight of the class in DETR's matching.
+        bbox_cost: Weight of box distances in DETR's matching.
+        giou_cost: Weight of box overlaps in DETR's matching.
+        mask_loss_coefficient: Weight of DETR's mask loss.
+        dice_loss_coefficient: Weight of DETR's dice loss.
+        bbox_loss_coefficient: Weight of DETR's box loss.
+        giou_loss_coefficient: Weight of DETR's overlap loss.
+        eos_coefficient: Weight of "no object" in DETR's class loss.
+    """
+
+    model_type: ClassVar[str] = "detr"
+
+    num_channels: int = 3
+    num_queries: int = 100
+    encoder_layers: int = 6
+    encoder_ffn_dim: int = 2048
+    encoder_attention_heads: int = 8
+    decoder_layers: int = 6
+    decoder_ffn_dim: int = 2048
+    decoder_attention_heads: int = 8
+    encoder_layerdrop: float = 0.0
+    decoder_layerdrop: float = 0.0
+    is_encoder_decoder: bool = True
+    activation_function: str = "relu"
+    d_model: int = 256
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    init_std: float = 0.02
+    init_xavier_std: float = 1.0
+    auxiliary_loss: bool = False
+    position_embedding_type: str = "sine"
+    use_timm_backbone: bool | None = True
+    backbone: str | None = "resnet50"
+    backbone_config: dict[str, Any] | None = None
+    use_pretrained_backbone: bool | None = True
+    backbone_kwargs: dict[str, Any] | None = None
+    dilation: bool | None = False
+    class_cost: float = 1
+    bbox_cost: float = 5
+    giou_cost: float = 2
+    mask_loss_coefficient: float = 1
+    dice_loss_coefficient: float = 1
+    bbox_loss_coefficient: float = 5
+    giou_loss_coefficient: float = 2
+    eos_coefficient: float = 0.1
+
+    def validate(self) -> None:
+        """Check the fields that the decoder is built from."""
+        for name in ("num_queries", "decoder_layers", "decoder_ffn_dim", "decoder_attention_heads", "d_model"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"DetrConfig.{name}: expected at least 1, got {getattr(self, name)}.")
+        if self.d_model % self.decoder_attention_heads or self.d_model % 4:
+            raise ConfigError(
+                f"DetrConfig.d_model: expected a multiple of 4 and of {self.decoder_attention_heads} heads, "
+                f"got {self.d_model}."
+            )
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"DetrConfig.{name}: expected at least 0 and below 1, got {getattr(self, name)}.")
+        activation(self.activation_function)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object; a backbone is stated by its configuration or by its name, never by both."""
+        values = super().to_dict()
+        named = {"backbone", "use_timm_backbone", "use_pretrained_backbone", "backbone_kwargs"}
+        if self.backbone_config is not None:
+            return {key: value for key, value in values.items() if key not in named}
+        unset = {"backbone_config", "backbone_kwargs"}  # other readers stumble over null here
+        return {key: value for key, value in values.items() if key not in unset or value is not None}
+
+    @property
+    def hidden_size(self) -> int:
+        """Same as `d_model`."""
+        return self.d_model
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Same as `encoder_layers`."""
+        return self.encoder_layers
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Same as `encoder_attention_heads`."""
+        return self.encoder_attention_heads
+
+
+@settings
+class MaskFormerConfig(Config):
+    """MaskFormer. The defaults are those of facebook/maskformer-swin-base-ade, but for its labels.
+
+    Args:
+        fpn_feature_size: Channels of the feature pyramid.
+        mask_feature_size: Channels of the pixel embeddings that masks are scored with.
+        no_object_weight: Weight of the class "no object" in the class loss.
+        use_auxiliary_loss: Train the predictions after every decoder layer, not only after the last.
+        backbone_config: Configuration of the backbone: Swin (in either name) or ResNet; by default Swin-Base.
+        decoder_config: Configuration of the decoder; by default that of DETR.
+        init_std: Standard deviation of fresh weights.
+        init_xavier_std: Factor on fresh Xavier weights.
+        dice_weight: Weight of the dice loss, and of its cost in the matching.
+        cross_entropy_weight: Weight of the class loss.
+        mask_weight: Weight of the focal loss of the masks, and of its cost in the matching.
+        output_auxiliary_logits: Return the predictions after every decoder layer unless a call says otherwise.
+        backbone: A folder or Hub name to read `backbone_config` from, instead of giving it.
+        use_pretrained_backbone: Start a new model with the weights of `backbone`.
+        use_timm_backbone: Must be False; timm is not used here.
+        backbone_kwargs: Fields to change in the configuration that `backbone` gives.
+        use_pixel_mask: Leave padding out. By default (and in the training of the published weights) the model sees
+            padding as part of the picture and `pixel_mask` changes nothing; with True each picture is computed
+            without the padding that `pixel_mask` marks, so that a batch of mixed sizes gives what single pictures give.
+    """
+
+    model_type: ClassVar[str] = "maskformer"
+    written_unless_default: ClassVar[frozenset[str]] = Config.written_unless_default | {"use_pixel_mask"}
+
+    fpn_feature_size: int = 256
+    mask_feature_size: int = 256
+    no_object_weight: float = 0.1
+    use_auxiliary_loss: bool = False
+    backbone_config: SwinConfig | ResNetConfig | None = None
+    decoder_config: DetrConfig | None = None
+    init_std: float = 0.02
+    init_xavier_std: float = 1.0
+    dice_weight: float = 1.0
+    cross_entropy_weight: float = 1.0
+    mask_weight: float = 20.0
+    output_auxiliary_logits: bool | None = None
+    backbone: str | None = None
+    use_pretrained_backbone: bool = False
+    use_timm_backbone: bool = False
+    backbone_kwargs: dict[str, Any] | None = None
+    use_pixel_mask: bool = False
+
+    def __post_init__(self) -> None:
+        self.backbone_config = read_backbone(
+            "MaskFormerConfig",
+            self.backbone_config,
+            kinds=BACKBONES,
+            default=SwinConfig(
+                image_size=384,
+                embed_dim=128,
+                depths=[2, 2, 18, 2],
+                num_heads=[4, 8, 16, 32],
+                window_size=12,
+                drop_path_rate=0.3,
+                out_features=ALL_STAGES,
+            ),
+            name=self.backbone,
+            use_timm=self.use_timm_backbone,
+            options=self.backbone_kwargs,
+        )
+        self.decoder_config = nested(self.decoder_config, DetrConfig) or DetrConfig()
+        super().__post_init__()
+
+    def validate(self) -> None:
+        """Check the fields that layers and losses are built from."""
+        for name in ("fpn_feature_size", "mask_feature_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"MaskFormerConfig.{name}: expected at least 1, got {getattr(self, name)}.")
+        if self.fpn_feature_size % 32:
+            raise ConfigError(
+                f"MaskFormerConfig.fpn_feature_size: expected a multiple of 32, got {self.fpn_feature_size}."
+            )
+        for name in ("no_object_weight", "dice_weight", "cross_entropy_weight", "mask_weight"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"MaskFormerConfig.{name}: expected at least 0, got {getattr(self, name)}.")
+
+    @classmethod
+    def from_backbone_and_decoder_configs(
+        cls, backbone_config: SwinConfig | ResNetConfig, decoder_config: DetrConfig, **fields: Any
+    ) -> Self:
+        """Build from the configurations of a backbone and a decoder."""
+        return cls(backbone_config=backbone_config, decoder_config=decoder_config, **fields)
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Drop what follows from other fields."""
+        for name in ("num_attention_heads", "num_hidden_layers"):
+            values.pop(name, None)
+        if values.get("backbone_config") is not None:  # read from `backbone` when the model was made
+            for name in ("backbone", "backbone_kwargs", "use_pretrained_backbone"):
+                values.pop(name, None)
+        return super().upgrade(values)
+
+    @property
+    def decoder(self) -> DetrConfig:
+        """`decoder_config`, which is always there once the configuration is built."""
+        assert self.decoder_config is not None
+        return self.decoder_config
+
+    @property
+    def hidden_size(self) -> int:
+        """Same as `mask_feature_size`."""
+        return self.mask_feature_size
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Attention heads of the decoder's configuration."""
+        return self.decoder.encoder_attention_heads
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Layers of the decoder's configuration."""
+        return self.decoder.num_hidden_layers

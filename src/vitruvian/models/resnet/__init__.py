@@ -1,0 +1,1 @@
+"""ResNet as a backbone, for the MaskFormer and Mask2Former checkpoints that have one."""

@@ -1,0 +1,171 @@
+"""ResNet as a backbone.
+
+pixel_values [B, 3, H, W] ─▶ stem [B, 64, H/4, W/4] ─▶ stage1 [B, 256, H/4, W/4] ─▶ stage2 [B, 512, H/8, W/8] ─▶ …
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from vitruvian.config import Config
+from vitruvian.errors import InputError
+from vitruvian.layers.mlp import activation
+from vitruvian.layers.start import start_layer, starts
+from vitruvian.model import Model
+from vitruvian.models.resnet.configuration import ResNetConfig
+from vitruvian.outputs import BackboneOutput
+
+REDUCTION = 4  # a bottleneck works on a quarter of the channels
+
+
+class ResNetBackbone(Model):
+    """ResNet as a source of feature maps: each stage in `out_features`."""
+
+    config_class: ClassVar[type[Config]] = ResNetConfig
+    config: ResNetConfig
+    base_model_prefix: ClassVar[str] = "resnet"
+    no_split_modules: ClassVar[tuple[str, ...]] = ("ConvLayer", "Shortcut")
+    ignored_keys: ClassVar[tuple[str, ...]] = (r"^classifier\.",)
+    optional_keys: ClassVar[tuple[str, ...]] = ("num_batches_tracked",)
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__(config)
+        self.embedder = Stem(config)
+        self.encoder = Encoder(config)
+        self.start()
+
+    def init_module(self, module: nn.Module) -> None:
+        """Fill fresh weights."""
+        start_layer(module)
+
+    @property
+    def out_features(self) -> list[str]:
+        """Names of the stages that the backbone returns."""
+        return list(self.config.out_features or [])
+
+    @property
+    def channels(self) -> list[int]:
+        """Channels of each map that the backbone returns."""
+        return [self.config.channels_of[name] for name in self.out_features]
+
+    @property
+    def strides_hw(self) -> list[tuple[int, int]]:
+        """Pixels of the image, down and across, for a cell of each map that the backbone returns."""
+        first = 1 if self.config.downsample_in_first_stage else 0
+        places = [self.config.stage_names.index(name) for name in self.out_features]
+        return [(4 << (place - 1 + first), 4 << (place - 1 + first)) if place else (4, 4) for place in places]
+
+    def forward(
+        self, pixel_values: Tensor, output_hidden_states: bool | None = None, return_dict: bool | None = None
+    ) -> BackboneOutput:
+        """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages."""
+        maps = dict(zip(self.config.stage_names, self.encoder(self.embedder(pixel_values)), strict=True))
+        hidden = self.flag("output_hidden_states", output_hidden_states)
+        output = BackboneOutput(
+            feature_maps=tuple(maps[name] for name in self.out_features),
+            hidden_states=tuple(maps.values()) if hidden else None,
+        )
+        return self.give(output, return_dict)
+
+
+class ConvLayer(nn.Module):
+    """Convolution, batch norm and, unless it closes a block, an activation."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, act: str | None) -> None:
+        super().__init__()
+        convolution = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
+        self.convolution = starts(convolution, "kaiming")
+        self.normalization = nn.BatchNorm2d(outputs)
+        self.act = None if act is None else activation(act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, C, h, w] to [B, C', h/stride, w/stride]."""
+        out: Tensor = self.normalization(self.convolution(x))
+        return out if self.act is None else self.act(out)
+
+
+class Stem(nn.Module):
+    """A large convolution and a pooling: a quarter of the resolution."""
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__()
+        self.embedder = ConvLayer(config.num_channels, config.embedding_size, 7, stride=2, act=config.hidden_act)
+        self.pooler = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Map [B, 3, H, W] to [B, C, H/4, W/4]."""
+        expected = self.embedder.convolution.in_channels
+        if pixels.ndim != 4 or pixels.shape[1] != expected:
+            raise InputError(f"pixel_values: expected shape [B, {expected}, H, W], got {list(pixels.shape)}.")
+        out: Tensor = self.pooler(self.embedder(pixels.to(self.embedder.convolution.weight.dtype)))
+        return out
+
+
+class Block(nn.Module):
+    """Convolutions on a residual branch, and a projection beside them where the shape changes."""
+
+    def __init__(self, config: ResNetConfig, inputs: int, outputs: int, *, stride: int = 1) -> None:
+        super().__init__()
+        self.shortcut = Shortcut(inputs, outputs, stride) if inputs != outputs or stride != 1 else None
+        if config.layer_type == "basic":
+            layers = [
+                ConvLayer(inputs, outputs, 3, stride=stride, act="relu"),
+                ConvLayer(outputs, outputs, 3, act=None),
+            ]
+        else:
+            inner = outputs // REDUCTION
+            first, second = (stride, 1) if config.downsample_in_bottleneck else (1, stride)
+            layers = [
+                ConvLayer(inputs, inner, 1, stride=first, act="relu"),
+                ConvLayer(inner, inner, 3, stride=second, act="relu"),
+                ConvLayer(inner, outputs, 1, act=None),
+            ]
+        self.layer = nn.Sequential(*layers)
+        self.act = activation(config.hidden_act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, C, h, w] to [B, C', h/stride, w/stride]."""
+        return self.act(self.layer(x) + (x if self.shortcut is None else self.shortcut(x)))
+
+
+class Shortcut(ConvLayer):
+    """The projection beside a block."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__(inputs, outputs, 1, stride=stride, act=None)
+
+
+class Stage(nn.Module):
+    """Blocks at one resolution, of which the first may halve it."""
+
+    def __init__(self, config: ResNetConfig, inputs: int, outputs: int, *, depth: int, stride: int) -> None:
+        super().__init__()
+        first = Block(config, inputs, outputs, stride=stride)
+        self.layers = nn.Sequential(first, *(Block(config, outputs, outputs) for _ in range(depth - 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, C, h, w] to [B, C', h/stride, w/stride]."""
+        out: Tensor = self.layers(x)
+        return out
+
+
+class Encoder(nn.Module):
+    """The stages."""
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__()
+        sizes = [config.embedding_size, *config.hidden_sizes]
+        strides = [2 if config.downsample_in_first_stage else 1] + [2] * (len(config.depths) - 1)
+        self.stages = nn.ModuleList(
+            Stage(config, sizes[i], sizes[i + 1], depth=depth, stride=stride)
+            for i, (depth, stride) in enumerate(zip(config.depths, strides, strict=True))
+        )
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Return the stem's map [B, C, h, w] and those of all stages."""
+        maps = [x]
+        for stage in self.stages:
+            maps.append(stage(maps[-1]))
+        return maps

@@ -1,0 +1,141 @@
+"""Original SAM 2 and 2.1 checkpoints → ours: a table of names, and a pure function over state dicts.
+
+    {"image_encoder.trunk.…", "sam_mask_decoder.…", …} ── convert_state_dict ──▶ {"vision_encoder.backbone.…", …}
+
+Every name is either in the table or known to belong to the video model's memory, which single pictures do not need;
+anything else is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitruvian.errors import CheckpointError, WeightsError
+from vitruvian.hub import weight_file
+from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2HieraDetConfig
+from vitruvian.models.sam2.fields import Size
+from vitruvian.models.sam2.modeling import Sam2Model
+from vitruvian.weights import check_finite, compare, describe_mismatch, open_file, renamed, some
+
+# Of the video model: memory of earlier frames, pointers to objects.
+VIDEO_ONLY = re.compile(
+    r"(memory_attention|memory_encoder|mask_downsample|obj_ptr_proj|obj_ptr_tpos_proj)\."
+    r"|(maskmem_tpos_enc|no_mem_pos_enc|no_obj_ptr|no_obj_embed_spatial)$"
+)
+KNOWN = re.compile(r"(image_encoder\.(trunk|neck)|sam_prompt_encoder|sam_mask_decoder)\.|no_mem_embed$")
+POSITIONS = "sam_prompt_encoder.pe_layer.positional_encoding_gaussian_matrix"
+POINTS = re.compile(r"sam_prompt_encoder\.point_embeddings\.(\d+)\.weight")
+STACK = re.compile(r"(.*)\.layers\.(\d+)\.(weight|bias)$")
+
+RENAMES = (
+    (r"^image_encoder\.trunk\.", "vision_encoder.backbone."),
+    (r"^image_encoder\.neck\.convs\.(\d+)\.conv\.", r"vision_encoder.neck.convs.\1."),
+    (r"^sam_(prompt_encoder|mask_decoder)\.", r"\1."),
+    (r"patch_embed\.proj\.", "patch_embed.projection."),
+    (r"mask_downscaling\.0\.", "mask_embed.conv1."),
+    (r"mask_downscaling\.1\.", "mask_embed.layer_norm1."),
+    (r"mask_downscaling\.3\.", "mask_embed.conv2."),
+    (r"mask_downscaling\.4\.", "mask_embed.layer_norm2."),
+    (r"mask_downscaling\.6\.", "mask_embed.conv3."),
+    (r"output_upscaling\.0\.", "upscale_conv1."),
+    (r"output_upscaling\.1\.", "upscale_layer_norm."),
+    (r"output_upscaling\.3\.", "upscale_conv2."),
+    (r"\.norm(\d|_final_attn)\.", r".layer_norm\1."),
+    (r"\.out_proj\.", ".o_proj."),
+    (r"^no_mem_embed$", "no_memory_embedding"),
+)
+
+
+def convert_checkpoint(path: str | Path, *, image_size: Size = 1024) -> Sam2Model:
+    """Open an original `.pt` file of SAM 2 or 2.1 as a model, in evaluation mode; `save_pretrained` keeps it.
+
+    Args:
+        path: The file.
+        image_size: Size of pictures, a number or (height, width).
+    """
+    file = weight_file(path)
+    if file is None:
+        raise CheckpointError(f"{path}: expected a checkpoint file such as sam2.1_hiera_tiny.pt. Check the path.")
+    original = dict(open_file(file).tensors())
+    for name, tensor in original.items():
+        check_finite(name, tensor, str(path))
+    with torch.device("meta"):
+        model = Sam2Model(infer_config(original).with_image_size(image_size))
+    state = convert_state_dict(original)
+    check_fit(model, state, str(path))
+    model.load_state_dict(state, assign=True)
+    return model.eval()
+
+
+def convert_state_dict(original: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename an original state dict's image parts; raise `WeightsError` for names that are not of SAM 2."""
+    unknown = [name for name in original if not KNOWN.match(name) and not VIDEO_ONLY.match(name)]
+    if unknown:
+        raise WeightsError(
+            f"checkpoint: {len(unknown)} names are not of SAM 2: {some(unknown)}. Is it an original SAM 2 checkpoint?"
+        )
+    kept = {name: tensor for name, tensor in original.items() if KNOWN.match(name)}
+    depths = stack_depths(kept)
+    converted: dict[str, Tensor] = {}
+    points: dict[int, Tensor] = {}
+    for name, tensor in kept.items():
+        point = POINTS.match(name)
+        if point:
+            points[int(point[1])] = tensor
+        elif name == POSITIONS:
+            for place in ("shared_image_embedding", "prompt_encoder.shared_embedding"):
+                converted[f"{place}.positional_embedding"] = tensor.clone()
+        else:
+            converted[renamed(by_role(name, depths), RENAMES)] = tensor
+    if points:
+        converted["prompt_encoder.point_embed.weight"] = torch.cat([points[index] for index in sorted(points)])
+    return converted
+
+
+def infer_config(original: Mapping[str, Tensor]) -> Sam2Config:
+    """Tell which published size an original state dict is of."""
+    width = original.get("image_encoder.trunk.patch_embed.proj.weight")
+    blocks = {name.split(".")[3] for name in original if name.startswith("image_encoder.trunk.blocks.")}
+    for name, values in VARIANTS.items():
+        backbone = Sam2HieraDetConfig(**values)
+        if width is not None and width.shape[0] == backbone.hidden_size and len(blocks) == sum(backbone.stages):
+            return Sam2Config.variant(name)
+    found = "no backbone" if width is None else f"{width.shape[0]} channels and {len(blocks)} blocks"
+    raise WeightsError(f"checkpoint: expected a SAM 2 of size {', '.join(VARIANTS)}, got {found}.")
+
+
+def stack_depths(names: Mapping[str, Tensor]) -> dict[str, int]:
+    """Count the layers of each stack of linear layers, which the original numbers through."""
+    depths: dict[str, int] = defaultdict(int)
+    for name in names:
+        found = STACK.match(name)
+        if found:
+            depths[found[1]] = max(depths[found[1]], int(found[2]) + 1)
+    return depths
+
+
+def by_role(name: str, depths: Mapping[str, int]) -> str:
+    """Name the first and last layer of a stack for what they do, and number those between from 0."""
+    found = STACK.match(name)
+    if not found:
+        return name
+    stack, index, leaf = found[1], int(found[2]), found[3]
+    if index == 0:
+        return f"{stack}.proj_in.{leaf}"
+    return f"{stack}.proj_out.{leaf}" if index == depths[stack] - 1 else f"{stack}.layers.{index - 1}.{leaf}"
+
+
+def check_fit(model: Sam2Model, state: Mapping[str, Tensor], source: str) -> None:
+    """Raise `WeightsError` unless names and shapes are exactly the model's."""
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    given = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    plan = compare(wanted, given, {name: name for name in given})
+    if plan.missing or plan.unexpected or plan.mismatched:
+        problem = describe_mismatch(plan.missing, plan.unexpected, plan.mismatched)
+        raise WeightsError(f"{source}: its weights do not fit Sam2Model.\n  {problem}\nIs it an original SAM 2 file?")

@@ -1,0 +1,160 @@
+"""Configurations of Swin and of its MaskFormer flavour, which differ in their name alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any, ClassVar, Self
+
+from vitruvian.config import Config, settings
+from vitruvian.errors import ConfigError
+from vitruvian.layers.mlp import activation
+from vitruvian.layers.stages import align_stages, drop_other_spelling, stage_names
+
+Size = int | list[int]
+
+
+@settings
+class SwinConfig(Config):
+    """Swin. The defaults are those of microsoft/swin-tiny-patch4-window7-224.
+
+    Args:
+        image_size: Side of the image in pixels, or (height, width); other sizes work too.
+        patch_size: Side of a patch in pixels, or (height, width).
+        num_channels: Channels of the image.
+        embed_dim: Channels of a token in the first stage; each later stage doubles them.
+        depths: Number of layers in each stage.
+        num_heads: Number of attention heads in each stage.
+        window_size: Side of an attention window in tokens.
+        mlp_ratio: Hidden channels of the feed-forward layers, as a multiple of the stage's.
+        qkv_bias: Whether queries, keys and values have a bias.
+        hidden_dropout_prob: Dropout of embeddings and of each branch in training.
+        attention_probs_dropout_prob: Probability of dropping an attention weight in training.
+        drop_path_rate: Probability of dropping a residual branch in the last layer; earlier layers have less.
+        hidden_act: Activation of the feed-forward layers.
+        use_absolute_embeddings: Whether positions are added to the patch embeddings.
+        initializer_range: Standard deviation of fresh weights.
+        layer_norm_eps: Epsilon of the layers' norms.
+        encoder_stride: Pixels a side that one last token stands for in masked image modelling.
+        out_features: Stages that the backbone returns: "stem", "stage1", …; by default the last.
+        out_indices: The same as indices.
+    """
+
+    model_type: ClassVar[str] = "swin"
+
+    image_size: Size = 224
+    patch_size: Size = 4
+    num_channels: int = 3
+    embed_dim: int = 96
+    depths: list[int] = field(default_factory=lambda: [2, 2, 6, 2])
+    num_heads: list[int] = field(default_factory=lambda: [3, 6, 12, 24])
+    window_size: int = 7
+    mlp_ratio: float = 4.0
+    qkv_bias: bool = True
+    hidden_dropout_prob: float = 0.0
+    attention_probs_dropout_prob: float = 0.0
+    drop_path_rate: float = 0.1
+    hidden_act: str = "gelu"
+    use_absolute_embeddings: bool = False
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-5
+    encoder_stride: int = 32
+    out_features: list[str] | None = None
+    out_indices: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.set_stages(self.out_features, self.out_indices)
+
+    def set_stages(self, out_features: list[str] | None = None, out_indices: list[int] | None = None) -> None:
+        """Choose the stages that the backbone returns, by name or by index."""
+        self.out_features, self.out_indices = align_stages(
+            type(self).__name__, self.stage_names, out_features, out_indices
+        )
+
+    def validate(self) -> None:
+        """Check that stages, heads and sizes fit together."""
+        name = type(self).__name__
+        depths, heads = self.depths, self.num_heads
+        if not depths or len(depths) != len(heads) or min(depths) < 1:
+            raise ConfigError(f"{name}: expected one number of heads a stage, got depths {depths} and heads {heads}.")
+        if any(head < 1 or channels % head for channels, head in zip(self.stage_channels, heads, strict=True)):
+            raise ConfigError(
+                f"{name}.num_heads: expected divisors of the channels {self.stage_channels}, got {heads}."
+            )
+        for size in ("image_size", "patch_size"):
+            value = getattr(self, size)
+            if (not isinstance(value, int) and len(value) != 2) or min(pair(value)) < 1:
+                raise ConfigError(f"{name}.{size}: expected a side or (height, width), got {value}.")
+        for count in ("num_channels", "embed_dim", "window_size"):
+            if getattr(self, count) < 1:
+                raise ConfigError(f"{name}.{count}: expected at least 1, got {getattr(self, count)}.")
+        for rate in ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"):
+            if not 0 <= getattr(self, rate) < 1:
+                raise ConfigError(f"{name}.{rate}: expected at least 0 and below 1, got {getattr(self, rate)}.")
+        activation(self.hidden_act)
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Drop what follows from other fields."""
+        for name in ("stage_names", "hidden_size", "num_layers", "num_hidden_layers", "path_norm"):
+            values.pop(name, None)
+        return super().upgrade(values)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
+        """Build from a JSON object; overriding the stages in one spelling replaces both."""
+        return super().from_dict(drop_other_spelling(dict(values), overrides), **overrides)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object, with what other readers expect beside the fields."""
+        derived = {"stage_names": self.stage_names, "hidden_size": self.hidden_size, "num_layers": self.num_layers}
+        return super().to_dict() | derived
+
+    @property
+    def stage_channels(self) -> list[int]:
+        """Channels of a token in each stage."""
+        return [self.embed_dim << stage for stage in range(len(self.depths))]
+
+    @property
+    def channels_of(self) -> dict[str, int]:
+        """Channels of the stem and of each stage."""
+        return dict(zip(self.stage_names, [self.embed_dim, *self.stage_channels], strict=True))
+
+    @property
+    def stage_names(self) -> list[str]:
+        """Names of what the backbone can return."""
+        return stage_names(len(self.depths))
+
+    @property
+    def num_layers(self) -> int:
+        """Number of stages."""
+        return len(self.depths)
+
+    @property
+    def hidden_size(self) -> int:
+        """Channels of a token in the last stage."""
+        return self.stage_channels[-1]
+
+    @property
+    def patch_hw(self) -> tuple[int, int]:
+        """Height and width of a patch."""
+        return pair(self.patch_size)
+
+    @property
+    def grid_hw(self) -> tuple[int, int]:
+        """Patches down and across an image of the configured size."""
+        height, width = pair(self.image_size)
+        return height // self.patch_hw[0], width // self.patch_hw[1]
+
+
+@settings
+class MaskFormerSwinConfig(SwinConfig):
+    """Swin under the name that MaskFormer checkpoints use; see `SwinConfig` for the fields."""
+
+    model_type: ClassVar[str] = "maskformer-swin"
+
+
+def pair(value: Size) -> tuple[int, int]:
+    """Read a side or (height, width)."""
+    return (value, value) if isinstance(value, int) else (value[0], value[1])

@@ -1,0 +1,201 @@
+"""The public Swin models: the bare encoder, the backbone, and the backbone in the layout of MaskFormer checkpoints.
+
+pixel_values [B, 3, H, W] ─▶ SwinModel ─▶ tokens [B, H/32·W/32, 8C]
+                          └▶ SwinBackbone ─▶ maps [B, C, H/4, W/4], [B, 2C, H/8, W/8], …
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from vitruvian.config import Config
+from vitruvian.errors import ConfigError
+from vitruvian.layers.start import start_layer, start_with
+from vitruvian.model import Model
+from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
+from vitruvian.models.swin.encoder import Embeddings, Encoder, as_map, start_part
+from vitruvian.models.swin.outputs import SwinModelOutput
+from vitruvian.outputs import BackboneOutput
+
+
+class SwinPreTrainedModel(Model):
+    """What all Swin models share: names in checkpoints and starting values."""
+
+    config_class: ClassVar[type[Config]] = SwinConfig
+    config: SwinConfig
+    base_model_prefix: ClassVar[str] = "swin"
+    no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "SwinLayer")
+    optional_keys: ClassVar[tuple[str, ...]] = ("relative_position_index", "mask_token")
+
+    def start(self) -> None:
+        """Finish construction."""
+        start_with(self, std=self.config.initializer_range)
+        super().start()
+
+    def init_module(self, module: nn.Module) -> None:
+        """Fill fresh weights: normal, positions and biases zero."""
+        start_layer(module, std=self.config.initializer_range)
+        start_part(module)
+
+    @property
+    def out_features(self) -> list[str]:
+        """Names of the stages that a backbone returns."""
+        return list(self.config.out_features or [])
+
+    @property
+    def channels(self) -> list[int]:
+        """Channels of each map that a backbone returns."""
+        return [self.config.channels_of[name] for name in self.out_features]
+
+    @property
+    def strides_hw(self) -> list[tuple[int, int]]:
+        """Pixels of the image, down and across, for a cell of each map that a backbone returns."""
+        levels = [max(self.config.stage_names.index(name) - 1, 0) for name in self.out_features]
+        height, width = self.config.patch_hw
+        return [(height << level, width << level) for level in levels]
+
+    def maps(
+        self,
+        pixel_values: Tensor,
+        embeddings: Embeddings,
+        encoder: Encoder,
+        norms: dict[str, nn.Module],
+        *,
+        output_hidden_states: bool | None,
+        output_attentions: bool | None,
+    ) -> BackboneOutput:
+        """Run the parts of a backbone and collect what it returns: the chosen stages' maps before merging, normed."""
+        weights = self.flag("output_attentions", output_attentions)
+        tokens, grid_hw = embeddings(pixel_values)
+        found = encoder(tokens, grid_hw, always_shift=True, need_weights=weights)
+        states = dict(zip(self.config.stage_names, [tokens, *found.before], strict=True))
+        grids = dict(zip(self.config.stage_names, [grid_hw, *found.before_hw], strict=True))
+        hidden = self.flag("output_hidden_states", output_hidden_states)
+        return BackboneOutput(
+            feature_maps=tuple(as_map(norms[name](states[name]), grids[name]) for name in self.out_features),
+            hidden_states=tuple(as_map(states[name], grids[name]) for name in states) if hidden else None,
+            attentions=tuple(found.attentions) if weights else None,
+        )
+
+
+class SwinModel(SwinPreTrainedModel):
+    """Swin without a head.
+
+    Args:
+        config: The configuration.
+        add_pooling_layer: Also return the mean of the last tokens.
+        use_mask_token: Make a token for patches that `bool_masked_pos` hides.
+    """
+
+    def __init__(self, config: SwinConfig, add_pooling_layer: bool = True, use_mask_token: bool = False) -> None:
+        super().__init__(config)
+        self.pooled = add_pooling_layer
+        self.embeddings = Embeddings(config, use_mask_token=use_mask_token)
+        self.encoder = Encoder(config)
+        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.start()
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        bool_masked_pos: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        interpolate_pos_encoding: bool = False,
+        return_dict: bool | None = None,
+    ) -> SwinModelOutput:
+        """Encode images.
+
+        Args:
+            pixel_values: Normalised images [B, 3, H, W] of any size.
+            bool_masked_pos: True for patches to hide [B, h·w]; the model must have a mask token.
+            output_attentions: Also return the attention weights of each stage's last layer.
+            output_hidden_states: Also return the tokens of every stage.
+            interpolate_pos_encoding: Resize absolute positions to images of another size than the configured one.
+            return_dict: Return a `SwinModelOutput` rather than a tuple.
+        """
+        tokens, grid_hw = self.embeddings(pixel_values, bool_masked_pos, interpolate=interpolate_pos_encoding)
+        weights, hidden = self.flag("output_attentions", output_attentions), None
+        found = self.encoder(tokens, grid_hw, always_shift=False, need_weights=weights)
+        if self.flag("output_hidden_states", output_hidden_states):
+            hidden = list(zip([tokens, *found.after], [grid_hw, *found.after_hw], strict=True))
+        last = self.layernorm(found.after[-1])
+        output = SwinModelOutput(
+            last_hidden_state=last,
+            pooler_output=last.mean(1) if self.pooled else None,  # [B, C]
+            hidden_states=None if hidden is None else tuple(state for state, _ in hidden),
+            attentions=tuple(found.attentions) if weights else None,
+            reshaped_hidden_states=None if hidden is None else tuple(as_map(*state) for state in hidden),
+        )
+        return self.give(output, return_dict)
+
+
+class SwinBackbone(SwinPreTrainedModel):
+    """Swin as a source of feature maps: each stage in `out_features`, before merging, with a norm of its own."""
+
+    ignored_keys: ClassVar[tuple[str, ...]] = (r"^(swin\.)?layernorm\.", r"^classifier\.")
+    optional_keys: ClassVar[tuple[str, ...]] = (*SwinPreTrainedModel.optional_keys, "hidden_states_norms")
+
+    def __init__(self, config: SwinConfig) -> None:
+        super().__init__(config)
+        self.embeddings = Embeddings(config)
+        self.encoder = Encoder(config)
+        named = zip(self.out_features, self.channels, strict=True)
+        self.hidden_states_norms = nn.ModuleDict({name: nn.LayerNorm(channels) for name, channels in named})
+        self.start()
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BackboneOutput:
+        """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages."""
+        output = self.maps(
+            pixel_values,
+            self.embeddings,
+            self.encoder,
+            dict(self.hidden_states_norms.items()),
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+        return self.give(output, return_dict)
+
+
+class MaskFormerSwinBackbone(SwinPreTrainedModel):
+    """`SwinBackbone` with the parameter names of MaskFormer checkpoints: an inner model, and a norm for every stage."""
+
+    config_class: ClassVar[type[Config]] = MaskFormerSwinConfig
+    base_model_prefix: ClassVar[str] = "model"
+    optional_keys: ClassVar[tuple[str, ...]] = (*SwinPreTrainedModel.optional_keys, "hidden_states_norms")
+
+    def __init__(self, config: MaskFormerSwinConfig) -> None:
+        super().__init__(config)
+        if "stem" in self.out_features:
+            raise ConfigError(
+                "MaskFormerSwinConfig.out_features: expected stages, got the stem, which has no norm. Use SwinBackbone."
+            )
+        self.model = SwinModel(config)
+        self.hidden_states_norms = nn.ModuleList(nn.LayerNorm(channels) for channels in config.stage_channels)
+        self.start()
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BackboneOutput:
+        """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages."""
+        output = self.maps(
+            pixel_values,
+            self.model.embeddings,
+            self.model.encoder,
+            dict(zip(self.config.stage_names[1:], self.hidden_states_norms, strict=True)),
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+        return self.give(output, return_dict)

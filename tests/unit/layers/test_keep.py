@@ -1,0 +1,54 @@
+import torch
+
+from vitruvian.layers.keep import kept
+
+
+def test_builds_once_for_the_same_arguments() -> None:
+    made: list[tuple[int, int]] = []
+
+    @kept
+    def table(size: int, *, step: int = 1) -> torch.Tensor:
+        """Docs."""
+        made.append((size, step))
+        return torch.arange(0, size, step)
+
+    assert table(3) is table(3)
+    assert table(3, step=2) is not table(3)
+    assert made == [(3, 1), (3, 2)]
+    assert (table.__name__, table.__doc__) == ("table", "Docs.")
+
+
+def test_what_inference_built_can_train() -> None:
+    @kept
+    def weights(size: int) -> torch.Tensor:
+        return torch.ones(size)
+
+    with torch.inference_mode():
+        found = weights(3)
+    assert not found.is_inference()
+    (found * torch.ones(3, requires_grad=True)).sum().backward()
+
+
+def test_compiled_code_builds_its_own() -> None:
+    @kept
+    def table(size: int) -> torch.Tensor:
+        return torch.arange(float(size))
+
+    held = table(3)
+    held.fill_(7)  # what is kept differs from what is built now
+    add = torch.compile(lambda x: x + table(3), backend="eager", fullgraph=True)
+    assert torch.equal(add(torch.zeros(3)), torch.arange(3.0))
+    assert table(3) is held
+
+
+def test_forgets_the_oldest() -> None:
+    made = []
+
+    def build(size: int) -> int:
+        made.append(size)
+        return size
+
+    table = kept(build, most=2)
+    for size in (1, 2, 3, 3, 1):
+        table(size)
+    assert made == [1, 2, 3, 1]

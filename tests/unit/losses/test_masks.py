@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import vitruvian.losses.masks as masks_module
+from vitruvian.errors import InputError
+from vitruvian.images.rle import encode_rle
+from vitruvian.losses.masks import (
+    DenseMasks,
+    MaskLossWeights,
+    MaskSetLoss,
+    PointMasks,
+    average_over_processes,
+    mask_dice_loss,
+    read_targets,
+    shrink,
+    sigmoid_focal_loss,
+)
+
+CLASSES, QUERIES = 4, 6
+MEASURES = [DenseMasks(), PointMasks(count=40)]
+
+
+def criterion(measure: Any, **fields: Any) -> MaskSetLoss:
+    base = {"num_labels": CLASSES, "no_object_weight": 0.1, "weights": MaskLossWeights(), "class_cost_weight": 1.0}
+    return MaskSetLoss(**(base | fields), measure=measure)
+
+
+def batch(numbers: tuple[int, ...] = (3, 0, 1, 2), seed: int = 0) -> dict[str, Any]:
+    """Predictions and objects; the second image has none."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "masks_queries_logits": torch.randn(len(numbers), QUERIES, 8, 10, generator=generator) * 2,
+        "class_queries_logits": torch.randn(len(numbers), QUERIES, CLASSES + 1, generator=generator),
+        "mask_labels": [torch.randn(n, 32, 40, generator=generator) > 0 for n in numbers],
+        "class_labels": [torch.randint(0, CLASSES, (n,), generator=generator) for n in numbers],
+    }
+
+
+def part(given: dict[str, Any], places: slice) -> dict[str, Any]:
+    return {name: value[places] for name, value in given.items()}
+
+
+@pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
+def test_perfect_predictions_cost_almost_nothing(measure: Any) -> None:
+    squares = torch.zeros(2, 32, 40, dtype=torch.bool)
+    squares[0, :16, :20], squares[1, 16:, 20:] = True, True
+    logits = F.interpolate(squares[None].float(), size=(8, 10)) * 40 - 20
+    masks = torch.cat((torch.full((1, QUERIES - 2, 8, 10), -20.0), logits.flip(1)), dim=1)
+    classes = torch.full((1, QUERIES, CLASSES + 1), -20.0)
+    classes[0, :-2, -1], classes[0, -2, 3], classes[0, -1, 1] = 20.0, 20.0, 20.0
+    loss = criterion(measure)(masks, classes, [squares], [torch.tensor([1, 3])])
+    assert loss.terms["loss_cross_entropy"] < 1e-4
+    assert loss.terms["loss_dice"] < 0.2  # edges of coarse masks
+    assert loss.total < 0.5
+    torch.manual_seed(0)
+    worse = criterion(measure)(masks, classes, [squares], [torch.tensor([3, 1])])
+    assert worse.total > 2
+
+
+@pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
+@pytest.mark.parametrize("name", ["loss_cross_entropy", "loss_mask", "loss_dice"])
+def test_every_weight_counts(measure: Any, name: str) -> None:
+    given = batch()
+    zero = {"loss_cross_entropy": 0.0, "loss_mask": 0.0, "loss_dice": 0.0}
+    torch.manual_seed(0)
+    loss = criterion(measure, weights=MaskLossWeights(**(zero | {name: 3.0})))(**given)
+    torch.testing.assert_close(loss.total, 3 * loss.terms[name])
+    assert loss.total > 0
+
+
+def test_no_object_weight_counts() -> None:
+    given = batch(numbers=(0, 0))
+    queries = given["class_queries_logits"]
+    light = criterion(DenseMasks(), no_object_weight=0.1)(**given)
+    want = F.cross_entropy(queries.flatten(0, 1), torch.full((2 * QUERIES,), CLASSES))
+    torch.testing.assert_close(light.terms["loss_cross_entropy"], want)  # alone, the weight cancels
+    given = batch()
+    values = [criterion(DenseMasks(), no_object_weight=w)(**given).total for w in (0.1, 1.0)]
+    assert abs(values[0] - values[1]) > 0.01
+    nothing = criterion(DenseMasks(), no_object_weight=0.0)(**batch(numbers=(0, 0)))
+    assert nothing.total == 0
+
+
+@pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
+def test_no_objects_at_all(measure: Any) -> None:
+    given = batch(numbers=(0, 0))
+    given["mask_labels"] = [[], torch.zeros(0, 32, 40)]
+    for name in ("masks_queries_logits", "class_queries_logits"):
+        given[name].requires_grad_()
+    loss = criterion(measure)(**given)
+    loss.total.backward()
+    assert loss.terms["loss_mask"] == loss.terms["loss_dice"] == 0
+    assert given["masks_queries_logits"].grad.abs().sum() == 0
+    assert given["class_queries_logits"].grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
+def test_more_objects_than_queries(measure: Any) -> None:
+    loss = criterion(measure)(**batch(numbers=(9,)))
+    assert loss.total.isfinite()
+
+
+@pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
+def test_labels_of_every_form_give_the_same(measure: Any) -> None:
+    given = batch()
+    values = []
+    for convert in (
+        lambda masks: masks,
+        lambda masks: masks.to(torch.uint8),
+        lambda masks: masks.float(),
+        lambda masks: [encode_rle(mask) for mask in masks],
+        lambda masks: [encode_rle(mask, compress=True) for mask in masks],
+    ):
+        torch.manual_seed(0)
+        labels = [convert(masks) for masks in given["mask_labels"]]
+        values.append(criterion(measure)(**(given | {"mask_labels": labels})).total)
+    for value in values[1:]:
+        torch.testing.assert_close(value, values[0])
+
+
+@pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
+def test_smaller_labels_are_padded_to_the_largest(measure: Any) -> None:
+    given = batch(numbers=(2, 2))
+    cut = given["mask_labels"][1][:, :20, :25]
+    padded = F.pad(cut.float(), (0, 15, 0, 12))
+    values = []
+    for labels in (cut, padded):
+        torch.manual_seed(0)
+        values.append(criterion(measure)(**(given | {"mask_labels": [given["mask_labels"][0], labels]})).total)
+    torch.testing.assert_close(*values)
+
+
+def test_dense_chunks_and_reruns_change_neither_loss_nor_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for at_once in (1, 1 << 22):
+        monkeypatch.setattr(masks_module, "PIXELS_AT_ONCE", at_once)
+        given = batch()
+        logits = given["masks_queries_logits"].requires_grad_()
+        loss = criterion(DenseMasks())(**given).total
+        loss.backward()
+        found.append((loss.detach(), logits.grad))
+    torch.testing.assert_close(*(value for value, _ in found))
+    torch.testing.assert_close(*(gradient for _, gradient in found))
+    with torch.no_grad():
+        torch.testing.assert_close(criterion(DenseMasks())(**batch()).total, found[0][0])
+
+
+def test_focal_and_dice_by_hand() -> None:
+    logits, targets = torch.tensor([[0.0, 2.0, -1.0]]), torch.tensor([[1.0, 0.0, 1.0]])
+    chance = logits.sigmoid()
+    true = torch.where(targets > 0, chance, 1 - chance)
+    weight = torch.where(targets > 0, 0.25, 0.75)
+    want = (weight * (1 - true) ** 2 * -true.log()).mean(1)
+    torch.testing.assert_close(sigmoid_focal_loss(logits, targets), want)
+    torch.testing.assert_close(sigmoid_focal_loss(logits, targets, alpha=-1), ((1 - true) ** 2 * -true.log()).mean(1))
+    overlap = (2 * (chance * targets).sum() + 1) / (chance.sum() + targets.sum() + 1)
+    torch.testing.assert_close(mask_dice_loss(logits, targets), (1 - overlap)[None])
+
+
+@pytest.mark.parametrize("size", [(8, 10), (7, 9), (32, 40), (50, 60)])
+def test_shrink_takes_the_pixels_that_interpolate_takes(size: tuple[int, int]) -> None:
+    masks = torch.rand(2, 32, 40)
+    want = F.interpolate(masks[:, None], size=size, mode="nearest")[:, 0]
+    assert torch.equal(shrink(masks, (32, 40), size), want)
+
+
+def test_auxiliary_predictions_get_an_ending_and_count_once_each() -> None:
+    given = batch()
+    auxiliary = [{name: given[name] * 0.5 for name in ("masks_queries_logits", "class_queries_logits")}]
+    loss = criterion(DenseMasks())(**given, auxiliary_predictions=auxiliary)
+    assert list(loss.terms) == [
+        f"loss_{kind}{ending}" for ending in ("", "_0") for kind in ("mask", "dice", "cross_entropy")
+    ]
+    torch.testing.assert_close(loss.total, sum(loss.terms.values()))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask_labels": []}, "one entry for each of 4 images"),
+        ({"class_labels": [torch.zeros(9)] * 4}, "one class for each of 3 masks"),
+        ({"class_labels": [torch.tensor([0, 4, 1])] + [torch.zeros(n) for n in (0, 1, 2)]}, "0 to 3"),
+        ({"mask_labels": [torch.zeros(32, 40)] * 4}, r"\[T, H, W\]"),
+        (
+            {
+                "mask_labels": [
+                    [encode_rle(torch.ones(4, 4)), encode_rle(torch.ones(5, 4)), encode_rle(torch.ones(4, 4))]
+                ]
+                * 4
+            },
+            "one size",
+        ),
+    ],
+)
+def test_labels_that_cannot_be_used(change: dict[str, Any], message: str) -> None:
+    given = batch() | change
+    with pytest.raises(InputError, match=message):
+        read_targets(
+            given["mask_labels"], given["class_labels"], like=given["masks_queries_logits"], num_labels=CLASSES
+        )
+
+
+# ------------------------------------------------------------------------------------------------ several processes
+
+
+def fixed_points(*shape: int, **_: Any) -> Tensor:
+    """The same scattered points for every mask, whatever the batch."""
+    steps = torch.arange(shape[-2])[:, None] * torch.tensor([0.7548777, 0.5698403])
+    return (steps % 1).expand(shape)
+
+
+def losses(measure: Any, given: dict[str, Any]) -> dict[str, Tensor]:
+    for name in ("masks_queries_logits", "class_queries_logits"):
+        given[name] = given[name].detach().clone().requires_grad_()
+    found = criterion(measure)(**given)
+    found.total.backward()
+    gradients = {f"grad_{name}": given[name].grad for name in ("masks_queries_logits", "class_queries_logits")}
+    return {"total": found.total.detach()} | {n: v.detach() for n, v in found.terms.items()} | gradients
+
+
+def worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)  # a forked process must not enter the parent's thread pool
+    torch.rand = fixed_points
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    places = slice(0, 1) if rank == 0 else slice(1, 4)  # three masks in one image, and three in three images
+    found = [losses(measure, part(batch(), places)) for measure in MEASURES]
+    torch.save(found, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_equal_one_with_the_whole_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.multiprocessing.start_processes(worker, args=(str(tmp_path),), nprocs=2, start_method="fork")
+    shares = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    monkeypatch.setattr(torch, "rand", fixed_points)
+    for number, measure in enumerate(MEASURES):
+        whole = losses(measure, batch())
+        for name, value in whole.items():
+            one, other = (share[number][name] for share in shares)
+            # Data-parallel training averages the processes' gradients, as if their losses were averaged.
+            both = torch.cat((one, other)) / 2 if name.startswith("grad") else (one + other) / 2
+            torch.testing.assert_close(both, value, rtol=1e-5, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_alone_nothing_is_averaged() -> None:
+    values = torch.tensor([3.0])
+    assert average_over_processes(values) is values

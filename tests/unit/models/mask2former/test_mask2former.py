@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.families.mask2former import tiny
+from tests.families.maskformer import labels
+from vitruvian.models.mask2former.modeling import Mask2FormerForUniversalSegmentation
+from vitruvian.models.mask2former.transformer_decoder import look_where
+
+
+def test_queries_look_inside_their_masks_or_everywhere() -> None:
+    logits = torch.tensor([[-1.0, 2.0], [0.0, -3.0]])[None, None].repeat(1, 2, 1, 1)
+    logits[0, 1] = -1.0
+    mask = look_where(logits)
+    assert mask.shape == (1, 1, 2, 4)
+    assert mask[0, 0].tolist() == [[False, True, True, False], [True] * 4]
+
+
+def test_leaving_out_masks_changes_nothing_but_memory() -> None:
+    torch.manual_seed(0)
+    model = Mask2FormerForUniversalSegmentation(tiny()).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+        pixels = torch.randn(2, 3, 52, 75)
+        few, all_ = model(pixels), model(pixels, output_auxiliary_logits=True)
+    torch.testing.assert_close(few.masks_queries_logits, all_.masks_queries_logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(few.class_queries_logits, all_.class_queries_logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("auxiliary", [False, True])
+def test_auxiliary_losses_follow_the_configuration(auxiliary: bool) -> None:
+    model = Mask2FormerForUniversalSegmentation(tiny(use_auxiliary_loss=auxiliary))
+    given = labels(2, torch.Generator().manual_seed(0))
+    terms = model(torch.randn(2, 3, 64, 96), **given).loss_terms
+    assert len(terms) == (3 * 5 if auxiliary else 3)
+
+
+def test_training_with_dropout_drops() -> None:
+    model = Mask2FormerForUniversalSegmentation(tiny(dropout=0.5)).train()
+    pixels = torch.randn(1, 3, 64, 96)
+    torch.manual_seed(0)
+    one, other = model(pixels)[0], model(pixels)[0]
+    assert one.shape == other.shape
+    assert not torch.equal(one, other)
+    assert torch.equal(model.eval()(pixels)[0], model(pixels)[0])

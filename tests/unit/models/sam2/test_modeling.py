@@ -1,0 +1,212 @@
+"""Sam2Model: prompts, reuse of embeddings, losses, weights on demand, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.families.sam2 import SIDE, tiny
+from vitruvian.errors import InputError, WeightsError
+from vitruvian.losses.sam import prompted_mask_loss
+from vitruvian.models.sam2.mask_decoder import by_cell, choose_stable, groups_of, in_order, spread, stability
+from vitruvian.models.sam2.modeling import Sam2Model
+
+PIXELS = torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+POINTS = torch.tensor([[[[10.0, 20.0]], [[40.0, 30.0]]], [[[5.0, 5.0]], [[60.0, 60.0]]]])
+
+
+@pytest.fixture(scope="module")
+def model() -> Sam2Model:
+    torch.manual_seed(0)
+    config = tiny()
+    config.initializer_range = 0.2
+    return Sam2Model(config).eval()
+
+
+@torch.no_grad()
+def masks(model: Sam2Model, **given: Any) -> torch.Tensor:
+    found: torch.Tensor = model(**({} if "image_embeddings" in given else {"pixel_values": PIXELS}), **given).pred_masks
+    return found
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_embeddings_cost_the_encoder_once(model: Sam2Model) -> None:
+    calls = []
+    handle = model.vision_encoder.backbone.register_forward_hook(lambda *_: calls.append(1))
+    embeddings = model.get_image_embeddings(PIXELS)
+    for _ in range(3):
+        found = masks(model, image_embeddings=embeddings, input_points=POINTS)
+    handle.remove()
+    assert len(calls) == 1
+    close(found, masks(model, input_points=POINTS))
+    assert not embeddings[0].requires_grad
+
+
+def test_objects_do_not_influence_each_other(model: Sam2Model) -> None:
+    both = masks(model, input_points=POINTS)
+    for index in range(2):
+        close(masks(model, input_points=POINTS[:, index : index + 1])[:, 0], both[:, index])
+
+
+def test_each_object_may_have_its_own_mask(model: Sam2Model) -> None:
+    prompts = torch.randn(2, 2, SIDE // 4, SIDE // 4)
+    both = masks(model, input_points=POINTS, input_masks=prompts)
+    for index in range(2):
+        one = slice(index, index + 1)
+        close(masks(model, input_points=POINTS[:, one], input_masks=prompts[:, one])[:, 0], both[:, index])
+    shared = masks(model, input_points=POINTS, input_masks=prompts[:, 0])  # [B, h, w]: the same for all objects
+    close(shared[:, 0], both[:, 0])
+    assert masks(model, input_masks=prompts).shape[:2] == (2, 2)
+
+
+def test_hard_masks_are_logits_of_ten(model: Sam2Model) -> None:
+    hard = torch.rand(2, 1, SIDE, SIDE) > 0.5
+    want = masks(model, input_masks=hard.float() * 20 - 10)
+    close(masks(model, input_masks=hard), want)
+    close(masks(model, input_masks=hard.long() * 255), want)
+    close(masks(model, input_masks=hard[:, 0]), want)
+
+
+def test_boxes_of_padding_are_harmless(model: Sam2Model) -> None:
+    boxes = torch.tensor([[[1.0, 2, 30, 40], [-10, -10, -10, -10]], [[1, 2, 30, 40], [5, 5, 20, 20]]])
+    found = masks(model, input_boxes=boxes)
+    assert found.isfinite().all()
+    close(masks(model, input_boxes=boxes[:, :1])[:, 0], found[:, 0])
+
+
+def test_one_mask_is_the_stable_one_or_the_best_other() -> None:
+    logits = torch.full((1, 2, 3, 4, 4), -1.0)
+    logits[:, :, 0, :2] = 1  # stable
+    logits[0, 1, 0, :2] = 0.01  # unstable: gone with a slightly higher cut
+    logits[:, :, 2, 3] = 5
+    ious = torch.tensor([[[0.1, 0.2, 0.9], [0.1, 0.2, 0.9]]])
+    chosen, scores = choose_stable(logits, ious, delta=0.05, stable_from=0.98)
+    assert torch.equal(chosen[0, 0, 0], logits[0, 0, 0])
+    assert torch.equal(chosen[0, 1, 0], logits[0, 1, 2])
+    assert scores[0, :, 0].tolist() == pytest.approx([0.1, 0.9])
+
+
+def test_stability() -> None:
+    logits = torch.tensor([[[2.0, 0.5, -0.5, -2.0]], [[-9.0, -9.0, -9.0, -9.0]]])
+    assert stability(logits, 1.0).tolist() == pytest.approx([1 / 3, 1.0])
+    assert stability(logits, 1.0, threshold=-1.0).tolist() == pytest.approx([2 / 3, 1.0])
+
+
+def test_upscaling_by_cell_is_the_transposed_convolution() -> None:
+    torch.manual_seed(0)
+    conv = torch.nn.ConvTranspose2d(6, 3, kernel_size=2, stride=2)
+    again = torch.nn.ConvTranspose2d(3, 2, kernel_size=2, stride=2, bias=False)
+    image = torch.randn(2, 6, 4, 5)
+    with torch.no_grad():
+        want = again(conv(image))
+        cells = spread(image.flatten(2).transpose(1, 2), conv) + conv.bias  # [B, M·4, 3]
+        close(by_cell(conv(image), (4, 5), 1)[:, 0], cells)
+        cells = spread(cells, again)
+    close(by_cell(want, (4, 5), 2)[:, 0], cells)
+    close(in_order(cells[:, None], (4, 5))[:, 0], want)
+
+
+def test_groups_cover_all_prompts() -> None:
+    for count, size in ((1, 5), (5, 5), (6, 5), (11, 3)):
+        groups = groups_of(count, size)
+        assert [i for group in groups for i in range(count)[group]] == list(range(count))
+        assert max(len(range(count)[group]) for group in groups) <= size
+
+
+def test_attentions_are_weights(model: Sam2Model) -> None:
+    with torch.no_grad():
+        out = model(PIXELS, input_points=POINTS, output_attentions=True)
+    assert len(out.vision_attentions) == 6
+    assert [tuple(w.shape) for w in out.mask_decoder_attentions] == [(4, 4, 8, 16)] * 2
+    for weights in (*out.vision_attentions, *out.mask_decoder_attentions):
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1]))
+    close(out.pred_masks, masks(model, input_points=POINTS))
+
+
+def test_labels_give_the_loss_of_the_masks(model: Sam2Model) -> None:
+    labels = (torch.rand(2, 2, 16, 16) > 0.5).long()
+    for multimask in (True, False):
+        out = model(PIXELS, input_points=POINTS, labels=labels, multimask_output=multimask)
+        want = prompted_mask_loss(out.pred_masks, out.iou_scores, out.object_score_logits, labels)
+        torch.testing.assert_close(out.loss, want.total)
+        assert out.loss.requires_grad
+        assert out[0] is out.loss
+    with torch.no_grad():
+        assert model(PIXELS, input_points=POINTS).loss is None
+
+
+def test_labels_of_other_sizes_and_padded_objects(model: Sam2Model) -> None:
+    labels = torch.zeros(2, 2, 64, 48)
+    labels[:, :, :20] = 1
+    with torch.no_grad():
+        assert model(PIXELS, input_points=POINTS, labels=labels).loss > 0
+        kinds = torch.tensor([[[1], [-10]], [[1], [1]]])
+        padded = model(PIXELS, input_points=POINTS, input_labels=kinds, labels=labels).loss
+        labels[0, 1] = 0
+        again = model(PIXELS, input_points=POINTS, input_labels=kinds, labels=labels).loss
+        one = model(PIXELS, input_points=POINTS[:, :1], labels=labels[:, 0].long()).loss
+    torch.testing.assert_close(padded, again)
+    assert one > 0
+    with pytest.raises(InputError, match="labels: expected"):
+        model(PIXELS, input_points=POINTS, labels=labels[:, 0])
+
+
+def test_outputs_as_a_tuple_and_without_what_was_not_asked(model: Sam2Model) -> None:
+    with torch.no_grad():
+        out = model(PIXELS)
+        parts = model(PIXELS, return_dict=False)
+    assert list(out) == ["iou_scores", "pred_masks", "object_score_logits", "image_embeddings"]
+    assert torch.equal(parts[1], out.pred_masks)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({}, "exactly one"),
+        ({"pixel_values": PIXELS, "image_embeddings": []}, "exactly one"),
+        ({"image_embeddings": [torch.zeros(1, 32, 4, 4)]}, "three levels"),
+        ({"image_embeddings": torch.zeros(1, 32, 4, 4)}, "three levels"),
+        ({"pixel_values": PIXELS, "input_points": POINTS[:1]}, "each of 2 pictures, got 1"),
+        ({"pixel_values": PIXELS, "input_points": POINTS[:, 0]}, r"\[B, P, N, 2\]"),
+        ({"pixel_values": PIXELS, "input_boxes": POINTS[:, :, 0]}, r"\[B, P, 4\]"),
+        ({"pixel_values": PIXELS, "input_points": POINTS, "input_labels": torch.full((2, 2, 1), 7)}, "got 7"),
+        ({"pixel_values": PIXELS, "input_points": POINTS, "input_labels": torch.ones(2, 2, 3)}, "one for each point"),
+        ({"pixel_values": PIXELS, "input_labels": torch.ones(2, 2, 1)}, "Add the points"),
+        ({"pixel_values": PIXELS, "input_points": POINTS, "input_boxes": torch.zeros(2, 1, 4)}, "as many objects"),
+        ({"pixel_values": PIXELS, "input_points": POINTS, "input_masks": torch.zeros(2, 3, 8, 8)}, "2 objects, got 3"),
+        ({"pixel_values": PIXELS, "input_masks": torch.zeros(8, 8)}, "input_masks"),
+        ({"pixel_values": PIXELS, "input_points": torch.zeros(2, 0, 1, 2)}, "input_points"),
+        ({"pixel_values": PIXELS, "attention_similarity": torch.zeros(3, 1, 1, 16)}, "attention_similarity"),
+    ],
+)
+def test_bad_inputs_are_refused(model: Sam2Model, given: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        model(**given)
+
+
+def test_a_checkpoint_with_shared_positions_stored_once(model: Sam2Model, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    once = "prompt_encoder.shared_embedding.positional_embedding"
+    save_file({name: value for name, value in state.items() if name != once}, tmp_path / "model.safetensors")
+    again = Sam2Model.from_pretrained(tmp_path)
+    close(masks(again, input_points=POINTS), masks(model, input_points=POINTS))
+    save_file(
+        {name: value for name, value in state.items() if "positional" not in name}, tmp_path / "model.safetensors"
+    )
+    with pytest.raises(WeightsError, match="shared_image_embedding"):
+        Sam2Model.from_pretrained(tmp_path)
+
+
+def test_fresh_models_use_one_table_of_positions() -> None:
+    for model in (Sam2Model(tiny()), Sam2Model.from_config(tiny())):
+        image, prompts = model.shared_image_embedding, model.prompt_encoder.shared_embedding
+        assert torch.equal(image.positional_embedding, prompts.positional_embedding)
+        assert image.positional_embedding.std() > 0.3

@@ -1,0 +1,238 @@
+"""Processors of SAM 2: pictures of every kind, files of every layout, and every option of post_process_masks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitruvian.errors import CheckpointError, ConfigError, InputError
+from vitruvian.models.sam2.processing import Sam2ImageProcessor, Sam2Processor
+
+SMALL = {"height": 64, "width": 64}
+
+
+def processor(**fields: Any) -> Sam2Processor:
+    return Sam2Processor(Sam2ImageProcessor(size=SMALL, mask_size={"height": 16, "width": 16}), **fields)
+
+
+def picture(height: int = 40, width: int = 80) -> Image.Image:
+    y, x = np.mgrid[0:height, 0:width]
+    return Image.fromarray(np.stack([x * 3, y * 5, x + y], -1).astype(np.uint8))
+
+
+def test_pictures_of_every_kind_give_the_same() -> None:
+    image = picture()
+    array = np.array(image)
+    forms = [image, array, torch.from_numpy(array), array.transpose(2, 0, 1), torch.from_numpy(array).permute(2, 0, 1)]
+    want = processor()(images=image, return_tensors="pt")
+    assert want["pixel_values"].shape == (1, 3, 64, 64)
+    assert want["original_sizes"].tolist() == [[40, 80]]
+    for form in forms:
+        torch.testing.assert_close(processor()(images=form, return_tensors="pt")["pixel_values"], want["pixel_values"])
+    pair = processor()(images=[image, picture(30, 30)], return_tensors="pt")
+    assert pair["pixel_values"].shape == (2, 3, 64, 64)
+    assert pair["original_sizes"].tolist() == [[40, 80], [30, 30]]
+
+
+def test_values_are_normalised_and_options_of_a_call_count() -> None:
+    white = Image.new("RGB", (8, 8), (255, 255, 255))
+    want = [(1 - mean) / std for mean, std in zip((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), strict=True)]
+    found = processor()(images=white, return_tensors="pt")["pixel_values"][0, :, 0, 0]
+    assert found.tolist() == pytest.approx(want, abs=1e-5)
+    raw = processor()(images=white, return_tensors="pt", do_normalize=False, do_rescale=False)["pixel_values"]
+    assert (raw == 255).all()
+    assert processor()(images=white, return_tensors="pt", size=32)["pixel_values"].shape[-1] == 32
+    assert processor()(images=white, return_tensors="pt", do_resize=False)["pixel_values"].shape[-1] == 8
+    with pytest.raises(TypeError, match="do_resise"):
+        processor()(images=white, do_resise=True)
+
+
+def test_without_return_tensors_pictures_stay_a_list() -> None:
+    found = processor()(images=picture())
+    assert isinstance(found["pixel_values"], list)
+    assert found["original_sizes"] == [(40, 80)]
+    arrays = processor()(images=picture(), input_points=[[[[1, 2]]]], return_tensors="np")
+    assert all(isinstance(value, np.ndarray) for value in arrays.values())
+
+
+def test_the_page_s_example_with_a_missing_level() -> None:
+    inputs = processor()(images=picture(), input_points=[[[20, 30]]], return_tensors="pt")
+    assert inputs["input_points"].tolist() == [[[[16, 48]]]]
+    assert set(inputs) == {"pixel_values", "original_sizes", "input_points"}
+
+
+def test_prompts_without_pictures() -> None:
+    inputs = processor()(
+        input_points=[[[[20, 30], [40, 10]]]],
+        input_labels=[[[1, 0]]],
+        original_sizes=torch.tensor([[40, 80]]),
+        return_tensors="pt",
+    )
+    assert inputs["input_points"].tolist() == [[[[16, 48], [32, 16]]]]
+    assert inputs["input_labels"].dtype == torch.int64
+    assert "pixel_values" not in inputs
+    with pytest.raises(InputError, match="pictures, or original_sizes"):
+        processor()(input_points=[[[[20, 30]]]])
+    with pytest.raises(InputError, match="do_resize: expected images"):
+        processor()(original_sizes=[[4, 4]], do_resize=False)
+    with pytest.raises(InputError, match="Leave it out"):
+        processor()(images=picture(), original_sizes=[[4, 4]])
+
+
+def test_points_and_boxes_must_be_of_as_many_objects() -> None:
+    boxes = [[[1, 2, 30, 30], [1, 2, 20, 20]]]
+    with pytest.raises(InputError, match="as many objects"):
+        processor()(images=picture(), input_points=[[[[20, 30]]]], input_boxes=boxes)
+
+
+def test_target_size_and_padding_value() -> None:
+    other = processor(target_size=128, point_pad_value=-99)
+    inputs = other(images=[picture(), picture()], input_points=[[[[20, 30]], [[1, 1]]], [[[20, 30]]]])
+    assert inputs["input_points"][0, 0, 0].tolist() == [32, 96]
+    assert inputs["input_points"][1, 1, 0].tolist() == [-99, -99]
+    wide = Sam2Processor(Sam2ImageProcessor(size={"height": 64, "width": 96}))
+    assert wide.target_size == [64, 96]
+    assert wide(images=picture(), input_points=[[[[20, 30]]]])["input_points"].tolist() == [[[[24, 48]]]]
+
+
+def test_label_masks() -> None:
+    mask = np.zeros((40, 80), np.uint8)
+    mask[:, 40:] = 3
+    one = processor()(images=picture(), segmentation_maps=mask, return_tensors="pt")["labels"]
+    assert one.shape == (1, 16, 16)
+    assert one.dtype == torch.int64
+    assert one[0, 3].tolist() == [0] * 8 + [3] * 8
+    forms = [Image.fromarray(mask), torch.from_numpy(mask), [mask], mask[None]]
+    for form in forms:
+        assert torch.equal(processor()(images=picture(), segmentation_maps=form, return_tensors="pt")["labels"], one)
+    several = processor()(images=picture(), segmentation_maps=[np.stack([mask] * 3)], return_tensors="pt")
+    assert several["labels"].shape == (1, 3, 16, 16)
+    with pytest.raises(InputError, match="one entry for each of the 1 pictures"):
+        processor()(images=picture(), segmentation_maps=[mask, mask])
+    with pytest.raises(InputError, match="integers"):
+        processor()(images=picture(), segmentation_maps=[mask.astype(float)])
+
+
+def test_saved_and_read_again(tmp_path: Path) -> None:
+    original = processor(point_pad_value=-7)
+    names = {path.name for path in original.save_pretrained(tmp_path)}
+    assert names == {"processor_config.json", "preprocessor_config.json"}
+    assert Sam2Processor.from_pretrained(tmp_path) == original
+    assert Sam2ImageProcessor.from_pretrained(tmp_path) == original.image_processor
+    assert Sam2Processor.from_pretrained(tmp_path, target_size=32).target_size == 32
+    assert json.loads((tmp_path / "processor_config.json").read_text())["processor_class"] == "Sam2Processor"
+    with pytest.raises(ConfigError, match="no field 'taget_size'"):
+        Sam2Processor.from_pretrained(tmp_path, taget_size=32)
+
+
+def test_files_of_the_hub_s_layouts(tmp_path: Path) -> None:
+    """Published checkpoints keep pictures' settings apart and were written by the video processor."""
+    pictures = {"image_processor_type": "Sam2ImageProcessorFast", "size": SMALL, "do_pad": None, "crop_size": None}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(pictures))
+    assert Sam2Processor.from_pretrained(tmp_path).target_size == 64
+    joint = {"processor_class": "Sam2VideoProcessor", "target_size": 128, "point_pad_value": -10}
+    (tmp_path / "processor_config.json").write_text(json.dumps(joint))
+    found = Sam2Processor.from_pretrained(tmp_path)
+    assert found.target_size == 128
+    assert found.image_processor.size == SMALL
+    (tmp_path / "preprocessor_config.json").unlink()
+    nested = joint | {"image_processor": pictures, "video_processor": {"size": 1}}
+    (tmp_path / "processor_config.json").write_text(json.dumps(nested))
+    assert Sam2ImageProcessor.from_pretrained(tmp_path).size == SMALL
+    assert Sam2Processor.from_pretrained(tmp_path).image_processor.size == SMALL
+    (tmp_path / "processor_config.json").write_text(json.dumps(joint))
+    with pytest.raises(CheckpointError, match="found neither"):
+        Sam2Processor.from_pretrained(tmp_path)
+
+
+def test_impossible_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="size"):
+        Sam2ImageProcessor(size={"shortest_edge": 64})
+    with pytest.raises(ConfigError, match="mask_size"):
+        Sam2ImageProcessor(mask_size={"height": 0, "width": 4})
+
+
+# ---------------------------------------------------------------- masks
+
+
+def blocks() -> torch.Tensor:
+    """A 20 × 20 mask with a hole of 4 pixels and an island of 6, as logits [1, 1, 20, 20]."""
+    logits = torch.full((20, 20), -3.0)
+    logits[2:12, 2:12] = 3
+    logits[5:7, 5:7] = -3
+    logits[15:17, 15:18] = 3
+    return logits[None, None]
+
+
+def cleaned(**options: Any) -> torch.Tensor:
+    return processor().post_process_masks([blocks()], [(20, 20)], **options)[0][0, 0]
+
+
+def test_masks_come_in_the_size_of_each_picture() -> None:
+    masks = torch.randn(2, 3, 2, 16, 16)
+    found = processor().post_process_masks(masks, torch.tensor([[40, 80], [7, 9]]))
+    assert [tuple(mask.shape) for mask in found] == [(3, 2, 40, 80), (3, 2, 7, 9)]
+    assert all(mask.dtype == torch.bool for mask in found)
+    as_arrays = processor().post_process_masks([mask.numpy() for mask in masks], [(40, 80), (7, 9)])
+    assert all(torch.equal(a, b) for a, b in zip(found, as_arrays, strict=True))
+    half = processor().post_process_masks(masks.bfloat16(), [(40, 80), (7, 9)], binarize=False)
+    assert half[0].dtype == torch.float32
+
+
+def test_threshold_and_binarize() -> None:
+    logits = torch.tensor([[[[1.0, 3.0]]]])
+    assert processor().post_process_masks([logits], [(1, 2)], mask_threshold=2)[0].tolist() == [[[[False, True]]]]
+    assert torch.equal(processor().post_process_masks([logits], [(1, 2)], binarize=False)[0], logits)
+
+
+def test_holes_and_sprinkles_by_their_area() -> None:
+    assert not cleaned()[5:7, 5:7].any()
+    assert not cleaned(max_hole_area=3)[5:7, 5:7].any()
+    assert cleaned(max_hole_area=4)[5:7, 5:7].all()
+    assert cleaned(max_sprinkle_area=5)[15:17, 15:18].all()
+    assert not cleaned(max_sprinkle_area=6)[15:17, 15:18].any()
+    both = cleaned(max_hole_area=4, max_sprinkle_area=6)
+    assert both.sum() == 100
+
+
+def test_holes_and_sprinkles_of_logits() -> None:
+    found = cleaned(max_hole_area=4, max_sprinkle_area=6, binarize=False, mask_threshold=1.0)
+    assert (found[5:7, 5:7] == 11).all()
+    assert (found[15:17, 15:18] == -9).all()
+    rest = torch.ones(20, 20, dtype=torch.bool)
+    rest[5:7, 5:7] = rest[15:17, 15:18] = False
+    assert torch.equal(found[rest], blocks()[0, 0][rest])
+
+
+def test_areas_are_pixels_of_the_picture() -> None:
+    large = processor().post_process_masks([blocks()], [(40, 40)], max_hole_area=8)[0][0, 0]
+    assert not large[11:13, 11:13].any()  # the hole has some 16 pixels here
+    large = processor().post_process_masks([blocks()], [(40, 40)], max_hole_area=20)[0][0, 0]
+    assert large[11:13, 11:13].all()
+
+
+def test_each_pixel_to_one_object() -> None:
+    logits = torch.randn(4, 2, 8, 8)
+    masks = processor().post_process_masks([logits], [(8, 8)], apply_non_overlapping_constraints=True)[0]
+    assert masks.sum(dim=0).max() == 1
+    raw = processor().post_process_masks([logits], [(8, 8)], binarize=False, apply_non_overlapping_constraints=True)[0]
+    assert torch.equal(raw.amax(dim=0), logits.amax(dim=0))
+    assert (raw <= -10).sum() == 3 * 2 * 64
+    one = torch.randn(1, 2, 8, 8)
+    alone = processor().post_process_masks([one], [(8, 8)], binarize=False, apply_non_overlapping_constraints=True)[0]
+    assert torch.equal(alone, one)
+
+
+def test_masks_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match="original_sizes"):
+        processor().post_process_masks(torch.zeros(2, 1, 1, 4, 4), [(4, 4)])
+    with pytest.raises(InputError, match=r"\[P, K, h, w\]"):
+        processor().post_process_masks(torch.zeros(1, 4, 4), [(4, 4)])
+    with pytest.raises(InputError, match="original_sizes"):
+        processor().post_process_masks(torch.zeros(1, 1, 1, 4, 4), [(0, 4)])
