@@ -17,10 +17,10 @@ class Block:
 
 
 def python_blocks(page: Path) -> list[Block]:
-    """Return the fenced Python blocks of a page."""
+    """Return the fenced Python blocks of a page, and those of an unnamed language that show a Python prompt."""
     text = page.read_text(encoding="utf-8")
     found = []
-    for match in re.finditer(r"^```(?:python|py)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+    for match in re.finditer(r"^```(?:(?:python|py)\n|\n(?=>>>))(.*?)^```", text, re.MULTILINE | re.DOTALL):
         line = text.count("\n", 0, match.start()) + 2
         found.append(Block(line, steps(match[1])))
     return found

@@ -75,6 +75,68 @@ def save_sapiens2(root: Path) -> None:
         vitruvian.Sapiens2ImageProcessor(do_pad=pads).save_pretrained(root / name)
 
 
+SWIN = {
+    "image_size": 64,
+    "embed_dim": 8,
+    "depths": [1, 1, 1, 1],
+    "num_heads": [1, 1, 2, 2],
+    "window_size": 4,
+    "out_features": ["stage1", "stage2", "stage3", "stage4"],
+}
+SMALL_SIZE = {"shortest_edge": 64, "longest_edge": 128}
+
+
+def save_maskformer(root: Path) -> None:
+    """Write the MaskFormer checkpoints that the pages name; queries are as many and as wide as they print."""
+    torch.manual_seed(0)
+    decoder = {"d_model": 256, "decoder_layers": 1, "decoder_ffn_dim": 16, "decoder_attention_heads": 4}
+    for name in ("facebook/maskformer-swin-base-ade", "facebook/maskformer-swin-base-coco"):
+        config = vitruvian.MaskFormerConfig(
+            backbone_config=vitruvian.SwinConfig(**SWIN),
+            decoder_config=vitruvian.DetrConfig(num_queries=100, **decoder),
+            fpn_feature_size=32,
+            mask_feature_size=32,
+            num_labels=5,
+        )
+        vitruvian.MaskFormerForInstanceSegmentation(config).save_pretrained(root / name)
+        vitruvian.MaskFormerImageProcessor(size=SMALL_SIZE, num_labels=5).save_pretrained(root / name)
+
+
+def save_mask2former(root: Path) -> None:
+    """Write the Mask2Former checkpoints that the pages name."""
+    torch.manual_seed(0)
+    for name in ("coco-instance", "ade-semantic", "cityscapes-panoptic"):
+        config = vitruvian.Mask2FormerConfig(
+            backbone_config=vitruvian.SwinConfig(**SWIN),
+            feature_size=32,
+            mask_feature_size=32,
+            hidden_dim=32,
+            encoder_feedforward_dim=32,
+            dim_feedforward=32,
+            encoder_layers=1,
+            decoder_layers=2,
+            num_attention_heads=4,
+            num_queries=10,
+            num_labels=5,
+        )
+        folder = root / f"facebook/mask2former-swin-small-{name}"
+        vitruvian.Mask2FormerForUniversalSegmentation(config).save_pretrained(folder)
+        vitruvian.Mask2FormerImageProcessor(size=SMALL_SIZE, num_labels=5).save_pretrained(folder)
+
+
+def save_sam2(root: Path) -> None:
+    """Write the SAM 2 checkpoints that the pages name."""
+    from tests.families.sam2 import SIDE, tiny
+
+    torch.manual_seed(0)
+    for name in ("facebook/sam2.1-hiera-large", "danelcsb/sam2.1_hiera_tiny"):
+        vitruvian.Sam2Model(tiny()).save_pretrained(root / name)
+        pictures = vitruvian.Sam2ImageProcessor(
+            size={"height": SIDE, "width": SIDE}, mask_size={"height": SIDE // 4, "width": SIDE // 4}
+        )
+        vitruvian.Sam2Processor(pictures).save_pretrained(root / name)
+
+
 @contextlib.contextmanager
 def working_in(folder: Path) -> Iterator[None]:
     """Run a block in another working directory."""

@@ -154,6 +154,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "ModelOutput",
         "SemanticSegmenterOutput",
     ),
+    "vitruvian.pipelines": ("pipeline",),
     "vitruvian.processor": ("ImageProcessor",),
 }
 ADDRESS = {name: module for module, names in PUBLIC.items() for name in names}

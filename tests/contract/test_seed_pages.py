@@ -1,22 +1,41 @@
-"""The examples of the pages that define the public API run with only the import changed."""
+"""The examples of the pages that define the public API run with only the import changed.
+
+What the examples take from the network lies here: tiny checkpoints in folders of the same names, pictures of the sizes
+that the examples print, and a `requests`/`httpx` that hands those out.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+import vitruvian
 from tests.pages import Block, python_blocks
 from tests.shared import SHARED
-from tests.tiny_checkpoints import save_sapiens2, working_in
+from tests.tiny_checkpoints import save_mask2former, save_maskformer, save_sam2, save_sapiens2, working_in
 
-PICTURE = SHARED / "photos" / "wholebody" / "images" / "000000000785.jpg"
+# End of an address in the examples → size of the picture there (width, height).
+PICTURES = {
+    "000000004016.jpg": (640, 427),
+    "000000039769.jpg": (640, 480),
+    "ADE_val_00000001.jpg": (683, 512),
+    "can-handle.png": (676, 338),
+    "truck.jpg": (1800, 1200),
+    "dog-sam.png": (1000, 800),
+    "groceries.jpg": (800, 534),
+    "sam-car.png": (900, 700),
+}
 
 
 def page(start: str) -> Path | None:
@@ -25,40 +44,91 @@ def page(start: str) -> Path | None:
 
 def blocks(start: str) -> list[Any]:
     found = page(start)
-    return [pytest.param(b, id=f"{start}-line{b.line}") for b in python_blocks(found)] if found else []
+    return [pytest.param(b, id=f"{start}-line{b.line}") for b in python_blocks(found) if b.steps] if found else []
 
 
-@pytest.fixture(scope="module")
-def sapiens2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    root = tmp_path_factory.mktemp("hub")
-    save_sapiens2(root)
-    with working_in(root):
-        yield root
+def picture_bytes(address: str) -> io.BytesIO:
+    """The picture at an address, as a file."""
+    size = next(size for end, size in PICTURES.items() if address.endswith(end))
+    values = np.random.default_rng(0).integers(0, 255, (size[1] // 8 + 1, size[0] // 8 + 1, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(values).resize(size).save(file, format="PNG")
+    file.seek(0)
+    return file
 
 
-def run(block: Block, namespace: dict[str, Any], pictures: dict[str, str]) -> None:
-    """Run a block with its import changed and its picture here; check what doctests say they print."""
+@contextlib.contextmanager
+def network() -> Iterator[None]:
+    """Hand pictures out to `requests.get(url, stream=True).raw` and `httpx.stream("GET", url)`."""
+    requests, httpx = ModuleType("requests"), ModuleType("httpx")
+    requests.get = lambda url, stream=False: SimpleNamespace(raw=picture_bytes(url))  # type: ignore[attr-defined]
+    httpx.stream = lambda method, url: contextlib.nullcontext(picture_bytes(url))  # type: ignore[attr-defined]
+    before = {name: sys.modules.get(name) for name in ("requests", "httpx")}
+    sys.modules |= {"requests": requests, "httpx": httpx}
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
+def run(block: Block, namespace: dict[str, Any]) -> None:
+    """Run a block with its import changed; check what it says it prints."""
     for source, want in block.steps:
-        code = re.sub(r"\bfrom transformers", "from vitruvian", source)
-        for address, path in pictures.items():
-            code = code.replace(address, path)
+        code = re.sub(r"\bfrom transformers", "from vitruvian", source).replace(", device=0)", ")")
+        for address in re.findall(r'load_image\("(.*?)"\)|image_url = "(.*?)"', code):
+            found = address[0] or address[1]
+            path = Path(found.rsplit("/", 1)[1]).resolve()
+            path.write_bytes(picture_bytes(found).read())
+            code = code.replace(found, str(path)) if "pipeline" in code or "load_image" in code else code
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
+        with contextlib.redirect_stdout(printed), network():
             exec(compile(code, f"line {block.line}", "single" if want else "exec"), namespace)
         if want:
             assert printed.getvalue() == want
 
 
-@pytest.mark.parametrize("block", blocks("000"))
-def test_sapiens2_page(block: Block, sapiens2: Path) -> None:
-    torch.manual_seed(0)
-    size = (427, 640)
-    namespace: dict[str, Any] = {}
-    if PICTURE.is_file():
-        from PIL import Image
+def checkpoints(save: Callable[[Path], None]) -> Any:
+    @pytest.fixture(scope="module")
+    def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+        root = tmp_path_factory.mktemp("hub")
+        save(root)
+        with working_in(root):
+            yield {}
 
-        with Image.open(PICTURE) as picture:
-            size = (picture.height, picture.width)
-    # The pages use the result of another example by this name.
-    namespace["segmentation"] = torch.randint(0, 29, size)
-    run(block, namespace, {"http://images.cocodataset.org/val2017/000000004016.jpg": str(PICTURE)})
+    return folder
+
+
+sapiens2 = checkpoints(save_sapiens2)
+sam2 = checkpoints(save_sam2)
+maskformer = checkpoints(save_maskformer)
+mask2former = checkpoints(save_mask2former)
+
+
+@pytest.mark.parametrize("block", blocks("000"))
+def test_sapiens2_page(block: Block, sapiens2: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    # The page uses the result of another of its examples by this name.
+    run(block, {"segmentation": torch.randint(0, 29, (427, 640))})
+
+
+@pytest.mark.parametrize("block", blocks("002"))
+def test_sam2_page(block: Block, sam2: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    sam2.setdefault("Sam2Config", vitruvian.Sam2Config)  # which one example uses without importing it
+    run(block, sam2)  # later examples go on where earlier ones stopped
+
+
+@pytest.mark.parametrize("block", blocks("003"))
+def test_mask2former_page(block: Block, mask2former: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    run(block, {})
+
+
+@pytest.mark.parametrize("block", blocks("004"))
+def test_maskformer_page(block: Block, maskformer: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    run(block, {})

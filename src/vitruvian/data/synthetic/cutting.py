@@ -45,29 +45,55 @@ class _Mesh:
             self.source.append(source)
 
 
-def cut_along(faces: Ints, uv: Floats, field: Floats) -> tuple[Ints, Floats, Ints, Floats, Ints]:
-    """Keep the part of a mesh where `field` [n] is positive, with a clean border at zero.
+def cut_along(faces: Ints, uv: Floats, fields: Floats) -> tuple[Ints, Floats, Ints, Floats, Ints]:
+    """Keep the part of a mesh where each of `fields` [k, n] (or one field [n]) is positive, with clean borders at zero.
 
-    `faces` is [f, 3], `uv` [f, 3, 2]. Returns the new vertices as `ids` [m, 3] and `weights` [m, 3] over the old ones
-    (the first n are the old ones themselves), and the new `faces`, `uv` and the old face that each comes from.
+    Several fields cut one after the other, so bands may be narrower than a triangle and corners stay sharp. `faces` is
+    [f, 3], `uv` [f, 3, 2]. Returns the new vertices as `ids` [m, 3] and `weights` [m, 3] over the old ones (the first n
+    are the old ones themselves), and the new `faces`, `uv` and the old face that each comes from.
     """
-    mesh = _Mesh(len(field))
-    inside = field > 0
-    for index in np.flatnonzero(inside[faces].any(1)):
-        triangle = [int(v) for v in faces[index]]
-        corners: list[int] = []
-        points: list[Floats] = []
-        for k in range(3):
-            a, b = triangle[k], triangle[(k + 1) % 3]
-            if inside[a]:
-                corners.append(a)
-                points.append(uv[index, k])
-            if inside[a] != inside[b]:
-                share = float(field[a] / (field[a] - field[b]))
-                corners.append(mesh.edge_vertex(a, b, share))
-                points.append(uv[index, k] * (1 - share) + uv[index, (k + 1) % 3] * share)
-        mesh.add(corners, points, int(index))
+    fields = np.atleast_2d(fields)
+    mesh = _Mesh(fields.shape[1])
+    made: dict[tuple[tuple[int, int], ...], int] = {}
+    inside = (fields > 0).all(0)[faces].all(1)  # [f]
+    outside = (fields[:, faces] <= 0).all(2).any(0)  # [f]
+    for index in np.flatnonzero(~outside):
+        triangle = faces[index]
+        if inside[index]:
+            mesh.add([int(v) for v in triangle], list(uv[index]), int(index))
+            continue
+        corners: Floats = np.eye(3)
+        for field in fields:
+            corners = _clipped(corners, corners @ field[triangle])
+        points = [_shared_vertex(mesh, made, triangle, corner) for corner in corners]
+        mesh.add(points, list(corners @ uv[index]), int(index))
     return _finished(mesh)
+
+
+def _clipped(corners: Floats, values: Floats) -> Floats:
+    """Cut a convex polygon, given by the weights of its corners [c, 3], where `values` [c] fall below zero."""
+    kept = []
+    for k in range(len(corners)):
+        after = (k + 1) % len(corners)
+        if values[k] > 0:
+            kept.append(corners[k])
+        if (values[k] > 0) != (values[after] > 0):
+            share = values[k] / (values[k] - values[after])
+            kept.append(corners[k] + (corners[after] - corners[k]) * share)
+    return np.array(kept).reshape(-1, 3)
+
+
+def _shared_vertex(mesh: _Mesh, made: dict[tuple[tuple[int, int], ...], int], triangle: Ints, weights: Floats) -> int:
+    """The vertex at these weights of a triangle; made once, also for the neighbour across an edge."""
+    rounded = np.round(weights * 1e6).astype(np.int64)
+    key = tuple(sorted((int(v), int(w)) for v, w in zip(triangle, rounded, strict=True) if w > 0))
+    if len(key) == 1:
+        return key[0][0]
+    if key not in made:
+        made[key] = len(mesh.ids)
+        mesh.ids.append((int(triangle[0]), int(triangle[1]), int(triangle[2])))
+        mesh.weights.append((float(weights[0]), float(weights[1]), float(weights[2])))
+    return made[key]
 
 
 def cut_between(

@@ -40,6 +40,8 @@ def sample_people(
             f"sample_people: expected a pack on {device}, got it on {pack.textures.device}. Call pack.to(device) first."
         )
     body, chance = pack.body, Chance(generator, device)
+    if chance.bulk is generator:
+        chance.seed()  # on another device one number went into seeding `bulk`: draw it here too, to stay in step
     coefficients, traits = sample_identities(body, count, chance)
     expressions = sample_expressions(body.expression_names, count, chance=chance)
     rest, bones = rest_shape(body, coefficients, expressions)
