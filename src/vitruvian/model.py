@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vitruvian.config import Config
 from vitruvian.devices import checked_device, checked_dtype, choose_devices, choose_dtype, place_of, spread
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, WeightsError
+from vitruvian.graphs import GraphCache
 from vitruvian.hub import CONFIG_FILE, HubOptions, pinned, upload, weight_file
 from vitruvian.layers.attention import check_implementation
 from vitruvian.outputs import ModelOutput
@@ -54,6 +55,8 @@ class Model(nn.Module):
                 f"{type(self).__name__}: expected a {self.config_class.__name__}, got {type(config).__name__}."
             )
         self.config = config
+        self.optimized = False
+        self.graphs: GraphCache | None = None
 
     def start(self) -> None:
         """Finish construction: fill parameters with their starting values and choose the attention kernel."""
@@ -330,6 +333,36 @@ class Model(nn.Module):
         for module in self.modules():
             if hasattr(module, "attn_implementation"):
                 setattr(module, "attn_implementation", attn_implementation)  # noqa: B010
+
+    def optimize(self, *, cuda_graphs: bool = True) -> Self:
+        """Make inference quick, with results that stay the same; returns the model itself.
+
+        Weights are joined and laid out for fused kernels (names in checkpoints do not change), and on a CUDA device
+        calls with small batches are recorded as graphs. Training, gradients and outputs of single layers take the
+        plain way as before. Call it after loading and moving the model.
+
+        Args:
+            cuda_graphs: Record calls with small batches on a CUDA device.
+        """
+        self.fuse()
+        self.optimized = True
+        self.graphs = GraphCache() if cuda_graphs else None
+        return self
+
+    def fuse(self) -> None:
+        """Join and lay out weights for inference; families with a quicker way to run override it."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.optimized:  # moved or cast: joint weights are made anew, recordings are void
+            self.optimize(cuda_graphs=self.graphs is not None)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward`, through a recorded graph where `optimize` allows it."""
+        if self.graphs is not None and not self.training and self.graphs.takes(args, kwargs):
+            return self.graphs(super().__call__, args, kwargs)
+        return super().__call__(*args, **kwargs)
 
     def gradient_checkpointing_enable(self) -> None:
         """Trade compute for memory in training: layers are run again in the backward pass."""

@@ -321,7 +321,7 @@ def save_weights(state: Mapping[str, Tensor], folder: Path, *, max_shard_size: i
     written = []
     for name, keys in zip(names, shards, strict=True):
         # A shard at a time, so that a model on another device needs no whole copy here.
-        part = {key: state[key].detach().to("cpu").contiguous() for key in keys}
+        part = {key: alone(state[key].detach().to("cpu")) for key in keys}
         with written_in_place(folder / name) as temporary:
             save_file(part, temporary, metadata={"format": "pt"})
         written.append(folder / name)
@@ -334,6 +334,12 @@ def save_weights(state: Mapping[str, Tensor], folder: Path, *, max_shard_size: i
     for stale in {path for pattern in SAVED_FILES for path in folder.glob(pattern)} - set(written):
         stale.unlink()
     return written
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor that shares its memory with nothing else."""
+    shares = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+    return tensor.clone(memory_format=torch.contiguous_format) if shares else tensor.contiguous()
 
 
 def split_into_shards(state: Mapping[str, Tensor], limit: int) -> list[list[str]]:

@@ -79,11 +79,12 @@ def masked(count: int, generator: torch.Generator) -> dict[str, Any]:
     return {"bool_masked_pos": positions, "teacher_logits": teacher}
 
 
-class TinyPreTraining(Sapiens2ForPreTraining):
-    def __init__(self, config: Sapiens2Config) -> None:
-        super().__init__(config, prototypes=16, hidden=24, bottleneck=8)
-
-
+PRETRAINING = {
+    "use_mask_token": True,
+    "num_prototypes": 16,
+    "projection_hidden_size": 24,
+    "projection_bottleneck_size": 8,
+}
 SIZES = ((96, 48), (32, 80))
 CASES = [
     FamilyCase("sapiens2", Sapiens2Model, tiny, pictures, sizes=SIZES),
@@ -164,8 +165,8 @@ CASES = [
     ),
     FamilyCase(
         "sapiens2-pretraining",
-        TinyPreTraining,
-        lambda: tiny(use_mask_token=True),
+        Sapiens2ForPreTraining,
+        lambda: tiny(**PRETRAINING),
         pictures,
         masked,
         output="reconstructions",

@@ -23,6 +23,7 @@ from vitruvian.models.swin.configuration import SwinConfig
 PHOTOS = SHARED / "photos" / "coco"
 GOAL = 0.8
 SIDE = 96
+VOID = 255  # segment id of unlabelled pixels
 
 Picture = tuple[Image.Image, np.ndarray, list[dict[str, int]]]  # photo, map of segment ids, their labels
 
@@ -61,7 +62,7 @@ def photos() -> list[Picture]:
         image = Image.open(PHOTOS / images[row["image_id"]]["file_name"]).convert("RGB").resize((128, SIDE))
         png = Image.open(PHOTOS / row["file_name"]).convert("RGB").resize((128, SIDE), Image.Resampling.NEAREST)
         codes = np.asarray(png).astype(np.int64) @ np.array([1, 256, 65536])
-        ids, segments = np.zeros(codes.shape, dtype=np.int64), []
+        ids, segments = np.full(codes.shape, VOID), []
         for segment in row["segments_info"]:
             inside = codes == segment["id"]
             if inside.sum() >= 150:
@@ -98,7 +99,7 @@ def mask2former(num_labels: int) -> tuple[Any, Any]:
         train_num_points=576,
         num_labels=num_labels,
     )
-    return Mask2FormerForUniversalSegmentation(config), Mask2FormerImageProcessor(do_resize=False, ignore_index=0)
+    return Mask2FormerForUniversalSegmentation(config), Mask2FormerImageProcessor(do_resize=False, ignore_index=VOID)
 
 
 def maskformer(num_labels: int) -> tuple[Any, Any]:
@@ -113,7 +114,7 @@ def maskformer(num_labels: int) -> tuple[Any, Any]:
         use_auxiliary_loss=True,
         num_labels=num_labels,
     )
-    return MaskFormerForInstanceSegmentation(config), MaskFormerImageProcessor(do_resize=False, ignore_index=0)
+    return MaskFormerForInstanceSegmentation(config), MaskFormerImageProcessor(do_resize=False, ignore_index=VOID)
 
 
 def panoptic_quality(model: Any, processor: Any, batch: Any, pictures: list[Picture]) -> float:
@@ -125,7 +126,8 @@ def panoptic_quality(model: Any, processor: Any, batch: Any, pictures: list[Pict
     found = processor.post_process_panoptic_segmentation(outputs, target_sizes=sizes, pixel_mask=batch["pixel_mask"])
     quality = PanopticQuality()
     for result, (_, ids, segments) in zip(found, pictures, strict=True):
-        quality.update(result["segmentation"], result["segments_info"], ids, segments)
+        truth = np.where(ids == VOID, 0, ids)
+        quality.update(result["segmentation"], result["segments_info"], truth, segments)
     model.train()
     return quality.compute().pq
 

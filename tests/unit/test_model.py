@@ -461,7 +461,6 @@ class TestOtherHeads:
                 made.append(Sapiens2ForPoseEstimation.from_pretrained(bare, head_config=DECONVOLUTION))
         assert_same(*made)
 
-    @pytest.mark.xfail(reason="Sapiens2PreTrainedModel.init_module fills heads before their parts, which undo it")
     def test_fresh_heads_start_with_the_spread_of_the_reference(self, bare: Path) -> None:
         """Kaiming over the outgoing side: √(2 / outputs) for 1×1 convolutions."""
         with pytest.warns(NewWeightsWarning):

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitruvian.data.synthetic.bodies import BODY_VERTICES
 from vitruvian.data.synthetic.pieces import CLASS, Floats, Ints, Piece, join_pieces
-from vitruvian.data.synthetic.shells import HEAD_SPAN, TRUNK_SPAN, Form, Span, scale_of, scalp_field, shell
+from vitruvian.data.synthetic.shells import HEAD_SPAN, TRUNK_SPAN, Form, Span, band, scale_of, scalp_field, shell
 
 
 def stiff(form: Form, name: str, slot: str, points: Floats, faces: Ints, *, anchor: Floats,
@@ -162,8 +162,8 @@ def make_bags(form: Form) -> list[Piece]:
     trunk = form.vertices[:BODY_VERTICES][(form.arm < 0.1)[:BODY_VERTICES]]
     chest, waist = at["spine01"][2], at["spine04"][2]
     back_y = float(trunk[np.abs(trunk[:, 2] - chest) < 0.1, 1].max())
-    straps = np.minimum(0.024 - np.abs(np.abs(x) - 0.105), np.minimum(z - (waist + 0.08), (0.3 - form.arm) * 0.2))
-    straps = np.minimum(straps, at["neck01"][2] + 0.1 - z)
+    straps = np.vstack([band(np.abs(x) - 0.105, 0.024), z - (waist + 0.08), (0.3 - form.arm) * 0.2])
+    straps = np.vstack([straps, at["neck01"][2] + 0.1 - z])
     strap = shell(form, "backpack", "accessory", straps, thickness=0.03, smooth=8, part_class="Apparel", style="bag")
     middle = np.array([0.0, back_y + 0.105, (chest + waist) / 2 + 0.03])
     points, faces = rounded_box(middle, np.array([0.145, 0.085, 0.215]))
@@ -175,9 +175,9 @@ def make_bags(form: Form) -> list[Piece]:
     hip = np.array([0.19, 0.0, at["upperleg01.L"][2] + 0.03])
     along = (hip - shoulder) / np.linalg.norm(hip - shoulder)
     across = np.array([along[2], 0.0, -along[0]])
-    band = 0.014 - np.abs((form.vertices - shoulder) @ across)
-    field = np.minimum(np.minimum(band, z - hip[2]), (0.25 - form.arm) * 0.2)
-    sling = shell(form, "shoulder_bag", "accessory", np.where(form.head > 0.2, -1.0, field), thickness=0.028, smooth=8,
+    stripe = band((form.vertices - shoulder) @ across, 0.016)
+    fields = np.vstack([stripe, z - hip[2], (0.25 - form.arm) * 0.2, (0.2 - form.head) * 0.2])
+    sling = shell(form, "shoulder_bag", "accessory", fields, thickness=0.028, smooth=8,
                   part_class="Apparel", style="bag")  # fmt: skip
     points, faces = rounded_box(hip + np.array([0.025, 0.01, -0.06]), np.array([0.045, 0.15, 0.11]))
     pouch = stiff(

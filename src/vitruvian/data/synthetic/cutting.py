@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vitruvian.data.synthetic.pieces import Floats, Ints
+from vitruvian.data.synthetic.pieces import Bools, Floats, Ints
 
 
 class _Mesh:
@@ -55,8 +55,9 @@ def cut_along(faces: Ints, uv: Floats, fields: Floats) -> tuple[Ints, Floats, In
     fields = np.atleast_2d(fields)
     mesh = _Mesh(fields.shape[1])
     made: dict[tuple[tuple[int, int], ...], int] = {}
-    inside = (fields > 0).all(0)[faces].all(1)  # [f]
-    outside = (fields[:, faces] <= 0).all(2).any(0)  # [f]
+    positive: Bools = fields > 0
+    inside: Bools = np.asarray(positive[:, faces].all((0, 2)))  # [f]
+    outside: Bools = np.asarray((~positive[:, faces]).all(2).any(0))  # [f]
     for index in np.flatnonzero(~outside):
         triangle = faces[index]
         if inside[index]:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from vitruvian.data.synthetic.pieces import ANYONE, CLASS, MEN, WOMEN, Floats, Piece, join_pieces
-from vitruvian.data.synthetic.shells import HEAD_SPAN, Form, legs_field, neckline, scalp_field, shell, skirt, top_field
+from vitruvian.data.synthetic.shells import (
+    HEAD_SPAN,
+    Form,
+    band,
+    legs_field,
+    neckline,
+    scalp_field,
+    shell,
+    skirt,
+    top_field,
+)
 
 
 def make_tops(form: Form) -> list[Piece]:
@@ -51,8 +61,8 @@ def make_bottoms(form: Form) -> list[Piece]:
                      style=style, suits=suits)  # fmt: skip
 
     side = np.abs(form.vertices[:, 0])
-    briefs = np.minimum(
-        legs_field(form, waist=hip + 0.07, cuff=crotch - 0.05), form.vertices[:, 2] - crotch - 0.75 * (side - 0.05)
+    briefs = np.vstack(
+        [legs_field(form, waist=hip + 0.07, cuff=crotch - 0.05), form.vertices[:, 2] - crotch - 0.75 * (side - 0.05)]
     )
     pieces = [
         legs("leggings", waist, ankle + 0.03, 0.004, 1, "tight"),
@@ -106,7 +116,7 @@ def make_outers(form: Form) -> list[Piece]:
 
     def body(name: str, sleeve: float, hem: float, gap: float, thickness: float, style: str) -> Piece:
         opening = np.where(front, np.abs(x) - gap * np.clip((z - hem + 0.1) / 0.5, 0.4, 1.0), 1.0)
-        field = np.minimum(top_field(form, sleeve=sleeve, hem=hem, neck=collar), opening)
+        field = np.vstack([top_field(form, sleeve=sleeve, hem=hem, neck=collar), opening])
         return shell(
             form, name, "outer", field, thickness=thickness, smooth=14, part_class="Upper_Clothing", style=style
         )
@@ -142,14 +152,14 @@ def make_small_things(form: Form) -> list[Piece]:
             form,
             name,
             "shoes",
-            np.minimum(top - z, feet),
+            np.stack([top - z, feet]),
             thickness=0.004,
             part_class=side_class["Sock"],
             style="socks",
         )
         for name, top in (("socks_ankle", ankle + 0.04), ("socks_calf", ankle + 0.18), ("socks_knee", knee - 0.06))
     ]
-    slippers = shell(form, "slippers", "shoes", np.minimum(ankle + 0.015 - z, feet), thickness=0.011, smooth=6,
+    slippers = shell(form, "slippers", "shoes", np.stack([ankle + 0.015 - z, feet]), thickness=0.011, smooth=6,
                      part_class=side_class["Shoe"], style="shoes")  # fmt: skip
     wrist = form.along_arm - form.whole_arm
     head_y, base = form.at["head"][1], form.at["neck01"]
@@ -158,10 +168,8 @@ def make_small_things(form: Form) -> list[Piece]:
     hat_line = scalp_field(form, front=0.045, back=-0.02)
     face = np.hypot(x / 0.060, (z - (form.eye_z - 0.035)) / 0.098) - 1.0
     face = np.where(y < head_y - 0.005, face * 0.08, 1.0)
-    scarf_field = np.minimum(
-        np.minimum(z - (base[2] - 0.045 - 0.3 * np.minimum(y - base[1], 0)), base[2] + 0.035 - z), feet
-    )
-    veil = np.minimum(np.minimum(face, z - (base[2] - 0.07)), 0.05 - form.along_arm)
+    scarf_field = np.stack([z - (base[2] - 0.045 - 0.3 * np.minimum(y - base[1], 0)), base[2] + 0.035 - z, feet])
+    veil = np.stack([face, z - (base[2] - 0.07), 0.05 - form.along_arm])
 
     def on_head(
         name: str, slot: str, field: Floats, *, thickness: float, smooth: int, style: str, suits: int = ANYONE
@@ -173,16 +181,16 @@ def make_small_things(form: Form) -> list[Piece]:
     return [
         *socks, slippers,
         shell(form, "gloves", "trinket", wrist + 0.03, thickness=0.004, smooth=1, part_class="Apparel", style="gloves"),
-        shell(form, "watch", "trinket", np.where(x > 0, 0.011 - np.abs(wrist + 0.022), -1.0), thickness=0.006,
+        shell(form, "watch", "trinket", np.vstack([band(wrist + 0.022, 0.011), x]), thickness=0.006,
               part_class="Apparel", style="watch"),
-        shell(form, "wristband", "trinket", np.where(x < 0, 0.03 - np.abs(wrist + 0.045), -1.0), thickness=0.006,
+        shell(form, "wristband", "trinket", np.vstack([band(wrist + 0.045, 0.03), -x]), thickness=0.006,
               part_class="Apparel", style="watch"),
-        shell(form, "belt", "trinket", np.where(form.arm < 0.2, 0.019 - np.abs(z - waist + 0.015), -1.0),
+        shell(form, "belt", "trinket", np.vstack([band(z - waist + 0.015, 0.019), feet]),
               thickness=0.026, smooth=8, part_class="Apparel", style="belt"),
         shell(form, "scarf", "accessory", scarf_field, thickness=0.03, smooth=8, part_class="Apparel", style="scarf"),
         on_head("headscarf", "hat", veil, thickness=0.016, smooth=8, style="veil", suits=WOMEN),
         on_head("beanie", "hat", hat_line, thickness=0.016, smooth=6, style="hat"),
-        on_head("headband", "hat", 0.028 - np.abs(hat_line - 0.026), thickness=0.009, smooth=2, style="band"),
+        on_head("headband", "hat", band(hat_line - 0.026, 0.028), thickness=0.009, smooth=2, style="band"),
         on_head("hair_crop", "hair", scalp, thickness=0.006, smooth=2, style="shorn"),
         on_head("hair_thick", "hair", scalp, thickness=0.016, smooth=5, style="shorn"),
     ]  # fmt: skip

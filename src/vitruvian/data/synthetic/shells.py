@@ -1,7 +1,7 @@
 """Garments made from the body itself: a copy of part of its surface, moved outwards, with clean hems.
 
 They need no asset: tight and loose tops, trousers, shorts, underwear, socks, gloves, caps, short hair; and, from the
-skirt helper of the body mesh, skirts, dresses and coats. Where a garment ends is a number per body vertex ("field",
+skirt helper of the body mesh, skirts, dresses and coats. Where a garment ends are numbers per body vertex ("fields",
 about metres, positive inside), and `cutting.py` cuts at zero.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vitruvian.data.synthetic.bodies import BODY_VERTICES, BodySource
+from vitruvian.data.synthetic.bodies import BODY_VERTICES, EYES, BodySource
 from vitruvian.data.synthetic.cutting import cut_along
 from vitruvian.data.synthetic.pieces import (
     ANYONE,
@@ -38,17 +38,16 @@ class Form:
     """The average adult as a tailor's dummy: its surface and the measures that hems go by."""
 
     vertices: Floats  # [N, 3]
-    normals: Floats  # [N, 3]
+    surface: Floats  # [N, 3] the same without the small relief of the trunk, which cloth does not follow
+    normals: Floats  # [N, 3] of that surface
     faces: Ints  # [f, 3] outer surface of the body, without eyes and mouth
     uv: Floats  # [f, 3, 2]
     skirt_faces: Ints  # [s, 3]
     along_arm: Floats  # [N] metres from the shoulder joint down the arm; about -0.05 on the trunk
     arm: Floats  # [N] how much a vertex belongs to an arm, 0..1
-    leg: Floats  # [N]
     head: Floats  # [N]
     at: dict[str, Floats]  # joints by bone name, [3]
     eye_z: float
-    crown_z: float
     upper_arm: float  # metres, shoulder to elbow
     whole_arm: float  # metres, shoulder to wrist
 
@@ -79,13 +78,14 @@ def make_form(source: BodySource, quads: Ints, quad_uv: Floats) -> Form:
         way = first * (1 - bend) + second * bend
         along = np.where(here, way * arm - 0.05 * (1 - arm), along)
     skirt = source.helper_quads["helper-skirt"]
-    body_top = vertices[:BODY_VERTICES, 2].max()
-    eyes = vertices[14598:14742]
+    trunk = (arm < 0.5) & (share(("head", "neck", "upperleg", "lowerleg", "foot", "toe")) < 0.5)
+    surface = without_relief(vertices, faces, trunk)
     return Form(
-        vertices=vertices, normals=vertex_normals(vertices, faces), faces=faces, uv=uv.astype(np.float32),
+        vertices=vertices, surface=surface, normals=vertex_normals(surface, faces), faces=faces,
+        uv=uv.astype(np.float32),
         skirt_faces=np.concatenate([skirt[:, [0, 1, 2]], skirt[:, [0, 2, 3]]]),
-        along_arm=along.astype(np.float32), arm=arm, leg=share(("upperleg", "lowerleg", "foot", "toe")),
-        head=share(("head",)), at=at, eye_z=float(eyes[:, 2].mean()), crown_z=float(body_top),
+        along_arm=along.astype(np.float32), arm=arm,
+        head=share(("head",)), at=at, eye_z=float(vertices[EYES, 2].mean()),
         upper_arm=lengths[0], whole_arm=lengths[0] + lengths[1],
     )  # fmt: skip
 
@@ -97,10 +97,25 @@ def scale_of(form: Form, span: Span) -> dict[str, Any]:
     return {"scale_ids": ids, "scale_base": base.astype(np.float32)}
 
 
-def _smoothed(form: Form, positions: Floats, rounds: int) -> Floats:
-    """Relax the surface, as cloth does over a hollow: each vertex moves to the mean of its neighbours."""
-    edges = np.concatenate([form.faces[:, [0, 1]], form.faces[:, [1, 2]], form.faces[:, [2, 0]]])
-    edges = np.unique(np.sort(edges, 1), axis=0)
+def mesh_edges(faces: Ints) -> tuple[Ints, Ints]:
+    """The edges of a triangle mesh [e, 2], each once, and to how many triangles each belongs [e]."""
+    edges = np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]])
+    return np.unique(np.sort(edges, 1), axis=0, return_counts=True)
+
+
+def without_relief(vertices: Floats, faces: Ints, where: Bools) -> Floats:
+    """Even out small relief [N, 3]: the spots in `where` [N] whose mesh is finer than 9 mm (nipples, navel)."""
+    edges, _ = mesh_edges(faces)
+    length = np.linalg.norm(vertices[edges[:, 0]] - vertices[edges[:, 1]], axis=1)
+    total, count = (np.bincount(edges.ravel(), np.repeat(v, 2), len(vertices)) for v in (length, np.ones_like(length)))
+    fine = where & (total < 0.009 * count)
+    for _ in range(60):
+        vertices = np.where(fine[:, None], relaxed(vertices, edges, 1), vertices)
+    return vertices
+
+
+def relaxed(positions: Floats, edges: Ints, rounds: int) -> Floats:
+    """Relax a surface [N, c], as cloth does over a hollow: each vertex moves to the mean of its neighbours."""
     count = np.bincount(edges.ravel(), minlength=len(positions)).astype(np.float32)[:, None]
     for _ in range(rounds):
         total = np.zeros_like(positions)
@@ -111,22 +126,29 @@ def _smoothed(form: Form, positions: Floats, rounds: int) -> Floats:
 
 
 def shell(
-    form: Form, name: str, slot: str, field: Floats, *, thickness: float, part_class: str | Floats, smooth: int = 0,
+    form: Form, name: str, slot: str, fields: Floats, *, thickness: float, part_class: str | Floats, smooth: int = 0,
     style: str = "", suits: int = ANYONE, span: Span = TRUNK_SPAN,
 ) -> Piece:  # fmt: skip
-    """Copy the body where `field` [N] > 0, `thickness` metres outwards; `part_class` is a name or a number a vertex."""
-    ids, weights, faces, uv, source = cut_along(form.faces, form.uv, field.astype(np.float32))
+    """Copy the body where all `fields` [k, N] are positive, `thickness` metres outwards.
+
+    `part_class` is the name of a class, or a number [N] for each vertex; `smooth` rounds of relaxing make loose cloth.
+    """
+    fields = np.atleast_2d(fields)
+    ids, weights, faces, uv, source = cut_along(form.faces, form.uv, fields)
     offsets = form.normals * thickness
     if smooth:
-        relaxed = _smoothed(form, form.vertices + offsets, smooth) - form.vertices
+        edges, _ = mesh_edges(form.faces)
+        loose = relaxed(form.surface + offsets, edges, smooth) - form.surface
         # Relaxing must not sink the cloth into the body: make up what is lost along the normal, and around it, so that
         # the cloth is lifted like a tent and not in points.
-        lift = np.maximum(0.6 * thickness - (relaxed * form.normals).sum(1), 0)[:, None]
+        lift = np.maximum(0.6 * thickness - (loose * form.normals).sum(1), 0)[:, None]
         for _ in range(smooth):
-            lift = np.maximum(lift, _smoothed(form, lift, 2))
-        offsets = _smoothed(form, form.vertices + relaxed + form.normals * lift, 2) - form.vertices
+            lift = np.maximum(lift, relaxed(lift, edges, 2))
+        offsets = relaxed(form.surface + loose + form.normals * lift, edges, 2) - form.surface
         offsets += form.normals * np.maximum(0.45 * thickness - (offsets * form.normals).sum(1), 0)[:, None]
-    offsets = (offsets[ids] * weights[..., None]).sum(1)
+    offsets = ((offsets + form.surface - form.vertices)[ids] * weights[..., None]).sum(1)
+    at_rest = (form.vertices[ids] * weights[..., None]).sum(1)
+    offsets = _even_hems(at_rest + offsets, faces) - at_rest
     if isinstance(part_class, str):
         face_class = np.full(len(faces), CLASS[part_class], np.int64)
     else:
@@ -134,9 +156,20 @@ def shell(
     piece = Piece(
         name=name, slot=slot, ids=ids, weights=weights, offsets=offsets.astype(np.float32), faces=faces, uv=uv,
         face_class=face_class, face_part=np.zeros(len(faces), np.int64), **scale_of(form, span),
-        hides=np.flatnonzero(field[:BODY_VERTICES] > 0.022 + thickness), suits=suits, style=style,
+        hides=np.flatnonzero(fields.min(0)[:BODY_VERTICES] > 0.022 + thickness), suits=suits, style=style,
     )  # fmt: skip
     return keep_faces(piece, np.ones(len(faces), bool))
+
+
+def _even_hems(points: Floats, faces: Ints) -> Floats:
+    """Even out the borders of a mesh [m, 3]: where a cut crosses triangles it zigzags a little."""
+    edges, count = mesh_edges(faces)
+    border = edges[count == 1]
+    normals = vertex_normals(points, faces)
+    for _ in range(4):
+        step = (relaxed(points, border, 1) - points) / 2  # zero off the border
+        points = points + step - normals * (step * normals).sum(1, keepdims=True)  # along the cloth, not into the body
+    return points
 
 
 def _above(form: Form, z: float) -> Floats:
@@ -154,14 +187,19 @@ def neckline(form: Form, *, front: float, back: float, vee: float = 0.0, narrow:
 
 
 def top_field(form: Form, *, sleeve: float, hem: float, neck: Floats) -> Floats:
-    """A top: down to height `hem`, sleeves `sleeve` metres long, below the neckline."""
-    return np.asarray(np.minimum(np.minimum(_above(form, hem), sleeve - form.along_arm), neck))
+    """A top: down to height `hem`, sleeves `sleeve` metres long, below the neckline. [3, N]."""
+    return np.stack([_above(form, hem), sleeve - form.along_arm, neck])
 
 
 def legs_field(form: Form, *, waist: float, cuff: float) -> Floats:
-    """Trousers: from height `waist` down to height `cuff`, never on the arms."""
+    """Trousers: from height `waist` down to height `cuff`, never on the arms. [3, N]."""
     z = form.vertices[:, 2]
-    return np.asarray(np.minimum(np.minimum(waist - z, z - cuff), (0.35 - form.arm) * 0.3))
+    return np.stack([waist - z, z - cuff, (0.35 - form.arm) * 0.3])
+
+
+def band(value: Floats, half: float) -> Floats:
+    """A stripe of the body where `value` [N] is within `half` of zero: [2, N]."""
+    return np.stack([half - value, half + value])
 
 
 def skirt(
@@ -170,12 +208,12 @@ def skirt(
 ) -> Piece:  # fmt: skip
     """Cut the skirt helper between heights `hem` and `top`; `flare` widens it downwards, `gap` opens its front."""
     x, y, z = form.vertices.T
-    field = np.minimum(z - hem, top - z)
+    fields = [z - hem, top - z]
     if gap:
         front = y < form.at["root"][1]
-        field = np.minimum(field, np.where(front, np.abs(x) - gap, 1.0))
+        fields.append(np.where(front, np.abs(x) - gap, 1.0))
     uv = np.stack([np.arctan2(x, -y) / 1.2, z], -1)[form.skirt_faces].astype(np.float32)
-    ids, weights, faces, uv, _ = cut_along(form.skirt_faces, uv, field.astype(np.float32))
+    ids, weights, faces, uv, _ = cut_along(form.skirt_faces, uv, np.stack(fields))
     centre = form.at["root"][1]
     radial = np.stack([x, y - centre, np.zeros_like(z)], 1)
     radial = radial / np.maximum(np.linalg.norm(radial, axis=1, keepdims=True), 1e-6)

@@ -78,10 +78,8 @@ class PromptEncoder(nn.Module):
         return torch.where(kind >= 0, embedded + kinds, embedded)
 
     def embed_boxes(self, boxes: Tensor) -> Tensor:
-        """Embed boxes [B, P, 4] as their two corners [B, P, 2, C]; a box of padding becomes zeros."""
-        corners = self.at_pixels(torch.unflatten(boxes, -1, (2, 2))) + self.point_embed.weight[2:4]  # [B, P, 2, C]
-        padding = (boxes == PADDING).all(dim=-1)[..., None, None]  # [B, P, 1, 1]
-        return torch.where(padding, torch.zeros_like(corners), corners)
+        """Embed boxes [B, P, 4] as their two corners [B, P, 2, C]."""
+        return self.at_pixels(torch.unflatten(boxes, -1, (2, 2))) + self.point_embed.weight[2:4]  # [B, P, 2, C]
 
     def embed_masks(self, masks: Tensor | None) -> Tensor:
         """Embed mask logits [B, P, 4h, 4w] as [B, P, C, h, w]; without masks, one embedding for every cell."""

@@ -53,9 +53,9 @@ class TwoWayTransformer(nn.Module):
         # As PerSAM has it, the target also becomes part of the tokens' positions.
         positions = tokens if target is None else tokens + target
         weights: list[Tensor] = []
-        for index, layer in enumerate(self.layers):
+        for layer in self.layers:
             if target is not None:
-                tokens = positions if index == 0 else tokens + target
+                tokens = tokens + target
             given = (tokens, positions, image, image_positions, similarity, need_weights)
             if self.gradient_checkpointing and self.training:
                 tokens, image, seen = checkpoint(layer, *given, use_reentrant=False)

@@ -144,6 +144,9 @@ class Sapiens2Config(Config):
         tokenizer_window_size: Side of such a window in patches.
         num_tokenizer_layers: Number of layers that merge a window.
         use_loss_recipe: Train pose and segmentation with the full published recipe rather than the plain loss.
+        num_prototypes: Number of prototypes of the self-distillation in pretraining.
+        projection_hidden_size: Hidden channels of the projection onto them.
+        projection_bottleneck_size: Channels in which tokens and prototypes are compared.
     """
 
     model_type: ClassVar[str] = "sapiens2"
@@ -153,6 +156,9 @@ class Sapiens2Config(Config):
         "num_tokenizer_layers",
         "use_loss_recipe",
         "return_class_token",
+        "num_prototypes",
+        "projection_hidden_size",
+        "projection_bottleneck_size",
     )
 
     patch_size: Size = 16
@@ -197,6 +203,9 @@ class Sapiens2Config(Config):
     tokenizer_window_size: int = 4
     num_tokenizer_layers: int = 2
     use_loss_recipe: bool = False
+    num_prototypes: int = 8192
+    projection_hidden_size: int = 2048
+    projection_bottleneck_size: int = 256
 
     def __post_init__(self) -> None:
         self.head_config = nested(self.head_config, Sapiens2HeadConfig)

@@ -12,6 +12,7 @@ from vitruvian.errors import ConfigError
 from vitruvian.kernels.fused import instance_norm_silu
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.norm import ChannelRMSNorm
+from vitruvian.layers.start import starts
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
 
 
@@ -40,7 +41,7 @@ class DecodeHead(nn.Module):
             ConvBlock(before, after, kernel=kernel, padding=(kernel - 1) // 2 if shuffles else 0, norm=head.norm)
             for before, after, kernel in zip(widths[:-1], convs, head.conv_kernel_sizes or [], strict=True)
         )
-        self.predictor = nn.Conv2d(widths[-1], config.num_labels, kernel_size=1)
+        self.predictor = starts(nn.Conv2d(widths[-1], config.num_labels, kernel_size=1), "kaiming")
         self.fast: FastHead | None = None
         self.fusible = head.norm == "instance"
 
@@ -77,10 +78,11 @@ class ConvBlock(nn.Module):
         norm: str = "instance",
     ) -> None:
         super().__init__()
-        self.convolution: nn.Module = (
+        self.convolution: nn.Module = starts(
             nn.ConvTranspose2d(before, after, kernel, stride, padding, bias=False)
             if transposed
-            else nn.Conv2d(before, after * 4 if shuffles else after, kernel, stride, padding)
+            else nn.Conv2d(before, after * 4 if shuffles else after, kernel, stride, padding),
+            "kaiming",
         )
         self.shuffles = shuffles
         self.norm = ChannelRMSNorm(after) if norm == "rms" else nn.InstanceNorm2d(after)
@@ -185,10 +187,10 @@ class ScaleMLP(nn.Module):
         self.act, self.depth = activation(act), len(hidden)
         for number, after in enumerate(hidden, start=1):
             block = nn.Module()
-            block.layers = nn.ModuleList([nn.Linear(before, after)])
+            block.layers = nn.ModuleList([starts(nn.Linear(before, after), "kaiming")])
             self.add_module(f"block{number}", block)
             before = after
-        self.proj = nn.Linear(before, 1)
+        self.proj = starts(nn.Linear(before, 1), "kaiming")
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, F] to [B, 1]."""
@@ -200,9 +202,11 @@ class ScaleMLP(nn.Module):
 
 def required_head(config: Sapiens2Config) -> Sapiens2HeadConfig:
     """Return the head's configuration, which a task model must have."""
-    if config.head_config is None:
+    head = config.head_config
+    if head is None or (head.upsample_out_channels is None and head.conv_out_channels is None):
+        found = "None" if head is None else "one without any layers, as pretraining checkpoints have it"
         raise ConfigError(
-            "Sapiens2Config.head_config: expected a Sapiens2HeadConfig for a task model, got None. "
-            'Take one from Sapiens2Config.variant("0.4b", task="pose"), for example.'
+            f"Sapiens2Config.head_config: expected a Sapiens2HeadConfig for a task model, got {found}. "
+            'Take one from Sapiens2Config.variant("0.4b", task="pose"), for example, and pass it as head_config=…'
         )
-    return config.head_config
+    return head

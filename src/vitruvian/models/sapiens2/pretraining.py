@@ -23,23 +23,22 @@ from vitruvian.models.sapiens2.outputs import Sapiens2PreTrainingOutput
 class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
     """The encoder with a linear decoder of patches and a projection onto prototypes.
 
-    Args:
-        config: Configuration with `use_mask_token=True` and square patches.
-        prototypes: Number of prototypes of the self-distillation.
-        hidden: Hidden channels of the projection.
-        bottleneck: Channels in which tokens and prototypes are compared.
+    The configuration needs `use_mask_token=True` and square patches.
     """
 
-    def __init__(
-        self, config: Sapiens2Config, *, prototypes: int = 8192, hidden: int = 2048, bottleneck: int = 256
-    ) -> None:
+    def __init__(self, config: Sapiens2Config) -> None:
         super().__init__(config)
         down, across = config.patch_hw
         if not config.use_mask_token or down != across:
             raise InputError("Sapiens2ForPreTraining: expected use_mask_token=True and square patches.")
         self.model = Sapiens2Model(config)
         self.reconstruction_head = nn.Linear(config.hidden_size, down * across * config.num_channels)
-        self.projection_head = ProjectionHead(config.hidden_size, hidden, bottleneck, prototypes)
+        self.projection_head = ProjectionHead(
+            config.hidden_size,
+            config.projection_hidden_size,
+            config.projection_bottleneck_size,
+            config.num_prototypes,
+        )
         self.start()
 
     def forward(

@@ -25,7 +25,6 @@ from vitruvian.models.sapiens2.encoder import (
     positions,
 )
 from vitruvian.models.sapiens2.fast import FusedLayer, fuse_encoder, run_layers
-from vitruvian.models.sapiens2.heads import DecodeHead, ScaleHead
 from vitruvian.models.sapiens2.outputs import Sapiens2BackboneOutput
 from vitruvian.outputs import BaseModelOutputWithPooling
 from vitruvian.weights import WeightFiles
@@ -59,12 +58,16 @@ class Sapiens2PreTrainedModel(Model):
     def init_module(self, module: nn.Module) -> None:
         """Fill fresh weights: truncated normal in the encoder, Kaiming in the heads."""
         std = self.config.initializer_range
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            nn.init.trunc_normal_(module.weight, std=std)
+        kind = getattr(module, "start_kind", "normal")
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
+            if kind == "kaiming" and isinstance(module, nn.Linear):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="linear")
+            elif kind == "kaiming":
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            else:
+                nn.init.trunc_normal_(module.weight, std=std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.ConvTranspose2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         elif isinstance(module, Embeddings):
             nn.init.trunc_normal_(module.cls_token, std=std)
             nn.init.trunc_normal_(module.register_tokens, std=std)
@@ -77,12 +80,6 @@ class Sapiens2PreTrainedModel(Model):
             nn.init.constant_(module.lambda1, module.value)
         elif isinstance(module, RMSNorm):
             nn.init.ones_(module.weight)
-        if isinstance(module, DecodeHead | ScaleHead):
-            for part in module.modules():
-                if isinstance(part, nn.Conv2d):
-                    nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
-                elif isinstance(part, nn.Linear):
-                    nn.init.kaiming_normal_(part.weight, nonlinearity="linear")
 
 
 class Sapiens2Trunk(Sapiens2PreTrainedModel):

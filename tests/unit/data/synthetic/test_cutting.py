@@ -52,6 +52,22 @@ def test_cut_along_makes_one_vertex_for_an_edge():
     assert len(np.unique(new[used].round(6), axis=0)) == len(used)
 
 
+def test_several_cuts_meet_in_a_sharp_corner():
+    points, faces, uv = grid(3)
+    x, y, _ = points.T
+    ids, weights, cut, cut_uv, _ = cut_along(faces, uv, np.stack([0.41 - x, y - 0.52]))
+    new = placed(points, ids, weights)
+    assert np.isclose(areas(new, cut).sum(), 0.41 * 0.48, atol=1e-5)
+    assert np.allclose(weights.sum(1), 1, atol=1e-6)
+    assert np.allclose(cut_uv, new[cut][..., :2], atol=1e-6)
+    assert np.isclose(new[np.unique(cut)], [0.41, 0.52, 0], atol=1e-6).all(1).any()
+    used = np.unique(cut)
+    assert len(np.unique(new[used].round(6), axis=0)) == len(used)
+    band, _, strip, _, _ = cut_along(faces, uv, np.stack([x - 0.4, 0.43 - x]))
+    assert len(band) > len(points)
+    assert len(strip) > 0
+
+
 def test_cut_between_splits_two_classes_at_the_border():
     points, faces, uv = grid(5)
     scores = np.stack([0.43 - points[:, 0], points[:, 0] - 0.43], 1)

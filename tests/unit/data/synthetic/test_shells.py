@@ -8,7 +8,18 @@ from vitruvian.data.synthetic.bodies import BodySource, shape_basis
 from vitruvian.data.synthetic.build import body_piece, with_cover
 from vitruvian.data.synthetic.pieces import CLASS, fit_piece, vertex_normals
 from vitruvian.data.synthetic.points import joint_keypoints, keypoint_rules
-from vitruvian.data.synthetic.shells import Form, covered_vertices, legs_field, neckline, shell, skirt, top_field
+from vitruvian.data.synthetic.shells import (
+    Form,
+    band,
+    covered_vertices,
+    legs_field,
+    mesh_edges,
+    neckline,
+    shell,
+    skirt,
+    top_field,
+    without_relief,
+)
 from vitruvian.human import KEYPOINT_INDEX
 
 SPAN = ((0, 1), (0, 1), (0, 1))
@@ -33,9 +44,9 @@ def form() -> Form:
         for name, spot in {"neck01": (0, 0, 1.4), "root": (0, 0, 0.9), "upperleg01.L": (0, 0, 0.85)}.items()
     }
     return Form(
-        vertices=vertices, normals=vertex_normals(vertices, faces), faces=faces, uv=uv,
-        skirt_faces=faces + len(body), along_arm=none - 0.05, arm=none, leg=none, head=none, at=at, eye_z=1.45,
-        crown_z=1.5, upper_arm=0.3, whole_arm=0.55,
+        vertices=vertices, surface=vertices, normals=vertex_normals(vertices, faces), faces=faces, uv=uv,
+        skirt_faces=faces + len(body), along_arm=none - 0.05, arm=none, head=none, at=at, eye_z=1.45,
+        upper_arm=0.3, whole_arm=0.55,
     )  # fmt: skip
 
 
@@ -56,11 +67,40 @@ def test_shell_ends_at_the_hem_and_stands_off(form: Form):
 def test_relaxed_shell_never_sinks_in(form: Form):
     bumpy = form.vertices.copy()
     bumpy[100] *= (1.3, 1.3, 1.0)  # a nose that cloth has to pass over
-    rough = Form(**{**vars(form), "vertices": bumpy, "normals": vertex_normals(bumpy, form.faces)})
+    rough = Form(**{**vars(form), "vertices": bumpy, "surface": bumpy, "normals": vertex_normals(bumpy, form.faces)})
     piece = made(rough, bumpy[:, 2] - 0.1, thickness=0.02, smooth=8)
     own = np.linalg.norm(piece.weights - [1, 0, 0], axis=1) < 1e-6
     outwards = (piece.offsets[own] * rough.normals[piece.ids[own, 0]]).sum(1)
     assert outwards.min() > 0.4 * 0.02
+
+
+def test_a_band_may_be_narrower_than_the_mesh(form: Form):
+    piece = made(form, band(form.vertices[:, 2] - 0.73, 0.004), thickness=0.01)
+    z = fit_piece(piece, form.vertices)[:, 2]
+    assert np.isclose(z.min(), 0.726, atol=1e-4)
+    assert np.isclose(z.max(), 0.734, atol=1e-4)
+
+
+def test_fine_relief_is_evened_out_and_coarse_shape_kept():
+    x, y = (part.ravel() for part in np.meshgrid(np.linspace(0, 0.1, 41), np.linspace(0, 0.1, 41), indexing="ij"))
+    bump = np.exp(-((x - 0.05) ** 2 + (y - 0.05) ** 2) / 0.005**2)
+    points = np.stack([x, y, 0.01 * bump], 1)
+    a = (np.arange(40)[:, None] * 41 + np.arange(40)).ravel()
+    faces = np.concatenate([np.stack([a, a + 1, a + 42], 1), np.stack([a, a + 42, a + 41], 1)])
+    inner = (np.abs(x - 0.05) < 0.03) & (np.abs(y - 0.05) < 0.03)
+    assert without_relief(points, faces, inner)[:, 2].max() < 0.004
+    large = points * 20
+    assert np.array_equal(without_relief(large, faces, inner), large)
+
+
+def test_hems_do_not_zigzag(form: Form):
+    rough = 0.73 + 0.01 * np.random.default_rng(0).uniform(-1, 1, len(form.vertices))
+    piece = made(form, form.vertices[:, 2] - rough, thickness=0.01)
+    placed = fit_piece(piece, form.vertices)
+    edges, count = mesh_edges(piece.faces)
+    border = np.unique(edges[count == 1])
+    hem = placed[border[placed[border, 2] < 1.0], 2]
+    assert hem.std() < 0.004  # a zigzag of 6 mm went in
 
 
 def test_classes_by_vertex(form: Form):
@@ -71,14 +111,14 @@ def test_classes_by_vertex(form: Form):
 
 def test_fields(form: Form):
     z = form.vertices[:, 2]
-    trousers = legs_field(form, waist=1.0, cuff=0.2)
+    trousers = legs_field(form, waist=1.0, cuff=0.2).min(0)
     assert np.array_equal(trousers > 1e-6, (z < 1.0 - 1e-6) & (z > 0.2 + 1e-6))
     neck = neckline(form, front=-0.1, back=0.05)
-    top = top_field(form, sleeve=0.1, hem=0.8, neck=neck)
+    top = top_field(form, sleeve=0.1, hem=0.8, neck=neck).min(0)
     assert (top[z < 0.79] < 0).all()
     front, back = form.vertices[:, 1] < -0.09, form.vertices[:, 1] > 0.09
     assert neck[front & (z > 1.31)].max() < 0 < neck[back & (z < 1.44)].min()
-    sleeveless = top_field(form, sleeve=-0.06, hem=0.8, neck=neck)
+    sleeveless = top_field(form, sleeve=-0.06, hem=0.8, neck=neck).min(0)
     assert sleeveless.max() < 0  # along_arm is -0.05 everywhere on this trunk
 
 

@@ -184,6 +184,8 @@ def test_filters() -> None:
     found = candidates(masks, [0.95, 0.5, 0.99, 0.9], WHOLE)
     assert found.scores.tolist() == pytest.approx([0.95, 0.9])  # the second is bad, the third is empty
     assert found.boxes_xyxy.tolist() == [[8, 8, 32, 32], [20, 20, 36, 36]]
+    middle = candidates(blocks((11, 12, 14, 14)), [0.95], (10, 30, 60, 80))
+    assert middle.boxes_xyxy.tolist() == [[32, 54, 38, 58]]  # in pixels of the picture, not of the crop
     soft = torch.full((1, 1, 25, 25), -0.5)
     soft[..., :3] = 0.5
     options = AutomaticMaskOptions()

@@ -69,6 +69,20 @@ def test_later_steps_correct_the_mask_there_is(session: Sam2Session) -> None:
     torch.testing.assert_close(third.logits, want.logits)
 
 
+def test_only_a_first_click_is_ambiguous(session: Sam2Session) -> None:
+    asked: list[bool] = []
+    session.model.register_forward_pre_hook(
+        lambda model, given, named: asked.append(named["multimask_output"]), with_kwargs=True
+    )
+    session.click(10, 20)
+    session.click(30, 20)
+    session.next_object()
+    session.box(5, 5, 60, 35)
+    session.next_object()
+    session.click(10, 20)
+    assert asked == [True, False, False, True]
+
+
 def test_undo_goes_back_step_by_step(session: Sam2Session) -> None:
     first = session.click(10, 20)
     second = session.click(30, 25, positive=False)

@@ -79,6 +79,11 @@ def test_boxes_of_padding_are_harmless(model: Sam2Model) -> None:
     found = masks(model, input_boxes=boxes)
     assert found.isfinite().all()
     close(masks(model, input_boxes=boxes[:, :1])[:, 0], found[:, 0])
+    labels = torch.ones(2, 2, 16, 16)
+    with torch.no_grad():
+        loss = model(PIXELS, input_boxes=boxes, labels=labels).loss
+        labels[0, 1] = 0
+        torch.testing.assert_close(model(PIXELS, input_boxes=boxes, labels=labels).loss, loss)
 
 
 def test_one_mask_is_the_stable_one_or_the_best_other() -> None:

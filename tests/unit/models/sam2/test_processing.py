@@ -108,6 +108,10 @@ def test_label_masks() -> None:
     assert one.shape == (1, 16, 16)
     assert one.dtype == torch.int64
     assert one[0, 3].tolist() == [0] * 8 + [3] * 8
+    odd = mask.copy()
+    odd[::3, 33:] = 7
+    kept = processor()(images=picture(), segmentation_maps=odd, return_tensors="pt")["labels"]
+    assert set(kept.unique().tolist()) == {0, 3, 7}  # labels are picked, not mixed
     forms = [Image.fromarray(mask), torch.from_numpy(mask), [mask], mask[None]]
     for form in forms:
         assert torch.equal(processor()(images=picture(), segmentation_maps=form, return_tensors="pt")["labels"], one)
@@ -145,7 +149,9 @@ def test_files_of_the_hub_s_layouts(tmp_path: Path) -> None:
     nested = joint | {"image_processor": pictures, "video_processor": {"size": 1}}
     (tmp_path / "processor_config.json").write_text(json.dumps(nested))
     assert Sam2ImageProcessor.from_pretrained(tmp_path).size == SMALL
-    assert Sam2Processor.from_pretrained(tmp_path).image_processor.size == SMALL
+    found = Sam2Processor.from_pretrained(tmp_path)
+    assert found.image_processor.size == SMALL
+    assert "video_processor" not in found.to_dict()
     (tmp_path / "processor_config.json").write_text(json.dumps(joint))
     with pytest.raises(CheckpointError, match="found neither"):
         Sam2Processor.from_pretrained(tmp_path)

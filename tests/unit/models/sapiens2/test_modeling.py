@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.families.sapiens2 import DECONVOLUTION, SCALE, SHUFFLE, TinyPreTraining, tiny
+from tests.families.sapiens2 import DECONVOLUTION, PRETRAINING, SCALE, SHUFFLE, tiny
 from vitruvian.errors import ConfigError, InputError
 from vitruvian.models.sapiens2.modeling import (
     Sapiens2Backbone,
@@ -17,7 +17,7 @@ from vitruvian.models.sapiens2.modeling import (
     Sapiens2ForSemanticSegmentation,
     Sapiens2Model,
 )
-from vitruvian.models.sapiens2.pretraining import SelfDistillation
+from vitruvian.models.sapiens2.pretraining import Sapiens2ForPreTraining, SelfDistillation
 
 
 def pixels(count: int = 2, height: int = 64, width: int = 48) -> torch.Tensor:
@@ -55,6 +55,41 @@ def test_masks_need_a_token_and_the_right_shape() -> None:
 def test_task_without_a_head_says_how_to_get_one() -> None:
     with pytest.raises(ConfigError, match="head_config"):
         Sapiens2ForPoseEstimation(tiny())
+
+
+@pytest.mark.parametrize("head", [DECONVOLUTION, SHUFFLE])
+def test_optimized_model_gives_the_same_and_keeps_its_weights(head: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = Sapiens2ForPoseEstimation(tiny(num_labels=5, head_config=head)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+        want, before = model(pixels()).heatmaps, {k: v.clone() for k, v in model.state_dict().items()}
+        assert model.optimize() is model
+        got = model(pixels()).heatmaps
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        assert got.is_contiguous()
+        after = model.state_dict()
+        assert after.keys() == before.keys()
+        assert all(torch.equal(after[name], value) for name, value in before.items())
+        # The joint matrices and the parameters are one memory: what is loaded later counts.
+        model.load_state_dict({name: value * 1.1 for name, value in before.items()})
+        plain = Sapiens2ForPoseEstimation(tiny(num_labels=5, head_config=head)).eval()
+        plain.load_state_dict(model.state_dict())
+        torch.testing.assert_close(model(pixels()).heatmaps, plain(pixels()).heatmaps, rtol=1e-4, atol=1e-5)
+        moved = model.double()
+        torch.testing.assert_close(
+            moved(pixels().double()).heatmaps, plain.double()(pixels().double()).heatmaps, rtol=1e-4, atol=1e-5
+        )
+    assert model(pixels().double()).heatmaps.requires_grad  # training takes the plain way
+
+
+def test_optimized_model_can_be_saved(tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    model = Sapiens2ForPoseEstimation(tiny(num_labels=5, head_config=DECONVOLUTION)).eval().optimize()
+    model.save_pretrained(tmp_path)
+    again = Sapiens2ForPoseEstimation.from_pretrained(tmp_path)
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in model.state_dict().items())
 
 
 def test_switches_come_from_the_configuration_unless_a_call_says_otherwise() -> None:
@@ -188,7 +223,7 @@ def test_training_lowers_the_loss(cls: Any) -> None:
 
 def test_self_distillation_trains_the_student_and_moves_the_teacher() -> None:
     torch.manual_seed(0)
-    both = SelfDistillation(TinyPreTraining(tiny(use_mask_token=True)), momentum=0.5).train()
+    both = SelfDistillation(Sapiens2ForPreTraining(tiny(**PRETRAINING)), momentum=0.5).train()
     before = {name: value.clone() for name, value in both.teacher.named_parameters()}
     optimizer = torch.optim.SGD(both.student.parameters(), lr=0.1)
     output = both(pixels(), pixels().flip(-1), torch.rand(2, 12) > 0.5)
@@ -206,4 +241,4 @@ def test_self_distillation_trains_the_student_and_moves_the_teacher() -> None:
 
 def test_pretraining_needs_a_mask_token() -> None:
     with pytest.raises(InputError, match="use_mask_token"):
-        TinyPreTraining(tiny())
+        Sapiens2ForPreTraining(tiny())
