@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.pages import Block, python_blocks
-from tests.tiny_checkpoints import save_sapiens2, working_in
+from tests.tiny_checkpoints import save_mask2former, save_sam2, save_sapiens2, working_in
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -26,6 +26,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Path, dict[s
     """A folder with tiny checkpoints and the examples; blocks of one page share their names."""
     root = tmp_path_factory.mktemp("docs")
     save_sapiens2(root)
+    save_sam2(root)
+    save_mask2former(root)
     shutil.copytree(ROOT / "examples", root / "examples")
     with working_in(root):
         yield {}
