@@ -7,24 +7,36 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
+@torch.no_grad()
 def resized_argmax(scores: Tensor, size_hw: tuple[int, int]) -> Tensor:
     """Resize scores [K, h, w] bilinearly and return the best class of each pixel, int64 [H, W].
 
-    Equal to resizing all at once and taking the argmax, one class at a time: what is live stays in the cache, and
-    memory does not grow with the number of classes.
+    Equal to resizing all at once and taking the argmax, but one class at a time, in buffers that are used again: what
+    is live stays in the cache, and memory does not grow with the number of classes.
     """
-    best = resize_one(scores, 0, size_hw)  # [H, W]
-    winner = torch.zeros(size_hw, dtype=torch.uint8 if len(scores) <= 256 else torch.int32, device=scores.device)
+    small = torch.uint8 if len(scores) <= 256 else torch.int32
+    winner = torch.zeros((1, 1, *size_hw), dtype=small, device=scores.device)
+    best, rival = (torch.empty((1, 1, *size_hw), dtype=scores.dtype, device=scores.device) for _ in range(2))
+    ahead = torch.empty(winner.shape, dtype=torch.bool, device=scores.device)
+    number = torch.empty_like(winner)
+    as_number = ahead.view(torch.uint8) if small == torch.uint8 else ahead
+    resize_into(best, scores[0])
     for index in range(1, len(scores)):
-        rival = resize_one(scores, index, size_hw)  # [H, W]
-        winner.masked_fill_(rival > best, index)
-        best = torch.maximum(best, rival, out=best)
-    return winner.long()
+        resize_into(rival, scores[index])
+        torch.gt(rival, best, out=ahead)
+        # Numbers only grow, so the larger of the old and the new one is right; arithmetic beats a masked write.
+        torch.mul(as_number, index, out=number)
+        torch.maximum(winner, number, out=winner)
+        torch.maximum(best, rival, out=best)
+    return winner[0, 0].long()
 
 
-def resize_one(scores: Tensor, index: int, size_hw: tuple[int, int]) -> Tensor:
-    """Resize one of [K, h, w] to [H, W]."""
-    one = scores[index][None, None]
-    if tuple(one.shape[-2:]) == tuple(size_hw):
-        return scores[index].clone()
-    return F.interpolate(one, size=size_hw, mode="bilinear", align_corners=False)[0, 0]
+def resize_into(out: Tensor, one: Tensor) -> None:
+    """Resize a map [h, w] bilinearly into [1, 1, H, W]."""
+    size_hw = (out.shape[-2], out.shape[-1])
+    if tuple(one.shape) == size_hw:
+        out.copy_(one)
+    elif one.dtype == torch.float32:
+        torch.ops.aten.upsample_bilinear2d.out(one[None, None], size_hw, False, None, None, out=out)
+    else:
+        out.copy_(F.interpolate(one[None, None], size=size_hw, mode="bilinear", align_corners=False))

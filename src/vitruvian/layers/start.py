@@ -48,7 +48,7 @@ def start_layer(module: nn.Module, *, std: float = 0.02, gain: float = 1.0) -> N
             nn.init.normal_(module.weight, std=getattr(module, "start_std", std))
         bias = getattr(module, "bias", None)
         if bias is not None:
-            nn.init.zeros_(bias)
+            nn.init.normal_(bias, std=getattr(module, "start_bias_std", 0.0))
     elif isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.BatchNorm2d):
         if module.weight is not None:
             nn.init.ones_(module.weight)

@@ -65,6 +65,9 @@ class Decoder(nn.Module):
         super().__init__()
         self.gradient_checkpointing = False
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        # Queries start at zero, where the first norm is so steep that training from scratch jumps about. A random bias
+        # before it takes them away from there.
+        self.layers[0].self_attn.out_proj.start_bias_std = 1.0  # type: ignore[union-attr]
         self.layernorm = nn.LayerNorm(config.d_model)
 
     def forward(self, tokens: Tensor, keys: Tensor, places: Tensor, *, auxiliary: bool, need_weights: bool) -> Decoded:

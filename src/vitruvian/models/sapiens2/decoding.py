@@ -26,17 +26,26 @@ def decode_heatmaps(heatmaps: Tensor, *, kernel_size: int = 11) -> tuple[Tensor,
         raise InputError(f"kernel_size: expected an odd number of at least 3, got {kernel_size}.")
     B, J, H, W = heatmaps.shape
     flat = heatmaps.float().reshape(B * J, H, W)
-    peak_value, peak = flat.flatten(1).max(dim=1)  # [B·J]
+    peak_value, column, row = find_peaks(flat)  # [B·J] each
     # The reference's refinement reads around (-1, -1) for empty maps: outside, values are those of the nearest pixel.
     found = peak_value > 0
-    x = torch.where(found, peak % W, -1)  # [B·J]
-    y = torch.where(found, peak // W, -1)  # [B·J]
+    x, y = torch.where(found, column, -1), torch.where(found, row, -1)  # [B·J] each
     kernel = gaussian_kernel(kernel_size, heatmaps.device)
     around = blur_at(flat, stencil_points(x, y, (H, W)), kernel)  # [B·J, 7]
     scale = peak_scale(flat, peak_value, around, kernel)  # [B·J]
     offset = newton_step((around * scale[:, None]).clamp(LOG_FLOOR, LOG_CEILING).log())  # [B·J, 2]
     xy = torch.stack((x, y), dim=-1).float() - offset
     return xy.view(B, J, 2), peak_value.view(B, J)
+
+
+def find_peaks(maps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the largest value of each map [M, H, W], its column and its row: [M] each.
+
+    The maximum of each line comes first: torch finds values several times quicker than places.
+    """
+    value, row = maps.amax(dim=2).max(dim=1)  # [M]
+    line = maps[torch.arange(len(maps), device=maps.device), row]  # [M, W]
+    return value, line.argmax(dim=1), row
 
 
 def gaussian_kernel(size: int, device: torch.device) -> Tensor:
@@ -67,7 +76,7 @@ def blur_at(maps: Tensor, points: tuple[Tensor, Tensor], kernel: Tensor) -> Tens
     window = maps.flatten(1).gather(1, index.flatten(1)).view(index.shape) * inside  # [M, S, S]
     weights_x = tap_weights(columns - columns[:, :1], kernel, len(reach))  # [M, P, S]
     weights_y = tap_weights(rows - rows[:, :1], kernel, len(reach))  # [M, P, S]
-    return torch.einsum("mpy,myx,mpx->mp", weights_y, window, weights_x)
+    return (torch.bmm(weights_y, window) * weights_x).sum(-1)  # [M, P]
 
 
 def tap_weights(shift: Tensor, kernel: Tensor, span: int) -> Tensor:
