@@ -152,6 +152,26 @@ def test_dense_chunks_and_reruns_change_neither_loss_nor_gradient(monkeypatch: p
         torch.testing.assert_close(criterion(DenseMasks())(**batch()).total, found[0][0])
 
 
+def test_dense_losses_and_gradients_are_those_of_the_plain_functions() -> None:
+    given = batch()
+    logits = given["masks_queries_logits"].requires_grad_()
+    targets = read_targets(given["mask_labels"], given["class_labels"], like=logits, num_labels=CLASSES)
+    pairs = [(torch.tensor([4, 0, 2]), torch.tensor([1, 2, 0])), (torch.tensor([]).long(),) * 2]
+    pairs += [(torch.tensor([5]), torch.tensor([0])), (torch.tensor([1, 3]), torch.tensor([0, 1]))]
+    focal, dice = DenseMasks().losses(logits, targets, pairs, (32, 40))
+    (got,) = torch.autograd.grad(3 * focal + 7 * dice, logits)
+    sums = []
+    for maps, target, (queries, objects) in zip(logits, targets, pairs, strict=True):
+        large = F.interpolate(maps[queries][:, None], size=(32, 40), mode="bilinear").flatten(1)
+        wanted = target.masks[objects].float().flatten(1)
+        sums.append((sigmoid_focal_loss(large, wanted).sum(), mask_dice_loss(large, wanted).sum()))
+    want_focal, want_dice = (sum(part) for part in zip(*sums, strict=True))
+    (want,) = torch.autograd.grad(3 * want_focal + 7 * want_dice, logits)
+    torch.testing.assert_close(focal, want_focal)
+    torch.testing.assert_close(dice, want_dice)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-7)
+
+
 def test_focal_and_dice_by_hand() -> None:
     logits, targets = torch.tensor([[0.0, 2.0, -1.0]]), torch.tensor([[1.0, 0.0, 1.0]])
     chance = logits.sigmoid()

@@ -168,19 +168,21 @@ class Sapiens2ImageProcessor(ImageProcessor):
         pictures = as_pixels(images, input_data_format=input_data_format, device=device)
         people = None if boxes is None else read_boxes(boxes, len(pictures))
         data: dict[str, Any] = {"pixel_values": used.prepare_pictures(pictures, people)}
+        if people is not None and return_tensors is None:
+            data["pixel_values"] = list(data["pixel_values"])
         if segmentation_maps is not None:
             data["labels"] = used.prepare_maps(segmentation_maps, [p.shape for p in pictures], people, device)
         if keypoints is not None and people is not None:
             data["labels"], data["label_weights"] = used.draw_targets(keypoints, people, device)
         return BatchFeature(data, return_tensors)
 
-    def prepare_pictures(self, pictures: list[Tensor], people: list[Tensor] | None) -> list[Tensor]:
-        """Cut or resize pictures [3, H, W], then rescale and normalise them: a list of float32 [3, h, w]."""
+    def prepare_pictures(self, pictures: list[Tensor], people: list[Tensor] | None) -> list[Tensor] | Tensor:
+        """Cut or resize pictures [3, H, W], then rescale and normalise them: float32 [3, h, w] each, crops stacked."""
         if people is not None:
-            crops = [
-                crop_boxes(p, boxes, self.size_hw) for p, boxes in zip(pictures, people, strict=True) if len(boxes)
-            ]
-            return [row for crop in crops for row in self.finish_pixels(self.center_cut(crop), in_place=True)]
+            pairs = [(picture, boxes) for picture, boxes in zip(pictures, people, strict=True) if len(boxes)]
+            crops = [self.center_cut(crop_boxes(picture, boxes, self.size_hw)) for picture, boxes in pairs]
+            crops = crops or [pictures[0].new_zeros((0, 3, *self.size_hw), dtype=torch.float32)]
+            return self.finish_pixels(crops[0] if len(crops) == 1 else torch.cat(crops), in_place=True)  # [N, 3, h, w]
         mode = resample_mode(self.resample)
         return [self.finish_pixels(self.center_cut(self.fit(picture, mode))) for picture in pictures]
 
