@@ -111,7 +111,8 @@ def gather_rows(rows: Tensor, index: Tensor, holes: Tensor | None) -> Tensor:
 @kept
 def shift_masks(*, window: int, shift: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Masks to add to the scores in windows of each group (inside, right edge, bottom edge, corner): [4, N, N]."""
-    wrapped = torch.arange(window, device=device) >= window - shift  # what entered from the other side
+    # 1 for what entered from the other side; a number, since torch's compiler cannot compare truth values.
+    wrapped = (torch.arange(window, device=device) >= window - shift).long()
     column = wrapped.expand(window, window).flatten()  # [N]
     row = wrapped[:, None].expand(window, window).flatten()  # [N]
     across = column[:, None] != column
