@@ -27,4 +27,5 @@ class FamilyCase:
     ] = ()  # parts of names of parameters that get no gradient, with the reason in the case's file
     sizes: tuple[tuple[int, int], ...] = ()  # other input sizes the model must take
     tolerance: float = 1e-4
+    bf16_tolerance: float = 0.15  # relative distance of the output in bfloat16
     options: dict[str, Any] = field(default_factory=dict)  # further keyword arguments of forward

@@ -55,6 +55,7 @@ CASES = [
         labels,
         output="masks_queries_logits",
         sizes=SIZES,
+        bf16_tolerance=0.4,  # masks cut at a threshold steer the attention: a rounded logit can turn a pixel over
     ),
     FamilyCase(
         "mask2former-resnet-prenorm",
@@ -69,5 +70,6 @@ CASES = [
         labels,
         output="masks_queries_logits",
         sizes=SIZES,
+        bf16_tolerance=0.4,  # masks cut at a threshold steer the attention: a rounded logit can turn a pixel over
     ),
 ]

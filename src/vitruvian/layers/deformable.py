@@ -4,8 +4,8 @@ value [B, N, A, D] (levels one after the other) + points [B, Q, A, L, P, 2] + we
 
 A sampled point is a mix of its four pixels, so the whole operation is one weighted sum of 4·L·P rows of `value` for
 each query and head. `embedding_bag` does exactly that in one pass over rows of D contiguous channels and writes the
-answer in place, where sampling level by level (`grid_sample`) stores every sample before it sums them. The slower form
-stays for what cannot run the fast one: exported graphs and other devices.
+answer in place, where sampling level by level (`grid_sample`) stores every sample before it sums them. The other form
+stays for what cannot run this one, exported graphs and other devices, and for training on a GPU, where it is faster.
 """
 
 from __future__ import annotations
@@ -85,8 +85,15 @@ def deformable_attention(value: Tensor, level_hw: Levels, x: Tensor, y: Tensor, 
             f"value: expected one token for each pixel of {list(level_hw)}, got {value.shape[1]} tokens. "
             "Give the size of every level, in the order of the tokens."
         )
-    sample = sum_rows if value.device.type in ("cpu", "cuda") and not torch.compiler.is_exporting() else sum_samples
+    sample = sum_rows if sums_rows(value) else sum_samples
     return sample(value.float(), level_hw, x, y, weights).to(value.dtype)
+
+
+def sums_rows(value: Tensor) -> bool:
+    """Tell whether one sum of rows is possible here and faster: in training on a GPU, scattering its gradient is not."""
+    if torch.compiler.is_exporting() or value.device.type not in ("cpu", "cuda"):
+        return False
+    return value.device.type == "cpu" or not (torch.is_grad_enabled() and value.requires_grad)
 
 
 def sum_rows(value: Tensor, level_hw: Levels, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
