@@ -90,7 +90,7 @@ def deformable_attention(value: Tensor, level_hw: Levels, x: Tensor, y: Tensor, 
 
 
 def sums_rows(value: Tensor) -> bool:
-    """Tell whether one sum of rows is possible here and faster: in training on a GPU, scattering its gradient is not."""
+    """Tell whether one sum of rows can run here and is faster; in training on a GPU its gradient is slower."""
     if torch.compiler.is_exporting() or value.device.type not in ("cpu", "cuda"):
         return False
     return value.device.type == "cpu" or not (torch.is_grad_enabled() and value.requires_grad)

@@ -215,8 +215,16 @@ def read_targets(
                 f"class_labels[{number}]: expected classes from 0 to {num_labels - 1}, got {kinds.tolist()}. "
                 "Build the model with a larger num_labels, or leave out masks that should be ignored."
             )
-        targets.append(Target(stack.to(like.device).contiguous(), kinds.to(like.device, torch.int64)))
+        stack = without_padding(stack.to(like.device))
+        targets.append(Target(stack.contiguous(), kinds.to(like.device, torch.int64)))
     return targets
+
+
+def without_padding(masks: Tensor) -> Tensor:
+    """Clear what is neither 0 nor 1: processors fill the padding of a batch with their ignore index."""
+    if masks.dtype == torch.bool or not masks.numel() or masks.max() <= 1:
+        return masks
+    return masks.masked_fill(masks > 1, 0)
 
 
 def decode(rles: Sequence[Mapping[str, Any]]) -> Tensor:

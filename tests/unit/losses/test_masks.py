@@ -137,6 +137,16 @@ def test_smaller_labels_are_padded_to_the_largest(measure: Any) -> None:
     torch.testing.assert_close(*values)
 
 
+def test_padding_with_the_ignore_index_is_no_object() -> None:
+    like = torch.zeros(1, 2, 4)
+    masks = torch.zeros(1, 2, 6, 6)
+    masks[:, 0, :3], masks[..., 4:] = 1.0, 255.0
+    (target,) = masks_module.read_targets(list(masks), [torch.tensor([0, 1])], like=like, num_labels=3)
+    assert target.masks.max() == 1
+    assert target.masks[..., 4:].sum() == 0
+    assert torch.equal(target.masks[..., :4], masks[0, ..., :4])
+
+
 def test_dense_chunks_and_reruns_change_neither_loss_nor_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for at_once in (1, 1 << 22):
