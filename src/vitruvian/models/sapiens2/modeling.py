@@ -38,6 +38,11 @@ __all__ = [
     "Sapiens2PreTrainedModel",
 ]
 
+# Weights of the 29 body parts in the published segmentation recipe, in the order of `vitruvian.human.PARTS`.
+PART_LOSS_WEIGHTS = (
+    *(0.1, 10.0, 10.0, 3.0, 2.0, 4.0, 4.0, 2.0, 2.0, 6.0, 10.0, 3.0, 3.0, 1.0, 4.0),
+    *(4.0, 2.0, 2.0, 6.0, 10.0, 3.0, 3.0, 1.0, 1.0, 10.0, 10.0, 10.0, 10.0, 10.0),
+)
 CANONICAL_FOCAL = 768 / 1024  # focal length of the canonical camera over the height of the picture
 
 
@@ -150,11 +155,17 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
                 output.logits,
                 labels,
                 ignore_index=self.config.semantic_loss_ignore_index,
+                class_weights=self.class_weights(),
                 dice_weight=float(self.config.use_loss_recipe),
             )
             output.loss = found.total
             output.loss_terms = found.terms if self.config.use_loss_recipe else None
         return self.give(output, return_dict)
+
+    def class_weights(self) -> tuple[float, ...] | None:
+        """Weights of the 29 body parts in the published recipe, where that is asked for and fits."""
+        fits = self.config.use_loss_recipe and self.config.num_labels == len(PART_LOSS_WEIGHTS)
+        return PART_LOSS_WEIGHTS if fits else None
 
 
 class Sapiens2ForNormalEstimation(Sapiens2TaskModel):

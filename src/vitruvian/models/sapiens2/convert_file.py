@@ -1,0 +1,126 @@
+"""An original Sapiens2 checkpoint file → a folder in the layout of the Hub, its architecture read off the tensors."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitruvian.errors import CheckpointError
+from vitruvian.hub import weight_file
+from vitruvian.models.sapiens2 import modeling
+from vitruvian.models.sapiens2.configuration import Sapiens2Config, task_fields
+from vitruvian.models.sapiens2.convert import convert_state_dict
+from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.weights import check_finite, open_file
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+CLASSES = {
+    "pretrain": "Sapiens2Model",
+    "pose": "Sapiens2ForPoseEstimation",
+    "seg": "Sapiens2ForSemanticSegmentation",
+    "normal": "Sapiens2ForNormalEstimation",
+    "pointmap": "Sapiens2ForPointmapEstimation",
+    "matting": "Sapiens2ForImageMatting",
+    "albedo": "Sapiens2ForAlbedoEstimation",
+}
+PADDED = ("normal", "pointmap", "albedo")  # tasks whose pictures keep their aspect ratio
+
+
+def save_converted(source: str | Path, out: str | Path, *, image_hw: tuple[int, int] = (1024, 768)) -> list[Path]:
+    """Convert a checkpoint file and write configuration, weights and processor; return what was written.
+
+    Args:
+        source: The file.
+        out: Folder to write.
+        image_hw: Size of pictures the model was made for; four times that for the 4K variant.
+    """
+    file = weight_file(source)
+    if file is None:
+        raise CheckpointError(f"{source}: expected a checkpoint file such as sapiens2_0.4b_pose.safetensors.")
+    original = dict(open_file(file).tensors())
+    for name, tensor in original.items():
+        check_finite(name, tensor, str(source))
+    state = convert_state_dict(original)
+    config, task = infer_config({name: tuple(tensor.shape) for name, tensor in original.items()}, image_hw)
+    with torch.device("meta"):
+        model = getattr(modeling, CLASSES[task])(config)
+    model.load_state_dict(state, strict=True, assign=True)
+    height, width = config.image_hw
+    processor = Sapiens2ImageProcessor(size={"height": height, "width": width}, do_pad=task in PADDED)
+    written: list[Path] = model.save_pretrained(out) + processor.save_pretrained(out)
+    return written
+
+
+def infer_config(shapes: Shapes, image_hw: tuple[int, int] = (1024, 768)) -> tuple[Sapiens2Config, str]:
+    """Read the architecture and the task off the shapes of an original checkpoint's tensors."""
+    trunk = {name.removeprefix("backbone."): shape for name, shape in shapes.items()}
+    layers = numbers(trunk, r"blocks\.(\d+)\.ln1\.weight")
+    hidden, head_dim = trunk["cls_token"][-1], trunk["blocks.0.attn.q_norm.weight"][0]
+    fields: dict[str, Any] = {
+        "hidden_size": hidden,
+        "num_hidden_layers": len(layers),
+        "num_attention_heads": hidden // head_dim,
+        "num_key_value_heads_per_layer": [trunk[f"blocks.{n}.attn.wk.weight"][0] // head_dim for n in layers],
+        "intermediate_size": trunk["blocks.0.ffn.w3.weight"][1],
+        "patch_size": list(trunk["patch_embed.projection.weight"][2:]),
+        "num_register_tokens": trunk["storage_tokens"][1],
+        "image_size": list(image_hw),
+        "use_mask_token": "mask_token" in trunk,
+    }
+    if "tokenizer.w_cls" in trunk:
+        window = math.isqrt(trunk["tokenizer.local_pos_embed"][1] - 1)
+        fields |= {
+            "use_tokenizer": True,
+            "tokenizer_window_size": window,
+            "num_tokenizer_layers": len(numbers(trunk, r"tokenizer\.blocks\.(\d+)\.ln1\.weight")),
+            "image_size": [side * window for side in image_hw],
+        }
+    task = next((found[1] for name in shapes if (found := re.match(r"decode_head\.conv_(?!layers)(\w+)\.", name))), "")
+    if not task:
+        return Sapiens2Config(**fields), "pretrain"
+    return Sapiens2Config(**(fields | head_fields(shapes, task))), task
+
+
+def head_fields(shapes: Shapes, task: str) -> dict[str, Any]:
+    """Read a head off its tensors."""
+    head = {name.removeprefix("decode_head."): shape for name, shape in shapes.items() if "decode_head." in name}
+    deconvolutions = [head[f"deconv_layers.{n}.weight"] for n in numbers(head, r"deconv_layers\.(\d+)\.weight")]
+    shuffles = [head[f"upsample_blocks.{n}.0.weight"] for n in numbers(head, r"upsample_blocks\.(\d+)\.0\.weight")]
+    convolutions = of_rank_4(head, "conv_layers")
+    config: dict[str, Any] = {
+        "upsample_out_channels": [shape[1] for shape in deconvolutions] or [shape[0] // 4 for shape in shuffles],
+        "upsample_kernel_sizes": [shape[2] for shape in deconvolutions or shuffles],
+        "use_pixel_shuffle": True if shuffles else None,
+        "conv_out_channels": [shape[0] for shape in convolutions],
+        "conv_kernel_sizes": [shape[2] for shape in convolutions],
+        "norm": "rms" if any(name.endswith("norm.weight") for name in head) else "instance",
+    }
+    scales = of_rank_4(head, "scale_conv_layers")
+    if scales:
+        config |= {
+            "scale_conv_out_channels": [shape[0] for shape in scales],
+            "scale_conv_kernel_sizes": [shape[2] for shape in scales],
+            "scale_final_hidden_sizes": [head["scale_final_layer.1.weight"][0], head["scale_final_layer.3.weight"][0]],
+            "scale_final_input_size": head["scale_final_layer.1.weight"][1],
+        }
+    count = head[f"conv_{task}.weight"][0]
+    known = {key: value for key, value in task_fields(task, "0.4b").items() if key in ("id2label", "flip_pairs")}
+    named = known if len(known.get("id2label", ())) == count else {"num_labels": count}
+    return named | {"head_config": config}
+
+
+def of_rank_4(head: Shapes, stem: str) -> list[tuple[int, ...]]:
+    """Shapes of the convolutions in a sequence, in order."""
+    places = numbers(head, rf"{stem}\.(\d+)\.weight")
+    return [head[f"{stem}.{n}.weight"] for n in places if len(head[f"{stem}.{n}.weight"]) == 4]
+
+
+def numbers(names: Shapes, pattern: str) -> list[int]:
+    """Return the numbers that a pattern finds in names, in order."""
+    return sorted({int(found[1]) for name in names if (found := re.fullmatch(pattern, name))})
