@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +16,14 @@ def convert(
     source: Annotated[Path, typer.Argument(help="A checkpoint of the original release: .safetensors, .pt or .pth.")],
     out: Annotated[Path, typer.Argument(help="Folder to write, in the layout of the Hub.")],
     family: Annotated[str, typer.Option(help="sapiens2 or sam2.")] = "sapiens2",
+    image_size: Annotated[str, typer.Option(help="Height and width of pictures the model was made for.")] = "1024x768",
 ) -> None:
     """Turn an original checkpoint into a folder that `from_pretrained` opens."""
     from vitruvian.errors import InputError
 
+    size = re.fullmatch(r"(\d+)[x×](\d+)", image_size)
+    if not size:
+        raise InputError(f"--image-size: expected height x width such as 1024x768, got {image_size!r}.")
     if family == "sam2":
         from vitruvian.models.sam2.convert import convert_checkpoint
 
@@ -26,7 +31,7 @@ def convert(
     elif family == "sapiens2":
         from vitruvian.models.sapiens2.convert_file import save_converted
 
-        written = save_converted(source, out)
+        written = save_converted(source, out, image_hw=(int(size[1]), int(size[2])))
     else:
         raise InputError(f"--family: expected sapiens2 or sam2, got {family!r}.")
     for path in written:

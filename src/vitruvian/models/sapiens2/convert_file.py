@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vitruvian.errors import CheckpointError
+from vitruvian.errors import CheckpointError, InputError
 from vitruvian.hub import weight_file
 from vitruvian.models.sapiens2 import modeling
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, task_fields
@@ -48,6 +48,7 @@ def save_converted(source: str | Path, out: str | Path, *, image_hw: tuple[int, 
         check_finite(name, tensor, str(source))
     state = convert_state_dict(original)
     config, task = infer_config({name: tuple(tensor.shape) for name, tensor in original.items()}, image_hw)
+    check_scale_branch(config)
     with torch.device("meta"):
         model = getattr(modeling, CLASSES[task])(config)
     model.load_state_dict(state, strict=True, assign=True)
@@ -85,6 +86,20 @@ def infer_config(shapes: Shapes, image_hw: tuple[int, int] = (1024, 768)) -> tup
     if not task:
         return Sapiens2Config(**fields), "pretrain"
     return Sapiens2Config(**(fields | head_fields(shapes, task))), task
+
+
+def check_scale_branch(config: Sapiens2Config) -> None:
+    """Raise `InputError` where a scale branch was made for pictures of another size."""
+    head = config.head_config
+    if head is None or not head.scale_conv_out_channels:
+        return
+    height, width = head.scale_grid(config.grid_hw(config.image_hw))
+    features = height * width * head.scale_conv_out_channels[-1]
+    if features != head.scale_final_input_size:
+        raise InputError(
+            f"image size: the scale branch takes {head.scale_final_input_size} features, and pictures of "
+            f"{config.image_hw[0]}×{config.image_hw[1]} give {features}. Say which size the model was made for."
+        )
 
 
 def head_fields(shapes: Shapes, task: str) -> dict[str, Any]:
