@@ -26,8 +26,10 @@ def convert(
         raise InputError(f"--image-size: expected height x width such as 1024x768, got {image_size!r}.")
     if family == "sam2":
         from vitruvian.models.sam2.convert import convert_checkpoint
+        from vitruvian.models.sam2.processing import Sam2ImageProcessor, Sam2Processor
 
         written = convert_checkpoint(source).save_pretrained(out)
+        written += Sam2Processor(Sam2ImageProcessor()).save_pretrained(out)
     elif family == "sapiens2":
         from vitruvian.models.sapiens2.convert_file import save_converted
 
