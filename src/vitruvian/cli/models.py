@@ -29,7 +29,7 @@ def convert(
         from vitruvian.models.sam2.processing import Sam2ImageProcessor, Sam2Processor
 
         written = convert_checkpoint(source).save_pretrained(out)
-        written += Sam2Processor(Sam2ImageProcessor()).save_pretrained(out)
+        written += Sam2Processor(image_processor=Sam2ImageProcessor()).save_pretrained(out)
     elif family == "sapiens2":
         from vitruvian.models.sapiens2.convert_file import save_converted
 
