@@ -1,6 +1,6 @@
 """Memory and time of the mask losses with 200 instances at 1024², next to transformers, in one run.
 
-    python benchmarks/mask_losses.py [--instances 200] [--side 1024] [--predictions 10] [--threads 2] [--limit-gb 14]
+    python benchmarks/mask_losses.py [--instances 200] [--side 1024] [--predictions 10] [--threads 1] [--limit-gb 14]
 
 One picture, 200 queries, masks of a quarter of the side, the loss of the last prediction and of the auxiliary ones, and
 the gradient. Each cell runs in a process of its own; memory is the highest resident size minus that before the call,
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--instances", type=int, default=200)
     parser.add_argument("--side", type=int, default=1024)
     parser.add_argument("--predictions", type=int, default=10, help="the last and the auxiliary ones")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--limit-gb", type=float, default=14.0)
     parser.add_argument("--ours", action="store_true", help="leave transformers out")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)

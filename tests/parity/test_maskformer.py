@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,27 @@ def test_the_reference_opens_our_files(tmp_path: Path, resnet: bool) -> None:
     with torch.no_grad():
         assert_same_fields(ours(pictures(52, 75)), theirs(pictures(52, 75)), LOGITS)
     assert theirs.criterion.empty_weight[-1] == pytest.approx(0.1)
+
+
+def test_files_as_they_were_published(tmp_path: Path) -> None:
+    """A plain Swin without out_features, a decoder with fields of its day, and a buffer that follows from the rest."""
+    _, theirs = both(tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    values["backbone_config"] |= {"model_type": "swin", "path_norm": True, "in_channels": 3, "pretrain_img_size": 64}
+    for name in ("out_features", "out_indices", "stage_names"):
+        del values["backbone_config"][name]
+    values["decoder_config"] = {key: value for key, value in values["decoder_config"].items() if "backbone" not in key}
+    values["decoder_config"] |= {"backbone": "resnet50", "max_position_embeddings": 1024, "scale_embedding": False}
+    values |= {"torch_dtype": "float32", "num_queries": 7, "transformers_version": None}
+    path.write_text(json.dumps(values))
+    again = MaskFormerForInstanceSegmentation.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert_same_fields(again(pictures(52, 75)), theirs(pictures(52, 75)), LOGITS)
+    again.save_pretrained(tmp_path / "again")
+    saved = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert saved["decoder_config"]["max_position_embeddings"] == 1024
+    assert saved["backbone_config"]["pretrain_img_size"] == 64
 
 
 def test_configurations_have_the_same_defaults() -> None:

@@ -37,7 +37,13 @@ from vitruvian.losses.matching import (
     dice_cost,
     focal_cost,
 )
-from vitruvian.losses.points import read_labels, read_logits, read_logits_together, uncertain_points
+from vitruvian.losses.points import (
+    read_labels,
+    read_labels_together,
+    read_logits,
+    read_logits_together,
+    uncertain_points,
+)
 from vitruvian.losses.terms import LossTerms, LossWeights, zero_like
 
 PIXELS_AT_ONCE = 1 << 22  # bounds the temporary memory of the dense loss
@@ -276,7 +282,7 @@ class PointMasks:
     def cost(self, logits: Tensor, target: Target, frame_hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Compare all queries with all objects at the same random points: [Q, h, w] -> two costs [Q, T]."""
         points = torch.rand(1, self.count, 2, device=logits.device)[0]  # [P, 2]
-        wanted = read_labels(target.masks, None, points, frame_hw)  # [T, P]
+        wanted = read_labels_together(target.masks, points, frame_hw)  # [T, P]
         found = read_logits_together(logits, points)  # [Q, P]
         return cross_entropy_cost(found, wanted), dice_cost(found, wanted)
 

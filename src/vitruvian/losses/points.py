@@ -6,11 +6,14 @@ same places. Labels stay bool or uint8: only the four pixels around each point b
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 POINTS_AT_ONCE = 1 << 20  # bounds the temporary memory of a gather or a sort
+CACHED_BYTES = 1 << 21  # masks that are read at random places, four times each, before the next ones
 
 
 def read_logits(logits: Tensor, points: Tensor) -> Tensor:
@@ -25,40 +28,61 @@ def read_logits_together(logits: Tensor, points: Tensor) -> Tensor:
     return F.grid_sample(logits[None].float(), grid, align_corners=False)[0, :, 0]  # [Q, P]
 
 
-def read_labels(masks: Tensor, rows: Tensor | None, points: Tensor, frame_hw: tuple[int, int]) -> Tensor:
-    """Read masks of any type at points, bilinearly, 0 outside.
+def read_labels(masks: Tensor, rows: Tensor, points: Tensor, frame_hw: tuple[int, int]) -> Tensor:
+    """Read masks of any type, each at its own points, bilinearly, 0 outside.
 
     Args:
         masks: Masks [T, H, W] (bool, uint8 or floating point), which lie in the upper left corner of the frame.
-        rows: Which mask each row of points belongs to [M]; None for all masks at the same points.
-        points: Points [M, P, 2], or [P, 2] for the same ones everywhere.
+        rows: Which mask each row of points belongs to [M].
+        points: Points [M, P, 2].
         frame_hw: Size of the frame in pixels of the masks.
 
     Returns:
-        Values in float32 [M, P], or [T, P] for the same points everywhere.
+        Values in float32 [M, P].
     """
-    if rows is not None:
-        at_once = max(1, POINTS_AT_ONCE // max(points.shape[1], 1))
-        if len(rows) > at_once:
-            parts = zip(torch.split(rows, at_once), torch.split(points, at_once), strict=True)
-            return torch.cat([read_labels(masks, row, part, frame_hw) for row, part in parts])
-    _, H, W = masks.shape
+    flat, area = masks.flatten(), masks.shape[1] * masks.shape[2]
+    found = torch.zeros(points.shape[:2], device=points.device)  # [M, P]
+    at_once = masks_at_once(masks, points.shape[1])
+    for start in range(0, len(rows), at_once):
+        part = slice(start, start + at_once)
+        first = (rows[part] * area)[:, None]  # [m, 1]
+        for place, weight in corners(points[part], masks.shape[1:], frame_hw):
+            found[part] += flat.index_select(0, (first + place).flatten()).view_as(weight) * weight
+    return found
+
+
+def read_labels_together(masks: Tensor, points: Tensor, frame_hw: tuple[int, int]) -> Tensor:
+    """Read all masks at the same points, as `read_labels` does: [T, H, W], [P, 2] -> [T, P] in float32."""
+    flat = masks.flatten(1)  # [T, H·W]
+    found = torch.zeros(masks.shape[0], points.shape[0], device=points.device)  # [T, P]
+    around = list(corners(points, masks.shape[1:], frame_hw))
+    at_once = masks_at_once(masks, points.shape[0])
+    for start in range(0, len(masks), at_once):
+        part = slice(start, start + at_once)
+        for place, weight in around:
+            found[part] += flat[part].index_select(1, place) * weight
+    return found
+
+
+def corners(points: Tensor, size_hw: Sequence[int], frame_hw: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield for each of the four pixels around points [..., 2] its place in a mask and its weight, 0 outside: [...]."""
+    H, W = size_hw
     x, y = points[..., 0] * frame_hw[1] - 0.5, points[..., 1] * frame_hw[0] - 0.5
     left, top = x.floor(), y.floor()
-    total: Tensor | float = 0.0
-    for down in (0, 1):
-        for across in (0, 1):
-            column, line = left + across, top + down
+    for line in (top, top + 1):
+        for column in (left, left + 1):
             weight = (1 - (x - column).abs()) * (1 - (y - line).abs())
-            weight = weight * ((column >= 0) & (column < W) & (line >= 0) & (line < H))
+            inside = (column >= 0) & (column < W) & (line >= 0) & (line < H)
             place = line.clamp(0, H - 1).long() * W + column.clamp(0, W - 1).long()
-            if rows is None:
-                found = masks.flatten(1).index_select(1, place)  # [T, P]
-            else:
-                found = masks.flatten().take(place + (rows * (H * W))[:, None])  # [M, P]
-            total = total + found.float() * weight
-    assert isinstance(total, Tensor)
-    return total
+            yield place, weight * inside
+
+
+def masks_at_once(masks: Tensor, points: int) -> int:
+    """How many masks to read in one go: on the CPU what its caches hold, elsewhere what memory should take."""
+    fitting = POINTS_AT_ONCE // max(points, 1)
+    if masks.device.type == "cpu":
+        fitting = min(fitting, CACHED_BYTES // max(masks[:1].numel() * masks.element_size(), 1))
+    return max(1, fitting)
 
 
 @torch.no_grad()

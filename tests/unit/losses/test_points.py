@@ -5,7 +5,13 @@ import torch
 from torch.nn import functional as F
 
 import vitruvian.losses.points as points_module
-from vitruvian.losses.points import read_labels, read_logits, read_logits_together, uncertain_points
+from vitruvian.losses.points import (
+    read_labels,
+    read_labels_together,
+    read_logits,
+    read_logits_together,
+    uncertain_points,
+)
 
 
 def masks_and_points() -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,7 +26,7 @@ def test_labels_are_read_as_grid_sample_reads_them(kind: torch.dtype) -> None:
     got = read_labels(masks.to(kind), rows, points, (13, 17))
     want = F.grid_sample(masks[rows, None].float(), (2 * points - 1)[:, None], align_corners=False)[:, 0, 0]
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
-    together = read_labels(masks.to(kind), None, points[0], (13, 17))
+    together = read_labels_together(masks.to(kind), points[0], (13, 17))
     torch.testing.assert_close(together[2], want[0], rtol=0, atol=1e-5)
 
 
@@ -47,9 +53,10 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(points_module, "POINTS_AT_ONCE", at_once)
         torch.manual_seed(0)
         chosen = uncertain_points(maps, count=20, oversample_ratio=3.0, importance_sample_ratio=0.75)
-        found.append((read_labels(masks, torch.tensor([2, 0, 0, 1]), points, (13, 17)), chosen))
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
+        own = read_labels(masks, torch.tensor([2, 0, 0, 1]), points, (13, 17))
+        found.append((own, read_labels_together(masks, points[0], (13, 17)), chosen))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_points_gather_where_logits_are_near_zero() -> None:

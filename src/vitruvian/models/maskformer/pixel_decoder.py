@@ -16,7 +16,7 @@ from vitruvian.layers.start import starts
 from vitruvian.models.maskformer.configuration import MaskFormerConfig
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
-from vitruvian.models.swin.configuration import MaskFormerSwinConfig
+from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
 from vitruvian.models.swin.modeling import MaskFormerSwinBackbone
 
 GROUPS = 32
@@ -58,14 +58,24 @@ def build_backbone(config: MaskFormerConfig) -> MaskFormerSwinBackbone | ResNetB
     if isinstance(backbone, ResNetConfig):
         model: MaskFormerSwinBackbone | ResNetBackbone = ResNetBackbone(backbone)
     else:
-        # Swin under either name has the MaskFormer layout here.
-        values = {key: value for key, value in backbone.to_dict().items() if key != "model_type"}  # type: ignore[union-attr]
-        model = MaskFormerSwinBackbone(MaskFormerSwinConfig.from_dict(values))
+        assert isinstance(backbone, SwinConfig)
+        model = MaskFormerSwinBackbone(as_maskformer_swin(backbone))
     if len(model.channels) < 2:
         raise ConfigError(
             f"MaskFormerConfig.backbone_config: expected out_features of two stages or more, got {model.out_features}."
         )
     return model
+
+
+def as_maskformer_swin(config: SwinConfig) -> MaskFormerSwinConfig:
+    """Return a Swin's configuration under the name it has in MaskFormer.
+
+    One that says plain Swin gives all its stages: published files leave out which they want.
+    """
+    if isinstance(config, MaskFormerSwinConfig):
+        return config
+    values = {key: value for key, value in config.to_dict().items() if key != "model_type"}
+    return MaskFormerSwinConfig.from_dict(values, out_features=config.stage_names[1:])
 
 
 class PixelDecoder(nn.Module):

@@ -20,7 +20,7 @@ from vitruvian.models.maskformer.modeling import MaskFormerForInstanceSegmentati
 from vitruvian.models.maskformer.processing import MaskFormerImageProcessor
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
-from vitruvian.models.swin.configuration import SwinConfig
+from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
 from vitruvian.models.swin.modeling import MaskFormerSwinBackbone, SwinBackbone
 
 FAMILIES = [
@@ -206,11 +206,10 @@ def test_impossible_configurations_of_one_family() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             config(**fields)
-    one_stage = {"backbone_config": SwinConfig(**swin_fields())}
     with pytest.raises(ConfigError, match="out_features"):
-        MaskFormerModel(maskformer.tiny(**one_stage))
+        MaskFormerModel(maskformer.tiny(backbone_config=MaskFormerSwinConfig(**swin_fields())))
     with pytest.raises(ConfigError, match="out_features"):
-        Mask2FormerModel(mask2former.tiny(**one_stage))
+        Mask2FormerModel(mask2former.tiny(backbone_config=SwinConfig(**swin_fields())))
 
 
 @pytest.mark.parametrize(
