@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from vitruvian.config import Config, Settings, nested, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
+from vitruvian.layers.stages import align_stages, stage_names
 
 Size = int | list[int]
 
@@ -210,7 +211,9 @@ class Sapiens2Config(Config):
     def __post_init__(self) -> None:
         self.head_config = nested(self.head_config, Sapiens2HeadConfig)
         super().__post_init__()
-        self.out_features, self.out_indices = align_stages(self.stage_names, self.out_features, self.out_indices)
+        self.out_features, self.out_indices = align_stages(
+            "Sapiens2Config", self.stage_names, self.out_features, self.out_indices
+        )
         if self.num_key_value_heads_per_layer is None:
             last = self.num_hidden_layers - self.num_last_full_attention_layers
             self.num_key_value_heads_per_layer = [
@@ -253,7 +256,7 @@ class Sapiens2Config(Config):
     @property
     def stage_names(self) -> list[str]:
         """Names of what the backbone can return: the embeddings, then each layer."""
-        return ["stem"] + [f"stage{layer}" for layer in range(1, self.num_hidden_layers + 1)]
+        return stage_names(self.num_hidden_layers)
 
     @property
     def patch_hw(self) -> tuple[int, int]:
@@ -309,25 +312,6 @@ class Sapiens2Config(Config):
 def pair(value: Size) -> tuple[int, int]:
     """Read a side or (height, width)."""
     return (value, value) if isinstance(value, int) else (value[0], value[1])
-
-
-def align_stages(
-    names: list[str], features: list[str] | None, indices: list[int] | None
-) -> tuple[list[str], list[int]]:
-    """Return the stages a backbone gives, by name and by index, from either or neither."""
-    if features is None and indices is None:
-        return [names[-1]], [len(names) - 1]
-    if features is None:
-        if any(not -len(names) <= index < len(names) for index in indices or []):
-            raise ConfigError(f"out_indices: expected indices of the {len(names)} stages, got {indices}.")
-        return [names[index] for index in indices or []], list(indices or [])
-    unknown = [feature for feature in features if feature not in names]
-    if unknown:
-        raise ConfigError(f"out_features: expected names among {names[0]} … {names[-1]}, got {unknown[0]!r}.")
-    found = [names.index(feature) for feature in features]
-    if indices is not None and [index % len(names) for index in indices] != found:
-        raise ConfigError(f"out_features and out_indices: expected the same stages, got {features} and {indices}.")
-    return list(features), found if indices is None else list(indices)
 
 
 def trunk(hidden: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
