@@ -1,0 +1,153 @@
+"""`Panoptic`: every pixel belongs to one thing or to one kind of stuff."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitruvian.errors import InputError
+from vitruvian.results.base import Picture, Result
+from vitruvian.results.checks import check_array
+from vitruvian.results.label_maps import count_labels
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """One segment of a `Panoptic`.
+
+    Attributes:
+        id: Its number in the map, from 1.
+        label_id: Its class.
+        label: Name of the class.
+        score: How sure the model is.
+        area: Its pixels.
+        box_xyxy: Its corners.
+        is_thing: Whether its class is of things one can count; None where that is not known.
+    """
+
+    id: int
+    label_id: int
+    label: str
+    score: float
+    area: int
+    box_xyxy: tuple[float, float, float, float]
+    is_thing: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Panoptic(Result):
+    """Things and stuff, each pixel in at most one segment.
+
+    Attributes:
+        segmentation: Number of the segment, int32 [H, W]; 0 is none.
+        segments: What the numbers stand for.
+    """
+
+    task: ClassVar[str] = "panoptic"
+    endings: ClassVar[tuple[str, ...]] = (".png", ".json", ".npz")
+
+    segmentation: NDArray[np.int32]
+    segments: tuple[Segment, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_array("segmentation", self.segmentation, dtype=np.int32, shape=self.size_hw)
+        ids = [segment.id for segment in self.segments]
+        if len(set(ids)) != len(ids) or min(ids, default=1) < 1 or max(ids, default=1) >= 1 << 24:
+            raise InputError(f"segments: expected different ids from 1 to 2²⁴ − 1, got {sorted(ids)[:8]}.")
+        if self.segmentation.min() < 0:
+            raise InputError(f"segmentation: expected numbers from 0, got {self.segmentation.min()}. 0 is none.")
+        unknown = sorted(set(count_labels(self.segmentation)) - {0, *ids})
+        if unknown:
+            raise InputError(f"segmentation: expected only ids of the segments, got {unknown[:8]} too.")
+
+    def __len__(self) -> int:
+        return len(self.segments)
+
+    def mask(self, segment_id: int) -> NDArray[np.bool_]:
+        """Return where a segment is, bool [H, W]."""
+        if segment_id not in {segment.id for segment in self.segments}:
+            raise InputError(f"segment: expected one of {len(self.segments)} ids, got {segment_id}.")
+        return np.equal(self.segmentation, segment_id)
+
+    def plot(self, *, opacity: float = 0.6, outline: bool = True) -> Image:
+        """Draw the segments in colours over the picture, with their names where they fit."""
+        from PIL import Image
+
+        from vitruvian.draw import draw_panoptic
+
+        drawn = draw_panoptic(
+            self.image,
+            self.segmentation,
+            labels={segment.id: segment.label for segment in self.segments},
+            classes={segment.id: segment.label_id for segment in self.segments},
+            opacity=opacity,
+            outline=outline,
+        )
+        return Image.fromarray(drawn)
+
+    def id_picture(self) -> Picture:
+        """Return the numbers as COCO's panoptic PNGs store them, uint8 [H, W, 3]: R + 256·G + 256²·B."""
+        from vitruvian.files.coco import id_picture
+
+        return id_picture(self.segmentation)
+
+    def write(self, path: Path, ending: str) -> None:
+        """Write COCO's panoptic PNG, JSON of the segments, or everything as NPZ."""
+        from vitruvian.files.pictures import write_png
+
+        if ending == ".png":
+            write_png(path, self.id_picture())
+        else:
+            super().write(path, ending)
+
+    def info(self) -> dict[str, Any]:
+        """Return what there is beside arrays."""
+        return super().info() | {"segments": [asdict(segment) for segment in self.segments]}
+
+    def to_coco(self, *, image_id: int = 1, first_id: int = 1, file_name: str | None = None) -> list[dict[str, Any]]:
+        """Return COCO's panoptic annotation: one record, with all segments.
+
+        `file_name` is that of the PNG of numbers, by default `first_id` as the dataset numbers its files.
+        """
+        from vitruvian.files.coco import segment_record
+
+        segments = [
+            segment_record(
+                segment_id=segment.id,
+                category_id=segment.label_id,
+                area=segment.area,
+                box_xyxy=segment.box_xyxy,
+                score=segment.score,
+            )
+            for segment in self.segments
+        ]
+        return [{"image_id": image_id, "file_name": file_name or f"{first_id:012d}.png", "segments_info": segments}]
+
+    def coco_categories(self) -> list[dict[str, Any]]:
+        """Return the categories of these segments; their numbers are the model's."""
+        found = {segment.label_id: segment for segment in sorted(self.segments, key=lambda one: one.label_id)}
+        return [
+            {"id": label, "name": segment.label, "supercategory": segment.label}
+            | ({} if segment.is_thing is None else {"isthing": int(segment.is_thing)})
+            for label, segment in found.items()
+        ]
+
+    def to_supervision(self) -> Any:
+        """Return `supervision.Detections`, one for each segment, with masks."""
+        from vitruvian.results.supervision import detections
+
+        return detections(
+            boxes_xyxy=np.array([segment.box_xyxy for segment in self.segments], np.float32).reshape(-1, 4),
+            masks=np.array([self.segmentation == segment.id for segment in self.segments], bool),
+            scores=np.array([segment.score for segment in self.segments], np.float32),
+            label_ids=np.array([segment.label_id for segment in self.segments], np.int64),
+            names=[segment.label for segment in self.segments],
+        )

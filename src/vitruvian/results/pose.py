@@ -1,0 +1,247 @@
+"""`Pose`: where the joints of each person are, by number and by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitruvian.errors import InputError, near_matches
+from vitruvian.human import LAYOUTS, SAPIENS_308, Layout
+from vitruvian.results.base import Result, plain
+from vitruvian.results.checks import check_array
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# The names that people know, for the names of our layouts.
+OTHER_NAMES = {"coco133": "wholebody133", "openpose": "body25"}
+
+
+@dataclass(frozen=True, slots=True)
+class Keypoint:
+    """One keypoint of one person: its place in source pixels and how sure the model is of it."""
+
+    x: float
+    y: float
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PersonPose:
+    """One person of a `Pose`: keypoints [J, 2], scores [J], box and identity; ``person["nose"]`` by name."""
+
+    keypoints: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    names: tuple[str, ...]
+    box_xyxy: NDArray[np.float32]
+    id: int | None = None
+
+    def __getitem__(self, name: str) -> Keypoint:
+        if name not in self.names:
+            raise InputError(
+                f"keypoint: expected one of {len(self.names)} names, got {name!r}.{near_matches(name, self.names)}"
+            )
+        index = self.names.index(name)
+        x, y = self.keypoints[index].tolist()
+        return Keypoint(x, y, float(self.scores[index]))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Pose(Result):
+    """Keypoints of P people, J each. Left and right are the person's own, in names and in order.
+
+    Attributes:
+        keypoints: x and y in source pixels, float32 [P, J, 2]; NaN where the layout has a point that the model lacks.
+        scores: How sure the model is of each, float32 [P, J]; the height of the heatmap, about 0 to 1.
+        names: Names of the J keypoints; by default those of the layout.
+        layout: What the keypoints are and how they are linked; by default worked out from `names`, or the 308 of
+            Sapiens2. Names that no layout has give a layout of their own, without bones.
+    """
+
+    task: ClassVar[str] = "pose"
+    endings: ClassVar[tuple[str, ...]] = (".json", ".npz", ".png", ".jpg", ".jpeg", ".webp")
+
+    keypoints: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    names: tuple[str, ...] = ()
+    layout: Layout = None  # type: ignore[assignment]  # filled in on construction, so that readers never see None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        layout = self.layout or layout_of(self.names)
+        names = self.names or layout.names
+        if names != layout.names:
+            raise InputError(
+                f"names: expected the {len(layout.names)} names of the layout {layout.name}, got {len(names)} others. "
+                "Leave names out, or leave layout out."
+            )
+        object.__setattr__(self, "layout", layout)
+        object.__setattr__(self, "names", names)
+        check_array("keypoints", self.keypoints, dtype=np.float32, shape=("P", len(names), 2))
+        check_array("scores", self.scores, dtype=np.float32, shape=self.keypoints.shape[:2])
+        if self.people is not None and len(self.people) != len(self.keypoints):
+            raise InputError(
+                f"people: expected a box for each of the {len(self.keypoints)} poses, got {len(self.people)}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.keypoints)
+
+    def __getitem__(self, index: int) -> PersonPose:
+        ids = None if self.people is None else self.people.ids
+        return PersonPose(
+            keypoints=self.keypoints[index],
+            scores=self.scores[index],
+            names=self.names,
+            box_xyxy=self.boxes_xyxy[index],
+            id=None if ids is None else int(ids[index]),
+        )
+
+    def __iter__(self) -> Iterator[PersonPose]:
+        return (self[index] for index in range(len(self)))
+
+    @property
+    def boxes_xyxy(self) -> NDArray[np.float32]:
+        """The boxes that were looked at, float32 [P, 4], or the tight ones around all keypoints."""
+        if self.people is not None:
+            return self.people.boxes_xyxy
+        return boxes_around(self.keypoints)
+
+    def to_layout(self, name: str) -> Pose:
+        """Return the same people in another layout: "coco17", "coco133", "openpose" (BODY_25) or "sapiens308".
+
+        Points that the layout has and the 308 lack are NaN with score 0.
+        """
+        key = OTHER_NAMES.get(name, name)
+        if key not in LAYOUTS:
+            known = [*LAYOUTS, *OTHER_NAMES]
+            raise InputError(f"layout: expected one of {', '.join(known)}, got {name!r}.{near_matches(name, known)}")
+        layout = LAYOUTS[key]
+        if layout is self.layout:
+            return self
+        if self.layout is not SAPIENS_308:
+            raise InputError(
+                f"layout: expected the 308 keypoints of Sapiens2 to convert from, got {self.layout.name}. "
+                "Convert the original result instead."
+            )
+        keypoints, scores = layout.convert(self.keypoints, self.scores)
+        return replace(self, keypoints=keypoints, scores=scores, names=layout.names, layout=layout)
+
+    def plot(self, *, threshold: float = 0.3, boxes: bool = False, line_width: float | None = None) -> Image:
+        """Draw the skeletons over the picture.
+
+        Args:
+            threshold: Keypoints with a lower score are left out.
+            boxes: Whether to draw the boxes as well.
+            line_width: In pixels; by default it follows the size of each person.
+        """
+        from PIL import Image
+
+        from vitruvian.draw import draw_pose
+
+        ids = None if self.people is None or self.people.ids is None else self.people.ids.tolist()
+        drawn = draw_pose(
+            self.canvas(),
+            self.keypoints,
+            self.scores,
+            layout=self.layout,
+            threshold=threshold,
+            boxes_xyxy=self.boxes_xyxy if boxes else None,
+            ids=ids,
+            line_width=line_width,
+        )
+        return Image.fromarray(drawn)
+
+    def write(self, path: Path, ending: str) -> None:
+        """Write JSON, NPZ, or the drawing as a picture."""
+        from vitruvian.files.pictures import write_picture
+
+        if ending in (".json", ".npz"):
+            super().write(path, ending)
+        else:
+            write_picture(path, np.asarray(self.plot()))
+
+    def info(self) -> dict[str, Any]:
+        """Return what there is beside arrays."""
+        return super().info() | {"layout": self.layout.name, "names": list(self.names)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything: a list of people with box, identity, keypoints [[x, y], …] and scores."""
+        people = [
+            {
+                "id": person.id,
+                "box_xyxy": plain(person.box_xyxy, digits=2),
+                "keypoints": plain(person.keypoints, digits=2),
+                "scores": plain(person.scores),
+            }
+            for person in self
+        ]
+        return super().to_dict() | {"poses": people}
+
+    def to_coco(self, *, image_id: int = 1, first_id: int = 1, threshold: float = 0.3) -> list[dict[str, Any]]:
+        """Return a COCO annotation for each person; see `vitruvian.files.coco` for how points are stored.
+
+        The score of a person is the finder's, times the mean score of the keypoints that reach the threshold.
+        """
+        from vitruvian.files.coco import keypoint_record
+
+        return [
+            keypoint_record(
+                person.keypoints,
+                person.scores,
+                layout=self.layout,
+                box_xyxy=person.box_xyxy,
+                image_id=image_id,
+                annotation_id=first_id + index,
+                score=self._score(index, threshold),
+                threshold=threshold,
+            )
+            | ({} if person.id is None else {"track_id": person.id})
+            for index, person in enumerate(self)
+        ]
+
+    def coco_categories(self) -> list[dict[str, Any]]:
+        """Return COCO's category of people, with the names and bones of the layout."""
+        from vitruvian.files.coco import keypoint_category
+
+        return [keypoint_category(self.layout)]
+
+    def to_supervision(self) -> Any:
+        """Return `supervision.KeyPoints`; points that are not numbers become (0, 0), which it takes for missing."""
+        from vitruvian.results.supervision import key_points
+
+        return key_points(np.nan_to_num(self.keypoints), self.scores)
+
+    def _score(self, index: int, threshold: float) -> float:
+        seen = self.scores[index][self.scores[index] >= threshold]
+        found = 1.0 if self.people is None else float(self.people.scores[index])
+        return found * float(seen.mean()) if len(seen) else 0.0
+
+
+def layout_of(names: tuple[str, ...]) -> Layout:
+    """Return the layout that has these names: the 308 for none, one without bones for names that nobody knows."""
+    if not names:
+        return SAPIENS_308
+    for layout in LAYOUTS.values():
+        if layout.names == names:
+            return layout
+    return Layout(
+        name="own",
+        names=names,
+        sources=((),) * len(names),
+        skeleton=(),
+        flip_permutation=tuple(range(len(names))),
+    )
+
+
+def boxes_around(keypoints: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the tight boxes [P, 4] around the points [P, J, 2] that are numbers; zeros where there are none."""
+    known: NDArray[np.bool_] = np.all(np.isfinite(keypoints), axis=-1, keepdims=True)  # [P, J, 1]
+    low = np.where(known, keypoints, np.inf).min(1)  # [P, 2]
+    high = np.where(known, keypoints, -np.inf).max(1)  # [P, 2]
+    return np.where(known.any(1), np.concatenate([low, high], axis=1), 0).astype(np.float32)  # [P, 4]

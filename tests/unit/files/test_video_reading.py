@@ -1,0 +1,162 @@
+"""Videos read frame by frame."""
+
+from __future__ import annotations
+
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.unit.files.clips import SIZE, av, make_clip, shade
+from vitruvian.errors import ImageError, InputError, MissingExtraError
+from vitruvian.files import open_video
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 frames that brighten, with a keyframe every 12."""
+    path = tmp_path_factory.mktemp("clips") / "a.mp4"
+    with av.open(str(path), "w") as container:
+        video = container.add_stream("libx264", rate=Fraction(30000, 1001), options={"crf": "10", "g": "12", "bf": "2"})
+        video.height, video.width = SIZE
+        video.pix_fmt = "yuv420p"
+        for index in range(60):
+            frame = av.VideoFrame.from_ndarray(shade(index * 4))
+            frame.pts = index
+            container.mux(video.encode(frame))
+        container.mux(video.encode())
+    return path
+
+
+def test_what_is_known_of_a_clip(clip: Path) -> None:
+    with open_video(clip) as reader:
+        assert reader.rate == Fraction(30000, 1001)
+        assert (reader.size_hw, reader.count, reader.has_sound, reader.rotation) == (SIZE, 60, False, 0)
+        assert reader.duration == pytest.approx(60 * 1001 / 30000)
+        assert reader.exact_count() == 60
+
+
+def test_frames_in_order_with_their_times(clip: Path) -> None:
+    reader = open_video(clip)
+    frames = list(reader)
+    assert [index for index, _, _ in frames] == list(range(60))
+    np.testing.assert_allclose([time for _, time, _ in frames], np.arange(60) * 1001 / 30000, atol=1e-9)
+    for index, _, picture in frames:
+        assert picture.dtype == np.uint8
+        assert picture.shape == (*SIZE, 3)
+        assert abs(picture.mean() - index * 4) < 2
+    assert len(list(reader)) == 60, "a reader can be read again"
+    assert reader.damaged == 0
+
+
+@pytest.mark.parametrize("start", [1, 11, 12, 13, 37, 59])
+def test_a_start_in_the_middle_is_exact(clip: Path, start: int) -> None:
+    reader = open_video(clip)
+    assert reader._sought(start) is not None, "this clip can be sought"
+    frames = list(reader.frames(start))
+    assert [index for index, _, _ in frames] == list(range(start, 60))
+    assert frames[0][1] == pytest.approx(start * 1001 / 30000)
+    assert abs(frames[0][2].mean() - start * 4) < 2
+
+
+def test_a_start_after_the_end_or_before_the_beginning(clip: Path) -> None:
+    assert list(open_video(clip).frames(60)) == []
+    with pytest.raises(InputError, match="at least 0, got -1"):
+        next(open_video(clip).frames(-1))
+
+
+def test_a_start_where_seeking_does_not_help(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = open_video(clip)
+    monkeypatch.setattr(reader, "_sought", lambda start: None)
+    frames = list(reader.frames(37))
+    assert [index for index, _, _ in frames] == list(range(37, 60))
+    assert abs(frames[0][2].mean() - 37 * 4) < 2
+
+
+@pytest.mark.parametrize(("degrees", "corner"), [(0, (0, 0)), (90, (1, 0)), (180, (1, 1)), (-90, (0, 1))])
+def test_rotation(tmp_path: Path, degrees: int, corner: tuple[int, int]) -> None:
+    picture = shade(0)
+    picture[: SIZE[0] // 2, : SIZE[1] // 2] = 255  # white at the top left
+    path = make_clip(tmp_path / "a.mp4", [picture] * 3, rotation=degrees)
+    reader = open_video(path)
+    assert reader.size_hw == (SIZE if degrees % 180 == 0 else SIZE[::-1])
+    for _, _, found in reader:
+        assert found.shape == (*reader.size_hw, 3)
+        quarters = found.mean(-1).reshape(2, reader.size_hw[0] // 2, 2, reader.size_hw[1] // 2).mean((1, 3))
+        assert np.unravel_index(quarters.argmax(), (2, 2)) == corner
+        assert found.flags.c_contiguous
+
+
+def test_times_start_at_zero_where_the_clip_does_not(tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mkv", [shade(i * 20) for i in range(5)], start=50)
+    reader = open_video(path)
+    np.testing.assert_allclose([time for _, time, _ in reader], np.arange(5) / 25, atol=1e-3)
+    assert [index for index, _, _ in reader.frames(3)] == [3, 4]
+
+
+@pytest.mark.parametrize("tall", [False, True])
+def test_untagged_colours_are_read_as_players_do(tmp_path: Path, tall: bool) -> None:
+    size = (720, 64) if tall else (96, 64)
+    path = tmp_path / "a.mp4"
+    with av.open(str(path), "w") as container:
+        video = container.add_stream("libx264", rate=25, options={"crf": "1"})
+        video.height, video.width = size
+        video.pix_fmt = "yuv420p"
+        frame = av.VideoFrame.from_ndarray(np.broadcast_to(np.array([200, 30, 40], np.uint8), (*size, 3)).copy())
+        frame = frame.reformat(format="yuv420p", dst_colorspace="ITU709" if tall else "ITU601")
+        frame.pts, frame.colorspace = 0, 2  # without saying which
+        container.mux(video.encode(frame))
+        container.mux(video.encode())
+    _, _, picture = next(iter(open_video(path)))
+    np.testing.assert_allclose(picture.reshape(-1, 3).mean(0), [200, 30, 40], atol=4)
+
+
+class TestWhatIsNoVideo:
+    @pytest.mark.parametrize("data", [b"", b"no video " * 50])
+    def test_other_files(self, tmp_path: Path, data: bytes) -> None:
+        (tmp_path / "a.mp4").write_bytes(data)
+        with pytest.raises(ImageError, match=r"a\.mp4: expected a video, got"):
+            open_video(tmp_path / "a.mp4")
+
+    def test_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ImageError, match="got no such file"):
+            open_video(tmp_path / "a.mp4")
+
+    def test_sound_alone(self, tmp_path: Path) -> None:
+        from tests.unit.files.clips import tone
+
+        with av.open(str(tmp_path / "a.wav"), "w") as container:
+            audio = container.add_stream("pcm_s16le", rate=44_100, layout="stereo")
+            container.mux(audio.encode(tone(0.2)))
+        with pytest.raises(ImageError, match="a file without pictures"):
+            open_video(tmp_path / "a.wav")
+
+    def test_without_pyav(self, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "av", None)
+        with pytest.raises(MissingExtraError, match=r'video files.*"vitruvian\[video\]"'):
+            open_video(clip)
+
+
+def test_damaged_packets_are_left_out_and_counted(clip: Path, tmp_path: Path) -> None:
+    data = bytearray(clip.read_bytes())
+    with av.open(str(clip)) as container:
+        middle = [packet.pos for packet in container.demux(video=0) if packet.size][20]
+    data[middle + 4 : middle + 12] = b"\xff" * 8
+    (tmp_path / "a.mp4").write_bytes(data)
+    reader = open_video(tmp_path / "a.mp4")
+    frames = list(reader)
+    assert 0 < len(frames) <= 60
+    assert len(frames) + reader.damaged >= 60
+    assert reader.damaged > 0
+    assert frames[-1][1] == pytest.approx(59 * 1001 / 30000), "later frames keep their times"
+
+
+def test_a_clip_that_breaks_off(tmp_path: Path) -> None:
+    whole = make_clip(tmp_path / "whole.mkv", [shade(i * 4) for i in range(60)])
+    data = whole.read_bytes()
+    (tmp_path / "a.mkv").write_bytes(data[: len(data) // 2])
+    found = [(time, picture.mean()) for _, time, picture in open_video(tmp_path / "a.mkv")]
+    assert 0 < len(found) < 60
+    np.testing.assert_allclose([mean for _, mean in found], [time * 25 * 4 for time, _ in found], atol=2)

@@ -1,0 +1,248 @@
+"""Cameras and pointmaps: focal lengths, clouds without flying points, surfaces, files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.unit.results.made import HW, MIDDLE, PICTURE, flat_points, sample
+from vitruvian.errors import InputError
+from vitruvian.results.camera import (
+    check_intrinsics,
+    estimate_focal,
+    flip_axes,
+    focal_from_scale,
+    fov_degrees,
+    intrinsics_from_focal,
+    intrinsics_from_fov,
+    scale_from_focal,
+)
+
+
+def bumpy(size_hw: tuple[int, int]) -> np.ndarray:
+    rows, columns = np.mgrid[: size_hw[0], : size_hw[1]]
+    return 2 + 0.3 * np.sin(rows / 7) * np.cos(columns / 5)
+
+
+class TestCamera:
+    def test_from_a_focal_length(self) -> None:
+        np.testing.assert_array_equal(intrinsics_from_focal(50, (20, 30)), [[50, 0, 14.5], [0, 50, 9.5], [0, 0, 1]])
+        assert intrinsics_from_focal(50, (20, 30), principal_xy=(1, 2))[:2, 2].tolist() == [1, 2]
+        with pytest.raises(InputError, match="focal: expected pixels above 0"):
+            intrinsics_from_focal(0, (20, 30))
+
+    def test_from_a_field_of_view(self) -> None:
+        wide = intrinsics_from_fov(90, (20, 30))
+        assert wide[0, 0] == pytest.approx(15)
+        assert fov_degrees(wide, (20, 30)) == pytest.approx((90, np.degrees(2 * np.arctan(10 / 15))))
+        assert intrinsics_from_fov(90, (20, 30), axis="vertical")[0, 0] == pytest.approx(10)
+        assert intrinsics_from_fov(90, (30, 40), axis="diagonal")[0, 0] == pytest.approx(25)
+        for degrees in (0, 180, float("nan")):
+            with pytest.raises(InputError, match="degrees between 0 and 180"):
+                intrinsics_from_fov(degrees, (20, 30))
+        with pytest.raises(InputError, match="axis: expected one of"):
+            intrinsics_from_fov(60, (20, 30), axis="up")  # type: ignore[arg-type]
+
+    def test_given_ones_are_checked(self) -> None:
+        found = check_intrinsics([[50, 0, 15], [0, 51, 10], [0, 0, 1]])
+        assert found.dtype == np.float32
+        for wrong in (np.eye(4), np.zeros((3, 3)), "no", np.eye(3) * np.nan, [[5, 0, 1], [0, 5, 1], [1, 0, 0]]):
+            with pytest.raises(InputError, match="intrinsics: expected"):
+                check_intrinsics(wrong)
+
+    def test_scales_follow_the_facts(self) -> None:
+        # The canonical focal length is 768 pixels at 1024×768; a picture of that size and focal length has scale 1.
+        assert scale_from_focal(768, size_hw=(1024, 768), input_hw=(1024, 768)) == pytest.approx(1)
+        assert scale_from_focal(1536, size_hw=(1024, 768), input_hw=(1024, 768)) == pytest.approx(0.5)
+        # A picture of twice the size shrinks by half, and its focal length with it.
+        assert scale_from_focal(1536, size_hw=(2048, 1536), input_hw=(1024, 768)) == pytest.approx(1)
+        # A wide one is limited by its width: 1920 → 768.
+        scale = scale_from_focal(1500, size_hw=(1080, 1920), input_hw=(1024, 768))
+        assert scale == pytest.approx(768 / (1500 * 768 / 1920))
+        assert focal_from_scale(scale, size_hw=(1080, 1920), input_hw=(1024, 768)) == pytest.approx(1500)
+        with pytest.raises(InputError, match="scale: "):
+            focal_from_scale(0, size_hw=(2, 2), input_hw=(2, 2))
+        with pytest.raises(InputError, match="focal: "):
+            scale_from_focal(-1, size_hw=(2, 2), input_hw=(2, 2))
+
+    def test_axes(self) -> None:
+        assert flip_axes(np.array([1, 2, 3], np.float32)).tolist() == [1, -2, -3]
+
+
+class TestFocalEstimation:
+    @pytest.mark.parametrize("focal", [30.0, 120.0, 900.0])
+    @pytest.mark.parametrize("unit", [1.0, 37.0])
+    def test_exact_points_give_it_exactly(self, focal: float, unit: float) -> None:
+        points = flat_points(bumpy((60, 80)), focal) * np.float32(unit)
+        assert estimate_focal(points) == pytest.approx(focal, rel=1e-4)
+
+    def test_a_third_of_stray_points_does_little(self) -> None:
+        random = np.random.default_rng(0)
+        points = flat_points(bumpy((60, 80)), 120.0)
+        points += random.normal(0, 0.002, points.shape).astype(np.float32)
+        stray = random.random((60, 80)) < 0.33
+        points[stray] = random.normal((0, 0, 2), 1, (stray.sum(), 3))
+        assert estimate_focal(points) == pytest.approx(120, rel=0.02)
+
+    def test_the_mask_and_the_principal_point_count(self) -> None:
+        points = flat_points(bumpy((60, 80)), 120.0)
+        points[:, :40] *= np.array([3, 3, 1], np.float32)
+        right = np.zeros((60, 80), bool)
+        right[:, 40:] = True
+        assert estimate_focal(points, right) == pytest.approx(120, rel=1e-3)
+        shifted = flat_points(bumpy((60, 80)), 120.0)[:, 20:]
+        assert estimate_focal(shifted, principal_xy=(39.5 - 20, 29.5)) == pytest.approx(120, rel=1e-3)
+
+    def test_points_that_tell_nothing(self) -> None:
+        behind = flat_points(-bumpy((10, 10)))
+        for points in (behind, np.full((10, 10, 3), np.nan, np.float32), np.zeros((10, 10, 3), np.float32)):
+            assert estimate_focal(points) is None
+        assert estimate_focal(flat_points(bumpy((10, 10))), np.zeros((10, 10), bool)) is None
+
+
+def step(**change: object):
+    """A person at 2 m in front of a wall at 4 m, with one point that hangs between."""
+    depth = np.full(HW, 4.0)
+    depth[:, 10:20] = 2.0
+    depth[5, 20] = 3.0
+    return sample("pointmap", points=flat_points(depth), mask=np.ones(HW, bool), **change)
+
+
+class TestPointmap:
+    def test_depth_focal_and_conventions(self) -> None:
+        result = sample("pointmap")
+        assert result.focal == 25
+        np.testing.assert_array_equal(result.depth, 2)
+        opengl = result.to_convention("opengl")
+        np.testing.assert_array_equal(opengl.depth, 2)
+        np.testing.assert_array_equal(opengl.points * np.array([1, -1, -1]), result.points)
+        assert opengl.to_convention("opengl") is opengl
+        np.testing.assert_array_equal(opengl.cloud()[0] * np.array([1, -1, -1]), result.cloud()[0])
+
+    def test_the_cloud_is_what_the_mask_shows(self) -> None:
+        result = sample("pointmap")
+        points, colours = result.cloud()
+        np.testing.assert_array_equal(points, result.points[MIDDLE])
+        np.testing.assert_array_equal(colours, PICTURE[MIDDLE])
+        assert set(result.without_image().cloud()[1].ravel()) == {200}
+
+    def test_points_at_jumps_of_depth_are_dropped(self) -> None:
+        result = step()
+        points, _ = result.cloud()
+        assert set(points[:, 2]) == {2.0, 4.0}, "the hanging point is gone"
+        columns = np.ones(HW, bool)
+        columns[:, [9, 10, 19, 20]] = False
+        columns[4:7, 21] = False  # the neighbours of the hanging point
+        np.testing.assert_array_equal(points, result.points[columns])
+        assert len(result.cloud(edge_threshold=None)[0]) == 600
+        assert len(result.cloud(edge_threshold=5)[0]) == 600
+
+    def test_the_outline_of_the_mask_is_no_jump(self) -> None:
+        depth = np.full(HW, 4.0)
+        depth[MIDDLE] = 2.0
+        result = sample("pointmap", points=flat_points(depth))
+        assert len(result.cloud()[0]) == MIDDLE.sum()
+
+    def test_points_that_are_none_are_dropped(self) -> None:
+        points = flat_points(np.full(HW, 2.0))
+        points[5, 10], points[6, 11], points[7, 12] = np.nan, np.inf, -1
+        found, _ = sample("pointmap", points=points).cloud()
+        assert len(found) == MIDDLE.sum() - 3
+        assert np.isfinite(found).all()
+
+    def test_fewer_points(self) -> None:
+        result = sample("pointmap")
+        points, colours = result.cloud(max_points=50)
+        assert points.shape == colours.shape == (50, 3)
+        np.testing.assert_array_equal(points, result.cloud(max_points=50)[0])
+        assert len(np.unique(points, axis=0)) == 50
+        with pytest.raises(InputError, match="max_points: expected at least 1"):
+            result.cloud(max_points=0)
+
+    def test_the_surface_is_open_at_jumps_and_faces_the_camera(self) -> None:
+        points, colours, triangles = step().surface()
+        assert len(points) == len(colours) == 599  # all but the hanging point
+        # 19 rows of squares in columns 0-9, 10-19 and 20-29: two triangles each, some lost around the hanging point.
+        whole = 19 * (9 + 9 + 9) * 2
+        assert whole - 6 <= len(triangles) < whole
+        corners = points[triangles]
+        assert (np.ptp(corners[..., 2], axis=1) == 0).all()
+        normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+        assert (normals[:, 2] < 0).all(), "counter-clockwise as the camera sees them: outwards is towards it"
+
+    def test_to_dict(self) -> None:
+        found = sample("pointmap").to_dict()
+        assert found["focal"] == 25
+        assert found["depth_range"] == [2, 2]
+        assert found["pixels"] == MIDDLE.sum()
+        assert (found["metric"], found["scale"], found["intrinsics_from"]) == (True, 0.5, "given")
+        empty = sample("pointmap", mask=np.zeros(HW, bool))
+        assert empty.to_dict()["depth_range"] is None
+
+
+class TestFiles:
+    def test_ply(self, tmp_path: Path) -> None:
+        trimesh = pytest.importorskip("trimesh")
+        result = step()
+        result.save(tmp_path / "a.ply")
+        cloud = trimesh.load(tmp_path / "a.ply")
+        points, colours = result.cloud()
+        np.testing.assert_array_equal(np.asarray(cloud.vertices, np.float32), points)
+        np.testing.assert_array_equal(cloud.colors[:, :3], colours)
+        assert b"comment points x, y, z in opencv camera axes, in metres\n" in (tmp_path / "a.ply").read_bytes()
+
+    def test_glb_stands_upright(self, tmp_path: Path) -> None:
+        trimesh = pytest.importorskip("trimesh")
+        for result in (step(), step().to_convention("opengl")):
+            result.save(tmp_path / "a.glb")
+            (cloud,) = trimesh.load(tmp_path / "a.glb").geometry.values()
+            expected = step().cloud()[0] * np.array([1, -1, -1], np.float32)
+            np.testing.assert_array_equal(np.asarray(cloud.vertices, np.float32), expected)
+
+    def test_glb_surface(self, tmp_path: Path) -> None:
+        trimesh = pytest.importorskip("trimesh")
+        result = step()
+        result.save(tmp_path / "a.glb", mesh=True)
+        (mesh,) = trimesh.load(tmp_path / "a.glb", process=False).geometry.values()
+        assert len(mesh.faces) == len(result.surface()[2])
+        assert (mesh.face_normals[:, 2] > 0).all(), "faces the viewer in glTF's axes"
+
+    def test_options_of_clouds(self, tmp_path: Path) -> None:
+        trimesh = pytest.importorskip("trimesh")
+        step().save(tmp_path / "a.ply", max_points=40, edge_threshold=None)
+        assert len(trimesh.load(tmp_path / "a.ply").vertices) == 40
+        with pytest.raises(InputError, match=r"mesh: expected a name that ends in \.glb"):
+            step().save(tmp_path / "b.ply", mesh=True)
+        with pytest.raises(InputError, match="got the options of a cloud"):
+            step().save(tmp_path / "b.glb", mesh=True, max_points=5)
+        with pytest.raises(InputError, match="at least one point"):
+            sample("pointmap", mask=np.zeros(HW, bool)).save(tmp_path / "b.glb")
+
+    def test_depth_in_millimetres(self, tmp_path: Path) -> None:
+        depth = np.full(HW, 2.3456)
+        depth[10, 10], depth[10, 11], depth[10, 12] = 100, np.nan, -3
+        sample("pointmap", points=flat_points(depth)).save(tmp_path / "a.16.png")
+        found = np.asarray(Image.open(tmp_path / "a.16.png"))
+        assert found.dtype == np.uint16
+        assert (found[8, 8], found[10, 10], found[10, 11], found[10, 12], found[0, 0]) == (2346, 65535, 0, 0, 0)
+
+    def test_exr(self, tmp_path: Path) -> None:
+        exr = pytest.importorskip("OpenEXR")
+        result = step().to_convention("opengl")
+        result.save(tmp_path / "a.exr")
+        with exr.File(str(tmp_path / "a.exr"), separate_channels=True) as file:
+            channels = {name: channel.pixels for name, channel in file.channels().items()}
+            assert "opengl camera axes, in metres" in file.header()["comments"]
+        np.testing.assert_array_equal(np.stack([channels[name] for name in "RGB"], -1), result.points)
+        np.testing.assert_array_equal(channels["Z"], result.depth)
+        np.testing.assert_array_equal(channels["A"], 1)
+
+    def test_camera_json(self, tmp_path: Path) -> None:
+        sample("pointmap").save(tmp_path / "a.json")
+        found = json.loads((tmp_path / "a.json").read_text())
+        assert found["intrinsics"] == [[25, 0, 14.5], [0, 25, 9.5], [0, 0, 1]]
+        assert found["convention"] == "opencv"
