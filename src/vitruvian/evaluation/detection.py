@@ -3,7 +3,7 @@
     update: objects of a picture ── overlaps [D, G] of each label ──▶ kept
     compute: greedy matching, best score first, at 10 overlap thresholds and 4 ranges of size ──▶ precision over recall
 
-`AveragePrecision.add` takes overlaps of any kind, so that other measures (keypoints) can use the same rules.
+`find_matches` and `curves` take overlaps of any kind, so that other measures (keypoints, people) use the same rules.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.evaluation.arrays import Bools, Floats, as_array, mean_known, same_settings
 from vitruvian.images.rle import encode_rles, rle_area, rle_iou
-
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 IOU_THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
 RECALLS = np.linspace(0, 1, 101)
-AREA_RANGES = {"all": (0, 1e10), "small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, 1e10)}
+AREA_RANGES: dict[str, tuple[float, float]] = {
+    "all": (0, 1e10),
+    "small": (0, 32**2),
+    "medium": (32**2, 96**2),
+    "large": (96**2, 1e10),
+}
 MAX_DETECTIONS = (1, 10, 100)
 
 
@@ -98,48 +101,19 @@ class AveragePrecision:
         for label in np.union1d(found_labels, truth_labels).tolist():
             mine, theirs = np.flatnonzero(found_labels == label), np.flatnonzero(truth_labels == label)
             mine = mine[np.argsort(-rank[mine], kind="stable")][: MAX_DETECTIONS[-1]]
-            self.add(
-                label,
-                shape_overlaps(take(found, mine), take(truth, theirs), flags[theirs]),
-                scores=rank[mine],
-                areas=found_areas[mine],
-                target_areas=truth_areas[theirs],
-                crowd=flags[theirs],
+            self.matches.setdefault(label, []).append(
+                find_matches(
+                    shape_overlaps(take(found, mine), take(truth, theirs), flags[theirs]),
+                    scores=rank[mine],
+                    areas=found_areas[mine],
+                    target_areas=truth_areas[theirs],
+                    crowd=flags[theirs],
+                )
             )
-
-    def add(
-        self,
-        label: int,
-        overlaps: Floats,
-        *,
-        scores: Floats,
-        areas: Floats,
-        target_areas: Floats,
-        crowd: Bools,
-        ignored: Bools | None = None,
-    ) -> None:
-        """Add the objects of one label in one picture by their overlaps [D, G], best score first.
-
-        `ignored` [G] marks true objects that need not be found and, unlike a crowd, can be found only once.
-        """
-        skip = crowd if ignored is None else crowd | ignored
-        lows, highs = np.array(list(AREA_RANGES.values())).T[:, :, None]  # [R, 1] each
-        outside = (target_areas < lows) | (target_areas > highs) | skip  # [R, G]
-        matched, on_ignored = match(overlaps, outside, crowd)  # [R, T, D] each
-        wrong_size = (areas < lows) | (areas > highs)  # [R, D]
-        self.matches.setdefault(label, []).append(
-            Matches(
-                scores=scores,
-                matched=matched,
-                ignored=on_ignored | (~matched & wrong_size[:, None]),
-                wanted=(~outside).sum(1),
-            )
-        )
 
     def merge(self, other: AveragePrecision) -> None:
         """Add what another one has seen, such as that of another process."""
-        if other.kind != self.kind:
-            raise InputError(f"other: expected one for the kind {self.kind}, got {other.kind}.")
+        same_settings(self, other, "kind")
         for label, theirs in other.matches.items():
             self.matches.setdefault(label, []).extend(theirs)
 
@@ -172,14 +146,46 @@ class AveragePrecision:
         )
 
 
-def match(overlaps: Floats, outside: Bools, crowd: Bools) -> tuple[Bools, Bools]:
+def find_matches(
+    overlaps: Floats,
+    *,
+    scores: Floats,
+    areas: Floats,
+    target_areas: Floats,
+    crowd: Bools,
+    ignored: Bools | None = None,
+    ranges: Sequence[tuple[float, float]] = tuple(AREA_RANGES.values()),
+    thresholds: Sequence[float] = IOU_THRESHOLDS,
+) -> Matches:
+    """Match the objects of one label in one picture by their overlaps [D, G], best score first.
+
+    `scores` and `areas` are those of the detections [D], `target_areas` those of the true objects [G]. Objects marked
+    `ignored` [G] need not be found and, unlike a crowd, can be found only once; the same
+    goes for objects out of a range of sizes.
+    """
+    skip = crowd if ignored is None else crowd | ignored
+    lows, highs = np.array(ranges).T[:, :, None]  # [R, 1] each
+    outside = (target_areas < lows) | (target_areas > highs) | skip  # [R, G]
+    matched, on_ignored = match(overlaps, outside, crowd, thresholds)  # [R, T, D] each
+    wrong_size = (areas < lows) | (areas > highs)  # [R, D]
+    return Matches(
+        scores=scores,
+        matched=matched,
+        ignored=on_ignored | (~matched & wrong_size[:, None]),
+        wanted=(~outside).sum(1),
+    )
+
+
+def match(
+    overlaps: Floats, outside: Bools, crowd: Bools, thresholds: Sequence[float] = IOU_THRESHOLDS
+) -> tuple[Bools, Bools]:
     """Give each detection, best first, the true object it overlaps most, one that counts rather than one that does not.
 
     overlaps [D, G], outside [R, G] (objects that do not count), crowd [G] (may be given often) -> whether each
     detection was given one, and one that does not count: [R, T, D] each.
     """
     count, objects = overlaps.shape
-    limits = np.minimum(IOU_THRESHOLDS, 1 - 1e-10)[:, None]  # [T, 1]
+    limits = np.minimum(thresholds, 1 - 1e-10)[:, None]  # [T, 1]
     free = np.ones((len(outside), len(limits), objects), dtype=np.bool_)  # [R, T, G]
     matched = np.zeros((len(outside), len(limits), count), dtype=np.bool_)  # [R, T, D]
     on_ignored = np.zeros_like(matched)
@@ -258,20 +264,3 @@ def shape_overlaps(found: Any, truth: Any, crowd: Bools) -> Floats:
 def take(shapes: Any, places: npt.NDArray[np.int64]) -> Any:
     """Return the shapes at these places."""
     return shapes[places] if isinstance(shapes, np.ndarray) else [shapes[place] for place in places]
-
-
-def as_array(name: str, values: Any, count: int, dtype: Any, *, default: Any = None) -> npt.NDArray[Any]:
-    """Return values as an array [count] of a dtype."""
-    if values is None:
-        return np.full(count, default, dtype=dtype)
-    array = torch.as_tensor(values).cpu().numpy().astype(dtype).reshape(-1)
-    if len(array) != count:
-        raise InputError(f"{name}: expected one for each of the {count} objects, got {len(array)}.")
-    return array
-
-
-def mean_known(values: Sequence[Any]) -> float:
-    """Return the mean over all numbers in arrays, leaving out NaN; NaN where nothing is left."""
-    flat = np.concatenate([np.ravel(value) for value in values]) if values else np.zeros(0)
-    flat = flat[~np.isnan(flat)]
-    return float(flat.mean()) if len(flat) else float("nan")

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.evaluation.arrays import Array, same_settings
 
-IdMap = Tensor | npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 
 
@@ -80,9 +79,9 @@ class PanopticQuality:
 
     def update(
         self,
-        segmentation: IdMap,
+        segmentation: Array,
         segments_info: Sequence[Mapping[str, Any]],
-        target_segmentation: IdMap,
+        target_segmentation: Array,
         target_segments_info: Sequence[Mapping[str, Any]],
     ) -> None:
         """Add one picture.
@@ -128,6 +127,7 @@ class PanopticQuality:
 
     def merge(self, other: PanopticQuality) -> None:
         """Add what another one has seen, such as that of another process."""
+        same_settings(self, other, "things", "void_id")
         for label, theirs in other.counts.items():
             ours = self.count(label)
             ours.matched += theirs.matched
@@ -150,7 +150,7 @@ class PanopticQuality:
         """Return the counts of a label, new ones for a new label."""
         return self.counts.setdefault(label, LabelCounts())
 
-    def places(self, name: str, segmentation: IdMap, labels: Mapping[int, int]) -> Ints:
+    def places(self, name: str, segmentation: Array, labels: Mapping[int, int]) -> Ints:
         """Return the place in `labels` of each pixel's segment, flat; void comes after the last."""
         ids = torch.as_tensor(segmentation).cpu().numpy()
         if ids.ndim != 2:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from vitruvian.errors import InputError
-
-Floats = npt.NDArray[np.float64]
-LabelMap = Tensor | npt.NDArray[Any]
+from vitruvian.evaluation.arrays import Array, Floats, mean_known, same_settings, share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +37,25 @@ class SemanticQuality:
         # Rows are targets, columns predictions; the last column holds predictions that are no class at all.
         self.confusion = np.zeros((num_labels, num_labels + 1), dtype=np.int64)
 
-    def update(self, prediction: LabelMap, target: LabelMap) -> None:
-        """Add one or more maps of equal shape [..., H, W]; predicted numbers outside 0 … K-1 count as wrong."""
+    def update(self, prediction: Array, target: Array, *, mask: Array | None = None) -> None:
+        """Add one or more maps of equal shape [..., H, W] where `mask` of that shape is on.
+
+        Predicted numbers outside 0 … K-1 count as wrong.
+        """
         predicted, wanted = torch.as_tensor(prediction), torch.as_tensor(target)
         if predicted.shape != wanted.shape:
             raise InputError(
                 f"prediction: expected the shape of the target, {list(wanted.shape)}, got {list(predicted.shape)}."
             )
         counts = wanted != self.ignore_index
-        wanted, predicted = wanted[counts].long(), predicted[counts].long().to(wanted.device)  # [pixels]
+        if mask is not None:
+            looked_at = torch.as_tensor(mask).to(wanted.device) > 0
+            if looked_at.shape != wanted.shape:
+                raise InputError(
+                    f"mask: expected the shape of the target, {list(wanted.shape)}, got {list(looked_at.shape)}."
+                )
+            counts &= looked_at
+        wanted, predicted = wanted[counts].long(), predicted.to(wanted.device)[counts].long()  # [pixels]
         if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < self.num_labels:
             raise InputError(
                 f"target: expected labels from 0 to {self.num_labels - 1} or {self.ignore_index} to ignore, "
@@ -62,8 +67,7 @@ class SemanticQuality:
 
     def merge(self, other: SemanticQuality) -> None:
         """Add what another one has seen, such as that of another process."""
-        if (other.num_labels, other.ignore_index) != (self.num_labels, self.ignore_index):
-            raise InputError("other: expected the same num_labels and ignore_index, got different ones.")
+        same_settings(self, other, "num_labels", "ignore_index")
         self.confusion += other.confusion
 
     def compute(self) -> SemanticScores:
@@ -73,23 +77,9 @@ class SemanticQuality:
         either = targets + self.confusion[:, : self.num_labels].sum(0) - right
         iou, accuracy = share(right, either), share(right, targets)
         return SemanticScores(
-            mean_iou=mean_of(iou),
+            mean_iou=mean_known(iou),
             pixel_accuracy=float(share(right.sum(), targets.sum())),
-            mean_accuracy=mean_of(accuracy),
+            mean_accuracy=mean_known(accuracy),
             iou=iou,
             accuracy=accuracy,
         )
-
-
-def share(part: npt.ArrayLike, whole: npt.ArrayLike) -> Floats:
-    """Return part / whole, NaN where the whole is zero."""
-    whole = np.asarray(whole, dtype=np.float64)
-    result: Floats = np.full_like(whole, np.nan)
-    np.divide(part, whole, out=result, where=whole > 0)
-    return result
-
-
-def mean_of(values: Floats) -> float:
-    """Return the mean of the values that are numbers, NaN where there are none."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")

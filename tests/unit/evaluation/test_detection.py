@@ -161,5 +161,5 @@ def test_bad_inputs() -> None:
         quality.update([[5, 5, 1, 1]], [1], [1], [], [])
     with pytest.raises(InputError, match="scores: expected one for each of the 1"):
         quality.update([[0, 0, 1, 1]], [], [1], [], [])
-    with pytest.raises(InputError, match="kind box"):
+    with pytest.raises(InputError, match="same kind, 'box'"):
         quality.merge(AveragePrecision("mask"))

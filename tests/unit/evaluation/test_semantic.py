@@ -52,6 +52,12 @@ def test_predictions_that_are_no_class_are_wrong() -> None:
     assert scores.pixel_accuracy == 0.25
 
 
+def test_only_the_mask_counts() -> None:
+    quality = SemanticQuality(2)
+    quality.update(np.array([[0, 1, 1]]), torch.tensor([[0, 0, 255]]), mask=np.array([[True, False, True]]))
+    assert quality.confusion.tolist() == [[1, 0, 0], [0, 0, 0]]
+
+
 def test_nothing_seen_is_nan() -> None:
     quality = SemanticQuality(2)
     quality.update(torch.tensor([0, 1]), torch.tensor([255, 255]))
@@ -63,6 +69,8 @@ def test_bad_inputs() -> None:
     quality = SemanticQuality(2)
     with pytest.raises(InputError, match="shape"):
         quality.update(torch.zeros(2, 3), torch.zeros(3, 2))
+    with pytest.raises(InputError, match="mask: expected the shape of the target"):
+        quality.update(torch.zeros(2, 3), torch.zeros(2, 3), mask=torch.ones(3))
     with pytest.raises(InputError, match="labels from 0 to 1"):
         quality.update(torch.tensor([0]), torch.tensor([2]))
     with pytest.raises(InputError, match="labels from 0 to 1"):
