@@ -332,10 +332,9 @@ def _light(
 def _lit_region(position: Tensor, picture: Tensor, meshes: Meshes) -> tuple[Tensor, Tensor]:
     """Centre [B, 3] and radius [B] of what a picture shows, with room for what shades it."""
     B = meshes.pictures
-    where = picture[:, None].expand(-1, 3)
-    infinite = torch.full((B, 3), math.inf, device=position.device)
-    low = infinite.scatter_reduce(0, where, position, "amin")
-    high = (-infinite).scatter_reduce(0, where, position, "amax")
+    each = torch.bincount(picture, minlength=B)  # samples come picture by picture
+    low = torch.segment_reduce(position, "min", lengths=each, initial=math.inf)  # [B, 3]
+    high = torch.segment_reduce(position, "max", lengths=each, initial=-math.inf)
     empty = (low > high).any(dim=1, keepdim=True)
     low, high = torch.where(empty, 0.0, low), torch.where(empty, 1.0, high)
     return (low + high) / 2, (high - low).norm(dim=1) / 2 * 1.05 + 0.05

@@ -70,15 +70,22 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
         return self.model.get_input_embeddings()
 
     def features(
-        self, pixel_values: Tensor, hidden_states: bool | None, attentions: bool | None
+        self,
+        pixel_values: Tensor,
+        hidden_states: bool | None,
+        attentions: bool | None,
+        encoded: BaseModelOutputWithPooling | None = None,
     ) -> tuple[Tensor, BaseModelOutputWithPooling]:
         """Return the token map [B, C, h, w] that heads read, and all that the encoder gave."""
-        encoded = self.model(
-            pixel_values,
-            output_hidden_states=self.flag("output_hidden_states", hidden_states),
-            output_attentions=self.flag("output_attentions", attentions),
-            return_dict=True,
-        )
+        if encoded is None:
+            encoded = self.model(
+                pixel_values,
+                output_hidden_states=self.flag("output_hidden_states", hidden_states),
+                output_attentions=self.flag("output_attentions", attentions),
+                return_dict=True,
+            )
+        if encoded.last_hidden_state is None:
+            raise InputError("encoded: expected what the encoder returned for these pictures, got it without tokens.")
         return patch_map(encoded.last_hidden_state, self.config, pixel_values), encoded
 
 
@@ -92,6 +99,7 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
         labels: Tensor | None = None,
         label_weights: Tensor | None = None,
         *,
+        encoded: BaseModelOutputWithPooling | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
@@ -104,11 +112,12 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
                 pair [P, 2] trade places.
             labels: Target heatmaps [B, J, H/4, W/4], as the image processor draws them.
             label_weights: Weight of each keypoint, [B, J], [B, J, 1, 1] or [B, J, H/4, W/4].
+            encoded: What `self.model` returned for these pictures, where several tasks share one encoder.
             output_hidden_states: Return the tokens after the embeddings and after each layer.
             output_attentions: Return the attention weights of each layer.
             return_dict: Return a `ModelOutput` rather than a tuple.
         """
-        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions)
+        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions, encoded)
         heatmaps = self.decode_head(features)  # [B, J, H/4, W/4]
         if flip_pairs is not None:
             heatmaps = flip_back(heatmaps, flip_pairs)
@@ -131,6 +140,7 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
         pixel_values: Tensor,
         labels: Tensor | None = None,
         *,
+        encoded: BaseModelOutputWithPooling | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
@@ -140,13 +150,14 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
         Args:
             pixel_values: Prepared pictures [B, 3, H, W].
             labels: Class of each pixel [B, H, W]; `semantic_loss_ignore_index` is left out of the loss.
+            encoded: What `self.model` returned for these pictures, where several tasks share one encoder.
             output_hidden_states: Return the tokens after the embeddings and after each layer.
             output_attentions: Return the attention weights of each layer.
             return_dict: Return a `ModelOutput` rather than a tuple.
         """
         if labels is not None and self.config.num_labels == 1:
             raise InputError("labels: segmentation needs at least two classes, and this model has one.")
-        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions)
+        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions, encoded)
         output = Sapiens2SemanticSegmenterOutput(
             logits=self.decode_head(features), hidden_states=encoded.hidden_states, attentions=encoded.attentions
         )
@@ -177,6 +188,7 @@ class Sapiens2ForNormalEstimation(Sapiens2TaskModel):
         labels: Tensor | None = None,
         label_mask: Tensor | None = None,
         *,
+        encoded: BaseModelOutputWithPooling | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
@@ -187,11 +199,12 @@ class Sapiens2ForNormalEstimation(Sapiens2TaskModel):
             pixel_values: Prepared pictures [B, 3, H, W].
             labels: Normals [B, 3, H, W]; pixels whose normal has no length are left out of the loss.
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
+            encoded: What `self.model` returned for these pictures, where several tasks share one encoder.
             output_hidden_states: Return the tokens after the embeddings and after each layer.
             output_attentions: Return the attention weights of each layer.
             return_dict: Return a `ModelOutput` rather than a tuple.
         """
-        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions)
+        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions, encoded)
         output = Sapiens2NormalEstimatorOutput(
             normals=self.decode_head(features), hidden_states=encoded.hidden_states, attentions=encoded.attentions
         )
@@ -210,6 +223,7 @@ class Sapiens2ForAlbedoEstimation(Sapiens2TaskModel):
         labels: Tensor | None = None,
         label_mask: Tensor | None = None,
         *,
+        encoded: BaseModelOutputWithPooling | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
@@ -220,11 +234,12 @@ class Sapiens2ForAlbedoEstimation(Sapiens2TaskModel):
             pixel_values: Prepared pictures [B, 3, H, W].
             labels: Albedo [B, 3, H, W] in [0, 1].
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
+            encoded: What `self.model` returned for these pictures, where several tasks share one encoder.
             output_hidden_states: Return the tokens after the embeddings and after each layer.
             output_attentions: Return the attention weights of each layer.
             return_dict: Return a `ModelOutput` rather than a tuple.
         """
-        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions)
+        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions, encoded)
         output = Sapiens2AlbedoEstimatorOutput(
             albedos=self.decode_head(features), hidden_states=encoded.hidden_states, attentions=encoded.attentions
         )
@@ -252,6 +267,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
         label_intrinsics: Tensor | None = None,
         label_mask: Tensor | None = None,
         *,
+        encoded: BaseModelOutputWithPooling | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
@@ -265,11 +281,12 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
                 given. With neither, labels are taken as points of the canonical camera, and the scale is not trained.
             label_intrinsics: Camera matrices [B, 3, 3] for pictures of this size; adds the consistency term.
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W]; by default those with depth above 0.
+            encoded: What `self.model` returned for these pictures, where several tasks share one encoder.
             output_hidden_states: Return the tokens after the embeddings and after each layer.
             output_attentions: Return the attention weights of each layer.
             return_dict: Return a `ModelOutput` rather than a tuple.
         """
-        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions)
+        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions, encoded)
         output = Sapiens2PointmapEstimatorOutput(
             pointmaps=self.decode_head(features),
             scales=None if self.scale_head is None else self.scale_head(features),  # [B, 1]
@@ -301,6 +318,7 @@ class Sapiens2ForImageMatting(Sapiens2TaskModel):
         labels: Tensor | None = None,
         label_mask: Tensor | None = None,
         *,
+        encoded: BaseModelOutputWithPooling | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
@@ -311,11 +329,12 @@ class Sapiens2ForImageMatting(Sapiens2TaskModel):
             pixel_values: Prepared pictures [B, 3, H, W].
             labels: Premultiplied RGB, then alpha [B, 4, H, W], in [0, 1].
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
+            encoded: What `self.model` returned for these pictures, where several tasks share one encoder.
             output_hidden_states: Return the tokens after the embeddings and after each layer.
             output_attentions: Return the attention weights of each layer.
             return_dict: Return a `ModelOutput` rather than a tuple.
         """
-        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions)
+        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions, encoded)
         matte = self.decode_head(features).sigmoid()  # [B, 4, H, W]
         output = Sapiens2ImageMattingOutput(
             alphas=matte[:, 3:],  # [B, 1, H, W]

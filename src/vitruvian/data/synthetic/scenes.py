@@ -1,0 +1,153 @@
+"""Whole pictures from stored people: none to several of them before a background, with their boxes.
+
+Letters: n pictures, m the most people in one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitruvian.data.synthetic.chance import Chance
+from vitruvian.data.synthetic.compose import Window, cut_sides, one_of_four, relit, sample_pictures
+from vitruvian.data.synthetic.samples import Samples
+from vitruvian.human import PART_FLIP_PERMUTATION
+
+
+@dataclass(frozen=True)
+class SceneOptions:
+    """How whole pictures are put together."""
+
+    size_hw: tuple[int, int] = (288, 384)
+    people: tuple[float, ...] = (0.06, 0.22, 0.2, 0.17, 0.14, 0.12, 0.09)  # probability of 0, 1, 2 … people
+    tall: tuple[float, float] = (0.15, 1.35)  # height of a person over that of the picture
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """n whole pictures with up to m people."""
+
+    image: Tensor  # [n, 3, H, W]
+    alpha: Tensor  # [n, 1, H, W]
+    foreground: Tensor  # [n, 3, H, W] premultiplied
+    parts: Tensor  # [n, H, W] int64
+    boxes_xyxy: Tensor  # [n, m, 4] around what is seen
+    present: Tensor  # [n, m] bool
+    ignored: Tensor  # [n, m] bool: too little is seen to ask for
+
+
+def compose_scenes(
+    samples: Samples, backgrounds: Tensor, count: int, *, chance: Chance, options: SceneOptions
+) -> Scenes:
+    """Put people into `count` whole pictures. Larger people stand in front.
+
+    A person whose sample is cut off at the lower edge stands at the lower edge; one cut off elsewhere is not used.
+    """
+    H, W = options.size_hw
+    device = samples.image.device
+    most = len(options.people) - 1
+    number = chance.choice(options.people, count)  # [n]
+    if len(backgrounds):
+        image = sample_pictures(backgrounds, count, options.size_hw, chance=chance)
+    else:
+        image = chance.field(count, 3, 1, 1).expand(-1, -1, H, W).clone()
+    usable = fit_for_scenes(samples).nonzero()[:, 0]
+    if not len(usable):
+        number = torch.zeros_like(number)
+        usable = torch.zeros(1, dtype=torch.int64, device=device)
+    which = usable[chance.integers(len(usable), count, most)]  # [n, m]
+    wanted = torch.arange(most, device=device) < number[:, None]  # [n, m]
+    tall, order = chance.log_uniform(*options.tall, count, most).sort(dim=1)  # [n, m] farthest first
+    wanted = wanted.gather(1, order)
+    place = chance.uniform(0.0, 1.0, count, most, 2)
+    flipped = chance.flip(0.5, count, most)
+    alphas: list[Tensor] = []
+    parts = torch.zeros(count, H, W, dtype=torch.int64, device=device)
+    total = torch.zeros(count, 1, H, W, device=device)
+    foreground = torch.zeros(count, 3, H, W, device=device)
+    for m in range(most):
+        some = samples.pick(which[:, m])
+        window = _scene_window(some, tall[:, m], place[:, m], flipped[:, m], options.size_hw)
+        there = wanted[:, m]
+        grid = window.grid(some.size_hw)
+        stack = torch.cat([some.foreground / 255, some.alpha / 255], dim=1)
+        seen = F.grid_sample(stack, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+        seen = seen * there[:, None, None, None]
+        label = F.grid_sample(some.parts.float(), grid, mode="nearest", align_corners=False)[:, 0].long()
+        swap = torch.tensor(PART_FLIP_PERMUTATION, device=device)
+        label = torch.where(window.flipped[:, None, None], swap[label], label)
+        alpha = seen[:, 3:]
+        lit = relit(seen[:, :3], alpha, chance)
+        image = lit + (1 - alpha) * image
+        foreground = lit + (1 - alpha) * foreground
+        total = alpha + (1 - alpha) * total
+        covered = alpha[:, 0] > 0.5
+        parts = torch.where(covered, label, parts)
+        alphas = [before & ~covered for before in alphas] + [covered]
+    masks = torch.stack(alphas, dim=1)  # [n, m, H, W] what is seen of each
+    boxes, area = _boxes(masks)
+    wide, high = boxes[..., 2] - boxes[..., 0], boxes[..., 3] - boxes[..., 1]
+    enough = (wide >= 8) & (high >= 12) & (area >= 0.12 * wide * high)
+    some_seen = area > 12
+    return Scenes(
+        image=image.clamp(0, 1),
+        alpha=total,
+        foreground=foreground.clamp(0, 1),
+        parts=parts,
+        boxes_xyxy=boxes,
+        present=some_seen & enough,
+        ignored=some_seen & ~enough,
+    )
+
+
+def fit_for_scenes(samples: Samples) -> Tensor:
+    """Who can be put into another picture: people of some size who are not cut off, unless below; [n] bool."""
+    _, _, w, h = samples.boxes_xywh.unbind(1)
+    return ~cut_sides(samples)[:, :3].any(dim=1) & (h >= 24) & (w >= 12)
+
+
+def _scene_window(some: Samples, tall: Tensor, place: Tensor, flipped: Tensor, size_hw: tuple[int, int]) -> Window:
+    """The views that put people at their places."""
+    H, W = size_hw
+    x, y, w, h = some.boxes_xywh.unbind(1)
+    cut_below = cut_sides(some)[:, 3]
+    # A cut-off person shows about half of itself: what is seen fills more of the picture.
+    step = h / (tall * torch.where(cut_below, 0.8, 1.0) * H)  # [n] source pixels per output pixel
+    wide, high = w / step, h / step  # in output pixels
+    left = place[:, 0] * (W + 0.5 * wide) - 0.75 * wide
+    top = place[:, 1] * (H + 0.3 * high) - 0.65 * high
+    # Most people are seen whole or stand on the lower part.
+    inside = (top + high).clamp(max=H) - high
+    top = torch.where(high < H, torch.where(place[:, 1] < 0.85, inside, top), top)
+    top = torch.where(cut_below, H - high, top)
+    # The view is mirrored about its middle: place the mirrored person so that it ends where it should.
+    start_x = torch.where(flipped, x + w - (W - 1 - left) * step, x - left * step)
+    start_y = y - top * step
+    return Window(torch.stack([start_x, start_y], dim=1), step[:, None].expand(-1, 2), flipped, size_hw)
+
+
+def _boxes(masks: Tensor) -> tuple[Tensor, Tensor]:
+    """Boxes x1, y1, x2, y2 around masks [n, m, H, W], far edges outside, and areas [n, m]."""
+    columns, rows = masks.any(dim=-2), masks.any(dim=-1)  # [n, m, W], [n, m, H]
+    sides = []
+    for line in (columns, rows):
+        length = line.shape[-1]
+        first = line.float().argmax(dim=-1)
+        last = length - line.flip(-1).float().argmax(dim=-1)
+        some = line.any(dim=-1)
+        sides.append((torch.where(some, first, 0), torch.where(some, last, 0)))
+    (x1, x2), (y1, y2) = sides
+    return torch.stack([x1, y1, x2, y2], dim=-1).float(), masks.sum(dim=(-2, -1))
+
+
+def halved_scenes(scenes: Scenes, chance: Chance) -> Scenes:
+    """Truths at half the size; the picture and the boxes stay."""
+    return replace(
+        scenes,
+        alpha=F.avg_pool2d(scenes.alpha, 2),
+        foreground=F.avg_pool2d(scenes.foreground, 2),
+        parts=one_of_four(scenes.parts, chance),
+    )

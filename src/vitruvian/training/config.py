@@ -1,0 +1,457 @@
+"""The configuration of a training run: typed parts, read from TOML or JSON, changed by ``--set optimizer.lr=1e-3``.
+
+    run.toml ── read_config ──▶ TrainConfig ── with_changes(["optimizer.lr=1e-3"]) ──▶ TrainConfig ── write ──▶ RUN/
+
+Unlike a checkpoint's, these files are written by people: a name that is not known is an error, never kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from vitruvian.config import Settings, read_json, settings
+from vitruvian.errors import ConfigError, InputError, near_matches
+from vitruvian.hub import write_text
+
+TASKS = ("pose", "seg", "normal", "pointmap", "matting", "albedo", "people")
+
+
+@settings
+class Part(Settings):
+    """A table of a training configuration. Names that it does not have are refused."""
+
+    not_saved: ClassVar[frozenset[str]] = frozenset({"extra"})
+
+    def __post_init__(self) -> None:
+        if self.extra:
+            raise ConfigError(f"{type(self).__name__}: has no field {next(iter(self.extra))!r}.")
+        super().__post_init__()
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
+        """Build from a table; tables inside become the parts they stand for."""
+        built: Self = _build(cls, {**values, **overrides}, path="")
+        return built
+
+    def at_least(self, low: float, *names: str) -> None:
+        """Raise `ConfigError` for a field that is a number below `low`."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not value >= low:
+                raise ConfigError(f"{type(self).__name__}.{name}: expected at least {low}, got {value}.")
+
+    def share(self, *names: str) -> None:
+        """Raise `ConfigError` for a field that is not between 0 and 1."""
+        for name in names:
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ConfigError(f"{type(self).__name__}.{name}: expected a number from 0 to 1, got {value}.")
+
+
+@settings
+class ModelPart(Part):
+    """What is trained.
+
+    Args:
+        tasks: One or more of pose, seg, normal, pointmap, matting, albedo, people, over one encoder.
+        variant: Encoder of a published size: 0.1b, 0.4b, 0.8b, 1b, 5b.
+        pretrained: Folder or Hub name of a checkpoint to start from: its encoder, and the head where it has one that
+            fits. Without it everything starts fresh.
+        image_size: Height and width of the input.
+        encoder: Fields of `Sapiens2Config` to change, such as ``hidden_size``.
+        heads: For a task, fields of its `Sapiens2HeadConfig` to change.
+        loss_weights: For a task, what its loss is multiplied by. By default 1 for one task, and for several what brings
+            them to one scale.
+        loss_recipe: Train pose and segmentation with the full published recipe rather than the plain losses.
+        gradient_checkpointing: Run layers again in the backward pass, to save memory.
+        compile: Compile the model with torch.compile.
+    """
+
+    tasks: list[str] = dataclasses.field(default_factory=lambda: ["pose"])
+    variant: str = "0.1b"
+    pretrained: str | None = None
+    image_size: list[int] = dataclasses.field(default_factory=lambda: [1024, 768])
+    encoder: dict[str, Any] = dataclasses.field(default_factory=dict)
+    heads: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    loss_weights: dict[str, float] = dataclasses.field(default_factory=dict)
+    loss_recipe: bool = True
+    gradient_checkpointing: bool = False
+    compile: bool = False
+
+    def validate(self) -> None:
+        """Check names of tasks and the size of pictures."""
+        if not self.tasks or len(set(self.tasks)) != len(self.tasks):
+            raise ConfigError(f"model.tasks: expected one or more different tasks, got {self.tasks}.")
+        for name in self.tasks:
+            if name not in TASKS:
+                raise ConfigError(
+                    f"model.tasks: expected some of {', '.join(TASKS)}, got {name!r}.{near_matches(name, TASKS)}"
+                )
+        for field in ("heads", "loss_weights"):
+            for name in getattr(self, field):
+                if name not in self.tasks:
+                    raise ConfigError(
+                        f"model.{field}: expected tasks of this run ({', '.join(self.tasks)}), got {name!r}."
+                        f"{near_matches(name, self.tasks)}"
+                    )
+        if any(weight < 0 for weight in self.loss_weights.values()):
+            raise ConfigError(f"model.loss_weights: expected numbers of at least 0, got {self.loss_weights}.")
+        if len(self.image_size) != 2 or min(self.image_size) < 1:
+            raise ConfigError(f"model.image_size: expected [height, width], got {self.image_size}.")
+
+
+@settings
+class AugmentPart(Part):
+    """How pictures are varied. Zero everywhere gives them as they are.
+
+    Args:
+        flip: Probability of a mirrored picture; sides of the body trade places.
+        scale: Largest change of size, as a share: 0.25 is ÷1.25 to ×1.25.
+        shift: Largest move, as a share of the window.
+        colour: Strength of changes of brightness, contrast, saturation and hue of the light.
+        grey: Probability of a picture without colour.
+    """
+
+    flip: float = 0.5
+    scale: float = 0.25
+    shift: float = 0.08
+    colour: float = 0.2
+    grey: float = 0.05
+
+    def validate(self) -> None:
+        """Check that all are shares."""
+        self.share("flip", "shift", "grey", "scale", "colour")
+
+
+@settings
+class StreamPart(Part):
+    """People who are drawn while training: see `vitruvian.training.synthetic`.
+
+    Args:
+        pack: File of a pack to draw from, or "procedural" for people of tubes, who need no file; None for no stream.
+        scenes: Whole pictures a batch, beside `data.batch_size` crops of one person; finding people learns from them.
+        ring: People kept on the device.
+        chunk: People drawn together.
+        reuse: How often a person is used before it is replaced.
+        size: Height and width of the pictures, where not those of the model: small ones first make a long run shorter.
+    """
+
+    pack: str | None = None
+    scenes: int = 0
+    ring: int = 4096
+    chunk: int = 64
+    reuse: float = 6.0
+    size: list[int] | None = None
+
+    def validate(self) -> None:
+        """Check counts and the size."""
+        self.at_least(0, "scenes")
+        self.at_least(1, "ring", "chunk")
+        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
+            raise ConfigError(f"data.stream.size: expected [height, width], got {self.size}.")
+
+
+@settings
+class DataPart(Part):
+    """Where batches come from.
+
+    Args:
+        folder: A set that `vitruvian synthesize` wrote, to train on.
+        stream: People to draw while training, instead of a folder.
+        validation: Another set, to evaluate on.
+        batch_size: Pictures a batch on each device.
+        workers: Threads that read ahead; 0 reads when a batch is asked for.
+        view: "person" cuts each person out, as pose estimation sees them; "picture" takes whole pictures.
+        heatmap_sigma: Width of keypoints in heatmap pixels; by default 6 at 256 rows, and in proportion.
+        augment: How pictures are varied.
+    """
+
+    folder: str | None = None
+    stream: StreamPart = dataclasses.field(default_factory=StreamPart)
+    validation: str | None = None
+    batch_size: int = 8
+    workers: int = 4
+    view: Literal["person", "picture"] = "person"
+    heatmap_sigma: float | None = None
+    augment: AugmentPart = dataclasses.field(default_factory=AugmentPart)
+
+    def validate(self) -> None:
+        """Check counts."""
+        self.at_least(1, "batch_size")
+        self.at_least(0, "workers")
+        if self.folder is not None and self.stream.pack is not None:
+            raise ConfigError("data: expected a folder or a stream.pack, got both. Leave one out.")
+        if self.heatmap_sigma is not None and self.heatmap_sigma <= 0:
+            raise ConfigError(f"data.heatmap_sigma: expected a number above 0, got {self.heatmap_sigma}.")
+
+
+@settings
+class OptimizerPart(Part):
+    """AdamW; the defaults are those of the published recipes.
+
+    Args:
+        lr: Learning rate of the heads at its highest.
+        betas: Decay of the two moments.
+        eps: Smallest divisor.
+        weight_decay: For matrices; norms, biases, tokens and layer scales have none.
+        layer_decay: Factor of the learning rate from one layer to the one below it; 1 treats all alike.
+        clip: Largest norm of the gradient; None leaves it.
+    """
+
+    lr: float = 5e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    layer_decay: float = 0.8
+    clip: float | None = 2.0
+
+    def validate(self) -> None:
+        """Check ranges."""
+        self.at_least(0, "lr", "eps", "weight_decay")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"optimizer.betas: expected numbers from 0 to below 1, got {list(self.betas)}.")
+        if not 0 < self.layer_decay <= 1:
+            raise ConfigError(f"optimizer.layer_decay: expected above 0 and up to 1, got {self.layer_decay}.")
+        if self.clip is not None and self.clip <= 0:
+            raise ConfigError(f"optimizer.clip: expected a number above 0, got {self.clip}. Leave it out for none.")
+
+
+@settings
+class SchedulePart(Part):
+    """How the learning rate moves.
+
+    Args:
+        warmup: Steps of linear growth from `warmup_start`.
+        warmup_start: Share of the learning rate at the first step.
+        decay: "linear", "cosine" or "constant" after that.
+        final: Share that is left when the last step is done.
+    """
+
+    warmup: int = 500
+    warmup_start: float = 1e-3
+    decay: Literal["linear", "cosine", "constant"] = "linear"
+    final: float = 0.0
+
+    def validate(self) -> None:
+        """Check ranges."""
+        self.at_least(0, "warmup")
+        self.share("warmup_start", "final")
+
+
+@settings
+class AveragePart(Part):
+    """The moving average of weights (EMA), which is what is evaluated and saved for use.
+
+    Args:
+        decay: How much of the average stays at each step; 0 for no average.
+        warmup: The decay is ``(1 + n) / (warmup + n)`` after n steps where that is lower; 0 for no warm-up.
+    """
+
+    decay: float = 0.999
+    warmup: int = 10
+
+    def validate(self) -> None:
+        """Check ranges."""
+        self.at_least(0, "warmup")
+        if not 0 <= self.decay < 1:
+            raise ConfigError(f"ema.decay: expected from 0 to below 1, got {self.decay}.")
+
+
+@settings
+class CheckpointPart(Part):
+    """What is kept to go on from.
+
+    Args:
+        every: Steps between checkpoints; there is always one at the end.
+        keep: How many of the last ones stay.
+        models: Write the models to use with every checkpoint, and not at the end alone.
+        resume: "auto" goes on from the last checkpoint of the run's folder, "never" refuses a folder that has one, and
+            a path goes on from that checkpoint.
+    """
+
+    every: int = 1000
+    keep: int = 2
+    models: bool = True
+    resume: str = "auto"
+
+    def validate(self) -> None:
+        """Check counts."""
+        self.at_least(1, "every", "keep")
+
+
+@settings
+class LogPart(Part):
+    """What is told on the way.
+
+    Args:
+        every: Steps between lines.
+        console: Show progress on the terminal.
+        tensorboard: Write events for TensorBoard where that is installed. `metrics.jsonl` is always written.
+    """
+
+    every: int = 20
+    console: bool = True
+    tensorboard: bool = True
+
+    def validate(self) -> None:
+        """Check counts."""
+        self.at_least(1, "every")
+
+
+@settings
+class EvaluationPart(Part):
+    """When to evaluate.
+
+    Args:
+        every: Steps between evaluations; there is always one at the end, where there is something to evaluate on.
+        pictures: How many people or pictures of the validation set to look at; None for all.
+        batch_size: Pictures at once.
+    """
+
+    every: int = 1000
+    pictures: int | None = None
+    batch_size: int = 16
+
+    def validate(self) -> None:
+        """Check counts."""
+        self.at_least(1, "every", "pictures", "batch_size")
+
+
+@settings
+class TrainConfig(Part):
+    """A training run.
+
+    Args:
+        out: Folder of the run.
+        steps: Number of optimizer steps.
+        seed: What starting values, data order and augmentation are drawn from.
+        precision: "bfloat16" runs the model in bfloat16 with weights in float32.
+        accumulation: Batches for each step.
+        device: "auto" takes what accelerate finds, "cpu" stays there.
+        most_bad_steps: Steps in a row with gradients that are not finite before training gives up.
+        model: What is trained.
+        data: Where batches come from.
+        optimizer: AdamW.
+        schedule: How the learning rate moves.
+        ema: The moving average of weights.
+        checkpoint: What is kept to go on from.
+        log: What is told on the way.
+        evaluation: When to evaluate.
+    """
+
+    file_name: ClassVar[str] = "train.json"
+
+    out: str = "run"
+    steps: int = 10000
+    seed: int = 0
+    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    accumulation: int = 1
+    device: Literal["auto", "cpu"] = "auto"
+    most_bad_steps: int = 20
+    model: ModelPart = dataclasses.field(default_factory=ModelPart)
+    data: DataPart = dataclasses.field(default_factory=DataPart)
+    optimizer: OptimizerPart = dataclasses.field(default_factory=OptimizerPart)
+    schedule: SchedulePart = dataclasses.field(default_factory=SchedulePart)
+    ema: AveragePart = dataclasses.field(default_factory=AveragePart)
+    checkpoint: CheckpointPart = dataclasses.field(default_factory=CheckpointPart)
+    log: LogPart = dataclasses.field(default_factory=LogPart)
+    evaluation: EvaluationPart = dataclasses.field(default_factory=EvaluationPart)
+
+    def validate(self) -> None:
+        """Check counts."""
+        self.at_least(1, "steps", "accumulation", "most_bad_steps")
+        self.at_least(0, "seed")
+        if not self.out:
+            raise ConfigError("out: expected a folder for the run, got nothing.")
+        if "people" in self.model.tasks and self.data.stream.pack is not None and not self.data.stream.scenes:
+            raise ConfigError("data.stream.scenes: finding people learns from whole pictures; expected at least 1.")
+
+
+def read_config(path: str | Path, changes: Iterable[str] = ()) -> TrainConfig:
+    """Read a configuration from a .toml or .json file, and apply changes such as ``optimizer.lr=1e-3``."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise InputError(f"{file}: expected a training configuration, found no such file.")
+    if file.suffix == ".json":
+        values = read_json(file)
+    elif file.suffix == ".toml":
+        try:
+            values = tomllib.loads(file.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file}: expected TOML, but {error}. Correct the file.") from error
+    else:
+        raise InputError(f"{file}: expected a file that ends in .toml or .json, got {file.suffix or 'no ending'!r}.")
+    return with_changes(values, changes)
+
+
+def with_changes(values: TrainConfig | Mapping[str, Any], changes: Iterable[str]) -> TrainConfig:
+    """Return a configuration with ``name.name=value`` applied; values are read as JSON, or as text."""
+    table = values.to_dict() if isinstance(values, TrainConfig) else json.loads(json.dumps(dict(values)))
+    for change in changes:
+        path, equals, text = change.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise InputError(f"--set {change}: expected name=value, such as optimizer.lr=1e-3.")
+        place = table
+        for key in keys[:-1]:
+            place = place.setdefault(key, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"--set {change}: {key} holds a value and has no parts.")
+        place[keys[-1]] = _value(text.strip())
+    return TrainConfig.from_dict(table)
+
+
+def write_config(config: TrainConfig, folder: Path) -> Path:
+    """Write a configuration next to its run, where `read_config` finds it again."""
+    path = folder / TrainConfig.file_name
+    write_text(path, json.dumps(config.to_dict(), indent=2) + "\n")
+    return path
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
+    """Name the fields in which two configurations differ, as ``part.field: old → new``."""
+    found: list[str] = []
+    for key in dict.fromkeys([*old, *new]):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, f"{path}{key}.")
+        elif a != b:
+            found.append(f"{path}{key}: {a!r} → {b!r}")
+    return found
+
+
+def _value(text: str) -> Any:
+    """Read ``1e-3``, ``true``, ``null``, ``[1, 2]`` or ``"quoted"`` as JSON, and anything else as text."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _build(cls: type[Any], values: Mapping[str, Any], *, path: str) -> Any:
+    """Build a part from a table, and the parts in it from theirs, with errors that name the whole path."""
+    hints = typing.get_type_hints(cls)
+    known = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.name != "extra"}
+    fields: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(f"{path}{name}: there is no such setting.{near_matches(name, known)}")
+        hint = known[name]
+        inner = isinstance(hint, type) and issubclass(hint, Part)
+        if inner and isinstance(value, Mapping):
+            value = _build(hint, value, path=f"{path}{name}.")
+        elif inner and not isinstance(value, hint):
+            raise ConfigError(f"{path}{name}: expected a table of settings, got {value!r}.")
+        elif typing.get_origin(hint) is tuple and isinstance(value, list):
+            value = tuple(value)
+        fields[name] = value
+    try:
+        return cls(**fields)
+    except ConfigError as error:  # say optimizer.lr, as the file does, and not OptimizerPart.lr
+        raise ConfigError(str(error).replace(f"{cls.__name__}.", path, 1)) from None

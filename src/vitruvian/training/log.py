@@ -1,0 +1,155 @@
+"""What a run tells: a progress bar with the time left, TensorBoard where it is installed, and always `metrics.jsonl`.
+
+Each line of `metrics.jsonl` is one JSON object: ``{"kind": "train", "step": 20, "loss": …}``, or kind "evaluation".
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from vitruvian.hub import write_text
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class RunLog:
+    """The log of one run; a context manager. On processes other than the first it says and writes nothing.
+
+    Args:
+        folder: Folder of the run.
+        steps: Number of steps of the whole run.
+        start: Steps that are done already; lines of later ones, from before an interruption, are dropped.
+        console: Whether to show progress on the terminal.
+        tensorboard: Whether to write events for TensorBoard where that is installed.
+        active: Whether this process is the one that speaks.
+        target: Where to print; by default standard error.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        steps: int,
+        start: int = 0,
+        console: bool = True,
+        tensorboard: bool = True,
+        active: bool = True,
+        target: Console | None = None,
+    ) -> None:
+        self.folder, self.steps, self.start, self.active = folder, steps, start, active
+        self.console = (target or Console(stderr=True)) if console and active else None
+        self.progress: Progress | None = None
+        self.bar = TaskID(0)
+        self.events: Any = open_events(folder, start) if tensorboard and active else None
+
+    def __enter__(self) -> Self:
+        if self.active:
+            drop_later(self.folder / METRICS_FILE, self.start)
+        if self.console is not None and self.console.is_terminal:
+            self.progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(elapsed_when_finished=True),
+                TextColumn("{task.fields[values]}"),
+                console=self.console,
+            )
+            self.bar = self.progress.add_task("training", total=self.steps, completed=self.start, values="")
+            self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+        if self.events is not None:
+            self.events.close()
+
+    def advance(self, step: int) -> None:
+        """Move the bar: `step` steps are done."""
+        if self.progress is not None:
+            self.progress.update(self.bar, completed=step)
+
+    def train(self, step: int, values: Mapping[str, float]) -> None:
+        """Note the numbers of training after `step` steps."""
+        self._write("train", step, values)
+        short = "  ".join(f"{name} {spell(values[name])}" for name in ("loss", "lr", "pictures/s") if name in values)
+        if self.progress is not None:
+            self.progress.update(self.bar, completed=step, values=short)
+        else:
+            self.note(f"step {step}/{self.steps}  {short}")
+
+    def evaluation(self, step: int, scores: Mapping[str, float]) -> None:
+        """Note the scores of an evaluation after `step` steps, and show them as a table."""
+        self._write("evaluation", step, scores)
+        if self.console is not None:
+            self.console.print(score_table(scores, title=f"evaluation after {step} steps"))
+
+    def note(self, text: str) -> None:
+        """Say something on the terminal."""
+        if self.console is not None:
+            self.console.print(text, markup=False, highlight=False)
+
+    def _write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        if not self.active:
+            return
+        # JSON has no NaN: a number that is none is null.
+        plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        with (self.folder / METRICS_FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": kind, "step": step, **plain}) + "\n")
+        if self.events is not None:
+            for name, value in values.items():
+                self.events.add_scalar(f"{kind}/{name}", value, step)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of a `metrics.jsonl`; a last line that was cut off is left out."""
+    found: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return found
+
+
+def drop_later(path: Path, step: int) -> None:
+    """Remove the lines of steps that will be done again."""
+    lines = read_metrics(path)
+    kept = [line for line in lines if line.get("step", 0) <= step]
+    if len(kept) != len(lines):
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def open_events(folder: Path, start: int) -> Any:
+    """Open TensorBoard's writer, or return None where TensorBoard is not installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = SummaryWriter  # untyped in torch
+    return writer(log_dir=str(folder / "tensorboard"), purge_step=start + 1 if start else None)
+
+
+def score_table(scores: Mapping[str, float], *, title: str) -> Table:
+    """Scores as a table, one name a line."""
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in scores.items():
+        table.add_row(name, spell(value))
+    return table
+
+
+def spell(value: float) -> str:
+    """Write a number with four digits that count."""
+    return f"{value:.4g}"

@@ -1,0 +1,161 @@
+"""What training several tasks at once minimises: one weighted sum over crops of people and whole pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitruvian.data.synthetic.chance import Chance
+from vitruvian.data.synthetic.compose import Crops, halved
+from vitruvian.data.synthetic.scenes import Scenes, halved_scenes
+from vitruvian.losses.dense import segmentation_loss
+from vitruvian.losses.people import draw_people, people_loss
+from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
+from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
+from vitruvian.training.synthetic import StreamBatch, photometric
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# Rare parts count more, as in the published recipe, but less so: silhouettes stay tight when background counts.
+PART_WEIGHTS = (0.7, *(weight**0.5 for weight in PART_LOSS_WEIGHTS[1:]))
+TASK_WEIGHTS = {
+    "pose": 400.0,
+    "seg": 1.0,
+    "normal": 0.2,
+    "pointmap": 0.2,
+    "matting": 0.5,
+    "albedo": 0.3,
+    "people": 0.5,
+    "scene_seg": 0.4,
+    "scene_matting": 0.25,
+}
+HIDDEN_WEIGHT = 0.6  # a keypoint that is not seen counts less than one that is
+
+
+def heatmaps(keypoints: Tensor, *, size_hw: tuple[int, int], stride: int, sigma: float) -> tuple[Tensor, Tensor]:
+    """Draw Gaussians at keypoints [n, J, 3]: heatmaps [n, J, h, w] and weights [n, J]; coordinates as UDP has them."""
+    H, W = size_hw
+    h, w = H // stride, W // stride
+    x = keypoints[..., 0] * (w - 1) / (W - 1)  # [n, J]
+    y = keypoints[..., 1] * (h - 1) / (H - 1)
+    across = torch.arange(w, device=keypoints.device) - x[..., None]  # [n, J, w]
+    down = torch.arange(h, device=keypoints.device) - y[..., None]  # [n, J, h]
+    across, down = (-(t.square()) / (2 * sigma**2) for t in (across, down))
+    maps = down.exp()[..., :, None] * across.exp()[..., None, :]  # [n, J, h, w]
+    state = keypoints[..., 2]
+    weights = torch.where(state > 1.5, 1.0, torch.where(state > 0.5, HIDDEN_WEIGHT, 0.0))
+    return maps, weights
+
+
+def normalized(images: Tensor) -> Tensor:
+    """Pictures in 0..1 as models read them."""
+    mean, std = (images.new_tensor(v)[:, None, None] for v in (MEAN, STD))
+    return (images - mean) / std
+
+
+class MultiTaskObjective(nn.Module):
+    """A model for several tasks with its loss.
+
+    Args:
+        model: The tasks over one encoder.
+        weights: Weight of each task's loss, and of ``scene_seg`` and ``scene_matting``: the same tasks in whole
+            pictures; 0 leaves one out.
+        sigma: Width of keypoints' Gaussians in heatmap pixels.
+        halves: Whether dense heads predict at half the size of the picture.
+    """
+
+    def __init__(
+        self,
+        model: Sapiens2MultiTask,
+        *,
+        weights: Mapping[str, float] | None = None,
+        sigma: float = 2.0,
+        halves: bool = True,
+    ) -> None:
+        super().__init__()
+        self.model, self.weights = model, {**TASK_WEIGHTS, **(weights or {})}
+        self.sigma, self.halves = sigma, halves
+
+    def forward(self, batch: StreamBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss and its parts by name."""
+        found = self.crop_losses(batch.crops, generator)
+        if batch.scenes is not None:
+            found |= self.scene_losses(batch.scenes, generator)
+        terms = {name: value for name, value in found.items() if self.weights[name] > 0}
+        total = torch.stack([self.weights[name] * value for name, value in terms.items()]).sum()
+        return total, {name: value.detach() for name, value in terms.items()}
+
+    def crop_losses(self, crops: Crops, generator: torch.Generator) -> dict[str, Tensor]:
+        """Losses of all tasks on crops of people."""
+        size_hw = (crops.image.shape[-2], crops.image.shape[-1])
+        chance = Chance(generator, crops.image.device)
+        if self.halves:
+            crops = halved(crops, chance)
+        tasks = [task for task in self.model.tasks if task != "people" and self.weights[task] > 0]
+        labels: dict[str, dict[str, Any]] = {}
+        if "pose" in tasks:
+            maps, weights = heatmaps(crops.keypoints, size_hw=size_hw, stride=4, sigma=self.sigma)
+            labels["pose"] = {"labels": maps, "label_weights": weights}
+        labels["normal"] = {"labels": crops.normals}
+        labels["pointmap"] = {"labels": crops.points, "label_intrinsics": crops.intrinsics}
+        labels["matting"] = {"labels": torch.cat([crops.foreground, crops.alpha], dim=1)}
+        labels["albedo"] = {"labels": crops.albedo, "label_mask": crops.alpha > 0.5}
+        pixels = normalized(photometric(crops.image, chance))
+        outputs: Any = self.model(pixels, tasks=tasks, labels={t: v for t, v in labels.items() if t in tasks})
+        found = {task: outputs[task].loss for task in tasks if task != "seg"}
+        if "seg" in tasks:
+            found["seg"] = parts_loss(outputs["seg"].logits, crops.parts)
+        return found
+
+    def scene_losses(self, scenes: Scenes, generator: torch.Generator) -> dict[str, Tensor]:
+        """Losses of finding people, parts and mattes in whole pictures."""
+        names = {"people": "people", "seg": "scene_seg", "matting": "scene_matting"}
+        tasks = [task for task, name in names.items() if task in self.model.tasks and self.weights[name] > 0]
+        chance = Chance(generator, scenes.image.device)
+        if self.halves:
+            scenes = halved_scenes(scenes, chance)
+        pixels = normalized(photometric(scenes.image, chance))
+        outputs: Any = self.model(
+            pixels,
+            tasks=tasks,
+            labels={"matting": {"labels": torch.cat([scenes.foreground, scenes.alpha], dim=1)}}
+            if "matting" in tasks
+            else {},
+        )
+        found: dict[str, Tensor] = {}
+        if "matting" in tasks:
+            found["scene_matting"] = outputs["matting"].loss
+        if "seg" in tasks:
+            found["scene_seg"] = parts_loss(outputs["seg"].logits, scenes.parts)
+        if "people" in tasks:
+            logits, sides = outputs["people"].logits, outputs["people"].sides
+            grid_hw = (logits.shape[-2], logits.shape[-1])
+            target = draw_people(
+                scenes.boxes_xyxy,
+                scenes.present,
+                scenes.ignored,
+                grid_hw=grid_hw,
+                stride=pixels.shape[-1] / grid_hw[1],
+            )
+            found["people"] = people_loss(logits, sides, target).total
+        return found
+
+
+@torch.no_grad()
+def start_calmly(model: Sapiens2MultiTask, *, share: float = 0.05, people: float = -4.0) -> None:
+    """Let fresh heads predict almost nothing at first, so that no task drowns the others in the first steps.
+
+    `share` is what remains of the last layers' weights; `people` is the first logit of finding somebody anywhere.
+    """
+    for task in model.tasks:
+        predictor = model.task_model(task).decode_head.predictor
+        predictor.weight.mul_(share)
+        if task == "people" and predictor.bias is not None:
+            predictor.bias[0] = people
+
+
+def parts_loss(logits: Tensor, parts: Tensor) -> Tensor:
+    """Cross-entropy with mild class weights, and Dice."""
+    return segmentation_loss(logits, parts, class_weights=PART_WEIGHTS, dice_weight=1.0).total

@@ -1,0 +1,165 @@
+"""An endless stream of synthetic people for training.
+
+    chunk k ─render, seed (s, k)─▶ Samples ─▶ ring on the device ─compose, seed (s, step)─▶ crops and scenes of a step
+
+Chunks of people enter a ring one after the other, at a fixed rate per step, and each is used several times before it
+is overwritten, in another crop, before another background, in other company. What step i sees depends only on the seed
+and i, so a run that is resumed goes on exactly as if it had not stopped.
+
+Rendering takes its share of the device's time and happens in place: processes beside the training were slower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vitruvian.data.synthetic.chance import Chance
+from vitruvian.data.synthetic.compose import CropOptions, Crops, compose_crops
+from vitruvian.data.synthetic.people import Pack
+from vitruvian.data.synthetic.render import RenderOptions
+from vitruvian.data.synthetic.samples import Samples, render_samples
+from vitruvian.data.synthetic.scenes import SceneOptions, Scenes, compose_scenes
+from vitruvian.data.synthetic.texture import build_pyramid
+from vitruvian.errors import ConfigError, InputError
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """How the stream flows.
+
+    Args:
+        crops: Pictures of one person in a step.
+        scenes: Whole pictures in a step.
+        ring: People kept on the device.
+        chunk: People rendered together.
+        reuse: How often a person is cropped, on average, before it is replaced.
+        seed: Start of all chance.
+        render: How people are drawn.
+        crop: How they are cropped.
+        scene: How whole pictures are put together; upright and lying ones alternate.
+    """
+
+    crops: int = 96
+    scenes: int = 32
+    ring: int = 12288
+    chunk: int = 64
+    reuse: float = 6.0
+    seed: int = 0
+    render: RenderOptions = field(default_factory=RenderOptions)
+    crop: CropOptions = field(default_factory=CropOptions)
+    scene: SceneOptions = field(default_factory=SceneOptions)
+
+    def __post_init__(self) -> None:
+        if self.ring % self.chunk or self.ring < max(self.chunk, self.crops):
+            raise ConfigError(
+                f"StreamOptions.ring: expected a multiple of chunk={self.chunk} of at least {self.crops}, "
+                f"got {self.ring}."
+            )
+        if self.reuse <= 0 or self.crops < 1 or self.scenes < 0:
+            raise ConfigError("StreamOptions: expected reuse above 0, crops of at least 1 and scenes of at least 0.")
+
+    def chunks_before(self, step: int) -> int:
+        """How many chunks have entered the ring when step `step` begins."""
+        return self.ring // self.chunk + int(step * self.crops / self.reuse / self.chunk)
+
+
+@dataclass(frozen=True)
+class StreamBatch:
+    """What one step sees."""
+
+    crops: Crops
+    scenes: Scenes | None
+
+
+class SyntheticStream:
+    """People without end.
+
+    Args:
+        pack: What people are made of.
+        options: How the stream flows.
+        device: Where pictures are made.
+    """
+
+    def __init__(self, pack: Pack, options: StreamOptions | None = None, *, device: torch.device | str = "cpu") -> None:
+        self.options, self.device = options or StreamOptions(), torch.device(device)
+        self.pack = pack.to(self.device)
+        self.pyramid = build_pyramid(self.pack.textures)
+        self.ring: Samples | None = None
+        self.entered = 0  # chunks that have entered the ring
+
+    def batch(self, step: int) -> StreamBatch:
+        """Return what step `step` sees; steps are cheapest in order."""
+        ring = self._turn_to(step)
+        options = self.options
+        generator = torch.Generator().manual_seed(mixed(options.seed, 2, step))
+        chance = Chance(generator, self.device)
+        chosen = torch.randperm(options.ring, generator=generator)[: options.crops].to(self.device)
+        crops = compose_crops(ring.pick(chosen), self.pack.backgrounds, chance=chance, options=options.crop)
+        scenes = None
+        if options.scenes:
+            H, W = options.scene.size_hw
+            turned = SceneOptions((W, H), options.scene.people, options.scene.tall)
+            which = options.scene if step % 2 else turned
+            scenes = compose_scenes(ring, self.pack.backgrounds, options.scenes, chance=chance, options=which)
+        return StreamBatch(crops, scenes)
+
+    def _turn_to(self, step: int) -> Samples:
+        """Bring the ring to where it is when `step` begins."""
+        wanted = self.options.chunks_before(step)
+        capacity = self.options.ring // self.options.chunk
+        first = wanted - capacity
+        if self.ring is None or self.entered > wanted or self.entered < first:
+            self.entered = first
+        for number in range(self.entered, wanted):
+            samples = self._chunk(number)
+            if self.ring is None:
+                self.ring = samples.room(self.options.ring)
+            self.ring.put(number % capacity * self.options.chunk, samples)
+        self.entered = wanted
+        if self.ring is None:
+            raise InputError(f"step: expected at least 0, got {step}.")
+        return self.ring
+
+    def _chunk(self, number: int) -> Samples:
+        options = self.options
+        return render_samples(
+            self.pack,
+            options.chunk,
+            seed=mixed(options.seed, 1, number),
+            device=self.device,
+            options=options.render,
+            pyramid=self.pyramid,
+        )
+
+
+def mixed(*numbers: int) -> int:
+    """One seed below 2^62 out of several numbers, each order another one."""
+    found = 0x9E3779B97F4A7C15
+    for number in numbers:
+        found = ((found ^ (number & 0xFFFFFFFFFFFFFFFF)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        found ^= found >> 29
+    return found >> 2
+
+
+def photometric(images: Tensor, chance: Chance) -> Tensor:
+    """Change light, colour, sharpness and noise of pictures [n, 3, H, W] in 0..1, as cameras do."""
+    n = len(images)
+    shape = (n, 1, 1, 1)
+    gain = chance.log_uniform(0.65, 1.5, n).view(shape)
+    images = images * gain
+    mean = images.mean(dim=(1, 2, 3), keepdim=True)
+    images = mean + (images - mean) * chance.log_uniform(0.65, 1.45, n).view(shape)
+    grey = images.mean(dim=1, keepdim=True)
+    saturation = torch.where(chance.flip(0.08, n), 0.0, chance.log_uniform(0.5, 1.6, n)).view(shape)
+    images = grey + (images - grey) * saturation
+    images = images * chance.log_uniform(0.88, 1.14, n, 3)[:, :, None, None]
+    images = images.clamp(0, 1) ** chance.log_uniform(0.75, 1.33, n).view(shape)
+    soft = torch.nn.functional.avg_pool2d(images, 3, stride=1, padding=1, count_include_pad=False)
+    softer = torch.nn.functional.avg_pool2d(soft, 5, stride=1, padding=2, count_include_pad=False)
+    blur = chance.uniform(0.0, 1.0, n).view(shape)
+    images = torch.where(blur < 0.12, softer, torch.where(blur < 0.35, soft, images))
+    noise = chance.uniform(0.0, 0.05, n) * chance.flip(0.4, n)
+    return (images + noise.view(shape) * chance.normal_field(*images.shape)).clamp(0, 1)

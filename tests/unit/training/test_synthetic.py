@@ -1,0 +1,117 @@
+"""The stream of synthetic people: the same data for a step, however one came there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vitruvian.data.synthetic.capsules import procedural_pack
+from vitruvian.data.synthetic.chance import Chance
+from vitruvian.data.synthetic.compose import CropOptions
+from vitruvian.data.synthetic.render import RenderOptions
+from vitruvian.data.synthetic.scenes import SceneOptions
+from vitruvian.errors import ConfigError
+from vitruvian.training.objective import heatmaps, start_calmly
+from vitruvian.training.synthetic import StreamOptions, SyntheticStream, mixed, photometric
+
+SIZE = (64, 48)
+OPTIONS = StreamOptions(
+    crops=4,
+    scenes=2,
+    ring=8,
+    chunk=4,
+    reuse=2.0,
+    seed=3,
+    render=RenderOptions(size_hw=SIZE, surroundings=2, surroundings_size=16, shadow_size=32),
+    crop=CropOptions(size_hw=SIZE),
+    scene=SceneOptions(size_hw=(48, 64)),
+)
+
+
+def stream() -> SyntheticStream:
+    return SyntheticStream(procedural_pack(0), OPTIONS)
+
+
+class TestStream:
+    def test_a_step_sees_the_same_however_one_came_there(self) -> None:
+        walked = stream()
+        steps = [walked.batch(step) for step in range(6)]
+        jumped = stream().batch(5)
+        assert torch.equal(steps[5].crops.image, jumped.crops.image)
+        assert steps[5].scenes is not None
+        assert jumped.scenes is not None
+        assert torch.equal(steps[5].scenes.image, jumped.scenes.image)
+        back = walked.batch(1)  # the ring turns back as well
+        assert torch.equal(back.crops.image, steps[1].crops.image)
+
+    def test_steps_differ_and_people_are_replaced(self) -> None:
+        people = stream()
+        first, second = people.batch(0), people.batch(1)
+        assert not torch.equal(first.crops.image, second.crops.image)
+        assert OPTIONS.chunks_before(0) == 2
+        assert OPTIONS.chunks_before(4) == 4  # 4 steps of 4 crops, used twice each: 8 people, 2 chunks
+
+    def test_scenes_lie_and_stand_in_turn(self) -> None:
+        people = stream()
+        shapes = []
+        for step in range(2):
+            scenes = people.batch(step).scenes
+            assert scenes is not None
+            shapes.append(tuple(scenes.image.shape[-2:]))
+        assert sorted(shapes) == [(48, 64), (64, 48)]
+
+    def test_a_ring_that_is_no_multiple_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="multiple of chunk=4"):
+            StreamOptions(ring=10, chunk=4, crops=4)
+
+
+def test_seeds_do_not_collide() -> None:
+    seeds = {mixed(a, b, c) for a in range(8) for b in range(8) for c in range(64)}
+    assert len(seeds) == 8 * 8 * 64
+    assert mixed(1, 2) != mixed(2, 1)
+    assert all(0 <= seed < 2**62 for seed in seeds)
+
+
+def test_photometric_stays_a_picture_and_follows_its_seed() -> None:
+    pictures = torch.rand(4, 3, 16, 12)
+    kept = pictures.clone()
+    one = photometric(pictures, Chance(torch.Generator().manual_seed(1), "cpu"))
+    same = photometric(pictures, Chance(torch.Generator().manual_seed(1), "cpu"))
+    other = photometric(pictures, Chance(torch.Generator().manual_seed(2), "cpu"))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert one.min() >= 0
+    assert one.max() <= 1
+    assert torch.equal(pictures, kept)
+
+
+def test_heatmaps_peak_where_keypoints_are() -> None:
+    keypoints = torch.tensor([[[0.0, 0.0, 2.0], [47.0, 63.0, 1.0], [20.0, 30.0, 0.0]]])
+    maps, weights = heatmaps(keypoints, size_hw=SIZE, stride=4, sigma=1.0)
+    assert maps.shape == (1, 3, 16, 12)
+    assert maps[0, 0].argmax() == 0
+    assert maps[0, 1].argmax() == 16 * 12 - 1
+    assert maps[0, 0].max() == pytest.approx(1.0)
+    assert maps[0, 0, 0, 1] == pytest.approx(torch.tensor(-0.5).exp().item(), abs=1e-6)
+    assert weights.tolist() == [[1.0, pytest.approx(0.6), 0.0]]
+
+
+def test_calm_start_shrinks_predictors_alone() -> None:
+    from vitruvian.models.sapiens2.configuration import Sapiens2Config
+    from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
+
+    config = Sapiens2Config(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_attention_heads=2,
+        intermediate_size=16, image_size=[32, 32], num_first_full_attention_layers=1, num_last_full_attention_layers=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Sapiens2MultiTask(config, {"people": {"upsample_out_channels": [8]}, "normal": {"conv_out_channels": [8]}})
+    before = {name: value.clone() for name, value in model.weights().items()}
+    start_calmly(model, share=0.5, people=-3.0)
+    for name, value in model.weights().items():
+        if name.endswith("predictor.weight"):
+            assert torch.allclose(value, before[name] * 0.5)
+        elif name == "tasks.people.decode_head.predictor.bias":
+            assert value.tolist() == [-3.0, 0.0, 0.0, 0.0, 0.0]
+        else:
+            assert torch.equal(value, before[name])
