@@ -8,34 +8,50 @@ from typing import Any
 
 from vitruvian.errors import InputError, near_matches
 
-# task -> "module:class"; every class has `open(model, …)` and takes pictures when called.
+# task -> "module:class"; every class has `open(model, …)`, and `run(source, …)` for any source.
 PIPELINES: dict[str, str] = {
+    "pose": "vitruvian.pipelines.pose:PosePipeline",
+    "parts": "vitruvian.pipelines.parts:PartsPipeline",
+    "normals": "vitruvian.pipelines.normals:NormalsPipeline",
+    "pointmap": "vitruvian.pipelines.pointmap:PointmapPipeline",
+    "matte": "vitruvian.pipelines.matte:MattePipeline",
+    "albedo": "vitruvian.pipelines.albedo:AlbedoPipeline",
+    "segment": "vitruvian.pipelines.segment:SegmentPipeline",
     "mask-generation": "vitruvian.pipelines.mask_generation:MaskGenerationPipeline",
+    "semantic": "vitruvian.pipelines.semantic:SemanticPipeline",
+    "instance": "vitruvian.pipelines.instance:InstancePipeline",
+    "panoptic": "vitruvian.pipelines.panoptic:PanopticPipeline",
+    "embed": "vitruvian.pipelines.embed:EmbedPipeline",
 }
+
+
+def pipeline_class(task: str) -> Any:
+    """Return the class of a task's pipeline; its `options_class` says which options there are."""
+    if task not in PIPELINES:
+        known = ", ".join(PIPELINES)
+        raise InputError(f"task: expected one of {known}, got {task!r}.{near_matches(str(task), PIPELINES)}")
+    module, _, name = PIPELINES[task].partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def pipeline(
     task: str,
     model: str | Path | Any = None,
     *,
-    processor: Any = None,
     device: str | int | Any = None,
     dtype: Any = None,
+    processor: Any = None,
     **options: Any,
 ) -> Any:
-    """Open a checkpoint for a task.
+    """Open a checkpoint for a task. The result is called with pictures: ``pipeline("pose", name)("photo.jpg")``.
 
     Args:
-        task: What to do: ``"mask-generation"``.
+        task: ``"pose"``, ``"parts"``, ``"normals"``, ``"pointmap"``, ``"matte"``, ``"albedo"``, ``"segment"``,
+            ``"mask-generation"``, ``"semantic"``, ``"instance"``, ``"panoptic"`` or ``"embed"``.
         model: A checkpoint's name, folder or file, or a model.
+        device: ``"cuda"``, ``"mps"``, ``"cpu"``, a number of a CUDA device, …; by default the best one here.
+        dtype: Data type of the weights; by default bfloat16 on GPUs that compute in it, and float32 elsewhere.
         processor: The model's processor, where it does not come with the checkpoint.
-        device: ``"cuda"``, ``"cpu"``, a number of a CUDA device, …; by default the best one here.
-        dtype: Data type of the weights; by default the checkpoint's.
-        options: Options of the task, as the pipeline's call takes them.
+        options: Options of the task, as the pipeline's call takes them, and keywords for the Hub such as `revision`.
     """
-    if task not in PIPELINES:
-        known = ", ".join(PIPELINES)
-        raise InputError(f"task: expected one of {known}, got {task!r}.{near_matches(task, PIPELINES)}")
-    module, _, name = PIPELINES[task].partition(":")
-    found = getattr(importlib.import_module(module), name)
-    return found.open(model, processor=processor, device=device, dtype=dtype, **options)
+    return pipeline_class(task).open(model, processor=processor, device=device, dtype=dtype, **options)

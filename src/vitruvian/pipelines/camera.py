@@ -1,0 +1,34 @@
+"""Pictures from a camera, through PyAV (the extra `video`)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from vitruvian.errors import InputError, MissingExtraError
+from vitruvian.images.decode import one_line
+
+# Platform → format of PyAV and the name of camera number n.
+_CAMERAS = {"linux": ("v4l2", "/dev/video{}"), "darwin": ("avfoundation", "{}"), "win32": ("dshow", "video={}")}
+
+
+def camera_frames(number: int) -> Iterator[tuple[float, Any]]:
+    """Give (seconds since the first, picture uint8 [H, W, 3]) of camera `number` for as long as it runs."""
+    try:
+        import av
+    except ImportError as error:
+        raise MissingExtraError("av", "video", "cameras") from error
+    form, name = _CAMERAS.get(sys.platform, _CAMERAS["linux"])
+    options = {"framerate": "30"} if form == "avfoundation" else {}
+    try:
+        container = av.open(name.format(number), format=form, options=options)
+    except (av.error.FFmpegError, OSError, ValueError) as error:
+        raise InputError(
+            f"camera:{number}: expected a camera, got {one_line(error)}. Check that it is plugged in and not in use."
+        ) from error
+    start = time.monotonic()
+    with container:
+        for frame in container.decode(video=0):
+            yield time.monotonic() - start, frame.to_ndarray(format="rgb24")

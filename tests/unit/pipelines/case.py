@@ -1,0 +1,97 @@
+"""Pipelines at toy size: every task with a tiny model, and pictures for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.families.sam2 import SIDE, tiny
+from tests.tiny import SIZE_HW, tiny_config, tiny_task
+from tests.tiny_checkpoints import SWIN
+from vitruvian import (
+    Mask2FormerConfig,
+    Mask2FormerForUniversalSegmentation,
+    Mask2FormerImageProcessor,
+    Sam2ImageProcessor,
+    Sam2Model,
+    Sam2Processor,
+    Sapiens2ImageProcessor,
+    Sapiens2Model,
+    SwinConfig,
+    pipeline,
+)
+
+# task -> what tests/tiny.py calls its model, and whether its pictures are padded
+SAPIENS = {
+    "pose": ("pose", False),
+    "parts": ("semantic", False),
+    "normals": ("normal", True),
+    "pointmap": ("pointmap", True),
+    "matte": ("matting", False),
+    "albedo": ("albedo", True),
+}
+DENSE = ("parts", "normals", "pointmap", "matte", "albedo")
+QUERIES = ("semantic", "instance", "panoptic")
+TASKS = (*SAPIENS, *QUERIES, "segment", "mask-generation", "embed")
+# What a call needs beside the picture, or to find something with random weights.
+NEEDS: dict[str, dict[str, Any]] = {
+    "segment": {"points": [[9, 7]]},
+    "instance": {"threshold": 0.0},
+    "panoptic": {"threshold": 0.0, "overlap_mask_area_threshold": 0.0},
+    "mask-generation": {"points_per_crop": 3, "pred_iou_thresh": -1.0, "stability_score_thresh": -1.0},
+}
+
+
+def picture(seed: int = 0, size_hw: tuple[int, int] = (40, 56)) -> np.ndarray:
+    """A smooth picture: what resizing does to it hardly depends on how."""
+    generator = np.random.default_rng(seed)
+    coarse = torch.from_numpy(generator.uniform(0, 255, (1, 3, 4, 5)))
+    large = torch.nn.functional.interpolate(coarse, size=size_hw, mode="bicubic")[0].clamp(0, 255)
+    return np.ascontiguousarray(large.permute(1, 2, 0).to(torch.uint8).numpy())
+
+
+def sapiens_processor(padded: bool = False) -> Sapiens2ImageProcessor:
+    return Sapiens2ImageProcessor(size={"height": SIZE_HW[0], "width": SIZE_HW[1]}, do_pad=padded)
+
+
+def parts_of(task: str) -> tuple[Any, Any]:
+    """A model with random weights and its processor."""
+    torch.manual_seed(3)
+    if task in SAPIENS:
+        name, padded = SAPIENS[task]
+        return tiny_task(name), sapiens_processor(padded)
+    if task == "embed":
+        return Sapiens2Model(tiny_config()), sapiens_processor()
+    if task in QUERIES:
+        config = Mask2FormerConfig(
+            backbone_config=SwinConfig(**SWIN),
+            feature_size=32,
+            mask_feature_size=32,
+            hidden_dim=32,
+            encoder_feedforward_dim=16,
+            dim_feedforward=16,
+            encoder_layers=1,
+            decoder_layers=2,
+            num_attention_heads=2,
+            num_queries=6,
+            id2label={0: "sky", 1: "person", 2: "dog"},
+        )
+        size = {"shortest_edge": 64, "longest_edge": 96}
+        return Mask2FormerForUniversalSegmentation(config), Mask2FormerImageProcessor(size=size, num_labels=3)
+    pictures = Sam2ImageProcessor(
+        size={"height": SIDE, "width": SIDE}, mask_size={"height": SIDE // 4, "width": SIDE // 4}
+    )
+    return Sam2Model(tiny()), Sam2Processor(pictures)
+
+
+def opened(task: str, **options: Any) -> Any:
+    """A pipeline of a task on the CPU."""
+    model, processor = parts_of(task)
+    return pipeline(task, model, processor=processor, device="cpu", **(NEEDS.get(task, {}) | options))
+
+
+def arrays(result: Any) -> dict[str, np.ndarray]:
+    """All arrays of a result; masks too."""
+    return result.arrays()

@@ -1,0 +1,233 @@
+"""What holds for the pipelines of all tasks."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from PIL import Image
+
+import vitruvian
+from tests.unit.pipelines.case import NEEDS, TASKS, arrays, opened, parts_of, picture
+from vitruvian.errors import ImageError, InputError
+from vitruvian.pipelines import PIPELINES, pipeline, pipeline_class
+from vitruvian.pipelines.runner import Failure, Results
+
+PICTURES = [picture(seed, size) for seed, size in enumerate([(40, 56), (48, 30), (40, 56), (33, 47), (64, 64)])]
+
+
+def assert_same(one: Any, other: Any, *, at_most: float = 1e-4) -> None:
+    """Two results say the same; floating-point work on other batches may differ in the last digits."""
+    assert type(one) is type(other)
+    mine, theirs = arrays(one), arrays(other)
+    assert mine.keys() == theirs.keys()
+    for name, values in mine.items():
+        assert values.shape == theirs[name].shape, name
+        if values.dtype.kind == "f":
+            np.testing.assert_allclose(values, theirs[name], atol=at_most, rtol=1e-3, err_msg=name)
+        else:
+            assert (values != theirs[name]).mean() < 0.02, name
+
+
+def test_every_task_has_a_pipeline() -> None:
+    assert set(PIPELINES) == set(TASKS)
+    assert all(pipeline_class(task).task == task for task in PIPELINES)
+
+
+@pytest.mark.parametrize("task", TASKS)
+class TestEveryTask:
+    def test_one_picture(self, task: str) -> None:
+        result = opened(task).run(PICTURES[0])
+        assert result.size_hw == PICTURES[0].shape[:2]
+        assert result.source == "array"
+        assert result.image is PICTURES[0]
+        assert (result.frame, result.time) == (None, None)
+        assert getattr(result, "kind", result.task) == task
+
+    def test_many_pictures_as_one_by_one(self, task: str) -> None:
+        pipe = opened(task)
+        found = pipe.run(PICTURES, **({} if task == "mask-generation" else {"batch_size": 3}))
+        assert isinstance(found, Results)
+        assert found.count == len(PICTURES)
+        results = list(found)
+        assert [result.size_hw for result in results] == [one.shape[:2] for one in PICTURES]
+        for result, one in zip(results, PICTURES, strict=True):
+            assert_same(result, pipe.run(one))
+
+    def test_without_the_image(self, task: str) -> None:
+        assert opened(task, keep_image=False).run(PICTURES[0]).image is None
+
+    def test_saved_in_the_background(self, task: str, tmp_path: Path) -> None:
+        names = [tmp_path / f"p{number}.png" for number in range(3)]
+        for name, one in zip(names, PICTURES, strict=False):
+            Image.fromarray(one).save(name)
+        results = list(opened(task).run(names, save=str(tmp_path / "out" / "{stem}.npz")))
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["p0.npz", "p1.npz", "p2.npz"]
+        assert [Path(result.source).name for result in results] == ["p0.png", "p1.png", "p2.png"]
+
+    def test_options_that_do_not_exist(self, task: str) -> None:
+        with pytest.raises(InputError, match=r"keep_imag: no such option\. Did you mean keep_image"):
+            opened(task, keep_imag=True)
+        with pytest.raises(InputError, match="no such option"):
+            opened(task).run(PICTURES[0], colour="red")
+
+    def test_without_a_model(self, task: str) -> None:
+        with pytest.raises(InputError, match=f"model: expected a checkpoint for {task}, got none"):
+            pipeline(task)
+
+    def test_a_foreign_model(self, task: str) -> None:
+        other, processor = parts_of("embed" if task != "embed" else "pose")
+        with pytest.raises(InputError, match="model: expected a checkpoint or"):
+            pipeline(task, other, processor=processor)
+
+    def test_a_model_without_its_processor(self, task: str) -> None:
+        with pytest.raises(InputError, match="Pass processor="):
+            pipeline(task, parts_of(task)[0])
+
+    def test_from_a_folder(self, task: str, tmp_path: Path) -> None:
+        model, processor = parts_of(task)
+        model.save_pretrained(tmp_path)
+        processor.save_pretrained(tmp_path)
+        pipe = pipeline(task, tmp_path, device="cpu")
+        assert (pipe.device, pipe.model.dtype) == (torch.device("cpu"), torch.float32)
+        assert not pipe.model.training
+        assert pipe.name == str(tmp_path)
+        assert_same(pipe.run(PICTURES[0], **NEEDS.get(task, {})), opened(task).run(PICTURES[0]))
+
+    def test_in_half_precision(self, task: str) -> None:
+        result = opened(task, dtype="bfloat16").run(PICTURES[0])
+        assert all(np.isfinite(values).all() for name, values in arrays(result).items() if values.dtype.kind == "f")
+
+
+class TestOpening:
+    def test_a_task_that_does_not_exist(self) -> None:
+        with pytest.raises(InputError, match="Did you mean normals"):
+            pipeline("normal")
+
+    def test_a_device_that_is_not_here(self) -> None:
+        model, processor = parts_of("pose")
+        with pytest.raises(InputError, match="device"):
+            pipeline("pose", model, processor=processor, device="tpu")
+
+    def test_the_package_offers_it(self) -> None:
+        assert vitruvian.pipeline is pipeline
+
+    def test_a_head_that_is_missing_names_the_class(self, tmp_path: Path) -> None:
+        model, processor = parts_of("semantic")
+        model.save_pretrained(tmp_path)
+        processor.save_pretrained(tmp_path)
+        with pytest.raises(InputError, match="AutoModelForPoseEstimation"):
+            pipeline("pose", tmp_path)
+        with pytest.raises(InputError, match="expected a checkpoint of Sapiens2"):
+            pipeline("embed", tmp_path)
+
+    @pytest.mark.parametrize(
+        "options", [{"errors": "ignore"}, {"batch_size": 0}, {"workers": 0}, {"save": "out.png"}, {"nobody": "panic"}]
+    )
+    def test_options_that_make_no_sense(self, options: dict[str, Any]) -> None:
+        with pytest.raises(InputError, match=next(iter(options))):
+            opened("normals").run(PICTURES[0], **options)
+
+
+class TestFailures:
+    def test_one_bad_picture_raises(self, tmp_path: Path) -> None:
+        (tmp_path / "bad.png").write_bytes(b"")
+        with pytest.raises(ImageError, match="empty file"):
+            opened("normals")(tmp_path / "bad.png")
+
+    def test_among_many_it_is_named(self, tmp_path: Path) -> None:
+        for number in range(6):
+            Image.fromarray(PICTURES[0]).save(tmp_path / f"{number}.jpg")
+        (tmp_path / "3.jpg").write_bytes((tmp_path / "3.jpg").read_bytes()[:200])
+        found = list(opened("normals")(tmp_path))
+        assert [isinstance(one, Failure) for one in found] == [False, False, False, True, False, False]
+        assert found[3].name == str(tmp_path / "3.jpg")
+        assert "3.jpg" in found[3].message
+        with pytest.raises(ImageError):
+            list(opened("normals", errors="raise")(tmp_path))
+
+
+class TestMemory:
+    def test_auto_batches_shrink_to_what_fits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pipe = opened("pose")
+        sizes: list[int] = []
+        forward = pipe.model.forward
+
+        def tight(pixels: torch.Tensor, **options: Any) -> Any:
+            sizes.append(len(pixels))
+            if len(pixels) > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return forward(pixels, **options)
+
+        monkeypatch.setattr(pipe.model, "forward", tight)
+        boxes = [[2, 2, 30, 38], [20, 4, 50, 36]]
+        found = list(pipe(PICTURES[:1] * 9, boxes=boxes, patience=60.0))
+        assert sizes[:4] == [1, 2, 4, 2]
+        assert max(sizes[3:]) == 2
+        assert pipe.batch.size == 2  # from 16, with which the CPU starts where inputs are small
+        monkeypatch.undo()
+        alone = pipe(PICTURES[0], boxes=boxes)
+        for result in found:
+            assert_same(result, alone)
+        sizes.clear()
+        pipe(PICTURES[:1] * 2, boxes=boxes)
+        assert pipe.batch.size == 2  # what fits is remembered
+
+    def test_flat_over_many_pictures(self) -> None:
+        """60 pictures of 3 MB, each with 12 MB of normals: 900 MB in all, of which a few are alive at a time."""
+        pipe = opened("normals", keep_image=False, batch_size=2, workers=2)
+        process = psutil.Process()
+        large = picture(1, (1000, 1000))
+        for _ in pipe(large.copy() for _ in range(8)):
+            pass
+        before = peak = process.memory_info().rss
+        count = 0
+        for result in pipe(large.copy() for _ in range(60)):
+            assert not isinstance(result, Failure)
+            count += 1
+            peak = max(peak, process.memory_info().rss)
+        assert count == 60
+        assert peak - before < 350e6
+
+    def test_no_thread_is_left(self) -> None:
+        before = threading.active_count()
+        for task in ("pose", "semantic"):
+            stream = opened(task)(PICTURES * 3)
+            next(stream)
+            stream.close()
+            with opened(task)(PICTURES * 3) as stream:
+                next(stream)
+            assert len(list(opened(task)(PICTURES))) == len(PICTURES)
+        assert threading.active_count() == before
+
+
+class TestMovingPictures:
+    def test_a_video(self, tmp_path: Path) -> None:
+        av = pytest.importorskip("av")
+        path = tmp_path / "clip.mp4"
+        with av.open(str(path), "w") as container:
+            stream = container.add_stream("mpeg4", rate=10)
+            stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+            for number in range(5):
+                frame = av.VideoFrame.from_ndarray(picture(number, (48, 64)), format="rgb24")
+                for packet in stream.encode(frame):
+                    container.mux(packet)
+            for packet in stream.encode():
+                container.mux(packet)
+        found = opened("pose")(path)
+        assert found.video is not None
+        assert found.video.size_hw == (48, 64)
+        results = list(found)
+        assert [result.frame for result in results] == list(range(5))
+        assert [result.time for result in results] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+        assert {result.source for result in results} == {str(path)}
+
+    def test_a_generator(self) -> None:
+        found = opened("matte")(one for one in PICTURES)
+        assert found.count is None
+        assert len(list(found)) == len(PICTURES)
