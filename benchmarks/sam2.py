@@ -1,17 +1,16 @@
-"""SAM 2 next to the reference, in one run: automatic masks of a 1024² picture, prompts in one call, clean-up of masks.
+"""SAM 2 next to the reference, in one run: automatic masks of a 1024² picture, the encoder, prompts in one call.
 
-    python benchmarks/sam2.py                    # a minute on two cores
-    python benchmarks/sam2.py --side 32 --variant large --device cuda
+    make bench                                   # all benchmarks
+    .venv-bench/bin/python benchmarks/sam2.py    # a few minutes on two cores
+    .venv-bench/bin/python benchmarks/sam2.py --side 32 --variant large --device cuda
 
-The reference's own mask-generation pipeline needs torchvision, which is not installed here. In its place runs a loop
-over the reference *model* that takes the pipeline's steps in its order: embed once, decode the grid in batches, enlarge
-every mask to the picture, filter by predicted IoU and by stability, find boxes, encode run lengths, suppress, decode.
-Suppression and run lengths are ours in both, which is faster than what the pipeline has. Weights are random, so the IoU
-threshold is set where the wished share of masks passes, the same for both, and the stability filter computes but drops
-nothing.
+The reference for automatic masks is its own mask-generation pipeline, with one help: torchvision's compiled suppression
+is not installed here, so it calls ours. Weights are random, so the IoU threshold is set where the wished share of masks
+passes, the same for both. The stability filter and suppression compute but drop nothing, since random masks are all
+unstable and as large as the picture, and no masks would come to the end.
 
-Each measurement has a process of its own, so that peak memory is its own. CPU seconds (all threads) tell more than
-seconds where other work runs on the machine.
+Each measurement has a process of its own, so that peak memory is its own; rounds alternate. CPU seconds (all threads)
+tell more than seconds where other work runs on the machine: take --threads 1 there.
 """
 
 from __future__ import annotations
@@ -19,22 +18,24 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
+from reference import load_reference
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.images.components import fill_holes
-from vitruvian.images.nms import box_nms, mask_boxes
-from vitruvian.images.rle import decode_rles, encode_rles
+from vitruvian.images.nms import box_nms
 from vitruvian.models.sam2.automatic import MaskProposals, Sam2AutomaticMaskGenerator, point_grid
 from vitruvian.models.sam2.configuration import Sam2Config
-from vitruvian.models.sam2.mask_decoder import stability
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor
 
@@ -59,8 +60,7 @@ def our_model(options: argparse.Namespace) -> Sam2Model:
 
 
 def their_model(options: argparse.Namespace) -> Any:
-    import transformers
-
+    transformers = load_reference()
     ours = our_model(options)
     parts = {k: v for k, v in ours.config.to_dict().items() if k.endswith("_config")}
     model = transformers.Sam2Model(transformers.Sam2Config(**parts))
@@ -76,52 +76,71 @@ def threshold(model: Any, embeddings: Any, options: argparse.Namespace) -> float
     return float(torch.quantile(scores.float(), 1 - options.keep))
 
 
+def settings(options: argparse.Namespace, level: float) -> dict[str, Any]:
+    """What both are told."""
+    return {
+        "points_per_crop": options.side,
+        "points_per_batch": options.batch,
+        "pred_iou_thresh": level,
+        "stability_score_thresh": -1.0,
+        "crops_nms_thresh": 1.0,
+    }
+
+
 def ours(options: argparse.Namespace) -> dict[str, Any]:
     model, processor = our_model(options), Sam2Processor()
     prepared = processor(images=picture(), return_tensors="pt")["pixel_values"].to(options.device)
     level = threshold(model, model.get_image_embeddings(prepared), options)
     calls: list[int] = []
-    model.mask_decoder.register_forward_hook(lambda module, given, out: calls.append(given[2].shape[1]))
-    generator = Sam2AutomaticMaskGenerator(
-        model,
-        processor,
-        points_per_crop=options.side,
-        points_per_batch=options.batch,
-        pred_iou_thresh=level,
-        stability_score_thresh=-1.0,
-    )
+    decode = model.mask_decoder.good_masks
+
+    def counted(*given: Any, **named: Any) -> Any:
+        calls.append(given[2].shape[1])
+        return decode(*given, **named)
+
+    model.mask_decoder.good_masks = counted  # type: ignore[method-assign]
+    generator = Sam2AutomaticMaskGenerator(model, processor, **settings(options, level))
     start = clock(options)
     found = generator(picture())
     assert isinstance(found, MaskProposals)
-    return {"decoder calls": len(calls), "points": sum(calls), "masks": len(found)} | since(start, options)
+    taken = since(start, options)
+    return {
+        "decoder calls": len(calls),
+        "points": sum(calls),
+        "masks": len(found),
+        "covered": covered(found.masks),
+    } | taken
 
 
 def theirs(options: argparse.Namespace) -> dict[str, Any]:
-    model, processor = their_model(options), Sam2Processor()
+    model, transformers = their_model(options), load_reference()
+    import torchvision
+
+    torchvision.ops.boxes.nms = box_nms
+    processor = transformers.Sam2ImageProcessor()
     prepared = processor(images=picture(), return_tensors="pt")["pixel_values"].to(options.device)
     level = threshold(model, model.get_image_embeddings(prepared), options)
     calls: list[int] = []
+    model.mask_decoder.register_forward_hook(
+        lambda module, given, named, out: calls.append(named["sparse_prompt_embeddings"].shape[1]), with_kwargs=True
+    )
+    find = transformers.pipeline("mask-generation", model=model, image_processor=processor, device=options.device)
+    shown = Image.fromarray(picture().permute(1, 2, 0).numpy())
     start = clock(options)
-    with torch.no_grad():
-        pixels = processor(images=picture(), return_tensors="pt")["pixel_values"].to(options.device)
-        embeddings = model.get_image_embeddings(pixels)
-        grid = point_grid(options.side).to(options.device) * IMAGE
-        runs, scores, boxes = [], [], []
-        for first in range(0, len(grid), options.batch):
-            points = grid[None, first : first + options.batch, None]
-            labels = torch.ones(points.shape[:3], dtype=torch.long, device=points.device)
-            out = model(input_points=points, input_labels=labels, image_embeddings=embeddings)
-            calls.append(points.shape[1])
-            large = F.interpolate(out.pred_masks[0].float(), size=(IMAGE, IMAGE), mode="bilinear", align_corners=False)
-            large, predicted = large.flatten(0, 1), out.iou_scores[0].flatten().float()
-            keep = (predicted > level) & (stability(large, 1.0) > -1.0)
-            masks = large[keep] > 0
-            boxes.append(mask_boxes(masks))
-            scores.append(predicted[keep])
-            runs += encode_rles(masks) if len(masks) else []
-        kept = box_nms(torch.cat(boxes), torch.cat(scores), 0.7)
-        found = decode_rles([runs[i] for i in kept.tolist()])
-    return {"decoder calls": len(calls), "points": sum(calls), "masks": len(found)} | since(start, options)
+    found = find(shown, **settings(options, level))
+    taken, masks = since(start, options), [torch.as_tensor(mask) for mask in found["masks"]]
+    return {"decoder calls": len(calls), "points": sum(calls), "masks": len(masks), "covered": covered(masks)} | taken
+
+
+def covered(masks: Iterable[Tensor]) -> int:
+    """Pixels of all masks together, to see that both found the same."""
+    return sum(int(mask.sum()) for mask in masks)
+
+
+def encoder(options: argparse.Namespace, model: Any) -> dict[str, Any]:
+    """One picture to its embeddings."""
+    pixels = torch.randn(1, 3, IMAGE, IMAGE, device=options.device, dtype=getattr(torch, options.dtype))
+    return repeated(options, lambda: model.get_image_embeddings(pixels))
 
 
 def prompts(options: argparse.Namespace, model: Any) -> dict[str, Any]:
@@ -131,13 +150,20 @@ def prompts(options: argparse.Namespace, model: Any) -> dict[str, Any]:
     sizes = ((32, 256), (64, 128), (256, 64))
     embeddings = [torch.randn(1, c, n, n, device=options.device, dtype=kind) for c, n in sizes]
     points = torch.rand(1, options.prompts, 1, 2, device=options.device) * IMAGE
+    labels = torch.ones(1, options.prompts, 1, dtype=torch.long, device=options.device)
+    found = repeated(options, lambda: model(input_points=points, input_labels=labels, image_embeddings=embeddings))
+    return {"prompts": options.prompts} | found
+
+
+def repeated(options: argparse.Namespace, run: Callable[[], Any]) -> dict[str, Any]:
+    """The quickest of some repetitions, after one to warm up."""
     taken = []
     with torch.no_grad():
-        for _ in range(options.repeats):
+        for _ in range(options.repeats + 1):
             start = clock(options)
-            model(input_points=points, image_embeddings=embeddings)
+            run()
             taken.append(since(start, options))
-    return {"prompts": options.prompts} | {name: min(one[name] for one in taken) for name in taken[0]}
+    return {name: min(one[name] for one in taken[1:]) for name in taken[0]}
 
 
 def cleaning() -> None:
@@ -182,8 +208,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Do one measurement; memory counts from when the model stands."""
     model = (our_model if options.only.startswith("our") else their_model)(options)
     base = peak(options)
-    if options.only in ("our prompts", "their prompts"):
-        found = prompts(options, model)
+    what = options.only.split()[1]
+    if what != "masks":
+        found = (prompts if what == "prompts" else encoder)(options, model)
     else:
         del model
         found = ours(options) if options.only == "our masks" else theirs(options)
@@ -207,7 +234,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="points a batch")
     parser.add_argument("--keep", type=float, default=0.3, help="share of masks that pass the IoU filter")
     parser.add_argument("--prompts", type=int, default=64, help="prompts in one call")
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=2, help="repetitions in a process, of which the best counts")
+    parser.add_argument("--rounds", type=int, default=1, help="processes for each measurement, in turns")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
@@ -218,15 +246,17 @@ def main() -> None:
         print(json.dumps(measure(options)))
         return
     print(f"SAM 2 {options.variant}, {options.dtype}, {options.device}, {options.threads} threads")
-    for what, title in (("masks", f"automatic masks, grid {options.side}²"), ("prompts", "prompts in one call")):
-        reference, mine = apart(options, f"their {what}"), apart(options, f"our {what}")
+    titles = {"masks": f"automatic masks, grid {options.side}²", "encoder": "encoder", "prompts": "prompts in one call"}
+    for what, title in titles.items():
+        rounds = [(apart(options, f"their {what}"), apart(options, f"our {what}")) for _ in range(options.rounds)]
         print(title)
-        for name, value in mine.items():
+        for name, value in rounds[0][1].items():
             if isinstance(value, int):
-                print(f"  {name:26} reference {reference[name]:>9}   ours {value:>9}")
+                print(f"  {name:26} reference {rounds[0][0][name]:>9}   ours {value:>9}")
             else:
-                ratio = reference[name] / max(value, 1e-9)
-                print(f"  {name:26} reference {reference[name]:>9.2f}   ours {value:>9.2f}   ratio {ratio:.1f}")
+                reference, mine = (statistics.median(each[side][name] for each in rounds) for side in (0, 1))
+                ratio = f"{mine / max(reference, 1e-9):.2f} × the reference"
+                print(f"  {name:26} reference {reference:>9.2f}   ours {mine:>9.2f}   {ratio}", flush=True)
     cleaning()
 
 

@@ -54,7 +54,8 @@ def label_regions(masks: Tensor, *, connectivity: Connectivity = 8) -> tuple[Ten
 
 def fill_holes(masks: Tensor, max_area: float, *, connectivity: Connectivity = 8) -> Tensor:
     """Fill the regions off the mask of up to `max_area` pixels: [..., H, W], bool in and out."""
-    return ~remove_islands(~masks.bool(), max_area, connectivity=connectivity)
+    background = ~masks.bool().contiguous()
+    return clear_small(background, max_area, connectivity, keep_largest=False).logical_not_()
 
 
 def remove_islands(
@@ -64,10 +65,15 @@ def remove_islands(
 
     `keep_largest` leaves a mask its largest region where all of them are small.
     """
-    out = masks.bool().clone(memory_format=torch.contiguous_format)
+    own = masks.bool().clone(memory_format=torch.contiguous_format)
+    return clear_small(own, max_area, connectivity, keep_largest=keep_largest)
+
+
+def clear_small(masks: Tensor, max_area: float, connectivity: Connectivity, *, keep_largest: bool) -> Tensor:
+    """Clear the small regions of contiguous bool masks [..., H, W], in place where they are on the CPU."""
     if max_area < 1:
-        return out
-    flat = as_numpy_masks(out, connectivity)
+        return masks
+    flat = as_numpy_masks(masks, connectivity)
     for mask in flat:
         found = find_regions(mask, connectivity)
         small = found.areas <= max_area
@@ -75,8 +81,8 @@ def remove_islands(
             small[found.areas.argmax()] = False
         gone = small[found.region]
         clear(mask.reshape(-1), found.starts[gone], found.ends[gone])
-    if out.device.type == "cpu":
-        return out  # numpy wrote into its memory
+    if masks.device.type == "cpu":
+        return masks  # numpy wrote into its memory
     return torch.from_numpy(flat).reshape(masks.shape).to(masks.device)
 
 
@@ -105,8 +111,8 @@ def find_regions(mask: Bools, connectivity: Connectivity = 8) -> Regions:
     # Neighbours of a run below are consecutive: count up from the first of each.
     below = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
     roots = join(len(starts), above, below)
-    _, region = np.unique(roots, return_inverse=True)
-    region = region.reshape(-1)
+    # A region's root is its first run, so counting roots numbers the regions in reading order.
+    region = (np.cumsum(roots == np.arange(len(roots))) - 1)[roots]
     areas = np.bincount(region, weights=ends - starts).astype(np.int64) if len(region) else region
     return Regions(starts, ends, region, areas)
 
@@ -123,7 +129,9 @@ def find_runs(mask: Bools) -> tuple[Ints, Ints]:
     # Runs that go on in the next row are cut at the row's end.
     cuts = np.arange(width, flat.size, width)
     crossing = cuts[flat[cuts - 1] & flat[cuts]] if len(cuts) else cuts
-    return np.sort(np.concatenate((starts, crossing))), np.sort(np.concatenate((ends, crossing)))
+    # Both parts are in order already, which a stable sort only merges.
+    starts, ends = (np.sort(np.concatenate((edge, crossing)), kind="stable") for edge in (starts, ends))
+    return starts, ends
 
 
 def join(count: int, a: Ints, b: Ints) -> Ints:

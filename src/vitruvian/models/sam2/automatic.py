@@ -194,15 +194,9 @@ class Sam2AutomaticMaskGenerator:
         step = options.points_per_batch or len(grid)
         for start in range(0, len(grid), step):
             points = asked[None, start : start + step, None].to(device)  # [1, P, 1, 2]
-            out = self.model(input_points=points, image_embeddings=embeddings, return_dict=True)
-            yield filtered(
-                out.pred_masks[0],
-                out.iou_scores[0].float(),
-                places[start : start + step].to(device),
-                crop,
-                size_hw,
-                options,
-            )
+            found = self.model.good_masks(points, embeddings, least_score=options.pred_iou_thresh)
+            asked_at = places[start : start + step].to(device)[found.prompts]  # [N, 2]
+            yield filtered(found.masks, found.iou_scores, asked_at, crop, size_hw, options)
 
 
 def filtered(
@@ -213,11 +207,7 @@ def filtered(
     size_hw: tuple[int, int],
     options: AutomaticMaskOptions,
 ) -> Candidates:
-    """Keep of the masks [P, K, h, w] with scores [P, K] those that are good, stable, not empty and not cut."""
-    points = points_xy[:, None].expand(-1, logits.shape[1], -1).flatten(0, 1)  # [P·K, 2]
-    logits, scores = logits.flatten(0, 1), scores.flatten()  # [P·K, h, w], [P·K]
-    good = scores > options.pred_iou_thresh
-    logits, scores, points = logits[good], scores[good], points[good]
+    """Keep of the masks [N, h, w] with scores [N] and points [N, 2] those that are stable, not empty and not cut."""
     stable = stability(logits, options.stability_score_offset, options.mask_threshold)  # [N]
     small = mask_boxes(logits > options.mask_threshold)  # [N, 4], cells
     x1, y1, x2, y2 = crop
@@ -227,7 +217,7 @@ def filtered(
     keep &= ~cut_by(boxes, crop, size_hw)
     crops = torch.tensor(crop, device=logits.device).expand(len(boxes), -1)
     # Half precision is plenty for what is cut at a threshold and interpolated once.
-    return Candidates(logits.half(), scores, stable, boxes, points, crops)[keep]
+    return Candidates(logits.half(), scores, stable, boxes, points_xy, crops)[keep]
 
 
 def cut_by(boxes_xyxy: Tensor, crop: tuple[int, int, int, int], size_hw: tuple[int, int]) -> Tensor:

@@ -8,7 +8,9 @@ which halves the grid, and widens the channels.
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -25,6 +27,9 @@ from vitruvian.model import Model
 from vitruvian.models.sam2.configuration import Sam2HieraDetConfig, check_image_size
 from vitruvian.models.sam2.fields import pair
 from vitruvian.outputs import ModelOutput
+
+# On a CPU, parts of a block that fit this many bytes stay in its cache, and need no fresh memory from the system.
+STRIP_BYTES = 6 << 20
 
 
 @dataclass
@@ -110,10 +115,13 @@ class Sam2HieraDetModel(Model):
 
     def positions(self, grid_hw: tuple[int, int]) -> Tensor:
         """Positions for a grid: the coarse table stretched over it plus the fine one in each window [1, h, w, C]."""
-        coarse = F.interpolate(self.pos_embed.float(), size=grid_hw, mode="bicubic")  # [1, C, h, w]
+        table = self.pos_embed[0].float().permute(1, 2, 0)  # [h', w', C]
+        rows, columns = (stretching(*sides, table.device) for sides in zip(table.shape, grid_hw, strict=False))
+        tall = unflatten(rows @ table.flatten(1), 1, table.shape[1:])  # [h, w', C]
+        coarse = columns @ tall  # [h, w, C]
         window = self.pos_embed_window.shape[-1]
-        fine = self.pos_embed_window.tile(1, 1, grid_hw[0] // window, grid_hw[1] // window)  # [1, C, h, w]
-        return (coarse + fine).permute(0, 2, 3, 1)  # [1, h, w, C]
+        fine = self.pos_embed_window[0].permute(1, 2, 0)  # [n, n, C]
+        return (coarse + fine.tile(grid_hw[0] // window, grid_hw[1] // window, 1))[None]  # [1, h, w, C]
 
 
 class PatchEmbedding(nn.Module):
@@ -160,6 +168,12 @@ class HieraBlock(nn.Module):
 
     def forward(self, x: Tensor, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Map [B, h, w, C] to [B, h', w', C'], and give the attention weights on demand."""
+        if self.window and not need_weights:  # rows of windows do not need each other
+            return in_strips(lambda rows: self.block(rows)[0], x, channels=self.widest, multiple=self.window), None
+        return self.block(x, need_weights)
+
+    def block(self, x: Tensor, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Do the work of `forward` on whole rows of windows."""
         normed = self.layer_norm1(x)
         shortcut = x if self.proj is None else self.proj(normed)
         if self.stride is not None:
@@ -170,8 +184,17 @@ class HieraBlock(nn.Module):
             attended = join_windows(unflatten(attended, 0, tiles.shape[:3]), shortcut.shape[1:3])  # [B, h', w', C']
         else:
             attended, weights = self.attn(normed, need_weights)  # [B, h', w', C']
-        x = shortcut + attended
-        return x + self.mlp(self.layer_norm2(x)), weights
+        return in_strips(self.feed, shortcut + attended, channels=self.widest), weights
+
+    def feed(self, x: Tensor) -> Tensor:
+        """Add the feed-forward layer to tokens [..., C']."""
+        fed: Tensor = self.mlp(self.layer_norm2(x))
+        return x + fed
+
+    @property
+    def widest(self) -> int:
+        """Channels of the widest tensor inside."""
+        return self.mlp.proj_in.out_features
 
 
 class HieraAttention(nn.Module):
@@ -240,9 +263,35 @@ def make_blocks(config: Sam2HieraDetConfig) -> list[HieraBlock]:
     return blocks
 
 
+def stretching(source: int, target: int, device: torch.device) -> Tensor:
+    """The matrix that stretches one side of a table with bicubic interpolation: float32 [target, source]."""
+    # Both sides at once cost 20 times as much as two small products.
+    single = torch.eye(source, device=device)[None, None]  # [1, 1, source, source]
+    return F.interpolate(single, size=(target, source), mode="bicubic")[0, 0]
+
+
 def pool(x: Tensor, stride: tuple[int, int]) -> Tensor:
     """Largest value of each cell of `stride`: [B, h, w, C] to [B, h/s, w/s, C]."""
-    return unflatten(unflatten(x, 2, (-1, stride[1])), 1, (-1, stride[0])).amax(dim=(2, 4))  # [B, h/s, w/s, C]
+    # Comparing slices is several times as fast on a CPU as one reduction over two dimensions.
+    rows = functools.reduce(torch.maximum, (x[:, i :: stride[0]] for i in range(stride[0])))  # [B, h/s, w, C]
+    return functools.reduce(torch.maximum, (rows[:, :, i :: stride[1]] for i in range(stride[1])))  # [B, h/s, w/s, C]
+
+
+def in_strips(step: Callable[[Tensor], Tensor], x: Tensor, *, channels: int, multiple: int = 1) -> Tensor:
+    """Apply a step to a map [B, h, w, C] whose rows do not need each other: in strips that fit the cache of a CPU.
+
+    Args:
+        step: Maps rows [B, n, w, C] to [B, n', w', C'].
+        x: The map.
+        channels: Channels of the widest tensor that the step makes.
+        multiple: Number of rows that only go together.
+    """
+    rows = STRIP_BYTES // (x[:, :multiple, :, 0].numel() * channels * x.element_size()) * multiple
+    rows = max(multiple, rows)
+    whole = x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling()
+    if whole or rows >= x.shape[1]:
+        return step(x)
+    return torch.cat([step(strip) for strip in torch.split(x, rows, dim=1)], dim=1)
 
 
 def split_windows(x: Tensor, window: int) -> Tensor:

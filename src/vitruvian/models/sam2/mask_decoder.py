@@ -5,13 +5,15 @@
     image ─ upscaled 4×, with the finer levels added ─▶ [B, P, C/8, 4h, 4w] · mask tokens ─▶ masks [B, P, 3 | 1, 4h, 4w]
 
 Prompts are decoded a few at a time: each needs its own copy of the image, so memory is bounded by the group and not by
-their number. The upscaled image never takes the layout of a picture: a 2×2 transposed convolution with stride 2 is a
-linear layer a cell, so the cells stay where they are and only the finished masks are put in order.
+their number. What they share is made once (`Scene`). The upscaled image never takes the layout of a picture: a 2×2
+transposed convolution with stride 2 is a linear layer a cell, so the cells stay where they are and only the finished
+masks are put in order. Upscaling is half of the work, and the predicted IoU is known before it, so `good_masks` draws
+only what is good.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,12 +22,14 @@ from torch import Tensor, nn
 from vitruvian.layers.mlp import activation
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
 from vitruvian.models.sam2.hiera import FeedForward
-from vitruvian.models.sam2.two_way import TwoWayTransformer
+from vitruvian.models.sam2.two_way import SharedImage, TwoWayTransformer
 
 # Working memory for a group of prompts, in bytes: on a CPU small groups stay in the cache, a GPU wants to be filled.
-GROUP_BYTES = {"cpu": 96 << 20, "cuda": 1 << 30}
+GROUP_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 # What one prompt needs while it is decoded, in image embeddings.
 EMBEDDINGS_A_PROMPT = 6
+# On a CPU the image is upscaled in strips of this many bytes, which stay in the cache and need no fresh memory.
+STRIP_BYTES = 1 << 20
 
 
 class Decoded(NamedTuple):
@@ -35,6 +39,39 @@ class Decoded(NamedTuple):
     iou_scores: Tensor
     object_scores: Tensor
     attentions: tuple[Tensor, ...] | None
+
+
+class GoodMasks(NamedTuple):
+    """The N masks of one picture that are good enough [N, 4h, 4w], their predicted IoU [N] and the prompt of each [N].
+
+    Prompts come in their order; predicted IoU is float32.
+    """
+
+    masks: Tensor
+    iou_scores: Tensor
+    prompts: Tensor
+
+
+class Scene(NamedTuple):
+    """A picture as all prompts see it.
+
+    Attributes:
+        cells: Image embedding with that of mask prompts [B, P | 1, M, C].
+        places: Positions of its cells [1, 1, M, C].
+        levels: The finer levels, cell by cell, with the upscaling's biases: [B, 1, M·16, C/8] and [B, 1, M·4, C/4].
+        shared: Projections of the cells, where all prompts have the same and are many.
+        grid_hw: Height and width of the grid of cells.
+    """
+
+    cells: Tensor
+    places: Tensor
+    levels: tuple[Tensor, Tensor]
+    shared: SharedImage | None
+    grid_hw: tuple[int, int]
+
+    def cells_of(self, group: slice) -> Tensor:
+        """Cells of a group of prompts [B, 1 | P, M, C]."""
+        return self.cells if self.cells.shape[1] == 1 else self.cells[:, group].contiguous()
 
 
 class MaskDecoder(nn.Module):
@@ -88,41 +125,78 @@ class MaskDecoder(nn.Module):
             target: Embedding added to the tokens, broadcasts to [B, P, N, C].
             need_weights: Give the attention weights of tokens looking at the image.
         """
-        grid_hw = (image.shape[2], image.shape[3])
-        cells = (image[:, None] + dense).flatten(3).transpose(2, 3)  # [B, P | 1, M, C]
-        places = image_positions.flatten(2).transpose(1, 2)[None]  # [1, 1, M, C]
         tokens = self.with_output_tokens(sparse)  # [B, P, N, C]
-        levels = (
-            with_bias(by_cell(finer[0], grid_hw, 2), self.upscale_conv2),  # [B, 1, M·16, C/8]
-            with_bias(by_cell(finer[1], grid_hw, 1), self.upscale_conv1),  # [B, 1, M·4, C/4]
-        )
+        scene = self.scene(image, image_positions, dense, finer, tokens)
         if target is not None:
             target = target.expand(*tokens.shape[:2], *target.shape[-2:]) if target.ndim > 1 else target
         parts = [
             self.decode(
                 tokens[:, group],
-                cells if cells.shape[1] == 1 else cells[:, group],
-                places,
-                levels,
-                grid_hw,
+                scene.cells_of(group),
+                scene,
                 multimask_output=multimask_output,
                 similarity=None if similarity is None else similarity[:, group],
                 target=None if target is None else (target[:, group] if target.ndim > 1 else target),
                 need_weights=need_weights,
             )
-            for group in groups_of(tokens.shape[1], self.group_size(cells, tokens.shape[0]))
+            for group in groups_of(tokens.shape[1], group_size(scene.cells))
         ]
         masks, ious, scores = (torch.cat(pieces, dim=1) for pieces in zip(*(p[:3] for p in parts), strict=True))
         weights = [torch.cat(layer, dim=1).flatten(0, 1) for layer in zip(*(p[3] for p in parts), strict=True)]
         return Decoded(masks, ious, scores, tuple(weights) if need_weights else None)
 
+    def good_masks(
+        self,
+        image: Tensor,
+        image_positions: Tensor,
+        sparse: Tensor,
+        dense: Tensor,
+        finer: Sequence[Tensor],
+        *,
+        least_score: float,
+    ) -> GoodMasks:
+        """Decode P prompts of one picture, and draw of their masks those whose predicted IoU exceeds `least_score`.
+
+        The other arguments are those of `forward`, with B = 1.
+        """
+        tokens = self.with_output_tokens(sparse)  # [1, P, N, C]
+        scene = self.scene(image, image_positions, dense, finer, tokens)
+        kinds = range(1, self.mask_tokens.num_embeddings)
+        h, w = scene.grid_hw
+        none = tokens.new_zeros(0, dtype=torch.long)
+        parts = [(tokens.new_zeros(0, 4 * h, 4 * w), tokens.new_zeros(0, dtype=torch.float32), none)]
+        for group in groups_of(tokens.shape[1], group_size(scene.cells)):
+            seen, cells, _ = self.transformer(
+                tokens[:, group], scene.cells_of(group), scene.places, shared=scene.shared
+            )  # [1, P, N, C], [1, P, M, C]
+            ious = self.iou_prediction_head(seen[0, :, 1]).sigmoid()[:, 1:].float()  # [P, K]
+            prompt, kind = (ious > least_score).nonzero(as_tuple=True)  # [N] each
+            wanted, place = prompt.unique(return_inverse=True)  # [W], [N]
+            if len(wanted):
+                drawn = self.draw(seen[:, wanted], cells[:, wanted], scene, kinds)  # [1, W, K, 4h, 4w]
+                parts.append((drawn[0, place, kind], ious[prompt, kind], prompt + group.start))
+        return GoodMasks(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
+
+    def scene(
+        self, image: Tensor, image_positions: Tensor, dense: Tensor, finer: Sequence[Tensor], tokens: Tensor
+    ) -> Scene:
+        """Make what is the same for all groups of prompts, whose tokens are [B, P, N, C]."""
+        grid_hw = (image.shape[2], image.shape[3])
+        cells = (image[:, None] + dense).flatten(3).transpose(2, 3)  # [B, P | 1, M, C]
+        cells = cells.contiguous() if cells.shape[1] == 1 else cells
+        places = image_positions.flatten(2).transpose(1, 2)[None]  # [1, 1, M, C]
+        levels = (
+            with_bias(by_cell(finer[0], grid_hw, 2), self.upscale_conv2),  # [B, 1, M·16, C/8]
+            with_bias(by_cell(finer[1], grid_hw, 1), self.upscale_conv1),  # [B, 1, M·4, C/4]
+        )
+        shared = self.transformer.share(cells, places, tokens=tokens.shape[1] * tokens.shape[2])
+        return Scene(cells, places, levels, shared, grid_hw)
+
     def decode(
         self,
         tokens: Tensor,
         cells: Tensor,
-        places: Tensor,
-        levels: tuple[Tensor, Tensor],
-        grid_hw: tuple[int, int],
+        scene: Scene,
         *,
         multimask_output: bool,
         similarity: Tensor | None,
@@ -131,7 +205,13 @@ class MaskDecoder(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Decode one group of prompts: tokens [B, P, N, C] over cells [B, P | 1, M, C]."""
         tokens, cells, weights = self.transformer(
-            tokens, cells, places, similarity=similarity, target=target, need_weights=need_weights
+            tokens,
+            cells,
+            scene.places,
+            shared=scene.shared,
+            similarity=similarity,
+            target=target,
+            need_weights=need_weights,
         )
         ious = self.iou_prediction_head(tokens[:, :, 1]).sigmoid()  # [B, P, K]
         object_scores = self.pred_obj_score_head(tokens[:, :, 0])  # [B, P, 1]
@@ -139,14 +219,31 @@ class MaskDecoder(nn.Module):
         wanted = slice(1, None) if multimask_output else slice(0, None if choose else 1)
         # Training in parallel wants a gradient for every parameter, so there no mask is left out.
         made = slice(None) if torch.is_grad_enabled() else wanted
-        kinds = range(ious.shape[-1])[made]
-        heads = [self.output_hypernetworks_mlps[k](tokens[:, :, 2 + k]) for k in kinds]
-        upscaled = self.upscale(cells, levels)  # [B, P, M·16, C/8]
-        masks = in_order(upscaled @ torch.stack(heads, dim=-1), grid_hw)  # [B, P, K, 4h, 4w]
+        masks = self.draw(tokens, cells, scene, range(ious.shape[-1])[made])  # [B, P, K, 4h, 4w]
         masks, ious = masks if made == wanted else masks[:, :, wanted], ious[:, :, wanted]
         if choose:
             masks, ious = choose_stable(masks, ious, delta=self.delta, stable_from=self.stable_from)
         return masks, ious, object_scores, weights
+
+    def draw(self, tokens: Tensor, cells: Tensor, scene: Scene, kinds: range) -> Tensor:
+        """Draw masks of some kinds from what the transformer gives: [B, P, kinds, 4h, 4w]."""
+        made = [self.output_hypernetworks_mlps[kind](tokens[:, :, 2 + kind]) for kind in kinds]  # [B, P, C/8] each
+        heads = torch.stack(made, dim=2)  # [B, P, K, C/8]
+        strips = [
+            heads @ self.upscale(cells[:, :, part], levels).transpose(2, 3)
+            for part, levels in self.strips(cells, scene)
+        ]  # [B, P, K, m·16] each
+        return in_order(torch.cat(strips, dim=-1), scene.grid_hw)
+
+    def strips(self, cells: Tensor, scene: Scene) -> Iterator[tuple[slice, tuple[Tensor, Tensor]]]:
+        """Cut the cells [B, P, M, C] where memory matters, and give each part with its finer levels."""
+        count = cells.shape[2]
+        one = 2 * cells[:, :, 0].nbytes  # 16 pixels with an eighth of the channels
+        size = max(1, STRIP_BYTES // one) if cells.device.type == "cpu" else count
+        finest, finer = scene.levels
+        for part in groups_of(count, size):
+            first, last = part.start, part.stop
+            yield part, (finest[:, :, 16 * first : 16 * last], finer[:, :, 4 * first : 4 * last])
 
     def with_output_tokens(self, sparse: Tensor) -> Tensor:
         """Put the tokens that become outputs before the prompts: [B, P, N, C] to [B, P, 2 + K + N, C]."""
@@ -161,10 +258,11 @@ class MaskDecoder(nn.Module):
         x = self.act(self.upscale_layer_norm(x))
         return self.act(spread(x, self.upscale_conv2).add_(finest))  # [B, P, M·16, C/8]
 
-    def group_size(self, cells: Tensor, batch: int) -> int:
-        """How many prompts a picture to decode at a time, so that their copies of the image fit the working memory."""
-        one = batch * cells.shape[2] * cells.shape[3] * cells.element_size() * EMBEDDINGS_A_PROMPT
-        return max(1, GROUP_BYTES.get(cells.device.type, GROUP_BYTES["cuda"]) // one)
+
+def group_size(cells: Tensor) -> int:
+    """How many prompts a picture to decode at a time, so that their copies of cells [B, P | 1, M, C] fit the memory."""
+    one = cells[:, 0].nbytes * EMBEDDINGS_A_PROMPT
+    return max(1, GROUP_BYTES.get(cells.device.type, GROUP_BYTES["cuda"]) // one)
 
 
 def groups_of(count: int, size: int) -> list[slice]:
@@ -200,10 +298,9 @@ def by_cell(level: Tensor, grid_hw: tuple[int, int], halvings: int) -> Tensor:
 
 
 def in_order(masks: Tensor, grid_hw: tuple[int, int]) -> Tensor:
-    """Put masks that lie cell by cell in the order of a picture: [B, P, M·16, K] to [B, P, K, 4h, 4w]."""
-    h, w = grid_hw
-    split = torch.unflatten(masks, 2, (h, w, 2, 2, 2, 2))  # [B, P, h, w, y, x, y', x', K]
-    return split.permute(0, 1, 8, 2, 4, 6, 3, 5, 7).flatten(6).flatten(3, 5)  # [B, P, K, 4h, 4w]
+    """Put masks that lie cell by cell in the order of a picture: [B, P, K, M·16] to [B, P, K, 4h, 4w]."""
+    split = torch.unflatten(masks, 3, (*grid_hw, 2, 2, 2, 2))  # [B, P, K, h, w, y, x, y', x']
+    return split.permute(0, 1, 2, 3, 5, 7, 4, 6, 8).flatten(6).flatten(3, 5)  # [B, P, K, 4h, 4w]
 
 
 def choose_stable(masks: Tensor, ious: Tensor, *, delta: float, stable_from: float) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from vitruvian.losses.sam import prompted_mask_loss
 from vitruvian.model import Model
 from vitruvian.models.sam2.configuration import Sam2Config
 from vitruvian.models.sam2.hiera import init_weights
-from vitruvian.models.sam2.mask_decoder import MaskDecoder
+from vitruvian.models.sam2.mask_decoder import GoodMasks, MaskDecoder
 from vitruvian.models.sam2.prompt_encoder import PADDING, PromptEncoder, RandomPositions, check_labels, mask_logits
 from vitruvian.models.sam2.vision import Sam2VisionEncoderOutput, Sam2VisionModel, without_values
 from vitruvian.outputs import ModelOutput
@@ -207,6 +207,25 @@ class Sam2Model(Model):
         masks = None if input_masks is None else mask_logits(input_masks, self.prompt_encoder.mask_hw)
         embedded: tuple[Tensor | None, Tensor] = self.prompt_encoder(input_points, input_labels, input_boxes, masks)
         return embedded
+
+    @torch.no_grad()
+    def good_masks(self, input_points: Tensor, image_embeddings: Sequence[Tensor], *, least_score: float) -> GoodMasks:
+        """Predict three masks for each prompt of one encoded picture, and draw those that promise to be good.
+
+        Gives the masks that a call would give and `iou_scores` puts above `least_score`, for half the work at best.
+
+        Args:
+            input_points: [1, P, N, 2], x and y of N points on each of P objects.
+            image_embeddings: What `get_image_embeddings` gives for one picture.
+            least_score: Predicted IoU that a mask must exceed.
+        """
+        levels = self.check_embeddings(image_embeddings)
+        points, labels, _, _ = self.check_prompts(levels[-1], input_points, None, None, None)
+        if len(levels[-1]) != 1:
+            raise InputError(f"image_embeddings: expected those of one picture, got {len(levels[-1])}.")
+        sparse, dense = self.prompt_encoder(points, labels, None, None)
+        positions = self.get_image_wide_positional_embeddings()
+        return self.mask_decoder.good_masks(levels[-1], positions, sparse, dense, levels[:-1], least_score=least_score)
 
     def get_image_wide_positional_embeddings(self) -> Tensor:
         """Positions of the cells of the image embedding [1, C, h, w]."""

@@ -4,12 +4,15 @@
     image  [B, 1, M, C] ◀──────────────────────to tokens── image [B, P, M, C]
 
 The image is the same for all P prompts until it has looked at their tokens for the first time. Until then it is kept
-once (the second dimension is 1) and all tokens attend to it as one long sequence. Afterwards there is a copy a prompt,
-and M, the cells of the image, is far larger than N, the tokens. There the projections of the image are folded into the
-tokens' side: (x Wᵀ) k = x (Wᵀ k), which costs A·N instead of C/2 columns a cell, half of the work for a click.
+once (the second dimension is 1), its projections are made once (`SharedImage`) and all tokens attend to it as one long
+sequence. Afterwards there is a copy a prompt, and M, the cells of the image, is far larger than N, the tokens. There
+the projections of the image are folded into the tokens' side: (x Wᵀ) k = x (Wᵀ k), which costs A·N instead of C/2
+columns a cell, half of the work for a click.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn, unflatten
@@ -18,6 +21,20 @@ from torch.utils.checkpoint import checkpoint
 from vitruvian.layers.attention import attend
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
 from vitruvian.models.sam2.hiera import FeedForward
+
+
+class SharedImage(NamedTuple):
+    """The first layer's projections of an image that all prompts share, each [B, A, M, D].
+
+    Attributes:
+        keys: What tokens compare themselves with.
+        values: What they take from the image.
+        queries: What the image asks the tokens with.
+    """
+
+    keys: Tensor
+    values: Tensor
+    queries: Tensor
 
 
 class TwoWayTransformer(nn.Module):
@@ -36,6 +53,7 @@ class TwoWayTransformer(nn.Module):
         image: Tensor,
         image_positions: Tensor,
         *,
+        shared: SharedImage | None = None,
         similarity: Tensor | None = None,
         target: Tensor | None = None,
         need_weights: bool = False,
@@ -46,6 +64,7 @@ class TwoWayTransformer(nn.Module):
             tokens: Output tokens and prompts [B, P, N, C]; they are also the tokens' positions.
             image: Cells of the image [B, 1 | P, M, C].
             image_positions: Their positions [1, 1, M, C].
+            shared: What `share` makes of the image.
             similarity: Added to the scores of tokens looking at the image, broadcasts to [B, P, A, N, M].
             target: Added to the tokens before each layer, broadcasts to [B, P, N, C].
             need_weights: Whether to return weights.
@@ -56,15 +75,25 @@ class TwoWayTransformer(nn.Module):
         for layer in self.layers:
             if target is not None:
                 tokens = tokens + target
-            given = (tokens, positions, image, image_positions, similarity, need_weights)
+            given = (tokens, positions, image, image_positions, shared, similarity, need_weights)
             if self.gradient_checkpointing and self.training:
                 tokens, image, seen = checkpoint(layer, *given, use_reentrant=False)
             else:
                 tokens, image, seen = layer(*given)
             if need_weights:
                 weights.append(seen)
-        looked, _ = self.final_attn_token_to_image.tokens_to_image(tokens + positions, image + image_positions, image)
+            shared = None
+        looked, _ = self.final_attn_token_to_image.look_at_each(tokens + positions, image + image_positions, image)
         return self.layer_norm_final_attn(tokens + looked), image, weights
+
+    def share(self, image: Tensor, image_positions: Tensor, *, tokens: int) -> SharedImage | None:
+        """Project the image [B, 1 | P, M, C] for the first layer once for a picture's `tokens`, those of all prompts.
+
+        None where each prompt has an image of its own, or where folding is less work because there are few tokens.
+        """
+        layer = cast(TwoWayLayer, self.layers[0])
+        worth = image.shape[1] == 1 and layer.worth_sharing(tokens)
+        return layer.share(image, image_positions) if worth else None
 
 
 class TwoWayLayer(nn.Module):
@@ -89,6 +118,7 @@ class TwoWayLayer(nn.Module):
         positions: Tensor,
         image: Tensor,
         image_positions: Tensor,
+        shared: SharedImage | None = None,
         similarity: Tensor | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -98,14 +128,34 @@ class TwoWayLayer(nn.Module):
         else:
             tokens = tokens + self.self_attn(tokens + positions, tokens)
         tokens = self.layer_norm1(tokens)
-        placed = image + image_positions  # [B, 1 | P, M, C]
-        looked, weights = self.cross_attn_token_to_image.tokens_to_image(
-            tokens + positions, placed, image, similarity=similarity, need_weights=need_weights
-        )
+        to_image, to_tokens = self.cross_attn_token_to_image, self.cross_attn_image_to_token
+        weights: Tensor | None
+        if shared is None:
+            placed = image + image_positions  # [B, P, M, C]
+            looked, weights = to_image.look_at_each(tokens + positions, placed, image, similarity)
+        else:
+            looked, weights = to_image.look_at_one(tokens + positions, shared, similarity, need_weights)
         tokens = self.layer_norm2(tokens + looked)
         tokens = self.layer_norm3(tokens + self.mlp(tokens))
-        image = self.cross_attn_image_to_token.image_to_tokens(image, placed, tokens + positions, tokens)
+        keys = to_tokens.keys_of(tokens + positions)  # [B, P, A, N, D]
+        scores = to_tokens.scores_of_each(placed, keys) if shared is None else to_tokens.scores_of_one(shared, keys)
+        image = to_tokens.look_back(image, scores, tokens)  # [B, P, M, C]
         return tokens, self.layer_norm4(image), weights
+
+    def share(self, image: Tensor, image_positions: Tensor) -> SharedImage:
+        """Project an image [B, 1, M, C] that all prompts share."""
+        to_image, to_tokens = self.cross_attn_token_to_image, self.cross_attn_image_to_token
+        placed = image + image_positions  # [B, 1, M, C]
+        return SharedImage(
+            keys=to_image.split(to_image.k_proj(placed))[:, 0],
+            values=to_image.split(to_image.v_proj(image))[:, 0],
+            queries=to_tokens.split(to_tokens.q_proj(placed))[:, 0],
+        )
+
+    def worth_sharing(self, tokens: int) -> bool:
+        """Tell whether projecting the image costs less than folding its projections into this many tokens."""
+        cross = self.cross_attn_token_to_image
+        return tokens * cross.heads > cross.q_proj.out_features
 
 
 class SelfAttention(nn.Module):
@@ -141,98 +191,89 @@ class CrossAttention(nn.Module):
         super().__init__()
         channels, inner = config.hidden_size, config.hidden_size // config.attention_downsample_rate
         self.heads = config.num_attention_heads
-        self.scale = (inner // self.heads) ** -0.5
+        self.scale: float = (inner // self.heads) ** -0.5
         self.q_proj = nn.Linear(channels, inner)
         self.k_proj = nn.Linear(channels, inner)
         self.v_proj = nn.Linear(channels, inner)
         self.o_proj = nn.Linear(inner, channels)
 
-    def tokens_to_image(
-        self,
-        tokens: Tensor,
-        placed: Tensor,
-        image: Tensor,
-        *,
-        similarity: Tensor | None = None,
-        need_weights: bool = False,
+    def look_at_one(
+        self, tokens: Tensor, shared: SharedImage, similarity: Tensor | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Let tokens [B, P, N, C] look at the image: keys `placed` and values `image`, both [B, 1 | P, M, C].
+        """Let tokens [B, P, N, C] look at one image for all prompts, as one sequence.
 
         Returns [B, P, N, C] and on demand the weights [B, P, A, N, M].
         """
-        q = self.split(self.q_proj(tokens))  # [B, P, A, N, D]
-        if image.shape[1] == 1:
-            heads, weights = self.look_at_one(q, placed, image, similarity, need_weights)
-        else:
-            heads, weights = self.look_at_each(q, placed, image, similarity)
-        out: Tensor = self.o_proj(heads.transpose(2, 3).flatten(3))  # [B, P, N, C]
-        return out, weights
-
-    def look_at_one(
-        self, q: Tensor, placed: Tensor, image: Tensor, similarity: Tensor | None, need_weights: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend from [B, P, A, N, D] to one image for all prompts, whose tokens form one sequence."""
-        count, length = q.shape[1], q.shape[3]
-        k, v = self.split(self.k_proj(placed))[:, 0], self.split(self.v_proj(image))[:, 0]  # [B, A, M, D]
+        count, length = tokens.shape[1:3]
+        q = self.split(self.q_proj(tokens.flatten(1, 2)[:, None]))[:, 0]  # [B, A, P·N, D]
         mask = None
         if similarity is not None:
-            wide = similarity.to(q.dtype).expand(*q.shape[:2], -1, length, -1)  # [B, P, A | 1, N, M]
+            wide = similarity.to(q.dtype).expand(*tokens.shape[:2], -1, length, -1)  # [B, P, A | 1, N, M]
             mask = wide.transpose(1, 2).flatten(2, 3)  # [B, A | 1, P·N, M]
         out, weights = attend(
-            q.transpose(1, 2).flatten(2, 3),  # [B, A, P·N, D]
-            k,
-            v,
+            q,
+            shared.keys,
+            shared.values,
             implementation=self.attn_implementation,
             mask=mask,
             scale=self.scale,
             need_weights=need_weights,
         )
-        back = (count, length)
         if weights is not None:
-            weights = unflatten(weights, 2, back).transpose(1, 2)  # [B, P, A, N, M]
-        return unflatten(out, 2, back).transpose(1, 2), weights  # [B, P, A, N, D]
+            weights = unflatten(weights, 2, (count, length)).transpose(1, 2)  # [B, P, A, N, M]
+        mixed: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))  # [B, P·N, C]
+        return unflatten(mixed, 1, (count, length)), weights  # [B, P, N, C]
 
     def look_at_each(
-        self, q: Tensor, placed: Tensor, image: Tensor, similarity: Tensor | None
+        self, tokens: Tensor, placed: Tensor, image: Tensor, similarity: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Attend from [B, P, A, N, D] to an image a prompt, with the image's projections folded into the tokens."""
-        key_weight, value_weight = self.by_head(self.k_proj.weight), self.by_head(self.v_proj.weight)  # [A, D, C]
-        folded = (q * self.scale) @ key_weight  # [B, P, A, N, C]
+        """Let tokens [B, P, N, C] look at an image a prompt: keys `placed` and values `image`, both [B, P, M, C].
+
+        The image's projections are folded into the tokens. Returns [B, P, N, C] and the weights [B, P, A, N, M].
+        """
+        q = self.split(self.q_proj(tokens)) * self.scale  # [B, P, A, N, D]
+        folded = q @ self.by_head(self.k_proj.weight)  # [B, P, A, N, C]
         scores = folded.flatten(2, 3) @ placed.transpose(-2, -1)  # [B, P, A·N, M]
         scores = unflatten(scores, 2, folded.shape[2:4])  # [B, P, A, N, M]
         if torch.is_grad_enabled():
             # The keys' bias adds the same to all scores of a token, which softmax does not see. Training in parallel
             # wants a gradient for every parameter all the same.
-            scores = scores + (q * self.scale) @ unflatten(self.k_proj.bias, 0, (self.heads, -1, 1))  # [B, P, A, N, 1]
+            scores = scores + q @ unflatten(self.k_proj.bias, 0, (self.heads, -1, 1))  # [B, P, A, N, M]
         if similarity is not None:
             scores = scores + similarity.to(scores.dtype)
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype)
         seen = unflatten(weights.flatten(2, 3) @ image, 2, folded.shape[2:4])  # [B, P, A, N, C]
         bias = unflatten(self.v_proj.bias, 0, (self.heads, 1, -1))  # [A, 1, D]
-        return seen @ value_weight.transpose(-2, -1) + bias, weights  # [B, P, A, N, D]
+        heads = seen @ self.by_head(self.v_proj.weight).transpose(-2, -1) + bias  # [B, P, A, N, D]
+        out: Tensor = self.o_proj(heads.transpose(2, 3).flatten(3))  # [B, P, N, C]
+        return out, weights
 
-    def image_to_tokens(self, image: Tensor, placed: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Add to the image what it sees in each prompt's tokens, keys and values [B, P, N, C].
+    def keys_of(self, tokens: Tensor) -> Tensor:
+        """Keys of tokens [B, P, N, C] that the image asks, scaled: [B, P, A, N, D]."""
+        return self.split(self.k_proj(tokens)) * self.scale
 
-        `placed`, the image with positions, asks; both are [B, 1 | P, M, C], and the result is [B, P, M, C].
-        """
-        k = self.split(self.k_proj(keys)) * self.scale  # [B, P, A, N, D]
-        v = self.split(self.v_proj(values))  # [B, P, A, N, D]
-        if placed.shape[1] == 1:
-            q = self.split(self.q_proj(placed))[:, 0]  # [B, A, M, D]
-            scores = q @ k.permute(0, 2, 4, 1, 3).flatten(3)  # [B, A, M, P·N]
-            scores = unflatten(scores, 3, (k.shape[1], -1)).permute(0, 3, 2, 1, 4)  # [B, P, M, A, N]
-        else:
-            folded = k @ self.by_head(self.q_proj.weight)  # [B, P, A, N, C]
-            bias = k @ unflatten(self.q_proj.bias, 0, (self.heads, -1, 1))  # [B, P, A, N, 1]
-            scores = placed @ folded.flatten(2, 3).transpose(-2, -1) + bias.flatten(2, 3).transpose(-2, -1)
-            scores = unflatten(scores, 3, k.shape[2:4])  # [B, P, M, A, N]
-        weights = scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype)
+    def scores_of_one(self, shared: SharedImage, keys: Tensor) -> Tensor:
+        """Compare one image with the tokens of all prompts: keys [B, P, A, N, D] to scores [B, P, A, N, M]."""
+        scores = keys.transpose(1, 2).flatten(2, 3) @ shared.queries.transpose(-2, -1)  # [B, A, P·N, M]
+        return unflatten(scores, 2, (keys.shape[1], -1)).transpose(1, 2)  # [B, P, A, N, M]
+
+    def scores_of_each(self, placed: Tensor, keys: Tensor) -> Tensor:
+        """Compare an image a prompt [B, P, M, C] with keys [B, P, A, N, D]: scores [B, P, A, N, M]."""
+        folded = keys @ self.by_head(self.q_proj.weight)  # [B, P, A, N, C]
+        scores = folded.flatten(2, 3) @ placed.transpose(-2, -1)  # [B, P, A·N, M]
+        bias = keys @ unflatten(self.q_proj.bias, 0, (self.heads, -1, 1))  # [B, P, A, N, 1]
+        return unflatten(scores, 2, keys.shape[2:4]) + bias  # [B, P, A, N, M]
+
+    def look_back(self, image: Tensor, scores: Tensor, tokens: Tensor) -> Tensor:
+        """Add to the image [B, 1 | P, M, C] what it sees in tokens [B, P, N, C], by scores [B, P, A, N, M]."""
+        # The few tokens of a prompt lie next to last: a softmax over a short last dimension is slow.
+        weights = scores.softmax(dim=-2, dtype=torch.float32).to(tokens.dtype).flatten(2, 3)  # [B, P, A·N, M]
         out_weight = unflatten(self.o_proj.weight, 1, (self.heads, -1)).permute(1, 2, 0)  # [A, D, C]
         # What each token says to the image. A head's weights add up to 1, so its share of the bias can be said with it.
-        spoken = (v @ out_weight).flatten(2, 3) + self.o_proj.bias / self.heads  # [B, P, A·N, C]
+        spoken = self.split(self.v_proj(tokens)) @ out_weight  # [B, P, A, N, C]
+        spoken = spoken.flatten(2, 3) + self.o_proj.bias / self.heads  # [B, P, A·N, C]
         wide = image.expand(*spoken.shape[:2], -1, -1).flatten(0, 1)  # [B·P, M, C]
-        mixed = torch.baddbmm(wide, weights.flatten(3).flatten(0, 1), spoken.flatten(0, 1))  # [B·P, M, C]
+        mixed = torch.baddbmm(wide, weights.flatten(0, 1).transpose(1, 2), spoken.flatten(0, 1))  # [B·P, M, C]
         return unflatten(mixed, 0, spoken.shape[:2])  # [B, P, M, C]
 
     def split(self, x: Tensor) -> Tensor:

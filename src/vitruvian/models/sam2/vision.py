@@ -7,7 +7,6 @@ The coarsest map has no level of its own: it is added, enlarged, to the one belo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.config import Config
+from vitruvian.layers.sine import sine_positions
 from vitruvian.model import Model
 from vitruvian.models.sam2.configuration import Sam2VisionConfig
 from vitruvian.models.sam2.hiera import Sam2HieraDetModel, init_weights
@@ -85,10 +85,7 @@ class Sam2VisionModel(Model):
             output_attentions=self.flag("output_attentions", output_attentions),
         )
         levels = output.fpn_hidden_states or ()
-        output.fpn_position_encoding = tuple(
-            sine_positions(level.shape[-2:], level.shape[1], level.device).to(level.dtype).expand_as(level)
-            for level in levels
-        )
+        output.fpn_position_encoding = tuple(positions_of(level) for level in levels)
         return self.give(output, return_dict)
 
     def encode(
@@ -145,18 +142,8 @@ def without_values(cls: type[ModelT], config: Config) -> ModelT:
     return made.to_empty(device=torch.get_default_device())
 
 
-def sine_positions(
-    grid_hw: torch.Size | tuple[int, ...], channels: int, device: torch.device, temperature: float = 10_000.0
-) -> Tensor:
-    """Sines and cosines of rows, then of columns, over falling frequencies: [1, C, h, w] in float32."""
-    half = channels // 2
-    steps = torch.arange(half, device=device, dtype=torch.float32)
-    periods = temperature ** (2 * (steps // 2) / half)  # [C/2]
-    axes = []
-    for size in grid_hw:
-        places = torch.arange(1, size + 1, device=device, dtype=torch.float32)
-        angles = (places / (size + 1e-6) * 2 * math.pi)[:, None] / periods  # [size, C/2]
-        axes.append(torch.stack((angles[:, 0::2].sin(), angles[:, 1::2].cos()), dim=2).flatten(1).T)  # [C/2, size]
-    rows = axes[0][:, :, None].expand(-1, -1, grid_hw[1])  # [C/2, h, w]
-    columns = axes[1][:, None, :].expand(-1, grid_hw[0], -1)  # [C/2, h, w]
-    return torch.cat((rows, columns))[None]  # [1, C, h, w]
+def positions_of(level: Tensor) -> Tensor:
+    """Sine positions of the cells of a level [B, C, h, w], of its shape."""
+    grid_hw = (level.shape[2], level.shape[3])
+    flat = sine_positions(grid_hw, level.shape[1], level.dtype, level.device)  # [h·w, C]
+    return torch.unflatten(flat.T, 1, grid_hw).expand_as(level)  # [B, C, h, w]

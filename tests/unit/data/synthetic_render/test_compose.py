@@ -143,7 +143,7 @@ class TestCrops:
 
     def test_picture_ends_where_a_person_is_cut_off(self, samples: Samples, walls: Tensor) -> None:
         wide = crop(samples, walls, scale=(1.6, 1.6), new_background=1.0)
-        x, y, w, h = samples.boxes_xywh.unbind(1)
+        _, y, _, h = samples.boxes_xywh.unbind(1)
         cut = y + h >= SIZE[0] - 1
         if not cut.any():
             pytest.skip("nobody of this seed is cut off below")

@@ -27,6 +27,7 @@ from vitruvian.models.sam2.automatic import (
     finish,
     point_grid,
 )
+from vitruvian.models.sam2.mask_decoder import GoodMasks
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2ImageProcessor, Sam2Processor
 
@@ -78,13 +79,14 @@ class Discs:
         assert pixel_values.shape == (1, 3, 256, 256)
         return [pixel_values]
 
-    def __call__(self, input_points: torch.Tensor, image_embeddings: Any, return_dict: bool) -> Any:
+    def good_masks(self, input_points: torch.Tensor, image_embeddings: Any, *, least_score: float) -> GoodMasks:
         y, x = torch.meshgrid(torch.arange(64) + 0.5, torch.arange(64) + 0.5, indexing="ij")
         centre = input_points[0, :, 0, :, None, None] / 4  # [P, 2, 1, 1]
         distance = ((x - centre[:, 0]) ** 2 + (y - centre[:, 1]) ** 2).sqrt()  # [P, 64, 64]
         radii = torch.tensor([3.0, 6.0, 9.0])[:, None, None]
         scores = torch.tensor([0.99, 0.95, 0.91]) - input_points[0, :, 0].sum(dim=-1, keepdim=True) * 1e-5
-        return SimpleNamespace(pred_masks=(radii - distance[:, None])[None] * 10, iou_scores=scores[None])
+        prompt, kind = (scores > least_score).nonzero(as_tuple=True)
+        return GoodMasks(((radii - distance[:, None]) * 10)[prompt, kind], scores[prompt, kind], prompt)
 
 
 SCENE = Image.new("RGB", (400, 300))
@@ -101,8 +103,7 @@ def discs(**options: Any) -> MaskProposals:
 def test_masks_are_those_of_the_plain_way() -> None:
     """Ask all points at once, enlarge every mask, and suppress: the same masks in the same order."""
     grid = point_grid(6)
-    out = Discs()(input_points=grid[None, :, None] * 256, image_embeddings=[], return_dict=True)
-    logits, scores = out.pred_masks[0].flatten(0, 1), out.iou_scores[0].flatten()
+    logits, scores, asked = Discs().good_masks(grid[None, :, None] * 256, [], least_score=0.0)
     large = F.interpolate(logits[:, None], size=(300, 400), mode="bilinear", align_corners=False)[:, 0] > 0
     kept = box_nms(mask_boxes(large), scores, 0.3)
     found = discs(points_per_batch=5, crops_nms_thresh=0.3)
@@ -110,7 +111,7 @@ def test_masks_are_those_of_the_plain_way() -> None:
     torch.testing.assert_close(found.scores, scores[kept])
     assert (found.masks != large[kept]).float().mean() < 1e-3
     assert torch.equal(found.boxes_xyxy, mask_boxes(found.masks))
-    torch.testing.assert_close(found.points_xy, grid[kept // 3] * torch.tensor([400, 300]))
+    torch.testing.assert_close(found.points_xy, grid[asked[kept]] * torch.tensor([400, 300]))
 
 
 def test_batches_and_stored_candidates_do_not_change_the_result(
@@ -127,16 +128,21 @@ def test_batches_and_stored_candidates_do_not_change_the_result(
     assert torch.equal(found_by(parts, points_per_batch=None).masks, want.masks)
 
 
-def test_decoder_sees_no_more_points_than_a_batch(parts: tuple[Sam2Model, Sam2Processor]) -> None:
+def test_decoder_sees_no_more_points_than_a_batch(
+    parts: tuple[Sam2Model, Sam2Processor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[int] = []
     encoded: list[int] = []
-    handles = [
-        parts[0].mask_decoder.register_forward_hook(lambda module, given, out: seen.append(given[2].shape[1])),
-        parts[0].vision_encoder.backbone.register_forward_hook(lambda *_: encoded.append(1)),
-    ]
+    decode = parts[0].mask_decoder.good_masks
+
+    def counted(*given: torch.Tensor, least_score: float) -> GoodMasks:
+        seen.append(given[2].shape[1])
+        return decode(*given, least_score=least_score)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(parts[0].mask_decoder, "good_masks", counted)
+    handle = parts[0].vision_encoder.backbone.register_forward_hook(lambda *_: encoded.append(1))
     found_by(parts, points_per_batch=6, crops_n_layers=1, crop_n_points_downscale_factor=2)
-    for handle in handles:
-        handle.remove()
+    handle.remove()
     assert seen == [6, 6, 4] + [4] * 4
     assert len(encoded) == 5  # the whole and four crops, once each
 
@@ -158,15 +164,8 @@ def test_crops_put_masks_where_they_are() -> None:
 
 
 def candidates(masks: torch.Tensor, scores: list[float], crop: tuple[int, int, int, int]) -> Candidates:
-    logits = masks.float() * 8 - 4
-    return filtered(
-        logits[:, None],
-        torch.tensor(scores)[:, None],
-        torch.zeros(len(masks), 2),
-        crop,
-        (100, 100),
-        AutomaticMaskOptions(),
-    )
+    places = torch.zeros(len(masks), 2)
+    return filtered(masks.float() * 8 - 4, torch.tensor(scores), places, crop, (100, 100), AutomaticMaskOptions())
 
 
 def blocks(*corners: tuple[int, int, int, int]) -> torch.Tensor:
@@ -181,15 +180,15 @@ WHOLE = (0, 0, 100, 100)
 
 def test_filters() -> None:
     masks = blocks((2, 2, 8, 8), (10, 10, 20, 20), (0, 0, 0, 0), (5, 5, 9, 9))
-    found = candidates(masks, [0.95, 0.5, 0.99, 0.9], WHOLE)
-    assert found.scores.tolist() == pytest.approx([0.95, 0.9])  # the second is bad, the third is empty
-    assert found.boxes_xyxy.tolist() == [[8, 8, 32, 32], [20, 20, 36, 36]]
+    found = candidates(masks, [0.95, 0.92, 0.99, 0.9], WHOLE)
+    assert found.scores.tolist() == pytest.approx([0.95, 0.92, 0.9])  # the third is empty
+    assert found.boxes_xyxy.tolist() == [[8, 8, 32, 32], [40, 40, 80, 80], [20, 20, 36, 36]]
     middle = candidates(blocks((11, 12, 14, 14)), [0.95], (10, 30, 60, 80))
     assert middle.boxes_xyxy.tolist() == [[32, 54, 38, 58]]  # in pixels of the picture, not of the crop
-    soft = torch.full((1, 1, 25, 25), -0.5)
+    soft = torch.full((1, 25, 25), -0.5)
     soft[..., :3] = 0.5
     options = AutomaticMaskOptions()
-    unstable = filtered(soft, torch.ones(1, 1), torch.zeros(1, 2), WHOLE, (100, 100), options)
+    unstable = filtered(soft, torch.ones(1), torch.zeros(1, 2), WHOLE, (100, 100), options)
     assert len(unstable.scores) == 0
 
 

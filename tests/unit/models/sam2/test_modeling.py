@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
 
 from tests.families.sam2 import SIDE, tiny
 from vitruvian.errors import InputError, WeightsError
 from vitruvian.losses.sam import prompted_mask_loss
+from vitruvian.models.sam2.hiera import in_strips, pool, stretching
 from vitruvian.models.sam2.mask_decoder import by_cell, choose_stable, groups_of, in_order, spread, stability
 from vitruvian.models.sam2.modeling import Sam2Model
 
@@ -115,7 +117,76 @@ def test_upscaling_by_cell_is_the_transposed_convolution() -> None:
         close(by_cell(conv(image), (4, 5), 1)[:, 0], cells)
         cells = spread(cells, again)
     close(by_cell(want, (4, 5), 2)[:, 0], cells)
-    close(in_order(cells[:, None], (4, 5))[:, 0], want)
+    close(in_order(cells.transpose(1, 2)[:, None], (4, 5))[:, 0], want)
+
+
+@pytest.mark.parametrize("group_bytes", [1, 1 << 30])
+def test_good_masks_are_those_of_a_call(model: Sam2Model, group_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitruvian.models.sam2.mask_decoder.GROUP_BYTES", {"cpu": group_bytes, "cuda": 1})
+    points = torch.rand(1, 9, 1, 2, generator=torch.Generator().manual_seed(1)) * SIDE
+    embeddings = model.get_image_embeddings(PIXELS[:1])
+    with torch.no_grad():
+        out = model(input_points=points, image_embeddings=embeddings)
+    level = out.iou_scores.quantile(0.8).item()
+    prompts, kinds = (out.iou_scores[0] > level).nonzero(as_tuple=True)
+    assert 0 < len(prompts.unique()) < 9  # some prompts are left out altogether
+    found = model.good_masks(points, embeddings, least_score=level)
+    assert torch.equal(found.prompts, prompts)
+    close(found.iou_scores, out.iou_scores[0, prompts, kinds])
+    close(found.masks, out.pred_masks[0, prompts, kinds])
+    nothing = model.good_masks(points, embeddings, least_score=2.0)
+    assert nothing.masks.shape == (0, *out.pred_masks.shape[-2:])
+    assert len(nothing.iou_scores) == len(nothing.prompts) == 0
+    with pytest.raises(InputError, match="image_embeddings: expected those of one picture, got 2"):
+        model.good_masks(points.expand(2, -1, -1, -1), model.get_image_embeddings(PIXELS), least_score=0.5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_sharing_the_image_changes_nothing(model: Sam2Model, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = torch.rand(2, count, 2, 2, generator=torch.Generator().manual_seed(1)) * SIDE
+    found = []
+    for worth in (False, True):
+        monkeypatch.setattr(
+            "vitruvian.models.sam2.two_way.TwoWayLayer.worth_sharing", lambda *_, is_worth=worth: is_worth
+        )
+        with torch.no_grad():
+            found.append(model(PIXELS, input_points=points, attention_similarity=torch.arange(16.0)))
+    close(found[0].pred_masks, found[1].pred_masks)
+    close(found[0].iou_scores, found[1].iou_scores)
+
+
+@pytest.mark.parametrize("size", [1, 5000, 1 << 30])
+def test_strips_are_the_whole(model: Sam2Model, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = model(PIXELS, input_points=POINTS)  # with gradient: in one piece
+    for part in ("hiera", "mask_decoder"):
+        monkeypatch.setattr(f"vitruvian.models.sam2.{part}.STRIP_BYTES", size)
+    with torch.no_grad():
+        found = model(PIXELS, input_points=POINTS)
+    for got, expected in zip(found.image_embeddings, want.image_embeddings, strict=True):
+        close(got, expected.detach())
+    close(found.pred_masks, want.pred_masks.detach())
+
+
+def test_strips_keep_rows_together() -> None:
+    seen: list[int] = []
+
+    def step(rows: torch.Tensor) -> torch.Tensor:
+        seen.append(rows.shape[1])
+        return rows[:, ::2]
+
+    x = torch.arange(2 * 10 * 1024.0 * 3).reshape(2, 10, 1024, 3)
+    with torch.no_grad():  # four rows of 192 channels take 6 MiB, which is all that fits
+        assert torch.equal(in_strips(step, x, channels=192, multiple=4), x[:, ::2])
+    assert seen == [4, 4, 2]
+
+
+def test_pooling_and_stretching() -> None:
+    x = torch.randn(2, 6, 8, 5, generator=torch.Generator().manual_seed(0))
+    for stride in ((2, 2), (3, 2), (1, 4)):
+        assert torch.equal(pool(x, stride), F.max_pool2d(x.movedim(-1, 1), stride).movedim(1, -1))
+    table = torch.randn(1, 1, 5, 7, generator=torch.Generator().manual_seed(0))
+    rows, columns = stretching(5, 12, table.device), stretching(7, 7, table.device)
+    close(rows @ table @ columns.T, F.interpolate(table, size=(12, 7), mode="bicubic"))
 
 
 def test_groups_cover_all_prompts() -> None:
