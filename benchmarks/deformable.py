@@ -9,10 +9,10 @@ their feed-forward parts, as in Mask2Former. Times are the best of several calls
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 
 import torch
+from measure import alternate
 from transformers import Mask2FormerConfig as TheirConfig
 from transformers.models.mask2former import modeling_mask2former as theirs
 
@@ -24,16 +24,9 @@ HEADS, CHANNELS, POINTS = 8, 256, 4
 
 
 def best(calls: list[Callable[[], object]], rounds: int) -> list[float]:
-    """Seconds of the fastest of several calls, each call in turn."""
-    for call in calls:
-        call()
-    times = [[] for _ in calls]
-    for _ in range(rounds):
-        for call, seconds in zip(calls, times, strict=True):
-            start = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - start)
-    return [min(seconds) for seconds in times]
+    """Seconds of the fastest of several calls of each function, in turns."""
+    ours, theirs = calls
+    return [min(seconds) for seconds in alternate(ours, theirs, rounds=rounds)]
 
 
 def training(call: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:

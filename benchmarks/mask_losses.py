@@ -11,16 +11,13 @@ converts beforehand). A process that wants more address space than the limit is 
 from __future__ import annotations
 
 import argparse
-import json
-import resource
-import subprocess
-import sys
-import threading
-import time
 from typing import Any
+
+from measure import print_cell, run_cell, watch
 
 BUDGET_GB = {"mask2former": 1.0, "maskformer": 1.0}  # what our losses may take over the baseline
 LABELS = 80
+NUMBERS = ("instances", "side", "predictions", "threads", "limit_gb")
 
 
 def make_batch(instances: int, side: int, predictions: int) -> dict[str, Any]:
@@ -76,30 +73,6 @@ def their_loss(family: str) -> Any:
     return total
 
 
-def watch(call: Any) -> tuple[float, float]:
-    """Return seconds and the highest resident size over that before, in GB."""
-    import psutil
-
-    process, done = psutil.Process(), threading.Event()
-    before = peak = process.memory_info().rss
-
-    def sample() -> None:
-        nonlocal peak
-        while not done.wait(0.002):
-            peak = max(peak, process.memory_info().rss)
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    start = time.perf_counter()
-    try:
-        call()
-    finally:
-        seconds = time.perf_counter() - start
-        done.set()
-        thread.join()
-    return seconds, (peak - before) / 1e9
-
-
 def run_one(library: str, family: str, kind: str, options: argparse.Namespace) -> None:
     """Measure one cell and print it as JSON."""
     import torch
@@ -121,24 +94,10 @@ def run_one(library: str, family: str, kind: str, options: argparse.Namespace) -
         labels = [encode_rle(mask) for mask in labels]
     elif kind == "float":
         labels = labels.float()
-    resource.setrlimit(resource.RLIMIT_AS, (int(options.limit_gb * 1e9) + 4 * 10**9,) * 2)
     torch.manual_seed(0)
-    try:
-        seconds, memory = watch(lambda: step(batch, labels))
-        print(json.dumps({"seconds": seconds, "gb": memory}))
-    except (MemoryError, RuntimeError) as error:
-        print(json.dumps({"error": "out of memory" if "alloc" in str(error) or not str(error) else str(error)[:80]}))
-
-
-def measure(cell: tuple[str, str, str], options: argparse.Namespace) -> dict[str, Any]:
-    """Run one cell in a fresh process."""
-    numbers = ("instances", "side", "predictions", "threads", "limit_gb")
-    arguments = [part for name in numbers for part in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
-    command = [sys.executable, __file__, "--one", *cell, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return {"error": "killed" if done.returncode < 0 else done.stderr.strip().splitlines()[-1][:80]}
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    print_cell(
+        lambda: dict(zip(("seconds", "gb"), watch(lambda: step(batch, labels)), strict=True)), limit_gb=options.limit_gb
+    )
 
 
 def main() -> None:
@@ -166,7 +125,7 @@ def main() -> None:
         for library, kind in (("vitruvian", "bool"), ("vitruvian", "rle"), ("transformers", "float")):
             if library == "transformers" and options.ours:
                 continue
-            result = measure((library, family, kind), options)
+            result = run_cell(__file__, (library, family, kind), options, NUMBERS)
             if "error" in result:
                 print(f"| {family} | {library} | {kind} | {result['error']} | | |", flush=True)
                 continue

@@ -9,13 +9,11 @@ the call. A process that wants more address space than the limit is reported as 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
-import threading
-import time
 from types import SimpleNamespace
 
+from measure import print_cell, run_cell, watch
+
+NUMBERS = ("threads", "limit_gb")
 GRID, QUERIES, OBJECTS, LABELS = (200, 272), 100, 24, 133
 TASKS = {
     "semantic": ("post_process_semantic_segmentation", {}),
@@ -47,34 +45,8 @@ def make_outputs(objects: int) -> SimpleNamespace:
     return SimpleNamespace(class_queries_logits=classes[None], masks_queries_logits=masks[None])
 
 
-def watch(call) -> tuple[float, float]:
-    """Return seconds and the highest resident size over that before, in GB."""
-    import psutil
-
-    process, done = psutil.Process(), threading.Event()
-    before = peak = process.memory_info().rss
-
-    def sample() -> None:
-        nonlocal peak
-        while not done.wait(0.002):
-            peak = max(peak, process.memory_info().rss)
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    start = time.perf_counter()
-    try:
-        call()
-    finally:
-        seconds = time.perf_counter() - start
-        done.set()
-        thread.join()
-    return seconds, (peak - before) / 1e9
-
-
 def run_one(library: str, task: str, size: tuple[int, int], threads: int, limit_gb: float) -> None:
     """Measure one cell and print it as JSON: time of the second of two calls, memory of the first."""
-    import resource
-
     import torch
 
     if library == "vitruvian":
@@ -88,22 +60,13 @@ def run_one(library: str, task: str, size: tuple[int, int], threads: int, limit_
     name, options = TASKS[task]
     method = getattr(processor, name)
     method(outputs, target_sizes=[(64, 64)], **options)
-    resource.setrlimit(resource.RLIMIT_AS, (int(limit_gb * 1e9) + 4 * 10**9,) * 2)
-    try:
+
+    def both() -> dict[str, float]:
         _, memory = watch(lambda: method(outputs, target_sizes=[size], **options))
         seconds, _ = watch(lambda: method(outputs, target_sizes=[size], **options))
-        print(json.dumps({"seconds": seconds, "gb": memory}))
-    except (MemoryError, RuntimeError) as error:
-        print(json.dumps({"error": "out of memory" if "alloc" in str(error) or not str(error) else str(error)[:80]}))
+        return {"seconds": seconds, "gb": memory}
 
-
-def measure(library: str, task: str, size: str, options: argparse.Namespace) -> dict:
-    """Run one cell in a fresh process."""
-    arguments = ["--one", library, task, size, "--threads", str(options.threads), "--limit-gb", str(options.limit_gb)]
-    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        return {"error": "killed" if done.returncode < 0 else done.stderr.strip().splitlines()[-1][:80]}
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    print_cell(both, limit_gb=limit_gb)
 
 
 def cell(result: dict) -> str:
@@ -126,7 +89,9 @@ def main() -> None:
     print(f"| target | task | vitruvian | transformers | faster | leaner |\n|{'---|' * 6}")
     for size in options.sizes:
         for task in TASKS:
-            ours, theirs = (measure(library, task, size, options) for library in ("vitruvian", "transformers"))
+            ours, theirs = (
+                run_cell(__file__, (library, task, size), options, NUMBERS) for library in ("vitruvian", "transformers")
+            )
             ratios = [
                 f"{theirs[key] / max(ours[key], 0.05 if key == 'gb' else 1e-3):.1f}×"
                 if key in ours and key in theirs

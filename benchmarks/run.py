@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SCRIPTS = ("sapiens2_processing", "load_memory", "mask_postprocess", "deformable", "mask_losses", "sam2")
+SCRIPTS = ("sapiens2_processing", "load_memory", "mask_postprocess", "deformable", "mask_models", "mask_losses", "sam2")
 
 
 def main() -> int:

@@ -29,6 +29,7 @@ TABLE: dict[str, dict[str, str]] = {
         "config": f"{MASK2FORMER}.configuration:Mask2FormerConfig",
         "processor": f"{MASK2FORMER}.processing:Mask2FormerImageProcessor",
         "model": f"{MASK2FORMER}.modeling:Mask2FormerModel",
+        "instance": f"{MASK2FORMER}.modeling:Mask2FormerForUniversalSegmentation",
         "universal": f"{MASK2FORMER}.modeling:Mask2FormerForUniversalSegmentation",
     },
     "maskformer": {
@@ -73,6 +74,7 @@ TABLE: dict[str, dict[str, str]] = {
         "pointmap": f"{SAPIENS2}.modeling:Sapiens2ForPointmapEstimation",
         "matting": f"{SAPIENS2}.modeling:Sapiens2ForImageMatting",
         "albedo": f"{SAPIENS2}.modeling:Sapiens2ForAlbedoEstimation",
+        "people": f"{SAPIENS2}.people:Sapiens2ForPeopleDetection",
     },
     "swin": {
         "config": f"{SWIN}.configuration:SwinConfig",
@@ -207,10 +209,11 @@ class AutoTaskModel:
         named = values.get("architectures") or []
         fitting = [family[task] for task in cls.tasks if task in family]
         if not fitting:
-            able = [name for name, auto in AUTO_CLASSES.items() if any(task in family for task in auto.tasks)]
+            autos = {"AutoModel": AutoModel} | AUTO_CLASSES
+            able = [name for name, auto in autos.items() if any(task in family for task in auto.tasks)]
             raise InputError(
                 f"{cls.__name__}: has no class for model_type {values.get('model_type')!r}. "
-                f"This checkpoint opens with AutoModel{', ' if able else ''}{', '.join(able)}."
+                f"This checkpoint opens with {', '.join(able)}."
             )
         return find_class(next((a for a in fitting if a.partition(":")[2] in named), fitting[0]))
 
@@ -247,7 +250,7 @@ class AutoModel(AutoTaskModel):
             address = by_class_name(name)
             if address in family.values():
                 return find_class(str(address))
-        return find_class(family["model"])
+        return super().find(values, source)
 
 
 class AutoBackbone(AutoTaskModel):

@@ -5,18 +5,108 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
-from vitruvian.images import pad_bottom_right
-from vitruvian.images.label_maps import read_label_map
+from vitruvian.images import ResizeMode, center_on_canvas, load_image, pad_bottom_right, resize
+from vitruvian.images.label_maps import masks_from_map, read_label_map
 from vitruvian.images.mask_grid import SizeHW
+from vitruvian.images.modes import to_uint8
 from vitruvian.images.rle import encode_rles
-from vitruvian.processor import check_count
+from vitruvian.processor import as_list, as_pixels, check_count
 
 InstanceTable = Mapping[int, int] | Sequence[Mapping[int, int]]
 MaskFormat = Literal["float", "bool", "rle"]
+
+
+def read_pictures(
+    images: Any, *, input_data_format: str | None, device: str | torch.device | None, convert_rgb: bool
+) -> list[Tensor]:
+    """Read pictures of any kind as [3, H, W]: 8-bit pictures and arrays as uint8, floating point as it is.
+
+    Integers wider than 8 bits are scaled by their white level; with `convert_rgb` arrays of four channels are laid over
+    white by their alpha.
+    """
+    plain = [plain_array(image, input_data_format, convert_rgb) for image in as_list(images)]
+    return as_pixels(plain, input_data_format=input_data_format, device=device)
+
+
+def plain_array(image: Any, input_data_format: str | None, convert_rgb: bool) -> Any:
+    """Return an array of other integers than uint8, or with alpha, as one that models take; leave the rest alone."""
+    if not isinstance(image, (np.ndarray, Tensor)):
+        return image
+    floating = image.is_floating_point() if isinstance(image, Tensor) else image.dtype.kind == "f"
+    place = image.device if isinstance(image, Tensor) else None
+    if image.ndim == 3 and 4 in (image.shape[0], image.shape[-1]) and 3 not in (image.shape[0], image.shape[-1]):
+        first = input_data_format == "channels_first" or (input_data_format is None and image.shape[-1] != 4)
+        if image.shape[0 if first else -1] == 4 and not (convert_rgb and not floating):
+            raise InputError(
+                f"images: expected 1 or 3 channels, got the shape {list(image.shape)}. "
+                "Pass do_convert_rgb=True to lay integers with alpha over white, or cut the fourth channel off."
+            )
+        values = image.cpu().numpy() if isinstance(image, Tensor) else image
+        rgb = np.array(load_image(np.moveaxis(values, 0, -1) if first else values))  # [H, W, 3]
+        return torch.from_numpy(np.moveaxis(rgb, -1, 0) if first else rgb).to(place)
+    if floating or image.dtype in (torch.uint8, np.uint8):
+        return image
+    values = image.cpu().numpy() if isinstance(image, Tensor) else image
+    return torch.from_numpy(to_uint8(values, subject="images")).to(place)
+
+
+def resize_all(
+    pictures: Sequence[Tensor], sizes: Sequence[SizeHW], mode: ResizeMode, *, together: bool
+) -> list[Tensor]:
+    """Resize pictures [C, H, W] to a size each, those of one shape and size in one go where `together`."""
+    if not together:
+        return [resize(picture, size, mode=mode) for picture, size in zip(pictures, sizes, strict=True)]
+    groups: dict[Any, list[int]] = {}
+    for place, (picture, size) in enumerate(zip(pictures, sizes, strict=True)):
+        groups.setdefault((picture.shape, picture.dtype, picture.device, size), []).append(place)
+    found: dict[int, Tensor] = {}
+    for (*_, size), places in groups.items():
+        found |= zip(places, resize(torch.stack([pictures[p] for p in places]), size, mode=mode), strict=True)
+    return [found[place] for place in range(len(pictures))]
+
+
+def crop_center(pictures: Sequence[Tensor], crop_hw: SizeHW | None) -> list[Tensor]:
+    """Cut the middle out of pictures [..., H, W], or leave them whole without a size."""
+    if crop_hw is None:
+        return list(pictures)
+    for picture in pictures:
+        if picture.shape[-2] < crop_hw[0] or picture.shape[-1] < crop_hw[1]:
+            raise InputError(
+                f"crop_size: expected at most the resized picture's {picture.shape[-2]}×{picture.shape[-1]}, "
+                f"got {crop_hw[0]}×{crop_hw[1]}. Make it smaller, or the pictures larger with size."
+            )
+    return [center_on_canvas(picture, crop_hw) for picture in pictures]
+
+
+def split_maps(
+    maps: Sequence[Tensor],
+    pictures: Sequence[Tensor],
+    tables: Sequence[Mapping[int, int] | None],
+    *,
+    padded_hw: SizeHW | None,
+    mask_format: MaskFormat,
+    ignore_index: int | None,
+    do_reduce_labels: bool,
+    num_labels: int | None,
+) -> tuple[list[Any], list[Tensor]]:
+    """Split the map of each picture into its masks, padded to one size, and their classes; see `masks_from_map`."""
+    masks, classes = [], []
+    for labels, table, picture in zip(maps, tables, pictures, strict=True):
+        split, label = masks_from_map(
+            labels.to(picture.device),
+            instance_id_to_semantic_id=table,
+            ignore_index=ignore_index,
+            do_reduce_labels=do_reduce_labels,
+            num_labels=num_labels,
+        )
+        masks.append(finish_masks(split, padded_hw or size_of(picture), ignore_index, mask_format))
+        classes.append(label)
+    return masks, classes
 
 
 def finish_masks(masks: Tensor, padded_hw: SizeHW, ignore_index: int | None, mask_format: MaskFormat) -> Any:

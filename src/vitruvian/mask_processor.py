@@ -20,16 +20,18 @@ from torch import Tensor
 from vitruvian.config import settings
 from vitruvian.errors import ConfigError, InputError
 from vitruvian.images import fit_inside_hw, pad_bottom_right, resample_mode, resize, round_up_hw, shortest_edge_hw
-from vitruvian.images.label_maps import masks_from_map
 from vitruvian.images.mask_grid import MaskGrid, SizeHW
 from vitruvian.mask_inputs import (
     InstanceTable,
     MaskFormat,
-    finish_masks,
+    crop_center,
     move_channels_last,
     planes,
     read_maps,
+    read_pictures,
+    resize_all,
     size_of,
+    split_maps,
     tables_for,
 )
 from vitruvian.mask_results import (
@@ -46,7 +48,7 @@ from vitruvian.mask_results import (
     semantic_result,
 )
 from vitruvian.outputs import BatchFeature
-from vitruvian.processor import ImageInput, ImageProcessor, as_list, as_pixels, height_width, size_list, size_table
+from vitruvian.processor import ImageInput, ImageProcessor, as_list, height_width, size_list, size_table
 
 DEFAULT_LONGEST_EDGE = 1333
 
@@ -61,6 +63,9 @@ class MaskProcessor(ImageProcessor):
             for the shortest edge, or (height, width).
         size_divisor: Height and width are rounded up to multiples of this; 0 leaves them.
         resample: PIL's number of the filter for pictures: 0 nearest, 2 bilinear, 3 bicubic. Maps are never smoothed.
+        do_center_crop: Whether to cut `crop_size` out of the middle after resizing, of pictures and maps alike. Results
+            then are those of the cut.
+        crop_size: ``{"height", "width"}`` of that cut, or a number for a square.
         do_rescale: Whether to multiply pixel values by `rescale_factor`.
         rescale_factor: By default 1/255.
         do_normalize: Whether to subtract `image_mean` and divide by `image_std`.
@@ -85,6 +90,8 @@ class MaskProcessor(ImageProcessor):
         default_factory=lambda: {"shortest_edge": 800, "longest_edge": DEFAULT_LONGEST_EDGE}
     )
     size_divisor: int = 32
+    do_center_crop: bool | None = None
+    crop_size: dict[str, int] | None = None
     ignore_index: int | None = None
     do_reduce_labels: bool = False
     num_labels: int | None = None
@@ -104,6 +111,8 @@ class MaskProcessor(ImageProcessor):
             self.do_reduce_labels = self.reduce_labels
         if self.pad_size is not None:
             self.pad_size = size_table(self.pad_size)
+        if self.crop_size is not None:
+            self.crop_size = size_table(self.crop_size)
         self.max_size = self.reduce_labels = None
         super().__post_init__()
 
@@ -120,6 +129,8 @@ class MaskProcessor(ImageProcessor):
             raise ConfigError(f"size_divisor: expected 0 or more, got {self.size_divisor}.")
         if self.pad_size is not None:
             height_width(self.pad_size, "pad_size")
+        if self.do_center_crop:
+            height_width(self.crop_size or {}, "crop_size")
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -143,6 +154,8 @@ class MaskProcessor(ImageProcessor):
         default_to_square: bool = False,
         size_divisor: int | None = None,
         resample: int | None = None,
+        do_center_crop: bool | None = None,
+        crop_size: Any = None,
         do_rescale: bool | None = None,
         rescale_factor: float | None = None,
         do_normalize: bool | None = None,
@@ -159,6 +172,7 @@ class MaskProcessor(ImageProcessor):
         data_format: str = "channels_first",
         input_data_format: str | None = None,
         device: str | torch.device | None = None,
+        disable_grouping: bool | None = None,
     ) -> BatchFeature:
         """Turn pictures, with or without segmentation maps, into model inputs; see `encode_inputs` for what comes out.
 
@@ -177,6 +191,7 @@ class MaskProcessor(ImageProcessor):
             data_format: "channels_first" or "channels_last", for `pixel_values`.
             input_data_format: The layout of pictures given as arrays; worked out from the shape if left out.
             device: Where to compute.
+            disable_grouping: Resize pictures one by one (True, by default on the CPU) or those of one size together.
         """
         if isinstance(size, int) and default_to_square:
             size = {"height": size, "width": size}
@@ -185,6 +200,8 @@ class MaskProcessor(ImageProcessor):
             size=size,
             size_divisor=size_divisor,
             resample=resample,
+            do_center_crop=do_center_crop,
+            crop_size=crop_size,
             do_rescale=do_rescale,
             rescale_factor=rescale_factor,
             do_normalize=do_normalize,
@@ -197,13 +214,16 @@ class MaskProcessor(ImageProcessor):
             pad_size=pad_size,
             do_convert_rgb=do_convert_rgb,
         )
-        pixels = as_pixels(images, input_data_format=input_data_format, device=device)
+        convert_rgb = bool(options.do_convert_rgb)
+        pixels = read_pictures(images, input_data_format=input_data_format, device=device, convert_rgb=convert_rgb)
         maps = read_maps(segmentation_maps, pixels)
-        sizes = [options.resized_hw(size_of(picture)) for picture in pixels]
-        mode = resample_mode(options.resample)
-        values = [options.finish_pixels(resize(p, hw, mode=mode)) for p, hw in zip(pixels, sizes, strict=True)]
+        sizes = [options.scaled_hw(size_of(picture)) for picture in pixels]
+        together = pixels[0].device.type != "cpu" if disable_grouping is None else not disable_grouping
+        scaled = resize_all(pixels, sizes, resample_mode(options.resample), together=together)
+        values = [options.finish_pixels(picture) for picture in crop_center(scaled, options.crop_hw)]
         if maps is not None:
-            maps = [resize(m[None], hw, mode="nearest-exact")[0] for m, hw in zip(maps, sizes, strict=True)]
+            planes_of_maps = [resize(m[None], hw, mode="nearest-exact") for m, hw in zip(maps, sizes, strict=True)]
+            maps = [plane[0] for plane in crop_center(planes_of_maps, options.crop_hw)]
         return options.encode_inputs(
             values,
             maps,
@@ -214,8 +234,17 @@ class MaskProcessor(ImageProcessor):
             input_data_format="channels_first",
         )
 
+    @property
+    def crop_hw(self) -> SizeHW | None:
+        """Size of the cut out of the middle, or None where pictures stay whole."""
+        return height_width(self.crop_size or {}, "crop_size") if self.do_center_crop else None
+
     def resized_hw(self, source_hw: SizeHW) -> SizeHW:
         """Return the size that a picture of `source_hw` has before padding."""
+        return self.crop_hw or self.scaled_hw(source_hw)
+
+    def scaled_hw(self, source_hw: SizeHW) -> SizeHW:
+        """Return the size that a picture of `source_hw` is resized to."""
         if not self.do_resize:
             return source_hw
         size = self.size
@@ -259,20 +288,16 @@ class MaskProcessor(ImageProcessor):
             batch["pixel_values"] = move_channels_last(batch["pixel_values"])
         if maps is None:
             return batch
-        tables = tables_for(instance_id_to_semantic_id, len(maps))
-        padded_hw = options.padded_hw([size_of(picture) for picture in pictures])
-        masks, classes = [], []
-        for labels, table, picture in zip(maps, tables, pictures, strict=True):
-            split, label = masks_from_map(
-                labels.to(picture.device),
-                instance_id_to_semantic_id=table,
-                ignore_index=options.ignore_index,
-                do_reduce_labels=options.do_reduce_labels,
-                num_labels=options.num_labels,
-            )
-            masks.append(finish_masks(split, padded_hw or size_of(picture), options.ignore_index, mask_format))
-            classes.append(label)
-        batch["mask_labels"], batch["class_labels"] = masks, classes
+        batch["mask_labels"], batch["class_labels"] = masks, classes = split_maps(
+            maps,
+            pictures,
+            tables_for(instance_id_to_semantic_id, len(maps)),
+            padded_hw=options.padded_hw([size_of(picture) for picture in pictures]),
+            mask_format=mask_format,
+            ignore_index=options.ignore_index,
+            do_reduce_labels=options.do_reduce_labels,
+            num_labels=options.num_labels,
+        )
         if return_tensors == "np":
             batch["class_labels"] = [label.cpu().numpy() for label in classes]
             batch["mask_labels"] = [m.cpu().numpy() if isinstance(m, Tensor) else m for m in masks]

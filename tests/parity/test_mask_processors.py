@@ -76,6 +76,8 @@ def test_pictures(pair, options: dict) -> None:
         ({"ignore_index": 255, "do_reduce_labels": True}, None),
         ({"ignore_index": 255}, {0: 7, 1: 7, 2: 3, 3: 0, 4: 9}),
         ({"ignore_index": 255, "do_reduce_labels": True}, {1: 7, 2: 3, 3: 1, 4: 9}),
+        ({"ignore_index": 0}, {1: 0, 2: 0, 3: 1, 4: 0}),
+        ({"ignore_index": 3}, {0: 3, 1: 7, 2: 3, 4: 1}),
         ({"ignore_index": 0}, [{1: 7, 2: 3, 3: 1, 4: 9}, {1: 5, 2: 5, 3: 5, 4: 5}]),
     ],
 )

@@ -84,14 +84,20 @@ def test_attention_weights(tmp_path: Path) -> None:
     assert_same_fields(got, want, ("attentions",))
 
 
-def test_pixel_masks_change_nothing_as_in_the_reference(tmp_path: Path) -> None:
+def test_pixel_masks(tmp_path: Path) -> None:
+    """The reference computes padding as a part of pictures; without it, a batch gives its single pictures."""
     ours, theirs = both(tmp_path)
-    mask = torch.ones(2, 64, 96, dtype=torch.int64)
+    mask, pixels = torch.ones(2, 64, 96, dtype=torch.int64), pictures(64, 96)
     mask[1, 40:] = 0
     mask[1, :, 60:] = 0
     with torch.no_grad():
-        got, want = ours(pictures(64, 96), pixel_mask=mask), theirs(pictures(64, 96), pixel_mask=mask)
-    assert_same_fields(got, want, LOGITS)
+        want = theirs(pixels, pixel_mask=mask)
+        apart, single = ours(pixels, pixel_mask=mask), theirs(pixels[1:, :, :40, :60])
+        ours.config.use_pixel_mask = False
+        assert_same_fields(ours(pixels, pixel_mask=mask), want, LOGITS)
+    assert_same(apart.class_queries_logits[0], want.class_queries_logits[0])
+    assert_same(apart.class_queries_logits[1], single.class_queries_logits[0])
+    assert_same(apart.masks_queries_logits[1, :, :10, :15], single.masks_queries_logits[0])
 
 
 @pytest.mark.parametrize("size", [(64, 96), (50, 70)])

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import vitruvian
+from tests.families import mask2former, maskformer
+from tests.families.swin import resnet_fields, swin_fields
 from tests.tiny import DECONVOLUTION, TASKS, pixels, tiny_config, tiny_task
 from vitruvian import (
     AutoBackbone,
@@ -15,17 +17,26 @@ from vitruvian import (
     AutoModelForMaskGeneration,
     AutoModelForPoseEstimation,
     AutoModelForPreTraining,
+    AutoModelForSemanticSegmentation,
     AutoProcessor,
     CheckpointError,
     ConfigError,
     InputError,
+    Mask2FormerForUniversalSegmentation,
+    MaskFormerForInstanceSegmentation,
+    MaskFormerSwinBackbone,
+    MaskFormerSwinConfig,
     NewWeightsWarning,
+    ResNetBackbone,
+    ResNetConfig,
     Sapiens2Backbone,
     Sapiens2Config,
     Sapiens2ForPoseEstimation,
     Sapiens2ForPreTraining,
     Sapiens2ImageProcessor,
     Sapiens2Model,
+    SwinBackbone,
+    SwinConfig,
     auto,
 )
 
@@ -140,6 +151,48 @@ class TestModels:
             AutoModelForMaskGeneration.from_pretrained(pose)
         assert "opens with AutoModel, AutoBackbone" in str(caught.value)
         assert "AutoModelForPoseEstimation" in str(caught.value)
+
+
+class TestMaskFamilies:
+    @pytest.mark.parametrize(
+        ("tiny", "whole", "autos"),
+        [
+            (maskformer.tiny, MaskFormerForInstanceSegmentation, ("Instance", "Universal")),
+            (mask2former.tiny, Mask2FormerForUniversalSegmentation, ("Instance", "Universal")),
+        ],
+    )
+    def test_segmentation(self, tiny: Any, whole: Any, autos: tuple[str, ...], tmp_path: Path) -> None:
+        whole(tiny()).save_pretrained(tmp_path)
+        for task in autos:
+            assert type(getattr(vitruvian, f"AutoModelFor{task}Segmentation").from_pretrained(tmp_path)) is whole
+        assert type(AutoModel.from_pretrained(tmp_path)) is whole
+        bare = AutoModel.from_config(tiny())
+        assert type(bare).__name__ in ("MaskFormerModel", "Mask2FormerModel")
+        # Their queries are no class map: what opens for semantic segmentation has `logits` [B, K, h, w].
+        with pytest.raises(InputError, match="AutoModelForUniversalSegmentation"):
+            AutoModelForSemanticSegmentation.from_pretrained(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("config", "whole"),
+        [
+            (SwinConfig(**swin_fields()), SwinBackbone),
+            (MaskFormerSwinConfig(**swin_fields()), MaskFormerSwinBackbone),
+            (ResNetConfig(**resnet_fields()), ResNetBackbone),
+        ],
+    )
+    def test_backbones(self, config: Any, whole: Any, tmp_path: Path) -> None:
+        whole(config).save_pretrained(tmp_path)
+        found = AutoBackbone.from_pretrained(tmp_path, out_indices=[1, 3])
+        assert type(found) is whole
+        assert found.out_features == ["stage1", "stage3"]
+        assert len(found(torch.zeros(1, 3, 64, 64)).feature_maps) == 2
+        assert type(AutoBackbone.from_config(config)) is whole
+
+    def test_what_is_a_backbone_only(self, tmp_path: Path) -> None:
+        ResNetBackbone(ResNetConfig(**resnet_fields())).save_pretrained(tmp_path)
+        assert type(AutoModel.from_pretrained(tmp_path)) is ResNetBackbone  # named by `architectures`
+        with pytest.raises(InputError, match=r"'resnet'\. This checkpoint opens with AutoBackbone\."):
+            AutoModel.from_pretrained(edit(tmp_path, tmp_path, architectures=None))
 
 
 class TestConfigs:

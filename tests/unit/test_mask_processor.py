@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from vitruvian.errors import ConfigError, InputError, VitruvianWarning
+from vitruvian.errors import ConfigError, InputError, VitruvianError, VitruvianWarning
 from vitruvian.images.rle import decode_rle, decode_rles
 from vitruvian.models.mask2former.processing import Mask2FormerImageProcessor, Mask2FormerImageProcessorFast
 from vitruvian.models.maskformer.processing import MaskFormerImageProcessor, MaskFormerImageProcessorFast
@@ -146,6 +146,79 @@ def test_kinds_of_pictures_agree() -> None:
     assert isinstance(numbers.pixel_values, np.ndarray)
     assert numbers.pixel_values.shape == (1, 96, 64, 3)
     assert isinstance(processor(picture).pixel_values, list)
+
+
+def test_arrays_of_other_kinds() -> None:
+    processor, picture = MaskFormerImageProcessor(**SMALL), photo(70, 50)
+    expected = processor(picture, return_tensors="pt").pixel_values
+    deep = picture.astype(np.uint16) * 257
+    for other in (
+        picture.astype(np.int64),
+        deep,
+        deep.astype(">u2"),
+        torch.from_numpy(picture).int(),
+        deep.transpose(2, 0, 1),
+    ):
+        assert torch.equal(processor(other, return_tensors="pt").pixel_values, expected)
+    floats = processor(picture.astype(np.float32), return_tensors="pt").pixel_values
+    assert (floats - expected).abs().max() < 0.02  # the one that is not rounded while it is resized
+    gray = picture[..., 0]
+    repeated = processor(np.stack([gray] * 3, axis=-1), return_tensors="pt").pixel_values
+    for other in (gray, gray[..., None], gray[None], Image.fromarray(gray)):
+        assert torch.equal(processor(other, return_tensors="pt").pixel_values, repeated)
+    black_and_white = processor(gray > 99, return_tensors="pt").pixel_values
+    assert torch.equal(black_and_white, processor((gray > 99).astype(np.uint8) * 255, return_tensors="pt").pixel_values)
+    with pytest.raises(VitruvianError, match="from 0 to 65535"):
+        processor(picture.astype(np.int64) * 300, return_tensors="pt")
+
+
+def test_arrays_with_alpha_become_rgb_where_asked() -> None:
+    processor, picture = MaskFormerImageProcessor(**SMALL), photo(70, 50)
+    alpha = np.where(np.arange(50) < 20, 0, 255).astype(np.uint8)[None, :, None].repeat(70, axis=0)
+    with_alpha = np.concatenate((picture, alpha), axis=-1)
+    laid = np.where(alpha == 0, 255, picture).astype(np.uint8)
+    expected = processor(laid, return_tensors="pt").pixel_values
+    planes = with_alpha.transpose(2, 0, 1)
+    for other in (with_alpha, planes, torch.from_numpy(with_alpha), Image.fromarray(with_alpha)):
+        found = processor(other, do_convert_rgb=True, return_tensors="pt").pixel_values
+        assert torch.equal(found, expected)
+    said = processor(planes, do_convert_rgb=True, input_data_format="channels_first", return_tensors="pt").pixel_values
+    assert torch.equal(said, expected)
+    assert torch.equal(
+        MaskFormerImageProcessor(do_convert_rgb=True, **SMALL)(with_alpha, return_tensors="pt").pixel_values, expected
+    )
+    for wrong in (with_alpha, with_alpha.astype(np.float32)):
+        with pytest.raises(InputError, match="do_convert_rgb=True"):
+            processor(wrong, do_convert_rgb=wrong.dtype != np.uint8)
+
+
+def test_crops_of_the_middle() -> None:
+    processor, picture, labels = Mask2FormerImageProcessor(do_resize=False), photo(70, 50), labelled(70, 50)
+    options = {"do_center_crop": True, "crop_size": {"height": 40, "width": 32}}
+    found = processor(picture, labels, return_tensors="pt", **options)
+    expected = processor(picture[15:55, 9:41], labels[15:55, 9:41], return_tensors="pt")
+    assert torch.equal(found.pixel_values, expected.pixel_values)
+    assert torch.equal(found.mask_labels[0], expected.mask_labels[0])
+    always = Mask2FormerImageProcessor(do_resize=False, **options)
+    assert torch.equal(always(picture, return_tensors="pt").pixel_values, expected.pixel_values)
+    assert always.resized_hw((70, 50)) == (40, 32)
+    assert processor(picture, do_center_crop=True, crop_size=30, return_tensors="pt").pixel_values.shape[-2:] == (
+        30,
+        30,
+    )
+    with pytest.raises(InputError, match="crop_size: expected at most the resized picture's 70×50, got 80×32"):
+        processor(picture, do_center_crop=True, crop_size=(80, 32))
+    with pytest.raises(ConfigError, match="crop_size"):
+        processor(picture, do_center_crop=True)
+
+
+def test_pictures_of_one_size_can_be_resized_together() -> None:
+    processor = MaskFormerImageProcessor(**SMALL)
+    pictures = [photo(70, 50, 1), photo(64, 90, 2), photo(70, 50, 3), photo(70, 50, 4).astype(np.float32)]
+    apart = processor(pictures, return_tensors="pt", disable_grouping=True)
+    together = processor(pictures, return_tensors="pt", disable_grouping=False)
+    assert torch.allclose(apart.pixel_values, together.pixel_values, atol=1e-5)
+    assert torch.equal(apart.pixel_mask, together.pixel_mask)
 
 
 def test_options_of_a_call_win_and_do_not_stay() -> None:

@@ -49,12 +49,17 @@ def masks_from_map(
 
     Pixels of `ignore_index` belong to no mask. With `do_reduce_labels` neither do pixels of class 0, and all other
     classes move down by one. With `instance_id_to_semantic_id` the map holds object ids and the table their classes as
-    the dataset numbers them, before any reduction; objects whose class is ignored are left out.
+    the dataset numbers them, before any reduction: `ignore_index` is then an object id, and a class of that number is a
+    class like others. With both, 0 stands for no object, so that an object of the table may have any other id.
     """
     if do_reduce_labels and ignore_index is None:
         raise InputError("ignore_index: expected a number with do_reduce_labels=True, got None. 255 is common.")
     table = instance_id_to_semantic_id
-    values = [value for value in torch.unique(labels).tolist() if value != ignore_index]
+    values = [
+        value
+        for value in torch.unique(labels).tolist()
+        if value != ignore_index or (do_reduce_labels and table is not None and value in table)
+    ]
     if table is None:
         classes = {value: value for value in values}
     else:
@@ -65,7 +70,6 @@ def masks_from_map(
                 "Add them, or set ignore_index to the number of unlabelled pixels."
             )
         classes = {value: int(table[value]) for value in values if value in table}
-        classes = {value: label for value, label in classes.items() if label != ignore_index}
     if do_reduce_labels:
         classes = {value: label - 1 for value, label in classes.items() if label != 0 and value != 0}
     wrong = sorted(

@@ -45,13 +45,13 @@ class DeformableAttention(nn.Module):
         value = unflatten(self.value_proj(tokens), -1, (self.heads, -1))  # [B, N, A, D]
         queries = tokens + positions
         shape = (self.heads, self.levels, self.points)
-        offsets = unflatten(self.sampling_offsets(queries).float(), -1, (*shape, 2))  # [B, N, A, L, P, 2]
+        offsets = unflatten(self.sampling_offsets(queries).float(), -1, (self.heads, -1, 2))  # [B, N, A, L·P, 2]
         scores = unflatten(self.attention_weights(queries), -1, (self.heads, -1))  # [B, N, A, L·P]
-        weights = unflatten(scores.softmax(-1, dtype=torch.float32), -1, shape[1:])  # [B, N, A, L, P]
-        centers = level_centers(level_hw, tokens.device)[:, None, :, None]  # [N, 1, L, 1, 2]
-        sampled = deformable_attention(
-            value, level_hw, offsets[..., 0] + centers[..., 0], offsets[..., 1] + centers[..., 1], weights
-        )
+        weights = unflatten(short_softmax(scores.float()), -1, shape[1:])  # [B, N, A, L, P]
+        center_x, center_y = point_centers(level_hw, self.points, tokens.device)  # [N, 1, L·P] each
+        x = unflatten(offsets[..., 0] + center_x, -1, shape[1:])  # [B, N, A, L, P]
+        y = unflatten(offsets[..., 1] + center_y, -1, shape[1:])
+        sampled = deformable_attention(value, level_hw, x, y, weights)
         return self.output_proj(sampled), weights.to(tokens.dtype)
 
 
@@ -99,36 +99,48 @@ def sums_rows(value: Tensor) -> bool:
 def sum_rows(value: Tensor, level_hw: Levels, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
     """`deformable_attention` as one weighted sum of rows."""
     B, _, A, D = value.shape
-    Q = x.shape[1]
+    Q, P = x.shape[1], x.shape[-1]
     maps = torch.split(value.flatten(2), [height * width for height, width in level_hw], dim=1)
     # A border of zeros stands for everything outside: one row or column before, two after.
     grids = (unflatten(one, 1, hw) for one, hw in zip(maps, level_hw, strict=True))  # [B, h, w, A·D] each
     bordered = [F.pad(grid, (0, 0, 1, 2, 1, 2)).flatten(1, 2) for grid in grids]
     table = torch.cat(bordered, dim=1)  # [B, M, A·D]
     M = table.shape[1]
-    at = bordered_layout(level_hw, value.device)
-    x = torch.clamp(x, at.least, at.width)  # [B, Q, A, L, P]
+    at = bordered_layout(level_hw, A, P, value.device)
+    # All points of a query lie in one dimension: loops over levels of a few points each would cost most of the time.
+    x, y, weights = x.flatten(2), y.flatten(2), weights.flatten(2)  # [B, Q, A·L·P]
+    x = torch.clamp(x, at.least, at.width)
     y = torch.clamp(y, at.least, at.height)
     left, top = x.detach().floor(), y.detach().floor()
     right_part, bottom_part = x - left, y - top
     bottom = weights * bottom_part
     upper = weights - bottom
     upper_right, bottom_right = upper * right_part, bottom * right_part
-    corner_weights = torch.stack((upper - upper_right, upper_right, bottom - bottom_right, bottom_right), dim=-1)
     # Below 0 is only what was NaN: its weights are NaN, so any row will do.
-    row = torch.addcmul(left + at.first, top, at.stride).to(torch.int32).clamp_(min=0) * A  # [B, Q, A, L, P]
-    head = torch.arange(A, dtype=torch.int32, device=value.device)[:, None, None]
-    image = torch.arange(B, dtype=torch.int32, device=value.device)[:, None, None, None, None] * (M * A)
-    row = row + (head + image)
+    row = torch.addcmul(left + at.first, top, at.stride).to(torch.int32).clamp_(min=0) * A + at.head  # [B, Q, A·L·P]
+    if B > 1:
+        row = row + torch.arange(B, dtype=torch.int32, device=value.device)[:, None, None] * (M * A)
     down = (at.stride * A).to(torch.int32)
-    rows = torch.stack((row, row + A, row + down, row + (down + A)), dim=-1)  # [B, Q, A, L, P, 4]
     out = F.embedding_bag(
-        rows.view(B * Q * A, -1),
+        corners(row, row + A, row + down, row + (down + A), heads=A),
         table.view(B * M * A, D),
-        per_sample_weights=corner_weights.view(B * Q * A, -1),
+        per_sample_weights=corners(upper - upper_right, upper_right, bottom - bottom_right, bottom_right, heads=A),
         mode="sum",
     )  # [B·Q·A, D]
     return out.view(B, Q, A * D)
+
+
+def corners(*parts: Tensor, heads: int) -> Tensor:
+    """Collect values of the four pixels of each point, for each query and head: [B, Q, A·L·P] -> [B·Q·A, 4·L·P]."""
+    return torch.cat([unflatten(part, -1, (heads, -1)).flatten(0, 2) for part in parts], dim=1)
+
+
+def short_softmax(scores: Tensor) -> Tensor:
+    """Softmax over a last dimension of a few numbers, which torch's own on the CPU takes one by one."""
+    if scores.device.type != "cpu":
+        return scores.softmax(-1)
+    powers = (scores - scores.detach().amax(-1, keepdim=True)).exp()
+    return powers / powers.sum(-1, keepdim=True)
 
 
 def sum_samples(value: Tensor, level_hw: Levels, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
@@ -152,17 +164,21 @@ def sum_samples(value: Tensor, level_hw: Levels, x: Tensor, y: Tensor, weights: 
 
 @dataclass(frozen=True)
 class BorderedLayout:
-    """Where the pixels of each level lie in one table of bordered maps; each [L, 1], float32 (exact up to 2²⁴)."""
+    """Where the pixels of each level lie in one table of bordered maps, for each point of each head [A·L·P].
+
+    In float32, which is exact up to 2²⁴, but for `head`.
+    """
 
     least: Tensor
     width: Tensor
     height: Tensor
     stride: Tensor  # rows of the table from one line of pixels to the next
     first: Tensor  # row of the first pixel
+    head: Tensor  # int32
 
 
 @kept
-def bordered_layout(level_hw: Levels, device: torch.device) -> BorderedLayout:
+def bordered_layout(level_hw: Levels, heads: int, points: int, device: torch.device) -> BorderedLayout:
     """Describe levels of which each has a border of one row or column before and two after."""
     starts_at, before = [], 0
     for height, width in level_hw:
@@ -171,10 +187,19 @@ def bordered_layout(level_hw: Levels, device: torch.device) -> BorderedLayout:
     columns = [
         (-1.0, float(w), float(h), float(w + 3), float(s)) for (h, w), s in zip(level_hw, starts_at, strict=True)
     ]
-    return BorderedLayout(*torch.tensor(columns, device=device).t()[..., None].unbind(0))
+    each = torch.tensor(columns, device=device).t().repeat_interleave(points, dim=1).repeat(1, heads)  # [5, A·L·P]
+    head = torch.arange(heads, dtype=torch.int32, device=device).repeat_interleave(len(level_hw) * points)
+    least, wide, high, stride, first = each.unbind(0)
+    return BorderedLayout(least, wide, high, stride, first, head)
 
 
 @kept
+def point_centers(level_hw: Levels, points: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`level_centers` as x and as y, repeated for each point of a level: [N, 1, L·P] each."""
+    each = level_centers(level_hw, device).repeat_interleave(points, dim=1)[:, None]  # [N, 1, L·P, 2]
+    return each[..., 0].contiguous(), each[..., 1].contiguous()
+
+
 def level_centers(level_hw: Levels, device: torch.device) -> Tensor:
     """Where the centre of every pixel of every level falls in every level, in its pixels as (x, y): [N, L, 2]."""
     parts = []

@@ -1,11 +1,12 @@
 """Batches of pictures of several sizes: compute each without its padding, and lay the results in one frame again.
 
-pixel_mask [B, H, W] ─▶ valid_sizes ─▶ groups of one size ─▶ (cropped, computed) ─▶ join_rows, join_maps ─▶ a batch
+pixel_mask [B, H, W] ─▶ pictures_of ─▶ groups of one size, computed one after the other ─▶ Frames ─▶ a batch again
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -34,36 +35,72 @@ def valid_sizes(pixel_mask: Tensor) -> list[tuple[int, int]]:
     return [(height, width) for height, width in sizes]
 
 
-def same_size(pixel_values: Tensor, pixel_mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the places in the batch of pictures of one size [b], and these without padding [b, C, h, w]."""
+@dataclass(frozen=True)
+class Frames:
+    """Where the pictures of one size each lie in a batch of frames, and how results become a batch again.
+
+    Attributes:
+        places: For each size the places of its pictures in the batch [b].
+        sizes_hw: The sizes.
+        batch: Number of frames.
+        frame_hw: Size of the frames.
+    """
+
+    places: tuple[Tensor, ...]
+    sizes_hw: tuple[tuple[int, int], ...]
+    batch: int
+    frame_hw: tuple[int, int]
+
+    def cut(self, pixel_values: Tensor) -> list[Tensor]:
+        """Cut the pictures of each size out of their frames [B, C, H, W]: [b, C, h, w] each."""
+        return [
+            pixel_values[places, :, :height, :width]
+            for places, (height, width) in zip(self.places, self.sizes_hw, strict=True)
+        ]
+
+    def rows(self, parts: Sequence[Tensor]) -> Tensor:
+        """Put results [b, …] of each size back into their places in the batch: [B, …]."""
+        whole = parts[0].new_zeros((self.batch, *parts[0].shape[1:]))
+        for places, part in zip(self.places, parts, strict=True):
+            whole = whole.index_copy(0, places, part)
+        return whole
+
+    def maps(self, parts: Sequence[Tensor], stride_hw: tuple[int, int], outside: float = 0.0) -> Tensor:
+        """Lay maps [b, C, h, w] of each size, at a stride, into frames of one size: [B, C, h', w']."""
+        size = [-(-side // stride) for side, stride in zip(self.frame_hw, stride_hw, strict=True)]
+        whole = parts[0].new_full((self.batch, parts[0].shape[1], *size), outside)
+        for places, part in zip(self.places, parts, strict=True):
+            frame = part.new_full((len(places), part.shape[1], *size), outside)
+            frame[..., : part.shape[-2], : part.shape[-1]] = part
+            whole = whole.index_copy(0, places, frame)
+        return whole
+
+    def all_rows(self, parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """`rows` for each of several results."""
+        return [self.rows(same) for same in zip(*parts, strict=True)]
+
+    def all_maps(
+        self, parts: Sequence[Sequence[Tensor]], strides_hw: Sequence[tuple[int, int]], outside: float = 0.0
+    ) -> list[Tensor]:
+        """`maps` for each of several results, each at a stride of its own."""
+        return [
+            self.maps(same, stride, outside) for same, stride in zip(zip(*parts, strict=True), strides_hw, strict=True)
+        ]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def pictures_of(pixel_values: Tensor, pixel_mask: Tensor) -> Frames | None:
+    """Find the pictures in frames [B, C, H, W] by their mask [B, H, W]; None where none has padding.
+
+    It looks at the values of the mask, so it is no part of a compiled graph and cannot be exported.
+    """
     sizes = valid_sizes(pixel_mask)
-    for size in dict.fromkeys(sizes):
-        places = torch.tensor([i for i, other in enumerate(sizes) if other == size], device=pixel_values.device)
-        yield places, pixel_values[places, :, : size[0], : size[1]]
-
-
-def frame_size(frame_hw: Sequence[int], stride_hw: tuple[int, int]) -> tuple[int, int]:
-    """Size of the map of a whole frame at a stride."""
-    return -(-frame_hw[0] // stride_hw[0]), -(-frame_hw[1] // stride_hw[1])
-
-
-def join_rows(parts: Sequence[tuple[Tensor, Tensor]], *, batch: int, dim: int = 0) -> Tensor:
-    """Put results [b, …] back into their places in the batch, which lies in dimension `dim`."""
-    first = parts[0][1]
-    whole = first.new_zeros([batch if d == dim else size for d, size in enumerate(first.shape)])
-    for places, part in parts:
-        whole = whole.index_copy(dim, places, part)
-    return whole
-
-
-def join_maps(
-    parts: Sequence[tuple[Tensor, Tensor]], *, batch: int, size_hw: tuple[int, int], outside: float = 0.0
-) -> Tensor:
-    """Put maps [b, C, h, w] of several sizes back into their places, in frames of one size: [B, C, h', w']."""
-    first = parts[0][1]
-    whole = first.new_full((batch, first.shape[1], *size_hw), outside)
-    for places, part in parts:
-        frame = first.new_full((len(places), first.shape[1], *size_hw), outside)
-        frame[..., : part.shape[-2], : part.shape[-1]] = part
-        whole = whole.index_copy(0, places, frame)
-    return whole
+    frame = (pixel_values.shape[-2], pixel_values.shape[-1])
+    if all(size == frame for size in sizes):
+        return None
+    kinds = tuple(dict.fromkeys(sizes))
+    places = tuple(
+        torch.tensor([i for i, other in enumerate(sizes) if other == size], device=pixel_values.device)
+        for size in kinds
+    )
+    return Frames(places, kinds, len(sizes), frame)

@@ -52,6 +52,12 @@ def drop_other_spelling(values: dict[str, Any], overrides: dict[str, Any]) -> di
     return {key: value for key, value in values.items() if key not in stale}
 
 
+def drop_backbone_name(values: dict[str, Any]) -> dict[str, Any]:
+    """Forget the name of a file's backbone where its configuration, read from there once, stands beside it."""
+    stale = {"backbone", "backbone_kwargs", "use_pretrained_backbone"} if values.get("backbone_config") else set()
+    return {key: value for key, value in values.items() if key not in stale}
+
+
 def read_backbone(
     owner: str,
     given: Any,

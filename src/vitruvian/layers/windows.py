@@ -28,6 +28,7 @@ class WindowPlan:
         there: For each place in the windows, the token that fills it [windows · N].
         back: For each token, its place in the windows [B · h · w].
         holes: Places that no token fills [windows · N, 1], or None.
+        hole_places: The same as indices; None also while torch compiles, where their number must not depend on values.
         groups: Number of windows in each group that is not empty, with the group's row in `shift_masks`.
         window: Side of a window.
         shift: How far the grid was moved.
@@ -36,6 +37,7 @@ class WindowPlan:
     there: Tensor
     back: Tensor
     holes: Tensor | None
+    hole_places: Tensor | None
     groups: tuple[tuple[int, int], ...]
     window: int
     shift: int
@@ -68,12 +70,18 @@ def window_plan(batch: int, grid_hw: tuple[int, int], *, window: int, shift: int
     back = back.scatter(0, there, torch.arange(there.shape[0], device=device))[:-1]  # [B·h·w]
     padded = rows * window != height or columns * window != width
     holes = (there == batch * tokens)[:, None] if padded else None
-    return WindowPlan(there.clamp(max=batch * tokens - 1), back, holes, tuple(groups), window, shift)
+    hole_places = None if holes is None or torch.compiler.is_compiling() else holes.flatten().nonzero().flatten()
+    return WindowPlan(there.clamp(max=batch * tokens - 1), back, holes, hole_places, tuple(groups), window, shift)
 
 
-def to_windows(tokens: Tensor, plan: WindowPlan) -> Tensor:
-    """Sort tokens [B, h·w, C] into windows [windows, N, C]; holes are 0."""
-    found: Tensor = Regroup.apply(tokens.flatten(0, 1), plan.there, plan.back, plan.holes, None)  # type: ignore[no-untyped-call]
+def to_windows(tokens: Tensor, plan: WindowPlan, *, fill: Tensor | None = None) -> Tensor:
+    """Sort tokens [B, h·w, C] into windows [windows, N, C]; holes are 0, or `fill` [C]."""
+    holes = plan.holes if fill is None else None
+    found: Tensor = Regroup.apply(tokens.flatten(0, 1), plan.there, plan.back, holes, None)  # type: ignore[no-untyped-call]
+    if fill is not None and plan.hole_places is not None:
+        found = found.index_copy_(0, plan.hole_places, fill.to(found.dtype).expand(len(plan.hole_places), -1))
+    elif fill is not None and plan.holes is not None:
+        found = torch.where(plan.holes, fill.to(found.dtype), found)
     return unflatten(found, 0, (-1, plan.window**2))  # [windows, N, C]
 
 

@@ -10,6 +10,8 @@ from vitruvian.layers.deformable import (
     DeformableAttention,
     deformable_attention,
     level_centers,
+    point_centers,
+    short_softmax,
     start_offsets,
     sum_rows,
     sum_samples,
@@ -98,3 +100,20 @@ def test_heads_start_in_different_directions() -> None:
     ring = layer.sampling_offsets.bias.view(4, 2, 3, 2)
     torch.testing.assert_close(ring[0, 0], torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]]), atol=1e-6, rtol=0)
     torch.testing.assert_close(ring[1, 1, 2], torch.tensor([0.0, 3.0]), atol=1e-6, rtol=0)
+
+
+def test_softmax_of_a_few_numbers() -> None:
+    scores = torch.randn(3, 5, 12, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(short_softmax(scores), scores.softmax(-1))
+    large = torch.tensor([[1000.0, 999.0, -1000.0]])
+    torch.testing.assert_close(short_softmax(large), large.softmax(-1))
+    assert torch.autograd.gradcheck(short_softmax, scores)
+
+
+def test_centers_of_points_are_those_of_their_level() -> None:
+    x, y = point_centers(LEVELS, 4, torch.device("cpu"))
+    centers = level_centers(LEVELS, torch.device("cpu"))
+    for level in range(len(LEVELS)):
+        for point in range(4):
+            assert torch.equal(x[:, 0, level * 4 + point], centers[:, level, 0])
+            assert torch.equal(y[:, 0, level * 4 + point], centers[:, level, 1])

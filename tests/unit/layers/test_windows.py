@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -50,6 +52,23 @@ def test_gradients_go_back_where_they_came_from(grid_hw: tuple[int, int]) -> Non
     assert torch.autograd.gradcheck(
         lambda x: from_windows(to_windows(x, plan).square() * places, plan, batch=2), tokens
     )
+
+
+@pytest.mark.parametrize("grid_hw", [(8, 12), (7, 9)])
+@pytest.mark.parametrize("listed", [True, False])
+def test_holes_can_hold_a_value(grid_hw: tuple[int, int], listed: bool) -> None:
+    plan = window_plan(2, grid_hw, window=4, shift=2, device=CPU)
+    plan = plan if listed else dataclasses.replace(plan, hole_places=None)  # as while torch compiles
+    tokens = torch.randn(2, grid_hw[0] * grid_hw[1], 3, dtype=torch.float64, requires_grad=True)
+    fill = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    windows = to_windows(tokens, plan, fill=fill)
+    with_holes = to_windows(torch.ones_like(tokens), plan).flatten(0, 1)[:, 0] == 0
+    assert with_holes.any() == (grid_hw == (7, 9))
+    want = torch.where(with_holes[:, None], fill, to_windows(tokens, plan).flatten(0, 1))
+    assert torch.equal(windows.flatten(0, 1), want)
+    assert torch.equal(from_windows(windows, plan, batch=2), tokens)
+    if with_holes.any():
+        assert torch.autograd.gradcheck(lambda x, y: to_windows(x, plan, fill=y), (tokens, fill))
 
 
 @pytest.mark.parametrize("grid_hw", [(8, 12), (4, 4), (9, 4)])

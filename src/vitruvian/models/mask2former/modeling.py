@@ -7,24 +7,32 @@ pixel_values [B, 3, H, W] ─▶ PixelLevelModule ─▶ maps at 1/32 … 1/8 �
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.errors import InputError
 from vitruvian.layers.deformable import start_offsets
-from vitruvian.layers.padding import OUTSIDE, check_pixel_mask, frame_size, join_maps, join_rows, same_size
+from vitruvian.layers.padding import OUTSIDE, Frames
 from vitruvian.layers.queries import PackedAttention, start_packed
 from vitruvian.layers.start import start_layer
 from vitruvian.losses.masks import MaskLabels, MaskLossWeights, MaskSetLoss, PointMasks
+from vitruvian.mask_model import (
+    CLASS_WEIGHTS,
+    OPTIONAL_KEYS,
+    PixelFeatures,
+    call_recorded,
+    check_labels,
+    compute,
+    start_loss,
+    with_backbone,
+)
 from vitruvian.model import Model
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.outputs import Mask2FormerForUniversalSegmentationOutput, Mask2FormerModelOutput
-from vitruvian.models.mask2former.pixel_decoder import LEVELS, PixelDecoder, PixelFeatures, PixelLevelModule
+from vitruvian.models.mask2former.pixel_decoder import LEVELS, PixelDecoder, build_pixel_level
 from vitruvian.models.mask2former.transformer_decoder import Decoded, TransformerModule
-from vitruvian.models.swin.encoder import start_part
+from vitruvian.models.swin.encoder import fuse_windows, start_part
 
 
 class Mask2FormerPreTrainedModel(Model):
@@ -40,53 +48,39 @@ class Mask2FormerPreTrainedModel(Model):
         "DeformableLayer",
         "DecoderLayer",
     )
-    # The weights of classes follow from the configuration, and no map passes the last norm of the bare Swin.
-    ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)criterion\.empty_weight$", r"\.encoder\.swin\.layernorm\.")
-    optional_keys: ClassVar[tuple[str, ...]] = (
-        "criterion.empty_weight",
-        "relative_position_index",
-        "num_batches_tracked",
-    )
+    # No map passes the last norm of the bare Swin.
+    ignored_keys: ClassVar[tuple[str, ...]] = (CLASS_WEIGHTS, r"\.encoder\.swin\.layernorm\.")
+    optional_keys: ClassVar[tuple[str, ...]] = OPTIONAL_KEYS
 
     def start(self) -> None:
         """Finish construction."""
         super().start()
-        if not any(parameter.is_meta for parameter in self.parameters()):
-            self.load_backbone()
+        with_backbone(self)
 
     @classmethod
-    def from_config(
-        cls,
-        config: Config,
-        *,
-        dtype: torch.dtype | str | None = None,
-        device: str | torch.device | int | None = None,
-        attn_implementation: str | None = None,
-    ) -> Self:
+    def from_config(cls, config: Config, **options: Any) -> Self:
         """Build a new model; see `Model.from_config`. Its backbone may start with the weights of `backbone`."""
-        model = super().from_config(config, dtype=dtype, device=device, attn_implementation=attn_implementation)
-        model.load_backbone()
-        return model
-
-    def load_backbone(self) -> None:
-        """Give a new model the weights of the backbone that its configuration names, if it wants them."""
-        if self.config.use_pretrained_backbone and self.config.backbone:
-            for module in self.modules():
-                if isinstance(module, PixelLevelModule):
-                    module.load_backbone(self.config.backbone)
+        return with_backbone(super().from_config(config, **options))
 
     def init_module(self, module: nn.Module) -> None:
         """Fill fresh weights: normal, Xavier in the transformers, a ring of points for deformable attention."""
         start_layer(module, std=self.config.init_std, gain=self.config.init_xavier_std)
         start_part(module)
+        start_loss(module)
         if hasattr(module, "start_ring") and isinstance(module, nn.Linear):
             start_offsets(module)
         elif isinstance(module, PackedAttention):
             start_packed(module, gain=self.config.init_xavier_std)
         elif isinstance(module, PixelDecoder):
             nn.init.zeros_(module.level_embed)
-        elif isinstance(module, MaskSetLoss):
-            module.start()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward`, through a recorded graph where `optimize` allows it and the call can be recorded."""
+        return call_recorded(self, super().__call__, args, kwargs)
+
+    def fuse(self) -> None:
+        """Keep the biases of the backbone's windows for inference."""
+        fuse_windows(self)
 
 
 class Mask2FormerModel(Mask2FormerPreTrainedModel):
@@ -94,7 +88,7 @@ class Mask2FormerModel(Mask2FormerPreTrainedModel):
 
     def __init__(self, config: Mask2FormerConfig) -> None:
         super().__init__(config)
-        self.pixel_level_module = PixelLevelModule(config)
+        self.pixel_level_module = build_pixel_level(config)
         self.transformer_module = TransformerModule(config)
         self.start()
 
@@ -116,15 +110,10 @@ class Mask2FormerModel(Mask2FormerPreTrainedModel):
             return_dict: Return a `Mask2FormerModelOutput` rather than a tuple.
         """
         weights = self.flag("output_attentions", output_attentions)
-        features, decoded = self.run(pixel_values, pixel_mask, all_masks=True, need_weights=weights)
+        features, decoded = self.run(pixel_values, pixel_mask, labelled=False, all_masks=True, need_weights=weights)
         hidden = self.flag("output_hidden_states", output_hidden_states)
         output = Mask2FormerModelOutput(
-            encoder_last_hidden_state=features.encoder[-1],
-            pixel_decoder_last_hidden_state=features.pixels,
-            transformer_decoder_last_hidden_state=decoded.states[-1],
-            encoder_hidden_states=features.encoder if hidden else None,
-            pixel_decoder_hidden_states=features.levels if hidden else None,
-            transformer_decoder_hidden_states=queries_first(decoded.states) if hidden else None,
+            **hidden_fields(features, decoded, states=hidden),
             transformer_decoder_intermediate_states=queries_first(decoded.normed) if hidden else None,
             masks_queries_logits=tuple(decoded.masks),
             attentions=tuple(decoded.attentions) if weights else None,
@@ -132,48 +121,37 @@ class Mask2FormerModel(Mask2FormerPreTrainedModel):
         return self.give(output, return_dict)
 
     def run(
-        self, pixel_values: Tensor, pixel_mask: Tensor | None, *, all_masks: bool, need_weights: bool
+        self, pixel_values: Tensor, pixel_mask: Tensor | None, *, labelled: bool, all_masks: bool, need_weights: bool
     ) -> tuple[PixelFeatures, Decoded]:
         """Compute a batch, each picture without its padding where the configuration says so."""
-        check_pixel_mask(pixel_values, pixel_mask)
-        if pixel_mask is None or not self.config.use_pixel_mask:
-            return self.run_frames(pixel_values, all_masks, need_weights)
-        pictures = same_size(pixel_values, pixel_mask)
-        parts = [(places, *self.run_frames(part, all_masks, need_weights)) for places, part in pictures]
-        return self.join(parts, pixel_values)
 
-    def run_frames(self, pixel_values: Tensor, all_masks: bool, need_weights: bool) -> tuple[PixelFeatures, Decoded]:
-        """Compute a batch as it is."""
-        features: PixelFeatures = self.pixel_level_module(pixel_values)
-        decoded = self.transformer_module(
-            features.levels, features.pixels, all_masks=all_masks, need_weights=need_weights
+        def run(pictures: Tensor) -> tuple[PixelFeatures, Decoded]:
+            features: PixelFeatures = self.pixel_level_module(pictures)
+            decoded = self.transformer_module(
+                features.levels, features.pixels, all_masks=all_masks, need_weights=need_weights
+            )
+            return features, decoded
+
+        use_mask = self.config.leaves_padding_out(labelled=labelled)
+        return compute(run, self.join, pixel_values, pixel_mask, use_mask=use_mask)
+
+    def join(self, frames: Frames, parts: Sequence[tuple[PixelFeatures, Decoded]]) -> tuple[PixelFeatures, Decoded]:
+        """Lay what was computed for pictures of one size each into one batch of frames."""
+        all_features, all_decoded = zip(*parts, strict=True)
+        strides, decoder = self.pixel_level_module.encoder.strides_hw, self.pixel_level_module.decoder
+        assert isinstance(decoder, PixelDecoder)
+        finest = strides[len(strides) - LEVELS - decoder.laterals]
+        features = self.pixel_level_module.join(
+            frames, all_features, levels=slice(None, -LEVELS - 1, -1), finest=finest
+        )
+        masks = [part.masks for part in all_decoded]
+        decoded = Decoded(
+            frames.all_rows([part.states for part in all_decoded]),
+            frames.all_rows([part.normed for part in all_decoded]),
+            frames.all_maps(masks, [finest] * len(masks[0]), OUTSIDE),
+            frames.all_rows([part.attentions for part in all_decoded]),
         )
         return features, decoded
-
-    def join(
-        self, parts: Sequence[tuple[Tensor, PixelFeatures, Decoded]], pixel_values: Tensor
-    ) -> tuple[PixelFeatures, Decoded]:
-        """Lay what was computed for pictures of one size each into one batch of frames."""
-        batch = pixel_values.shape[0]
-        sizes = [frame_size(pixel_values.shape[-2:], stride) for stride in self.pixel_level_module.encoder.strides_hw]
-        finest = sizes[len(sizes) - LEVELS - self.pixel_level_module.decoder.laterals]
-
-        def rows(get: str) -> list[Tensor]:
-            lists = [[(places, state) for state in getattr(decoded, get)] for places, _, decoded in parts]
-            return [join_rows(same, batch=batch) for same in zip(*lists, strict=True)]
-
-        def maps(owner: int, get: str, map_sizes: Sequence[tuple[int, int]], outside: float = 0.0) -> list[Tensor]:
-            lists = [[(part[0], one) for one in getattr(part[owner], get)] for part in parts]
-            joined = zip(zip(*lists, strict=True), map_sizes, strict=True)
-            return [join_maps(same, batch=batch, size_hw=size, outside=outside) for same, size in joined]
-
-        features = PixelFeatures(
-            encoder=tuple(maps(1, "encoder", sizes)),
-            levels=tuple(maps(1, "levels", sizes[: -LEVELS - 1 : -1])),
-            pixels=join_maps([(part[0], part[1].pixels) for part in parts], batch=batch, size_hw=finest),
-        )
-        masks = maps(2, "masks", [finest] * len(parts[0][2].masks), OUTSIDE)
-        return features, Decoded(rows("states"), rows("normed"), masks, rows("attentions"))
 
 
 class Mask2FormerForUniversalSegmentation(Mask2FormerPreTrainedModel):
@@ -215,14 +193,13 @@ class Mask2FormerForUniversalSegmentation(Mask2FormerPreTrainedModel):
             output_attentions: Also return the attention of the queries to each other.
             return_dict: Return a `Mask2FormerForUniversalSegmentationOutput` rather than a tuple.
         """
-        if (mask_labels is None) != (class_labels is None):
-            raise InputError("mask_labels and class_labels: expected both for a loss, got one. Give both or neither.")
-        labelled = mask_labels is not None and class_labels is not None
+        labelled = check_labels(mask_labels, class_labels)
         return_auxiliary = self.flag("output_auxiliary_logits", output_auxiliary_logits)
         weights = self.flag("output_attentions", output_attentions)
         features, decoded = self.model.run(
             pixel_values,
             pixel_mask,
+            labelled=labelled,
             all_masks=return_auxiliary or (labelled and self.config.use_auxiliary_loss),
             need_weights=weights,
         )
@@ -239,21 +216,29 @@ class Mask2FormerForUniversalSegmentation(Mask2FormerPreTrainedModel):
                 class_labels=class_labels,
                 auxiliary_predictions=predictions[:-1] if self.config.use_auxiliary_loss else (),
             )
-        hidden = self.flag("output_hidden_states", output_hidden_states)
         output = Mask2FormerForUniversalSegmentationOutput(
             loss=None if loss is None else loss.total,
             **predictions[-1],
             auxiliary_logits=predictions[:-1] if return_auxiliary else None,
-            encoder_last_hidden_state=features.encoder[-1],
-            pixel_decoder_last_hidden_state=features.pixels,
-            transformer_decoder_last_hidden_state=decoded.states[-1],
-            encoder_hidden_states=features.encoder if hidden else None,
-            pixel_decoder_hidden_states=features.levels if hidden else None,
-            transformer_decoder_hidden_states=queries_first(decoded.states) if hidden else None,
+            **hidden_fields(features, decoded, states=self.flag("output_hidden_states", output_hidden_states)),
             attentions=tuple(decoded.attentions) if weights else None,
             loss_terms=None if loss is None else loss.terms,
         )
         return self.give(output, return_dict)
+
+
+def hidden_fields(features: PixelFeatures, decoded: Decoded, *, states: bool) -> dict[str, Any]:
+    """Fields of both outputs that hold hidden states, those of every stage where asked for."""
+    found: dict[str, Any] = {
+        "encoder_last_hidden_state": features.encoder[-1],
+        "pixel_decoder_last_hidden_state": features.pixels,
+        "transformer_decoder_last_hidden_state": decoded.states[-1],
+    }
+    if states:
+        found["encoder_hidden_states"] = features.encoder
+        found["pixel_decoder_hidden_states"] = features.levels
+        found["transformer_decoder_hidden_states"] = queries_first(decoded.states)
+    return found
 
 
 def queries_first(states: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn, unflatten
@@ -17,45 +16,23 @@ from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import ConfigError
 from vitruvian.layers.deformable import DeformableAttention, Levels, level_sizes
+from vitruvian.layers.pyramid import PointwiseNorm, conv_norm_relu, pointwise
 from vitruvian.layers.sine import sine_positions
+from vitruvian.mask_model import PixelLevelModule
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
 from vitruvian.models.swin.configuration import SwinConfig
 from vitruvian.models.swin.modeling import SwinBackbone
 
-GROUPS = 32
 LEVELS = 3  # coarsest maps that go through deformable attention
 POINTS = 4  # points a head looks at in each level
 
 
-@dataclass
-class PixelFeatures:
-    """Maps of the backbone, maps for the queries (coarse to fine), and pixel embeddings [B, M, H/4, W/4]."""
-
-    encoder: tuple[Tensor, ...]
-    levels: tuple[Tensor, ...]
-    pixels: Tensor
-
-
-class PixelLevelModule(nn.Module):
-    """The backbone and the pixel decoder."""
-
-    def __init__(self, config: Mask2FormerConfig) -> None:
-        super().__init__()
-        self.encoder = build_backbone(config)
-        self.decoder = PixelDecoder(config, self.encoder.channels)
-
-    def load_backbone(self, name: str) -> None:
-        """Fill the backbone with the weights of a checkpoint of its own."""
-        trained = type(self.encoder).from_pretrained(name, config=self.encoder.config)
-        self.encoder.load_state_dict(trained.state_dict())
-
-    def forward(self, pixel_values: Tensor) -> PixelFeatures:
-        """Map images [B, 3, H, W] to features."""
-        maps = self.encoder(pixel_values, return_dict=True).feature_maps
-        levels, pixels = self.decoder(maps)
-        return PixelFeatures(maps, levels, pixels)
+def build_pixel_level(config: Mask2FormerConfig) -> PixelLevelModule:
+    """Build the backbone and the pixel decoder that a configuration describes."""
+    encoder = build_backbone(config)
+    return PixelLevelModule(encoder, PixelDecoder(config, encoder.channels))
 
 
 def build_backbone(config: Mask2FormerConfig) -> SwinBackbone | ResNetBackbone:
@@ -85,16 +62,13 @@ class PixelDecoder(nn.Module):
         self.laterals = int(math.log2(finest) - math.log2(config.common_stride))
         self.level_embed = nn.Parameter(torch.zeros(LEVELS, channels))
         self.input_projections = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(width, channels, 1), nn.GroupNorm(GROUPS, channels))
-            for width in reversed(inputs[-LEVELS:])
+            PointwiseNorm(width, channels, bias=True) for width in reversed(inputs[-LEVELS:])
         )
         self.encoder = DeformableEncoder(config)
         self.mask_projection = nn.Conv2d(channels, config.mask_feature_size, 1)
         for number, width in enumerate(inputs[: self.laterals], start=1):
-            adapter = nn.Sequential(nn.Conv2d(width, channels, 1, bias=False), nn.GroupNorm(GROUPS, channels))
-            smooth = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-            self.add_module(f"adapter_{number}", adapter)
-            self.add_module(f"layer_{number}", nn.Sequential(smooth, nn.GroupNorm(GROUPS, channels), nn.ReLU()))
+            self.add_module(f"adapter_{number}", PointwiseNorm(width, channels, bias=False))
+            self.add_module(f"layer_{number}", conv_norm_relu(channels, channels))
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
         """Map the backbone's maps, fine to coarse, to maps for the queries, coarse to fine, and pixel embeddings."""
@@ -113,7 +87,7 @@ class PixelDecoder(nn.Module):
             side = self.get_submodule(f"adapter_{number}")(maps[number - 1])  # [B, C, h, w]
             larger = F.interpolate(current, size=side.shape[-2:], mode="bilinear", align_corners=False)
             current = self.get_submodule(f"layer_{number}")(side + larger)
-        return levels, self.mask_projection(current)
+        return levels, pointwise(self.mask_projection, current)
 
 
 class DeformableEncoder(nn.Module):

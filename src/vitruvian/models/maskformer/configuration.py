@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 from vitruvian.config import Config, nested, settings
 from vitruvian.errors import ConfigError
 from vitruvian.layers.mlp import activation
-from vitruvian.layers.stages import read_backbone
+from vitruvian.layers.stages import drop_backbone_name, read_backbone
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
 
@@ -158,9 +158,10 @@ class MaskFormerConfig(Config):
         use_pretrained_backbone: Start a new model with the weights of `backbone`.
         use_timm_backbone: Must be False; timm is not used here.
         backbone_kwargs: Fields to change in the configuration that `backbone` gives.
-        use_pixel_mask: Leave padding out. By default (and in the training of the published weights) the model sees
-            padding as part of the picture and `pixel_mask` changes nothing; with True each picture is computed
-            without the padding that `pixel_mask` marks, so that a batch of mixed sizes gives what single pictures give.
+        use_pixel_mask: Compute each picture without the padding that `pixel_mask` marks, so that a batch of mixed
+            sizes gives what single pictures give. By default so without labels; with labels the batch is taken as it
+            is, in one go, as the published weights were trained. True does so with labels too; with False
+            `pixel_mask` changes nothing, as in the reference.
     """
 
     model_type: ClassVar[str] = "maskformer"
@@ -182,7 +183,7 @@ class MaskFormerConfig(Config):
     use_pretrained_backbone: bool = False
     use_timm_backbone: bool = False
     backbone_kwargs: dict[str, Any] | None = None
-    use_pixel_mask: bool = False
+    use_pixel_mask: bool | None = None
 
     def __post_init__(self) -> None:
         self.backbone_config = read_backbone(
@@ -230,10 +231,11 @@ class MaskFormerConfig(Config):
         """Drop what follows from other fields."""
         for name in ("num_attention_heads", "num_hidden_layers"):
             values.pop(name, None)
-        if values.get("backbone_config") is not None:  # read from `backbone` when the model was made
-            for name in ("backbone", "backbone_kwargs", "use_pretrained_backbone"):
-                values.pop(name, None)
-        return super().upgrade(values)
+        return super().upgrade(drop_backbone_name(values))
+
+    def leaves_padding_out(self, *, labelled: bool) -> bool:
+        """Tell whether a call, with labels or without, is computed without padding; see `use_pixel_mask`."""
+        return not labelled if self.use_pixel_mask is None else self.use_pixel_mask
 
     @property
     def decoder(self) -> DetrConfig:

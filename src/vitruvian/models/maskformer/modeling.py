@@ -9,28 +9,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.errors import InputError
-from vitruvian.layers.padding import (
-    OUTSIDE,
-    check_pixel_mask,
-    frame_size,
-    join_maps,
-    join_rows,
-    same_size,
-)
+from vitruvian.layers.padding import OUTSIDE, Frames
 from vitruvian.layers.queries import mask_head, mask_logits
 from vitruvian.layers.start import start_layer
 from vitruvian.losses.masks import DenseMasks, MaskLabels, MaskLossWeights, MaskSetLoss
+from vitruvian.mask_model import (
+    CLASS_WEIGHTS,
+    OPTIONAL_KEYS,
+    PixelFeatures,
+    call_recorded,
+    check_labels,
+    compute,
+    start_loss,
+    with_backbone,
+)
 from vitruvian.model import Model
 from vitruvian.models.maskformer.configuration import MaskFormerConfig
 from vitruvian.models.maskformer.outputs import MaskFormerForInstanceSegmentationOutput, MaskFormerModelOutput
-from vitruvian.models.maskformer.pixel_decoder import PixelFeatures, PixelLevelModule
+from vitruvian.models.maskformer.pixel_decoder import build_pixel_level
 from vitruvian.models.maskformer.transformer_decoder import Decoded, TransformerModule
-from vitruvian.models.swin.encoder import start_part
+from vitruvian.models.swin.encoder import fuse_windows, start_part
 
 
 class MaskFormerPreTrainedModel(Model):
@@ -40,47 +41,32 @@ class MaskFormerPreTrainedModel(Model):
     config: MaskFormerConfig
     base_model_prefix: ClassVar[str] = "model"
     no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "SwinLayer", "Block", "DecoderLayer")
-    # The weights of classes follow from the configuration, whatever a file says.
-    ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)criterion\.empty_weight$",)
-    optional_keys: ClassVar[tuple[str, ...]] = (
-        "criterion.empty_weight",
-        "relative_position_index",
-        "num_batches_tracked",
-    )
+    ignored_keys: ClassVar[tuple[str, ...]] = (CLASS_WEIGHTS,)
+    optional_keys: ClassVar[tuple[str, ...]] = OPTIONAL_KEYS
 
     def start(self) -> None:
         """Finish construction."""
         super().start()
-        if not any(parameter.is_meta for parameter in self.parameters()):
-            self.load_backbone()
+        with_backbone(self)
 
     @classmethod
-    def from_config(
-        cls,
-        config: Config,
-        *,
-        dtype: torch.dtype | str | None = None,
-        device: str | torch.device | int | None = None,
-        attn_implementation: str | None = None,
-    ) -> Self:
+    def from_config(cls, config: Config, **options: Any) -> Self:
         """Build a new model; see `Model.from_config`. Its backbone may start with the weights of `backbone`."""
-        model = super().from_config(config, dtype=dtype, device=device, attn_implementation=attn_implementation)
-        model.load_backbone()
-        return model
-
-    def load_backbone(self) -> None:
-        """Give a new model the weights of the backbone that its configuration names, if it wants them."""
-        if self.config.use_pretrained_backbone and self.config.backbone:
-            for module in self.modules():
-                if isinstance(module, PixelLevelModule):
-                    module.load_backbone(self.config.backbone)
+        return with_backbone(super().from_config(config, **options))
 
     def init_module(self, module: nn.Module) -> None:
         """Fill fresh weights: normal, Xavier in the pixel decoder and the mask head."""
         start_layer(module, std=self.config.init_std, gain=self.config.init_xavier_std)
         start_part(module)
-        if isinstance(module, MaskSetLoss):
-            module.start()
+        start_loss(module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward`, through a recorded graph where `optimize` allows it and the call can be recorded."""
+        return call_recorded(self, super().__call__, args, kwargs)
+
+    def fuse(self) -> None:
+        """Keep the biases of the backbone's windows for inference."""
+        fuse_windows(self)
 
 
 class MaskFormerModel(MaskFormerPreTrainedModel):
@@ -88,7 +74,7 @@ class MaskFormerModel(MaskFormerPreTrainedModel):
 
     def __init__(self, config: MaskFormerConfig) -> None:
         super().__init__(config)
-        self.pixel_level_module = PixelLevelModule(config)
+        self.pixel_level_module = build_pixel_level(config)
         coarsest = self.pixel_level_module.encoder.channels[-1]
         self.transformer_module = TransformerModule(coarsest, config.decoder)
         self.start()
@@ -110,59 +96,47 @@ class MaskFormerModel(MaskFormerPreTrainedModel):
             output_attentions: Also return the attention of the queries to each other.
             return_dict: Return a `MaskFormerModelOutput` rather than a tuple.
         """
-        check_pixel_mask(pixel_values, pixel_mask)
         weights = self.flag("output_attentions", output_attentions)
-        if pixel_mask is not None and self.config.use_pixel_mask:
-            parts = [(places, *self.run(pictures, weights)) for places, pictures in same_size(pixel_values, pixel_mask)]
-            features, decoded = self.join(parts, pixel_values)
-        else:
-            features, decoded = self.run(pixel_values, weights)
-        hidden: tuple[tuple[Tensor, ...], ...] = ()
-        if self.flag("output_hidden_states", output_hidden_states):
-            hidden = (features.encoder, features.pyramid, (*decoded.states[:-1], decoded.last))
+        features, decoded, _ = self.run(pixel_values, pixel_mask, labelled=False, need_weights=weights)
         output = MaskFormerModelOutput(
-            encoder_last_hidden_state=features.encoder[-1],
-            pixel_decoder_last_hidden_state=features.pixels,
-            transformer_decoder_last_hidden_state=decoded.last,
-            encoder_hidden_states=hidden[0] if hidden else None,
-            pixel_decoder_hidden_states=hidden[1] if hidden else None,
-            transformer_decoder_hidden_states=hidden[2] if hidden else None,
-            hidden_states=sum(hidden, ()) if hidden else None,
+            **hidden_fields(features, decoded, states=self.flag("output_hidden_states", output_hidden_states)),
             attentions=tuple(decoded.attentions) if weights else None,
             auxiliary_hidden_states=tuple(decoded.auxiliary) if self.config.use_auxiliary_loss else None,
         )
         return self.give(output, return_dict)
 
-    def run(self, pixel_values: Tensor, need_weights: bool) -> tuple[PixelFeatures, Decoded]:
-        """Compute a batch as it is."""
-        features: PixelFeatures = self.pixel_level_module(pixel_values)
-        auxiliary = self.config.use_auxiliary_loss
-        return features, self.transformer_module(features.encoder[-1], auxiliary=auxiliary, need_weights=need_weights)
+    def run(
+        self, pixel_values: Tensor, pixel_mask: Tensor | None, *, labelled: bool, need_weights: bool
+    ) -> tuple[PixelFeatures, Decoded, Tensor | None]:
+        """Compute a batch, each picture without its padding where the configuration says so.
+
+        The last result tells where frames hold no picture [B, 1, H/4, W/4], where padding was left out.
+        """
+
+        def run(pictures: Tensor) -> tuple[PixelFeatures, Decoded, Tensor | None]:
+            features: PixelFeatures = self.pixel_level_module(pictures)
+            auxiliary = self.config.use_auxiliary_loss
+            decoded = self.transformer_module(features.encoder[-1], auxiliary=auxiliary, need_weights=need_weights)
+            return features, decoded, None
+
+        use_mask = self.config.leaves_padding_out(labelled=labelled)
+        return compute(run, self.join, pixel_values, pixel_mask, use_mask=use_mask)
 
     def join(
-        self, parts: Sequence[tuple[Tensor, PixelFeatures, Decoded]], pixel_values: Tensor
-    ) -> tuple[PixelFeatures, Decoded]:
+        self, frames: Frames, parts: Sequence[tuple[PixelFeatures, Decoded, Tensor | None]]
+    ) -> tuple[PixelFeatures, Decoded, Tensor | None]:
         """Lay what was computed for pictures of one size each into one batch of frames."""
-        batch = pixel_values.shape[0]
-        sizes = [frame_size(pixel_values.shape[-2:], stride) for stride in self.pixel_level_module.encoder.strides_hw]
-
-        def rows(get: str) -> list[Tensor]:
-            lists = [[(places, state) for state in getattr(decoded, get)] for places, _, decoded in parts]
-            return [join_rows(same, batch=batch) for same in zip(*lists, strict=True)]
-
-        def maps(get: str, level_sizes: Sequence[tuple[int, int]]) -> tuple[Tensor, ...]:
-            lists = [[(places, level) for level in getattr(features, get)] for places, features, _ in parts]
-            joined = zip(zip(*lists, strict=True), level_sizes, strict=True)
-            return tuple(join_maps(same, batch=batch, size_hw=size) for same, size in joined)
-
-        pixels = [(places, features.pixels) for places, features, _ in parts]
-        features = PixelFeatures(
-            encoder=maps("encoder", sizes),
-            pyramid=maps("pyramid", sizes[-2::-1]),
-            pixels=join_maps(pixels, batch=batch, size_hw=sizes[0]),
+        finest = self.pixel_level_module.encoder.strides_hw[0]
+        all_features, all_decoded, _ = zip(*parts, strict=True)
+        features = self.pixel_level_module.join(frames, all_features, levels=slice(-2, None, -1), finest=finest)
+        decoded = Decoded(
+            frames.rows([part.last for part in all_decoded]),
+            frames.all_rows([part.auxiliary for part in all_decoded]),
+            frames.all_rows([part.states for part in all_decoded]),
+            frames.all_rows([part.attentions for part in all_decoded]),
         )
-        last = join_rows([(places, decoded.last) for places, _, decoded in parts], batch=batch)
-        return features, Decoded(last, rows("auxiliary"), rows("states"), rows("attentions"))
+        inside = [part.pixels.new_ones((len(part.pixels), 1, *part.pixels.shape[-2:])) for part in all_features]
+        return features, decoded, frames.maps(inside, finest) == 0
 
 
 class MaskFormerForInstanceSegmentation(MaskFormerPreTrainedModel):
@@ -207,35 +181,24 @@ class MaskFormerForInstanceSegmentation(MaskFormerPreTrainedModel):
             output_attentions: Also return the attention of the queries to each other.
             return_dict: Return a `MaskFormerForInstanceSegmentationOutput` rather than a tuple.
         """
-        if (mask_labels is None) != (class_labels is None):
-            raise InputError("mask_labels and class_labels: expected both for a loss, got one. Give both or neither.")
-        hidden = self.model(
-            pixel_values,
-            pixel_mask,
-            output_hidden_states=self.flag("output_hidden_states", output_hidden_states),
-            output_attentions=self.flag("output_attentions", output_attentions),
-            return_dict=True,
-        )
-        pixels = hidden.pixel_decoder_last_hidden_state
-        outside = None
-        if pixel_mask is not None and self.config.use_pixel_mask:
-            down, across = self.model.pixel_level_module.encoder.strides_hw[0]
-            outside = pixel_mask[:, None, ::down, ::across] == 0  # [B, 1, H/4, W/4]
-        auxiliary = [self.predict(queries, pixels, outside) for queries in hidden.auxiliary_hidden_states or ()]
-        final = self.predict(hidden.transformer_decoder_last_hidden_state, pixels, outside)
+        labelled = check_labels(mask_labels, class_labels)
+        weights = self.flag("output_attentions", output_attentions)
+        features, decoded, outside = self.model.run(pixel_values, pixel_mask, labelled=labelled, need_weights=weights)
+        auxiliary = [self.predict(queries, features.pixels, outside) for queries in decoded.auxiliary]
+        final = self.predict(decoded.last, features.pixels, outside)
         loss = None
         if mask_labels is not None and class_labels is not None:
             loss = self.criterion(
                 **final, mask_labels=mask_labels, class_labels=class_labels, auxiliary_predictions=auxiliary
             )
-        shared: dict[str, Any] = {name: value for name, value in hidden.items() if name != "auxiliary_hidden_states"}
         output = MaskFormerForInstanceSegmentationOutput(
             loss=None if loss is None else loss.total,
             class_queries_logits=final["class_queries_logits"],
             masks_queries_logits=final["masks_queries_logits"],
             auxiliary_logits=auxiliary if self.flag("output_auxiliary_logits", output_auxiliary_logits) else None,
+            **hidden_fields(features, decoded, states=self.flag("output_hidden_states", output_hidden_states)),
+            attentions=tuple(decoded.attentions) if weights else None,
             loss_terms=None if loss is None else loss.terms,
-            **shared,
         )
         return self.give(output, return_dict)
 
@@ -245,3 +208,19 @@ class MaskFormerForInstanceSegmentation(MaskFormerPreTrainedModel):
         if outside is not None:
             masks = masks.masked_fill(outside, OUTSIDE)
         return {"class_queries_logits": self.class_predictor(queries), "masks_queries_logits": masks}
+
+
+def hidden_fields(features: PixelFeatures, decoded: Decoded, *, states: bool) -> dict[str, Any]:
+    """Fields of both outputs that hold hidden states, those of every stage where asked for."""
+    found: dict[str, Any] = {
+        "encoder_last_hidden_state": features.encoder[-1],
+        "pixel_decoder_last_hidden_state": features.pixels,
+        "transformer_decoder_last_hidden_state": decoded.last,
+    }
+    if states:
+        queries = (*decoded.states[:-1], decoded.last)
+        found["encoder_hidden_states"] = features.encoder
+        found["pixel_decoder_hidden_states"] = features.levels
+        found["transformer_decoder_hidden_states"] = queries
+        found["hidden_states"] = (*features.encoder, *features.levels, *queries)
+    return found

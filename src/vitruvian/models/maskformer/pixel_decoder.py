@@ -6,50 +6,26 @@ pixels [B, 3, H, W] ─▶ backbone ─▶ maps at 1/4 … 1/32 ─▶ FPN, coar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.errors import ConfigError
-from vitruvian.layers.start import starts
+from vitruvian.layers.pyramid import PointwiseNorm, conv_norm_relu
+from vitruvian.mask_model import PixelLevelModule
 from vitruvian.models.maskformer.configuration import MaskFormerConfig
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
 from vitruvian.models.swin.modeling import MaskFormerSwinBackbone
 
-GROUPS = 32
 
-
-@dataclass
-class PixelFeatures:
-    """Maps of the backbone, maps of the pyramid (coarse to fine), and pixel embeddings [B, M, H/4, W/4]."""
-
-    encoder: tuple[Tensor, ...]
-    pyramid: tuple[Tensor, ...]
-    pixels: Tensor
-
-
-class PixelLevelModule(nn.Module):
-    """The backbone and the pixel decoder."""
-
-    def __init__(self, config: MaskFormerConfig) -> None:
-        super().__init__()
-        self.encoder = build_backbone(config)
-        *lateral, last = self.encoder.channels
-        self.decoder = PixelDecoder(last, lateral, channels=config.fpn_feature_size, outputs=config.mask_feature_size)
-
-    def load_backbone(self, name: str) -> None:
-        """Fill the backbone with the weights of a checkpoint of its own."""
-        trained = type(self.encoder).from_pretrained(name, config=self.encoder.config)
-        self.encoder.load_state_dict(trained.state_dict())
-
-    def forward(self, pixel_values: Tensor) -> PixelFeatures:
-        """Map images [B, 3, H, W] to features."""
-        maps = self.encoder(pixel_values, return_dict=True).feature_maps
-        pyramid, pixels = self.decoder(maps)
-        return PixelFeatures(maps, tuple(pyramid), pixels)
+def build_pixel_level(config: MaskFormerConfig) -> PixelLevelModule:
+    """Build the backbone and the pixel decoder that a configuration describes."""
+    encoder = build_backbone(config)
+    *lateral, last = encoder.channels
+    decoder = PixelDecoder(last, lateral, channels=config.fpn_feature_size, outputs=config.mask_feature_size)
+    return PixelLevelModule(encoder, decoder)
 
 
 def build_backbone(config: MaskFormerConfig) -> MaskFormerSwinBackbone | ResNetBackbone:
@@ -97,7 +73,7 @@ class FeaturePyramid(nn.Module):
 
     def __init__(self, inputs: int, lateral: Sequence[int], channels: int) -> None:
         super().__init__()
-        self.stem = conv_norm_relu(inputs, channels)
+        self.stem = conv_norm_relu(inputs, channels, start="xavier")
         self.layers = nn.ModuleList(PyramidLayer(channels, width) for width in reversed(lateral))
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
@@ -115,18 +91,11 @@ class PyramidLayer(nn.Module):
 
     def __init__(self, channels: int, lateral: int) -> None:
         super().__init__()
-        projection = starts(nn.Conv2d(lateral, channels, 1, bias=False), "xavier")
-        self.proj = nn.Sequential(projection, nn.GroupNorm(GROUPS, channels))
-        self.block = conv_norm_relu(channels, channels)
+        self.proj = PointwiseNorm(lateral, channels, bias=False, start="xavier")
+        self.block = conv_norm_relu(channels, channels, start="xavier")
 
     def forward(self, coarse: Tensor, fine: Tensor) -> Tensor:
         """Map [B, C, h/2, w/2] and [B, C', h, w] to [B, C, h, w]."""
         side = self.proj(fine)
         out: Tensor = self.block(F.interpolate(coarse, size=side.shape[-2:], mode="nearest") + side)
         return out
-
-
-def conv_norm_relu(inputs: int, outputs: int) -> nn.Sequential:
-    """A 3×3 convolution, group norm and ReLU."""
-    convolution = starts(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), "xavier")
-    return nn.Sequential(convolution, nn.GroupNorm(GROUPS, outputs), nn.ReLU(inplace=True))

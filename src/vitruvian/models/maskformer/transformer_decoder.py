@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from vitruvian.layers.mlp import activation
+from vitruvian.layers.pyramid import pointwise
 from vitruvian.layers.queries import QueryAttention
 from vitruvian.layers.sine import sine_positions
 from vitruvian.layers.start import starts
@@ -47,7 +48,7 @@ class TransformerModule(nn.Module):
     def forward(self, features: Tensor, *, auxiliary: bool, need_weights: bool) -> Decoded:
         """Let queries look at a map [B, C', h, w]; `auxiliary` also norms what every layer gives."""
         if self.input_projection is not None:
-            features = self.input_projection(features)  # [B, C, h, w]
+            features = pointwise(self.input_projection, features)  # [B, C, h, w]
         tokens = features.flatten(2).transpose(1, 2)  # [B, h·w, C]
         grid_hw = (features.shape[-2], features.shape[-1])
         positions = sine_positions(grid_hw, tokens.shape[-1], tokens.dtype, tokens.device)  # [h·w, C]

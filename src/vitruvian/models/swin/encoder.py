@@ -126,14 +126,36 @@ class WindowAttention(nn.Module):
         self.value = nn.Linear(channels, channels, bias=config.qkv_bias)
         self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * self.window - 1) ** 2, heads))
         self.register_buffer("relative_position_index", relative_position_index(self.window))
+        self.kept_bias: tuple[int, Tensor] | None = None  # version of the table, and its bias [A, N, N]
 
-    def forward(self, windows: Tensor, plan: WindowPlan, *, need_weights: bool) -> tuple[Tensor, Tensor | None]:
-        """Attend inside windows [windows, N, C]; weights are [windows, A, N, N] in the order of the plan."""
-        q, k, v = (
-            unflatten(part(windows), -1, (self.heads, -1)).transpose(1, 2)  # [windows, A, N, D]
-            for part in (self.query, self.key, self.value)
-        )
-        bias = relative_position_bias(self.relative_position_bias_table, self.relative_position_index).to(q.dtype)
+    @torch.no_grad()
+    def fuse(self) -> None:
+        """Keep the bias of all pairs for inference, until the table changes."""
+        table = self.relative_position_bias_table
+        if not table.is_inference():  # such tensors do not tell that they changed
+            self.kept_bias = (table._version, self.position_bias().contiguous())
+
+    def position_bias(self) -> Tensor:
+        """Bias of every head for every pair of tokens of a window [A, N, N]."""
+        return relative_position_bias(self.relative_position_bias_table, self.relative_position_index)
+
+    def current_bias(self) -> Tensor:
+        """`position_bias`, or what was kept of it in inference."""
+        plain = self.training or torch.is_grad_enabled() or torch.compiler.is_compiling()
+        if plain or self.kept_bias is None or self.kept_bias[0] != self.relative_position_bias_table._version:
+            return self.position_bias()
+        return self.kept_bias[1]
+
+    def forward(self, tokens: Tensor, plan: WindowPlan, *, need_weights: bool) -> tuple[Tensor, Tensor | None]:
+        """Attend inside the windows of tokens [B, h·w, C]; weights are [windows, A, N, N] in the order of the plan."""
+        parts = (self.query, self.key, self.value)
+        if plan.holes is None:
+            windows = to_windows(tokens, plan)  # [windows, N, C]
+            projected = [part(windows) for part in parts]
+        else:  # A hole counts as a token of zeros, which is projected to the bias: only real tokens take the way.
+            projected = [to_windows(part(tokens), plan, fill=part.bias) for part in parts]  # [windows, N, C] each
+        q, k, v = (unflatten(part, -1, (self.heads, -1)).transpose(1, 2) for part in projected)  # [windows, A, N, D]
+        bias = self.current_bias().to(q.dtype)
         masks = bias[None]  # [1, A, N, N]
         if plan.shift:
             blocked = shift_masks(window=plan.window, shift=plan.shift, dtype=q.dtype, device=q.device)
@@ -153,7 +175,7 @@ class WindowAttention(nn.Module):
         ]
         out = torch.cat([part for part, _ in found]) if len(found) > 1 else found[0][0]  # [windows, A, N, D]
         weights = torch.cat([part for _, part in found if part is not None]) if need_weights else None
-        return out.transpose(1, 2).flatten(2), weights  # [windows, N, C]
+        return from_windows(out.transpose(1, 2).flatten(2), plan, batch=tokens.shape[0]), weights  # [B, h·w, C]
 
 
 class Dense(nn.Module):
@@ -177,9 +199,9 @@ class Attention(nn.Module):
         self.self = WindowAttention(config, channels, heads)
         self.output = Dense(channels, channels)
 
-    def forward(self, windows: Tensor, plan: WindowPlan, *, need_weights: bool) -> tuple[Tensor, Tensor | None]:
-        """Attend inside windows [windows, N, C]."""
-        out, weights = self.self(windows, plan, need_weights=need_weights)
+    def forward(self, tokens: Tensor, plan: WindowPlan, *, need_weights: bool) -> tuple[Tensor, Tensor | None]:
+        """Map tokens [B, h·w, C] to the same."""
+        out, weights = self.self(tokens, plan, need_weights=need_weights)
         return self.output(out), weights
 
 
@@ -200,10 +222,7 @@ class SwinLayer(nn.Module):
 
     def forward(self, tokens: Tensor, plan: WindowPlan, need_weights: bool) -> tuple[Tensor, Tensor | None]:
         """Map tokens [B, h·w, C] to the same."""
-        windows, weights = self.attention(
-            to_windows(self.layernorm_before(tokens), plan), plan, need_weights=need_weights
-        )
-        attended = from_windows(windows, plan, batch=tokens.shape[0])  # [B, h·w, C]
+        attended, weights = self.attention(self.layernorm_before(tokens), plan, need_weights=need_weights)
         tokens = tokens + self.drop_path(self.dropout(attended))
         fed = self.output(self.act(self.intermediate(self.layernorm_after(tokens))))
         return tokens + self.drop_path(self.dropout(fed)), weights
@@ -304,6 +323,13 @@ class Encoder(nn.Module):
             if weights is not None:
                 found.attentions.append(weights)
         return found
+
+
+def fuse_windows(model: nn.Module) -> None:
+    """Keep the biases of all window attentions in a model for inference."""
+    for module in model.modules():
+        if isinstance(module, WindowAttention):
+            module.fuse()
 
 
 def as_map(tokens: Tensor, grid_hw: Grid) -> Tensor:

@@ -6,6 +6,7 @@ pixel_values [B, 3, H, W] ─▶ SwinModel ─▶ tokens [B, H/32·W/32, 8C]
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -15,9 +16,10 @@ from vitruvian.errors import ConfigError
 from vitruvian.layers.start import start_layer, start_with
 from vitruvian.model import Model
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
-from vitruvian.models.swin.encoder import Embeddings, Encoder, as_map, start_part
+from vitruvian.models.swin.encoder import Embeddings, Encoder, as_map, fuse_windows, start_part
 from vitruvian.models.swin.outputs import SwinModelOutput
 from vitruvian.outputs import BackboneOutput
+from vitruvian.weights import KeyPlan
 
 
 class SwinPreTrainedModel(Model):
@@ -38,6 +40,10 @@ class SwinPreTrainedModel(Model):
         """Fill fresh weights: normal, positions and biases zero."""
         start_layer(module, std=self.config.initializer_range)
         start_part(module)
+
+    def fuse(self) -> None:
+        """Keep the biases of windows for inference."""
+        fuse_windows(self)
 
     @property
     def out_features(self) -> list[str]:
@@ -145,6 +151,12 @@ class SwinBackbone(SwinPreTrainedModel):
         named = zip(self.out_features, self.channels, strict=True)
         self.hidden_states_norms = nn.ModuleDict({name: nn.LayerNorm(channels) for name, channels in named})
         self.start()
+
+    @classmethod
+    def accept(cls, plan: KeyPlan, source: str, *, new_head: bool) -> list[str]:
+        """As for all models, but a file may hold norms of stages that are not asked for."""
+        unexpected = [name for name in plan.unexpected if not name.startswith("hidden_states_norms.")]
+        return super().accept(replace(plan, unexpected=unexpected), source, new_head=new_head)
 
     def forward(
         self,

@@ -12,6 +12,7 @@ from tests.families import mask2former, maskformer
 from tests.families.swin import ALL_STAGES, resnet_fields, swin_fields
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning
 from vitruvian.layers.padding import OUTSIDE
+from vitruvian.mask_model import recordable
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.modeling import Mask2FormerForUniversalSegmentation, Mask2FormerModel
 from vitruvian.models.mask2former.processing import Mask2FormerImageProcessor
@@ -41,11 +42,9 @@ def lively(model: Any) -> Any:
 
 @both_families
 @pytest.mark.parametrize("resnet", [False, True])
-def test_with_pixel_masks_a_mixed_batch_equals_single_pictures(
-    cls: Any, tiny: Any, processor: Any, resnet: bool
-) -> None:
+def test_a_mixed_batch_computes_what_single_pictures_do(cls: Any, tiny: Any, processor: Any, resnet: bool) -> None:
     backbone = {"backbone_config": ResNetConfig(**resnet_fields(out_features=ALL_STAGES))} if resnet else {}
-    model = lively(cls(tiny(use_pixel_mask=True, use_auxiliary_loss=True, **backbone)))
+    model = lively(cls(tiny(use_auxiliary_loss=True, **backbone)))
     torch.manual_seed(1)
     images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in ((64, 96), (50, 70), (64, 96), (81, 33))]
     prepare = processor(do_resize=False)
@@ -55,7 +54,6 @@ def test_with_pixel_masks_a_mixed_batch_equals_single_pictures(
     with torch.no_grad():
         together = model(**batch, **options)
         alone = [model(**prepare([image], return_tensors="pt"), **options) for image in images]
-    sizes = [tuple(image.shape[1:]) for image in images]
     for index, single in enumerate(alone):
         torch.testing.assert_close(together.class_queries_logits[index], single.class_queries_logits[0])
         height, width = single.masks_queries_logits.shape[-2:]
@@ -69,23 +67,105 @@ def test_with_pixel_masks_a_mixed_batch_equals_single_pictures(
         for one, other in zip(together.auxiliary_logits, single.auxiliary_logits, strict=True):
             torch.testing.assert_close(one["class_queries_logits"][index], other["class_queries_logits"][0])
         torch.testing.assert_close(together.attentions[-1][index], single.attentions[-1][0])
-    found = prepare.post_process_semantic_segmentation(together, sizes, pixel_mask=batch.pixel_mask)
-    for index, single in enumerate(alone):
-        want = prepare.post_process_semantic_segmentation(single, [sizes[index]])[0]
-        assert (found[index] == want).float().mean() > 0.999
 
 
 @both_families
-def test_without_them_padding_is_seen(cls: Any, tiny: Any, processor: Any) -> None:
+def test_results_of_a_mixed_batch_are_those_of_single_pictures(cls: Any, tiny: Any, processor: Any) -> None:
+    """With nothing but defaults: what a person writes who does not think of padding."""
     model = lively(cls(tiny()))
-    pixels = torch.randn(1, 3, 64, 96)
-    mask = torch.ones(1, 64, 96)
-    mask[:, 40:] = 0
+    prepare = processor(size={"shortest_edge": 64, "longest_edge": 110})
+    sizes = [(64, 96), (50, 70), (90, 41)]
+    torch.manual_seed(1)
+    images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in sizes]
     with torch.no_grad():
-        assert torch.equal(model(pixels, pixel_mask=mask)[0], model(pixels)[0])
-        model.config.use_pixel_mask = True
-        assert not torch.equal(model(pixels, pixel_mask=mask)[0], model(pixels)[0])
-        assert torch.equal(model(pixels, pixel_mask=torch.ones(1, 64, 96))[0], model(pixels)[0])
+        batch = prepare(images, return_tensors="pt")
+        assert (batch.pixel_mask == 0).any()
+        together = model(**batch)
+        alone = [model(**prepare(image, return_tensors="pt")) for image in images]
+
+    def results(outputs: Any, target_sizes: list[tuple[int, int]]) -> list[tuple[Any, ...]]:
+        low = {"threshold": 0.1, "overlap_mask_area_threshold": 0.1, "target_sizes": target_sizes}
+        return list(
+            zip(
+                prepare.post_process_semantic_segmentation(outputs, target_sizes),
+                prepare.post_process_instance_segmentation(outputs, **low),
+                prepare.post_process_panoptic_segmentation(outputs, **low),
+                strict=True,
+            )
+        )
+
+    for found, single, size in zip(results(together, sizes), alone, sizes, strict=True):
+        want = results(single, [size])[0]
+        assert found[0].shape == size
+        assert (found[0] == want[0]).float().mean() > 0.999
+        assert want[2]["segments_info"]
+        for one, other in zip(found[1:], want[1:], strict=True):
+            assert [s["label_id"] for s in one["segments_info"]] == [s["label_id"] for s in other["segments_info"]]
+            scores = [[s["score"] for s in result["segments_info"]] for result in (one, other)]
+            assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+            assert (one["segmentation"] == other["segmentation"]).float().mean() > 0.999
+
+
+@both_families
+def test_who_sees_padding(cls: Any, tiny: Any, processor: Any) -> None:
+    model = lively(cls(tiny()))
+    pixels = torch.randn(2, 3, 64, 96)
+    mask = torch.ones(2, 64, 96)
+    mask[1, 40:] = 0
+    labels = maskformer.labels(2, torch.Generator().manual_seed(0))
+
+    def classes(**given: Any) -> torch.Tensor:
+        torch.manual_seed(0)
+        with torch.no_grad():
+            return model(pixels, **given).class_queries_logits
+
+    plain = classes()
+    assert torch.equal(classes(pixel_mask=torch.ones(2, 64, 96)), plain)
+    cut = classes(pixel_mask=mask)
+    torch.testing.assert_close(cut[0], plain[0])
+    assert not torch.allclose(cut[1], plain[1])
+    assert torch.equal(classes(pixel_mask=mask, **labels), plain)  # labels: as the published weights were trained
+    model.config.use_pixel_mask = True
+    assert torch.equal(classes(pixel_mask=mask, **labels), cut)
+    model.config.use_pixel_mask = False
+    assert torch.equal(classes(pixel_mask=mask), plain)
+
+
+@both_families
+def test_calls_that_a_recorded_graph_can_take(cls: Any, tiny: Any, processor: Any) -> None:
+    model, pixels, mask = cls(tiny()).eval(), torch.zeros(2, 3, 64, 96), torch.ones(2, 64, 96)
+    assert recordable(model, (pixels,), {"output_attentions": True}) == {
+        "pixel_values": pixels,
+        "output_attentions": True,
+    }
+    assert recordable(model, (), {"pixel_values": pixels, "pixel_mask": mask}) == {"pixel_values": pixels}
+    padded = mask.clone()
+    padded[1, 40:] = 0
+    assert recordable(model, (pixels,), {"pixel_mask": padded}) is None
+    assert recordable(model, (pixels, [padded], [padded]), {}) is None  # labels
+    model.config.use_pixel_mask = False
+    assert recordable(model, (pixels,), {"pixel_mask": padded}) == {"pixel_values": pixels}
+    with pytest.raises(InputError, match=r"pixel_mask: expected shape \[2, 64, 96\]"):
+        recordable(model, (pixels,), {"pixel_mask": mask[:1]})
+
+
+@both_families
+def test_an_optimized_model_leaves_padding_out_too(
+    cls: Any, tiny: Any, processor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = lively(cls(tiny()))
+    pixels, mask, recorded = torch.randn(2, 3, 64, 96), torch.ones(2, 64, 96), []
+    with torch.no_grad():
+        full = model(pixels)[0]
+        padded = mask.clone()
+        padded[1, 40:] = 0
+        want = model(pixels, pixel_mask=padded)[0]
+        model.optimize()
+        monkeypatch.setattr(model.graphs, "takes", lambda args, kwargs: recorded.append(kwargs.keys()) or False)
+        assert torch.equal(model(pixels, pixel_mask=mask)[0], full)
+        assert recorded == [{"pixel_values"}]
+        assert torch.equal(model(pixels, pixel_mask=padded)[0], want)
+        assert len(recorded) == 1
 
 
 @both_families

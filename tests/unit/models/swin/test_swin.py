@@ -12,7 +12,7 @@ from vitruvian.errors import ConfigError, InputError, WeightsError
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
-from vitruvian.models.swin.encoder import SwinLayer
+from vitruvian.models.swin.encoder import SwinLayer, WindowAttention
 from vitruvian.models.swin.modeling import MaskFormerSwinBackbone, SwinBackbone, SwinModel
 
 
@@ -138,3 +138,24 @@ def test_backbone_states_and_weights_on_demand(cls: Any) -> None:
     ]
     assert [weights.shape[1] for weights in full.attentions] == [1, 2, 2, 4]
     assert model.strides_hw == [(8, 8)]
+
+
+def test_an_optimized_model_keeps_its_bias_until_weights_change() -> None:
+    torch.manual_seed(0)
+    model, other = (SwinBackbone(SwinConfig(**swin_fields())).eval() for _ in range(2))
+    with torch.no_grad():
+        for parameter in (*model.parameters(), *other.parameters()):
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    pixels = torch.randn(1, 3, 52, 75)
+    with torch.no_grad():
+        want, other_want = model(pixels).feature_maps[0], other(pixels).feature_maps[0]
+        model.optimize()
+        attention = next(m for m in model.modules() if isinstance(m, WindowAttention))
+        assert attention.current_bias() is attention.kept_bias[1]
+        assert torch.equal(model(pixels).feature_maps[0], want)
+        model.load_state_dict(other.state_dict())
+        assert torch.equal(model(pixels).feature_maps[0], other_want)
+        half = model.bfloat16()(pixels.bfloat16()).feature_maps[0]
+        assert (half.float() - other_want).norm() < 0.1 * other_want.norm()
+    model.float().train()(pixels).feature_maps[0].sum().backward()
+    assert attention.relative_position_bias_table.grad.abs().sum() > 0
