@@ -226,7 +226,7 @@ def test_accumulated_batches_count_as_one(tmp_path: Path):
 
 
 def test_people_who_are_drawn_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sources, "RenderOptions", lambda size_hw: replace(PLAIN, size_hw=size_hw))
+    monkeypatch.setattr(sources, "RenderOptions", lambda size_hw, **_: replace(PLAIN, size_hw=size_hw))
     stream = {"pack": "procedural", "scenes": 1, "ring": 8, "chunk": 4, "reuse": 4.0}
     table = run_table(tmp_path / "whole", None, "pose", "seg", "people", steps=4, checkpoint__every=2)
     table["data"]["stream"] = stream

@@ -139,6 +139,7 @@ class StreamPart(Part):
         ring: People kept on the device.
         chunk: People drawn together.
         reuse: How often a person is used before it is replaced.
+        at_once: How many of normals, pointmaps, mattes and albedo a step trains, in turns; None for all.
         size: Height and width of the pictures, where not those of the model: small ones first make a long run shorter.
     """
 
@@ -147,12 +148,13 @@ class StreamPart(Part):
     ring: int = 4096
     chunk: int = 64
     reuse: float = 6.0
+    at_once: int | None = None
     size: list[int] | None = None
 
     def validate(self) -> None:
         """Check counts and the size."""
         self.at_least(0, "scenes")
-        self.at_least(1, "ring", "chunk")
+        self.at_least(1, "ring", "chunk", "at_once")
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
             raise ConfigError(f"data.stream.size: expected [height, width], got {self.size}.")
 

@@ -31,6 +31,7 @@ TASK_WEIGHTS = {
     "scene_seg": 0.4,
     "scene_matting": 0.25,
 }
+TURNS = ("normal", "pointmap", "matting", "albedo")  # tasks that can wait for their turn
 HIDDEN_WEIGHT = 0.6  # a keypoint that is not seen counts less than one that is
 
 
@@ -64,6 +65,8 @@ class MultiTaskObjective(nn.Module):
             pictures; 0 leaves one out.
         sigma: Width of keypoints' Gaussians in heatmap pixels.
         halves: Whether dense heads predict at half the size of the picture.
+        at_once: How many of normals, pointmaps, mattes and albedo a step trains, drawn by lot; None for all. Their
+            losses count as much more as they come up less, so that the sum stays what it was on average.
     """
 
     def __init__(
@@ -73,31 +76,48 @@ class MultiTaskObjective(nn.Module):
         weights: Mapping[str, float] | None = None,
         sigma: float = 2.0,
         halves: bool = True,
+        at_once: int | None = None,
     ) -> None:
         super().__init__()
+        self.at_once = at_once
         self.model, self.weights = model, {**TASK_WEIGHTS, **(weights or {})}
         self.sigma, self.halves = sigma, halves
 
     def forward(self, batch: StreamBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss and its parts by name."""
-        found = self.crop_losses(batch.crops, generator)
+        weights = self.drawn_weights(generator)
+        terms = self.crop_losses(batch.crops, weights, generator)
         if batch.scenes is not None:
-            found |= self.scene_losses(batch.scenes, generator)
-        terms = {name: value for name, value in found.items() if self.weights[name] > 0}
-        total = torch.stack([self.weights[name] * value for name, value in terms.items()]).sum()
+            terms |= self.scene_losses(batch.scenes, weights, generator)
+        total = torch.stack([weights[name] * value for name, value in terms.items()]).sum()
         return total, {name: value.detach() for name, value in terms.items()}
 
-    def crop_losses(self, crops: Crops, generator: torch.Generator) -> dict[str, Tensor]:
-        """Losses of all tasks on crops of people."""
+    def drawn_weights(self, generator: torch.Generator) -> dict[str, float]:
+        """Weights of a step: those of tasks that wait are 0."""
+        weights = dict(self.weights)
+        taking_turns = [task for task in TURNS if task in self.model.tasks and weights[task] > 0]
+        if self.at_once is None or self.at_once >= len(taking_turns):
+            return weights
+        order = torch.randperm(len(taking_turns), generator=generator, device=generator.device).tolist()
+        share = len(taking_turns) / self.at_once
+        for place, number in enumerate(order):
+            task = taking_turns[number]
+            weights[task] *= share if place < self.at_once else 0.0
+            if task == "matting":
+                weights["scene_matting"] *= share if place < self.at_once else 0.0
+        return weights
+
+    def crop_losses(self, crops: Crops, weights: Mapping[str, float], generator: torch.Generator) -> dict[str, Tensor]:
+        """Losses of the tasks that have a weight on crops of people."""
         size_hw = (crops.image.shape[-2], crops.image.shape[-1])
         chance = Chance(generator, crops.image.device)
         if self.halves:
             crops = halved(crops, chance)
-        tasks = [task for task in self.model.tasks if task != "people" and self.weights[task] > 0]
+        tasks = [task for task in self.model.tasks if task != "people" and weights[task] > 0]
         labels: dict[str, dict[str, Any]] = {}
         if "pose" in tasks:
-            maps, weights = heatmaps(crops.keypoints, size_hw=size_hw, stride=4, sigma=self.sigma)
-            labels["pose"] = {"labels": maps, "label_weights": weights}
+            maps, counts = heatmaps(crops.keypoints, size_hw=size_hw, stride=4, sigma=self.sigma)
+            labels["pose"] = {"labels": maps, "label_weights": counts}
         labels["normal"] = {"labels": crops.normals}
         labels["pointmap"] = {"labels": crops.points, "label_intrinsics": crops.intrinsics}
         labels["matting"] = {"labels": torch.cat([crops.foreground, crops.alpha], dim=1)}
@@ -109,10 +129,12 @@ class MultiTaskObjective(nn.Module):
             found["seg"] = parts_loss(outputs["seg"].logits, crops.parts)
         return found
 
-    def scene_losses(self, scenes: Scenes, generator: torch.Generator) -> dict[str, Tensor]:
+    def scene_losses(
+        self, scenes: Scenes, weights: Mapping[str, float], generator: torch.Generator
+    ) -> dict[str, Tensor]:
         """Losses of finding people, parts and mattes in whole pictures."""
         names = {"people": "people", "seg": "scene_seg", "matting": "scene_matting"}
-        tasks = [task for task, name in names.items() if task in self.model.tasks and self.weights[name] > 0]
+        tasks = [task for task, name in names.items() if task in self.model.tasks and weights[name] > 0]
         chance = Chance(generator, scenes.image.device)
         if self.halves:
             scenes = halved_scenes(scenes, chance)

@@ -38,7 +38,13 @@ def make_objective(config: TrainConfig, model: Sapiens2MultiTask) -> nn.Module:
     if len(dense) > 1 or dense - {1, 2}:
         raise ConfigError(f"model.heads: a stream needs dense heads of full or half size alike, got 1/{sorted(dense)}.")
     sigma = config.data.heatmap_sigma
-    return MultiTaskObjective(model, weights=weights, sigma=2.0 if sigma is None else sigma, halves=dense == {2})
+    return MultiTaskObjective(
+        model,
+        weights=weights,
+        sigma=2.0 if sigma is None else sigma,
+        halves=dense == {2},
+        at_once=config.data.stream.at_once,
+    )
 
 
 def task_weights(part: ModelPart) -> dict[str, float]:
@@ -96,7 +102,8 @@ def open_stream(config: TrainConfig, *, device: torch.device) -> SyntheticStream
         chunk=part.chunk,
         reuse=part.reuse,
         seed=config.seed,
-        render=RenderOptions(size_hw=(height, width), chunk=part.chunk),
+        # Many pictures teach more than fewer with the softest shadows.
+        render=RenderOptions(size_hw=(height, width), chunk=part.chunk, surroundings=6, shadow_taps=6),
         crop=CropOptions(size_hw=(height, width), flip=config.data.augment.flip),
         scene=SceneOptions(size_hw=(width, height)),
     )

@@ -11,7 +11,9 @@ from vitruvian.data.synthetic.compose import CropOptions
 from vitruvian.data.synthetic.render import RenderOptions
 from vitruvian.data.synthetic.scenes import SceneOptions
 from vitruvian.errors import ConfigError
-from vitruvian.training.objective import heatmaps, start_calmly
+from vitruvian.models.sapiens2.configuration import Sapiens2Config
+from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
+from vitruvian.training.objective import MultiTaskObjective, heatmaps, start_calmly
 from vitruvian.training.synthetic import StreamOptions, SyntheticStream, mixed, photometric
 
 SIZE = (64, 48)
@@ -97,9 +99,6 @@ def test_heatmaps_peak_where_keypoints_are() -> None:
 
 
 def test_calm_start_shrinks_predictors_alone() -> None:
-    from vitruvian.models.sapiens2.configuration import Sapiens2Config
-    from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-
     config = Sapiens2Config(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_attention_heads=2,
         intermediate_size=16, image_size=[32, 32], num_first_full_attention_layers=1, num_last_full_attention_layers=0,
@@ -115,3 +114,34 @@ def test_calm_start_shrinks_predictors_alone() -> None:
             assert value.tolist() == [-3.0, 0.0, 0.0, 0.0, 0.0]
         else:
             assert torch.equal(value, before[name])
+
+
+class TestTurns:
+    def objective(self, at_once: int | None) -> MultiTaskObjective:
+        config = Sapiens2Config(
+            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_attention_heads=2,
+            intermediate_size=16, image_size=list(SIZE), num_first_full_attention_layers=1,
+            num_last_full_attention_layers=0,
+        )  # fmt: skip
+        dense = {"upsample_out_channels": [8, 8, 8]}
+        heads = {"normal": dense, "matting": dense, "albedo": dense, "seg": dense, "people": {"conv_out_channels": [8]}}
+        return MultiTaskObjective(Sapiens2MultiTask(config, heads), at_once=at_once)
+
+    def test_tasks_take_turns_and_count_as_much_on_average(self) -> None:
+        objective, generator = self.objective(1), torch.Generator().manual_seed(0)
+        drawn = [objective.drawn_weights(generator) for _ in range(600)]
+        for weights in drawn:
+            assert sum(weights[task] > 0 for task in ("normal", "matting", "albedo")) == 1
+            assert (weights["matting"] > 0) == (weights["scene_matting"] > 0)
+            assert weights["seg"] == objective.weights["seg"]
+        mean = sum(weights["normal"] for weights in drawn) / len(drawn)
+        assert mean == pytest.approx(objective.weights["normal"], rel=0.15)
+
+    def test_terms_are_those_that_were_drawn(self) -> None:
+        batch = stream().batch(0)
+        loss, terms = self.objective(1)(batch, torch.Generator().manual_seed(0))
+        assert {"seg", "people", "scene_seg"} <= terms.keys()
+        assert len(terms.keys() & {"normal", "matting", "albedo"}) == 1
+        assert loss.isfinite()
+        _, everything = self.objective(None)(batch, torch.Generator().manual_seed(0))
+        assert {"normal", "matting", "albedo", "scene_matting"} <= everything.keys()
