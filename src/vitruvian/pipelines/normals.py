@@ -21,10 +21,11 @@ class NormalsOptions(DenseOptions):
     """Options of normals.
 
     Args:
-        convention: "opencv" (x right, y down, z away) or "opengl" (x right, y up, z towards the viewer).
+        convention: "opengl" (x right, y up, z towards the viewer: the model's own) or "opencv" (x right, y down, z
+            away: those of pointmaps).
     """
 
-    convention: Convention = "opencv"
+    convention: Convention = "opengl"
 
 
 class NormalsPipeline(DensePipeline[Normals, NormalsOptions]):
@@ -50,4 +51,5 @@ class NormalsPipeline(DensePipeline[Normals, NormalsOptions]):
         self, about: dict[str, Any], values: Values, cover: npt.NDArray[np.bool_] | None, options: NormalsOptions
     ) -> Normals:
         """Build the result."""
-        return Normals(**about, normals=values, mask=cover).to_convention(options.convention)
+        found = Normals(**about, normals=values, mask=cover, convention="opengl")
+        return found.to_convention(options.convention)

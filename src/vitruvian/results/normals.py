@@ -37,7 +37,7 @@ class Normals(Result):
 
     normals: NDArray[np.float32]
     mask: NDArray[np.bool_] | None = None
-    convention: Convention = "opencv"
+    convention: Convention = "opengl"
 
     def __post_init__(self) -> None:
         super().__post_init__()

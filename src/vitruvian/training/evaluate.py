@@ -29,7 +29,7 @@ from vitruvian.human import PART_NAMES, SIGMAS
 from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.people import decode_people
 from vitruvian.training.folder import PeopleFolder
-from vitruvian.training.views import IGNORED_PART, Views, normalise
+from vitruvian.training.views import IGNORED_PART, Views, in_model_axes, normalise
 
 LEAST_SCORE = 0.05  # of people found: average precision wants the doubtful ones too
 # What a training run shows; a report holds the rest.
@@ -187,7 +187,7 @@ class NormalJudge:
 
     def update(self, output: Any, views: Views) -> None:
         """Add normals [B, 3, h, w]."""
-        self.normals.update(fitted(output.normals, views), views.need("normals"), mask=views.valid[:, 0])
+        self.normals.update(fitted(output.normals, views), in_model_axes(views.need("normals")), mask=views.valid[:, 0])
 
     def compute(self) -> Any:
         """Mean and median angle, and shares under limits."""

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from vitruvian.data.synthetic.chance import Chance
 from vitruvian.data.synthetic.compose import Crops, halved
 from vitruvian.data.synthetic.scenes import Scenes, halved_scenes
+from vitruvian.data.synthetic.truth import VISIBLE
 from vitruvian.losses.dense import segmentation_loss
 from vitruvian.losses.people import draw_people, people_loss
+from vitruvian.models.sapiens2.decoding import draw_heatmaps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.training.synthetic import StreamBatch, photometric
+from vitruvian.training.views import in_model_axes, normalise
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Rare parts count more, as in the published recipe, but less so: silhouettes stay tight when background counts.
 PART_WEIGHTS = (0.7, *(weight**0.5 for weight in PART_LOSS_WEIGHTS[1:]))
 TASK_WEIGHTS = {
@@ -36,24 +38,14 @@ HIDDEN_WEIGHT = 0.6  # a keypoint that is not seen counts less than one that is
 
 
 def heatmaps(keypoints: Tensor, *, size_hw: tuple[int, int], stride: int, sigma: float) -> tuple[Tensor, Tensor]:
-    """Draw Gaussians at keypoints [n, J, 3]: heatmaps [n, J, h, w] and weights [n, J]; coordinates as UDP has them."""
+    """Draw keypoints [n, J, 3] of pictures: heatmaps [n, J, h, w] and weights [n, J]."""
     H, W = size_hw
     h, w = H // stride, W // stride
-    x = keypoints[..., 0] * (w - 1) / (W - 1)  # [n, J]
-    y = keypoints[..., 1] * (h - 1) / (H - 1)
-    across = torch.arange(w, device=keypoints.device) - x[..., None]  # [n, J, w]
-    down = torch.arange(h, device=keypoints.device) - y[..., None]  # [n, J, h]
-    across, down = (-(t.square()) / (2 * sigma**2) for t in (across, down))
-    maps = down.exp()[..., :, None] * across.exp()[..., None, :]  # [n, J, h, w]
+    # The middles of the corner pixels of both grids coincide, as decoding assumes.
+    xy = keypoints[..., :2] * keypoints.new_tensor([(w - 1) / (W - 1), (h - 1) / (H - 1)])
     state = keypoints[..., 2]
-    weights = torch.where(state > 1.5, 1.0, torch.where(state > 0.5, HIDDEN_WEIGHT, 0.0))
-    return maps, weights
-
-
-def normalized(images: Tensor) -> Tensor:
-    """Pictures in 0..1 as models read them."""
-    mean, std = (images.new_tensor(v)[:, None, None] for v in (MEAN, STD))
-    return (images - mean) / std
+    maps, counts = draw_heatmaps(xy, state > 0, size_hw=(h, w), sigma=sigma)
+    return maps, torch.where(state < VISIBLE, HIDDEN_WEIGHT, 1.0) * counts
 
 
 class MultiTaskObjective(nn.Module):
@@ -118,11 +110,11 @@ class MultiTaskObjective(nn.Module):
         if "pose" in tasks:
             maps, counts = heatmaps(crops.keypoints, size_hw=size_hw, stride=4, sigma=self.sigma)
             labels["pose"] = {"labels": maps, "label_weights": counts}
-        labels["normal"] = {"labels": crops.normals}
+        labels["normal"] = {"labels": in_model_axes(crops.normals)}
         labels["pointmap"] = {"labels": crops.points, "label_intrinsics": crops.intrinsics}
         labels["matting"] = {"labels": torch.cat([crops.foreground, crops.alpha], dim=1)}
         labels["albedo"] = {"labels": crops.albedo, "label_mask": crops.alpha > 0.5}
-        pixels = normalized(photometric(crops.image, chance))
+        pixels = normalise(photometric(crops.image, chance))
         outputs: Any = self.model(pixels, tasks=tasks, labels={t: v for t, v in labels.items() if t in tasks})
         found = {task: outputs[task].loss for task in tasks if task != "seg"}
         if "seg" in tasks:
@@ -138,7 +130,7 @@ class MultiTaskObjective(nn.Module):
         chance = Chance(generator, scenes.image.device)
         if self.halves:
             scenes = halved_scenes(scenes, chance)
-        pixels = normalized(photometric(scenes.image, chance))
+        pixels = normalise(photometric(scenes.image, chance))
         outputs: Any = self.model(
             pixels,
             tasks=tasks,

@@ -24,6 +24,7 @@ from vitruvian.data.synthetic.samples import Samples, render_samples
 from vitruvian.data.synthetic.scenes import SceneOptions, Scenes, compose_scenes
 from vitruvian.data.synthetic.texture import build_pyramid
 from vitruvian.errors import ConfigError, InputError
+from vitruvian.training.checkpoint import mixed
 
 
 @dataclass(frozen=True)
@@ -133,15 +134,6 @@ class SyntheticStream:
             options=options.render,
             pyramid=self.pyramid,
         )
-
-
-def mixed(*numbers: int) -> int:
-    """One seed below 2^62 out of several numbers, each order another one."""
-    found = 0x9E3779B97F4A7C15
-    for number in numbers:
-        found = ((found ^ (number & 0xFFFFFFFFFFFFFFFF)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        found ^= found >> 29
-    return found >> 2
 
 
 def photometric(images: Tensor, chance: Chance) -> Tensor:

@@ -20,7 +20,7 @@ from vitruvian.data.synthetic.set_files import points_from_depth
 from vitruvian.errors import InputError
 from vitruvian.losses.people import draw_people
 from vitruvian.models.sapiens2.decoding import draw_heatmaps
-from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
+from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL, NORMAL_AXES
 
 IMAGE_MEAN = (0.485, 0.456, 0.406)
 IMAGE_STD = (0.229, 0.224, 0.225)
@@ -136,7 +136,7 @@ def task_labels(views: Views, task: str, *, stride: int, sigma: float | None = N
     if task == "seg":
         return {"labels": torch.where(views.valid, views.need("parts").long(), IGNORED_PART)[:, 0]}
     if task == "normal":
-        return {"labels": views.need("normals"), "label_mask": views.valid}
+        return {"labels": in_model_axes(views.need("normals")), "label_mask": views.valid}
     if task == "albedo":
         return {"labels": views.need("albedo"), "label_mask": views.valid & (views.need("parts") > 0)}
     if task == "matting":
@@ -186,6 +186,11 @@ def people_targets(views: Views, *, stride: int = 8) -> Any:
     boxes = views.boxes_xyxy
     present = ((boxes[..., 2:] - boxes[..., :2]) > 0).all(-1)  # [B, M]
     return draw_people(boxes, present, torch.zeros_like(present), grid_hw=(H // stride, W // stride), stride=stride)
+
+
+def in_model_axes(normals: Tensor) -> Tensor:
+    """Turn normals [B, 3, H, W] from the camera's axes to those that Sapiens2 predicts, or back."""
+    return normals * normals.new_tensor(NORMAL_AXES)[:, None, None]
 
 
 def normalise(image: Tensor) -> Tensor:

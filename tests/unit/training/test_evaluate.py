@@ -28,7 +28,7 @@ def truth_outputs(views: Views) -> dict[str, Any]:
     return {
         "pose": SimpleNamespace(heatmaps=keypoint_heatmaps(views, sigma=1.5)[0]),
         "seg": SimpleNamespace(logits=one_hot(views.need("parts")[:, 0], 29).movedim(-1, 1).float()),
-        "normal": SimpleNamespace(normals=views.need("normals") * 3),
+        "normal": SimpleNamespace(normals=views.need("normals") * torch.tensor([3.0, -3.0, -3.0])[:, None, None]),
         "pointmap": SimpleNamespace(pointmaps=views.points * views.scales[:, :, None, None], scales=views.scales),
         "matting": SimpleNamespace(alphas=views.need("alpha")),
         "albedo": SimpleNamespace(albedos=views.need("albedo")),

@@ -14,7 +14,7 @@ from vitruvian.errors import ConfigError
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.training.objective import MultiTaskObjective, heatmaps, start_calmly
-from vitruvian.training.synthetic import StreamOptions, SyntheticStream, mixed, photometric
+from vitruvian.training.synthetic import StreamOptions, SyntheticStream, photometric
 
 SIZE = (64, 48)
 OPTIONS = StreamOptions(
@@ -65,13 +65,6 @@ class TestStream:
     def test_a_ring_that_is_no_multiple_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="multiple of chunk=4"):
             StreamOptions(ring=10, chunk=4, crops=4)
-
-
-def test_seeds_do_not_collide() -> None:
-    seeds = {mixed(a, b, c) for a in range(8) for b in range(8) for c in range(64)}
-    assert len(seeds) == 8 * 8 * 64
-    assert mixed(1, 2) != mixed(2, 1)
-    assert all(0 <= seed < 2**62 for seed in seeds)
 
 
 def test_photometric_stays_a_picture_and_follows_its_seed() -> None:

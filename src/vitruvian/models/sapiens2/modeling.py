@@ -43,6 +43,9 @@ PART_LOSS_WEIGHTS = (
     *(0.1, 10.0, 10.0, 3.0, 2.0, 4.0, 4.0, 2.0, 2.0, 6.0, 10.0, 3.0, 3.0, 1.0, 4.0),
     *(4.0, 2.0, 2.0, 6.0, 10.0, 3.0, 3.0, 1.0, 1.0, 10.0, 10.0, 10.0, 10.0, 10.0),
 )
+# Normals are predicted in these axes: x right, y up, z to the viewer, as normal maps have them. Multiply by this for
+# the axes of pointmaps (x right, y down, z forward), and back.
+NORMAL_AXES = (1.0, -1.0, -1.0)
 CANONICAL_FOCAL = 768 / 1024  # focal length of the canonical camera over the height of the picture
 
 
@@ -92,6 +95,8 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
 class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
     """Heatmaps of keypoints."""
 
+    packed_task = "pose"
+
     def forward(
         self,
         pixel_values: Tensor,
@@ -134,6 +139,8 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
 
 class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
     """Scores of body parts for each pixel."""
+
+    packed_task = "seg"
 
     def forward(
         self,
@@ -182,6 +189,8 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
 class Sapiens2ForNormalEstimation(Sapiens2TaskModel):
     """Surface normals."""
 
+    packed_task = "normal"
+
     def forward(
         self,
         pixel_values: Tensor,
@@ -197,7 +206,8 @@ class Sapiens2ForNormalEstimation(Sapiens2TaskModel):
 
         Args:
             pixel_values: Prepared pictures [B, 3, H, W].
-            labels: Normals [B, 3, H, W]; pixels whose normal has no length are left out of the loss.
+            labels: Normals [B, 3, H, W] (x right, y up, z to the viewer); pixels whose normal has no length are left
+                out of the loss.
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
             encoded: What `self.model` returned for these pictures, where several tasks share one encoder.
             output_hidden_states: Return the tokens after the embeddings and after each layer.
@@ -216,6 +226,8 @@ class Sapiens2ForNormalEstimation(Sapiens2TaskModel):
 
 class Sapiens2ForAlbedoEstimation(Sapiens2TaskModel):
     """Colour without light and shadow."""
+
+    packed_task = "albedo"
 
     def forward(
         self,
@@ -252,6 +264,7 @@ class Sapiens2ForAlbedoEstimation(Sapiens2TaskModel):
 class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
     """A point in space for each pixel, and the scale that makes it metric."""
 
+    packed_task = "pointmap"
     scale_head: ScaleHead | None
 
     def build(self) -> None:
@@ -311,6 +324,8 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
 
 class Sapiens2ForImageMatting(Sapiens2TaskModel):
     """Alpha and premultiplied foreground colour."""
+
+    packed_task = "matting"
 
     def forward(
         self,
