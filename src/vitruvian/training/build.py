@@ -45,21 +45,36 @@ class TaskObjective(nn.Module):
 
 def build_model(part: ModelPart) -> Sapiens2MultiTask:
     """Build the tasks of a configuration over one encoder, fresh or from a checkpoint, in float32."""
-    source = part.pretrained
     common = {"image_size": list(part.image_size), "use_loss_recipe": part.loss_recipe, **part.encoder}
-    if source is None:
+    if part.pretrained is None:
         encoder = Sapiens2Config.variant(part.variant, **common)
-        stored: dict[str, Any] = {}
-    else:
-        encoder = Sapiens2Config.from_pretrained(source, **common)
-        stored = stored_heads(encoder)
-    heads = {task: head_fields(part, task, stored.get(task)) for task in part.tasks}
-    model = Sapiens2MultiTask(encoder, heads)
-    if source is not None:
-        load_pretrained(model, source, encoder, [task for task in stored if task in part.tasks])
+        return finished(Sapiens2MultiTask(encoder, {task: head_fields(part, task, None) for task in part.tasks}), part)
+    source = several(part.pretrained) or {None: Path(part.pretrained)}
+    encoder = Sapiens2Config.from_pretrained(next(iter(source.values())), **common)
+    configs = {task: Sapiens2Config.from_pretrained(place, **common) for task, place in source.items()}
+    stored = {task: head for config in configs.values() for task, head in stored_heads(config).items()}
+    model = Sapiens2MultiTask(encoder, {task: head_fields(part, task, stored.get(task)) for task in part.tasks})
+    for place, config in zip(source.values(), configs.values(), strict=True):
+        load_pretrained(model, str(place), config, [task for task in stored_heads(config) if task in part.tasks])
+    return finished(model, part)
+
+
+def finished(model: Sapiens2MultiTask, part: ModelPart) -> Sapiens2MultiTask:
+    """Make a model ready to be trained."""
     if part.gradient_checkpointing:
         model.encoder.gradient_checkpointing_enable()
     return model.train()
+
+
+def several(source: str | Path) -> dict[Any, Path]:
+    """Folders of the tasks that `save_models` wrote into one; none where `source` is a checkpoint itself."""
+    folder = Path(source).expanduser()
+    if not folder.is_dir() or (folder / CONFIG_FILE).is_file():
+        return {}
+    if (folder / "model").is_dir():  # the folder of a run
+        inner = folder / "model"
+        return several(inner) or {None: inner}
+    return {task: folder / task for task in TASK_CLASSES if (folder / task / CONFIG_FILE).is_file()}
 
 
 def stored_heads(config: Sapiens2Config) -> dict[str, dict[str, Any]]:
@@ -136,18 +151,16 @@ def save_models(model: Sapiens2MultiTask, folder: Path, *, pad: bool = False) ->
 
 def open_models(source: str | Path) -> dict[str, Sapiens2TaskModel]:
     """Open what `save_models` wrote, or any checkpoint of one task: task → model, in evaluation mode."""
-    folder = Path(source).expanduser()
-    if folder.is_dir() and not (folder / CONFIG_FILE).is_file():
-        if (folder / "model").is_dir():  # the folder of a run
-            return open_models(folder / "model")
-        inner = [task for task in TASK_CLASSES if (folder / task / CONFIG_FILE).is_file()]
-        if not inner:
-            raise CheckpointError(f"{folder}: expected a checkpoint, or folders of tasks, found neither.")
-        return {task: TASK_CLASSES[task].from_pretrained(folder / task) for task in inner}
-    config = Sapiens2Config.from_pretrained(source)
-    found = list(stored_heads(config))
-    if not found:
-        raise ConfigError(
-            f"{source}: expected a Sapiens2 checkpoint of a task, got {', '.join(config.architectures or ['none'])}."
-        )
-    return {found[0]: TASK_CLASSES[found[0]].from_pretrained(source)}
+    folders = several(source)
+    if Path(source).expanduser().is_dir() and not folders and not (Path(source).expanduser() / CONFIG_FILE).is_file():
+        raise CheckpointError(f"{source}: expected a checkpoint, or folders of tasks, found neither.")
+    found: dict[str, Sapiens2TaskModel] = {}
+    for place in folders.values() or [source]:
+        config = Sapiens2Config.from_pretrained(place)
+        heads = list(stored_heads(config))
+        if not heads:
+            raise ConfigError(
+                f"{place}: expected a Sapiens2 checkpoint of a task, got {', '.join(config.architectures or ['none'])}."
+            )
+        found[heads[0]] = TASK_CLASSES[heads[0]].from_pretrained(place)
+    return found

@@ -62,7 +62,7 @@ class ModelPart(Part):
         tasks: One or more of pose, seg, normal, pointmap, matting, albedo, people, over one encoder.
         variant: Encoder of a published size: 0.1b, 0.4b, 0.8b, 1b, 5b.
         pretrained: Folder or Hub name of a checkpoint to start from: its encoder, and the head where it has one that
-            fits. Without it everything starts fresh.
+            fits; or the folder of an earlier run with all its heads. Without it everything starts fresh.
         image_size: Height and width of the input.
         encoder: Fields of `Sapiens2Config` to change, such as ``hidden_size``.
         heads: For a task, fields of its `Sapiens2HeadConfig` to change.

@@ -15,6 +15,7 @@ from vitruvian.data.synthetic.compose import CropOptions
 from vitruvian.data.synthetic.pack import load_pack
 from vitruvian.data.synthetic.render import RenderOptions
 from vitruvian.data.synthetic.scenes import SceneOptions
+from vitruvian.data.synthetic.split import training_part
 from vitruvian.errors import ConfigError, InputError
 from vitruvian.losses.heatmap import HeatmapLossWeights
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
@@ -22,7 +23,7 @@ from vitruvian.training.build import TaskObjective, head_strides
 from vitruvian.training.config import ModelPart, TrainConfig
 from vitruvian.training.evaluate import evaluate_folder, headlines
 from vitruvian.training.folder import FolderBatches, PeopleFolder
-from vitruvian.training.objective import TASK_WEIGHTS, MultiTaskObjective
+from vitruvian.training.objective import TASK_WEIGHTS, MultiTaskObjective, start_calmly
 from vitruvian.training.synthetic import StreamOptions, SyntheticStream
 
 Evaluate = Callable[[nn.Module, int], Mapping[str, float]]
@@ -37,6 +38,8 @@ def make_objective(config: TrainConfig, model: Sapiens2MultiTask) -> nn.Module:
     dense = {stride for task, stride in head_strides(model).items() if task not in ("pose", "people")}
     if len(dense) > 1 or dense - {1, 2}:
         raise ConfigError(f"model.heads: a stream needs dense heads of full or half size alike, got 1/{sorted(dense)}.")
+    if config.model.pretrained is None:
+        start_calmly(model)
     sigma = config.data.heatmap_sigma
     return MultiTaskObjective(
         model,
@@ -109,7 +112,7 @@ def open_stream(config: TrainConfig, *, device: torch.device) -> SyntheticStream
     )
     made_up = part.pack == PROCEDURAL
     pack = procedural_pack(config.seed) if made_up else load_pack(Path(part.pack or "").expanduser())
-    return SyntheticStream(pack, options, device=device)
+    return SyntheticStream(training_part(pack), options, device=device)
 
 
 def folder_evaluation(config: TrainConfig, device: torch.device) -> Evaluate:

@@ -113,3 +113,12 @@ def test_folders_without_a_task(tmp_path: Path):
     Sapiens2Model(Sapiens2Config(**ENCODER)).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="expected a Sapiens2 checkpoint of a task, got Sapiens2Model"):
         open_models(tmp_path)
+
+
+def test_starting_from_all_heads_of_an_earlier_run(tmp_path: Path):
+    first = build_model(part("normal", "seg"))
+    save_models(first, tmp_path / "run" / "model")
+    again = build_model(part("normal", "seg", "matting", pretrained=str(tmp_path / "run")))
+    weights, before = again.weights(), first.weights()
+    assert all(torch.equal(weights[name], value) for name, value in before.items())
+    assert any(name.startswith("tasks.matting.") for name in weights)

