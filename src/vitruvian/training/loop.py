@@ -139,6 +139,7 @@ class Run:
         self.bad = torch.zeros((), device=device)  # steps in a row that were skipped
         self.skipped = torch.zeros((), device=device)
         self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, int] = {}  # how often each was added up: tasks may take turns
         self.since, self.pictures, self.clock = 0, 0, time.perf_counter()
         self.loss = math.nan
 
@@ -225,13 +226,13 @@ class Run:
         for name, value in values.items():
             value = value.detach().float()
             self.sums[name] = self.sums[name] + value if name in self.sums else value
+            self.counts[name] = self.counts.get(name, 0) + 1
         self.pictures += len(batch) if hasattr(batch, "__len__") else 0
 
     def report(self, step: int) -> None:
         """Log the means since the last line, and give up where training has broken down."""
-        batches = max(self.since * self.config.accumulation, 1)
         names = list(self.sums)
-        together = torch.stack([self.sums[name] for name in names]) / batches  # [terms]
+        together = torch.stack([self.sums[name] / self.counts[name] for name in names])  # [terms]
         means = dict(zip(names, self.accelerator.reduce(together, reduction="mean").tolist(), strict=True))
         self.read_counts()
         seconds = time.perf_counter() - self.clock
@@ -245,7 +246,7 @@ class Run:
         if self.pictures:
             values["pictures/s"] = self.pictures * self.accelerator.num_processes / seconds
         self.log.train(step, values)
-        self.sums, self.since, self.pictures, self.clock = {}, 0, 0, time.perf_counter()
+        self.sums, self.counts, self.since, self.pictures, self.clock = {}, {}, 0, 0, time.perf_counter()
         if self.state.bad_in_a_row >= self.config.most_bad_steps:
             raise InputError(
                 f"training: expected finite gradients, but none of the last {self.state.bad_in_a_row} steps had them. "

@@ -74,6 +74,10 @@ class StreamBatch:
     crops: Crops
     scenes: Scenes | None
 
+    def __len__(self) -> int:
+        """Number of pictures."""
+        return len(self.crops.image) + (0 if self.scenes is None else len(self.scenes.image))
+
 
 class SyntheticStream:
     """People without end.
