@@ -39,7 +39,7 @@ class EmbedPipeline(TaskPipeline[Embedding, EmbedOptions]):
     @classmethod
     def load(cls, source: str | Path, *, device: Any, dtype: Any, **hub: Any) -> Model:
         """Open the encoder of a checkpoint."""
-        config = AutoConfig.from_pretrained(source if Path(source).suffix == "" else Path(source).parent, **hub)
+        config = AutoConfig.from_pretrained(Path(source).parent if Path(source).is_file() else source, **hub)
         if not isinstance(config, Sapiens2Config):
             raise InputError(f"{source}: expected a checkpoint of Sapiens2, got one of {config.model_type}.")
         return Sapiens2Model.from_pretrained(source, **best_place(device, dtype), **hub)
