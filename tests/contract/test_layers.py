@@ -33,6 +33,7 @@ HOUSE: tuple[tuple[str, ...], ...] = (
     ("data", "evaluation"),
     ("training", "serving", "export"),
     ("cli",),
+    ("__main__",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(HOUSE) for room in rooms}
 # The families that a family may use beside its own.

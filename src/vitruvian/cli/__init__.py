@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+import warnings
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
-from vitruvian.cli.models import app as models
+from vitruvian.cli import (
+    albedo,
+    demo,
+    doctor,
+    embed,
+    evaluate,
+    instances,
+    masks,
+    matte,
+    models,
+    normals,
+    panoptic,
+    parts,
+    pointmap,
+    pose,
+    segment,
+    semantic,
+    synthesize,
+    train,
+)
+from vitruvian.cli.spread import spread
 from vitruvian.errors import VitruvianError
 from vitruvian.version import __version__
+
+PEOPLE, ANYTHING, HOUSE, TRAINING = "People", "Anything", "Around", "Training"
+EXIT_CODES = "Exit codes: 0 all is well; 1 some sources failed; 2 the command or the model is wrong; 130 interrupted."
 
 app = typer.Typer(
     name="vitruvian",
     help="Sees people and everything around them: Sapiens2, SAM 2, MaskFormer and Mask2Former.",
-    no_args_is_help=True,
+    epilog=f"Example: vitruvian pose photo.jpg --model facebook/sapiens2-pose-0.4b\n\n{EXIT_CODES}",
     pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
-app.add_typer(models, name="models")
 
 
 def show_version(wanted: bool) -> None:
@@ -37,12 +63,57 @@ def options(
     """Options of every command."""
 
 
+# Every command module has a function of its own name and an EXAMPLE that works.
+COMMANDS: dict[str, tuple[Any, ...]] = {
+    PEOPLE: (pose, parts, normals, pointmap, matte, albedo, embed),
+    ANYTHING: (segment, masks, semantic, instances, panoptic),
+    HOUSE: (demo, doctor),
+    TRAINING: (synthesize, train, evaluate),
+}
+for panel, modules in COMMANDS.items():
+    for module in modules:
+        name = module.__name__.rpartition(".")[2]
+        command = spread(getattr(module, name))
+        app.command(name, epilog=f"Example: {module.EXAMPLE}", rich_help_panel=panel)(command)
+app.add_typer(models.app, name="models", rich_help_panel=HOUSE)
+
+
 def main() -> None:
-    """Run the command line; an error of ours is one line on standard error and exit code 2."""
+    """Run the command line."""
+    raise SystemExit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command and return its exit code; whatever goes wrong is one line on standard error."""
+    warnings.showwarning = show_warning
     try:
-        app()
+        code = app(args=list(arguments) or ["--help"], prog_name="vitruvian", standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except VitruvianError as error:
-        if "--debug" in sys.argv:
-            raise
-        typer.echo(f"Error: {error}", err=True)
-        raise SystemExit(2) from None
+        return tell(error, arguments, str(error))
+    except BrokenPipeError:
+        sys.stdout = None  # whoever read it has enough; nothing is left to flush
+        return 0
+    except Exception as error:  # noqa: BLE001 - told in one line; --debug shows it all
+        if hasattr(error, "format_message"):  # what typer finds wrong with a command
+            context = getattr(error, "ctx", None)
+            path = "vitruvian" if context is None else context.command_path
+            return tell(error, arguments, f"{error.format_message()} See {path} --help.")
+        words = f"{type(error).__name__}: {error}".rstrip(": ")
+        return tell(error, arguments, f"unexpected {words}. This is a mistake of ours: add --debug and report it.")
+
+
+def tell(error: Exception, arguments: Sequence[str], text: str) -> int:
+    """Print an error in one line, or with --debug all of it; return the exit code."""
+    if "--debug" in arguments:
+        import traceback
+
+        traceback.print_exception(error)
+    typer.echo(f"Error: {' '.join(text.split())}", err=True)
+    return 2
+
+
+def show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    """Print a warning in one line; those of other packages are theirs to see."""
+    if category.__module__.startswith("vitruvian"):
+        typer.echo(f"Warning: {' '.join(str(message).split())}", err=True)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+EXAMPLE = "vitruvian evaluate my-run set"
+
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="Folder of a run, of its model, or a Sapiens2 checkpoint of a task.")],

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+EXAMPLE = "vitruvian synthesize --out set --count 2 --size 64x48 --supersample 1"
+
 
 def synthesize(
     out: Annotated[Path, typer.Option(help="Folder to write. One that holds the beginning of the set is carried on.")],

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+EXAMPLE = "vitruvian train --config run.toml"
+
 
 def train(
     config: Annotated[Path, typer.Option(help="Configuration of the run, .toml or .json.")],

@@ -112,6 +112,8 @@ def _expand(counts: Ints) -> tuple[Ints, Ints]:
 def _paint(picture: Picture, table: Floats, stroke: Ints, y: Ints, first: Ints, count: Ints, *, alone: bool) -> None:
     """Paint rows of pixels of strokes; `alone`: they are all of one stroke, so that no pixel occurs twice."""
     row, step = _expand(count)
+    if not len(row):  # all of it lies beside the picture
+        return
     x, y, stroke = first[row] + step, y[row], stroke[row]  # [entries]
     cover = _cover(table, stroke, x, y)
     seen = np.flatnonzero(cover > 0.004)  # under one level of 255

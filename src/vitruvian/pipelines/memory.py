@@ -33,13 +33,18 @@ class BatchSize:
 
 
 def first_batch_size(device: torch.device, unit_hw: tuple[int, int]) -> int:
-    """Return a batch size to start from: by free memory on a GPU, small elsewhere, larger where inputs are small."""
+    """Return a batch size to start from: by free memory on a GPU, larger where inputs are small; 1 on the CPU.
+
+    A CPU is busy with one input; more at once only take memory.
+    """
+    if device.type == "cpu":
+        return 1
     share = REFERENCE_PIXELS / max(1, unit_hw[0] * unit_hw[1])
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         units = free / BYTES_A_UNIT
     else:
-        units = 4.0 if device.type == "mps" else 1.0
+        units = 4.0
     return max(1, min(MOST_UNITS, int(units * share)))
 
 

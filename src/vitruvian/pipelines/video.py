@@ -27,7 +27,7 @@ from vitruvian.pipelines.runner import Failure
 from vitruvian.pipelines.smoothing import DenseSmoother, ExponentialAverage, KeypointSmoother, SceneCuts
 from vitruvian.pipelines.sources import Frame
 from vitruvian.pipelines.video_parts import PartsFolder, Segment, SegmentFiles
-from vitruvian.results import Albedo, Matte, Normals, Pointmap, Pose, Result
+from vitruvian.results import Albedo, Matte, Normals, Pointmap, Parts, Pose, Result, Semantic
 from vitruvian.results.base import Picture
 
 # Takes frames in order and who finds people in them; gives a result or a `Failure` for each, in order.
@@ -170,8 +170,9 @@ def recorded(result: Result) -> dict[str, Any]:
 
 
 def plotted(result: Result) -> Picture:
-    """Draw a result as `plot` does."""
-    return np.asarray(result.plot().convert("RGB"))
+    """Draw a result as `plot` does, in the size of its picture: without a legend beside it."""
+    options = {"legend": False} if isinstance(result, Parts | Semantic) else {}
+    return np.asarray(result.plot(**options).convert("RGB"))
 
 
 class Run:

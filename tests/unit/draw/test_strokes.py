@@ -26,6 +26,17 @@ def test_a_dot_is_centred_on_its_pixel_and_symmetric() -> None:
     assert red[10, 10:17].tolist() == [255] * 5 + [178, 0]  # seven tenths of the sixth pixel
 
 
+@pytest.mark.parametrize("x", [-40, 70])
+def test_strokes_beside_the_picture_leave_it_alone(x: int) -> None:
+    canvas, strokes = black(21, 21), Strokes()
+    strokes.dot((x, 10), radius=3, colour=RED)
+    strokes.paint(canvas)
+    assert canvas.max() == 0
+    strokes.line((x, 2), (x, 18), radius=2, colour=RED)
+    strokes.paint(canvas)
+    assert canvas.max() == 0
+
+
 def test_the_area_of_a_dot_is_that_of_a_disc() -> None:
     canvas, strokes = black(41, 41), Strokes()
     strokes.dot((20.3, 19.6), radius=9.0, colour=RED)

@@ -276,7 +276,7 @@ class TestMemory:
     def test_where_batches_start(self) -> None:
         cpu = torch.device("cpu")
         assert first_batch_size(cpu, (1024, 768)) == 1
-        assert first_batch_size(cpu, (256, 192)) == 16
+        assert first_batch_size(cpu, (256, 192)) == 1
         assert first_batch_size(cpu, (4096, 3072)) == 1
 
     def test_values_come_to_the_host_as_they_are(self) -> None:

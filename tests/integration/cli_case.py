@@ -1,0 +1,107 @@
+"""The command line on tiny checkpoints, in folders named like the Hub's: the examples of `--help` run as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from tests.unit.pipelines.case import parts_of, picture
+from vitruvian.cli import run
+
+# Hub name -> the pipeline whose tiny model stands for it
+CHECKPOINTS = {
+    "facebook/sapiens2-pose-0.4b": "pose",
+    "facebook/sapiens2-seg-0.4b": "parts",
+    "facebook/sapiens2-normal-0.4b": "normals",
+    "facebook/sapiens2-pointmap-0.4b": "pointmap",
+    "facebook/sapiens2-matting-1b": "matte",
+    "my-albedo-model": "albedo",
+    "facebook/sapiens2-pretrain-0.4b": "embed",
+    "facebook/sam2.1-hiera-large": "segment",
+    "facebook/mask2former-swin-small-coco-instance": "instance",
+    "facebook/mask2former-swin-small-ade-semantic": "semantic",
+    "facebook/mask2former-swin-small-cityscapes-panoptic": "panoptic",
+}
+# command -> its model, and what it takes to find something with random weights
+COMMANDS: dict[str, list[str]] = {
+    "pose": ["-m", "facebook/sapiens2-pose-0.4b"],
+    "parts": ["-m", "facebook/sapiens2-seg-0.4b"],
+    "normals": ["-m", "facebook/sapiens2-normal-0.4b"],
+    "pointmap": ["-m", "facebook/sapiens2-pointmap-0.4b"],
+    "matte": ["-m", "facebook/sapiens2-matting-1b"],
+    "albedo": ["-m", "my-albedo-model"],
+    "embed": ["-m", "facebook/sapiens2-pretrain-0.4b"],
+    "segment": ["-m", "facebook/sam2.1-hiera-large", "--points", "9,7"],
+    "masks": [
+        *("-m", "facebook/sam2.1-hiera-large", "--points-per-side", "3"),
+        *("--quality", "-1", "--stability", "-1"),
+    ],
+    "semantic": ["-m", "facebook/mask2former-swin-small-ade-semantic"],
+    "instances": ["-m", "facebook/mask2former-swin-small-coco-instance", "--threshold", "0"],
+    "panoptic": [
+        *("-m", "facebook/mask2former-swin-small-cityscapes-panoptic", "--threshold", "0", "--keep-share", "0"),
+    ],
+}
+
+
+def save_checkpoints(root: Path) -> None:
+    """Write all tiny checkpoints."""
+    for name, task in CHECKPOINTS.items():
+        model, processor = parts_of(task)
+        model.save_pretrained(root / name)
+        processor.save_pretrained(root / name)
+
+
+def save_pictures(folder: Path, count: int, *, size_hw: tuple[int, int] = (40, 56), first: int = 0) -> list[Path]:
+    """Write numbered pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{number:03d}.jpg" for number in range(first, first + count)]
+    for number, path in enumerate(paths, first):
+        Image.fromarray(picture(number, size_hw)).save(path, quality=92)
+    return paths
+
+
+def command(name: str, *arguments: object) -> int:
+    """Run a command with its tiny model in this process and return its exit code."""
+    return run([name, *COMMANDS[name], *(str(argument) for argument in arguments)])
+
+
+def process(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
+    """Start `vitruvian` in a process of its own."""
+    code = "from vitruvian.cli import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *(str(argument) for argument in arguments)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | options.pop("env", {}),
+        **({"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options),
+    )
+
+
+def json_lines(text: str) -> list[dict[str, Any]]:
+    """Read lines of JSON."""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def break_file(path: Path) -> None:
+    """Cut a picture off in the middle."""
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def pixels(path: Path) -> np.ndarray:
+    """The pixels of a picture, by Pillow."""
+    with Image.open(path) as image:
+        image.load()
+        return np.asarray(image)
+
+
+def one_thread() -> None:
+    """Tiny models are quickest so, and other tests keep their cores."""
+    torch.set_num_threads(1)

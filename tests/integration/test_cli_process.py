@@ -1,0 +1,181 @@
+"""`vitruvian` as a process of its own: pipes, Ctrl-C, --watch, and a help that does not wait for torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.integration.cli_case import (
+    COMMANDS,
+    command,
+    json_lines,
+    one_thread,
+    pixels,
+    process,
+    save_checkpoints,
+    save_pictures,
+)
+from tests.tiny_checkpoints import working_in
+
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    root = tmp_path_factory.mktemp("cli")
+    one_thread()
+    save_checkpoints(root)
+    with working_in(root):
+        yield root
+
+
+def wait_for(what: Callable[[], object], running: subprocess.Popen[bytes], seconds: float = 120) -> None:
+    """Wait until something is true while a process runs."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert running.poll() is None, running.communicate()[1].decode()
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.02)
+
+
+def test_pipes(tmp_path: Path) -> None:
+    (path,) = save_pictures(tmp_path, 1)
+    running = process("matte", "-", *COMMANDS["matte"], stdin=path.open("rb"))
+    out, err = running.communicate(timeout=120)
+    assert running.returncode == 0, err
+    with Image.open(BytesIO(out)) as image:
+        assert image.format == "PNG"
+        assert image.mode == "RGBA"
+        assert image.size == (56, 40)
+    assert b"1 done" in err
+
+
+def test_pipes_in_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    paths = save_pictures(tmp_path, 2)
+
+    class Stdin:
+        buffer = BytesIO(paths[0].read_bytes())
+
+    monkeypatch.setattr(sys, "stdin", Stdin)
+    assert command("pose", "-", "--save", "json") == 0
+    told = json.loads(capsysbinary.readouterr().out)
+    assert told["source"] == "standard input"
+    assert command("pose", *paths, "--out", "-", "--save", "json", "-q") == 0  # a line a picture
+    told = capsysbinary.readouterr()
+    assert [line["source"] for line in json_lines(told.out.decode())] == [str(path) for path in paths]
+    Stdin.buffer = BytesIO()
+    assert command("pose", "-", "-q") == 1
+    told = capsysbinary.readouterr()
+    assert told.out == b""
+    assert b"standard input: expected a picture, got nothing" in told.err
+    Stdin.buffer = BytesIO(paths[1].read_bytes())
+    assert command("pose", "-", "-q", "-o", tmp_path / "out", "--save", "json") == 0
+    assert (tmp_path / "out" / "stdin_pose.json").exists()
+
+
+@POSIX
+def test_ctrl_c_leaves_what_is_done_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_pictures(tmp_path / "in", 1, size_hw=(480, 640))
+    for number in range(1, 150):
+        shutil.copy(tmp_path / "in" / "000.jpg", tmp_path / "in" / f"{number:03d}.jpg")
+    out = tmp_path / "out"
+    arguments = (tmp_path / "in", *COMMANDS["normals"], "-o", out, "--save", "png,npz")
+    running = process("normals", *arguments)
+    wait_for(lambda: out.is_dir() and len(list(out.glob("*.npz"))) > 3, running)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=120)
+    assert running.returncode == 130, err
+    assert b"Interrupted" in err
+    assert b"Traceback" not in err
+    done = sorted(out.glob("*.npz"))
+    assert 3 < len(done) < 150
+    assert not list(out.glob(".*.part"))
+    for path in out.glob("*.png"):
+        assert pixels(path).shape == (480, 640, 3)
+    told = json_lines((out / ".vitruvian.jsonl").read_text())
+    assert 0 < len(told) <= len(done)
+    for number in range(20, 150):  # the rest need not be all of it
+        (tmp_path / "in" / f"{number:03d}.jpg").unlink()
+    assert command("normals", tmp_path / "in", "-o", out, "--save", "png,npz") == 0
+    text = capsys.readouterr().err
+    assert "skipped, done before" in text
+    assert f"{20 - min(20, len(done))} done" in text
+
+
+@POSIX
+def test_watching_a_folder(tmp_path: Path) -> None:
+    """Starting torch is most of it: one process shows all."""
+    folder, out = tmp_path / "in", tmp_path / "out"
+    (first,) = save_pictures(folder, 1)
+    running = process("pose", folder, *COMMANDS["pose"], "-o", out, "--save", "json", "--watch", "--json")
+    assert running.stdout is not None
+    line = json.loads(running.stdout.readline())
+    assert (line["source"], line["status"]) == (str(first), "done")
+    content = first.read_bytes()
+    with (folder / "slow.jpg").open("wb") as file:  # a copy that takes its time
+        for start in range(0, len(content), len(content) // 3):
+            file.write(content[start : start + len(content) // 3])
+            file.flush()
+            time.sleep(0.4)
+    line = json.loads(running.stdout.readline())
+    assert (line["source"], line["status"]) == (str(folder / "slow.jpg"), "done")  # not taken half
+    (folder / "bad.jpg").write_bytes(content[:200])
+    line = json.loads(running.stdout.readline())
+    assert (line["source"], line["status"]) == (str(folder / "bad.jpg"), "failed")
+    (folder / "bad.jpg").write_bytes(content)  # mended
+    line = json.loads(running.stdout.readline())
+    assert (line["source"], line["status"]) == (str(folder / "bad.jpg"), "done")
+    running.send_signal(signal.SIGINT)
+    rest, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
+    assert json.loads(rest)["summary"]["done"] == 3
+    assert b"Traceback" not in err
+    assert {path.name for path in out.glob("*.json")} == {"000_pose.json", "slow_pose.json", "bad_pose.json"}
+
+
+def test_help_is_light() -> None:
+    code = """
+import sys
+from vitruvian.cli import run
+for arguments in (["--help"], ["pose", "--help"], ["--version"], ["models", "--help"]):
+    assert run(arguments) == 0
+heavy = {"torch", "numpy", "PIL", "huggingface_hub", "safetensors", "scipy", "av", "transformers"}
+print("loaded:", sorted(heavy & {name.split(".")[0] for name in sys.modules}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_completion(tmp_path: Path) -> None:
+    """What shells ask for: a script, and words to go on with."""
+    code = "from vitruvian.cli import main; main()"
+
+    def ask(words: str) -> str:
+        variables = {"_VITRUVIAN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()))}
+        if not words.endswith(" "):
+            variables["COMP_CWORD"] = str(len(words.split()) - 1)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={"PATH": ""} | variables
+        )
+        return done.stdout
+
+    assert {"pose", "pointmap", "parts", "panoptic"} <= set(ask("vitruvian p").split())
+    assert "--finder" in ask("vitruvian pose --fin").split()
+    assert {"crop", "whole"} <= set(ask("vitruvian pose --people ").split())
+    assert {"cpu", "cuda"} <= set(ask("vitruvian pose --device ").split())
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--show-completion", "bash"], capture_output=True, text=True, check=False
+    )
+    assert "_VITRUVIAN_COMPLETE" in done.stdout, done.stderr

@@ -1,0 +1,242 @@
+"""Each command on a picture: everything it can write is opened again by another reader."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitruvian.cli as cli
+from tests.integration.cli_case import COMMANDS, command, one_thread, pixels, save_checkpoints
+from tests.tiny_checkpoints import working_in
+from tests.unit.pipelines.case import picture
+from vitruvian.cli.kinds import TASKS
+
+SIZE = (90, 130)
+COCO = ("pose", "parts", "segment", "masks", "semantic", "instances", "panoptic")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A working folder with tiny checkpoints and a picture."""
+    root = tmp_path_factory.mktemp("cli")
+    one_thread()
+    save_checkpoints(root)
+    Image.fromarray(picture(3, SIZE)).save(root / "photo.jpg")
+    with working_in(root):
+        yield root
+
+
+# ------------------------------------------------------------------------------------------------ readers
+
+
+def is_picture(path: Path) -> None:
+    assert pixels(path).shape[:2] == SIZE
+
+
+def is_plot(path: Path) -> None:
+    height, width = pixels(path).shape[:2]  # a legend may be beside it
+    assert height >= SIZE[0]
+    assert width >= SIZE[1]
+
+
+def is_json(path: Path) -> None:
+    values = json.loads(path.read_text(encoding="utf-8"))
+    assert values["size_hw"] == list(SIZE)
+    assert values["source"] == "photo.jpg"
+
+
+def is_npz(path: Path) -> None:
+    with np.load(path, allow_pickle=False) as values:
+        assert json.loads(str(values["info"]))["size_hw"] == list(SIZE)
+        assert len(values.files) > 1
+
+
+def is_exr(path: Path) -> None:
+    openexr = pytest.importorskip("OpenEXR")
+    with openexr.File(str(path)) as file:
+        for channel in file.channels().values():
+            assert channel.pixels.shape[:2] == SIZE
+
+
+def is_cloud(path: Path) -> None:
+    trimesh = pytest.importorskip("trimesh")
+    found = trimesh.load(path)
+    points = found.vertices if path.suffix == ".ply" else next(iter(found.geometry.values())).vertices
+    assert points.shape[1] == 3
+    assert np.isfinite(points).all()
+
+
+READERS: dict[str, Callable[[Path], None]] = {
+    "json": is_json,
+    "npz": is_npz,
+    "exr": is_exr,
+    "ply": is_cloud,
+    "glb": is_cloud,
+    "plot": is_plot,
+    "plot.jpg": is_plot,
+}
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_everything_that_a_command_writes_opens_elsewhere(name: str, tmp_path: Path) -> None:
+    kinds = TASKS[name].picture_kinds()
+    assert command(name, "photo.jpg", "--out", tmp_path, "--save", ",".join(kinds)) == 0
+    found = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+    endings = {kind: f".{kind}" for kind in kinds} | {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}
+    assert found == {f"photo_{name}{ending}" for ending in endings.values()}
+    for kind, ending in endings.items():
+        READERS.get(kind, is_picture)(tmp_path / f"photo_{name}{ending}")
+
+
+def test_pictures_mean_what_they_should(tmp_path: Path) -> None:
+    assert command("parts", "photo.jpg", "-o", tmp_path) == 0
+    with Image.open(tmp_path / "photo_parts.png") as image:
+        assert image.mode == "P"
+        assert np.asarray(image).max() < 4  # labels, not colours
+    assert command("matte", "photo.jpg", "-o", tmp_path) == 0
+    with Image.open(tmp_path / "photo_matte.png") as image:
+        assert image.mode == "RGBA"
+    assert command("pointmap", "photo.jpg", "-o", tmp_path, "--save", "16.png", "--fov", 60) == 0
+    assert pixels(tmp_path / "photo_pointmap.16.png").dtype in (np.uint16, np.int32)
+
+
+@pytest.mark.parametrize("name", COCO)
+def test_datasets_open_with_pycocotools(name: str, tmp_path: Path) -> None:
+    coco = pytest.importorskip("pycocotools.coco")
+    masks = pytest.importorskip("pycocotools.mask")
+    for number in range(2):
+        Image.fromarray(picture(number, SIZE)).save(tmp_path / f"{number}.png")
+    assert command(name, tmp_path, "-o", tmp_path / "out", "--coco", tmp_path / "all.json", "-q") == 0
+    if name == "panoptic":
+        values = json.loads((tmp_path / "all.json").read_text())
+        assert [Path(image["file_name"]).name for image in values["images"]] == ["0.png", "1.png"]
+        for record in values["annotations"]:
+            assert pixels(tmp_path / "all" / record["file_name"]).shape == (*SIZE, 3)
+        return
+    found = coco.COCO(tmp_path / "all.json")
+    assert [Path(image["file_name"]).name for image in found.loadImgs(found.getImgIds())] == ["0.png", "1.png"]
+    annotations = found.loadAnns(found.getAnnIds())
+    assert annotations
+    for one in annotations:
+        if name == "pose":
+            assert len(one["keypoints"]) == 3 * 5  # the tiny model has five
+        else:
+            assert masks.area(one["segmentation"]) == one["area"]
+
+
+def test_a_dataset_is_added_to(tmp_path: Path) -> None:
+    arguments = ("-o", tmp_path / "out", "--coco", tmp_path / "all.json", "-q")
+    for number in range(3):
+        Image.fromarray(picture(number, SIZE)).save(tmp_path / f"{number}.png")
+    assert command("instances", tmp_path / "0.png", tmp_path / "1.png", *arguments) == 0
+    before = json.loads((tmp_path / "all.json").read_text())
+    assert command("instances", tmp_path, *arguments) == 0
+    after = json.loads((tmp_path / "all.json").read_text())
+    assert [Path(image["file_name"]).name for image in after["images"]] == ["0.png", "1.png", "2.png"]
+    assert after["annotations"][: len(before["annotations"])] == before["annotations"]
+    assert [one["id"] for one in after["annotations"]] == list(range(1, len(after["annotations"]) + 1))
+    assert {one["image_id"] for one in after["annotations"]} == {1, 2, 3}
+    stamp = (tmp_path / "all.json").stat().st_mtime_ns
+    assert command("instances", tmp_path, *arguments) == 0  # nothing new
+    assert (tmp_path / "all.json").stat().st_mtime_ns == stamp
+
+
+# ------------------------------------------------------------------------------------------------ examples and options
+
+
+EXAMPLES = [
+    pytest.param(module.EXAMPLE, id=module.__name__.rpartition(".")[2])
+    for panel in (cli.PEOPLE, cli.ANYTHING)
+    for module in cli.COMMANDS[panel]
+]
+
+
+@pytest.mark.parametrize("example", [*EXAMPLES, pytest.param(cli.demo.EXAMPLE, id="demo")])
+def test_examples_of_help_work(example: str, here: Path) -> None:
+    words = shlex.split(example)
+    assert words[0] == "vitruvian"
+    assert cli.run([*words[1:], "--quiet"]) == 0
+    written = here / "demo" if words[1] == "demo" else here / "out"
+    assert any(written.iterdir())
+
+
+def poses(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_options_about_people(tmp_path: Path) -> None:
+    def run(*arguments: object, name: str) -> dict:
+        out = tmp_path / f"{name}.json"
+        assert command("pose", "photo.jpg", "-q", "-o", out, *arguments) == 0
+        return poses(out)
+
+    two = run("--boxes", "0,0,20,40", "--boxes", "20,0,56,40", name="two")
+    assert two["people"]["boxes_xyxy"] == [[0, 0, 20, 40], [20, 0, 56, 40]]
+    assert two["people"]["finder"] == "given"
+    form = run("--boxes", "20,0,36,40", "--box-form", "xywh", name="form")
+    assert form["people"]["boxes_xyxy"] == [[20, 0, 56, 40]]
+    most = run("--boxes", "0,0,20,40", "--boxes", "20,0,56,40", "--max-people", 1, name="most")
+    assert len(most["poses"]) == 1
+    (tmp_path / "boxes.json").write_text(json.dumps({"photo.jpg": [[5, 5, 20, 30, 0.9]]}))
+    listed = run("--boxes", tmp_path / "boxes.json", name="listed")
+    assert listed["people"]["boxes_xyxy"] == [[5, 5, 25, 35]]
+    (tmp_path / "others.json").write_text(json.dumps({"other.jpg": [[5, 5, 20, 30]]}))
+    nobody = run("--boxes", tmp_path / "others.json", name="nobody")
+    assert nobody["poses"] == []
+    assert "nobody found" in nobody["people"]["note"]
+    whole = run("--boxes", tmp_path / "others.json", "--nobody", "whole", name="whole")
+    assert len(whole["poses"]) == 1
+    assert run("--people", "whole", name="plain")["people"]["finder"] == "whole picture"
+
+
+def test_options_of_maps(tmp_path: Path) -> None:
+    def points(*arguments: object, name: str) -> dict:
+        out = tmp_path / f"{name}.npz"
+        assert command("pointmap", "photo.jpg", "-q", "-o", out, *arguments) == 0
+        with np.load(out) as values:
+            return {key: values[key] for key in values.files}
+
+    given = points("-K", "50,51,27,19", name="given")
+    assert np.allclose(given["intrinsics"], [[50, 0, 27], [0, 51, 19], [0, 0, 1]])
+    (tmp_path / "k.json").write_text(json.dumps({"intrinsics": given["intrinsics"].tolist()}))
+    filed = points("-K", tmp_path / "k.json", name="filed")
+    assert np.array_equal(filed["points"], given["points"])
+    turned = points("-K", "50,51,27,19", "--convention", "opengl", name="turned")
+    assert np.allclose(turned["points"][..., 1:], -given["points"][..., 1:])
+    wide = points("--fov", 90, name="wide")
+    assert np.isclose(wide["intrinsics"][0, 0], SIZE[1] / 2)
+    assert not np.array_equal(points("--tile", "32x24", "--fov", 90, name="tiled")["points"], wide["points"])
+
+
+def test_mattes_go_over_a_ground(tmp_path: Path) -> None:
+    out = tmp_path / "over.png"
+    assert command("matte", "photo.jpg", "-q", "-o", out, "--save", "plot", "--over", "#00ff00") == 0
+    assert command("matte", "photo.jpg", "-q", "-o", tmp_path / "matte.npz") == 0
+    with np.load(tmp_path / "matte.npz") as values:
+        expected = values["foreground"] + (1 - values["alpha"][..., None]) * [0, 1, 0]
+    assert np.abs(pixels(out) / 255.0 - expected.clip(0, 1)).max() < 0.01
+
+
+def test_layouts_are_those_of_sapiens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # The tiny model has five points of its own, of which no layout is known: it says so.
+    assert command("pose", "photo.jpg", "-q", "-o", tmp_path, "--layout", "coco17") == 1
+    assert "expected the 308 keypoints" in capsys.readouterr().err
+
+
+def test_prompts(tmp_path: Path) -> None:
+    out = tmp_path / "masks.json"
+    model = ["-m", "facebook/sam2.1-hiera-large"]
+    prompts = ["--points", "9,7 30,20,0", "--points", "40,30", "--boxes", "2,2,20,20", "--boxes", "30,20,50,38"]
+    assert cli.run(["segment", "photo.jpg", *model, *prompts, "-q", "-o", str(out)]) == 0
+    assert len(poses(out)["objects"]) == 2
+    assert (
+        cli.run(["segment", "photo.jpg", *model, "--points", "9,7", "--all-masks", "-q", "-o", str(out), "--overwrite"])
+        == 0
+    )
+    assert len(poses(out)["objects"]) == 3

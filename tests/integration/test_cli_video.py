@@ -1,0 +1,167 @@
+"""Videos and cameras on the command line: rate, frames and sound are kept, and a run that was stopped goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+av = pytest.importorskip("av")
+
+from tests.integration.cli_case import (  # noqa: E402
+    COMMANDS,
+    command,
+    json_lines,
+    one_thread,
+    pixels,
+    process,
+    save_checkpoints,
+)
+from tests.tiny_checkpoints import working_in  # noqa: E402
+from tests.unit.files.clips import make_clip, packets  # noqa: E402
+from tests.unit.pipelines.case import picture  # noqa: E402
+from vitruvian.pipelines import camera  # noqa: E402
+
+COUNT, RATE, SIZE = 24, Fraction(30000, 1001), (48, 64)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    root = tmp_path_factory.mktemp("cli")
+    one_thread()
+    save_checkpoints(root)
+    scene = picture(4, SIZE)
+    make_clip(root / "clip.mp4", [np.roll(scene, number, 1) for number in range(COUNT)], rate=RATE, sound="aac")
+    with working_in(root):
+        yield root
+
+
+def facts(path: Path) -> tuple[int, Fraction, tuple[int, int], bool]:
+    """Frames, rate, size and whether there is sound, by PyAV."""
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        count = sum(1 for _ in container.decode(stream))
+        return count, stream.average_rate, (stream.height, stream.width), bool(container.streams.audio)
+
+
+@pytest.mark.parametrize("name", ["parts", "semantic", "normals", "segment", "embed"])
+def test_a_video_keeps_its_frames_rate_and_sound(name: str, tmp_path: Path) -> None:
+    assert command(name, "clip.mp4", "-o", tmp_path, "-q") == 0
+    assert facts(tmp_path / f"clip_{name}.mp4") == (COUNT, RATE, SIZE, True)
+    assert packets(tmp_path / f"clip_{name}.mp4", "audio") == packets(Path("clip.mp4"), "audio")
+    records = json_lines((tmp_path / f"clip_{name}.jsonl").read_text())
+    assert [record["frame"] for record in records] == list(range(COUNT))
+    assert not list(tmp_path.glob("*.parts"))
+
+
+def test_again_and_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plain.mp4"
+    assert command("normals", "clip.mp4", "-o", out, "--no-sound", "--preview", tmp_path / "now.jpg") == 0
+    assert not facts(out)[3]
+    assert pixels(tmp_path / "now.jpg").shape == (*SIZE, 3)
+    capsys.readouterr()
+    assert command("normals", "clip.mp4", "-o", out, "--no-sound") == 0
+    assert "0 done, 1 skipped" in capsys.readouterr().err
+    stamp = out.stat().st_mtime_ns
+    assert command("normals", "clip.mp4", "-o", out, "--convention", "opengl") == 0  # other settings
+    assert "1 anew" in capsys.readouterr().err
+    assert out.stat().st_mtime_ns > stamp
+    assert command("normals", "clip.mp4", "-o", out, "--convention", "opengl", "--overwrite") == 0
+
+
+def test_mattes_have_alpha(tmp_path: Path) -> None:
+    assert command("matte", "clip.mp4", "-o", tmp_path, "-q") == 0
+    with av.open(str(tmp_path / "clip_matte.webm")) as container:
+        assert container.streams.video[0].codec_context.name.startswith("vp9")
+        assert "alpha_mode" in {key.lower() for key in container.streams.video[0].metadata}
+    assert command("matte", "clip.mp4", "-o", tmp_path / "over.mp4", "--over", "white", "-q") == 0
+    assert facts(tmp_path / "over.mp4")[0] == COUNT
+
+
+def test_files_a_frame(tmp_path: Path) -> None:
+    assert command("pose", "clip.mp4", "-o", tmp_path, "--save", "npz", "-q") == 0
+    found = sorted((tmp_path / "clip_pose").iterdir())
+    assert [path.name for path in found] == [f"clip_pose_{number:05d}.npz" for number in range(COUNT)]
+    with np.load(found[5]) as values:
+        assert json.loads(str(values["info"]))["frame"] == 5
+    assert len(json_lines((tmp_path / "clip_pose.jsonl").read_text())) == COUNT
+
+
+def test_boxes_follow_people(tmp_path: Path) -> None:
+    boxes = {"clip.mp4": {str(number): [[4 + number, 4, 20, 40, 0.9]] for number in range(COUNT)}}
+    (tmp_path / "boxes.json").write_text(json.dumps(boxes))
+    assert command("pose", "clip.mp4", "-o", tmp_path / "p.jsonl", "--boxes", tmp_path / "boxes.json", "-q") == 0
+    records = json_lines((tmp_path / "p.jsonl").read_text())
+    ids = [person["id"] for record in records for person in record["poses"]]
+    assert len(ids) >= COUNT - 3
+    assert len(set(ids)) == 1
+
+
+def test_what_does_not_fit_a_video(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.mp4").write_bytes(b"no video at all")
+    arguments = ("clip.mp4", tmp_path / "bad.mp4", tmp_path / "none.mp4")
+    assert command("parts", *arguments, "-o", tmp_path, "--save", "mp4") == 1
+    told = capsys.readouterr().err
+    assert "1 done, 2 failed" in told
+    assert "bad.mp4: expected a video" in told
+    assert command("instances", "clip.mp4", "-o", tmp_path, "--coco", tmp_path / "all.json") == 1
+    assert "--coco gathers pictures" in capsys.readouterr().err
+    assert command("parts", "clip.mp4", "--out", "-") == 2
+    assert "expected pictures, got a video" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
+def test_ctrl_c_and_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scene = picture(4, SIZE)
+    count = 400
+    make_clip(tmp_path / "long.mp4", [np.roll(scene, number % 7, 1) for number in range(count)], rate=5, sound="aac")
+    out = tmp_path / "out"
+    running = process("parts", tmp_path / "long.mp4", *COMMANDS["parts"], "-o", out)
+    parts = out / "long_parts.mp4.parts"
+    end = time.monotonic() + 120
+    while not (parts.is_dir() and len(list(parts.glob("0*.json"))) >= 1):  # a segment is whole
+        assert running.poll() is None, running.communicate()[1].decode()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
+    assert not (out / "long_parts.mp4").exists()  # no half video
+    assert command("parts", tmp_path / "long.mp4", "-o", out, "--json") == 0
+    line = json_lines(capsys.readouterr().out)[0]
+    assert line["resumed_at"] >= 50  # ten seconds
+    assert line["frames"] == count
+    assert facts(out / "long_parts.mp4") == (count, Fraction(5), SIZE, True)
+
+
+def test_a_camera(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def frames(number: int, *, stop: int = 1000) -> Iterator[tuple[float, Any]]:
+        assert number == 2
+        for index in range(stop):
+            yield index / 30, picture(index, SIZE)
+
+    monkeypatch.setattr(camera, "camera_frames", frames)
+    arguments = ("camera:2", "-o", tmp_path, "--frames", 6, "--preview", tmp_path / "now.png")
+    assert command("parts", *arguments, "--json") == 0
+    line = json_lines(capsys.readouterr().out)[0]
+    assert line["frames"] == 6
+    movie, records = (Path(file) for file in line["files"])
+    assert movie.name.startswith("camera2_")
+    assert facts(movie)[0] == 6
+    assert len(json_lines(records.read_text())) == 6
+    assert pixels(tmp_path / "now.png").shape == (*SIZE, 3)
+
+
+def test_a_camera_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("parts", "camera:77", "-o", tmp_path) == 1
+    told = capsys.readouterr().err
+    assert "camera:77: expected a camera" in told
+    assert not list(tmp_path.glob("*.mp4"))
