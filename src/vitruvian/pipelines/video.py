@@ -27,7 +27,7 @@ from vitruvian.pipelines.runner import Failure
 from vitruvian.pipelines.smoothing import DenseSmoother, ExponentialAverage, KeypointSmoother, SceneCuts
 from vitruvian.pipelines.sources import Frame
 from vitruvian.pipelines.video_parts import PartsFolder, Segment, SegmentFiles
-from vitruvian.results import Albedo, Matte, Normals, Pointmap, Parts, Pose, Result, Semantic
+from vitruvian.results import Albedo, Matte, Normals, Parts, Pointmap, Pose, Result, Semantic
 from vitruvian.results.base import Picture
 
 # Takes frames in order and who finds people in them; gives a result or a `Failure` for each, in order.

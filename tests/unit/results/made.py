@@ -87,7 +87,14 @@ def panoptic_fields() -> dict[str, Any]:
 SAMPLES: dict[str, tuple[type[Result], dict[str, Any]]] = {
     "pose": (Pose, pose_fields()),
     "parts": (Parts, {"labels": (np.arange(600).reshape(HW) // 25).astype(np.uint8), "score": np.ones(HW, np.float16)}),
-    "normals": (Normals, {"normals": np.tile(np.array([0.6, 0, -0.8], np.float32), (*HW, 1)), "mask": MIDDLE, "convention": "opencv"}),
+    "normals": (
+        Normals,
+        {
+            "normals": np.tile(np.array([0.6, 0, -0.8], np.float32), (*HW, 1)),
+            "mask": MIDDLE,
+            "convention": "opencv",
+        },
+    ),
     "pointmap": (
         Pointmap,
         {
