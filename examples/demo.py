@@ -1,8 +1,10 @@
-"""Run every Sapiens2 task on a picture and write one sheet: the whole path, from file to results in pixels.
+"""Find people, run every Sapiens2 task on them and write one sheet: the whole path, from file to results in pixels.
 
-    python examples/demo.py [--model-prefix facebook/sapiens2 --size 0.4b] [--out out/demo]
+    python examples/demo.py [photo.jpg] [--out out/demo]                    the small model inside the package
+    python examples/demo.py --model-prefix facebook/sapiens2 --size 0.4b    large ones, on the whole picture
 
-Without a checkpoint the models start from random weights: the sheet then shows the path, not the skill.
+Where the package has no model inside and no checkpoint is named, models start from random weights: the sheet then shows
+the path, not the skill.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import torch
 from PIL import Image
 
 import vitruvian
+from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.human import PART_COLOURS
+from vitruvian.pipelines.demo import run_demo
 
 HERE = Path(__file__).resolve().parent
 TASKS = {
@@ -98,13 +102,22 @@ def picture_of(task: str, output: Any, processor: Any, size: tuple[int, int], bo
 def main() -> None:
     """Run the demo."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("image", nargs="?", default=HERE / "astronaut.jpg", help="a picture of a person")
-    parser.add_argument("--model-prefix", help="for example facebook/sapiens2; by default small random models")
+    parser.add_argument("image", nargs="?", help="a picture of people; by default those that ship with the package")
+    parser.add_argument("--model", help="a folder packed like the model inside the package, which is the default")
+    parser.add_argument("--model-prefix", help="for example facebook/sapiens2: one large checkpoint a task")
     parser.add_argument("--size", default="0.4b", help="variant of the checkpoints")
     parser.add_argument("--out", default="out/demo", type=Path)
     options = parser.parse_args()
+    if options.model_prefix is None and (options.model is not None or has_builtin()):
+        report = run_demo(options.image, options.out, model=options.model or BUILTIN, progress=print)
+        print(f"All of it: {report.sheet} ({report.seconds:.1f} s)")
+    else:
+        run_tasks(options)
 
-    image = vitruvian.load_image(options.image)
+
+def run_tasks(options: argparse.Namespace) -> None:
+    """Run every task with a model of its own on the whole picture."""
+    image = vitruvian.load_image(options.image or HERE / "astronaut.jpg")
     size = (image.height, image.width)
     boxes = [[[0.0, 0.0, float(image.width), float(image.height)]]]
     options.out.mkdir(parents=True, exist_ok=True)

@@ -301,6 +301,12 @@ class AutoModelForAlbedoEstimation(AutoTaskModel):
     tasks: ClassVar[tuple[str, ...]] = ("albedo",)
 
 
+class AutoModelForPeopleDetection(AutoTaskModel):
+    """Opens a checkpoint for finding people."""
+
+    tasks: ClassVar[tuple[str, ...]] = ("people",)
+
+
 class AutoModelForMaskGeneration(AutoTaskModel):
     """Opens a checkpoint for masks from prompts."""
 

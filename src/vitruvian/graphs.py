@@ -14,15 +14,18 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from vitruvian.layers.keep import holding
+
 
 @dataclass
 class Recording:
-    """A recorded call: what it reads, the graph, and what it writes."""
+    """A recorded call: what it reads, the graph, what it writes, and constants that must live as long."""
 
     inputs: list[Tensor]
     graph: torch.cuda.CUDAGraph
     outputs: list[Any]
     structure: Any
+    constants: list[Any]
 
 
 class GraphCache:
@@ -31,6 +34,7 @@ class GraphCache:
     def __init__(self, *, most: int = 4, largest_batch: int = 4) -> None:
         self.most, self.largest_batch = most, largest_batch
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
+        self.pool: Any = None  # memory that all recordings share: they never run at the same time
 
     def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether a call can be recorded: inference, CUDA tensors only, and a batch small enough to profit."""
@@ -48,10 +52,11 @@ class GraphCache:
         """Run a call, recorded on its first use; results are copies that later calls do not overwrite."""
         leaves, structure = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        key = (str(structure), tuple(describe(leaf) for leaf in leaves))
+        key = (function.__qualname__, str(structure), tuple(describe(leaf) for leaf in leaves))
         found = self.recordings.get(key)
         if found is None:
-            found = self.recordings[key] = record(function, leaves, structure)
+            self.pool = self.pool or torch.cuda.graph_pool_handle()
+            found = self.recordings[key] = record(function, leaves, structure, self.pool)
             while len(self.recordings) > self.most:
                 self.recordings.popitem(last=False)
         self.recordings.move_to_end(key)
@@ -67,7 +72,7 @@ def describe(leaf: Any) -> Any:
     return (tuple(leaf.shape), leaf.dtype, leaf.device, leaf.stride()) if isinstance(leaf, Tensor) else repr(leaf)
 
 
-def record(function: Callable[..., Any], leaves: list[Any], structure: Any) -> Recording:
+def record(function: Callable[..., Any], leaves: list[Any], structure: Any, pool: Any) -> Recording:
     """Run a call twice to warm it up on a stream of its own, then record it."""
     static = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     args, kwargs = pytree.tree_unflatten(static, structure)
@@ -78,7 +83,7 @@ def record(function: Callable[..., Any], leaves: list[Any], structure: Any) -> R
             function(*args, **kwargs)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with holding() as constants, torch.cuda.graph(graph, pool=pool):
         result = function(*args, **kwargs)
     outputs, shape = pytree.tree_flatten(result)
-    return Recording([leaf for leaf in static if isinstance(leaf, Tensor)], graph, outputs, shape)
+    return Recording([leaf for leaf in static if isinstance(leaf, Tensor)], graph, outputs, shape, constants)

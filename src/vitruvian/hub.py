@@ -1,4 +1,6 @@
-"""A checkpoint's name → its files here. A name is a folder, a single weight file, or a repository on the Hub.
+"""A checkpoint's name → its files here.
+
+A name is a folder, a single weight file, a repository on the Hub, or "builtin": the small model inside this package.
 
 Downloads go through huggingface_hub, so its cache, tokens, mirrors and offline switches (`HF_HOME`, `HF_TOKEN`,
 `HF_ENDPOINT`, `HF_HUB_OFFLINE`) work as people know them.
@@ -20,6 +22,8 @@ from vitruvian.errors import CheckpointError
 CONFIG_FILE = "config.json"
 WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth")
 FILE_ENDINGS = (*WEIGHT_ENDINGS, ".json")
+BUILTIN = "builtin"
+BUILTIN_FOLDER = Path(__file__).parent / "builtin"
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,31 @@ def find_file(source: str | Path, name: str, options: HubOptions) -> Path | None
     return download(str(source), name, options)
 
 
+def names_builtin(source: str | Path) -> bool:
+    """Tell whether a name is that of the model inside the package; a folder of that name is ``"./builtin"``."""
+    return isinstance(source, str) and source == BUILTIN
+
+
+def has_builtin() -> bool:
+    """Tell whether this installation has a model inside."""
+    return (BUILTIN_FOLDER / CONFIG_FILE).is_file()
+
+
+def local_path(source: str | Path) -> Path:
+    """Return the path that a name stands for if it is one, whether or not there is anything."""
+    if not names_builtin(source):
+        return Path(source).expanduser()
+    if not has_builtin():
+        raise CheckpointError(
+            "builtin: expected the model inside the package, but this installation has none. Install vitruvian from a "
+            "wheel, or name a checkpoint such as facebook/sapiens2-pose-0.4b."
+        )
+    return BUILTIN_FOLDER
+
+
 def is_local(source: str | Path) -> bool:
     """Tell whether a name is a folder or file here, refusing paths that do not exist."""
-    path = Path(source).expanduser()
+    path = local_path(source)
     if path.exists():
         return True
     text = str(source)
@@ -68,13 +94,13 @@ def is_local(source: str | Path) -> bool:
 
 def local_folder(source: str | Path) -> Path:
     """Return the folder of a local checkpoint, given that folder or a weight file in it."""
-    path = Path(source).expanduser()
+    path = local_path(source)
     return path.parent if path.is_file() else path
 
 
 def weight_file(source: str | Path) -> Path | None:
     """Return `source` itself where it names a single weight file; a file of another kind is refused."""
-    path = Path(source).expanduser()
+    path = local_path(source)
     if not path.is_file():
         return None
     if path.suffix not in WEIGHT_ENDINGS:
@@ -84,7 +110,7 @@ def weight_file(source: str | Path) -> Path | None:
 
 def json_file(source: str | Path) -> Path | None:
     """Return `source` itself where it names a single JSON file."""
-    path = Path(source).expanduser()
+    path = local_path(source)
     return path if path.is_file() and path.suffix == ".json" else None
 
 

@@ -153,7 +153,7 @@ class Model(nn.Module):
         )
         if attn_implementation is not None:
             settings.attn_implementation = attn_implementation
-        files = cls.adapt(open_weights(pretrained_model_name_or_path, options, use_safetensors=use_safetensors))
+        files = cls.adapt(cls.open_files(pretrained_model_name_or_path, options, use_safetensors=use_safetensors))
 
         with torch.device("meta"):
             model = cls(settings)
@@ -177,6 +177,11 @@ class Model(nn.Module):
         model.eval()
         spread(model, places)
         return model
+
+    @classmethod
+    def open_files(cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None) -> WeightFiles:
+        """Open a checkpoint's weights. Families with files of their own form override it."""
+        return open_weights(source, options, use_safetensors=use_safetensors)
 
     @classmethod
     def adapt(cls, files: WeightFiles) -> WeightFiles:
@@ -360,9 +365,28 @@ class Model(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`, through a recorded graph where `optimize` allows it."""
+        return self.recorded(super().__call__, *args, **kwargs)
+
+    def recorded(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function of the model, through a recorded graph where `optimize` allows it."""
         if self.graphs is not None and not self.training and self.graphs.takes(args, kwargs):
-            return self.graphs(super().__call__, args, kwargs)
-        return super().__call__(*args, **kwargs)
+            return self.graphs(function, args, kwargs)
+        return function(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch between training and inference; what `optimize` made of the weights is made anew after training."""
+        ends = self.training and not mode
+        super().train(mode)
+        if ends and self.optimized:
+            self.optimize(cuda_graphs=self.graphs is not None)
+        return self
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Take over weights; what `optimize` made of the old ones is made anew."""
+        result = super().load_state_dict(*args, **kwargs)
+        if self.optimized:
+            self.optimize(cuda_graphs=self.graphs is not None)
+        return result
 
     def gradient_checkpointing_enable(self) -> None:
         """Trade compute for memory in training: layers are run again in the backward pass."""

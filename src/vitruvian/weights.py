@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -33,6 +33,16 @@ WINDOW = 64 * 1024**2  # bytes
 LFS_POINTER = b"version https://git-lfs"
 
 
+class Reader(Protocol):
+    """One file of tensors, whatever its form."""
+
+    shapes: dict[str, tuple[int, ...]]
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors, one at a time."""
+        ...
+
+
 @dataclass(frozen=True)
 class WeightFiles:
     """Tensors by name over one or more files, read when asked for.
@@ -41,7 +51,7 @@ class WeightFiles:
     evenly along its first dimension; under none, it is left out.
     """
 
-    readers: tuple[SafeReader | TorchReader, ...]
+    readers: tuple[Reader, ...]
     renames: Callable[[str], tuple[str, ...]] | None = None
 
     @property

@@ -11,10 +11,12 @@ import typer
 
 from vitruvian.cli import (
     albedo,
+    bench,
     demo,
     doctor,
     embed,
     evaluate,
+    export,
     instances,
     masks,
     matte,
@@ -67,7 +69,7 @@ def options(
 COMMANDS: dict[str, tuple[Any, ...]] = {
     PEOPLE: (pose, parts, normals, pointmap, matte, albedo, embed),
     ANYTHING: (segment, masks, semantic, instances, panoptic),
-    HOUSE: (demo, doctor),
+    HOUSE: (demo, doctor, bench, export),
     TRAINING: (synthesize, train, evaluate),
 }
 for panel, modules in COMMANDS.items():

@@ -36,6 +36,7 @@ class DeformableAttention(nn.Module):
         self.value_proj = starts(nn.Linear(channels, channels), "xavier")
         self.output_proj = starts(nn.Linear(channels, channels), "xavier")
         self.sampling_offsets.start_ring = (heads, levels, points)  # type: ignore[assignment]
+        self.joint: tuple[Tensor, Tensor | None] | None = None  # of offsets and weights, for inference
 
     def forward(self, tokens: Tensor, positions: Tensor, level_hw: Levels) -> tuple[Tensor, Tensor]:
         """Attend from every token [B, N, C] (plus positions [N, C]) to points around it in every level.

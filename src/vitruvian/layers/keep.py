@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
+HOLDER: ContextVar[list[Any] | None] = ContextVar("HOLDER", default=None)
 
 
 def kept(build: Callable[P, R], *, most: int = 64) -> Callable[P, R]:
@@ -25,6 +28,21 @@ def kept(build: Callable[P, R], *, most: int = 64) -> Callable[P, R]:
         if torch.compiler.is_compiling():
             return build(*args, **kwargs)
         with torch.inference_mode(False):
-            return remembered(*args, **kwargs)  # type: ignore[arg-type]
+            found = remembered(*args, **kwargs)  # type: ignore[arg-type]
+        holder = HOLDER.get()
+        if holder is not None:
+            holder.append(found)
+        return found
 
     return call
+
+
+@contextmanager
+def holding() -> Iterator[list[Any]]:
+    """Collect what `kept` functions give meanwhile: a recorded graph reads it long after they may have forgotten it."""
+    holder: list[Any] = []
+    token = HOLDER.set(holder)
+    try:
+        yield holder
+    finally:
+        HOLDER.reset(token)

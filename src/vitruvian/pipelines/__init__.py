@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import warnings
 from pathlib import Path
 from typing import Any
 
-from vitruvian.errors import InputError, near_matches
+from vitruvian.errors import InputError, VitruvianWarning, near_matches
+from vitruvian.hub import BUILTIN, has_builtin
 
 # task -> "module:class"; every class has `open(model, …)`, and `run(source, …)` for any source.
 PIPELINES: dict[str, str] = {
@@ -22,6 +25,16 @@ PIPELINES: dict[str, str] = {
     "instance": "vitruvian.pipelines.instance:InstancePipeline",
     "panoptic": "vitruvian.pipelines.panoptic:PanopticPipeline",
     "embed": "vitruvian.pipelines.embed:EmbedPipeline",
+}
+# task -> what the model inside the package calls it; features need no more than its encoder.
+INSIDE: dict[str, str | None] = {
+    "pose": "pose",
+    "parts": "seg",
+    "normals": "normal",
+    "pointmap": "pointmap",
+    "matte": "matting",
+    "albedo": "albedo",
+    "embed": None,
 }
 
 
@@ -48,10 +61,38 @@ def pipeline(
     Args:
         task: ``"pose"``, ``"parts"``, ``"normals"``, ``"pointmap"``, ``"matte"``, ``"albedo"``, ``"segment"``,
             ``"mask-generation"``, ``"semantic"``, ``"instance"``, ``"panoptic"`` or ``"embed"``.
-        model: A checkpoint's name, folder or file, or a model.
+        model: A checkpoint's name, folder or file, or a model; ``"builtin"`` is the small one inside the package, which
+            is also the default for people and features where the installation has it.
         device: ``"cuda"``, ``"mps"``, ``"cpu"``, a number of a CUDA device, …; by default the best one here.
         dtype: Data type of the weights; by default bfloat16 on GPUs that compute in it, and float32 elsewhere.
         processor: The model's processor, where it does not come with the checkpoint.
         options: Options of the task, as the pipeline's call takes them, and keywords for the Hub such as `revision`.
     """
-    return pipeline_class(task).open(model, processor=processor, device=device, dtype=dtype, **options)
+    found = pipeline_class(task)
+    if model is None:
+        model = default_model(task)
+        if model is not None:
+            tell_of_builtin(task, found.checkpoints[-1])
+    return found.open(model, processor=processor, device=device, dtype=dtype, **options)
+
+
+def default_model(task: str) -> str | None:
+    """Return the model of a task where none is named: the one inside the package, None where there is none for it."""
+    if task not in INSIDE or not has_builtin():
+        return None
+    from vitruvian.models.sapiens2.packed import packed_tasks
+
+    wanted = INSIDE[task]
+    return BUILTIN if wanted is None or wanted in packed_tasks(BUILTIN) else None
+
+
+@functools.cache
+def tell_of_builtin(task: str, better: str) -> None:
+    """Say, once for each task, that the small model is at work, and which one would do better."""
+    large = f"a large checkpoint such as {better}" if better.startswith("facebook/") else "a large checkpoint"
+    warnings.warn(
+        f'model: none was named for {task}, so the small one inside the package ("builtin") is at work: quick, but '
+        f"rough. For quality, name {large}.",
+        VitruvianWarning,
+        stacklevel=3,
+    )

@@ -20,6 +20,7 @@ from vitruvian.auto import HUB_KEYWORDS, AutoProcessor, AutoTaskModel
 from vitruvian.devices import checked_device, checked_dtype
 from vitruvian.errors import InputError, near_matches
 from vitruvian.model import Model
+from vitruvian.models.sapiens2.packed import packed_tasks
 from vitruvian.pipelines.memory import BatchSize, first_batch_size
 from vitruvian.pipelines.people import (
     BoxForm,
@@ -78,7 +79,8 @@ class PeopleOptions(Options):
         box_form: What the four numbers are: "xyxy" (corners) or "xywh" (corner, width and height, as COCO has it).
         people: "whole" looks at the whole picture, "crop" at each person on their own; or a finder, which means "crop"
             with it. By default "crop" where there are boxes or a finder, and "whole" otherwise.
-        finder: Who finds people: whatever `vitruvian.pipelines.people.open_finder` takes.
+        finder: Who finds people: whatever `vitruvian.pipelines.people.open_finder` takes. Where a model can find people
+            itself, as the built-in one, "crop" needs no finder, and poses look for people by default.
         nobody: When a finder finds nobody: "whole" looks at the whole picture, "none" gives an empty result, "error"
             fails. By default "none" for poses, "whole" for maps. The result's `people.note` says what happened.
         max_people: Look at no more people than this, the surest first.
@@ -118,6 +120,7 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
     accepts: ClassVar[tuple[type[Model], ...]]
     options_class: ClassVar[type[Any]]
     nobody: ClassVar[NobodyRule] = "whole"  # what to do by default where a finder finds nobody
+    finds_people: ClassVar[bool] = False  # whether to look for people where nothing says whom to look at
     decodes_behind: ClassVar[bool] = False  # whether `decode` waits for the device, which is better done behind
 
     def __init__(self, model: Any, processor: Any, **options: Any) -> None:
@@ -249,6 +252,8 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
         spec = options.finder
         if options.people not in (None, "whole", "crop"):
             spec = options.people
+        if spec is None and (options.people == "crop" or (options.people is None and self.finds_people)):
+            spec = self.own_finder
         if options.people == "whole" or options.boxes is not None or spec is None:
             return None
         if not isinstance(spec, str | Path):
@@ -256,6 +261,12 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
         if str(spec) not in self.finders:  # opening one may load a model
             self.finders[str(spec)] = open_finder(spec, device=self.device)
         return self.finders[str(spec)]
+
+    @property
+    def own_finder(self) -> str | None:
+        """The model's checkpoint, where that finds people too; the one inside the package does."""
+        source: str | None = self.model.config.name_or_path
+        return source if source and "people" in packed_tasks(source) else None
 
     def nobody_rule(self, options: OptionsT) -> NobodyRule:
         """Return what the finder is to do where it finds nobody."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
+from vitruvian.models.sapiens2.packed import packed_tasks
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, cut_padding
 from vitruvian.pipelines.base import PeopleOptions, TaskPipeline, people_in
 from vitruvian.pipelines.crops import Blend, Canvas, Pasted, Window, crop_windows
@@ -84,6 +86,12 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
                 "processor: expected one that resizes and does not cut (do_resize, no do_center_crop), got another. "
                 "Its maps would not cover the picture."
             )
+
+    @classmethod
+    def load_processor(cls, source: str | Path, **hub: Any) -> Any:
+        """Open the processor; the one that packed tasks share leaves it to the task to keep pictures in proportion."""
+        found = super().load_processor(source, **hub)
+        return found.with_options(do_pad=True) if packed_tasks(source) else found
 
     @property
     def unit_hw(self) -> tuple[int, int]:

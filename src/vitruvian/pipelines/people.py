@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vitruvian.errors import InputError
+from vitruvian.hub import names_builtin
 from vitruvian.results.base import People, Picture
 
 NobodyRule = Literal["whole", "none", "error"]
@@ -85,9 +86,10 @@ def open_finder(
     """Open a finder.
 
     Args:
-        spec: ``None`` or ``"whole"`` for the whole picture; a file of boxes (.json, .csv); an ONNX detector (.onnx:
-            YOLOX, RTMDet); a folder or Hub name of a Mask2Former or MaskFormer that knows people; a function
-            picture → boxes; or a finder.
+        spec: ``None`` or ``"whole"`` for the whole picture; ``"builtin"`` for the small model inside the package, or a
+            folder that is packed like it; a file of boxes (.json, .csv); an ONNX detector (.onnx: YOLOX, RTMDet); a
+            folder or Hub name of a Mask2Former or MaskFormer that knows people; a function picture → boxes; or a
+            finder.
         device: Where its model runs; by default the best device here.
         dtype: Data type of its weights; by default the checkpoint's.
         threshold: Lowest score of a person; by default the finder's own.
@@ -117,6 +119,12 @@ def open_finder(
         from vitruvian.pipelines.finders.boxes_file import FileFinder
 
         return FileFinder(spec, **chosen)
+    from vitruvian.models.sapiens2.packed import packed_tasks
+
+    if names_builtin(spec) or packed_tasks(spec):
+        from vitruvian.pipelines.finders.builtin import BuiltinFinder
+
+        return BuiltinFinder.open(spec, device=device, dtype=dtype, **chosen)
     from vitruvian.pipelines.finders.segmenter import SegmenterFinder
 
     return SegmenterFinder.open(spec, device=device, dtype=dtype, **chosen)

@@ -50,6 +50,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
     accepts = (Sapiens2ForPoseEstimation,)
     options_class = PoseOptions
     nobody = "none"
+    finds_people = True
 
     @property
     def unit_hw(self) -> tuple[int, int]:

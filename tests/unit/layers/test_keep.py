@@ -1,6 +1,6 @@
 import torch
 
-from vitruvian.layers.keep import kept
+from vitruvian.layers.keep import holding, kept
 
 
 def test_builds_once_for_the_same_arguments() -> None:
@@ -52,3 +52,18 @@ def test_forgets_the_oldest() -> None:
     for size in (1, 2, 3, 3, 1):
         table(size)
     assert made == [1, 2, 3, 1]
+
+
+def test_what_is_given_can_be_held_longer_than_it_is_remembered() -> None:
+    @kept
+    def numbers(count: int) -> list[int]:
+        return list(range(count))
+
+    first = numbers(3)
+    with holding() as held:
+        assert numbers(3) is first
+        numbers(4)
+    assert held == [[0, 1, 2], [0, 1, 2, 3]]
+    assert held[0] is first
+    numbers(5)
+    assert len(held) == 2

@@ -29,10 +29,12 @@ from vitruvian.mask_model import (
 )
 from vitruvian.model import Model
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
+from vitruvian.models.mask2former.fast import fuse_deformable
 from vitruvian.models.mask2former.outputs import Mask2FormerForUniversalSegmentationOutput, Mask2FormerModelOutput
 from vitruvian.models.mask2former.pixel_decoder import LEVELS, PixelDecoder, build_pixel_level
 from vitruvian.models.mask2former.transformer_decoder import Decoded, TransformerModule
-from vitruvian.models.swin.encoder import fuse_windows, start_part
+from vitruvian.models.swin.encoder import start_part
+from vitruvian.models.swin.fast import fuse_swin
 
 
 class Mask2FormerPreTrainedModel(Model):
@@ -79,8 +81,9 @@ class Mask2FormerPreTrainedModel(Model):
         return call_recorded(self, super().__call__, args, kwargs)
 
     def fuse(self) -> None:
-        """Keep the biases of the backbone's windows for inference."""
-        fuse_windows(self)
+        """Join projections, and keep the biases of the backbone's windows, for inference."""
+        fuse_swin(self)
+        fuse_deformable(self)
 
 
 class Mask2FormerModel(Mask2FormerPreTrainedModel):

@@ -19,6 +19,7 @@ from vitruvian.layers.deformable import DeformableAttention, Levels, level_sizes
 from vitruvian.layers.pyramid import PointwiseNorm, conv_norm_relu, pointwise
 from vitruvian.layers.sine import sine_positions
 from vitruvian.mask_model import PixelLevelModule
+from vitruvian.models.mask2former import fast
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
@@ -100,6 +101,8 @@ class DeformableEncoder(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, level_hw: Levels) -> Tensor:
         """Map tokens [B, N, C] with positions [N, C] to the same."""
+        if not self.training and fast.takes_encoder(self, tokens):
+            return fast.run_encoder(self, tokens, positions, level_hw)
         for layer in self.layers:
             if self.gradient_checkpointing and self.training:
                 tokens = checkpoint(layer, tokens, positions, level_hw, use_reentrant=False)

@@ -18,6 +18,7 @@ from vitruvian.layers.mlp import activation
 from vitruvian.layers.queries import PackedAttention, QueryAttention, mask_head, mask_logits
 from vitruvian.layers.sine import sine_positions
 from vitruvian.layers.start import starts
+from vitruvian.models.mask2former import fast
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.pixel_decoder import LEVELS
 
@@ -79,6 +80,7 @@ class Decoder(nn.Module):
     def __init__(self, config: Mask2FormerConfig) -> None:
         super().__init__()
         self.gradient_checkpointing = False
+        self.quick = False
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers - 1))
         self.layernorm = nn.LayerNorm(config.hidden_dim)
         self.mask_predictor = MaskPredictor(config)
@@ -109,6 +111,10 @@ class Decoder(nn.Module):
         """
         small = [shrink(pixels, size) for size in sizes_hw] if not all_masks else []
         found = Decoded([queries], [self.layernorm(queries)], [], [])
+        if small and not need_weights and not self.training and fast.takes_decoder(self, queries):
+            found.states, found.normed = fast.run_decoder(self, queries, places, tokens, keys, small)
+            found.masks.append(mask_logits(self.mask_predictor(found.normed[-1]), pixels))
+            return found
         for number, layer in enumerate(self.layers):
             level = number % LEVELS
             vectors = self.mask_predictor(found.normed[-1])  # [B, Q, M]

@@ -31,7 +31,8 @@ from vitruvian.models.maskformer.configuration import MaskFormerConfig
 from vitruvian.models.maskformer.outputs import MaskFormerForInstanceSegmentationOutput, MaskFormerModelOutput
 from vitruvian.models.maskformer.pixel_decoder import build_pixel_level
 from vitruvian.models.maskformer.transformer_decoder import Decoded, TransformerModule
-from vitruvian.models.swin.encoder import fuse_windows, start_part
+from vitruvian.models.swin.encoder import start_part
+from vitruvian.models.swin.fast import fuse_swin
 
 
 class MaskFormerPreTrainedModel(Model):
@@ -65,8 +66,8 @@ class MaskFormerPreTrainedModel(Model):
         return call_recorded(self, super().__call__, args, kwargs)
 
     def fuse(self) -> None:
-        """Keep the biases of the backbone's windows for inference."""
-        fuse_windows(self)
+        """Join the projections of the backbone's windows and keep their biases for inference."""
+        fuse_swin(self)
 
 
 class MaskFormerModel(MaskFormerPreTrainedModel):

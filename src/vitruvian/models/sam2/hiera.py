@@ -24,6 +24,7 @@ from vitruvian.errors import InputError
 from vitruvian.layers.attention import attend
 from vitruvian.layers.mlp import activation
 from vitruvian.model import Model
+from vitruvian.models.sam2 import fast
 from vitruvian.models.sam2.configuration import Sam2HieraDetConfig, check_image_size
 from vitruvian.models.sam2.fields import pair
 from vitruvian.outputs import ModelOutput
@@ -73,11 +74,16 @@ class Sam2HieraDetModel(Model):
         self.blocks = nn.ModuleList(make_blocks(config))
         self.stage_ends = [end - 1 for end in itertools.accumulate(config.stages)]
         self.gradient_checkpointing = False
+        self.quick = False
         self.start()
 
     def init_module(self, module: nn.Module) -> None:
         """Fill what `module` owns with starting values."""
         init_weights(module, self.config.initializer_range)
+
+    def fuse(self) -> None:
+        """Take the fused way in inference."""
+        fast.fuse_sam2(self)
 
     def forward(
         self,
@@ -93,6 +99,10 @@ class Sam2HieraDetModel(Model):
         keep_weights = self.flag("output_attentions", output_attentions)
         x = self.patch_embed(pixel_values)  # [B, h, w, C]
         x = x + self.positions((x.shape[1], x.shape[2])).to(x.dtype)
+        if not (keep_states or keep_weights) and fast.takes_blocks(self, x):
+            found = tuple(fast.run_blocks(self, x))
+            output = Sam2HieraDetModelOutput(last_hidden_state=found[-1], intermediate_hidden_states=found)
+            return self.give(output, return_dict)
         states, weights, maps = [x], [], []
         for index, block in enumerate(self.blocks):
             if self.gradient_checkpointing and self.training:

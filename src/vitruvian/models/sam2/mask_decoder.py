@@ -19,7 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitruvian.kernels.available import takes_kernel
 from vitruvian.layers.mlp import activation
+from vitruvian.models.sam2 import fast
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
 from vitruvian.models.sam2.hiera import FeedForward
 from vitruvian.models.sam2.two_way import SharedImage, TwoWayTransformer
@@ -28,6 +30,8 @@ from vitruvian.models.sam2.two_way import SharedImage, TwoWayTransformer
 GROUP_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 # What one prompt needs while it is decoded, in image embeddings.
 EMBEDDINGS_A_PROMPT = 6
+# The same where kernels keep what lies between to themselves.
+EMBEDDINGS_A_PROMPT_FUSED = 3
 # On a CPU the image is upscaled in strips of this many bytes, which stay in the cache and need no fresh memory.
 STRIP_BYTES = 1 << 20
 
@@ -98,6 +102,7 @@ class MaskDecoder(nn.Module):
         self.conv_s1 = nn.Conv2d(channels, channels // 4, kernel_size=1)
         self.obj_score_token = nn.Embedding(1, channels)
         self.pred_obj_score_head = FeedForward(channels, channels, 1, depth=3)
+        self.quick = False
 
     def forward(
         self,
@@ -139,7 +144,7 @@ class MaskDecoder(nn.Module):
                 target=None if target is None else (target[:, group] if target.ndim > 1 else target),
                 need_weights=need_weights,
             )
-            for group in groups_of(tokens.shape[1], group_size(scene.cells))
+            for group in groups_of(tokens.shape[1], self.group_size(scene.cells))
         ]
         masks, ious, scores = (torch.cat(pieces, dim=1) for pieces in zip(*(p[:3] for p in parts), strict=True))
         weights = [torch.cat(layer, dim=1).flatten(0, 1) for layer in zip(*(p[3] for p in parts), strict=True)]
@@ -165,7 +170,7 @@ class MaskDecoder(nn.Module):
         h, w = scene.grid_hw
         none = tokens.new_zeros(0, dtype=torch.long)
         parts = [(tokens.new_zeros(0, 4 * h, 4 * w), tokens.new_zeros(0, dtype=torch.float32), none)]
-        for group in groups_of(tokens.shape[1], group_size(scene.cells)):
+        for group in groups_of(tokens.shape[1], self.group_size(scene.cells)):
             seen, cells, _ = self.transformer(
                 tokens[:, group], scene.cells_of(group), scene.places, shared=scene.shared
             )  # [1, P, N, C], [1, P, M, C]
@@ -176,6 +181,11 @@ class MaskDecoder(nn.Module):
                 drawn = self.draw(seen[:, wanted], cells[:, wanted], scene, kinds)  # [1, W, K, 4h, 4w]
                 parts.append((drawn[0, place, kind], ious[prompt, kind], prompt + group.start))
         return GoodMasks(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
+
+    def group_size(self, cells: Tensor) -> int:
+        """How many prompts a picture to decode at a time."""
+        lean = fast.takes_drawing(self, cells) and takes_kernel(cells)
+        return group_size(cells, EMBEDDINGS_A_PROMPT_FUSED if lean else EMBEDDINGS_A_PROMPT)
 
     def scene(
         self, image: Tensor, image_positions: Tensor, dense: Tensor, finer: Sequence[Tensor], tokens: Tensor
@@ -229,6 +239,8 @@ class MaskDecoder(nn.Module):
         """Draw masks of some kinds from what the transformer gives: [B, P, kinds, 4h, 4w]."""
         made = [self.output_hypernetworks_mlps[kind](tokens[:, :, 2 + kind]) for kind in kinds]  # [B, P, C/8] each
         heads = torch.stack(made, dim=2)  # [B, P, K, C/8]
+        if fast.takes_drawing(self, cells):
+            return fast.draw_masks(self, cells, scene, heads)
         strips = [
             heads @ self.upscale(cells[:, :, part], levels).transpose(2, 3)
             for part, levels in self.strips(cells, scene)
@@ -259,9 +271,9 @@ class MaskDecoder(nn.Module):
         return self.act(spread(x, self.upscale_conv2).add_(finest))  # [B, P, M·16, C/8]
 
 
-def group_size(cells: Tensor) -> int:
+def group_size(cells: Tensor, embeddings: int = EMBEDDINGS_A_PROMPT) -> int:
     """How many prompts a picture to decode at a time, so that their copies of cells [B, P | 1, M, C] fit the memory."""
-    one = cells[:, 0].nbytes * EMBEDDINGS_A_PROMPT
+    one = cells[:, 0].nbytes * embeddings
     return max(1, GROUP_BYTES.get(cells.device.type, GROUP_BYTES["cuda"]) // one)
 
 

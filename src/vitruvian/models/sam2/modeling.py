@@ -21,12 +21,16 @@ from torch.nn import init
 from vitruvian.errors import InputError
 from vitruvian.losses.sam import prompted_mask_loss
 from vitruvian.model import Model
+from vitruvian.models.sam2 import fast
 from vitruvian.models.sam2.configuration import Sam2Config
 from vitruvian.models.sam2.hiera import init_weights
-from vitruvian.models.sam2.mask_decoder import GoodMasks, MaskDecoder
+from vitruvian.models.sam2.mask_decoder import Decoded, GoodMasks, MaskDecoder
 from vitruvian.models.sam2.prompt_encoder import PADDING, PromptEncoder, RandomPositions, check_labels, mask_logits
 from vitruvian.models.sam2.vision import Sam2VisionEncoderOutput, Sam2VisionModel, without_values
 from vitruvian.outputs import ModelOutput
+
+# Calls with more prompts are bound by arithmetic, and a graph would not help.
+RECORDED_PROMPTS = 64
 
 
 @dataclass
@@ -89,6 +93,14 @@ class Sam2Model(Model):
             init_from = self.shared_image_embedding.positional_embedding
             self.prompt_encoder.shared_embedding.positional_embedding.copy_(init_from)
 
+    def fuse(self) -> None:
+        """Take the fused way in inference."""
+        fast.fuse_sam2(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward`, whose two halves are recorded on their own: pictures and prompts come in other numbers."""
+        return nn.Module.__call__(self, *args, **kwargs)
+
     def forward(
         self,
         pixel_values: Tensor | None = None,
@@ -132,8 +144,10 @@ class Sam2Model(Model):
             raise InputError("pixel_values and image_embeddings: expected exactly one of them. Drop or add one.")
         keep_weights = self.flag("output_attentions", output_attentions)
         vision = None
-        if pixel_values is not None:
-            keep_states = self.flag("output_hidden_states", output_hidden_states)
+        keep_states = self.flag("output_hidden_states", output_hidden_states)
+        if pixel_values is not None and not (keep_states or keep_weights):
+            levels = self.recorded(self.encode_levels, pixel_values)
+        elif pixel_values is not None:
             vision = self.encode(pixel_values, keep_states, keep_weights)
             levels = self.image_levels(vision)
         else:
@@ -141,18 +155,15 @@ class Sam2Model(Model):
         points, point_labels, boxes, masks = self.check_prompts(
             levels[-1], input_points, input_labels, input_boxes, input_masks
         )
-        sparse, dense = self.prompt_encoder(points, point_labels, boxes, masks)
-        decoded = self.mask_decoder(
-            levels[-1],
-            self.get_image_wide_positional_embeddings(),
-            sparse,
-            dense,
-            levels[:-1],
-            multimask_output=multimask_output,
-            similarity=spread_similarity(attention_similarity, *sparse.shape[:2]),
-            target=target_embedding,
-            need_weights=keep_weights,
-        )
+        objects = next(given.shape[1] for given in (points, boxes) if given is not None)
+        given = (levels, points, point_labels, boxes, masks)
+        special = attention_similarity is not None or target_embedding is not None or keep_weights
+        if special or objects > RECORDED_PROMPTS:
+            decoded = self.decode_prompts(
+                *given, multimask_output, attention_similarity, target_embedding, keep_weights
+            )
+        else:
+            decoded = self.recorded(self.decode_prompts, *given, multimask_output)
         output = Sam2ImageSegmentationOutput(
             iou_scores=decoded.iou_scores,
             pred_masks=decoded.masks,
@@ -169,7 +180,8 @@ class Sam2Model(Model):
     @torch.no_grad()
     def get_image_embeddings(self, pixel_values: Tensor) -> list[Tensor]:
         """Encode pictures [B, 3, H, W] once for many prompts: three levels, finest first; without gradient."""
-        return self.image_levels(self.encode(pixel_values))
+        levels: list[Tensor] = self.recorded(self.encode_levels, pixel_values)
+        return levels
 
     def get_image_features(
         self,
@@ -247,6 +259,37 @@ class Sam2Model(Model):
         return self.vision_encoder.encode(
             pixel_values, output_hidden_states=output_hidden_states, output_attentions=output_attentions
         )
+
+    def encode_levels(self, pixel_values: Tensor) -> list[Tensor]:
+        """The three levels of pictures [B, 3, H, W] for the mask decoder."""
+        return self.image_levels(self.encode(pixel_values))
+
+    def decode_prompts(
+        self,
+        levels: list[Tensor],
+        points: Tensor | None,
+        labels: Tensor | None,
+        boxes: Tensor | None,
+        masks: Tensor | None,
+        multimask_output: bool,
+        similarity: Tensor | None = None,
+        target: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Decoded:
+        """Decode prompts that fit together; see `forward` for the arguments."""
+        sparse, dense = self.prompt_encoder(points, labels, boxes, masks)
+        decoded: Decoded = self.mask_decoder(
+            levels[-1],
+            self.get_image_wide_positional_embeddings(),
+            sparse,
+            dense,
+            levels[:-1],
+            multimask_output=multimask_output,
+            similarity=spread_similarity(similarity, *sparse.shape[:2]),
+            target=target,
+            need_weights=need_weights,
+        )
+        return decoded
 
     def project_levels(self, levels: Sequence[Tensor] | None) -> list[Tensor]:
         """Narrow the finer levels to what the mask decoder adds: [B, C/8, 4h, 4w], [B, C/4, 2h, 2w], [B, C, h, w]."""

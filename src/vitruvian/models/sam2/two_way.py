@@ -19,6 +19,7 @@ from torch import Tensor, nn, unflatten
 from torch.utils.checkpoint import checkpoint
 
 from vitruvian.layers.attention import attend
+from vitruvian.models.sam2 import fast
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
 from vitruvian.models.sam2.hiera import FeedForward
 
@@ -46,6 +47,7 @@ class TwoWayTransformer(nn.Module):
         self.final_attn_token_to_image = CrossAttention(config)
         self.layer_norm_final_attn = nn.LayerNorm(config.hidden_size)
         self.gradient_checkpointing = False
+        self.quick = False
 
     def forward(
         self,
@@ -69,6 +71,9 @@ class TwoWayTransformer(nn.Module):
             target: Added to the tokens before each layer, broadcasts to [B, P, N, C].
             need_weights: Whether to return weights.
         """
+        special = need_weights or similarity is not None or target is not None
+        if not special and fast.takes_transformer(self, image):
+            return *fast.run_transformer(self, tokens, image, image_positions, shared), []
         # As PerSAM has it, the target also becomes part of the tokens' positions.
         positions = tokens if target is None else tokens + target
         weights: list[Tensor] = []

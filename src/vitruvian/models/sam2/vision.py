@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from vitruvian.config import Config
 from vitruvian.layers.sine import sine_positions
 from vitruvian.model import Model
+from vitruvian.models.sam2 import fast
 from vitruvian.models.sam2.configuration import Sam2VisionConfig
 from vitruvian.models.sam2.hiera import Sam2HieraDetModel, init_weights
 from vitruvian.outputs import ModelOutput
@@ -69,6 +70,10 @@ class Sam2VisionModel(Model):
     def init_module(self, module: nn.Module) -> None:
         """Fill what `module` owns with starting values."""
         init_weights(module, self.config.initializer_range)
+
+    def fuse(self) -> None:
+        """Take the fused way in inference."""
+        fast.fuse_sam2(self)
 
     def forward(
         self,
@@ -123,12 +128,16 @@ class FeaturePyramid(nn.Module):
             for channels in config.backbone_channel_list or ()
         )
         self.top_down = frozenset(config.fpn_top_down_levels or ())
+        self.quick = False
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Map the stages [B, h, w, C·2ˢ], finest first, to levels [B, C, h, w], finest first."""
         levels: list[Tensor] = []
+        quick = fast.takes_neck(self, maps[0])
         for conv, stage in zip(self.convs, reversed(range(len(maps))), strict=True):
-            level = conv(maps[stage].permute(0, 3, 1, 2))  # [B, C, h, w]
+            level = (
+                fast.project(cast(nn.Conv2d, conv), maps[stage]) if quick else conv(maps[stage].permute(0, 3, 1, 2))
+            )  # [B, C, h, w]
             if levels and stage in self.top_down:
                 level = level + F.interpolate(levels[0], scale_factor=2.0, mode="nearest")
             levels.insert(0, level)

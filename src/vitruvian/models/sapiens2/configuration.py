@@ -280,8 +280,9 @@ class Sapiens2Config(Config):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Drop `stage_names`, which follow from the number of layers."""
+        """Drop `stage_names`, which follow from the number of layers, and what a packed folder says of itself."""
         values.pop("stage_names", None)
+        values.pop("packed", None)
         return super().upgrade(values)
 
     def to_dict(self) -> dict[str, Any]:

@@ -51,8 +51,8 @@ class Embeddings(nn.Module):
         if bool_masked_pos is not None:
             patches = self.mask(patches, bool_masked_pos)
         if self.tokenizer is not None:
-            patches = self.tokenizer(patches.view(len(patches), *grid_hw, -1))  # [B, h·w, C]
-        batch = len(pixel_values)
+            patches = self.tokenizer(patches.view(patches.shape[0], *grid_hw, -1))  # [B, h·w, C]
+        batch = pixel_values.shape[0]  # not len(): export follows shapes
         front = (self.cls_token.expand(batch, -1, -1), self.register_tokens.expand(batch, -1, -1))
         return torch.cat((*front, patches), dim=1)  # [B, 1 + R + h·w, C]
 
@@ -99,7 +99,7 @@ class WindowTokenizer(nn.Module):
         k = self.window
         windows = patches.view(batch, height // k, k, width // k, k, channels).transpose(2, 3)  # [B, h, w, k, k, C]
         windows = windows.reshape(-1, k * k, channels)  # [B·h·w, k², C]
-        tokens = torch.cat((self.cls_token.expand(len(windows), -1, -1), windows), dim=1)  # [B·h·w, 1 + k², C]
+        tokens = torch.cat((self.cls_token.expand(windows.shape[0], -1, -1), windows), dim=1)  # [B·h·w, 1 + k², C]
         tokens = tokens + self.position_embeddings
         for layer in self.layer:
             tokens, _ = layer(tokens, None)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from vitruvian.kernels.attention import LARGEST_SCORE, attend_bounded, score_bound
 from vitruvian.kernels.fused import add_norm_, gated_linear, norm_rotate
+from vitruvian.kernels.joint import join
 from vitruvian.layers.attention import attend
 from vitruvian.layers.mlp import GatedMLP
 from vitruvian.layers.norm import RMSNorm
@@ -49,24 +50,6 @@ def fuse_layer(layer: Layer) -> FusedLayer:
     if isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
         bounded = score_bound(attention.head_dim, q_norm.weight.detach(), k_norm.weight.detach()) < LARGEST_SCORE
     return FusedLayer(*join(linears), *interleave(mlp.gate_proj, mlp.up_proj), bounded)
-
-
-@torch.no_grad()
-def join(linears: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Stack the weights and biases of linear layers, which keep views into the stacks."""
-    weight = torch.cat([linear.weight for linear in linears])
-    start = 0
-    biases = [linear.bias for linear in linears]
-    bias = None
-    if any(b is not None for b in biases):
-        bias = torch.cat([l.weight.new_zeros(l.out_features) if l.bias is None else l.bias for l in linears])
-    for linear in linears:
-        rows = slice(start, start + linear.out_features)
-        linear.weight.data = weight[rows]
-        if linear.bias is not None and bias is not None:
-            linear.bias.data = bias[rows]
-        start += linear.out_features
-    return weight, bias
 
 
 @torch.no_grad()

@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.errors import ConfigError
+from vitruvian.kernels.available import is_traced
 from vitruvian.kernels.fused import instance_norm_silu
+from vitruvian.kernels.linear_cpu import packs, stamp
+from vitruvian.kernels.maps_cpu import MapChain, Stage
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.norm import ChannelRMSNorm
 from vitruvian.layers.start import starts
@@ -42,18 +45,21 @@ class DecodeHead(nn.Module):
             for before, after, kernel in zip(widths[:-1], convs, head.conv_kernel_sizes or [], strict=True)
         )
         self.predictor = starts(nn.Conv2d(widths[-1], config.num_labels, kernel_size=1), "kaiming")
-        self.fast: FastHead | None = None
+        self.fast: FastHead | CpuHead | None = None
         self.fusible = head.norm == "instance"
 
     def fuse(self) -> None:
         """Lay the weights out for inference."""
         if self.fusible:
             blocks = (self.input_conv, *self.upsample_layers, *self.conv_layers)
-            self.fast = FastHead([block for block in blocks if isinstance(block, ConvBlock)], self.predictor)
+            convs = [block for block in blocks if isinstance(block, ConvBlock)]
+            on_cpu = packs(self.predictor.weight)
+            self.fast = CpuHead(convs, self.predictor) if on_cpu else FastHead(convs, self.predictor)
 
     def forward(self, features: Tensor) -> Tensor:
         """Predict [B, K, s·h, s·w] from [B, C, h, w], with s = 2 for each upsampling block."""
-        if self.fast is not None and not (self.training or torch.is_grad_enabled()):
+        followed = isinstance(self.fast, CpuHead) and is_traced()
+        if self.fast is not None and not (self.training or torch.is_grad_enabled() or followed):
             return self.fast(features)
         x = self.input_conv(features)
         for block in (*self.upsample_layers, *self.conv_layers):
@@ -130,6 +136,39 @@ class FastHead:
         if bias is not None:
             out += bias[:, None]
         return out.view(B, -1, H, W)
+
+
+class CpuHead:
+    """A decode head on the CPU, with weights laid out for it and few passes over its maps."""
+
+    def __init__(self, blocks: list[ConvBlock], predictor: nn.Conv2d) -> None:
+        self.blocks, self.predictor = blocks, predictor
+        self.seen: list[tuple[int, int]] = []
+        self.chain: MapChain | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.blocks, self.predictor)  # copies and pickles lay out anew
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Predict [B, K, s·h, s·w] from maps [B, C, h, w]."""
+        seen = stamp([value for module in (*self.blocks, self.predictor) for value in module.parameters()])
+        if self.chain is None or seen != self.seen:
+            self.seen = seen
+            self.chain = MapChain([stage_of(b) for b in self.blocks], self.predictor.weight, self.predictor.bias)
+        return torch.stack([self.chain(values) for values in features.permute(0, 2, 3, 1)])
+
+
+def stage_of(block: ConvBlock) -> Stage:
+    """Describe a block's convolution."""
+    conv: Any = block.convolution
+    return Stage(
+        conv.weight,
+        conv.bias,
+        padding=conv.padding[0],
+        stride=conv.stride[0],
+        transposed=isinstance(conv, nn.ConvTranspose2d),
+        shuffles=block.shuffles,
+    )
 
 
 def weight_of(block: ConvBlock) -> Tensor:

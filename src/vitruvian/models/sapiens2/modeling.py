@@ -292,7 +292,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
             labels: Points [B, 3, H, W] in metres, in the camera's axes (x right, y down, z forward).
             label_scales: Canonical over actual focal length [B, 1]; follows from `label_intrinsics` where those are
                 given. With neither, labels are taken as points of the canonical camera, and the scale is not trained.
-            label_intrinsics: Camera matrices [B, 3, 3] for pictures of this size; adds the consistency term.
+            label_intrinsics: Camera matrices [B, 3, 3] for pictures of the labels' size; adds the consistency term.
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W]; by default those with depth above 0.
             encoded: What `self.model` returned for these pictures, where several tasks share one encoder.
             output_hidden_states: Return the tokens after the embeddings and after each layer.
@@ -309,7 +309,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
         if labels is not None and output.pointmaps is not None:
             known = label_scales
             if known is None and label_intrinsics is not None:
-                known = canonical_scales(label_intrinsics, canonical_focal=CANONICAL_FOCAL * pixel_values.shape[-2])
+                known = canonical_scales(label_intrinsics, canonical_focal=CANONICAL_FOCAL * labels.shape[-2])
             found = pointmap_loss(
                 output.pointmaps,
                 labels,

@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
-from vitruvian.errors import InputError, near_matches
+from vitruvian.devices import checked_device, checked_dtype
+from vitruvian.errors import InputError, WeightsError, near_matches
+from vitruvian.hub import HubOptions, pinned
+from vitruvian.model import refill_buffers
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
 from vitruvian.models.sapiens2.modeling import (
     Sapiens2ForAlbedoEstimation,
@@ -25,9 +30,11 @@ from vitruvian.models.sapiens2.modeling import (
     Sapiens2ForSemanticSegmentation,
     Sapiens2TaskModel,
 )
+from vitruvian.models.sapiens2.packed import read_multitask
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
 from vitruvian.models.sapiens2.trunk import Sapiens2Model
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput
+from vitruvian.weights import compare, describe_mismatch
 
 TASK_CLASSES: dict[str, type[Sapiens2TaskModel]] = {
     "pose": Sapiens2ForPoseEstimation,
@@ -45,10 +52,13 @@ class Sapiens2MultiTask(nn.Module):
 
     Args:
         encoder: The configuration of the encoder; its head, if it has one, is not used.
-        heads: The head of each task: pose, seg, normal, pointmap, matting, albedo, people.
+        heads: The head of each task: pose, seg, normal, pointmap, matting, albedo, people; or the whole configuration
+            of a task, for labels of its own.
     """
 
-    def __init__(self, encoder: Sapiens2Config, heads: Mapping[str, Sapiens2HeadConfig | dict[str, Any]]) -> None:
+    def __init__(
+        self, encoder: Sapiens2Config, heads: Mapping[str, Sapiens2HeadConfig | Sapiens2Config | dict[str, Any]]
+    ) -> None:
         super().__init__()
         for task in heads:
             if task not in TASK_CLASSES:
@@ -58,9 +68,59 @@ class Sapiens2MultiTask(nn.Module):
         self.encoder = Sapiens2Model(encoder)
         self.tasks = nn.ModuleDict()
         for task, head in heads.items():
-            model = TASK_CLASSES[task](task_config(encoder, task, head))
+            config = head if isinstance(head, Sapiens2Config) else task_config(encoder, task, head)
+            model = TASK_CLASSES[task](config)
             model.model = self.encoder
             self.tasks[task] = model
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        tasks: Iterable[str] | None = None,
+        dtype: torch.dtype | str = torch.float32,
+        device: str | torch.device | int = "cpu",
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+        force_download: bool = False,
+        subfolder: str = "",
+    ) -> Self:
+        """Open a packed model, ``"builtin"`` for example, in evaluation mode.
+
+        Args:
+            pretrained_model_name_or_path: ``"builtin"``, a folder that `pack_multitask` wrote, or a Hub name of one.
+            tasks: Which of its tasks to open; by default all.
+            dtype: Data type of the weights.
+            device: Where to put them.
+            revision: This and the following are those of `Model.from_pretrained`.
+            cache_dir: Where downloads are kept.
+            token: Access token of the Hub.
+            local_files_only: Do not use the network.
+            force_download: Download again what is in the cache.
+            subfolder: Folder inside the checkpoint.
+        """
+        source = pretrained_model_name_or_path
+        options = pinned(source, HubOptions(revision, cache_dir, token, local_files_only, force_download, subfolder))
+        encoder, heads, files = read_multitask(source, options, tasks=None if tasks is None else list(tasks))
+        place, kind = checked_device(device), checked_dtype(dtype)
+        for config in (encoder, *heads.values()):
+            config.name_or_path, config.dtype = str(source), str(kind).removeprefix("torch.")
+        with torch.device("meta"):
+            model = cls(encoder, heads)
+        wanted = {name: tuple(value.shape) for name, value in model.weights().items()}
+        plan = compare(wanted, files.shapes, {name: name for name in files.shapes})
+        if plan.missing or plan.unexpected or plan.mismatched:
+            raise WeightsError(
+                f"{source}: its weights do not fit its configuration.\n"
+                f"  {describe_mismatch(plan.missing, plan.unexpected, plan.mismatched)}\nPack the model again."
+            )
+        model.load_weights({name: value.to(place, kind) for name, value in files.tensors()}, assign=True)
+        for module in model.modules():
+            refill_buffers(module, lambda _: place)
+        return model.eval()
 
     def forward(
         self, pixel_values: Tensor, *, tasks: Iterable[str] | None = None, labels: Mapping[str, Any] | None = None
@@ -93,15 +153,15 @@ class Sapiens2MultiTask(nn.Module):
         """Return all weights, the shared encoder's once: ``encoder.…`` and ``tasks.NAME.…``."""
         return {name: value for name, value in self.state_dict().items() if not is_shared(name)}
 
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Load what `weights` returned."""
+    def load_weights(self, weights: Mapping[str, Tensor], *, assign: bool = False) -> None:
+        """Load what `weights` returned; with `assign`, its tensors become the model's own."""
         again = {
             f"tasks.{task}.model.{name.removeprefix('encoder.')}": value
             for task in self.tasks
             for name, value in weights.items()
             if name.startswith("encoder.")
         }
-        self.load_state_dict({**weights, **again})
+        self.load_state_dict({**weights, **again}, assign=assign)
 
 
 def is_shared(name: str) -> bool:

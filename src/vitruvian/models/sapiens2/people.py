@@ -38,6 +38,8 @@ class Sapiens2PeopleDetectorOutput(ModelOutput):
 class Sapiens2ForPeopleDetection(Sapiens2TaskModel):
     """Boxes of people."""
 
+    packed_task = "people"
+
     def forward(
         self,
         pixel_values: Tensor,

@@ -447,14 +447,17 @@ class Sapiens2ImageProcessor(ImageProcessor):
 def cut_padding(one: Tensor, source_hw: tuple[int, int], size_hw: tuple[int, int]) -> Tensor:
     """Return the part of a map [C, H, W] that shows the picture, given how it was fitted into `size_hw`.
 
-    A map of another size than the input is cut in proportion.
+    A map of another size than the input is cut in proportion; where the borders of the picture fall between its pixels,
+    it is brought to the input's size first.
     """
     inner = fit_inside_hw(source_hw, size_hw)
+    starts = [(whole - side) // 2 for side, whole in zip(inner, size_hw, strict=True)]
+    borders = zip((*starts, *map(sum, zip(starts, inner, strict=True))), one.shape[-2:] * 2, size_hw * 2, strict=True)
+    if any(border * actual % whole for border, actual, whole in borders):
+        one = stretch(one, size_hw)
     spans = []
-    for side, whole, actual in zip(inner, size_hw, one.shape[-2:], strict=True):
-        start = (whole - side) // 2
-        first, last = round(start * actual / whole), round((start + side) * actual / whole)
-        spans.append(slice(first, max(last, first + 1)))
+    for start, side, whole, actual in zip(starts, inner, size_hw, one.shape[-2:], strict=True):
+        spans.append(slice(start * actual // whole, (start + side) * actual // whole))
     return one[:, spans[0], spans[1]]
 
 

@@ -5,12 +5,16 @@ pixel_values [B, 3, H, W] ─▶ Embeddings ─▶ Encoder ─▶ RMSNorm ─▶
 
 from __future__ import annotations
 
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from vitruvian.config import Config
+from vitruvian.hub import HubOptions
+from vitruvian.kernels.available import is_traced
+from vitruvian.kernels.linear_cpu import packs
 from vitruvian.layers.norm import RMSNorm
 from vitruvian.layers.residual import LayerScale
 from vitruvian.model import Model
@@ -25,7 +29,9 @@ from vitruvian.models.sapiens2.encoder import (
     positions,
 )
 from vitruvian.models.sapiens2.fast import FusedLayer, fuse_encoder, run_layers
+from vitruvian.models.sapiens2.fast_cpu import FastEncoder
 from vitruvian.models.sapiens2.outputs import Sapiens2BackboneOutput
+from vitruvian.models.sapiens2.packed import packed_config, packed_files, packed_table
 from vitruvian.outputs import BaseModelOutputWithPooling
 from vitruvian.weights import WeightFiles
 
@@ -39,6 +45,25 @@ class Sapiens2PreTrainedModel(Model):
     no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "Layer")
     ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)periods$",)
     optional_keys: ClassVar[tuple[str, ...]] = ("mask_token",)
+    packed_task: ClassVar[str | None] = None  # what packed folders call the task
+
+    @classmethod
+    def read_config(
+        cls, source: str | Path, config: Config | str | Path | None, options: HubOptions, overrides: dict[str, Any]
+    ) -> tuple[Any, bool]:
+        """Return the configuration to build with; that of the task, where several are packed together."""
+        tasks = packed_table(source, options) if config is None else None
+        if tasks is not None:
+            config = packed_config(source, tasks, cls.packed_task, options)
+        return super().read_config(source, config, options, overrides)
+
+    @classmethod
+    def open_files(cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None) -> WeightFiles:
+        """Open the weights; the encoder's and the task's, where several are packed together."""
+        tasks = packed_table(source, options)
+        if tasks is None:
+            return super().open_files(source, options, use_safetensors=use_safetensors)
+        return packed_files(source, tasks, cls.packed_task, options)
 
     @classmethod
     def adapt(cls, files: WeightFiles) -> WeightFiles:
@@ -90,13 +115,14 @@ class Sapiens2Trunk(Sapiens2PreTrainedModel):
         self.embeddings = Embeddings(config)
         self.model = Encoder(config)
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.fused: list[FusedLayer] | None = None
+        self.fused: list[FusedLayer] | FastEncoder | None = None
         self.start()
 
     def fuse(self) -> None:
         """Join the layers' matrices for inference, where they are of the usual kind."""
         if self.config.use_gated_mlp and self.config.hidden_act in ("silu", "swish"):
-            self.fused = fuse_encoder(self.model)
+            on_cpu = packs(self.norm.weight)
+            self.fused = FastEncoder(self.model, self.norm) if on_cpu else fuse_encoder(self.model)
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the patch embedding."""
@@ -137,7 +163,9 @@ class Sapiens2Model(Sapiens2Trunk):
         """
         hidden_states = self.flag("output_hidden_states", output_hidden_states)
         attentions = self.flag("output_attentions", output_attentions)
-        if self.fused is not None and not (hidden_states or attentions or self.training or torch.is_grad_enabled()):
+        layerwise = hidden_states or attentions or self.training or torch.is_grad_enabled()
+        followed = isinstance(self.fused, FastEncoder) and is_traced()
+        if self.fused is not None and not layerwise and not followed:
             return self.give(self.encode_fast(pixel_values, bool_masked_pos, self.fused), return_dict)
         found = self.encode(pixel_values, bool_masked_pos, hidden_states=hidden_states, attentions=attentions)
         tokens = self.norm(found.tokens)  # [B, 1 + R + h·w, C]
@@ -150,13 +178,16 @@ class Sapiens2Model(Sapiens2Trunk):
         return self.give(output, return_dict)
 
     def encode_fast(
-        self, pixel_values: Tensor, bool_masked_pos: Tensor | None, fused: list[FusedLayer]
+        self, pixel_values: Tensor, bool_masked_pos: Tensor | None, fused: list[FusedLayer] | FastEncoder
     ) -> BaseModelOutputWithPooling:
         """Encode pictures with the joint matrices and kernels of `optimize()`."""
         grid_hw = check_pixels(pixel_values, self.config)
         embedded = self.embeddings(pixel_values.to(self.norm.weight.dtype), bool_masked_pos)
         rope = positions(self.config, grid_hw, device=embedded.device, training=False)
-        tokens = run_layers(self.model, fused, embedded, rope, self.norm)  # [B, 1 + R + h·w, C]
+        if isinstance(fused, FastEncoder):
+            tokens = fused(embedded, rope)  # [B, 1 + R + h·w, C]
+        else:
+            tokens = run_layers(self.model, fused, embedded, rope, self.norm)
         return BaseModelOutputWithPooling(last_hidden_state=tokens, pooler_output=tokens[:, 0])
 
 
@@ -235,4 +266,4 @@ def patch_map(tokens: Tensor, config: Sapiens2Config, pixel_values: Tensor) -> T
     """Lay the patch tokens of [B, 1 + R + h·w, C] out as a map [B, C, h, w]."""
     height, width = config.grid_hw((pixel_values.shape[-2], pixel_values.shape[-1]))
     patches = tokens[:, 1 + config.num_register_tokens :]  # [B, h·w, C]
-    return patches.transpose(1, 2).reshape(len(tokens), -1, height, width)  # [B, C, h, w]
+    return patches.transpose(1, 2).reshape(tokens.shape[0], -1, height, width)  # [B, C, h, w]

@@ -127,6 +127,7 @@ class WindowAttention(nn.Module):
         self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * self.window - 1) ** 2, heads))
         self.register_buffer("relative_position_index", relative_position_index(self.window))
         self.kept_bias: tuple[int, Tensor] | None = None  # version of the table, and its bias [A, N, N]
+        self.joint: tuple[Tensor, Tensor | None] | None = None  # of query, key and value, for inference
 
     @torch.no_grad()
     def fuse(self) -> None:
@@ -323,13 +324,6 @@ class Encoder(nn.Module):
             if weights is not None:
                 found.attentions.append(weights)
         return found
-
-
-def fuse_windows(model: nn.Module) -> None:
-    """Keep the biases of all window attentions in a model for inference."""
-    for module in model.modules():
-        if isinstance(module, WindowAttention):
-            module.fuse()
 
 
 def as_map(tokens: Tensor, grid_hw: Grid) -> Tensor:

@@ -16,7 +16,8 @@ from vitruvian.errors import ConfigError
 from vitruvian.layers.start import start_layer, start_with
 from vitruvian.model import Model
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
-from vitruvian.models.swin.encoder import Embeddings, Encoder, as_map, fuse_windows, start_part
+from vitruvian.models.swin.encoder import Embeddings, Encoder, as_map, start_part
+from vitruvian.models.swin.fast import fuse_swin, run_encoder
 from vitruvian.models.swin.outputs import SwinModelOutput
 from vitruvian.outputs import BackboneOutput
 from vitruvian.weights import KeyPlan
@@ -42,8 +43,8 @@ class SwinPreTrainedModel(Model):
         start_part(module)
 
     def fuse(self) -> None:
-        """Keep the biases of windows for inference."""
-        fuse_windows(self)
+        """Join the projections of windows and keep their biases for inference."""
+        fuse_swin(self)
 
     @property
     def out_features(self) -> list[str]:
@@ -75,10 +76,10 @@ class SwinPreTrainedModel(Model):
         """Run the parts of a backbone and collect what it returns: the chosen stages' maps before merging, normed."""
         weights = self.flag("output_attentions", output_attentions)
         tokens, grid_hw = embeddings(pixel_values)
-        found = encoder(tokens, grid_hw, always_shift=True, need_weights=weights)
+        hidden = self.flag("output_hidden_states", output_hidden_states)
+        found = run_encoder(encoder, tokens, grid_hw, always_shift=True, need_weights=weights, need_states=hidden)
         states = dict(zip(self.config.stage_names, [tokens, *found.before], strict=True))
         grids = dict(zip(self.config.stage_names, [grid_hw, *found.before_hw], strict=True))
-        hidden = self.flag("output_hidden_states", output_hidden_states)
         return BackboneOutput(
             feature_maps=tuple(as_map(norms[name](states[name]), grids[name]) for name in self.out_features),
             hidden_states=tuple(as_map(states[name], grids[name]) for name in states) if hidden else None,
@@ -124,8 +125,9 @@ class SwinModel(SwinPreTrainedModel):
         """
         tokens, grid_hw = self.embeddings(pixel_values, bool_masked_pos, interpolate=interpolate_pos_encoding)
         weights, hidden = self.flag("output_attentions", output_attentions), None
-        found = self.encoder(tokens, grid_hw, always_shift=False, need_weights=weights)
-        if self.flag("output_hidden_states", output_hidden_states):
+        states = self.flag("output_hidden_states", output_hidden_states)
+        found = run_encoder(self.encoder, tokens, grid_hw, always_shift=False, need_weights=weights, need_states=states)
+        if states:
             hidden = list(zip([tokens, *found.after], [grid_hw, *found.after_hw], strict=True))
         last = self.layernorm(found.after[-1])
         output = SwinModelOutput(

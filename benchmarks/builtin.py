@@ -1,0 +1,351 @@
+"""How good and how quick the built-in model is, beside the goals it was made for.
+
+    python benchmarks/builtin.py [--model builtin] [--pack people-pack.npz] [--photos ../shared/photos]
+
+Synthetic people are made of the bodies, clothes and poses of a pack that training leaves out (`held_out_part`), with
+seeds that it never uses, cropped as poses are, with nothing added. Real photographs are cropped by the boxes they come
+with. Numbers are the same at every run, but for those of time; what is absent (the pack, the photographs) is left out
+and said.
+
+Silhouettes in photographs: within a person's box, pixels with any part against the union of all people's masks, since
+the model is not asked whose a pixel is; against the person's own mask alone is printed beside it. People whose box has
+fewer than 32 × 32 pixels (COCO's "small") are left out, and crowds. Keypoints: those that are labelled, of all people
+with some. Finding: all people taller than a quarter of the picture; crowds do not count, found or not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitruvian import Sapiens2ImageProcessor, load_image, pipeline
+from vitruvian.data.synthetic.chance import Chance
+from vitruvian.data.synthetic.compose import CropOptions, Crops, compose_crops
+from vitruvian.data.synthetic.pack import load_pack
+from vitruvian.data.synthetic.render import RenderOptions
+from vitruvian.data.synthetic.samples import Samples, render_samples
+from vitruvian.data.synthetic.split import held_out_part
+from vitruvian.evaluation import (
+    BoxQuality,
+    Goal,
+    KeypointAccuracy,
+    MattingQuality,
+    NormalQuality,
+    PointQuality,
+    Report,
+    SemanticQuality,
+    SilhouetteQuality,
+    box_length,
+    layout_groups,
+)
+from vitruvian.human import LAYOUTS, PART_NAMES
+from vitruvian.images.crop import crop_params
+from vitruvian.models.sapiens2.decoding import decode_heatmaps
+from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
+from vitruvian.pipelines.people import find_people, open_finder
+from vitruvian.training.views import in_model_axes, normalise
+
+HELD_OUT = 1_000_000_000  # seeds from here on are never trained on
+SYNTHETIC = [
+    Goal("parts", "mean_iou", at_least=0.70),
+    Goal("silhouette", "mean_iou", at_least=0.95),
+    Goal("normals", "mean", at_most=15.0),
+    Goal("keypoints", "per_group.body, feet, hands@0.1", at_least=0.85),
+    Goal("matte", "mse", at_most=0.01),
+    Goal("points", "relative_distance", at_most=0.05),
+]
+REAL = [
+    Goal("silhouette", "mean_iou", at_least=0.75),
+    Goal("keypoints", "pck@0.2", at_least=0.65),
+    Goal("people", "recall@0.5", at_least=0.6),
+]
+TASKS = ("pose", "parts", "normals", "pointmap", "matte", "albedo")
+QUICK = [Goal("seconds", task, at_most=0.3) for task in TASKS] + [Goal("seconds", "pose from the shell", at_most=2.5)]
+SHELL = """
+from vitruvian import pipeline
+pipeline("pose", {model!r}, device="cpu")({picture!r})
+"""
+
+
+# ------------------------------------------------------------------------------------------------- synthetic people
+
+
+def synthetic_report(model: Sapiens2MultiTask, pack_path: Path, count: int, batch: int = 8) -> Report:
+    """Score all tasks on people that training never saw."""
+    pack = held_out_part(load_pack(pack_path))
+    samples = render_samples(pack, count, seed=HELD_OUT, options=RenderOptions(chunk=batch))
+    options = CropOptions(
+        scale=(1.0, 1.0), shift=0.0, flip=0.0, new_background=0.0, company=0.0, occluder=0.0, border=0.0
+    )
+    hands = ("body", "feet", "left_hand", "right_hand")
+    groups = layout_groups("sapiens308")
+    chosen = {"body, feet, hands": [point for name in hands for point in groups[name]], **groups}
+    parts, silhouette = SemanticQuality(len(PART_NAMES)), SilhouetteQuality(threshold=0.0)
+    normals, matte, points = NormalQuality(), MattingQuality(), PointQuality(alignment="scale")
+    labelled = KeypointAccuracy("sapiens308", groups=chosen)
+    for start in range(0, count, batch):
+        some = samples.pick(torch.arange(start, min(count, start + batch)))
+        chance = Chance(torch.Generator().manual_seed(start), torch.device("cpu"))
+        crops = compose_crops(some, pack.backgrounds, chance=chance, options=options)
+        size_hw = (crops.image.shape[-2], crops.image.shape[-1])
+        with torch.inference_mode():
+            out: Any = model(normalise(crops.image), tasks=["seg", "normal", "matting", "pointmap", "pose"])
+        labels = enlarged(out["seg"].logits, size_hw).argmax(1)  # [n, H, W]
+        parts.update(labels, crops.parts)
+        silhouette.update(labels, crops.parts > 0)
+        normals.update(enlarged(out["normal"].normals, size_hw), in_model_axes(crops.normals))
+        matte.update(enlarged(out["matting"].alphas, size_hw)[:, 0].clamp(0, 1), crops.alpha[:, 0].clamp(0, 1))
+        known = crops.points[:, 2] > 0  # [n, H, W]
+        points.update(enlarged(out["pointmap"].pointmaps, size_hw), crops.points, mask=known, length=crops.height)
+        labelled.update(
+            crop_keypoints(out["pose"].heatmaps, size_hw),
+            crops.keypoints[..., :2],
+            reference=box_lengths(some, crops),
+            mask=crops.keypoints[..., 2] > 0,
+        )
+    report = Report(f"{count} synthetic people that training never saw", goals=SYNTHETIC)
+    scores = parts.compute()
+    there = np.isfinite(scores.accuracy)  # classes that occur in the truth
+    report.add(
+        "parts",
+        {
+            "mean_iou": float(np.nanmean(scores.iou[there])),
+            "classes": int(there.sum()),
+            "pixel_accuracy": scores.pixel_accuracy,
+            "iou": {name: float(value) for name, value in zip(PART_NAMES, scores.iou, strict=True)},
+        },
+    )
+    report.add("silhouette", silhouette.compute())
+    report.add("normals", normals.compute())
+    report.add("keypoints", labelled.compute())
+    report.add("matte", matte.compute())
+    report.add("points", points.compute())
+    return report
+
+
+def enlarged(maps: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    """Maps [n, C, h, w] at the size of the crop."""
+    return F.interpolate(maps.float(), size=size_hw, mode="bilinear", align_corners=False)
+
+
+def crop_keypoints(heatmaps: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    """Keypoints [n, J, 2] in pixels of the crop."""
+    xy, _ = decode_heatmaps(heatmaps)
+    last = torch.tensor([(size_hw[1] - 1) / (heatmaps.shape[-1] - 1), (size_hw[0] - 1) / (heatmaps.shape[-2] - 1)])
+    return xy * last
+
+
+def box_lengths(samples: Samples, crops: Crops) -> Tensor:
+    """The larger side of people's boxes [n], in pixels of the crop."""
+    width, height = samples.boxes_xywh[:, 2:].unbind(1)
+    H, W = crops.image.shape[-2:]
+    shown = torch.maximum(height * 1.25, width * 1.25 * H / W)  # source pixels that the crop's height spans
+    return torch.maximum(width, height) * H / shown
+
+
+# ------------------------------------------------------------------------------------------------- photographs
+
+
+@dataclass
+class Person:
+    """One annotation of a person."""
+
+    box_xywh: tuple[float, float, float, float]
+    mask: np.ndarray[Any, np.dtype[np.bool_]]  # [H, W]
+    crowd: bool
+    keypoints: np.ndarray[Any, np.dtype[np.float64]]  # [17, 3]; nothing labelled: zeros
+
+
+@dataclass
+class Photo:
+    """A photograph with its people."""
+
+    picture: np.ndarray[Any, np.dtype[np.uint8]]
+    people: list[Person] = field(default_factory=list)
+
+
+def read_photos(root: Path) -> Iterator[Photo]:
+    """Read all photographs with people and their annotations."""
+    from pycocotools import mask as coco_mask
+
+    for file in ("coco/instances.json", "wholebody/keypoints.json", "wholebody/wholebody.json"):
+        table = json.loads((root / file).read_text())
+        for image in sorted(table["images"], key=lambda image: image["id"]):
+            path = (root / file).parent / image["file_name"]
+            picture = np.asarray(load_image(path if path.exists() else path.parent / "images" / path.name))
+            photo = Photo(picture)
+            for entry in table["annotations"]:
+                if entry["image_id"] != image["id"] or entry["category_id"] != 1:
+                    continue
+                shape = entry["segmentation"]
+                if isinstance(shape, list):
+                    shape = coco_mask.merge(coco_mask.frPyObjects(shape, *picture.shape[:2]))
+                elif isinstance(shape["counts"], list):
+                    shape = coco_mask.frPyObjects(shape, *picture.shape[:2])
+                points = np.array(entry.get("keypoints") or [0] * 51, float).reshape(17, 3)
+                mask = coco_mask.decode(shape).astype(bool)
+                photo.people.append(Person(tuple(entry["bbox"]), mask, bool(entry["iscrowd"]), points))
+            yield photo
+
+
+def photo_report(
+    model: Sapiens2MultiTask, processor: Sapiens2ImageProcessor, root: Path, source: str, threshold: float | None
+) -> Report:
+    """Score silhouettes, keypoints and finding people in real photographs."""
+    finder = open_finder(source, device="cpu", threshold=threshold)
+    union, own, matte = SilhouetteQuality(threshold=0.0), SilhouetteQuality(threshold=0.0), SilhouetteQuality()
+    accuracy = KeypointAccuracy("coco17", thresholds=(0.1, 0.2))
+    found = BoxQuality(thresholds=(0.5,), min_height=0.25)
+    photos = 0
+    for photo in read_photos(root):
+        photos += 1
+        boxes = np.array([person.box_xywh for person in photo.people], float).reshape(-1, 4)
+        boxes_xyxy = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+        people = find_people(finder, photo.picture, nobody="none")
+        found.update(
+            people.boxes_xyxy,
+            people.scores,
+            boxes_xyxy,
+            crowd=[person.crowd for person in photo.people],
+            size_hw=photo.picture.shape[:2],
+        )
+        everyone = np.any([person.mask for person in photo.people], axis=0) if photo.people else None
+        chosen = [
+            person
+            for person in photo.people
+            if not person.crowd
+            and (person.box_xywh[2] * person.box_xywh[3] >= 32 * 32 or (person.keypoints[:, 2] > 0).any())
+        ]
+        for start in range(0, len(chosen), 8):
+            some = chosen[start : start + 8]
+            wanted = [[list(person.box_xywh) for person in some]]
+            pixels = processor(photo.picture, boxes=wanted, return_tensors="pt")["pixel_values"]
+            with torch.inference_mode():
+                out: Any = model(pixels, tasks=["seg", "matting", "pose"])
+            logits = out["seg"].logits.float()
+            margin = logits[:, 1:].amax(1) - logits[:, 0]  # [n, h, w]: above 0 where any part wins
+            poses = processor.post_process_pose_estimation(out["pose"], boxes=wanted)[0]
+            for number, person in enumerate(some):
+                if person.box_xywh[2] * person.box_xywh[3] >= 32 * 32:
+                    spot, inside = in_box(margin[number], person, processor, photo.picture.shape[:2])
+                    _, alpha = in_box(out["matting"].alphas[number, 0], person, processor, photo.picture.shape[:2])
+                    union.update(inside, everyone[spot])
+                    own.update(inside, person.mask[spot])
+                    matte.update(alpha, everyone[spot])
+                points, _ = LAYOUTS["coco17"].convert(poses[number]["keypoints"], poses[number]["scores"])
+                x, y, w, h = person.box_xywh
+                accuracy.update(
+                    points,
+                    person.keypoints[:, :2],
+                    reference=box_length([[x, y, x + w, y + h]], side="larger", factor=0.5),
+                    mask=person.keypoints[:, 2] > 0,
+                )
+    report = Report(f"{photos} photographs with given boxes", goals=REAL)
+    report.add("silhouette", union.compute())
+    report.add("silhouette against own mask", own.compute())
+    report.add("silhouette of matte", matte.compute())
+    report.add("keypoints", accuracy.compute())
+    report.add("people", found.compute())
+    return report
+
+
+def in_box(
+    values: Tensor, person: Person, processor: Sapiens2ImageProcessor, size_hw: tuple[int, int]
+) -> tuple[tuple[slice, slice], Tensor]:
+    """Read a crop's map [h, w] at the pixels of the person's box: which those are, and the values there."""
+    x, y, w, h = person.box_xywh
+    columns = torch.arange(max(0, round(x)), min(size_hw[1], max(round(x + w), round(x) + 1)))
+    rows = torch.arange(max(0, round(y)), min(size_hw[0], max(round(y + h), round(y) + 1)))
+    (centre,), (extent,) = crop_params(torch.tensor([person.box_xywh]), processor.size_hw)
+    H, W = processor.size_hw
+    u = ((columns - centre[0]) / extent[0] + 0.5) * (W - 1)  # pixels of the crop
+    v = ((rows - centre[1]) / extent[1] + 0.5) * (H - 1)
+    grid = torch.stack(torch.broadcast_tensors((2 * u + 1) / W - 1, ((2 * v + 1) / H - 1)[:, None]), dim=-1)
+    read = F.grid_sample(values.float()[None, None], grid[None], padding_mode="border", align_corners=False)[0, 0]
+    return (slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)), read
+
+
+# ------------------------------------------------------------------------------------------------- time
+
+
+def speed_report(source: str, picture: Path) -> Report:
+    """Measure one person in one picture, best of five, and the whole way from the shell, best of three."""
+    report = Report(f"seconds on {torch.get_num_threads()} threads, one person", goals=QUICK)
+    seconds: dict[str, float] = {}
+    for task in TASKS:
+        pipe = pipeline(task, source, device="cpu", people="whole")
+        seconds[task] = best(lambda pipe=pipe: pipe(str(picture)), 5)
+    command = [sys.executable, "-c", SHELL.format(model=source, picture=str(picture))]
+    seconds["pose from the shell"] = best(lambda: subprocess.run(command, check=True), 3)
+    report.add("seconds", seconds)
+    return report
+
+
+def best(run: Any, times: int) -> float:
+    """Return the shortest of several runs in seconds."""
+    lengths = []
+    for _ in range(times):
+        start = time.perf_counter()
+        run()
+        lengths.append(time.perf_counter() - start)
+    return min(lengths)
+
+
+def main() -> int:
+    """Print the reports; the exit code is the number of missed goals."""
+    here = Path(__file__).resolve().parents[1]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="builtin", help="builtin, or a folder packed like it")
+    parser.add_argument("--pack", type=Path, default=here.parent / "people-pack.npz", help="what people are made of")
+    parser.add_argument("--photos", type=Path, default=here.parent / "shared" / "photos")
+    parser.add_argument("--count", type=int, default=64, help="synthetic people")
+    parser.add_argument("--threshold", type=float, help="lowest score of people that are found")
+    parser.add_argument("--out", type=Path, help="folder for the numbers as JSON")
+    parser.add_argument("--threads", type=int, default=2, help="threads that torch works with")
+    parser.add_argument("--no-speed", action="store_true", help="leave out times")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    console = Console()
+    model = Sapiens2MultiTask.from_pretrained(options.model)
+    processor = Sapiens2ImageProcessor.from_pretrained(options.model)
+    reports: dict[str, Report] = {}
+    if options.pack.is_file():
+        reports["synthetic"] = synthetic_report(model, options.pack, options.count)
+    else:
+        console.print(f"{options.pack}: not there, so no synthetic people are scored. Name a pack with --pack.")
+    if options.photos.is_dir():
+        reports["photos"] = photo_report(model, processor, options.photos, options.model, options.threshold)
+    else:
+        console.print(f"{options.photos}: not there, so no photographs are scored.")
+    if not options.no_speed:
+        reports["speed"] = speed_report(options.model, here / "examples" / "astronaut.jpg")
+    missed = 0
+    for name, report in reports.items():
+        console.print(report)
+        missed += len(report.missed())
+        if options.out is not None:
+            options.out.mkdir(parents=True, exist_ok=True)
+            report.save(options.out / f"{name}.json")
+    goals = sum(len(report.goals) for report in reports.values())
+    console.print(f"{goals - missed} of {goals} goals met.")
+    for report in reports.values():
+        for goal in report.missed():
+            console.print(f"missed: {report.title}: {goal.task} {goal.metric} {goal}", markup=False)
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""All families on a GPU next to transformers, in one process: model × batch × size × prompts × data type.
+
+    python benchmarks/gpu.py --quick --out results         # the targets of the mask families, in a few minutes
+    python benchmarks/gpu.py --out results                 # all families
+    python benchmarks/gpu.py --models sam2-large-encoder --curves --out results
+    python benchmarks/gpu.py --models mask2former-swin-small --profile --out results
+
+Ours (after `optimize()`) and the reference take turns with the same weights and inputs. Beside the medians with their
+spread stand the largest relative difference of the results, peak memory beside the weights, and the achieved TFLOP/s
+over those of a large matrix product. A model whose kernels fail is measured again without graphs and without kernels,
+so that one run says what works. Writes results.json and results.md into the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
+
+from vitruvian.evaluation.speed.cells import DTYPES, Cell, Plan, measure, table  # noqa: E402
+from vitruvian.evaluation.speed.subjects import Given, has_reference, subject  # noqa: E402
+from vitruvian.evaluation.speed.timing import machine, product_ceiling, time_in_turns  # noqa: E402
+from vitruvian.kernels import available  # noqa: E402
+
+# Model, batch, prompts, and the most time it may take as a share of the reference's.
+QUICK = (
+    ("mask2former-swin-small", 1, 0, 0.35),
+    ("maskformer-swin-small", 1, 0, 0.35),
+    ("sam2-tiny-encoder", 1, 0, 0.6),
+    ("sam2-large-encoder", 1, 0, 0.6),
+    ("sam2-tiny-decoder", 1, 1024, 0.4),
+    ("sam2-tiny-decoder", 1, 1, None),
+)
+SAPIENS = (
+    ("sapiens2-pose-0.4b", 1, 0, 0.25),
+    ("sapiens2-pose-0.4b", 8, 0, 0.42),
+    ("sapiens2-normal-0.4b", 8, 0, 0.45),
+    ("sapiens2-pointmap-0.4b", 8, 0, 0.45),
+    ("sapiens2-pose-1b", 8, 0, 0.45),
+)
+BATCHES, PROMPTS, SCALES = (1, 2, 4, 8, 16), (1, 8, 64, 256, 1024), (0.5, 1.0, 1.5)
+
+
+def attempt(name: str, given: Given, plan: Plan, ceiling: float) -> Cell:
+    """Measure a cell; where that fails, without graphs, and then without kernels."""
+    ways = (("", plan, set()), ("without graphs", without_graphs(plan), set()), ("without kernels", plan, {"1"}))
+    notes = []
+    for way, tried, off in ways:
+        before = set(available.OFF)
+        available.OFF.update(off)
+        try:
+            cell = measure(subject(name), given, tried, ceiling=ceiling)
+        except Exception as error:
+            traceback.print_exc()
+            notes.append(f"{way or 'optimized'} failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
+            torch.cuda.empty_cache()
+            continue
+        finally:
+            available.OFF.clear()
+            available.OFF.update(before)
+        cell.note = "; ".join(filter(None, [cell.note, *notes, f"measured {way}" if way else ""]))
+        return cell
+    kind = next(text for text, dtype in DTYPES.items() if dtype == given.dtype)
+    return Cell(name, given.batch, given.size_hw, given.prompts, kind, note="; ".join(notes))
+
+
+def check_kernels(path: Path) -> list[dict[str, Any]]:
+    """Check single kernels in a process of their own, which an invalid access may end; again without the guilty one."""
+    found: list[dict[str, Any]] = []
+    off: list[str] = []
+    for _ in range(3):
+        path.unlink(missing_ok=True)
+        environment = os.environ | {"VITRUVIAN_NO_TRITON": ",".join([*sorted(available.OFF), *off])}
+        command = [sys.executable, str(HERE / "gpu_kernels.py"), "--json", str(path)]
+        subprocess.run(command, env=environment, check=False)
+        rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        broken = [row["group"] for row in rows if row.get("broken")]
+        found = [row for row in found if row.get("broken")] + rows
+        if not broken:
+            break
+        off += broken
+    return found
+
+
+def is_wrong(row: dict[str, Any]) -> bool:
+    """Tell whether a kernel failed, or is further from float32 than its twin in bfloat16 explains."""
+    if "group" not in row:
+        return False
+    return "error" in row or not row["difference"] <= max(2e-2, 3 * row["twin difference"])
+
+
+def without_graphs(plan: Plan) -> Plan:
+    return dataclasses.replace(plan, cuda_graphs=False)
+
+
+@torch.no_grad()
+def parts(name: str, given: Given) -> dict[str, float]:
+    """Milliseconds of our model as it is, with kernels, with graphs, and with both: what each brings."""
+    one = subject(name)
+    model, inputs = one.build(given), one.inputs(given)
+    found = {}
+    for way, graphs, kernels in (
+        ("plain", None, True),
+        ("kernels", False, True),
+        ("graphs", True, False),
+        ("both", True, True),
+    ):
+        if graphs is not None:
+            model.optimize(cuda_graphs=graphs)
+        if not kernels:
+            available.OFF.add("1")
+        try:
+            call = {"": lambda: one.ask(model, inputs)}
+            found[way] = time_in_turns(call, device=given.device, seconds=0.3)[""].median
+        except Exception as error:
+            print(f"{name}, {way}: {type(error).__name__}: {str(error).splitlines()[0][:160]}", flush=True)
+        finally:
+            available.OFF.discard("1")
+    return found
+
+
+@torch.no_grad()
+def profile(name: str, given: Given) -> str:
+    """The kernels that take most of our time, without a graph that would hide them."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    one = subject(name)
+    model, inputs = one.build(given).optimize(cuda_graphs=False), one.inputs(given)
+    one.ask(model, inputs)
+    with profiler(activities=[ProfilerActivity.CUDA]) as found:
+        one.ask(model, inputs)
+        torch.cuda.synchronize()
+    return str(found.key_averages().table(sort_by="cuda_time_total", row_limit=16, max_name_column_width=60))
+
+
+def planned(options: argparse.Namespace) -> list[tuple[str, int, int, float | None]]:
+    """The cells to measure."""
+    known = {name: (name, batch, prompts, goal) for name, batch, prompts, goal in reversed(QUICK + SAPIENS)}
+    if not options.models:
+        return list(QUICK if options.quick else QUICK + SAPIENS)
+    if not options.curves:
+        return [known.get(name, (name, 1, subject(name).prompts, None)) for name in options.models]
+    found: list[tuple[str, int, int, float | None]] = []
+    for name in options.models:
+        prompts = subject(name).prompts
+        found += [(name, batch, prompts, None) for batch in options.batches]
+        if prompts:
+            found += [(name, 1, count, None) for count in options.prompts]
+    return found
+
+
+def sizes_of(name: str, options: argparse.Namespace) -> list[tuple[int, int]]:
+    """Sizes of pictures to measure: as published, those given, or for curves some around it."""
+    own = subject(name).size_hw
+    if options.sizes:
+        return [(int(h), int(w)) for h, w in (text.split("x") for text in options.sizes)]
+    if options.curves:
+        return [(round(own[0] * s / 64) * 64, round(own[1] * s / 64) * 64) for s in SCALES]
+    return [own]
+
+
+def verdict(cell: Cell, goal: float | None) -> str:
+    if goal is None or cell.ratio is None:
+        return ""
+    memory = cell.memory.get("optimized", 0) / 2**30
+    heavy = f", memory {memory:.2f} GiB of 4" if cell.prompts >= 1024 else ""
+    return f"target {goal:.2f} ×: {'met' if cell.ratio <= goal else 'MISSED'}{heavy}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", help="see `vitruvian bench --list`")
+    parser.add_argument("--quick", action="store_true", help="the mask families' targets, kernels and profiles alone")
+    parser.add_argument("--curves", action="store_true", help="several batches, sizes and numbers of prompts")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--sizes", nargs="+", help="height x width")
+    parser.add_argument("--prompts", type=int, nargs="+", default=PROMPTS)
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16"], choices=DTYPES)
+    parser.add_argument("--seconds", type=float, default=1.0, help="how long each is timed, about")
+    parser.add_argument("--cold", action="store_true", help="flush the cache before each sample")
+    parser.add_argument("--profile", action="store_true", help="also say which kernels take the time")
+    parser.add_argument("--no-kernels", action="store_true", help="do not check single kernels")
+    parser.add_argument("--limit", type=float, default=0.0, help="start no new cell after this many seconds")
+    parser.add_argument("--device", default="cuda", help="cpu to try the script out")
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("There is no CUDA device. --device cpu tries the script out.")
+    start, on_gpu = time.perf_counter(), device.type == "cuda"
+    options.out.mkdir(parents=True, exist_ok=True)
+    seconds = min(options.seconds, 0.5) if options.quick else options.seconds
+    plan = Plan(seconds, reference=has_reference(), truth=True, cold=options.cold)
+    written: dict[str, Any] = {"machine": machine(device), "kernels": [], "cells": [], "parts": {}, "profiles": {}}
+    print(machine(device), flush=True)
+    cells: list[Cell] = []
+
+    def late() -> bool:
+        return bool(options.limit) and time.perf_counter() - start > options.limit
+
+    def save() -> None:
+        written["cells"] = [cell.to_dict() for cell in cells]
+        (options.out / "results.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
+        (options.out / "results.md").write_text(f"{machine(device)}\n\n{table(cells)}\n", encoding="utf-8")
+
+    if (options.quick or not options.models) and not options.no_kernels and on_gpu:
+        written["kernels"] = check_kernels(options.out / "kernels.json")
+        bad = sorted({row["group"] for row in written["kernels"] if is_wrong(row)})
+        if bad:
+            print(f"SWITCHED OFF, failed or wrong: {', '.join(bad)}", flush=True)
+            available.OFF.update(bad)
+        save()
+    for kind in options.dtypes:
+        ceiling = product_ceiling(device, DTYPES[kind])
+        print(f"matrix product in {kind}: {ceiling:.0f} TFLOP/s", flush=True)
+        for name, batch, prompts, goal in planned(options):
+            for size_hw in sizes_of(name, options):
+                if late():
+                    print(f"{name}: left out, --limit is over", flush=True)
+                    continue
+                begun = time.perf_counter()
+                cell = attempt(name, Given(batch, size_hw, prompts, DTYPES[kind], device), plan, ceiling)
+                cells.append(cell)
+                save()
+                print(
+                    f"{name} b{batch} {size_hw} p{prompts} {kind}: ours {cell.times.get('optimized')} reference "
+                    f"{cell.times.get('reference')} ratio {cell.ratio} difference {cell.difference} to float32 "
+                    f"{cell.to_float32} {verdict(cell, goal)} {cell.note} [{time.perf_counter() - begun:.0f} s]",
+                    flush=True,
+                )
+    if options.quick or options.profile:
+        for name, batch, prompts, _ in dict.fromkeys(planned(options)):
+            if late():
+                break
+            given = Given(batch, sizes_of(name, options)[0], prompts, DTYPES[options.dtypes[0]], device)
+            if on_gpu and prompts != 1:
+                written["profiles"][f"{name} {prompts}"] = profile(name, given)
+            written["parts"][f"{name} {prompts}"] = parts(name, given)
+            print(f"{name} {prompts}: {written['parts'][f'{name} {prompts}']}", flush=True)
+            save()
+        (options.out / "profiles.txt").write_text(
+            "\n\n".join(f"{name}\n{text}" for name, text in written["profiles"].items()), encoding="utf-8"
+        )
+    print("\n" + table(cells), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

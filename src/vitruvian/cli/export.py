@@ -1,0 +1,62 @@
+"""`vitruvian export`: a model as ONNX, or as int8 for OpenVINO, in a folder that the library runs too."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLE = "vitruvian export facebook/sapiens2-pose-0.4b pose-int8 --int8 --calibrate photos"
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="A checkpoint: folder or name on the Hub.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    int8: Annotated[bool, typer.Option("--int8", help="Write int8 for OpenVINO; needs --calibrate.")] = False,
+    calibrate: Annotated[
+        Path | None, typer.Option(help="Folder of pictures like those the model will see; a few dozen do.")
+    ] = None,
+    pictures: Annotated[int, typer.Option(help="Calibrate with so many pictures at most.", min=1)] = 64,
+    size: Annotated[str | None, typer.Option(help="Height and width of pictures, such as 1024x768.")] = None,
+    check: Annotated[bool, typer.Option(help="Compare the file with torch after writing.")] = True,
+) -> None:
+    """Write a model as ONNX, checked against torch; with --int8 also print what the 8 bits cost."""
+    import tempfile
+
+    from vitruvian.auto import AutoModel, AutoProcessor
+    from vitruvian.errors import InputError
+    from vitruvian.export import OpenVinoModel, export_onnx, quantize_int8
+    from vitruvian.export.calibration import calibration_samples, print_costs
+
+    if int8 and calibrate is None:
+        raise InputError("--int8: needs pictures to calibrate with. Add --calibrate FOLDER.")
+    if calibrate is not None and not int8:
+        raise InputError("--calibrate: is used with --int8 alone. Add --int8, or leave it out.")
+    opened = AutoModel.from_pretrained(model)
+    processor = AutoProcessor.from_pretrained(model)
+    size_hw = read_size(size)
+    if calibrate is None:
+        typer.echo(str(export_onnx(opened, out, size_hw=size_hw, check=check)))
+        processor.save_pretrained(out)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        export_onnx(opened, folder, size_hw=size_hw, check=check)
+        samples = calibration_samples(opened, processor, calibrate, size_hw=size_hw, most=pictures)
+        written = quantize_int8(folder, out, samples, most=pictures)
+    processor.save_pretrained(out)
+    typer.echo(str(written))
+    print_costs(opened, OpenVinoModel(out), samples, show=typer.echo)
+
+
+def read_size(text: str | None) -> tuple[int, int] | None:
+    """Read height x width."""
+    from vitruvian.errors import InputError
+
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)[x×](\d+)", text)
+    if not found:
+        raise InputError(f"--size: expected height x width such as 1024x768, got {text!r}.")
+    return int(found[1]), int(found[2])

@@ -1,0 +1,22 @@
+"""Models outside of torch: ONNX files, int8, and running both with the calls and outputs of the torch models.
+
+    model ─▶ export_onnx ─▶ folder ─▶ OnnxModel or OpenVinoModel ─▶ outputs as from the model
+                               └─▶ quantize_int8 ─▶ folder ─▶ OpenVinoModel
+
+Needs the extra ``export``: ``pip install "vitruvian[export]"``.
+"""
+
+from vitruvian.export.accuracy import compare_outputs
+from vitruvian.export.int8 import quantize_int8
+from vitruvian.export.onnx_file import example_inputs, export_onnx
+from vitruvian.export.running import ExportedModel, OnnxModel, OpenVinoModel
+
+__all__ = [
+    "ExportedModel",
+    "OnnxModel",
+    "OpenVinoModel",
+    "compare_outputs",
+    "example_inputs",
+    "export_onnx",
+    "quantize_int8",
+]

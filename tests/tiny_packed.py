@@ -1,0 +1,42 @@
+"""A tiny model of all tasks, packed like the one inside the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tiny import DECONVOLUTION, SCALE, tiny_config
+from vitruvian import hub
+from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
+from vitruvian.models.sapiens2.packed import pack_multitask
+
+DENSE = {"upsample_out_channels": [16, 12, 8], "conv_out_channels": [8]}
+FEW = -4.2  # the logit with which a random head sees a few people, not a crowd
+HEADS = {
+    "pose": DECONVOLUTION,
+    "seg": DENSE,
+    "normal": DENSE,
+    "pointmap": DENSE | SCALE,
+    "matting": DENSE,
+    "albedo": DENSE,
+    "people": {"upsample_out_channels": [12], "conv_out_channels": [8]},
+}
+
+
+def tiny_multitask(*tasks: str) -> Sapiens2MultiTask:
+    """A model of some tasks, by default all, with random weights: pictures of 48×32, dense maps of half that size."""
+    torch.manual_seed(5)
+    model = Sapiens2MultiTask(tiny_config(), {task: HEADS[task] for task in tasks or HEADS}).eval()
+    if "people" in model.tasks:
+        with torch.no_grad():
+            model.task_model("people").decode_head.predictor.bias[0] = FEW
+    return model
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *tasks: str) -> Path:
+    """Pack a tiny model and let the package take the folder for the one inside it."""
+    pack_multitask(tiny_multitask(*tasks), folder)
+    monkeypatch.setattr(hub, "BUILTIN_FOLDER", folder)
+    return folder

@@ -1,0 +1,94 @@
+"""The encoder and heads after optimize() on the CPU: chunks, copies, pickles, compilation, changed weights."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.families.sapiens2 import DECONVOLUTION, SHUFFLE, tiny
+from vitruvian.kernels import linear_cpu
+from vitruvian.models.sapiens2.fast_cpu import FastEncoder
+from vitruvian.models.sapiens2.heads import CpuHead
+from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, Sapiens2Model
+
+pytestmark = pytest.mark.skipif(not linear_cpu.has_packed(), reason="torch has no packed linear layers here")
+
+
+def build(head: dict[str, Any] = DECONVOLUTION, **fields: Any) -> Sapiens2ForPoseEstimation:
+    torch.manual_seed(0)
+    model = Sapiens2ForPoseEstimation(tiny(num_labels=5, head_config=head, **fields)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def pixels(batch: int = 2, height: int = 64, width: int = 48) -> Tensor:
+    return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(1))
+
+
+def heatmaps(model: Any, batch: int = 2, **size: int) -> Tensor:
+    with torch.inference_mode():
+        found: Tensor = model(pixels(batch, **size)).heatmaps
+    return found
+
+
+@pytest.mark.parametrize("rows", [1, 5, 512])
+@pytest.mark.parametrize("fields", [{}, {"use_qk_norm": False}, {"query_bias": False, "mlp_bias": False}])
+def test_chunks_give_what_whole_layers_give(rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_cpu, "ROWS", rows)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    model = build(**fields)
+    want = heatmaps(model, 3), heatmaps(model, 1, height=96, width=32)
+    model.optimize()
+    assert isinstance(model.model.fused, FastEncoder)
+    assert isinstance(model.decode_head.fast, CpuHead)
+    for got, wanted in zip((heatmaps(model, 3), heatmaps(model, 1, height=96, width=32)), want, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_and_the_pooled_one() -> None:
+    torch.manual_seed(0)
+    model = Sapiens2Model(tiny()).eval()
+    with torch.inference_mode():
+        want = model(pixels())
+        got = model.optimize()(pixels())
+    torch.testing.assert_close(got.last_hidden_state, want.last_hidden_state, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got.pooler_output, want.pooler_output, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", [DECONVOLUTION, SHUFFLE])
+def test_copies_and_pickles_of_a_model_in_use(head: dict[str, Any]) -> None:
+    model = build(head).optimize()
+    want = heatmaps(model)
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(heatmaps(again), want)
+        with torch.no_grad():
+            again.decode_head.predictor.bias.add_(1)
+            again.model.model.layer[0].norm1.weight.mul_(2)
+        assert not torch.allclose(heatmaps(again), want + 1)
+    assert torch.equal(heatmaps(model), want)
+
+
+def test_changed_weights_count() -> None:
+    model, plain = build().optimize(), build()
+    heatmaps(model)
+    with torch.no_grad():
+        for one in (model, plain):
+            for parameter in one.parameters():
+                parameter.mul_(1.1)
+    torch.testing.assert_close(heatmaps(model), heatmaps(plain), rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_after_optimize() -> None:
+    model = build().optimize()
+    want = heatmaps(model)
+    torch.compiler.reset()
+    torch.testing.assert_close(
+        heatmaps(torch.compile(model, fullgraph=True, backend="aot_eager")), want, rtol=1e-4, atol=1e-5
+    )

@@ -1,0 +1,244 @@
+"""The model inside the package: the default of pipelines, its finder, and the demo."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.tiny_packed import install, tiny_multitask
+from tests.unit.pipelines.case import picture
+from vitruvian import InputError, VitruvianWarning, hub, pipeline
+from vitruvian.errors import CheckpointError
+from vitruvian.models.sapiens2.packed import pack_multitask
+from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
+from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.pipelines import INSIDE, default_model, tell_of_builtin
+from vitruvian.pipelines.demo import TASKS as DEMO
+from vitruvian.pipelines.demo import demo_pictures, run_demo
+from vitruvian.pipelines.finders.builtin import BuiltinFinder
+from vitruvian.pipelines.people import open_finder
+from vitruvian.results.base import Picture
+
+DENSE = ("parts", "normals", "pointmap", "matte", "albedo")
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of all tasks."""
+    folder = tmp_path_factory.mktemp("packed") / "mine"
+    pack_multitask(tiny_multitask(), folder)
+    return folder
+
+
+@pytest.fixture
+def inside(packed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same in the place of the package's own."""
+    tell_of_builtin.cache_clear()
+    monkeypatch.setattr(hub, "BUILTIN_FOLDER", packed)
+    return packed
+
+
+@pytest.fixture
+def nothing_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "BUILTIN_FOLDER", tmp_path / "none")
+
+
+class Seen:
+    """Stands in for the model of a finder: sees what it is told, where the picture is bright."""
+
+    def __init__(self) -> None:
+        self.sizes: list[tuple[int, int]] = []
+        self.config = SimpleNamespace(token_hw=(16, 16))
+
+    def eval(self) -> Seen:
+        return self
+
+    def parameters(self) -> Any:
+        return iter([torch.zeros(1)])
+
+    def __call__(self, pixels: torch.Tensor, return_dict: bool) -> Any:
+        """Find a box around the brightest spot in cells of 8 pixels, 2 cells to each side."""
+        self.sizes.append((pixels.shape[-2], pixels.shape[-1]))
+        small = torch.nn.functional.avg_pool2d(pixels.mean(1, keepdim=True), 8)  # [1, 1, g, g']
+        logits = torch.where(small == small.amax(), 3.0, -9.0)
+        logits = torch.where(small > 0, logits, -9.0)
+        return SimpleNamespace(logits=logits, sides=torch.full((1, 4, *small.shape[-2:]), 2.0))
+
+
+def stand_in(**options: Any) -> tuple[BuiltinFinder, Seen]:
+    model: Any = Seen()
+    processor = Sapiens2ImageProcessor(do_normalize=False)
+    return BuiltinFinder(model, processor, **options), model
+
+
+def with_spot(size_hw: tuple[int, int], *, x: int, y: int, side: int = 8) -> Picture:
+    """A black picture with a white square around (x, y)."""
+    made = np.zeros((*size_hw, 3), np.uint8)
+    made[y - side // 2 : y + side // 2, x - side // 2 : x + side // 2] = 255
+    return made
+
+
+class TestDefaults:
+    @pytest.mark.parametrize("task", INSIDE)
+    def test_every_task_of_people_has_it(self, task: str, inside: Path) -> None:
+        with pytest.warns(VitruvianWarning, match=f'{task}, .*"builtin".*a large checkpoint'):
+            pipe = pipeline(task)
+        assert pipe.name == "builtin"
+        result = pipe(picture())
+        assert result.model == "builtin"
+        assert result.size_hw == (40, 56)
+
+    def test_the_notice_comes_once_and_not_for_those_who_ask(self, inside: Path) -> None:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            pipeline("pose", "builtin")
+            assert not seen
+            pipeline("pose")
+            pipeline("pose")
+        assert len(seen) == 1
+        assert "facebook/sapiens2-pose-1b" in str(seen[0].message)
+        assert seen[0].filename == __file__
+
+    def test_tasks_it_does_not_have(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        install(tmp_path, monkeypatch, "pose")
+        assert default_model("pose") == "builtin"
+        assert default_model("parts") is None
+        assert default_model("panoptic") is None
+        with pytest.raises(InputError, match="expected a checkpoint for parts, got none"):
+            pipeline("parts")
+
+    @pytest.mark.usefixtures("nothing_inside")
+    def test_an_installation_without(self) -> None:
+        with pytest.raises(InputError, match="expected a checkpoint for pose, got none"):
+            pipeline("pose")
+        with pytest.raises(CheckpointError, match="this installation has none"):
+            pipeline("pose", "builtin")
+
+    def test_poses_look_for_people(self, inside: Path) -> None:
+        pipe = pipeline("pose", "builtin", device="cpu")
+        found = pipe(picture())
+        assert found.people.finder == "builtin"
+        assert pipe(picture(), people="whole").people.finder == "whole picture"
+        assert pipe(picture(), boxes=[[3, 4, 30, 38]]).people.finder == "given"
+
+    @pytest.mark.parametrize("task", DENSE)
+    def test_maps_look_for_people_when_asked(self, task: str, inside: Path) -> None:
+        pipe = pipeline(task, "builtin", device="cpu")
+        assert pipe.processor.do_pad  # in proportion, as the model was trained
+        assert pipe(picture()).people.finder == "whole picture"
+        assert pipe(picture(), people="crop").people.finder == "builtin"
+        assert pipe(picture(), boxes=[[3, 4, 30, 38]]).people.finder == "given"
+
+    def test_a_packed_folder_does_as_much(self, packed: Path) -> None:
+        found = pipeline("pose", packed, device="cpu")(picture())
+        assert found.people.finder == "mine"
+
+    def test_without_people_among_its_tasks(self, tmp_path: Path) -> None:
+        pack_multitask(tiny_multitask("pose", "seg"), tmp_path)
+        assert pipeline("pose", tmp_path)(picture()).people.finder == "whole picture"
+        with pytest.raises(InputError, match="expected boxes or a finder"):
+            pipeline("parts", tmp_path)(picture(), people="crop")
+
+
+class TestFinder:
+    def test_opening(self, inside: Path) -> None:
+        finder = open_finder("builtin", device="cpu", threshold=0.0)
+        assert isinstance(finder, BuiltinFinder)
+        assert isinstance(finder.model, Sapiens2ForPeopleDetection)
+        assert (finder.name, finder.threshold) == ("builtin", 0.0)
+        people = finder.find(picture())
+        assert len(people) > 0  # random weights, any score will do
+        assert (np.diff(people.scores) <= 0).all()
+        assert people.boxes_xyxy.min() >= 0
+        assert (people.boxes_xyxy <= [56, 40, 56, 40]).all()
+        assert open_finder(inside).name == "mine"
+
+    @pytest.mark.usefixtures("nothing_inside")
+    def test_an_installation_without(self) -> None:
+        with pytest.raises(CheckpointError, match="this installation has none"):
+            open_finder("builtin")
+
+    @pytest.mark.parametrize("size_hw", [(480, 640), (640, 480), (96, 128), (1000, 1100)])
+    def test_boxes_are_in_source_pixels(self, size_hw: tuple[int, int]) -> None:
+        finder, model = stand_in()
+        x, y = size_hw[1] * 5 // 8, size_hw[0] * 3 // 8
+        people = finder.find(with_spot(size_hw, x=x, y=y, side=max(4, max(size_hw) // 40)))
+        ((h, w),) = model.sizes
+        assert max(h, w) == 384
+        assert h % 16 == 0
+        assert w % 16 == 0
+        assert abs(h / w - size_hw[0] / size_hw[1]) < 0.05 * h / w
+        ((left, top, right, bottom),) = people.boxes_xyxy
+        cell_x, cell_y = 8 * size_hw[1] / w, 8 * size_hw[0] / h
+        assert abs((left + right) / 2 - x) <= cell_x
+        assert abs((top + bottom) / 2 - y) <= cell_y
+        assert (right - left, bottom - top) == pytest.approx((4 * cell_x, 4 * cell_y), rel=1e-3)
+
+    def test_long_pictures_are_looked_at_in_pieces(self) -> None:
+        wide = with_spot((300, 1800), x=950, y=120, side=40)
+        finder, model = stand_in()
+        found = finder.find(wide)
+        assert len(model.sizes) > 3
+        assert all(size == (288, 384) for size in model.sizes[1:])
+        widths = found.boxes_xyxy[:, 2] - found.boxes_xyxy[:, 0]
+        near = found.boxes_xyxy[widths < 50]  # seen in pieces: cells of the whole picture have 37 pixels
+        assert len(near) > 0
+        assert (abs((near[:, 0] + near[:, 2]) / 2 - 950) < 25).all()
+        finder, model = stand_in(pieces=False)
+        finder.find(wide)
+        assert len(model.sizes) == 1
+
+    def test_pieces_of_other_pictures_when_asked(self) -> None:
+        finder, model = stand_in(pieces=True)
+        finder.find(with_spot((400, 500), x=100, y=100))
+        assert len(model.sizes) == 5
+
+    def test_people_cut_by_a_piece_are_left_to_others(self) -> None:
+        finder, _ = stand_in()
+        pixels = torch.from_numpy(with_spot((400, 400), x=204, y=200, side=8)).permute(2, 0, 1)
+        window = finder.windows((400, 1200))[0]._replace(left=0, top=0, height=400, width=212)
+        boxes, _ = finder.look(pixels[:, :, :212])
+        assert len(boxes) == 1  # seen, but it ends at the edge
+        assert len(finder.look_at(pixels, window)[0]) == 0
+
+    def test_options(self) -> None:
+        with pytest.raises(InputError, match="threshold"):
+            stand_in(threshold=1.5)
+        with pytest.raises(InputError, match="long_side"):
+            stand_in(long_side=8)
+
+
+class TestDemo:
+    def test_pictures_ship_with_the_package(self) -> None:
+        assert {path.name for path in demo_pictures()} >= {"astronaut.jpg", "standing.jpg"}
+
+    def test_everything_is_written(self, inside: Path, tmp_path: Path) -> None:
+        Image.fromarray(picture()).save(tmp_path / "one.png")
+        told: list[str] = []
+        report = run_demo([tmp_path / "one.png", picture(1)], tmp_path / "out", device="cpu", progress=told.append)
+        assert report.sheet == tmp_path / "out" / "sheet.png"
+        assert all(path.is_file() for path in report.files)
+        names = {path.name for path in report.files}
+        endings = ("people.png", "pose.json", "parts.png", "normals.png", "pointmap.ply", "matte.png", "albedo.png")
+        assert {f"one_{ending}" for ending in endings} <= names
+        assert len(names) == len(report.files) == 2 * 7 + 1
+        width, height = Image.open(report.sheet).size
+        assert width > 5 * height / 2  # seven columns, two rows
+        assert [line.split(":")[0] for line in told] == ["people", *DEMO]
+
+    def test_a_picture_that_cannot_be_read(self, inside: Path, tmp_path: Path) -> None:
+        (tmp_path / "bad.png").write_bytes(b"no picture")
+        with pytest.raises(InputError, match=r"bad\.png"):
+            run_demo(tmp_path / "bad.png", tmp_path / "out")
+
+    @pytest.mark.usefixtures("nothing_inside")
+    def test_an_installation_without(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match="this installation has none"):
+            run_demo(out=tmp_path)
