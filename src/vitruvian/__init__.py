@@ -22,6 +22,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "AutoModelForInstanceSegmentation",
         "AutoModelForMaskGeneration",
         "AutoModelForNormalEstimation",
+        "AutoModelForPeopleDetection",
         "AutoModelForPointmapEstimation",
         "AutoModelForPoseEstimation",
         "AutoModelForPreTraining",
@@ -120,6 +121,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "Sapiens2Model",
         "Sapiens2PreTrainedModel",
     ),
+    "vitruvian.models.sapiens2.multitask": ("Sapiens2MultiTask",),
     "vitruvian.models.sapiens2.outputs": (
         "Sapiens2AlbedoEstimatorOutput",
         "Sapiens2BackboneOutput",
@@ -129,6 +131,10 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "Sapiens2PoseEstimatorOutput",
         "Sapiens2PreTrainingOutput",
         "Sapiens2SemanticSegmenterOutput",
+    ),
+    "vitruvian.models.sapiens2.people": (
+        "Sapiens2ForPeopleDetection",
+        "Sapiens2PeopleDetectorOutput",
     ),
     "vitruvian.models.sapiens2.pretraining": (
         "Sapiens2ForPreTraining",

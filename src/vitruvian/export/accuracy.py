@@ -8,6 +8,8 @@ from torch import Tensor
 from vitruvian.export.folder import flatten
 from vitruvian.outputs import ModelOutput
 
+SURE = 0.3  # peak of a keypoint that is in the picture; a perfect one is 1
+
 
 def compare_outputs(found: ModelOutput, wanted: ModelOutput) -> dict[str, float]:
     """Largest difference of every output, over the largest value wanted; infinite where one is missing."""
@@ -26,7 +28,8 @@ def compare_outputs(found: ModelOutput, wanted: ModelOutput) -> dict[str, float]
 def task_cost(found: ModelOutput, wanted: ModelOutput) -> dict[str, float]:
     """What a difference means for the task, by names with units.
 
-    Keypoints: distance of the peaks in pixels of the heatmap. Classes: share of pixels that change theirs. Normals:
+    Keypoints: distance of the peaks in pixels of the heatmap; the peak of one that is not in the picture is anywhere,
+    so that those with a clear peak are counted on their own too. Classes: share of pixels that change theirs. Normals:
     angle in degrees. Points: distance over depth. Mattes and albedo: mean absolute difference. Masks: share of their
     pixels that change sides. Other outputs: length of the difference over that of the wanted.
     """
@@ -38,6 +41,9 @@ def task_cost(found: ModelOutput, wanted: ModelOutput) -> dict[str, float]:
             distance = (peaks(have) - peaks(want)).norm(dim=-1)  # [B, J]
             costs["keypoints moved, mean of heatmap pixels"] = float(distance.mean())
             costs["keypoints moved, 95 % below, heatmap pixels"] = float(distance.quantile(0.95))
+            sure = want.amax(dim=(-2, -1)) > SURE  # [B, J]
+            if sure.any():
+                costs["sure keypoints moved, mean of heatmap pixels"] = float(distance[sure].mean())
         elif name == "logits" and want.ndim == 4:
             costs["pixels with another class, %"] = percent(have.argmax(1) != want.argmax(1))
         elif name == "normals":

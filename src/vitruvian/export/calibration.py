@@ -57,7 +57,8 @@ def print_costs(
     few = samples[:: max(1, len(samples) // SHOWN)][:SHOWN]
     found: dict[str, list[float]] = {}
     with torch.inference_mode():
-        for sample in few:
+        for one in few:
+            sample: dict[str, Any] = dict(one)
             for name, value in task_cost(exported(**sample), model(**sample, return_dict=True)).items():
                 found.setdefault(name, []).append(value)
     means = {name: statistics.mean(values) for name, values in found.items()}

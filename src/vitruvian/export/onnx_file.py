@@ -174,9 +174,10 @@ def check_file(model: Model, example: Mapping[str, Any], options: Mapping[str, A
     from vitruvian.export.accuracy import compare_outputs
     from vitruvian.export.running import OnnxModel
 
+    given: dict[str, Any] = dict(example)
     with torch.inference_mode():
-        want = model(**example, **options, return_dict=True)
-    found = compare_outputs(OnnxModel(folder)(**example), want)
+        want = model(**given, **options, return_dict=True)
+    found = compare_outputs(OnnxModel(folder)(**given), want)
     far = {name: distance for name, distance in found.items() if not distance <= TOLERANCE}
     if far:
         listed = ", ".join(f"{name} by {distance:.2g}" for name, distance in far.items())

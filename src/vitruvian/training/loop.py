@@ -216,7 +216,7 @@ class Run:
         finite = move_weights(self.optimizer, norm)
         self.bad = torch.where(finite, 0.0, self.bad + 1)
         self.skipped = self.skipped + torch.where(finite, 0.0, 1.0)
-        self.add_up({"gradient_norm": norm * config.accumulation}, None)
+        self.add_up({"gradient_norm": norm}, None)
         self.since += 1
         if self.average is not None:
             self.average.update(self.objective)

@@ -62,6 +62,8 @@ def test_cost_of_each_task() -> None:
     assert peaks(heatmaps).tolist() == [[[4, 3], [6, 5]]]
     found = Sapiens2PoseEstimatorOutput(heatmaps=moved), Sapiens2PoseEstimatorOutput(heatmaps=heatmaps)
     assert task_cost(*found)["keypoints moved, mean of heatmap pixels"] == pytest.approx((2 + 6) / 2)
+    heatmaps[0, 1] *= 0.1  # a keypoint that is not in the picture counts in the first number alone
+    assert task_cost(*found)["sure keypoints moved, mean of heatmap pixels"] == pytest.approx(2)
     normals = torch.zeros(1, 3, 2, 2)
     normals[:, 2] = 1
     turned = normals.roll(1, dims=1)

@@ -16,6 +16,7 @@ import vitruvian
 from tests.unit.pipelines.case import NEEDS, TASKS, arrays, opened, parts_of, picture
 from vitruvian.errors import ImageError, InputError
 from vitruvian.pipelines import PIPELINES, pipeline, pipeline_class
+from vitruvian.pipelines.memory import BatchSize
 from vitruvian.pipelines.runner import Failure, Results
 
 PICTURES = [picture(seed, size) for seed, size in enumerate([(40, 56), (48, 30), (40, 56), (33, 47), (64, 64)])]
@@ -155,6 +156,7 @@ class TestFailures:
 class TestMemory:
     def test_auto_batches_shrink_to_what_fits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pipe = opened("pose")
+        pipe.batch = BatchSize(16, fixed=False)  # what a GPU starts with; the CPU starts with 1
         sizes: list[int] = []
         forward = pipe.model.forward
 
@@ -169,7 +171,7 @@ class TestMemory:
         found = list(pipe(PICTURES[:1] * 9, boxes=boxes, patience=60.0))
         assert sizes[:4] == [1, 2, 4, 2]
         assert max(sizes[3:]) == 2
-        assert pipe.batch.size == 2  # from 16, with which the CPU starts where inputs are small
+        assert pipe.batch.size == 2
         monkeypatch.undo()
         alone = pipe(PICTURES[0], boxes=boxes)
         for result in found:
