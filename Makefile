@@ -1,11 +1,14 @@
-# Two commands do everything: `make demo` and `make test`. Both set up what they need.
+# Two commands do everything: `make demo` and `make test`. Both set up what they need. `make help` lists the others.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test lint format bench clean
-setup: $(READY)
+.PHONY: help setup demo test lint format bench eval clean
+help:  ## List the commands.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: $(READY)  ## Make the environment in .venv.
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -13,8 +16,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
 
-demo: setup  ## Run the main job on a picture.
-	$(BIN)/python examples/demo.py
+demo: setup  ## Find people in pictures, run every task on them, and draw one sheet: out/demo/sheet.png.
+	$(BIN)/vitruvian demo --out out/demo
 
 test: setup lint  ## Lint, type-check and run the tests.
 	$(BIN)/python -m pytest -n 2
@@ -38,8 +41,11 @@ $(BENCH)/.ready: pyproject.toml constraints.txt
 	$(BENCH)/bin/python -m pip install --quiet --no-deps torchvision==0.28.0
 	touch $(BENCH)/.ready
 
-bench: $(BENCH)/.ready  ## Print speed and memory next to the reference.
-	$(BENCH)/bin/python benchmarks/run.py
+bench: $(BENCH)/.ready  ## Print speed and memory next to the reference; ARGS="folder clip" runs those alone.
+	$(BENCH)/bin/python benchmarks/run.py $(ARGS)
 
-clean:
+eval: setup  ## Score the model inside the package beside its goals; ARGS="--model FOLDER" scores another.
+	$(BIN)/python benchmarks/builtin.py $(ARGS)
+
+clean:  ## Remove the environments and what was built.
 	rm -rf $(VENV) $(BENCH) build dist

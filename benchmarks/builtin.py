@@ -5,7 +5,8 @@
 Synthetic people are made of the bodies, clothes and poses of a pack that training leaves out (`held_out_part`), with
 seeds that it never uses, cropped as poses are, with nothing added. Real photographs are cropped by the boxes they come
 with. Numbers are the same at every run, but for those of time; what is absent (the pack, the photographs) is left out
-and said.
+and said. Prints a table for synthetic people, one for photographs and one of times, each number beside its goal, then
+which goals are missed; the exit code is how many.
 
 Silhouettes in photographs: within a person's box, pixels with any part against the union of all people's masks, since
 the model is not asked whose a pixel is; against the person's own mask alone is printed beside it. People whose box has
@@ -51,6 +52,7 @@ from vitruvian.evaluation import (
     box_length,
     layout_groups,
 )
+from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.human import LAYOUTS, PART_NAMES
 from vitruvian.images.crop import crop_params
 from vitruvian.models.sapiens2.decoding import decode_heatmaps
@@ -305,10 +307,10 @@ def best(run: Any, times: int) -> float:
 
 
 def main() -> int:
-    """Print the reports; the exit code is the number of missed goals."""
+    """Print the reports; the exit code is the number of missed goals, or 1 where there is no model."""
     here = Path(__file__).resolve().parents[1]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="builtin", help="builtin, or a folder packed like it")
+    parser.add_argument("--model", default=BUILTIN, help="builtin, or a folder packed like it")
     parser.add_argument("--pack", type=Path, default=here.parent / "people-pack.npz", help="what people are made of")
     parser.add_argument("--photos", type=Path, default=here.parent / "shared" / "photos")
     parser.add_argument("--count", type=int, default=64, help="synthetic people")
@@ -318,7 +320,10 @@ def main() -> int:
     parser.add_argument("--no-speed", action="store_true", help="leave out times")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    console = Console()
+    console = Console(soft_wrap=True)
+    if options.model == BUILTIN and not has_builtin():
+        console.print("builtin: this installation has no model inside, so nothing is scored. Name one with --model.")
+        return 1
     model = Sapiens2MultiTask.from_pretrained(options.model)
     processor = Sapiens2ImageProcessor.from_pretrained(options.model)
     reports: dict[str, Report] = {}
@@ -329,7 +334,7 @@ def main() -> int:
     if options.photos.is_dir():
         reports["photos"] = photo_report(model, processor, options.photos, options.model, options.threshold)
     else:
-        console.print(f"{options.photos}: not there, so no photographs are scored.")
+        console.print(f"{options.photos}: not there, so no photographs are scored. Name a folder with --photos.")
     if not options.no_speed:
         reports["speed"] = speed_report(options.model, here / "examples" / "astronaut.jpg")
     missed = 0

@@ -2,11 +2,11 @@
 
     python benchmarks/cpu_forward.py [--tasks pose normal] [--layers 4] [--rounds 3] [--threads 1] [--no-int8]
 
-Times are seconds of the processor (all threads), ours and theirs in turns; each line ends in our share of the
-reference's time, the largest difference of the results over their largest value, and how far the resident memory rose
-in a call. Weights and pictures are random. With fewer `--layers` than the model's 24 it is done sooner, and the last
-line of a task estimates all of them from the times of two depths. int8 needs the extra ``export``; its cost is that of
-random weights, which spread over all values as trained ones do not.
+Prints a line for each task and data type: seconds of the processor (all threads), ours and theirs in turns, our share
+of the reference's time, the largest difference of the results over their largest value, and how far the resident memory
+rose in a call. Weights and pictures are random. With fewer `--layers` than the model's 24 it is done sooner, and the
+last line of a task estimates all of them from the times of two depths. int8 needs the extra ``export``; its cost is
+that of random weights, which spread over all values as trained ones do not.
 """
 
 from __future__ import annotations

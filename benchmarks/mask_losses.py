@@ -6,6 +6,8 @@ One picture, 200 queries, masks of a quarter of the side, the loss of the last p
 the gradient. Each cell runs in a process of its own; memory is the highest resident size minus that before the call,
 when logits and labels are there already (labels as bool, or as RLE; the reference takes float alone, which its cell
 converts beforehand). A process that wants more address space than the limit is reported as out of memory.
+
+Prints a table: family, library, form of the labels, seconds, memory, and the budget that ours has.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python benchmarks/mask_models.py [--models swin mask2former] [--sizes 512x512 480x640] [--rounds 3] [--threads 1]
 
-Times are seconds of the processor (all threads), ours and theirs in turns; beside them stands how far the results
-differ, in parts of their largest value. Weights are random, the backbones Swin-Tiny, and Swin-Base with windows of 12
-for `swin-base`. The last row computes a batch of two pictures of which one is a quarter padding: ours leaves it out.
+Prints a row for each model and size: seconds of the processor (all threads), ours and theirs in turns, and how far the
+results differ, in parts of their largest value. Weights are random, the backbones Swin-Tiny, and Swin-Base with windows
+of 12 for `swin-base`. The last row computes a batch of two pictures of which one is a quarter padding: ours leaves it
+out.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@
 
 Each cell runs in a process of its own, so that peaks do not mix; memory is the highest resident size minus that before
 the call. A process that wants more address space than the limit is reported as out of memory.
+
+Prints a table: for each size and task the seconds and memory of both, and how many times as quick and lean ours is.
 """
 
 from __future__ import annotations

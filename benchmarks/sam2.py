@@ -9,8 +9,9 @@ is not installed here, so it calls ours. Weights are random, so the IoU threshol
 passes, the same for both. The stability filter and suppression compute but drop nothing, since random masks are all
 unstable and as large as the picture, and no masks would come to the end.
 
-Each measurement has a process of its own, so that peak memory is its own; rounds alternate. CPU seconds (all threads)
-tell more than seconds where other work runs on the machine: take --threads 1 there.
+Prints, for each of the three, seconds, CPU seconds (all threads) and memory of both, and our share of the reference's.
+Each measurement has a process of its own, so that peak memory is its own; rounds alternate. CPU seconds tell more than
+seconds where other work runs on the machine: take --threads 1 there.
 """
 
 from __future__ import annotations

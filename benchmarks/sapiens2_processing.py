@@ -1,6 +1,10 @@
 """Sapiens2 pre- and post-processing next to the reference's, on the CPU.
 
-make bench          (or: .venv-bench/bin/python benchmarks/sapiens2_processing.py)
+    make bench          (or: .venv-bench/bin/python benchmarks/sapiens2_processing.py)
+
+Prints a line for each: decoding 8 people's 308 heatmaps, 29 classes to 1080p, preparing a 1080p picture and cutting 8
+people out of it. A line has the milliseconds of both, taken in turns, how many times as quick ours is, and how far the
+results differ.
 """
 
 from __future__ import annotations

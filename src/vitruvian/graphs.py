@@ -5,8 +5,11 @@ Small batches are bound by launches, not by arithmetic; a graph takes the launch
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +18,18 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from vitruvian.layers.keep import holding
+
+RECORDING: ContextVar[bool] = ContextVar("RECORDING", default=True)
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Have calls run as they are meanwhile: for shapes that hardly come again, recording costs more than it brings."""
+    token = RECORDING.set(False)
+    try:
+        yield
+    finally:
+        RECORDING.reset(token)
 
 
 @dataclass
@@ -35,6 +50,10 @@ class GraphCache:
         self.most, self.largest_batch = most, largest_batch
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
         self.pool: Any = None  # memory that all recordings share: they never run at the same time
+        self.lock = threading.RLock()  # a recording has one place for its inputs; calls may hold others
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return empty_like, (self.most, self.largest_batch)  # copies of a model record for themselves
 
     def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether a call can be recorded: inference, CUDA tensors only, and a batch small enough to profit."""
@@ -46,6 +65,7 @@ class GraphCache:
             and len(tensors[0]) <= self.largest_batch
             and not torch.cuda.is_current_stream_capturing()
             and not torch.compiler.is_compiling()
+            and RECORDING.get()
         )
 
     def __call__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -53,18 +73,24 @@ class GraphCache:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         key = (function.__qualname__, str(structure), tuple(describe(leaf) for leaf in leaves))
-        found = self.recordings.get(key)
-        if found is None:
-            self.pool = self.pool or torch.cuda.graph_pool_handle()
-            found = self.recordings[key] = record(function, leaves, structure, self.pool)
-            while len(self.recordings) > self.most:
-                self.recordings.popitem(last=False)
-        self.recordings.move_to_end(key)
-        for static, given in zip(found.inputs, tensors, strict=True):
-            static.copy_(given)
-        found.graph.replay()
-        outputs = [value.clone() if isinstance(value, Tensor) else value for value in found.outputs]
+        with self.lock:
+            found = self.recordings.get(key)
+            if found is None:
+                self.pool = self.pool or torch.cuda.graph_pool_handle()
+                found = self.recordings[key] = record(function, leaves, structure, self.pool)
+                while len(self.recordings) > self.most:
+                    self.recordings.popitem(last=False)
+            self.recordings.move_to_end(key)
+            for static, given in zip(found.inputs, tensors, strict=True):
+                static.copy_(given)
+            found.graph.replay()
+            outputs = [value.clone() if isinstance(value, Tensor) else value for value in found.outputs]
         return pytree.tree_unflatten(outputs, found.structure)
+
+
+def empty_like(most: int, largest_batch: int) -> GraphCache:
+    """Return a cache without recordings."""
+    return GraphCache(most=most, largest_batch=largest_batch)
 
 
 def describe(leaf: Any) -> Any:
@@ -83,7 +109,8 @@ def record(function: Callable[..., Any], leaves: list[Any], structure: Any, pool
             function(*args, **kwargs)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with holding() as constants, torch.cuda.graph(graph, pool=pool):
+    # Other threads may go on using the device meanwhile, as pipelines do to send pictures.
+    with holding() as constants, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         result = function(*args, **kwargs)
     outputs, shape = pytree.tree_flatten(result)
     return Recording([leaf for leaf in static if isinstance(leaf, Tensor)], graph, outputs, shape, constants)

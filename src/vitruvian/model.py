@@ -56,6 +56,7 @@ class Model(nn.Module):
             )
         self.config = config
         self.optimized = False
+        self.fp8 = False
         self.graphs: GraphCache | None = None
 
     def start(self) -> None:
@@ -339,7 +340,7 @@ class Model(nn.Module):
             if hasattr(module, "attn_implementation"):
                 setattr(module, "attn_implementation", attn_implementation)  # noqa: B010
 
-    def optimize(self, *, cuda_graphs: bool = True) -> Self:
+    def optimize(self, *, cuda_graphs: bool = True, fp8: bool = False) -> Self:
         """Make inference quick, with results that stay the same; returns the model itself.
 
         Weights are joined and laid out for fused kernels (names in checkpoints do not change), and on a CUDA device
@@ -348,7 +349,15 @@ class Model(nn.Module):
 
         Args:
             cuda_graphs: Record calls with small batches on a CUDA device.
+            fp8: Multiply the large matrices of a Sapiens2 encoder in 8-bit floating point, weights with a scale for
+                each output channel and tokens with one each. Results are then a little off, and the 8-bit weights are
+                held beside the others. Needs bfloat16 and a GPU of the Hopper generation or newer.
         """
+        if fp8 and (hindrance := self.fp8_hindrance()):
+            raise InputError(f"optimize: fp8 needs {hindrance}. Leave fp8 out.")
+        for module in self.modules():
+            if isinstance(module, Model):
+                module.fp8 = fp8
         self.fuse()
         self.optimized = True
         self.graphs = GraphCache() if cuda_graphs else None
@@ -357,10 +366,18 @@ class Model(nn.Module):
     def fuse(self) -> None:
         """Join and lay out weights for inference; families with a quicker way to run override it."""
 
+    def fp8_hindrance(self) -> str:
+        """Return what is missing for ``optimize(fp8=True)``, or nothing; families that have such a way override it."""
+        return f"a Sapiens2 model, got {type(self).__name__}"
+
+    def optimize_anew(self) -> None:
+        """Make anew what `optimize` made of the weights, with its options where they still apply."""
+        self.optimize(cuda_graphs=self.graphs is not None, fp8=self.fp8 and not self.fp8_hindrance())
+
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.optimized:  # moved or cast: joint weights are made anew, recordings are void
-            self.optimize(cuda_graphs=self.graphs is not None)
+            self.optimize_anew()
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -378,14 +395,14 @@ class Model(nn.Module):
         ends = self.training and not mode
         super().train(mode)
         if ends and self.optimized:
-            self.optimize(cuda_graphs=self.graphs is not None)
+            self.optimize_anew()
         return self
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Take over weights; what `optimize` made of the old ones is made anew."""
         result = super().load_state_dict(*args, **kwargs)
         if self.optimized:
-            self.optimize(cuda_graphs=self.graphs is not None)
+            self.optimize_anew()
         return result
 
     def gradient_checkpointing_enable(self) -> None:

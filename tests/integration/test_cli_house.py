@@ -12,8 +12,10 @@ import torch
 import vitruvian
 import vitruvian.cli as cli
 from tests.hub_server import HubServer, Repository
-from tests.integration.cli_case import one_thread, pixels, process, save_checkpoints
+from tests.integration.cli_case import one_thread, pixels, process, save_checkpoints, save_pictures
 from tests.tiny_checkpoints import working_in
+from tests.tiny_packed import install
+from vitruvian import hub
 from vitruvian.cli import doctor
 from vitruvian.cli.catalogue import LICENCES, SAPIENS2_SIZES, known_checkpoints
 from vitruvian.cli.items import find_items
@@ -21,6 +23,7 @@ from vitruvian.cli.kinds import TASKS, read_kinds
 from vitruvian.errors import InputError
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES
 from vitruvian.pipelines import PIPELINES
+from vitruvian.pipelines.demo import TASKS as DEMO
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -146,13 +149,53 @@ def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     boxes = tmp_path / "boxes.json"
     boxes.write_text(json.dumps({"astronaut.jpg": [[100, 20, 300, 480]]}))
     assert cli.run(["demo", *options, "--finder", str(boxes), "-o", str(tmp_path / "out"), "-q"]) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "out" / "sheet.png")
+    told = capsys.readouterr()
+    assert told.out.strip() == str(tmp_path / "out" / "sheet.png")
+    assert told.err == ""
     height, width = pixels(tmp_path / "out" / "sheet.png").shape[:2]
-    assert height >= 512
-    assert width >= 3 * 512
-    assert pixels(tmp_path / "out" / "astronaut_matte.png").shape == (512, 512, 3)
+    assert height > 2 * 360  # two pictures
+    assert width > 3 * 360  # people, parts, matte
+    assert pixels(tmp_path / "out" / "astronaut_people.png").shape == (512, 512, 3)
+    assert pixels(tmp_path / "out" / "astronaut_matte.png").shape == (512, 512, 4)
     assert cli.run(["demo", "--model", "poses=x"]) == 2
-    assert "Did you mean pose" in capsys.readouterr().err
+    assert "--model: expected tasks of" in capsys.readouterr().err
+    assert cli.run(["demo", "--model", "pose=x", "--model", "y"]) == 2
+    assert "TASK=CHECKPOINT for each, got 'y'" in capsys.readouterr().err
+
+
+def test_the_demo_with_a_model_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path / "inside", monkeypatch)
+    assert cli.run(["demo", "--out", str(tmp_path / "out"), "--device", "cpu"]) == 0
+    told = capsys.readouterr()
+    assert told.out.strip() == str(tmp_path / "out" / "sheet.png")
+    lines = told.err.splitlines()
+    assert [line.partition(":")[0] for line in lines[:-1]] == ["people", *DEMO]
+    assert lines[-1].startswith(f"21 files in {tmp_path / 'out'}, in ")
+    for picture in ("astronaut", "standing"):
+        assert (tmp_path / "out" / f"{picture}_pointmap.ply").stat().st_size > 0
+        assert json.loads((tmp_path / "out" / f"{picture}_pose.json").read_text())["model"] == "builtin"
+    assert pixels(tmp_path / "out" / "sheet.png").shape[1] > 7 * 360
+
+
+@pytest.mark.filterwarnings("always::vitruvian.errors.VitruvianWarning")
+def test_the_demo_without_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hub, "BUILTIN_FOLDER", tmp_path / "none")
+    save_pictures(tmp_path, 1)
+    (tmp_path / "bad.jpg").touch()
+    pictures = [str(tmp_path / name) for name in ("000.jpg", "bad.jpg")]
+    assert cli.run(["demo", *pictures, "-o", str(tmp_path / "out")]) == 1
+    told = capsys.readouterr()
+    assert told.out.strip() == str(tmp_path / "out" / "sheet.png")
+    first, *_, last = told.err.splitlines()
+    assert first.startswith("Warning: --model: none was named and this installation has none inside")
+    assert last.startswith(pictures[1])
+    assert (tmp_path / "out" / "000_pose.json").is_file()
+    assert cli.run(["demo", "--model", "builtin"]) == 2
+    assert "this installation has none" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------ names

@@ -171,7 +171,7 @@ def test_globs_sequences_and_a_file_as_out(tmp_path: Path, capsys: pytest.Captur
         (["poze", "x.jpg"], "No such command 'poze'"),
         (["normals", "x.jpg", "--tile", "12 x"], "--tile: expected pixels"),
         (["pointmap", "x.jpg", "-K", "1,2"], "--intrinsics: expected 4 numbers"),
-        (["pointmap", "x.jpg", "-m", "m", "-K", "9,9,5,5", "--fov", "60"], "K and fov: expected one of them"),
+        (["pointmap", "x.jpg", "-m", "m", "-K", "9,9,5,5", "--fov", "60"], "--intrinsics and --fov: expected one"),
         (["segment", "x.jpg"], "expected --points or --boxes"),
         (["segment", "x.jpg", "--points", "1,2,3"], "--points: expected"),
         (["pose", "x.jpg", "--finder", "a", "--boxes", "1,2,3,4"], "--finder and --boxes: expected one"),
@@ -179,6 +179,12 @@ def test_globs_sequences_and_a_file_as_out(tmp_path: Path, capsys: pytest.Captur
         (["pose", "x.jpg", "y.jpg", "-o", "-", "--save", "npz"], "expected one picture for npz"),
         (["pose", "no-such-folder", "--watch"], "--watch: expected folders"),
         (["pose", "x.jpg", "--preview", "now.txt"], "--preview: expected a name"),
+        (["normals", "x.jpg", "--overlap", "0.8"], "'--overlap': Input should be less than or equal to 0.75."),
+        (["normals", "x.jpg", "--tile", "1"], "--tile: expected pixels"),
+        (["semantic", "here.jpg"], "--model: expected a checkpoint for semantic, got none. Pass one such as --model f"),
+        (["instances", "here.jpg"], "a checkpoint for instances, got none"),
+        (["pose", "x.jpg", "--nobody", "crash"], "'--nobody': 'crash' is not one of"),
+        (["pose", "here.jpg", "-m", "facebook/sapiens2-pose-0.4b", "--device", "cuda:99"], "Error: --device: "),
         (["models", "list", "--task", "poses"], "Did you mean pose"),
         (["models", "info", "no-such-folder"], "no such file or folder"),
     ],
@@ -194,6 +200,23 @@ def test_what_is_wrong_with_a_command(
     assert len(told.err.splitlines()) == 1
     assert told.err.startswith("Error: ")
     assert told.out == ""
+
+
+def test_what_is_wrong_with_a_picture_is_said_of_options_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_pictures(tmp_path / "in", 1)
+    assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--boxes", "1,2,30,20", "--boxes", "5,5,5,9") == 1
+    assert "000.jpg: --boxes number 2: expected x1, y1, x2, y2" in capsys.readouterr().err
+    assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--people", "crop", "--json") == 1
+    (line, _) = json_lines(capsys.readouterr().out)
+    assert line["error"].endswith("--people crop: expected boxes or a finder, got neither. Pass --boxes or --finder.")
+
+
+def test_the_widest_overlap_of_tiles(tmp_path: Path) -> None:
+    save_pictures(tmp_path / "in", 1)
+    tiles = ("--tile", "16", "--overlap", "0.75", "-q")
+    assert command("normals", tmp_path / "in", "-o", tmp_path / "out", *tiles) == 0
 
 
 def test_debug_shows_where_it_came_from(capsys: pytest.CaptureFixture[str]) -> None:

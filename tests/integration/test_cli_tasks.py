@@ -162,8 +162,7 @@ def test_examples_of_help_work(example: str, here: Path) -> None:
     words = shlex.split(example)
     assert words[0] == "vitruvian"
     assert cli.run([*words[1:], "--quiet"]) == 0
-    written = here / "demo" if words[1] == "demo" else here / "out"
-    assert any(written.iterdir())
+    assert any((here / "out" / "demo" if words[1] == "demo" else here / "out").iterdir())
 
 
 def poses(path: Path) -> dict:
@@ -221,6 +220,8 @@ def test_mattes_go_over_a_ground(tmp_path: Path) -> None:
     with np.load(tmp_path / "matte.npz") as values:
         expected = values["foreground"] + (1 - values["alpha"][..., None]) * [0, 1, 0]
     assert np.abs(pixels(out) / 255.0 - expected.clip(0, 1)).max() < 0.01
+    assert command("matte", "photo.jpg", "-q", "-o", tmp_path / "folder", "--over", "#00ff00") == 0
+    assert np.array_equal(pixels(tmp_path / "folder" / "photo_matte_plot.png"), pixels(out))
 
 
 def test_layouts_are_those_of_sapiens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

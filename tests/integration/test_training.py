@@ -91,9 +91,11 @@ def test_several_tasks_at_once(folder: Path, tmp_path: Path):
     assert list(open_models(tmp_path)) == ["seg", "normal", "matting"]
 
 
-def test_a_run_goes_on_to_the_same_weights(folder: Path, tmp_path: Path):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_run_goes_on_to_the_same_weights(optimizer: str, folder: Path, tmp_path: Path):
     tasks = ("pose", "seg")
     options: dict[str, Any] = {"model__encoder__drop_path_rate": 0.2, "accumulation": 2, "checkpoint__every": 2}
+    options["optimizer__kind"] = optimizer
     train(small_run(tmp_path / "whole", folder, *tasks, steps=6, **options))
 
     class PowerError(RuntimeError):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import threading
+
 import pytest
 import torch
 from torch import Tensor
 
-from vitruvian.graphs import GraphCache, describe
+from vitruvian.graphs import GraphCache, describe, unrecorded
 from vitruvian.layers.keep import kept
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
@@ -50,3 +54,87 @@ def test_two_functions_of_one_cache_and_constants_that_were_forgotten() -> None:
         for size in range(100, 300):  # pushes what the graphs read out of memory
             table(size, x.device).fill_(7)
     assert len(cache.recordings) == 2
+
+
+def test_copies_of_a_cache_record_for_themselves() -> None:
+    cache = GraphCache(most=2, largest_batch=3)
+    cache.recordings["key"] = None  # type: ignore[assignment]
+    for copied in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        assert (copied.most, copied.largest_batch, len(copied.recordings)) == (2, 3, 0)
+
+
+@needs_cuda
+@torch.no_grad()
+def test_nothing_is_recorded_where_that_is_asked() -> None:
+    cache, x = GraphCache(), torch.ones(2, device="cuda")
+    assert cache.takes((x,), {})
+    with unrecorded():
+        assert not cache.takes((x,), {})
+    assert cache.takes((x,), {})
+
+
+@needs_cuda
+@torch.no_grad()
+def test_recording_while_other_threads_use_the_device() -> None:
+    """As pipelines do: pinned memory, copies and events on another stream."""
+    stop, errors = threading.Event(), []
+
+    def work() -> None:
+        stream = torch.cuda.Stream()
+        held = []
+        try:
+            while not stop.is_set():
+                with torch.cuda.stream(stream):
+                    pinned = torch.ones(1 << (10 + len(held) % 12), pin_memory=True)
+                    held.append(pinned.to("cuda", non_blocking=True) * 2)
+                    event = torch.cuda.Event(blocking=True)
+                    event.record()
+                event.synchronize()
+                held = held[-24:]
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    cache = GraphCache(most=8)
+    try:
+        for size in range(1, 20):
+            x = torch.randn(3, size, device="cuda")
+            torch.testing.assert_close(cache(torch.cumsum, (x, 0), {}), x.cumsum(0))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not errors
+
+
+@needs_cuda
+@torch.no_grad()
+def test_threads_that_share_a_cache_get_their_own_answers() -> None:
+    cache, wrong = GraphCache(), []
+
+    def work(value: float) -> None:
+        for _ in range(50):
+            found = cache(torch.square, (torch.full((4,), value, device="cuda"),), {})
+            if not bool((found == value**2).all()):
+                wrong.append(value)
+
+    threads = [threading.Thread(target=work, args=(float(number),)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@needs_cuda
+@torch.no_grad()
+def test_a_recorded_call_may_hold_another() -> None:
+    cache, x = GraphCache(), torch.arange(3.0, device="cuda")
+
+    def outer(value: Tensor) -> Tensor:
+        return 1 + (cache(torch.square, (value,), {}) if cache.takes((value,), {}) else torch.square(value))
+
+    for _ in range(2):
+        torch.testing.assert_close(cache(outer, (x,), {}), 1 + x.square())

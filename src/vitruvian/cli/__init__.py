@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ from vitruvian.cli import (
     train,
 )
 from vitruvian.cli.spread import spread
+from vitruvian.cli.wording import NAMES, as_typed, option_names
 from vitruvian.errors import VitruvianError
 from vitruvian.version import __version__
 
@@ -88,11 +90,12 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code; whatever goes wrong is one line on standard error."""
     warnings.showwarning = show_warning
+    names = NAMES.set(functools.cache(lambda: option_names(typer.main.get_command(app), arguments)))
     try:
         code = app(args=list(arguments) or ["--help"], prog_name="vitruvian", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except VitruvianError as error:
-        return tell(error, arguments, str(error))
+        return tell(error, arguments, as_typed(error))
     except BrokenPipeError:
         sys.stdout = None  # whoever read it has enough; nothing is left to flush
         return 0
@@ -100,9 +103,12 @@ def run(arguments: Sequence[str]) -> int:
         if hasattr(error, "format_message"):  # what typer finds wrong with a command
             context = getattr(error, "ctx", None)
             path = "vitruvian" if context is None else context.command_path
-            return tell(error, arguments, f"{error.format_message()} See {path} --help.")
-        words = f"{type(error).__name__}: {error}".rstrip(": ")
+            words = error.format_message().replace("Value error, ", "").rstrip(".")
+            return tell(error, arguments, f"{words}. See {path} --help.")
+        words = f"{type(error).__name__}: {error}".rstrip(": .")
         return tell(error, arguments, f"unexpected {words}. This is a mistake of ours: add --debug and report it.")
+    finally:
+        NAMES.reset(names)
 
 
 def tell(error: Exception, arguments: Sequence[str], text: str) -> int:
@@ -118,4 +124,4 @@ def tell(error: Exception, arguments: Sequence[str], text: str) -> int:
 def show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     """Print a warning in one line; those of other packages are theirs to see."""
     if category.__module__.startswith("vitruvian"):
-        typer.echo(f"Warning: {' '.join(str(message).split())}", err=True)
+        typer.echo(f"Warning: {as_typed(str(message))}", err=True)

@@ -16,9 +16,9 @@ def export(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     int8: Annotated[bool, typer.Option("--int8", help="Write int8 for OpenVINO; needs --calibrate.")] = False,
     calibrate: Annotated[
-        Path | None, typer.Option(help="Folder of pictures like those the model will see; a few dozen do.")
+        Path | None, typer.Option(help="Folder of pictures like those the model will see; a dozen or two do.")
     ] = None,
-    pictures: Annotated[int, typer.Option(help="Calibrate with so many pictures at most.", min=1)] = 64,
+    pictures: Annotated[int, typer.Option(help="Calibrate with so many pictures at most.", min=1)] = 16,
     size: Annotated[str | None, typer.Option(help="Height and width of pictures, such as 1024x768.")] = None,
     check: Annotated[bool, typer.Option(help="Compare the file with torch after writing.")] = True,
 ) -> None:

@@ -149,7 +149,7 @@ class Worker:
         if self.file_kind is None:
             self.kinds, self.folder = read_kinds(self.task, self.job.results.save), out
             if out.exists() and not out.is_dir():
-                raise InputError(f"{out}: expected a folder for results, got a file. Choose another --out.")
+                raise InputError(f"--out {out}: expected a folder for results, got a file. Choose another.")
         else:
             self.file, self.folder = out, out.parent
 

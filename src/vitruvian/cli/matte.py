@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from vitruvian.cli.options import Batch, Messages, Model, People, Results, Sources, Tiles, Video
+from vitruvian.cli.options import STDIO, Batch, Messages, Model, People, Results, Sources, Tiles, Video
 
 OWN = "Matte"
 EXAMPLE = "vitruvian matte photo.jpg --model facebook/sapiens2-matting-1b --save png"
@@ -45,15 +45,19 @@ def matte(
     with alpha, mp4 over a ground, json.
     """
     import dataclasses
+    from pathlib import Path
 
-    from vitruvian.cli.jobs import Job, run_job
+    from vitruvian.cli.jobs import OUT, Job, run_job
+    from vitruvian.cli.kinds import TASKS, file_kind
     from vitruvian.cli.reading import dense_options
 
     def over(found: Any) -> Any:
         return found.over(own.over)
 
-    if own.over is not None and results.save is None and results.out is None:
-        results = dataclasses.replace(results, save="png,plot,mp4")
+    if own.over is not None and results.save is None and results.out != STDIO:
+        place = Path(results.out or OUT).expanduser()
+        if file_kind(TASKS["matte"], place, None) is None:  # a folder: what is drawn goes there too
+            results = dataclasses.replace(results, save="png,plot,mp4")
     run_job(
         Job(
             command="matte",

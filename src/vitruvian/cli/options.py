@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
+from vitruvian.pipelines.limits import MOST_OVERLAP
+
 RESULTS, MODEL, PEOPLE, VIDEO, MESSAGES = "Results", "Model", "People", "Video and cameras", "Messages"
 STDIO = "-"
 
@@ -207,7 +209,12 @@ class Tiles:
     ] = None
     overlap: Annotated[
         float,
-        Option(help="Share of a tile that it has in common with the next.", min=0, max=0.9, rich_help_panel=MODEL),
+        Option(
+            help="Share of a tile that it has in common with the next.",
+            min=0,
+            max=MOST_OVERLAP,
+            rich_help_panel=MODEL,
+        ),
     ] = 0.25
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vitruvian.cli.checkpoints import own_finder
 from vitruvian.cli.options import Batch, People, Tiles
 from vitruvian.errors import InputError
+from vitruvian.pipelines.limits import LEAST_TILE
 from vitruvian.pipelines.people import open_finder
 
 if TYPE_CHECKING:
@@ -91,8 +92,11 @@ def read_tile(text: str | None) -> int | tuple[int, int] | bool | None:
     if text is None or text == "auto":
         return None if text is None else True
     size = re.fullmatch(r"(\d+)(?:[x×](\d+))?", text)
-    if not size or int(size[1]) < 1 or int(size[2] or 1) < 1:
-        raise InputError(f"--tile: expected pixels such as 1024 or 1024x768 (height x width), or auto, got {text!r}.")
+    if not size or min(int(side) for side in size.groups() if side) < LEAST_TILE:
+        raise InputError(
+            f"--tile: expected pixels such as 1024 or 1024x768 (height x width), at least {LEAST_TILE}, or auto, got "
+            f"{text!r}."
+        )
     return (int(size[1]), int(size[2])) if size[2] else int(size[1])
 
 

@@ -26,6 +26,7 @@ from rich.progress import (
 
 from vitruvian.cli.options import Messages
 from vitruvian.cli.shown import shown_seconds
+from vitruvian.cli.wording import as_typed
 
 DONE, SOME_FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 LOG_SECONDS = 15.0  # between lines of progress where there is no terminal
@@ -129,7 +130,7 @@ class Report:
 
     def failed(self, name: str, error: BaseException | str) -> None:
         """Count a source that gave no result."""
-        message = one_line_of(error)
+        message = as_typed(error)
         message = message if message.startswith(name) else f"{name}: {message}"
         self.failures.append((name, message))
         self.line(source=name, status="failed", error=message)
@@ -223,9 +224,3 @@ class Bar:
             self.report.logged = time.monotonic()
             left = f", {shown_seconds(spent / own * (total - count))} left" if total else ""
             self.report.say(f"{self.title}: {count} of {total or '?'}{left}")
-
-
-def one_line_of(error: BaseException | str) -> str:
-    """Return what an error says on one line, and what kind it is where it says nothing."""
-    text = " ".join(str(error).split())
-    return text or type(error).__name__

@@ -41,7 +41,7 @@ def synthesize(
     if image_format not in ("jpg", "png"):
         raise InputError(f"--format: expected jpg or png, got {image_format!r}.")
     place = checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    console = Console(stderr=True)
+    console = Console(stderr=True, soft_wrap=True)
     if pack is None:
         console.print("no --pack: people are made of tubes. The documentation says how to build a pack of real bodies.")
     options = SetOptions(

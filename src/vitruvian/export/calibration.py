@@ -23,7 +23,7 @@ SHOWN = 4  # pictures that the cost is measured on
 
 
 def calibration_samples(
-    model: Model, processor: Any, folder: str | Path, *, size_hw: tuple[int, int] | None = None, most: int = 64
+    model: Model, processor: Any, folder: str | Path, *, size_hw: tuple[int, int] | None = None, most: int = 16
 ) -> list[dict[str, Tensor]]:
     """Prepare the pictures of a folder as inputs of an export; prompts are those of `example_inputs`.
 

@@ -24,7 +24,7 @@ from vitruvian.errors import CheckpointError, InputError
 from vitruvian.export.folder import ONNX_FILE, OPENVINO_FILE, Signature, need
 from vitruvian.hub import CONFIG_FILE
 
-MOST_PICTURES = 64
+MOST_PICTURES = 16
 
 
 def quantize_int8(
@@ -41,7 +41,7 @@ def quantize_int8(
         source: Folder that `export_onnx` wrote.
         folder: Folder to write into, made if needed.
         samples: Inputs by name, such as ``{"pixel_values": …}`` from a processor: pictures like those the model will
-            see. A few dozen do; with batches, each is taken apart.
+            see. A dozen or two do; with batches, each is taken apart.
         most: Use no more inputs than this.
         keep: Names of operations in the graph to keep in float32.
     """

@@ -14,6 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 SLOTS = 16  # columns of the last product; the kinds of masks are fewer
+# Two warps, so that Triton takes the matrix instructions of one warp and not the asynchronous ones of four: what it
+# makes of the latter for small products in a row ends in illegal memory accesses on Hopper chips, although the
+# addresses in its PTX are right (Triton 3.6; issues 10486 and 11366 of triton-lang/triton).
+ROWS, WARPS = 32, 2
 
 
 @triton.jit
@@ -70,11 +74,11 @@ def draw(
     (B, P, _, C), K = cells.shape, vectors.shape[2]
     height, width = grid_hw
     out = torch.empty(B, P, K, 4 * height, 4 * width, device=cells.device, dtype=cells.dtype)
-    rows = 64
-    launch: Any = _draw[(triton.cdiv(height * width, rows), B * P)]
+    launch: Any = _draw[(triton.cdiv(height * width, ROWS), B * P)]
     launch(
         cells, up1, finer, weight, shift, up2, finest, vectors, out, P, height, width,
-        channels=C, middle=up1.shape[-1], small=up2.shape[-1], kinds=K, slots=SLOTS, rows=rows, eps=eps, num_warps=4,
+        channels=C, middle=up1.shape[-1], small=up2.shape[-1], kinds=K, slots=SLOTS, rows=ROWS, eps=eps,
+        num_warps=WARPS,
     )  # fmt: skip
     return out
 

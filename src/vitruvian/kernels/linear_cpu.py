@@ -6,13 +6,14 @@ The operators behind it are private to torch: `has_packed` tries them once, and 
 from __future__ import annotations
 
 import functools
-import itertools
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ROWS = 512  # rows of a chunk for each thread: what lies between two products stays in the cache
+from vitruvian.kernels.lanes_cpu import pieces
+
+ROWS = 512  # rows of a chunk: what lies between two products stays in the cache
 
 
 @functools.cache
@@ -61,6 +62,7 @@ class PackedLinear:
     """A linear layer for inference."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.width = len(weight)
         self.bias = None if bias is None else bias.detach().contiguous()
         self.packed: Tensor | None = pack(weight) if packs(weight) else None
         self.weight = weight.detach() if self.packed is None else weight.new_empty(0)
@@ -86,14 +88,7 @@ class PackedLinear:
 
 def even_chunks(rows: int, most: int) -> list[slice]:
     """Cut a number of rows into chunks of nearly the same size, none above `most`."""
-    count = -(-rows // most)
-    edges = [rows * index // count for index in range(count + 1)]
-    return [slice(a, b) for a, b in itertools.pairwise(edges)]
-
-
-def chunk_rows() -> int:
-    """Rows of a chunk, for all threads together."""
-    return ROWS * torch.get_num_threads()
+    return pieces(rows, -(-rows // most))
 
 
 def stamp(tensors: list[Tensor]) -> list[tuple[int, int]]:

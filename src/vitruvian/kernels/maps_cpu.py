@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.kernels.linear_cpu import PackedLinear, chunk_rows, even_chunks
+from vitruvian.kernels import linear_cpu
+from vitruvian.kernels.lanes_cpu import cut, run_parts
+from vitruvian.kernels.linear_cpu import PackedLinear
 from vitruvian.kernels.winograd import Winograd
 
 FEWEST_CHANNELS = 256  # below, the sums around Winograd's products cost more than these save
@@ -42,24 +44,28 @@ class Stage:
         return fits and min(self.weight.shape[:2]) >= FEWEST_CHANNELS
 
 
+@dataclass(frozen=True)
 class Moments:
-    """Mean and variance of the channels of a map that is seen part by part."""
+    """Number of pixels, mean and summed squared distance from it of the channels of a part of a map."""
 
-    def __init__(self) -> None:
-        self.parts: list[tuple[int, Tensor, Tensor]] = []
+    count: int
+    mean: Tensor  # [C]
+    squares: Tensor  # [C]
 
-    def see(self, part: Tensor) -> None:
-        """Count in [h', w', C]."""
+    @classmethod
+    def of(cls, part: Tensor) -> Moments:
+        """Look at [h', w', C]."""
         mean = part.mean(dim=(0, 1))
-        self.parts.append((part.shape[0] * part.shape[1], mean, (part - mean).square_().sum(dim=(0, 1))))
+        return cls(part.shape[0] * part.shape[1], mean, (part - mean).square_().sum(dim=(0, 1)))
 
-    def norm(self, eps: float) -> tuple[Tensor, Tensor]:
-        """Return the factor and the summand [C] that normalise the map."""
-        total = sum(count for count, _, _ in self.parts)
-        mean = torch.stack([part * (count / total) for count, part, _ in self.parts]).sum(0)
-        spread = torch.stack([squares + (part - mean).square() * count for count, part, squares in self.parts]).sum(0)
-        factor = torch.rsqrt(spread / total + eps)
-        return factor, -mean * factor
+
+def norm_of(parts: list[Moments], eps: float) -> tuple[Tensor, Tensor]:
+    """Return the factor and the summand [C] that normalise a map made of parts."""
+    total = sum(part.count for part in parts)
+    mean = torch.stack([part.mean * (part.count / total) for part in parts]).sum(0)
+    spread = torch.stack([part.squares + (part.mean - mean).square() * part.count for part in parts]).sum(0)
+    factor = torch.rsqrt(spread / total + eps)
+    return factor, -mean * factor
 
 
 @dataclass(frozen=True)
@@ -79,13 +85,16 @@ class RawMap:
 
     def write(self, target: Tensor) -> None:
         """Write the finished map [h, w, C]."""
-        for rows in row_chunks(self.values):
+
+        def write(rows: slice) -> None:
             target[rows] = self.read(rows)
+
+        run_parts(write, row_chunks(self.values))
 
 
 def row_chunks(values: Tensor) -> list[slice]:
     """Cut a map [h, w, C] into rows that fit the cache."""
-    return even_chunks(len(values), max(1, chunk_rows() // values.shape[1]))
+    return cut(len(values), max(1, linear_cpu.ROWS // values.shape[1]))
 
 
 class MapChain:
@@ -101,19 +110,25 @@ class MapChain:
         """Map [h, w, C] to planes [K, H, W]."""
         raw = RawMap(values)
         for stage, ready in zip(self.stages, self.ready, strict=True):
-            moments = Moments()
             if isinstance(ready, PackedLinear):
-                out = run_pointwise(ready, raw, moments)
+                out, seen = run_pointwise(ready, raw)
             elif isinstance(ready, Winograd):
-                out = run_winograd(ready, raw, moments)
+                out, seen = run_winograd(ready, raw)
             else:
-                out = run_direct(stage, ready, raw, moments)
-            raw = RawMap(out, moments.norm(self.eps))
+                out, seen = run_direct(stage, ready, raw)
+            raw = RawMap(out, norm_of(seen, self.eps))
+        return self.predict(raw)
+
+    def predict(self, raw: RawMap) -> Tensor:
+        """Run the last convolution: [H, W, C] to planes [K, H, W]."""
         height, width = raw.values.shape[:2]
         planes = self.weight.new_empty(len(self.weight), height, width)
-        for rows in row_chunks(raw.values):
+
+        def run(rows: slice) -> None:
             pixels = raw.read(rows).flatten(0, 1)  # [P, C]
             planes[:, rows] = torch.addmm(self.bias, self.weight, pixels.t()).view(len(planes), -1, width)
+
+        run_parts(run, row_chunks(raw.values))
         return planes
 
 
@@ -128,24 +143,27 @@ def prepare(stage: Stage) -> PackedLinear | Winograd | Tensor:
     return stage.weight.detach().contiguous(memory_format=torch.channels_last)
 
 
-def run_pointwise(linear: PackedLinear, raw: RawMap, moments: Moments) -> Tensor:
+def run_pointwise(linear: PackedLinear, raw: RawMap) -> tuple[Tensor, list[Moments]]:
     """Run a 1×1 convolution: [h, w, C] to [h, w, C']."""
-    parts = []
-    for rows in row_chunks(raw.values):
-        parts.append(linear(raw.read(rows)))
-        moments.see(parts[-1])
-    return torch.cat(parts)
+    out = torch.empty(*raw.values.shape[:2], linear.width)
+
+    def run(rows: slice) -> Moments:
+        part = linear(raw.read(rows))
+        out[rows] = part
+        return Moments.of(part)
+
+    return out, run_parts(run, row_chunks(raw.values))
 
 
-def run_winograd(conv: Winograd, raw: RawMap, moments: Moments) -> Tensor:
+def run_winograd(conv: Winograd, raw: RawMap) -> tuple[Tensor, list[Moments]]:
     """Run a convolution as fewer products: [h, w, C] to [s·h, s·w, C']."""
     height, width, channels = raw.values.shape
     whole, inside = conv.padded((height, width), channels)
     raw.write(inside)
-    return conv(whole, (height, width), moments.see)
+    return conv(whole, (height, width), Moments.of)
 
 
-def run_direct(stage: Stage, weight: Tensor, raw: RawMap, moments: Moments) -> Tensor:
+def run_direct(stage: Stage, weight: Tensor, raw: RawMap) -> tuple[Tensor, list[Moments]]:
     """Run a convolution of any form: [h, w, C] to [s·h, s·w, C']."""
     if raw.norm is None:
         values = raw.values
@@ -160,6 +178,4 @@ def run_direct(stage: Stage, weight: Tensor, raw: RawMap, moments: Moments) -> T
         height, width = out.shape[:2]
         split = out.reshape(height, width, -1, 2, 2).permute(0, 3, 1, 4, 2)  # [h, 2, w, 2, C']
         out = split.reshape(2 * height, 2 * width, -1)
-    for rows in row_chunks(out):
-        moments.see(out[rows])
-    return out
+    return out, run_parts(lambda rows: Moments.of(out[rows]), row_chunks(out))

@@ -9,15 +9,20 @@ results stay as exact as those of a plain convolution.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from vitruvian.kernels.lanes_cpu import cut, run_parts
 from vitruvian.kernels.linear_cpu import PackedLinear
 
-TILES = 300  # tiles at a time for each thread: their products stay in the cache
+Seen = TypeVar("Seen")
+
+TILES = 300  # tiles at a time: their products stay in the cache
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,9 @@ class Winograd:
         if bias is not None:
             bias = bias.detach().view(-1, self.spread**2).t().flatten()  # [s·s·C']
         # The product in the middle is part of every output once, so that it can bring the bias.
-        self.products = [
-            [PackedLinear(w.flatten(0, 2), bias if y == x == 1 else None) for x, w in enumerate(row)]
-            for y, row in enumerate(kernels)
-        ]
+        places = list(itertools.product(range(len(factors)), repeat=2))
+        packed = run_parts(lambda yx: PackedLinear(kernels[yx].flatten(0, 2), bias if yx == (1, 1) else None), places)
+        self.products = dict(zip(places, packed, strict=True))
 
     def tiles_hw(self, size_hw: tuple[int, int]) -> tuple[int, int]:
         """Number of tiles for a map [h, w, C]."""
@@ -73,31 +77,35 @@ class Winograd:
         whole = torch.zeros(2 * down + reach, 2 * across + reach, channels)
         return whole, whole[1 : 1 + size_hw[0], 1 : 1 + size_hw[1]]
 
-    def __call__(self, whole: Tensor, size_hw: tuple[int, int], seen: Callable[[Tensor], None]) -> Tensor:
-        """Convolve a padded map; `seen` is shown each part [h', w', C'] of the result [s·h, s·w, C'] as it comes."""
+    def __call__(
+        self, whole: Tensor, size_hw: tuple[int, int], look: Callable[[Tensor], Seen]
+    ) -> tuple[Tensor, list[Seen]]:
+        """Convolve a padded map to [s·h, s·w, C'], and return too what `look` says of its parts [h', s·w, C']."""
         down, across = self.tiles_hw(size_hw)
         s, lead = self.spread, self.lead
         height, width = s * size_hw[0], s * size_hw[1]
         out = torch.empty(down, 2, s, across, 2, s, self.channels)
-        rows = max(1, TILES * torch.get_num_threads() // across)
         flat = out.view(2 * s * down, 2 * s * across, -1)
-        for top in range(0, down, rows):
-            last = min(down, top + rows)
-            part = whole[2 * top : 2 * last + len(self.filters.data[0]) - 2]
-            self.run_tiles(part, out[top:last])
-            seen(flat[max(lead, 2 * s * top) : min(lead + height, 2 * s * last), lead : lead + width])
-        return flat[lead : lead + height, lead : lead + width]
+
+        def run(rows: slice) -> Seen:
+            part = whole[2 * rows.start : 2 * rows.stop + len(self.filters.data[0]) - 2]
+            self.run_tiles(part, out[rows])
+            first, last = max(lead, 2 * s * rows.start), min(lead + height, 2 * s * rows.stop)
+            return look(flat[first:last, lead : lead + width])
+
+        seen = run_parts(run, cut(down, max(1, TILES // across)))
+        return flat[lead : lead + height, lead : lead + width], seen
 
     def run_tiles(self, part: Tensor, out: Tensor) -> None:
         """Convolve rows of tiles: [2·d + …, 2·a + …, C] into [d, 2, s, a, 2, s, C']."""
         d, a = out.shape[0], out.shape[3]
         rows = [combine(list(strips(part, 0, d)), factors) for factors in self.filters.data]
         products = []
-        for row, linears in zip(rows, self.products, strict=True):
+        for y, row in enumerate(rows):
             line = []
-            for factors, linear in zip(self.filters.data, linears, strict=True):
+            for x, factors in enumerate(self.filters.data):
                 tile = combine(list(strips(row, 1, a)), factors).reshape(d * a, -1)  # [d·a, C]
-                line.append(linear(tile))  # [d·a, s·s·C']
+                line.append(self.products[y, x](tile))  # [d·a, s·s·C']
             products.append(line)
         for y, down in enumerate(self.filters.out):
             sums = [combine(column, down) for column in zip(*products, strict=True)]

@@ -37,6 +37,12 @@ def kept(build: Callable[P, R], *, most: int = 64) -> Callable[P, R]:
     return call
 
 
+@kept
+def constant(values: tuple[float, ...] | tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Return a few numbers as a tensor that is on the device already: to copy them there makes the host wait."""
+    return torch.tensor(values, device=device)
+
+
 @contextmanager
 def holding() -> Iterator[list[Any]]:
     """Collect what `kept` functions give meanwhile: a recorded graph reads it long after they may have forgotten it."""

@@ -13,7 +13,7 @@ from vitruvian.losses.dense import (
     normal_loss,
     segmentation_loss,
 )
-from vitruvian.losses.heatmap import HeatmapLossWeights, heatmap_loss, heatmap_mse
+from vitruvian.losses.heatmap import HeatmapLossWeights, heatmap_loss, heatmap_mse, heatmap_peaks
 from vitruvian.losses.matting import MattingLossWeights, laplacian_error, matting_loss
 from vitruvian.losses.pointmap import (
     PointmapLossWeights,
@@ -51,6 +51,7 @@ __all__ = [
     "ema_update",
     "heatmap_loss",
     "heatmap_mse",
+    "heatmap_peaks",
     "laplacian_error",
     "masked_reconstruction_loss",
     "matting_loss",

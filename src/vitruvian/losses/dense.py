@@ -89,7 +89,7 @@ def segmentation_loss(
     return weigh(
         weights,
         {
-            "cross_entropy": lambda: _cross_entropy(
+            "cross_entropy": lambda: cross_entropy(
                 logits, labels, ignore_index=ignore_index, class_weights=class_weights
             ),
             "dice": lambda: dice_loss(logits, labels, ignore_index=ignore_index),
@@ -98,9 +98,10 @@ def segmentation_loss(
     )
 
 
-def _cross_entropy(
-    logits: Tensor, labels: Tensor, *, ignore_index: int, class_weights: Tensor | Sequence[float] | None
+def cross_entropy(
+    logits: Tensor, labels: Tensor, *, ignore_index: int = 255, class_weights: Tensor | Sequence[float] | None = None
 ) -> Tensor:
+    """Return the cross-entropy of `segmentation_loss` for logits of the labels' size, without a look at the labels."""
     K = logits.shape[1]
     valid = labels != ignore_index  # [B, H, W]
     if class_weights is None:

@@ -1,4 +1,4 @@
-"""Pose: squared error on heatmaps, each joint weighted by its visibility."""
+"""Pose: squared error on heatmaps, each joint weighted by its visibility; and where their peaks are."""
 
 from __future__ import annotations
 
@@ -63,3 +63,24 @@ def heatmap_mse(pred: Tensor, target: Tensor, weights: Tensor | None = None) -> 
         weights = weights[:, :, None, None]  # [B, J, 1, 1]
     weights = weights.float().expand_as(pred)  # [B, J, H, W]
     return torch.sum((pred - target).square() * weights) / nonzero(torch.sum(weights))
+
+
+def heatmap_peaks(pred: Tensor, target: Tensor, weights: Tensor, *, sharpness: float = 12.0) -> Tensor:
+    """Return how far the peaks of heatmaps are from where they should be, in nats.
+
+    ``Σ w · KL(softmax(s · target) ‖ softmax(s · pred)) / Σ w`` over joints, with the softmax over a joint's pixels and
+    s the sharpness. A perfect heatmap makes it 0, so it does not pull against `heatmap_mse`; but a flat one has a
+    strong gradient towards the peak, where the squared error of a map that is almost empty has hardly any.
+
+    Args:
+        pred: Predicted heatmaps [B, J, H, W].
+        target: Heatmaps to reach [B, J, H, W], with peaks of 1.
+        weights: How much each joint counts [B, J].
+        sharpness: What heatmaps are multiplied by; the larger, the more the peak alone counts.
+    """
+    if weights.shape != pred.shape[:2]:
+        raise InputError(f"heatmap weights: expected shape {list(pred.shape[:2])}, got {list(weights.shape)}.")
+    guess, goal = sharpness * pred.float().flatten(2), sharpness * target.float().flatten(2)  # [B, J, H·W]
+    share = goal.softmax(dim=2)
+    apart = guess.logsumexp(2) - goal.logsumexp(2) + (share * (goal - guess)).sum(2)  # [B, J]
+    return (apart * weights).sum() / nonzero(weights.sum())

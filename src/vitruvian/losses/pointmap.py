@@ -209,7 +209,7 @@ def _check_scale_shape(scales: Tensor, *, batch: int, what: str) -> Tensor:
 
 def _check_scales(scales: Tensor, *, batch: int, what: str) -> Tensor:
     scales = _check_scale_shape(scales, batch=batch, what=what).float()
-    if not torch.compiler.is_compiling() and not bool((scales.isfinite() & (scales > 0)).all()):
+    if may_look_at(scales) and not bool((scales.isfinite() & (scales > 0)).all()):
         raise InputError(
             f"{what}: expected positive numbers, got {scales.flatten().tolist()}. "
             "Compute them from the camera with canonical_scales(intrinsics)."
@@ -223,8 +223,13 @@ def _check_intrinsics(intrinsics: Tensor) -> None:
             f"intrinsics: expected shape [B, 3, 3], got {list(intrinsics.shape)}. Give each image its camera matrix."
         )
     focal = intrinsics.diagonal(dim1=1, dim2=2)[:, :2]  # [B, 2]
-    if not torch.compiler.is_compiling() and not bool((focal > 0).all()):
+    if may_look_at(focal) and not bool((focal > 0).all()):
         raise InputError(
             f"intrinsics: expected positive focal lengths in pixels, got {focal.tolist()}. "
             "Row 0 is (f_x, skew, c_x), row 1 is (0, f_y, c_y), row 2 is (0, 0, 1)."
         )
+
+
+def may_look_at(values: Tensor) -> bool:
+    """Whether values can be checked: not while torch.compile traces, nor on a GPU, where that takes a wait."""
+    return not torch.compiler.is_compiling() and values.device.type == "cpu"

@@ -7,7 +7,8 @@ tensors) and `finish` (→ result); the runner does them for many pictures at on
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
@@ -19,9 +20,10 @@ from torch import Tensor
 from vitruvian.auto import HUB_KEYWORDS, AutoProcessor, AutoTaskModel
 from vitruvian.devices import checked_device, checked_dtype
 from vitruvian.errors import InputError, near_matches
+from vitruvian.graphs import unrecorded
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.packed import packed_tasks
-from vitruvian.pipelines.memory import BatchSize, first_batch_size
+from vitruvian.pipelines.memory import Arrival, BatchSize, Lane, first_batch_size, is_out_of_memory, lane_for
 from vitruvian.pipelines.people import (
     BoxForm,
     NobodyRule,
@@ -32,6 +34,7 @@ from vitruvian.pipelines.people import (
 )
 from vitruvian.pipelines.runner import PATIENCE, Errors, Prepared, Results, Unit, run_many, run_one
 from vitruvian.pipelines.sources import Frame, open_source
+from vitruvian.processor import as_tensor
 from vitruvian.results.base import People, Result
 
 ResultT = TypeVar("ResultT", bound=Result)
@@ -45,12 +48,15 @@ class Options:
     Args:
         batch_size: How many inputs (pictures, people or tiles) go through the model at once. "auto" starts from what
             suits the device and halves when memory runs out.
-        workers: Background threads that read, prepare, finish and save; by default 2 to 4.
+        workers: Background threads that read, prepare, finish and save; by default 2 to 4, and up to 16, as many as
+            there are cores, where the model is on a CUDA device.
         errors: With many pictures, "keep" gives a `Failure` in the place of each that fails, "raise" stops there.
         save: What to do with each result in the background: a function that takes it, or a file name with ``{stem}``
             (and ``{frame}`` for video) in it, such as ``"out/{stem}.png"``.
         keep_image: Whether results hold their source picture, which `plot` draws on.
         patience: Seconds to wait for further pictures of a slow source before a batch runs as it is.
+        optimize: Whether to make the model quick first, see `Model.optimize`, which needs a moment once. "auto" does on
+            a CUDA device. What is optimised stays so.
     """
 
     batch_size: int | Literal["auto"] = "auto"
@@ -59,12 +65,15 @@ class Options:
     save: Callable[[Any], Any] | str | Path | None = None
     keep_image: bool = True
     patience: float = PATIENCE
+    optimize: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         if self.errors not in ("keep", "raise"):
             raise InputError(f'errors: expected "keep" or "raise", got {self.errors!r}.')
         if self.workers is not None and self.workers < 1:
             raise InputError(f"workers: expected at least 1, got {self.workers}.")
+        if self.optimize not in (True, False, "auto"):
+            raise InputError(f'optimize: expected True, False or "auto", got {self.optimize!r}.')
         if self.batch_size != "auto":
             BatchSize(self.batch_size, fixed=True)
 
@@ -122,12 +131,14 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
     nobody: ClassVar[NobodyRule] = "whole"  # what to do by default where a finder finds nobody
     finds_people: ClassVar[bool] = False  # whether to look for people where nothing says whom to look at
     decodes_behind: ClassVar[bool] = False  # whether `decode` waits for the device, which is better done behind
+    one_size: ClassVar[bool] = False  # whether all inputs have one size, so that recording calls of the model pays
 
     def __init__(self, model: Any, processor: Any, **options: Any) -> None:
         self.model, self.processor = model.eval(), processor
         self.options: OptionsT = changed(self.options_class(), options)
         self.finders: dict[str, PeopleFinder] = {}
         self.batch: BatchSize | None = None
+        self.lane: Lane | None = None  # where pictures are prepared, if that is on the model's device
 
     # ------------------------------------------------------------------------------------------------ opening
 
@@ -216,8 +227,10 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
         """Same as calling the pipeline; for every task, whatever else a call of it may return."""
         chosen = changed(self.options, options)
         opened = open_source(source)
-        job = Call(self, chosen, finder=self.finder_for(chosen))
+        self.make_quick(chosen)
+        self.lane = lane_for(self.device, self.lane)
         batch = self.batch_size(chosen, live=opened.live)
+        job = Call(self, chosen, finder=self.finder_for(chosen), records=opened.single or self.records(batch))
         save = saver(chosen.save)
         if opened.single:
             result = run_one(job, next(opened.tickets()), batch)
@@ -234,6 +247,20 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
             patience=chosen.patience,
         )
         return Results(found, count=opened.count, video=opened.video)
+
+    def make_quick(self, options: OptionsT) -> None:
+        """Optimise the model where the options say so and it is not yet."""
+        if options.optimize is False or self.model.optimized:
+            return
+        if options.optimize is True or suits_optimizing(self.model):
+            self.model.optimize(cuda_graphs=self.one_size)
+
+    def records(self, batch: BatchSize) -> bool:
+        """Tell whether all batches of a run are small enough for recorded calls.
+
+        Where most are too large for that, those at its start and end are not worth recordings of their own.
+        """
+        return self.model.graphs is not None and batch.size <= self.model.graphs.largest_batch
 
     def batch_size(self, options: OptionsT, *, live: bool) -> BatchSize:
         """Return how many units to run at once; what "auto" came down to is remembered."""
@@ -285,6 +312,23 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
             "time": frame.time,
         }
 
+    def on_device(
+        self, frame: Frame, make: Callable[[Tensor], Sequence[Tensor] | Tensor]
+    ) -> tuple[list[Tensor], Arrival | None]:
+        """Make units from a picture [3, H, W]: beside the model where it is on a GPU, on the CPU otherwise.
+
+        Returns the units, and when they will be there. Where the GPU has no room the CPU makes them.
+        """
+        if self.lane is not None:
+            try:
+                with self.lane.entered():
+                    units = list(make(self.lane.upload(frame.picture)))
+                    return units, Arrival(units, self.device)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+        return list(make(as_tensor(frame.picture).permute(2, 0, 1))), None
+
     # ------------------------------------------------------------------------------------------------ a task's own
 
     @property
@@ -313,11 +357,11 @@ class Call(Generic[ResultT, OptionsT]):
     """A pipeline with the options of one call: what the runner works with."""
 
     def __init__(
-        self, pipe: TaskPipeline[ResultT, OptionsT], options: OptionsT, *, finder: PeopleFinder | None
+        self, pipe: TaskPipeline[ResultT, OptionsT], options: OptionsT, *, finder: PeopleFinder | None, records: bool
     ) -> None:
-        self.pipe, self.options, self.finder = pipe, options, finder
-        self.device, self.looks = pipe.device, finder is not None
-        self.decodes_behind = pipe.decodes_behind or self.device.type == "cpu"
+        self.pipe, self.options, self.finder, self.records = pipe, options, finder, records
+        self.device, self.looks, self.lane = pipe.device, finder is not None, pipe.lane
+        self.decodes_behind = pipe.decodes_behind or (self.device.type == "cpu" and self.lane is None)
 
     def look(self, frame: Frame) -> People | None:
         """Let the finder look, if there is one."""
@@ -338,7 +382,8 @@ class Call(Generic[ResultT, OptionsT]):
 
     def forward(self, units: list[Unit]) -> list[Any]:
         """Run the model."""
-        return self.pipe.forward(units, self.options)
+        with nullcontext() if self.records else unrecorded():
+            return self.pipe.forward(units, self.options)
 
     def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
         """Decode outputs."""
@@ -369,6 +414,13 @@ def best_place(device: Any, dtype: Any) -> dict[str, Any]:
         # Emulated bfloat16 is slower than float32; CPUs and Metal are quickest, or surest, in float32.
         dtype = torch.bfloat16 if on_cuda and torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     return {"dtype": checked_dtype(dtype)} | ({"device_map": "auto"} if place is None else {"device": place})
+
+
+def suits_optimizing(model: Model) -> bool:
+    """Tell whether a model is on a CUDA device, on one alone, and built of its own layers: no adapters inside."""
+    places = {parameter.device for parameter in model.parameters()}
+    adapted = any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules())
+    return len(places) == 1 and places.pop().type == "cuda" and not adapted
 
 
 def people_in(frame: Frame, seen: People | None, options: PeopleOptions) -> People | None:

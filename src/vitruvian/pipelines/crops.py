@@ -6,7 +6,7 @@ A pixel in several windows gets the weighted mean of their answers. Weights are 
 smoothly to the window's edge, so each person's own crop decides over their body and no seam shows; for mattes and
 labels a crop that sees a person there counts far more than one that sees background. Sums are kept only in blocks that
 windows touch, and each block is finished and freed with its last window: memory follows the crops, not people ×
-picture.
+picture. All this is done on the device where the maps are, if the canvas is there.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.images.at_once import sent
 from vitruvian.images.crop import crop_params
 from vitruvian.images.resize import resize
 from vitruvian.results.base import Picture
@@ -31,6 +32,7 @@ Blend = Literal["mean", "unit", "alpha", "labels"]
 Block = tuple[int, int]
 BLENDS: tuple[Blend, ...] = ("mean", "unit", "alpha", "labels")
 BLOCK = 256  # pixels a side
+GPU_BLOCK = 1024  # on a GPU, which wants few large steps
 LEAST = 1e-4  # weight at the very edge of a window: little, but no pixel is left without an answer
 BACKGROUND_COUNTS = 0.02  # for a crop that sees nothing but background
 
@@ -51,6 +53,11 @@ class Window(NamedTuple):
                 f"window: expected whole pixels inside the picture, got {tuple(self)}. Use person_windows."
             )
         return picture[top : top + height, left : left + width]
+
+    def cut_tensor(self, pixels: Tensor) -> Tensor:
+        """Return the pixels of such a window of a picture [C, H, W], without copying."""
+        top, left, height, width = (int(side) for side in self)
+        return pixels[:, top : top + height, left : left + width]
 
     def pixels(self, size_hw: tuple[int, int]) -> tuple[range, range]:
         """Return the rows and columns of a picture whose centres the window holds."""
@@ -128,6 +135,7 @@ class Canvas:
         fill: Value of pixels that no window covers.
         under: What lies under the windows: a map of the whole picture [H, W, C] or a number. Windows fade into it at
             their edges. None lets them end without fading. Not for labels.
+        device: Where to paste; by default on the CPU.
     """
 
     def __init__(
@@ -141,6 +149,7 @@ class Canvas:
         feather: float = 0.1,
         fill: float = 0.0,
         under: NDArray[np.float32] | float | None = None,
+        device: torch.device | None = None,
     ) -> None:
         if blend not in BLENDS:
             raise InputError(f"blend: expected one of {', '.join(BLENDS)}, got {blend!r}.")
@@ -152,17 +161,19 @@ class Canvas:
             raise InputError("labels: expected at most 256 classes and nothing under them.")
         if isinstance(under, np.ndarray) and under.shape != (*size_hw, channels):
             raise InputError(f"under: expected the shape {[*size_hw, channels]}, got {list(under.shape)}.")
+        self.device = torch.device("cpu") if device is None else device
+        self.block = GPU_BLOCK if self.device.type == "cuda" else BLOCK
         self.size_hw, self.windows, self.channels, self.blend = size_hw, list(windows), channels, blend
         self.boxes, self.feather, self.under = boxes_xyxy, feather, under
         self.added = [False] * len(self.windows)
         self.waiting = Counter(block for window in self.windows for block in self.blocks_of(window))
         self.sums: dict[Block, Tensor] = {}
         wide = 1 if blend == "labels" else channels
-        self.values = np.full((*size_hw, wide), fill, np.float32)
+        self.values = torch.full((*size_hw, wide), fill, dtype=torch.float32, device=self.device)
         if under is not None:
-            self.values[...] = under
-        self.cover = np.zeros(size_hw, np.bool_)
-        self.labels = np.zeros(size_hw, np.uint8) if blend == "labels" else None
+            self.values[...] = sent(under, self.device) if isinstance(under, np.ndarray) else under
+        self.cover = torch.zeros(size_hw, dtype=torch.bool, device=self.device)
+        self.labels = torch.zeros(size_hw, dtype=torch.uint8, device=self.device) if blend == "labels" else None
 
     def add(self, index: int, values: Tensor | NDArray[Any], confidence: Tensor | NDArray[Any] | None = None) -> None:
         """Paste the map of a window.
@@ -184,11 +195,11 @@ class Canvas:
         patch = resize(patch, small_hw)  # shrinking averages; enlarging comes block by block
         weights = self.edge_weights(index, 0, rows), self.edge_weights(index, 1, columns)
         for block in self.blocks_of(window):
-            part_rows, part_columns = overlap(rows, block[0]), overlap(columns, block[1])
+            part_rows, part_columns = self.overlap(rows, block[0]), self.overlap(columns, block[1])
             piece = sample(patch, window, part_rows, part_columns)  # [C + 1, r, c]
             down = weights[0][part_rows.start - rows.start : part_rows.stop - rows.start]  # [r]
             across = weights[1][part_columns.start - columns.start : part_columns.stop - columns.start]  # [c]
-            sums = self.block_sums(block)[:, spot(part_rows), spot(part_columns)]  # [C + 2, r, c]
+            sums = self.block_sums(block)[:, self.spot(part_rows), self.spot(part_columns)]  # [C + 2, r, c]
             sums += self.shares(piece, down[:, None] * across)
             self.waiting[block] -= 1
             if self.waiting[block] == 0:
@@ -196,10 +207,16 @@ class Canvas:
 
     def finish(self) -> Pasted:
         """Return the whole map, once all windows have theirs."""
+        found = {name: tensor.cpu().numpy() for name, tensor in self.tensors().items()}
+        return Pasted(found["values"], found["cover"], found.get("labels"))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the same where it is: `values` [H, W, C], `cover` [H, W], and for labels `labels` [H, W]."""
         missing = [index for index, done in enumerate(self.added) if not done]
         if missing:
             raise InputError(f"Canvas: expected a map for every window, got none for {missing[:8]}. Add them first.")
-        return Pasted(self.values, self.cover, self.labels)
+        found = {"values": self.values, "cover": self.cover}
+        return found if self.labels is None else found | {"labels": self.labels}
 
     # ------------------------------------------------------------------------------------------------ inside
 
@@ -208,13 +225,13 @@ class Canvas:
 
         Resampling the products, and dividing later, keeps what does not count out of its neighbours.
         """
-        maps = torch.as_tensor(values).detach().float().cpu()
+        maps = torch.as_tensor(values).detach().float().to(self.device)
         if maps.ndim != 3 or len(maps) != self.channels or 0 in maps.shape:
             raise InputError(f"values: expected the shape [{self.channels}, h, w], got {list(maps.shape)}.")
         finite = maps.isfinite().all(0)  # [h, w]
         factor = finite.float()
         if confidence is not None:
-            given = torch.as_tensor(confidence).detach().float().cpu()
+            given = torch.as_tensor(confidence).detach().float().to(self.device)
             if given.shape != factor.shape:
                 raise InputError(f"confidence: expected the shape {list(factor.shape)}, got {list(given.shape)}.")
             factor = factor * given
@@ -248,21 +265,30 @@ class Canvas:
         rise = torch.ones_like(places) if start <= 0 else (places - start) / max(low - start, 1e-6)
         fall = torch.ones_like(places) if stop >= side else (stop - places) / max(stop - high, 1e-6)
         ramp = torch.minimum(rise, fall).clamp(0, 1)
-        return (ramp * ramp * (3 - 2 * ramp)).clamp(min=LEAST)
+        return sent((ramp * ramp * (3 - 2 * ramp)).clamp(min=LEAST), self.device)
 
     def blocks_of(self, window: Window) -> Iterator[Block]:
         """Name the blocks of the picture that a window touches, by row and column."""
         rows, columns = window.pixels(self.size_hw)
         if rows and columns:
-            for row in range(rows.start // BLOCK, (rows.stop - 1) // BLOCK + 1):
-                for column in range(columns.start // BLOCK, (columns.stop - 1) // BLOCK + 1):
+            for row in range(rows.start // self.block, (rows.stop - 1) // self.block + 1):
+                for column in range(columns.start // self.block, (columns.stop - 1) // self.block + 1):
                     yield row, column
+
+    def overlap(self, pixels: range, block: int) -> range:
+        """Return those of the pixels that are in a block's row or column."""
+        return range(max(pixels.start, block * self.block), min(pixels.stop, (block + 1) * self.block))
+
+    def spot(self, pixels: range) -> slice:
+        """Return where pixels of a block lie in it."""
+        offset = pixels.start // self.block * self.block
+        return slice(pixels.start - offset, pixels.stop - offset)
 
     def block_sums(self, block: Block) -> Tensor:
         """Return the sums of a block: [C + 2, r, c] of values, of how much they count, and of weights alone."""
         if block not in self.sums:
-            sides = [min(BLOCK, side - place * BLOCK) for place, side in zip(block, self.size_hw, strict=True)]
-            self.sums[block] = torch.zeros(self.channels + 2, *sides)
+            sides = [min(self.block, side - at * self.block) for at, side in zip(block, self.size_hw, strict=True)]
+            self.sums[block] = torch.zeros(self.channels + 2, *sides, device=self.device)
         return self.sums[block]
 
     def close_block(self, block: Block) -> None:
@@ -271,13 +297,13 @@ class Canvas:
         total, counts, weight = sums[:-2], sums[-2], sums[-1]
         answered = counts > 0  # [r, c]
         mean = total / torch.where(answered, counts, 1.0)  # [C, r, c]
-        top, left = block[0] * BLOCK, block[1] * BLOCK
+        top, left = block[0] * self.block, block[1] * self.block
         spots = slice(top, top + sums.shape[1]), slice(left, left + sums.shape[2])
-        self.cover[spots] |= answered.numpy()
-        held = torch.from_numpy(self.values[spots]).permute(2, 0, 1)  # [C, r, c] what is there now
+        self.cover[spots] |= answered
+        held = self.values[spots].permute(2, 0, 1)  # [C, r, c] what is there now
         if self.labels is not None:
             score, label = best_label(mean)
-            self.labels[spots] = (label * answered).numpy()
+            self.labels[spots] = label * answered
             mean = score[None]
         elif self.under is not None:
             mean = torch.lerp(held, mean, weight.clamp(0, 1))
@@ -293,6 +319,7 @@ def sample(patch: Tensor, window: Window, rows: range, columns: range) -> Tensor
         return patch[:, rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
     down = spread_over(rows, window.top, window.height)  # [r]
     across = spread_over(columns, window.left, window.width)  # [c]
+    across, down = sent(across, patch.device), sent(down, patch.device)
     grid = torch.stack(torch.meshgrid(across, down, indexing="xy"), dim=-1)  # [r, c, 2]
     # Many times faster on a CPU than gathering rows and columns.
     return F.grid_sample(patch[None], grid[None], mode="bilinear", padding_mode="border", align_corners=False)[0]
@@ -306,22 +333,11 @@ def spread_over(pixels: range, start: float, length: float) -> Tensor:
 
 def best_label(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return the highest of scores [K, r, c] and which it is: [r, c] each. Many times faster than `max` over planes."""
-    best, label = scores[0].clone(), torch.zeros(scores.shape[1:], dtype=torch.uint8)
+    best, label = scores[0].clone(), torch.zeros(scores.shape[1:], dtype=torch.uint8, device=scores.device)
     for number, score in enumerate(scores[1:], start=1):
         label.masked_fill_(score > best, number)
         torch.maximum(best, score, out=best)
     return best, label
-
-
-def overlap(pixels: range, block: int) -> range:
-    """Return those of the pixels that are in a block's row or column."""
-    return range(max(pixels.start, block * BLOCK), min(pixels.stop, (block + 1) * BLOCK))
-
-
-def spot(pixels: range) -> slice:
-    """Return where pixels of a block lie in it."""
-    offset = pixels.start // BLOCK * BLOCK
-    return slice(pixels.start - offset, pixels.stop - offset)
 
 
 def checked_boxes(boxes_xyxy: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -28,7 +28,6 @@ from vitruvian.pipelines.people import NobodyRule, whole_picture
 from vitruvian.pipelines.runner import Prepared, Unit
 from vitruvian.pipelines.sources import Frame
 from vitruvian.pipelines.tiles import plan_tiles
-from vitruvian.processor import as_tensor
 from vitruvian.results import People, Result
 
 ResultT = TypeVar("ResultT", bound=Result)
@@ -78,6 +77,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     processor: Sapiens2ImageProcessor
     channels: ClassVar[int]
     blend: ClassVar[Blend] = "mean"
+    one_size = True
 
     def __init__(self, model: Any, processor: Any, **options: Any) -> None:
         super().__init__(model, processor, **options)
@@ -112,17 +112,19 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     def prepare(self, frame: Frame, people: People | None, options: OptionsT) -> Prepared:
         """Resize the picture, its tiles, or the people in it."""
         looked = self.looked(frame, people, options)
-        pixels = as_tensor(frame.picture).permute(2, 0, 1)  # [3, H, W]
-        if looked.windows is None:
-            units = self.processor.prepare_pictures([pixels], None)
-        elif looked.persons:
-            boxes = torch.from_numpy(looked.people.boxes_xyxy.copy())  # [P, 4]
-            boxes[:, 2:] -= boxes[:, :2]
-            units = self.processor.prepare_pictures([pixels], [boxes])  # [P, 3, h, w]
-        else:
-            tiles = [window.cut(frame.picture) for window in looked.windows]
-            units = self.processor.prepare_pictures([as_tensor(tile).permute(2, 0, 1) for tile in tiles], None)
-        return Prepared(frame, [Unit(one) for one in units], looked)
+
+        def cut_out(pixels: Tensor) -> list[Tensor] | Tensor:
+            shown, boxes = [pixels], None
+            if looked.persons:
+                boxes = torch.from_numpy(looked.people.boxes_xyxy.copy())  # [P, 4]
+                boxes[:, 2:] -= boxes[:, :2]
+            elif looked.windows is not None:
+                shown = [window.cut_tensor(pixels) for window in looked.windows]
+            at_once = self.lane is not None
+            return self.processor.prepare_pictures(shown, None if boxes is None else [boxes], at_once=at_once)
+
+        units, arrival = self.on_device(frame, cut_out)  # [3, h, w] each
+        return Prepared(frame, [Unit(one, arrival=arrival) for one in units], looked)
 
     def looked(self, frame: Frame, people: People | None, options: OptionsT) -> Looked:
         """Decide what to look at."""
@@ -156,6 +158,13 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         raise NotImplementedError
 
     def decode(self, prepared: Prepared, outputs: list[Any], options: OptionsT) -> Any:
+        """Return the map of the whole picture [H, W, C], or what `Canvas.tensors` has where windows were pasted."""
+        maps = self.stretched(prepared, outputs)
+        if isinstance(maps, Tensor):
+            return maps
+        return self.canvas(prepared, maps, options, channels=self.channels, blend=self.blend).tensors()
+
+    def stretched(self, prepared: Prepared, outputs: list[Tensor]) -> Tensor | list[Tensor]:
         """Return the map of the whole picture [H, W, C], or a list of the windows' maps [C, h, w]."""
         if prepared.note.windows is not None:
             return [self.content(one, prepared.note, number) for number, one in enumerate(outputs)]
@@ -184,9 +193,9 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         about = self.about(prepared.frame, options, prepared.note.people)
         if prepared.note.windows is None:
             return self.build(about, decoded.numpy(), None, options)
-        found = self.pasted(prepared, decoded, options, channels=self.channels, blend=self.blend)
         # Tiles are everywhere; people are not.
-        return self.build(about, found.values, found.cover if prepared.note.persons else None, options)
+        cover = decoded["cover"].numpy() if prepared.note.persons else None
+        return self.build(about, decoded["values"].numpy(), cover, options)
 
     def build(
         self, about: dict[str, Any], values: Values, cover: npt.NDArray[np.bool_] | None, options: OptionsT
@@ -198,6 +207,12 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         self, prepared: Prepared, maps: list[Tensor], options: OptionsT, *, channels: int, blend: Blend
     ) -> Pasted:
         """Put the maps of windows [C, h, w] together."""
+        return self.canvas(prepared, maps, options, channels=channels, blend=blend).finish()
+
+    def canvas(
+        self, prepared: Prepared, maps: list[Tensor], options: OptionsT, *, channels: int, blend: Blend
+    ) -> Canvas:
+        """Paste the maps of windows [C, h, w] where they are: results are smaller than maps, and a GPU is quicker."""
         looked: Looked = prepared.note
         canvas = Canvas(
             prepared.frame.size_hw,
@@ -206,10 +221,11 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             blend=blend,
             boxes_xyxy=looked.people.boxes_xyxy if looked.persons else None,
             feather=options.feather if looked.persons else min(0.5, options.overlap),
+            device=maps[0].device if maps else None,
         )
         for number, one in enumerate(maps):
             canvas.add(number, one)
-        return canvas.finish()
+        return canvas
 
 
 def enlarged(one: Tensor, size_hw: tuple[int, int]) -> Tensor:

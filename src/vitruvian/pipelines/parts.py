@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,10 +50,12 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
         return list(out.logits.float())
 
     def decode(self, prepared: Prepared, outputs: list[Any], options: PartsOptions) -> Any:
-        """Return labels [H, W] and how sure each is [H, W] or None, or the windows' probabilities [K, h, w]."""
+        """Return labels [H, W] and how sure each is [H, W] or None."""
         if prepared.note.windows is not None:
             cut = (self.content(one, prepared.note, number) for number, one in enumerate(outputs))
-            return [one.softmax(0).half() for one in cut]
+            sure = [one.softmax(0).half() for one in cut]
+            pasted = self.canvas(prepared, sure, options, channels=len(self.names), blend="labels").tensors()
+            return pasted["labels"], pasted["values"][..., 0].half() if options.with_score else None
         size_hw = prepared.frame.size_hw
         logits = self.fitted(outputs[0], size_hw)  # [K, h, w]
         score = None
@@ -65,11 +66,7 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
     def finish(self, prepared: Prepared, decoded: Any, options: PartsOptions) -> Parts:
         """Build the result."""
         names = self.names
-        if prepared.note.windows is None:
-            labels, sure = decoded[0].numpy(), None if decoded[1] is None else decoded[1].numpy()
-        else:
-            found = self.pasted(prepared, decoded, options, channels=len(names), blend="labels")
-            labels, sure = found.labels, found.values[..., 0].astype(np.float16) if options.with_score else None
+        labels, sure = decoded[0].numpy(), None if decoded[1] is None else decoded[1].numpy()
         own: dict[str, Any] = {} if names == PART_NAMES else {"colours": class_colours(len(names))}
         about = self.about(prepared.frame, options, prepared.note.people)
         return Parts(**about, labels=labels, names=names, score=sure, **own)

@@ -72,7 +72,7 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
 
     def decode(self, prepared: Prepared, outputs: list[Any], options: PointmapOptions) -> Any:
         """Return points [H, W, 3] of the whole picture, or those of windows [3, h, w], and the scales."""
-        points = super().decode(prepared, [points for points, _ in outputs], options)
+        points = self.stretched(prepared, [points for points, _ in outputs])
         return {"points": points, "scales": [scale for _, scale in outputs]}
 
     def finish(self, prepared: Prepared, decoded: Any, options: PointmapOptions) -> Pointmap:

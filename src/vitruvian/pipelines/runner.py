@@ -3,10 +3,11 @@
     tickets ─ read ─▶ frames ─ look ─▶ people ─ prepare ─▶ units ─ forward ─▶ outputs ─ decode, finish ─▶ results
               threads          caller           threads            caller               threads
 
-The model runs in the thread that asks for results; the rest is done by a few background threads (decoding, too, is
-started by the caller where the model is on a GPU, so that only results are copied back). Units of several pictures
-share a batch. Results come in the order of the source, and only so many pictures are on their way at any time, however
-long the source is: the caller's pace sets the pace of everything.
+The model runs in the thread that asks for results; the rest is done by background threads. On a GPU the caller never
+waits for the device: pictures are sent and prepared beside the model, one thread waits for batches and decodes them, so
+that only results are copied back, and batches are asked for ahead. Units of several pictures share a batch. Results
+come in the order of the source, and only so many pictures are on their way at any time, however long the source is: the
+caller's pace sets the pace of everything.
 """
 
 from __future__ import annotations
@@ -20,16 +21,27 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import torch
-from torch import Tensor
 
-from vitruvian.pipelines.memory import BatchSize, OnHost, to_host, with_less_memory
+from vitruvian.pipelines.job import Failure, Job, Prepared, Unit
+from vitruvian.pipelines.memory import (
+    BatchSize,
+    Lane,
+    Moment,
+    OnHost,
+    is_out_of_memory,
+    read_here,
+    release_memory,
+    to_host,
+    with_less_memory,
+)
 from vitruvian.pipelines.sources import BadFrame, Frame, Source, Ticket, VideoInfo
 
+__all__ = ["Errors", "Failure", "Job", "Prepared", "Results", "Unit", "run_many", "run_one"]
+
 ResultT = TypeVar("ResultT")
-DoneT = TypeVar("DoneT", covariant=True)
 Errors = Literal["keep", "raise"]
 
 FINISHING = 4  # pictures that may always be finished ahead of the caller
@@ -37,80 +49,8 @@ FINISHED_BYTES = 1 << 30  # more may be, while their results stay below this
 PIXEL_BYTES = 16  # of a result for each pixel of its picture: four floating-point maps
 PATIENCE = 0.5  # seconds to wait for further pictures before a batch runs as it is
 POLL = 0.2  # seconds between looks at the keyboard while waiting
+MOST_WORKERS = 16  # background threads that feed a GPU, where nobody says how many
 GOODBYE = 5.0  # seconds that a source which is stuck in reading is waited for at the end
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """A picture that gave no result.
-
-    Attributes:
-        name: File name, URL or "array".
-        error: What went wrong.
-        index: Its place in the source.
-        frame: Its number in a video.
-    """
-
-    name: str
-    error: Exception
-    index: int = 0
-    frame: int | None = None
-
-    @property
-    def message(self) -> str:
-        """What went wrong in one line, with the picture's name in front."""
-        text = " ".join(str(self.error).split()) or type(self.error).__name__
-        return text if text.startswith(self.name) else f"{self.name}: {text}"
-
-
-class Unit(NamedTuple):
-    """What the model takes at a time: `pixels` [3, h, w] of a picture, a person or a tile, and what it is."""
-
-    pixels: Tensor
-    note: Any = None
-
-
-@dataclass(eq=False)
-class Prepared:
-    """A picture on its way through the model.
-
-    Attributes:
-        frame: The picture.
-        units: What the model takes: the whole picture, or one for each person or tile. There may be none.
-        note: What the task needs to know again later: who was looked at, where.
-    """
-
-    frame: Frame
-    units: list[Unit]
-    note: Any = None
-
-
-class Job(Protocol[DoneT]):
-    """What a task does with a picture. Every method is called under `torch.inference_mode`."""
-
-    device: torch.device
-    looks: bool  # whether `look` has something to do
-    decodes_behind: bool  # whether `decode` is for background threads
-
-    def look(self, frame: Frame) -> Any:
-        """Find people, say; called in the order of pictures, in the caller's thread."""
-        ...
-
-    def prepare(self, frame: Frame, seen: Any) -> Prepared:
-        """Make the model's inputs; called in background threads."""
-        ...
-
-    def forward(self, units: list[Unit]) -> list[Any]:
-        """Run the model on units of one shape and return one output each; called in the caller's thread."""
-        ...
-
-    def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
-        """Turn the outputs of a picture's units into what its result is made of, on the model's device."""
-        ...
-
-    def finish(self, prepared: Prepared, decoded: Any) -> DoneT:
-        """Build the result from what was decoded, which now is on the CPU; called in background threads."""
-        ...
 
 
 class Results(Generic[ResultT]):
@@ -170,7 +110,7 @@ def run_many(
     Nothing is started before the first result is asked for. Whichever way it ends (the last picture, an error, Ctrl-C,
     `close`), the threads end too.
     """
-    count = workers or min(4, max(2, os.cpu_count() or 1))
+    count = workers or usual_workers(job.device)
     with Line(job, source, batch=batch, workers=count, save=save, patience=patience) as line:
         while (item := line.next_done()) is not None:
             found = item.outcome()
@@ -248,6 +188,13 @@ class Line(Generic[ResultT]):
         self.waiting: deque[tuple[Item, Unit]] = deque()  # units that the model has not seen
         self.news, self.taken, self.started = time.monotonic(), 0, 1
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian")
+        self.finishers = self.pool
+        self.device_pool: ThreadPoolExecutor | None = None  # one thread, which waits for the device and decodes there
+        if job.lane is not None and not job.decodes_behind:
+            self.device_pool = ThreadPoolExecutor(1, thread_name_prefix="vitruvian-device")
+            self.down = Lane(job.device)
+            # A device that is fast leaves much to read: what it has done must not stand in line behind that.
+            self.finishers = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian-finish")
         self.feeder = threading.Thread(target=self.feed, name="vitruvian-source", daemon=True)
 
     def __enter__(self) -> Self:
@@ -257,7 +204,9 @@ class Line(Generic[ResultT]):
     def __exit__(self, *_: object) -> None:
         self.stopped.set()
         self.slots.release()  # the feeder may be waiting for one
-        self.pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (self.device_pool, self.finishers, self.pool):
+            if pool is not None:
+                pool.shutdown(wait=True, cancel_futures=True)
         self.feeder.join(GOODBYE)
         for held in (self.items, self.waiting, self.reading):
             held.clear()
@@ -444,15 +393,62 @@ class Line(Generic[ResultT]):
                 continue
             item.prepared, item.outputs = None, []
             try:
+                if self.device_pool is not None:
+                    item.finishing = self.decode_in_turn(self.device_pool, prepared, outputs)
+                    continue
                 decoded = outputs if self.job.decodes_behind else self.decode(prepared, outputs)
                 item.finishing = self.submit(self.complete, prepared, decoded)
             except Exception as error:  # noqa: BLE001 - belongs to this picture
                 item.fail(error)
 
+    def decode_in_turn(self, thread: ThreadPoolExecutor, prepared: Prepared, outputs: list[Any]) -> Future[Any]:
+        """Have outputs decoded by the thread that waits for the device, and the rest done by the others."""
+        asked, done = Moment(self.job.device), Future[Any]()
+        done.add_done_callback(lambda _: self.bell.set())
+        prepared.units.clear()  # the model has seen them: let go of the device's memory
+
+        def finish(decoded: OnHost) -> None:
+            settle(done, lambda: self.complete(prepared, decoded))
+
+        def decode() -> None:
+            asked.wait()
+            with self.down.entered():
+                read_here(outputs)
+                try:
+                    decoded = self.decode(prepared, outputs)
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    release_memory(self.job.device)
+                    decoded = self.decode(prepared, to_host(outputs).wait())  # slower, and there is more room
+            self.finishers.submit(finish, decoded)
+
+        thread.submit(settle, done, decode, only_errors=True)
+        return done
+
     @torch.inference_mode()
     def decode(self, prepared: Prepared, outputs: list[Any]) -> OnHost:
         """Decode on the device, and start copying what comes of it."""
         return to_host(self.job.decode(prepared, outputs))
+
+
+def settle(done: Future[Any], work: Callable[[], Any], *, only_errors: bool = False) -> None:
+    """Do something and tell a future how it ended."""
+    try:
+        found = work()
+    except BaseException as error:  # noqa: BLE001 - whoever asks the future gets it
+        done.set_exception(error)
+    else:
+        if not only_errors:
+            done.set_result(found)
+
+
+def usual_workers(device: torch.device) -> int:
+    """Return how many background threads suit a machine: some, and all its cores where a GPU wants to be fed."""
+    if device.type != "cuda":
+        return min(4, max(2, os.cpu_count() or 1))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST_WORKERS, max(2, cores))
 
 
 def most_on_the_way(batch_size: int, workers: int) -> int:
@@ -465,6 +461,8 @@ def forward_units(job: Job[Any], units: list[Unit], batch: BatchSize) -> list[An
 
     Where memory runs out the batch is halved, and what is left is run again.
     """
+    for arrival in {unit.arrival for unit in units if unit.arrival is not None}:
+        arrival.receive()
     outputs: dict[int, Any] = {}
     shapes: dict[tuple[int, ...], list[int]] = {}
     for number, unit in enumerate(units):

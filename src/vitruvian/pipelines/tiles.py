@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from vitruvian.errors import InputError
 from vitruvian.pipelines.crops import Blend, Canvas, Pasted, Window
+from vitruvian.pipelines.limits import LEAST_TILE, MOST_OVERLAP
 from vitruvian.results.base import Picture
 
 
@@ -28,10 +29,13 @@ def plan_tiles(size_hw: tuple[int, int], tile_hw: tuple[int, int], *, overlap: f
         tile_hw: Size of a tile; a picture smaller than it in one direction has tiles of its own height or width.
         overlap: Lowest share of a tile's side that it has in common with the next.
     """
-    if min(size_hw) < 1 or min(tile_hw) < 2:
-        raise InputError(f"tile_hw: expected tiles of at least 2×2 pixels, got {tile_hw} for a picture of {size_hw}.")
-    if not 0 <= overlap <= 0.75:
-        raise InputError(f"overlap: expected a share from 0 to 0.75, got {overlap}.")
+    if min(size_hw) < 1 or min(tile_hw) < LEAST_TILE:
+        least = f"{LEAST_TILE}×{LEAST_TILE}"
+        raise InputError(
+            f"tile_hw: expected tiles of at least {least} pixels, got {tile_hw} for a picture of {size_hw}."
+        )
+    if not 0 <= overlap <= MOST_OVERLAP:
+        raise InputError(f"overlap: expected a share from 0 to {MOST_OVERLAP}, got {overlap}.")
     starts = [spread(side, tile, overlap) for side, tile in zip(size_hw, tile_hw, strict=True)]
     height, width = (min(side, tile) for side, tile in zip(size_hw, tile_hw, strict=True))
     return [Window(top, left, height, width) for top in starts[0] for left in starts[1]]

@@ -26,6 +26,7 @@ class WeightAverage:
     def __init__(self, model: nn.Module, *, decay: float, warmup: int = 10) -> None:
         self.decay, self.warmup, self.updates = decay, warmup, 0
         self.values = {name: value.detach().float().clone() for name, value in averaged(model).items()}
+        self.known: tuple[nn.Module, list[Tensor]] | None = None  # the model that was seen last, and its weights
 
     @property
     def current_decay(self) -> float:
@@ -37,9 +38,11 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Move the average towards a model's weights."""
-        weights = averaged(model)
+        if self.known is None or self.known[0] is not model:  # collecting them takes longer than adding them up
+            weights = averaged(model)
+            self.known = model, [weights[name].detach() for name in self.values]
         # A small share of a bfloat16 number would round to nothing: the sum is taken in float32.
-        news = [weights[name].detach().float() for name in self.values]
+        news = [weight.float() for weight in self.known[1]]
         torch._foreach_lerp_(list(self.values.values()), news, 1 - self.current_decay)
         self.updates += 1
 

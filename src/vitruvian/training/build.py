@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.hub import CONFIG_FILE
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig, task_fields
+from vitruvian.models.sapiens2.encoder import Layer
+from vitruvian.models.sapiens2.heads import DecodeHead
 from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES, Sapiens2MultiTask
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
@@ -64,6 +66,18 @@ def finished(model: Sapiens2MultiTask, part: ModelPart) -> Sapiens2MultiTask:
     if part.gradient_checkpointing:
         model.encoder.gradient_checkpointing_enable()
     return model.train()
+
+
+def compile_parts(model: nn.Module, *, heads: bool) -> None:
+    """Compile the layers of encoders and, where asked, the heads, each by itself.
+
+    Layers are alike, so that one is compiled and the others take its code: far quicker than the model as a whole.
+    """
+    # One program for each kind of layer or head and each shape of batch.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    for module in model.modules():
+        if isinstance(module, Layer) or (heads and isinstance(module, DecodeHead)):
+            module.compile(dynamic=False)
 
 
 def several(source: str | Path) -> dict[Any, Path]:

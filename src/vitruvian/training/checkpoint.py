@@ -36,7 +36,7 @@ from vitruvian.weights import alone
 
 FORMAT = "vitruvian-run-1"
 NAME = re.compile(r"step-(\d{8,})")
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # Muon has no second one
 
 
 @dataclass
@@ -156,7 +156,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Te
     for number, (name, parameter) in enumerate(trained(optimizer)):
         own = {moment: tensors[f"{moment}/{name}"] for moment in MOMENTS if f"{moment}/{name}" in tensors}
         if own:
-            if len(own) != len(MOMENTS) or own["exp_avg"].shape != parameter.shape:
+            if not {"exp_avg", "step"} <= set(own) or own["exp_avg"].shape != parameter.shape:
                 raise CheckpointError(f"{place}: what the optimizer remembers of {name} does not fit. Start anew.")
             states[number] = own
         unknown -= {f"{moment}/{name}" for moment in own}

@@ -70,7 +70,8 @@ class ModelPart(Part):
             them to one scale.
         loss_recipe: Train pose and segmentation with the full published recipe rather than the plain losses.
         gradient_checkpointing: Run layers again in the backward pass, to save memory.
-        compile: Compile the model with torch.compile.
+        compile: Compile the encoder's layers and the heads with torch.compile; "layers" leaves out the heads, which
+            brings most of it for half of the wait.
     """
 
     tasks: list[str] = dataclasses.field(default_factory=lambda: ["pose"])
@@ -82,7 +83,7 @@ class ModelPart(Part):
     loss_weights: dict[str, float] = dataclasses.field(default_factory=dict)
     loss_recipe: bool = True
     gradient_checkpointing: bool = False
-    compile: bool = False
+    compile: bool | Literal["layers"] = False
 
     def validate(self) -> None:
         """Check names of tasks and the size of pictures."""
@@ -195,9 +196,11 @@ class DataPart(Part):
 
 @settings
 class OptimizerPart(Part):
-    """AdamW; the defaults are those of the published recipes.
+    """AdamW or Muon; the defaults are those of the published recipes.
 
     Args:
+        kind: "adamw", or "muon", which turns the matrices of the encoder's layers into orthogonal steps and needs fewer
+            of them; everything else gets AdamW, and both take the same learning rate and decay.
         lr: Learning rate of the heads at its highest.
         betas: Decay of the two moments.
         eps: Smallest divisor.
@@ -206,6 +209,7 @@ class OptimizerPart(Part):
         clip: Largest norm of the gradient; None leaves it.
     """
 
+    kind: Literal["adamw", "muon"] = "adamw"
     lr: float = 5e-4
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -231,19 +235,21 @@ class SchedulePart(Part):
     Args:
         warmup: Steps of linear growth from `warmup_start`.
         warmup_start: Share of the learning rate at the first step.
-        decay: "linear", "cosine" or "constant" after that.
+        hold: Share of the steps after that which keep the full learning rate.
+        decay: "linear", "cosine" or "constant" from there on.
         final: Share that is left when the last step is done.
     """
 
     warmup: int = 500
     warmup_start: float = 1e-3
+    hold: float = 0.0
     decay: Literal["linear", "cosine", "constant"] = "linear"
     final: float = 0.0
 
     def validate(self) -> None:
         """Check ranges."""
         self.at_least(0, "warmup")
-        self.share("warmup_start", "final")
+        self.share("warmup_start", "hold", "final")
 
 
 @settings

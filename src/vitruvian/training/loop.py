@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from vitruvian.errors import InputError, MissingExtraError
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.training.average import WeightAverage
-from vitruvian.training.build import build_model, save_models
+from vitruvian.training.build import build_model, compile_parts, save_models
 from vitruvian.training.checkpoint import (
     RunState,
     find_checkpoint,
@@ -133,7 +133,7 @@ class Run:
         self.state = RunState()
         self.saved: Path | None = None
         if config.model.compile:
-            self.model.compile()
+            compile_parts(self.model, heads=config.model.compile is True)
         self.wrapped: Any = accelerator.prepare(objective)
         device = accelerator.device
         self.bad = torch.zeros((), device=device)  # steps in a row that were skipped

@@ -12,7 +12,10 @@ from vitruvian.data.synthetic.chance import Chance
 from vitruvian.data.synthetic.compose import Crops, halved
 from vitruvian.data.synthetic.scenes import Scenes, halved_scenes
 from vitruvian.data.synthetic.truth import VISIBLE
-from vitruvian.losses.dense import segmentation_loss
+from vitruvian.human import GROUPS
+from vitruvian.layers.keep import constant, kept
+from vitruvian.losses.dense import cross_entropy, dice_loss
+from vitruvian.losses.heatmap import heatmap_peaks
 from vitruvian.losses.people import draw_people, people_loss
 from vitruvian.models.sapiens2.decoding import draw_heatmaps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
@@ -24,6 +27,7 @@ from vitruvian.training.views import in_model_axes, normalise
 PART_WEIGHTS = (0.7, *(weight**0.5 for weight in PART_LOSS_WEIGHTS[1:]))
 TASK_WEIGHTS = {
     "pose": 400.0,
+    "pose_peaks": 0.2,
     "seg": 1.0,
     "normal": 0.2,
     "pointmap": 0.2,
@@ -35,6 +39,8 @@ TASK_WEIGHTS = {
 }
 TURNS = ("normal", "pointmap", "matting", "albedo")  # tasks that can wait for their turn
 HIDDEN_WEIGHT = 0.6  # a keypoint that is not seen counts less than one that is
+# Most of the 308 points are in the face: without weights, little would be left for the rest of the body.
+GROUP_WEIGHTS = {"body": 4.0, "feet": 4.0, "left_hand": 1.5, "right_hand": 1.5, "face": 0.5, "irises": 0.5, "ears": 0.5}
 
 
 def heatmaps(keypoints: Tensor, *, size_hw: tuple[int, int], stride: int, sigma: float) -> tuple[Tensor, Tensor]:
@@ -42,10 +48,19 @@ def heatmaps(keypoints: Tensor, *, size_hw: tuple[int, int], stride: int, sigma:
     H, W = size_hw
     h, w = H // stride, W // stride
     # The middles of the corner pixels of both grids coincide, as decoding assumes.
-    xy = keypoints[..., :2] * keypoints.new_tensor([(w - 1) / (W - 1), (h - 1) / (H - 1)])
+    xy = keypoints[..., :2] * constant(((w - 1) / (W - 1), (h - 1) / (H - 1)), keypoints.device)
     state = keypoints[..., 2]
     maps, counts = draw_heatmaps(xy, state > 0, size_hw=(h, w), sigma=sigma)
     return maps, torch.where(state < VISIBLE, HIDDEN_WEIGHT, 1.0) * counts
+
+
+@kept
+def point_weights(device: torch.device) -> Tensor:
+    """How much each keypoint counts [308]."""
+    weights = torch.ones(sum(len(ids) for ids in GROUPS.values()))
+    for group, weight in GROUP_WEIGHTS.items():
+        weights[list(GROUPS[group])] = weight  # type: ignore[index]
+    return weights.to(device)
 
 
 class MultiTaskObjective(nn.Module):
@@ -109,7 +124,7 @@ class MultiTaskObjective(nn.Module):
         labels: dict[str, dict[str, Any]] = {}
         if "pose" in tasks:
             maps, counts = heatmaps(crops.keypoints, size_hw=size_hw, stride=4, sigma=self.sigma)
-            labels["pose"] = {"labels": maps, "label_weights": counts}
+            labels["pose"] = {"labels": maps, "label_weights": counts * point_weights(maps.device)}
         labels["normal"] = {"labels": in_model_axes(crops.normals)}
         labels["pointmap"] = {"labels": crops.points, "label_intrinsics": crops.intrinsics}
         labels["matting"] = {"labels": torch.cat([crops.foreground, crops.alpha], dim=1)}
@@ -119,6 +134,8 @@ class MultiTaskObjective(nn.Module):
         found = {task: outputs[task].loss for task in tasks if task != "seg"}
         if "seg" in tasks:
             found["seg"] = parts_loss(outputs["seg"].logits, crops.parts)
+        if "pose" in tasks and weights["pose_peaks"] > 0:
+            found["pose_peaks"] = heatmap_peaks(outputs["pose"].heatmaps, *labels["pose"].values())
         return found
 
     def scene_losses(
@@ -171,5 +188,9 @@ def start_calmly(model: Sapiens2MultiTask, *, share: float = 0.05, people: float
 
 
 def parts_loss(logits: Tensor, parts: Tensor) -> Tensor:
-    """Cross-entropy with mild class weights, and Dice."""
-    return segmentation_loss(logits, parts, class_weights=PART_WEIGHTS, dice_weight=1.0).total
+    """Cross-entropy with mild class weights, and Dice: those of `segmentation_loss`, for labels that are known to fit.
+
+    (To check them would wait for the device.)
+    """
+    logits = logits.float()
+    return cross_entropy(logits, parts, class_weights=constant(PART_WEIGHTS, logits.device)) + dice_loss(logits, parts)

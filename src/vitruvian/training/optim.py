@@ -1,4 +1,4 @@
-"""AdamW for Sapiens2: groups by depth and by kind of weight, and the course of the learning rate.
+"""AdamW and Muon for Sapiens2: groups by depth and by kind of weight, and the course of the learning rate.
 
 A weight at depth d of an encoder of N layers learns at ``lr · layer_decay^(N + 1 − d)``: embeddings are at depth 0,
 layer i at i + 1, the final norm and all heads at N + 1. Matrices have weight decay; norms, biases, tokens and layer
@@ -16,15 +16,22 @@ from torch import Tensor, nn
 
 from vitruvian.models.sapiens2.trunk import Sapiens2Trunk
 from vitruvian.training.config import OptimizerPart, SchedulePart
+from vitruvian.training.muon import MuonAdamW
 
 TOKENS = ("cls_token", "register_tokens", "mask_token", "position_embeddings")
 
 
 def build_optimizer(model: nn.Module, part: OptimizerPart) -> torch.optim.AdamW:
-    """Make AdamW over the weights of `model` that are trained: one group for each depth and kind, fused on CUDA."""
-    groups = parameter_groups(model, weight_decay=part.weight_decay, layer_decay=part.layer_decay)
+    """Make an optimizer over the weights of `model` that are trained: one group for each depth and kind.
+
+    AdamW is fused on CUDA. With Muon the matrices of the encoders' layers have groups of their own.
+    """
+    orthogonal = part.kind == "muon"
+    groups = parameter_groups(
+        model, weight_decay=part.weight_decay, layer_decay=part.layer_decay, orthogonal=orthogonal
+    )
     device = next(model.parameters()).device
-    return torch.optim.AdamW(
+    return (MuonAdamW if orthogonal else torch.optim.AdamW)(
         [{**group, "lr": part.lr * group["lr_scale"]} for group in groups],
         lr=part.lr,
         betas=part.betas,
@@ -33,21 +40,28 @@ def build_optimizer(model: nn.Module, part: OptimizerPart) -> torch.optim.AdamW:
     )
 
 
-def parameter_groups(model: nn.Module, *, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
-    """Sort weights into groups with `params`, `names`, `weight_decay` and `lr_scale`, the lowest first."""
-    found: dict[tuple[float, float], tuple[list[str], list[Tensor]]] = {}
+def parameter_groups(
+    model: nn.Module, *, weight_decay: float, layer_decay: float, orthogonal: bool = False
+) -> list[dict[str, Any]]:
+    """Sort weights into groups with `params`, `names`, `weight_decay` and `lr_scale`, the lowest first.
+
+    With `orthogonal` the matrices of the layers go into groups that say so.
+    """
+    found: dict[tuple[float, float, bool], tuple[list[str], list[Tensor]]] = {}
     trunks = find_trunks(model)
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         scale = layer_decay ** steps_from_the_top(name, trunks)
         decay = weight_decay if has_decay(name, parameter) else 0.0
-        names, parameters = found.setdefault((scale, decay), ([], []))
+        turned = orthogonal and parameter.ndim == 2 and in_a_layer(name, trunks)
+        names, parameters = found.setdefault((scale, decay, turned), ([], []))
         names.append(name)
         parameters.append(parameter)
     return [
         {"params": parameters, "names": names, "weight_decay": decay, "lr_scale": scale}
-        for (scale, decay), (names, parameters) in sorted(found.items(), key=lambda item: item[0])
+        | ({"orthogonal": True} if turned else {})
+        for (scale, decay, turned), (names, parameters) in sorted(found.items(), key=lambda item: item[0])
     ]
 
 
@@ -62,16 +76,26 @@ def find_trunks(model: nn.Module) -> dict[str, int]:
 
 def steps_from_the_top(name: str, trunks: dict[str, int]) -> int:
     """How many steps a weight lies below the heads: 0 for what is in no encoder, N + 1 for embeddings."""
-    inside = [start for start in trunks if name.startswith(start)]
-    if not inside:
-        return 0
-    start = max(inside, key=len)
-    layers, rest = trunks[start], name.removeprefix(start).split(".")
+    layers, rest = within_trunk(name, trunks)
     if rest[0] == "embeddings":
         return layers + 1
     if rest[:2] == ["model", "layer"]:
         return layers - int(rest[2])
     return 0
+
+
+def in_a_layer(name: str, trunks: dict[str, int]) -> bool:
+    """Whether a weight belongs to a layer of an encoder."""
+    return within_trunk(name, trunks)[1][:2] == ["model", "layer"]
+
+
+def within_trunk(name: str, trunks: dict[str, int]) -> tuple[int, list[str]]:
+    """The layers of the encoder that a weight is in, and the parts of its name there; 0 and [""] for none."""
+    inside = [start for start in trunks if name.startswith(start)]
+    if not inside:
+        return 0, [""]
+    start = max(inside, key=len)
+    return trunks[start], name.removeprefix(start).split(".")
 
 
 def has_decay(name: str, parameter: Tensor) -> bool:
@@ -85,7 +109,8 @@ def rate(step: int, part: SchedulePart, *, steps: int) -> float:
         return part.warmup_start + (1 - part.warmup_start) * step / part.warmup
     if part.decay == "constant":
         return 1.0
-    done = min(1.0, (step - part.warmup) / max(steps - part.warmup, 1))
+    first = part.warmup + part.hold * (steps - part.warmup)
+    done = min(1.0, max(0.0, step - first) / max(steps - first, 1))
     left = 1 - done if part.decay == "linear" else (1 + math.cos(math.pi * done)) / 2
     return part.final + (1 - part.final) * left
 

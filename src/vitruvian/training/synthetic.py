@@ -101,7 +101,7 @@ class SyntheticStream:
         options = self.options
         generator = torch.Generator().manual_seed(mixed(options.seed, 2, step))
         chance = Chance(generator, self.device)
-        chosen = torch.randperm(options.ring, generator=generator)[: options.crops].to(self.device)
+        chosen = torch.randperm(options.ring, generator=generator)[: options.crops].to(self.device, non_blocking=True)
         crops = compose_crops(ring.pick(chosen), self.pack.backgrounds, chance=chance, options=options.crop)
         scenes = None
         if options.scenes:

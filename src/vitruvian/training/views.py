@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from vitruvian.data.synthetic.set_files import points_from_depth
 from vitruvian.errors import InputError
+from vitruvian.layers.keep import constant
 from vitruvian.losses.people import draw_people
 from vitruvian.models.sapiens2.decoding import draw_heatmaps
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL, NORMAL_AXES
@@ -190,12 +191,12 @@ def people_targets(views: Views, *, stride: int = 8) -> Any:
 
 def in_model_axes(normals: Tensor) -> Tensor:
     """Turn normals [B, 3, H, W] from the camera's axes to those that Sapiens2 predicts, or back."""
-    return normals * normals.new_tensor(NORMAL_AXES)[:, None, None]
+    return normals * constant(NORMAL_AXES, normals.device)[:, None, None]
 
 
 def normalise(image: Tensor) -> Tensor:
     """Pictures [B, 3, H, W] in 0..1 as models take them."""
-    mean, std = (torch.tensor(v, device=image.device)[:, None, None] for v in (IMAGE_MEAN, IMAGE_STD))
+    mean, std = (constant(tuple(v), image.device)[:, None, None] for v in (IMAGE_MEAN, IMAGE_STD))
     return (image - mean) / std
 
 

@@ -96,6 +96,13 @@ def test_folders_that_are_no_export(tmp_path: Path, folder: Path) -> None:
             kind(tmp_path)
 
 
+def test_no_other_module_is_imported_by_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "planted.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(CheckpointError, match="output class"):
+        Signature("A", "planted:Output", {}, []).output_class()
+
+
 def test_example_inputs_follow_the_configuration() -> None:
     assert example_inputs(Sapiens2Model(tiny()))["pixel_values"].shape == (1, 3, 64, 48)
     assert example_inputs(Sapiens2Model(tiny()), size_hw=(32, 16), batch=2)["pixel_values"].shape == (2, 3, 32, 16)

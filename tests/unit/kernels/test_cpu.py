@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from vitruvian.kernels import linear_cpu, maps_cpu
 from vitruvian.kernels.linear_cpu import PackedLinear, even_chunks, has_packed, stamp
-from vitruvian.kernels.maps_cpu import MapChain, Moments, Stage
+from vitruvian.kernels.maps_cpu import MapChain, Moments, Stage, norm_of
 from vitruvian.kernels.winograd import Winograd
 
 
@@ -78,11 +78,11 @@ def test_stamp_tells_changed_tensors() -> None:
 
 
 def convolve(conv: Winograd, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    seen: list[Tensor] = []
     size_hw = (x.shape[2], x.shape[3])
     whole, inside = conv.padded(size_hw, x.shape[1])
     inside.copy_(x[0].permute(1, 2, 0))
-    return conv(whole, size_hw, seen.append).permute(2, 0, 1)[None], seen
+    out, seen = conv(whole, size_hw, lambda part: part)
+    return out.permute(2, 0, 1)[None], seen
 
 
 @pytest.mark.parametrize("size_hw", [(5, 7), (6, 4), (1, 1), (2, 3), (32, 30)])
@@ -103,10 +103,7 @@ def test_winograd_is_a_convolution(way: str, size_hw: tuple[int, int]) -> None:
 
 def test_moments_of_parts_far_from_zero() -> None:
     values = randn(13, 5, 6) * torch.arange(1, 7) + 300
-    moments = Moments()
-    for part in values.split(4):
-        moments.see(part)
-    factor, summand = moments.norm(1e-5)
+    factor, summand = norm_of([Moments.of(part) for part in values.split(4)], 1e-5)
     want = F.instance_norm(values.permute(2, 0, 1)[None])[0].permute(1, 2, 0)
     torch.testing.assert_close(values * factor + summand, want, rtol=1e-3, atol=1e-3)
 

@@ -5,7 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.losses import HeatmapLossWeights, heatmap_loss, heatmap_mse
+from vitruvian.losses import HeatmapLossWeights, heatmap_loss, heatmap_mse, heatmap_peaks
+from vitruvian.models.sapiens2.decoding import draw_heatmaps
 
 torch_has_weights = pytest.mark.skipif(
     "weight" not in inspect.signature(F.mse_loss).parameters, reason="this torch has no mse_loss(weight=)"
@@ -80,3 +81,30 @@ def test_wrong_shapes_are_named():
         heatmap_mse(pred, target.mT)
     with pytest.raises(InputError, match=r"heatmap weights: expected shape \[2, 3\].*got \[2, 3, 1\]"):
         heatmap_mse(pred, target, torch.ones(2, 3, 1))
+
+
+def test_peaks_are_zero_for_a_perfect_map_and_grow_with_distance():
+    def drawn(x: float) -> torch.Tensor:
+        maps, _ = draw_heatmaps(torch.tensor([[[x, 6.0]]]), torch.ones(1, 1), size_hw=(12, 16), sigma=1.5)
+        return maps
+
+    goal, weights = drawn(5.0), torch.ones(1, 1)
+    assert heatmap_peaks(goal, goal, weights).abs() < 1e-5
+    near, far = heatmap_peaks(drawn(6.0), goal, weights), heatmap_peaks(drawn(10.0), goal, weights)
+    assert 0 < near < far
+    by_hand = torch.nn.functional.kl_div(
+        (12 * drawn(6.0)).flatten(2).log_softmax(2), (12 * goal).flatten(2).softmax(2), reduction="sum"
+    )
+    torch.testing.assert_close(near, by_hand)
+    assert heatmap_peaks(drawn(6.0), goal, torch.zeros(1, 1)) == 0
+
+
+def test_an_empty_map_is_drawn_to_the_peak():
+    goal = torch.zeros(1, 1, 4, 4)
+    goal[0, 0, 1, 2] = 1
+    flat = torch.zeros(1, 1, 4, 4, requires_grad=True)
+    heatmap_peaks(flat, goal, torch.ones(1, 1)).backward()
+    slope = flat.grad[0, 0]
+    assert slope[1, 2] < 0
+    assert slope[0, 0] > 0
+    assert slope.argmin() == 6

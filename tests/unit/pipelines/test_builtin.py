@@ -21,7 +21,7 @@ from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines import INSIDE, default_model, tell_of_builtin
 from vitruvian.pipelines.demo import TASKS as DEMO
-from vitruvian.pipelines.demo import demo_pictures, run_demo
+from vitruvian.pipelines.demo import demo_models, demo_pictures, random_pipeline, run_demo
 from vitruvian.pipelines.finders.builtin import BuiltinFinder
 from vitruvian.pipelines.people import open_finder
 from vitruvian.results.base import Picture
@@ -215,8 +215,14 @@ class TestFinder:
             stand_in(long_side=8)
 
 
+ENDINGS = (
+    *("people.png", "pose.json", "pose_plot.png", "parts.png", "parts_plot.png", "normals.png"),
+    *("pointmap.ply", "pointmap_plot.png", "matte.png", "albedo.png"),
+)
+
+
 class TestDemo:
-    def test_pictures_ship_with_the_package(self) -> None:
+    def test_pictures_ship_with_the_package(self, inside: Path) -> None:
         assert {path.name for path in demo_pictures()} >= {"astronaut.jpg", "standing.jpg"}
 
     def test_everything_is_written(self, inside: Path, tmp_path: Path) -> None:
@@ -226,19 +232,70 @@ class TestDemo:
         assert report.sheet == tmp_path / "out" / "sheet.png"
         assert all(path.is_file() for path in report.files)
         names = {path.name for path in report.files}
-        endings = ("people.png", "pose.json", "parts.png", "normals.png", "pointmap.ply", "matte.png", "albedo.png")
-        assert {f"one_{ending}" for ending in endings} <= names
-        assert len(names) == len(report.files) == 2 * 7 + 1
+        assert {f"one_{ending}" for ending in ENDINGS} <= names
+        assert len(names) == len(report.files) == 2 * len(ENDINGS) + 1
         width, height = Image.open(report.sheet).size
         assert width > 5 * height / 2  # seven columns, two rows
         assert [line.split(":")[0] for line in told] == ["people", *DEMO]
+        assert report.people > 0
+        assert not report.failures
+        with Image.open(tmp_path / "out" / "one_pose_plot.png") as drawn:
+            assert drawn.size == (56, 40)
+
+    def test_without_a_model_weights_are_random_and_it_says_so(self, nothing_inside: None, tmp_path: Path) -> None:
+        told: list[str] = []
+        with pytest.warns(VitruvianWarning, match="this installation has none inside.*random weights"):
+            report = run_demo([picture()], tmp_path / "one", device="cpu", progress=told.append)
+        assert [line.split(":")[0] for line in told] == list(DEMO)
+        assert {path.name.partition("_")[2] for path in report.files[:-1]} == {*ENDINGS} - {"people.png"}
+        assert all(path.is_file() for path in report.files)
+        torch.manual_seed(9)
+        with pytest.warns(VitruvianWarning):
+            again = run_demo([picture()], tmp_path / "two", device="cpu")
+        assert again.sheet.read_bytes() == report.sheet.read_bytes()  # random, but the same at every run
+        with pytest.raises(CheckpointError, match="this installation has none"):
+            run_demo([picture()], tmp_path / "three", model="builtin")
+
+    def test_random_weights_leave_chance_alone(self) -> None:
+        torch.manual_seed(3)
+        expected = torch.rand(2)
+        torch.manual_seed(3)
+        random_pipeline("pose", device="cpu")
+        assert torch.equal(torch.rand(2), expected)
+
+    def test_maps_of_a_packed_model_end_where_people_do(self, packed: Path, tmp_path: Path) -> None:
+        run_demo([picture()], tmp_path, model=packed, device="cpu")
+        (alpha,) = (np.asarray(Image.open(path))[..., 3] for path in tmp_path.glob("*_matte.png"))
+        (albedo,) = (np.asarray(Image.open(path)) for path in tmp_path.glob("*_albedo.png"))
+        outside = alpha < 120
+        assert outside.any()
+        assert not albedo[outside].any()
+        assert albedo.any()
 
     def test_a_picture_that_cannot_be_read(self, inside: Path, tmp_path: Path) -> None:
         (tmp_path / "bad.png").write_bytes(b"no picture")
         with pytest.raises(InputError, match=r"bad\.png"):
             run_demo(tmp_path / "bad.png", tmp_path / "out")
+        report = run_demo([tmp_path / "bad.png", picture()], tmp_path / "out", device="cpu")
+        assert [Path(name).name for name in report.failures] == ["bad.png"]
+        assert report.sheet.is_file()
 
-    @pytest.mark.usefixtures("nothing_inside")
-    def test_an_installation_without(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match="this installation has none"):
-            run_demo(out=tmp_path)
+    def test_which_models_are_run(self, packed: Path, tmp_path: Path) -> None:
+        assert demo_models(packed) == dict.fromkeys(DEMO, packed)
+        pack_multitask(tiny_multitask("seg", "people"), tmp_path / "parts")
+        assert demo_models(tmp_path / "parts") == {"parts": tmp_path / "parts"}
+        model = tiny_multitask("matting").task_model("matting")
+        model.save_pretrained(tmp_path / "run" / "model" / "matting")
+        alone = tmp_path / "run" / "model" / "matting"
+        assert demo_models(tmp_path / "run") == {"matte": alone}  # as training leaves it
+        assert demo_models(alone) == {"matte": alone}  # a checkpoint of one task
+        assert list(demo_models({"pose": "a", "matte": "b"})) == ["matte", "pose"]
+        with pytest.raises(InputError, match=r"got 'poses'\. Did you mean pose"):
+            demo_models({"poses": "a"})
+        with pytest.raises(CheckpointError, match="no such file or folder"):
+            demo_models("nothing-here")
+
+    def test_the_folder_must_be_one(self, inside: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(InputError, match="expected a folder to write into"):
+            run_demo([picture()], tmp_path / "file")

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from vitruvian.errors import InputError
-from vitruvian.pipelines.memory import BatchSize, first_batch_size, to_host
+from vitruvian.pipelines.memory import BatchSize, Lane, first_batch_size, to_host
 from vitruvian.pipelines.runner import Failure, Prepared, Unit, most_on_the_way, run_many, run_one
 from vitruvian.pipelines.sources import Frame, Ticket, open_source
 
@@ -35,6 +35,7 @@ class Doubler:
     device = torch.device("cpu")
     looks = False
     decodes_behind = True
+    lane: Lane | None = None
 
     def __init__(
         self,

@@ -137,3 +137,9 @@ def test_gradients_that_are_not_finite_move_nothing(fused: bool):
     assert step(1.0, 1.0)
     assert not torch.equal(weight.detach(), moved)
     assert float(optimizer.state[weight]["step"]) == 2
+
+
+def test_the_rate_can_be_held_before_it_falls():
+    part = SchedulePart(warmup=10, hold=0.5, decay="linear")
+    found = [rate(step, part, steps=110) for step in (10, 59, 60, 85, 110)]
+    assert found == pytest.approx([1, 1, 1, 0.5, 0])

@@ -10,7 +10,10 @@ from torch import Tensor
 
 
 class Chance:
-    """A generator with the distributions that scenes are made of; results live on `device`."""
+    """A generator with the distributions that scenes are made of; results live on `device`.
+
+    Nothing here waits for a GPU: what is drawn on the CPU follows in its queue.
+    """
 
     def __init__(self, generator: torch.Generator, device: torch.device | str) -> None:
         self.generator = generator
@@ -27,7 +30,7 @@ class Chance:
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
         """Uniform in [low, high), float32 of `shape`."""
         draw = torch.rand(shape, generator=self.generator, device=self.generator.device)
-        return (low + (high - low) * draw).to(self.device)
+        return (low + (high - low) * draw).to(self.device, non_blocking=True)
 
     def log_uniform(self, low: float, high: float, *shape: int) -> Tensor:
         """Uniform in the logarithm, between two positive numbers."""
@@ -36,7 +39,7 @@ class Chance:
     def normal(self, mean: float, deviation: float, *shape: int) -> Tensor:
         """Normal, float32 of `shape`."""
         draw = torch.randn(shape, generator=self.generator, device=self.generator.device)
-        return (mean + deviation * draw).to(self.device)
+        return (mean + deviation * draw).to(self.device, non_blocking=True)
 
     def flip(self, probability: float, *shape: int) -> Tensor:
         """True with `probability`, bool of `shape`."""
@@ -45,12 +48,13 @@ class Chance:
     def integers(self, count: int, *shape: int) -> Tensor:
         """Uniform in 0..count - 1, int64 of `shape`."""
         draw = torch.randint(0, count, shape, generator=self.generator, device=self.generator.device)
-        return draw.to(self.device)
+        return draw.to(self.device, non_blocking=True)
 
     def choice(self, weights: Sequence[float], count: int) -> Tensor:
         """Draw `count` indices in proportion to `weights`, int64 [count]."""
         share = torch.tensor(weights, dtype=torch.float32, device=self.generator.device)
-        return torch.multinomial(share, count, replacement=True, generator=self.generator).to(self.device)
+        draw = torch.multinomial(share, count, replacement=True, generator=self.generator)
+        return draw.to(self.device, non_blocking=True)
 
     def field(self, *shape: int) -> Tensor:
         """Uniform in [0, 1) for large tensors: drawn on the device."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from vitruvian.data.synthetic.chance import Chance
 from vitruvian.data.synthetic.samples import Samples, metres
 from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
+from vitruvian.layers.keep import constant
 
 HIDDEN, VISIBLE = 1.0, 2.0
 
@@ -105,7 +106,7 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, chance: Chance, opti
         foreground = torch.where(fresh, lit, crops.foreground)
         image = torch.where(fresh, lit + (1 - seen) * behind, crops.image)
         crops = replace(crops, image=image, foreground=foreground)
-    order = torch.randperm(n, generator=chance.generator).to(samples.image.device)
+    order = torch.randperm(n, generator=chance.generator).to(samples.image.device, non_blocking=True)
     crops = _with_company(crops, samples.pick(order), chance, options)
     if len(backgrounds):
         crops = _behind_things(crops, backgrounds, chance, options)
@@ -127,8 +128,8 @@ def _within(samples: Samples, window: Window, chance: Chance, options: CropOptio
     n, (H, W) = len(samples), samples.size_hw
     x, y, w, h = samples.boxes_xywh.unbind(1)
     box = torch.stack([x, y, x + w, y + h], dim=1)  # [n, 4]
-    edge = torch.tensor([0.0, 0.0, W, H], device=x.device).expand(n, 4)
-    endless = torch.tensor([-math.inf, -math.inf, math.inf, math.inf], device=x.device)
+    edge = constant((0.0, 0.0, float(W), float(H)), x.device).expand(n, 4)
+    endless = constant((-math.inf, -math.inf, math.inf, math.inf), x.device)
     ends = chance.flip(options.border, n, 4)
     near = torch.lerp(box, edge, chance.uniform(0.0, 1.0, n, 4))
     limit = torch.where(cut_sides(samples), edge, torch.where(ends, near, endless)) - 0.5  # between pixels
@@ -162,7 +163,7 @@ def _crop_window(samples: Samples, chance: Chance, options: CropOptions) -> Wind
     size = torch.stack([tall * W / H, tall], dim=1)  # [n, 2]
     middle = torch.stack([x + w / 2 - 0.5, y + h / 2 - 0.5], dim=1)
     middle = middle + chance.uniform(-1.0, 1.0, n, 2) * options.shift * size
-    step = size / torch.tensor([W, H], device=size.device)
+    step = size / constant((W, H), size.device)
     start = middle - size / 2 + step / 2
     return Window(start, step, chance.flip(options.flip, n), options.size_hw)
 
@@ -194,7 +195,7 @@ def _look(samples: Samples, window: Window) -> Crops:
     sign = torch.where(window.flipped, -1.0, 1.0)[:, None, None]
     normals = torch.cat([normals[:, :1] * sign[..., None], normals[:, 1:]], dim=1)
     labels = parts[:, 0].long()
-    swap = torch.tensor(PART_FLIP_PERMUTATION, device=labels.device)
+    swap = constant(PART_FLIP_PERMUTATION, labels.device)
     labels = torch.where(mirrored[:, 0], swap[labels], labels)
     K = window.camera(samples.intrinsics)
     depth = torch.where(there, 1 / inverse.clamp_min(1e-4), 0.0)  # [n, 1, H, W]
@@ -227,7 +228,7 @@ def _keypoints(keypoints: Tensor, window: Window) -> Tensor:
     xy = window.forward_xy(keypoints[..., :2])
     inside = (xy >= 0).all(dim=-1) & (xy[..., 0] <= W - 1) & (xy[..., 1] <= H - 1)
     found = torch.cat([xy, (keypoints[..., 2] * inside)[..., None]], dim=-1)  # [n, 308, 3]
-    swapped = found[:, torch.tensor(FLIP_PERMUTATION, device=found.device)]
+    swapped = found[:, constant(FLIP_PERMUTATION, found.device)]
     return torch.where(window.flipped[:, None, None], swapped, found)
 
 
@@ -275,7 +276,7 @@ def _with_company(crops: Crops, others: Samples, chance: Chance, options: CropOp
     side = torch.where(chance.flip(0.5, n), 1.0, -1.0)
     away = torch.where(in_front, chance.uniform(0.42, 0.75, n), chance.uniform(0.15, 0.65, n)) * side
     middle = torch.stack([x + w / 2, y + h / 2], dim=1) - torch.stack([away, chance.uniform(-0.3, 0.3, n)], 1) * size
-    step = size / torch.tensor([W, H], device=size.device)
+    step = size / constant((W, H), size.device)
     start = middle - size / 2
     # Somebody who is cut off below stands at the lower edge, so that the cut is not seen.
     at_edge = torch.stack([start[:, 0], y + h - tall - 0.5], dim=1)
@@ -312,8 +313,8 @@ def _behind_things(crops: Crops, backgrounds: Tensor, chance: Chance, options: C
     n, (H, W) = len(crops.image), options.size_hw
     device = crops.image.device
     wanted = chance.flip(options.occluder, n)[:, None, None, None]
-    centre = chance.uniform(0.0, 1.0, n, 2) * torch.tensor([W, H], device=device)
-    radius = chance.log_uniform(0.06, 0.35, n, 2) * torch.tensor([W, W], device=device)
+    centre = chance.uniform(0.0, 1.0, n, 2) * constant((W, H), device)
+    radius = chance.log_uniform(0.06, 0.35, n, 2) * W
     angle = chance.uniform(0.0, math.pi, n)[:, None, None]
     x = torch.arange(W, device=device) - centre[:, :1, None]  # [n, 1, W]
     y = torch.arange(H, device=device)[:, None] - centre[:, 1:, None]  # [n, H, 1]
@@ -372,5 +373,5 @@ def halved(crops: Crops, chance: Chance) -> Crops:
 
 def one_of_four(labels: Tensor, chance: Chance) -> Tensor:
     """One pixel of each 2 x 2, the same for all: over many steps none is preferred, and labels stay labels."""
-    row, column = chance.integers(2, 2).tolist()
+    row, column = divmod(chance.seed() % 4, 2)
     return labels[:, row::2, column::2]

@@ -15,6 +15,7 @@ from vitruvian.data.synthetic.chance import Chance
 from vitruvian.data.synthetic.compose import Window, cut_sides, one_of_four, relit, sample_pictures
 from vitruvian.data.synthetic.samples import Samples
 from vitruvian.human import PART_FLIP_PERMUTATION
+from vitruvian.layers.keep import constant
 
 
 @dataclass(frozen=True)
@@ -54,38 +55,30 @@ def compose_scenes(
         image = sample_pictures(backgrounds, count, options.size_hw, chance=chance)
     else:
         image = chance.field(count, 3, 1, 1).expand(-1, -1, H, W).clone()
-    usable = fit_for_scenes(samples).nonzero()[:, 0]
-    if not len(usable):
-        number = torch.zeros_like(number)
-        usable = torch.zeros(1, dtype=torch.int64, device=device)
-    which = usable[chance.integers(len(usable), count, most)]  # [n, m]
+    places = fit_for_scenes(samples).cumsum(0)  # [N] those who can be used, counted
+    number = torch.where(places[-1] > 0, number, 0)
+    # Drawn from the count, so that nobody waits for the device to say how many there are.
+    drawn = (chance.uniform(0.0, 1.0, count, most) * places[-1]).floor() + 1
+    which = torch.searchsorted(places, drawn.long().clamp(max=places[-1])).clamp(max=len(samples) - 1)  # [n, m]
     wanted = torch.arange(most, device=device) < number[:, None]  # [n, m]
     tall, order = chance.log_uniform(*options.tall, count, most).sort(dim=1)  # [n, m] farthest first
     wanted = wanted.gather(1, order)
-    place = chance.uniform(0.0, 1.0, count, most, 2)
-    flipped = chance.flip(0.5, count, most)
+    seen, labels = _placed(samples, which.flatten(), tall.flatten(), chance, options)
+    lit = relit(seen[:, :3], seen[:, 3:], chance).view(count, most, 3, H, W)
+    there = wanted[:, :, None, None, None]
+    lit, alpha = lit * there, seen[:, 3:].reshape(count, most, 1, H, W) * there
+    labels = labels.view(count, most, H, W)
     alphas: list[Tensor] = []
     parts = torch.zeros(count, H, W, dtype=torch.int64, device=device)
     total = torch.zeros(count, 1, H, W, device=device)
     foreground = torch.zeros(count, 3, H, W, device=device)
     for m in range(most):
-        some = samples.pick(which[:, m])
-        window = _scene_window(some, tall[:, m], place[:, m], flipped[:, m], options.size_hw)
-        there = wanted[:, m]
-        grid = window.grid(some.size_hw)
-        stack = torch.cat([some.foreground / 255, some.alpha / 255], dim=1)
-        seen = F.grid_sample(stack, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-        seen = seen * there[:, None, None, None]
-        label = F.grid_sample(some.parts.float(), grid, mode="nearest", align_corners=False)[:, 0].long()
-        swap = torch.tensor(PART_FLIP_PERMUTATION, device=device)
-        label = torch.where(window.flipped[:, None, None], swap[label], label)
-        alpha = seen[:, 3:]
-        lit = relit(seen[:, :3], alpha, chance)
-        image = lit + (1 - alpha) * image
-        foreground = lit + (1 - alpha) * foreground
-        total = alpha + (1 - alpha) * total
-        covered = alpha[:, 0] > 0.5
-        parts = torch.where(covered, label, parts)
+        rest = 1 - alpha[:, m]
+        image = torch.addcmul(lit[:, m], rest, image)
+        foreground = torch.addcmul(lit[:, m], rest, foreground)
+        total = torch.addcmul(alpha[:, m], rest, total)
+        covered = alpha[:, m, 0] > 0.5
+        parts = torch.where(covered, labels[:, m], parts)
         alphas = [before & ~covered for before in alphas] + [covered]
     masks = torch.stack(alphas, dim=1)  # [n, m, H, W] what is seen of each
     boxes, area = _boxes(masks)
@@ -109,11 +102,27 @@ def fit_for_scenes(samples: Samples) -> Tensor:
     return ~cut_sides(samples)[:, :3].any(dim=1) & (h >= 24) & (w >= 12)
 
 
-def _scene_window(some: Samples, tall: Tensor, place: Tensor, flipped: Tensor, size_hw: tuple[int, int]) -> Window:
+def _placed(
+    samples: Samples, which: Tensor, tall: Tensor, chance: Chance, options: SceneOptions
+) -> tuple[Tensor, Tensor]:
+    """People `which` [k] at random places of whole pictures: premultiplied colour and alpha [k, 4, H, W], parts."""
+    place, flipped = chance.uniform(0.0, 1.0, len(which), 2), chance.flip(0.5, len(which))
+    cut_below = cut_sides(samples)[:, 3][which]
+    window = _scene_window(samples.boxes_xywh[which], cut_below, tall, place, flipped, options.size_hw)
+    grid = window.grid(samples.size_hw)
+    stack = torch.cat([samples.foreground[which], samples.alpha[which]], dim=1) / 255
+    seen = F.grid_sample(stack, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    label = F.grid_sample(samples.parts[which].float(), grid, mode="nearest", align_corners=False)[:, 0].long()
+    swap = constant(PART_FLIP_PERMUTATION, label.device)
+    return seen, torch.where(flipped[:, None, None], swap[label], label)
+
+
+def _scene_window(
+    boxes_xywh: Tensor, cut_below: Tensor, tall: Tensor, place: Tensor, flipped: Tensor, size_hw: tuple[int, int]
+) -> Window:
     """The views that put people at their places."""
     H, W = size_hw
-    x, y, w, h = some.boxes_xywh.unbind(1)
-    cut_below = cut_sides(some)[:, 3]
+    x, y, w, h = boxes_xywh.unbind(1)
     # A cut-off person shows about half of itself: what is seen fills more of the picture.
     step = h / (tall * torch.where(cut_below, 0.8, 1.0) * H)  # [n] source pixels per output pixel
     wide, high = w / step, h / step  # in output pixels

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from vitruvian.errors import InputError
 
 LOG_FLOOR, LOG_CEILING = 1e-3, 50.0
+GROUP, GPU_GROUP = 64, 1024  # maps that are blurred whole at a time: what a cache holds, and what keeps a GPU busy
 # The places of central differences around a peak, as (dx, dy).
 STENCIL = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1))
 
@@ -97,8 +98,9 @@ def peak_scale(maps: Tensor, peak_value: Tensor, around: Tensor, kernel: Tensor)
     # Where even the largest possible factor leaves every value under the floor, all clamp to it: no step either way.
     unsettled = (~settled).nonzero().flatten()
     scale = torch.ones_like(peak_value)
-    for start in range(0, len(unsettled), 64):
-        part = unsettled[start : start + 64]
+    group = GPU_GROUP if maps.is_cuda else GROUP
+    for start in range(0, len(unsettled), group):
+        part = unsettled[start : start + group]
         blurred_peak = blur(maps[part], kernel).flatten(1).amax(1)
         scale[part] = torch.where(blurred_peak > 0, peak_value[part] / blurred_peak.clamp(min=1e-30), 1.0)
     return scale

@@ -7,20 +7,30 @@ checkpoints keep their names.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.kernels.attention import LARGEST_SCORE, attend_bounded, score_bound
+from vitruvian.kernels import fp8
+from vitruvian.kernels.attention import attend_bounded, largest_score, score_bound
 from vitruvian.kernels.fused import add_norm_, gated_linear, norm_rotate
 from vitruvian.kernels.joint import join
 from vitruvian.layers.attention import attend
 from vitruvian.layers.mlp import GatedMLP
 from vitruvian.layers.norm import RMSNorm
 from vitruvian.models.sapiens2.encoder import Attention, Encoder, Layer, Rope
+
+
+@dataclass(frozen=True)
+class EightBits:
+    """The large matrices of a layer in 8-bit floating point, a scale for each output channel."""
+
+    qkv: fp8.Rows
+    gate_up: fp8.Rows
+    down: fp8.Rows
 
 
 @dataclass(frozen=True)
@@ -32,14 +42,15 @@ class FusedLayer:
     gate_up: Tensor
     gate_up_bias: Tensor | None
     bounded: bool  # scores are small enough for softmax without a maximum
+    eight: EightBits | None = None
 
 
-def fuse_encoder(encoder: Encoder) -> list[FusedLayer]:
-    """Join the matrices of all layers."""
-    return [fuse_layer(layer) for layer in encoder.layer if isinstance(layer, Layer)]
+def fuse_encoder(encoder: Encoder, *, eight_bits: bool = False) -> list[FusedLayer]:
+    """Join the matrices of all layers, and round the large ones to 8 bits where asked."""
+    return [fuse_layer(layer, eight_bits=eight_bits) for layer in encoder.layer if isinstance(layer, Layer)]
 
 
-def fuse_layer(layer: Layer) -> FusedLayer:
+def fuse_layer(layer: Layer, *, eight_bits: bool = False) -> FusedLayer:
     """Join a layer's matrices; its parameters become views into the joint ones."""
     attention, mlp = layer.attention, layer.mlp
     if not isinstance(mlp, GatedMLP):
@@ -48,8 +59,13 @@ def fuse_layer(layer: Layer) -> FusedLayer:
     bounded = False
     q_norm, k_norm = attention.q_norm, attention.k_norm
     if isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
-        bounded = score_bound(attention.head_dim, q_norm.weight.detach(), k_norm.weight.detach()) < LARGEST_SCORE
-    return FusedLayer(*join(linears), *interleave(mlp.gate_proj, mlp.up_proj), bounded)
+        reach = score_bound(attention.head_dim, q_norm.weight.detach(), k_norm.weight.detach())
+        bounded = reach < largest_score(q_norm.weight.dtype)
+    fused = FusedLayer(*join(linears), *interleave(mlp.gate_proj, mlp.up_proj), bounded)
+    if not eight_bits:
+        return fused
+    matrices = (fused.qkv, fused.gate_up, mlp.down_proj.weight)
+    return replace(fused, eight=EightBits(*(fp8.round_rows(matrix.detach()) for matrix in matrices)))
 
 
 @torch.no_grad()
@@ -72,22 +88,40 @@ def run_layers(encoder: Encoder, fused: list[FusedLayer], tokens: Tensor, rope: 
     branch: Tensor | None = None
     layer: Any
     for layer, weights in zip(encoder.layer, fused, strict=True):
-        eps = layer.norm1.eps
-        normed = add_norm_(x, branch, None, layer.norm1.weight, eps=eps)
-        attended = run_attention(layer.attention, weights, normed, cos, sin)
-        normed = add_norm_(x, attended, layer.layer_scale1.lambda1, layer.norm2.weight, eps=eps)
-        hidden = gated_linear(normed, weights.gate_up, weights.gate_up_bias)  # [B, N, F]
-        branch = layer.mlp.down_proj(hidden)  # [B, N, C]
+        qkv = project(layer, weights, x, branch)  # [B, N, (A + 2G)·D]
+        attended = run_attention(layer.attention, weights, qkv, cos, sin)  # [B, N, C]
+        branch = feed_forward(layer, weights, x, attended)  # [B, N, C]
     return add_norm_(x, branch, None, final.weight, eps=final.eps)
 
 
-def run_attention(attention: Attention, weights: FusedLayer, tokens: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Attend within [B, N, C]."""
-    B, N, C = tokens.shape
+def project(layer: Any, weights: FusedLayer, x: Tensor, branch: Tensor | None) -> Tensor:
+    """Add a branch to [B, N, C] in place, and return the sum's queries, keys and values [B, N, (A + 2G)·D]."""
+    norm, eight = layer.norm1, weights.eight
+    if eight is None:
+        return F.linear(add_norm_(x, branch, None, norm.weight, eps=norm.eps), weights.qkv, weights.qkv_bias)
+    rows = fp8.add_norm_rows_(x, branch, None, norm.weight, eps=norm.eps)
+    return fp8.linear_rows(rows, eight.qkv, weights.qkv_bias, dtype=x.dtype)
+
+
+def feed_forward(layer: Any, weights: FusedLayer, x: Tensor, attended: Tensor) -> Tensor:
+    """Add what was attended to [B, N, C] in place, scaled by channel, and return the sum's feed-forward branch."""
+    norm, scale, down, eight = layer.norm2, layer.layer_scale1.lambda1, layer.mlp.down_proj, weights.eight
+    if eight is None:
+        normed = add_norm_(x, attended, scale, norm.weight, eps=norm.eps)
+        branch: Tensor = down(gated_linear(normed, weights.gate_up, weights.gate_up_bias))
+        return branch
+    rows = fp8.add_norm_rows_(x, attended, scale, norm.weight, eps=norm.eps)
+    hidden = fp8.gated_linear_rows(rows, eight.gate_up, weights.gate_up_bias, dtype=x.dtype)  # [B, N, F]
+    return fp8.linear_rows(hidden, eight.down, down.bias, dtype=x.dtype)
+
+
+def run_attention(attention: Attention, weights: FusedLayer, joint: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Attend within tokens, given their queries, keys and values [B, N, (A + 2G)·D]: [B, N, C]."""
+    B, N, _ = joint.shape
     q_norm, k_norm = attention.q_norm, attention.k_norm
     D = attention.head_dim
-    heads, groups = C // D, attention.k_proj.out_features // D
-    qkv = F.linear(tokens, weights.qkv, weights.qkv_bias).view(B, N, heads + 2 * groups, D)  # [B, N, A + 2G, D]
+    heads, groups = attention.q_proj.out_features // D, attention.k_proj.out_features // D
+    qkv = joint.view(B, N, heads + 2 * groups, D)  # [B, N, A + 2G, D]
     qk = norm_rotate(
         qkv,
         q_norm.weight if isinstance(q_norm, RMSNorm) else None,
@@ -101,7 +135,7 @@ def run_attention(attention: Attention, weights: FusedLayer, tokens: Tensor, cos
     )  # [B, A + G, N, D]
     q, k, v = qk[:, :heads], qk[:, heads:], qkv[:, :, heads + groups :].transpose(1, 2)
     out = attend_bounded(q, k, v) if weights.bounded else attend(q, k, v)[0].transpose(1, 2)  # [B, N, A, D]
-    attended: Tensor = attention.o_proj(out.reshape(B, N, C))
+    attended: Tensor = attention.o_proj(out.reshape(B, N, heads * D))
     return attended
 
 

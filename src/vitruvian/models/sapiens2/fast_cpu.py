@@ -2,12 +2,13 @@
 
     tokens ─▶ q, k, v of all chunks ─▶ attention ─▶ for each chunk: out, feed-forward, q, k, v of the next layer ─▶ …
 
-Weights of norms and layer scales are multiplied into the matrices beside them. The packed copies follow the model's
-parameters, which stay as they are: changed ones are packed again.
+Threads take chunks, and in attention heads. Weights of norms and layer scales are multiplied into the matrices beside
+them. The packed copies follow the model's parameters, which stay as they are: changed ones are packed again.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -15,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.kernels.linear_cpu import PackedLinear, chunk_rows, even_chunks, stamp
+from vitruvian.kernels import linear_cpu
+from vitruvian.kernels.lanes_cpu import ROUNDS, cut, lane_count, pieces, run_parts
+from vitruvian.kernels.linear_cpu import PackedLinear, stamp
 from vitruvian.layers.attention import attend
 from vitruvian.layers.norm import RMSNorm
 from vitruvian.models.sapiens2.encoder import Encoder, Layer, Rope
@@ -36,23 +39,70 @@ class FastEncoder:
         """Pass [B, N, C] through all layers and the final norm."""
         seen = stamp(list(self.encoder.parameters()))
         if seen != self.seen:
-            self.layers = [PackedLayer(layer) for layer in self.encoder.layer if isinstance(layer, Layer)]
+            self.layers = run_parts(PackedLayer, [layer for layer in self.encoder.layer if isinstance(layer, Layer)])
             self.seen = seen
-        B, N, _ = tokens.shape
-        places = [(b, rows) for b in range(B) for rows in even_chunks(N, chunk_rows())]
-        chunks = [tokens[b, rows] for b, rows in places]  # [M, C] each
-        for layer in self.layers:
-            q, k, v = layer.blank(B, N)
-            turns = layer.turns(rope, N)
-            for chunk, (b, rows) in zip(chunks, places, strict=True):
-                layer.project(chunk, q[b, :, rows], k[b, :, rows], v[b, :, rows], [turn[rows] for turn in turns])
-            attended = attend(q, k, v)[0].transpose(1, 2).flatten(2)  # [B, N, C]
-            for index, (b, rows) in enumerate(places):
-                chunks[index] = layer.update(chunks[index], attended[b, rows])
-        out = torch.empty_like(tokens)
-        for chunk, (b, rows) in zip(chunks, places, strict=True):
-            torch.mul(unit(chunk, self.final.eps), self.final.weight, out=out[b, rows])
+        chunks = Chunks(tokens)
+        attended = tokens
+        for before, after in itertools.pairwise((None, *self.layers, None)):
+            chunks.step(before, attended, after, rope)
+            if after is not None:
+                attended = attend_in_lanes(*chunks.heads)  # [B, N, C]
+        return chunks.normalised(self.final)
+
+
+class Chunks:
+    """Tokens [B, N, C] on their way through the layers, in chunks [M, C]."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self.shape = tokens.shape
+        self.places = [(b, rows) for b in range(len(tokens)) for rows in cut(tokens.shape[1], linear_cpu.ROWS)]
+        self.values = [tokens[place] for place in self.places]
+        self.heads: tuple[Tensor, Tensor, Tensor] = (tokens, tokens, tokens)
+
+    def step(self, before: PackedLayer | None, attended: Tensor, after: PackedLayer | None, rope: Rope) -> None:
+        """Finish one layer with what its attention gave [B, N, C], and make queries, keys and values of the next."""
+        batch, tokens, _ = self.shape
+        turns: list[Tensor] = []
+        if after is not None:
+            self.heads, turns = after.blank(batch, tokens), after.turns(rope, tokens)
+
+        def run(index: int) -> None:
+            b, rows = self.places[index]
+            if before is not None:
+                self.values[index] = before.update(self.values[index], attended[b, rows])
+            if after is not None:
+                q, k, v = (room[b, :, rows] for room in self.heads)
+                after.project(self.values[index], q, k, v, [turn[rows] for turn in turns])
+
+        run_parts(run, range(len(self.places)))
+
+    def normalised(self, norm: RMSNorm) -> Tensor:
+        """Return all tokens [B, N, C] after a norm."""
+        out = torch.empty(self.shape)
+
+        def run(index: int) -> None:
+            torch.mul(unit(self.values[index], norm.eps), norm.weight, out=out[self.places[index]])
+
+        run_parts(run, range(len(self.places)))
         return out
+
+
+def attend_in_lanes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend from [B, A, N, D] to [B, G, N, D]: [B, N, A·D]; threads take heads, and where these are few, queries."""
+    (B, A, N, D), G = q.shape, k.shape[1]
+    out = q.new_empty(B, N, A, D)
+    wanted = ROUNDS * lane_count() if lane_count() > 1 else 1
+    groups = pieces(G, min(G, wanted))
+    rows = pieces(N, min(N, -(-wanted // (B * len(groups)))))
+
+    def run(part: tuple[int, slice, slice]) -> None:
+        b, some, queries = part
+        heads = slice(some.start * (A // G), some.stop * (A // G))
+        found, _ = attend(q[b, None, heads, queries], k[b, None, some], v[b, None, some])  # [1, a, n, D]
+        out[b, queries, heads] = found[0].transpose(0, 1)
+
+    run_parts(run, itertools.product(range(B), groups, rows))
+    return out.flatten(2)
 
 
 class PackedLayer:

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.errors import ConfigError
-from vitruvian.kernels.available import is_traced
+from vitruvian.kernels.available import is_traced, takes_kernel
 from vitruvian.kernels.fused import instance_norm_silu
 from vitruvian.kernels.linear_cpu import packs, stamp
 from vitruvian.kernels.maps_cpu import MapChain, Stage
+from vitruvian.kernels.winograd_half import Maps, TiledConv, pays
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.norm import ChannelRMSNorm
 from vitruvian.layers.start import starts
@@ -104,38 +105,69 @@ class ConvBlock(nn.Module):
 class FastHead:
     """A decode head on channels-last maps, with its norms fused and its weights laid out for that.
 
-    Pictures are decoded a few at a time: maps at full size are what takes the memory of these models.
+    Pictures are decoded a few at a time: maps at full size are what takes the memory of these models. Convolutions
+    with many channels run as minimal filters (`winograd_half.pays` is the rule), all others through cuDNN.
     """
 
     def __init__(self, blocks: list[ConvBlock], predictor: nn.Conv2d, *, pictures: int = 4) -> None:
         self.blocks, self.predictor, self.pictures = blocks, predictor, pictures
         self.seen: list[tuple[int, int]] = []
-        self.weights: list[tuple[Tensor, Tensor | None]] = []
+        self.plain: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self.tiled: dict[int, TiledConv] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.blocks, self.predictor)  # copies and pickles lay out anew
 
     def __call__(self, features: Tensor) -> Tensor:
         """Predict [B, K, s·h, s·w], contiguous, from a map [B, C, h, w]."""
-        seen = [(weight_of(block).data_ptr(), weight_of(block)._version) for block in self.blocks]
+        seen = stamp([value for block in self.blocks for value in block.parameters()])
         if seen != self.seen:  # new weights were loaded or trained
-            self.seen, self.weights = seen, [lay_out(block) for block in self.blocks]
+            self.seen, self.plain, self.tiled = seen, {}, {}
         features = features.contiguous(memory_format=torch.channels_last)
-        parts = [self.decode(features[i : i + self.pictures]) for i in range(0, len(features), self.pictures)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        out: Tensor | None = None
+        for first in range(0, len(features), self.pictures):
+            x = self.decode(features[first : first + self.pictures])  # [b, C, s·h, s·w]
+            if out is None:
+                out = x.new_empty(len(features), self.predictor.out_channels, *x.shape[2:])
+            self.predict(x, out[first : first + self.pictures])
+        return features.new_empty(0) if out is None else out
 
-    def decode(self, x: Tensor) -> Tensor:
-        """Run the blocks and the predictor on channels-last maps."""
-        for block, (weight, bias) in zip(self.blocks, self.weights, strict=True):
-            conv: Any = block.convolution
-            function = F.conv_transpose2d if isinstance(conv, nn.ConvTranspose2d) else F.conv2d
-            x = function(x, weight, None, stride=conv.stride, padding=conv.padding)
-            x = instance_norm_silu(x, bias, shuffles=block.shuffles)
-        B, C, H, W = x.shape
+    def decode(self, features: Tensor) -> Tensor:
+        """Run the blocks on channels-last maps."""
+        maps = Maps(features)
+        for number in range(len(self.blocks)):
+            maps = self.run_block(number, maps, features.dtype)
+        return maps.activated(features.dtype)
+
+    def predict(self, x: Tensor, out: Tensor) -> None:
+        """Write the predictions from channels-last maps [B, C, H, W] into [B, K, H, W]."""
         # As a matrix product, so that any number of outputs (308) is quick and planes come out whole.
-        flat = x.permute(0, 2, 3, 1).reshape(B, H * W, C).transpose(1, 2)  # [B, C, H·W]
-        weight, bias = self.predictor.weight.flatten(1), self.predictor.bias
-        out = weight.expand(B, -1, -1) @ flat  # [B, K, H·W]
-        if bias is not None:
-            out += bias[:, None]
-        return out.view(B, -1, H, W)
+        flat = x.permute(0, 2, 3, 1).flatten(1, 2).transpose(1, 2)  # [B, C, H·W]
+        weight = self.predictor.weight.flatten(1).expand(len(x), -1, -1)  # [B, K, C]
+        if self.predictor.bias is None:
+            torch.bmm(weight, flat, out=out.flatten(2))
+        else:
+            torch.baddbmm(self.predictor.bias[:, None], weight, flat, out=out.flatten(2))
+
+    def run_block(self, number: int, maps: Maps, dtype: torch.dtype) -> Maps:
+        """Run a block on [B, C, h, w]."""
+        block = self.blocks[number]
+        conv: Any = block.convolution
+        transposed = isinstance(conv, nn.ConvTranspose2d)
+        B, _, H, W = maps.values.shape
+        if takes_kernel(maps.values, name="winograd") and (
+            pays(conv.weight, (H, W), pictures=B, transposed=transposed) and matches(conv)
+        ):
+            if number not in self.tiled:
+                bias = conv.bias if block.shuffles else None  # without a shuffle, the norm takes it away again
+                self.tiled[number] = TiledConv(conv.weight, bias, transposed=transposed, shuffles=block.shuffles)
+            return self.tiled[number](maps)
+        if number not in self.plain:
+            self.plain[number] = lay_out(block)
+        weight, bias = self.plain[number]
+        function = F.conv_transpose2d if transposed else F.conv2d
+        x = function(maps.activated(dtype), weight, None, stride=conv.stride, padding=conv.padding)
+        return Maps(instance_norm_silu(x, bias, shuffles=block.shuffles))
 
 
 class CpuHead:
@@ -171,11 +203,10 @@ def stage_of(block: ConvBlock) -> Stage:
     )
 
 
-def weight_of(block: ConvBlock) -> Tensor:
-    """Return the weight of a block's convolution."""
-    conv: Any = block.convolution
-    weight: Tensor = conv.weight
-    return weight
+def matches(conv: Any) -> bool:
+    """Tell whether a convolution has the stride and padding of minimal filters."""
+    stride = (2, 2) if isinstance(conv, nn.ConvTranspose2d) else (1, 1)
+    return bool(conv.padding == (1, 1) and conv.stride == stride)
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from vitruvian.images import (
     resize,
 )
 from vitruvian.images.argmax import resized_argmax
+from vitruvian.images.at_once import crop_at_once, normalize_at_once
 from vitruvian.models.sapiens2.decoding import decode_heatmaps, draw_heatmaps
 from vitruvian.models.sapiens2.inputs import (
     as_map_list,
@@ -176,15 +177,34 @@ class Sapiens2ImageProcessor(ImageProcessor):
             data["labels"], data["label_weights"] = used.draw_targets(keypoints, people, device)
         return BatchFeature(data, return_tensors)
 
-    def prepare_pictures(self, pictures: list[Tensor], people: list[Tensor] | None) -> list[Tensor] | Tensor:
-        """Cut or resize pictures [3, H, W], then rescale and normalise them: float32 [3, h, w] each, crops stacked."""
+    def prepare_pictures(
+        self, pictures: list[Tensor], people: list[Tensor] | None, *, at_once: bool | None = None
+    ) -> list[Tensor] | Tensor:
+        """Cut or resize pictures [3, H, W], then rescale and normalise them: float32 [3, h, w] each, crops stacked.
+
+        With `at_once`, which is for pictures on a GPU and the default there, the host does not wait for the device.
+        """
+        if at_once is None:
+            at_once = any(picture.is_cuda for picture in pictures)
+        finish = self.finish_at_once if at_once else self.finish_pixels
         if people is not None:
+            cut = crop_at_once if at_once else crop_boxes
             pairs = [(picture, boxes) for picture, boxes in zip(pictures, people, strict=True) if len(boxes)]
-            crops = [self.center_cut(crop_boxes(picture, boxes, self.size_hw)) for picture, boxes in pairs]
+            crops = [self.center_cut(cut(picture, boxes, self.size_hw)) for picture, boxes in pairs]
             crops = crops or [pictures[0].new_zeros((0, 3, *self.size_hw), dtype=torch.float32)]
-            return self.finish_pixels(crops[0] if len(crops) == 1 else torch.cat(crops), in_place=True)  # [N, 3, h, w]
+            return finish(crops[0] if len(crops) == 1 else torch.cat(crops), in_place=True)  # [N, 3, h, w]
         mode = resample_mode(self.resample)
-        return [self.finish_pixels(self.center_cut(self.fit(picture, mode))) for picture in pictures]
+        return [finish(self.center_cut(self.fit(picture, mode))) for picture in pictures]
+
+    def finish_at_once(self, pixels: Tensor, *, in_place: bool = False) -> Tensor:
+        """Do what `finish_pixels` does, without waiting for the device."""
+        return normalize_at_once(
+            pixels,
+            in_place=in_place,
+            scale=self.rescale_factor if self.do_rescale else None,
+            mean=self.image_mean if self.do_normalize else None,
+            std=self.image_std if self.do_normalize else None,
+        )
 
     def fit(self, pixels: Tensor, mode: Any) -> Tensor:
         """Resize [C, H, W] to the input size, with black bars where the aspect ratio is kept."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitruvian.config import Config
 from vitruvian.hub import HubOptions
 from vitruvian.kernels.available import is_traced
+from vitruvian.kernels.fp8 import can_multiply
 from vitruvian.kernels.linear_cpu import packs
 from vitruvian.layers.norm import RMSNorm
 from vitruvian.layers.residual import LayerScale
@@ -79,6 +80,15 @@ class Sapiens2PreTrainedModel(Model):
 
         return WeightFiles(files.readers, renames=names)
 
+    def fp8_hindrance(self) -> str:
+        """Return what is missing for ``optimize(fp8=True)``, or nothing."""
+        config, some = self.config, next(self.parameters())
+        if not (config.use_gated_mlp and config.hidden_act in ("silu", "swish")):
+            return f"a gated feed-forward with SiLU, got {config.hidden_act}"
+        if not can_multiply(some.device):
+            return f"an NVIDIA GPU of the Hopper generation or newer, got a model on {some.device}"
+        return "" if some.dtype == torch.bfloat16 else f"a model in bfloat16, got {some.dtype}"
+
     @torch.no_grad()
     def init_module(self, module: nn.Module) -> None:
         """Fill fresh weights: truncated normal in the encoder, Kaiming in the heads."""
@@ -122,7 +132,10 @@ class Sapiens2Trunk(Sapiens2PreTrainedModel):
         """Join the layers' matrices for inference, where they are of the usual kind."""
         if self.config.use_gated_mlp and self.config.hidden_act in ("silu", "swish"):
             on_cpu = packs(self.norm.weight)
-            self.fused = FastEncoder(self.model, self.norm) if on_cpu else fuse_encoder(self.model)
+            if on_cpu:
+                self.fused = FastEncoder(self.model, self.norm)
+            else:
+                self.fused = fuse_encoder(self.model, eight_bits=self.fp8)
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the patch embedding."""

@@ -1,0 +1,423 @@
+"""JPEG files in, keypoints on disk: how much of the time the GPU is busy while pictures are read, cut and written.
+
+    python benchmarks/end_to_end.py                               # 256 pictures of 1920 × 1080, two people in each
+    python benchmarks/end_to_end.py --grain 6 --before            # larger files; and without preparing on the GPU
+    python benchmarks/end_to_end.py --device cpu --model tiny --pictures 8     # tries the script out
+
+The model has random weights. One run is timed as it is; a second one is watched by torch's profiler. Busy is the union
+of the times in which kernels ran, copies not counted, over the time from asking for the first result to the last file
+written, both of the second run. Kernels are compiled and memory is pinned in a run before, which is timed too. Asking
+for a batch includes waiting where the device's queue is full.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from PIL import Image
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
+
+from measure import machine  # noqa: E402
+
+from vitruvian import Sapiens2Config, Sapiens2ForPoseEstimation, Sapiens2ImageProcessor, pipeline  # noqa: E402
+from vitruvian.evaluation.speed.cells import DTYPES  # noqa: E402
+from vitruvian.evaluation.speed.subjects import Given, subject  # noqa: E402
+from vitruvian.pipelines import base, runner  # noqa: E402
+from vitruvian.pipelines.job import Failure  # noqa: E402
+from vitruvian.pipelines.sources import Frame, as_picture  # noqa: E402
+
+PHOTOS = HERE.parent.parent / "shared" / "photos"
+GOAL = 0.85
+NOT_KERNELS = ("Context Sync", "Stream Sync", "Event Sync", "Stream Wait")
+Interval = tuple[int, int]
+
+
+# ------------------------------------------------------------------------------------------------------ what it runs on
+
+
+def make_pictures(folder: Path, options: argparse.Namespace) -> dict[str, list[list[float]]]:
+    """Write JPEG files, photographs among them where there are some, and return boxes (x, y, w, h) of each."""
+    height, width = (int(side) for side in options.size.split("x"))
+    folder.mkdir(parents=True)
+    photos = sorted(path for path in PHOTOS.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))[:16]
+    generator = np.random.default_rng(0)
+    coarse = [generator.uniform(0, 255, (9, 16, 3)).astype(np.uint8) for _ in range(16)]
+
+    def write(number: int) -> None:
+        if photos and number % 2:
+            with Image.open(photos[number // 2 % len(photos)]) as opened:
+                image = opened.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+        else:
+            image = Image.fromarray(coarse[number % 16]).resize((width, height), Image.Resampling.BICUBIC)
+        if options.grain:
+            own = np.random.default_rng(number)
+            noisy = np.asarray(image, np.int16) + own.normal(0, options.grain, (height, width, 1)).astype(np.int16)
+            image = Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+        image.save(folder / f"{number:04d}.jpg", quality=90)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(write, range(options.pictures)))
+    boxes = {}
+    for number in range(options.pictures):
+        people = []
+        for person in range(options.people):
+            tall = generator.uniform(0.5, 0.95) * height
+            wide = min(tall * generator.uniform(0.3, 0.6), width / options.people)
+            left = width * person / options.people + generator.uniform(0, max(1.0, width / options.people - wide))
+            people.append([round(value, 1) for value in (left, generator.uniform(0, height - tall), wide, tall)])
+        boxes[f"{number:04d}.jpg"] = people
+    return boxes
+
+
+def open_pipeline(options: argparse.Namespace, device: torch.device) -> Any:
+    """A pose pipeline with random weights."""
+    dtype = DTYPES[options.dtype] if device.type == "cuda" else torch.float32
+    if options.model == "tiny":
+        config = Sapiens2Config(
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_attention_heads=1,
+            intermediate_size=128,
+            image_size=[128, 96],
+            num_labels=308,
+            head_config={"upsample_out_channels": [32, 32], "conv_out_channels": [32]},
+        )
+        model = Sapiens2ForPoseEstimation.from_config(config, device=device).to(dtype)
+        processor = Sapiens2ImageProcessor(size={"height": 128, "width": 96})
+    else:
+        one = subject(f"sapiens2-{options.model}")
+        model = one.build(Given(1, one.size_hw, 0, dtype, device))
+        processor = Sapiens2ImageProcessor()
+    chosen = {} if options.batch_size is None else {"batch_size": options.batch_size}
+    return pipeline("pose", model, processor=processor, keep_image=False, workers=options.workers, **chosen)
+
+
+# ------------------------------------------------------------------------------------------------------ who waits
+
+
+class Watched(runner.Line[Any]):
+    """A line that notes how long its threads took for what."""
+
+    spent: ClassVar[defaultdict[str, list[float]]] = defaultdict(list)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        wait = self.bell.wait
+
+        def timed(timeout: float | None = None) -> bool:
+            with noted(self.waits_for()):
+                return wait(timeout)
+
+        self.bell.wait = timed  # type: ignore[method-assign]
+
+    def waits_for(self) -> str:
+        """Say what the caller is about to wait for."""
+        if self.items and self.items[0].through and sum(item.through for item in self.items) > self.backlog:
+            return "caller: waits for results, far enough ahead"
+        if self.items and all(item.through for item in self.items) and self.ended and not self.reading:
+            return "caller: waits for the last results"
+        return "caller: waits for pictures"
+
+    def take_in(self) -> None:
+        with noted("caller: keeps the line"):
+            super().take_in()
+
+    def line_up(self) -> None:
+        with noted("caller: keeps the line"):
+            super().line_up()
+
+    def hand_over(self) -> None:
+        with noted("caller: keeps the line"):
+            super().hand_over()
+
+    def run_batch(self) -> None:
+        with noted("caller: asks for batches"):
+            super().run_batch()
+
+    def load(self, ticket: Any, index: int) -> Any:
+        with noted("threads: read and prepare"):
+            return super().load(ticket, index)
+
+    def prepare(self, frame: Any, seen: Any) -> Any:
+        with noted("threads:   of that, prepare"):
+            return super().prepare(frame, seen)
+
+    def decode(self, prepared: Any, outputs: list[Any]) -> Any:
+        with noted("threads: decode"):
+            return super().decode(prepared, outputs)
+
+    def complete(self, prepared: Any, decoded: Any) -> Any:
+        with noted("threads: finish and write"):
+            return super().complete(prepared, decoded)
+
+
+@contextlib.contextmanager
+def noted(what: str) -> Iterator[None]:
+    """Note how long something took."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        Watched.spent[what].append(time.perf_counter() - start)
+
+
+def breakdown(seconds: float) -> None:
+    """Print what was noted."""
+    total = sum(sum(times) for what, times in Watched.spent.items() if what.startswith("caller"))
+    for what, times in sorted(Watched.spent.items()):
+        each = f"{1e3 * statistics.median(times):7.2f} ms in the middle, {1e3 * max(times):7.1f} ms at most"
+        print(f"    {what:46s} {sum(times):7.3f} s in {len(times):5d}; {each}")
+    print(f"    {'caller: the rest':46s} {seconds - total:7.3f} s")
+
+
+# ------------------------------------------------------------------------------------------------------ how busy
+
+
+class Utilisation:
+    """What the driver says of the GPU meanwhile, where it can be asked: share of its sampling periods with a kernel."""
+
+    def __enter__(self) -> Utilisation:
+        self.samples: list[int] = []
+        self.done = threading.Event()
+        words = ["nvidia-smi", "-i", "0", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100"]
+        self.process: subprocess.Popen[str] | None = None
+        self.thread: threading.Thread | None = None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+        except Exception:
+            with contextlib.suppress(OSError):
+                self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+                time.sleep(1.0)  # until it answers
+            return self
+
+        def watch() -> None:
+            with contextlib.suppress(Exception):
+                while not self.done.wait(0.05):
+                    self.samples.append(int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu))
+
+        self.thread = threading.Thread(target=watch, daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.done.set()
+        if self.thread is not None:
+            self.thread.join(5)
+        if self.process is not None:
+            self.process.terminate()
+            with contextlib.suppress(Exception):
+                lines = self.process.communicate(timeout=5)[0].split()
+                self.samples = [int(line) for line in lines if line.isdigit()][10:]  # less the second of waiting
+
+    def __str__(self) -> str:
+        inner = self.samples[len(self.samples) // 5 :]  # its own average lags behind
+        return f"{statistics.mean(inner):.0f} % ({len(inner)} samples)" if inner else "not to be had here"
+
+
+def device_times(profiler: Any) -> tuple[list[Interval], list[Interval]]:
+    """Return when kernels ran and when copies did, in nanoseconds."""
+    kernels: list[Interval] = []
+    copies: list[Interval] = []
+    for name, start, stop in device_events(profiler):
+        if name.startswith("Mem"):
+            copies.append((start, stop))
+        elif not name.startswith(NOT_KERNELS):
+            kernels.append((start, stop))
+    return kernels, copies
+
+
+def device_events(profiler: Any) -> Iterator[tuple[str, int, int]]:
+    """Name, start and end in nanoseconds of all that ran on the GPU; torch has named this in several ways."""
+    try:
+        events = [event for event in profiler.profiler.kineto_results.events() if "CUDA" in str(event.device_type())]
+        times = [(event.name(), event.start_ns(), event.start_ns() + event.duration_ns()) for event in events]
+    except AttributeError:
+        events = [event for event in profiler.events() if "CUDA" in str(event.device_type)]
+        spans = [event.time_range for event in events]
+        times = [(e.name, int(1e3 * s.start), int(1e3 * s.end)) for e, s in zip(events, spans, strict=True)]
+    yield from times
+
+
+def union(intervals: list[Interval]) -> tuple[int, list[int]]:
+    """Return how long at least one of the intervals lasted, and the gaps between."""
+    total, gaps, reached = 0, [], None
+    for start, stop in sorted(intervals):
+        if reached is not None and start > reached:
+            gaps.append(start - reached)
+        begin = start if reached is None else max(start, reached)
+        total += max(0, stop - begin)
+        reached = stop if reached is None else max(reached, stop)
+    return total, gaps
+
+
+def report_busy(profiler: Any, seconds: float, plain: float) -> float:
+    """Print how busy the GPU was."""
+    kernels, copies = device_times(profiler)
+    if not kernels:
+        print("busy: the profiler saw no kernels")
+        return 0.0
+    busy, gaps = union(kernels)
+    span = max(stop for _, stop in kernels) - min(start for start, _ in kernels)
+    long = [gap for gap in gaps if gap > 1_000_000]
+    share = busy / 1e9 / seconds
+    print(f"GPU busy {100 * share:.1f} % of {seconds:.3f} s: {busy / 1e9:.3f} s with a kernel, {len(kernels)} kernels")
+    print(f"    with copies {union(kernels + copies)[0] / 1e7 / seconds:.1f} %, {len(copies)} copies")
+    print(f"    before the first kernel and after the last {seconds - span / 1e9:.3f} s; between them idle")
+    print(
+        f"    {sum(gaps) / 1e9:.3f} s, of that {sum(long) / 1e9:.3f} s in {len(long)} gaps of more than a millisecond"
+    )
+    print(f"    the same kernels in the {plain:.3f} s of the run that was not watched: {busy / 1e7 / plain:.1f} %")
+    print(f"    target {100 * GOAL:.0f} %: {'met' if share > GOAL else 'MISSED'}")
+    return share
+
+
+# ------------------------------------------------------------------------------------------------------ runs
+
+
+def run(pipe: Any, pictures: Any, boxes: dict[str, Any], out: Path, device: torch.device) -> float:
+    """Take pictures from files to files; returns seconds, and fails where a picture does."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    Watched.spent.clear()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    results = pipe(pictures, boxes=boxes, box_form="xywh", save=str(out / "{stem}.json"))
+    for result in results:
+        if isinstance(result, Failure):
+            traceback.print_exception(result.error)
+            raise SystemExit(result.message)
+    seconds = time.perf_counter() - start
+    written = sorted(out.glob("*.json"))
+    if len(written) != results.count:
+        raise SystemExit(f"expected {results.count} files, got {len(written)}")
+    last = json.loads(written[-1].read_text(encoding="utf-8"))
+    if [len(person["keypoints"]) for person in last["poses"]] != [308] * len(boxes[f"{written[-1].stem}.jpg"]):
+        raise SystemExit(f"{written[-1].name}: expected 308 keypoints of each person")
+    return seconds
+
+
+def check(pipe: Any, path: Path, boxes: list[list[float]]) -> None:
+    """Print how far the inputs that the pipeline makes are from those that its processor makes on the CPU."""
+    frame = Frame(picture=as_picture(path), name=path.name, path=path)
+    pixels = torch.from_numpy(frame.picture).permute(2, 0, 1)
+    with torch.inference_mode():
+        wanted = pipe.processor.prepare_pictures([pixels], [torch.tensor(boxes)], at_once=False)  # [P, 3, h, w]
+        options = replace(pipe.options, boxes=boxes, box_form="xywh")
+        units = pipe.prepare(frame, None, options).units
+        for unit in units:
+            if unit.arrival is not None:
+                unit.arrival.receive()
+        found = torch.stack([unit.pixels for unit in units])
+    difference = (found.cpu() - wanted).abs().max()
+    print(f"inputs made on {found.device}, at most {difference:.1e} from the CPU's; they reach ±2.5", flush=True)
+
+
+@contextlib.contextmanager
+def without_lane() -> Iterator[None]:
+    """Prepare pictures on the CPU and decode in the caller's thread meanwhile, as before there were lanes."""
+    lane_for = base.lane_for
+    base.lane_for = lambda *_: None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        base.lane_for = lane_for
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--model", default="pose-0.4b", help="pose-0.1b, pose-0.4b, … or tiny")
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
+    parser.add_argument("--pictures", type=int, default=256)
+    parser.add_argument("--people", type=int, default=2, help="in each picture")
+    parser.add_argument("--size", default="1080x1920", help="height x width of the pictures")
+    parser.add_argument("--grain", type=float, default=0.0, help="noise in the pictures, which makes files larger")
+    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--switch", type=float, help="milliseconds after which Python's threads take turns")
+    parser.add_argument("--before", action="store_true", help="also run without lanes, on a quarter of the pictures")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("There is no CUDA device. --device cpu --model tiny --pictures 8 tries the script out.")
+    if options.switch:
+        sys.setswitchinterval(options.switch / 1e3)
+    runner.Line = Watched  # type: ignore[misc]
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU"
+    print(f"{machine()}; {name}", flush=True)
+    with tempfile.TemporaryDirectory() as held:
+        root = Path(held)
+        start = time.perf_counter()
+        boxes_file = root / "boxes.json"
+        boxes_file.write_text(json.dumps(make_pictures(root / "pictures", options)), encoding="utf-8")
+        boxes = json.loads(boxes_file.read_text(encoding="utf-8"))
+        paths = sorted((root / "pictures").glob("*.jpg"))
+        size = statistics.mean(path.stat().st_size for path in paths) / 1e3
+        print(f"{len(paths)} pictures {options.size}, {size:.0f} kB each, made in {time.perf_counter() - start:.1f} s")
+        start = time.perf_counter()
+        pipe = open_pipeline(options, device)
+        print(f"{options.model} on {device}, built in {time.perf_counter() - start:.1f} s", flush=True)
+        # As many as are ever on their way, so that no memory is new later.
+        warm = run(pipe, paths[: max(4, min(len(paths), 96))], boxes, root / "warm", device)
+        print(f"warm-up, not counted: {warm:.1f} s", flush=True)
+        check(pipe, paths[0], boxes[paths[0].name])
+        folder = str(root / "pictures")
+        cpu = time.process_time()
+        seconds = run(pipe, folder, boxes, root / "out", device)
+        cpu = time.process_time() - cpu
+        people = sum(len(found) for found in boxes.values())
+        print(
+            f"{seconds:.3f} s: {len(paths) / seconds:.1f} pictures/s, {people / seconds:.1f} people/s, "
+            f"{1e3 * seconds / people:.2f} ms a person; {cpu:.1f} s of the processor, optimised {pipe.model.optimized}"
+        )
+        breakdown(seconds)
+        met = True
+        if device.type == "cuda":
+            from torch.profiler import ProfilerActivity, profile
+
+            with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+                watched = run(pipe, folder, boxes, root / "watched", device)
+                torch.cuda.synchronize()
+            met = report_busy(profiler, watched, seconds) > GOAL
+            with Utilisation() as driver:
+                again = run(pipe, folder, boxes, root / "again", device)
+            print(f"GPU utilisation as the driver has it: {driver}, in a third run of {again:.3f} s", flush=True)
+        if options.before:
+            few = paths[: max(4, len(paths) // 4)]
+            with without_lane():
+                run(pipe, few, boxes, root / "before", device)
+                before = run(pipe, few, boxes, root / "before", device)
+            ratio = (before / len(few)) / (seconds / len(paths))
+            print(f"without lanes {len(few) / before:.1f} pictures/s; {ratio:.2f} × as fast with them")
+            breakdown(before)
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

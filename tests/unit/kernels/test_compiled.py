@@ -1,0 +1,69 @@
+"""What Triton makes of kernels for a Hopper chip, which needs no GPU: some faults show only there."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.kernels.ways import INTERPRETED
+
+pytestmark = pytest.mark.skipif(
+    INTERPRETED or importlib.util.find_spec("triton") is None, reason="no Triton, or only its interpreter"
+)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def compiled(kernel: Any, constants: dict[str, Any], types: dict[str, str], warps: int, source: Any = None) -> str:
+    """Return the PTX of a kernel; pointers are to bfloat16, other arguments 32-bit numbers, unless `types` says so."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    usual = {name: "*bf16" if name.endswith("_ptr") else "i32" for name in names}
+    signature = usual | types | dict.fromkeys(constants, "constexpr")
+    given = (source or ASTSource)(
+        fn=kernel,
+        signature={name: signature[name] for name in names},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")},
+    )
+    made = triton.compile(given, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    return str(made.asm["ptx"])
+
+
+def test_drawing_keeps_to_the_matrix_instructions_of_a_warp() -> None:
+    """Those of four warps made accesses outside of shared memory."""
+    from vitruvian.kernels import draw_triton
+
+    sizes = {"channels": 256, "middle": 64, "small": 32, "kinds": 3, "slots": draw_triton.SLOTS}
+    code = compiled(draw_triton._draw, sizes | {"rows": draw_triton.ROWS, "eps": 1e-6}, {}, draw_triton.WARPS)
+    assert "mma.sync" in code
+    assert "wgmma" not in code
+
+
+def test_attention_of_groups_of_warps() -> None:
+    import triton
+
+    if not triton.__version__.startswith("3.6."):
+        pytest.skip("another Triton")
+    from triton.experimental.gluon._runtime import GluonASTSource
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    from vitruvian.kernels import attention_hopper
+
+    tile = f"tensordesc<bf16[1, 1, 64, 64],{NVMMASharedLayout(128, 16, rank=4)!r}>"
+    sizes = {"heads": 16, "groups": 2, "head_dim": 64, "rows": 64, "columns": 64, "stages": 4, "parts": 3}
+    sizes |= {"registers": attention_hopper.REGISTERS[3], "polynomials": 1, "unrolled": False}
+    types = dict.fromkeys(("q_desc", "k_desc", "v_desc"), tile)
+    code = compiled(attention_hopper._attend, sizes, types, 4, GluonASTSource)
+    assert "wgmma.mma_async" in code
+    assert code.count("wgmma.wait_group.sync.aligned 1") == 3  # scores are waited for, and values go on
+    assert "st.global.v4" in code

@@ -1,0 +1,377 @@
+"""Pictures prepared on the device and decoded by a thread that waits for it: the same results, and nobody else waits.
+
+Without a GPU the lanes are forced onto the CPU, where the same functions run without streams.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.unit.pipelines.case import SAPIENS, opened, parts_of, picture
+from tests.unit.pipelines.test_runner import Doubler, results
+from tests.unit.pipelines.test_runner import picture as plain_picture
+from vitruvian import pipeline
+from vitruvian.errors import InputError
+from vitruvian.graphs import RECORDING, GraphCache
+from vitruvian.pipelines.base import suits_optimizing
+from vitruvian.pipelines.crops import Canvas, Window
+from vitruvian.pipelines.job import Failure, Unit
+from vitruvian.pipelines.memory import Arrival, BatchSize, Lane, Later, lane_for
+from vitruvian.pipelines.runner import run_many, usual_workers
+from vitruvian.pipelines.sources import open_source
+
+CPU = torch.device("cpu")
+BOXES = [[4.0, 3.0, 30.0, 38.0], [22.0, 5.0, 50.0, 36.0]]
+CALLS: dict[str, dict[str, Any]] = {"whole": {}, "people": {"boxes": BOXES}, "nobody": {"boxes": []}}
+CALLS |= {"tiles": {"tile": 24}}
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    gc.collect()
+    assert not [thread for thread in threading.enumerate() if thread not in before]
+
+
+def beside(task: str, **options: Any) -> Any:
+    """A pipeline that takes the device's way, on the CPU."""
+    pipe = opened(task, **options)
+    pipe.lane = Lane(CPU)
+    return pipe
+
+
+def same(got: Any, want: Any) -> None:
+    assert not isinstance(got, Failure), got
+    assert {name: value.dtype for name, value in got.arrays().items()} == {
+        name: value.dtype for name, value in want.arrays().items()
+    }
+    for name, value in want.arrays().items():
+        np.testing.assert_allclose(got.arrays()[name], value, rtol=1e-4, atol=1e-4)  # sums in another order
+
+
+class TestSameResults:
+    @pytest.mark.parametrize("call", CALLS)
+    @pytest.mark.parametrize("task", SAPIENS)
+    def test_one_and_many(self, task: str, call: str) -> None:
+        if task == "pose" and call == "tiles":
+            pytest.skip("poses have no tiles")
+        shown = [picture(seed, (40 + 5 * seed, 56)) for seed in range(5)]
+        shown[1].flags.writeable = False
+        usual, other = opened(task), beside(task)
+        wanted = list(usual(shown, batch_size=3, **CALLS[call]))
+        found = list(other(shown, batch_size=3, **CALLS[call]))
+        assert len(found) == 5
+        for got, want in zip(found, wanted, strict=True):
+            same(got, want)
+        same(other(shown[1], **CALLS[call]), usual(shown[1], **CALLS[call]))
+        assert isinstance(other.lane, Lane)
+
+    def test_mirrored_too(self) -> None:
+        usual, other = opened("pose"), beside("pose")
+        for pipe in (usual, other):
+            pipe.model.config.flip_pairs = [[1, 2], [3, 4]]
+        shown = [picture(seed) for seed in range(3)]
+        for got, want in zip(*(pipe(shown, boxes=BOXES, flip=True) for pipe in (other, usual)), strict=True):
+            same(got, want)
+
+    def test_without_room_on_the_device_the_cpu_prepares(self) -> None:
+        class Full(Lane):
+            asked = 0
+
+            def upload(self, shown: Any) -> torch.Tensor:
+                self.asked += 1
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 24 MiB.")
+
+        pipe = opened("pose")
+        pipe.lane = Full(CPU)
+        for got in pipe([picture()] * 3, boxes=BOXES):
+            same(got, opened("pose")(picture(), boxes=BOXES))
+        assert pipe.lane.asked == 3
+
+    def test_other_errors_of_the_device_are_told(self) -> None:
+        class Broken(Lane):
+            def upload(self, shown: Any) -> torch.Tensor:
+                raise RuntimeError("no such luck")
+
+        pipe = opened("pose")
+        pipe.lane = Broken(CPU)
+        assert [one.message for one in pipe([picture()] * 2)] == ["array: no such luck"] * 2
+
+    @pytest.mark.parametrize("call", [call for call in CALLS if call != "nobody"])
+    @pytest.mark.parametrize("task", SAPIENS)
+    def test_preparing_asks_the_device_nothing(self, task: str, call: str) -> None:
+        """On the meta device, which has no values to ask for."""
+        if task == "pose" and call == "tiles":
+            pytest.skip("poses have no tiles")
+        pipe = opened(task, **CALLS[call])
+        frame = next(open_source(picture()).tickets()).frame(0)
+        pipe.lane = Lane(torch.device("meta"))
+        units = pipe.prepare(frame, None, pipe.options).units
+        assert len(units) >= 1
+        assert all(unit.pixels.is_meta and unit.pixels.shape == (3, 48, 32) for unit in units)
+
+    def test_pasting_asks_the_device_nothing(self) -> None:
+        windows = [Window(0, 0, 40, 30), Window(5.5, 3.25, 20.0, 20.0)]
+        boxes = np.array([[3, 3, 25, 35], [5, 7, 20, 22]], np.float32)
+        for blend, channels in (("mean", 2), ("unit", 3), ("alpha", 4), ("labels", 6)):
+            canvas = Canvas(
+                (40, 50),
+                windows,
+                channels=channels,
+                blend=blend,  # type: ignore[arg-type]
+                boxes_xyxy=boxes,
+                device=torch.device("meta"),
+            )
+            for number in range(2):
+                canvas.add(number, torch.empty(channels, 12, 9, device="meta"))
+            assert all(tensor.is_meta for tensor in canvas.tensors().values())
+
+
+class Laned(Doubler):
+    """A job with a lane on the CPU."""
+
+    decodes_behind = False
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.lane = Lane(CPU)
+        self.decoded: list[int] = []
+
+    def decode(self, prepared: Any, outputs: list[Any]) -> Any:
+        assert not prepared.units  # the model has seen them
+        self.decoded.append(prepared.frame.index)
+        if int(prepared.frame.picture[0, 0, 0]) == 23:
+            raise ValueError("twenty-three")
+        return super().decode(prepared, outputs)
+
+
+class TestWhoWaits:
+    def test_one_thread_decodes_in_order(self) -> None:
+        job = Laned(units=2)
+        assert results(job, [plain_picture(n) for n in range(12)]) == [4 * n for n in range(12)]
+        assert job.decoded == list(range(12))
+        (decoder,) = job.threads["decode"]
+        assert "device" in decoder
+        assert job.threads["forward"] == {threading.current_thread().name}
+        assert not job.threads["finish"] & {decoder, threading.current_thread().name}
+
+    def test_the_next_batch_is_asked_for_while_one_is_decoded(self) -> None:
+        class Eager(Laned):
+            def __init__(self) -> None:
+                super().__init__()
+                self.third = threading.Event()
+
+            def forward(self, units: list[Unit]) -> list[Any]:
+                found = super().forward(units)
+                if len(self.batches) == 3:
+                    self.third.set()
+                return found
+
+            def decode(self, prepared: Any, outputs: list[Any]) -> Any:
+                assert self.third.wait(20), "the caller waited for the device"
+                return super().decode(prepared, outputs)
+
+        assert results(Eager(), [plain_picture(n) for n in range(6)], batch=1) == [2 * n for n in range(6)]
+
+    def test_results_are_finished_while_all_others_read(self) -> None:
+        class Reading(Laned):
+            def __init__(self) -> None:
+                super().__init__()
+                self.finished = threading.Event()
+
+            def prepare(self, frame: Any, seen: Any) -> Any:
+                assert frame.index == 0 or self.finished.wait(20), "nobody was left to finish the first"
+                return super().prepare(frame, seen)
+
+            def finish(self, prepared: Any, decoded: Any) -> int:
+                self.finished.set()
+                return super().finish(prepared, decoded)
+
+        shown = [plain_picture(n) for n in range(12)]
+        assert results(Reading(), shown, batch=1, workers=2) == [2 * n for n in range(12)]
+
+    def test_failures_stay_in_their_place(self) -> None:
+        found = results(Laned(), [plain_picture(n) for n in (1, 13, 17, 19, 23, 2)], patience=60.0)
+        assert [found[0], found[-1]] == [2, 4]
+        assert [str(one.error) for one in found[2:-1]] == ["seventeen", "nineteen", "twenty-three"]
+        assert [one.index for one in found[1:-1]] == [1, 2, 3, 4]
+
+    def test_decoding_that_finds_no_room_is_done_on_the_cpu(self) -> None:
+        class Full(Laned):
+            given: list[Any] = []
+
+            def decode(self, prepared: Any, outputs: list[Any]) -> Any:
+                self.given.append(outputs)
+                if len(self.given) == 1:
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB.")
+                return super().decode(prepared, outputs)
+
+        job = Full()
+        assert results(job, [plain_picture(4), plain_picture(5)]) == [8, 10]
+        assert len(job.given) == 3
+        assert job.given[1] is not job.given[0]  # copies of the same
+        assert torch.equal(job.given[1][0], job.given[0][0])
+
+    def test_stopping_early(self) -> None:
+        stream = run_many(Laned(slow=0.01), open_source([plain_picture(1)] * 50), batch=BatchSize(2, fixed=True))
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+
+    def test_units_are_received_by_the_caller_before_the_model_runs(self) -> None:
+        class Noted(Arrival):
+            def __init__(self, job: Doubler) -> None:
+                super().__init__([torch.ones(2)], CPU)
+                self.job, self.before, self.threads = job, [], set()  # type: ignore[var-annotated]
+
+            def receive(self) -> None:
+                self.before.append(len(self.job.batches))
+                self.threads.add(threading.current_thread().name)
+                super().receive()
+
+        class Arriving(Laned):
+            def prepare(self, frame: Any, seen: Any) -> Any:
+                prepared = super().prepare(frame, seen)
+                arrivals.append(Noted(self))
+                prepared.units = [unit._replace(arrival=arrivals[-1]) for unit in prepared.units]
+                return prepared
+
+        arrivals: list[Noted] = []
+        job = Arriving(units=2)
+        assert results(job, [plain_picture(5)] * 4, batch=2, patience=60.0) == [20] * 4
+        assert [len(batch) for batch in job.batches] == [1, 2, 2, 2, 1]
+        assert sorted(arrival.before for arrival in arrivals) == [[0, 1], [1, 2], [2, 3], [3, 4]]
+        for arrival in arrivals:
+            assert arrival.threads == {threading.current_thread().name}
+            assert arrival.tensors == []
+
+
+class TestLater:
+    def test_worked_out_once_for_all_threads(self) -> None:
+        asked: list[int] = []
+
+        def work() -> int:
+            asked.append(1)
+            threading.Event().wait(0.02)
+            return 7
+
+        later, found = Later(work), []
+        threads = [threading.Thread(target=lambda: found.append(later.get())) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [7] * 8
+        assert asked == [1]
+        assert later.work is None
+
+    def test_an_error_is_told_and_tried_again(self) -> None:
+        answers = iter([ValueError("not yet"), 3])
+
+        def work() -> int:
+            answer = next(answers)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        later = Later(work)
+        with pytest.raises(ValueError, match="not yet"):
+            later.get()
+        assert later.get() == later.get() == 3
+
+
+def test_lanes_are_for_cuda_devices_and_stay() -> None:
+    assert lane_for(CPU, None) is None
+    held = Lane(CPU)
+    assert lane_for(CPU, held) is held
+    assert lane_for(torch.device("mps"), held) is None
+
+
+def test_how_many_threads() -> None:
+    assert 2 <= usual_workers(CPU) <= 4
+    assert 2 <= usual_workers(torch.device("cuda")) <= 16
+
+
+class TestOptimizing:
+    def test_on_a_cpu_only_where_it_is_asked_for(self) -> None:
+        for options, wanted in (({}, False), ({"optimize": False}, False), ({"optimize": True}, True)):
+            pipe = opened("pose", **options)
+            before = opened("pose", optimize=False)(picture(), boxes=BOXES)
+            found = pipe(picture(), boxes=BOXES)
+            assert pipe.model.optimized is wanted
+            np.testing.assert_allclose(found.keypoints, before.keypoints, atol=1e-2)
+
+    def test_for_one_call(self) -> None:
+        pipe = opened("normals")
+        pipe(picture())
+        assert not pipe.model.optimized
+        pipe(picture(), optimize=True)
+        recordings = pipe.model.graphs
+        assert isinstance(recordings, GraphCache)
+        pipe(picture(), optimize=True)
+        assert pipe.model.graphs is recordings  # not made anew for each call
+
+    def test_models_whose_inputs_vary_are_not_recorded(self) -> None:
+        pipe = opened("semantic", optimize=True)
+        pipe(picture())
+        assert pipe.model.optimized
+        assert pipe.model.graphs is None
+
+    def test_what_suits(self) -> None:
+        model, _ = parts_of("pose")
+        assert not suits_optimizing(model)
+        with pytest.raises(InputError, match="optimize"):
+            opened("pose", optimize="fast")
+
+    @pytest.mark.parametrize(("size", "many", "one"), [(2, True, True), (4, True, True), (16, False, True)])
+    def test_runs_of_large_batches_record_nothing(self, size: int, many: bool, one: bool) -> None:
+        pipe, seen = opened("pose", optimize=True, batch_size=size), []
+        model_forward = pipe.model.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            seen.append(RECORDING.get())
+            return model_forward(*args, **kwargs)
+
+        pipe.model.forward = forward
+        list(pipe([picture()] * 3, boxes=BOXES))
+        assert set(seen) == {many}
+        seen.clear()
+        pipe(picture(), boxes=BOXES)
+        assert set(seen) == {one}
+        assert RECORDING.get()
+
+
+@needs_cuda
+class TestOnAGpu:
+    @pytest.mark.parametrize("call", CALLS)
+    @pytest.mark.parametrize("task", SAPIENS)
+    def test_results_are_those_of_the_cpu(self, task: str, call: str) -> None:
+        if task == "pose" and call == "tiles":
+            pytest.skip("poses have no tiles")
+        shown = [picture(seed, (40 + 5 * seed, 56)) for seed in range(7)]
+        wanted = list(opened(task)(shown, **CALLS[call]))
+        for options in ({"optimize": False}, {}, {"batch_size": 3}):
+            model, processor = parts_of(task)
+            pipe = pipeline(task, model.cuda(), processor=processor)
+            for got, want in zip(pipe(shown, **options, **CALLS[call]), wanted, strict=True):
+                assert not isinstance(got, Failure), got
+                for name, value in want.arrays().items():
+                    share = np.isclose(got.arrays()[name], value, atol=2e-2, rtol=2e-2).mean() if value.size else 1.0
+                    assert share > 0.97, name
+
+    def test_files_of_many_sizes(self, tmp_path: Any) -> None:
+        for number in range(40):
+            Image.fromarray(picture(number, (300 + number, 400))).save(tmp_path / f"{number:02d}.jpg")
+        model, processor = parts_of("pose")
+        pipe = pipeline("pose", model.cuda(), processor=processor, boxes=[[50, 50, 200, 250], [10, 10, 90, 200]])
+        found = list(pipe(tmp_path))
+        assert [result.source.rpartition("/")[2] for result in found] == [f"{n:02d}.jpg" for n in range(40)]
