@@ -1,12 +1,15 @@
 """CUDA graphs: a call's kernels recorded once for each shape of its inputs, then launched in one go.
 
-Small batches are bound by launches, not by arithmetic; a graph takes the launches away.
+Small batches are bound by launches, not by arithmetic; a graph takes the launches away. Large ones are not, but where
+other threads want Python's lock too, the hundreds of launches of a batch wait for it again and again: whoever runs many
+batches of one size has that size recorded.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+import warnings
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,19 +20,27 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from vitruvian.errors import VitruvianWarning
 from vitruvian.layers.keep import holding
 
-RECORDING: ContextVar[bool] = ContextVar("RECORDING", default=True)
+ONLY: ContextVar[int | None] = ContextVar("ONLY", default=None)  # the batch that is recorded; None: all small ones
+
+
+@contextmanager
+def recording(batch: int) -> Iterator[None]:
+    """Have calls with batches of this size recorded meanwhile, however large it is, and no others."""
+    token = ONLY.set(batch)
+    try:
+        yield
+    finally:
+        ONLY.reset(token)
 
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
     """Have calls run as they are meanwhile: for shapes that hardly come again, recording costs more than it brings."""
-    token = RECORDING.set(False)
-    try:
+    with recording(0):
         yield
-    finally:
-        RECORDING.reset(token)
 
 
 @dataclass
@@ -44,11 +55,18 @@ class Recording:
 
 
 class GraphCache:
-    """Records a function's calls by the shapes of their tensors, and keeps the few that were used last."""
+    """Records a function's calls by the shapes of their tensors, and keeps the few that were used last.
+
+    Attributes:
+        replays: How often batches of a size ran from a recording.
+        refused: Calls that could not be recorded, and why. They run as they are.
+    """
 
     def __init__(self, *, most: int = 4, largest_batch: int = 4) -> None:
         self.most, self.largest_batch = most, largest_batch
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
+        self.replays: Counter[int] = Counter()
+        self.refused: dict[Any, str] = {}
         self.pool: Any = None  # memory that all recordings share: they never run at the same time
         self.lock = threading.RLock()  # a recording has one place for its inputs; calls may hold others
 
@@ -56,17 +74,27 @@ class GraphCache:
         return empty_like, (self.most, self.largest_batch)  # copies of a model record for themselves
 
     def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Tell whether a call can be recorded: inference, CUDA tensors only, and a batch small enough to profit."""
+        """Tell whether to record a call: inference, CUDA tensors only, and a batch that profits or is asked for."""
         tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         return (
             bool(tensors)
             and not torch.is_grad_enabled()
             and all(t.is_cuda for t in tensors)
-            and len(tensors[0]) <= self.largest_batch
+            and self.suits(len(tensors[0]))
             and not torch.cuda.is_current_stream_capturing()
             and not torch.compiler.is_compiling()
-            and RECORDING.get()
         )
+
+    def suits(self, batch: int) -> bool:
+        """Tell whether batches of a size are recorded now."""
+        only = ONLY.get()
+        return batch <= self.largest_batch if only is None else batch == only
+
+    def forget(self) -> None:
+        """Let go of all recordings and their memory."""
+        with self.lock:
+            self.recordings.clear()
+            self.pool = None
 
     def __call__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call, recorded on its first use; results are copies that later calls do not overwrite."""
@@ -74,18 +102,51 @@ class GraphCache:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         key = (function.__qualname__, str(structure), tuple(describe(leaf) for leaf in leaves))
         with self.lock:
-            found = self.recordings.get(key)
+            found = self.recordings.get(key) or self.new_recording(key, function, leaves, structure)
             if found is None:
-                self.pool = self.pool or torch.cuda.graph_pool_handle()
-                found = self.recordings[key] = record(function, leaves, structure, self.pool)
-                while len(self.recordings) > self.most:
-                    self.recordings.popitem(last=False)
+                return function(*args, **kwargs)
             self.recordings.move_to_end(key)
+            self.replays[len(tensors[0])] += 1
             for static, given in zip(found.inputs, tensors, strict=True):
                 static.copy_(given)
             found.graph.replay()
             outputs = [value.clone() if isinstance(value, Tensor) else value for value in found.outputs]
         return pytree.tree_unflatten(outputs, found.structure)
+
+    def new_recording(
+        self, key: Any, function: Callable[..., Any], leaves: list[Any], structure: Any
+    ) -> Recording | None:
+        """Record a call and keep that; None where it cannot be recorded, which is tried once."""
+        if key in self.refused:
+            return None
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        try:
+            found = record(function, leaves, structure, self.pool)
+        except RuntimeError as error:
+            reasons = list(causes(error))
+            full = next((one for one in reasons if isinstance(one, torch.OutOfMemoryError)), None)
+            if full is not None:  # whoever asked may try with less
+                raise full from None
+            self.refused[key] = " ".join(str(reasons[-1]).split())[:200]
+            warnings.warn(
+                f"{function.__qualname__}: cannot be recorded as a CUDA graph and runs without one, more slowly "
+                f"({self.refused[key]}).",
+                VitruvianWarning,
+                stacklevel=2,
+            )
+            return None
+        self.recordings[key] = found
+        while len(self.recordings) > self.most:
+            self.recordings.popitem(last=False)
+        return found
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Go from an error back to the one that it all began with: breaking off a recording raises another on its way."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
 
 
 def empty_like(most: int, largest_batch: int) -> GraphCache:
@@ -109,8 +170,10 @@ def record(function: Callable[..., Any], leaves: list[Any], structure: Any, pool
             function(*args, **kwargs)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    # Other threads may go on using the device meanwhile, as pipelines do to send pictures.
-    with holding() as constants, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    # Other threads may go on using the device meanwhile, as pipelines do to send pictures. Where recording breaks off,
+    # torch may leave its own stream in place of the caller's, which is put back here.
+    recorder = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+    with holding() as constants, torch.cuda.stream(torch.cuda.current_stream()), recorder:
         result = function(*args, **kwargs)
     outputs, shape = pytree.tree_flatten(result)
     return Recording([leaf for leaf in static if isinstance(leaf, Tensor)], graph, outputs, shape, constants)

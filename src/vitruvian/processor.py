@@ -95,13 +95,16 @@ class ImageProcessor(Settings):
 
     def finish_pixels(self, pixels: Tensor, *, in_place: bool = False) -> Tensor:
         """Rescale and normalise [..., C, H, W] as the options say; float32 out, over float32 in where `in_place`."""
-        return rescale_and_normalize(
-            pixels,
-            out=pixels if in_place else None,
-            scale=self.rescale_factor if self.do_rescale else None,
-            mean=self.image_mean if self.do_normalize else None,
-            std=self.image_std if self.do_normalize else None,
-        )
+        return rescale_and_normalize(pixels, out=pixels if in_place else None, **self.constants)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What rescaling and normalising take: `scale`, `mean` and `std`, None for what is not to be done."""
+        return {
+            "scale": self.rescale_factor if self.do_rescale else None,
+            "mean": self.image_mean if self.do_normalize else None,
+            "std": self.image_std if self.do_normalize else None,
+        }
 
 
 def size_table(size: Any) -> dict[str, int]:

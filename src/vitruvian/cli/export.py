@@ -19,6 +19,9 @@ def export(
         Path | None, typer.Option(help="Folder of pictures like those the model will see; a dozen or two do.")
     ] = None,
     pictures: Annotated[int, typer.Option(help="Calibrate with so many pictures at most.", min=1)] = 16,
+    task: Annotated[
+        str | None, typer.Option(help="What to open it for, where it has several: pose, parts, normals, …")
+    ] = None,
     size: Annotated[str | None, typer.Option(help="Height and width of pictures, such as 1024x768.")] = None,
     check: Annotated[bool, typer.Option(help="Compare the file with torch after writing.")] = True,
 ) -> None:
@@ -28,13 +31,14 @@ def export(
     from vitruvian.auto import AutoModel, AutoProcessor
     from vitruvian.errors import InputError
     from vitruvian.export import OpenVinoModel, export_onnx, quantize_int8
-    from vitruvian.export.calibration import calibration_samples, print_costs
+    from vitruvian.export.calibration import SHOWN, calibration_samples, held_out, print_costs
+    from vitruvian.pipelines import pipeline_class
 
     if int8 and calibrate is None:
         raise InputError("--int8: needs pictures to calibrate with. Add --calibrate FOLDER.")
     if calibrate is not None and not int8:
         raise InputError("--calibrate: is used with --int8 alone. Add --int8, or leave it out.")
-    opened = AutoModel.from_pretrained(model)
+    opened = (AutoModel if task is None else pipeline_class(task).auto).from_pretrained(model)
     processor = AutoProcessor.from_pretrained(model)
     size_hw = read_size(size)
     if calibrate is None:
@@ -43,11 +47,12 @@ def export(
         return
     with tempfile.TemporaryDirectory() as folder:
         export_onnx(opened, folder, size_hw=size_hw, check=check)
-        samples = calibration_samples(opened, processor, calibrate, size_hw=size_hw, most=pictures)
+        samples = calibration_samples(opened, processor, calibrate, size_hw=size_hw, most=pictures + SHOWN)
+        samples, others = held_out(samples)
         written = quantize_int8(folder, out, samples, most=pictures)
     processor.save_pretrained(out)
     typer.echo(str(written))
-    print_costs(opened, OpenVinoModel(out), samples, show=typer.echo)
+    print_costs(opened, OpenVinoModel(out), others, show=typer.echo)
 
 
 def read_size(text: str | None) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
     model ─▶ export_onnx ─▶ folder ─▶ OnnxModel or OpenVinoModel ─▶ outputs as from the model
                                └─▶ quantize_int8 ─▶ folder ─▶ OpenVinoModel
+    folder ─▶ exported_pipeline ─▶ results as from a pipeline
 
 Needs the extra ``export``: ``pip install "vitruvian[export]"``.
 """
@@ -9,6 +10,7 @@ Needs the extra ``export``: ``pip install "vitruvian[export]"``.
 from vitruvian.export.accuracy import compare_outputs
 from vitruvian.export.int8 import quantize_int8
 from vitruvian.export.onnx_file import example_inputs, export_onnx
+from vitruvian.export.pipeline import exported_pipeline
 from vitruvian.export.running import ExportedModel, OnnxModel, OpenVinoModel
 
 __all__ = [
@@ -18,5 +20,6 @@ __all__ = [
     "compare_outputs",
     "example_inputs",
     "export_onnx",
+    "exported_pipeline",
     "quantize_int8",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from vitruvian.images import load_image
 from vitruvian.model import Model
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".avif")
-SHOWN = 4  # pictures that the cost is measured on
+SHOWN = 4  # pictures that are kept out of the calibration, to measure the cost on
 
 
 def calibration_samples(
@@ -50,14 +50,21 @@ def calibration_samples(
     return samples
 
 
+def held_out(samples: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+    """Return the samples to calibrate with, and a few others to look at the cost on; where there are few, all twice."""
+    if len(samples) < 2 * SHOWN:
+        return list(samples), list(samples)
+    chosen = {index * len(samples) // SHOWN for index in range(SHOWN)}
+    return [one for i, one in enumerate(samples) if i not in chosen], [samples[i] for i in sorted(chosen)]
+
+
 def print_costs(
-    model: Model, exported: ExportedModel, samples: Sequence[Mapping[str, Any]], *, show: Callable[[str], Any]
+    model: Model, exported: ExportedModel, samples: Iterable[Mapping[str, Any]], *, show: Callable[[str], Any]
 ) -> dict[str, float]:
-    """Show how far an exported model is from the model on a few inputs, in terms of its task; return the means."""
-    few = samples[:: max(1, len(samples) // SHOWN)][:SHOWN]
+    """Show how far an exported model is from the model on some inputs, in terms of its task; return the means."""
     found: dict[str, list[float]] = {}
     with torch.inference_mode():
-        for one in few:
+        for one in samples:
             sample: dict[str, Any] = dict(one)
             for name, value in task_cost(exported(**sample), model(**sample, return_dict=True)).items():
                 found.setdefault(name, []).append(value)

@@ -1,7 +1,8 @@
 """int8: an exported model with weights and activations of 8 bits, calibrated on pictures, for OpenVINO on CPUs.
 
 NNCF looks at the values that pass through the model for the pictures given, smooths activations into the weights
-before them, and chooses ranges for both.
+before them, and chooses ranges for both. What reads the pictures and what writes the results stays in floating point:
+that is little of the work and much of the loss.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import logging
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.errors import CheckpointError, InputError
+from vitruvian.errors import CheckpointError, InputError, near_matches
 from vitruvian.export.folder import ONNX_FILE, OPENVINO_FILE, Signature, need
 from vitruvian.hub import CONFIG_FILE
+from vitruvian.processor import JOINT_FILE, PROCESSOR_FILE
 
 MOST_PICTURES = 16
+PRODUCTS = ("MatMul", "Convolution", "GroupConvolution", "ConvolutionBackpropData")
 
 
 def quantize_int8(
@@ -43,7 +46,7 @@ def quantize_int8(
         samples: Inputs by name, such as ``{"pixel_values": …}`` from a processor: pictures like those the model will
             see. A dozen or two do; with batches, each is taken apart.
         most: Use no more inputs than this.
-        keep: Names of operations in the graph to keep in float32.
+        keep: Names of further operations in the graph to keep in floating point.
     """
     openvino = need("openvino", "int8")
     passes = need("openvino.passes", "int8")
@@ -52,6 +55,8 @@ def quantize_int8(
     signature = Signature.read(origin)
     if not (origin / ONNX_FILE).is_file():
         raise CheckpointError(f"{origin}: expected {ONNX_FILE}, found none. Export the model with export_onnx first.")
+    if place.resolve() == origin.resolve():
+        raise InputError(f"quantize_int8: expected another folder than {origin}, which stays as it is. Choose one.")
     chosen = list(singles(samples, signature, most))
     if not chosen:
         raise InputError("samples: expected at least one input to calibrate with, got none. Give it some pictures.")
@@ -60,7 +65,7 @@ def quantize_int8(
     manager = passes.Manager()
     manager.register_pass(passes.ConstantFolding())  # NNCF wants weights in the shape in which they are multiplied
     manager.run_passes(graph)
-    names = list(keep)
+    names = sorted({*outer_products(graph), *checked_names(keep, graph)})
     with contextlib.redirect_stdout(sys.stderr):  # progress is no output
         quantized = nncf.quantize(
             graph,
@@ -68,14 +73,68 @@ def quantize_int8(
             subset_size=len(chosen),
             model_type=nncf.ModelType.TRANSFORMER,
             preset=nncf.QuantizationPreset.MIXED,
-            ignored_scope=nncf.IgnoredScope(names=names) if names else None,
+            ignored_scope=nncf.IgnoredScope(names=names),
         )
     place.mkdir(parents=True, exist_ok=True)
     openvino.save_model(quantized, place / OPENVINO_FILE, compress_to_fp16=False)
-    if place.resolve() != origin.resolve():
-        shutil.copyfile(origin / CONFIG_FILE, place / CONFIG_FILE)
+    for name in (CONFIG_FILE, PROCESSOR_FILE, JOINT_FILE):
+        if (origin / name).is_file():
+            shutil.copyfile(origin / name, place / name)
     replace(signature, precision="int8").write(place)
     return place / OPENVINO_FILE
+
+
+def outer_products(graph: Any) -> list[str]:
+    """Return the names of the products that read an input, and of the light ones before an output."""
+    inputs = nearest_products(graph.get_parameters(), readers)
+    found, ends = [], nearest_products(graph.get_results(), sources)
+    while ends:
+        ends = [node for node in ends if is_light(node) and node.get_friendly_name() not in found]
+        found += [node.get_friendly_name() for node in ends]
+        ends = nearest_products(ends, sources)
+    return [node.get_friendly_name() for node in inputs] + found
+
+
+def nearest_products(nodes: list[Any], neighbours: Callable[[Any], list[Any]]) -> list[Any]:
+    """Return the first products on every way from some nodes; ways through a mere shape do not count."""
+    found, seen, todo = [], set(), [other for node in nodes for other in neighbours(node)]
+    while todo:
+        node = todo.pop()
+        name, kind = node.get_friendly_name(), node.get_type_name()
+        if name in seen or kind == "ShapeOf":
+            continue
+        seen.add(name)
+        if kind in PRODUCTS:
+            found.append(node)
+        else:
+            todo += neighbours(node)
+    return found
+
+
+def readers(node: Any) -> list[Any]:
+    """Return the nodes that read a node."""
+    return [target.get_node() for output in node.outputs() for target in output.get_target_inputs()]
+
+
+def sources(node: Any) -> list[Any]:
+    """Return the nodes that a node reads."""
+    return [value.get_node() for value in node.input_values()]
+
+
+def is_light(node: Any) -> bool:
+    """Tell whether a product is a 1×1 convolution, or one of a single vector for each picture."""
+    if node.get_type_name() == "MatMul":
+        return bool(node.get_output_partial_shape(0).rank.get_length() == 2)
+    return bool(node.get_type_name() == "Convolution" and list(node.input_value(1).get_shape())[2:] == [1, 1])
+
+
+def checked_names(names: Iterable[str], graph: Any) -> list[str]:
+    """Return the names of operations, all of which must be in the graph."""
+    known, wanted = [node.get_friendly_name() for node in graph.get_ordered_ops()], list(names)
+    for name in wanted:
+        if name not in known:
+            raise InputError(f"keep: expected names of operations, got {name!r}.{near_matches(name, known)}")
+    return wanted
 
 
 def singles(

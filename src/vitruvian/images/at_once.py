@@ -3,11 +3,13 @@
     boxes, taps and constants are worked out on the CPU ── sent ──▶ two weighted sums for all boxes of a picture
 
 `crop_boxes` asks the device what it needs to know next, box by box; on a GPU each question empties its queue. Here
-everything that must be known is known beforehand. It runs on any device.
+everything that must be known is known beforehand. It runs on any device. For people in 8-bit pictures there is a kernel
+that takes far fewer calls, see `kernels/crop.py`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,10 +38,15 @@ def sent(values: Tensor | NDArray[Any], device: torch.device) -> Tensor:
     array = values.numpy() if isinstance(values, Tensor) else values
     if array.nbytes > MOST_PINNED:
         return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(device)
-    dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-    pinned = torch.empty(array.shape, dtype=dtype, pin_memory=True)
+    # From a cache of torch's, which the memory goes back to once the copy is done.
+    pinned = torch.empty(array.shape, dtype=_torch_dtype(array.dtype), pin_memory=True)
     np.copyto(pinned.numpy(), array)  # in this thread alone, and without Python's lock
     return pinned.to(device, non_blocking=True)  # torch keeps pinned memory until the copy is done
+
+
+@functools.cache
+def _torch_dtype(kind: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, kind)).dtype
 
 
 def crop_at_once(pixels: Tensor, boxes_xywh: Tensor, output_hw: tuple[int, int], *, padding: float = 1.25) -> Tensor:

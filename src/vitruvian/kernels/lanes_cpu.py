@@ -81,13 +81,19 @@ def start_pool(lanes: int, threads: int) -> ThreadPoolExecutor:
     """
     before: list[int] = []
     in_thread(lambda: before.append(torch.get_num_threads()))
-    pool = ThreadPoolExecutor(lanes, "vitruvian-lane", initializer=torch.set_num_threads, initargs=(threads,))
+    pool = ThreadPoolExecutor(lanes, "vitruvian-lane", initializer=enter_lane, initargs=(threads,))
     all_there = threading.Barrier(lanes + 1)
     for _ in range(lanes):
         pool.submit(all_there.wait)
     all_there.wait()
     in_thread(lambda: torch.set_num_threads(before[0]))
     return pool
+
+
+def enter_lane(threads: int) -> None:
+    """Have operations of the calling thread use so many threads."""
+    torch.get_num_threads()  # a thread takes the common number over when it first needs one: later would undo the next
+    torch.set_num_threads(threads)
 
 
 def in_thread(function: Callable[[], object]) -> None:

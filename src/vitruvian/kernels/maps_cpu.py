@@ -107,8 +107,12 @@ class MapChain:
         self.ready = [prepare(stage) for stage in stages]
 
     def __call__(self, values: Tensor) -> Tensor:
-        """Map [h, w, C] to planes [K, H, W]."""
-        raw = RawMap(values)
+        """Map [h, w, C] to planes [K, H, W], in float32 whatever autocast says."""
+        with torch.autocast("cpu", enabled=False):
+            return self.predict(self.run_stages(RawMap(values.float())))
+
+    def run_stages(self, raw: RawMap) -> RawMap:
+        """Run all convolutions but the last: [h, w, C] to [H, W, C']."""
         for stage, ready in zip(self.stages, self.ready, strict=True):
             if isinstance(ready, PackedLinear):
                 out, seen = run_pointwise(ready, raw)
@@ -117,7 +121,7 @@ class MapChain:
             else:
                 out, seen = run_direct(stage, ready, raw)
             raw = RawMap(out, norm_of(seen, self.eps))
-        return self.predict(raw)
+        return raw
 
     def predict(self, raw: RawMap) -> Tensor:
         """Run the last convolution: [H, W, C] to planes [K, H, W]."""

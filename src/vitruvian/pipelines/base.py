@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
@@ -20,7 +19,6 @@ from torch import Tensor
 from vitruvian.auto import HUB_KEYWORDS, AutoProcessor, AutoTaskModel
 from vitruvian.devices import checked_device, checked_dtype
 from vitruvian.errors import InputError, near_matches
-from vitruvian.graphs import unrecorded
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.packed import packed_tasks
 from vitruvian.pipelines.memory import Arrival, BatchSize, Lane, first_batch_size, is_out_of_memory, lane_for
@@ -34,6 +32,7 @@ from vitruvian.pipelines.people import (
 )
 from vitruvian.pipelines.runner import PATIENCE, Errors, Prepared, Results, Unit, run_many, run_one
 from vitruvian.pipelines.sources import Frame, open_source
+from vitruvian.pipelines.steady import Steady
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People, Result
 
@@ -48,8 +47,8 @@ class Options:
     Args:
         batch_size: How many inputs (pictures, people or tiles) go through the model at once. "auto" starts from what
             suits the device and halves when memory runs out.
-        workers: Background threads that read, prepare, finish and save; by default 2 to 4, and up to 16, as many as
-            there are cores, where the model is on a CUDA device.
+        workers: Background threads that read, prepare, finish and save; by default 2 to 4, and up to 8, half as many
+            as there are cores, where the model is on a CUDA device.
         errors: With many pictures, "keep" gives a `Failure` in the place of each that fails, "raise" stops there.
         save: What to do with each result in the background: a function that takes it, or a file name with ``{stem}``
             (and ``{frame}`` for video) in it, such as ``"out/{stem}.png"``.
@@ -230,7 +229,10 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
         self.make_quick(chosen)
         self.lane = lane_for(self.device, self.lane)
         batch = self.batch_size(chosen, live=opened.live)
-        job = Call(self, chosen, finder=self.finder_for(chosen), records=opened.single or self.records(batch))
+        # One picture alone is not worth a recording of a large batch; those of small ones serve it too.
+        graphs = self.model.graphs if self.device.type == "cuda" else None
+        batches = None if opened.single else Steady(graphs, batch, one_size=self.one_size)
+        job = Call(self, chosen, finder=self.finder_for(chosen), batches=batches)
         save = saver(chosen.save)
         if opened.single:
             result = run_one(job, next(opened.tickets()), batch)
@@ -254,13 +256,6 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
             return
         if options.optimize is True or suits_optimizing(self.model):
             self.model.optimize(cuda_graphs=self.one_size)
-
-    def records(self, batch: BatchSize) -> bool:
-        """Tell whether all batches of a run are small enough for recorded calls.
-
-        Where most are too large for that, those at its start and end are not worth recordings of their own.
-        """
-        return self.model.graphs is not None and batch.size <= self.model.graphs.largest_batch
 
     def batch_size(self, options: OptionsT, *, live: bool) -> BatchSize:
         """Return how many units to run at once; what "auto" came down to is remembered."""
@@ -322,8 +317,8 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
         if self.lane is not None:
             try:
                 with self.lane.entered():
-                    units = list(make(self.lane.upload(frame.picture)))
-                    return units, Arrival(units, self.device)
+                    made = make(self.lane.upload(frame.picture))
+                    return list(made), Arrival([made] if isinstance(made, Tensor) else made, self.device)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -348,6 +343,10 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
         """Turn a picture's outputs into what its result needs: nested lists, tuples and dicts of tensors."""
         raise NotImplementedError
 
+    def decodes_ahead(self, options: OptionsT) -> bool:
+        """Tell whether `forward` asks the device for all that is to be decoded, so that `decode` leaves it alone."""
+        return False
+
     def finish(self, prepared: Prepared, decoded: Any, options: OptionsT) -> ResultT:
         """Build the result from what was decoded, now on the CPU."""
         raise NotImplementedError
@@ -357,11 +356,18 @@ class Call(Generic[ResultT, OptionsT]):
     """A pipeline with the options of one call: what the runner works with."""
 
     def __init__(
-        self, pipe: TaskPipeline[ResultT, OptionsT], options: OptionsT, *, finder: PeopleFinder | None, records: bool
+        self,
+        pipe: TaskPipeline[ResultT, OptionsT],
+        options: OptionsT,
+        *,
+        finder: PeopleFinder | None,
+        batches: Steady | None,
     ) -> None:
-        self.pipe, self.options, self.finder, self.records = pipe, options, finder, records
+        self.pipe, self.options, self.finder, self.batches = pipe, options, finder, batches
         self.device, self.looks, self.lane = pipe.device, finder is not None, pipe.lane
-        self.decodes_behind = pipe.decodes_behind or (self.device.type == "cpu" and self.lane is None)
+        alone = self.device.type == "cpu" and self.lane is None
+        self.decodes_behind = pipe.decodes_behind or alone or pipe.decodes_ahead(options)
+        self.steady = batches is not None and batches.size > 0
 
     def look(self, frame: Frame) -> People | None:
         """Let the finder look, if there is one."""
@@ -382,8 +388,9 @@ class Call(Generic[ResultT, OptionsT]):
 
     def forward(self, units: list[Unit]) -> list[Any]:
         """Run the model."""
-        with nullcontext() if self.records else unrecorded():
+        if self.batches is None:
             return self.pipe.forward(units, self.options)
+        return self.batches.run(units, lambda filled: self.pipe.forward(filled, self.options))
 
     def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
         """Decode outputs."""

@@ -116,12 +116,13 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         def cut_out(pixels: Tensor) -> list[Tensor] | Tensor:
             shown, boxes = [pixels], None
             if looked.persons:
-                boxes = torch.from_numpy(looked.people.boxes_xyxy.copy())  # [P, 4]
+                boxes = looked.people.boxes_xyxy.copy()  # [P, 4]
                 boxes[:, 2:] -= boxes[:, :2]
             elif looked.windows is not None:
                 shown = [window.cut_tensor(pixels) for window in looked.windows]
             at_once = self.lane is not None
-            return self.processor.prepare_pictures(shown, None if boxes is None else [boxes], at_once=at_once)
+            people = None if boxes is None else [boxes]
+            return self.processor.prepare_pictures(shown, people, at_once=at_once, dtype=self.model.dtype)
 
         units, arrival = self.on_device(frame, cut_out)  # [3, h, w] each
         return Prepared(frame, [Unit(one, arrival=arrival) for one in units], looked)
@@ -151,7 +152,8 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
 
     def forward(self, units: list[Unit], options: OptionsT) -> list[Any]:
         """Return the map of each unit."""
-        return self.maps(self.model(to_device([unit.pixels for unit in units], self.device), return_dict=True))
+        pixels = to_device([unit.pixels for unit in units], self.device, self.model.dtype)  # [B, 3, h, w]
+        return self.maps(self.model(pixels, return_dict=True))
 
     def maps(self, out: Any) -> list[Any]:
         """Take the maps out of the model's output: float32 [C, h, w] each."""

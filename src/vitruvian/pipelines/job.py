@@ -70,6 +70,7 @@ class Job(Protocol[DoneT]):
     looks: bool  # whether `look` has something to do
     decodes_behind: bool  # whether `decode` is for background threads
     lane: Lane | None  # where `prepare` works, if that is on the device; `decode` then has a lane and a thread too
+    steady: bool  # whether whole batches are quickest, so that the first need not be smaller than the others
 
     def look(self, frame: Frame) -> Any:
         """Find people, say; called in the order of pictures, in the caller's thread."""

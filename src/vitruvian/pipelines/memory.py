@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 REFERENCE_PIXELS = 1024 * 768  # of an input of Sapiens2, by which sizes of batches are measured
 BYTES_A_UNIT = 3 << 30  # of GPU memory for one such input, weights and all, on the safe side
+ENOUGH_UNITS = 8  # of such inputs fill a large GPU: 25,000 tokens. More take as long each, and come later
 MOST_UNITS = 16
 
 
@@ -48,7 +49,8 @@ class BatchSize:
 def first_batch_size(device: torch.device, unit_hw: tuple[int, int]) -> int:
     """Return a batch size to start from: by free memory on a GPU, larger where inputs are small; 1 on the CPU.
 
-    A CPU is busy with one input; more at once only take memory.
+    A CPU is busy with one input; more at once only take memory. A GPU is with eight: twice as many would double the
+    memory, and the time until the first batch can start and after the last has ended, while half the machine rests.
     """
     if device.type == "cpu":
         return 1
@@ -58,7 +60,7 @@ def first_batch_size(device: torch.device, unit_hw: tuple[int, int]) -> int:
         units = free / BYTES_A_UNIT
     else:
         units = 4.0
-    return max(1, min(MOST_UNITS, int(units * share)))
+    return max(1, min(MOST_UNITS, int(ENOUGH_UNITS * max(1.0, share)), int(units * share)))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -105,15 +107,20 @@ def with_less_memory(run: Callable[[int], Any], batch: BatchSize, device: torch.
                 raise too_little_memory(device, batch, reason)
 
 
-def to_device(units: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Stack units [3, h, w] into a batch [B, 3, h, w] on a device, through pinned memory where that helps."""
+def to_device(units: Sequence[Tensor], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Stack units [3, h, w] into a batch [B, 3, h, w] on a device, through pinned memory where that helps.
+
+    On a CUDA device it has the data type `dtype`, so that batches are alike whoever made their units.
+    """
     if device.type != "cuda":
         return torch.stack(list(units)).to(device)  # [B, 3, h, w]
     if any(unit.is_cuda for unit in units):  # all of them, as a rule
-        return torch.stack([unit if unit.is_cuda else sent(unit, device) for unit in units])  # [B, 3, h, w]
-    shape = (len(units), *units[0].shape)
-    pinned = torch.empty(shape, dtype=units[0].dtype, pin_memory=True)
-    return torch.stack(list(units), out=pinned).to(device, non_blocking=True)  # [B, 3, h, w]
+        batch = torch.stack([unit if unit.is_cuda else sent(unit, device) for unit in units])  # [B, 3, h, w]
+    else:
+        shape = (len(units), *units[0].shape)
+        pinned = torch.empty(shape, dtype=units[0].dtype, pin_memory=True)
+        batch = torch.stack(list(units), out=pinned).to(device, non_blocking=True)  # [B, 3, h, w]
+    return batch if dtype is None or batch.dtype == dtype else batch.to(dtype)
 
 
 class Moment:

@@ -4,10 +4,10 @@
               threads          caller           threads            caller               threads
 
 The model runs in the thread that asks for results; the rest is done by background threads. On a GPU the caller never
-waits for the device: pictures are sent and prepared beside the model, one thread waits for batches and decodes them, so
-that only results are copied back, and batches are asked for ahead. Units of several pictures share a batch. Results
-come in the order of the source, and only so many pictures are on their way at any time, however long the source is: the
-caller's pace sets the pace of everything.
+waits for the device: pictures are sent and prepared beside the model, batches are asked for ahead, and they are decoded
+on the device, so that only results are copied back: by the caller where that is one call more, by a thread that waits
+for batches otherwise. Units of several pictures share a batch. Results come in the order of the source, and only so
+many pictures are on their way at any time, however long the source is: the caller's pace sets the pace of everything.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FINISHED_BYTES = 1 << 30  # more may be, while their results stay below this
 PIXEL_BYTES = 16  # of a result for each pixel of its picture: four floating-point maps
 PATIENCE = 0.5  # seconds to wait for further pictures before a batch runs as it is
 POLL = 0.2  # seconds between looks at the keyboard while waiting
-MOST_WORKERS = 16  # background threads that feed a GPU, where nobody says how many
+MOST_WORKERS = 8  # background threads that feed a GPU, where nobody says how many
 GOODBYE = 5.0  # seconds that a source which is stuck in reading is waited for at the end
 
 
@@ -186,15 +186,17 @@ class Line(Generic[ResultT]):
         self.items: deque[Item] = deque()
         self.reading: deque[Future[tuple[Frame | BadFrame, Any]]] = deque()
         self.waiting: deque[tuple[Item, Unit]] = deque()  # units that the model has not seen
-        self.news, self.taken, self.started = time.monotonic(), 0, 1
+        self.news, self.taken = time.monotonic(), 0
+        self.started = batch.size if job.steady else 1
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian")
         self.finishers = self.pool
         self.device_pool: ThreadPoolExecutor | None = None  # one thread, which waits for the device and decodes there
+        if job.lane is not None:
+            # A device that is fast leaves much to read: what it has done must not stand in line behind that.
+            self.finishers = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian-finish")
         if job.lane is not None and not job.decodes_behind:
             self.device_pool = ThreadPoolExecutor(1, thread_name_prefix="vitruvian-device")
             self.down = Lane(job.device)
-            # A device that is fast leaves much to read: what it has done must not stand in line behind that.
-            self.finishers = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian-finish")
         self.feeder = threading.Thread(target=self.feed, name="vitruvian-source", daemon=True)
 
     def __enter__(self) -> Self:
@@ -221,7 +223,7 @@ class Line(Generic[ResultT]):
                 self.slots.acquire()
                 if self.stopped.is_set():
                     return
-                self.loaded.put(self.submit(self.load, ticket, index))
+                self.loaded.put(self.submit(self.pool, self.load, ticket, index))
             self.loaded.put(None)
         except BaseException as error:  # noqa: BLE001 - the source's own; the caller's thread raises it
             self.loaded.put(error)
@@ -230,9 +232,9 @@ class Line(Generic[ResultT]):
             with contextlib.suppress(Exception):
                 getattr(tickets, "close", lambda: None)()
 
-    def submit(self, function: Callable[..., Any], *values: Any) -> Future[Any]:
+    def submit(self, pool: ThreadPoolExecutor, function: Callable[..., Any], *values: Any) -> Future[Any]:
         """Have something done by a background thread, which rings the bell after."""
-        future = self.pool.submit(function, *values)
+        future = pool.submit(function, *values)
         future.add_done_callback(lambda _: self.bell.set())
         return future
 
@@ -324,7 +326,7 @@ class Line(Generic[ResultT]):
             except Exception as error:  # noqa: BLE001 - belongs to this picture
                 item.fail(error)
             else:
-                item.preparing = self.submit(self.prepare, frame, seen)
+                item.preparing = self.submit(self.pool, self.prepare, frame, seen)
 
     def line_up(self) -> None:
         """Add the units of pictures that are prepared to those that wait for the model, in order."""
@@ -392,12 +394,14 @@ class Line(Generic[ResultT]):
             if prepared is None:
                 continue
             item.prepared, item.outputs = None, []
+            if self.job.lane is not None:
+                prepared.units.clear()  # the model has seen them: let go of the device's memory
             try:
                 if self.device_pool is not None:
                     item.finishing = self.decode_in_turn(self.device_pool, prepared, outputs)
                     continue
                 decoded = outputs if self.job.decodes_behind else self.decode(prepared, outputs)
-                item.finishing = self.submit(self.complete, prepared, decoded)
+                item.finishing = self.submit(self.finishers, self.complete, prepared, decoded)
             except Exception as error:  # noqa: BLE001 - belongs to this picture
                 item.fail(error)
 
@@ -405,7 +409,6 @@ class Line(Generic[ResultT]):
         """Have outputs decoded by the thread that waits for the device, and the rest done by the others."""
         asked, done = Moment(self.job.device), Future[Any]()
         done.add_done_callback(lambda _: self.bell.set())
-        prepared.units.clear()  # the model has seen them: let go of the device's memory
 
         def finish(decoded: OnHost) -> None:
             settle(done, lambda: self.complete(prepared, decoded))
@@ -444,11 +447,15 @@ def settle(done: Future[Any], work: Callable[[], Any], *, only_errors: bool = Fa
 
 
 def usual_workers(device: torch.device) -> int:
-    """Return how many background threads suit a machine: some, and all its cores where a GPU wants to be fed."""
+    """Return how many background threads suit a machine: some, and half its cores where a GPU wants to be fed.
+
+    Reading a photograph holds Python's lock for a fifth of its time; more than eight threads would stand in line for
+    it, with the caller among them.
+    """
     if device.type != "cuda":
         return min(4, max(2, os.cpu_count() or 1))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_WORKERS, max(2, cores))
+    return min(MOST_WORKERS, max(2, cores // 2))
 
 
 def most_on_the_way(batch_size: int, workers: int) -> int:

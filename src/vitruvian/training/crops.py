@@ -26,12 +26,17 @@ LEAST_BOX = 2.0  # pixels: less of a person in a view does not count
 
 @dataclass(frozen=True)
 class Window:
-    """Where a view lies in its source: u = factor · x + offset, for x and y, and whether it is mirrored after that."""
+    """Where a view lies in its source: u = factor · x + offset, for x and y, and whether it is mirrored after that.
+
+    A view of a person has a camera that looks at its middle: where in a larger picture it was cut cannot be seen in it,
+    and pipelines put points back by their depth alone.
+    """
 
     factor_xy: tuple[float, float]
     offset_xy: tuple[float, float]
     size_hw: tuple[int, int]
     mirrored: bool = False
+    person: bool = False
 
     def points(self, xy: Tensor) -> Tensor:
         """Move points [..., 2] from the source into the view, before it is mirrored."""
@@ -43,6 +48,8 @@ class Window:
         for row in range(2):
             moved[row] *= self.factor_xy[row]
             moved[row, 2] += self.offset_xy[row]
+            if self.person:
+                moved[row, 2] = (self.size_hw[1 - row] - 1) / 2
         return moved
 
     def changed(self, *, scale: float, shift_xy: tuple[float, float], mirrored: bool) -> Window:
@@ -54,7 +61,7 @@ class Window:
             for offset, m, share, side in zip(self.offset_xy, middle, shift_xy, (W, H), strict=True)
         ]
         factors = (self.factor_xy[0] * scale, self.factor_xy[1] * scale)
-        return Window(factors, (offsets[0], offsets[1]), self.size_hw, mirrored)
+        return Window(factors, (offsets[0], offsets[1]), self.size_hw, mirrored, self.person)
 
 
 def person_window(box_xywh: Tensor, size_hw: tuple[int, int]) -> Window:
@@ -63,7 +70,8 @@ def person_window(box_xywh: Tensor, size_hw: tuple[int, int]) -> Window:
     sides = (size_hw[1] - 1, size_hw[0] - 1)
     factors = [side / float(length) for side, length in zip(sides, extent[0], strict=True)]
     starts = [float(c) - float(length) / 2 for c, length in zip(center[0], extent[0], strict=True)]
-    return Window((factors[0], factors[1]), (-starts[0] * factors[0], -starts[1] * factors[1]), size_hw)
+    offsets = (-starts[0] * factors[0], -starts[1] * factors[1])
+    return Window((factors[0], factors[1]), offsets, size_hw, person=True)
 
 
 def picture_window(source_hw: tuple[int, int], size_hw: tuple[int, int]) -> Window:

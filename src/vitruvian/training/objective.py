@@ -20,7 +20,7 @@ from vitruvian.losses.people import draw_people, people_loss
 from vitruvian.models.sapiens2.decoding import draw_heatmaps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.training.synthetic import StreamBatch, photometric
+from vitruvian.training.synthetic import StreamBatch, from_afar, photometric
 from vitruvian.training.views import in_model_axes, normalise
 
 # Rare parts count more, as in the published recipe, but less so: silhouettes stay tight when background counts.
@@ -129,7 +129,7 @@ class MultiTaskObjective(nn.Module):
         labels["pointmap"] = {"labels": crops.points, "label_intrinsics": crops.intrinsics}
         labels["matting"] = {"labels": torch.cat([crops.foreground, crops.alpha], dim=1)}
         labels["albedo"] = {"labels": crops.albedo, "label_mask": crops.alpha > 0.5}
-        pixels = normalise(photometric(crops.image, chance))
+        pixels = normalise(photometric(from_afar(crops.image, chance), chance))
         outputs: Any = self.model(pixels, tasks=tasks, labels={t: v for t, v in labels.items() if t in tasks})
         found = {task: outputs[task].loss for task in tasks if task != "seg"}
         if "seg" in tasks:

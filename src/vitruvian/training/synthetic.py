@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitruvian.data.synthetic.chance import Chance
 from vitruvian.data.synthetic.compose import CropOptions, Crops, compose_crops
@@ -140,6 +141,29 @@ class SyntheticStream:
         )
 
 
+SHRINK = {1: 0.5, 2: 0.15, 3: 0.11, 4: 0.09, 6: 0.08, 8: 0.07}  # how often pictures are shrunk by what
+
+
+def from_afar(images: Tensor, chance: Chance) -> Tensor:
+    """Some of the pictures [n, 3, H, W] as if cut from larger ones where people are small.
+
+    They are shrunk, get noise, and are enlarged again: few pixels are left of a person, as of most in a street.
+    """
+    H, W = images.shape[-2:]
+    shares = torch.tensor(list(SHRINK.values()), device=chance.generator.device)
+    kind = torch.multinomial(shares, len(images), replacement=True, generator=chance.generator)
+    for number, factor in enumerate(SHRINK):
+        chosen = (kind == number).nonzero()[:, 0]  # on the CPU: nobody waits
+        if factor == 1 or not len(chosen):
+            continue
+        index = chosen.to(images.device, non_blocking=True)
+        small = F.interpolate(images[index], size=(H // factor, W // factor), mode="area")
+        noise = chance.uniform(0.0, 0.06, len(chosen))[:, None, None, None] * chance.normal_field(*small.shape)
+        large = F.interpolate((small + noise).clamp(0, 1), size=(H, W), mode="bilinear", align_corners=False)
+        images = images.index_copy(0, index, large)
+    return images
+
+
 def photometric(images: Tensor, chance: Chance) -> Tensor:
     """Change light, colour, sharpness and noise of pictures [n, 3, H, W] in 0..1, as cameras do."""
     n = len(images)
@@ -153,8 +177,8 @@ def photometric(images: Tensor, chance: Chance) -> Tensor:
     images = grey + (images - grey) * saturation
     images = images * chance.log_uniform(0.88, 1.14, n, 3)[:, :, None, None]
     images = images.clamp(0, 1) ** chance.log_uniform(0.75, 1.33, n).view(shape)
-    soft = torch.nn.functional.avg_pool2d(images, 3, stride=1, padding=1, count_include_pad=False)
-    softer = torch.nn.functional.avg_pool2d(soft, 5, stride=1, padding=2, count_include_pad=False)
+    soft = F.avg_pool2d(images, 3, stride=1, padding=1, count_include_pad=False)
+    softer = F.avg_pool2d(soft, 5, stride=1, padding=2, count_include_pad=False)
     blur = chance.uniform(0.0, 1.0, n).view(shape)
     images = torch.where(blur < 0.12, softer, torch.where(blur < 0.35, soft, images))
     noise = chance.uniform(0.0, 0.05, n) * chance.flip(0.4, n)

@@ -6,12 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from tests.tiny_packed import tiny_multitask
 from tests.unit.export.tiny_pose import build, pixels
 from vitruvian.cli.export import export, read_size
 from vitruvian.errors import InputError
 from vitruvian.export import OnnxModel, OpenVinoModel
+from vitruvian.export.calibration import held_out
+from vitruvian.export.folder import Signature
+from vitruvian.models.sapiens2.packed import pack_multitask
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 
 
@@ -44,6 +49,22 @@ def test_int8_prints_its_cost(checkpoint: Path, tmp_path: Path, capsys: pytest.C
     assert str(tmp_path / "model.xml") in shown
     assert "keypoints moved" in shown
     assert OpenVinoModel(tmp_path).signature.precision == "int8"
+
+
+def test_a_task_of_several(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    pack_multitask(tiny_multitask("seg", "normal"), tmp_path / "packed")
+    export(str(tmp_path / "packed"), tmp_path / "out", task="normals", check=False)
+    assert Signature.read(tmp_path / "out").model == "Sapiens2ForNormalEstimation"
+
+
+def test_costs_are_measured_on_other_pictures() -> None:
+    samples = [{"pixel_values": torch.full((1,), number)} for number in range(20)]
+    some, others = held_out(samples)
+    assert len(some) == 16
+    assert len(others) == 4
+    assert sorted(int(one["pixel_values"]) for one in some + others) == list(range(20))
+    assert held_out(samples[:3]) == (samples[:3], samples[:3])
 
 
 def test_refusals(checkpoint: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from vitruvian.errors import InputError
 from vitruvian.export import OnnxModel, OpenVinoModel, quantize_int8
 from vitruvian.export.accuracy import compare_outputs, peaks, task_cost
 from vitruvian.export.folder import Signature
-from vitruvian.export.int8 import singles
+from vitruvian.export.int8 import PRODUCTS, outer_products, singles
 from vitruvian.models.sapiens2.outputs import (
     Sapiens2NormalEstimatorOutput,
     Sapiens2PoseEstimatorOutput,
@@ -35,6 +36,67 @@ def test_int8_is_close_and_is_int8(folder: Path, tmp_path: Path) -> None:
             want = build()(pixels(batch)).heatmaps
         distance = (exported(pixels(batch)).heatmaps - want).norm() / want.norm()
         assert 0 < distance < 0.15
+
+
+def test_ends_stay_in_floating_point(folder: Path, tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino")
+    pytest.importorskip("nncf")
+
+    def products(place: Path) -> dict[str, Any]:
+        nodes = openvino.Core().read_model(place).get_ordered_ops()
+        return {node.get_friendly_name(): node for node in nodes if node.get_type_name() in PRODUCTS}
+
+    def int8_ones(place: Path) -> list[str]:
+        kinds = {name: node.input_value(0).get_node().get_type_name() for name, node in products(place).items()}
+        return [name for name, kind in kinds.items() if kind == "FakeQuantize"]
+
+    graph = openvino.Core().read_model(folder / "model.onnx")
+    embedding, *ends = outer_products(graph)
+    names = list(products(folder / "model.onnx"))
+    assert embedding == names[0]
+    assert ends == names[:-4:-1]  # the predictor, and the two 1×1 convolutions before it
+    quantize_int8(folder, tmp_path / "a", [{"pixel_values": pixels()}])
+    before = int8_ones(tmp_path / "a" / "model.xml")
+    assert before
+    assert not {embedding, *ends} & set(before)
+    quantize_int8(folder, tmp_path / "b", [{"pixel_values": pixels()}], keep=before[:1])
+    assert before[0] not in int8_ones(tmp_path / "b" / "model.xml")
+    with pytest.raises(InputError, match="keep: expected names of operations"):
+        quantize_int8(folder, tmp_path / "c", [{"pixel_values": pixels()}], keep=["node_none"])
+    with pytest.raises(InputError, match="another folder"):
+        quantize_int8(folder, folder, [{"pixel_values": pixels()}])
+
+
+def test_vectors_stay_in_floating_point_and_ways_through_shapes_do_not_count() -> None:
+    openvino = pytest.importorskip("openvino")
+    ops = pytest.importorskip("openvino.opset13")
+
+    def times(x: Any, shape: tuple[int, ...], name: str) -> Any:
+        return ops.matmul(x, ops.constant(np.ones(shape, np.float32)), False, False, name=name)
+
+    tokens = ops.parameter([-1, 5, 8], np.float32)
+    inner = times(ops.relu(times(tokens, (8, 8), "embedding")), (8, 8), "inner")
+    vector = times(ops.relu(ops.reduce_mean(inner, [1], False)), (8, 4), "first")
+    vector = times(ops.relu(vector), (4, 1), "last")
+    shape = ops.convert(ops.shape_of(tokens), np.float32)
+    other = times(ops.reshape(shape, ops.constant(np.array([1, 3])), False), (3, 8), "of shape")
+    graph = openvino.Model([vector, ops.add(inner, other)], [tokens])
+    assert set(outer_products(graph)) == {"embedding", "first", "last", "of shape"}
+    assert "of shape" not in outer_products(openvino.Model([vector], [tokens]))
+
+
+def test_bfloat16_only_for_int8_and_where_the_machine_has_it(folder: Path, tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino")
+    pytest.importorskip("nncf")
+    quantize_int8(folder, tmp_path, [{"pixel_values": pixels()}])
+    has = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    hint = "INFERENCE_PRECISION_HINT"
+    assert OpenVinoModel(folder).options[hint] == "f32"
+    assert OpenVinoModel(folder, precision="bf16").options[hint] == "bf16"
+    assert OpenVinoModel(tmp_path).options[hint] == ("bf16" if has else "f32")
+    assert OpenVinoModel(tmp_path, precision="f32").options[hint] == "f32"
+    with pytest.raises(InputError, match="precision"):
+        OpenVinoModel(tmp_path, precision="int4")
 
 
 def test_int8_needs_pictures(folder: Path, tmp_path: Path) -> None:

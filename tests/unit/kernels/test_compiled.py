@@ -67,3 +67,18 @@ def test_attention_of_groups_of_warps() -> None:
     assert "wgmma.mma_async" in code
     assert code.count("wgmma.wait_group.sync.aligned 1") == 3  # scores are waited for, and values go on
     assert "st.global.v4" in code
+
+
+def test_cropping_and_decoding_keep_to_registers() -> None:
+    """Each is one launch of many programs, which hide each other's waiting only where many fit on a chip."""
+    from vitruvian.kernels import crop_triton, peaks_triton
+
+    floats = dict.fromkeys(("f0", "f1", "f2", "s0", "s1", "s2"), "fp32")
+    types = {"pixels_ptr": "*u8", "places_ptr": "*fp32", **floats}
+    sizes = {"rows": crop_triton.ROWS, "columns": crop_triton.COLUMNS}
+    cropped = compiled(crop_triton._crop, sizes, types, crop_triton.WARPS)
+    types = {"out_ptr": "*fp32", **{f"g{number}": "fp32" for number in range(6)}}
+    found = compiled(peaks_triton._find, {"chunk": peaks_triton.CHUNK, "columns": 256}, types, 4)
+    for code in (cropped, found):
+        assert ".local" not in code
+        assert "ld.global" in code

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,14 +15,17 @@ from vitruvian.kernels.maps_cpu import MapChain, Moments, Stage, norm_of
 from vitruvian.kernels.winograd import Winograd
 
 
-@pytest.fixture(params=["packed", "plain"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With the operators of oneDNN where torch has them, and without."""
+@pytest.fixture(params=["packed", "plain", "lanes"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """With the operators of oneDNN where torch has them, without, and with them in several lanes."""
     if request.param == "plain":
         monkeypatch.setattr(linear_cpu, "has_packed", lambda: False)
     elif not has_packed():
         pytest.skip("torch has no packed linear layers here")
-    return str(request.param)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3 if request.param == "lanes" else 1)
+    yield str(request.param)
+    torch.set_num_threads(before)
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -32,7 +37,7 @@ def test_packed_linear(way: str, with_bias: bool) -> None:
     x, weight, other = randn(3, 5, 12), randn(7, 12, seed=1), randn(3, 5, 7, seed=2)
     bias = randn(7, seed=3) if with_bias else None
     linear, want, kept = PackedLinear(weight, bias), F.linear(x, weight, bias), other.clone()
-    assert (linear.packed is not None) == (way == "packed")
+    assert (linear.packed is not None) == (way != "plain")
     torch.testing.assert_close(linear(x), want)
     torch.testing.assert_close(linear.silu(x), F.silu(want))
     torch.testing.assert_close(linear.add(x, other), want + other)

@@ -20,7 +20,7 @@ from tests.unit.pipelines.test_runner import Doubler, results
 from tests.unit.pipelines.test_runner import picture as plain_picture
 from vitruvian import pipeline
 from vitruvian.errors import InputError
-from vitruvian.graphs import RECORDING, GraphCache
+from vitruvian.graphs import GraphCache
 from vitruvian.pipelines.base import suits_optimizing
 from vitruvian.pipelines.crops import Canvas, Window
 from vitruvian.pipelines.job import Failure, Unit
@@ -331,23 +331,6 @@ class TestOptimizing:
         assert not suits_optimizing(model)
         with pytest.raises(InputError, match="optimize"):
             opened("pose", optimize="fast")
-
-    @pytest.mark.parametrize(("size", "many", "one"), [(2, True, True), (4, True, True), (16, False, True)])
-    def test_runs_of_large_batches_record_nothing(self, size: int, many: bool, one: bool) -> None:
-        pipe, seen = opened("pose", optimize=True, batch_size=size), []
-        model_forward = pipe.model.forward
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            seen.append(RECORDING.get())
-            return model_forward(*args, **kwargs)
-
-        pipe.model.forward = forward
-        list(pipe([picture()] * 3, boxes=BOXES))
-        assert set(seen) == {many}
-        seen.clear()
-        pipe(picture(), boxes=BOXES)
-        assert set(seen) == {one}
-        assert RECORDING.get()
 
 
 @needs_cuda

@@ -34,6 +34,7 @@ class Doubler:
 
     device = torch.device("cpu")
     looks = False
+    steady = False
     decodes_behind = True
     lane: Lane | None = None
 

@@ -14,7 +14,7 @@ from vitruvian.errors import ConfigError
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.training.objective import MultiTaskObjective, heatmaps, start_calmly
-from vitruvian.training.synthetic import StreamOptions, SyntheticStream, photometric
+from vitruvian.training.synthetic import StreamOptions, SyntheticStream, from_afar, photometric
 
 SIZE = (64, 48)
 OPTIONS = StreamOptions(
@@ -138,3 +138,18 @@ class TestTurns:
         assert loss.isfinite()
         _, everything = self.objective(None)(batch, torch.Generator().manual_seed(0))
         assert {"normal", "matting", "albedo", "scene_matting"} <= everything.keys()
+
+
+def test_pictures_from_afar_lose_detail_and_keep_their_colours():
+    draw = torch.Generator().manual_seed(0)
+    images = torch.rand(64, 3, 48, 48, generator=draw)
+    images[:, 0] += 1
+    images = images / 2
+    found = from_afar(images, Chance(torch.Generator().manual_seed(1), "cpu"))
+    same = (found == images).flatten(1).all(1)
+    assert 16 < same.sum() < 48  # about half
+    detail = (found[..., 1:] - found[..., :-1]).abs().mean(dim=(1, 2, 3))
+    assert detail[~same].max() < 0.6 * detail[same].min()
+    torch.testing.assert_close(found.mean(dim=(2, 3)), images.mean(dim=(2, 3)), rtol=0, atol=0.02)
+    again = from_afar(images, Chance(torch.Generator().manual_seed(1), "cpu"))
+    assert torch.equal(found, again)

@@ -1,5 +1,7 @@
 """Views of pictures, and that every truth moves with the pixels."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -109,6 +111,11 @@ def test_points_in_space_stay_where_they_are(name: str):
     found = after[:, inner].T
     if window.mirrored:
         found = found * torch.tensor([-1.0, 1.0, 1.0])
+    if window.person:  # its camera looks at the middle: back to where the picture's own looks
+        own = replace(window, person=False).camera(CAMERA)
+        middle = window.camera(CAMERA)[:2, 2]
+        assert middle.tolist() == [(window.size_hw[1] - 1) / 2, (window.size_hw[0] - 1) / 2]
+        found[:, :2] += (middle - own[:2, 2]) / own.diagonal()[:2] * found[:, 2:]
     assert torch.allclose(found @ plane, torch.ones(len(found), 1), atol=2e-3)
     # and the corners of the person are at the same place in space
     assert found.amin(0).tolist() == pytest.approx(before[:, seen].amin(1).tolist(), abs=0.15)

@@ -82,11 +82,15 @@ class Window:
         return torch.stack([x, moved[..., 1]], dim=-1)
 
     def camera(self, intrinsics: Tensor) -> Tensor:
-        """Intrinsics of the view; a mirrored picture is that of a mirrored world."""
+        """Intrinsics of the view, as if the camera looked at its middle; a mirrored view is that of a mirrored world.
+
+        Where in a larger picture a view was cut cannot be seen in it, and pipelines put points back by depth alone.
+        """
         K = intrinsics.clone()
         K[:, 0, 0] = intrinsics[:, 0, 0] / self.step_xy[:, 0]
         K[:, 1, 1] = intrinsics[:, 1, 1] / self.step_xy[:, 1]
-        K[:, :2, 2] = self.forward_xy(intrinsics[:, None, :2, 2])[:, 0]
+        H, W = self.size_hw
+        K[:, :2, 2] = constant(((W - 1) / 2, (H - 1) / 2), K.device)
         return K
 
 

@@ -1,7 +1,7 @@
 """Heatmaps ⇄ keypoints: DARK/UDP decoding, and the Gaussian targets that train it.
 
 Decoding finds each map's maximum, blurs the map, and takes one Newton step on its logarithm. The blurred map is needed
-in seven places only, so it is computed there alone: the cost is one read of the maps.
+in seven places only, so it is computed there alone: the cost is one read of the maps. On a GPU a kernel does it all.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
+from vitruvian.kernels import peaks
 
 LOG_FLOOR, LOG_CEILING = 1e-3, 50.0
 GROUP, GPU_GROUP = 64, 1024  # maps that are blurred whole at a time: what a cache holds, and what keeps a GPU busy
@@ -25,6 +26,9 @@ def decode_heatmaps(heatmaps: Tensor, *, kernel_size: int = 11) -> tuple[Tensor,
     """
     if kernel_size < 3 or kernel_size % 2 == 0:
         raise InputError(f"kernel_size: expected an odd number of at least 3, got {kernel_size}.")
+    if peaks.finds_peaks(heatmaps, kernel_size=kernel_size):
+        points = peaks.find_peaks(heatmaps, kernel_size=kernel_size)  # [B, J, 3]
+        return points[..., :2], points[..., 2]
     B, J, H, W = heatmaps.shape
     flat = heatmaps.float().reshape(B * J, H, W)
     peak_value, column, row = find_peaks(flat)  # [B·J] each

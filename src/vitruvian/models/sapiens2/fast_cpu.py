@@ -36,11 +36,16 @@ class FastEncoder:
         return type(self), (self.encoder, self.final)  # copies and pickles pack anew: packed tensors have no storage
 
     def __call__(self, tokens: Tensor, rope: Rope) -> Tensor:
-        """Pass [B, N, C] through all layers and the final norm."""
+        """Pass [B, N, C] through all layers and the final norm, in float32 whatever autocast says."""
         seen = stamp(list(self.encoder.parameters()))
         if seen != self.seen:
             self.layers = run_parts(PackedLayer, [layer for layer in self.encoder.layer if isinstance(layer, Layer)])
             self.seen = seen
+        with torch.autocast("cpu", enabled=False):
+            return self.run(tokens.float(), rope)
+
+    def run(self, tokens: Tensor, rope: Rope) -> Tensor:
+        """Pass [B, N, C] through the packed layers and the final norm."""
         chunks = Chunks(tokens)
         attended = tokens
         for before, after in itertools.pairwise((None, *self.layers, None)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from vitruvian.images import (
 )
 from vitruvian.images.argmax import resized_argmax
 from vitruvian.images.at_once import crop_at_once, normalize_at_once
+from vitruvian.images.windows import Floats
+from vitruvian.kernels.crop import crop_and_normalize
 from vitruvian.models.sapiens2.decoding import decode_heatmaps, draw_heatmaps
 from vitruvian.models.sapiens2.inputs import (
     as_map_list,
@@ -178,19 +181,29 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return BatchFeature(data, return_tensors)
 
     def prepare_pictures(
-        self, pictures: list[Tensor], people: list[Tensor] | None, *, at_once: bool | None = None
+        self,
+        pictures: list[Tensor],
+        people: Sequence[Tensor | Floats] | None,
+        *,
+        at_once: bool | None = None,
+        dtype: torch.dtype | None = None,
     ) -> list[Tensor] | Tensor:
         """Cut or resize pictures [3, H, W], then rescale and normalise them: float32 [3, h, w] each, crops stacked.
 
-        With `at_once`, which is for pictures on a GPU and the default there, the host does not wait for the device.
+        With `at_once`, which is for pictures on a GPU and the default there, the host does not wait for the device;
+        people may then come in the data type of the model, `dtype`.
         """
         if at_once is None:
             at_once = any(picture.is_cuda for picture in pictures)
         finish = self.finish_at_once if at_once else self.finish_pixels
         if people is not None:
-            cut = crop_at_once if at_once else crop_boxes
             pairs = [(picture, boxes) for picture, boxes in zip(pictures, people, strict=True) if len(boxes)]
-            crops = [self.center_cut(cut(picture, boxes, self.size_hw)) for picture, boxes in pairs]
+            if at_once and pairs and not self.do_center_crop:
+                asked: dict[str, Any] = {"dtype": dtype or torch.float32, **self.constants}
+                found = [crop_and_normalize(picture, boxes, self.size_hw, **asked) for picture, boxes in pairs]
+                return found[0] if len(found) == 1 else torch.cat(found)  # [N, 3, h, w]
+            cut = crop_at_once if at_once else crop_boxes
+            crops = [self.center_cut(cut(picture, torch.as_tensor(boxes), self.size_hw)) for picture, boxes in pairs]
             crops = crops or [pictures[0].new_zeros((0, 3, *self.size_hw), dtype=torch.float32)]
             return finish(crops[0] if len(crops) == 1 else torch.cat(crops), in_place=True)  # [N, 3, h, w]
         mode = resample_mode(self.resample)
@@ -198,13 +211,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
 
     def finish_at_once(self, pixels: Tensor, *, in_place: bool = False) -> Tensor:
         """Do what `finish_pixels` does, without waiting for the device."""
-        return normalize_at_once(
-            pixels,
-            in_place=in_place,
-            scale=self.rescale_factor if self.do_rescale else None,
-            mean=self.image_mean if self.do_normalize else None,
-            std=self.image_std if self.do_normalize else None,
-        )
+        return normalize_at_once(pixels, in_place=in_place, **self.constants)
 
     def fit(self, pixels: Tensor, mode: Any) -> Tensor:
         """Resize [C, H, W] to the input size, with black bars where the aspect ratio is kept."""

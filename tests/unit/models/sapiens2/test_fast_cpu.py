@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from tests.families.sapiens2 import DECONVOLUTION, SHUFFLE, tiny
 from vitruvian.kernels import linear_cpu
-from vitruvian.models.sapiens2.fast_cpu import FastEncoder
+from vitruvian.layers.attention import attend_eagerly
+from vitruvian.models.sapiens2.encoder import positions
+from vitruvian.models.sapiens2.fast_cpu import FastEncoder, attend_in_lanes
 from vitruvian.models.sapiens2.heads import CpuHead
 from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, Sapiens2Model
 
@@ -38,11 +41,20 @@ def heatmaps(model: Any, batch: int = 2, **size: int) -> Tensor:
     return found
 
 
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("rows", [1, 5, 512])
 @pytest.mark.parametrize("fields", [{}, {"use_qk_norm": False}, {"query_bias": False, "mlp_bias": False}])
-def test_chunks_give_what_whole_layers_give(rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_give_what_whole_layers_give(
+    rows: int, threads: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(linear_cpu, "ROWS", rows)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     model = build(**fields)
     want = heatmaps(model, 3), heatmaps(model, 1, height=96, width=32)
     model.optimize()
@@ -50,6 +62,29 @@ def test_chunks_give_what_whole_layers_give(rows: int, fields: dict[str, Any], m
     assert isinstance(model.decode_head.fast, CpuHead)
     for got, wanted in zip((heatmaps(model, 3), heatmaps(model, 1, height=96, width=32)), want, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_attention_in_lanes(groups: int, threads: int) -> None:
+    q, k, v = torch.randn(2, 4, 7, 8), torch.randn(2, groups, 7, 8), torch.randn(2, groups, 7, 8)
+    want, _ = attend_eagerly(q, k, v, mask=None, scale=None, dropout=0.0)
+    torch.testing.assert_close(attend_in_lanes(q, k, v), want.transpose(1, 2).flatten(2))
+
+
+def test_autocast_leaves_it_in_float32(threads: int) -> None:
+    model = build().optimize()
+    encoder, head = model.model.fused, model.decode_head.fast
+    assert isinstance(encoder, FastEncoder)
+    assert isinstance(head, CpuHead)
+    rope = positions(model.config, (4, 3), device=torch.device("cpu"), training=False)
+    tokens, features = torch.randn(2, 17, 32), torch.randn(2, 32, 4, 3)
+    with torch.inference_mode():
+        want = encoder(tokens, rope), head(features)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = encoder(tokens, rope), head(features)
+            assert model(pixels()).heatmaps.dtype == torch.float32
+    assert torch.equal(got[0], want[0])
+    assert torch.equal(got[1], want[1])
 
 
 def test_tokens_and_the_pooled_one() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.families.sapiens2 import DECONVOLUTION, PRETRAINING, SCALE, SHUFFLE, tiny
+from tests.tiny import tiny_task
 from vitruvian.errors import ConfigError, InputError
 from vitruvian.models.sapiens2.modeling import (
     Sapiens2Backbone,
@@ -242,3 +243,14 @@ def test_self_distillation_trains_the_student_and_moves_the_teacher() -> None:
 def test_pretraining_needs_a_mask_token() -> None:
     with pytest.raises(InputError, match="use_mask_token"):
         Sapiens2ForPreTraining(tiny())
+
+
+def test_predictions_are_not_rounded_under_autocast() -> None:
+    model = tiny_task("pointmap").train()
+    pixels = torch.randn(1, 3, *model.config.image_hw, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model.decode_head.predictor.bias[2] = 4.0  # metres, where bfloat16 moves in steps of 3 cm
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = model(pixels).pointmaps[:, 2]
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, found.bfloat16().float())
