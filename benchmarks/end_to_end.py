@@ -46,6 +46,7 @@ from measure import machine  # noqa: E402
 from vitruvian import Sapiens2Config, Sapiens2ForPoseEstimation, Sapiens2ImageProcessor, pipeline  # noqa: E402
 from vitruvian.evaluation.speed.cells import DTYPES  # noqa: E402
 from vitruvian.evaluation.speed.subjects import Given, subject  # noqa: E402
+from vitruvian.graphs import unrecorded  # noqa: E402
 from vitruvian.pipelines import base, runner  # noqa: E402
 from vitruvian.pipelines.job import Failure  # noqa: E402
 from vitruvian.pipelines.memory import to_host  # noqa: E402
@@ -214,8 +215,8 @@ class Calls(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def count_calls(pipe: Any, path: Path, boxes: list[list[float]], size: int) -> None:
-    """Print how many calls of torch the steps make."""
+def count_calls(pipe: Any, path: Path, boxes: list[list[float]], size: int) -> float:
+    """Print how many calls of torch the steps make; return how many seconds the device needs for a whole batch."""
     frame = Frame(picture=as_picture(path), name=path.name, path=path)
     options = replace(pipe.options, boxes=boxes, box_form="xywh")
     counts = {}
@@ -238,7 +239,16 @@ def count_calls(pipe: Any, path: Path, boxes: list[list[float]], size: int) -> N
         with Calls() as calls:
             pipe.finish(prepared, decoded, options)
         counts["finish it"] = calls.count
-    print("calls of torch to", ", ".join(f"{what}: {count}" for what, count in counts.items()), flush=True)
+        print("calls of torch to", ", ".join(f"{what}: {count}" for what, count in counts.items()), flush=True)
+        if pipe.device.type != "cuda":
+            return 0.0
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        for _ in range(8):
+            runner.forward_units(job, units, batch)
+        last.record()
+        torch.cuda.synchronize()
+        return first.elapsed_time(last) / 8e3
 
 
 def pinned_so_far() -> int | None:
@@ -395,8 +405,19 @@ def check(pipe: Any, path: Path, boxes: list[list[float]]) -> None:
                 unit.arrival.receive()
         found = torch.stack([unit.pixels for unit in units])
         rounded = "" if torch.equal(found, there.to(found.dtype)) else "; NOT THE SAME in the model's data type"
+        with unrecorded():
+            heatmaps, _ = pipe.heatmaps(found.to(pipe.model.dtype), None)
+        points = pipe.points(heatmaps, None, None, 11)[0].cpu()  # [P, J, 3]
+        own = pipe.points(heatmaps.cpu().float(), None, None, 11)[0]
     difference = (there.cpu() - wanted).abs().max()
     print(f"inputs made on {found.device}, at most {difference:.1e} from the CPU's; they reach ±2.5{rounded}")
+    # Random heatmaps have saddles where peaks should be, which magnify rounding: a few points may be far off.
+    off = (points - own)[..., :2].abs().amax(-1)  # [P, J]
+    print(
+        f"points decoded there, {float(off.median()):.1e} pixels of a heatmap from the CPU's in the middle, "
+        f"{100 * float((off > 0.1).float().mean()):.1f} % of them more than 0.1",
+        flush=True,
+    )
 
 
 def how_batches_ran(pipe: Any, replays: Counter[int]) -> None:
@@ -472,8 +493,9 @@ def main() -> int:
         warm = run(pipe, paths[: max(4, min(len(paths), 96))], boxes, root / "warm", device)
         print(f"warm-up, not counted: {warm:.1f} s", flush=True)
         check(pipe, paths[0], boxes[paths[0].name])
+        alone = 0.0
         try:
-            count_calls(pipe, paths[0], boxes[paths[0].name], max(Watched.sizes))
+            alone = count_calls(pipe, paths[0], boxes[paths[0].name], max(Watched.sizes))
         except Exception as error:  # the runs count all the same
             traceback.print_exception(error)
         folder = str(root / "pictures")
@@ -488,6 +510,13 @@ def main() -> int:
         )
         breakdown(seconds)
         how_batches_ran(pipe, replays)
+        if alone:
+            whole = people / max(Watched.sizes) * alone
+            print(
+                f"a batch of {max(Watched.sizes)} takes the device {1e3 * alone:.1f} ms where nothing else happens: "
+                f"{whole:.3f} s for all, {100 * whole / seconds:.1f} % of the run",
+                flush=True,
+            )
         met = True
         if device.type == "cuda":
             if pinned is not None:

@@ -43,6 +43,12 @@ def test_it_runs_on_a_cpu() -> None:
     difference = re.search(r"at most (\S+) from the CPU's", done.stdout)
     assert difference is not None
     assert float(difference[1]) < 1e-3
+    decoded = re.search(r"decoded there, (\S+) pixels", done.stdout)
+    assert decoded is not None
+    assert float(decoded[1]) < 1e-3
+    calls = r"calls of torch to prepare a picture: \d+, ask for a batch of 2: \d+, decode .*: 0, finish it: \d+$"
+    assert re.search(calls, done.stdout, re.MULTILINE)
+    assert "batches: 10 of 1; replayed from a recording: none\n" in done.stdout
     for what in ("caller: asks for batches", "threads: decode", "threads: finish and write", "caller: the rest"):
         assert what in done.stdout
 

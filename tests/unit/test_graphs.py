@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitruvian.graphs import GraphCache, describe, unrecorded
+from vitruvian.errors import VitruvianWarning
+from vitruvian.graphs import GraphCache, causes, describe, recording, unrecorded
 from vitruvian.layers.keep import kept
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
@@ -28,6 +29,40 @@ def test_recordings_depend_on_form_and_not_on_values() -> None:
     assert describe(torch.ones(2, 3)) != describe(torch.ones(3, 2).T)
     assert describe(torch.ones(2)) != describe(torch.ones(2).double())
     assert describe(True) != describe(False)
+
+
+def test_which_batches_are_recorded() -> None:
+    cache = GraphCache(largest_batch=4)
+
+    def recorded() -> list[int]:
+        return [size for size in range(1, 20) if cache.suits(size)]
+
+    assert recorded() == [1, 2, 3, 4]
+    with recording(16):
+        assert recorded() == [16]
+        with unrecorded():
+            assert recorded() == []
+        assert recorded() == [16]
+    assert recorded() == [1, 2, 3, 4]
+
+
+def test_what_an_error_began_with() -> None:
+    def fail() -> None:
+        try:
+            raise torch.OutOfMemoryError("no room")
+        finally:
+            raise RuntimeError("recording was broken off")
+
+    with pytest.raises(RuntimeError) as caught:
+        fail()
+    assert [str(one) for one in causes(caught.value)] == ["recording was broken off", "no room"]
+
+
+def test_letting_go_of_recordings() -> None:
+    cache = GraphCache()
+    cache.recordings["key"], cache.pool = None, (0, 1)  # type: ignore[assignment]
+    cache.forget()
+    assert (len(cache.recordings), cache.pool) == (0, None)
 
 
 @kept
@@ -138,3 +173,37 @@ def test_a_recorded_call_may_hold_another() -> None:
 
     for _ in range(2):
         torch.testing.assert_close(cache(outer, (x,), {}), 1 + x.square())
+
+
+@needs_cuda
+@torch.no_grad()
+def test_a_large_batch_where_it_is_asked_for() -> None:
+    cache, x = GraphCache(), torch.randn(12, 3, device="cuda")
+    assert not cache.takes((x,), {})
+    with recording(12):
+        assert cache.takes((x,), {})
+        for factor in (1.0, 2.0, 3.0):
+            torch.testing.assert_close(cache(torch.square, (factor * x,), {}), (factor * x).square())
+        assert not cache.takes((x[:4],), {})
+    assert (len(cache.recordings), cache.replays) == (1, {12: 3})
+
+
+@needs_cuda
+@torch.no_grad()
+def test_what_cannot_be_recorded_runs_as_it_is() -> None:
+    cache, x, runs = GraphCache(), torch.arange(3.0, device="cuda"), []
+
+    def asks(value: Tensor) -> Tensor:
+        runs.append(1)
+        return value * float(value.sum())  # the host wants to know
+
+    before = torch.cuda.current_stream()
+    with pytest.warns(VitruvianWarning, match="cannot be recorded"):
+        torch.testing.assert_close(cache(asks, (x,), {}), 3 * x)
+    assert torch.cuda.current_stream() == before
+    count = len(runs)
+    torch.testing.assert_close(cache(asks, (x + 1,), {}), 6 * (x + 1))
+    assert len(runs) == count + 1  # not tried again
+    assert (len(cache.recordings), len(cache.refused), cache.replays) == (0, 1, {})
+    torch.testing.assert_close(cache(torch.square, (x,), {}), x.square())  # others still are
+    assert cache.replays == {3: 1}

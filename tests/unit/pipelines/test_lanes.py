@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,17 +16,19 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.unit.kernels.ways import INTERPRETED
 from tests.unit.pipelines.case import SAPIENS, opened, parts_of, picture
 from tests.unit.pipelines.test_runner import Doubler, results
 from tests.unit.pipelines.test_runner import picture as plain_picture
 from vitruvian import pipeline
 from vitruvian.errors import InputError
 from vitruvian.graphs import GraphCache
+from vitruvian.kernels import crop, peaks
 from vitruvian.pipelines.base import suits_optimizing
 from vitruvian.pipelines.crops import Canvas, Window
 from vitruvian.pipelines.job import Failure, Unit
 from vitruvian.pipelines.memory import Arrival, BatchSize, Lane, Later, lane_for
-from vitruvian.pipelines.runner import run_many, usual_workers
+from vitruvian.pipelines.runner import most_on_the_way, run_many, usual_workers
 from vitruvian.pipelines.sources import open_source
 
 CPU = torch.device("cpu")
@@ -40,7 +43,10 @@ def no_thread_stays() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     gc.collect()
-    assert not [thread for thread in threading.enumerate() if thread not in before]
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    assert not [
+        thread for thread in left if not thread.name.startswith("vitruvian-lane_")
+    ]  # models on a CPU keep those
 
 
 def beside(task: str, **options: Any) -> Any:
@@ -50,13 +56,13 @@ def beside(task: str, **options: Any) -> Any:
     return pipe
 
 
-def same(got: Any, want: Any) -> None:
+def same(got: Any, want: Any, *, near: float = 1e-4) -> None:
     assert not isinstance(got, Failure), got
     assert {name: value.dtype for name, value in got.arrays().items()} == {
         name: value.dtype for name, value in want.arrays().items()
     }
     for name, value in want.arrays().items():
-        np.testing.assert_allclose(got.arrays()[name], value, rtol=1e-4, atol=1e-4)  # sums in another order
+        np.testing.assert_allclose(got.arrays()[name], value, rtol=near, atol=near)  # sums in another order
 
 
 class TestSameResults:
@@ -83,6 +89,19 @@ class TestSameResults:
         shown = [picture(seed) for seed in range(3)]
         for got, want in zip(*(pipe(shown, boxes=BOXES, flip=True) for pipe in (other, usual)), strict=True):
             same(got, want)
+
+    @pytest.mark.skipif(not INTERPRETED, reason="kernels need a GPU or Triton's interpreter")
+    @pytest.mark.parametrize("task", ["pose", "normals"])
+    def test_with_kernels(self, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in (crop, peaks):
+            monkeypatch.setattr(module, "takes_kernel", lambda *_, **__: True)
+        usual, other = opened(task), beside(task)
+        shown = [picture(seed, (40 + 5 * seed, 56)) for seed in range(2)]
+        assert other.decodes_ahead(other.options) == (task == "pose")
+        found = [other(one, boxes=BOXES) for one in shown]  # the interpreter is for one thread
+        monkeypatch.undo()
+        for got, want in zip(found, usual(shown, boxes=BOXES), strict=True):
+            same(got, want, near=2e-2)  # random heatmaps have saddles, which magnify rounding
 
     def test_without_room_on_the_device_the_cpu_prepares(self) -> None:
         class Full(Lane):
@@ -254,6 +273,42 @@ class TestWhoWaits:
             assert arrival.threads == {threading.current_thread().name}
             assert arrival.tensors == []
 
+    def test_where_the_model_has_decoded_nobody_waits_for_the_device(self) -> None:
+        """Outputs are on their way to the host: those who finish wait for them, apart from those who read."""
+        job = Laned(units=2)
+        job.decodes_behind = True
+        assert results(job, [plain_picture(n) for n in range(12)]) == [4 * n for n in range(12)]
+        assert sorted(job.decoded) == list(range(12))
+        for step in ("decode", "finish"):
+            assert all("finish" in name for name in job.threads[step])
+        assert not any("finish" in name for name in job.threads["prepare"])
+
+    def test_inputs_are_let_go_of_once_the_model_has_seen_them(self) -> None:
+        class Kept(Laned):
+            def __init__(self) -> None:
+                super().__init__(units=2)
+                self.made: dict[int, list[weakref.ref[torch.Tensor]]] = {}
+
+            def prepare(self, frame: Any, seen: Any) -> Any:
+                prepared = super().prepare(frame, seen)
+                self.made[frame.index] = [weakref.ref(unit.pixels) for unit in prepared.units]
+                return prepared
+
+            def forward(self, units: list[Unit]) -> list[Any]:
+                alive = [index for index, refs in self.made.items() if any(one() is not None for one in refs)]
+                assert len(alive) <= most_on_the_way(4, 2)
+                return super().forward(units)
+
+            def finish(self, prepared: Any, decoded: Any) -> int:
+                assert [one() for one in self.made[prepared.frame.index]] == [None, None]
+                return super().finish(prepared, decoded)
+
+        for behind in (False, True):
+            job = Kept()
+            job.decodes_behind, job.steady = behind, True
+            assert results(job, [plain_picture(1)] * 60, batch=4, workers=2, patience=60.0) == [4] * 60
+            assert [len(batch) for batch in job.batches] == [4] * 30
+
 
 class TestLater:
     def test_worked_out_once_for_all_threads(self) -> None:
@@ -298,7 +353,7 @@ def test_lanes_are_for_cuda_devices_and_stay() -> None:
 
 def test_how_many_threads() -> None:
     assert 2 <= usual_workers(CPU) <= 4
-    assert 2 <= usual_workers(torch.device("cuda")) <= 16
+    assert 2 <= usual_workers(torch.device("cuda")) <= 8
 
 
 class TestOptimizing:

@@ -115,6 +115,12 @@ class TestOrder:
         assert results(job, [picture(n) for n in range(5)], patience=60.0) == [4 * n for n in range(5)]
         assert job.batches == [[0], [0, 1], [1, 2, 2], [3, 3, 4], [4]]  # small at first
 
+    def test_whole_batches_from_the_first_on(self) -> None:
+        job = Doubler(units=2)
+        job.steady = True
+        assert results(job, [picture(n) for n in range(5)], patience=60.0) == [4 * n for n in range(5)]
+        assert job.batches == [[0, 0, 1], [1, 2, 2], [3, 3, 4], [4]]
+
     def test_only_units_of_one_shape_share_a_batch(self) -> None:
         job = Doubler(sides=(2, 3))
         assert results(job, [picture(n) for n in range(9)], batch=4) == [2 * n for n in range(9)]
@@ -280,6 +286,24 @@ class TestMemory:
         assert first_batch_size(cpu, (1024, 768)) == 1
         assert first_batch_size(cpu, (256, 192)) == 1
         assert first_batch_size(cpu, (4096, 3072)) == 1
+
+    @pytest.mark.parametrize(
+        ("free", "unit_hw", "size"),
+        [
+            (140, (1024, 768), 8),  # more would be no quicker
+            (140, (512, 384), 16),
+            (140, (256, 192), 16),
+            (14, (1024, 768), 4),
+            (14, (512, 384), 16),
+            (2, (1024, 768), 1),
+            (140, (4096, 3072), 2),
+        ],
+    )
+    def test_where_batches_start_on_a_gpu(
+        self, free: int, unit_hw: tuple[int, int], size: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free << 30, 150 << 30))
+        assert first_batch_size(torch.device("cuda"), unit_hw) == size
 
     def test_values_come_to_the_host_as_they_are(self) -> None:
         values = {"a": [torch.ones(2), None], "b": (torch.zeros(1), "text", 3)}

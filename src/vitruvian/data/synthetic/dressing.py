@@ -18,10 +18,11 @@ from vitruvian.data.synthetic.pieces import MEN, PARTS, SLOT, SLOTS, WOMEN
 
 ADULT = 0.58  # trait age from which on people may wear little
 
-# How often a style is worn, relative to the others of its slot; pieces without a style have weight 1.
+# How often a style is worn, relative to the others of its slot; pieces without a style have weight 1. Bare arms and legs
+# are more frequent than in the street: parts of the body can be learned from those alone who show them.
 STYLE_WEIGHT = {
-    "top": 0.55, "crop": 0.25, "bra": 0.18, "dress": 0.6, "tight": 0.6, "long": 0.8, "shorts": 0.55, "swim": 0.12,
-    "skirt": 0.4, "socks": 0.12, "shoes": 0.5, "veil": 0.5, "band": 0.3,
+    "top": 0.9, "crop": 0.45, "bra": 0.35, "dress": 0.8, "tight": 0.6, "long": 0.8, "shorts": 1.3, "swim": 0.35,
+    "skirt": 0.8, "socks": 0.4, "shoes": 0.5, "veil": 0.5, "band": 0.3,
 }  # fmt: skip
 CLOTH_SLOTS = ("lower", "upper", "outer", "accessory")
 BARE_STYLES = ("bra", "swim", "crop")
@@ -58,7 +59,7 @@ def choose_outfit(pack: Pack, traits: Tensor, mouth_open: Tensor, chance: Chance
 
     wardrobe_slots = wardrobe.slot.tolist()
     everyone = torch.ones(P, dtype=torch.bool, device=traits.device)
-    topless = adult & ~female & chance.flip(0.06, P)
+    topless = adult & ~female & chance.flip(0.1, P)
     put("upper", ~topless)
     put("lower", ~style("upper", "dress") | chance.flip(0.12, P))
     twin = _twins(wardrobe.names, traits.device)[
@@ -72,7 +73,7 @@ def choose_outfit(pack: Pack, traits: Tensor, mouth_open: Tensor, chance: Chance
     pieces[:, SLOT["lower"]] = torch.where(skimpy_below, -1, pieces[:, SLOT["lower"]])
     thin = _has_style(wardrobe.names, pieces[:, SLOT["upper"]], THIN_TOPS)
     put("outer", thin & chance.flip(0.4, P))
-    put("shoes", ~chance.flip(0.07, P))
+    put("shoes", ~chance.flip(0.12, P))
     put("hair", ~(chance.flip(0.1, P) & ~female & adult))
     put("brows", everyone)
     put("lashes", everyone)
