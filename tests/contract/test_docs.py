@@ -104,7 +104,7 @@ def write_clip(path: Path, picture: Path) -> None:
             writer.write(np.ascontiguousarray(np.roll(small, shift, axis=1)))
 
 
-@pytest.mark.filterwarnings("ignore:model. none was named")  # the small model inside the package says that it is at work
+@pytest.mark.filterwarnings("ignore:model. none was named")  # the small model inside the package is at work
 @pytest.mark.parametrize(("page", "block"), BLOCKS)
 def test_block_runs(page: Path, block: Block, here: dict[Path, dict[str, Any]]) -> None:
     names = here.setdefault(page, {})

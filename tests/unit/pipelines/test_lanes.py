@@ -24,6 +24,7 @@ from vitruvian import pipeline
 from vitruvian.errors import InputError
 from vitruvian.graphs import GraphCache
 from vitruvian.kernels import crop, peaks
+from vitruvian.pipelines import pose
 from vitruvian.pipelines.base import suits_optimizing
 from vitruvian.pipelines.crops import Canvas, Window
 from vitruvian.pipelines.job import Failure, Unit
@@ -102,6 +103,29 @@ class TestSameResults:
         monkeypatch.undo()
         for got, want in zip(found, usual(shown, boxes=BOXES), strict=True):
             same(got, want, near=2e-2)  # random heatmaps have saddles, which magnify rounding
+
+    @pytest.mark.parametrize("options", [{}, {"flip": True}, {"kernel_size": 5}], ids=str)
+    def test_decoded_together_with_the_model(self, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        """As where a kernel decodes: in one call with the model, which is recorded on a GPU; here its twin decodes."""
+        shown = [picture(seed, (40 + 5 * seed, 56)) for seed in range(7)]
+        boxes = [BOXES, [], BOXES[:1], BOXES, BOXES, BOXES[1:], BOXES]
+        usual, other = opened("pose", **options), beside("pose", **options)
+        for pipe in (usual, other):
+            pipe.model.config.flip_pairs = [[1, 2], [3, 4]]
+        wanted = list(usual(shown, boxes=boxes))
+        monkeypatch.setattr(pose, "finds_peaks", lambda *_, **__: True)
+        calls, find_points = [], other.find_points
+
+        def noted(crops: torch.Tensor, *rest: Any) -> Any:
+            calls.append((len(crops), threading.current_thread().name))
+            return find_points(crops, *rest)
+
+        other.find_points = noted
+        assert other.decodes_ahead(other.options)
+        found = list(other(shown, batch_size=4, boxes=boxes, patience=60.0))
+        assert calls == [(size, threading.current_thread().name) for size in (1, 2, 4, 3)]
+        for got, want in zip(found, wanted, strict=True):
+            same(got, want, near=2e-2)  # saddles magnify rounding
 
     def test_without_room_on_the_device_the_cpu_prepares(self) -> None:
         class Full(Lane):

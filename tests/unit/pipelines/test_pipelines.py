@@ -14,7 +14,8 @@ from PIL import Image
 
 import vitruvian
 from tests.unit.pipelines.case import NEEDS, TASKS, arrays, opened, parts_of, picture
-from vitruvian.errors import ImageError, InputError
+from vitruvian.errors import ImageError, InputError, VitruvianWarning
+from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.pipelines import PIPELINES, pipeline, pipeline_class
 from vitruvian.pipelines.memory import BatchSize
 from vitruvian.pipelines.runner import Failure, Results
@@ -78,8 +79,12 @@ class TestEveryTask:
             opened(task).run(PICTURES[0], colour="red")
 
     def test_without_a_model(self, task: str) -> None:
-        with pytest.raises(InputError, match=f"model: expected a checkpoint for {task}, got none"):
-            pipeline(task)
+        if has_builtin() and task in ("pose", "parts", "normals", "pointmap", "matte", "albedo"):
+            with pytest.warns(VitruvianWarning, match="the small one inside the package"):
+                assert pipeline(task).name == BUILTIN
+        else:
+            with pytest.raises(InputError, match=f"model: expected a checkpoint for {task}, got none"):
+                pipeline(task)
 
     def test_a_foreign_model(self, task: str) -> None:
         other, processor = parts_of("embed" if task != "embed" else "pose")

@@ -41,7 +41,8 @@ def test_by_hand() -> None:
     (wanted,) = pipe.processor.post_process_pose_estimation(out, boxes=xywh)
     result = pipe(shown, boxes=BOXES)
     for row, person in enumerate(wanted):
-        np.testing.assert_allclose(result.keypoints[row], person["keypoints"].numpy(), atol=2e-2)  # saddles magnify rounding
+        # Two at once, or one by one: random heatmaps have saddles, which magnify rounding.
+        np.testing.assert_allclose(result.keypoints[row], person["keypoints"].numpy(), atol=2e-2)
         np.testing.assert_allclose(result.scores[row], person["scores"].numpy(), atol=1e-5)
     assert result.people.boxes_xyxy.tolist() == BOXES
     assert result.names == tuple(pipe.model.config.id2label.values())

@@ -18,8 +18,8 @@ from vitruvian.data.synthetic.pieces import MEN, PARTS, SLOT, SLOTS, WOMEN
 
 ADULT = 0.58  # trait age from which on people may wear little
 
-# How often a style is worn, relative to the others of its slot; pieces without a style have weight 1. Bare arms and legs
-# are more frequent than in the street: parts of the body can be learned from those alone who show them.
+# How often a style is worn, relative to the others of its slot; pieces without a style have weight 1. Bare arms and
+# legs are more frequent than in the street: parts of the body can be learned from those alone who show them.
 STYLE_WEIGHT = {
     "top": 0.9, "crop": 0.45, "bra": 0.35, "dress": 0.8, "tight": 0.6, "long": 0.8, "shorts": 1.3, "swim": 0.35,
     "skirt": 0.8, "socks": 0.4, "shoes": 0.5, "veil": 0.5, "band": 0.3,
