@@ -65,13 +65,13 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 def test_each_task_learns(task: str, folder: Path, tmp_path: Path):
     still = {"flip": 0.0, "scale": 0.0, "shift": 0.0, "colour": 0.0, "grey": 0.0}
     config = small_run(
-        tmp_path, folder, task, steps=14, data__augment=still, data__batch_size=6, optimizer__lr=1e-2,
+        tmp_path, folder, task, steps=18, data__augment=still, data__batch_size=6, optimizer__lr=1e-2,
         optimizer__layer_decay=1.0, data__view="picture" if task == "people" else "person",
     )  # fmt: skip
     result = train(config)
-    assert (result.steps, result.skipped, result.interrupted) == (14, 0, False)
+    assert (result.steps, result.skipped, result.interrupted) == (18, 0, False)
     found = losses(tmp_path)
-    assert len(found) == 14
+    assert len(found) == 18
     assert sum(found[-3:]) < 0.9 * sum(found[:3])
 
 

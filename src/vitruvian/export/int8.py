@@ -1,8 +1,7 @@
 """int8: an exported model with weights and activations of 8 bits, calibrated on pictures, for OpenVINO on CPUs.
 
 NNCF looks at the values that pass through the model for the pictures given, smooths activations into the weights
-before them, and chooses ranges for both. What reads the pictures and what writes the results stays in floating point:
-that is little of the work and much of the loss.
+before them, and chooses ranges for both. The few products that lose most by it stay in floating point.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import contextlib
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ from torch.nn import functional as F
 
 from vitruvian.errors import CheckpointError, InputError, near_matches
 from vitruvian.export.folder import ONNX_FILE, OPENVINO_FILE, Signature, need
+from vitruvian.export.sensitive import gated_products, names_of, outer_products
 from vitruvian.hub import CONFIG_FILE
 from vitruvian.processor import JOINT_FILE, PROCESSOR_FILE
 
 MOST_PICTURES = 16
-PRODUCTS = ("MatMul", "Convolution", "GroupConvolution", "ConvolutionBackpropData")
 
 
 def quantize_int8(
@@ -65,7 +64,7 @@ def quantize_int8(
     manager = passes.Manager()
     manager.register_pass(passes.ConstantFolding())  # NNCF wants weights in the shape in which they are multiplied
     manager.run_passes(graph)
-    names = sorted({*outer_products(graph), *checked_names(keep, graph)})
+    names = sorted({*outer_products(graph), *gated_products(graph), *checked_names(keep, graph)})
     with contextlib.redirect_stdout(sys.stderr):  # progress is no output
         quantized = nncf.quantize(
             graph,
@@ -84,53 +83,9 @@ def quantize_int8(
     return place / OPENVINO_FILE
 
 
-def outer_products(graph: Any) -> list[str]:
-    """Return the names of the products that read an input, and of the light ones before an output."""
-    inputs = nearest_products(graph.get_parameters(), readers)
-    found, ends = [], nearest_products(graph.get_results(), sources)
-    while ends:
-        ends = [node for node in ends if is_light(node) and node.get_friendly_name() not in found]
-        found += [node.get_friendly_name() for node in ends]
-        ends = nearest_products(ends, sources)
-    return [node.get_friendly_name() for node in inputs] + found
-
-
-def nearest_products(nodes: list[Any], neighbours: Callable[[Any], list[Any]]) -> list[Any]:
-    """Return the first products on every way from some nodes; ways through a mere shape do not count."""
-    found, seen, todo = [], set(), [other for node in nodes for other in neighbours(node)]
-    while todo:
-        node = todo.pop()
-        name, kind = node.get_friendly_name(), node.get_type_name()
-        if name in seen or kind == "ShapeOf":
-            continue
-        seen.add(name)
-        if kind in PRODUCTS:
-            found.append(node)
-        else:
-            todo += neighbours(node)
-    return found
-
-
-def readers(node: Any) -> list[Any]:
-    """Return the nodes that read a node."""
-    return [target.get_node() for output in node.outputs() for target in output.get_target_inputs()]
-
-
-def sources(node: Any) -> list[Any]:
-    """Return the nodes that a node reads."""
-    return [value.get_node() for value in node.input_values()]
-
-
-def is_light(node: Any) -> bool:
-    """Tell whether a product is a 1×1 convolution, or one of a single vector for each picture."""
-    if node.get_type_name() == "MatMul":
-        return bool(node.get_output_partial_shape(0).rank.get_length() == 2)
-    return bool(node.get_type_name() == "Convolution" and list(node.input_value(1).get_shape())[2:] == [1, 1])
-
-
 def checked_names(names: Iterable[str], graph: Any) -> list[str]:
     """Return the names of operations, all of which must be in the graph."""
-    known, wanted = [node.get_friendly_name() for node in graph.get_ordered_ops()], list(names)
+    known, wanted = names_of(graph.get_ordered_ops()), list(names)
     for name in wanted:
         if name not in known:
             raise InputError(f"keep: expected names of operations, got {name!r}.{near_matches(name, known)}")

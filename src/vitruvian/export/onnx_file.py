@@ -86,7 +86,8 @@ def example_inputs(model: Model, *, size_hw: tuple[int, int] | None = None, batc
     """
     config: Any = model.config
     if size_hw is None:
-        size_hw = sides(getattr(getattr(config, "vision_config", config), "image_size", None))
+        stated = getattr(config, "prompt_encoder_config", config)  # of SAM 2: where prompts are is said in its pixels
+        size_hw = sides(getattr(stated, "image_size", None))
     noise = torch.randn(batch, 3, *size_hw, generator=torch.Generator().manual_seed(0))
     found = {"pixel_values": noise}
     if config.model_type in SINGLE:

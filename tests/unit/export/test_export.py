@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 
 from tests.families.sapiens2 import tiny
+from tests.tiny_checkpoints import save_mask2former, save_sam2
 from tests.unit.export.tiny_pose import build, pixels
+from vitruvian.auto import AutoModel
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.export import OnnxModel, OpenVinoModel, compare_outputs, example_inputs, export_onnx, onnx_file
 from vitruvian.export.folder import Signature, flatten, need, unflatten
@@ -106,6 +109,27 @@ def test_no_other_module_is_imported_by_a_file(tmp_path: Path, monkeypatch: pyte
 def test_example_inputs_follow_the_configuration() -> None:
     assert example_inputs(Sapiens2Model(tiny()))["pixel_values"].shape == (1, 3, 64, 48)
     assert example_inputs(Sapiens2Model(tiny()), size_hw=(32, 16), batch=2)["pixel_values"].shape == (2, 3, 32, 16)
+
+
+@pytest.mark.parametrize(
+    ("save", "name", "size_hw"),
+    [
+        (save_sam2, "facebook/sam2.1-hiera-large", None),
+        (save_mask2former, "facebook/mask2former-swin-small-coco-instance", (64, 96)),
+    ],
+)
+def test_other_families(
+    save: Callable[[Path], None], name: str, size_hw: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    for package in ("onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    save(tmp_path)
+    model = AutoModel.from_pretrained(tmp_path / name).eval()
+    given = example_inputs(model, size_hw=size_hw, batch=2)
+    export_onnx(model, tmp_path / "export", inputs=given, check=False)
+    with torch.inference_mode():
+        want = model(**given)
+    assert max(compare_outputs(OnnxModel(tmp_path / "export")(**given), want).values()) < 1e-3
 
 
 def test_names_of_nested_outputs() -> None:

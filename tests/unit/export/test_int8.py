@@ -15,7 +15,8 @@ from vitruvian.errors import InputError
 from vitruvian.export import OnnxModel, OpenVinoModel, quantize_int8
 from vitruvian.export.accuracy import compare_outputs, peaks, task_cost
 from vitruvian.export.folder import Signature
-from vitruvian.export.int8 import PRODUCTS, outer_products, singles
+from vitruvian.export.int8 import singles
+from vitruvian.export.sensitive import PRODUCTS, gated_products, outer_products
 from vitruvian.models.sapiens2.outputs import (
     Sapiens2NormalEstimatorOutput,
     Sapiens2PoseEstimatorOutput,
@@ -51,14 +52,15 @@ def test_ends_stay_in_floating_point(folder: Path, tmp_path: Path) -> None:
         return [name for name, kind in kinds.items() if kind == "FakeQuantize"]
 
     graph = openvino.Core().read_model(folder / "model.onnx")
-    embedding, *ends = outer_products(graph)
     names = list(products(folder / "model.onnx"))
-    assert embedding == names[0]
-    assert ends == names[:-4:-1]  # the predictor, and the two 1×1 convolutions before it
+    ends = {names[0], *names[-3:]}  # the embedding; the predictor and the two 1×1 convolutions before it
+    assert set(outer_products(graph)) == ends
+    (gated,) = gated_products(graph)  # the last product of the one layer
+    assert gated == names[-6]
     quantize_int8(folder, tmp_path / "a", [{"pixel_values": pixels()}])
     before = int8_ones(tmp_path / "a" / "model.xml")
     assert before
-    assert not {embedding, *ends} & set(before)
+    assert not {gated, *ends} & set(before)
     quantize_int8(folder, tmp_path / "b", [{"pixel_values": pixels()}], keep=before[:1])
     assert before[0] not in int8_ones(tmp_path / "b" / "model.xml")
     with pytest.raises(InputError, match="keep: expected names of operations"):
@@ -83,6 +85,22 @@ def test_vectors_stay_in_floating_point_and_ways_through_shapes_do_not_count() -
     graph = openvino.Model([vector, ops.add(inner, other)], [tokens])
     assert set(outer_products(graph)) == {"embedding", "first", "last", "of shape"}
     assert "of shape" not in outer_products(openvino.Model([vector], [tokens]))
+
+
+def test_norms_are_no_gates() -> None:
+    openvino = pytest.importorskip("openvino")
+    ops = pytest.importorskip("openvino.opset13")
+
+    def times(x: Any, name: str) -> Any:
+        return ops.matmul(x, ops.constant(np.ones((8, 8), np.float32)), False, False, name=name)
+
+    tokens = ops.parameter([-1, 5, 8], np.float32)
+    x = times(tokens, "embedding")
+    x = ops.multiply(x, ops.divide(ops.constant(np.float32(1)), ops.sqrt(ops.reduce_mean(x, [2], True))))
+    x = times(ops.multiply(x, ops.constant(np.ones(8, np.float32))), "after a norm")
+    x = times(ops.multiply(x, ops.sigmoid(x)), "after an activation")
+    x = times(ops.multiply(ops.swish(times(x, "gate")), times(x, "value")), "after a gate")
+    assert gated_products(openvino.Model([x], [tokens])) == ["after a gate"]
 
 
 def test_bfloat16_only_for_int8_and_where_the_machine_has_it(folder: Path, tmp_path: Path) -> None:
