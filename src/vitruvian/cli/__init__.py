@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ from vitruvian.cli import (
     synthesize,
     train,
 )
+from vitruvian.cli.report import INTERRUPTED
 from vitruvian.cli.spread import spread
 from vitruvian.cli.wording import NAMES, as_typed, option_names
 from vitruvian.errors import VitruvianError
@@ -84,7 +86,14 @@ app.add_typer(models.app, name="models", rich_help_panel=HOUSE)
 
 def main() -> None:
     """Run the command line."""
-    raise SystemExit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code == INTERRUPTED:
+        # Threads may still be inside torch, which aborts when the interpreter goes away under it.
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(code)
+    raise SystemExit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

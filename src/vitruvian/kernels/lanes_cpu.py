@@ -23,7 +23,7 @@ ROUNDS = 2  # parts for each lane at least, so that none waits long for the last
 
 
 def lane_count() -> int:
-    """Number of lanes: the threads that torch has for the caller, which is one inside a lane."""
+    """Number of lanes, by the threads that torch has for the caller."""
     return min(torch.get_num_threads(), MOST_LANES)
 
 
@@ -44,7 +44,7 @@ def run_parts(function: Callable[[Part], Done], parts: Iterable[Part]) -> list[D
     """Call a function for each part, and return what it returns in the order of the parts.
 
     Parts run beside one another, so that they must not write to the same place. Gradients are not followed. The first
-    error is raised, once the parts that have begun are done.
+    error is raised, and parts that have not begun are left out.
     """
     todo = list(parts)
     threads = torch.get_num_threads()
