@@ -38,6 +38,7 @@ from vitruvian.data.synthetic.compose import CropOptions, Crops, compose_crops
 from vitruvian.data.synthetic.pack import load_pack
 from vitruvian.data.synthetic.render import RenderOptions
 from vitruvian.data.synthetic.samples import Samples, render_samples
+from vitruvian.data.synthetic.set_files import points_from_depth
 from vitruvian.data.synthetic.split import held_out_part
 from vitruvian.evaluation import (
     BoxQuality,
@@ -85,10 +86,13 @@ pipeline("pose", {model!r}, device="cpu")({picture!r})
 # ------------------------------------------------------------------------------------------------- synthetic people
 
 
-def synthetic_report(model: Sapiens2MultiTask, pack_path: Path, count: int, batch: int = 8) -> Report:
+def synthetic_report(
+    model: Sapiens2MultiTask, pack_path: Path, count: int, *, device: str = "cpu", batch: int = 8
+) -> Report:
     """Score all tasks on people that training never saw."""
-    pack = held_out_part(load_pack(pack_path))
-    samples = render_samples(pack, count, seed=HELD_OUT, options=RenderOptions(chunk=batch))
+    pack = held_out_part(load_pack(pack_path)).to(device)
+    samples = render_samples(pack, count, seed=HELD_OUT, device=device, options=RenderOptions(chunk=batch))
+    model = model.to(device)
     options = CropOptions(
         scale=(1.0, 1.0), shift=0.0, flip=0.0, new_background=0.0, company=0.0, occluder=0.0, border=0.0
     )
@@ -97,10 +101,11 @@ def synthetic_report(model: Sapiens2MultiTask, pack_path: Path, count: int, batc
     chosen = {"body, feet, hands": [point for name in hands for point in groups[name]], **groups}
     parts, silhouette = SemanticQuality(len(PART_NAMES)), SilhouetteQuality(threshold=0.0)
     normals, matte, points = NormalQuality(), MattingQuality(), PointQuality(alignment="scale")
+    seen = PointQuality(alignment="scale")  # points whose directions are given by the camera, which leaves their depth
     labelled = KeypointAccuracy("sapiens308", groups=chosen)
     for start in range(0, count, batch):
-        some = samples.pick(torch.arange(start, min(count, start + batch)))
-        chance = Chance(torch.Generator().manual_seed(start), torch.device("cpu"))
+        some = samples.pick(torch.arange(start, min(count, start + batch), device=device))
+        chance = Chance(torch.Generator().manual_seed(start), torch.device(device))
         crops = compose_crops(some, pack.backgrounds, chance=chance, options=options)
         size_hw = (crops.image.shape[-2], crops.image.shape[-1])
         with torch.inference_mode():
@@ -111,7 +116,10 @@ def synthetic_report(model: Sapiens2MultiTask, pack_path: Path, count: int, batc
         normals.update(enlarged(out["normal"].normals, size_hw), in_model_axes(crops.normals))
         matte.update(enlarged(out["matting"].alphas, size_hw)[:, 0].clamp(0, 1), crops.alpha[:, 0].clamp(0, 1))
         known = crops.points[:, 2] > 0  # [n, H, W]
-        points.update(enlarged(out["pointmap"].pointmaps, size_hw), crops.points, mask=known, length=crops.height)
+        found = enlarged(out["pointmap"].pointmaps, size_hw)
+        points.update(found, crops.points, mask=known, length=crops.height)
+        along = points_from_depth(found[:, 2], crops.intrinsics)
+        seen.update(along, crops.points, mask=known, length=crops.height)
         labelled.update(
             crop_keypoints(out["pose"].heatmaps, size_hw),
             crops.keypoints[..., :2],
@@ -135,6 +143,7 @@ def synthetic_report(model: Sapiens2MultiTask, pack_path: Path, count: int, batc
     report.add("keypoints", labelled.compute())
     report.add("matte", matte.compute())
     report.add("points", points.compute())
+    report.add("points, camera known", seen.compute())
     return report
 
 
@@ -146,8 +155,9 @@ def enlarged(maps: Tensor, size_hw: tuple[int, int]) -> Tensor:
 def crop_keypoints(heatmaps: Tensor, size_hw: tuple[int, int]) -> Tensor:
     """Keypoints [n, J, 2] in pixels of the crop."""
     xy, _ = decode_heatmaps(heatmaps)
-    last = torch.tensor([(size_hw[1] - 1) / (heatmaps.shape[-1] - 1), (size_hw[0] - 1) / (heatmaps.shape[-2] - 1)])
-    return xy * last
+    return xy * xy.new_tensor(
+        [(size_hw[1] - 1) / (heatmaps.shape[-1] - 1), (size_hw[0] - 1) / (heatmaps.shape[-2] - 1)]
+    )
 
 
 def box_lengths(samples: Samples, crops: Crops) -> Tensor:
@@ -313,10 +323,11 @@ def main() -> int:
     parser.add_argument("--model", default=BUILTIN, help="builtin, or a folder packed like it")
     parser.add_argument("--pack", type=Path, default=here.parent / "people-pack.npz", help="what people are made of")
     parser.add_argument("--photos", type=Path, default=here.parent / "shared" / "photos")
-    parser.add_argument("--count", type=int, default=64, help="synthetic people")
+    parser.add_argument("--count", type=int, default=128, help="synthetic people")
     parser.add_argument("--threshold", type=float, help="lowest score of people that are found")
     parser.add_argument("--out", type=Path, help="folder for the numbers as JSON")
     parser.add_argument("--threads", type=int, default=2, help="threads that torch works with")
+    parser.add_argument("--device", default="cpu", help="where synthetic people are drawn and scored")
     parser.add_argument("--no-speed", action="store_true", help="leave out times")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -328,7 +339,8 @@ def main() -> int:
     processor = Sapiens2ImageProcessor.from_pretrained(options.model)
     reports: dict[str, Report] = {}
     if options.pack.is_file():
-        reports["synthetic"] = synthetic_report(model, options.pack, options.count)
+        reports["synthetic"] = synthetic_report(model, options.pack, options.count, device=options.device)
+        model = model.to("cpu")
     else:
         console.print(f"{options.pack}: not there, so no synthetic people are scored. Name a pack with --pack.")
     if options.photos.is_dir():

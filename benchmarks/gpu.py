@@ -148,15 +148,17 @@ def profile(name: str, given: Given) -> str:
 
 def planned(options: argparse.Namespace) -> list[tuple[str, int, int, float | None]]:
     """The cells to measure."""
-    known = {name: (name, batch, prompts, goal) for name, batch, prompts, goal in reversed(QUICK + SAPIENS)}
+    listed = {(name, batch): (name, batch, prompts, goal) for name, batch, prompts, goal in reversed(QUICK + SAPIENS)}
     if not options.models:
         return list(QUICK if options.quick else QUICK + SAPIENS)
     if not options.curves:
-        return [known.get(name, (name, 1, subject(name).prompts, None)) for name in options.models]
+        usual = dict(listed.keys())
+        asked = [(name, batch) for name in options.models for batch in options.batches or [usual.get(name, 1)]]
+        return [listed.get(one, (*one, subject(one[0]).prompts, None)) for one in asked]
     found: list[tuple[str, int, int, float | None]] = []
     for name in options.models:
         prompts = subject(name).prompts
-        found += [(name, batch, prompts, None) for batch in options.batches]
+        found += [(name, batch, prompts, None) for batch in options.batches or BATCHES]
         if prompts:
             found += [(name, 1, count, None) for count in options.prompts]
     return found
@@ -185,7 +187,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", help="see `vitruvian bench --list`")
     parser.add_argument("--quick", action="store_true", help="the mask families' targets, kernels and profiles alone")
     parser.add_argument("--curves", action="store_true", help="several batches, sizes and numbers of prompts")
-    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--batches", type=int, nargs="+", help="by default those of the goals, or several for curves")
     parser.add_argument("--sizes", nargs="+", help="height x width")
     parser.add_argument("--prompts", type=int, nargs="+", default=PROMPTS)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16"], choices=DTYPES)

@@ -18,6 +18,7 @@ from vitruvian.losses.matting import MattingLossWeights, laplacian_error, mattin
 from vitruvian.losses.pointmap import (
     PointmapLossWeights,
     canonical_scales,
+    depth_steps,
     multiscale_error,
     pixel_rays,
     pointmap_loss,
@@ -47,6 +48,7 @@ __all__ = [
     "albedo_loss",
     "canonical_scales",
     "chromaticity",
+    "depth_steps",
     "dice_loss",
     "ema_update",
     "heatmap_loss",

@@ -168,6 +168,24 @@ def silog_error(pred_depth: Tensor, target_depth: Tensor, weights: Tensor, *, va
     return (per_image.flatten() * counted).sum() / nonzero(counted.sum())
 
 
+def depth_steps(pred_depth: Tensor, target_depth: Tensor, weights: Tensor) -> Tensor:
+    """Return how wrong the steps of depth are from pixel to pixel: Σ_xy abs of the change of log p_z − log q_z.
+
+    Unlike the error of normals, which hardly grows any more where a surface is very rough, it grows evenly with a
+    ripple of the prediction, so that a ripple of any height is smoothed. A common factor of the depths does not count.
+
+    Args:
+        pred_depth: Predicted depths [B, 1, H, W].
+        target_depth: Depths to reach [B, 1, H, W]; 0 where they are not known.
+        weights: Which pixels count [B, 1, H, W]; pairs of neighbours count with the product of theirs.
+    """
+    log_pred, log_target = (x.float().clamp(min=NEAREST_DEPTH).log() for x in (pred_depth, target_depth))
+    error = torch.where(weights > 0, log_pred - log_target, 0.0)  # [B, 1, H, W]
+    across = weighted_mean((error[..., 1:] - error[..., :-1]).abs(), weights[..., 1:] * weights[..., :-1])
+    down = weighted_mean((error[..., 1:, :] - error[..., :-1, :]).abs(), weights[..., 1:, :] * weights[..., :-1, :])
+    return across + down
+
+
 def pointmap_normal_error(pred: Tensor, target: Tensor, weights: Tensor) -> Tensor:
     """Compare the surface normals of two pointmaps [B, 3, H, W]: 1 − cos + ⅓ L1, a mean over [B, 1, H-1, W-1]."""
     depth = weighted_mean_per_image(target[:, 2:], weights)  # [B, 1, 1, 1]

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.errors import CheckpointError, ConfigError
-from vitruvian.hub import CONFIG_FILE
+from vitruvian.hub import CONFIG_FILE, HubOptions
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig, task_fields
 from vitruvian.models.sapiens2.encoder import Layer
 from vitruvian.models.sapiens2.heads import DecodeHead
 from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES, Sapiens2MultiTask
+from vitruvian.models.sapiens2.packed import packed_table
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.models.sapiens2.trunk import Sapiens2Model
 from vitruvian.training.config import ModelPart
@@ -51,6 +52,9 @@ def build_model(part: ModelPart) -> Sapiens2MultiTask:
     if part.pretrained is None:
         encoder = Sapiens2Config.variant(part.variant, **common)
         return finished(Sapiens2MultiTask(encoder, {task: head_fields(part, task, None) for task in part.tasks}), part)
+    packed = packed_table(part.pretrained, HubOptions())
+    if packed is not None:
+        return finished(from_packed(part, part.pretrained, packed, common), part)
     source = several(part.pretrained) or {None: Path(part.pretrained)}
     encoder = Sapiens2Config.from_pretrained(next(iter(source.values())), **common)
     configs = {task: Sapiens2Config.from_pretrained(place, **common) for task, place in source.items()}
@@ -59,6 +63,23 @@ def build_model(part: ModelPart) -> Sapiens2MultiTask:
     for place, config in zip(source.values(), configs.values(), strict=True):
         load_pretrained(model, str(place), config, [task for task in stored_heads(config) if task in part.tasks])
     return finished(model, part)
+
+
+def from_packed(part: ModelPart, source: str, packed: list[str], common: dict[str, Any]) -> Sapiens2MultiTask:
+    """Start from tasks that share one encoder in one folder, as those of ``"builtin"`` do.
+
+    Tasks that it does not have, and heads that were asked for otherwise, start fresh.
+    """
+    opened = Sapiens2MultiTask.from_pretrained(source, tasks=[task for task in part.tasks if task in packed])
+    stored = {task: stored_heads(opened.task_model(task).config)[task] for task in opened.tasks}
+    encoder = Sapiens2Config.from_pretrained(source, **common)
+    model = Sapiens2MultiTask(encoder, {task: head_fields(part, task, stored.get(task)) for task in part.tasks})
+    model.encoder.load_state_dict(opened.encoder.state_dict())
+    for task in opened.tasks:
+        mine, theirs = model.task_model(task), opened.task_model(task)
+        if mine.config.head_config == theirs.config.head_config:
+            mine.load_state_dict(theirs.state_dict())
+    return model
 
 
 def finished(model: Sapiens2MultiTask, part: ModelPart) -> Sapiens2MultiTask:

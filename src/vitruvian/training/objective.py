@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,13 +11,14 @@ from torch import Tensor, nn
 
 from vitruvian.data.synthetic.chance import Chance
 from vitruvian.data.synthetic.compose import Crops, halved
-from vitruvian.data.synthetic.scenes import Scenes, halved_scenes
+from vitruvian.data.synthetic.scenes import Scenes, crop_scenes, halved_scenes
 from vitruvian.data.synthetic.truth import VISIBLE
 from vitruvian.human import GROUPS
 from vitruvian.layers.keep import constant, kept
 from vitruvian.losses.dense import cross_entropy, dice_loss
 from vitruvian.losses.heatmap import heatmap_peaks
 from vitruvian.losses.people import draw_people, people_loss
+from vitruvian.losses.pointmap import depth_steps
 from vitruvian.models.sapiens2.decoding import draw_heatmaps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
@@ -24,20 +26,24 @@ from vitruvian.training.synthetic import StreamBatch, from_afar, photometric
 from vitruvian.training.views import in_model_axes, normalise
 
 # Rare parts count more, as in the published recipe, but less so: silhouettes stay tight when background counts.
-PART_WEIGHTS = (0.7, *(weight**0.5 for weight in PART_LOSS_WEIGHTS[1:]))
+PART_WEIGHTS = (0.6, *(weight**0.5 for weight in PART_LOSS_WEIGHTS[1:]))
 TASK_WEIGHTS = {
     "pose": 400.0,
     "pose_peaks": 0.2,
-    "seg": 1.0,
+    "seg": 1.5,
     "normal": 0.2,
-    "pointmap": 0.2,
+    "pointmap": 0.35,
+    "depth_steps": 4.0,
     "matting": 0.5,
     "albedo": 0.3,
     "people": 0.5,
     "scene_seg": 0.4,
     "scene_matting": 0.25,
+    "crowd_seg": 0.5,
+    "crowd_matting": 0.25,
 }
 TURNS = ("normal", "pointmap", "matting", "albedo")  # tasks that can wait for their turn
+COMPANIONS = {"matting": ("scene_matting", "crowd_matting"), "pointmap": ("depth_steps",)}  # what waits with them
 HIDDEN_WEIGHT = 0.6  # a keypoint that is not seen counts less than one that is
 # Most of the 308 points are in the face: without weights, little would be left for the rest of the body.
 GROUP_WEIGHTS = {"body": 4.0, "feet": 4.0, "left_hand": 1.5, "right_hand": 1.5, "face": 0.5, "irises": 0.5, "ears": 0.5}
@@ -68,8 +74,9 @@ class MultiTaskObjective(nn.Module):
 
     Args:
         model: The tasks over one encoder.
-        weights: Weight of each task's loss, and of ``scene_seg`` and ``scene_matting``: the same tasks in whole
-            pictures; 0 leaves one out.
+        weights: Weight of each task's loss, of ``pose_peaks`` and ``depth_steps`` beside them, of ``scene_seg`` and
+            ``scene_matting``: the same tasks in whole pictures, and of ``crowd_seg`` and ``crowd_matting``: in crops of
+            those; 0 leaves one out.
         sigma: Width of keypoints' Gaussians in heatmap pixels.
         halves: Whether dense heads predict at half the size of the picture.
         at_once: How many of normals, pointmaps, mattes and albedo a step trains, drawn by lot; None for all. Their
@@ -109,9 +116,8 @@ class MultiTaskObjective(nn.Module):
         share = len(taking_turns) / self.at_once
         for place, number in enumerate(order):
             task = taking_turns[number]
-            weights[task] *= share if place < self.at_once else 0.0
-            if task == "matting":
-                weights["scene_matting"] *= share if place < self.at_once else 0.0
+            for name in (task, *COMPANIONS.get(task, ())):
+                weights[name] *= share if place < self.at_once else 0.0
         return weights
 
     def crop_losses(self, crops: Crops, weights: Mapping[str, float], generator: torch.Generator) -> dict[str, Tensor]:
@@ -136,30 +142,42 @@ class MultiTaskObjective(nn.Module):
             found["seg"] = parts_loss(outputs["seg"].logits, crops.parts)
         if "pose" in tasks and weights["pose_peaks"] > 0:
             found["pose_peaks"] = heatmap_peaks(outputs["pose"].heatmaps, *labels["pose"].values())
+        if "pointmap" in tasks and weights["depth_steps"] > 0:
+            depth = crops.points[:, 2:]
+            found["depth_steps"] = depth_steps(outputs["pointmap"].pointmaps[:, 2:], depth, (depth > 0).float())
         return found
 
     def scene_losses(
         self, scenes: Scenes, weights: Mapping[str, float], generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Losses of finding people, parts and mattes in whole pictures."""
-        names = {"people": "people", "seg": "scene_seg", "matting": "scene_matting"}
-        tasks = [task for task, name in names.items() if task in self.model.tasks and weights[name] > 0]
+        """Losses of finding people, parts and mattes in whole pictures, and of the last two in crops of them."""
         chance = Chance(generator, scenes.image.device)
+        scenes = replace(scenes, image=photometric(scenes.image, chance))
+        size_hw = (max(scenes.image.shape[-2:]), min(scenes.image.shape[-2:]))  # crops stand upright
+        whole = {"people": "people", "seg": "scene_seg", "matting": "scene_matting"}
+        found = self.some_losses(scenes, whole, weights, chance)
+        crowd = {"seg": "crowd_seg", "matting": "crowd_matting"}
+        if any(task in self.model.tasks and weights[name] > 0 for task, name in crowd.items()):
+            found |= self.some_losses(crop_scenes(scenes, chance=chance, size_hw=size_hw), crowd, weights, chance)
+        return found
+
+    def some_losses(
+        self, scenes: Scenes, names: Mapping[str, str], weights: Mapping[str, float], chance: Chance
+    ) -> dict[str, Tensor]:
+        """Losses of the tasks among `names` that have a weight, under those names."""
+        tasks = [task for task, name in names.items() if task in self.model.tasks and weights[name] > 0]
+        pixels = normalise(scenes.image)
         if self.halves:
             scenes = halved_scenes(scenes, chance)
-        pixels = normalise(photometric(scenes.image, chance))
+        matte = torch.cat([scenes.foreground, scenes.alpha], dim=1)
         outputs: Any = self.model(
-            pixels,
-            tasks=tasks,
-            labels={"matting": {"labels": torch.cat([scenes.foreground, scenes.alpha], dim=1)}}
-            if "matting" in tasks
-            else {},
+            pixels, tasks=tasks, labels={"matting": {"labels": matte}} if "matting" in tasks else {}
         )
         found: dict[str, Tensor] = {}
         if "matting" in tasks:
-            found["scene_matting"] = outputs["matting"].loss
+            found[names["matting"]] = outputs["matting"].loss
         if "seg" in tasks:
-            found["scene_seg"] = parts_loss(outputs["seg"].logits, scenes.parts)
+            found[names["seg"]] = parts_loss(outputs["seg"].logits, scenes.parts)
         if "people" in tasks:
             logits, sides = outputs["people"].logits, outputs["people"].sides
             grid_hw = (logits.shape[-2], logits.shape[-1])
@@ -170,7 +188,7 @@ class MultiTaskObjective(nn.Module):
                 grid_hw=grid_hw,
                 stride=pixels.shape[-1] / grid_hw[1],
             )
-            found["people"] = people_loss(logits, sides, target).total
+            found[names["people"]] = people_loss(logits, sides, target).total
         return found
 
 

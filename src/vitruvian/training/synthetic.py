@@ -141,7 +141,7 @@ class SyntheticStream:
         )
 
 
-SHRINK = {1: 0.5, 2: 0.15, 3: 0.11, 4: 0.09, 6: 0.08, 8: 0.07}  # how often pictures are shrunk by what
+SHRINK = {1: 0.62, 2: 0.13, 3: 0.09, 4: 0.07, 6: 0.05, 8: 0.04}  # how often pictures are shrunk by what
 
 
 def from_afar(images: Tensor, chance: Chance) -> Tensor:

@@ -7,6 +7,7 @@ from vitruvian.errors import InputError
 from vitruvian.losses import (
     PointmapLossWeights,
     canonical_scales,
+    depth_steps,
     multiscale_error,
     pixel_rays,
     pointmap_loss,
@@ -255,3 +256,22 @@ def test_wrong_inputs_are_named():
         canonical_scales(-K)
     with pytest.raises(InputError, match="target pointmaps"):
         pointmap_loss(metric, metric[..., :3], target_scales=torch.ones(1, 1))
+
+
+def test_steps_of_depth_are_those_of_the_logarithm_whatever_the_factor():
+    target = torch.full((1, 1, 1, 4), 2.0)
+    pred = 3 * torch.tensor([[[[1.0, math.e, 1.0, 1.0]]]])  # one pixel too far by the factor e
+    everywhere = torch.ones(1, 1, 1, 4)
+    assert float(depth_steps(pred, target, everywhere)) == pytest.approx(2 / 3)  # of three steps, two are 1
+    assert float(depth_steps(5 * target, target, everywhere)) == pytest.approx(0, abs=1e-6)
+    hidden = torch.tensor([[[[1.0, 0.0, 1.0, 1.0]]]])  # pairs with an unknown pixel do not count
+    assert float(depth_steps(pred, target * hidden, hidden)) == pytest.approx(0, abs=1e-6)
+    assert float(depth_steps(pred.mT, target.mT, everywhere.mT)) == pytest.approx(2 / 3)
+
+
+def test_steps_of_depth_push_against_a_ripple_of_any_height():
+    ripple = torch.tensor([1.0, -1.0]).repeat(4).view(1, 1, 1, 8)
+    for height in (0.001, 0.1):
+        pred = (2 * (1 + height * ripple)).requires_grad_()
+        depth_steps(pred, torch.full_like(pred, 2.0), torch.ones_like(pred)).backward()
+        assert (pred.grad[..., 1:-1] * ripple[..., 1:-1]).min() > 0.1

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.unit.training.tiny_runs import ENCODER, HEADS, SIZE_HW, TASKS, model_table
-from vitruvian import AutoImageProcessor, AutoModelForPoseEstimation, Sapiens2Config, Sapiens2Model
+from vitruvian import AutoImageProcessor, AutoModelForPoseEstimation, Sapiens2Config, Sapiens2Model, Sapiens2MultiTask
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.training.build import build_model, head_fields, head_strides, open_models, save_models
 from vitruvian.training.config import ModelPart
@@ -122,3 +122,21 @@ def test_starting_from_all_heads_of_an_earlier_run(tmp_path: Path):
     weights, before = again.weights(), first.weights()
     assert all(torch.equal(weights[name], value) for name, value in before.items())
     assert any(name.startswith("tasks.matting.") for name in weights)
+
+
+def test_the_model_inside_is_a_start_too():
+    stored = Sapiens2MultiTask.from_pretrained("builtin", tasks=["pose", "albedo"]).weights()
+    start = ModelPart(tasks=["pose", "albedo"], pretrained="builtin", image_size=[256, 192])
+    same = build_model(start).weights()
+    assert same.keys() == stored.keys()
+    assert all(torch.equal(value, stored[name]) for name, value in same.items())
+    small = {"albedo": {"conv_out_channels": [8]}}
+    model = build_model(ModelPart(tasks=["pose", "albedo"], pretrained="builtin", image_size=[256, 192], heads=small))
+    assert model.training
+    assert model.config.image_hw == (256, 192)
+    changed = {name.split(".")[1] for name, value in model.weights().items() if not equal(value, stored.get(name))}
+    assert changed == {"albedo"}  # asked for otherwise, so it starts fresh
+
+
+def equal(first: torch.Tensor, second: torch.Tensor | None) -> bool:
+    return second is not None and first.shape == second.shape and torch.equal(first, second)

@@ -21,8 +21,9 @@ from vitruvian.errors import InputError
 
 CANONICAL_FOCAL = 0.75  # of the picture height: 768 pixels at 1024 x 768
 NEAREST = 0.4  # metres: no point of a person comes nearer to the camera
-FULL_BODY, UPPER_BODY, HEAD = range(3)
+FULL_BODY, UPPER_BODY, HEAD, FACE = range(4)
 HEAD_POINTS = (0, 1, 2, 3, 4, 69)  # nose, eyes, ears, neck
+FACE_POINTS = HEAD_POINTS[:5]
 UPPER_POINTS = (0, 1, 2, 3, 4, 5, 6, 9, 10)  # and shoulders, hips
 
 
@@ -129,23 +130,25 @@ def sample_cameras(
     size_hw: tuple[int, int],
     chance: Chance,
     known: Tensor | None = None,
-    framing_weights: Sequence[float] = (0.5, 0.32, 0.18),
+    framing_weights: Sequence[float] = (0.42, 0.29, 0.14, 0.15),
 ) -> Cameras:
     """Aim a camera at each picture's people.
 
     `keypoints` [P, 308, 3] as the people hold them, `height` [P] metres, `known` [308] bool; `framing_weights` are for
-    full body, upper body and head. Focal length, height of the camera, tilt, roll and crop are drawn at random; the
-    camera then moves until the chosen part of the people fills the wanted share of the picture.
+    full body, upper body, head and shoulders, and face. Focal length, height of the camera, tilt, roll and crop are
+    drawn at random; the camera then moves until the chosen part of the people fills the wanted share of the picture.
     """
     B, P = placement.pictures, keypoints.shape[0]
     device = chance.device
     framing = chance.choice(framing_weights, B)  # [B]
+    if known is not None and len(known) > max(FACE_POINTS):  # some bodies have a head, but no face
+        framing = torch.where(known[list(FACE_POINTS)].any(), framing, framing.clamp_max(HEAD))
     world = placement.place(keypoints)  # [P, J, 3]
     wanted = _framed_points(framing, placement, keypoints.shape[1], chance)  # [P, J]
     usable = torch.isfinite(world).all(dim=-1) if known is None else known & torch.isfinite(world).all(dim=-1)  # [P, J]
     wanted = wanted & usable
     world = world.nan_to_num(0.0)
-    pad = torch.tensor([0.13, 0.16, 0.12], device=device)[framing][placement.picture] * height / 1.7  # [P]
+    pad = torch.tensor([0.13, 0.16, 0.12, 0.11], device=device)[framing][placement.picture] * height / 1.7  # [P]
 
     rotation = _sample_rotation(framing, chance)  # [B, 3, 3]
     turned = turn(world, rotation[placement.picture][:, None])  # [P, J, 3]
@@ -154,10 +157,10 @@ def sample_cameras(
     turned = turned - centre[placement.picture][:, None]
 
     H, W = size_hw
-    low_focal = torch.tensor([0.7, 0.8, 1.0], device=device)[framing]
+    low_focal = torch.tensor([0.7, 0.8, 1.0, 1.2], device=device)[framing]
     focal = low_focal * H * (chance.uniform(0.0, 1.0, B) * math.log(4.5)).exp()  # [B]
-    fill_low = torch.tensor([0.62, 0.7, 0.38], device=device)[framing]
-    fill_high = torch.tensor([1.08, 1.25, 1.0], device=device)[framing]
+    fill_low = torch.tensor([0.62, 0.7, 0.38, 0.8], device=device)[framing]
+    fill_high = torch.tensor([1.08, 1.25, 1.0, 1.7], device=device)[framing]
     fill = fill_low + (fill_high - fill_low) * chance.uniform(0.0, 1.0, B)
     slack = (1.1 - fill).clamp_min(0.1)[:, None] * 0.5 * torch.tensor([W, H], device=device)  # [B, 2]
     aim = chance.uniform(-1.0, 1.0, B, 2) * slack
@@ -190,16 +193,17 @@ def sample_cameras(
 
 def _framed_points(framing: Tensor, placement: Placement, joints: int, chance: Chance) -> Tensor:
     """Which keypoints the picture is to hold, [P, J] bool."""
-    table = torch.zeros(3, joints, dtype=torch.bool, device=chance.device)
+    table = torch.zeros(4, joints, dtype=torch.bool, device=chance.device)
     table[FULL_BODY] = True
     table[UPPER_BODY, [j for j in UPPER_POINTS if j < joints]] = True
     table[HEAD, [j for j in HEAD_POINTS if j < joints]] = True
+    table[FACE, [j for j in FACE_POINTS if j < joints]] = True
     # The first person of a picture is its subject; half of the pictures frame the others as well.
     people = torch.arange(len(placement.picture), device=chance.device)
     subject = torch.full((placement.pictures,), len(people), device=chance.device).scatter_reduce_(
         0, placement.picture, people, "amin"
     )
-    everyone = chance.flip(0.5, placement.pictures)[placement.picture] & (framing != HEAD)[placement.picture]
+    everyone = chance.flip(0.5, placement.pictures)[placement.picture] & (framing < HEAD)[placement.picture]
     framed = everyone | (subject[placement.picture] == people)  # [P]
     return table[framing[placement.picture]] & framed[:, None]
 
@@ -208,7 +212,7 @@ def _sample_rotation(framing: Tensor, chance: Chance) -> Tensor:
     """World to camera rotations, [B, 3, 3]: azimuth, then elevation, then roll."""
     B = len(framing)
     spread = torch.where(chance.flip(0.55, B), chance.normal(0.0, 0.6, B), chance.uniform(-math.pi, math.pi, B))
-    azimuth = torch.where(framing == HEAD, spread * 0.8, spread)
+    azimuth = spread * torch.tensor([1.0, 1.0, 0.8, 0.5], device=chance.device)[framing]
     elevation = torch.where(chance.flip(0.8, B), chance.normal(0.06, 0.14, B), chance.uniform(-0.5, 0.9, B))
     roll = torch.where(chance.flip(0.85, B), chance.normal(0.0, 0.05, B), chance.uniform(-0.6, 0.6, B))
     zero, one = torch.zeros(B, device=chance.device), torch.ones(B, device=chance.device)

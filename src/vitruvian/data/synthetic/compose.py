@@ -32,7 +32,7 @@ class CropOptions:
     shift: float = 0.09  # of the crop's sides
     flip: float = 0.5
     new_background: float = 0.6
-    company: float = 0.35  # somebody else in the picture
+    company: float = 0.45  # somebody else in the picture
     occluder: float = 0.2
     border: float = 0.15  # the picture ends within the crop
 

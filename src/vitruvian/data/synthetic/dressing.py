@@ -26,7 +26,10 @@ STYLE_WEIGHT = {
 }  # fmt: skip
 CLOTH_SLOTS = ("lower", "upper", "outer", "accessory")
 BARE_STYLES = ("bra", "swim", "crop")
-THIN_TOPS = ("tshirt_tight", "tshirt_vee", "longsleeve", "tank", "rollneck", "blouse", "dress_summer", "dress_short")
+THIN_TOPS = (
+    "tshirt_tight", "tshirt_vee", "tee_scoop", "polo", "longsleeve", "henley", "tank", "singlet", "rollneck", "blouse",
+    "dress_summer", "dress_short", "dress_tee",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ def choose_outfit(pack: Pack, traits: Tensor, mouth_open: Tensor, chance: Chance
     pieces[:, SLOT["lower"]] = torch.where(skimpy_below, -1, pieces[:, SLOT["lower"]])
     thin = _has_style(wardrobe.names, pieces[:, SLOT["upper"]], THIN_TOPS)
     put("outer", thin & chance.flip(0.4, P))
-    put("shoes", ~chance.flip(0.12, P))
+    put("shoes", ~chance.flip(0.2, P))
     put("hair", ~(chance.flip(0.1, P) & ~female & adult))
     put("brows", everyone)
     put("lashes", everyone)

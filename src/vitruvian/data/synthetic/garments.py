@@ -42,6 +42,15 @@ def make_tops(form: Form) -> list[Piece]:
         top("rollneck", long, hip + 0.01, roll, 0.009, 4),
         top("blouse", three_quarter, hip + 0.03, vee, 0.012, 8),
         top("tank", -0.03, hip + 0.03, scoop, 0.005, 2),
+        top("tee_scoop", 0.45 * form.upper_arm, hip + 0.01, scoop, 0.01, 6),
+        top("tee_wide", form.upper_arm, hip - 0.09, crew, 0.028, 24),
+        top("polo", 0.7 * form.upper_arm, hip - 0.02, vee, 0.011, 7),
+        top("muscle_top", -0.01, hip - 0.03, crew, 0.013, 9),
+        top("singlet", -0.03, hip - 0.02, scoop, 0.008, 4),
+        top("henley", three_quarter, hip - 0.03, scoop, 0.01, 5),
+        top("raglan", 0.5 * (form.upper_arm + form.whole_arm), hip, crew, 0.014, 10),
+        top("tunic", three_quarter, hip - 0.17, vee, 0.018, 14),
+        top("crop_sweater", long, waist, crew, 0.018, 12, suits=WOMEN, style="crop"),
         top("vest_top", -0.035, waist + 0.02, scoop, 0.005, 2, suits=WOMEN, style="crop"),
         top("sports_bra", -0.035, bust - 0.12, scoop, 0.005, 3, suits=WOMEN, style="bra"),
     ]
@@ -72,11 +81,22 @@ def make_bottoms(form: Form) -> list[Piece]:
         legs("shorts_short", waist, crotch - 0.06, 0.01, 5, "shorts"),
         legs("shorts_knee", waist, knee + 0.04, 0.017, 10, "shorts"),
         legs("bike_shorts", waist, (hip + 2 * knee) / 3, 0.004, 1, "shorts"),
+        legs("shorts_mid", waist, (crotch + knee) / 2, 0.013, 7, "shorts"),
+        legs("running_shorts", waist - 0.02, crotch - 0.035, 0.017, 10, "shorts"),
+        legs("gym_shorts", waist - 0.01, (2 * crotch + knee) / 3, 0.015, 9, "shorts"),
+        legs("board_shorts", waist - 0.03, knee - 0.03, 0.024, 16, "shorts"),
+        legs("trousers_slim", waist, ankle + 0.02, 0.009, 4, "long"),
+        legs("chinos", waist - 0.01, ankle + 0.05, 0.012, 7, "long"),
+        legs("straight_trousers", waist, ankle, 0.013, 8, "long"),
+        legs("wide_legs", waist + 0.02, ankle - 0.01, 0.03, 24, "long"),
+        legs("culottes", waist + 0.01, knee - 0.13, 0.028, 20, "tight"),
         legs("trunks", hip + 0.08, crotch - 0.08, 0.008, 3, "swim", MEN),
         shell(form, "briefs", "lower", briefs, thickness=0.005, smooth=2, part_class="Lower_Clothing", style="swim"),
     ]
     for name, hem, flare in (("skirt_mini", hip - 0.16, 0.0), ("skirt_knee", knee - 0.02, 0.0),
-                             ("skirt_midi", (knee + ankle) / 2, 0.06), ("skirt_long", ankle + 0.05, 0.0)):  # fmt: skip
+                             ("skirt_midi", (knee + ankle) / 2, 0.06), ("skirt_long", ankle + 0.05, 0.0),
+                             ("skirt_tennis", hip - 0.19, 0.07), ("skirt_circle", knee + 0.05, 0.12),
+                             ("skirt_pencil", knee + 0.02, -0.01)):  # fmt: skip
         pieces.append(skirt(form, name, "lower", top=waist + 0.02, hem=hem, flare=flare, part_class="Lower_Clothing"))
     return pieces
 
@@ -95,6 +115,10 @@ def make_dresses(form: Form) -> list[Piece]:
         ("dress_short", "crew", 0.5 * form.upper_arm, hip - 0.25, 0.02),
         ("dress_long", "scoop", -0.03, ankle + 0.04, 0.05),
         ("dress_sleeves", "crew", form.whole_arm, knee - 0.08, 0.04),
+        ("dress_tee", "crew", 0.7 * form.upper_arm, hip - 0.2, 0.0),
+        ("dress_strap", "scoop", -0.03, hip - 0.17, 0.05),
+        ("dress_swing", "crew", 0.35 * form.upper_arm, knee + 0.1, 0.11),
+        ("sundress", "scoop", -0.03, knee + 0.16, 0.1),
     ):  # fmt: skip
         field = top_field(form, sleeve=sleeve, hem=waist - 0.01, neck=necks[neck])
         top = shell(form, name, "upper", field, thickness=0.007, smooth=4, part_class="Upper_Clothing", suits=WOMEN)

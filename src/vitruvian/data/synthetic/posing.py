@@ -167,7 +167,7 @@ def sample_expressions(names: tuple[str, ...], count: int, *, chance: Chance) ->
             if action in place:
                 out[:, place[action]] += strength * chance.uniform(0.85, 1.0, count)
 
-    kind = chance.choice((0.34, 0.3, 0.26, 0.1), count)  # still, smile, open mouth, odd
+    kind = chance.choice((0.3, 0.28, 0.32, 0.1), count)  # still, smile, open mouth, odd
     smile = (kind == 1) * chance.uniform(0.2, 1.0, count)
     add(("mouthSmileLeft", "mouthSmileRight"), smile)
     add(("cheekSquintLeft", "cheekSquintRight"), smile * chance.uniform(0.0, 0.7, count))

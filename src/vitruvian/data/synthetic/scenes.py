@@ -96,6 +96,49 @@ def compose_scenes(
     )
 
 
+def crop_scenes(
+    scenes: Scenes, *, chance: Chance, size_hw: tuple[int, int], padding: float = 1.25, shift: float = 0.06
+) -> Scenes:
+    """Cut somebody out of each whole picture, as a pose model gets people: small, in company, half hidden.
+
+    The crop is the box of what is seen times `padding` and a little, moved by up to `shift` of its sides; pictures
+    without anybody are cut anywhere. What lies outside a picture is black and empty.
+    """
+    n, (H, W) = len(scenes.image), size_hw
+    height, width = scenes.image.shape[-2:]
+    lot = chance.uniform(0.5, 1.0, *scenes.present.shape) * scenes.present  # [n, m]
+    row = torch.arange(n, device=lot.device)
+    box = scenes.boxes_xyxy[row, lot.argmax(dim=1)]  # [n, 4]
+    low = chance.uniform(0.0, 0.6, n, 2) * constant((width, height), lot.device)
+    anywhere = torch.cat([low, low + 0.4 * min(height, width)], dim=1)
+    box = torch.where(scenes.present.any(dim=1, keepdim=True), box, anywhere)
+    sides = (box[:, 2:] - box[:, :2]).clamp_min(8.0)
+    tall = torch.maximum(sides[:, 1], sides[:, 0] * H / W) * padding * chance.log_uniform(0.85, 1.2, n)  # [n]
+    size = torch.stack([tall * W / H, tall], dim=1)  # [n, 2]
+    middle = (box[:, 2:] + box[:, :2] - 1) / 2 + chance.uniform(-1.0, 1.0, n, 2) * shift * size
+    step = size / constant((W, H), lot.device)
+    start = middle - size / 2 + step / 2
+    window = Window(start, step, torch.zeros(n, dtype=torch.bool, device=lot.device), size_hw)
+    grid = window.grid((height, width))
+    colours = torch.cat([scenes.image, scenes.foreground, scenes.alpha], dim=1)
+    found = F.grid_sample(colours, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    image, foreground, alpha = torch.split(found, [3, 3, 1], dim=1)
+    parts = F.grid_sample(scenes.parts[:, None].float(), grid, mode="nearest", align_corners=False)[:, 0].long()
+    limit = constant((W, H, W, H), lot.device)
+    moved = (scenes.boxes_xyxy - 0.5 - start.repeat(1, 2)[:, None]) / step.repeat(1, 2)[:, None] + 0.5  # [n, m, 4]
+    moved = moved.clamp_min(0).minimum(limit)
+    inside = (moved[..., 2:] - moved[..., :2] > 1).all(dim=-1)
+    return Scenes(
+        image=image,
+        alpha=alpha,
+        foreground=foreground,
+        parts=parts,
+        boxes_xyxy=moved * inside[..., None],
+        present=scenes.present & inside,
+        ignored=scenes.ignored & inside,
+    )
+
+
 def fit_for_scenes(samples: Samples) -> Tensor:
     """Who can be put into another picture: people of some size who are not cut off, unless below; [n] bool."""
     _, _, w, h = samples.boxes_xywh.unbind(1)

@@ -303,7 +303,7 @@ def write_sheet(folder: Path, count: int) -> None:
         for image in record["images"][:SHEET_ROWS]:
             names = {kind: image[f"{kind}_file"] for kind in ("matte", "albedo", "parts", "geometry")}
             own = [person["keypoints"] for person in record["annotations"] if person["image_id"] == image["id"]]
-            points = torch.tensor(own, dtype=torch.float32).reshape(len(own), -1, 3)  # [M, 308, 3]
+            points = torch.tensor(own, dtype=torch.float32).reshape(len(own), len(KEYPOINT_NAMES), 3)  # [M, 308, 3]
             rows.append((read_maps(folder, names | {"images": image["file_name"]}), points))
     with written_in_place(folder / SHEET_FILE) as temporary:
         contact_sheet(rows).save(temporary, format="JPEG", quality=90)

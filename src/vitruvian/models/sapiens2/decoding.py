@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.kernels import peaks
+from vitruvian.layers.keep import constant
 
 LOG_FLOOR, LOG_CEILING = 1e-3, 50.0
 GROUP, GPU_GROUP = 64, 1024  # maps that are blurred whole at a time: what a cache holds, and what keeps a GPU busy
@@ -149,7 +150,7 @@ def draw_heatmaps(
     height, width = size_hw
     radius = int(sigma * 3)
     middle = (points_xy + 0.5).long()  # [N, J, 2]
-    limit = torch.tensor([width, height], device=points_xy.device)
+    limit = constant((width, height), points_xy.device)
     outside = ((middle - radius >= limit) | (middle + radius + 1 < 0)).any(-1)  # [N, J]
     weights = visible.bool() & ~outside  # [N, J]
     profiles = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitruvian.data.synthetic.camera import Placement, sample_cameras, sample_placement
+from vitruvian.data.synthetic.camera import Cameras, Placement, sample_cameras, sample_placement
 from vitruvian.data.synthetic.chance import Chance
 from vitruvian.errors import InputError
 
@@ -50,7 +50,7 @@ def test_cameras_show_what_they_were_asked_to() -> None:
     points = stick_people(people)
     placement = sample_placement(people, people, chance=chance())
     H, W = 128, 96
-    for weights, members in (((1.0, 0.0, 0.0), slice(None)), ((0.0, 0.0, 1.0), [0, 1, 2, 3, 4, 69])):
+    for weights, members in (((1.0, 0.0, 0.0, 0.0), slice(None)), ((0.0, 0.0, 1.0, 0.0), [0, 1, 2, 3, 4, 69])):
         cameras = sample_cameras(
             points,
             placement,
@@ -80,7 +80,7 @@ def test_cameras_show_what_they_were_asked_to() -> None:
 def test_head_pictures_are_closer_than_full_body_pictures() -> None:
     points, placement = stick_people(30), sample_placement(30, 30, chance=chance())
     sizes = []
-    for weights in ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)):
+    for weights in torch.eye(4).tolist():
         cameras = sample_cameras(
             points,
             placement,
@@ -91,7 +91,23 @@ def test_head_pictures_are_closer_than_full_body_pictures() -> None:
         )
         depth = cameras.to_camera(points, placement.picture)[..., 2].mean(dim=1)
         sizes.append((cameras.focal / depth).mean())  # pixels a metre
-    assert 1.6 * sizes[0] < sizes[1] < sizes[2]
+    assert 1.6 * sizes[0] < sizes[1] < sizes[2] < sizes[3]
+
+
+def test_a_body_without_a_face_shows_its_head_instead() -> None:
+    points, placement = stick_people(6), sample_placement(6, 6, chance=chance())
+    known = torch.ones(308, dtype=torch.bool)
+    known[:5] = False  # nose, eyes, ears
+
+    def place(weights: tuple[float, ...]) -> Cameras:
+        height = torch.full((6,), 1.7)
+        return sample_cameras(
+            points, placement, height=height, size_hw=(128, 96), chance=chance(3), known=known, framing_weights=weights
+        )
+
+    face, head = place((0.0, 0.0, 0.0, 1.0)), place((0.0, 0.0, 1.0, 0.0))
+    assert torch.equal(face.intrinsics, head.intrinsics)
+    assert torch.equal(face.translation, head.translation)
 
 
 def test_unknown_points_do_not_move_the_camera() -> None:

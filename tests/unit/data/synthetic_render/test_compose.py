@@ -14,7 +14,7 @@ from vitruvian.data.synthetic.compose import CropOptions, Crops, compose_crops, 
 from vitruvian.data.synthetic.render import RenderOptions, render
 from vitruvian.data.synthetic.sample import sample_people
 from vitruvian.data.synthetic.samples import Samples, compact, metres, render_samples
-from vitruvian.data.synthetic.scenes import SceneOptions, Scenes, compose_scenes, halved_scenes
+from vitruvian.data.synthetic.scenes import SceneOptions, Scenes, compose_scenes, crop_scenes, halved_scenes
 from vitruvian.errors import InputError
 from vitruvian.human import KEYPOINT_INDEX, PART_NAMES
 
@@ -212,6 +212,36 @@ class TestScenes:
         scenes = self.scene(cut, walls, people=(0.0, 1.0))
         assert not scenes.present.any()
         assert scenes.alpha.max() == 0
+
+    def test_crops_show_somebody_at_the_size_of_a_crop(self, samples: Samples, walls: Tensor) -> None:
+        scenes = self.scene(samples, walls, people=(0.0, 1.0), tall=(0.3, 0.5))
+        crops = crop_scenes(scenes, chance=chance(1), size_hw=SIZE)
+        some = scenes.present[:, 0]
+        assert some.sum() >= 4
+        assert crops.image.shape == (6, 3, *SIZE)
+        assert crops.present[some, 0].all()
+        left, top, right, bottom = crops.boxes_xyxy[some, 0].unbind(1)
+        share = torch.maximum((bottom - top) / SIZE[0], (right - left) / SIZE[1])
+        assert ((share > 0.6) & (share < 1.0)).all()  # a padding of 1.25 times 0.85 to 1.2
+        for picture in some.nonzero()[:, 0].tolist():  # the box moves with what is seen
+            rows, columns = (crops.alpha[picture, 0] > 0.5).nonzero().unbind(1)
+            x1, y1, x2, y2 = crops.boxes_xyxy[picture, 0].tolist()
+            seen = [float(columns.min()), float(rows.min()), float(columns.max()) + 1, float(rows.max()) + 1]
+            assert seen == pytest.approx([x1, y1, x2, y2], abs=3.0)
+        assert (crops.parts[crops.alpha[:, 0] > 0.95] > 0).float().mean() > 0.97
+        assert (crops.parts[crops.alpha[:, 0] < 0.05] > 0).float().mean() < 0.03
+        behind = crops.image - crops.foreground  # walls are red or blue
+        assert behind[:, 1].abs().max() < 0.02
+
+    def test_crops_of_empty_pictures_are_empty_and_end_in_black(self, samples: Samples, walls: Tensor) -> None:
+        crops = crop_scenes(self.scene(samples, walls, people=(1.0, 0.0)), chance=chance(2), size_hw=SIZE)
+        assert not crops.present.any()
+        assert crops.alpha.max() == 0
+        assert crops.image.amax(dim=(1, 2, 3)).min() > 0.2
+        wide = crop_scenes(
+            self.scene(samples, walls, people=(0.0, 1.0), tall=(1.3, 1.35)), chance=chance(3), size_hw=SIZE
+        )
+        assert (wide.image[:, :, 0].amax(dim=(1, 2)) == 0).any()
 
     def test_halved(self, samples: Samples, walls: Tensor) -> None:
         scenes = self.scene(samples, walls)

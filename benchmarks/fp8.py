@@ -1,0 +1,103 @@
+"""What 8-bit floating point brings and costs, task by task, on trained and on random weights.
+
+    python benchmarks/fp8.py                                     # the built-in model, then 0.4b with random weights
+    python benchmarks/fp8.py --model facebook/sapiens2-pose-0.4b --tasks pose --pictures photos
+
+Needs an NVIDIA GPU of the Hopper generation or newer. Prints for each task the milliseconds of a batch in bfloat16 and
+with fp8, in turns, and how far both are from float32 in terms of the task: what bfloat16 costs by itself stands beside
+what fp8 costs. With random weights answers are decided by noise, so their costs say little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
+
+import vitruvian  # noqa: E402
+from vitruvian.evaluation.speed.timing import machine, time_in_turns  # noqa: E402
+from vitruvian.export.accuracy import task_cost  # noqa: E402
+from vitruvian.export.calibration import calibration_samples  # noqa: E402
+
+CLASSES = {
+    "pose": "Sapiens2ForPoseEstimation",
+    "seg": "Sapiens2ForSemanticSegmentation",
+    "normal": "Sapiens2ForNormalEstimation",
+    "pointmap": "Sapiens2ForPointmapEstimation",
+    "matting": "Sapiens2ForImageMatting",
+    "albedo": "Sapiens2ForAlbedoEstimation",
+}
+
+
+def build(task: str, source: str | None) -> Any:
+    """A trained model, or 0.4b with random weights, in float32 on the GPU."""
+    cls = getattr(vitruvian, CLASSES[task])
+    if source is not None:
+        return cls.from_pretrained(source, dtype=torch.float32, device="cuda").eval()
+    torch.manual_seed(0)
+    return cls.from_config(vitruvian.Sapiens2Config.variant("0.4b", task=task), device="cuda").eval()
+
+
+@torch.inference_mode()
+def costs(model: Any, truth: Any, pictures: list[Tensor]) -> dict[str, float]:
+    """How far a model's answers are from those of another on pictures [1, 3, H, W], in terms of the task."""
+    found: dict[str, list[float]] = {}
+    for pixels in pictures:
+        for name, value in task_cost(model(pixels), truth(pixels.float())).items():
+            found.setdefault(name, []).append(value)
+    return {name: statistics.mean(values) for name, values in found.items()}
+
+
+def run_task(task: str, source: str | None, options: argparse.Namespace) -> None:
+    """Print the times and costs of a task."""
+    truth = build(task, source)
+    size_hw = truth.config.image_hw
+    processor = vitruvian.Sapiens2ImageProcessor(size={"height": size_hw[0], "width": size_hw[1]})
+    found = calibration_samples(truth, processor, options.pictures, size_hw=size_hw, most=options.most)
+    pictures = [sample["pixel_values"].to("cuda", torch.bfloat16) for sample in found]
+    plain = copy.deepcopy(truth).to(torch.bfloat16).optimize()
+    eight = copy.deepcopy(truth).to(torch.bfloat16).optimize(fp8=True)
+    batch = pictures[0].expand(options.batch, -1, -1, -1).contiguous()
+    with torch.inference_mode():
+        times = time_in_turns(
+            {"bfloat16": lambda: plain(batch), "fp8": lambda: eight(batch)},
+            device=batch.device,
+            seconds=options.seconds,
+        )
+    print(f"{task}, {source or '0.4b, random weights'}, {size_hw[0]}×{size_hw[1]}, batch {options.batch}", flush=True)
+    ratio = times["fp8"].median / times["bfloat16"].median
+    print(f"  bfloat16 {times['bfloat16']} ms, fp8 {times['fp8']} ms: {ratio:.3f} ×")
+    rounded, coarse = costs(plain, truth, pictures), costs(eight, truth, pictures)
+    for name, value in coarse.items():
+        print(f"  {name}: fp8 {value:.4g}, bfloat16 {rounded[name]:.4g} ({len(pictures)} pictures)", flush=True)
+
+
+def main() -> None:
+    """Run the tasks that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a checkpoint; by default the built-in one, then 0.4b with random weights")
+    parser.add_argument("--tasks", nargs="+", default=list(CLASSES), choices=CLASSES)
+    parser.add_argument("--pictures", type=Path, default=HERE.parent / "examples", help="folder of pictures of people")
+    parser.add_argument("--most", type=int, default=16, help="pictures to compare on")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=0.5, help="how long each is timed, about")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("fp8 needs an NVIDIA GPU of the Hopper generation or newer, and there is no CUDA device here.")
+    print(machine(torch.device("cuda")))
+    for source in [options.model] if options.model else ["builtin", None]:
+        for task in options.tasks:
+            run_task(task, source, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""docs/speed.md and its picture show what was measured: benchmarks/results/*.json. Nothing here is timed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from vitruvian.evaluation.speed.cells import Cell
+from vitruvian.evaluation.speed.timing import Timing
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLES = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
+PAGE = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+PICTURE = ROOT / "docs" / "images" / "speed.png"
+DATA: dict[str, Any] = TABLES["load"]()
+RUNS = [pytest.param(run, id=f"{file}-{name}") for file, data in DATA.items() for name, run in data["runs"].items()]
+COUNTS = ("No", "One", "Two", "Three", "Four", "Five", "Six")
+
+
+@pytest.fixture(scope="module")
+def plot() -> dict[str, Any]:
+    """The names of the script that draws."""
+    pytest.importorskip("matplotlib")
+    return runpy.run_path(str(ROOT / "benchmarks" / "plot.py"))
+
+
+def run_plot(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["plot.py", *words])
+    runpy.run_path(str(ROOT / "benchmarks" / "plot.py"), run_name="__main__")
+
+
+def leaves(value: Any) -> Iterator[float]:
+    """All numbers inside."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from leaves(item)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
+
+
+def measured() -> list[float]:
+    """All numbers of the data, and our shares of others' times."""
+    found = list(leaves(DATA))
+    for data in DATA.values():
+        for run in data["runs"].values():
+            for row in run["rows"]:
+                ours = row.get("ours", {}).get("median")
+                if ours is not None:
+                    others = [row[name]["median"] for name in ("reference", "compiled", "elsewhere") if name in row]
+                    found += [ours / other for other in others]
+                if "plain" in row:
+                    found.append(row["plain"]["median"] / row["reference"]["median"])
+    return found
+
+
+def prose(page: str) -> str:
+    """The page without tables, pictures, links and code."""
+    page = TABLES["PLACE"].sub("", page)
+    return re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|^\|[^\n]*$", "", page, flags=re.DOTALL | re.MULTILINE)
+
+
+def strangers(page: str) -> list[str]:
+    """Numbers of the prose, with a unit or below one or with digits behind a point, that were not measured."""
+    unit = r"(?=\s(?:ms|s|GiB|MB|TFLOP/s|%)\b)"
+    texts = re.findall(rf"(?<![\w.])(\d+\.\d+|\d+{unit})(?![\w]|\.\d)", prose(page))
+    values = measured()
+    known = {"0.4", "5.17", "2.11"}  # of 0.4b; versions
+    return [
+        text
+        for text in texts
+        if text not in known and not any(f"{value:.{len(text.partition('.')[2])}f}" == text for value in values)
+    ]
+
+
+def test_tables_are_those_of_the_data() -> None:
+    assert TABLES["renewed"](PAGE, TABLES["tables"](DATA)) == PAGE, "run benchmarks/tables.py"
+
+
+def test_a_changed_number_changes_the_page() -> None:
+    other = copy.deepcopy(DATA)
+    other["h200"]["runs"]["sapiens2"]["rows"][0]["ours"]["median"] *= 1.1
+    assert TABLES["renewed"](PAGE, TABLES["tables"](other)) != PAGE
+
+
+def test_numbers_of_the_prose_were_measured() -> None:
+    assert not strangers(PAGE)
+    assert strangers(PAGE.replace("11.8 s", "11.3 s")) == ["11.3"]
+    assert strangers(PAGE + "\nIt takes 6789 ms, 0.123 of what it took.") == ["6789", "0.123"]
+
+
+def test_as_many_goals_are_missed_as_the_page_says() -> None:
+    rows = [row for data in DATA.values() for run in data["runs"].values() for row in run["rows"] if "goal" in row]
+    missed = sum(not TABLES["is_met"](row) for row in rows)
+    assert f"{COUNTS[missed]} goals are missed" in PAGE
+    assert TABLES["missed"](DATA).count("\n") == missed + 1
+
+
+def test_a_share_that_misses_its_goal_is_not_rounded_to_it() -> None:
+    row = {"ours": {"median": 25.2}, "reference": {"median": 100.0}, "goal": 0.25}
+    assert TABLES["share_text"](row) == "0.252"
+    assert TABLES["share_text"](row | {"goal": 0.2}) == "0.25"
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_runs_say_when_and_how(run: dict[str, Any]) -> None:
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", run["date"])
+    assert run["command"] or "throw-away script" in run["how"]
+    if run["command"].startswith("python "):
+        script, *words = run["command"].split()[1:]
+        text = (ROOT / script).read_text(encoding="utf-8")
+        assert all(f'"{word}"' in text for word in words if word.startswith("--"))
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_medians_lie_between_the_least_and_the_most(run: dict[str, Any]) -> None:
+    for row in run["rows"]:
+        for found in row.values():
+            if isinstance(found, dict) and "low" in found:
+                assert 0 < found["low"] <= found["median"] <= found["high"]
+
+
+def test_picture_shows_the_data(plot: dict[str, Any]) -> None:
+    with Image.open(PICTURE) as picture:
+        assert picture.text["Description"] == plot["digest"](plot["bars"](DATA)), "run benchmarks/plot.py"
+
+
+def test_bars_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plot: dict[str, Any]) -> None:
+    run_plot(monkeypatch, str(tmp_path / "bars.png"))
+    with Image.open(tmp_path / "bars.png") as drawn, Image.open(PICTURE) as shown:
+        assert abs(drawn.width - shown.width) < 40
+        assert drawn.text["Description"] == shown.text["Description"]
+        colours = {colour for _, colour in drawn.convert("RGB").getcolors(4096)}
+    for name in ("OURS", "MISSED", "REFERENCE", "PAPER"):
+        wanted = tuple(bytes.fromhex(plot[name][1:]))
+        assert any(max(abs(a - b) for a, b in zip(wanted, one, strict=True)) <= 3 for one in colours), name
+
+
+def curve_cells() -> list[Cell]:
+    """What gpu.py --curves measures: batches × sizes, and prompts."""
+    found = []
+    for batch in (1, 2, 8):
+        for size_hw in ((512, 384), (1024, 768)):
+            ours, theirs = (Timing(factor * batch * size_hw[0] / 1e2, 1.0, 2.0, 3) for factor in (1, 2))
+            times = {"optimized": ours, "reference": theirs}
+            found.append(Cell("sapiens2-pose-0.4b", batch, size_hw, 0, "bfloat16", times=times))
+    for prompts in (1, 64, 1024):
+        times = {"optimized": Timing(prompts / 10, 0.1, 200.0, 3)}
+        found.append(Cell("sam2-tiny-decoder", 1, (1024, 1024), prompts, "bfloat16", times=times))
+    found.append(Cell("sam2-tiny-decoder", 2, (1024, 1024), 64, "bfloat16", note="failed"))
+    return found
+
+
+def test_lines_hold_all_but_one_thing_fixed(plot: dict[str, Any]) -> None:
+    drawn = plot["lines"]([cell.to_dict() for cell in curve_cells()])
+    assert {way: list(panel) for way, panel in drawn.items()} == {
+        "batch": ["sapiens2-pose-0.4b bfloat16, megapixels 0.79"],
+        "megapixels": ["sapiens2-pose-0.4b bfloat16, batch 1"],
+        "prompts": ["sam2-tiny-decoder bfloat16, batch 1, megapixels 1.05"],
+    }
+    (batches,), (sizes,), (prompts,) = (panel.values() for panel in drawn.values())
+    assert batches == [(1, 10.24, 20.48), (2, 20.48, 40.96), (8, 81.92, 163.84)]
+    assert sizes == [(0.2, 5.12, 10.24), (0.79, 10.24, 20.48)]
+    assert prompts == [(1, 0.1), (64, 6.4), (1024, 102.4)]  # no reference there
+
+
+def test_curves_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    written = {"machine": "a machine", "cells": [json.loads(json.dumps(cell.to_dict())) for cell in curve_cells()]}
+    (tmp_path / "results.json").write_text(json.dumps(written), encoding="utf-8")
+    run_plot(monkeypatch, str(tmp_path / "curves.png"), "--curves", str(tmp_path / "results.json"))
+    with Image.open(tmp_path / "curves.png") as drawn:
+        assert drawn.width > 1500  # three panels
+        assert len(drawn.convert("RGB").getcolors(4096) or []) > 8
+    (tmp_path / "results.json").write_text(json.dumps(written | {"cells": written["cells"][:1]}), encoding="utf-8")
+    with pytest.raises(SystemExit, match="expected cells of which batch"):
+        run_plot(monkeypatch, str(tmp_path / "none.png"), "--curves", str(tmp_path / "results.json"))
