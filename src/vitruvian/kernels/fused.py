@@ -144,3 +144,31 @@ def instance_norm_silu(x: Tensor, bias: Tensor | None = None, *, eps: float = 1e
         B, C, H, W = x.shape
         x = x.view(B, 2, 2, C // 4, H, W).permute(0, 3, 4, 1, 5, 2).reshape(B, C // 4, 2 * H, 2 * W)
     return F.silu(F.instance_norm(x, eps=eps))
+
+
+def norm_silu_(x: Tensor, *, eps: float = 1e-5) -> Tensor:
+    """Return SiLU of the instance norm of maps [B, C, H, W], which may be gone: it takes their place where it can."""
+    if takes_kernel(x, name="lean_norm") and x.is_contiguous(memory_format=torch.channels_last):
+        from vitruvian.kernels import lean_norm_triton
+
+        return lean_norm_triton.norm_silu_(x, eps=eps)
+    return instance_norm_silu(x, eps=eps)
+
+
+def norm_silu_shuffled(x: Tensor, bias: Tensor | None, *, eps: float = 1e-5) -> Tensor:
+    """Add a bias [4·C'] to maps [B, 4·C', H, W], shuffle their pixels to [B, C', 2H, 2W], normalise, apply SiLU."""
+    if takes_kernel(x, name="lean_norm") and x.is_contiguous(memory_format=torch.channels_last):
+        from vitruvian.kernels import lean_norm_triton
+
+        return lean_norm_triton.norm_silu_shuffled(x, bias, eps=eps)
+    shuffled = F.pixel_shuffle(x if bias is None else x + bias[:, None, None], 2)
+    return instance_norm_silu(shuffled.contiguous(memory_format=torch.channels_last), eps=eps)
+
+
+def fill_planes_(out: Tensor, values: Tensor) -> Tensor:
+    """Fill the planes of [B, K, H, W] with one value [K] each."""
+    if takes_kernel(out, values, name="planes") and out.is_contiguous():
+        from vitruvian.kernels import fused_triton
+
+        return fused_triton.fill_planes_(out, values)
+    return out.copy_(values[:, None, None])

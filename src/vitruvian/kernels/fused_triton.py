@@ -1,4 +1,6 @@
 """Kernels that join what lies between matrix products: norms, rotations, residuals, gates."""
+# mypy: disable-error-code="assignment, var-annotated", no-warn-unreachable
+# ruff: noqa: RUF005 (Triton joins tuples with +)
 
 from __future__ import annotations
 
@@ -9,35 +11,48 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vitruvian.kernels.available import takes_kernel
+
 
 @triton.jit
 def _norm_rotate(
     x_ptr, out_ptr, q_weight, k_weight, cos_ptr, sin_ptr, count, tokens, row,
     q_heads: tl.constexpr, k_heads: tl.constexpr, half: tl.constexpr, padded_half: tl.constexpr,
-    eps: tl.constexpr, q_scale: tl.constexpr, has_norm: tl.constexpr, rows: tl.constexpr,
+    eps: tl.constexpr, q_scale: tl.constexpr, has_norm: tl.constexpr, rows: tl.constexpr, together: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(1)
+    # A few heads at a time: they share cosines and sines, which are twice as large as a head, and wait together.
+    first = tl.program_id(1) * together
     t = tl.program_id(0) * rows + tl.arange(0, rows)
     j = tl.arange(0, padded_half)
     inside = (t[:, None] < count) & (j[None, :] < half)
-    place = x_ptr + t[:, None].to(tl.int64) * row + head * (2 * half) + j[None, :]
-    left = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    right = tl.load(place + half, mask=inside, other=0.0).to(tl.float32)
-    if has_norm:
-        square = tl.sum(left * left, 1) + tl.sum(right * right, 1)
-        scale = tl.rsqrt(square / (2 * half) + eps)
-        weight = q_weight if head < q_heads else k_weight
-        left = left * scale[:, None] * tl.load(weight + j, mask=j < half, other=0.0).to(tl.float32)[None, :]
-        right = right * scale[:, None] * tl.load(weight + half + j, mask=j < half, other=0.0).to(tl.float32)[None, :]
+    place = x_ptr + t[:, None].to(tl.int64) * row + first * (2 * half) + j[None, :]
+    lefts = ()
+    rights = ()
+    for h in tl.static_range(together):
+        lefts = lefts + (tl.load(place + h * (2 * half), mask=inside, other=0.0),)
+        rights = rights + (tl.load(place + (h * (2 * half) + half), mask=inside, other=0.0),)
     angle = (t % tokens)[:, None] * half + j[None, :]
     cos = tl.load(cos_ptr + angle, mask=inside, other=1.0)
     sin = tl.load(sin_ptr + angle, mask=inside, other=0.0)
-    factor = q_scale if head < q_heads else 1.0
+    factor = q_scale if first < q_heads else 1.0
     # Heads come first in what is written: attention then reads whole lines.
     batch = (t // tokens)[:, None].to(tl.int64)
-    target = out_ptr + ((batch * (q_heads + k_heads) + head) * tokens + (t % tokens)[:, None]) * (2 * half) + j[None, :]
-    tl.store(target, ((left * cos - right * sin) * factor).to(out_ptr.dtype.element_ty), mask=inside)
-    tl.store(target + half, ((right * cos + left * sin) * factor).to(out_ptr.dtype.element_ty), mask=inside)
+    target = out_ptr + ((batch * (q_heads + k_heads) + first) * tokens + (t % tokens)[:, None]) * (2 * half)
+    target += j[None, :]
+    if has_norm:
+        weight = q_weight if first < q_heads else k_weight
+        left_weight = tl.load(weight + j, mask=j < half, other=0.0).to(tl.float32)[None, :]
+        right_weight = tl.load(weight + half + j, mask=j < half, other=0.0).to(tl.float32)[None, :]
+    for h in tl.static_range(together):
+        left, right = lefts[h].to(tl.float32), rights[h].to(tl.float32)
+        if has_norm:
+            square = tl.sum(left * left, 1) + tl.sum(right * right, 1)
+            scale = tl.rsqrt(square / (2 * half) + eps)
+            left = left * scale[:, None] * left_weight
+            right = right * scale[:, None] * right_weight
+        there = target + h * (2 * half) * tokens
+        tl.store(there, ((left * cos - right * sin) * factor).to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(there + half, ((right * cos + left * sin) * factor).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def norm_rotate(
@@ -50,14 +65,21 @@ def norm_rotate(
     """
     B, N, heads, D = qkv.shape
     out = torch.empty(B, q_heads + k_heads, N, D, device=qkv.device, dtype=qkv.dtype)
-    rows = 64
-    launch: Any = _norm_rotate[(triton.cdiv(B * N, rows), q_heads + k_heads)]
+    together = heads_together(q_heads, k_heads) if takes_kernel(qkv, name="rotate_heads") else 1
+    padded = triton.next_power_of_2(D // 2)
+    rows = 64 if together == 1 else max(8, min(64, 1024 // padded))
+    launch: Any = _norm_rotate[(triton.cdiv(B * N, rows), (q_heads + k_heads) // together)]
     launch(
         qkv, out, q_weight, k_weight, cos, sin, B * N, N, heads * D,
-        q_heads=q_heads, k_heads=k_heads, half=D // 2, padded_half=triton.next_power_of_2(D // 2),
-        eps=eps, q_scale=q_scale, has_norm=q_weight is not None, rows=rows, num_warps=4,
+        q_heads=q_heads, k_heads=k_heads, half=D // 2, padded_half=padded,
+        eps=eps, q_scale=q_scale, has_norm=q_weight is not None, rows=rows, together=together, num_warps=4,
     )  # fmt: skip
     return out
+
+
+def heads_together(q_heads: int, k_heads: int) -> int:
+    """Return how many heads a program of `norm_rotate` takes: all of them queries, or all keys."""
+    return next(number for number in (4, 2, 1) if q_heads % number == k_heads % number == 0)
 
 
 @triton.jit
@@ -109,4 +131,21 @@ def silu_gate(h: Tensor) -> Tensor:
     out = torch.empty(*h.shape[:-1], h.shape[-1] // 2, device=h.device, dtype=h.dtype)
     launch: Any = _gate[(triton.cdiv(out.numel(), 1024),)]
     launch(h, out, out.numel(), block=1024, num_warps=4)
+    return out
+
+
+@triton.jit
+def _fill_planes(out_ptr, values_ptr, pixels, planes, block: tl.constexpr):
+    plane = tl.program_id(0)
+    at = tl.program_id(1) * block + tl.arange(0, block)
+    value = tl.load(values_ptr + plane % planes).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + plane.to(tl.int64) * pixels + at, tl.zeros([block], value.dtype) + value, mask=at < pixels)
+
+
+def fill_planes_(out: Tensor, values: Tensor) -> Tensor:
+    """Fill the planes of [B, K, H, W], contiguous, with one value [K] each."""
+    B, K, H, W = out.shape
+    block = 8192
+    launch: Any = _fill_planes[(B * K, triton.cdiv(H * W, block))]
+    launch(out, values, H * W, K, block=block, num_warps=4)
     return out

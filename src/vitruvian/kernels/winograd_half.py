@@ -24,9 +24,11 @@ from vitruvian.kernels.available import takes_kernel
 from vitruvian.kernels.linear_cpu import even_chunks
 from vitruvian.kernels.winograd import taps_of, taps_of_transposed
 
-BYTES = 2**28  # of factors and products at a time
+BYTES = 2**28  # of factors and products at a time, for four pictures or more
 ROWS = 128  # of a block of a matrix product
 FEWEST_TILES = 128  # with fewer, the larger weights take longer to read than the products they save
+WORTH_TILES = 1024  # with fewer in all pictures, they take more memory than their time is worth
+WORTH_PICTURES = 4  # the same for transposed convolutions
 ROOM = 1 / 16  # norm of a channel's weights: products then stay within the range of float16
 EPS = 1e-5
 
@@ -96,6 +98,15 @@ class Maps:
             return winograd_triton.norm_silu(self.values, self.mean, self.spread, dtype)
         return F.silu((self.values.float() - self.mean[..., None, None]) * self.spread[..., None, None]).to(dtype)
 
+    def activate_(self, dtype: torch.dtype) -> Tensor:
+        """Return the maps after all that, in the memory of `values` where the kernel runs: they are then gone."""
+        if self.mean is None or self.spread is None or not takes_kernel(self.values, name="winograd"):
+            return self.activated(dtype)
+        from vitruvian.kernels import winograd_triton
+
+        place = self.values.view(dtype) if self.values.dtype.itemsize == dtype.itemsize else None
+        return winograd_triton.norm_silu(self.values, self.mean, self.spread, dtype, out=place)
+
 
 class TiledConv:
     """A 3×3 convolution with padding 1, which may end in a pixel shuffle, or a transposed one (kernel 4, stride 2,
@@ -118,15 +129,19 @@ class TiledConv:
             phases = bias.detach().float().view(-1, self.spread**2).t()  # [s², C']
             self.bias = (phases / self.unit).flatten()  # [s²·C']
 
-    def __call__(self, maps: Maps) -> Maps:
-        """Convolve maps [B, C, H, W] into [B, C', s·H, s·W], whose norm and SiLU are still to be done."""
+    def __call__(self, maps: Maps, *, batch: int | None = None) -> Maps:
+        """Convolve maps [B, C, H, W] into [B, C', s·H, s·W], whose norm and SiLU are still to be done.
+
+        They are some of `batch` pictures.
+        """
         B, _, H, W = maps.values.shape
         down, across = tiles_hw((H, W), self.taps)
         shape = (B, self.channels, self.spread * H, self.spread * W)
         out = torch.empty(shape, device=maps.values.device, dtype=self.dtype, memory_format=torch.channels_last)
         moments = new_moments(out, (down, across), phases=self.spread**2)
         line = self.factors.element_size() * across * len(self.factors) * sum(self.factors.shape[1:])  # bytes
-        lines = lines_at_a_time(B * down, across, most=max(1, BYTES // line))
+        room = bytes_at_a_time(self.factors.nbytes, B if batch is None else batch)
+        lines = lines_at_a_time(B * down, across, most=max(1, room // line))
         for first in range(0, B * down, lines):
             self.run_lines(maps, out, moments, first=first, lines=min(lines, B * down - first))
         return Maps(out, *join_moments(out, moments, self.unit))
@@ -142,8 +157,13 @@ class TiledConv:
         )  # fmt: skip
 
 
-def pays(weight: Tensor, size_hw: tuple[int, int], *, pictures: int, transposed: bool = False) -> bool:
+def pays(
+    weight: Tensor, size_hw: tuple[int, int], *, pictures: int, batch: int | None = None, transposed: bool = False
+) -> bool:
     """Tell whether tiles beat a plain convolution with this weight on maps of this size.
+
+    `pictures` are convolved together, out of a batch of `batch`. Factors take four times the memory of the weights
+    beside them, whatever the batch: few pictures on small maps do without.
 
     Products saved grow with C · N, what passes through memory with C + N, for N channels out before a shuffle. With
     650 TFLOP/s and 4.3 TB/s the two balance where C · N / (C + N) is 80 for 3×3 and 170 for transposed convolutions;
@@ -154,7 +174,15 @@ def pays(weight: Tensor, size_hw: tuple[int, int], *, pictures: int, transposed:
     down, across = tiles_hw(size_hw, taps)
     fits = tuple(weight.shape[2:]) == ((4, 4) if transposed else (3, 3)) and before % 8 == 0 and after % 8 == 0
     enough = before * after >= FILTERS[taps].least * (before + after)
-    return fits and enough and pictures * down * across >= FEWEST_TILES
+    batch = pictures if batch is None else batch
+    worth = batch >= WORTH_PICTURES if transposed else batch * down * across >= WORTH_TILES
+    return fits and enough and worth and pictures * down * across >= FEWEST_TILES
+
+
+def bytes_at_a_time(factors: int, batch: int) -> int:
+    """Return how many bytes tiles may take at a time: few for few pictures, but not fewer than the factors of the
+    weights, which are read again each time."""
+    return min(BYTES, max(factors, batch * BYTES // 4))
 
 
 def lines_at_a_time(lines: int, across: int, *, most: int) -> int:

@@ -259,10 +259,11 @@ def gather_tiles(
     )  # fmt: skip
 
 
-def norm_silu(x: Tensor, mean: Tensor, spread: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return SiLU((x − mean) · spread) of channels-last maps [B, C, H, W]."""
+def norm_silu(x: Tensor, mean: Tensor, spread: Tensor, dtype: torch.dtype, *, out: Tensor | None = None) -> Tensor:
+    """Return SiLU((x − mean) · spread) of channels-last maps [B, C, H, W], in `out` where given: it may be x itself."""
     B, C, H, W = x.shape
-    out = torch.empty(x.shape, device=x.device, dtype=dtype, memory_format=torch.channels_last)
+    if out is None:
+        out = torch.empty(x.shape, device=x.device, dtype=dtype, memory_format=torch.channels_last)
     width = min(128, triton.next_power_of_2(C))
     rows = 8192 // width
     launch: Any = _apply[(triton.cdiv(H * W, rows), triton.cdiv(C, width), B)]

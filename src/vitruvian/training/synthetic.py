@@ -11,7 +11,7 @@ Rendering takes its share of the device's time and happens in place: processes b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -107,7 +107,7 @@ class SyntheticStream:
         scenes = None
         if options.scenes:
             H, W = options.scene.size_hw
-            turned = SceneOptions((W, H), options.scene.people, options.scene.tall)
+            turned = replace(options.scene, size_hw=(W, H))
             which = options.scene if step % 2 else turned
             scenes = compose_scenes(ring, self.pack.backgrounds, options.scenes, chance=chance, options=which)
         return StreamBatch(crops, scenes)

@@ -56,6 +56,12 @@ class Memory:
     def permute(self, order: tuple[int, ...]) -> Memory:
         return Memory(self.data.permute(order))
 
+    def store(self, value: Tensor) -> None:
+        self.data.copy_(value)
+
+    def load(self, layout: Any) -> Tensor:
+        return self.data.clone()
+
 
 class Product:
     """A product under way."""
@@ -129,6 +135,7 @@ class Chip:
 
     def language(self) -> SimpleNamespace:
         names = ("NVMMADistributedLayout", "DotOperandLayout", "BlockedLayout", "SliceLayout", "NVMMASharedLayout")
+        names = (*names, "SwizzledSharedLayout", "thread_barrier")
         return SimpleNamespace(
             **{name: lambda *args, **options: None for name in names},
             int64=Barrier,

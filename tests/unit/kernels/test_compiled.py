@@ -49,7 +49,8 @@ def test_drawing_keeps_to_the_matrix_instructions_of_a_warp() -> None:
     assert "wgmma" not in code
 
 
-def test_attention_of_groups_of_warps() -> None:
+@pytest.mark.parametrize("shares", [False, True])
+def test_attention_of_groups_of_warps(shares: bool) -> None:
     import triton
 
     if not triton.__version__.startswith("3.6."):
@@ -61,7 +62,7 @@ def test_attention_of_groups_of_warps() -> None:
 
     tile = f"tensordesc<bf16[1, 1, 64, 64],{NVMMASharedLayout(128, 16, rank=4)!r}>"
     sizes = {"heads": 16, "groups": 2, "head_dim": 64, "rows": 64, "columns": 64, "stages": 4, "parts": 3}
-    sizes |= {"registers": attention_hopper.REGISTERS[3], "polynomials": 1, "unrolled": False}
+    sizes |= {"registers": attention_hopper.REGISTERS[3], "polynomials": 1, "unrolled": False, "shares": shares}
     types = dict.fromkeys(("q_desc", "k_desc", "v_desc"), tile)
     code = compiled(attention_hopper._attend, sizes, types, 4, GluonASTSource)
     assert "wgmma.mma_async" in code
@@ -82,3 +83,36 @@ def test_cropping_and_decoding_keep_to_registers() -> None:
     for code in (cropped, found):
         assert ".local" not in code
         assert "ld.global" in code
+
+
+def test_last_rows_of_gated_products() -> None:
+    """Half tiles for the last rows: both groups of warps have their 64 rows, and nothing leaves the registers."""
+    import triton
+
+    if not triton.__version__.startswith("3.6."):
+        pytest.skip("another Triton")
+    from vitruvian.kernels import gated_linear_triton as module
+
+    rows, columns, depth, rest = module.ROWS, module.COLUMNS, module.DEPTH, module.REST_ROWS
+    sizes = {"rows": rows, "columns": columns, "depth": depth, "group": 16, "programs": 132, "has_bias": True}
+    tiles = {"x": (rows, depth), "w": (columns, depth), "out": (rows, columns // 2)}
+    tiles |= {"x_rest": (rest, depth), "out_rest": (rest, columns // 2)}
+    types = {f"{name}_desc": f"tensordesc<bf16[{high}, {wide}]>" for name, (high, wide) in tiles.items()}
+    code = compiled(module._gated, sizes | {"rest": rest}, types, 8)
+    assert "wgmma.mma_async.sync.aligned.m64n256k16" in code
+    assert "wgmma.mma_async.sync.aligned.m64n128k16" in code
+    assert ".local" not in code
+    none = {"rest": 0, "x_rest_desc": None, "out_rest_desc": None}
+    assert "m64n128k16" not in compiled(module._gated, sizes | none, types, 8)
+
+
+def test_lean_norms_write_whole_lines() -> None:
+    from vitruvian.kernels import fused_triton, lean_norm_triton
+
+    types = dict.fromkeys(("mean_ptr", "spread_ptr"), "*fp32")
+    sizes = {"rows": 32, "width": 128, "has_bias": True, "channels": 3072, "pixels": 3072}
+    code = compiled(lean_norm_triton._apply_shuffled, sizes, types, 4)
+    assert "st.global.v2.b32" in code or "st.global.v4.b32" in code
+    assert "st.global.b16" not in code
+    filled = compiled(fused_triton._fill_planes, {"block": 8192, "pixels": 49152}, {}, 4)
+    assert "st.global.v4.b32" in filled

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch.nn import functional as F
 
 from tests.unit.kernels.ways import WAYS, Way
 from vitruvian.kernels import winograd_half
-from vitruvian.kernels.winograd_half import Maps, TiledConv, lines_at_a_time, pays
+from vitruvian.kernels.winograd_half import BYTES, Maps, TiledConv, bytes_at_a_time, lines_at_a_time, pays
 
 KINDS = ["plain", "shuffles", "transposed"]
 
@@ -134,14 +136,43 @@ def test_rows_at_a_time_cover_all_within_reason(lines: int, across: int, most: i
 
 
 def test_where_it_pays() -> None:
-    def tells(shape: tuple[int, ...], size: tuple[int, int], pictures: int = 4, transposed: bool = False) -> bool:
-        return pays(torch.empty(shape, device="meta"), size, pictures=pictures, transposed=transposed)
+    def tells(shape: tuple[int, ...], size: tuple[int, int], pictures: int = 8, **options: Any) -> bool:
+        return pays(torch.empty(shape, device="meta"), size, pictures=pictures, **options)
 
     assert tells((6144, 1024, 3, 3), (64, 48))
+    assert tells((6144, 1024, 3, 3), (64, 48), pictures=2, batch=8)
+    assert not tells((6144, 1024, 3, 3), (64, 48), pictures=2)  # not worth the memory of its factors
+    assert tells((3072, 1536, 3, 3), (128, 96), pictures=2)
     assert tells((512, 256, 3, 3), (512, 384), pictures=1)
     assert not tells((64, 256, 3, 3), (1024, 768))
     assert not tells((6144, 1024, 3, 3), (16, 12))
     assert not tells((6144, 1024, 1, 1), (64, 48))
     assert tells((1024, 1024, 4, 4), (64, 48), transposed=True)
+    assert tells((1024, 1024, 4, 4), (64, 48), pictures=2, batch=4, transposed=True)
+    assert not tells((1024, 768, 4, 4), (128, 96), pictures=3, transposed=True)
     assert not tells((1024, 1024, 2, 2), (64, 48), transposed=True)
     assert not tells((256, 128, 4, 4), (256, 192), transposed=True)
+
+
+def test_few_pictures_have_little_room() -> None:
+    assert bytes_at_a_time(2**20, 1) == BYTES // 4
+    assert bytes_at_a_time(2**20, 2) == BYTES // 2
+    assert bytes_at_a_time(2**20, 8) == BYTES
+    assert bytes_at_a_time(BYTES // 3, 1) == BYTES // 3  # weights are read again each time: not too often
+    assert bytes_at_a_time(2 * BYTES, 1) == BYTES
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_activation_in_place(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    on = Way(way, winograd_half, monkeypatch)
+    x = last(on.randn(2, 24, 7, 9).half())
+    variance, mean = torch.var_mean(x.float(), dim=(2, 3), correction=0)
+    maps = Maps(x, mean, torch.rsqrt(variance + 1e-5))
+    for dtype in (torch.float32, torch.bfloat16):
+        want, place = maps.activated(dtype), maps.values.data_ptr()
+        got = maps.activate_(dtype)
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+        assert got.is_contiguous(memory_format=torch.channels_last)
+        assert (got.data_ptr() == place) == (way == "kernel" and dtype == torch.bfloat16)
+    plain = Maps(last(on.randn(1, 8, 3, 3)))
+    assert plain.activate_(plain.values.dtype) is plain.values

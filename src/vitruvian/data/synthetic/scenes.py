@@ -25,6 +25,7 @@ class SceneOptions:
     size_hw: tuple[int, int] = (288, 384)
     people: tuple[float, ...] = (0.06, 0.22, 0.2, 0.17, 0.14, 0.12, 0.09)  # probability of 0, 1, 2 … people
     tall: tuple[float, float] = (0.15, 1.35)  # height of a person over that of the picture
+    close: float = 0.2  # probability of a picture as it was drawn, of one person, whom any side may cut off
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def compose_scenes(
     wide, high = boxes[..., 2] - boxes[..., 0], boxes[..., 3] - boxes[..., 1]
     enough = (wide >= 8) & (high >= 12) & (area >= 0.12 * wide * high)
     some_seen = area > 12
-    return Scenes(
+    scenes = Scenes(
         image=image.clamp(0, 1),
         alpha=total,
         foreground=foreground.clamp(0, 1),
@@ -93,6 +94,39 @@ def compose_scenes(
         boxes_xyxy=boxes,
         present=some_seen & enough,
         ignored=some_seen & ~enough,
+    )
+    return _with_portraits(scenes, samples, chance, options) if options.close else scenes
+
+
+def _with_portraits(scenes: Scenes, samples: Samples, chance: Chance, options: SceneOptions) -> Scenes:
+    """Let some of the whole pictures be views of samples as they were drawn: somebody near, cut off at any side."""
+    n, (H, W) = len(scenes.image), options.size_hw
+    height, width = samples.size_hw
+    which = chance.integers(len(samples), n)
+    step = min(height / H, width / W) * chance.uniform(0.75, 1.0, n)  # [n] source pixels per output pixel
+    room = constant((width, height), step.device) - step[:, None] * constant((W, H), step.device)  # [n, 2]
+    start = chance.uniform(0.0, 1.0, n, 2) * room + step[:, None] / 2 - 0.5
+    flipped = chance.flip(0.5, n)
+    window = Window(start, step[:, None].expand(-1, 2), flipped, options.size_hw)
+    grid = window.grid((height, width))
+    colours = torch.cat([samples.image[which], samples.foreground[which], samples.alpha[which]], dim=1) / 255
+    seen = F.grid_sample(colours, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    image, foreground, alpha = torch.split(seen, [3, 3, 1], dim=1)
+    labels = F.grid_sample(samples.parts[which].float(), grid, mode="nearest", align_corners=False)[:, 0].long()
+    labels = torch.where(flipped[:, None, None], constant(PART_FLIP_PERMUTATION, labels.device)[labels], labels)
+    box, area = _boxes(alpha > 0.5)  # [n, 1, 4], [n, 1]
+    found = area > 0.02 * H * W
+    row = chance.flip(options.close, n)  # [n]
+    first = torch.arange(scenes.present.shape[1], device=row.device) == 0  # [m]
+    wide, tall = row[:, None, None], row[:, None, None, None]
+    return Scenes(
+        image=torch.where(tall, image, scenes.image),
+        alpha=torch.where(tall, alpha, scenes.alpha),
+        foreground=torch.where(tall, foreground, scenes.foreground),
+        parts=torch.where(wide, labels, scenes.parts),
+        boxes_xyxy=torch.where(wide, box * (first & found)[..., None], scenes.boxes_xyxy),
+        present=torch.where(row[:, None], first & found, scenes.present),
+        ignored=torch.where(row[:, None], first & ~found & (area > 12), scenes.ignored),
     )
 
 

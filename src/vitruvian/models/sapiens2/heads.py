@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import ConfigError
 from vitruvian.kernels.available import is_traced, takes_kernel
-from vitruvian.kernels.fused import instance_norm_silu
+from vitruvian.kernels.fused import fill_planes_, norm_silu_, norm_silu_shuffled
 from vitruvian.kernels.linear_cpu import packs, stamp
 from vitruvian.kernels.maps_cpu import MapChain, Stage
 from vitruvian.kernels.winograd_half import Maps, TiledConv, pays
@@ -104,17 +104,20 @@ class ConvBlock(nn.Module):
         return F.silu(self.norm(x))
 
 
+LARGE_MAP = 2**26  # bytes of a picture's largest map, above which fewer pictures are decoded at a time
+
+
 class FastHead:
     """A decode head on channels-last maps, with its norms fused and its weights laid out for that.
 
     Pictures are decoded a few at a time: maps at full size are what takes the memory of these models. Convolutions
-    with many channels run as minimal filters (`winograd_half.pays` is the rule), all others through cuDNN.
+    with many channels run as minimal filters (`winograd_half.pays` is the rule), all others through cuDNN. The weights
+    themselves become channels-last, so that nothing but the factors of minimal filters is held beside them.
     """
 
-    def __init__(self, blocks: list[ConvBlock], predictor: nn.Conv2d, *, pictures: int = 4) -> None:
+    def __init__(self, blocks: list[ConvBlock], predictor: nn.Conv2d, *, pictures: int | None = None) -> None:
         self.blocks, self.predictor, self.pictures = blocks, predictor, pictures
         self.seen: list[tuple[int, int]] = []
-        self.plain: dict[int, tuple[Tensor, Tensor | None]] = {}
         self.tiled: dict[int, TiledConv] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -122,24 +125,31 @@ class FastHead:
 
     def __call__(self, features: Tensor) -> Tensor:
         """Predict [B, K, s·h, s·w], contiguous, from a map [B, C, h, w]."""
-        seen = stamp([value for block in self.blocks for value in block.parameters()])
-        if seen != self.seen:  # new weights were loaded or trained
-            self.seen, self.plain, self.tiled = seen, {}, {}
+        if self.stamp() != self.seen:  # new weights were loaded or trained
+            for block in self.blocks:
+                lay_out_(block)
+            self.seen, self.tiled = self.stamp(), {}
         features = features.contiguous(memory_format=torch.channels_last)
+        pictures = self.pictures or pictures_at_a_time(self.blocks, features)
         out: Tensor | None = None
-        for first in range(0, len(features), self.pictures):
-            x = self.decode(features[first : first + self.pictures])  # [b, C, s·h, s·w]
+        for first in range(0, len(features), pictures):
+            x = self.decode(features[first : first + pictures], batch=len(features))  # [b, C, s·h, s·w]
             if out is None:
                 out = x.new_empty(len(features), self.predictor.out_channels, *x.shape[2:])
-            self.predict(x, out[first : first + self.pictures])
+            self.predict(x, out[first : first + pictures])
+            del x  # before the next ones need its memory
         return features.new_empty(0) if out is None else out
 
-    def decode(self, features: Tensor) -> Tensor:
-        """Run the blocks on channels-last maps."""
+    def stamp(self) -> list[tuple[int, int]]:
+        """Tell the state of the weights."""
+        return stamp([value for block in self.blocks for value in block.parameters()])
+
+    def decode(self, features: Tensor, *, batch: int) -> Tensor:
+        """Run the blocks on channels-last maps of some pictures of a batch."""
         maps = Maps(features)
         for number in range(len(self.blocks)):
-            maps = self.run_block(number, maps, features.dtype)
-        return maps.activated(features.dtype)
+            maps = self.run_block(number, maps, features.dtype, batch=batch)
+        return maps.activate_(features.dtype)
 
     def predict(self, x: Tensor, out: Tensor) -> None:
         """Write the predictions from channels-last maps [B, C, H, W] into [B, K, H, W]."""
@@ -149,27 +159,26 @@ class FastHead:
         if self.predictor.bias is None:
             torch.bmm(weight, flat, out=out.flatten(2))
         else:
-            torch.baddbmm(self.predictor.bias[:, None], weight, flat, out=out.flatten(2))
+            fill_planes_(out, self.predictor.bias)
+            out.flatten(2).baddbmm_(weight, flat)
 
-    def run_block(self, number: int, maps: Maps, dtype: torch.dtype) -> Maps:
-        """Run a block on [B, C, h, w]."""
+    def run_block(self, number: int, maps: Maps, dtype: torch.dtype, *, batch: int) -> Maps:
+        """Run a block on [B, C, h, w], out of a batch; the maps are then gone."""
         block = self.blocks[number]
         conv: Any = block.convolution
         transposed = isinstance(conv, nn.ConvTranspose2d)
         B, _, H, W = maps.values.shape
         if takes_kernel(maps.values, name="winograd") and (
-            pays(conv.weight, (H, W), pictures=B, transposed=transposed) and matches(conv)
+            pays(conv.weight, (H, W), pictures=B, batch=batch, transposed=transposed) and matches(conv)
         ):
             if number not in self.tiled:
                 bias = conv.bias if block.shuffles else None  # without a shuffle, the norm takes it away again
                 self.tiled[number] = TiledConv(conv.weight, bias, transposed=transposed, shuffles=block.shuffles)
-            return self.tiled[number](maps)
-        if number not in self.plain:
-            self.plain[number] = lay_out(block)
-        weight, bias = self.plain[number]
+            return self.tiled[number](maps, batch=batch)
         function = F.conv_transpose2d if transposed else F.conv2d
-        x = function(maps.activated(dtype), weight, None, stride=conv.stride, padding=conv.padding)
-        return Maps(instance_norm_silu(x, bias, shuffles=block.shuffles))
+        x = function(maps.activate_(dtype), conv.weight, None, stride=conv.stride, padding=conv.padding)
+        # Without a shuffle there is no bias: the norm takes it away again.
+        return Maps(norm_silu_shuffled(x, conv.bias) if block.shuffles else norm_silu_(x))
 
 
 class CpuHead:
@@ -212,17 +221,24 @@ def matches(conv: Any) -> bool:
 
 
 @torch.no_grad()
-def lay_out(block: ConvBlock) -> tuple[Tensor, Tensor | None]:
-    """Return a block's weight, channels last, and its bias where that counts.
+def lay_out_(block: ConvBlock) -> None:
+    """Let a block's weight have its channels last in memory; its shape and values stay."""
+    weight = block.convolution.get_parameter("weight")
+    if not weight.is_contiguous(memory_format=torch.channels_last):
+        with torch.inference_mode(weight.is_inference()):
+            weight.data = weight.detach().contiguous(memory_format=torch.channels_last)
 
-    Those of a shuffle are ordered phase by phase. Without a shuffle there is no bias: the norm takes it away again.
-    """
-    conv: Any = block.convolution
-    weight: Tensor = conv.weight.detach()
-    if not block.shuffles:
-        return weight.contiguous(memory_format=torch.channels_last), None
-    order = torch.arange(len(weight), device=weight.device).view(-1, 4).t().flatten()
-    return weight[order].contiguous(memory_format=torch.channels_last), conv.bias.detach()[order]
+
+def pictures_at_a_time(blocks: list[ConvBlock], features: Tensor) -> int:
+    """Return how many pictures to decode together, given their token maps [B, C, h, w]: two where maps are large."""
+    H, W = features.shape[2:]
+    size, largest = H * W * features.element_size(), 0  # bytes
+    for block in blocks:
+        conv: Any = block.convolution
+        size *= 4 if block.shuffles or isinstance(conv, nn.ConvTranspose2d) else 1
+        channels = conv.out_channels // (4 if block.shuffles else 1)
+        largest = max(largest, size * channels)
+    return 2 if largest > LARGE_MAP else 4
 
 
 class ScaleHead(nn.Module):

@@ -170,7 +170,7 @@ class TestCrops:
 
 class TestScenes:
     def scene(self, samples: Samples, walls: Tensor, seed: int = 0, **changes: object) -> Scenes:
-        options = replace(SceneOptions(size_hw=(72, 96)), **changes)  # type: ignore[arg-type]
+        options = replace(SceneOptions(size_hw=(72, 96), close=0.0), **changes)  # type: ignore[arg-type]
         return compose_scenes(samples, walls, 6, chance=chance(seed), options=options)
 
     def test_boxes_hold_what_is_seen(self, samples: Samples, walls: Tensor) -> None:
@@ -212,6 +212,25 @@ class TestScenes:
         scenes = self.scene(cut, walls, people=(0.0, 1.0))
         assert not scenes.present.any()
         assert scenes.alpha.max() == 0
+
+    def test_portraits_are_pictures_as_they_were_drawn(self, samples: Samples, walls: Tensor) -> None:
+        scenes = self.scene(samples, walls, people=(0.0, 0.0, 1.0), close=1.0)
+        assert scenes.present[:, 0].sum() >= 4
+        assert not scenes.present[:, 1:].any()
+        for picture in scenes.present[:, 0].nonzero()[:, 0].tolist():
+            strong = scenes.alpha[picture, 0] > 0.5
+            rows, columns = strong.nonzero().unbind(1)
+            box = [int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1]
+            assert scenes.boxes_xyxy[picture, 0].int().tolist() == box
+            assert (scenes.parts[picture][scenes.alpha[picture, 0] > 0.95] > 0).float().mean() > 0.97
+        x1, y1, x2, _ = scenes.boxes_xyxy[scenes.present].unbind(1)
+        assert ((x1 == 0) | (y1 == 0) | (x2 == 96)).any()  # cut off elsewhere than below
+        behind = scenes.image - scenes.foreground
+        assert behind[:, 1].max() > 0.05  # what it was drawn before, not the walls, which are red or blue
+        some = self.scene(samples, walls, people=(0.0, 0.0, 1.0), close=0.5)
+        alone = self.scene(samples, walls, people=(0.0, 0.0, 1.0))
+        kept = (some.image == alone.image).flatten(1).all(1)
+        assert 0 < kept.sum() < 6
 
     def test_crops_show_somebody_at_the_size_of_a_crop(self, samples: Samples, walls: Tensor) -> None:
         scenes = self.scene(samples, walls, people=(0.0, 1.0), tall=(0.3, 0.5))
