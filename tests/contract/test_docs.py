@@ -128,6 +128,7 @@ def test_command_line_that_does_not_exist_is_noticed(words: list[str], complaint
 
 
 @pytest.mark.parametrize("words", [one for one in COMMANDS if "examples/astronaut.jpg" in one.values[0]])
+@pytest.mark.filterwarnings("default::vitruvian.errors.VitruvianWarning")  # that the small model is at work
 def test_command_line_works(words: list[str], here: dict[Path, dict[str, Any]]) -> None:
     model = words[words.index("--model") + 1] if "--model" in words else "builtin"
     if model != "builtin" and not Path(model).is_dir():

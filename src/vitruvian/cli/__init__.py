@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 import warnings
@@ -93,6 +94,7 @@ def main() -> None:
             if stream is not None:
                 stream.flush()
         os._exit(code)
+    gc.freeze()  # what is left goes with the process: to look through all of torch for cycles first takes a while
     raise SystemExit(code)
 
 

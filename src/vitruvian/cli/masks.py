@@ -26,7 +26,7 @@ class MaskOptions:
         float, Option(help="How little a mask may change with its threshold.", rich_help_panel=OWN)
     ] = 0.95
     crop_layers: Annotated[
-        int, Option(help="Look at 4, 16, … crops too, for small things.", min=0, rich_help_panel=OWN)
+        int, Option(help="Look at 4, 16, … crops too, for small things.", min=0, max=4, rich_help_panel=OWN)
     ] = 0
     max_hole_area: Annotated[float, Option(help="Fill holes of up to so many pixels.", min=0, rich_help_panel=OWN)] = (
         0.0

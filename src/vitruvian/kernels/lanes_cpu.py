@@ -20,6 +20,7 @@ Done = TypeVar("Done")
 
 MOST_LANES = 16  # with more threads each lane has several: parts would become too small to be quick
 ROUNDS = 2  # parts for each lane at least, so that none waits long for the last
+LITTLE = 0.6  # of what all lanes take in one round: less is not cut any smaller
 
 
 def lane_count() -> int:
@@ -34,10 +35,14 @@ def pieces(size: int, count: int) -> list[slice]:
 
 
 def cut(size: int, most: int) -> list[slice]:
-    """Cut a range into pieces for `run_parts`: none larger than `most`, and as many for every lane."""
+    """Cut a range into pieces for `run_parts`: none larger than `most`, and as many for every lane.
+
+    Little work is cut once for each lane: to start a piece takes time, too.
+    """
     lanes = lane_count()
     rounds = -(-size // (most * lanes))
-    return pieces(size, min(size, rounds if lanes == 1 else lanes * max(ROUNDS, rounds)))
+    least = 1 if lanes == 1 or size <= LITTLE * most * lanes else ROUNDS
+    return pieces(size, min(size, lanes * max(least, rounds)))
 
 
 def run_parts(function: Callable[[Part], Done], parts: Iterable[Part]) -> list[Done]:

@@ -16,6 +16,7 @@ from vitruvian.kernels.lanes_cpu import cut, run_parts
 from vitruvian.kernels.linear_cpu import PackedLinear
 from vitruvian.kernels.winograd import Winograd
 
+WIDE = 1024  # channels of a map that is cut into as many pixels as linear layers take rows
 FEWEST_CHANNELS = 256  # below, the sums around Winograd's products cost more than these save
 
 
@@ -93,8 +94,10 @@ class RawMap:
 
 
 def row_chunks(values: Tensor) -> list[slice]:
-    """Cut a map [h, w, C] into rows that fit the cache."""
-    return cut(len(values), max(1, linear_cpu.ROWS // values.shape[1]))
+    """Cut a map [h, w, C] into rows that fit the cache: the fewer channels, the more pixels."""
+    _, width, channels = values.shape
+    pixels = linear_cpu.ROWS * max(1, WIDE // channels)
+    return cut(len(values), max(1, pixels // width))
 
 
 class MapChain:

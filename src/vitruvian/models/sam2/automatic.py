@@ -36,6 +36,8 @@ ENLARGED_PIXELS = 1 << 24
 EDGE = 20.0
 # Side of the small picture on which masks are compared pixel by pixel.
 COMPARED_SIDE = 256
+# Layers of crops: the fourth has 256 of them.
+MOST_LAYERS = 4
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,11 @@ class AutomaticMaskOptions:
         for name, lowest in least.items():
             if getattr(self, name) < lowest:
                 raise InputError(f"{name}: expected at least {lowest}, got {getattr(self, name)}.")
+        if self.crops_n_layers > MOST_LAYERS:
+            raise InputError(
+                f"crops_n_layers: expected at most {MOST_LAYERS}, got {self.crops_n_layers}: its last layer would have "
+                f"{4**self.crops_n_layers} crops."
+            )
         if not 0 <= self.crop_overlap_ratio < 1:
             raise InputError(f"crop_overlap_ratio: expected 0 up to 1, got {self.crop_overlap_ratio}.")
 

@@ -254,6 +254,10 @@ def test_several_pictures_and_nothing_found(parts: tuple[Sam2Model, Sam2Processo
         ({"points_per_batch": 0}, "points_per_batch: expected at least 1"),
         ({"points_per_crop": 0}, "points_per_crop"),
         ({"crops_n_layers": -1}, "crops_n_layers"),
+        (
+            {"crops_n_layers": 5},
+            "crops_n_layers: expected at most 4, got 5: its last layer would have 1024 crops",
+        ),
         ({"crop_overlap_ratio": 1.5}, "crop_overlap_ratio"),
         ({"max_hole_area": -1}, "max_hole_area"),
         ({"points_per_side": 32}, "points_per_side: no such option"),
