@@ -27,6 +27,7 @@ from vitruvian.training.build import open_models
 from vitruvian.training.config import TrainConfig
 from vitruvian.training.log import METRICS_FILE, read_metrics
 from vitruvian.training.loop import train
+from vitruvian.training.objective import TASK_WEIGHTS
 
 pytest.importorskip("accelerate")
 
@@ -85,7 +86,8 @@ def test_several_tasks_at_once(folder: Path, tmp_path: Path):
     for name in ("loss", "seg/cross_entropy"):
         assert losses(tmp_path, name)[-1] < losses(tmp_path, name)[0]
     line = read_metrics(tmp_path / METRICS_FILE)[0]
-    parts = line["seg/loss"] + 0.7 * line["normal/loss"] + 0.5 * line["matting/loss"]
+    weights = TASK_WEIGHTS | {"normal": 0.7}
+    parts = sum(weights[task] * line[f"{task}/loss"] for task in ("seg", "normal", "matting"))
     assert line["loss"] == pytest.approx(parts, rel=1e-3)
     assert set(result.scores) >= {"seg/parts.mean_iou", "normal/mean", "matting/matte.mse"}
     assert list(open_models(tmp_path)) == ["seg", "normal", "matting"]
