@@ -2,8 +2,10 @@
 
     python benchmarks/fp8.py                                     # the built-in model, then 0.4b with random weights
     python benchmarks/fp8.py --model facebook/sapiens2-pose-0.4b --tasks pose --pictures photos
+    python benchmarks/fp8.py --emulate --pictures people         # what it costs the built-in model, on any machine
 
-Needs an NVIDIA GPU of the Hopper generation or newer. Prints for each task the milliseconds of a batch in bfloat16 and
+Needs an NVIDIA GPU of the Hopper generation or newer; --emulate rounds in the same way on a CPU, in float32 otherwise,
+and times nothing. Prints for each task the milliseconds of a batch in bfloat16 and
 with fp8, in turns, and how far both are from float32 in terms of the task: what bfloat16 costs by itself stands beside
 what fp8 costs. With random weights answers are decided by noise, so their costs say little.
 """
@@ -27,6 +29,9 @@ import vitruvian  # noqa: E402
 from vitruvian.evaluation.speed.timing import machine, time_in_turns  # noqa: E402
 from vitruvian.export.accuracy import task_cost  # noqa: E402
 from vitruvian.export.calibration import calibration_samples  # noqa: E402
+from vitruvian.models.sapiens2.encoder import positions  # noqa: E402
+from vitruvian.models.sapiens2.fast import fuse_encoder, run_layers  # noqa: E402
+from vitruvian.outputs import BaseModelOutputWithPooling  # noqa: E402
 
 CLASSES = {
     "pose": "Sapiens2ForPoseEstimation",
@@ -38,13 +43,13 @@ CLASSES = {
 }
 
 
-def build(task: str, source: str | None) -> Any:
-    """A trained model, or 0.4b with random weights, in float32 on the GPU."""
+def build(task: str, source: str | None, *, device: str = "cuda") -> Any:
+    """A trained model, or 0.4b with random weights, in float32."""
     cls = getattr(vitruvian, CLASSES[task])
     if source is not None:
-        return cls.from_pretrained(source, dtype=torch.float32, device="cuda").eval()
+        return cls.from_pretrained(source, dtype=torch.float32, device=device).eval()
     torch.manual_seed(0)
-    return cls.from_config(vitruvian.Sapiens2Config.variant("0.4b", task=task), device="cuda").eval()
+    return cls.from_config(vitruvian.Sapiens2Config.variant("0.4b", task=task), device=device).eval()
 
 
 @torch.inference_mode()
@@ -57,13 +62,43 @@ def costs(model: Any, truth: Any, pictures: list[Tensor]) -> dict[str, float]:
     return {name: statistics.mean(values) for name, values in found.items()}
 
 
+def emulated(model: Any) -> Any:
+    """Return a function that runs a model on the CPU with its matrices and their inputs rounded to 8 bits."""
+    trunk = model.model
+    fused = fuse_encoder(trunk.model, eight_bits=True)
+
+    def run(pixels: Tensor) -> Any:
+        tokens = trunk.embeddings(pixels)
+        grid_hw = model.config.grid_hw(tuple(pixels.shape[-2:]))
+        rope = positions(model.config, grid_hw, device=tokens.device, training=False)
+        hidden = run_layers(trunk.model, fused, tokens.clone(), rope, trunk.norm)
+        return model(pixels, encoded=BaseModelOutputWithPooling(last_hidden_state=hidden), return_dict=True)
+
+    return run
+
+
+def emulate_task(task: str, source: str, options: argparse.Namespace) -> None:
+    """Print the costs of a task without a GPU."""
+    truth = build(task, source, device="cpu")
+    found = costs(emulated(copy.deepcopy(truth)), truth, prepared(truth, options))
+    print(f"{task}, {source}, emulated on a CPU", flush=True)
+    for name, value in found.items():
+        print(f"  {name}: {value:.4g}", flush=True)
+
+
+def prepared(model: Any, options: argparse.Namespace) -> list[Tensor]:
+    """Pictures [1, 3, H, W] of the folder, at the model's size."""
+    size_hw = model.config.image_hw
+    processor = vitruvian.Sapiens2ImageProcessor(size={"height": size_hw[0], "width": size_hw[1]})
+    found = calibration_samples(model, processor, options.pictures, size_hw=size_hw, most=options.most)
+    return [sample["pixel_values"] for sample in found]
+
+
 def run_task(task: str, source: str | None, options: argparse.Namespace) -> None:
     """Print the times and costs of a task."""
     truth = build(task, source)
     size_hw = truth.config.image_hw
-    processor = vitruvian.Sapiens2ImageProcessor(size={"height": size_hw[0], "width": size_hw[1]})
-    found = calibration_samples(truth, processor, options.pictures, size_hw=size_hw, most=options.most)
-    pictures = [sample["pixel_values"].to("cuda", torch.bfloat16) for sample in found]
+    pictures = [pixels.to("cuda", torch.bfloat16) for pixels in prepared(truth, options)]
     plain = copy.deepcopy(truth).to(torch.bfloat16).optimize()
     eight = copy.deepcopy(truth).to(torch.bfloat16).optimize(fp8=True)
     batch = pictures[0].expand(options.batch, -1, -1, -1).contiguous()
@@ -90,7 +125,12 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=16, help="pictures to compare on")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=0.5, help="how long each is timed, about")
+    parser.add_argument("--emulate", action="store_true", help="costs alone, on a CPU")
     options = parser.parse_args()
+    if options.emulate:
+        for task in options.tasks:
+            emulate_task(task, options.model or "builtin", options)
+        return
     if not torch.cuda.is_available():
         raise SystemExit("fp8 needs an NVIDIA GPU of the Hopper generation or newer, and there is no CUDA device here.")
     print(machine(torch.device("cuda")))

@@ -29,6 +29,7 @@ class EightBits:
     """The large matrices of a layer in 8-bit floating point, a scale for each output channel."""
 
     qkv: fp8.Rows
+    out: fp8.Rows
     gate_up: fp8.Rows
     down: fp8.Rows
 
@@ -64,7 +65,7 @@ def fuse_layer(layer: Layer, *, eight_bits: bool = False) -> FusedLayer:
     fused = FusedLayer(*join(linears), *interleave(mlp.gate_proj, mlp.up_proj), bounded)
     if not eight_bits:
         return fused
-    matrices = (fused.qkv, fused.gate_up, mlp.down_proj.weight)
+    matrices = (fused.qkv, attention.o_proj.weight, fused.gate_up, mlp.down_proj.weight)
     return replace(fused, eight=EightBits(*(fp8.round_rows(matrix.detach()) for matrix in matrices)))
 
 
@@ -135,7 +136,10 @@ def run_attention(attention: Attention, weights: FusedLayer, joint: Tensor, cos:
     )  # [B, A + G, N, D]
     q, k, v = qk[:, :heads], qk[:, heads:], qkv[:, :, heads + groups :].transpose(1, 2)
     out = attend_bounded(q, k, v) if weights.bounded else attend(q, k, v)[0].transpose(1, 2)  # [B, N, A, D]
-    attended: Tensor = attention.o_proj(out.reshape(B, N, heads * D))
+    joined, projection = out.reshape(B, N, heads * D), attention.o_proj
+    if weights.eight is not None:
+        return fp8.linear_rows(fp8.round_rows(joined), weights.eight.out, projection.bias, dtype=joined.dtype)
+    attended: Tensor = projection(joined)
     return attended
 
 
