@@ -405,9 +405,12 @@ class TestThreads:
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         assert process.stdout is not None
-        assert process.stdout.readline().strip() == "running"
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        try:
+            assert process.stdout.readline().strip() == "running"
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()  # it would go on for ever
         assert out.strip() == "stopped 1"
         assert process.returncode == 0
 
