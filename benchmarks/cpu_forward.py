@@ -36,16 +36,10 @@ from torch import Tensor
 import vitruvian
 from vitruvian.export.accuracy import compare_outputs, task_cost
 from vitruvian.export.calibration import calibration_samples
+from vitruvian.models.sapiens2.multitask import TASK_CLASSES
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-CLASSES = {
-    "pose": "Sapiens2ForPoseEstimation",
-    "seg": "Sapiens2ForSemanticSegmentation",
-    "normal": "Sapiens2ForNormalEstimation",
-    "pointmap": "Sapiens2ForPointmapEstimation",
-    "matting": "Sapiens2ForImageMatting",
-    "albedo": "Sapiens2ForAlbedoEstimation",
-}
+CLASSES = {task: cls.__name__ for task, cls in TASK_CLASSES.items() if task != "people"}
 LAYERS = 24  # of 0.4b
 GOALS = {"float32": 0.85, "int8": 0.45}  # shares of the reference's time, for poses with all of 0.4b
 REFERENCE = "reference"

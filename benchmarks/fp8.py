@@ -31,16 +31,10 @@ from vitruvian.export.accuracy import task_cost  # noqa: E402
 from vitruvian.export.calibration import calibration_samples  # noqa: E402
 from vitruvian.models.sapiens2.encoder import positions  # noqa: E402
 from vitruvian.models.sapiens2.fast import fuse_encoder, run_layers  # noqa: E402
+from vitruvian.models.sapiens2.multitask import TASK_CLASSES  # noqa: E402
 from vitruvian.outputs import BaseModelOutputWithPooling  # noqa: E402
 
-CLASSES = {
-    "pose": "Sapiens2ForPoseEstimation",
-    "seg": "Sapiens2ForSemanticSegmentation",
-    "normal": "Sapiens2ForNormalEstimation",
-    "pointmap": "Sapiens2ForPointmapEstimation",
-    "matting": "Sapiens2ForImageMatting",
-    "albedo": "Sapiens2ForAlbedoEstimation",
-}
+CLASSES = {task: cls.__name__ for task, cls in TASK_CLASSES.items() if task != "people"}
 
 
 def build(task: str, source: str | None, *, device: str = "cuda") -> Any:

@@ -79,6 +79,15 @@ def test_licences_are_those_of_the_page(capsys: pytest.CaptureFixture[str]) -> N
         assert licence.text.rstrip(".").lower() in page.lower()
 
 
+def test_what_is_in_the_model_inside(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["models", "info", "builtin", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert set(facts["commands"]) == {"pose", "parts", "normals", "pointmap", "matte", "albedo", "embed"}
+    assert facts["licence"] == "Apache-2.0"
+    assert facts["parameters"] == 23_215_628  # the shared encoder once
+    assert facts["size_bytes"] < 25e6
+
+
 def test_what_is_in_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["models", "info", "facebook/sapiens2-seg-0.4b", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

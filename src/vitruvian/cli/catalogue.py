@@ -17,6 +17,7 @@ class Licence:
 
 
 LICENCES = (
+    Licence("builtin", "builtin", "Apache-2.0", "Apache-2.0, like the code."),
     Licence(
         "sapiens2",
         "facebook/sapiens2-*",

@@ -17,13 +17,14 @@ def facts_of(name: str, revision: str | None) -> dict[str, Any]:
 
     from vitruvian.auto import AutoConfig, AutoModel
     from vitruvian.hub import is_local, local_folder
+    from vitruvian.models.sapiens2.packed import packed_tasks
 
     hub = {} if revision is None else {"revision": revision}
     config = AutoConfig.from_pretrained(name, **hub)
     values = config.to_dict()
-    found = AutoModel.find(values, name)
+    tasks = packed_tasks(name)
     with torch.device("meta"):
-        model = found(config)
+        model = read_packed(name) if tasks else AutoModel.find(values, name)(config)
     if is_local(name):
         folder = local_folder(name)
         weights = [file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin", ".pt", ".pth")]
@@ -34,16 +35,33 @@ def facts_of(name: str, revision: str | None) -> dict[str, Any]:
         size = cached_sizes().get(name, 0)
     return {
         "name": name,
-        "class": found.__name__,
+        "class": type(model).__name__,
         "family": values.get("model_type"),
-        "commands": commands_for(found.__name__),
-        "parameters": model.num_parameters(),
+        "commands": commands_of(model),
+        "parameters": sum(value.numel() for value in set(model.parameters())),
         "dtype": stored_dtype(name, values),
         "size": shown_bytes(size) if size else "not downloaded",
         "size_bytes": size or None,
-        "licence": licence_of(values.get("model_type")),
+        "licence": licence_of(name, values.get("model_type")),
         "config": {key: value for key, value in values.items() if key not in ("id2label", "label2id")},
     }
+
+
+def read_packed(name: str) -> Any:
+    """Return the tasks that share one encoder in a folder, without their weights."""
+    from vitruvian.hub import HubOptions
+    from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
+    from vitruvian.models.sapiens2.packed import read_multitask
+
+    encoder, heads, _ = read_multitask(name, HubOptions(), tasks=None)
+    return Sapiens2MultiTask(encoder, heads)
+
+
+def commands_of(model: Any) -> list[str]:
+    """Return the commands that take a model, or any of the tasks in it."""
+    tasks = getattr(model, "tasks", None)
+    names = [type(model).__name__] if tasks is None else [type(one).__name__ for one in tasks.values()]
+    return list(dict.fromkeys(command for name in names for command in commands_for(name)))
 
 
 def commands_for(class_name: str) -> list[str]:
@@ -75,10 +93,13 @@ def stored_dtype(name: str, values: Mapping[str, Any]) -> str | None:
     return None
 
 
-def licence_of(family: str | None) -> str | None:
-    """Return the licence of a family's published weights, in short."""
+def licence_of(name: str, family: str | None) -> str | None:
+    """Return the licence of the model inside the package, or of a family's published weights, in short."""
     from vitruvian.cli.catalogue import LICENCES
+    from vitruvian.hub import names_builtin
 
+    if names_builtin(name):
+        return next(one.short for one in LICENCES if one.family == "builtin")
     plain = {"sam2_video": "sam2"}.get(str(family), str(family))
     return next((f"{one.short} (if it is Meta's release)" for one in LICENCES if one.family == plain), None)
 

@@ -161,8 +161,9 @@ def norm_silu_shuffled(x: Tensor, bias: Tensor | None, *, eps: float = 1e-5) -> 
         from vitruvian.kernels import lean_norm_triton
 
         return lean_norm_triton.norm_silu_shuffled(x, bias, eps=eps)
-    shuffled = F.pixel_shuffle(x if bias is None else x + bias[:, None, None], 2)
-    return instance_norm_silu(shuffled.contiguous(memory_format=torch.channels_last), eps=eps)
+    order = torch.arange(x.shape[1], device=x.device).view(-1, 4).t().flatten()  # phase by phase
+    phases = x.permute(0, 2, 3, 1)[..., order].permute(0, 3, 1, 2)  # channels last
+    return instance_norm_silu(phases, None if bias is None else bias[order], eps=eps, shuffles=True)
 
 
 def fill_planes_(out: Tensor, values: Tensor) -> Tensor:

@@ -159,8 +159,14 @@ def _ended(crops: Crops, within: Tensor) -> Crops:
 
 
 def _crop_window(samples: Samples, chance: Chance, options: CropOptions) -> Window:
-    n, (H, W) = len(samples), options.size_hw
-    x, y, w, h = samples.boxes_xywh.unbind(1)
+    start, step = around_boxes(samples.boxes_xywh, chance, options)
+    return Window(start, step, chance.flip(options.flip, len(samples)), options.size_hw)
+
+
+def around_boxes(boxes_xywh: Tensor, chance: Chance, options: CropOptions) -> tuple[Tensor, Tensor]:
+    """Where views around boxes [n, 4] start, and their steps: [n, 2] each."""
+    n, (H, W) = len(boxes_xywh), options.size_hw
+    x, y, w, h = boxes_xywh.unbind(1)
     w, h = w.clamp_min(8.0), h.clamp_min(8.0)
     tall = torch.maximum(h * options.padding, w * options.padding * H / W)  # [n]
     tall = tall * chance.log_uniform(*options.scale, n)
@@ -168,8 +174,7 @@ def _crop_window(samples: Samples, chance: Chance, options: CropOptions) -> Wind
     middle = torch.stack([x + w / 2 - 0.5, y + h / 2 - 0.5], dim=1)
     middle = middle + chance.uniform(-1.0, 1.0, n, 2) * options.shift * size
     step = size / constant((W, H), size.device)
-    start = middle - size / 2 + step / 2
-    return Window(start, step, chance.flip(options.flip, n), options.size_hw)
+    return middle - size / 2 + step / 2, step
 
 
 def _look(samples: Samples, window: Window) -> Crops:

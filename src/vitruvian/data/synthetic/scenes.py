@@ -12,7 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.data.synthetic.chance import Chance
-from vitruvian.data.synthetic.compose import Window, cut_sides, one_of_four, relit, sample_pictures
+from vitruvian.data.synthetic.compose import (
+    CropOptions,
+    Window,
+    around_boxes,
+    cut_sides,
+    one_of_four,
+    relit,
+    sample_pictures,
+)
 from vitruvian.data.synthetic.samples import Samples
 from vitruvian.human import PART_FLIP_PERMUTATION
 from vitruvian.layers.keep import constant
@@ -130,13 +138,11 @@ def _with_portraits(scenes: Scenes, samples: Samples, chance: Chance, options: S
     )
 
 
-def crop_scenes(
-    scenes: Scenes, *, chance: Chance, size_hw: tuple[int, int], padding: float = 1.25, shift: float = 0.06
-) -> Scenes:
+def crop_scenes(scenes: Scenes, *, chance: Chance, size_hw: tuple[int, int]) -> Scenes:
     """Cut somebody out of each whole picture, as a pose model gets people: small, in company, half hidden.
 
-    The crop is the box of what is seen times `padding` and a little, moved by up to `shift` of its sides; pictures
-    without anybody are cut anywhere. What lies outside a picture is black and empty.
+    Crops are about the box of what is seen; pictures without anybody are cut anywhere. What lies outside a picture is
+    black and empty.
     """
     n, (H, W) = len(scenes.image), size_hw
     height, width = scenes.image.shape[-2:]
@@ -146,12 +152,8 @@ def crop_scenes(
     low = chance.uniform(0.0, 0.6, n, 2) * constant((width, height), lot.device)
     anywhere = torch.cat([low, low + 0.4 * min(height, width)], dim=1)
     box = torch.where(scenes.present.any(dim=1, keepdim=True), box, anywhere)
-    sides = (box[:, 2:] - box[:, :2]).clamp_min(8.0)
-    tall = torch.maximum(sides[:, 1], sides[:, 0] * H / W) * padding * chance.log_uniform(0.85, 1.2, n)  # [n]
-    size = torch.stack([tall * W / H, tall], dim=1)  # [n, 2]
-    middle = (box[:, 2:] + box[:, :2] - 1) / 2 + chance.uniform(-1.0, 1.0, n, 2) * shift * size
-    step = size / constant((W, H), lot.device)
-    start = middle - size / 2 + step / 2
+    options = CropOptions(size_hw=size_hw, scale=(0.85, 1.2), shift=0.06)
+    start, step = around_boxes(torch.cat([box[:, :2], box[:, 2:] - box[:, :2]], dim=1), chance, options)
     window = Window(start, step, torch.zeros(n, dtype=torch.bool, device=lot.device), size_hw)
     grid = window.grid((height, width))
     colours = torch.cat([scenes.image, scenes.foreground, scenes.alpha], dim=1)

@@ -12,23 +12,15 @@ import torch
 
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.hub import weight_file
-from vitruvian.models.sapiens2 import modeling
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, task_fields
 from vitruvian.models.sapiens2.convert import convert_state_dict
+from vitruvian.models.sapiens2.multitask import TASK_CLASSES
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.models.sapiens2.trunk import Sapiens2Model
 from vitruvian.weights import check_finite, open_file
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-CLASSES = {
-    "pretrain": "Sapiens2Model",
-    "pose": "Sapiens2ForPoseEstimation",
-    "seg": "Sapiens2ForSemanticSegmentation",
-    "normal": "Sapiens2ForNormalEstimation",
-    "pointmap": "Sapiens2ForPointmapEstimation",
-    "matting": "Sapiens2ForImageMatting",
-    "albedo": "Sapiens2ForAlbedoEstimation",
-}
 PADDED = ("normal", "pointmap", "albedo")  # tasks whose pictures keep their aspect ratio
 
 
@@ -50,7 +42,7 @@ def save_converted(source: str | Path, out: str | Path, *, image_hw: tuple[int, 
     config, task = infer_config({name: tuple(tensor.shape) for name, tensor in original.items()}, image_hw)
     check_scale_branch(config)
     with torch.device("meta"):
-        model = getattr(modeling, CLASSES[task])(config)
+        model = (Sapiens2Model if task == "pretrain" else TASK_CLASSES[task])(config)
     model.load_state_dict(state, strict=True, assign=True)
     height, width = config.image_hw
     processor = Sapiens2ImageProcessor(size={"height": height, "width": width}, do_pad=task in PADDED)
