@@ -18,7 +18,7 @@ from vitruvian.training.views import Views, keypoint_heatmaps, people_targets
 
 @pytest.fixture(scope="module")
 def people(tmp_path_factory: pytest.TempPathFactory) -> PeopleFolder:
-    folder = make_set(tmp_path_factory.mktemp("set"), 6, seed=5)
+    folder = make_set(tmp_path_factory.mktemp("set"), 6, seed=6)
     return PeopleFolder(folder, size_hw=SIZE_HW, tasks=TASKS)
 
 

@@ -34,6 +34,7 @@ class CropOptions:
     new_background: float = 0.6
     company: float = 0.45  # somebody else in the picture
     occluder: float = 0.2
+    edge: float = 0.15  # a table, a wall or the like hides all on one side, and the box is that of what is left
     border: float = 0.15  # the picture ends within the crop
 
 
@@ -62,14 +63,19 @@ class Window:
     flipped: Tensor  # [n] bool
     size_hw: tuple[int, int]
 
-    def grid(self, source_hw: tuple[int, int]) -> Tensor:
-        """Where each output pixel looks, as grid_sample wants it: [n, H, W, 2]."""
+    def source_xy(self) -> tuple[Tensor, Tensor]:
+        """Source x of the columns [n, W] and source y of the rows [n, H]."""
         H, W = self.size_hw
         device = self.start_xy.device
         x = torch.arange(W, device=device, dtype=torch.float32).expand(len(self.flipped), W)
         x = torch.where(self.flipped[:, None], W - 1 - x, x)
-        x = x * self.step_xy[:, :1] + self.start_xy[:, :1]  # [n, W]
-        y = torch.arange(H, device=device, dtype=torch.float32) * self.step_xy[:, 1:] + self.start_xy[:, 1:]  # [n, H]
+        y = torch.arange(H, device=device, dtype=torch.float32)
+        return x * self.step_xy[:, :1] + self.start_xy[:, :1], y * self.step_xy[:, 1:] + self.start_xy[:, 1:]
+
+    def grid(self, source_hw: tuple[int, int]) -> Tensor:
+        """Where each output pixel looks, as grid_sample wants it: [n, H, W, 2]."""
+        H, W = self.size_hw
+        x, y = self.source_xy()
         height, width = source_hw
         x, y = (2 * x + 1) / width - 1, (2 * y + 1) / height - 1
         return torch.stack([x[:, None].expand(-1, H, W), y[:, :, None].expand(-1, H, W)], dim=-1)
@@ -100,7 +106,9 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, chance: Chance, opti
     `backgrounds` [G, S, S, 3] uint8 are pictures without people; with none of them, people stay where they are.
     """
     n, size_hw = len(samples), options.size_hw
-    window = _crop_window(samples, chance, options)
+    edge = _edges(samples, chance, options) if len(backgrounds) else None
+    start, step = around_boxes(samples.boxes_xywh if edge is None else edge.boxes_xywh, chance, options)
+    window = Window(start, step, chance.flip(options.flip, n), options.size_hw)
     crops = _look(samples, window)
     seen = crops.alpha
     if len(backgrounds):
@@ -112,8 +120,9 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, chance: Chance, opti
         crops = replace(crops, image=image, foreground=foreground)
     order = torch.randperm(n, generator=chance.generator).to(samples.image.device, non_blocking=True)
     crops = _with_company(crops, samples.pick(order), chance, options)
-    if len(backgrounds):
-        crops = _behind_things(crops, backgrounds, chance, options)
+    if edge is not None:
+        crops = _covered(crops, _blobs(n, chance, options), backgrounds, chance)
+        crops = _covered(crops, edge.beyond(window), backgrounds, chance)
     return _ended(crops, _within(samples, window, chance, options))
 
 
@@ -137,8 +146,7 @@ def _within(samples: Samples, window: Window, chance: Chance, options: CropOptio
     ends = chance.flip(options.border, n, 4)
     near = torch.lerp(box, edge, chance.uniform(0.0, 1.0, n, 4))
     limit = torch.where(cut_sides(samples), edge, torch.where(ends, near, endless)) - 0.5  # between pixels
-    grid = window.grid((H, W))  # [n, h, w, 2]
-    columns, rows = ((grid[:, 0, :, 0] + 1) * W - 1) / 2, ((grid[:, :, 0, 1] + 1) * H - 1) / 2
+    columns, rows = window.source_xy()
     inside_x = (columns >= limit[:, :1]) & (columns <= limit[:, 2:3])  # [n, w]
     inside_y = (rows >= limit[:, 1:2]) & (rows <= limit[:, 3:])  # [n, h]
     return (inside_y[:, :, None] & inside_x[:, None])[:, None]
@@ -158,9 +166,52 @@ def _ended(crops: Crops, within: Tensor) -> Crops:
     )
 
 
-def _crop_window(samples: Samples, chance: Chance, options: CropOptions) -> Window:
-    start, step = around_boxes(samples.boxes_xywh, chance, options)
-    return Window(start, step, chance.flip(options.flip, len(samples)), options.size_hw)
+@dataclass(frozen=True)
+class Edges:
+    """Straight edges that people stand behind: hidden is what lies beyond, where x · normal > offset."""
+
+    normal: Tensor  # [n, 2] in source pixels
+    offset: Tensor  # [n]; infinite where there is no edge
+    boxes_xywh: Tensor  # [n, 4] around what is left
+
+    def beyond(self, window: Window) -> Tensor:
+        """Which pixels of the view are hidden, [n, 1, H, W] bool."""
+        x, y = window.source_xy()
+        along = (x * self.normal[:, :1])[:, None] + (y * self.normal[:, 1:])[:, :, None]  # [n, H, W]
+        return (along > self.offset[:, None, None])[:, None]
+
+
+def _edges(samples: Samples, chance: Chance, options: CropOptions) -> Edges:
+    """Draw edges: most hide the legs, some one side of a person."""
+    n = len(samples)
+    x, y, w, h = samples.boxes_xywh.unbind(1)
+    wanted = chance.flip(options.edge, n)
+    kept = torch.where(wanted, chance.uniform(0.3, 0.85, n), 1.0)  # of the box
+    side = chance.choice((0.7, 0.15, 0.15), n)  # hidden: below, right, left
+    below, left = side == 0, side == 2
+    boxes = torch.stack(
+        [
+            torch.where(left, x + w * (1 - kept), x),
+            y,
+            torch.where(below, w, w * kept),
+            torch.where(below, h * kept, h),
+        ],
+        dim=1,
+    )
+    tilt = chance.normal(0.0, 0.12, n)
+    out = torch.where(left, -1.0, 1.0)
+    normal = torch.stack(
+        [torch.where(below, tilt.sin(), out * tilt.cos()), torch.where(below, tilt.cos(), tilt.sin())], 1
+    )
+    at = torch.stack(
+        [
+            torch.where(below, x + w / 2, torch.where(left, x + w * (1 - kept), x + w * kept)),
+            torch.where(below, y + h * kept, y + h / 2),
+        ],
+        dim=1,
+    )
+    offset = torch.where(wanted, (at * normal).sum(dim=1), torch.inf)
+    return Edges(normal, offset, boxes)
 
 
 def around_boxes(boxes_xywh: Tensor, chance: Chance, options: CropOptions) -> tuple[Tensor, Tensor]:
@@ -317,10 +368,10 @@ def _with_company(crops: Crops, others: Samples, chance: Chance, options: CropOp
     )
 
 
-def _behind_things(crops: Crops, backgrounds: Tensor, chance: Chance, options: CropOptions) -> Crops:
-    """Cover a part of some pictures with an ellipse or a rectangle that shows something else."""
-    n, (H, W) = len(crops.image), options.size_hw
-    device = crops.image.device
+def _blobs(n: int, chance: Chance, options: CropOptions) -> Tensor:
+    """Ellipses and rectangles that hide a part of some pictures, [n, 1, H, W] bool."""
+    H, W = options.size_hw
+    device = chance.device
     wanted = chance.flip(options.occluder, n)[:, None, None, None]
     centre = chance.uniform(0.0, 1.0, n, 2) * constant((W, H), device)
     radius = chance.log_uniform(0.06, 0.35, n, 2) * W
@@ -330,8 +381,13 @@ def _behind_things(crops: Crops, backgrounds: Tensor, chance: Chance, options: C
     u = (x * angle.cos() + y * angle.sin()) / radius[:, :1, None]
     v = (y * angle.cos() - x * angle.sin()) / radius[:, 1:, None]
     round_ = chance.flip(0.5, n)[:, None, None]
-    shape = torch.where(round_, u.square() + v.square() < 1, (u.abs() < 1) & (v.abs() < 1))[:, None] & wanted
-    cover = sample_pictures(backgrounds, n, options.size_hw, chance=chance)
+    return torch.where(round_, u.square() + v.square() < 1, (u.abs() < 1) & (v.abs() < 1))[:, None] & wanted
+
+
+def _covered(crops: Crops, shape: Tensor, backgrounds: Tensor, chance: Chance) -> Crops:
+    """Show something else where `shape` [n, 1, H, W] is on."""
+    H, W = shape.shape[-2:]
+    cover = sample_pictures(backgrounds, len(shape), (H, W), chance=chance)
     clear = ~shape
     return replace(
         crops,

@@ -62,7 +62,7 @@ def choose_outfit(pack: Pack, traits: Tensor, mouth_open: Tensor, chance: Chance
 
     wardrobe_slots = wardrobe.slot.tolist()
     everyone = torch.ones(P, dtype=torch.bool, device=traits.device)
-    topless = adult & ~female & chance.flip(0.1, P)
+    topless = adult & ~female & chance.flip(0.18, P)
     put("upper", ~topless)
     put("lower", ~style("upper", "dress") | chance.flip(0.12, P))
     twin = _twins(wardrobe.names, traits.device)[
@@ -76,7 +76,7 @@ def choose_outfit(pack: Pack, traits: Tensor, mouth_open: Tensor, chance: Chance
     pieces[:, SLOT["lower"]] = torch.where(skimpy_below, -1, pieces[:, SLOT["lower"]])
     thin = _has_style(wardrobe.names, pieces[:, SLOT["upper"]], THIN_TOPS)
     put("outer", thin & chance.flip(0.4, P))
-    put("shoes", ~chance.flip(0.2, P))
+    put("shoes", ~chance.flip(0.3, P))
     put("hair", ~(chance.flip(0.1, P) & ~female & adult))
     put("brows", everyone)
     put("lashes", everyone)

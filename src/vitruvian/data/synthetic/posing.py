@@ -156,7 +156,7 @@ def _fingers(poses: Poses, bones: int, count: int, chance: Chance) -> Tensor:
 
 
 def sample_expressions(names: tuple[str, ...], count: int, *, chance: Chance) -> Tensor:
-    """Strengths of facial actions [P, E] in 0..1: still, smiling, talking, or odd faces; blinks and glances."""
+    """Strengths of facial actions [P, E] in 0..1: still, smiling, talking, laughing or odd faces, glances."""
     place = {name: index for index, name in enumerate(names)}
     out = torch.zeros(count, len(names), device=chance.device)
     if not names:
@@ -167,14 +167,15 @@ def sample_expressions(names: tuple[str, ...], count: int, *, chance: Chance) ->
             if action in place:
                 out[:, place[action]] += strength * chance.uniform(0.85, 1.0, count)
 
-    kind = chance.choice((0.3, 0.28, 0.32, 0.1), count)  # still, smile, open mouth, odd
-    smile = (kind == 1) * chance.uniform(0.2, 1.0, count)
+    kind = chance.choice((0.22, 0.26, 0.27, 0.08, 0.17), count)  # still, smile, open mouth, odd, laugh
+    laugh = (kind == 4) * chance.uniform(0.6, 1.0, count)
+    smile = (kind == 1) * chance.uniform(0.2, 1.0, count) + laugh
     add(("mouthSmileLeft", "mouthSmileRight"), smile)
     add(("cheekSquintLeft", "cheekSquintRight"), smile * chance.uniform(0.0, 0.7, count))
-    grin = smile * chance.flip(0.6, count)
-    add(("mouthUpperUpLeft", "mouthUpperUpRight"), grin * chance.uniform(0.2, 0.9, count))
-    add(("mouthLowerDownLeft", "mouthLowerDownRight"), grin * chance.uniform(0.0, 0.7, count))
-    add(("jawOpen",), grin * chance.uniform(0.0, 0.25, count))
+    grin = smile * (chance.flip(0.75, count) | (kind == 4))
+    add(("mouthUpperUpLeft", "mouthUpperUpRight"), grin * chance.uniform(0.3, 1.0, count))
+    add(("mouthLowerDownLeft", "mouthLowerDownRight"), grin * chance.uniform(0.0, 0.8, count))
+    add(("jawOpen",), grin * chance.uniform(0.0, 0.25, count) + laugh * chance.uniform(0.1, 0.5, count))
     talk = (kind == 2) * 1.0
     add(("jawOpen",), talk * chance.uniform(0.08, 0.85, count))
     add(("mouthFunnel",), talk * chance.uniform(-0.6, 0.6, count).clamp_min(0))
