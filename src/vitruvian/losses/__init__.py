@@ -17,6 +17,7 @@ from vitruvian.losses.heatmap import HeatmapLossWeights, heatmap_loss, heatmap_m
 from vitruvian.losses.matting import MattingLossWeights, laplacian_error, matting_loss
 from vitruvian.losses.pointmap import (
     PointmapLossWeights,
+    aligned_distance,
     canonical_scales,
     depth_steps,
     multiscale_error,
@@ -46,6 +47,7 @@ __all__ = [
     "NormalLossWeights",
     "PointmapLossWeights",
     "albedo_loss",
+    "aligned_distance",
     "canonical_scales",
     "chromaticity",
     "depth_steps",

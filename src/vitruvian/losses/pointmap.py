@@ -186,6 +186,27 @@ def depth_steps(pred_depth: Tensor, target_depth: Tensor, weights: Tensor) -> Te
     return across + down
 
 
+def aligned_distance(pred: Tensor, target: Tensor, weights: Tensor, length: Tensor) -> Tensor:
+    """Return how far points are from where they belong once the predicted ones have the best common factor.
+
+    The factor is that of least squares for each image, as `PointQuality` finds it; distances count in shares of
+    `length`, such as the height of the person.
+
+    Args:
+        pred: Predicted points [B, 3, H, W].
+        target: Points to reach [B, 3, H, W].
+        weights: Which pixels count [B, 1, H, W].
+        length: [B], in the unit of the target.
+    """
+    pred, target = pred.float(), torch.where(weights > 0, target.float(), 0.0)
+    pred = torch.where(weights > 0, pred, 0.0)
+    both = (pred * target * weights).sum(dim=(1, 2, 3), keepdim=True)  # [B, 1, 1, 1]
+    factor = both / nonzero((pred.square() * weights).sum(dim=(1, 2, 3), keepdim=True))
+    error = (factor * pred - target).square().sum(dim=1, keepdim=True)  # [B, 1, H, W]
+    distance = (error + 1e-8).sqrt()  # without a pole in its gradient where a point is right
+    return weighted_mean(distance / nonzero(length.float())[:, None, None, None], weights)
+
+
 def pointmap_normal_error(pred: Tensor, target: Tensor, weights: Tensor) -> Tensor:
     """Compare the surface normals of two pointmaps [B, 3, H, W]: 1 − cos + ⅓ L1, a mean over [B, 1, H-1, W-1]."""
     depth = weighted_mean_per_image(target[:, 2:], weights)  # [B, 1, 1, 1]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitruvian.data.synthetic.chance import Chance
 from vitruvian.data.synthetic.compose import Crops, halved
+from vitruvian.data.synthetic.degrade import developed
 from vitruvian.data.synthetic.scenes import Scenes, crop_scenes, halved_scenes
 from vitruvian.data.synthetic.truth import VISIBLE
 from vitruvian.human import GROUPS
@@ -18,11 +19,11 @@ from vitruvian.layers.keep import constant, kept
 from vitruvian.losses.dense import cross_entropy, dice_loss
 from vitruvian.losses.heatmap import heatmap_peaks
 from vitruvian.losses.people import draw_people, people_loss
-from vitruvian.losses.pointmap import depth_steps
+from vitruvian.losses.pointmap import aligned_distance, depth_steps
 from vitruvian.models.sapiens2.decoding import draw_heatmaps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.training.synthetic import StreamBatch, from_afar, photometric
+from vitruvian.training.synthetic import SHARP, StreamBatch, from_afar, photometric
 from vitruvian.training.views import in_model_axes, normalise
 
 # Rare parts count more, as in the published recipe, but less so: silhouettes stay tight when background counts.
@@ -34,6 +35,7 @@ TASK_WEIGHTS = {
     "normal": 0.2,
     "pointmap": 0.35,
     "depth_steps": 4.0,
+    "points": 5.0,
     "matting": 0.5,
     "albedo": 0.3,
     "people": 0.5,
@@ -43,7 +45,10 @@ TASK_WEIGHTS = {
     "crowd_matting": 0.25,
 }
 TURNS = ("normal", "pointmap", "matting", "albedo")  # tasks that can wait for their turn
-COMPANIONS = {"matting": ("scene_matting", "crowd_matting"), "pointmap": ("depth_steps",)}  # what waits with them
+COMPANIONS = {
+    "matting": ("scene_matting", "crowd_matting"),
+    "pointmap": ("depth_steps", "points"),
+}  # what waits with them
 HIDDEN_WEIGHT = 0.6  # a keypoint that is not seen counts less than one that is
 # Most of the 308 points are in the face: without weights, little would be left for the rest of the body.
 GROUP_WEIGHTS = {"body": 4.0, "feet": 4.0, "left_hand": 1.5, "right_hand": 1.5, "face": 0.5, "irises": 0.5, "ears": 0.5}
@@ -74,9 +79,9 @@ class MultiTaskObjective(nn.Module):
 
     Args:
         model: The tasks over one encoder.
-        weights: Weight of each task's loss, of ``pose_peaks`` and ``depth_steps`` beside them, of ``scene_seg`` and
-            ``scene_matting``: the same tasks in whole pictures, and of ``crowd_seg`` and ``crowd_matting``: in crops of
-            those; 0 leaves one out.
+        weights: Weight of each task's loss, of ``pose_peaks``, ``depth_steps`` and ``points`` beside them, of
+            ``scene_seg`` and ``scene_matting``: the same tasks in whole pictures, and of ``crowd_seg`` and
+            ``crowd_matting``: in crops of those; 0 leaves one out.
         sigma: Width of keypoints' Gaussians in heatmap pixels.
         halves: Whether dense heads predict at half the size of the picture.
         at_once: How many of normals, pointmaps, mattes and albedo a step trains, drawn by lot; None for all. Their
@@ -135,16 +140,21 @@ class MultiTaskObjective(nn.Module):
         labels["pointmap"] = {"labels": crops.points, "label_intrinsics": crops.intrinsics}
         labels["matting"] = {"labels": torch.cat([crops.foreground, crops.alpha], dim=1)}
         labels["albedo"] = {"labels": crops.albedo, "label_mask": crops.alpha > 0.5}
-        pixels = normalise(photometric(from_afar(crops.image, chance), chance))
+        picture = (crops.image > 0).any(dim=1, keepdim=True)  # beyond its ends nothing is added
+        pixels = normalise(photometric(from_afar(crops.image, chance), chance) * picture)
         outputs: Any = self.model(pixels, tasks=tasks, labels={t: v for t, v in labels.items() if t in tasks})
         found = {task: outputs[task].loss for task in tasks if task != "seg"}
         if "seg" in tasks:
             found["seg"] = parts_loss(outputs["seg"].logits, crops.parts)
         if "pose" in tasks and weights["pose_peaks"] > 0:
             found["pose_peaks"] = heatmap_peaks(outputs["pose"].heatmaps, *labels["pose"].values())
-        if "pointmap" in tasks and weights["depth_steps"] > 0:
-            depth = crops.points[:, 2:]
-            found["depth_steps"] = depth_steps(outputs["pointmap"].pointmaps[:, 2:], depth, (depth > 0).float())
+        if "pointmap" in tasks:
+            points, depth = outputs["pointmap"].pointmaps, crops.points[:, 2:]
+            known = (depth > 0).float()
+            if weights["depth_steps"] > 0:
+                found["depth_steps"] = depth_steps(points[:, 2:], depth, known)
+            if weights["points"] > 0:
+                found["points"] = aligned_distance(points, crops.points, known, crops.height)
         return found
 
     def scene_losses(
@@ -152,7 +162,8 @@ class MultiTaskObjective(nn.Module):
     ) -> dict[str, Tensor]:
         """Losses of finding people, parts and mattes in whole pictures, and of the last two in crops of them."""
         chance = Chance(generator, scenes.image.device)
-        scenes = replace(scenes, image=photometric(scenes.image, chance))
+        filed = developed(scenes.image, chance=chance, sharp=SHARP)
+        scenes = replace(scenes, image=photometric(filed, chance))
         size_hw = (max(scenes.image.shape[-2:]), min(scenes.image.shape[-2:]))  # crops stand upright
         whole = {"people": "people", "seg": "scene_seg", "matting": "scene_matting"}
         found = self.some_losses(scenes, whole, weights, chance)

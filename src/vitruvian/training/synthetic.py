@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from vitruvian.data.synthetic.chance import Chance
 from vitruvian.data.synthetic.compose import CropOptions, Crops, compose_crops
+from vitruvian.data.synthetic.degrade import developed
 from vitruvian.data.synthetic.people import Pack
 from vitruvian.data.synthetic.render import RenderOptions
 from vitruvian.data.synthetic.samples import Samples, render_samples
@@ -141,13 +142,15 @@ class SyntheticStream:
         )
 
 
-SHRINK = {1: 0.62, 2: 0.13, 3: 0.09, 4: 0.07, 6: 0.05, 8: 0.04}  # how often pictures are shrunk by what
+SHRINK = {1: 0.5, 2: 0.15, 3: 0.11, 4: 0.1, 6: 0.08, 8: 0.06}  # how often pictures are shrunk by what
+SHARP = 0.6  # how often the file of a small person is sharpened
 
 
 def from_afar(images: Tensor, chance: Chance) -> Tensor:
     """Some of the pictures [n, 3, H, W] as if cut from larger ones where people are small.
 
-    They are shrunk, get noise, and are enlarged again: few pixels are left of a person, as of most in a street.
+    They are shrunk, go through a camera and a file, and are enlarged again, as crops of small people are: few pixels
+    are left of somebody, and those have hard edges, the blocks of a JPEG and the rings of the enlargement.
     """
     H, W = images.shape[-2:]
     shares = torch.tensor(list(SHRINK.values()), device=chance.generator.device)
@@ -157,9 +160,12 @@ def from_afar(images: Tensor, chance: Chance) -> Tensor:
         if factor == 1 or not len(chosen):
             continue
         index = chosen.to(images.device, non_blocking=True)
-        small = F.interpolate(images[index], size=(H // factor, W // factor), mode="area")
-        noise = chance.uniform(0.0, 0.06, len(chosen))[:, None, None, None] * chance.normal_field(*small.shape)
-        large = F.interpolate((small + noise).clamp(0, 1), size=(H, W), mode="bilinear", align_corners=False)
+        size, some = (H // factor, W // factor), images[index]
+        even = F.interpolate(some, size=size, mode="area")
+        hard = F.interpolate(some, size=size, mode="bicubic", antialias=True)
+        small = torch.lerp(even, hard, chance.uniform(0.0, 1.0, len(chosen))[:, None, None, None]).clamp(0, 1)
+        small = developed(small, chance=chance, sharp=SHARP)
+        large = F.interpolate(small, size=(H, W), mode="bicubic", align_corners=False).clamp(0, 1)
         images = images.index_copy(0, index, large)
     return images
 

@@ -6,6 +6,7 @@ import torch
 from vitruvian.errors import InputError
 from vitruvian.losses import (
     PointmapLossWeights,
+    aligned_distance,
     canonical_scales,
     depth_steps,
     multiscale_error,
@@ -275,3 +276,19 @@ def test_steps_of_depth_push_against_a_ripple_of_any_height():
         pred = (2 * (1 + height * ripple)).requires_grad_()
         depth_steps(pred, torch.full_like(pred, 2.0), torch.ones_like(pred)).backward()
         assert (pred.grad[..., 1:-1] * ripple[..., 1:-1]).min() > 0.1
+
+
+def test_points_are_compared_after_the_best_factor():
+    target = torch.zeros(2, 3, 1, 2)
+    target[:, 2] = 2.0
+    target[:, 0, 0, 1] = 1.0  # points (0, 0, 2) and (1, 0, 2)
+    weights, length = torch.ones(2, 1, 1, 2), torch.tensor([1.0, 4.0])
+    assert float(aligned_distance(0.3 * target, target, weights, length)) == pytest.approx(0, abs=2e-4)
+    pred = target.clone()
+    pred[:, 0] = 0.0  # the factor is 1, and one of two points is off by 1
+    assert float(aligned_distance(7 * pred, target, weights, length)) == pytest.approx((0.5 + 0.125) / 2, abs=2e-4)
+    assert float(aligned_distance(7 * pred, target, weights * torch.tensor([1.0, 0.0]), length)) < 2e-4
+    nothing = torch.zeros_like(pred, requires_grad=True)
+    aligned_distance(nothing, target, weights, length).backward()
+    assert nothing.grad is not None
+    assert nothing.grad.isfinite().all()

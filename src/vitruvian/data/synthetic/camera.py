@@ -158,8 +158,8 @@ def sample_cameras(
 
     H, W = size_hw
     low_focal = torch.tensor([0.7, 0.8, 1.0, 1.2], device=device)[framing]
-    # Up to 4.5 times the shortest; the middle of the range is what most pictures are taken with.
-    focal = low_focal * H * (chance.uniform(0.0, 1.0, B, 2).mean(dim=1) * math.log(4.5)).exp()  # [B]
+    # Fields of view from 71 degrees (whole bodies) or 45 (faces) down to a third of that, most of them in between.
+    focal = low_focal * H * (chance.uniform(0.0, 1.0, B, 2).mean(dim=1) * math.log(3.2)).exp()  # [B]
     fill_low = torch.tensor([0.62, 0.7, 0.38, 0.8], device=device)[framing]
     fill_high = torch.tensor([1.08, 1.25, 1.0, 1.7], device=device)[framing]
     fill = fill_low + (fill_high - fill_low) * chance.uniform(0.0, 1.0, B)

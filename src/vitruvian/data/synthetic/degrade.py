@@ -128,11 +128,16 @@ def lens(truth: Truth, *, chance: Chance) -> Truth:
 
 def sensor_and_file(images: Tensor, *, chance: Chance) -> Tensor:
     """Low resolution, noise, sharpening and JPEG, [B, 3, H, W] -> [B, 3, H, W] in steps of 1/255."""
+    images = _rescaled(images, chance.choice((0.65, 0.2, 0.1, 0.05), len(images)))
+    return developed(images, chance=chance, sharp=0.35)
+
+
+def developed(images: Tensor, *, chance: Chance, sharp: float) -> Tensor:
+    """Noise, sharpening of `sharp` of the pictures, and JPEG, [B, 3, H, W] -> [B, 3, H, W] in steps of 1/255."""
     B = len(images)
-    images = _rescaled(images, chance.choice((0.65, 0.2, 0.1, 0.05), B))
     images = add_noise(images, level=chance.log_uniform(0.002, 0.03, B) * chance.flip(0.85, B), chance=chance)
     crisp = images + (images - blur(images, gaussian_kernels(torch.full((B,), 1.0, device=images.device))))
-    amount = (chance.uniform(0.1, 0.7, B) * chance.flip(0.35, B))[:, None, None, None]
+    amount = (chance.uniform(0.1, 2 * sharp, B) * chance.flip(sharp, B))[:, None, None, None]
     images = (images + (crisp - images) * amount).clamp(0.0, 1.0)
     coded = jpeg(images, quality=chance.uniform(30.0, 95.0, B))
     images = torch.where(chance.flip(0.8, B)[:, None, None, None], coded, images)

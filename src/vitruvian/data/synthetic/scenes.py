@@ -5,7 +5,8 @@ Letters: n pictures, m the most people in one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +48,10 @@ class Scenes:
     boxes_xyxy: Tensor  # [n, m, 4] around what is seen
     present: Tensor  # [n, m] bool
     ignored: Tensor  # [n, m] bool: too little is seen to ask for
+
+    def pick(self, index: Tensor) -> Self:
+        """Return some of them, index [k] int64."""
+        return replace(self, **{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
 
 def compose_scenes(
@@ -141,13 +146,17 @@ def _with_portraits(scenes: Scenes, samples: Samples, chance: Chance, options: S
 def crop_scenes(scenes: Scenes, *, chance: Chance, size_hw: tuple[int, int]) -> Scenes:
     """Cut somebody out of each whole picture, as a pose model gets people: small, in company, half hidden.
 
-    Crops are about the box of what is seen; pictures without anybody are cut anywhere. What lies outside a picture is
-    black and empty.
+    Crops are about the box of what is seen. Pictures without anybody make room for others; where all are empty, they
+    are cut anywhere. What lies outside a picture is black and empty.
     """
     n, (H, W) = len(scenes.image), size_hw
     height, width = scenes.image.shape[-2:]
+    peopled = scenes.present.any(dim=1)  # [n]
+    row = torch.arange(n, device=peopled.device)
+    # Where nobody is, somebody of another picture takes the place; without waiting for the device to say who.
+    others = peopled.byte().argsort(descending=True, stable=True)[row % peopled.sum().clamp_min(1)]
+    scenes = scenes.pick(torch.where(peopled, row, others))
     lot = chance.uniform(0.5, 1.0, *scenes.present.shape) * scenes.present  # [n, m]
-    row = torch.arange(n, device=lot.device)
     box = scenes.boxes_xyxy[row, lot.argmax(dim=1)]  # [n, 4]
     low = chance.uniform(0.0, 0.6, n, 2) * constant((width, height), lot.device)
     anywhere = torch.cat([low, low + 0.4 * min(height, width)], dim=1)
@@ -156,9 +165,10 @@ def crop_scenes(scenes: Scenes, *, chance: Chance, size_hw: tuple[int, int]) -> 
     start, step = around_boxes(torch.cat([box[:, :2], box[:, 2:] - box[:, :2]], dim=1), chance, options)
     window = Window(start, step, torch.zeros(n, dtype=torch.bool, device=lot.device), size_hw)
     grid = window.grid((height, width))
-    colours = torch.cat([scenes.image, scenes.foreground, scenes.alpha], dim=1)
-    found = F.grid_sample(colours, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-    image, foreground, alpha = torch.split(found, [3, 3, 1], dim=1)
+    image = F.grid_sample(scenes.image, grid, mode="bicubic", padding_mode="zeros", align_corners=False).clamp(0, 1)
+    matte = torch.cat([scenes.foreground, scenes.alpha], dim=1)
+    matte = F.grid_sample(matte, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    foreground, alpha = torch.split(matte, [3, 1], dim=1)
     parts = F.grid_sample(scenes.parts[:, None].float(), grid, mode="nearest", align_corners=False)[:, 0].long()
     limit = constant((W, H, W, H), lot.device)
     moved = (scenes.boxes_xyxy - 0.5 - start.repeat(1, 2)[:, None]) / step.repeat(1, 2)[:, None] + 0.5  # [n, m, 4]

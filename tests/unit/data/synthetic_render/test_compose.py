@@ -271,7 +271,7 @@ class TestScenes:
         assert (crops.parts[crops.alpha[:, 0] > 0.95] > 0).float().mean() > 0.97
         assert (crops.parts[crops.alpha[:, 0] < 0.05] > 0).float().mean() < 0.03
         behind = crops.image - crops.foreground  # walls are red or blue
-        assert behind[:, 1].abs().max() < 0.02
+        assert behind[:, 1].abs().mean() < 0.01  # but for the rings of the enlargement
 
     def test_crops_of_empty_pictures_are_empty_and_end_in_black(self, samples: Samples, walls: Tensor) -> None:
         crops = crop_scenes(self.scene(samples, walls, people=(1.0, 0.0)), chance=chance(2), size_hw=SIZE)
