@@ -38,8 +38,8 @@ def kept(build: Callable[P, R], *, most: int = 64) -> Callable[P, R]:
 
 
 @kept
-def constant(values: tuple[float, ...] | tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Return a few numbers as a tensor that is on the device already: to copy them there makes the host wait."""
+def constant(values: tuple[Any, ...], device: torch.device) -> torch.Tensor:
+    """Return a few numbers, or rows of them, as a tensor that is on the device: to copy them makes the host wait."""
     return torch.tensor(values, device=device)
 
 

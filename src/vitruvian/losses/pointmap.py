@@ -190,7 +190,7 @@ def aligned_distance(pred: Tensor, target: Tensor, weights: Tensor, length: Tens
     """Return how far points are from where they belong once the predicted ones have the best common factor.
 
     The factor is that of least squares for each image, as `PointQuality` finds it; distances count in shares of
-    `length`, such as the height of the person.
+    `length`, such as the height of the person. All images count alike, however many pixels they have.
 
     Args:
         pred: Predicted points [B, 3, H, W].
@@ -204,7 +204,8 @@ def aligned_distance(pred: Tensor, target: Tensor, weights: Tensor, length: Tens
     factor = both / nonzero((pred.square() * weights).sum(dim=(1, 2, 3), keepdim=True))
     error = (factor * pred - target).square().sum(dim=1, keepdim=True)  # [B, 1, H, W]
     distance = (error + 1e-8).sqrt()  # without a pole in its gradient where a point is right
-    return weighted_mean(distance / nonzero(length.float())[:, None, None, None], weights)
+    shares = weighted_mean_per_image(distance, weights).flatten() / nonzero(length.float())  # [B]
+    return weighted_mean(shares, (weights > 0).flatten(1).any(dim=1).float())
 
 
 def pointmap_normal_error(pred: Tensor, target: Tensor, weights: Tensor) -> Tensor:

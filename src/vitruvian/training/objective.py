@@ -26,8 +26,8 @@ from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.training.synthetic import SHARP, StreamBatch, from_afar, photometric
 from vitruvian.training.views import in_model_axes, normalise
 
-# Rare parts count more, as in the published recipe, but less so: silhouettes stay tight when background counts.
-PART_WEIGHTS = (0.6, *(weight**0.5 for weight in PART_LOSS_WEIGHTS[1:]))
+# Rare parts count more, as in the published recipe, but less so, or they would take too much from their neighbours.
+PART_WEIGHTS = (0.45, *(weight**0.3 for weight in PART_LOSS_WEIGHTS[1:]))
 TASK_WEIGHTS = {
     "pose": 400.0,
     "pose_peaks": 0.2,

@@ -288,6 +288,8 @@ def test_points_are_compared_after_the_best_factor():
     pred[:, 0] = 0.0  # the factor is 1, and one of two points is off by 1
     assert float(aligned_distance(7 * pred, target, weights, length)) == pytest.approx((0.5 + 0.125) / 2, abs=2e-4)
     assert float(aligned_distance(7 * pred, target, weights * torch.tensor([1.0, 0.0]), length)) < 2e-4
+    weights[1, ..., 0] = 0  # the second image has one point, and counts as much as the first
+    assert float(aligned_distance(pred, target, weights, length)) == pytest.approx((0.5 + 0.25) / 2, abs=2e-4)
     nothing = torch.zeros_like(pred, requires_grad=True)
     aligned_distance(nothing, target, weights, length).backward()
     assert nothing.grad is not None

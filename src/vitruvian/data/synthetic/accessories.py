@@ -60,7 +60,7 @@ def _merged(meshes: list[tuple[Floats, Ints]]) -> tuple[Floats, Ints]:
 
 
 def make_glasses(form: Form) -> list[Piece]:
-    """Spectacles (open rims) and sunglasses (dark lenses, part 1) in several shapes; class Eyeglass."""
+    """Spectacles and sunglasses in several shapes, their lenses (part 1) clear or dark; class Eyeglass."""
     left = form.vertices[14598:14670]
     eye = np.array([left[:, 0].mean(), left[:, 1].min(), left[:, 2].mean()])
     skull = form.vertices[:BODY_VERTICES][form.head[:BODY_VERTICES] > 0.5]
@@ -103,15 +103,12 @@ def make_glasses(form: Form) -> list[Piece]:
         piece = stiff(
             form, name, "glasses", points, faces, anchor=nose, span=HEAD_SPAN, part_class="Eyeglass", style=style
         )
-        if dark:
-            middle = plate(np.array([eye[0]]), np.array([eye[2]]))
-            disc = np.concatenate([middle - [0.0, 0.002, 0.0], rims])
-            fan = np.stack([np.zeros(28, np.int64), 1 + np.arange(28), 1 + (np.arange(28) + 1) % 28], 1)
-            points, faces = _merged([(disc, fan), (disc * [-1.0, 1.0, 1.0], fan)])
-            lens = stiff(
-                form, name, "glasses", points, faces, anchor=nose, span=HEAD_SPAN, part_class="Eyeglass", part=1
-            )
-            piece = join_pieces(piece, lens)
+        middle = plate(np.array([eye[0]]), np.array([eye[2]]))
+        disc = np.concatenate([middle - [0.0, 0.002, 0.0], rims])
+        fan = np.stack([np.zeros(28, np.int64), 1 + np.arange(28), 1 + (np.arange(28) + 1) % 28], 1)
+        points, faces = _merged([(disc, fan), (disc * [-1.0, 1.0, 1.0], fan)])
+        lens = stiff(form, name, "glasses", points, faces, anchor=nose, span=HEAD_SPAN, part_class="Eyeglass", part=1)
+        piece = join_pieces(piece, lens)
         pieces.append(piece)
     return pieces
 

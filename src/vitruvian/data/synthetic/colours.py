@@ -185,10 +185,13 @@ def paint_people(pack: Pack, pieces: Tensor, traits: Tensor, chance: Chance) -> 
     nothing = torch.full((P,), -1, dtype=torch.int64, device=pieces.device)
     frame = torch.where(chance.flip(0.6, P, 1), chance.uniform(0.0, 0.05, P, 1).expand(P, 3), cloth_colours(P, chance))
     paints["glasses", 0], paints["glasses", 1] = _plain(nothing, frame), _plain(nothing, lens)
-    return _stacked(pack, paints, chance)
+    glasses = pieces[:, SLOT["glasses"]]
+    window = torch.tensor([style == "glasses" for style in pack.wardrobe.styles], device=pieces.device)
+    return _stacked(pack, paints, chance, clear=window[glasses.clamp_min(0)] & (glasses >= 0))
 
 
-def _stacked(pack: Pack, paints: dict[tuple[str, int], Paint], chance: Chance) -> Materials:
+def _stacked(pack: Pack, paints: dict[tuple[str, int], Paint], chance: Chance, *, clear: Tensor) -> Materials:
+    """Put the paints of all slots in order; `clear` [P] bool says whose glasses have lenses to look through."""
     order = [paints.get((slot, part), paints[slot, 0]) for slot in SLOTS for part in range(PARTS)]
     P = len(order[0].texture)
     gloss = torch.cat(
@@ -208,4 +211,5 @@ def _stacked(pack: Pack, paints: dict[tuple[str, int], Paint], chance: Chance) -
         pattern_param=torch.stack([paint.pattern_param for paint in order], 1).float(),
         gloss=gloss,
         cutout=pack.cutout[texture.clamp_min(0)] & (texture >= 0),
+        clear=clear[:, None] & (torch.arange(len(order), device=texture.device) == SLOT["glasses"] * PARTS + 1),
     )

@@ -13,6 +13,7 @@ from vitruvian.data.synthetic.background import Scenery, clouds, photo_crops, so
 from vitruvian.data.synthetic.chance import Chance
 from vitruvian.data.synthetic.filters import blur, disc_kernels, gaussian_kernels, motion_kernels
 from vitruvian.data.synthetic.truth import HIDDEN, VISIBLE, Truth, masks_and_boxes
+from vitruvian.layers.keep import constant
 
 LUMA_TABLE = (
     (16, 11, 10, 16, 24, 40, 51, 61),
@@ -191,7 +192,7 @@ def _coded(planes: Tensor, table: tuple[tuple[int, ...], ...], factor: Tensor) -
     n = torch.arange(8, dtype=torch.float32, device=planes.device)
     basis = torch.cos((2 * n[None] + 1) * n[:, None] * math.pi / 16) / 2  # [8, 8]
     basis[0] *= math.sqrt(0.5)
-    steps = torch.tensor(table, dtype=torch.float32, device=planes.device)  # [8, 8]
+    steps = constant(table, planes.device)  # [8, 8]
     steps = (steps * factor[:, None, None]).clamp(1.0, 255.0).round()[:, None, None, None]  # [B, 1, 1, 1, 8, 8]
     blocks = planes.view(B, C, H // 8, 8, W // 8, 8).transpose(3, 4)  # [B, C, h, w, 8, 8]
     rounded = ((basis @ blocks @ basis.T) / steps).round() * steps

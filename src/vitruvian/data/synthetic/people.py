@@ -44,6 +44,7 @@ class Materials:
     pattern_param: Tensor  # [P, M, 4] float32: frequency (1/m), angle (rad), width (0..1), phase
     gloss: Tensor  # [P, M] float32 0 (cloth) .. 1 (wet eye): strength and sharpness of highlights
     cutout: Tensor  # [P, M] bool: the texture's alpha has holes (hair, brows, lashes); otherwise alpha is to be ignored
+    clear: Tensor  # [P, M] bool: window glass: what is behind it is seen, and it alone decides about the part
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitruvian.data.synthetic.background import Scenery, pixel_rays, sample_backgrounds
 from vitruvian.data.synthetic.camera import Cameras, Placement, sample_cameras, sample_placement
@@ -23,7 +24,8 @@ from vitruvian.data.synthetic.degrade import add_occluders, lens, sample_blur, s
 from vitruvian.data.synthetic.filters import blur
 from vitruvian.data.synthetic.lights import Lights, sample_lights
 from vitruvian.data.synthetic.people import Pack, PeopleBatch
-from vitruvian.data.synthetic.raster import Cutouts, Hits, find_hits, rasterize
+from vitruvian.data.synthetic.pieces import CLASS
+from vitruvian.data.synthetic.raster import Cutouts, Hits, depth_map, find_hits, rasterize
 from vitruvian.data.synthetic.shade import describe_surface, develop, key_light_share, light_surface, vertex_normals
 from vitruvian.data.synthetic.shadows import Meshes, ShadowMap, Surroundings, draw_shadow_map, draw_surroundings
 from vitruvian.data.synthetic.texture import TexturePyramid, build_pyramid, face_levels, linear_to_srgb, srgb_to_linear
@@ -177,7 +179,7 @@ class _Scene:
         meshes = Meshes(
             vertices=local.place(some.vertices),
             faces=some.faces,
-            present=some.face_class > 0,
+            present=(some.face_class > 0) & ~_glass(some),
             picture=local.picture,
             pictures=len(index),
         )
@@ -231,6 +233,7 @@ def _draw(
 
     depth = torch.full((B * H * W * s * s,), math.inf, device=screen.device)
     depth[hits.sample] = hits.depth
+    pixels = _behind_glass(scene, screen, pixels, depth.view(B, H * s, W * s), chance)
     points = cameras.to_camera(people.keypoints, meshes.picture)  # [P, 308, 3]
     keypoints = keypoint_truth(
         people, points, cameras, picture=meshes.picture, depth=depth.view(B, H * s, W * s), samples=s
@@ -263,6 +266,34 @@ def _draw(
         truth = lens(truth, chance=chance)
         truth = replace(truth, image=sensor_and_file(truth.image, chance=chance))
     return truth
+
+
+def _glass(people: PeopleBatch) -> Tensor:
+    """Which faces are window glass, [P, F] bool."""
+    return people.materials.clear.gather(1, people.face_material) & (people.face_class > 0)
+
+
+def _behind_glass(scene: _Scene, screen: Tensor, pixels: Pixels, depth: Tensor, chance: Chance) -> Pixels:
+    """Lay lenses over what was drawn without them: they tell the part, dim a little and reflect a little.
+
+    `depth` [B, sH, sW] of what was drawn; normals, points and albedo stay those of the eyes behind.
+    """
+    meshes = scene.meshes
+    B, H, W = pixels.parts.shape
+    s = depth.shape[1] // H
+    glass = _glass(scene.people)
+    ids = rasterize(
+        screen, meshes.faces, present=glass, picture=meshes.picture, pictures=B, size_hw=(H * s, W * s)
+    )  # [B, sH, sW]
+    in_front = depth_map(ids, screen, meshes.faces, empty=math.inf) < depth
+    share = F.avg_pool2d(in_front[:, None].float(), s)  # [B, 1, H, W]
+    bright = pixels.radiance.flatten(1).mean(dim=1) / pixels.alpha.flatten(1).mean(dim=1).clamp_min(1e-3)  # [B]
+    haze = (chance.uniform(0.0, 0.5, B) ** 2 * bright)[:, None, None, None]
+    return replace(
+        pixels,
+        radiance=pixels.radiance * (1 - 0.1 * share) + haze * share * (pixels.alpha > 0),
+        parts=torch.where((share[:, 0] >= 0.5) & (pixels.parts > 0), CLASS["Eyeglass"], pixels.parts),
+    )
 
 
 def _cutouts(people: PeopleBatch, pyramid: TexturePyramid, levels: Tensor, *, samples: int, seed: int) -> Cutouts:

@@ -37,7 +37,7 @@ def test_shapes_and_types(people: PeopleBatch):
         value = getattr(people, name)
         assert (tuple(value.shape), value.dtype) == (shape, dtype), name
     for name, shape in {"texture": (), "tint": (3,), "tint2": (3,), "pattern": (), "pattern_param": (4,), "gloss": (),
-                        "cutout": ()}.items():  # fmt: skip
+                        "cutout": (), "clear": ()}.items():  # fmt: skip
         assert getattr(people.materials, name).shape == (P, M, *shape), name
     assert len(people) == P
 

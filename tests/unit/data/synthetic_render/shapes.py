@@ -36,13 +36,17 @@ def person(
     shapes: list[tuple[Tensor, Tensor, int]],
     *,
     cutout: bool = False,
+    glass: int | None = None,
     texture: int = -1,
     tint: tuple[float, float, float] = (0.6, 0.4, 0.3),
     gloss: float = 0.2,
     keypoints: Tensor | None = None,
     keypoint_depth: float = 0.01,
 ) -> PeopleBatch:
-    """One person made of (vertices, faces, part class) pieces; keypoint j is `keypoints[j]`, the others are unknown."""
+    """One person made of (vertices, faces, part class) pieces; keypoint j is `keypoints[j]`, the others are unknown.
+
+    Pieces of the class `glass` are window glass.
+    """
     vertices, faces, classes, start = [], [], [], 0
     for points, triangles, part in shapes:
         vertices.append(points)
@@ -57,21 +61,23 @@ def person(
         known[: len(keypoints)] = True
         points[0, : len(keypoints)] = keypoints
     corner_uv = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
+    part = torch.cat(classes)[None]  # [1, F]
     return PeopleBatch(
         vertices=V,
         rest_vertices=V.clone(),
         faces=F,
         face_uv=corner_uv.expand(1, count, 3, 2).clone(),
-        face_class=torch.cat(classes)[None],
-        face_material=torch.zeros(1, count, dtype=torch.int64),
+        face_class=part,
+        face_material=(part == (-1 if glass is None else glass)).long(),
         materials=Materials(
-            texture=torch.tensor([[texture]]),
-            tint=torch.tensor([[tint]]),
-            tint2=torch.zeros(1, 1, 3),
-            pattern=torch.zeros(1, 1, dtype=torch.int64),
-            pattern_param=torch.tensor([[[10.0, 0.0, 0.5, 0.0]]]),
-            gloss=torch.tensor([[gloss]]),
-            cutout=torch.tensor([[cutout]]),
+            texture=torch.tensor([[texture, -1]]),
+            tint=torch.tensor([[tint, tint]]),
+            tint2=torch.zeros(1, 2, 3),
+            pattern=torch.zeros(1, 2, dtype=torch.int64),
+            pattern_param=torch.tensor([10.0, 0.0, 0.5, 0.0]).expand(1, 2, 4),
+            gloss=torch.tensor([[gloss, 0.9]]),
+            cutout=torch.tensor([[cutout, False]]),
+            clear=torch.tensor([[False, True]]),
         ),
         keypoints=points,
         keypoint_known=known,

@@ -232,6 +232,30 @@ def test_holes_make_soft_alpha() -> None:
     assert (truth.alpha[0, 0, 20:44, 12:36] == 1).all()
 
 
+def test_what_is_behind_glass_is_seen_and_the_part_is_that_of_the_glasses() -> None:
+    camera = front_camera(distance=2.0, focal=90.0, size_hw=SIZE)
+    eye = torch.tensor([[0.0, 0.0, 0.0]])
+    face, lens = (*card(), 3), (*card(width=0.4, height=0.4, depth=-0.1), 2)
+    beyond = (*card(width=0.4, height=0.4, depth=0.1), 2)
+    bare, worn, hidden = (
+        render(
+            person(pieces, glass=2, keypoints=eye),
+            generator=seeded(),
+            options=PLAIN,
+            placement=alone(),
+            cameras=camera,
+        )
+        for pieces in ([face], [face, lens], [face, beyond])
+    )
+    glass = worn.parts[0] == 2
+    assert 0.1 < glass.float().sum() / (bare.parts[0] == 3).float().sum() < 0.25
+    assert torch.equal(worn.parts[0][~glass], bare.parts[0][~glass])
+    for truth in ("normals", "pointmap", "alpha", "albedo", "keypoints"):
+        assert torch.equal(getattr(worn, truth), getattr(bare, truth)), truth
+    assert (worn.image[0, :, glass] - bare.image[0, :, glass]).abs().mean() > 0.004
+    assert (hidden.parts == bare.parts).all()
+
+
 def test_the_same_seed_gives_the_same_picture_and_another_seed_another() -> None:
     keypoints = torch.tensor([[0.0, -0.5, 0.0], [0.0, 0.0, 0.5], [0.0, 0.0, -0.5]])
     options = replace(PLAIN, camera_effects=True, occluders=1.0, folds=0.2)
