@@ -6,7 +6,8 @@ Synthetic people are made of the bodies, clothes and poses of a pack that traini
 seeds that it never uses, cropped as poses are, with nothing added. Real photographs are cropped by the boxes they come
 with. Numbers are the same at every run, but for those of time; what is absent (the pack, the photographs) is left out
 and said. Prints a table for synthetic people, one for photographs and one of times, each number beside its goal, then
-which goals are missed; the exit code is how many.
+which goals are missed; the exit code is how many. On two cores it takes about a quarter of an hour, most of it for the
+512 people. With 128 it takes a third of that, and rare parts move the mean IoU by 0.02 to either side.
 
 Silhouettes in photographs: within a person's box, pixels with any part against the union of all people's masks, since
 the model is not asked whose a pixel is; against the person's own mask alone is printed beside it. People whose box has
@@ -30,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -41,6 +43,7 @@ from vitruvian.data.synthetic.render import RenderOptions
 from vitruvian.data.synthetic.samples import Samples, render_samples
 from vitruvian.data.synthetic.set_files import points_from_depth
 from vitruvian.data.synthetic.split import held_out_part
+from vitruvian.data.synthetic.texture import build_pyramid
 from vitruvian.evaluation import (
     BoxQuality,
     Goal,
@@ -86,7 +89,7 @@ def synthetic_report(
 ) -> Report:
     """Score all tasks on people that training never saw."""
     pack = held_out_part(load_pack(pack_path)).to(device)
-    samples = render_samples(pack, count, seed=HELD_OUT, device=device, options=RenderOptions(chunk=batch))
+    pyramid = build_pyramid(pack.textures)
     model = model.to(device)
     options = CropOptions(
         scale=(1.0, 1.0), shift=0.0, flip=0.0, new_background=0.0, company=0.0, occluder=0.0, edge=0.0, border=0.0
@@ -98,8 +101,15 @@ def synthetic_report(
     normals, matte, points = NormalQuality(), MattingQuality(), PointQuality(alignment="scale")
     seen = PointQuality(alignment="scale")  # points whose directions are given by the camera, which leaves their depth
     labelled = KeypointAccuracy("sapiens308", groups=chosen)
-    for start in range(0, count, batch):
-        some = samples.pick(torch.arange(start, min(count, start + batch), device=device))
+    for start in track(range(0, count, batch), "synthetic people", console=Console(stderr=True)):
+        some = render_samples(
+            pack,
+            min(batch, count - start),
+            seed=HELD_OUT + start,
+            device=device,
+            options=RenderOptions(chunk=batch),
+            pyramid=pyramid,
+        )
         chance = Chance(torch.Generator().manual_seed(start), torch.device(device))
         crops = compose_crops(some, pack.backgrounds, chance=chance, options=options)
         size_hw = (crops.image.shape[-2], crops.image.shape[-1])
@@ -322,7 +332,7 @@ def main() -> int:
     parser.add_argument("--model", default=BUILTIN, help="builtin, or a folder packed like it")
     parser.add_argument("--pack", type=Path, default=here.parent / "people-pack.npz", help="what people are made of")
     parser.add_argument("--photos", type=Path, default=here.parent / "shared" / "photos")
-    parser.add_argument("--count", type=int, default=128, help="synthetic people")
+    parser.add_argument("--count", type=int, default=512, help="synthetic people; 128 are quicker and say less")
     parser.add_argument("--threshold", type=float, help="lowest score of people that are found")
     parser.add_argument("--out", type=Path, help="folder for the numbers as JSON")
     parser.add_argument("--threads", type=int, default=2, help="threads that torch works with")
