@@ -92,7 +92,15 @@ def synthetic_report(
     pyramid = build_pyramid(pack.textures)
     model = model.to(device)
     options = CropOptions(
-        scale=(1.0, 1.0), shift=0.0, flip=0.0, new_background=0.0, company=0.0, occluder=0.0, edge=0.0, border=0.0
+        scale=(1.0, 1.0),
+        shift=0.0,
+        flip=0.0,
+        new_background=0.0,
+        company=0.0,
+        printed=0.0,
+        occluder=0.0,
+        edge=0.0,
+        border=0.0,
     )
     hands = ("body", "feet", "left_hand", "right_hand")
     groups = layout_groups("sapiens308")

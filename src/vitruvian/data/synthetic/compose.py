@@ -16,10 +16,11 @@ from torch import Tensor
 
 from vitruvian.data.synthetic.chance import Chance
 from vitruvian.data.synthetic.samples import Samples, metres
-from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
+from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION, PART_NAMES
 from vitruvian.layers.keep import constant
 
 HIDDEN, VISIBLE = 1.0, 2.0
+CLOTHES = tuple(PART_NAMES.index(name) for name in ("Apparel", "Lower_Clothing", "Upper_Clothing"))
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class CropOptions:
     flip: float = 0.5
     new_background: float = 0.6
     company: float = 0.45  # somebody else in the picture
-    occluder: float = 0.2
+    printed: float = 0.3  # a picture, a badge or a sign on somebody's clothes, which are clothes still
+    occluder: float = 0.12
     edge: float = 0.15  # a table, a wall or the like hides all on one side, and the box is that of what is left
     border: float = 0.15  # the picture ends within the crop
 
@@ -110,6 +112,8 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, chance: Chance, opti
     start, step = around_boxes(samples.boxes_xywh if edge is None else edge.boxes_xywh, chance, options)
     window = Window(start, step, chance.flip(options.flip, n), options.size_hw)
     crops = _look(samples, window)
+    if edge is not None:
+        crops = _printed(crops, backgrounds, chance, options)
     seen = crops.alpha
     if len(backgrounds):
         fresh = chance.flip(options.new_background, n)[:, None, None, None]
@@ -121,7 +125,8 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, chance: Chance, opti
     order = torch.randperm(n, generator=chance.generator).to(samples.image.device, non_blocking=True)
     crops = _with_company(crops, samples.pick(order), chance, options)
     if edge is not None:
-        crops = _covered(crops, _blobs(n, chance, options), backgrounds, chance)
+        blobs = _blobs(n, chance, options, often=options.occluder, radius=(0.14, 0.45))
+        crops = _covered(crops, blobs, backgrounds, chance)
         crops = _covered(crops, edge.beyond(window), backgrounds, chance)
     return _ended(crops, _within(samples, window, chance, options))
 
@@ -368,20 +373,37 @@ def _with_company(crops: Crops, others: Samples, chance: Chance, options: CropOp
     )
 
 
-def _blobs(n: int, chance: Chance, options: CropOptions) -> Tensor:
-    """Ellipses and rectangles that hide a part of some pictures, [n, 1, H, W] bool."""
+def _blobs(n: int, chance: Chance, options: CropOptions, *, often: float, radius: tuple[float, float]) -> Tensor:
+    """Ellipses and rectangles in some pictures, their radii in widths of the picture, [n, 1, H, W] bool."""
     H, W = options.size_hw
     device = chance.device
-    wanted = chance.flip(options.occluder, n)[:, None, None, None]
+    wanted = chance.flip(often, n)[:, None, None, None]
     centre = chance.uniform(0.0, 1.0, n, 2) * constant((W, H), device)
-    radius = chance.log_uniform(0.06, 0.35, n, 2) * W
+    radii = chance.log_uniform(*radius, n, 2) * W
     angle = chance.uniform(0.0, math.pi, n)[:, None, None]
     x = torch.arange(W, device=device) - centre[:, :1, None]  # [n, 1, W]
     y = torch.arange(H, device=device)[:, None] - centre[:, 1:, None]  # [n, H, 1]
-    u = (x * angle.cos() + y * angle.sin()) / radius[:, :1, None]
-    v = (y * angle.cos() - x * angle.sin()) / radius[:, 1:, None]
+    u = (x * angle.cos() + y * angle.sin()) / radii[:, :1, None]
+    v = (y * angle.cos() - x * angle.sin()) / radii[:, 1:, None]
     round_ = chance.flip(0.5, n)[:, None, None]
     return torch.where(round_, u.square() + v.square() < 1, (u.abs() < 1) & (v.abs() < 1))[:, None] & wanted
+
+
+def _printed(crops: Crops, backgrounds: Tensor, chance: Chance, options: CropOptions) -> Crops:
+    """Print pictures on some clothes: light and shadow stay, colours change, and so does nothing else."""
+    n, size_hw = len(crops.image), options.size_hw
+    shape = _blobs(n, chance, options, often=options.printed, radius=(0.03, 0.25))
+    clothes = torch.isin(crops.parts, constant(CLOTHES, crops.parts.device))[:, None]
+    here = shape & clothes & (crops.alpha > 0.99)
+    paint = sample_pictures(backgrounds, n, size_hw, chance=chance)
+    light = crops.image.mean(dim=1, keepdim=True) / crops.albedo.mean(dim=1, keepdim=True).clamp_min(0.05)
+    shown = (paint * light.clamp(0.2, 2.0)).clamp(0, 1)
+    return replace(
+        crops,
+        image=torch.where(here, shown, crops.image),
+        foreground=torch.where(here, shown, crops.foreground),
+        albedo=torch.where(here, paint, crops.albedo),
+    )
 
 
 def _covered(crops: Crops, shape: Tensor, backgrounds: Tensor, chance: Chance) -> Crops:

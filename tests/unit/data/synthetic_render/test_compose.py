@@ -27,6 +27,7 @@ PLAIN = CropOptions(
     flip=0.0,
     new_background=0.0,
     company=0.0,
+    printed=0.0,
     occluder=0.0,
     edge=0.0,
     border=0.0,
@@ -150,6 +151,22 @@ class TestCrops:
         assert gone.any()
         assert (covered.parts[gone[:, 0]] == 0).all()
         assert ((clear.keypoints[..., 2] == 2) & (covered.keypoints[..., 2] == 1)).any()
+
+    def test_a_print_changes_the_colours_of_clothes_alone(self, samples: Samples, walls: Tensor) -> None:
+        plain = crop(samples, walls)
+        for seed in range(20):
+            found = crop(samples, walls, seed, printed=1.0)
+            changed = (found.image != plain.image).any(dim=1)  # [n, H, W]
+            if changed.any():
+                break
+        assert changed.sum() > 30
+        names = {PART_NAMES[part] for part in found.parts[changed].unique()}
+        assert names <= {"Apparel", "Lower_Clothing", "Upper_Clothing"}
+        for truth in ("parts", "normals", "points", "alpha", "keypoints"):
+            assert torch.equal(getattr(found, truth), getattr(plain, truth)), truth
+        inside = changed[:, None].expand(-1, 3, -1, -1)
+        assert torch.equal(found.foreground[inside], found.image[inside])
+        assert (found.albedo != plain.albedo).any(dim=1)[changed].float().mean() > 0.9
 
     @pytest.mark.parametrize("seed", range(4))
     def test_an_edge_hides_one_side_and_what_is_left_fills_the_crop(
