@@ -36,12 +36,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian import Sapiens2ImageProcessor, load_image, pipeline
+from vitruvian.data.synthetic.camera import points_from_depth
 from vitruvian.data.synthetic.chance import Chance
 from vitruvian.data.synthetic.compose import CropOptions, Crops, compose_crops
 from vitruvian.data.synthetic.pack import load_pack
 from vitruvian.data.synthetic.render import RenderOptions
 from vitruvian.data.synthetic.samples import Samples, render_samples
-from vitruvian.data.synthetic.set_files import points_from_depth
 from vitruvian.data.synthetic.split import held_out_part
 from vitruvian.data.synthetic.texture import build_pyramid
 from vitruvian.evaluation import (

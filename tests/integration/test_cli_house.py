@@ -45,12 +45,17 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "facebook/sapiens2-matting-1b" in text
     assert "1.54 B" in text
-    assert "pose" not in text
+    assert "sapiens2-pose" not in text
     assert cli.run(["models", "list", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["checkpoints"]
+    inside, *rows = json.loads(capsys.readouterr().out)["checkpoints"]
     assert len(rows) == len({row["name"] for row in rows}) == len(list(known_checkpoints()))
     commands = {command for row in rows for command in row["commands"]}
     assert commands == set(TASKS) - {"albedo"}  # none is published
+    assert (inside["name"], inside["licence"]) == ("builtin", "Apache-2.0")
+    assert {"pose", "albedo"} <= set(inside["commands"])
+    assert 20e6 < inside["cached_bytes"] < 25e6
+    assert cli.run(["models", "list", "--task", "segment"]) == 0
+    assert "builtin" not in capsys.readouterr().out
 
 
 def test_sizes_in_the_list_are_those_of_our_models() -> None:

@@ -35,7 +35,7 @@ def list_models(
     as_json: JSON = False,
     debug: DEBUG = False,
 ) -> None:
-    """List checkpoints on the Hub that are known to work, with their size, licence, and whether they are here."""
+    """List the model inside the package and checkpoints on the Hub that are known to work, and which are here."""
     from rich.console import Console
     from rich.table import Table
 
@@ -47,16 +47,20 @@ def list_models(
         raise InputError(f"--task: expected one of {', '.join(TASKS)}, got {task!r}.{near_matches(task, TASKS)}")
     here = cached_sizes()
     rows: list[dict[str, Any]] = [
-        {
-            "name": known.name,
-            "commands": list(known.commands),
-            "parameters_millions": known.millions,
-            "licence": known.licence.short,
-            "cached_bytes": here.get(known.name),
-        }
-        for known in known_checkpoints()
-        if (task is None or task in known.commands) and (not cached or known.name in here)
+        *inside_row(),
+        *(
+            {
+                "name": known.name,
+                "commands": list(known.commands),
+                "parameters_millions": known.millions,
+                "licence": known.licence.short,
+                "cached_bytes": here.get(known.name),
+            }
+            for known in known_checkpoints()
+            if not cached or known.name in here
+        ),
     ]
+    rows = [row for row in rows if task is None or task in row["commands"]]
     if as_json:
         print_json({"checkpoints": rows})
         return
@@ -73,6 +77,25 @@ def list_models(
             row["licence"],
         )
     Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def inside_row() -> list[dict[str, Any]]:
+    """The line of the model inside the package, where there is one."""
+    from vitruvian.cli.checkpoints import facts_of
+    from vitruvian.hub import BUILTIN, has_builtin
+
+    if not has_builtin():
+        return []
+    facts = facts_of(BUILTIN, None)
+    return [
+        {
+            "name": BUILTIN,
+            "commands": facts["commands"],
+            "parameters_millions": round(facts["parameters"] / 1e6),
+            "licence": facts["licence"],
+            "cached_bytes": facts["size_bytes"],
+        }
+    ]
 
 
 @app.command(epilog="Example: vitruvian models info facebook/sapiens2-pose-0.4b")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.data.synthetic.set_files import points_from_depth
+from vitruvian.data.synthetic.camera import points_from_depth
 from vitruvian.errors import InputError
 from vitruvian.layers.keep import constant
 from vitruvian.losses.people import draw_people

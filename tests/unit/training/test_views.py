@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitruvian.data.synthetic.set_files import PictureMaps, points_from_depth
+from vitruvian.data.synthetic.camera import points_from_depth
+from vitruvian.data.synthetic.set_files import PictureMaps
 from vitruvian.errors import InputError
 from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
 from vitruvian.models.sapiens2.decoding import decode_heatmaps

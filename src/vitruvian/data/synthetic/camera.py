@@ -235,3 +235,14 @@ def _bounds(points: Tensor, mask: Tensor, placement: Placement) -> tuple[Tensor,
     highest = (-start).scatter_reduce(0, where, high, "amax")
     empty = lowest > highest
     return torch.where(empty, 0.0, lowest), torch.where(empty, 0.0, highest)
+
+
+def points_from_depth(depth: Tensor, intrinsics: Tensor) -> Tensor:
+    """Put depth on the rays of its pixels: [B, H, W] and [B, 3, 3] -> points [B, 3, H, W], zero where depth is zero."""
+    _, H, W = depth.shape
+    K = intrinsics[:, :, :, None, None]  # [B, 3, 3, 1, 1]
+    x = torch.arange(W, device=depth.device, dtype=torch.float32)  # [W]
+    y = torch.arange(H, device=depth.device, dtype=torch.float32)[:, None]  # [H, 1]
+    return torch.stack(
+        [(x - K[:, 0, 2]) / K[:, 0, 0] * depth, (y - K[:, 1, 2]) / K[:, 1, 1] * depth, depth], dim=1
+    )  # [B, 3, H, W]

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitruvian.data.synthetic.camera import points_from_depth
 from vitruvian.data.synthetic.chance import Chance
 from vitruvian.data.synthetic.samples import Samples, metres
 from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION, PART_NAMES
@@ -270,22 +271,12 @@ def _look(samples: Samples, window: Window) -> Crops:
         alpha=alpha,
         albedo=albedo,
         normals=normals,
-        points=_points(depth, K),
+        points=points_from_depth(depth[:, 0], K),
         parts=labels,
         intrinsics=K,
         keypoints=_keypoints(samples.keypoints, window),
         height=samples.height,
     )
-
-
-def _points(depth: Tensor, K: Tensor) -> Tensor:
-    """Points [n, 3, H, W] of depths [n, 1, H, W] through cameras [n, 3, 3]."""
-    H, W = depth.shape[-2:]
-    x = torch.arange(W, device=depth.device, dtype=torch.float32)
-    y = torch.arange(H, device=depth.device, dtype=torch.float32)[:, None]
-    rays_x = ((x - K[:, 0, 2, None]) / K[:, 0, 0, None])[:, None, None]  # [n, 1, 1, W]
-    rays_y = ((y - K[:, 1, 2, None, None]) / K[:, 1, 1, None, None])[:, None]  # [n, 1, H, 1]
-    return torch.cat([depth * rays_x, depth * rays_y, depth], dim=1)
 
 
 def _keypoints(keypoints: Tensor, window: Window) -> Tensor:
@@ -452,7 +443,7 @@ def halved(crops: Crops, chance: Chance) -> Crops:
         alpha=F.avg_pool2d(crops.alpha, 2),
         albedo=F.avg_pool2d(crops.albedo, 2),
         normals=normals,
-        points=_points(depth, K),
+        points=points_from_depth(depth[:, 0], K),
         parts=one_of_four(crops.parts, chance),
         intrinsics=K,
     )

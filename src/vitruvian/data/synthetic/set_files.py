@@ -10,7 +10,7 @@
     SET/geometry/000000.npz      `normals` float16 [3, H, W]; `depth` uint16 [H, W] in steps, see `read_depth`
     SET/records/000000.json      annotations of eight pictures: what `annotations.json` is joined from
 
-Axes are the camera's (x right, y down, z forward); points follow from depth and the camera, see `points_from_depth`.
+Axes are the camera's (x right, y down, z forward); `camera.points_from_depth` makes points of depth and the camera.
 """
 
 from __future__ import annotations
@@ -127,17 +127,6 @@ def read_geometry(path: Path, size_hw: tuple[int, int]) -> tuple[Tensor, Tensor]
             f"{list(depth.shape)}. Write the set again."
         )
     return torch.from_numpy(normals), torch.from_numpy(depth)
-
-
-def points_from_depth(depth: Tensor, intrinsics: Tensor) -> Tensor:
-    """Put depth on the rays of its pixels: [B, H, W] and [B, 3, 3] -> points [B, 3, H, W], zero where depth is zero."""
-    _, H, W = depth.shape
-    K = intrinsics[:, :, :, None, None]  # [B, 3, 3, 1, 1]
-    x = torch.arange(W, device=depth.device, dtype=torch.float32)  # [W]
-    y = torch.arange(H, device=depth.device, dtype=torch.float32)[:, None]  # [H, 1]
-    return torch.stack(
-        [(x - K[:, 0, 2]) / K[:, 0, 0] * depth, (y - K[:, 1, 2]) / K[:, 1, 1] * depth, depth], dim=1
-    )  # [B, 3, H, W]
 
 
 def _array(values: Tensor | None) -> NDArray[Any]:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvian.data.synthetic.camera import Cameras, turn
+from vitruvian.data.synthetic.camera import Cameras, points_from_depth, turn
 from vitruvian.data.synthetic.people import PeopleBatch
 from vitruvian.data.synthetic.raster import Hits
 from vitruvian.data.synthetic.shade import Surface
@@ -120,7 +120,7 @@ def resolve(hits: Hits, surface: Surface, radiance: Tensor, cameras: Cameras, *,
         parts=(chosen % LABELS_PER_PERSON).byte().view(shape),
         slots=torch.where(present, chosen.div(LABELS_PER_PERSON, rounding_mode="floor"), -1).view(shape),
         normals=_picture(normals, shape),
-        pointmap=unproject(depth, cameras),
+        pointmap=points_from_depth(depth, cameras.intrinsics),
     )
 
 
@@ -149,15 +149,6 @@ def _gathered(index: Tensor, values: Tensor, count: int) -> Tensor:
 def _picture(values: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """[B·H·W, C] -> [B, C, H, W]."""
     return values.view(*shape, -1).permute(0, 3, 1, 2).contiguous()
-
-
-def unproject(depth: Tensor, cameras: Cameras) -> Tensor:
-    """Depth [B, H, W] -> camera points [B, 3, H, W] on the rays through the pixel centres; zero where depth is zero."""
-    _, H, W = depth.shape
-    K = cameras.intrinsics[:, :, :, None, None]  # [B, 3, 3, 1, 1]
-    x = torch.arange(W, device=depth.device, dtype=torch.float32).view(1, 1, W)
-    y = torch.arange(H, device=depth.device, dtype=torch.float32).view(1, H, 1)
-    return torch.stack([(x - K[:, 0, 2]) / K[:, 0, 0] * depth, (y - K[:, 1, 2]) / K[:, 1, 1] * depth, depth], dim=1)
 
 
 def keypoint_truth(

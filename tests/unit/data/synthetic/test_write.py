@@ -11,6 +11,7 @@ from PIL import Image
 
 from tests.unit.training.tiny_runs import PLAIN, SIZE_HW
 from vitruvian.data.synthetic import write
+from vitruvian.data.synthetic.camera import points_from_depth
 from vitruvian.data.synthetic.capsules import procedural_pack
 from vitruvian.data.synthetic.people import Pack
 from vitruvian.data.synthetic.set_files import (
@@ -18,7 +19,6 @@ from vitruvian.data.synthetic.set_files import (
     SHEET_FILE,
     code_depth,
     file_names,
-    points_from_depth,
     read_depth,
     read_maps,
 )
