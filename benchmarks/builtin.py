@@ -91,17 +91,7 @@ def synthetic_report(
     pack = held_out_part(load_pack(pack_path)).to(device)
     pyramid = build_pyramid(pack.textures)
     model = model.to(device)
-    options = CropOptions(
-        scale=(1.0, 1.0),
-        shift=0.0,
-        flip=0.0,
-        new_background=0.0,
-        company=0.0,
-        printed=0.0,
-        occluder=0.0,
-        edge=0.0,
-        border=0.0,
-    )
+    options = CropOptions.plain()
     hands = ("body", "feet", "left_hand", "right_hand")
     groups = layout_groups("sapiens308")
     chosen = {"body, feet, hands": [point for name in hands for point in groups[name]], **groups}

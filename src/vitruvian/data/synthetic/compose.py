@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,14 @@ class CropOptions:
     occluder: float = 0.12
     edge: float = 0.15  # a table, a wall or the like hides all on one side, and the box is that of what is left
     border: float = 0.15  # the picture ends within the crop
+
+    @classmethod
+    def plain(cls, size_hw: tuple[int, int] = (384, 288)) -> Self:
+        """Crops as at inference: nothing is moved, mirrored, added or hidden."""
+        nothing = dict.fromkeys(
+            ("shift", "flip", "new_background", "company", "printed", "occluder", "edge", "border"), 0.0
+        )
+        return cls(size_hw=size_hw, scale=(1.0, 1.0), **nothing)
 
 
 @dataclass(frozen=True)

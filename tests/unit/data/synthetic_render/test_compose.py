@@ -20,18 +20,7 @@ from vitruvian.human import KEYPOINT_INDEX, PART_NAMES
 
 SIZE = (96, 72)
 RENDER = RenderOptions(size_hw=SIZE, surroundings=2, surroundings_size=24, shadow_size=48, occluders=0.0)
-PLAIN = CropOptions(
-    size_hw=SIZE,
-    scale=(1.0, 1.0),
-    shift=0.0,
-    flip=0.0,
-    new_background=0.0,
-    company=0.0,
-    printed=0.0,
-    occluder=0.0,
-    edge=0.0,
-    border=0.0,
-)
+PLAIN = CropOptions.plain(SIZE)
 
 
 @pytest.fixture(scope="module")
