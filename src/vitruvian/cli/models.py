@@ -46,19 +46,16 @@ def list_models(
     if task is not None and task not in TASKS:
         raise InputError(f"--task: expected one of {', '.join(TASKS)}, got {task!r}.{near_matches(task, TASKS)}")
     here = cached_sizes()
-    rows: list[dict[str, Any]] = [
-        *inside_row(),
-        *(
-            {
-                "name": known.name,
-                "commands": list(known.commands),
-                "parameters_millions": known.millions,
-                "licence": known.licence.short,
-                "cached_bytes": here.get(known.name),
-            }
-            for known in known_checkpoints()
-            if not cached or known.name in here
-        ),
+    rows = inside_row() + [
+        {
+            "name": known.name,
+            "commands": list(known.commands),
+            "parameters_millions": known.millions,
+            "licence": known.licence.short,
+            "cached_bytes": here.get(known.name),
+        }
+        for known in known_checkpoints()
+        if not cached or known.name in here
     ]
     rows = [row for row in rows if task is None or task in row["commands"]]
     if as_json:

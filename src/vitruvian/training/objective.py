@@ -23,7 +23,7 @@ from vitruvian.losses.pointmap import aligned_distance, depth_steps
 from vitruvian.models.sapiens2.decoding import draw_heatmaps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.training.synthetic import SHARP, StreamBatch, from_afar, photometric
+from vitruvian.training.synthetic import SHARP, StreamBatch, as_taken, photometric
 from vitruvian.training.views import in_model_axes, normalise
 
 # Rare parts count more, as in the published recipe, but less so, or they would take too much from their neighbours.
@@ -140,8 +140,7 @@ class MultiTaskObjective(nn.Module):
         labels["pointmap"] = {"labels": crops.points, "label_intrinsics": crops.intrinsics}
         labels["matting"] = {"labels": torch.cat([crops.foreground, crops.alpha], dim=1)}
         labels["albedo"] = {"labels": crops.albedo, "label_mask": crops.alpha > 0.5}
-        picture = (crops.image > 0).any(dim=1, keepdim=True)  # beyond its ends nothing is added
-        pixels = normalise(photometric(from_afar(crops.image, chance), chance) * picture)
+        pixels = normalise(as_taken(crops.image, chance))
         outputs: Any = self.model(pixels, tasks=tasks, labels={t: v for t, v in labels.items() if t in tasks})
         found = {task: outputs[task].loss for task in tasks if task != "seg"}
         if "seg" in tasks:

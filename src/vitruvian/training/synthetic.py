@@ -170,6 +170,12 @@ def from_afar(images: Tensor, chance: Chance) -> Tensor:
     return images
 
 
+def as_taken(images: Tensor, chance: Chance) -> Tensor:
+    """Crops [n, 3, H, W] in 0..1 as cameras and files give them; what lies beyond the end of a picture stays black."""
+    picture = (images > 0).any(dim=1, keepdim=True)
+    return photometric(from_afar(images, chance), chance) * picture
+
+
 def photometric(images: Tensor, chance: Chance) -> Tensor:
     """Change light, colour, sharpness and noise of pictures [n, 3, H, W] in 0..1, as cameras do."""
     n = len(images)

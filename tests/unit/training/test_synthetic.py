@@ -14,7 +14,7 @@ from vitruvian.errors import ConfigError
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.training.objective import MultiTaskObjective, heatmaps, start_calmly
-from vitruvian.training.synthetic import StreamOptions, SyntheticStream, from_afar, photometric
+from vitruvian.training.synthetic import StreamOptions, SyntheticStream, as_taken, from_afar, photometric
 
 SIZE = (64, 48)
 OPTIONS = StreamOptions(
@@ -153,3 +153,11 @@ def test_pictures_from_afar_lose_detail_and_keep_their_colours():
     torch.testing.assert_close(found.mean(dim=(2, 3)), images.mean(dim=(2, 3)), rtol=0, atol=0.02)
     again = from_afar(images, Chance(torch.Generator().manual_seed(1), "cpu"))
     assert torch.equal(found, again)
+
+
+def test_what_lies_beyond_a_picture_stays_black():
+    images = torch.rand(24, 3, 64, 48, generator=torch.Generator().manual_seed(0)) * 0.8 + 0.1
+    images[:, :, 40:] = 0.0
+    found = as_taken(images, Chance(torch.Generator().manual_seed(1), "cpu"))
+    assert (found[:, :, 40:] == 0).all()
+    assert (found[:, :, :40] != images[:, :, :40]).any(dim=(1, 2, 3)).all()

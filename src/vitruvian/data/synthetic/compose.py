@@ -17,12 +17,13 @@ from torch import Tensor
 
 from vitruvian.data.synthetic.camera import points_from_depth
 from vitruvian.data.synthetic.chance import Chance
+from vitruvian.data.synthetic.pieces import CLASS
 from vitruvian.data.synthetic.samples import Samples, metres
-from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION, PART_NAMES
+from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
 from vitruvian.layers.keep import constant
 
 HIDDEN, VISIBLE = 1.0, 2.0
-CLOTHES = tuple(PART_NAMES.index(name) for name in ("Apparel", "Lower_Clothing", "Upper_Clothing"))
+CLOTHES = tuple(CLASS[name] for name in ("Apparel", "Lower_Clothing", "Upper_Clothing"))
 
 
 @dataclass(frozen=True)
@@ -118,11 +119,11 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, chance: Chance, opti
     `backgrounds` [G, S, S, 3] uint8 are pictures without people; with none of them, people stay where they are.
     """
     n, size_hw = len(samples), options.size_hw
-    edge = _edges(samples, chance, options) if len(backgrounds) else None
-    start, step = around_boxes(samples.boxes_xywh if edge is None else edge.boxes_xywh, chance, options)
+    edges = _edges(samples, chance, often=options.edge if len(backgrounds) else 0.0)
+    start, step = around_boxes(edges.boxes_xywh, chance, options)
     window = Window(start, step, chance.flip(options.flip, n), options.size_hw)
     crops = _look(samples, window)
-    if edge is not None:
+    if len(backgrounds):
         crops = _printed(crops, backgrounds, chance, options)
     seen = crops.alpha
     if len(backgrounds):
@@ -134,10 +135,10 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, chance: Chance, opti
         crops = replace(crops, image=image, foreground=foreground)
     order = torch.randperm(n, generator=chance.generator).to(samples.image.device, non_blocking=True)
     crops = _with_company(crops, samples.pick(order), chance, options)
-    if edge is not None:
+    if len(backgrounds):
         blobs = _blobs(n, chance, options, often=options.occluder, radius=(0.14, 0.45))
         crops = _covered(crops, blobs, backgrounds, chance)
-        crops = _covered(crops, edge.beyond(window), backgrounds, chance)
+        crops = _covered(crops, edges.beyond(window), backgrounds, chance)
     return _ended(crops, _within(samples, window, chance, options))
 
 
@@ -196,11 +197,11 @@ class Edges:
         return (along > self.offset[:, None, None])[:, None]
 
 
-def _edges(samples: Samples, chance: Chance, options: CropOptions) -> Edges:
-    """Draw edges: most hide the legs, some one side of a person."""
+def _edges(samples: Samples, chance: Chance, *, often: float) -> Edges:
+    """Draw edges for `often` of the people: most hide the legs, some one side."""
     n = len(samples)
     x, y, w, h = samples.boxes_xywh.unbind(1)
-    wanted = chance.flip(options.edge, n)
+    wanted = chance.flip(often, n)
     kept = torch.where(wanted, chance.uniform(0.3, 0.85, n), 1.0)  # of the box
     side = chance.choice((0.7, 0.15, 0.15), n)  # hidden: below, right, left
     below, left = side == 0, side == 2
@@ -218,12 +219,9 @@ def _edges(samples: Samples, chance: Chance, options: CropOptions) -> Edges:
     normal = torch.stack(
         [torch.where(below, tilt.sin(), out * tilt.cos()), torch.where(below, tilt.cos(), tilt.sin())], 1
     )
+    x, y, w, h = boxes.unbind(1)  # the edge runs through the middle of the side where the box was cut
     at = torch.stack(
-        [
-            torch.where(below, x + w / 2, torch.where(left, x + w * (1 - kept), x + w * kept)),
-            torch.where(below, y + h * kept, y + h / 2),
-        ],
-        dim=1,
+        [torch.where(below, x + w / 2, torch.where(left, x, x + w)), torch.where(below, y + h, y + h / 2)], dim=1
     )
     offset = torch.where(wanted, (at * normal).sum(dim=1), torch.inf)
     return Edges(normal, offset, boxes)

@@ -279,6 +279,14 @@ class TestScenes:
         behind = crops.image - crops.foreground  # walls are red or blue
         assert behind[:, 1].abs().mean() < 0.01  # but for the rings of the enlargement
 
+    def test_somebody_of_another_picture_takes_the_place_of_nobody(self, samples: Samples, walls: Tensor) -> None:
+        scenes = self.scene(samples, walls, people=(0.5, 0.5))
+        peopled = scenes.present.any(dim=1)
+        assert 0 < peopled.sum() < len(peopled)
+        crops = crop_scenes(scenes, chance=chance(2), size_hw=SIZE)
+        assert crops.present.any(dim=1).all()
+        assert (crops.parts > 0).flatten(1).any(dim=1).all()
+
     def test_crops_of_empty_pictures_are_empty_and_end_in_black(self, samples: Samples, walls: Tensor) -> None:
         crops = crop_scenes(self.scene(samples, walls, people=(1.0, 0.0)), chance=chance(2), size_hw=SIZE)
         assert not crops.present.any()
