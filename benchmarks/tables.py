@@ -72,7 +72,7 @@ def quickest(row: Row) -> float:
 def rate(row: Row, run: Row) -> str:
     """Achieved TFLOP/s and their share of the ceiling."""
     value = row["tflop"] / row["ours"]["median"] * 1e3
-    return f"{value:.0f} ({value / run['ceiling']:.0%})"
+    return f"{value:.0f} ({value / row.get('ceiling', run['ceiling']):.0%})"
 
 
 # ------------------------------------------------------------------------------------------------------------- tables

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,7 +29,6 @@ class Tiling:
         parts: Groups of four warps in `attention_hopper`, 64 queries each; 0 for `attention_triton`.
         polynomials: How many of four exponentials `attention_hopper` computes with multiplications and additions.
         unrolled: Whether `attention_hopper` takes two steps in each turn of its loop.
-        shares: Whether groups of warps of `attention_hopper` share the keys where only a few rows are left.
     """
 
     rows: int = 128
@@ -41,7 +40,6 @@ class Tiling:
     parts: int = 0
     polynomials: int = 0
     unrolled: bool = False
-    shares: bool = True
 
 
 # The quickest on an H200 for 3081 tokens: heads of up to 64 channels, larger ones, and those that `attention_hopper`
@@ -89,8 +87,6 @@ def attend_with_kernel(q: Tensor, k: Tensor, v: Tensor, tiling: Tiling | None) -
         from vitruvian.kernels import attention_hopper
 
         if attention_hopper.fits(q, k, v):
-            if not takes_kernel(q, k, v, name="attention_rest"):
-                wanted = replace(wanted, shares=False)
             return attention_hopper.attend_bounded(q, k, v, wanted)
     from vitruvian.kernels import attention_triton
 

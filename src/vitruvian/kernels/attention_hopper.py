@@ -10,9 +10,6 @@ those of `attention_triton` do, hardly overlap. Here
 and no group waits for another but through the ring. As in `attention_triton`, softmax has no maximum: queries and keys
 are normalised, and queries carry the factor log2(e) / √D. The query heads that share a key head are rows of one
 matrix, so that fewer tiles are part empty.
-
-The last few rows of a matrix would keep one group busy, alone and with nothing to overlap, while the others let the
-tiles pass. There the groups share the keys instead: of three, each looks at every third tile, and one adds up.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls, no-check-untyped-defs
 # ruff: noqa: RUF005 (Gluon adds tuples, but does not unpack them)
@@ -106,70 +103,7 @@ def _step(
 
 
 @gluon.jit
-def _write(
-    out, whole, o_ptr, mine, tokens, batch, all_rows, first_head,
-    heads: gl.constexpr, head_dim: gl.constexpr, rows: gl.constexpr,
-):  # fmt: skip
-    # Sums of values over sums of weights, to where their tokens and heads are.
-    lines: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // head_dim, head_dim // 8], [4, 1], [1, 0])
-    done = gl.convert_layout((out / whole[:, None]).to(o_ptr.dtype.element_ty), lines)
-    r = mine + gl.arange(0, rows, layout=gl.SliceLayout(1, lines))
-    d = gl.arange(0, head_dim, layout=gl.SliceLayout(0, lines))
-    start = o_ptr + batch.to(gl.int64) * tokens * (heads * head_dim)
-    place = ((r % tokens) * heads + first_head + r // tokens)[:, None] * head_dim + d[None, :]
-    gl.store(start + place, done, mask=(r < all_rows)[:, None])
-
-
-@gluon.jit
-def _share_keys(
-    which: gl.constexpr, q_ring, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free, sums, wholes, summed,
-    o_ptr, tokens, blocks, batch, first_row, all_rows, first_head,
-    heads: gl.constexpr, head_dim: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, parts: gl.constexpr,
-):  # fmt: skip
-    # All groups have the same rows. Each has a place of its own in the ring, and the tiles of keys that come there.
-    scores: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16]
-    )
-    values: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, head_dim, 16]
-    )
-    operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=values, k_width=2)
-    none = gl.zeros([rows, columns], gl.float32, scores)
-    out = gl.zeros([rows, head_dim], gl.float32, values)
-    total = _fold(none, rows, columns)
-    q = q_ring.index(0)
-    mbarrier.wait(q_full, 0)
-    for j in range(which, blocks, parts):
-        turn = (j // parts) & 1
-        mbarrier.wait(k_full.index(which), turn)
-        s = warpgroup_mma(q, k_ring.index(which).permute((1, 0)), none, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, deps=[s])
-        mbarrier.arrive(k_free.index(which), count=parts)
-        n = (j + blocks - 1) % blocks * columns + gl.arange(0, columns, layout=gl.SliceLayout(0, scores))
-        p = gl.where((n < tokens)[None, :], gl.exp2(s), 0.0)
-        total += _fold(p, rows, columns)
-        weights = gl.convert_layout(p.to(q.dtype), operand)
-        mbarrier.wait(v_full.index(which), turn)
-        o = warpgroup_mma(weights, v_ring.index(which), out, is_async=True)
-        out = warpgroup_mma_wait(0, deps=[o])
-        mbarrier.arrive(v_free.index(which), count=parts)
-    line: gl.constexpr = gl.SliceLayout(1, values)
-    whole = gl.convert_layout(gl.sum(total, axis=1), line)
-    if which > 0:
-        sums.index(which - 1).store(out)
-        wholes.index(which - 1).store(whole)
-        gl.thread_barrier()  # the arrival is one thread's
-        mbarrier.arrive(summed, count=1)
-    else:
-        mbarrier.wait(summed, 0)
-        for i in gl.static_range(parts - 1):
-            out += sums.index(i).load(values)
-            whole += wholes.index(i).load(line)
-        _write(out, whole, o_ptr, first_row, tokens, batch, all_rows, first_head, heads, head_dim, rows)
-
-
-@gluon.jit
-def _own_rows(
+def _compute(
     which: gl.constexpr, q_ring, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free,
     o_ptr, tokens, blocks, batch, first_row, all_rows, first_head,
     heads: gl.constexpr, head_dim: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, stages: gl.constexpr,
@@ -182,6 +116,7 @@ def _own_rows(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, head_dim, 16]
     )
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=values, k_width=2)
+    lines: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // head_dim, head_dim // 8], [4, 1], [1, 0])
     mine = first_row + which * rows
     if mine < all_rows:
         none = gl.zeros([rows, columns], gl.float32, scores)
@@ -220,7 +155,12 @@ def _own_rows(
         o = warpgroup_mma(weights, v_ring.index(here), out, is_async=True)
         out = warpgroup_mma_wait(0, deps=[o])
         whole = gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, values))
-        _write(out, whole, o_ptr, mine, tokens, batch, all_rows, first_head, heads, head_dim, rows)
+        done = gl.convert_layout((out / whole[:, None]).to(o_ptr.dtype.element_ty), lines)
+        r = mine + gl.arange(0, rows, layout=gl.SliceLayout(1, lines))
+        d = gl.arange(0, head_dim, layout=gl.SliceLayout(0, lines))
+        start = o_ptr + batch.to(gl.int64) * tokens * (heads * head_dim)
+        place = ((r % tokens) * heads + first_head + r // tokens)[:, None] * head_dim + d[None, :]
+        gl.store(start + place, done, mask=(r < all_rows)[:, None])
     else:  # no rows: let the tiles pass
         for j in range(blocks):
             here = j % stages
@@ -231,35 +171,7 @@ def _own_rows(
 
 
 @gluon.jit
-def _compute(
-    which: gl.constexpr, q_ring, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free, sums, wholes, summed,
-    o_ptr, tokens, blocks, batch, first_row, all_rows, first_head,
-    heads: gl.constexpr, head_dim: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, stages: gl.constexpr,
-    parts: gl.constexpr, polynomials: gl.constexpr, unrolled: gl.constexpr, shares: gl.constexpr,
-):  # fmt: skip
-    if shares:
-        few = all_rows - first_row <= rows
-        if few:
-            _share_keys(
-                which, q_ring, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free, sums, wholes, summed,
-                o_ptr, tokens, blocks, batch, first_row, all_rows, first_head, heads, head_dim, rows, columns, parts,
-            )  # fmt: skip
-        else:
-            _own_rows(
-                which, q_ring, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free,
-                o_ptr, tokens, blocks, batch, first_row, all_rows, first_head,
-                heads, head_dim, rows, columns, stages, polynomials, unrolled,
-            )  # fmt: skip
-    else:
-        _own_rows(
-            which, q_ring, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free,
-            o_ptr, tokens, blocks, batch, first_row, all_rows, first_head,
-            heads, head_dim, rows, columns, stages, polynomials, unrolled,
-        )  # fmt: skip
-
-
-@gluon.jit
-def _load_tiles(
+def _load(
     q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free,
     batch, group, first_row, blocks,
     parts: gl.constexpr, head_dim: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, stages: gl.constexpr,
@@ -280,37 +192,11 @@ def _load_tiles(
 
 
 @gluon.jit
-def _load(
-    q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free,
-    batch, group, first_row, all_rows, blocks,
-    parts: gl.constexpr, head_dim: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, stages: gl.constexpr,
-    shares: gl.constexpr,
-):  # fmt: skip
-    if shares:
-        few = all_rows - first_row <= rows
-        if few:  # a place in the ring for each group
-            _load_tiles(
-                q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free,
-                batch, group, first_row, blocks, parts, head_dim, rows, columns, parts,
-            )  # fmt: skip
-        else:
-            _load_tiles(
-                q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free,
-                batch, group, first_row, blocks, parts, head_dim, rows, columns, stages,
-            )  # fmt: skip
-    else:
-        _load_tiles(
-            q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free,
-            batch, group, first_row, blocks, parts, head_dim, rows, columns, stages,
-        )  # fmt: skip
-
-
-@gluon.jit
 def _attend(
     q_desc, k_desc, v_desc, o_ptr, tokens, full, first_rest,
     heads: gl.constexpr, groups: gl.constexpr, head_dim: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr,
     stages: gl.constexpr, parts: gl.constexpr, registers: gl.constexpr, polynomials: gl.constexpr,
-    unrolled: gl.constexpr, shares: gl.constexpr,
+    unrolled: gl.constexpr,
 ):  # fmt: skip
     # Whole tiles of rows come first, the rests of all heads last: short ones then fill the gaps at the end.
     program = gl.program_id(0)
@@ -339,21 +225,12 @@ def _attend(
         mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(k_free.index(i), count=parts)
         mbarrier.init(v_free.index(i), count=parts)
-    found = (q_full, q_full, q_full)  # not used
-    if shares:  # what all groups but the first found, and whether they are done
-        sums = gl.allocate_shared_memory(
-            gl.float32, [parts - 1, rows, head_dim], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-        )
-        wholes = gl.allocate_shared_memory(gl.float32, [parts - 1, rows], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        summed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-        mbarrier.init(summed, count=parts - 1)
-        found = (sums, wholes, summed)
     fence_async_shared()
     rings = (q_ring, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free)
-    place = found + (o_ptr, tokens, blocks, batch, first_row, groups * tokens, group * groups)
-    load = (q_desc, k_desc, v_desc) + rings + (batch, group, first_row, groups * tokens, blocks)
-    sizes: gl.constexpr = (heads, head_dim, rows, columns, stages, parts, polynomials, unrolled, shares)
-    tiles: gl.constexpr = (parts, head_dim, rows, columns, stages, shares)
+    place = (o_ptr, tokens, blocks, batch, first_row, groups * tokens, group * groups)
+    load = (q_desc, k_desc, v_desc) + rings + (batch, group, first_row, blocks)
+    sizes: gl.constexpr = (heads, head_dim, rows, columns, stages, polynomials, unrolled)
+    tiles: gl.constexpr = (parts, head_dim, rows, columns, stages)
     if parts == 2:
         gl.warp_specialize(
             [
@@ -405,14 +282,9 @@ def attend_bounded(q: Tensor, k: Tensor, v: Tensor, tiling: Tiling) -> Tensor:
         out, N, full, B * G * full,
         heads=A, groups=groups, head_dim=D, rows=GROUP_ROWS, columns=tiling.columns, stages=tiling.stages,
         parts=tiling.parts, registers=REGISTERS[tiling.parts], polynomials=tiling.polynomials,
-        unrolled=tiling.unrolled, shares=shares(tiling, rest), num_warps=4,
+        unrolled=tiling.unrolled, num_warps=4,
     )  # fmt: skip
     return out
-
-
-def shares(tiling: Tiling, rest: int) -> bool:
-    """Tell whether groups of warps share the keys of the last rows of a matrix: one group would hold them all."""
-    return tiling.shares and 0 < rest <= GROUP_ROWS and tiling.parts <= tiling.stages
 
 
 def fits(q: Tensor, k: Tensor, v: Tensor) -> bool:

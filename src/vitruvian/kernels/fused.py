@@ -55,15 +55,36 @@ def norm_rotate(
     return torch.cat(parts, dim=2).transpose(1, 2)  # [B, A + G, N, D]
 
 
-def add_norm_(x: Tensor, branch: Tensor | None, scale: Tensor | None, weight: Tensor, *, eps: float) -> Tensor:
-    """Add a branch, scaled by channel, to [..., C] in place, and return the RMS norm of the sum."""
+def add_norm_(
+    x: Tensor,
+    branch: Tensor | None,
+    scale: Tensor | None,
+    weight: Tensor,
+    *,
+    eps: float,
+    offset: Tensor | None = None,
+) -> Tensor:
+    """Add a branch, scaled by channel, and an offset [C] to [..., C] in place; return the RMS norm of the sum."""
     if takes_kernel(x, weight):
         from vitruvian.kernels import fused_triton
 
-        return fused_triton.add_norm_(x, branch, scale, weight, eps=eps)
-    if branch is not None:
-        x += branch if scale is None else branch * scale
+        return fused_triton.add_norm_(x, branch, scale, weight, eps=eps, offset=offset)
+    added = branch if branch is None or scale is None else branch * scale
+    if offset is not None:  # in float32: tokens are rounded once, as by the kernel
+        added = offset.float() if added is None else added + offset.float()
+    if added is not None:
+        x += added
     wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def offset_norm(x: Tensor, offset: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    """Return the RMS norm of [..., C] plus an offset [C], summed in float32; the tensor itself stays as it is."""
+    if takes_kernel(x, weight, name="summed"):
+        from vitruvian.kernels import fused_triton
+
+        return fused_triton.offset_norm(x, offset, weight, eps=eps)
+    wide = x.float() + offset.float()
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
@@ -120,13 +141,26 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         from vitruvian.kernels import fused_triton, gated_linear_triton
 
         flat = x.reshape(-1, x.shape[-1])  # [M, K]
-        if gated_linear_triton.fits(flat, weight):
+        if takes_hopper_gate(flat, weight):
+            from vitruvian.kernels import gated_hopper
+
+            out = gated_hopper.gated_linear(flat, weight, bias)  # [M, F]
+        elif gated_linear_triton.fits(flat, weight):
             out = gated_linear_triton.gated_linear(flat, weight, bias)  # [M, F]
         else:
             out = fused_triton.silu_gate(F.linear(flat, weight, bias))  # [M, F]
         return out.view(*x.shape[:-1], -1)
     both = F.linear(x, weight, bias)  # [..., 2F]
     return F.silu(both[..., 0::2]) * both[..., 1::2]
+
+
+def takes_hopper_gate(x: Tensor, weight: Tensor) -> bool:
+    """Tell whether the kernel for Hopper chips takes a product of these."""
+    if not takes_kernel(x, weight, name="gated_hopper"):
+        return False
+    from vitruvian.kernels import gated_hopper
+
+    return gated_hopper.fits(x, weight)
 
 
 def instance_norm_silu(x: Tensor, bias: Tensor | None = None, *, eps: float = 1e-5, shuffles: bool = False) -> Tensor:

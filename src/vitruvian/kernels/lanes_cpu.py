@@ -20,6 +20,7 @@ Done = TypeVar("Done")
 
 MOST_LANES = 16  # with more threads each lane has several: parts would become too small to be quick
 ROUNDS = 2  # parts for each lane at least, so that none waits long for the last
+MANY = 4  # steps of a piece: with fewer, pieces of whole steps would differ too much
 LITTLE = 0.6  # of what all lanes take in one round: less is not cut any smaller
 
 
@@ -28,21 +29,22 @@ def lane_count() -> int:
     return min(torch.get_num_threads(), MOST_LANES)
 
 
-def pieces(size: int, count: int) -> list[slice]:
-    """Cut a range into pieces that differ by one at most."""
-    edges = [size * index // count for index in range(count + 1)]
-    return [slice(a, b) for a, b in itertools.pairwise(edges)]
+def pieces(size: int, count: int, step: int = 1) -> list[slice]:
+    """Cut a range into pieces that differ by one at most; where each has many steps, at multiples of the step."""
+    step = step if size >= MANY * step * count else 1
+    edges = [(size * index // count + step // 2) // step * step for index in range(count)]
+    return [slice(a, b) for a, b in itertools.pairwise((*edges, size))]
 
 
-def cut(size: int, most: int) -> list[slice]:
-    """Cut a range into pieces for `run_parts`: none larger than `most`, and as many for every lane.
+def cut(size: int, most: int, step: int = 1) -> list[slice]:
+    """Cut a range into pieces for `run_parts`: none larger than `most` and a step, and as many for every lane.
 
     Little work is cut once for each lane: to start a piece takes time, too.
     """
     lanes = lane_count()
     rounds = -(-size // (most * lanes))
     least = 1 if lanes == 1 or size <= LITTLE * most * lanes else ROUNDS
-    return pieces(size, min(size, lanes * max(least, rounds)))
+    return pieces(size, min(size, lanes * max(least, rounds)), step)
 
 
 def run_parts(function: Callable[[Part], Done], parts: Iterable[Part]) -> list[Done]:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from vitruvian.data.synthetic.chance import Chance
 from vitruvian.data.synthetic.compose import CropOptions, Crops, compose_crops
 from vitruvian.data.synthetic.degrade import developed
+from vitruvian.data.synthetic.filters import blur_far
 from vitruvian.data.synthetic.people import Pack
 from vitruvian.data.synthetic.render import RenderOptions
 from vitruvian.data.synthetic.samples import Samples, render_samples
@@ -144,6 +145,8 @@ class SyntheticStream:
 
 SHRINK = {1: 0.5, 2: 0.15, 3: 0.11, 4: 0.1, 6: 0.08, 8: 0.06}  # how often pictures are shrunk by what
 SHARP = 0.6  # how often the file of a small person is sharpened
+DIM, COLOURED = 0.1, 0.35  # how often there is little light, and how often that has a colour
+UNFOCUSED = 0.07  # how often a picture is out of focus
 
 
 def from_afar(images: Tensor, chance: Chance) -> Tensor:
@@ -180,8 +183,7 @@ def photometric(images: Tensor, chance: Chance) -> Tensor:
     """Change light, colour, sharpness and noise of pictures [n, 3, H, W] in 0..1, as cameras do."""
     n = len(images)
     shape = (n, 1, 1, 1)
-    gain = chance.log_uniform(0.65, 1.5, n).view(shape)
-    images = images * gain
+    images = dim(images * chance.log_uniform(0.65, 1.5, n).view(shape), chance)
     mean = images.mean(dim=(1, 2, 3), keepdim=True)
     images = mean + (images - mean) * chance.log_uniform(0.65, 1.45, n).view(shape)
     grey = images.mean(dim=1, keepdim=True)
@@ -193,5 +195,25 @@ def photometric(images: Tensor, chance: Chance) -> Tensor:
     softer = F.avg_pool2d(soft, 5, stride=1, padding=2, count_include_pad=False)
     blur = chance.uniform(0.0, 1.0, n).view(shape)
     images = torch.where(blur < 0.12, softer, torch.where(blur < 0.35, soft, images))
+    images = out_of_focus(images, chance)
     noise = chance.uniform(0.0, 0.05, n) * chance.flip(0.4, n)
     return (images + noise.view(shape) * chance.normal_field(*images.shape)).clamp(0, 1)
+
+
+def dim(images: Tensor, chance: Chance) -> Tensor:
+    """Some of the pictures [n, 3, H, W] by night, on a stage or against the light: dark, and in one colour at times."""
+    n = len(images)
+    colour = torch.where(chance.flip(COLOURED, n, 1), chance.log_uniform(0.3, 1.0, n, 3), 1.0)
+    gain = torch.where(chance.flip(DIM, n, 1), chance.log_uniform(0.08, 0.6, n, 1) * colour, 1.0)
+    return images * gain[:, :, None, None]
+
+
+def out_of_focus(images: Tensor, chance: Chance) -> Tensor:
+    """Some of the pictures [n, 3, H, W] as a lens shows what is far from where it was focused."""
+    draw = torch.rand(len(images), generator=chance.generator, device=chance.generator.device)
+    chosen = (draw < UNFOCUSED).nonzero()[:, 0]  # on the CPU: nobody waits
+    if not len(chosen):
+        return images
+    index = chosen.to(images.device, non_blocking=True)
+    radius = chance.log_uniform(0.012, 0.05, len(chosen)) * max(images.shape[-2:])
+    return images.index_copy(0, index, blur_far(images[index], radius))

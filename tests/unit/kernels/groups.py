@@ -1,7 +1,7 @@
 """Runs a Gluon kernel's own Python on the CPU: a thread for each group of warps, tensors for registers.
 
 Gluon has no interpreter. What this checks is the order of things: copies arrive late, the memory that they go into is
-filled with NaN at once, and products are worked out no sooner than someone waits for them.
+filled with NaN at once, and products are worked out and results written no sooner than someone waits for them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 class Barrier:
@@ -59,9 +60,6 @@ class Memory:
     def store(self, value: Tensor) -> None:
         self.data.copy_(value)
 
-    def load(self, layout: Any) -> Tensor:
-        return self.data.clone()
-
 
 class Product:
     """A product under way."""
@@ -72,14 +70,21 @@ class Product:
 
     def finish(self) -> None:
         left = self.left.data if isinstance(self.left, Memory) else self.left
-        self.value = left.float() @ self.right.data.float() + self.start
+        start = self.start.value if isinstance(self.start, Product) else self.start
+        self.value = left.float() @ self.right.data.float() + start
 
 
 class Descriptor:
-    """A tensor [B, G, N, D] in device memory from which tiles [1, 1, rows, D] are copied."""
+    """A tensor [..., N, D] in device memory from which tiles [rows, columns] are copied, or into which."""
 
-    def __init__(self, tensor: Tensor, rows: int) -> None:
-        self.tensor, self.rows, self.dtype = tensor, rows, tensor.dtype
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.dtype = tensor, tensor.dtype
+
+    def tile(self, coordinates: list[int], like: Memory) -> Tensor:
+        """What is there of a tile of this size."""
+        *outer, row, column = (int(c) for c in coordinates)
+        height, width = like.data.shape
+        return self.tensor[tuple(outer)][row : row + height, column : column + width]
 
 
 class Pointer:
@@ -109,7 +114,7 @@ class Scalar(int):
 
 
 class Chip:
-    """Stands for the modules that a kernel of `attention_hopper` uses."""
+    """Stands for the modules that a kernel of `attention_hopper` or `gated_hopper` uses."""
 
     def __init__(self, module: ModuleType, *functions: str) -> None:
         self.mine = threading.local()
@@ -119,23 +124,25 @@ class Chip:
             "mbarrier": SimpleNamespace(
                 init=lambda barrier, count: barrier.start(count),
                 wait=lambda barrier, parity: barrier.wait(int(parity)),
-                arrive=lambda barrier, count: barrier.change(arrived=count),
+                arrive=lambda barrier, count, pred=True: barrier.change(arrived=count * pred),
                 expect=lambda barrier, size: barrier.change(arrived=1, expected=size),
                 MBarrierLayout=lambda: None,
             ),
-            "tma": SimpleNamespace(async_copy_global_to_shared=self.copy),
+            "tma": SimpleNamespace(
+                async_copy_global_to_shared=self.copy, async_copy_shared_to_global=self.put, store_wait=self.write
+            ),
             "warpgroup_mma": self.multiply,
             "warpgroup_mma_wait": self.wait,
             "fence_async_shared": lambda: None,
             "_exp2": lambda x, polynomials: torch.exp2(x),
+            "_SILU": None,
         }
         for name in functions:
-            source = textwrap.dedent(inspect.getsource(getattr(module, name).fn)).removeprefix("@gluon.jit\n")
-            exec(re.sub(r": gl\.constexpr", "", source), self.names)
+            source = textwrap.dedent(inspect.getsource(getattr(module, name).fn))
+            exec(re.sub(r": gl\.constexpr", "", source[source.index("def ") :]), self.names)
 
     def language(self) -> SimpleNamespace:
         names = ("NVMMADistributedLayout", "DotOperandLayout", "BlockedLayout", "SliceLayout", "NVMMASharedLayout")
-        names = (*names, "SwizzledSharedLayout", "thread_barrier")
         return SimpleNamespace(
             **{name: lambda *args, **options: None for name in names},
             int64=Barrier,
@@ -147,6 +154,9 @@ class Chip:
             convert_layout=lambda x, layout: x,
             sum=lambda x, axis: x.sum(axis),
             reshape=torch.reshape,
+            split=lambda x: x.unbind(-1),
+            inline_asm_elementwise=lambda code, kinds, given, **options: F.silu(given[0]) * given[1],
+            load=lambda pointer: pointer.memory[pointer.offset],
             exp2=torch.exp2,
             static_range=range,
             cdiv=lambda a, b: -(-a // b),
@@ -160,7 +170,7 @@ class Chip:
         failed: list[BaseException] = []
 
         def run(function: Any, args: tuple[Any, ...]) -> None:
-            self.mine.queue = []
+            self.mine.queue, self.mine.results = [], []
             try:
                 function(*args)
             except BaseException as error:
@@ -174,10 +184,18 @@ class Chip:
         if failed:
             raise failed[0]
 
+    def put(self, descriptor: Descriptor, coordinates: list[int], source: Memory) -> None:
+        self.mine.results.append((descriptor.tile(coordinates, source), source))
+
+    def write(self, left: int) -> None:
+        while len(self.mine.results) > left:
+            there, source = self.mine.results.pop(0)
+            assert there.isnan().all(), "written twice"
+            there.copy_(source.data[: len(there)])
+
     def copy(self, descriptor: Descriptor, coordinates: list[int], barrier: Barrier, target: Memory) -> None:
-        batch, group, first, _ = (int(c) for c in coordinates)
         tile = torch.zeros_like(target.data)
-        there = descriptor.tensor[batch, group, first : first + descriptor.rows]
+        there = descriptor.tile(coordinates, target)
         tile[: len(there)] = there
         target.data.fill_(float("nan"))
 
@@ -199,8 +217,7 @@ class Chip:
     def wait(self, left: int, deps: list[Any]) -> Any:
         while len(self.mine.queue) > left:
             self.mine.queue.pop(0).finish()
-        found = tuple(one.value if isinstance(one, Product) else one for one in deps)
-        assert all(one is not None for one in found), "used before it is finished"
+        found = tuple(one.value if isinstance(one, Product) and one.value is not None else one for one in deps)
         return found[0] if len(found) == 1 else found
 
     def __call__(self, kernel: str, programs: int, *args: Any) -> None:

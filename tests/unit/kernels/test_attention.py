@@ -67,7 +67,6 @@ def test_every_tiling_is_softmax(
         Tiling(parts=4, stages=2, polynomials=2),
         Tiling(parts=2, stages=3),
         Tiling(parts=3, stages=3, columns=128, polynomials=1),
-        Tiling(parts=3, stages=3, columns=128, shares=False),
     ],
 )
 @pytest.mark.parametrize(("tokens", "groups"), [(64, 1), (131, 2), (897, 2), (3081, 1)])
@@ -84,11 +83,11 @@ def test_groups_of_warps_on_hopper(tiling: Tiling, tokens: int, groups: int) -> 
 
 
 @pytest.mark.skipif(not HAS_GLUON, reason="no Triton with Gluon for Hopper")
-@pytest.mark.parametrize(("unrolled", "shares"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("unrolled", [False, True])
 @pytest.mark.parametrize(
     ("shape", "parts", "columns", "stages"),
     [
-        ((2, 2, 1, 396), 3, 128, 3),  # 24 rows are left, for four tiles of keys
+        ((2, 2, 1, 396), 3, 128, 3),
         ((1, 2, 1, 200), 3, 64, 4),
         ((2, 2, 2, 131), 2, 64, 3),
         ((1, 4, 2, 70), 4, 64, 2),
@@ -98,7 +97,7 @@ def test_groups_of_warps_on_hopper(tiling: Tiling, tokens: int, groups: int) -> 
     ],
 )
 def test_order_of_groups_of_warps(
-    shape: tuple[int, ...], parts: int, columns: int, stages: int, unrolled: bool, shares: bool
+    shape: tuple[int, ...], parts: int, columns: int, stages: int, unrolled: bool
 ) -> None:
     """The kernel for Hopper, its Python run with threads: nothing is read too early or waited for in vain."""
     from tests.unit.kernels.groups import Chip, Descriptor, Pointer
@@ -111,33 +110,13 @@ def test_order_of_groups_of_warps(
     out = torch.full((B, N, A, D), float("nan"))
     full, rest = divmod(A // G * N, parts * rows)
     joined = q.as_strided((B, G, A // G * N, D), (q.stride(0), A // G * q.stride(1), q.stride(2), 1))
-    tiling = Tiling(parts=parts, columns=columns, stages=stages, shares=shares)
-    functions = ("_fold", "_step", "_write", "_share_keys", "_own_rows", "_compute", "_load_tiles", "_load", "_attend")
-    chip = Chip(attention_hopper, *functions)
+    chip = Chip(attention_hopper, "_fold", "_step", "_compute", "_load", "_attend")
     chip(
         "_attend", B * G * (full + (rest > 0)),
-        Descriptor(joined, rows), Descriptor(k, columns), Descriptor(v, columns), Pointer(out), N, full, B * G * full,
-        A, A // G, D, rows, columns, stages, parts, 0, 0, unrolled, attention_hopper.shares(tiling, rest),
+        Descriptor(joined), Descriptor(k), Descriptor(v), Pointer(out), N, full, B * G * full,
+        A, A // G, D, rows, columns, stages, parts, 0, 0, unrolled,
     )  # fmt: skip
     torch.testing.assert_close(out, softmax(q, k, v), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.skipif(not HAS_GLUON, reason="no Triton with Gluon for Hopper")
-@pytest.mark.parametrize(
-    ("tiling", "rest", "expected"),
-    [
-        (Tiling(parts=3, stages=4), 9, True),
-        (Tiling(parts=3, stages=3), 64, True),
-        (Tiling(parts=3, stages=3), 65, False),  # more than one group has rows
-        (Tiling(parts=3, stages=3), 0, False),
-        (Tiling(parts=4, stages=2), 9, False),  # not a place in the ring for each
-        (Tiling(parts=3, stages=4, shares=False), 9, False),
-    ],
-)
-def test_where_groups_of_warps_share_keys(tiling: Tiling, rest: int, expected: bool) -> None:
-    from vitruvian.kernels import attention_hopper
-
-    assert attention_hopper.shares(tiling, rest) == expected
 
 
 @pytest.mark.skipif(not HAS_TRITON or not CAN_RUN, reason="no Triton, or nothing to run it on")

@@ -14,8 +14,8 @@ from vitruvian.kernels.available import UNTRIED, switched_off
         ("", "1", set()),
         ("windows,deformable", "1", {"windows", "deformable"}),
         ("1", "", {"1", *UNTRIED}),
-        ("", "planes,draw", UNTRIED - {"planes", "draw"}),
-        ("planes", "planes", UNTRIED),  # who asks for neither gets neither
+        ("", "summed,draw", UNTRIED - {"summed", "draw"}),
+        ("draw", "draw", UNTRIED),  # who asks for neither gets neither
     ],
 )
 def test_kernels_that_no_gpu_has_run_wait_until_they_are_asked_for(unwanted: str, tried: str, off: set[str]) -> None:

@@ -49,8 +49,7 @@ def test_drawing_keeps_to_the_matrix_instructions_of_a_warp() -> None:
     assert "wgmma" not in code
 
 
-@pytest.mark.parametrize("shares", [False, True])
-def test_attention_of_groups_of_warps(shares: bool) -> None:
+def test_attention_of_groups_of_warps() -> None:
     import triton
 
     if not triton.__version__.startswith("3.6."):
@@ -62,7 +61,7 @@ def test_attention_of_groups_of_warps(shares: bool) -> None:
 
     tile = f"tensordesc<bf16[1, 1, 64, 64],{NVMMASharedLayout(128, 16, rank=4)!r}>"
     sizes = {"heads": 16, "groups": 2, "head_dim": 64, "rows": 64, "columns": 64, "stages": 4, "parts": 3}
-    sizes |= {"registers": attention_hopper.REGISTERS[3], "polynomials": 1, "unrolled": False, "shares": shares}
+    sizes |= {"registers": attention_hopper.REGISTERS[3], "polynomials": 1, "unrolled": False}
     types = dict.fromkeys(("q_desc", "k_desc", "v_desc"), tile)
     code = compiled(attention_hopper._attend, sizes, types, 4, GluonASTSource)
     assert "wgmma.mma_async" in code
@@ -85,25 +84,28 @@ def test_cropping_and_decoding_keep_to_registers() -> None:
         assert "ld.global" in code
 
 
-def test_last_rows_of_gated_products() -> None:
-    """Half tiles for the last rows: both groups of warps have their 64 rows, and nothing leaves the registers."""
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_gated_products_of_groups_of_warps(has_bias: bool) -> None:
+    """Both groups have matrix instructions of 256 columns, of which two are in flight, and nothing leaves registers."""
     import triton
 
     if not triton.__version__.startswith("3.6."):
         pytest.skip("another Triton")
-    from vitruvian.kernels import gated_linear_triton as module
+    from triton.experimental.gluon._runtime import GluonASTSource
+    from triton.experimental.gluon.language import NVMMASharedLayout
 
-    rows, columns, depth, rest = module.ROWS, module.COLUMNS, module.DEPTH, module.REST_ROWS
-    sizes = {"rows": rows, "columns": columns, "depth": depth, "group": 16, "programs": 132, "has_bias": True}
-    tiles = {"x": (rows, depth), "w": (columns, depth), "out": (rows, columns // 2)}
-    tiles |= {"x_rest": (rest, depth), "out_rest": (rest, columns // 2)}
-    types = {f"{name}_desc": f"tensordesc<bf16[{high}, {wide}]>" for name, (high, wide) in tiles.items()}
-    code = compiled(module._gated, sizes | {"rest": rest}, types, 8)
-    assert "wgmma.mma_async.sync.aligned.m64n256k16" in code
-    assert "wgmma.mma_async.sync.aligned.m64n128k16" in code
+    from vitruvian.kernels import gated_hopper as module
+
+    tiles = {"x": (module.ROWS, module.DEPTH), "w": (module.COLUMNS, module.DEPTH)}
+    tiles |= {"out": (module.ROWS, module.COLUMNS // 2)}
+    layout = repr(NVMMASharedLayout(128, 16, rank=2))
+    types = {f"{name}_desc": f"tensordesc<bf16[{high}, {wide}],{layout}>" for name, (high, wide) in tiles.items()}
+    code = compiled(module._gated, {"programs": 132, "has_bias": has_bias}, types, 4, GluonASTSource)
+    assert code.count("wgmma.mma_async.sync.aligned.m64n256k16") == module.PARTS * module.DEPTH // 16
+    assert code.count("wgmma.wait_group.sync.aligned 1") == module.PARTS
+    assert ("ld.global" in code) == has_bias  # all else comes by the bulk copy engine
+    assert "st.global" not in code
     assert ".local" not in code
-    none = {"rest": 0, "x_rest_desc": None, "out_rest_desc": None}
-    assert "m64n128k16" not in compiled(module._gated, sizes | none, types, 8)
 
 
 def test_lean_norms_write_whole_lines() -> None:
@@ -116,3 +118,29 @@ def test_lean_norms_write_whole_lines() -> None:
     assert "st.global.b16" not in code
     filled = compiled(fused_triton._fill_planes, {"block": 8192, "pixels": 49152}, {}, 4)
     assert "st.global.v4.b32" in filled
+
+
+@pytest.mark.parametrize("channels", [1024, 1280, 1536])
+def test_norms_of_offset_tokens_move_whole_lines(channels: int) -> None:
+    from vitruvian.kernels import fused_triton
+
+    padded = 1 << (channels - 1).bit_length()
+    sizes = {"channels": channels, "padded": padded, "rows": 4096 // padded, "eps": 1e-6}
+    code = compiled(fused_triton._offset_norm, sizes, {}, 4)
+    assert "ld.global.v4.b32" in code
+    assert "st.global.v4.b32" in code
+    assert "st.global.b16" not in code
+    assert ".local" not in code
+
+
+@pytest.mark.parametrize("has_branch", [True, False])
+@pytest.mark.parametrize("has_offset", [True, False])
+def test_norms_write_tokens_where_these_change(has_branch: bool, has_offset: bool) -> None:
+    from vitruvian.kernels import fused_triton
+
+    sizes = {"channels": 1024, "padded": 1024, "eps": 1e-6, "has_scale": True}
+    sizes |= {"has_branch": has_branch, "has_offset": has_offset}
+    code = compiled(fused_triton._add_norm, sizes, {}, 4)
+    assert code.count("st.global") == (2 if has_branch or has_offset else 1)
+    assert "st.global.v4.b32" in code
+    assert ".local" not in code

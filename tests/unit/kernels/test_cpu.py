@@ -10,7 +10,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.kernels import linear_cpu, maps_cpu
-from vitruvian.kernels.linear_cpu import PackedLinear, even_chunks, has_packed, stamp
+from vitruvian.kernels.linear_cpu import (
+    PackedLinear,
+    SevenProducts,
+    even_chunks,
+    has_packed,
+    quarters,
+    seven_factors,
+    stamp,
+)
 from vitruvian.kernels.maps_cpu import MapChain, Moments, Stage, norm_of
 from vitruvian.kernels.winograd import Winograd
 
@@ -42,6 +50,20 @@ def test_packed_linear(way: str, with_bias: bool) -> None:
     torch.testing.assert_close(linear.silu(x), F.silu(want))
     torch.testing.assert_close(linear.add(x, other), want + other)
     assert torch.equal(other, kept)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 64])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_seven_products(way: str, rows: int, with_bias: bool) -> None:
+    x, weight = randn(rows, 12), randn(10, 12, seed=1)
+    bias = randn(10, seed=2) if with_bias else None
+    parts = quarters(x)
+    kept = [part.clone() for part in parts]
+    got, want = torch.full((rows, 10), torch.nan), F.linear(x, weight, bias)
+    for room, found in zip(quarters(got), SevenProducts(weight, bias)(seven_factors(parts)), strict=True):
+        room.copy_(found)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(parts, kept, strict=True))
 
 
 def test_absent_operators_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

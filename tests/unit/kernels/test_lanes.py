@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vitruvian.kernels import lanes_cpu
-from vitruvian.kernels.lanes_cpu import cut, in_thread, lane_count, run_parts
+from vitruvian.kernels.lanes_cpu import cut, in_thread, lane_count, pieces, run_parts
 
 
 @pytest.fixture
@@ -116,3 +116,13 @@ def test_pieces_cover_the_range(three: None, threads: int) -> None:
         assert max(sizes) <= 512
         assert max(sizes) - min(sizes) <= 1
         assert len(found) % threads == 0 or len(found) == size
+
+
+@pytest.mark.parametrize("size", [1, 50, 383, 384, 3081])
+def test_pieces_of_whole_steps(size: int) -> None:
+    found = pieces(size, min(size, 6), step=16)
+    assert [one for piece in found for one in range(piece.start, piece.stop)] == list(range(size))
+    lengths = [piece.stop - piece.start for piece in found]
+    many = size >= 4 * 16 * 6
+    assert max(lengths) - min(lengths) <= (31 if many else 1)
+    assert all(length % 16 == 0 for length in lengths[:-1]) or not many

@@ -14,7 +14,15 @@ from vitruvian.errors import ConfigError
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.training.objective import MultiTaskObjective, heatmaps, start_calmly
-from vitruvian.training.synthetic import StreamOptions, SyntheticStream, as_taken, from_afar, photometric
+from vitruvian.training.synthetic import (
+    StreamOptions,
+    SyntheticStream,
+    as_taken,
+    dim,
+    from_afar,
+    out_of_focus,
+    photometric,
+)
 
 SIZE = (64, 48)
 OPTIONS = StreamOptions(
@@ -161,3 +169,25 @@ def test_what_lies_beyond_a_picture_stays_black():
     found = as_taken(images, Chance(torch.Generator().manual_seed(1), "cpu"))
     assert (found[:, :, 40:] == 0).all()
     assert (found[:, :, :40] != images[:, :, :40]).any(dim=(1, 2, 3)).all()
+
+
+def test_a_tenth_of_the_pictures_is_dim_and_some_of_those_have_a_colour():
+    images = torch.full((2000, 3, 1, 1), 0.5)
+    found = dim(images, Chance(torch.Generator().manual_seed(1), "cpu"))[:, :, 0, 0]  # [n, 3]
+    dark = found.amax(1) < 0.5
+    assert (found[~dark] == 0.5).all()
+    assert 0.07 < dark.float().mean() < 0.13
+    assert found.amin() < 0.08
+    assert found[dark].amax() > 0.25
+    spread = found[dark].amax(1) / found[dark].amin(1)
+    assert 0.2 < (spread > 1.001).float().mean() < 0.5
+
+
+def test_some_pictures_are_out_of_focus_and_keep_their_light():
+    images = torch.zeros(300, 3, 48, 36)
+    images[:, :, 24, 18] = 1.0  # a point of light becomes a disc
+    found = out_of_focus(images, Chance(torch.Generator().manual_seed(1), "cpu"))
+    changed = (found != images).flatten(1).any(1)
+    assert 0.03 < changed.float().mean() < 0.12
+    assert found[changed].amax() < 0.9
+    torch.testing.assert_close(found.sum((2, 3)), images.sum((2, 3)), rtol=1e-3, atol=1e-3)

@@ -55,7 +55,7 @@ class RenderOptions:
     surroundings_size: int = 72
     folds: float = 0.22  # typical slope of folds in clothes; 0: none
     ground_shadows: float = 0.6  # probability
-    occluders: float = 0.2  # probability
+    occluders: float = 0.1  # probability
     camera_effects: bool = True  # colour looks, blur, noise and JPEG
 
     def __post_init__(self) -> None:

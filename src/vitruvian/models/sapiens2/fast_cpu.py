@@ -18,10 +18,13 @@ from torch.nn import functional as F
 
 from vitruvian.kernels import linear_cpu
 from vitruvian.kernels.lanes_cpu import ROUNDS, cut, lane_count, pieces, run_parts
-from vitruvian.kernels.linear_cpu import PackedLinear, stamp
+from vitruvian.kernels.linear_cpu import PackedLinear, SevenProducts, quarters, seven_factors, stamp
 from vitruvian.layers.attention import attend
 from vitruvian.layers.norm import RMSNorm
 from vitruvian.models.sapiens2.encoder import Encoder, Layer, Rope
+
+# Seven products of quarters are quicker than one of all from so many channels, and so many rows of a chunk.
+WIDE, MANY_ROWS = 1024, 256
 
 
 class FastEncoder:
@@ -30,7 +33,7 @@ class FastEncoder:
     def __init__(self, encoder: Encoder, final: RMSNorm) -> None:
         self.encoder, self.final = encoder, final
         self.seen: list[tuple[int, int]] = []
-        self.layers: list[PackedLayer] = []
+        self.layers: dict[bool, list[PackedLayer]] = {}  # with seven products, and without
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.encoder, self.final)  # copies and pickles pack anew: packed tensors have no storage
@@ -39,16 +42,23 @@ class FastEncoder:
         """Pass [B, N, C] through all layers and the final norm, in float32 whatever autocast says."""
         seen = stamp(list(self.encoder.parameters()))
         if seen != self.seen:
-            self.layers = run_parts(PackedLayer, [layer for layer in self.encoder.layer if isinstance(layer, Layer)])
-            self.seen = seen
+            self.layers, self.seen = {}, seen
         with torch.autocast("cpu", enabled=False):
             return self.run(tokens.float(), rope)
+
+    def packed(self, sevens: bool) -> list[PackedLayer]:
+        """Return the packed layers, made at the first call."""
+        if sevens not in self.layers:
+            layers = [layer for layer in self.encoder.layer if isinstance(layer, Layer)]
+            self.layers[sevens] = run_parts(lambda layer: PackedLayer(layer, sevens=sevens), layers)
+        return self.layers[sevens]
 
     def run(self, tokens: Tensor, rope: Rope) -> Tensor:
         """Pass [B, N, C] through the packed layers and the final norm."""
         chunks = Chunks(tokens)
+        layers = self.packed(tokens.shape[-1] >= WIDE and chunks.rows >= MANY_ROWS)
         attended = tokens
-        for before, after in itertools.pairwise((None, *self.layers, None)):
+        for before, after in itertools.pairwise((None, *layers, None)):
             chunks.step(before, attended, after, rope)
             if after is not None:
                 attended = attend_in_lanes(*chunks.heads)  # [B, N, C]
@@ -60,8 +70,10 @@ class Chunks:
 
     def __init__(self, tokens: Tensor) -> None:
         self.shape = tokens.shape
-        self.places = [(b, rows) for b in range(len(tokens)) for rows in cut(tokens.shape[1], linear_cpu.ROWS)]
+        cuts = cut(tokens.shape[1], linear_cpu.ROWS, linear_cpu.STEP)
+        self.places = [(b, rows) for b in range(len(tokens)) for rows in cuts]
         self.values = [tokens[place] for place in self.places]
+        self.rows = max((len(value) for value in self.values), default=0)
         self.heads: tuple[Tensor, Tensor, Tensor] = (tokens, tokens, tokens)
 
     def step(self, before: PackedLayer | None, attended: Tensor, after: PackedLayer | None, rope: Rope) -> None:
@@ -114,7 +126,7 @@ class PackedLayer:
     """A layer's matrices, packed, with the norms before them and the scale after them inside."""
 
     @torch.no_grad()
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: Layer, *, sevens: bool = False) -> None:
         attention: Any = layer.attention
         mlp: Any = layer.mlp
         scale: Tensor = layer.layer_scale1.lambda1  # type: ignore[assignment]
@@ -126,10 +138,13 @@ class PackedLayer:
         self.q_norm, self.k_norm = attention.q_norm, attention.k_norm
         out = attention.o_proj
         self.out = PackedLinear(out.weight * scale[:, None], None if out.bias is None else out.bias * scale)
-        self.gate, self.up = (
-            PackedLinear(linear.weight * layer.norm2.weight, linear.bias) for linear in (mlp.gate_proj, mlp.up_proj)
+        gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        halves = all(size % 2 == 0 for size in down.weight.shape)
+        self.feed_forward = (FeedForwardBySevens if sevens and halves else FeedForward)(
+            (gate.weight * layer.norm2.weight, gate.bias),
+            (up.weight * layer.norm2.weight, up.bias),
+            (down.weight, down.bias),
         )
-        self.down = PackedLinear(mlp.down_proj.weight, mlp.down_proj.bias)
         self.heads = [linear.out_features // self.head_dim for linear in (out, attention.k_proj, attention.v_proj)]
 
     def blank(self, batch: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,9 +182,38 @@ class PackedLayer:
     def update(self, chunk: Tensor, attended: Tensor) -> Tensor:
         """Add both branches to tokens [M, C]."""
         chunk = self.out.add(attended, chunk)
-        normed = unit(chunk, self.eps)
+        return self.feed_forward(unit(chunk, self.eps), chunk)
+
+
+Weights = tuple[Tensor, Tensor | None]  # [F, C] and [F]
+
+
+class FeedForward:
+    """Gated feed-forward by weights for the gate, up and down."""
+
+    def __init__(self, gate: Weights, up: Weights, down: Weights) -> None:
+        self.gate, self.up, self.down = PackedLinear(*gate), PackedLinear(*up), PackedLinear(*down)
+
+    def __call__(self, normed: Tensor, chunk: Tensor) -> Tensor:
+        """Add what [M, C] gives to another [M, C]."""
         hidden = self.gate.silu(normed).mul_(self.up(normed))  # [M, F]
         return self.down.add(hidden, chunk)
+
+
+class FeedForwardBySevens:
+    """The same for wide layers, in fewer products."""
+
+    def __init__(self, gate: Weights, up: Weights, down: Weights) -> None:
+        self.gate, self.up, self.down = SevenProducts(*gate), SevenProducts(*up), SevenProducts(*down)
+
+    def __call__(self, normed: Tensor, chunk: Tensor) -> Tensor:
+        """Add what [M, C] gives to another [M, C]."""
+        factors = seven_factors(quarters(normed))
+        hidden = [F.silu(g, inplace=True).mul_(u) for g, u in zip(self.gate(factors), self.up(factors), strict=True)]
+        out = torch.empty_like(chunk)
+        for room, found, before in zip(quarters(out), self.down(seven_factors(hidden)), quarters(chunk), strict=True):
+            torch.add(found, before, out=room)
+        return out
 
 
 def unit(x: Tensor, eps: float) -> Tensor:

@@ -14,8 +14,9 @@ from torch import Tensor
 from tests.families.sapiens2 import DECONVOLUTION, SHUFFLE, tiny
 from vitruvian.kernels import linear_cpu
 from vitruvian.layers.attention import attend_eagerly
+from vitruvian.models.sapiens2 import fast_cpu
 from vitruvian.models.sapiens2.encoder import positions
-from vitruvian.models.sapiens2.fast_cpu import FastEncoder, attend_in_lanes
+from vitruvian.models.sapiens2.fast_cpu import FastEncoder, FeedForward, FeedForwardBySevens, attend_in_lanes
 from vitruvian.models.sapiens2.heads import CpuHead
 from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, Sapiens2Model
 
@@ -62,6 +63,45 @@ def test_chunks_give_what_whole_layers_give(
     assert isinstance(model.decode_head.fast, CpuHead)
     for got, wanted in zip((heatmaps(model, 3), heatmaps(model, 1, height=96, width=32)), want, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [5, 512])
+@pytest.mark.parametrize("fields", [{}, {"mlp_bias": False}, {"intermediate_size": 47}])
+def test_wide_layers_by_seven_products(
+    rows: int, threads: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_cpu, "ROWS", rows)
+    monkeypatch.setattr(fast_cpu, "WIDE", 32)
+    monkeypatch.setattr(fast_cpu, "MANY_ROWS", 2)
+    model = build(**fields)
+    want = heatmaps(model, 3)
+    torch.testing.assert_close(heatmaps(model.optimize(), 3), want, rtol=1e-4, atol=1e-5)
+    kind = FeedForward if "intermediate_size" in fields else FeedForwardBySevens
+    encoder = model.model.fused
+    assert isinstance(encoder, FastEncoder)
+    assert all(isinstance(layer.feed_forward, kind) for layer in encoder.layers[True])
+
+
+def test_few_rows_or_channels_take_whole_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_cpu, "WIDE", 32)
+    monkeypatch.setattr(fast_cpu, "MANY_ROWS", 10)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        model = build().optimize()
+        encoder = model.model.fused
+        assert isinstance(encoder, FastEncoder)
+        heatmaps(model, 1, height=16, width=16)  # 5 tokens
+        assert list(encoder.layers) == [False]
+        heatmaps(model, 1)  # 16 tokens
+        assert list(encoder.layers) == [False, True]
+        assert isinstance(encoder.layers[False][0].feed_forward, FeedForward)
+        monkeypatch.setattr(fast_cpu, "WIDE", 33)
+        encoder.layers.clear()
+        heatmaps(model, 1)
+        assert list(encoder.layers) == [False]
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

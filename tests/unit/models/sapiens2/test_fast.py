@@ -1,0 +1,183 @@
+"""The encoder of a GPU, with products that add to the tokens themselves, equals the plain one."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.families.sapiens2 import tiny
+from vitruvian.models.sapiens2 import fast, trunk
+from vitruvian.models.sapiens2.encoder import Rope, positions
+from vitruvian.models.sapiens2.fast import FusedLayer, can_sum, fuse_encoder, run_layers
+from vitruvian.models.sapiens2.modeling import Sapiens2Model
+
+BIASES: list[dict[str, Any]] = [
+    {},
+    {"proj_bias": False},
+    {"mlp_bias": False},
+    {"proj_bias": False, "mlp_bias": False, "query_bias": False},
+    {"use_qk_norm": False},
+]
+
+ADDED = ("attention.o_proj.bias", "layer_scale1.lambda1", "mlp.down_proj.weight", "mlp.down_proj.bias")
+
+
+@pytest.fixture(autouse=True)
+def summed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let products add to tokens on the CPU too, with the twins of the kernels."""
+    monkeypatch.setattr(fast, "takes_kernel", lambda *tensors, **options: True)
+
+
+def build(**fields: Any) -> Sapiens2Model:
+    """A model whose layer scales and biases are large enough to be missed."""
+    torch.manual_seed(0)
+    model = Sapiens2Model(tiny(**fields)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            far = 0.5 if name.endswith(("lambda1", "bias")) else 0.1
+            parameter.add_(torch.randn_like(parameter) * far)
+    return model
+
+
+def embedded(model: Sapiens2Model, height: int = 64, width: int = 48) -> tuple[Tensor, Rope]:
+    pixels = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(1))
+    tokens = model.embeddings(pixels.to(model.norm.weight.dtype))
+    return tokens, positions(model.config, (height // 16, width // 16), device=tokens.device, training=False)
+
+
+@torch.no_grad()
+def run(model: Sapiens2Model, fused: list[FusedLayer], **size: int) -> Tensor:
+    tokens, rope = embedded(model, **size)
+    return run_layers(model.model, fused, tokens, rope, model.norm)
+
+
+@torch.no_grad()
+def plain(model: Sapiens2Model, **size: int) -> Tensor:
+    tokens, rope = embedded(model, **size)
+    found: Tensor = model.norm(model.model(tokens, rope).tokens)
+    return found
+
+
+def distance(got: Tensor, want: Tensor) -> float:
+    return float((got.float() - want).norm() / want.norm())
+
+
+def close(got: Tensor, want: Tensor) -> None:
+    assert distance(got, want) < 1e-5
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each feed-forward that ran, whether its last product added to the tokens itself."""
+    found: list[bool] = []
+    feed_forward = fast.feed_forward
+
+    def follow(*args: Any, in_place: bool) -> tuple[Tensor | None, Tensor | None]:
+        branch, bias = feed_forward(*args, in_place=in_place)
+        found.append(branch is None)
+        return branch, bias
+
+    monkeypatch.setattr(fast, "feed_forward", follow)
+    return found
+
+
+@pytest.mark.parametrize("fields", BIASES)
+def test_products_add_what_the_plain_layers_add(fields: dict[str, Any], ways: list[bool]) -> None:
+    model = build(**fields)
+    want = plain(model), plain(model, height=32, width=80)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    fused = fuse_encoder(model.model)
+    close(run(model, fused), want[0])
+    close(run(model, fused, height=32, width=80), want[1])
+    assert ways == [True] * 8
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_half_precision_stays_as_close(monkeypatch: pytest.MonkeyPatch, ways: list[bool]) -> None:
+    want = plain(build())
+    model = build().to(torch.bfloat16)
+    fused = fuse_encoder(model.model)
+    summed = distance(run(model, fused), want)
+    monkeypatch.setattr(fast, "takes_kernel", lambda *tensors, **options: False)
+    usual = distance(run(model, fused), want)
+    assert ways == [True] * 4 + [False] * 4
+    assert 1e-4 < summed < 1.2 * usual, (summed, usual)
+
+
+@pytest.mark.parametrize("name", ADDED)
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_changed_weight_counts(name: str, replaced: bool, ways: list[bool]) -> None:
+    """Nothing is a copy: weights may change, or others take their place."""
+    model = build()
+    fused = fuse_encoder(model.model)
+    before = run(model, fused)
+    layer, (path, _, last) = model.model.layer[1], name.rpartition(".")
+    with torch.no_grad():
+        if replaced:
+            setattr(layer.get_submodule(path), last, torch.nn.Parameter(layer.get_parameter(name) * -2.0))
+        else:
+            layer.get_parameter(name).mul_(-2.0)
+    want = plain(model)
+    close(run(model, fused), want)
+    assert distance(before, want) > 1e-3
+    assert all(ways)
+
+
+def test_loaded_weights_count(ways: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trunk, "packs", lambda weight: False)
+    model, pixels = build().optimize(), torch.randn(2, 3, 64, 48)
+    other = build()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
+        for given in (build(), other):
+            model.load_state_dict(given.state_dict())
+            close(model(pixels).last_hidden_state, given(pixels).last_hidden_state)
+    assert ways == [True] * 8
+
+
+def test_copies_of_a_model_change_on_their_own() -> None:
+    model = build()
+    model.fused = fuse_encoder(model.model)
+    want = run(model, model.fused)
+    again = copy.deepcopy(model)
+    assert isinstance(again.fused, list)
+    close(run(again, again.fused), want)
+    with torch.no_grad():
+        for name, parameter in again.model.named_parameters():
+            if name.endswith(ADDED):
+                parameter.mul_(1.5)
+    close(run(again, again.fused), plain(again))
+    close(run(model, model.fused), want)
+
+
+def test_who_adds_outside_of_products(monkeypatch: pytest.MonkeyPatch, ways: list[bool]) -> None:
+    model = build()
+    tokens, _ = embedded(model)
+    want = plain(model)
+    eight = fuse_encoder(model.model, eight_bits=True)
+    assert not can_sum(eight, tokens)
+    assert distance(run(model, eight), want) < 0.2
+    fused = fuse_encoder(model.model)
+    assert can_sum(fused, tokens)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not can_sum(fused, tokens)
+    with monkeypatch.context() as patch:
+        patch.setattr(fast, "is_traced", lambda: True)
+        assert not can_sum(fused, tokens)
+    asked: list[str] = []
+
+    def takes(*tensors: Tensor, name: str = "") -> bool:
+        asked.append(name)
+        return False
+
+    monkeypatch.setattr(fast, "takes_kernel", takes)
+    close(run(model, fused), want)
+    assert asked == ["summed"]
+    assert ways == [False] * 8
