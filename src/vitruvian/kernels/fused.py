@@ -74,8 +74,7 @@ def add_norm_(
         added = offset.float() if added is None else added + offset.float()
     if added is not None:
         x += added
-    wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return _rms_norm(x.float(), weight, eps, x.dtype)
 
 
 def offset_norm(x: Tensor, offset: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -84,8 +83,12 @@ def offset_norm(x: Tensor, offset: Tensor, weight: Tensor, *, eps: float) -> Ten
         from vitruvian.kernels import fused_triton
 
         return fused_triton.offset_norm(x, offset, weight, eps=eps)
-    wide = x.float() + offset.float()
-    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return _rms_norm(x.float() + offset.float(), weight, eps, x.dtype)
+
+
+def _rms_norm(wide: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """The norm of [..., C] in float32, rounded before the weight is multiplied in, as plain models do."""
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(dtype)
 
 
 def add_layer_norm_(x: Tensor, branch: Tensor | None, norm: nn.LayerNorm) -> Tensor:
