@@ -62,6 +62,7 @@ from vitruvian.human import LAYOUTS, PART_NAMES
 from vitruvian.images.crop import crop_params
 from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
+from vitruvian.models.sapiens2.silhouette import fill_boxes, places_in_crops
 from vitruvian.pipelines.people import find_people, open_finder
 from vitruvian.training.views import in_model_axes, normalise
 
@@ -85,7 +86,7 @@ QUICK = [Goal("seconds", task, at_most=0.3) for task in TASKS] + [Goal("seconds"
 
 
 def synthetic_report(
-    model: Sapiens2MultiTask, pack_path: Path, count: int, *, device: str = "cpu", batch: int = 8
+    model: Sapiens2MultiTask, pack_path: Path, count: int, *, fit_boxes: bool, device: str = "cpu", batch: int = 8
 ) -> Report:
     """Score all tasks on people that training never saw."""
     pack = held_out_part(load_pack(pack_path)).to(device)
@@ -113,7 +114,10 @@ def synthetic_report(
         size_hw = (crops.image.shape[-2], crops.image.shape[-1])
         with torch.inference_mode():
             out: Any = model(normalise(crops.image), tasks=["seg", "normal", "matting", "pointmap", "pose"])
-        labels = enlarged(out["seg"].logits, size_hw).argmax(1)  # [n, H, W]
+        logits = out["seg"].logits.float()
+        if fit_boxes:
+            logits = fill_boxes(logits, places_in_crops(some.boxes_xywh, size_hw))
+        labels = enlarged(logits, size_hw).argmax(1)  # [n, H, W]
         parts.update(labels, crops.parts)
         silhouette.update(labels, crops.parts > 0)
         normals.update(enlarged(out["normal"].normals, size_hw), in_model_axes(crops.normals))
@@ -251,6 +255,9 @@ def photo_report(
             with torch.inference_mode():
                 out: Any = model(pixels, tasks=["seg", "matting", "pose"])
             logits = out["seg"].logits.float()
+            if processor.fit_boxes:
+                places = places_in_crops(torch.tensor([person.box_xywh for person in some]), processor.size_hw)
+                logits = fill_boxes(logits, places)
             margin = logits[:, 1:].amax(1) - logits[:, 0]  # [n, h, w]: above 0 where any part wins
             poses = processor.post_process_pose_estimation(out["pose"], boxes=wanted)[0]
             for number, person in enumerate(some):

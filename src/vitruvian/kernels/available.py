@@ -11,21 +11,8 @@ from torch import Tensor
 
 HALF = (torch.bfloat16, torch.float16)
 
-# Kernels that agree with their twins in an emulator, but that no GPU has run yet.
-UNTRIED = frozenset({"draw", "lean_norm", "summed"})
-
-
-def switched_off(unwanted: str, tried: str) -> set[str]:
-    """Names of the kernels that are left out, given VITRUVIAN_NO_TRITON and VITRUVIAN_TRY_TRITON.
-
-    Both are lists of names, such as ``windows,deformable``, or 1 for all: kernels to leave out, and those of `UNTRIED`
-    to use all the same.
-    """
-    off, on = (set(filter(None, names.split(","))) for names in (unwanted, tried))
-    return off | (set() if "1" in on else UNTRIED - on)
-
-
-OFF = switched_off(os.environ.get("VITRUVIAN_NO_TRITON", ""), os.environ.get("VITRUVIAN_TRY_TRITON", ""))
+# Names of kernels to leave out, such as ``windows,deformable``, or 1 for all.
+OFF = set(filter(None, os.environ.get("VITRUVIAN_NO_TRITON", "").split(",")))
 
 
 @functools.cache

@@ -8,6 +8,7 @@ function takes its kernel where that can run, else plain torch, which rounds in 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -77,17 +78,39 @@ def linear_rows(x: Rows, weight: Rows, bias: Tensor | None, *, dtype: torch.dtyp
     return unflatten(out, 0, x.values.shape[:-1])
 
 
-def gated_linear_rows(x: Rows, weight: Rows, bias: Tensor | None, *, dtype: torch.dtype) -> Rows:
-    """Return silu(gate) · up in 8 bits, where x @ weightᵀ + bias holds gate and up in turns: [..., K], [2F, K] -> F."""
+def gated_reach(norm: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The most that silu(gate) · up can be after an RMS norm, channel by channel: [K], [2F, K], [2F] -> [F].
+
+    What an RMS norm returns has a length of at most √K before it is scaled by `norm`, so that no product with a row of
+    the matrix exceeds √K times that row's length, and silu(gate) stays below gate. Such a bound is a thousand times
+    what values usually are, and floating-point numbers have that room: of 8 bits, 4 are for the exponent.
+    """
+    lengths: Tensor = torch.linalg.vector_norm(weight.float() * norm.float(), dim=1)
+    reach = lengths * math.sqrt(weight.shape[1])  # [2F]
+    if bias is not None:
+        reach = reach + bias.float().abs()
+    return (reach[0::2] * reach[1::2]).clamp_min(LEAST)
+
+
+def gated_linear_rows(x: Rows, weight: Rows, bias: Tensor | None, fit: Tensor, *, dtype: torch.dtype) -> Rows:
+    """Return silu(gate) · up · fit in 8 bits, where x @ weightᵀ + bias holds gate and up in turns: [..., K] to F.
+
+    Args:
+        x: Tokens.
+        weight: Rows of gate and up in turns [2F, K].
+        bias: Of both in turns [2F].
+        fit: What brings each channel into the range of 8 bits [F]: the next matrix has to take it back.
+        dtype: Of what is not 8 bits on the way.
+    """
+    shape = x.values.shape[:-1]
+    ones = x.scales.new_ones(*shape, 1)
     given = () if bias is None else (bias,)
     if x.values.is_cuda and takes_kernel(*given, name="fp8"):
-        from vitruvian.kernels import fp8_triton, fused_triton
+        from vitruvian.kernels import fp8_triton
 
         if fp8_triton.fits(x.values, weight.values):
             flat = x.values.flatten(0, -2), x.scales.flatten(0, -2)  # [M, K], [M, 1]
-            hidden = unflatten(fp8_triton.gated_linear(*flat, *weight, bias, dtype), 0, x.values.shape[:-1])
-        else:
-            hidden = fused_triton.silu_gate(linear_rows(x, weight, bias, dtype=dtype))
-        return round_rows(hidden)
-    both = linear_rows(x, weight, bias, dtype=dtype)  # [..., 2F]
-    return round_rows(F.silu(both[..., 0::2]) * both[..., 1::2])
+            return Rows(unflatten(fp8_triton.gated_linear(*flat, *weight, bias, fit), 0, shape), ones)
+    both = linear_rows(x, weight, bias, dtype=dtype).float()  # [..., 2F]
+    hidden = F.silu(both[..., 0::2]) * both[..., 1::2] * fit
+    return Rows(hidden.clamp(-LARGEST, LARGEST).to(KIND), ones)

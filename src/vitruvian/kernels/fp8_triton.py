@@ -66,7 +66,7 @@ def _silu(x):
 
 @triton.jit
 def _gated(
-    x_desc, w_desc, out_desc, x_scale_ptr, w_scale_ptr, bias_ptr, M, F2, K,
+    x_desc, w_desc, out_desc, x_scale_ptr, w_scale_ptr, bias_ptr, fit_ptr, M, F2, K,
     rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, group: tl.constexpr, programs: tl.constexpr,
     has_bias: tl.constexpr,
 ):  # fmt: skip
@@ -90,7 +90,9 @@ def _gated(
         if has_bias:
             total += tl.load(bias_ptr + n).to(tl.float32)[None, :]
         gate, up = tl.split(tl.reshape(total, (rows, columns // 2, 2)))
-        out_desc.store([i * rows, j * (columns // 2)], (_silu(gate) * up).to(out_desc.dtype))
+        f = j * (columns // 2) + tl.arange(0, columns // 2)
+        hidden = _silu(gate) * up * tl.load(fit_ptr + f)[None, :]
+        out_desc.store([i * rows, j * (columns // 2)], tl.clamp(hidden, -448.0, 448.0).to(out_desc.dtype))
 
 
 def _empty_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,18 +130,18 @@ def add_norm_rows_(
 
 
 def gated_linear(
-    x: Tensor, x_scales: Tensor, weight: Tensor, w_scales: Tensor, bias: Tensor | None, dtype: torch.dtype
+    x: Tensor, x_scales: Tensor, weight: Tensor, w_scales: Tensor, bias: Tensor | None, fit: Tensor
 ) -> Tensor:
-    """Return silu(gate) · up of x @ weightᵀ + bias, whose columns alternate: [M, K], [2F, K] -> [M, F]."""
+    """Return silu(gate) · up · fit of x @ weightᵀ + bias, whose columns alternate: [M, K], [2F, K] -> [M, F]."""
     (M, K), F2 = x.shape, weight.shape[0]
-    out = torch.empty(M, F2 // 2, device=x.device, dtype=dtype)
+    out = torch.empty(M, F2 // 2, device=x.device, dtype=x.dtype)
     programs = min(processors(x.device), triton.cdiv(M, ROWS) * triton.cdiv(F2, COLUMNS))
     launch: Any = _gated[(programs,)]
     launch(
         TensorDescriptor.from_tensor(x, [ROWS, DEPTH]),
         TensorDescriptor.from_tensor(weight, [COLUMNS, DEPTH]),
         TensorDescriptor.from_tensor(out, [ROWS, COLUMNS // 2]),
-        x_scales, w_scales, bias, M, F2, K,
+        x_scales, w_scales, bias, fit, M, F2, K,
         rows=ROWS, columns=COLUMNS, depth=DEPTH, group=16, programs=programs, has_bias=bias is not None, num_warps=8,
     )  # fmt: skip
     return out

@@ -55,40 +55,16 @@ def norm_rotate(
     return torch.cat(parts, dim=2).transpose(1, 2)  # [B, A + G, N, D]
 
 
-def add_norm_(
-    x: Tensor,
-    branch: Tensor | None,
-    scale: Tensor | None,
-    weight: Tensor,
-    *,
-    eps: float,
-    offset: Tensor | None = None,
-) -> Tensor:
-    """Add a branch, scaled by channel, and an offset [C] to [..., C] in place; return the RMS norm of the sum."""
+def add_norm_(x: Tensor, branch: Tensor | None, scale: Tensor | None, weight: Tensor, *, eps: float) -> Tensor:
+    """Add a branch, scaled by channel, to [..., C] in place, and return the RMS norm of the sum."""
     if takes_kernel(x, weight):
         from vitruvian.kernels import fused_triton
 
-        return fused_triton.add_norm_(x, branch, scale, weight, eps=eps, offset=offset)
-    added = branch if branch is None or scale is None else branch * scale
-    if offset is not None:  # in float32: tokens are rounded once, as by the kernel
-        added = offset.float() if added is None else added + offset.float()
-    if added is not None:
-        x += added
-    return _rms_norm(x.float(), weight, eps, x.dtype)
-
-
-def offset_norm(x: Tensor, offset: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """Return the RMS norm of [..., C] plus an offset [C], summed in float32; the tensor itself stays as it is."""
-    if takes_kernel(x, weight, name="summed"):
-        from vitruvian.kernels import fused_triton
-
-        return fused_triton.offset_norm(x, offset, weight, eps=eps)
-    return _rms_norm(x.float() + offset.float(), weight, eps, x.dtype)
-
-
-def _rms_norm(wide: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """The norm of [..., C] in float32, rounded before the weight is multiplied in, as plain models do."""
-    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(dtype)
+        return fused_triton.add_norm_(x, branch, scale, weight, eps=eps)
+    if branch is not None:
+        x += branch if scale is None else branch * scale
+    wide = x.float()  # rounded before the weight is multiplied in, as plain models do
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def add_layer_norm_(x: Tensor, branch: Tensor | None, norm: nn.LayerNorm) -> Tensor:
@@ -183,21 +159,8 @@ def instance_norm_silu(x: Tensor, bias: Tensor | None = None, *, eps: float = 1e
     return F.silu(F.instance_norm(x, eps=eps))
 
 
-def norm_silu_(x: Tensor, *, eps: float = 1e-5) -> Tensor:
-    """Return SiLU of the instance norm of maps [B, C, H, W], which may be gone: it takes their place where it can."""
-    if takes_kernel(x, name="lean_norm") and x.is_contiguous(memory_format=torch.channels_last):
-        from vitruvian.kernels import lean_norm_triton
-
-        return lean_norm_triton.norm_silu_(x, eps=eps)
-    return instance_norm_silu(x, eps=eps)
-
-
 def norm_silu_shuffled(x: Tensor, bias: Tensor | None, *, eps: float = 1e-5) -> Tensor:
     """Add a bias [4·C'] to maps [B, 4·C', H, W], shuffle their pixels to [B, C', 2H, 2W], normalise, apply SiLU."""
-    if takes_kernel(x, name="lean_norm") and x.is_contiguous(memory_format=torch.channels_last):
-        from vitruvian.kernels import lean_norm_triton
-
-        return lean_norm_triton.norm_silu_shuffled(x, bias, eps=eps)
     order = torch.arange(x.shape[1], device=x.device).view(-1, 4).t().flatten()  # phase by phase
     phases = x.permute(0, 2, 3, 1)[..., order].permute(0, 3, 1, 2)  # channels last
     return instance_norm_silu(phases, None if bias is None else bias[order], eps=eps, shuffles=True)

@@ -84,8 +84,8 @@ def heads_together(q_heads: int, k_heads: int) -> int:
 
 @triton.jit
 def _add_norm(
-    x_ptr, y_ptr, scale_ptr, offset_ptr, weight_ptr, out_ptr, channels, eps: tl.constexpr,
-    has_branch: tl.constexpr, has_scale: tl.constexpr, has_offset: tl.constexpr, padded: tl.constexpr,
+    x_ptr, y_ptr, scale_ptr, weight_ptr, out_ptr, channels, eps: tl.constexpr,
+    has_branch: tl.constexpr, has_scale: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * channels
     c = tl.arange(0, padded)
@@ -95,11 +95,7 @@ def _add_norm(
         y = tl.load(y_ptr + row + c, mask=inside, other=0.0).to(tl.float32)
         if has_scale:
             y = y * tl.load(scale_ptr + c, mask=inside, other=0.0).to(tl.float32)
-        x += y
-    if has_offset:
-        x += tl.load(offset_ptr + c, mask=inside, other=0.0).to(tl.float32)
-    if has_branch or has_offset:
-        kept = x.to(x_ptr.dtype.element_ty)
+        kept = (x + y).to(x_ptr.dtype.element_ty)
         tl.store(x_ptr + row + c, kept, mask=inside)
         x = kept.to(tl.float32)
     spread = tl.rsqrt(tl.sum(x * x, 0) / channels + eps)
@@ -107,50 +103,15 @@ def _add_norm(
     tl.store(out_ptr + row + c, (x * spread * weight).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def add_norm_(
-    x: Tensor, y: Tensor | None, scale: Tensor | None, weight: Tensor, *, eps: float, offset: Tensor | None = None
-) -> Tensor:
-    """Add a (scaled) branch and an offset [C] to [..., C] in place, and return the RMS norm of the sum."""
+def add_norm_(x: Tensor, y: Tensor | None, scale: Tensor | None, weight: Tensor, *, eps: float) -> Tensor:
+    """Add a (scaled) branch to [..., C] in place, and return the RMS norm of the sum."""
     channels = x.shape[-1]
     out = torch.empty_like(x)
     padded = triton.next_power_of_2(channels)
     launch: Any = _add_norm[(x.numel() // channels,)]
     launch(
-        x, y, scale, offset, weight, out, channels, eps=eps,
-        has_branch=y is not None, has_scale=scale is not None, has_offset=offset is not None, padded=padded,
-        num_warps=4 if padded <= 1024 else 8,
-    )  # fmt: skip
-    return out
-
-
-@triton.jit
-def _offset_norm(
-    x_ptr, offset_ptr, weight_ptr, out_ptr, count,
-    channels: tl.constexpr, padded: tl.constexpr, rows: tl.constexpr, eps: tl.constexpr,
-):  # fmt: skip
-    # A few rows at a time: they share the offset and the weight, which are as large as a row each.
-    r = tl.program_id(0) * rows + tl.arange(0, rows)
-    c = tl.arange(0, padded)
-    inside = (r[:, None] < count) & (c[None, :] < channels)
-    at = r[:, None].to(tl.int64) * channels + c[None, :]
-    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    x += tl.load(offset_ptr + c, mask=c < channels, other=0.0).to(tl.float32)[None, :]
-    spread = tl.rsqrt(tl.sum(x * x, 1) / channels + eps)
-    weight = tl.load(weight_ptr + c, mask=c < channels, other=0.0).to(tl.float32)
-    tl.store(out_ptr + at, (x * spread[:, None] * weight[None, :]).to(out_ptr.dtype.element_ty), mask=inside)
-
-
-def offset_norm(x: Tensor, offset: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """Return the RMS norm of [..., C], contiguous, plus an offset [C]."""
-    channels = x.shape[-1]
-    count = x.numel() // channels
-    out = torch.empty_like(x)
-    padded = triton.next_power_of_2(channels)
-    rows = max(1, min(16, 4096 // padded))
-    launch: Any = _offset_norm[(triton.cdiv(count, rows),)]
-    launch(
-        x, offset, weight, out, count,
-        channels=channels, padded=padded, rows=rows, eps=eps, num_warps=4 if padded <= 4096 else 8,
+        x, y, scale, weight, out, channels, eps=eps,
+        has_branch=y is not None, has_scale=scale is not None, padded=padded, num_warps=4 if padded <= 1024 else 8,
     )  # fmt: skip
     return out
 

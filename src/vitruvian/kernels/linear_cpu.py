@@ -1,6 +1,7 @@
-"""Linear layers on the CPU with weights in the blocked layout of oneDNN, and with what follows joined to the product.
+"""Linear layers on the CPU, with what follows joined to the product, and wide ones in fewer products.
 
-The operators behind it are private to torch: `has_packed` tries them once, and without them plain torch runs instead.
+Weights lie in the blocked layout of oneDNN where that pays. The operators behind it are private to torch: `has_packed`
+tries them once, and without them plain torch runs instead.
 """
 
 from __future__ import annotations
@@ -37,8 +38,17 @@ def has_packed() -> bool:
 
 
 def packs(weight: Tensor) -> bool:
-    """Tell whether a weight can be packed to advantage: float32 on the CPU."""
+    """Tell whether a weight can be packed: float32 on the CPU."""
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and has_packed()
+
+
+def packing_pays() -> bool:
+    """Tell whether oneDNN's products are quicker here than plain ones.
+
+    Not where these are MKL's and there is no AVX-512: on an AMD EPYC with AVX2 oneDNN's took 1.1 to 1.3 times as long.
+    """
+    mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    return not (mkl and torch.backends.cpu.get_cpu_capability() == "AVX2")
 
 
 @torch.no_grad()
@@ -61,12 +71,12 @@ def run_add(x: Tensor, packed: Tensor, bias: Tensor | None, other: Tensor) -> Te
 
 
 class PackedLinear:
-    """A linear layer for inference."""
+    """A linear layer for inference. Unless it is packed, it holds the weight itself rather than a copy."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.width = len(weight)
         self.bias = None if bias is None else bias.detach().contiguous()
-        self.packed: Tensor | None = pack(weight) if packs(weight) else None
+        self.packed: Tensor | None = pack(weight) if packs(weight) and packing_pays() else None
         self.weight = weight.detach() if self.packed is None else weight.new_empty(0)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -82,10 +92,16 @@ class PackedLinear:
         return F.silu(F.linear(x, self.weight, self.bias), inplace=True)
 
     def add(self, x: Tensor, other: Tensor) -> Tensor:
-        """Map [..., C] to [..., F] and add [..., F], which stays as it is."""
+        """Map [M, C] to [M, F] and add [M, F], which stays as it is."""
         if self.packed is not None:
             return run_add(x, self.packed, self.bias, other)
-        return F.linear(x, self.weight, self.bias).add_(other)
+        return (other.clone() if self.bias is None else other + self.bias).addmm_(x, self.weight.t())
+
+    def add_(self, x: Tensor, other: Tensor) -> Tensor:
+        """The same where [M, F] is not needed afterwards, so that it can hold what comes out."""
+        if self.packed is not None:
+            return run_add(x, self.packed, self.bias, other)
+        return (other if self.bias is None else other.add_(self.bias)).addmm_(x, self.weight.t())
 
 
 # --------------------------------------------------------------------------------------------------- seven products
@@ -96,7 +112,8 @@ Quarters = Sequence[Tensor]  # of a matrix [M, C]: [m, C/2] above left, above ri
 class SevenProducts:
     """A linear layer on matrices in quarters: seven products of quarters rather than eight (Strassen and Winograd).
 
-    Sums of its weights are made once, which takes 7/4 of a layer's memory. Errors of rounding grow two- to threefold.
+    Sums of its weights are made once. With them a layer takes 7/4 of its memory when packed; else they alone, as much
+    as the layer itself, lie beside it. Errors of rounding grow two- to threefold.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -114,11 +131,12 @@ class SevenProducts:
         a11, a12, a22, s1, s2, s3, s4 = factors
         p1 = self.above_left(a11)
         c11 = self.above_right.add(a12, p1)
-        u2 = self.sums[1].add(s2, p1)
+        u2 = self.sums[1].add_(s2, p1)
         p5 = self.sums[0](s1)
-        c12 = self.sums[3].add(s4, p5 + u2)
-        u3 = self.sums[2].add(s3, u2)
-        return c11, c12, self.below_right.add(a22, u3), p5.add_(u3)
+        c12 = self.sums[3].add_(s4, p5 + u2)
+        u3 = self.sums[2].add_(s3, u2)
+        c22 = p5.add_(u3)
+        return c11, c12, self.below_right.add_(a22, u3), c22
 
 
 def seven_factors(parts: Quarters) -> Quarters:
@@ -130,7 +148,7 @@ def seven_factors(parts: Quarters) -> Quarters:
 
 
 def quarters(x: Tensor) -> Quarters:
-    """Views of a matrix [M, C], C even. If M is odd, the row in the middle belongs to all."""
+    """Views of a matrix [M, C], C even, or of [M, A, D]. If M is odd, the row in the middle belongs to all."""
     rows = -(-len(x) // 2)
     return [part for half in (x[:rows], x[len(x) - rows :]) for part in half.chunk(2, dim=1)]
 

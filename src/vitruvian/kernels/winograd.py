@@ -3,7 +3,7 @@
     padded map ─▶ tiles that overlap ─▶ sums and differences of their pixels ─▶ one matrix product each ─▶ sums ─▶ map
 
 A 3×3 convolution takes 16 products for 2×2 pixels in place of 36. A transposed one of kernel 4 and stride 2 is four
-2×2 convolutions whose tiles coincide: 36 products for 4×4 pixels in place of 64. All factors are 0, ±1 and ½, so that
+2×2 convolutions whose tiles coincide: 64 products for 6×6 pixels in place of 144. All factors are 0, ±1 and ½, so that
 results stay as exact as those of a plain convolution.
 """
 
@@ -22,25 +22,28 @@ from vitruvian.kernels.linear_cpu import PackedLinear
 
 Seen = TypeVar("Seen")
 
-TILES = 300  # tiles at a time: their products stay in the cache
+TILES = 400  # at a time: products of a hundred take a sixth longer for each, as weights are read more often
 
 
 @dataclass(frozen=True)
 class Filters:
-    """A minimal filter along one axis. Tiles are two pixels apart."""
+    """A minimal filter along one axis. Tiles are as many pixels apart as come out of each."""
 
-    data: tuple[tuple[int, ...], ...]  # [t, s]: pixels of a tile -> factors
     kernel: tuple[tuple[float, ...], ...]  # [t, taps]: taps -> factors
-    out: tuple[tuple[int, ...], ...]  # [2, t]: products -> two outputs
+    out: tuple[tuple[int, ...], ...]  # [n, t]: products -> outputs
+
+    @property
+    def step(self) -> int:
+        """Pixels between tiles."""
+        return len(self.out)
 
 
-TWO_TAPS = Filters(
-    data=((1, -1, 0), (0, 1, 0), (0, 1, -1)), kernel=((1, 0), (1, 1), (0, 1)), out=((1, 1, 0), (0, 1, -1))
-)
+# [t, t]: pixels of a tile -> factors, the same for both filters.
+DATA = ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))
+TILE = len(DATA)  # pixels
+TWO_TAPS = Filters(kernel=((1, 0), (0.5, 0.5), (0.5, -0.5), (0, 1)), out=((1, 1, 1, 0), (0, 1, -1, 0), (0, 1, 1, -1)))
 THREE_TAPS = Filters(
-    data=((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
-    kernel=((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)),
-    out=((1, 1, 1, 0), (0, 1, -1, -1)),
+    kernel=((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)), out=((1, 1, 1, 0), (0, 1, -1, -1))
 )
 
 
@@ -67,57 +70,62 @@ class Winograd:
 
     def tiles_hw(self, size_hw: tuple[int, int]) -> tuple[int, int]:
         """Number of tiles for a map [h, w, C]."""
-        height, width = ((n + self.lead + 1) // 2 for n in size_hw)
+        height, width = (-(-(n + self.lead) // self.filters.step) for n in size_hw)
         return height, width
 
     def padded(self, size_hw: tuple[int, int], channels: int) -> tuple[Tensor, Tensor]:
         """Return an empty map with the zeros around it that tiles reach, and the view of its inside."""
         down, across = self.tiles_hw(size_hw)
-        reach = len(self.filters.data[0]) - 2
-        whole = torch.zeros(2 * down + reach, 2 * across + reach, channels)
+        step = self.filters.step
+        whole = torch.zeros(step * (down - 1) + TILE, step * (across - 1) + TILE, channels)
         return whole, whole[1 : 1 + size_hw[0], 1 : 1 + size_hw[1]]
 
     def __call__(
         self, whole: Tensor, size_hw: tuple[int, int], look: Callable[[Tensor], Seen]
     ) -> tuple[Tensor, list[Seen]]:
-        """Convolve a padded map to [s·h, s·w, C'], and return too what `look` says of its parts [h', s·w, C']."""
-        down, across = self.tiles_hw(size_hw)
-        s, lead = self.spread, self.lead
-        height, width = s * size_hw[0], s * size_hw[1]
-        out = torch.empty(down, 2, s, across, 2, s, self.channels)
-        flat = out.view(2 * s * down, 2 * s * across, -1)
+        """Convolve a padded map to [s·h, s·w, C'], and return too what `look` says of its parts [h', s·w, C'].
 
-        def run(rows: slice) -> Seen:
-            part = whole[2 * rows.start : 2 * rows.stop + len(self.filters.data[0]) - 2]
-            self.run_tiles(part, out[rows])
-            first, last = max(lead, 2 * s * rows.start), min(lead + height, 2 * s * rows.stop)
-            return look(flat[first:last, lead : lead + width])
+        Parts are small: what `look` makes of them stays in the cache.
+        """
+        down, across = self.tiles_hw(size_hw)
+        s, lead, step = self.spread, self.lead, self.filters.step
+        height, width = s * size_hw[0], s * size_hw[1]
+        out = torch.empty(down, step, s, across, step, s, self.channels)
+        flat = out.view(step * s * down, step * s * across, -1)
+
+        def run(rows: slice) -> list[Seen]:
+            self.run_tiles(whole[step * rows.start : step * (rows.stop - 1) + TILE], out[rows])
+            edges = (min(max(lead, step * s * row), lead + height) for row in range(rows.start, rows.stop + 1))
+            return [look(flat[a:b, lead : lead + width]) for a, b in itertools.pairwise(edges)]
 
         seen = run_parts(run, cut(down, max(1, TILES // across)))
-        return flat[lead : lead + height, lead : lead + width], seen
+        return flat[lead : lead + height, lead : lead + width], list(itertools.chain.from_iterable(seen))
 
     def run_tiles(self, part: Tensor, out: Tensor) -> None:
-        """Convolve rows of tiles: [2·d + …, 2·a + …, C] into [d, 2, s, a, 2, s, C']."""
-        d, a = out.shape[0], out.shape[3]
-        rows = [combine(list(strips(part, 0, d)), factors) for factors in self.filters.data]
-        products = []
-        for y, row in enumerate(rows):
-            line = []
-            for x, factors in enumerate(self.filters.data):
-                tile = combine(list(strips(row, 1, a)), factors).reshape(d * a, -1)  # [d·a, C]
-                line.append(self.products[y, x](tile))  # [d·a, s·s·C']
-            products.append(line)
-        for y, down in enumerate(self.filters.out):
-            sums = [combine(column, down) for column in zip(*products, strict=True)]
+        """Convolve rows of tiles: [n·d + …, n·a + …, C] into [d, n, s, a, n, s, C']."""
+        d, a, step = out.shape[0], out.shape[3], self.filters.step
+        pixels = strips(part, 0, d, step)
+        begun: set[int] = set()
+        for y, factors in enumerate(DATA):
+            row = strips(combine(pixels, factors), 1, a, step)
+            tiles = (combine(row, factors).reshape(d * a, -1) for factors in DATA)  # [d·a, C]
+            line = [self.products[y, x](tile) for x, tile in enumerate(tiles)]  # [d·a, s·s·C']
+            rooms = [(j, down[y]) for j, down in enumerate(self.filters.out) if down[y]]
             for x, across in enumerate(self.filters.out):
-                found = combine(sums, across).view(d, a, self.spread, self.spread, -1)
-                out[:, y, :, :, x] = found.transpose(1, 2)  # [d, s, a, s, C']
+                found = combine(line, across).view(d, a, self.spread, self.spread, -1).transpose(1, 2)
+                for j, sign in rooms:
+                    room = out[:, j, :, :, x]  # [d, s, a, s, C'], whose first part has the factor 1
+                    if j in begun:
+                        room.add_(found, alpha=sign)
+                    else:
+                        room.copy_(found)
+            begun.update(j for j, _ in rooms)
 
 
-def strips(part: Tensor, axis: int, count: int) -> list[Tensor]:
-    """Every second row (or column) from the first, from the second, …: one for each pixel of a tile."""
-    reach = part.shape[axis] - 2 * count + 2
-    return [part.narrow(axis, j, 2 * count - 1)[(slice(None),) * axis + (slice(None, None, 2),)] for j in range(reach)]
+def strips(part: Tensor, axis: int, count: int, step: int) -> list[Tensor]:
+    """Every n-th row (or column) from the first, from the second, …: one for each pixel of a tile."""
+    place = (slice(None),) * axis + (slice(None, None, step),)
+    return [part.narrow(axis, j, step * (count - 1) + 1)[place] for j in range(TILE)]
 
 
 def combine(parts: list[Tensor] | tuple[Tensor, ...], factors: tuple[int, ...]) -> Tensor:

@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
+from vitruvian.models.sapiens2.maps import cut_padding
 from vitruvian.models.sapiens2.packed import packed_tasks
-from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, cut_padding
+from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines.base import PeopleOptions, TaskPipeline, people_in
 from vitruvian.pipelines.crops import Blend, Canvas, Pasted, Window, crop_windows
 from vitruvian.pipelines.memory import to_device

@@ -12,9 +12,10 @@ from vitruvian.auto import AutoModelForSemanticSegmentation
 from vitruvian.draw import class_colours
 from vitruvian.human import PART_NAMES
 from vitruvian.images.argmax import resized_argmax
+from vitruvian.models.sapiens2.maps import stretch
 from vitruvian.models.sapiens2.modeling import Sapiens2ForSemanticSegmentation
-from vitruvian.models.sapiens2.processing import stretch
-from vitruvian.pipelines.dense import DenseOptions, DensePipeline
+from vitruvian.models.sapiens2.silhouette import fill_boxes
+from vitruvian.pipelines.dense import DenseOptions, DensePipeline, Looked
 from vitruvian.pipelines.runner import Prepared
 from vitruvian.results import Parts
 
@@ -53,6 +54,9 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
         """Return labels [H, W] and how sure each is [H, W] or None."""
         if prepared.note.windows is not None:
             cut = (self.content(one, prepared.note, number) for number, one in enumerate(outputs))
+            if prepared.note.persons and self.processor.fit_boxes:
+                places = places_in_windows(prepared.note, prepared.frame.size_hw)
+                cut = (fill_boxes(one[None], place[None])[0] for one, place in zip(cut, places, strict=True))
             sure = [one.softmax(0).half() for one in cut]
             pasted = self.canvas(prepared, sure, options, channels=len(self.names), blend="labels").tensors()
             return pasted["labels"], pasted["values"][..., 0].half() if options.with_score else None
@@ -70,3 +74,14 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
         own: dict[str, Any] = {} if names == PART_NAMES else {"colours": class_colours(len(names))}
         about = self.about(prepared.frame, options, prepared.note.people)
         return Parts(**about, labels=labels, names=names, score=sure, **own)
+
+
+def places_in_windows(looked: Looked, size_hw: tuple[int, int]) -> Tensor:
+    """Where people's boxes, as far as they lie in the picture, are in their windows: shares [P, 4]."""
+    height, width = size_hw
+    found = []
+    for window, box in zip(looked.windows or [], looked.people.boxes_xyxy.tolist(), strict=True):
+        left, right = (min(max(edge, 0.0), width) - window.left for edge in box[0::2])
+        top, bottom = (min(max(edge, 0.0), height) - window.top for edge in box[1::2])
+        found.append([left / window.width, top / window.height, right / window.width, bottom / window.height])
+    return torch.tensor(found).view(-1, 4)

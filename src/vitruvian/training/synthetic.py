@@ -147,6 +147,7 @@ SHRINK = {1: 0.5, 2: 0.15, 3: 0.11, 4: 0.1, 6: 0.08, 8: 0.06}  # how often pictu
 SHARP = 0.6  # how often the file of a small person is sharpened
 DIM, COLOURED = 0.1, 0.35  # how often there is little light, and how often that has a colour
 UNFOCUSED = 0.07  # how often a picture is out of focus
+RESTYLED = 0.1  # how often colours and textures are others
 
 
 def from_afar(images: Tensor, chance: Chance) -> Tensor:
@@ -183,7 +184,7 @@ def photometric(images: Tensor, chance: Chance) -> Tensor:
     """Change light, colour, sharpness and noise of pictures [n, 3, H, W] in 0..1, as cameras do."""
     n = len(images)
     shape = (n, 1, 1, 1)
-    images = dim(images * chance.log_uniform(0.65, 1.5, n).view(shape), chance)
+    images = dim(restyled(images, chance) * chance.log_uniform(0.65, 1.5, n).view(shape), chance)
     mean = images.mean(dim=(1, 2, 3), keepdim=True)
     images = mean + (images - mean) * chance.log_uniform(0.65, 1.45, n).view(shape)
     grey = images.mean(dim=1, keepdim=True)
@@ -206,6 +207,29 @@ def dim(images: Tensor, chance: Chance) -> Tensor:
     colour = torch.where(chance.flip(COLOURED, n, 1), chance.log_uniform(0.3, 1.0, n, 3), 1.0)
     gain = torch.where(chance.flip(DIM, n, 1), chance.log_uniform(0.08, 0.6, n, 1) * colour, 1.0)
     return images * gain[:, :, None, None]
+
+
+def restyled(images: Tensor, chance: Chance) -> Tensor:
+    """Some of the pictures [n, 3, H, W] through random filters, which leave shapes and take colours and textures.
+
+    As in "Robust and Generalizable Visual Representation Learning via Random Convolutions" (Xu et al., 2021): what is
+    drawn has textures of its own, and a model should not go by them. Brightness and contrast stay.
+    """
+    draw = torch.rand(len(images), generator=chance.generator, device=chance.generator.device)
+    chosen = (draw < RESTYLED).nonzero()[:, 0]  # on the CPU: nobody waits
+    n = len(chosen)
+    if not n:
+        return images
+    index = chosen.to(images.device, non_blocking=True)
+    some = images[index]
+    filters = chance.normal(0.0, 27**-0.5, n, 3, 3, 3, 3).flatten(0, 1)  # one of 3 x 3 for each two channels
+    padded = F.pad(some.flatten(0, 1)[None], (1, 1, 1, 1), mode="replicate")
+    found = F.conv2d(padded, filters, groups=n).view_as(some)
+    deviation, mean = torch.std_mean(found, dim=(2, 3), keepdim=True)
+    wanted, middle = torch.std_mean(some, dim=(2, 3), keepdim=True)
+    found = (found - mean) / deviation.clamp_min(1e-4) * wanted + middle
+    share = chance.uniform(0.1, 0.7, n)[:, None, None, None]
+    return images.index_copy(0, index, torch.lerp(some, found, share).clamp(0, 1))
 
 
 def out_of_focus(images: Tensor, chance: Chance) -> Tensor:

@@ -108,39 +108,19 @@ def test_gated_products_of_groups_of_warps(has_bias: bool) -> None:
     assert ".local" not in code
 
 
-def test_lean_norms_write_whole_lines() -> None:
-    from vitruvian.kernels import fused_triton, lean_norm_triton
+def test_planes_are_written_in_whole_lines() -> None:
+    from vitruvian.kernels import fused_triton
 
-    types = dict.fromkeys(("mean_ptr", "spread_ptr"), "*fp32")
-    sizes = {"rows": 32, "width": 128, "has_bias": True, "channels": 3072, "pixels": 3072}
-    code = compiled(lean_norm_triton._apply_shuffled, sizes, types, 4)
-    assert "st.global.v2.b32" in code or "st.global.v4.b32" in code
-    assert "st.global.b16" not in code
     filled = compiled(fused_triton._fill_planes, {"block": 8192, "pixels": 49152}, {}, 4)
     assert "st.global.v4.b32" in filled
 
 
-@pytest.mark.parametrize("channels", [1024, 1280, 1536])
-def test_norms_of_offset_tokens_move_whole_lines(channels: int) -> None:
-    from vitruvian.kernels import fused_triton
-
-    padded = 1 << (channels - 1).bit_length()
-    sizes = {"channels": channels, "padded": padded, "rows": 4096 // padded, "eps": 1e-6}
-    code = compiled(fused_triton._offset_norm, sizes, {}, 4)
-    assert "ld.global.v4.b32" in code
-    assert "st.global.v4.b32" in code
-    assert "st.global.b16" not in code
-    assert ".local" not in code
-
-
 @pytest.mark.parametrize("has_branch", [True, False])
-@pytest.mark.parametrize("has_offset", [True, False])
-def test_norms_write_tokens_where_these_change(has_branch: bool, has_offset: bool) -> None:
+def test_norms_write_tokens_where_these_change(has_branch: bool) -> None:
     from vitruvian.kernels import fused_triton
 
-    sizes = {"channels": 1024, "padded": 1024, "eps": 1e-6, "has_scale": True}
-    sizes |= {"has_branch": has_branch, "has_offset": has_offset}
+    sizes = {"channels": 1024, "padded": 1024, "eps": 1e-6, "has_scale": True, "has_branch": has_branch}
     code = compiled(fused_triton._add_norm, sizes, {}, 4)
-    assert code.count("st.global") == (2 if has_branch or has_offset else 1)
+    assert code.count("st.global") == (2 if has_branch else 1)
     assert "st.global.v4.b32" in code
     assert ".local" not in code

@@ -23,15 +23,15 @@ from vitruvian.kernels.maps_cpu import MapChain, Moments, Stage, norm_of
 from vitruvian.kernels.winograd import Winograd
 
 
-@pytest.fixture(params=["packed", "plain", "lanes"])
+@pytest.fixture(params=["packed", "plain", "packed in lanes", "plain in lanes"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """With the operators of oneDNN where torch has them, without, and with them in several lanes."""
-    if request.param == "plain":
-        monkeypatch.setattr(linear_cpu, "has_packed", lambda: False)
-    elif not has_packed():
+    """With the operators of oneDNN where torch has them, and without; each in one lane and in several."""
+    packed = request.param.startswith("packed")
+    if packed and not has_packed():
         pytest.skip("torch has no packed linear layers here")
+    monkeypatch.setattr(linear_cpu, "packing_pays", lambda: packed)
     before = torch.get_num_threads()
-    torch.set_num_threads(3 if request.param == "lanes" else 1)
+    torch.set_num_threads(3 if request.param.endswith("lanes") else 1)
     yield str(request.param)
     torch.set_num_threads(before)
 
@@ -42,14 +42,16 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_packed_linear(way: str, with_bias: bool) -> None:
-    x, weight, other = randn(3, 5, 12), randn(7, 12, seed=1), randn(3, 5, 7, seed=2)
+    x, weight, other = randn(15, 12), randn(7, 12, seed=1), randn(15, 7, seed=2)
     bias = randn(7, seed=3) if with_bias else None
     linear, want, kept = PackedLinear(weight, bias), F.linear(x, weight, bias), other.clone()
-    assert (linear.packed is not None) == (way != "plain")
+    assert (linear.packed is not None) == way.startswith("packed")
     torch.testing.assert_close(linear(x), want)
+    torch.testing.assert_close(linear(x.view(3, 5, 12)), want.view(3, 5, 7))
     torch.testing.assert_close(linear.silu(x), F.silu(want))
     torch.testing.assert_close(linear.add(x, other), want + other)
     assert torch.equal(other, kept)
+    torch.testing.assert_close(linear.add_(x, other), want + kept)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 64])
@@ -64,6 +66,26 @@ def test_seven_products(way: str, rows: int, with_bias: bool) -> None:
         room.copy_(found)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     assert all(torch.equal(a, b) for a, b in zip(parts, kept, strict=True))
+
+
+def test_unpacked_weights_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_cpu, "packing_pays", lambda: False)
+    weight = randn(10, 12)
+    place = weight.untyped_storage().data_ptr()
+    assert PackedLinear(weight).weight.data_ptr() == weight.data_ptr()
+    sevens = SevenProducts(weight)
+    linears = (sevens.above_left, sevens.above_right, sevens.below_right, *sevens.sums)
+    assert sum(linear.weight.untyped_storage().data_ptr() == place for linear in linears) == 3
+    assert sum(linear.weight.numel() for linear in linears) == 7 * weight.numel() // 4
+
+
+@pytest.mark.parametrize(
+    ("mkl", "capability", "pays"), [(True, "AVX2", False), (True, "AVX512", True), (False, "AVX2", True)]
+)
+def test_where_packing_pays(mkl: bool, capability: str, pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert linear_cpu.packing_pays() == pays
 
 
 def test_absent_operators_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +134,7 @@ def convolve(conv: Winograd, x: Tensor) -> tuple[Tensor, list[Tensor]]:
     return out.permute(2, 0, 1)[None], seen
 
 
-@pytest.mark.parametrize("size_hw", [(5, 7), (6, 4), (1, 1), (2, 3), (32, 30)])
+@pytest.mark.parametrize("size_hw", [(5, 7), (6, 4), (1, 1), (2, 3), (32, 30), (81, 70)])
 def test_winograd_is_a_convolution(way: str, size_hw: tuple[int, int]) -> None:
     x = randn(1, 6, *size_hw)
     up, kernel, bias = randn(6, 5, 4, 4, seed=1), randn(8, 6, 3, 3, seed=2), randn(8, seed=3)

@@ -66,9 +66,33 @@ def test_products(with_bias: bool) -> None:
     got = fp8.linear_rows(rows, rounded, given, dtype=torch.float32)
     torch.testing.assert_close(got, F.linear(rows.wide(), rounded.wide(), given))
     both = F.linear(rows.wide(), rounded.wide(), given)
-    is_rounded(
-        fp8.gated_linear_rows(rows, rounded, given, dtype=torch.float32), F.silu(both[..., 0::2]) * both[..., 1::2]
-    )
+    fit = torch.rand(32, generator=generator) + 0.5
+    inner = fp8.gated_linear_rows(rows, rounded, given, fit, dtype=torch.float32)
+    assert inner.values.dtype == fp8.KIND
+    assert (inner.scales == 1).all()
+    want = F.silu(both[..., 0::2]) * both[..., 1::2] * fit
+    far = (inner.wide() - want).abs()
+    assert (far <= HALF_STEP * want.abs() * 1.01 + 2.0**-10).all()
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_nothing_exceeds_the_reach_of_a_gate(with_bias: bool) -> None:
+    """Tokens that point along the rows of the matrix come near to it, and none gets past it."""
+    generator = torch.Generator().manual_seed(0)
+    norm, weight, bias = (torch.randn(shape, generator=generator) for shape in ((48,), (64, 48), (64,)))
+    given = bias if with_bias else None
+    reach = fp8.gated_reach(norm, weight, given)  # [32]
+    scaled = weight * norm
+    tokens = torch.cat((torch.randn(500, 48, generator=generator), scaled[0::2], scaled[0::2] + scaled[1::2]))
+    both = F.linear(F.rms_norm(tokens, (48,), norm, 1e-6), weight, given)
+    found = (F.silu(both[:, 0::2]) * both[:, 1::2]).abs().amax(0)
+    assert (found <= reach * 1.0001).all()
+    assert (found / reach).max() > 0.1
+    twins = weight.clone()
+    twins[1::2] = twins[0::2]  # gate and up are one: the largest there is
+    most = F.linear(F.rms_norm(scaled[:1], (48,), norm, 1e-6), twins)[0, 0]
+    reach = fp8.gated_reach(norm, twins, None)
+    torch.testing.assert_close(F.silu(most) * most, reach[0], rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("fields", [{}, {"mlp_bias": False, "key_bias": False}])

@@ -22,6 +22,7 @@ from vitruvian.training.synthetic import (
     from_afar,
     out_of_focus,
     photometric,
+    restyled,
 )
 
 SIZE = (64, 48)
@@ -191,3 +192,17 @@ def test_some_pictures_are_out_of_focus_and_keep_their_light():
     assert 0.03 < changed.float().mean() < 0.12
     assert found[changed].amax() < 0.9
     torch.testing.assert_close(found.sum((2, 3)), images.sum((2, 3)), rtol=1e-3, atol=1e-3)
+
+
+def test_some_pictures_have_other_textures_and_the_same_light():
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(400, 3, 24, 18, generator=generator) * 0.5 + 0.25
+    found = restyled(images, Chance(torch.Generator().manual_seed(1), "cpu"))
+    changed = (found != images).flatten(1).any(1)
+    assert 0.06 < changed.float().mean() < 0.15
+    torch.testing.assert_close(found.mean((2, 3)), images.mean((2, 3)), rtol=0, atol=0.02)
+    apart = (found - images)[changed].flatten(1).norm(dim=1) / images[changed].flatten(1).std(1)
+    assert apart.min() > 0
+    assert apart.max() > 10
+    again = restyled(images, Chance(torch.Generator().manual_seed(1), "cpu"))
+    assert torch.equal(found, again)

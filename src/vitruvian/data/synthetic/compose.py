@@ -36,6 +36,7 @@ class CropOptions:
     shift: float = 0.09  # of the crop's sides
     flip: float = 0.5
     new_background: float = 0.6
+    blended: float = 0.4  # light and colours of somebody before a new background come near to those of it
     company: float = 0.45  # somebody else in the picture
     printed: float = 0.3  # a picture, a badge or a sign on somebody's clothes, which are clothes still
     occluder: float = 0.12
@@ -46,7 +47,7 @@ class CropOptions:
     def plain(cls, size_hw: tuple[int, int] = (384, 288)) -> Self:
         """Crops as at inference: nothing is moved, mirrored, added or hidden."""
         nothing = dict.fromkeys(
-            ("shift", "flip", "new_background", "company", "printed", "occluder", "edge", "border"), 0.0
+            ("shift", "flip", "new_background", "blended", "company", "printed", "occluder", "edge", "border"), 0.0
         )
         return cls(size_hw=size_hw, scale=(1.0, 1.0), **nothing)
 
@@ -129,7 +130,7 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, chance: Chance, opti
     if len(backgrounds):
         fresh = chance.flip(options.new_background, n)[:, None, None, None]
         behind = sample_pictures(backgrounds, n, size_hw, chance=chance)
-        lit = relit(crops.foreground, seen, chance)
+        lit = blended(relit(crops.foreground, seen, chance), seen, behind, chance, often=options.blended)
         foreground = torch.where(fresh, lit, crops.foreground)
         image = torch.where(fresh, lit + (1 - seen) * behind, crops.image)
         crops = replace(crops, image=image, foreground=foreground)
@@ -324,6 +325,24 @@ def relit(foreground: Tensor, alpha: Tensor, chance: Chance) -> Tensor:
     gain = chance.log_uniform(0.7, 1.35, n)[:, None, None, None]
     tint = chance.log_uniform(0.9, 1.11, n, 3)[:, :, None, None]
     return torch.minimum(foreground * gain * tint, alpha)
+
+
+def blended(foreground: Tensor, alpha: Tensor, behind: Tensor, chance: Chance, *, often: float) -> Tensor:
+    """Bring the brightness, colour and contrast of some premultiplied people [n, 3, H, W] near to what is behind them.
+
+    In a photograph one light falls on both. Somebody who is pasted in is told by a light of their own otherwise.
+    """
+    n = len(foreground)
+    share = (chance.uniform(0.2, 0.9, n) * chance.flip(often, n))[:, None, None, None]
+    weight = alpha.sum(dim=(2, 3), keepdim=True).clamp_min(1.0)
+    mean = foreground.sum(dim=(2, 3), keepdim=True) / weight  # [n, 3, 1, 1]
+    apart = foreground - alpha * mean
+    spread = (apart.square().sum(dim=(1, 2, 3), keepdim=True) / (3 * weight)).sqrt().clamp_min(0.02)  # [n, 1, 1, 1]
+    there = behind.mean(dim=(2, 3), keepdim=True)
+    wide = (behind - there).square().mean(dim=(1, 2, 3), keepdim=True).sqrt()
+    contrast = (wide / spread).clamp(0.4, 2.0) ** share
+    moved = apart * contrast + alpha * torch.lerp(mean, there, share)
+    return torch.minimum(moved.clamp_min(0), alpha)
 
 
 def _with_company(crops: Crops, others: Samples, chance: Chance, options: CropOptions) -> Crops:

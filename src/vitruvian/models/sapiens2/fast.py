@@ -2,12 +2,6 @@
 
 The joint matrices own the memory and a layer's parameters become views into them, so that nothing is held twice and
 checkpoints keep their names.
-
-Without 8 bits, the product that ends a feed-forward can add to the tokens itself, which saves a pass over memory:
-
-    norm(tokens + bias) ─▶ attention ─▶ tokens += bias + attended ─▶ norm ─▶ gate ─▶ tokens += hidden @ downᵀ ─▶ …
-
-Such a product has no room for its bias, which tokens lack until attention is added.
 """
 
 from __future__ import annotations
@@ -22,8 +16,7 @@ from torch.nn import functional as F
 
 from vitruvian.kernels import fp8
 from vitruvian.kernels.attention import attend_bounded, largest_score, score_bound
-from vitruvian.kernels.available import is_traced, takes_kernel
-from vitruvian.kernels.fused import add_norm_, gated_linear, norm_rotate, offset_norm
+from vitruvian.kernels.fused import add_norm_, gated_linear, norm_rotate
 from vitruvian.kernels.joint import join
 from vitruvian.layers.attention import attend
 from vitruvian.layers.mlp import GatedMLP
@@ -38,6 +31,7 @@ class EightBits:
     qkv: fp8.Rows
     out: fp8.Rows
     gate_up: fp8.Rows
+    fit: Tensor  # [F] brings what the feed-forward holds into the range of 8 bits; `down` takes it back
     down: fp8.Rows
 
 
@@ -72,8 +66,16 @@ def fuse_layer(layer: Layer, *, eight_bits: bool = False) -> FusedLayer:
     fused = FusedLayer(*join(linears), *interleave(mlp.gate_proj, mlp.up_proj), bounded)
     if not eight_bits:
         return fused
-    matrices = (fused.qkv, attention.o_proj.weight, fused.gate_up, mlp.down_proj.weight)
-    return replace(fused, eight=EightBits(*(fp8.round_rows(matrix.detach()) for matrix in matrices)))
+    return replace(fused, eight=round_layer(layer, fused))
+
+
+@torch.no_grad()
+def round_layer(layer: Any, fused: FusedLayer) -> EightBits:
+    """Round the large matrices of a layer to 8 bits."""
+    fit = fp8.LARGEST / fp8.gated_reach(layer.norm2.weight, fused.gate_up, fused.gate_up_bias)  # [F]
+    down = fp8.round_rows(layer.mlp.down_proj.weight.float() / fit)
+    qkv, out, gate_up = map(fp8.round_rows, (fused.qkv, layer.attention.o_proj.weight, fused.gate_up))
+    return EightBits(qkv, out, gate_up, fit, down)
 
 
 @torch.no_grad()
@@ -89,63 +91,38 @@ def interleave(first: nn.Linear, second: nn.Linear) -> tuple[Tensor, Tensor | No
     return weight.flatten(0, 1), bias.flatten()
 
 
-def can_sum(fused: list[FusedLayer], x: Tensor) -> bool:
-    """Tell whether products may add to tokens [B, N, C]: kernels run, and all weights are of the tokens' type."""
-    if is_traced() or not takes_kernel(x, name="summed") or torch.is_autocast_enabled(x.device.type):
-        return False
-    return all(one.eight is None for one in fused)
-
-
 def run_layers(encoder: Encoder, fused: list[FusedLayer], tokens: Tensor, rope: Rope, final: RMSNorm) -> Tensor:
     """Pass [B, N, C] through all layers and the final norm; the tokens given may be gone."""
     cos, sin = with_prefix(rope, tokens.shape[1])  # [N, D/2] each
     x = tokens.contiguous()
-    in_place = can_sum(fused, x)
-    branch: Tensor | None = None  # what the tokens lack: a branch [B, N, C] or, in place, a bias [C]
-    bias: Tensor | None = None
+    branch: Tensor | None = None  # what the tokens lack [B, N, C]
     layer: Any
     for layer, weights in zip(encoder.layer, fused, strict=True):
-        qkv = project(layer, weights, x, branch, bias)  # [B, N, (A + 2G)·D]
+        qkv = project(layer, weights, x, branch)  # [B, N, (A + 2G)·D]
         attended = run_attention(layer.attention, weights, qkv, cos, sin)  # [B, N, C]
-        branch, bias = feed_forward(layer, weights, x, attended, bias, in_place=in_place)
-    return normalise(final, x, branch, bias)
+        branch = feed_forward(layer, weights, x, attended)  # [B, N, C]
+    return add_norm_(x, branch, None, final.weight, eps=final.eps)
 
 
-def normalise(norm: RMSNorm, x: Tensor, branch: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Return the norm of [B, N, C] and what they lack; a branch is added in place, a bias is not."""
-    if bias is not None:
-        return offset_norm(x, bias, norm.weight, eps=norm.eps)
-    return add_norm_(x, branch, None, norm.weight, eps=norm.eps)
-
-
-def project(layer: Any, weights: FusedLayer, x: Tensor, branch: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Return queries, keys and values [B, N, (A + 2G)·D] of [B, N, C] and what they lack, as `normalise` does."""
+def project(layer: Any, weights: FusedLayer, x: Tensor, branch: Tensor | None) -> Tensor:
+    """Add a branch to [B, N, C] in place, and return queries, keys and values [B, N, (A + 2G)·D]."""
     norm, eight = layer.norm1, weights.eight
     if eight is None:
-        return F.linear(normalise(norm, x, branch, bias), weights.qkv, weights.qkv_bias)
+        return F.linear(add_norm_(x, branch, None, norm.weight, eps=norm.eps), weights.qkv, weights.qkv_bias)
     rows = fp8.add_norm_rows_(x, branch, None, norm.weight, eps=norm.eps)
     return fp8.linear_rows(rows, eight.qkv, weights.qkv_bias, dtype=x.dtype)
 
 
-def feed_forward(
-    layer: Any, weights: FusedLayer, x: Tensor, attended: Tensor, bias: Tensor | None, *, in_place: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Add what was attended, scaled by channel, and a bias [C] to [B, N, C] in place, and pass the feed-forward.
-
-    Returns:
-        What the tokens lack then: the feed-forward's branch [B, N, C] or, where that is added in place, its bias [C].
-    """
+def feed_forward(layer: Any, weights: FusedLayer, x: Tensor, attended: Tensor) -> Tensor:
+    """Add what was attended, scaled by channel, to [B, N, C] in place; return the feed-forward's branch [B, N, C]."""
     norm, scale, down, eight = layer.norm2, layer.layer_scale1.lambda1, layer.mlp.down_proj, weights.eight
     if eight is None:
-        normed = add_norm_(x, attended, scale, norm.weight, eps=norm.eps, offset=bias)
-        hidden = gated_linear(normed, weights.gate_up, weights.gate_up_bias)  # [B, N, F]
-        if not in_place:
-            return down(hidden), None
-        x.view(-1, x.shape[-1]).addmm_(hidden.flatten(0, 1), down.weight.t())
-        return None, down.bias
+        normed = add_norm_(x, attended, scale, norm.weight, eps=norm.eps)
+        branch: Tensor = down(gated_linear(normed, weights.gate_up, weights.gate_up_bias))
+        return branch
     rows = fp8.add_norm_rows_(x, attended, scale, norm.weight, eps=norm.eps)
-    inner = fp8.gated_linear_rows(rows, eight.gate_up, weights.gate_up_bias, dtype=x.dtype)  # [B, N, F]
-    return fp8.linear_rows(inner, eight.down, down.bias, dtype=x.dtype), None
+    inner = fp8.gated_linear_rows(rows, eight.gate_up, weights.gate_up_bias, eight.fit, dtype=x.dtype)  # [B, N, F]
+    return fp8.linear_rows(inner, eight.down, down.bias, dtype=x.dtype)
 
 
 def run_attention(attention: Attention, weights: FusedLayer, joint: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

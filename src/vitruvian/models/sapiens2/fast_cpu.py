@@ -2,14 +2,16 @@
 
     tokens ─▶ q, k, v of all chunks ─▶ attention ─▶ for each chunk: out, feed-forward, q, k, v of the next layer ─▶ …
 
-Threads take chunks, and in attention heads. Weights of norms and layer scales are multiplied into the matrices beside
-them. The packed copies follow the model's parameters, which stay as they are: changed ones are packed again.
+Threads take chunks, and in attention heads. Layer scales are multiplied into the matrices before them; weights of
+norms are not, so that matrices which need no packing are not copied. What is made of the model's parameters, which stay
+as they are, is made again after they change.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torch.nn import functional as F
 
 from vitruvian.kernels import linear_cpu
 from vitruvian.kernels.lanes_cpu import ROUNDS, cut, lane_count, pieces, run_parts
-from vitruvian.kernels.linear_cpu import PackedLinear, SevenProducts, quarters, seven_factors, stamp
+from vitruvian.kernels.linear_cpu import PackedLinear, Quarters, SevenProducts, quarters, seven_factors, stamp
 from vitruvian.layers.attention import attend
 from vitruvian.layers.norm import RMSNorm
 from vitruvian.models.sapiens2.encoder import Encoder, Layer, Rope
@@ -98,7 +100,7 @@ class Chunks:
         out = torch.empty(self.shape)
 
         def run(index: int) -> None:
-            torch.mul(unit(self.values[index], norm.eps), norm.weight, out=out[self.places[index]])
+            out[self.places[index]] = normalise(self.values[index], norm)
 
         run_parts(run, range(len(self.places)))
         return out
@@ -123,29 +125,28 @@ def attend_in_lanes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class PackedLayer:
-    """A layer's matrices, packed, with the norms before them and the scale after them inside."""
+    """A layer's matrices, packed where that pays, with the scale of its attention inside."""
 
     @torch.no_grad()
     def __init__(self, layer: Layer, *, sevens: bool = False) -> None:
         attention: Any = layer.attention
         mlp: Any = layer.mlp
         scale: Tensor = layer.layer_scale1.lambda1  # type: ignore[assignment]
-        self.eps, self.head_dim = layer.norm1.eps, attention.head_dim
+        self.norm1, self.norm2, self.head_dim = layer.norm1, layer.norm2, attention.head_dim
+        gate, up, down, out = mlp.gate_proj, mlp.up_proj, mlp.down_proj, attention.o_proj
+        self.heads = [linear.out_features // self.head_dim for linear in (out, attention.k_proj, attention.v_proj)]
+        sevens = sevens and all(size % 2 == 0 for size in down.weight.shape)
+        # Queries, keys and values alike, in halves of whole heads; but packed, their sums would take too much memory.
+        self.sevens = sevens and all(heads % 2 == 0 for heads in self.heads) and not linear_cpu.packing_pays()
+        kind: Any = SevenProducts if self.sevens else PackedLinear
         self.q, self.k, self.v = (
-            PackedLinear(linear.weight * layer.norm1.weight, linear.bias)
-            for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
+            kind(linear.weight, linear.bias) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
         self.q_norm, self.k_norm = attention.q_norm, attention.k_norm
-        out = attention.o_proj
         self.out = PackedLinear(out.weight * scale[:, None], None if out.bias is None else out.bias * scale)
-        gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
-        halves = all(size % 2 == 0 for size in down.weight.shape)
-        self.feed_forward = (FeedForwardBySevens if sevens and halves else FeedForward)(
-            (gate.weight * layer.norm2.weight, gate.bias),
-            (up.weight * layer.norm2.weight, up.bias),
-            (down.weight, down.bias),
+        self.feed_forward = (FeedForwardBySevens if sevens else FeedForward)(
+            (gate.weight, gate.bias), (up.weight, up.bias), (down.weight, down.bias)
         )
-        self.heads = [linear.out_features // self.head_dim for linear in (out, attention.k_proj, attention.v_proj)]
 
     def blank(self, batch: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
         """Room for queries [B, A, N, D], keys and values [B, G, N, D]."""
@@ -168,21 +169,34 @@ class PackedLayer:
 
     def project(self, chunk: Tensor, q: Tensor, k: Tensor, v: Tensor, turns: list[Tensor]) -> None:
         """Write queries, keys and values [A, M, D] of tokens [M, C]."""
-        normed = unit(chunk, self.eps)
-        for linear, norm, target, (own, other) in (
+        normed = normalise(chunk, self.norm1)
+        x = seven_factors(quarters(normed)) if self.sevens else normed
+        for linear, norm, target, tables in (
             (self.q, self.q_norm, q, turns[:2]),
             (self.k, self.k_norm, k, turns[2:]),
         ):
-            heads = linear(normed).view(len(chunk), -1, self.head_dim)  # [M, A, D]
-            normalise_and_turn(
-                heads, own, other, target.transpose(0, 1), norm.eps if isinstance(norm, RMSNorm) else None
-            )
-        v.copy_(self.v(normed).view(len(chunk), -1, self.head_dim).transpose(0, 1))
+            eps = norm.eps if isinstance(norm, RMSNorm) else None
+            for found, room, (own, other) in cells(linear(x), target.transpose(0, 1), tables):
+                normalise_and_turn(found.view(room.shape), own, other, room, eps)
+        for found, room, _ in cells(self.v(x), v.transpose(0, 1), []):
+            room.copy_(found.view(room.shape))
 
     def update(self, chunk: Tensor, attended: Tensor) -> Tensor:
         """Add both branches to tokens [M, C]."""
         chunk = self.out.add(attended, chunk)
-        return self.feed_forward(unit(chunk, self.eps), chunk)
+        return self.feed_forward(normalise(chunk, self.norm2), chunk)
+
+
+def cells(
+    found: Tensor | Quarters, room: Tensor, tables: list[Tensor]
+) -> Iterator[tuple[Tensor, Tensor, list[Tensor]]]:
+    """Go through a product, whole or in quarters, with its places in [M, A, D] and the same rows of tables [M, …]."""
+    if isinstance(found, Tensor):
+        yield found, room, tables
+        return
+    rows = len(found[0])
+    above, below = [table[:rows] for table in tables], [table[len(table) - rows :] for table in tables]
+    yield from zip(found, quarters(room), (above, above, below, below), strict=True)
 
 
 Weights = tuple[Tensor, Tensor | None]  # [F, C] and [F]
@@ -216,9 +230,9 @@ class FeedForwardBySevens:
         return out
 
 
-def unit(x: Tensor, eps: float) -> Tensor:
-    """Divide [..., C] by its root mean square."""
-    return x * reciprocal_rms(x, eps)
+def normalise(x: Tensor, norm: RMSNorm) -> Tensor:
+    """Divide [..., C] by its root mean square and multiply by the norm's weight."""
+    return (x * reciprocal_rms(x, norm.eps)).mul_(norm.weight)
 
 
 def reciprocal_rms(x: Tensor, eps: float) -> Tensor:

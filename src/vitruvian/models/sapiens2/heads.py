@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import ConfigError
 from vitruvian.kernels.available import is_traced, takes_kernel
-from vitruvian.kernels.fused import fill_planes_, norm_silu_, norm_silu_shuffled
+from vitruvian.kernels.fused import fill_planes_, instance_norm_silu, norm_silu_shuffled
 from vitruvian.kernels.linear_cpu import packs, stamp
 from vitruvian.kernels.maps_cpu import MapChain, Stage
 from vitruvian.kernels.winograd_half import Maps, TiledConv, pays
@@ -178,7 +178,7 @@ class FastHead:
         function = F.conv_transpose2d if transposed else F.conv2d
         x = function(maps.activate_(dtype), conv.weight, None, stride=conv.stride, padding=conv.padding)
         # Without a shuffle there is no bias: the norm takes it away again.
-        return Maps(norm_silu_shuffled(x, conv.bias) if block.shuffles else norm_silu_(x))
+        return Maps(norm_silu_shuffled(x, conv.bias) if block.shuffles else instance_norm_silu(x))
 
 
 class CpuHead:

@@ -35,6 +35,8 @@ from vitruvian.models.sapiens2.inputs import (
     read_map,
     reduce_labels,
 )
+from vitruvian.models.sapiens2.maps import cut_padding, stretch
+from vitruvian.models.sapiens2.silhouette import fill_boxes, places_in_crops
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
     ImageInput,
@@ -66,6 +68,8 @@ class Sapiens2ImageProcessor(ImageProcessor):
         keypoint_heatmap_sigma: Width of the Gaussians in heatmap targets, in heatmap pixels.
         label_resample: Filter for segmentation maps. None takes `resample`, as the reference does, which blends labels
             at borders into classes that are not there; 0 (nearest) keeps them whole: use that for training.
+        fit_boxes: Whether pipelines let the boxes of people decide over unsure pixels, as
+            `post_process_semantic_segmentation` does with `boxes`. For small models, which are timid.
     """
 
     size: dict[str, int] = dataclasses.field(default_factory=lambda: {"height": 1024, "width": 768})
@@ -76,6 +80,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
     keypoint_heatmap_downscale_factor: int = 4
     keypoint_heatmap_sigma: float = 6.0
     label_resample: int | None = None
+    fit_boxes: bool | None = None
 
     def __post_init__(self) -> None:
         self.crop_size = size_table(self.crop_size)
@@ -355,7 +360,12 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return results
 
     def post_process_semantic_segmentation(
-        self, outputs: Any, target_sizes: Any = None, return_segmentation_scores: bool = False
+        self,
+        outputs: Any,
+        target_sizes: Any = None,
+        return_segmentation_scores: bool = False,
+        *,
+        boxes: Any = None,
     ) -> list[Any]:
         """Turn logits into class maps, int64 [H, W] each.
 
@@ -363,8 +373,15 @@ class Sapiens2ImageProcessor(ImageProcessor):
             outputs: What `Sapiens2ForSemanticSegmentation` gave.
             target_sizes: (height, width) of each result; by default the size of the logits.
             return_segmentation_scores: Return dicts of `segmentation` [H, W] and `segmentation_scores` [K, H, W].
+            boxes: The boxes that people were cut out by, as they were given to the processor. With them, background
+                has to outweigh all parts together, and counts less where a person would not fill their box: for small
+                models, which are timid. Boxes should be tight and end where the picture does.
         """
         logits = outputs.logits
+        if boxes is not None:
+            rows = torch.cat(read_boxes(boxes, len(boxes)))  # [N, 4]
+            check_count("boxes", rows, len(logits))
+            logits = fill_boxes(logits, places_in_crops(rows, self.size_hw))
         sizes = size_list("target_sizes", target_sizes, len(logits))
         if not return_segmentation_scores:
             sizes = sizes or [tuple(logits.shape[-2:])] * len(logits)
@@ -469,27 +486,3 @@ class Sapiens2ImageProcessor(ImageProcessor):
                 one = cut_padding(one, sources[index], self.size_hw)
             results.append(one if targets is None else stretch(one, targets[index]))
         return results
-
-
-def cut_padding(one: Tensor, source_hw: tuple[int, int], size_hw: tuple[int, int]) -> Tensor:
-    """Return the part of a map [C, H, W] that shows the picture, given how it was fitted into `size_hw`.
-
-    A map of another size than the input is cut in proportion; where the borders of the picture fall between its pixels,
-    it is brought to the input's size first.
-    """
-    inner = fit_inside_hw(source_hw, size_hw)
-    starts = [(whole - side) // 2 for side, whole in zip(inner, size_hw, strict=True)]
-    borders = zip((*starts, *map(sum, zip(starts, inner, strict=True))), one.shape[-2:] * 2, size_hw * 2, strict=True)
-    if any(border * actual % whole for border, actual, whole in borders):
-        one = stretch(one, size_hw)
-    spans = []
-    for start, side, whole, actual in zip(starts, inner, size_hw, one.shape[-2:], strict=True):
-        spans.append(slice(start * actual // whole, (start + side) * actual // whole))
-    return one[:, spans[0], spans[1]]
-
-
-def stretch(one: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """Resize a map [C, H, W] bilinearly, as it is where the size is right."""
-    if tuple(one.shape[-2:]) == tuple(size_hw):
-        return one
-    return F.interpolate(one[None], size=size_hw, mode="bilinear", align_corners=False)[0]

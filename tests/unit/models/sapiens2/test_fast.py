@@ -1,4 +1,4 @@
-"""The encoder of a GPU, with products that add to the tokens themselves, equals the plain one."""
+"""The encoder of a GPU, with joint matrices, equals the plain one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tests.families.sapiens2 import tiny
-from vitruvian.models.sapiens2 import fast, trunk
+from vitruvian.models.sapiens2 import trunk
 from vitruvian.models.sapiens2.encoder import Rope, positions
-from vitruvian.models.sapiens2.fast import FusedLayer, can_sum, fuse_encoder, run_layers
+from vitruvian.models.sapiens2.fast import FusedLayer, fuse_encoder, run_layers
 from vitruvian.models.sapiens2.modeling import Sapiens2Model
 
 BIASES: list[dict[str, Any]] = [
@@ -24,12 +24,6 @@ BIASES: list[dict[str, Any]] = [
 ]
 
 ADDED = ("attention.o_proj.bias", "layer_scale1.lambda1", "mlp.down_proj.weight", "mlp.down_proj.bias")
-
-
-@pytest.fixture(autouse=True)
-def summed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let products add to tokens on the CPU too, with the twins of the kernels."""
-    monkeypatch.setattr(fast, "takes_kernel", lambda *tensors, **options: True)
 
 
 def build(**fields: Any) -> Sapiens2Model:
@@ -70,49 +64,30 @@ def close(got: Tensor, want: Tensor) -> None:
     assert distance(got, want) < 1e-5
 
 
-@pytest.fixture
-def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each feed-forward that ran, whether its last product added to the tokens itself."""
-    found: list[bool] = []
-    feed_forward = fast.feed_forward
-
-    def follow(*args: Any, in_place: bool) -> tuple[Tensor | None, Tensor | None]:
-        branch, bias = feed_forward(*args, in_place=in_place)
-        found.append(branch is None)
-        return branch, bias
-
-    monkeypatch.setattr(fast, "feed_forward", follow)
-    return found
-
-
 @pytest.mark.parametrize("fields", BIASES)
-def test_products_add_what_the_plain_layers_add(fields: dict[str, Any], ways: list[bool]) -> None:
+def test_layers_add_what_the_plain_ones_add(fields: dict[str, Any]) -> None:
     model = build(**fields)
     want = plain(model), plain(model, height=32, width=80)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     fused = fuse_encoder(model.model)
     close(run(model, fused), want[0])
     close(run(model, fused, height=32, width=80), want[1])
-    assert ways == [True] * 8
     after = model.state_dict()
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
-def test_half_precision_stays_as_close(monkeypatch: pytest.MonkeyPatch, ways: list[bool]) -> None:
+def test_half_precision_is_as_close_as_that_of_the_plain_layers() -> None:
     want = plain(build())
     model = build().to(torch.bfloat16)
-    fused = fuse_encoder(model.model)
-    summed = distance(run(model, fused), want)
-    monkeypatch.setattr(fast, "takes_kernel", lambda *tensors, **options: False)
-    usual = distance(run(model, fused), want)
-    assert ways == [True] * 4 + [False] * 4
-    assert 1e-4 < summed < 1.2 * usual, (summed, usual)
+    usual = distance(plain(model), want)
+    found = distance(run(model, fuse_encoder(model.model)), want)
+    assert 1e-4 < found < 1.2 * usual, (found, usual)
 
 
 @pytest.mark.parametrize("name", ADDED)
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_changed_weight_counts(name: str, replaced: bool, ways: list[bool]) -> None:
+def test_a_changed_weight_counts(name: str, replaced: bool) -> None:
     """Nothing is a copy: weights may change, or others take their place."""
     model = build()
     fused = fuse_encoder(model.model)
@@ -126,10 +101,9 @@ def test_a_changed_weight_counts(name: str, replaced: bool, ways: list[bool]) ->
     want = plain(model)
     close(run(model, fused), want)
     assert distance(before, want) > 1e-3
-    assert all(ways)
 
 
-def test_loaded_weights_count(ways: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaded_weights_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trunk, "packs", lambda weight: False)
     model, pixels = build().optimize(), torch.randn(2, 3, 64, 48)
     other = build()
@@ -139,7 +113,6 @@ def test_loaded_weights_count(ways: list[bool], monkeypatch: pytest.MonkeyPatch)
         for given in (build(), other):
             model.load_state_dict(given.state_dict())
             close(model(pixels).last_hidden_state, given(pixels).last_hidden_state)
-    assert ways == [True] * 8
 
 
 def test_copies_of_a_model_change_on_their_own() -> None:
@@ -155,29 +128,3 @@ def test_copies_of_a_model_change_on_their_own() -> None:
                 parameter.mul_(1.5)
     close(run(again, again.fused), plain(again))
     close(run(model, model.fused), want)
-
-
-def test_who_adds_outside_of_products(monkeypatch: pytest.MonkeyPatch, ways: list[bool]) -> None:
-    model = build()
-    tokens, _ = embedded(model)
-    want = plain(model)
-    eight = fuse_encoder(model.model, eight_bits=True)
-    assert not can_sum(eight, tokens)
-    assert distance(run(model, eight), want) < 0.2
-    fused = fuse_encoder(model.model)
-    assert can_sum(fused, tokens)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not can_sum(fused, tokens)
-    with monkeypatch.context() as patch:
-        patch.setattr(fast, "is_traced", lambda: True)
-        assert not can_sum(fused, tokens)
-    asked: list[str] = []
-
-    def takes(*tensors: Tensor, name: str = "") -> bool:
-        asked.append(name)
-        return False
-
-    monkeypatch.setattr(fast, "takes_kernel", takes)
-    close(run(model, fused), want)
-    assert asked == ["summed"]
-    assert ways == [False] * 8

@@ -50,10 +50,17 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(params=["packed", "plain"])
+def packing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With products of oneDNN and with plain ones, wherever the tests run."""
+    monkeypatch.setattr(linear_cpu, "packing_pays", lambda: request.param == "packed")
+    return str(request.param)
+
+
 @pytest.mark.parametrize("rows", [1, 5, 512])
 @pytest.mark.parametrize("fields", [{}, {"use_qk_norm": False}, {"query_bias": False, "mlp_bias": False}])
 def test_chunks_give_what_whole_layers_give(
-    rows: int, threads: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    rows: int, threads: int, packing: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linear_cpu, "ROWS", rows)
     model = build(**fields)
@@ -66,9 +73,17 @@ def test_chunks_give_what_whole_layers_give(
 
 
 @pytest.mark.parametrize("rows", [5, 512])
-@pytest.mark.parametrize("fields", [{}, {"mlp_bias": False}, {"intermediate_size": 47}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"mlp_bias": False, "query_bias": False, "key_bias": False},
+        {"intermediate_size": 47},
+        {"num_key_value_attention_heads": 1},
+    ],
+)
 def test_wide_layers_by_seven_products(
-    rows: int, threads: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    rows: int, threads: int, packing: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linear_cpu, "ROWS", rows)
     monkeypatch.setattr(fast_cpu, "WIDE", 32)
@@ -80,6 +95,9 @@ def test_wide_layers_by_seven_products(
     encoder = model.model.fused
     assert isinstance(encoder, FastEncoder)
     assert all(isinstance(layer.feed_forward, kind) for layer in encoder.layers[True])
+    halves = "intermediate_size" not in fields and packing == "plain"
+    odd = "num_key_value_attention_heads" in fields
+    assert [layer.sevens for layer in encoder.layers[True]] == [halves, halves and not odd, halves and not odd, halves]
 
 
 def test_few_rows_or_channels_take_whole_products(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +156,7 @@ def test_tokens_and_the_pooled_one() -> None:
 
 
 @pytest.mark.parametrize("head", [DECONVOLUTION, SHUFFLE])
-def test_copies_and_pickles_of_a_model_in_use(head: dict[str, Any]) -> None:
+def test_copies_and_pickles_of_a_model_in_use(head: dict[str, Any], packing: str) -> None:
     model = build(head).optimize()
     want = heatmaps(model)
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -150,7 +168,10 @@ def test_copies_and_pickles_of_a_model_in_use(head: dict[str, Any]) -> None:
     assert torch.equal(heatmaps(model), want)
 
 
-def test_changed_weights_count() -> None:
+@pytest.mark.parametrize("wide", [32, 33], ids=["sevens", "whole"])
+def test_changed_weights_count(wide: int, packing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_cpu, "WIDE", wide)
+    monkeypatch.setattr(fast_cpu, "MANY_ROWS", 2)
     model, plain = build().optimize(), build()
     heatmaps(model)
     with torch.no_grad():

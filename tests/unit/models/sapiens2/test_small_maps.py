@@ -14,8 +14,8 @@ from tests.tiny_packed import tiny_multitask
 from vitruvian import Sapiens2ImageProcessor
 from vitruvian.images.crop import crop_params
 from vitruvian.models.sapiens2.decoding import draw_heatmaps
+from vitruvian.models.sapiens2.maps import cut_padding
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
-from vitruvian.models.sapiens2.processing import cut_padding
 
 INPUT_HW, HALF_HW, QUARTER_HW = (384, 288), (192, 144), (96, 72)
 PROCESSOR = Sapiens2ImageProcessor(size={"height": INPUT_HW[0], "width": INPUT_HW[1]})
