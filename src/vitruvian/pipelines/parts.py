@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitruvian.auto import AutoModelForSemanticSegmentation
 from vitruvian.draw import class_colours
+from vitruvian.errors import InputError
 from vitruvian.human import PART_NAMES
 from vitruvian.images.argmax import resized_argmax
 from vitruvian.models.sapiens2.maps import stretch
@@ -26,9 +27,17 @@ class PartsOptions(DenseOptions):
 
     Args:
         with_score: Whether the result says how sure the model is of each pixel.
+        tight_boxes: Whether the boxes given are as tight as annotations are. Silhouettes then fill them, which helps
+            small models with pictures that are new to them; with loose boxes it does harm.
     """
 
     with_score: bool = False
+    tight_boxes: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tight_boxes and self.boxes is None:
+            raise InputError("tight_boxes: expected boxes with it, got none. Boxes that are found are not tight.")
 
 
 class PartsPipeline(DensePipeline[Parts, PartsOptions]):
@@ -54,7 +63,7 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
         """Return labels [H, W] and how sure each is [H, W] or None."""
         if prepared.note.windows is not None:
             cut = (self.content(one, prepared.note, number) for number, one in enumerate(outputs))
-            if prepared.note.persons and self.processor.fit_boxes:
+            if prepared.note.persons and options.tight_boxes:
                 places = places_in_windows(prepared.note, prepared.frame.size_hw)
                 cut = (fill_boxes(one[None], place[None])[0] for one, place in zip(cut, places, strict=True))
             sure = [one.softmax(0).half() for one in cut]

@@ -52,6 +52,15 @@ def picture(seed: int = 0, size_hw: tuple[int, int] = (40, 56)) -> np.ndarray:
     return np.ascontiguousarray(large.permute(1, 2, 0).to(torch.uint8).numpy())
 
 
+def leeway(name: str, *, atol: float, rtol: float) -> dict[str, float]:
+    """How far values of a result may lie apart when the order of sums differs, as other batches and threads have it.
+
+    Heatmaps of random weights are nearly flat: the last digits move their peaks, whose refinement divides by a
+    curvature near zero. Other people and other pictures lie much farther apart.
+    """
+    return {"atol": 0.5, "rtol": 1e-2} if name == "keypoints" else {"atol": atol, "rtol": rtol}
+
+
 def sapiens_processor(padded: bool = False) -> Sapiens2ImageProcessor:
     return Sapiens2ImageProcessor(size={"height": SIZE_HW[0], "width": SIZE_HW[1]}, do_pad=padded)
 

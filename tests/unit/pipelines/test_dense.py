@@ -199,7 +199,7 @@ class TestValues:
         assert (result.labels[:, 170:] == 0).all()
 
     @pytest.mark.parametrize("box", [[40, 30, 100, 150], [40, 30, 100, 170]])
-    def test_parts_fill_the_boxes_of_people_where_the_processor_says_so(self, box: list[int]) -> None:
+    def test_parts_fill_tight_boxes(self, box: list[int]) -> None:
         """The legs are too dark for the model, and the second box ends below the picture."""
 
         def answer(seen: torch.Tensor) -> SimpleNamespace:
@@ -210,15 +210,15 @@ class TestValues:
         shown = np.zeros((150, 140, 3), np.uint8)
         shown[30:90, 40:100] = 255
         shown[90:150, 50:90] = 110
-        plain = seeing("parts", answer, padded=False)
-        assert (plain(shown, boxes=box).labels[95:145, 55:85] == 0).all()
-        filling = pipeline("parts", plain.model, processor=plain.processor.with_options(fit_boxes=True), device="cpu")
-        labels = filling(shown, boxes=box).labels
+        pipe = seeing("parts", answer, padded=False)
+        assert (pipe(shown, boxes=box).labels[95:145, 55:85] == 0).all()
+        labels = pipe(shown, boxes=box, tight_boxes=True).labels
         assert (labels[95:148, 64:76] == 2).mean() > 0.9
         assert (labels[145:150] == 2).any()
         assert (labels[:, :36] == 0).all()
         assert (labels[34:86, 44:96] == 2).all()
-        assert (filling(shown, people="whole").labels == plain(shown, people="whole").labels).all()
+        with pytest.raises(InputError, match="tight_boxes"):
+            pipe(shown, tight_boxes=True)
 
     def test_mattes_by_hand(self) -> None:
         pipe, shown = opened("matte"), picture()

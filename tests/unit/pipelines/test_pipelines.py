@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import vitruvian
-from tests.unit.pipelines.case import NEEDS, TASKS, arrays, opened, parts_of, picture
+from tests.unit.pipelines.case import NEEDS, TASKS, arrays, leeway, opened, parts_of, picture
 from vitruvian.errors import ImageError, InputError, VitruvianWarning
 from vitruvian.hub import BUILTIN
 from vitruvian.pipelines import PIPELINES, default_model, pipeline, pipeline_class, tell_of_builtin
@@ -31,7 +31,7 @@ def assert_same(one: Any, other: Any, *, at_most: float = 1e-4) -> None:
     for name, values in mine.items():
         assert values.shape == theirs[name].shape, name
         if values.dtype.kind == "f":
-            np.testing.assert_allclose(values, theirs[name], atol=at_most, rtol=1e-3, err_msg=name)
+            np.testing.assert_allclose(values, theirs[name], err_msg=name, **leeway(name, atol=at_most, rtol=1e-3))
         else:
             assert (values != theirs[name]).mean() < 0.02, name
 

@@ -68,8 +68,6 @@ class Sapiens2ImageProcessor(ImageProcessor):
         keypoint_heatmap_sigma: Width of the Gaussians in heatmap targets, in heatmap pixels.
         label_resample: Filter for segmentation maps. None takes `resample`, as the reference does, which blends labels
             at borders into classes that are not there; 0 (nearest) keeps them whole: use that for training.
-        fit_boxes: Whether pipelines let the boxes of people decide over unsure pixels, as
-            `post_process_semantic_segmentation` does with `boxes`. For small models, which are timid.
     """
 
     size: dict[str, int] = dataclasses.field(default_factory=lambda: {"height": 1024, "width": 768})
@@ -80,7 +78,6 @@ class Sapiens2ImageProcessor(ImageProcessor):
     keypoint_heatmap_downscale_factor: int = 4
     keypoint_heatmap_sigma: float = 6.0
     label_resample: int | None = None
-    fit_boxes: bool | None = None
 
     def __post_init__(self) -> None:
         self.crop_size = size_table(self.crop_size)
@@ -373,9 +370,8 @@ class Sapiens2ImageProcessor(ImageProcessor):
             outputs: What `Sapiens2ForSemanticSegmentation` gave.
             target_sizes: (height, width) of each result; by default the size of the logits.
             return_segmentation_scores: Return dicts of `segmentation` [H, W] and `segmentation_scores` [K, H, W].
-            boxes: The boxes that people were cut out by, as they were given to the processor. With them, background
-                has to outweigh all parts together, and counts less where a person would not fill their box: for small
-                models, which are timid. Boxes should be tight and end where the picture does.
+            boxes: The boxes that people were cut out by, as they were given to the processor, where these are as tight
+                as annotations: silhouettes then fill them. For small models, which are timid; loose boxes do harm.
         """
         logits = outputs.logits
         if boxes is not None:
