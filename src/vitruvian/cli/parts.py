@@ -20,6 +20,14 @@ class PartsOptions:
     with_score: Annotated[
         bool, Option("--with-score", help="Keep how sure the model is of each pixel, in .npz.", rich_help_panel=OWN)
     ] = False
+    tight_boxes: Annotated[
+        bool,
+        Option(
+            "--tight-boxes",
+            help="--boxes are as tight as annotations are: let silhouettes fill them. For small models.",
+            rich_help_panel=OWN,
+        ),
+    ] = False
     opacity: Annotated[float, Option(help="Of the colours in the drawing.", min=0, max=1, rich_help_panel=OWN)] = 0.55
 
 
@@ -43,6 +51,7 @@ def parts(
     from vitruvian.cli.jobs import Job, run_job
     from vitruvian.cli.reading import dense_options
 
+    asked = {"with_score": own.with_score, "tight_boxes": own.tight_boxes}
     run_job(
         Job(
             command="parts",
@@ -52,7 +61,7 @@ def parts(
             messages=messages,
             video=video,
             people=people,
-            options=dense_options(batch, tiles) | {"with_score": own.with_score},
+            options=dense_options(batch, tiles) | asked,
             plot={"opacity": own.opacity},
             coco=gather.coco,
         )

@@ -17,6 +17,8 @@ from vitruvian.models.sapiens2.maps import stretch
 from vitruvian.models.sapiens2.modeling import Sapiens2ForSemanticSegmentation
 from vitruvian.models.sapiens2.silhouette import fill_boxes
 from vitruvian.pipelines.dense import DenseOptions, DensePipeline, Looked
+from vitruvian.pipelines.finders.boxes_file import FileFinder
+from vitruvian.pipelines.people import PeopleFinder
 from vitruvian.pipelines.runner import Prepared
 from vitruvian.results import Parts
 
@@ -34,11 +36,6 @@ class PartsOptions(DenseOptions):
     with_score: bool = False
     tight_boxes: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tight_boxes and self.boxes is None:
-            raise InputError("tight_boxes: expected boxes with it, got none. Boxes that are found are not tight.")
-
 
 class PartsPipeline(DensePipeline[Parts, PartsOptions]):
     """A part for each pixel; where nobody was looked at, background."""
@@ -54,6 +51,13 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
         """Names of the parts."""
         labels: dict[int, str] = self.model.config.id2label
         return PART_NAMES if len(labels) == len(PART_NAMES) else tuple(labels.values())
+
+    def finder_for(self, options: PartsOptions) -> PeopleFinder | None:
+        """Refuse to take boxes for tight that somebody has yet to find."""
+        finder: PeopleFinder | None = super().finder_for(options)
+        if options.tight_boxes and options.boxes is None and not isinstance(finder, FileFinder):
+            raise InputError("tight_boxes: expected boxes or a file of them, got none. Boxes that are found are loose.")
+        return finder
 
     def maps(self, out: Any) -> list[Tensor]:
         """Logits [K, h, w]."""

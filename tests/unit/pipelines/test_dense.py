@@ -219,6 +219,20 @@ class TestValues:
         assert (labels[34:86, 44:96] == 2).all()
         with pytest.raises(InputError, match="tight_boxes"):
             pipe(shown, tight_boxes=True)
+        with pytest.raises(InputError, match="tight_boxes"):
+            pipe(shown, finder=finds(box), tight_boxes=True)
+
+    def test_files_of_boxes_may_be_tight(self, tmp_path: Path) -> None:
+        logits = torch.full((1, 4, 24, 18), -2.0)
+        logits[:, 0] = 0.0
+        pipe = seeing("parts", lambda seen: SimpleNamespace(logits=logits), padded=False)
+        path, table = tmp_path / "picture.png", tmp_path / "boxes.json"
+        Image.fromarray(picture(0, (90, 80))).save(path)
+        table.write_text('{"picture.png": [[20, 20, 40, 50]]}', encoding="utf-8")
+        assert (pipe(path, finder=table).labels == 0).all()
+        labels = pipe(path, finder=table, tight_boxes=True).labels
+        assert (labels[40:50, 30:50] > 0).all()
+        assert (labels[:, 66:] == 0).all()
 
     def test_mattes_by_hand(self) -> None:
         pipe, shown = opened("matte"), picture()
