@@ -36,6 +36,13 @@ def seeing(task: str, answer: Any, *, padded: bool, **options: Any) -> Any:
     return pipeline(task, model, processor=processor, device="cpu", **options)
 
 
+def bright_parts(seen: torch.Tensor) -> SimpleNamespace:
+    """What a model says that takes bright pixels for part 2 and dark ones for background."""
+    bright = seen.mean(1, keepdim=True)
+    nothing = torch.full_like(bright, -30.0)
+    return SimpleNamespace(logits=torch.cat((8 - 16 * bright, nothing, 16 * bright - 8, nothing), dim=1))
+
+
 def mirror(*, padded: bool, **options: Any) -> Any:
     """An albedo model that gives back what it sees."""
     return seeing("albedo", lambda seen: SimpleNamespace(albedos=seen), padded=padded, **options)
@@ -183,16 +190,10 @@ class TestValues:
 
     def test_parts_of_people_over_background(self) -> None:
         """Bright pixels are part 2: found where the person is, background where nobody was looked at."""
-
-        def answer(seen: torch.Tensor) -> SimpleNamespace:
-            bright = seen.mean(1, keepdim=True)
-            nothing = torch.full_like(bright, -9.0)
-            return SimpleNamespace(logits=torch.cat((8 - 16 * bright, nothing, 16 * bright - 8, nothing), dim=1))
-
         shown = np.zeros((160, 200, 3), np.uint8)
         shown[50:110, 40:80] = 255
         shown[50:110, 160:190] = 255
-        result = seeing("parts", answer, padded=False)(shown, boxes=[30, 40, 90, 120], with_score=True)
+        result = seeing("parts", bright_parts, padded=False)(shown, boxes=[30, 40, 90, 120], with_score=True)
         assert set(np.unique(result.labels)) == {0, 2}
         wanted = (shown[..., 0] > 0) & (np.arange(200) < 120)
         assert (result.labels[:, :120] == 2 * wanted[:, :120]).mean() > 0.98
@@ -201,16 +202,10 @@ class TestValues:
     @pytest.mark.parametrize("box", [[40, 30, 100, 150], [40, 30, 100, 170]])
     def test_parts_fill_tight_boxes(self, box: list[int]) -> None:
         """The legs are too dark for the model, and the second box ends below the picture."""
-
-        def answer(seen: torch.Tensor) -> SimpleNamespace:
-            bright = seen.mean(1, keepdim=True)
-            nothing = torch.full_like(bright, -30.0)
-            return SimpleNamespace(logits=torch.cat((8 - 16 * bright, nothing, 16 * bright - 8, nothing), dim=1))
-
         shown = np.zeros((150, 140, 3), np.uint8)
         shown[30:90, 40:100] = 255
         shown[90:150, 50:90] = 110
-        pipe = seeing("parts", answer, padded=False)
+        pipe = seeing("parts", bright_parts, padded=False)
         assert (pipe(shown, boxes=box).labels[95:145, 55:85] == 0).all()
         labels = pipe(shown, boxes=box, tight_boxes=True).labels
         assert (labels[95:148, 64:76] == 2).mean() > 0.9
