@@ -18,7 +18,7 @@ from vitruvian.models.sapiens2.modeling import Sapiens2ForSemanticSegmentation
 from vitruvian.models.sapiens2.silhouette import fill_boxes
 from vitruvian.pipelines.dense import DenseOptions, DensePipeline, Looked
 from vitruvian.pipelines.finders.boxes_file import FileFinder
-from vitruvian.pipelines.people import PeopleFinder
+from vitruvian.pipelines.people import PeopleFinder, clip_boxes
 from vitruvian.pipelines.runner import Prepared
 from vitruvian.results import Parts
 
@@ -91,10 +91,6 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
 
 def places_in_windows(looked: Looked, size_hw: tuple[int, int]) -> Tensor:
     """Where people's boxes, as far as they lie in the picture, are in their windows: shares [P, 4]."""
-    height, width = size_hw
-    found = []
-    for window, box in zip(looked.windows or [], looked.people.boxes_xyxy.tolist(), strict=True):
-        left, right = (min(max(edge, 0.0), width) - window.left for edge in box[0::2])
-        top, bottom = (min(max(edge, 0.0), height) - window.top for edge in box[1::2])
-        found.append([left / window.width, top / window.height, right / window.width, bottom / window.height])
-    return torch.tensor(found).view(-1, 4)
+    boxes = torch.from_numpy(clip_boxes(looked.people.boxes_xyxy, size_hw))  # [P, 4]
+    windows = torch.tensor(looked.windows).view(-1, 4)  # top, left, height, width
+    return (boxes - windows[:, [1, 0, 1, 0]]) / windows[:, [3, 2, 3, 2]]

@@ -215,12 +215,10 @@ def restyled(images: Tensor, chance: Chance) -> Tensor:
     As in "Robust and Generalizable Visual Representation Learning via Random Convolutions" (Xu et al., 2021): what is
     drawn has textures of its own, and a model should not go by them. Brightness and contrast stay.
     """
-    draw = torch.rand(len(images), generator=chance.generator, device=chance.generator.device)
-    chosen = (draw < RESTYLED).nonzero()[:, 0]  # on the CPU: nobody waits
-    n = len(chosen)
+    index = some_of(images, chance, often=RESTYLED)
+    n = len(index)
     if not n:
         return images
-    index = chosen.to(images.device, non_blocking=True)
     some = images[index]
     filters = chance.normal(0.0, 27**-0.5, n, 3, 3, 3, 3).flatten(0, 1)  # one of 3 x 3 for each two channels
     padded = F.pad(some.flatten(0, 1)[None], (1, 1, 1, 1), mode="replicate")
@@ -234,10 +232,14 @@ def restyled(images: Tensor, chance: Chance) -> Tensor:
 
 def out_of_focus(images: Tensor, chance: Chance) -> Tensor:
     """Some of the pictures [n, 3, H, W] as a lens shows what is far from where it was focused."""
-    draw = torch.rand(len(images), generator=chance.generator, device=chance.generator.device)
-    chosen = (draw < UNFOCUSED).nonzero()[:, 0]  # on the CPU: nobody waits
-    if not len(chosen):
+    index = some_of(images, chance, often=UNFOCUSED)
+    if not len(index):
         return images
-    index = chosen.to(images.device, non_blocking=True)
-    radius = chance.log_uniform(0.012, 0.05, len(chosen)) * max(images.shape[-2:])
+    radius = chance.log_uniform(0.012, 0.05, len(index)) * max(images.shape[-2:])
     return images.index_copy(0, index, blur_far(images[index], radius))
+
+
+def some_of(images: Tensor, chance: Chance, *, often: float) -> Tensor:
+    """Numbers of some of the pictures, drawn on the CPU, so that nobody waits to know how many there are."""
+    draw = torch.rand(len(images), generator=chance.generator, device=chance.generator.device)
+    return (draw < often).nonzero()[:, 0].to(images.device, non_blocking=True)
