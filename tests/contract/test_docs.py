@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import typer
 from PIL import Image
 
 import vitruvian
 from tests.pages import Block, python_blocks
 from tests.tiny_checkpoints import SHUFFLE, THIN, save_mask2former, save_sam2, save_sapiens2, working_in
-from vitruvian.cli import app, run
+from vitruvian.cli import program, run
 from vitruvian.files.video import VideoWriter
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.training.config import TrainConfig, read_config
@@ -138,7 +137,7 @@ def test_command_line_works(words: list[str], here: dict[Path, dict[str, Any]]) 
 
 def read_command(words: list[str]) -> None:
     """Let the command line read words up to the point where it would start to work."""
-    command: Any = typer.main.get_command(app)
+    command: Any = program()
     context: Any = None
     name = "vitruvian"
     while hasattr(command, "commands"):  # a group

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -176,6 +177,10 @@ def test_completion(tmp_path: Path) -> None:
     assert {"crop", "whole"} <= set(ask("vitruvian pose --people ").split())
     assert {"cpu", "cuda"} <= set(ask("vitruvian pose --device ").split())
     done = subprocess.run(
-        [sys.executable, "-c", code, "--show-completion", "bash"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, "--show-completion", "bash"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},  # tests may have no shell above them
     )
     assert "_VITRUVIAN_COMPLETE" in done.stdout, done.stderr

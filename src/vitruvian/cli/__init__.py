@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import gc
-import os
+import importlib
 import sys
 import warnings
 from collections.abc import Sequence
@@ -12,45 +11,22 @@ from typing import Annotated, Any
 
 import typer
 
-from vitruvian.cli import (
-    albedo,
-    bench,
-    demo,
-    doctor,
-    embed,
-    evaluate,
-    export,
-    instances,
-    masks,
-    matte,
-    models,
-    normals,
-    panoptic,
-    parts,
-    pointmap,
-    pose,
-    segment,
-    semantic,
-    synthesize,
-    train,
-)
-from vitruvian.cli.report import INTERRUPTED
 from vitruvian.cli.spread import spread
+from vitruvian.cli.start import leave, start
 from vitruvian.cli.wording import NAMES, as_typed, option_names
 from vitruvian.errors import VitruvianError
 from vitruvian.version import __version__
 
+# panel of the help -> commands: modules of this package with a function of their own name and an EXAMPLE that works
 PEOPLE, ANYTHING, HOUSE, TRAINING = "People", "Anything", "Around", "Training"
+COMMANDS = {
+    PEOPLE: ("pose", "parts", "normals", "pointmap", "matte", "albedo", "embed"),
+    ANYTHING: ("segment", "masks", "semantic", "instances", "panoptic"),
+    HOUSE: ("demo", "doctor", "bench", "export"),
+    TRAINING: ("synthesize", "train", "evaluate"),
+}
+MODELS = "models"  # has commands of its own
 EXIT_CODES = "Exit codes: 0 all is well; 1 some sources failed; 2 the command or the model is wrong; 130 interrupted."
-
-app = typer.Typer(
-    name="vitruvian",
-    help="Sees people and everything around them: Sapiens2, SAM 2, MaskFormer and Mask2Former.",
-    epilog=f"Example: vitruvian pose photo.jpg --model facebook/sapiens2-pose-0.4b\n\n{EXIT_CODES}",
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["--help", "-h"]},
-)
 
 
 def show_version(wanted: bool) -> None:
@@ -60,7 +36,6 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     version: Annotated[
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and stop.")
@@ -70,40 +45,51 @@ def options(
     """Options of every command."""
 
 
-# Every command module has a function of its own name and an EXAMPLE that works.
-COMMANDS: dict[str, tuple[Any, ...]] = {
-    PEOPLE: (pose, parts, normals, pointmap, matte, albedo, embed),
-    ANYTHING: (segment, masks, semantic, instances, panoptic),
-    HOUSE: (demo, doctor, bench, export),
-    TRAINING: (synthesize, train, evaluate),
-}
-for panel, modules in COMMANDS.items():
-    for module in modules:
-        name = module.__name__.rpartition(".")[2]
-        command = spread(getattr(module, name))
-        app.command(name, epilog=f"Example: {module.EXAMPLE}", rich_help_panel=panel)(command)
-app.add_typer(models.app, name="models", rich_help_panel=HOUSE)
+@functools.cache
+def program(command: str | None = None) -> Any:
+    """Return the command line as click knows it.
+
+    Args:
+        command: The only command to have. All of them take longer to read than one takes to begin.
+    """
+    app = typer.Typer(
+        name="vitruvian",
+        help="Sees people and everything around them: Sapiens2, SAM 2, MaskFormer and Mask2Former.",
+        epilog=f"Example: vitruvian pose photo.jpg --model facebook/sapiens2-pose-0.4b\n\n{EXIT_CODES}",
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+    app.callback()(options)
+    for panel, names in COMMANDS.items():
+        for name in names:
+            if command in (None, name):
+                module = importlib.import_module(f"{__name__}.{name}")
+                add = app.command(name, epilog=f"Example: {module.EXAMPLE}", rich_help_panel=panel)
+                add(spread(getattr(module, name)))
+    if command in (None, MODELS):
+        app.add_typer(importlib.import_module(f"{__name__}.{MODELS}").app, name=MODELS, rich_help_panel=HOUSE)
+    return typer.main.get_command(app)
+
+
+def program_for(arguments: Sequence[str]) -> Any:
+    """Return as much of the command line as some arguments need."""
+    names = (MODELS, *(name for names in COMMANDS.values() for name in names))
+    return program(arguments[0] if arguments and arguments[0] in names else None)
 
 
 def main() -> None:
     """Run the command line."""
-    code = run(sys.argv[1:])
-    if code == INTERRUPTED:
-        # Threads may still be inside torch, which aborts when the interpreter goes away under it.
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-        os._exit(code)
-    gc.freeze()  # what is left goes with the process: to look through all of torch for cycles first takes a while
-    raise SystemExit(code)
+    start()
+    leave(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code; whatever goes wrong is one line on standard error."""
     warnings.showwarning = show_warning
-    names = NAMES.set(functools.cache(lambda: option_names(typer.main.get_command(app), arguments)))
+    names = NAMES.set(functools.cache(lambda: option_names(program_for(arguments), arguments)))
     try:
-        code = app(args=list(arguments) or ["--help"], prog_name="vitruvian", standalone_mode=False)
+        code = program_for(arguments)(args=list(arguments) or ["--help"], prog_name="vitruvian", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except VitruvianError as error:
         return tell(error, arguments, as_typed(error))

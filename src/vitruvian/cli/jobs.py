@@ -37,6 +37,7 @@ from vitruvian.cli.options import STDIO, Messages, Model, People, Results, Sourc
 from vitruvian.cli.pictures import FileSink, StdoutSink, run_pictures
 from vitruvian.cli.reading import people_options
 from vitruvian.cli.report import Report
+from vitruvian.cli.start import settle
 from vitruvian.cli.videos import Preview, run_camera, run_one_video
 from vitruvian.errors import InputError
 from vitruvian.pipelines import pipeline, pipeline_class
@@ -104,6 +105,7 @@ class Job:
 
 def run_job(job: Job) -> None:
     """Do a job, tell about it, and end the command with its exit code."""
+    settle()
     with Report(job.messages, each=job.sources.watch) as report:
         worker = Worker(job, report)
         try:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import typer
 
-from vitruvian.cli import app
+from vitruvian.cli import program
 from vitruvian.cli.wording import NAMES, OTHERWISE, SAYINGS, as_typed, option_names
 from vitruvian.errors import InputError, MissingExtraError
 
-PROGRAM = typer.main.get_command(app)
+PROGRAM = program()
 
 
 @pytest.fixture
