@@ -3,12 +3,15 @@
     python benchmarks/gpu.py --quick --out results         # the targets of the mask families, in a few minutes
     python benchmarks/gpu.py --out results                 # all families
     python benchmarks/gpu.py --models sam2-large-encoder --curves --out results
+    python benchmarks/gpu.py --models sapiens2-pose-0.4b --curves --people 1 2 4 8 16 32 --out results
     python benchmarks/gpu.py --models mask2former-swin-small --profile --out results
 
 Ours (after `optimize()`) and the reference take turns with the same weights and inputs. Beside the medians with their
 spread stand the largest relative difference of the results, peak memory beside the weights, and the achieved TFLOP/s
 over those of a large matrix product. A model whose kernels fail is measured again without graphs and without kernels,
-so that one run says what works. Writes results.json and results.md into the folder.
+so that one run says what works. --people times poses of so many people in a picture of 1920 × 1080, from pixels in
+memory to keypoints, beside the reference's network alone on as many cut-outs. Writes results.json and results.md into
+the folder.
 """
 
 from __future__ import annotations
@@ -24,13 +27,15 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
+from vitruvian import Sapiens2ImageProcessor, pipeline  # noqa: E402
 from vitruvian.evaluation.speed.cells import DTYPES, Cell, Plan, measure, table  # noqa: E402
-from vitruvian.evaluation.speed.subjects import Given, has_reference, subject  # noqa: E402
+from vitruvian.evaluation.speed.subjects import Given, has_reference, reference_of, subject  # noqa: E402
 from vitruvian.evaluation.speed.timing import machine, product_ceiling, time_in_turns  # noqa: E402
 from vitruvian.kernels import available  # noqa: E402
 
@@ -50,6 +55,7 @@ SAPIENS = (
     ("sapiens2-pointmap-0.4b", 8, 0, 0.45),
     ("sapiens2-pose-1b", 8, 0, 0.45),
 )
+MOST = 8  # people of a batch
 BATCHES, PROMPTS, SCALES = (1, 2, 4, 8, 16), (1, 8, 64, 256, 1024), (0.5, 1.0, 1.5)
 
 
@@ -146,6 +152,26 @@ def profile(name: str, given: Given) -> str:
     return str(found.key_averages().table(sort_by="cuda_time_total", row_limit=16, max_name_column_width=60))
 
 
+@torch.no_grad()
+def people_row(name: str, people: int, given: Given, *, seconds: float) -> dict[str, Any]:
+    """Time a picture with so many people: our pipeline, and the reference's network without what comes around it."""
+    one = subject(name)
+    model = one.build(given)
+    calls = {}
+    if has_reference():
+        theirs, crops = reference_of(model, given), one.inputs(dataclasses.replace(given, batch=people))
+        calls["reference"] = lambda: one.ask(theirs, crops)
+    size = {"height": given.size_hw[0], "width": given.size_hw[1]}
+    pipe = pipeline("pose", model, processor=Sapiens2ImageProcessor(size=size), keep_image=False, batch_size=MOST)
+    generator = np.random.default_rng(0)
+    picture = generator.integers(0, 256, (1080, 1920, 3), dtype=np.uint8)
+    corners = generator.uniform((0, 0), (1500, 400), (people, 2))
+    boxes = np.concatenate((corners, corners + np.array([400, 600])), axis=1)  # x1, y1, x2, y2
+    calls["optimized"] = lambda: pipe(picture, boxes=boxes)
+    times = time_in_turns(calls, device=given.device, seconds=seconds)
+    return {"model": name, "people": people, "times": {way: dataclasses.asdict(time) for way, time in times.items()}}
+
+
 def planned(options: argparse.Namespace) -> list[tuple[str, int, int, float | None]]:
     """The cells to measure."""
     listed = {(name, batch): (name, batch, prompts, goal) for name, batch, prompts, goal in reversed(QUICK + SAPIENS)}
@@ -190,8 +216,10 @@ def main() -> int:
     parser.add_argument("--batches", type=int, nargs="+", help="by default those of the goals, or several for curves")
     parser.add_argument("--sizes", nargs="+", help="height x width")
     parser.add_argument("--prompts", type=int, nargs="+", default=PROMPTS)
+    parser.add_argument("--people", type=int, nargs="+", default=[], help="people in a picture, for models of poses")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16"], choices=DTYPES)
     parser.add_argument("--seconds", type=float, default=1.0, help="how long each is timed, about")
+    parser.add_argument("--compile", action="store_true", help="the reference after torch.compile, too")
     parser.add_argument("--cold", action="store_true", help="flush the cache before each sample")
     parser.add_argument("--profile", action="store_true", help="also say which kernels take the time")
     parser.add_argument("--no-kernels", action="store_true", help="do not check single kernels")
@@ -205,8 +233,9 @@ def main() -> int:
     start, on_gpu = time.perf_counter(), device.type == "cuda"
     options.out.mkdir(parents=True, exist_ok=True)
     seconds = min(options.seconds, 0.5) if options.quick else options.seconds
-    plan = Plan(seconds, reference=has_reference(), truth=True, cold=options.cold)
-    written: dict[str, Any] = {"machine": machine(device), "kernels": [], "cells": [], "parts": {}, "profiles": {}}
+    plan = Plan(seconds, reference=has_reference(), truth=True, cold=options.cold, compiled=options.compile)
+    written: dict[str, Any] = {"machine": machine(device), "kernels": [], "cells": [], "people": [], "parts": {}}
+    written["profiles"] = {}
     print(machine(device), flush=True)
     cells: list[Cell] = []
 
@@ -239,10 +268,18 @@ def main() -> int:
                 save()
                 print(
                     f"{name} b{batch} {size_hw} p{prompts} {kind}: ours {cell.times.get('optimized')} reference "
-                    f"{cell.times.get('reference')} ratio {cell.ratio} difference {cell.difference} to float32 "
+                    f"{cell.times.get('reference')} compiled {cell.times.get('compiled')} ratio {cell.ratio} "
+                    f"difference {cell.difference} compiled {cell.compiled_difference} to float32 "
                     f"{cell.to_float32} {verdict(cell, goal)} {cell.note} [{time.perf_counter() - begun:.0f} s]",
                     flush=True,
                 )
+        for name in options.models or ():
+            for people in options.people if name.startswith("sapiens2-pose") else ():
+                given = Given(1, sizes_of(name, options)[len(sizes_of(name, options)) // 2], 0, DTYPES[kind], device)
+                row = people_row(name, people, given, seconds=seconds)
+                written["people"].append(row | {"dtype": kind})
+                print(f"{name}, {people} people: {row['times']}", flush=True)
+                save()
     if options.quick or options.profile:
         for name, batch, prompts, _ in dict.fromkeys(planned(options)):
             if late():

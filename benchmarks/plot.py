@@ -4,9 +4,9 @@
     python benchmarks/plot.py curves.png --curves results/results.json     # what benchmarks/gpu.py --curves wrote
 
 Bars: grey is the reference, colour is ours, a tick is the goal, a dot our share where the reference was quicker on
-another day. Curves: one panel for each thing that varies (batch, size, prompts), a line for each model, dashed for the
-reference. The picture has a background of its own, so that it can be read on dark pages too; a digest of what was drawn
-is kept inside, by which a test sees that data and picture agree. Prints the size of the picture.
+another day. Curves: one panel for each thing that varies (batch, size, prompts, people), a line for each model, dashed
+for the reference. The picture has a background of its own, so that it can be read on dark pages too; a digest of what
+was drawn is kept inside, by which a test sees that data and picture agree. Prints the size of the picture.
 """
 
 from __future__ import annotations
@@ -165,6 +165,10 @@ def representative(groups: dict[tuple[float, ...], Any], names: list[str]) -> tu
 def draw_curves(written: dict[str, Any], out: Path) -> None:
     """A panel for each thing that varies; both axes grow by factors."""
     drawn = lines(written["cells"])
+    for row in written.get("people", ()):
+        times = (row["times"][way]["median"] for way in ("optimized", "reference") if way in row["times"])
+        panel = drawn.setdefault("people in a picture", {})
+        panel.setdefault(f"{row['model']} {row['dtype']}", []).append((row["people"], *times))
     if not drawn:
         raise SystemExit("--curves: expected cells of which batch, size or prompts vary. Run gpu.py with --curves.")
     figure, places = plt.subplots(1, len(drawn), figsize=(4.2 * len(drawn), 4.2), squeeze=False)

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from vitruvian.errors import VitruvianWarning
 from vitruvian.layers.keep import holding
 
+SMALL_PICTURES = 4 * 3 * 1024 * 768  # values of a batch of pictures that is bound by launches, however many they are
 ONLY: ContextVar[int | None] = ContextVar("ONLY", default=None)  # the batch that is recorded; None: all small ones
 
 
@@ -80,15 +81,17 @@ class GraphCache:
             bool(tensors)
             and not torch.is_grad_enabled()
             and all(t.is_cuda for t in tensors)
-            and self.suits(len(tensors[0]))
+            and self.suits(tensors[0])
             and not torch.cuda.is_current_stream_capturing()
             and not torch.compiler.is_compiling()
         )
 
-    def suits(self, batch: int) -> bool:
-        """Tell whether batches of a size are recorded now."""
+    def suits(self, first: Tensor) -> bool:
+        """Tell whether calls with such a first tensor are recorded now: few pictures, or small ones [B, C, H, W]."""
         only = ONLY.get()
-        return batch <= self.largest_batch if only is None else batch == only
+        if only is not None:
+            return len(first) == only
+        return len(first) <= self.largest_batch or (first.ndim == 4 and first.numel() <= SMALL_PICTURES)
 
     def forget(self) -> None:
         """Let go of all recordings and their memory."""

@@ -34,10 +34,11 @@ def test_recordings_depend_on_form_and_not_on_values() -> None:
 def test_which_batches_are_recorded() -> None:
     cache = GraphCache(largest_batch=4)
 
-    def recorded() -> list[int]:
-        return [size for size in range(1, 20) if cache.suits(size)]
+    def recorded(*shape: int) -> list[int]:
+        return [size for size in range(1, 20) if cache.suits(torch.empty(size, *shape, device="meta"))]
 
-    assert recorded() == [1, 2, 3, 4]
+    assert recorded() == recorded(3, 1024, 768) == [1, 2, 3, 4]
+    assert recorded(3, 512, 384) == [*range(1, 17)]  # as many pixels as four large pictures have
     with recording(16):
         assert recorded() == [16]
         with unrecorded():

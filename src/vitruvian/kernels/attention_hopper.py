@@ -95,7 +95,7 @@ def _step(
     s = warpgroup_mma_wait(1, deps=[s])
     p = _exp2(s, polynomials)
     total += _fold(p, rows, columns)
-    weights = gl.convert_layout(p.to(q.dtype), operand)
+    weights = gl.convert_layout(p.to(v_ring.dtype), operand)
     out, weights = warpgroup_mma_wait(0, deps=[o, weights])
     mbarrier.arrive(k_free.index(ahead), count=1)
     mbarrier.arrive(v_free.index(here), count=1)
@@ -107,16 +107,18 @@ def _compute(
     which: gl.constexpr, q_ring, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free,
     o_ptr, tokens, blocks, batch, first_row, all_rows, first_head,
     heads: gl.constexpr, head_dim: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, stages: gl.constexpr,
-    polynomials: gl.constexpr, unrolled: gl.constexpr,
+    polynomials: gl.constexpr, unrolled: gl.constexpr, q_bytes: gl.constexpr,
 ):  # fmt: skip
     scores: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16]
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 32 // q_bytes]
     )
     values: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, head_dim, 16]
     )
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=values, k_width=2)
-    lines: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // head_dim, head_dim // 8], [4, 1], [1, 0])
+    # Each thread writes 16 bytes.
+    run: gl.constexpr = 128 // o_ptr.dtype.element_ty.primitive_bitwidth
+    lines: gl.constexpr = gl.BlockedLayout([1, run], [32 * run // head_dim, head_dim // run], [4, 1], [1, 0])
     mine = first_row + which * rows
     if mine < all_rows:
         none = gl.zeros([rows, columns], gl.float32, scores)
@@ -131,7 +133,7 @@ def _compute(
         n = (blocks - 1) * columns + gl.arange(0, columns, layout=gl.SliceLayout(0, scores))
         p = gl.where((n < tokens)[None, :], gl.exp2(s), 0.0)
         total = _fold(p, rows, columns)
-        weights = gl.convert_layout(p.to(q.dtype), operand)
+        weights = gl.convert_layout(p.to(v_ring.dtype), operand)
         if unrolled:  # weights in use and weights in the making have registers of their own
             for j in range(1, blocks - 1, 2):
                 for i in gl.static_range(2):
@@ -175,8 +177,9 @@ def _load(
     q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free,
     batch, group, first_row, blocks,
     parts: gl.constexpr, head_dim: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, stages: gl.constexpr,
+    q_bytes: gl.constexpr,
 ):  # fmt: skip
-    mbarrier.expect(q_full, parts * rows * head_dim * 2)
+    mbarrier.expect(q_full, parts * rows * head_dim * q_bytes)
     for i in gl.static_range(parts):
         tma.async_copy_global_to_shared(q_desc, [batch, group, first_row + i * rows, 0], q_full, q_ring.index(i))
     for j in range(blocks):
@@ -184,7 +187,7 @@ def _load(
         turn = ((j // stages) & 1) ^ 1
         tile = (j + blocks - 1) % blocks * columns  # the last tile first
         mbarrier.wait(k_free.index(stage), turn)
-        mbarrier.expect(k_full.index(stage), columns * head_dim * 2)
+        mbarrier.expect(k_full.index(stage), columns * head_dim * q_bytes)
         tma.async_copy_global_to_shared(k_desc, [batch, group, tile, 0], k_full.index(stage), k_ring.index(stage))
         mbarrier.wait(v_free.index(stage), turn)
         mbarrier.expect(v_full.index(stage), columns * head_dim * 2)
@@ -196,7 +199,7 @@ def _attend(
     q_desc, k_desc, v_desc, o_ptr, tokens, full, first_rest,
     heads: gl.constexpr, groups: gl.constexpr, head_dim: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr,
     stages: gl.constexpr, parts: gl.constexpr, registers: gl.constexpr, polynomials: gl.constexpr,
-    unrolled: gl.constexpr,
+    unrolled: gl.constexpr, q_bytes: gl.constexpr,
 ):  # fmt: skip
     # Whole tiles of rows come first, the rests of all heads last: short ones then fill the gaps at the end.
     program = gl.program_id(0)
@@ -210,9 +213,12 @@ def _attend(
     batch = one // kv_heads
     group = one % kv_heads
     blocks = gl.cdiv(tokens, columns)
+    narrow: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=64 * q_bytes, element_bitwidth=8 * q_bytes, rank=2
+    )
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    q_ring = gl.allocate_shared_memory(q_desc.dtype, [parts, rows, head_dim], layout)
-    k_ring = gl.allocate_shared_memory(k_desc.dtype, [stages, columns, head_dim], layout)
+    q_ring = gl.allocate_shared_memory(q_desc.dtype, [parts, rows, head_dim], narrow)
+    k_ring = gl.allocate_shared_memory(k_desc.dtype, [stages, columns, head_dim], narrow)
     v_ring = gl.allocate_shared_memory(v_desc.dtype, [stages, columns, head_dim], layout)
     q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
@@ -229,8 +235,8 @@ def _attend(
     rings = (q_ring, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free)
     place = (o_ptr, tokens, blocks, batch, first_row, groups * tokens, group * groups)
     load = (q_desc, k_desc, v_desc) + rings + (batch, group, first_row, blocks)
-    sizes: gl.constexpr = (heads, head_dim, rows, columns, stages, polynomials, unrolled)
-    tiles: gl.constexpr = (parts, head_dim, rows, columns, stages)
+    sizes: gl.constexpr = (heads, head_dim, rows, columns, stages, polynomials, unrolled, q_bytes)
+    tiles: gl.constexpr = (parts, head_dim, rows, columns, stages, q_bytes)
     if parts == 2:
         gl.warp_specialize(
             [
@@ -266,23 +272,28 @@ def _attend(
         )
 
 
-def attend_bounded(q: Tensor, k: Tensor, v: Tensor, tiling: Tiling) -> Tensor:
-    """Attend from [B, A, N, D] to [B, G, N, D]: [B, N, A, D], contiguous. See `fits` for what it takes."""
+def attend_bounded(q: Tensor, k: Tensor, v: Tensor, tiling: Tiling, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Attend from [B, A, N, D] to [B, G, N, D]: [B, N, A, D], contiguous. See `fits` for what it takes.
+
+    Queries and keys may be 8 bits wide, and so may the result be: `dtype`, that of the values by default.
+    """
     (B, A, N, D), G = q.shape, k.shape[1]
-    out = torch.empty(B, N, A, D, device=q.device, dtype=q.dtype)
+    out = torch.empty(B, N, A, D, device=q.device, dtype=dtype or v.dtype)
     groups, rows = A // G, tiling.parts * GROUP_ROWS
     joined = q.as_strided((B, G, groups * N, D), (q.stride(0), groups * q.stride(1), q.stride(2), 1))
     full, rest = divmod(groups * N, rows)
-    tile = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    wide = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    size = q.element_size()
+    tile = gl.NVMMASharedLayout(swizzle_byte_width=64 * size, element_bitwidth=8 * size, rank=4)
     launch: Any = _attend[(B * G * (full + (rest > 0)),)]
     launch(
         TensorDescriptor.from_tensor(joined, [1, 1, GROUP_ROWS, D], tile),
         TensorDescriptor.from_tensor(k, [1, 1, tiling.columns, D], tile),
-        TensorDescriptor.from_tensor(v, [1, 1, tiling.columns, D], tile),
+        TensorDescriptor.from_tensor(v, [1, 1, tiling.columns, D], wide),
         out, N, full, B * G * full,
         heads=A, groups=groups, head_dim=D, rows=GROUP_ROWS, columns=tiling.columns, stages=tiling.stages,
         parts=tiling.parts, registers=REGISTERS[tiling.parts], polynomials=tiling.polynomials,
-        unrolled=tiling.unrolled, num_warps=4,
+        unrolled=tiling.unrolled, q_bytes=size, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -295,5 +306,5 @@ def fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and q.shape[-1] == HEAD_DIM
         and q.stride(1) == q.shape[2] * q.stride(2)  # heads that share keys follow each other
         and all(x.stride(-1) == 1 and x.data_ptr() % 16 == 0 for x in (q, k, v))
-        and all(stride % 8 == 0 for x in (q, k, v) for stride in x.stride()[:-1])
+        and all(stride * x.element_size() % 16 == 0 for x in (q, k, v) for stride in x.stride()[:-1])
     )

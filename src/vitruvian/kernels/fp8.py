@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, unflatten
 from torch.nn import functional as F
 
+from vitruvian.kernels.attention import attend_bounded, tiling_for
 from vitruvian.kernels.available import takes_kernel
 
 KIND = torch.float8_e4m3fn
@@ -78,18 +79,42 @@ def linear_rows(x: Rows, weight: Rows, bias: Tensor | None, *, dtype: torch.dtyp
     return unflatten(out, 0, x.values.shape[:-1])
 
 
-def gated_reach(norm: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The most that silu(gate) · up can be after an RMS norm, channel by channel: [K], [2F, K], [2F] -> [F].
+def linear_reach(norm: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The most that a linear layer can return after an RMS norm, channel by channel: [K], [F, K], [F] -> [F].
 
     What an RMS norm returns has a length of at most √K before it is scaled by `norm`, so that no product with a row of
-    the matrix exceeds √K times that row's length, and silu(gate) stays below gate. Such a bound is a thousand times
-    what values usually are, and floating-point numbers have that room: of 8 bits, 4 are for the exponent.
+    the matrix exceeds √K times that row's length. Such a bound is many times what values usually are, and
+    floating-point numbers have that room: of 8 bits, 4 are for the exponent.
     """
     lengths: Tensor = torch.linalg.vector_norm(weight.float() * norm.float(), dim=1)
-    reach = lengths * math.sqrt(weight.shape[1])  # [2F]
-    if bias is not None:
-        reach = reach + bias.float().abs()
+    reach = lengths * math.sqrt(weight.shape[1])  # [F]
+    return (reach if bias is None else reach + bias.float().abs()).clamp_min(LEAST)
+
+
+def gated_reach(norm: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The most that silu(gate) · up can be after an RMS norm: [K], [2F, K], [2F] -> [F]. silu(x) stays below x."""
+    reach = linear_reach(norm, weight, bias)  # [2F]
     return (reach[0::2] * reach[1::2]).clamp_min(LEAST)
+
+
+def attend_rows(q: Tensor, k: Tensor, v: Tensor) -> Rows:
+    """Attend from [B, A, N, D] to [B, G, N, D]: [B, N, A·D] in 8 bits. See `attention.attend_bounded`.
+
+    Args:
+        q: Queries in 8 bits.
+        k: Keys in 8 bits.
+        v: Values of at most `LARGEST`, which their means do not exceed either.
+    """
+    B, A, N, D = q.shape
+    ones = torch.ones(B, N, 1, device=q.device)
+    if takes_kernel(v, name="attention_hopper"):
+        from vitruvian.kernels import attention_hopper
+
+        if attention_hopper.fits(q, k, v):
+            out = attention_hopper.attend_bounded(q, k, v, tiling_for(q), dtype=KIND)
+            return Rows(out.view(B, N, A * D), ones)
+    out = attend_bounded(q.to(v.dtype), k.to(v.dtype), v)  # [B, N, A, D]
+    return Rows(out.reshape(B, N, A * D).clamp(-LARGEST, LARGEST).to(KIND), ones)
 
 
 def gated_linear_rows(x: Rows, weight: Rows, bias: Tensor | None, fit: Tensor, *, dtype: torch.dtype) -> Rows:

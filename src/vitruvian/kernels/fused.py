@@ -20,6 +20,7 @@ def norm_rotate(
     k_heads: int,
     eps: float,
     q_scale: float,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Normalise and rotate queries and keys, heads first.
 
@@ -33,6 +34,7 @@ def norm_rotate(
         k_heads: G.
         eps: Epsilon of the norms.
         q_scale: Factor on the queries.
+        dtype: Of the result, where it is not that of the input.
 
     Returns:
         [B, A + G, N, D].
@@ -41,7 +43,7 @@ def norm_rotate(
         from vitruvian.kernels import fused_triton
 
         return fused_triton.norm_rotate(
-            qkv, q_weight, k_weight, cos, sin, q_heads=q_heads, k_heads=k_heads, eps=eps, q_scale=q_scale
+            qkv, q_weight, k_weight, cos, sin, q_heads=q_heads, k_heads=k_heads, eps=eps, q_scale=q_scale, dtype=dtype
         )
     parts = []
     for first, last, weight, scale in ((0, q_heads, q_weight, q_scale), (q_heads, q_heads + k_heads, k_weight, 1.0)):
@@ -51,7 +53,7 @@ def norm_rotate(
         left, right = x.chunk(2, dim=-1)
         c, s = cos[:, None], sin[:, None]  # [N, 1, D/2]
         turned = torch.cat((left * c - right * s, right * c + left * s), dim=-1)  # [B, N, heads, D]
-        parts.append((turned * scale).to(qkv.dtype))
+        parts.append((turned * scale).to(dtype or qkv.dtype))
     return torch.cat(parts, dim=2).transpose(1, 2)  # [B, A + G, N, D]
 
 

@@ -57,14 +57,14 @@ def _norm_rotate(
 
 def norm_rotate(
     qkv: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor, sin: Tensor,
-    *, q_heads: int, k_heads: int, eps: float, q_scale: float,
+    *, q_heads: int, k_heads: int, eps: float, q_scale: float, dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
     """Normalise and rotate the queries and keys of [B, N, heads, D], heads first: [B, A + G, N, D].
 
     cos and sin are [N, D/2]; queries are multiplied by `q_scale`.
     """
     B, N, heads, D = qkv.shape
-    out = torch.empty(B, q_heads + k_heads, N, D, device=qkv.device, dtype=qkv.dtype)
+    out = torch.empty(B, q_heads + k_heads, N, D, device=qkv.device, dtype=dtype or qkv.dtype)
     together = heads_together(q_heads, k_heads) if takes_kernel(qkv, name="rotate_heads") else 1
     padded = triton.next_power_of_2(D // 2)
     rows = 64 if together == 1 else max(8, min(64, 1024 // padded))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,9 @@ def test_difference(got: list[float], want: list[float], largest: float) -> None
 def test_flops_of_a_product() -> None:
     linear = nn.Linear(8, 16, bias=False)
     assert count_flops(lambda: linear(torch.ones(4, 8))) == 2 * 4 * 8 * 16
+    q, k, v = torch.ones(2, 4, 5, 8), torch.ones(2, 2, 7, 8), torch.ones(2, 2, 7, 8)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    assert count_flops(lambda: attend(q, k, v, enable_gqa=True)) == 2 * (2 * 4) * 5 * 7 * (8 + 8)
 
 
 @pytest.mark.parametrize("reference", [False, True])
@@ -86,6 +90,17 @@ def test_measure(reference: bool) -> None:
         assert cell.ratio is not None
     else:
         assert cell.ratio is None
+
+
+def test_table_has_the_compiled_reference_where_it_was_timed() -> None:
+    cell = Cell("x", 1, (4, 4), 0, "float32", times={"optimized": Timing.of([2.0]), "reference": Timing.of([8.0])})
+    assert "compiled" not in cells.table([cell])
+    cell.note = "well"
+    quick = dataclasses.replace(cell, times=cell.times | {"compiled": Timing.of([4.0])}, note="")
+    lines = cells.table([cell, quick]).splitlines()
+    assert "| compiled ms | ratio |" in lines[0]
+    assert len({line.count("|") for line in lines}) == 1
+    assert "0.50 ×" in lines[-1]
 
 
 def test_a_reference_that_fails_in_a_type_runs_in_float32() -> None:

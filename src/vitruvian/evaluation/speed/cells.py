@@ -29,6 +29,7 @@ class Cell:
         ceiling: TFLOP/s of a large matrix product.
         memory: Peak of each way.
         note: What else is worth knowing.
+        compiled_difference: As `difference`, of the compiled reference's results.
     """
 
     model: str
@@ -43,6 +44,7 @@ class Cell:
     ceiling: float = 0.0
     memory: dict[str, int] = field(default_factory=dict)
     note: str = ""
+    compiled_difference: tuple[float, float] | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -67,6 +69,7 @@ class Plan:
         cold: Flush the cache before each sample.
         cuda_graphs: Record calls with small batches.
         plain: Time our model without `optimize()` too.
+        compiled: Time the reference after `torch.compile` too, which takes a minute to compile.
     """
 
     seconds: float = 1.0
@@ -75,6 +78,7 @@ class Plan:
     cold: bool = False
     cuda_graphs: bool = True
     plain: bool = False
+    compiled: bool = False
 
 
 def measure(subject: Subject, given: Given, plan: Plan, *, ceiling: float = 0.0) -> Cell:
@@ -111,9 +115,14 @@ def measured(subject: Subject, given: Given, plan: Plan, ceiling: float) -> Cell
         model, their_inputs = runnable(subject, theirs, inputs, cell)
         calls["reference"] = lambda: subject.ask(model, their_inputs)
         compare(subject, got, model, inputs, calls["reference"](), cell, truth=plan.truth)
-        used = peak_bytes(calls["reference"], given.device)
-        if used is not None:
-            cell.memory["reference"] = used
+        if plan.compiled:
+            quick = torch.compile(model)
+            calls["compiled"] = lambda: subject.ask(quick, their_inputs)
+            cell.compiled_difference = difference(calls["compiled"](), calls["reference"]())
+        for way in ("reference", "compiled") if plan.compiled else ("reference",):
+            used = peak_bytes(calls[way], given.device)
+            if used is not None:
+                cell.memory[way] = used
     del got
     cell.times = time_in_turns(calls, device=given.device, seconds=plan.seconds, cold=plan.cold)
     return cell
@@ -153,7 +162,9 @@ def as_dtype(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 def table(cells: list[Cell]) -> str:
     """Write cells as a table in Markdown."""
+    also = any("compiled" in cell.times for cell in cells)  # the reference, compiled
     titles = ["model", "batch", "size", "dtype", "ours ms", "reference ms", "ratio", "difference", "memory", "TFLOP/s"]
+    titles[7:7] = ["compiled ms", "ratio"] if also else []
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for cell in cells:
         size = "×".join(map(str, cell.size_hw)) + (f", {cell.prompts} prompts" if cell.prompts else "")
@@ -171,9 +182,12 @@ def table(cells: list[Cell]) -> str:
             " / ".join(f"{used / 2**30:.2f}" for used in cell.memory.values()) + (" GiB" if cell.memory else ""),
             rate,
         ]
+        if also:
+            quick = cell.times.get("compiled")
+            parts[7:7] = [str(quick or ""), f"{ours.median / quick.median:.2f} ×" if ours and quick else ""]
         lines.append("| " + " | ".join(parts) + " |")
         if cell.note:
-            lines.append(f"| | | | | {cell.note} | | | | | |")
+            lines.append(f"| | | | | {cell.note} |" + " |" * (len(titles) - 5))
     return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,9 +100,17 @@ def count_flops(call: Call) -> int:
     """Floating-point operations of a call that runs on torch's own operators: products, convolutions, attention."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    with FlopCounterMode(display=False) as counter:
+    ways = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+    operators = (getattr(torch.ops.aten, f"_scaled_dot_product_{way}") for way in ways)
+    with FlopCounterMode(display=False, custom_mapping=dict.fromkeys(operators, attention_flops)) as counter:
         call()
     return int(counter.get_total_flops())
+
+
+def attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
+    """Operations of attention by shapes [B, A, N, D], [B, G, M, D], [B, G, M, E]; some releases of torch want A = G."""
+    B, A, N, D = query
+    return 2 * B * A * N * key[2] * (D + value[3])
 
 
 def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:

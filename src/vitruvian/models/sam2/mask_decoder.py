@@ -27,7 +27,7 @@ from vitruvian.models.sam2.hiera import FeedForward
 from vitruvian.models.sam2.two_way import SharedImage, TwoWayTransformer
 
 # Working memory for a group of prompts, in bytes: on a CPU small groups stay in the cache, a GPU wants to be filled.
-GROUP_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
+GROUP_BYTES = {"cpu": 32 << 20, "cuda": 2 << 30}
 # What one prompt needs while it is decoded, in image embeddings.
 EMBEDDINGS_A_PROMPT = 6
 # The same where kernels keep what lies between to themselves.

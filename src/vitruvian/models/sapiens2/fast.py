@@ -28,7 +28,10 @@ from vitruvian.models.sapiens2.encoder import Attention, Encoder, Layer, Rope
 class EightBits:
     """The large matrices of a layer in 8-bit floating point, a scale for each output channel."""
 
-    qkv: fp8.Rows
+    qkv: fp8.Rows  # values come out as large as 8 bits allow, `out` takes that back
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None  # [D] weights of the norms, with the factor on the queries shared out between both
+    k_norm: Tensor | None
     out: fp8.Rows
     gate_up: fp8.Rows
     fit: Tensor  # [F] brings what the feed-forward holds into the range of 8 bits; `down` takes it back
@@ -74,8 +77,34 @@ def round_layer(layer: Any, fused: FusedLayer) -> EightBits:
     """Round the large matrices of a layer to 8 bits."""
     fit = fp8.LARGEST / fp8.gated_reach(layer.norm2.weight, fused.gate_up, fused.gate_up_bias)  # [F]
     down = fp8.round_rows(layer.mlp.down_proj.weight.float() / fit)
-    qkv, out, gate_up = map(fp8.round_rows, (fused.qkv, layer.attention.o_proj.weight, fused.gate_up))
-    return EightBits(qkv, out, gate_up, fit, down)
+    attention = layer.attention
+    D, V = attention.head_dim, attention.v_proj.out_features
+    bias = fused.qkv_bias
+    reach = fp8.linear_reach(layer.norm1.weight, fused.qkv[-V:], None if bias is None else bias[-V:])
+    rise = F.pad(fp8.LARGEST / reach, (len(fused.qkv) - V, 0), value=1.0)  # [(A + 2G)·D]
+    qkv = fp8.round_rows(fused.qkv)
+    qkv = fp8.Rows(qkv.values, qkv.scales * rise[:, None])
+    heads = rise[-V:].view(-1, 1, D).expand(-1, attention.q_proj.out_features // V, -1).flatten()  # [A·D]
+    out = fp8.round_rows(attention.o_proj.weight.float() / heads)
+    raised = None if bias is None else (bias * rise).to(bias.dtype)
+    q_norm, k_norm = balanced_norms(attention) if fused.bounded else (None, None)
+    return EightBits(qkv, raised, q_norm, k_norm, out, fp8.round_rows(fused.gate_up), fit, down)
+
+
+def balanced_norms(attention: Attention) -> tuple[Tensor, Tensor]:
+    """Return the weights [D] of queries' and keys' norms, with 1 / √D and log2(e), each as large as the other."""
+    q_norm, k_norm = attention.q_norm, attention.k_norm
+    assert isinstance(q_norm, RMSNorm)
+    assert isinstance(k_norm, RMSNorm)
+    q, k = q_norm.weight.float() * query_scale(attention.head_dim), k_norm.weight.float()
+    q_size, k_size = (float(x.square().mean().sqrt().clamp_min(fp8.LEAST)) for x in (q, k))
+    share = math.sqrt(k_size / q_size)
+    return q * share, k / share
+
+
+def query_scale(head_dim: int) -> float:
+    """The factor that `attend_bounded` wants on queries."""
+    return math.log2(math.e) / math.sqrt(head_dim)
 
 
 @torch.no_grad()
@@ -110,7 +139,7 @@ def project(layer: Any, weights: FusedLayer, x: Tensor, branch: Tensor | None) -
     if eight is None:
         return F.linear(add_norm_(x, branch, None, norm.weight, eps=norm.eps), weights.qkv, weights.qkv_bias)
     rows = fp8.add_norm_rows_(x, branch, None, norm.weight, eps=norm.eps)
-    return fp8.linear_rows(rows, eight.qkv, weights.qkv_bias, dtype=x.dtype)
+    return fp8.linear_rows(rows, eight.qkv, eight.qkv_bias, dtype=x.dtype)
 
 
 def feed_forward(layer: Any, weights: FusedLayer, x: Tensor, attended: Tensor) -> Tensor:
@@ -132,22 +161,31 @@ def run_attention(attention: Attention, weights: FusedLayer, joint: Tensor, cos:
     D = attention.head_dim
     heads, groups = attention.q_proj.out_features // D, attention.k_proj.out_features // D
     qkv = joint.view(B, N, heads + 2 * groups, D)  # [B, N, A + 2G, D]
+    eight, projection = weights.eight, attention.o_proj
+    narrow = eight is not None and eight.q_norm is not None
+    q_weight: Tensor | None = q_norm.weight if isinstance(q_norm, RMSNorm) else None
+    k_weight: Tensor | None = k_norm.weight if isinstance(k_norm, RMSNorm) else None
+    if eight is not None and narrow:
+        q_weight, k_weight = eight.q_norm, eight.k_norm
     qk = norm_rotate(
         qkv,
-        q_norm.weight if isinstance(q_norm, RMSNorm) else None,
-        k_norm.weight if isinstance(k_norm, RMSNorm) else None,
+        q_weight,
+        k_weight,
         cos,
         sin,
         q_heads=heads,
         k_heads=groups,
         eps=q_norm.eps if isinstance(q_norm, RMSNorm) else 0.0,
-        q_scale=math.log2(math.e) / math.sqrt(D) if weights.bounded else 1.0,
+        q_scale=query_scale(D) if weights.bounded and not narrow else 1.0,
+        dtype=fp8.KIND if narrow else None,
     )  # [B, A + G, N, D]
     q, k, v = qk[:, :heads], qk[:, heads:], qkv[:, :, heads + groups :].transpose(1, 2)
+    if eight is not None and narrow:
+        return fp8.linear_rows(fp8.attend_rows(q, k, v), eight.out, projection.bias, dtype=v.dtype)
     out = attend_bounded(q, k, v) if weights.bounded else attend(q, k, v)[0].transpose(1, 2)  # [B, N, A, D]
-    joined, projection = out.reshape(B, N, heads * D), attention.o_proj
-    if weights.eight is not None:
-        return fp8.linear_rows(fp8.round_rows(joined), weights.eight.out, projection.bias, dtype=joined.dtype)
+    joined = out.reshape(B, N, heads * D)
+    if eight is not None:
+        return fp8.linear_rows(fp8.round_rows(joined), eight.out, projection.bias, dtype=joined.dtype)
     attended: Tensor = projection(joined)
     return attended
 
