@@ -1,6 +1,7 @@
 """Draw what was measured: our time as a share of the reference's, or how times grow.
 
     python benchmarks/plot.py docs/images/speed.png                        # bars, from benchmarks/results/*.json
+    python benchmarks/plot.py docs/images/curves.png --curves benchmarks/results/curves/h200.json
     python benchmarks/plot.py curves.png --curves results/results.json     # what benchmarks/gpu.py --curves wrote
 
 Bars: grey is the reference, colour is ours, a tick is the goal, a dot our share where the reference was quicker on
@@ -162,18 +163,28 @@ def representative(groups: dict[tuple[float, ...], Any], names: list[str]) -> tu
     return keys[0]
 
 
-def draw_curves(written: dict[str, Any], out: Path) -> None:
-    """A panel for each thing that varies; both axes grow by factors."""
+def curves(written: dict[str, Any]) -> dict[str, dict[str, list[tuple[float, ...]]]]:
+    """What the panels of the curves show."""
     drawn = lines(written["cells"])
     for row in written.get("people", ()):
         times = (row["times"][way]["median"] for way in ("optimized", "reference") if way in row["times"])
         panel = drawn.setdefault("people in a picture", {})
         panel.setdefault(f"{row['model']} {row['dtype']}", []).append((row["people"], *times))
+    return drawn
+
+
+def draw_curves(written: dict[str, Any], out: Path) -> None:
+    """A panel for each thing that varies; both axes grow by factors."""
+    drawn = curves(written)
     if not drawn:
         raise SystemExit("--curves: expected cells of which batch, size or prompts vary. Run gpu.py with --curves.")
-    figure, places = plt.subplots(1, len(drawn), figsize=(4.2 * len(drawn), 4.2), squeeze=False)
+    across = min(2, len(drawn))
+    down = -(-len(drawn) // across)
+    figure, places = plt.subplots(down, across, figsize=(4.5 * across, 3.7 * down), squeeze=False)
+    for place in places.flat[len(drawn) :]:
+        place.set_axis_off()
     models = list(dict.fromkeys(label.partition(",")[0] for panel in drawn.values() for label in panel))
-    for place, (way, panel) in zip(places[0], drawn.items(), strict=True):
+    for place, (way, panel) in zip(places.flat, drawn.items(), strict=False):
         for label, points in panel.items():
             color = LINES[models.index(label.partition(",")[0]) % len(LINES)]
             place.plot([p[0] for p in points], [p[1] for p in points], "o-", color=color, markersize=4, label=label)

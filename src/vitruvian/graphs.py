@@ -1,8 +1,9 @@
 """CUDA graphs: a call's kernels recorded once for each shape of its inputs, then launched in one go.
 
-Small batches are bound by launches, not by arithmetic; a graph takes the launches away. Large ones are not, but where
-other threads want Python's lock too, the hundreds of launches of a batch wait for it again and again: whoever runs many
-batches of one size has that size recorded.
+Small batches are bound by launches, not by arithmetic; a graph takes the launches away. Eight pictures of 1024×768 are
+not, and still gain a fiftieth. Larger batches gain nothing by themselves, but where other threads want Python's lock
+too, the hundreds of launches of a batch wait for it again and again: whoever runs many batches of one size has that
+size recorded.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.utils import _pytree as pytree
 from vitruvian.errors import VitruvianWarning
 from vitruvian.layers.keep import holding
 
-SMALL_PICTURES = 4 * 3 * 1024 * 768  # values of a batch of pictures that is bound by launches, however many they are
+FEW_VALUES = 8 * 3 * 1024 * 768  # of a batch of pictures that is recorded, however many they are
 ONLY: ContextVar[int | None] = ContextVar("ONLY", default=None)  # the batch that is recorded; None: all small ones
 
 
@@ -91,7 +92,7 @@ class GraphCache:
         only = ONLY.get()
         if only is not None:
             return len(first) == only
-        return len(first) <= self.largest_batch or (first.ndim == 4 and first.numel() <= SMALL_PICTURES)
+        return len(first) <= self.largest_batch or (first.ndim == 4 and first.numel() <= FEW_VALUES)
 
     def forget(self) -> None:
         """Let go of all recordings and their memory."""

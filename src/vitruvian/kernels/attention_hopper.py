@@ -107,7 +107,7 @@ def _compute(
     which: gl.constexpr, q_ring, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free,
     o_ptr, tokens, blocks, batch, first_row, all_rows, first_head,
     heads: gl.constexpr, head_dim: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, stages: gl.constexpr,
-    polynomials: gl.constexpr, unrolled: gl.constexpr, q_bytes: gl.constexpr,
+    polynomials: gl.constexpr, unrolled: gl.constexpr, q_bytes: gl.constexpr, o_bytes: gl.constexpr,
 ):  # fmt: skip
     scores: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 32 // q_bytes]
@@ -116,8 +116,7 @@ def _compute(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, head_dim, 16]
     )
     operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=values, k_width=2)
-    # Each thread writes 16 bytes.
-    run: gl.constexpr = 128 // o_ptr.dtype.element_ty.primitive_bitwidth
+    run: gl.constexpr = 16 // o_bytes  # of values that a thread writes
     lines: gl.constexpr = gl.BlockedLayout([1, run], [32 * run // head_dim, head_dim // run], [4, 1], [1, 0])
     mine = first_row + which * rows
     if mine < all_rows:
@@ -199,7 +198,7 @@ def _attend(
     q_desc, k_desc, v_desc, o_ptr, tokens, full, first_rest,
     heads: gl.constexpr, groups: gl.constexpr, head_dim: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr,
     stages: gl.constexpr, parts: gl.constexpr, registers: gl.constexpr, polynomials: gl.constexpr,
-    unrolled: gl.constexpr, q_bytes: gl.constexpr,
+    unrolled: gl.constexpr, q_bytes: gl.constexpr, o_bytes: gl.constexpr,
 ):  # fmt: skip
     # Whole tiles of rows come first, the rests of all heads last: short ones then fill the gaps at the end.
     program = gl.program_id(0)
@@ -235,7 +234,7 @@ def _attend(
     rings = (q_ring, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free)
     place = (o_ptr, tokens, blocks, batch, first_row, groups * tokens, group * groups)
     load = (q_desc, k_desc, v_desc) + rings + (batch, group, first_row, blocks)
-    sizes: gl.constexpr = (heads, head_dim, rows, columns, stages, polynomials, unrolled, q_bytes)
+    sizes: gl.constexpr = (heads, head_dim, rows, columns, stages, polynomials, unrolled, q_bytes, o_bytes)
     tiles: gl.constexpr = (parts, head_dim, rows, columns, stages, q_bytes)
     if parts == 2:
         gl.warp_specialize(
@@ -293,7 +292,7 @@ def attend_bounded(q: Tensor, k: Tensor, v: Tensor, tiling: Tiling, *, dtype: to
         out, N, full, B * G * full,
         heads=A, groups=groups, head_dim=D, rows=GROUP_ROWS, columns=tiling.columns, stages=tiling.stages,
         parts=tiling.parts, registers=REGISTERS[tiling.parts], polynomials=tiling.polynomials,
-        unrolled=tiling.unrolled, q_bytes=size, num_warps=4,
+        unrolled=tiling.unrolled, q_bytes=size, o_bytes=out.element_size(), num_warps=4,
     )  # fmt: skip
     return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.unit.kernels.ways import INTERPRETED, WAYS, Way
 from vitruvian.errors import InputError
 from vitruvian.kernels import fp8
 from vitruvian.models.sapiens2.encoder import positions
-from vitruvian.models.sapiens2.fast import fuse_encoder, run_layers
+from vitruvian.models.sapiens2.fast import balanced_norms, fuse_encoder, run_layers
 from vitruvian.models.sapiens2.modeling import Sapiens2Model
 
 HALF_STEP = 2.0**-4  # three digits: a value is off by a sixteenth at most
@@ -93,6 +94,41 @@ def test_nothing_exceeds_the_reach_of_a_gate(with_bias: bool) -> None:
     most = F.linear(F.rms_norm(scaled[:1], (48,), norm, 1e-6), twins)[0, 0]
     reach = fp8.gated_reach(norm, twins, None)
     torch.testing.assert_close(F.silu(most) * most, reach[0], rtol=1e-3, atol=0)
+
+
+def test_attention_takes_and_gives_eight_bits() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 37, 16, generator=generator) for heads in (4, 2, 2))
+    q, k, v = q.mul(0.5).to(fp8.KIND), k.to(fp8.KIND), v * 100
+    got = fp8.attend_rows(q, k, v)
+    assert (got.values.dtype, got.values.shape, got.scales.unique().tolist()) == (fp8.KIND, (2, 37, 64), [1.0])
+    wide = (x.float().repeat_interleave(4 // x.shape[1], dim=1) for x in (q, k, v))
+    want = F.scaled_dot_product_attention(*wide, scale=math.log(2)).transpose(1, 2).flatten(2)
+    far = (got.wide() - want).abs()
+    assert (far <= HALF_STEP * want.abs() * 1.01 + 2.0**-10).all()
+
+
+def test_norms_of_queries_and_keys_share_the_factor() -> None:
+    attention: Any = Sapiens2Model(tiny()).model.layer[0].attention
+    with torch.no_grad():
+        attention.q_norm.weight.copy_(torch.linspace(0.01, 0.1, attention.head_dim))
+        attention.k_norm.weight.copy_(torch.linspace(5, 9, attention.head_dim))
+    q, k = balanced_norms(attention)
+    torch.testing.assert_close(q.square().mean(), k.square().mean())
+    want = attention.q_norm.weight * attention.k_norm.weight * math.log2(math.e) / math.sqrt(attention.head_dim)
+    torch.testing.assert_close(q * k, want.detach())
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_nothing_exceeds_the_reach_of_a_layer(with_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    norm, weight, bias = (torch.randn(shape, generator=generator) for shape in ((48,), (64, 48), (64,)))
+    given = bias.abs() if with_bias else None
+    reach = fp8.linear_reach(norm, weight, given)  # [64]
+    along = weight / norm * norm.square()  # its norm points where a row of the matrix, scaled, does
+    found = F.linear(F.rms_norm(along, (48,), norm, 0.0), weight, given)
+    assert (found <= reach * 1.0001).all()
+    torch.testing.assert_close(found.diagonal(), reach)
 
 
 @pytest.mark.parametrize("fields", [{}, {"mlp_bias": False, "key_bias": False}])

@@ -29,8 +29,7 @@ from vitruvian.models.sam2.prompt_encoder import PADDING, PromptEncoder, RandomP
 from vitruvian.models.sam2.vision import Sam2VisionEncoderOutput, Sam2VisionModel, without_values
 from vitruvian.outputs import ModelOutput
 
-# Calls with more prompts are bound by arithmetic, and a graph would not help.
-RECORDED_PROMPTS = 64
+RECORDED_PROMPTS = 1024  # more are bound by arithmetic, and a graph would not help
 
 
 @dataclass
