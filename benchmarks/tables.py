@@ -209,7 +209,7 @@ def tables(data: dict[str, Row]) -> dict[str, str]:
         "missed": missed(data),
         "fp8": eighth(on_gpu["fp8"]),
         "pose": timed(on_cpu["pose"]),
-        "pose_source": source(cpu["machine"], on_cpu["pose"]),
+        "pose_source": source(on_cpu["pose"]["machine"], on_cpu["pose"]),
         "sam2": timed(on_cpu["sam2"], "memory, GiB"),
         "sam2_source": source(cpu["machine"], on_cpu["sam2"]),
         "int8": costs(on_cpu["int8"]),

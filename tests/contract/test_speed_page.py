@@ -96,7 +96,7 @@ def test_a_changed_number_changes_the_page() -> None:
 
 def test_numbers_of_the_prose_were_measured() -> None:
     assert not strangers(PAGE)
-    assert strangers(PAGE.replace("11.8 s", "11.3 s")) == ["11.3"]
+    assert strangers(PAGE.replace("11.8 s", "11.8371 s")) == ["11.8371"]
     assert strangers(PAGE + "\nIt takes 6789 ms, 0.123 of what it took.") == ["6789", "0.123"]
 
 
@@ -188,7 +188,7 @@ def test_curves_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (tmp_path / "results.json").write_text(json.dumps(written), encoding="utf-8")
     run_plot(monkeypatch, str(tmp_path / "curves.png"), "--curves", str(tmp_path / "results.json"))
     with Image.open(tmp_path / "curves.png") as drawn:
-        assert drawn.width > 1500  # three panels
+        assert min(drawn.size) > 1000  # three panels in two rows
         assert len(drawn.convert("RGB").getcolors(4096) or []) > 8
     (tmp_path / "results.json").write_text(json.dumps(written | {"cells": written["cells"][:1]}), encoding="utf-8")
     with pytest.raises(SystemExit, match="expected cells of which batch"):

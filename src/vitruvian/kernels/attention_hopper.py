@@ -212,9 +212,7 @@ def _attend(
     batch = one // kv_heads
     group = one % kv_heads
     blocks = gl.cdiv(tokens, columns)
-    narrow: gl.constexpr = gl.NVMMASharedLayout(
-        swizzle_byte_width=64 * q_bytes, element_bitwidth=8 * q_bytes, rank=2
-    )
+    narrow: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64 * q_bytes, element_bitwidth=8 * q_bytes, rank=2)
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     q_ring = gl.allocate_shared_memory(q_desc.dtype, [parts, rows, head_dim], narrow)
     k_ring = gl.allocate_shared_memory(k_desc.dtype, [stages, columns, head_dim], narrow)

@@ -96,7 +96,7 @@ def balanced_norms(attention: Attention) -> tuple[Tensor, Tensor]:
     q_norm, k_norm = attention.q_norm, attention.k_norm
     assert isinstance(q_norm, RMSNorm)
     assert isinstance(k_norm, RMSNorm)
-    q, k = q_norm.weight.float() * query_scale(attention.head_dim), k_norm.weight.float()
+    q, k = q_norm.weight.detach().float() * query_scale(attention.head_dim), k_norm.weight.detach().float()
     q_size, k_size = (float(x.square().mean().sqrt().clamp_min(fp8.LEAST)) for x in (q, k))
     share = math.sqrt(k_size / q_size)
     return q * share, k / share
