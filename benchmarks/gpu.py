@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,23 +155,25 @@ def profile(name: str, given: Given) -> str:
 
 
 @torch.no_grad()
-def people_row(name: str, people: int, given: Given, *, seconds: float) -> dict[str, Any]:
+def people_rows(name: str, counts: list[int], given: Given, *, seconds: float) -> Iterator[dict[str, Any]]:
     """Time a picture with so many people: our pipeline, and the reference's network without what comes around it."""
     one = subject(name)
     model = one.build(given)
-    calls = {}
-    if has_reference():
-        theirs, crops = reference_of(model, given), one.inputs(dataclasses.replace(given, batch=people))
-        calls["reference"] = lambda: one.ask(theirs, crops)
+    theirs = reference_of(model, given) if has_reference() else None
     size = {"height": given.size_hw[0], "width": given.size_hw[1]}
     pipe = pipeline("pose", model, processor=Sapiens2ImageProcessor(size=size), keep_image=False, batch_size=MOST)
     generator = np.random.default_rng(0)
     picture = generator.integers(0, 256, (1080, 1920, 3), dtype=np.uint8)
-    corners = generator.uniform((0, 0), (1500, 400), (people, 2))
-    boxes = np.concatenate((corners, corners + np.array([400, 600])), axis=1)  # x1, y1, x2, y2
-    calls["optimized"] = lambda: pipe(picture, boxes=boxes)
-    times = time_in_turns(calls, device=given.device, seconds=seconds)
-    return {"model": name, "people": people, "times": {way: dataclasses.asdict(time) for way, time in times.items()}}
+    for people in counts:
+        corners = generator.uniform((0, 0), (1500, 400), (people, 2))
+        boxes = np.concatenate((corners, corners + np.array([400, 600])), axis=1)  # x1, y1, x2, y2
+        calls = {"optimized": functools.partial(pipe, picture, boxes=boxes)}
+        if theirs is not None:
+            calls["reference"] = functools.partial(
+                one.ask, theirs, one.inputs(dataclasses.replace(given, batch=people))
+            )
+        times = time_in_turns(calls, device=given.device, seconds=seconds)
+        yield {"model": name, "people": people, "times": {way: dataclasses.asdict(t) for way, t in times.items()}}
 
 
 def planned(options: argparse.Namespace) -> list[tuple[str, int, int, float | None]]:
@@ -234,8 +238,8 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     seconds = min(options.seconds, 0.5) if options.quick else options.seconds
     plan = Plan(seconds, reference=has_reference(), truth=True, cold=options.cold, compiled=options.compile)
-    written: dict[str, Any] = {"machine": machine(device), "kernels": [], "cells": [], "people": [], "parts": {}}
-    written["profiles"] = {}
+    written: dict[str, Any] = {"machine": machine(device), "kernels": [], "cells": [], "people": []}
+    written |= {"parts": {}, "profiles": {}}
     print(machine(device), flush=True)
     cells: list[Cell] = []
 
@@ -274,11 +278,12 @@ def main() -> int:
                     flush=True,
                 )
         for name in options.models or ():
-            for people in options.people if name.startswith("sapiens2-pose") else ():
-                given = Given(1, sizes_of(name, options)[len(sizes_of(name, options)) // 2], 0, DTYPES[kind], device)
-                row = people_row(name, people, given, seconds=seconds)
+            if not options.people or not name.startswith("sapiens2-pose") or late():
+                continue
+            given = Given(1, subject(name).size_hw, 0, DTYPES[kind], device)
+            for row in people_rows(name, options.people, given, seconds=seconds):
                 written["people"].append(row | {"dtype": kind})
-                print(f"{name}, {people} people: {row['times']}", flush=True)
+                print(f"{name}, {row['people']} people: {row['times']}", flush=True)
                 save()
     if options.quick or options.profile:
         for name, batch, prompts, _ in dict.fromkeys(planned(options)):

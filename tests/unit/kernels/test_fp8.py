@@ -131,7 +131,7 @@ def test_nothing_exceeds_the_reach_of_a_layer(with_bias: bool) -> None:
     torch.testing.assert_close(found.diagonal(), reach)
 
 
-@pytest.mark.parametrize("fields", [{}, {"mlp_bias": False, "key_bias": False}])
+@pytest.mark.parametrize("fields", [{}, {"mlp_bias": False, "key_bias": False}, {"use_qk_norm": False}])
 def test_encoder_in_eight_bits_stays_close(fields: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = Sapiens2Model(tiny(**fields)).eval()

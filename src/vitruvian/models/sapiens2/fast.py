@@ -162,11 +162,11 @@ def run_attention(attention: Attention, weights: FusedLayer, joint: Tensor, cos:
     heads, groups = attention.q_proj.out_features // D, attention.k_proj.out_features // D
     qkv = joint.view(B, N, heads + 2 * groups, D)  # [B, N, A + 2G, D]
     eight, projection = weights.eight, attention.o_proj
-    narrow = eight is not None and eight.q_norm is not None
+    narrow = eight if eight is not None and eight.q_norm is not None else None  # 8 bits for queries and keys too
     q_weight: Tensor | None = q_norm.weight if isinstance(q_norm, RMSNorm) else None
     k_weight: Tensor | None = k_norm.weight if isinstance(k_norm, RMSNorm) else None
-    if eight is not None and narrow:
-        q_weight, k_weight = eight.q_norm, eight.k_norm
+    if narrow is not None:
+        q_weight, k_weight = narrow.q_norm, narrow.k_norm
     qk = norm_rotate(
         qkv,
         q_weight,
@@ -176,12 +176,12 @@ def run_attention(attention: Attention, weights: FusedLayer, joint: Tensor, cos:
         q_heads=heads,
         k_heads=groups,
         eps=q_norm.eps if isinstance(q_norm, RMSNorm) else 0.0,
-        q_scale=query_scale(D) if weights.bounded and not narrow else 1.0,
-        dtype=fp8.KIND if narrow else None,
+        q_scale=query_scale(D) if weights.bounded and narrow is None else 1.0,
+        dtype=None if narrow is None else fp8.KIND,
     )  # [B, A + G, N, D]
     q, k, v = qk[:, :heads], qk[:, heads:], qkv[:, :, heads + groups :].transpose(1, 2)
-    if eight is not None and narrow:
-        return fp8.linear_rows(fp8.attend_rows(q, k, v), eight.out, projection.bias, dtype=v.dtype)
+    if narrow is not None:
+        return fp8.linear_rows(fp8.attend_rows(q, k, v), narrow.out, projection.bias, dtype=v.dtype)
     out = attend_bounded(q, k, v) if weights.bounded else attend(q, k, v)[0].transpose(1, 2)  # [B, N, A, D]
     joined = out.reshape(B, N, heads * D)
     if eight is not None:
