@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.layers.uncompiled import uncompiled
 
 OUTSIDE = -20.0  # logit of pixels that are not part of a picture
 
@@ -88,7 +89,7 @@ class Frames:
         ]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@uncompiled
 def pictures_of(pixel_values: Tensor, pixel_mask: Tensor) -> Frames | None:
     """Find the pictures in frames [B, C, H, W] by their mask [B, H, W]; None where none has padding.
 

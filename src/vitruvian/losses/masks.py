@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import InputError
 from vitruvian.images.rle import decode_rle
+from vitruvian.layers.uncompiled import uncompiled
 from vitruvian.losses.matching import (
     FOCAL_ALPHA,
     FOCAL_GAMMA,
@@ -116,7 +117,7 @@ class MaskSetLoss(nn.Module):
         self.empty_weight.fill_(1.0)
         self.empty_weight[-1] = self.no_object_weight
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def forward(
         self,
         masks_queries_logits: Tensor,

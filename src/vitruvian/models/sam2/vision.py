@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.config import Config
+from vitruvian.layers.blank import blank
 from vitruvian.layers.sine import sine_positions
 from vitruvian.model import Model
 from vitruvian.models.sam2 import fast
@@ -146,9 +147,10 @@ class FeaturePyramid(nn.Module):
 
 def without_values(cls: type[ModelT], config: Config) -> ModelT:
     """Build a part whose weights its owner fills, so that large models do not draw random numbers twice."""
-    with torch.device("meta"):
+    with blank():
         made = cls(config)
-    return made.to_empty(device=torch.get_default_device())
+    place = torch.get_default_device()
+    return made if place.type == "meta" else made.to_empty(device=place)
 
 
 def positions_of(level: Tensor) -> Tensor:

@@ -125,7 +125,8 @@ class WindowAttention(nn.Module):
         self.key = nn.Linear(channels, channels, bias=config.qkv_bias)
         self.value = nn.Linear(channels, channels, bias=config.qkv_bias)
         self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * self.window - 1) ** 2, heads))
-        self.register_buffer("relative_position_index", relative_position_index(self.window))
+        pairs = torch.empty(self.window**2, self.window**2, dtype=torch.int64)  # filled by `start_part`, or from files
+        self.register_buffer("relative_position_index", pairs)
         self.kept_bias: tuple[int, Tensor] | None = None  # version of the table, and its bias [A, N, N]
         self.joint: tuple[Tensor, Tensor | None] | None = None  # of query, key and value, for inference
 
