@@ -179,7 +179,7 @@ def test_globs_sequences_and_a_file_as_out(tmp_path: Path, capsys: pytest.Captur
         (["pose", "x.jpg", "y.jpg", "-o", "-", "--save", "npz"], "expected one picture for npz"),
         (["pose", "no-such-folder", "--watch"], "--watch: expected folders"),
         (["pose", "x.jpg", "--preview", "now.txt"], "--preview: expected a name"),
-        (["normals", "x.jpg", "--overlap", "0.8"], "'--overlap': Input should be less than or equal to 0.75."),
+        (["normals", "x.jpg", "--overlap", "0.8"], "'--overlap': 0.8 is not in the range 0<=x<=0.75."),
         (["normals", "x.jpg", "--tile", "1"], "--tile: expected pixels"),
         (["semantic", "here.jpg"], "--model: expected a checkpoint for semantic, got none. Pass one such as --model f"),
         (["instances", "here.jpg"], "a checkpoint for instances, got none"),

@@ -100,7 +100,7 @@ def run(arguments: Sequence[str]) -> int:
         if hasattr(error, "format_message"):  # what typer finds wrong with a command
             context = getattr(error, "ctx", None)
             path = "vitruvian" if context is None else context.command_path
-            words = error.format_message().replace("Value error, ", "").rstrip(".")
+            words = error.format_message().rstrip(".")
             return tell(error, arguments, f"{words}. See {path} --help.")
         words = f"{type(error).__name__}: {error}".rstrip(": .")
         return tell(error, arguments, f"unexpected {words}. This is a mistake of ours: add --debug and report it.")

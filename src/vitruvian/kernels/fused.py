@@ -145,7 +145,7 @@ def takes_hopper_gate(x: Tensor, weight: Tensor) -> bool:
 
 
 def instance_norm_silu(x: Tensor, bias: Tensor | None = None, *, eps: float = 1e-5, shuffles: bool = False) -> Tensor:
-    """Add a bias [C] to maps [B, C, H, W], normalise over each picture's pixels and apply SiLU.
+    """Add a bias [C] to maps [B, C, H, W], normalise over each picture's pixels and apply SiLU; the maps may be gone.
 
     With `shuffles`, the 4·C' channels come phase by phase, (0, 0), (0, 1), (1, 0), (1, 1), and become [B, C', 2H, 2W].
     """

@@ -102,7 +102,9 @@ def _load(x_desc, w_desc, x_ring, w_ring, full, free, tiles, steps, share, progr
             mbarrier.wait(free.index(stage), ((step // _STAGES) & 1) ^ 1)
             ready = full.index(stage)
             mbarrier.expect(ready, (_PARTS * _ROWS + _COLUMNS) * _DEPTH * 2)
-            tma.async_copy_global_to_shared(w_desc, [j * _COLUMNS, k * _DEPTH], ready, w_ring.index(stage))
+            for i in gl.static_range(2):  # gate and up, beside each other here
+                place = w_ring.index(stage).slice(i * (_COLUMNS // 2), _COLUMNS // 2)
+                tma.async_copy_global_to_shared(w_desc, [i, j * (_COLUMNS // 2), k * _DEPTH], ready, place)
             for i in gl.static_range(_PARTS):
                 place = x_ring.index(stage * _PARTS + i)
                 tma.async_copy_global_to_shared(x_desc, [row + i * _ROWS, k * _DEPTH], ready, place)
@@ -115,16 +117,22 @@ def _compute(
 ):  # fmt: skip
     sums: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, _COLUMNS, 16])
     staged = out_ring.index(which)
+    last = share[6] - 1  # column of tiles; places beyond all tiles may be further
     row, end, j = _place(0, share, programs)
-    for t in range(tiles):  # places are found a tile ahead, which is how the kernel was timed
+    if has_bias:  # a tile ahead, two numbers a thread: nobody waits for them, and they take no room
+        n = gl.arange(0, _COLUMNS, layout=gl.BlockedLayout([1], [32], [4], [0]))
+        n = n % (_COLUMNS // 2) * 2 + n // (_COLUMNS // 2)
+        bias = gl.load(bias_ptr + min(j, last) * _COLUMNS + n)
+    for t in range(tiles):
         next_row, next_end, next_j = _place(t + 1, share, programs)
         begin = t * steps
         mine = row + which * _ROWS
+        if has_bias:
+            next_bias = gl.load(bias_ptr + min(next_j, last) * _COLUMNS + n)
         if mine < end:
             total = gl.zeros([_ROWS, _COLUMNS], gl.float32, sums)
-            if has_bias:  # as what is added to: at the end of a tile there are no registers for it
-                n = gl.arange(0, _COLUMNS, layout=gl.SliceLayout(0, sums))
-                total += gl.load(bias_ptr + j * _COLUMNS + n).to(gl.float32)[None, :]
+            if has_bias:
+                total += gl.convert_layout(bias, gl.SliceLayout(0, sums)).to(gl.float32)[None, :]
             for k in range(steps):
                 step = begin + k
                 here = step % _STAGES
@@ -137,7 +145,7 @@ def _compute(
                 mbarrier.arrive(free.index((step + _STAGES - 1) % _STAGES), count=1, pred=k > 0)
             total = warpgroup_mma_wait(0, deps=[total])
             mbarrier.arrive(free.index((begin + steps - 1) % _STAGES), count=1)
-            gate, up = gl.split(gl.reshape(total, [_ROWS, _COLUMNS // 2, 2]))
+            gate, up = gl.split(gl.permute(gl.reshape(total, [_ROWS, 2, _COLUMNS // 2]), (0, 2, 1)))
             found = gl.inline_asm_elementwise(
                 _SILU, "=f,=f,f,f,f,f", [gate, up], dtype=gl.float32, is_pure=True, pack=2
             ).to(staged.dtype)
@@ -153,6 +161,8 @@ def _compute(
         row = next_row
         end = next_end
         j = next_j
+        if has_bias:
+            bias = next_bias
     tma.store_wait(0)
 
 
@@ -226,11 +236,11 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     (M, K), F2 = x.shape, weight.shape[0]
     out = torch.empty(M, F2 // 2, device=x.device, dtype=x.dtype)
     programs, across = processors(x.device), F2 // COLUMNS
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    layout, half = (gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank) for rank in (2, 3))
     launch: Any = _gated[(programs,)]
     launch(
         TensorDescriptor.from_tensor(x, [ROWS, DEPTH], layout),
-        TensorDescriptor.from_tensor(weight, [COLUMNS, DEPTH], layout),
+        TensorDescriptor.from_tensor(weight.view(-1, 2, K).transpose(0, 1), [1, COLUMNS // 2, DEPTH], half),
         TensorDescriptor.from_tensor(out, [ROWS, COLUMNS // 2], layout),
         weight if bias is None else bias,  # Gluon hands no None to groups of warps
         M, K // DEPTH, across, *share_out(M, across, programs),

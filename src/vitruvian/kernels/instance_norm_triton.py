@@ -105,7 +105,8 @@ def _apply(
 def norm_silu(x: Tensor, bias: Tensor | None = None, *, eps: float = 1e-5, shuffles: bool = False) -> Tensor:
     """Add a bias [C] to channels-last maps [B, C, H, W], normalise over each picture's pixels and apply SiLU.
 
-    With `shuffles`, the 4·C' channels come phase by phase and become [B, C', 2H, 2W], normalised over the new pixels.
+    With `shuffles`, the 4·C' channels come phase by phase and become [B, C', 2H, 2W], normalised over the new pixels;
+    without, the maps are overwritten: at the end of a head there is no room for them twice.
     """
     B, C, H, W = x.shape
     pixels, kept = H * W, C // 4 if shuffles else C
@@ -126,8 +127,10 @@ def norm_silu(x: Tensor, bias: Tensor | None = None, *, eps: float = 1e-5, shuff
         means, squares, mean, spread, parts, chunk, pixels, kept,
         eps=eps, phases=4 if shuffles else 1, rows=64, width=16, num_warps=4,
     )  # fmt: skip
-    shape = (B, kept, 2 * H, 2 * W) if shuffles else (B, C, H, W)
-    out = torch.empty(shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
+    out = x
+    if shuffles:
+        shape = (B, kept, 2 * H, 2 * W)
+        out = torch.empty(shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
     rows = 8192 // width
     launch = _apply[(triton.cdiv(pixels, rows), triton.cdiv(C, width), B)]
     launch(

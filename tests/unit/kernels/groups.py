@@ -57,6 +57,9 @@ class Memory:
     def permute(self, order: tuple[int, ...]) -> Memory:
         return Memory(self.data.permute(order))
 
+    def slice(self, start: int, length: int) -> Memory:
+        return Memory(self.data[start : start + length])
+
     def store(self, value: Tensor) -> None:
         self.data.copy_(value)
 
@@ -154,6 +157,7 @@ class Chip:
             convert_layout=lambda x, layout: x,
             sum=lambda x, axis: x.sum(axis),
             reshape=torch.reshape,
+            permute=torch.permute,
             split=lambda x: x.unbind(-1),
             inline_asm_elementwise=lambda code, kinds, given, **options: F.silu(given[0]) * given[1],
             load=lambda pointer: pointer.memory[pointer.offset],

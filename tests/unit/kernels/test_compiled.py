@@ -62,6 +62,7 @@ def test_attention_of_groups_of_warps() -> None:
     tile = f"tensordesc<bf16[1, 1, 64, 64],{NVMMASharedLayout(128, 16, rank=4)!r}>"
     sizes = {"heads": 16, "groups": 2, "head_dim": 64, "rows": 64, "columns": 64, "stages": 4, "parts": 3}
     sizes |= {"registers": attention_hopper.REGISTERS[3], "polynomials": 1, "unrolled": False}
+    sizes |= {"q_bytes": 2, "o_bytes": 2}
     types = dict.fromkeys(("q_desc", "k_desc", "v_desc"), tile)
     code = compiled(attention_hopper._attend, sizes, types, 4, GluonASTSource)
     assert "wgmma.mma_async" in code
@@ -96,14 +97,17 @@ def test_gated_products_of_groups_of_warps(has_bias: bool) -> None:
 
     from vitruvian.kernels import gated_hopper as module
 
-    tiles = {"x": (module.ROWS, module.DEPTH), "w": (module.COLUMNS, module.DEPTH)}
-    tiles |= {"out": (module.ROWS, module.COLUMNS // 2)}
-    layout = repr(NVMMASharedLayout(128, 16, rank=2))
-    types = {f"{name}_desc": f"tensordesc<bf16[{high}, {wide}],{layout}>" for name, (high, wide) in tiles.items()}
+    tiles = {"x": [module.ROWS, module.DEPTH], "w": [1, module.COLUMNS // 2, module.DEPTH]}
+    tiles |= {"out": [module.ROWS, module.COLUMNS // 2]}
+    types = {
+        f"{name}_desc": f"tensordesc<bf16{tile},{NVMMASharedLayout(128, 16, rank=len(tile))!r}>"
+        for name, tile in tiles.items()
+    }
     code = compiled(module._gated, {"programs": 132, "has_bias": has_bias}, types, 4, GluonASTSource)
     assert code.count("wgmma.mma_async.sync.aligned.m64n256k16") == module.PARTS * module.DEPTH // 16
     assert code.count("wgmma.wait_group.sync.aligned 1") == module.PARTS
     assert ("ld.global" in code) == has_bias  # all else comes by the bulk copy engine
+    assert code.count("stmatrix") == module.PARTS * module.COLUMNS // 32  # neighbours lie in one thread
     assert "st.global" not in code
     assert ".local" not in code
 

@@ -46,7 +46,8 @@ def test_order_of_groups_of_warps(
     out = torch.full((rows, 8 * across), float("nan"))
     chip = Chip(gated_hopper, "_place", "_load", "_compute", "_gated")
     chip.names.update(SIZES)
-    tensors = Descriptor(x), Descriptor(weight), Descriptor(out), Pointer(bias)
+    halves = weight.view(-1, 2, 16 * steps).transpose(0, 1)  # gate and up
+    tensors = Descriptor(x), Descriptor(halves), Descriptor(out), Pointer(bias)
     chip("_gated", programs, *tensors, rows, steps, across, *shares, programs, has_bias)
     both = F.linear(x, weight, bias if has_bias else None)
     torch.testing.assert_close(out, F.silu(both[:, 0::2]) * both[:, 1::2], rtol=1e-4, atol=1e-4)

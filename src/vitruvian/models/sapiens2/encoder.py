@@ -56,14 +56,32 @@ class Embeddings(nn.Module):
         front = (self.cls_token.expand(batch, -1, -1), self.register_tokens.expand(batch, -1, -1))
         return torch.cat((*front, patches), dim=1)  # [B, 1 + R + h·w, C]
 
+    def in_place(self, pixel_values: Tensor) -> Tensor:
+        """Embed [B, 3, H, W] for inference: picture by picture, each where it belongs, so that nothing is joined."""
+        if self.tokenizer is not None:
+            return self(pixel_values)  # type: ignore[no-any-return]
+        conv, registers = self.patch_embeddings, self.register_tokens
+        cut, _ = self.cut(pixel_values)  # [B, h·w, 3·p·p]
+        front = 1 + registers.shape[1]
+        tokens = cut.new_empty(cut.shape[0], front + cut.shape[1], conv.out_channels)  # [B, 1 + R + h·w, C]
+        tokens[:, :1], tokens[:, 1:front] = self.cls_token, registers
+        assert conv.bias is not None
+        for patches, place in zip(cut, tokens[:, front:], strict=True):
+            torch.addmm(conv.bias, patches, conv.weight.flatten(1).t(), out=place)
+        return tokens
+
     def embed(self, pixel_values: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Project patches: what the convolution says, as a matrix product, for which every device has a quick way."""
+        cut, grid_hw = self.cut(pixel_values)
         conv = self.patch_embeddings
-        (down, across), (batch, channels, height, width) = conv.kernel_size, pixel_values.shape
+        return F.linear(cut, conv.weight.flatten(1), conv.bias), grid_hw  # [B, h·w, C]
+
+    def cut(self, pixel_values: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Cut [B, 3, H, W] into patches [B, h·w, 3·p·p]; return the grid (h, w) too."""
+        (down, across), (batch, channels, height, width) = self.patch_embeddings.kernel_size, pixel_values.shape
         grid_hw = (height // down, width // across)
         cut = pixel_values.reshape(batch, channels, grid_hw[0], down, grid_hw[1], across)  # [B, 3, h, p, w, p]
-        cut = cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, grid_hw[0] * grid_hw[1], -1)  # [B, h·w, 3·p·p]
-        return F.linear(cut, conv.weight.flatten(1), conv.bias), grid_hw  # [B, h·w, C]
+        return cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, grid_hw[0] * grid_hw[1], -1), grid_hw
 
     def mask(self, patches: Tensor, positions: Tensor) -> Tensor:
         """Put the mask token in the place of patches."""

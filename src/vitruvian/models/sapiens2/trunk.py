@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitruvian.config import Config
 from vitruvian.hub import HubOptions
-from vitruvian.kernels.available import is_traced
+from vitruvian.kernels.available import is_traced, takes_fused
 from vitruvian.kernels.fp8 import can_multiply
 from vitruvian.kernels.linear_cpu import packs
 from vitruvian.layers.norm import RMSNorm
@@ -195,7 +195,9 @@ class Sapiens2Model(Sapiens2Trunk):
     ) -> BaseModelOutputWithPooling:
         """Encode pictures with the joint matrices and kernels of `optimize()`."""
         grid_hw = check_pixels(pixel_values, self.config)
-        embedded = self.embeddings(pixel_values.to(self.norm.weight.dtype), bool_masked_pos)
+        pixels = pixel_values.to(self.norm.weight.dtype)
+        in_place = bool_masked_pos is None and takes_fused(pixels)
+        embedded = self.embeddings.in_place(pixels) if in_place else self.embeddings(pixels, bool_masked_pos)
         rope = positions(self.config, grid_hw, device=embedded.device, training=False)
         if isinstance(fused, FastEncoder):
             tokens = fused(embedded, rope)  # [B, 1 + R + h·w, C]

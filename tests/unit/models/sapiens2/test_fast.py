@@ -77,6 +77,14 @@ def test_layers_add_what_the_plain_ones_add(fields: dict[str, Any]) -> None:
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
+@pytest.mark.parametrize("fields", [{}, {"num_register_tokens": 0}, {"use_tokenizer": True}])
+@torch.no_grad()
+def test_pictures_are_embedded_where_they_belong(fields: dict[str, Any]) -> None:
+    model = build(**fields)
+    pixels = torch.randn(3, 3, 128, 64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(model.embeddings.in_place(pixels), model.embeddings(pixels))
+
+
 def test_half_precision_is_as_close_as_that_of_the_plain_layers() -> None:
     want = plain(build())
     model = build().to(torch.bfloat16)
