@@ -129,11 +129,11 @@ class FastHead:
             for block in self.blocks:
                 lay_out_(block)
             self.seen, self.tiled = self.stamp(), {}
-        features = features.contiguous(memory_format=torch.channels_last)
         pictures = self.pictures or pictures_at_a_time(self.blocks, features)
         out: Tensor | None = None
         for first in range(0, len(features), pictures):
-            x = self.decode(features[first : first + pictures], batch=len(features))  # [b, C, s·h, s·w]
+            few = features[first : first + pictures].contiguous(memory_format=torch.channels_last)
+            x = self.decode(few, batch=len(features))  # [b, C, s·h, s·w]
             if out is None:
                 out = x.new_empty(len(features), self.predictor.out_channels, *x.shape[2:])
             self.predict(x, out[first : first + pictures])
