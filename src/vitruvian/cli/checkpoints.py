@@ -13,7 +13,6 @@ from vitruvian.errors import CheckpointError, InputError
 
 def facts_of(name: str, revision: str | None) -> dict[str, Any]:
     """Read a checkpoint's configuration, and what the files here tell."""
-
     from vitruvian.auto import AutoConfig, AutoModel
     from vitruvian.hub import is_local, local_folder
     from vitruvian.layers.blank import blank

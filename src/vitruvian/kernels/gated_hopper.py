@@ -117,7 +117,7 @@ def _compute(
 ):  # fmt: skip
     sums: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, _COLUMNS, 16])
     staged = out_ring.index(which)
-    last = share[6] - 1  # column of tiles; places beyond all tiles may be further
+    last = share[6] - 1  # column of tiles; the place after a program's last tile may lie further
     row, end, j = _place(0, share, programs)
     if has_bias:  # a tile ahead, two numbers a thread: nobody waits for them, and they take no room
         n = gl.arange(0, _COLUMNS, layout=gl.BlockedLayout([1], [32], [4], [0]))
