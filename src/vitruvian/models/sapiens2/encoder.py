@@ -57,9 +57,7 @@ class Embeddings(nn.Module):
         return torch.cat((*front, patches), dim=1)  # [B, 1 + R + h·w, C]
 
     def in_place(self, pixel_values: Tensor) -> Tensor:
-        """Embed [B, 3, H, W] for inference: picture by picture, each where it belongs, so that nothing is joined."""
-        if self.tokenizer is not None:
-            return self(pixel_values)  # type: ignore[no-any-return]
+        """Embed [B, 3, H, W] for inference, without a tokenizer: each picture where it belongs, to move none."""
         conv, registers = self.patch_embeddings, self.register_tokens
         cut, _ = self.cut(pixel_values)  # [B, h·w, 3·p·p]
         front = 1 + registers.shape[1]

@@ -196,7 +196,7 @@ class Sapiens2Model(Sapiens2Trunk):
         """Encode pictures with the joint matrices and kernels of `optimize()`."""
         grid_hw = check_pixels(pixel_values, self.config)
         pixels = pixel_values.to(self.norm.weight.dtype)
-        in_place = bool_masked_pos is None and takes_fused(pixels)
+        in_place = bool_masked_pos is None and self.embeddings.tokenizer is None and takes_fused(pixels)
         embedded = self.embeddings.in_place(pixels) if in_place else self.embeddings(pixels, bool_masked_pos)
         rope = positions(self.config, grid_hw, device=embedded.device, training=False)
         if isinstance(fused, FastEncoder):

@@ -77,7 +77,7 @@ def test_layers_add_what_the_plain_ones_add(fields: dict[str, Any]) -> None:
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
-@pytest.mark.parametrize("fields", [{}, {"num_register_tokens": 0}, {"use_tokenizer": True}])
+@pytest.mark.parametrize("fields", [{}, {"num_register_tokens": 0}])
 @torch.no_grad()
 def test_pictures_are_embedded_where_they_belong(fields: dict[str, Any]) -> None:
     model = build(**fields)
