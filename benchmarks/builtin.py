@@ -20,12 +20,15 @@ of all people with some. Finding: all people taller than a quarter of the pictur
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,7 +86,9 @@ REAL = [
     Goal("people", "recall@0.5", at_least=0.6),
 ]
 TASKS = ("pose", "parts", "normals", "pointmap", "matte", "albedo")
-QUICK = [Goal("seconds", task, at_most=0.3) for task in TASKS] + [Goal("seconds", "pose from the shell", at_most=2.5)]
+FROM_SHELL = "{} from the shell"
+QUICK = [Goal("seconds", task, at_most=0.3) for task in TASKS]
+QUICK += [Goal("seconds", FROM_SHELL.format(task), at_most=2.5) for task in TASKS]
 # ------------------------------------------------------------------------------------------------- synthetic people
 
 
@@ -314,31 +319,35 @@ def in_box(
 # ------------------------------------------------------------------------------------------------- time
 
 
-def speed_report(source: str, picture: Path) -> Report:
-    """Measure one person in one picture, best of five, and whole commands from the shell, best of three."""
+def speed_report(source: str, picture: Path, times: int = 7) -> Report:
+    """Measure every task on one person in one picture, by itself and as a command from the shell: medians.
+
+    Commands take turns, so that a machine that is slower for a minute is so for all of them.
+    """
     report = Report(f"seconds on {torch.get_num_threads()} threads, one person", goals=QUICK)
-    seconds: dict[str, float] = {}
+    seconds: dict[str, list[float]] = {}
     for task in TASKS:
         pipe = pipeline(task, source, device="cpu", people="whole")
-        seconds[task] = best(lambda pipe=pipe: pipe(str(picture)), 5)
+        pipe(str(picture))
+        seconds[task] = [duration(lambda pipe=pipe: pipe(str(picture))) for _ in range(times)]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "vitruvian", "pose", str(picture), "--model", source, "--device", "cpu"]
-        command += ["--out", folder, "--overwrite", "--quiet"]
-        one = [*command, "--people", "whole"]  # one person, who is given
-        seconds["pose from the shell"] = best(lambda: subprocess.run(one, check=True), 3)
-        seconds["the same, and people found first"] = best(lambda: subprocess.run(command, check=True), 3)
-    report.add("seconds", seconds)
+        rest = [str(picture), "--model", source, "--device", "cpu", "--out", folder, "--overwrite", "--quiet"]
+        given = ["--people", "whole"]  # one person, who need not be found
+        commands = {FROM_SHELL.format(task): ["-m", "vitruvian", task, *rest, *given] for task in TASKS}
+        commands["pose, and people found first"] = ["-m", "vitruvian", "pose", *rest]
+        commands["import torch, part of each command"] = ["-c", "import torch"]
+        for _, (name, command) in itertools.product(range(times), commands.items()):
+            run = functools.partial(subprocess.run, [sys.executable, *command], check=True)
+            seconds.setdefault(name, []).append(duration(run))
+    report.add("seconds", {name: statistics.median(lengths) for name, lengths in seconds.items()})
     return report
 
 
-def best(run: Any, times: int) -> float:
-    """Return the shortest of several runs in seconds."""
-    lengths = []
-    for _ in range(times):
-        start = time.perf_counter()
-        run()
-        lengths.append(time.perf_counter() - start)
-    return min(lengths)
+def duration(run: Callable[[], Any]) -> float:
+    """Return how long a run takes, in seconds."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 def main() -> int:

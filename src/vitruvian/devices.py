@@ -86,14 +86,14 @@ def automatic_devices(model: nn.Module, dtype: torch.dtype, keep_whole: Sequence
 
 def place_of(name: str, places: dict[str, torch.device]) -> torch.device:
     """Return the device of the longest entry of the table that a name lies under."""
-    under = [entry for entry in places if not entry or name == entry or name.startswith(f"{entry}.")]
+    under = [entry for entry in places if lies_under(name, entry)]
     if not under:
         raise InputError(f"device_map: no entry covers {name}. Add one, or an entry '' for the rest.")
     return places[max(under, key=len)]
 
 
-def spread(model: nn.Module, places: dict[str, torch.device]) -> None:
-    """Let accelerate move activations where a model lies on more than one device."""
+def spread(model: nn.Module, places: dict[str, torch.device], keep_whole: Sequence[str] = ()) -> None:
+    """Let accelerate move activations where a model lies on more than one device, and weights that wait on the CPU."""
     if len(set(places.values())) > 1:
         try:
             from accelerate import dispatch_model
@@ -101,4 +101,33 @@ def spread(model: nn.Module, places: dict[str, torch.device]) -> None:
             raise MissingExtraError("accelerate", "train", "a model over several devices") from error
         # accelerate tells devices apart by number and by the word "cpu".
         table = {name: place.type if place.index is None else place.index for name, place in places.items()}
-        dispatch_model(model, device_map=table)
+        dispatch_model(model, device_map=table, preload_module_classes=used_as_one(model, keep_whole))
+
+
+def used_as_one(model: nn.Module, keep_whole: Sequence[str]) -> list[str]:
+    """Name the classes whose weights must come together, since they use some of modules that they never call.
+
+    Those are the blocks that stay on one device, and all modules of ours that are no part of a block and hold none.
+    """
+    ours = [module for module in model.modules() if type(module).__module__.partition(".")[0] == "vitruvian"]
+    around = {kind(one) for one in ours if any(kind(part) in keep_whole for part in one.modules() if part is not one)}
+    return sorted({kind(module) for module in ours} - around | set(keep_whole))
+
+
+def kind(module: nn.Module) -> str:
+    """The name of a module's class."""
+    return type(module).__name__
+
+
+def with_residents(places: dict[str, torch.device], residents: Sequence[str]) -> dict[str, torch.device]:
+    """Keep these parts of a model together on its first accelerator, where it lies on more than one device."""
+    first = next((place for place in places.values() if place.type not in ("cpu", "meta")), None)
+    if first is None or len(set(places.values())) == 1:
+        return places
+    others = {name: place for name, place in places.items() if not any(lies_under(name, one) for one in residents)}
+    return others | dict.fromkeys(residents, first)
+
+
+def lies_under(name: str, entry: str) -> bool:
+    """Tell whether a module is another one or a part of it; the empty name stands for the whole model."""
+    return not entry or name == entry or name.startswith(f"{entry}.")

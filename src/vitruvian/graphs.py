@@ -8,11 +8,12 @@ size recorded.
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,7 @@ class GraphCache:
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
         self.replays: Counter[int] = Counter()
         self.refused: dict[Any, str] = {}
-        self.pool: Any = None  # memory that all recordings share: they never run at the same time
+        self.room: Room | None = None  # where recordings are made; they share memory, as none runs beside another
         self.lock = threading.RLock()  # a recording has one place for its inputs; calls may hold others
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -98,7 +99,7 @@ class GraphCache:
         """Let go of all recordings and their memory."""
         with self.lock:
             self.recordings.clear()
-            self.pool = None
+            self.room = None
 
     def __call__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call, recorded on its first use; results are copies that later calls do not overwrite."""
@@ -123,14 +124,15 @@ class GraphCache:
         """Record a call and keep that; None where it cannot be recorded, which is tried once."""
         if key in self.refused:
             return None
-        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        self.room = self.room or Room()
         try:
-            found = record(function, leaves, structure, self.pool)
+            found = self.room.record(function, leaves, structure)
         except RuntimeError as error:
             reasons = list(causes(error))
             full = next((one for one in reasons if isinstance(one, torch.OutOfMemoryError)), None)
             if full is not None:  # whoever asked may try with less
                 raise full from None
+            self.room = None  # what broke off stays broken
             self.refused[key] = " ".join(str(reasons[-1]).split())[:200]
             warnings.warn(
                 f"{function.__qualname__}: cannot be recorded as a CUDA graph and runs without one, more slowly "
@@ -163,21 +165,49 @@ def describe(leaf: Any) -> Any:
     return (tuple(leaf.shape), leaf.dtype, leaf.device, leaf.stride()) if isinstance(leaf, Tensor) else repr(leaf)
 
 
-def record(function: Callable[..., Any], leaves: list[Any], structure: Any, pool: Any) -> Recording:
-    """Run a call twice to warm it up on a stream of its own, then record it."""
-    static = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    args, kwargs = pytree.tree_unflatten(static, structure)
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            function(*args, **kwargs)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # Other threads may go on using the device meanwhile, as pipelines do to send pictures. Where recording breaks off,
-    # torch may leave its own stream in place of the caller's, which is put back here.
-    recorder = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
-    with holding() as constants, torch.cuda.stream(torch.cuda.current_stream()), recorder:
-        result = function(*args, **kwargs)
-    outputs, shape = pytree.tree_flatten(result)
-    return Recording([leaf for leaf in static if isinstance(leaf, Tensor)], graph, outputs, shape, constants)
+class Room:
+    """A stream and memory that recordings alone use.
+
+    cuBLAS wants work space for each stream that it runs on, 32 MB of it, and torch lets go of that whenever something
+    else is recorded. Recorded on a stream of its own, a model has it in its own memory, where it stays.
+    """
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def record(self, function: Callable[..., Any], leaves: list[Any], structure: Any) -> Recording:
+        """Run a call twice to warm it up, then record it."""
+        static = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(static, structure)
+        stream = warm_up_stream(self.stream.device_index)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                function(*args, **kwargs)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may go on using the device meanwhile, as pipelines do to send pictures. Where recording breaks
+        # off, torch may leave its own stream in place of the caller's, which is put back here.
+        recorder = torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local")
+        try:
+            with holding() as constants, torch.cuda.stream(torch.cuda.current_stream()), recorder:
+                result = function(*args, **kwargs)
+        except RuntimeError:
+            self.leave()
+            raise
+        outputs, shape = pytree.tree_flatten(result)
+        return Recording([leaf for leaf in static if isinstance(leaf, Tensor)], graph, outputs, shape, constants)
+
+    def leave(self) -> None:
+        """Tell torch that nothing is recorded here any more: where a recording broke off, it goes on to think so."""
+        device = self.stream.device_index
+        with suppress(AttributeError, RuntimeError):  # torch before 2.8, or it knows
+            torch._C._cuda_endAllocateToPool(device, self.pool)
+            torch._C._cuda_releasePool(device, self.pool)
+
+
+@functools.cache
+def warm_up_stream(device: int) -> torch.cuda.Stream:
+    """The stream on which calls warm up on a device: one for all, since each would have a work space of its own."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

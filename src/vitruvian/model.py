@@ -16,7 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.devices import checked_device, checked_dtype, choose_devices, choose_dtype, place_of, spread
+from vitruvian.devices import (
+    checked_device,
+    checked_dtype,
+    choose_devices,
+    choose_dtype,
+    place_of,
+    spread,
+    with_residents,
+)
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, WeightsError
 from vitruvian.graphs import GraphCache
 from vitruvian.hub import CONFIG_FILE, HubOptions, pinned, upload, weight_file
@@ -44,7 +52,8 @@ class Model(nn.Module):
     config_class: ClassVar[type[Config]]
     base_model_prefix: ClassVar[str] = ""
     main_input_name: ClassVar[str] = "pixel_values"
-    no_split_modules: ClassVar[tuple[str, ...]] = ()
+    no_split_modules: ClassVar[tuple[str, ...]] = ()  # classes that lie on one device each
+    resident_modules: ClassVar[tuple[str, ...]] = ()  # parts that lie on one device together: used without being called
     renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
     ignored_keys: ClassVar[tuple[str, ...]] = ()
     optional_keys: ClassVar[tuple[str, ...]] = ()
@@ -166,6 +175,7 @@ class Model(nn.Module):
         fresh = cls.accept(plan, source, new_head=ignore_mismatched_sizes or new_labels)
         kind = choose_dtype(torch_dtype if dtype is None else dtype, settings.dtype, files)
         places = choose_devices(model, device, device_map, kind, keep_whole=cls.no_split_modules)
+        places = with_residents(places, cls.resident_modules)
         loaded = model.assign(files, plan, kind, places, source if check_finite else None)
         model.fill(set(wanted) - loaded, kind, places)
         if fresh:
@@ -177,7 +187,7 @@ class Model(nn.Module):
             )
         settings.name_or_path, settings.dtype = source, str(kind).removeprefix("torch.")
         model.eval()
-        spread(model, places)
+        spread(model, places, cls.no_split_modules)
         return model
 
     @classmethod

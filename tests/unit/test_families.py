@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.families import CASES
 from tests.families.case import FamilyCase
+from vitruvian.devices import used_as_one
 from vitruvian.model import Model
 
 pytestmark = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -53,6 +54,21 @@ def test_save_and_load_is_identity(case: FamilyCase, tmp_path: Path) -> None:
     given = inputs(case)
     assert torch.equal(run(again, case, given), run(model, case, given))
     assert not again.training
+
+
+@torch.no_grad()
+def test_weights_may_wait_elsewhere_until_they_are_used(case: FamilyCase) -> None:
+    """As those of a model do that no device holds: accelerate brings those of a module when it is called."""
+    offload = pytest.importorskip("accelerate").cpu_offload
+    model, given = build(case), inputs(case)
+    want = flat(model(**given)[case.output])
+    for name, part in model.named_children():
+        if name not in model.resident_modules:
+            offload(part, torch.device("cpu"), preload_module_classes=used_as_one(model, model.no_split_modules))
+    assert any(parameter.is_meta for parameter in model.parameters())
+    for got, wanted in zip(flat(model(**given)[case.output]), want, strict=True):
+        assert torch.equal(got, wanted)
+    assert any(parameter.is_meta for parameter in model.parameters())
 
 
 def test_batch_equals_singles(case: FamilyCase) -> None:

@@ -61,9 +61,9 @@ def test_what_an_error_began_with() -> None:
 
 def test_letting_go_of_recordings() -> None:
     cache = GraphCache()
-    cache.recordings["key"], cache.pool = None, (0, 1)  # type: ignore[assignment]
+    cache.recordings["key"], cache.room = None, object()  # type: ignore[assignment]
     cache.forget()
-    assert (len(cache.recordings), cache.pool) == (0, None)
+    assert (len(cache.recordings), cache.room) == (0, None)
 
 
 @kept
@@ -174,6 +174,7 @@ def test_a_recorded_call_may_hold_another() -> None:
 
     for _ in range(2):
         torch.testing.assert_close(cache(outer, (x,), {}), 1 + x.square())
+    assert (len(cache.recordings), cache.refused) == (2, {})
 
 
 @needs_cuda
@@ -208,3 +209,23 @@ def test_what_cannot_be_recorded_runs_as_it_is() -> None:
     assert (len(cache.recordings), len(cache.refused), cache.replays) == (0, 1, {})
     torch.testing.assert_close(cache(torch.square, (x,), {}), x.square())  # others still are
     assert cache.replays == {3: 1}
+
+
+@needs_cuda
+@torch.no_grad()
+def test_recordings_share_a_work_space_and_keep_it() -> None:
+    """cuBLAS has one for each stream, tens of megabytes, and torch lets go of it when others record."""
+    cache, weight = GraphCache(), torch.randn(512, 512, device="cuda", dtype=torch.bfloat16)
+    given = [torch.randn(rows, 512, device="cuda", dtype=torch.bfloat16) for rows in (1, 2, 3, 4)]
+    held = []
+    for x in given:
+        torch.testing.assert_close(cache(torch.matmul, (x, weight), {}), x @ weight, rtol=2e-2, atol=2e-2)
+        held.append(torch.cuda.memory_allocated())
+    assert held[-1] - held[0] < 2**20
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    others = [torch.full((2**22,), 7.0, device="cuda") for _ in range(32)]
+    for x in given:
+        torch.testing.assert_close(cache(torch.matmul, (x, weight), {}), x @ weight, rtol=2e-2, atol=2e-2)
+    assert all(bool((one == 7).all()) for one in others)

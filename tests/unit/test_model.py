@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from tests.families.sam2 import clicks
+from tests.families.sam2 import tiny as tiny_sam2
 from tests.tiny import DECONVOLUTION, SHUFFLE, TASKS, pixels, tiny_config, tiny_task
 from vitruvian import (
     CheckpointError,
@@ -18,6 +20,7 @@ from vitruvian import (
     MissingExtraError,
     Model,
     NewWeightsWarning,
+    Sam2Model,
     Sapiens2Backbone,
     Sapiens2Config,
     Sapiens2ForPoseEstimation,
@@ -309,7 +312,7 @@ class TestDevices:
     def test_parts_go_where_the_table_says(self, pose: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         spread: list[dict[str, Any]] = []
         accelerate = pytest.importorskip("accelerate")
-        monkeypatch.setattr(accelerate, "dispatch_model", lambda model, device_map: spread.append(device_map))
+        monkeypatch.setattr(accelerate, "dispatch_model", lambda model, device_map, **_: spread.append(device_map))
         table = {"": "cpu", "decode_head": "meta", "decode_head.predictor": "cpu"}
         model = Sapiens2ForPoseEstimation.from_pretrained(pose, device_map=table)
         meta = {name for name, tensor in model.state_dict().items() if tensor.is_meta}
@@ -320,12 +323,21 @@ class TestDevices:
 
     def test_fresh_heads_go_where_the_table_says(self, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         accelerate = pytest.importorskip("accelerate")
-        monkeypatch.setattr(accelerate, "dispatch_model", lambda model, device_map: None)
+        monkeypatch.setattr(accelerate, "dispatch_model", lambda model, **_: None)
         with pytest.warns(NewWeightsWarning):
             model = Sapiens2ForPoseEstimation.from_pretrained(
                 bare, head_config=DECONVOLUTION, device_map={"model": "cpu", "decode_head": "meta"}
             )
         assert all(tensor.is_meta for tensor in model.decode_head.parameters())
+
+    def test_residents_stay_on_the_first_accelerator(self) -> None:
+        cpu, first, second = torch.device("cpu"), torch.device("cuda", 1), torch.device("cuda", 0)
+        table = {"encoder": first, "encoder.late": second, "decoder.a": cpu, "decoder.b": second, "decoders": cpu}
+        got = devices.with_residents(table, ("decoder",))
+        assert got == {"encoder": first, "encoder.late": second, "decoders": cpu, "decoder": first}
+        assert devices.with_residents(table, ()) == table
+        for alone in ({"": cpu}, {"": first}, {"": cpu, "decoder": cpu}):
+            assert devices.with_residents(alone, ("decoder",)) == alone
 
     def test_several_devices_need_accelerate(self, pose: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "accelerate", None)
@@ -412,6 +424,19 @@ class TestOnCuda:
         model = Sapiens2ForPoseEstimation.from_pretrained(pose, device_map=table)
         found = model(pixels().cuda()).heatmaps.cpu()
         torch.testing.assert_close(found, tiny_task()(pixels()).heatmaps, atol=1e-3, rtol=1e-3)
+
+    def test_small_parts_stay_together(self, tmp_path: Path) -> None:
+        pytest.importorskip("accelerate")
+        torch.manual_seed(0)
+        whole = Sam2Model(tiny_sam2()).eval()
+        whole.save_pretrained(tmp_path)
+        table = {"": 0, "mask_decoder.transformer": "cpu", "prompt_encoder": "cpu", "vision_encoder.backbone": "cpu"}
+        model = Sam2Model.from_pretrained(tmp_path, device_map=table)
+        given = clicks(2, torch.Generator().manual_seed(1))
+        found = model(**{name: value.cuda() for name, value in given.items()})
+        torch.testing.assert_close(found.pred_masks.cpu(), whole(**given).pred_masks, atol=1e-3, rtol=1e-3)
+        assert {value.device.type for value in model.mask_decoder.parameters()} == {"cuda"}
+        assert all(value.is_meta for value in model.vision_encoder.backbone.parameters())
 
     def test_fresh_head_and_fresh_model(self, bare: Path, tmp_path: Path) -> None:
         with pytest.warns(NewWeightsWarning):

@@ -24,8 +24,6 @@ class Tiling:
         columns: Keys that are looked at together.
         warps: Warps of a program of `attention_triton`.
         stages: Tiles of keys in flight.
-        folds: Whether `attention_triton` adds up weights within a thread first, and across threads at the end.
-        splits: Whether `attention_triton` cuts heads of 80 channels into 64 and 16, rather than pad them to 128.
         parts: Groups of four warps in `attention_hopper`, 64 queries each; 0 for `attention_triton`.
         polynomials: How many of four exponentials `attention_hopper` computes with multiplications and additions.
         unrolled: Whether `attention_hopper` takes two steps in each turn of its loop.
@@ -35,8 +33,6 @@ class Tiling:
     columns: int = 64
     warps: int = 8
     stages: int = 3
-    folds: bool = False
-    splits: bool = False
     parts: int = 0
     polynomials: int = 0
     unrolled: bool = False

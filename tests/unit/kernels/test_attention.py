@@ -45,8 +45,8 @@ def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @pytest.mark.parametrize(("tokens", "head_dim", "groups"), CASES)
 @pytest.mark.parametrize(
     "tiling",
-    [None, Tiling(folds=True), Tiling(splits=True), Tiling(rows=64, columns=32, folds=True, splits=True)],
-    ids=["default", "folds", "splits", "both"],
+    [None, Tiling(), Tiling(stages=2), Tiling(rows=64, columns=32)],
+    ids=["default", "small", "large", "other"],
 )
 def test_every_tiling_is_softmax(
     way: str, tokens: int, head_dim: int, groups: int, tiling: Tiling | None, monkeypatch: pytest.MonkeyPatch
@@ -129,16 +129,6 @@ def test_tilings_for_hopper_fall_back_elsewhere(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(attention, "takes_kernel", lambda *tensors, name="": name != "attention_hopper")
     q, k, v = (make.randn(1, 2, 40, 16) for _ in range(3))
     make.close(attend_bounded(q, k, v, Tiling(parts=3)), softmax(q, k, v))
-
-
-@pytest.mark.skipif(not HAS_TRITON, reason="no Triton")
-@pytest.mark.parametrize(
-    ("size", "parts"), [(16, (16, 0)), (24, (16, 16)), (64, (64, 0)), (76, (64, 16)), (80, (64, 16)), (104, (64, 64))]
-)
-def test_channels_in_powers_of_two(size: int, parts: tuple[int, int]) -> None:
-    from vitruvian.kernels.attention_triton import split_dim
-
-    assert split_dim(size) == parts
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

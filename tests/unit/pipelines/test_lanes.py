@@ -416,9 +416,14 @@ class TestOptimizing:
 class TestOnAGpu:
     @pytest.mark.parametrize("call", CALLS)
     @pytest.mark.parametrize("task", SAPIENS)
-    def test_results_are_those_of_the_cpu(self, task: str, call: str) -> None:
+    def test_results_are_those_of_the_cpu(self, task: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if task == "pose" and call == "tiles":
             pytest.skip("poses have no tiles")
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+        # Pictures are resized in whole numbers on the CPU and rounded on the GPU, as in the reference: some pixels are
+        # a level apart, and random weights make much of that. People are cut out in float32 on both.
+        resized = call in ("whole", "tiles")
+        tolerance, least = (2e-2, 0.94) if resized else (1e-2, 0.999)
         shown = [picture(seed, (40 + 5 * seed, 56)) for seed in range(7)]
         wanted = list(opened(task)(shown, **CALLS[call]))
         for options in ({"optimize": False}, {}, {"batch_size": 3}):
@@ -427,8 +432,8 @@ class TestOnAGpu:
             for got, want in zip(pipe(shown, **options, **CALLS[call]), wanted, strict=True):
                 assert not isinstance(got, Failure), got
                 for name, value in want.arrays().items():
-                    share = np.isclose(got.arrays()[name], value, atol=2e-2, rtol=2e-2).mean() if value.size else 1.0
-                    assert share > 0.97, name
+                    close = np.isclose(got.arrays()[name], value, atol=tolerance, rtol=tolerance)
+                    assert not value.size or close.mean() > least, name
 
     def test_files_of_many_sizes(self, tmp_path: Any) -> None:
         for number in range(40):

@@ -190,4 +190,4 @@ class TestOnAGpu:
         with torch.inference_mode(), Calls() as calls:
             prepared = pipe.prepare(frame, None, pipe.options)
         assert len(prepared.units) == 2
-        assert calls.count < 15
+        assert calls.count < 20  # the way without a kernel takes two hundred

@@ -106,23 +106,22 @@ def measured(subject: Subject, given: Given, plan: Plan, ceiling: float) -> Cell
     calls = {"optimized": lambda: subject.ask(ours, inputs)}
     if plain is not None:
         calls["plain"] = lambda: subject.ask(plain, inputs)
-    ours.optimize(cuda_graphs=plan.cuda_graphs)
-    own = peak_bytes(calls["optimized"], given.device)  # the first call records, so its peak is a whole one
-    if own is not None:
-        cell.memory["optimized"] = own
-    got = subject.ask(ours, inputs)
+    model = their_inputs = None
     if theirs is not None:
         model, their_inputs = runnable(subject, theirs, inputs, cell)
         calls["reference"] = lambda: subject.ask(model, their_inputs)
-        compare(subject, got, model, inputs, calls["reference"](), cell, truth=plan.truth)
         if plan.compiled:
             quick = torch.compile(model)
             calls["compiled"] = lambda: subject.ask(quick, their_inputs)
             cell.compiled_difference = difference(calls["compiled"](), calls["reference"]())
-        for way in ("reference", "compiled") if plan.compiled else ("reference",):
-            used = peak_bytes(calls[way], given.device)
-            if used is not None:
-                cell.memory[way] = used
+    ours.optimize(cuda_graphs=plan.cuda_graphs)
+    for way in ("reference", "compiled", "optimized"):  # ours comes last: its first call records, and holds memory then
+        used = peak_bytes(calls[way], given.device) if way in calls else None
+        if used is not None:
+            cell.memory[way] = used
+    got = subject.ask(ours, inputs)
+    if theirs is not None:
+        compare(subject, got, model, inputs, calls["reference"](), cell, truth=plan.truth)
     del got
     cell.times = time_in_turns(calls, device=given.device, seconds=plan.seconds, cold=plan.cold)
     return cell

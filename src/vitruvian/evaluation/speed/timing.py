@@ -83,12 +83,16 @@ def sample(call: Call, device: torch.device, repeats: int, *, cold: bool) -> flo
 
 
 def peak_bytes(call: Call, device: torch.device) -> int | None:
-    """Most memory that a call takes on a CUDA device beside what is held before; None elsewhere."""
+    """Most memory that a call takes on a CUDA device beside what is held before; None elsewhere.
+
+    Work space of cuBLAS that earlier calls left behind is given back, so that a call which needs some is seen to.
+    """
     if device.type != "cuda":
         return None
     gc.collect()
-    torch.cuda.empty_cache()
     torch.cuda.synchronize(device)
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     call()

@@ -47,8 +47,8 @@ class Mask2FormerPreTrainedModel(Model):
         "Embeddings",
         "SwinLayer",
         "Block",
-        "DeformableLayer",
-        "DecoderLayer",
+        "PixelDecoder",
+        "TransformerModule",
     )
     # No map passes the last norm of the bare Swin.
     ignored_keys: ClassVar[tuple[str, ...]] = (CLASS_WEIGHTS, r"\.encoder\.swin\.layernorm\.")

@@ -41,7 +41,13 @@ class MaskFormerPreTrainedModel(Model):
     config_class: ClassVar[type[Config]] = MaskFormerConfig
     config: MaskFormerConfig
     base_model_prefix: ClassVar[str] = "model"
-    no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "SwinLayer", "Block", "DecoderLayer")
+    no_split_modules: ClassVar[tuple[str, ...]] = (
+        "Embeddings",
+        "SwinLayer",
+        "Block",
+        "PixelDecoder",
+        "TransformerModule",
+    )
     ignored_keys: ClassVar[tuple[str, ...]] = (CLASS_WEIGHTS,)
     optional_keys: ClassVar[tuple[str, ...]] = OPTIONAL_KEYS
 

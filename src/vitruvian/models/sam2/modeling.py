@@ -63,6 +63,7 @@ class Sam2Model(Model):
     config_class = Sam2Config
     config: Sam2Config
     no_split_modules = ("HieraBlock", "TwoWayTransformer")
+    resident_modules = ("shared_image_embedding", "prompt_encoder", "mask_decoder", "no_memory_embedding")
     # Published checkpoints hold the video model, whose memory is of no use for single pictures.
     ignored_keys = (
         r"^(memory_|mask_downsample|object_pointer_proj|temporal_positional_encoding_projection_layer)",

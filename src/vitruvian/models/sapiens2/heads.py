@@ -13,6 +13,7 @@ from vitruvian.kernels.available import is_traced, takes_kernel
 from vitruvian.kernels.fused import fill_planes_, instance_norm_silu, norm_silu_shuffled
 from vitruvian.kernels.linear_cpu import packs, stamp
 from vitruvian.kernels.maps_cpu import MapChain, Stage
+from vitruvian.kernels.pointwise import mix_channels
 from vitruvian.kernels.winograd_half import Maps, TiledConv, pays
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.norm import ChannelRMSNorm
@@ -175,8 +176,13 @@ class FastHead:
                 bias = conv.bias if block.shuffles else None  # without a shuffle, the norm takes it away again
                 self.tiled[number] = TiledConv(conv.weight, bias, transposed=transposed, shuffles=block.shuffles)
             return self.tiled[number](maps, batch=batch)
-        function = F.conv_transpose2d if transposed else F.conv2d
-        x = function(maps.activate_(dtype), conv.weight, None, stride=conv.stride, padding=conv.padding)
+        x = maps.activate_(dtype)
+        own = number > 0 and x.is_contiguous(memory_format=torch.channels_last)  # nobody else's, and as wanted
+        if batch == 1 and own and conv.kernel_size == (1, 1):
+            x = mix_channels(x, conv.weight)  # with one picture, these maps are most of what is beside the weights
+        else:
+            function = F.conv_transpose2d if transposed else F.conv2d
+            x = function(x, conv.weight, None, stride=conv.stride, padding=conv.padding)
         # Without a shuffle there is no bias: the norm takes it away again.
         return Maps(norm_silu_shuffled(x, conv.bias) if block.shuffles else instance_norm_silu(x))
 
