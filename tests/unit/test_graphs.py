@@ -216,10 +216,10 @@ def test_what_cannot_be_recorded_runs_as_it_is() -> None:
 def test_recordings_share_a_work_space_and_keep_it() -> None:
     """cuBLAS has one for each stream, tens of megabytes, and torch lets go of it when others record."""
     cache, weight = GraphCache(), torch.randn(512, 512, device="cuda", dtype=torch.bfloat16)
-    given = [torch.randn(rows, 512, device="cuda", dtype=torch.bfloat16) for rows in (1, 2, 3, 4)]
+    given = [torch.randn(rows, 512, device="cuda", dtype=torch.bfloat16) for rows in (64, 96, 128, 192)]
     held = []
     for x in given:
-        torch.testing.assert_close(cache(torch.matmul, (x, weight), {}), x @ weight, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(cache(torch.matmul, (x, weight), {}), x @ weight, rtol=2e-2, atol=0.2)
         held.append(torch.cuda.memory_allocated())
     assert held[-1] - held[0] < 2**20
     torch.cuda.synchronize()
@@ -227,5 +227,5 @@ def test_recordings_share_a_work_space_and_keep_it() -> None:
     torch.cuda.empty_cache()
     others = [torch.full((2**22,), 7.0, device="cuda") for _ in range(32)]
     for x in given:
-        torch.testing.assert_close(cache(torch.matmul, (x, weight), {}), x @ weight, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(cache(torch.matmul, (x, weight), {}), x @ weight, rtol=2e-2, atol=0.2)
     assert all(bool((one == 7).all()) for one in others)
