@@ -8,7 +8,6 @@ size recorded.
 
 from __future__ import annotations
 
-import functools
 import threading
 import warnings
 from collections import Counter, OrderedDict
@@ -180,12 +179,8 @@ class Room:
         """Run a call twice to warm it up, then record it."""
         static = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(static, structure)
-        stream = warm_up_stream(self.stream.device_index)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                function(*args, **kwargs)
-        torch.cuda.current_stream().wait_stream(stream)
+        for _ in range(2):  # where the caller is: another stream would want work space of its own
+            function(*args, **kwargs)
         graph = torch.cuda.CUDAGraph()
         # Other threads may go on using the device meanwhile, as pipelines do to send pictures. Where recording breaks
         # off, torch may leave its own stream in place of the caller's, which is put back here.
@@ -205,9 +200,3 @@ class Room:
         with suppress(AttributeError, RuntimeError):  # torch before 2.8, or it knows
             torch._C._cuda_endAllocateToPool(device, self.pool)
             torch._C._cuda_releasePool(device, self.pool)
-
-
-@functools.cache
-def warm_up_stream(device: int) -> torch.cuda.Stream:
-    """The stream on which calls warm up on a device: one for all, since each would have a work space of its own."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

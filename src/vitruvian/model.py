@@ -331,8 +331,9 @@ class Model(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Device of the first parameter."""
-        return next(self.parameters()).device
+        """Device of the first parameter, of those that are not waiting elsewhere to be used (see `device_map`)."""
+        here = next((parameter for parameter in self.parameters() if not parameter.is_meta), None)
+        return (next(self.parameters()) if here is None else here).device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -364,6 +365,11 @@ class Model(nn.Module):
                 each output channel and tokens with one each. Results are then a little off, and the 8-bit weights are
                 held beside the others. Needs bfloat16 and a GPU of the Hopper generation or newer.
         """
+        places = sorted({str(parameter.device) for parameter in self.parameters()})
+        if len(places) > 1:
+            raise InputError(
+                f"optimize: expected a model on one device, got one on {', '.join(places)}. Load it without device_map."
+            )
         if fp8 and (hindrance := self.fp8_hindrance()):
             raise InputError(f"optimize: fp8 needs {hindrance}. Leave fp8 out.")
         for module in self.modules():

@@ -330,6 +330,14 @@ class TestDevices:
             )
         assert all(tensor.is_meta for tensor in model.decode_head.parameters())
 
+    def test_parts_that_wait_elsewhere(self) -> None:
+        model = tiny_task("pose")
+        model.model.embeddings.to("meta")
+        assert model.device == torch.device("cpu")  # where pictures go
+        with pytest.raises(InputError, match="optimize: expected a model on one device, got one on cpu, meta"):
+            model.optimize()
+        assert model.to("meta").device == torch.device("meta")
+
     def test_residents_stay_on_the_first_accelerator(self) -> None:
         cpu, first, second = torch.device("cpu"), torch.device("cuda", 1), torch.device("cuda", 0)
         table = {"encoder": first, "encoder.late": second, "decoder.a": cpu, "decoder.b": second, "decoders": cpu}

@@ -115,10 +115,10 @@ def measured(subject: Subject, given: Given, plan: Plan, ceiling: float) -> Cell
             calls["compiled"] = lambda: subject.ask(quick, their_inputs)
             cell.compiled_difference = difference(calls["compiled"](), calls["reference"]())
     ours.optimize(cuda_graphs=plan.cuda_graphs)
+    peaks: dict[str, int | None] = {}
     for way in ("reference", "compiled", "optimized"):  # ours comes last: its first call records, and holds memory then
-        used = peak_bytes(calls[way], given.device) if way in calls else None
-        if used is not None:
-            cell.memory[way] = used
+        peaks[way] = peak_bytes(calls[way], given.device) if way in calls else None
+    cell.memory = {way: used for way in calls if (used := peaks.get(way)) is not None}
     got = subject.ask(ours, inputs)
     if theirs is not None:
         compare(subject, got, model, inputs, calls["reference"](), cell, truth=plan.truth)
