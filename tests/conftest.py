@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+
+# Before anything imports torch: workers share the cores, and more threads than cores wait for one another.
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
 # Jobs in the background of a shell ignore Ctrl-C, and so would the commands that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
