@@ -21,13 +21,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +59,7 @@ from vitruvian.evaluation import (
     box_length,
     layout_groups,
 )
+from vitruvian.evaluation.speed.timing import time_in_turns
 from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.human import LAYOUTS, PART_NAMES
 from vitruvian.images.crop import crop_params
@@ -319,35 +317,22 @@ def in_box(
 # ------------------------------------------------------------------------------------------------- time
 
 
-def speed_report(source: str, picture: Path, times: int = 7) -> Report:
-    """Measure every task on one person in one picture, by itself and as a command from the shell: medians.
-
-    Commands take turns, so that a machine that is slower for a minute is so for all of them.
-    """
+def speed_report(source: str, picture: Path) -> Report:
+    """Measure every task on one person in one picture, by itself and as a command from the shell: medians of seven."""
     report = Report(f"seconds on {torch.get_num_threads()} threads, one person", goals=QUICK)
-    seconds: dict[str, list[float]] = {}
-    for task in TASKS:
-        pipe = pipeline(task, source, device="cpu", people="whole")
-        pipe(str(picture))
-        seconds[task] = [duration(lambda pipe=pipe: pipe(str(picture))) for _ in range(times)]
+    pipes = {task: pipeline(task, source, device="cpu", people="whole") for task in TASKS}
+    calls: dict[str, Callable[[], Any]] = {task: functools.partial(pipe, str(picture)) for task, pipe in pipes.items()}
     with tempfile.TemporaryDirectory() as folder:
         rest = [str(picture), "--model", source, "--device", "cpu", "--out", folder, "--overwrite", "--quiet"]
         given = ["--people", "whole"]  # one person, who need not be found
         commands = {FROM_SHELL.format(task): ["-m", "vitruvian", task, *rest, *given] for task in TASKS}
         commands["pose, and people found first"] = ["-m", "vitruvian", "pose", *rest]
         commands["import torch, part of each command"] = ["-c", "import torch"]
-        for _, (name, command) in itertools.product(range(times), commands.items()):
-            run = functools.partial(subprocess.run, [sys.executable, *command], check=True)
-            seconds.setdefault(name, []).append(duration(run))
-    report.add("seconds", {name: statistics.median(lengths) for name, lengths in seconds.items()})
+        for name, command in commands.items():
+            calls[name] = functools.partial(subprocess.run, [sys.executable, *command], check=True)
+        times = time_in_turns(calls, device=torch.device("cpu"), seconds=60.0, rounds=7)
+    report.add("seconds", {name: timing.median / 1e3 for name, timing in times.items()})
     return report
-
-
-def duration(run: Callable[[], Any]) -> float:
-    """Return how long a run takes, in seconds."""
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def main() -> int:

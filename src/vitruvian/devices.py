@@ -84,6 +84,18 @@ def automatic_devices(model: nn.Module, dtype: torch.dtype, keep_whole: Sequence
     return {"": torch.device("cpu")}
 
 
+def devices_of(model: nn.Module) -> set[torch.device]:
+    """Return the devices that a model's parameters lie on."""
+    return {parameter.device for parameter in model.parameters()}
+
+
+def check_one_device(model: nn.Module, task: str) -> None:
+    """Ask for a model that is not spread over devices."""
+    if len(found := devices_of(model)) > 1:
+        names = ", ".join(sorted(map(str, found)))
+        raise InputError(f"{task}: expected a model on one device, got one on {names}. Load it without device_map.")
+
+
 def place_of(name: str, places: dict[str, torch.device]) -> torch.device:
     """Return the device of the longest entry of the table that a name lies under."""
     under = [entry for entry in places if lies_under(name, entry)]
@@ -92,7 +104,7 @@ def place_of(name: str, places: dict[str, torch.device]) -> torch.device:
     return places[max(under, key=len)]
 
 
-def spread(model: nn.Module, places: dict[str, torch.device], keep_whole: Sequence[str] = ()) -> None:
+def spread(model: nn.Module, places: dict[str, torch.device], keep_whole: Sequence[str]) -> None:
     """Let accelerate move activations where a model lies on more than one device, and weights that wait on the CPU."""
     if len(set(places.values())) > 1:
         try:
@@ -107,7 +119,7 @@ def spread(model: nn.Module, places: dict[str, torch.device], keep_whole: Sequen
 def used_as_one(model: nn.Module, keep_whole: Sequence[str]) -> list[str]:
     """Name the classes whose weights must come together, since they use some of modules that they never call.
 
-    Those are the blocks that stay on one device, and all modules of ours that are no part of a block and hold none.
+    Those are the blocks that stay on one device, and all other modules of ours that hold no such block.
     """
     ours = [module for module in model.modules() if type(module).__module__.partition(".")[0] == "vitruvian"]
     around = {kind(one) for one in ours if any(kind(part) in keep_whole for part in one.modules() if part is not one)}

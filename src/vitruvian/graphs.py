@@ -167,8 +167,8 @@ def describe(leaf: Any) -> Any:
 class Room:
     """A stream and memory that recordings alone use.
 
-    cuBLAS wants work space for each stream that it runs on, 32 MB of it, and torch lets go of that whenever something
-    else is recorded. Recorded on a stream of its own, a model has it in its own memory, where it stays.
+    cuBLAS wants work space for each stream that it runs on, 32 MB of it, and torch lets go of that when its compiler
+    records something. Recorded on a stream of its own, a model has it in its own memory, where it stays.
     """
 
     def __init__(self) -> None:

@@ -25,6 +25,7 @@ ModelT = TypeVar("ModelT", bound=Model)
 # The weights of classes follow from the configuration, whatever a file says.
 CLASS_WEIGHTS = r"(^|\.)criterion\.empty_weight$"
 OPTIONAL_KEYS = ("criterion.empty_weight", "relative_position_index", "num_batches_tracked")
+WHOLE_MODULES = ("Embeddings", "SwinLayer", "Block", "PixelDecoder", "TransformerModule")
 
 
 @dataclass

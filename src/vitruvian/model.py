@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vitruvian.config import Config
 from vitruvian.devices import (
+    check_one_device,
     checked_device,
     checked_dtype,
     choose_devices,
@@ -365,11 +366,7 @@ class Model(nn.Module):
                 each output channel and tokens with one each. Results are then a little off, and the 8-bit weights are
                 held beside the others. Needs bfloat16 and a GPU of the Hopper generation or newer.
         """
-        places = sorted({str(parameter.device) for parameter in self.parameters()})
-        if len(places) > 1:
-            raise InputError(
-                f"optimize: expected a model on one device, got one on {', '.join(places)}. Load it without device_map."
-            )
+        check_one_device(self, "optimize")
         if fp8 and (hindrance := self.fp8_hindrance()):
             raise InputError(f"optimize: fp8 needs {hindrance}. Leave fp8 out.")
         for module in self.modules():

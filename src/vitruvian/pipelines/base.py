@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.auto import HUB_KEYWORDS, AutoProcessor, AutoTaskModel
-from vitruvian.devices import checked_device, checked_dtype
+from vitruvian.devices import checked_device, checked_dtype, devices_of
 from vitruvian.errors import InputError, near_matches
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.packed import packed_tasks
@@ -425,7 +425,7 @@ def best_place(device: Any, dtype: Any) -> dict[str, Any]:
 
 def suits_optimizing(model: Model) -> bool:
     """Tell whether a model is on a CUDA device, on one alone, and built of its own layers: no adapters inside."""
-    places = {parameter.device for parameter in model.parameters()}
+    places = devices_of(model)
     adapted = any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules())
     return len(places) == 1 and places.pop().type == "cuda" and not adapted
 

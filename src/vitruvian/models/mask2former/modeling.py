@@ -20,6 +20,7 @@ from vitruvian.losses.masks import MaskLabels, MaskLossWeights, MaskSetLoss, Poi
 from vitruvian.mask_model import (
     CLASS_WEIGHTS,
     OPTIONAL_KEYS,
+    WHOLE_MODULES,
     PixelFeatures,
     call_recorded,
     check_labels,
@@ -43,13 +44,7 @@ class Mask2FormerPreTrainedModel(Model):
     config_class: ClassVar[type[Config]] = Mask2FormerConfig
     config: Mask2FormerConfig
     base_model_prefix: ClassVar[str] = "model"
-    no_split_modules: ClassVar[tuple[str, ...]] = (
-        "Embeddings",
-        "SwinLayer",
-        "Block",
-        "PixelDecoder",
-        "TransformerModule",
-    )
+    no_split_modules: ClassVar[tuple[str, ...]] = WHOLE_MODULES
     # No map passes the last norm of the bare Swin.
     ignored_keys: ClassVar[tuple[str, ...]] = (CLASS_WEIGHTS, r"\.encoder\.swin\.layernorm\.")
     optional_keys: ClassVar[tuple[str, ...]] = OPTIONAL_KEYS

@@ -19,6 +19,7 @@ from vitruvian.losses.masks import DenseMasks, MaskLabels, MaskLossWeights, Mask
 from vitruvian.mask_model import (
     CLASS_WEIGHTS,
     OPTIONAL_KEYS,
+    WHOLE_MODULES,
     PixelFeatures,
     call_recorded,
     check_labels,
@@ -41,13 +42,7 @@ class MaskFormerPreTrainedModel(Model):
     config_class: ClassVar[type[Config]] = MaskFormerConfig
     config: MaskFormerConfig
     base_model_prefix: ClassVar[str] = "model"
-    no_split_modules: ClassVar[tuple[str, ...]] = (
-        "Embeddings",
-        "SwinLayer",
-        "Block",
-        "PixelDecoder",
-        "TransformerModule",
-    )
+    no_split_modules: ClassVar[tuple[str, ...]] = WHOLE_MODULES
     ignored_keys: ClassVar[tuple[str, ...]] = (CLASS_WEIGHTS,)
     optional_keys: ClassVar[tuple[str, ...]] = OPTIONAL_KEYS
 
