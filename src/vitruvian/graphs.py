@@ -168,7 +168,7 @@ class Room:
     """A stream and memory that recordings alone use.
 
     cuBLAS wants work space for each stream that it runs on, 32 MB of it, and torch lets go of that when its compiler
-    records something. Recorded on a stream of its own, a model has it in its own memory, where it stays.
+    records something. Taken anew on the stream that records, it lies in the memory of recordings, where it stays.
     """
 
     def __init__(self) -> None:
@@ -181,6 +181,7 @@ class Room:
         args, kwargs = pytree.tree_unflatten(static, structure)
         for _ in range(2):  # where the caller is: another stream would want work space of its own
             function(*args, **kwargs)
+        torch._C._cuda_clearCublasWorkspaces()  # of warming up, and of whoever recorded on this stream before
         graph = torch.cuda.CUDAGraph()
         # Other threads may go on using the device meanwhile, as pipelines do to send pictures. Where recording breaks
         # off, torch may leave its own stream in place of the caller's, which is put back here.
