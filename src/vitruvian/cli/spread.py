@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
+from vitruvian.cli.tables import import_torch
+
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command that typer can read, for one whose parameters are dataclasses of typer options.
@@ -36,6 +38,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         gathered = {
             name: group(**{field: values.pop(field) for field in fields}) for name, (group, fields) in groups.items()
         }
+        import_torch(command.__name__, gathered)
         command(**gathered, **values)
 
     flat.__name__, flat.__doc__ = command.__name__, command.__doc__
