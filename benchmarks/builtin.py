@@ -327,7 +327,7 @@ def speed_report(source: str, picture: Path) -> Report:
         given = ["--people", "whole"]  # one person, who need not be found
         commands = {FROM_SHELL.format(task): ["-m", "vitruvian", task, *rest, *given] for task in TASKS}
         commands["pose, and people found first"] = ["-m", "vitruvian", "pose", *rest]
-        commands["import torch, part of each command"] = ["-c", "import torch"]
+        commands["import torch, all of it, for comparison"] = ["-c", "import torch"]
         for name, command in commands.items():
             calls[name] = functools.partial(subprocess.run, [sys.executable, *command], check=True)
         times = time_in_turns(calls, device=torch.device("cpu"), seconds=60.0, rounds=7)
