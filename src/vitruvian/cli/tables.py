@@ -75,7 +75,11 @@ def needs_no_tables(command: str, groups: Mapping[str, Any]) -> bool:
 def complete() -> None:
     """Import the tables, where they were left out."""
     later = next((finder for finder in sys.meta_path if isinstance(finder, Later)), None)
-    if later is not None:
+    if later is None:
+        return
+    try:
         sys.meta_path.remove(later)
-        sys.modules.pop(TABLES, None)
-        importlib.import_module(TABLES)
+    except ValueError:  # another thread was as quick, and does it
+        return
+    sys.modules.pop(TABLES, None)
+    importlib.import_module(TABLES)
