@@ -13,6 +13,7 @@ import typer
 
 from vitruvian.cli.spread import spread
 from vitruvian.cli.start import leave, start
+from vitruvian.cli.tables import import_torch
 from vitruvian.cli.wording import NAMES, as_typed, option_names
 from vitruvian.errors import VitruvianError
 from vitruvian.version import __version__
@@ -66,7 +67,7 @@ def program(command: str | None = None) -> Any:
             if command in (None, name):
                 module = importlib.import_module(f"{__name__}.{name}")
                 add = app.command(name, epilog=f"Example: {module.EXAMPLE}", rich_help_panel=panel)
-                add(spread(getattr(module, name)))
+                add(spread(getattr(module, name), first=import_torch))
     if command in (None, MODELS):
         app.add_typer(importlib.import_module(f"{__name__}.{MODELS}").app, name=MODELS, rich_help_panel=HOUSE)
     return typer.main.get_command(app)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
-from vitruvian.cli.tables import import_torch
 
-
-def spread(command: Callable[..., None]) -> Callable[..., None]:
+def spread(
+    command: Callable[..., None], *, first: Callable[[Mapping[str, Any]], None] | None = None
+) -> Callable[..., None]:
     """Return a command that typer can read, for one whose parameters are dataclasses of typer options.
 
     Each field of a dataclass becomes an option with the field's annotation and default; other parameters stay.
+
+    Args:
+        command: The command.
+        first: What to do with the dataclasses before the command begins.
     """
     hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
@@ -38,7 +42,8 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         gathered = {
             name: group(**{field: values.pop(field) for field in fields}) for name, (group, fields) in groups.items()
         }
-        import_torch(command.__name__, gathered)
+        if first is not None:
+            first(gathered)
         command(**gathered, **values)
 
     flat.__name__, flat.__doc__ = command.__name__, command.__doc__

@@ -20,7 +20,6 @@ from typing import Any
 TABLES = "torch._meta_registrations"
 RELEASES = ("2.11.", "2.13.")  # of torch, which the tests of this file pass with
 HARMLESS = ("torch.utils._device",)  # what commands import later, and needs no tables
-COMMANDS = ("pose", "parts", "normals", "pointmap", "matte", "albedo")
 
 
 class Later(MetaPathFinder, Loader):
@@ -41,9 +40,9 @@ class Later(MetaPathFinder, Loader):
         """Leave the module empty."""
 
 
-def import_torch(command: str, groups: Mapping[str, Any]) -> None:
-    """Import torch for a command with its groups of options, where it can do without the tables; else do nothing."""
-    if "torch" in sys.modules or not needs_no_tables(command, groups):
+def import_torch(groups: Mapping[str, Any]) -> None:
+    """Import torch for a command with these groups of options, where it needs no tables; else leave it to others."""
+    if "torch" in sys.modules or not needs_no_tables(groups):
         return
     later = Later()
     sys.meta_path.insert(0, later)
@@ -57,13 +56,14 @@ def import_torch(command: str, groups: Mapping[str, Any]) -> None:
         complete()
 
 
-def needs_no_tables(command: str, groups: Mapping[str, Any]) -> bool:
-    """Tell whether a command runs the model inside the package, and none else, on the CPU."""
+def needs_no_tables(groups: Mapping[str, Any]) -> bool:
+    """Tell whether a command looks at people with the model inside the package, and none else, on the CPU."""
     from vitruvian.hub import BUILTIN
 
-    if command not in COMMANDS or groups["model"].model not in (None, BUILTIN):
+    model, people = groups.get("model"), groups.get("people")
+    if model is None or people is None or model.device not in (None, "cpu"):
         return False
-    if groups["model"].device not in (None, "cpu") or groups["people"].finder not in (None, BUILTIN):
+    if model.model not in (None, BUILTIN) or people.finder not in (None, BUILTIN):
         return False
     try:
         known = version("torch").startswith(RELEASES)

@@ -14,8 +14,9 @@ from vitruvian.cli import run, tables
 from vitruvian.hub import BUILTIN_FOLDER
 
 PICTURE = BUILTIN_FOLDER / "standing.jpg"
+COMMANDS = ("pose", "parts", "normals", "pointmap", "matte", "albedo")
 OPTIONS = ("--quiet", "--model", "builtin", "--device", "cpu", "--out")
-COMMANDS = """
+LOOKING = """
 import sys
 from vitruvian.cli import run
 for command in {commands!r}:
@@ -45,43 +46,47 @@ def groups(*, model: str | None = None, device: str | None = None, finder: str |
 
 def test_results_are_the_same(tmp_path: Path) -> None:
     without, everything = tmp_path / "without", tmp_path / "everything"
-    code = COMMANDS.format(commands=tables.COMMANDS, options=OPTIONS, picture=str(PICTURE), out=str(without))
+    code = LOOKING.format(commands=COMMANDS, options=OPTIONS, picture=str(PICTURE), out=str(without))
     run_python(code + TRACING)
-    for command in tables.COMMANDS:
+    for command in COMMANDS:
         assert run([command, str(PICTURE), *OPTIONS, str(everything)]) == 0
     names = sorted(path.name for path in everything.iterdir() if not path.name.startswith("."))
-    assert len(names) >= len(tables.COMMANDS)
+    assert len(names) >= len(COMMANDS)
     for name in names:
         assert (without / name).read_bytes() == (everything / name).read_bytes(), name
 
 
 def test_the_model_in_the_box_needs_no_tables() -> None:
-    assert tables.needs_no_tables("pose", groups())
-    assert tables.needs_no_tables("albedo", groups(model="builtin", device="cpu", finder="builtin"))
+    assert tables.needs_no_tables(groups())
+    assert tables.needs_no_tables(groups(model="builtin", device="cpu", finder="builtin"))
 
 
 @pytest.mark.parametrize(
-    ("command", "asked"),
+    "asked",
     [
-        ("segment", {}),
-        ("pose", {"model": "facebook/sapiens2-pose-0.4b"}),
-        ("pose", {"device": "cuda"}),
-        ("pose", {"finder": "facebook/mask2former-swin-small-coco-instance"}),
+        {"model": "facebook/sapiens2-pose-0.4b"},
+        {"device": "cuda"},
+        {"finder": "facebook/mask2former-swin-small-coco-instance"},
     ],
 )
-def test_all_else_gets_them(command: str, asked: dict[str, str]) -> None:
-    assert not tables.needs_no_tables(command, groups(**asked))
+def test_other_models_and_devices_get_them(asked: dict[str, str]) -> None:
+    assert not tables.needs_no_tables(groups(**asked))
+
+
+@pytest.mark.parametrize("name", ["model", "people"])
+def test_commands_of_another_kind_get_them(name: str) -> None:
+    assert not tables.needs_no_tables({name: groups()[name]})
 
 
 @pytest.mark.parametrize("release", ["2.9.1", "2.14.0", "3.0.0+cpu"])
 def test_releases_that_were_not_tried_are_imported_as_they_are(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "version", lambda _: release)
-    assert not tables.needs_no_tables("pose", groups())
+    assert not tables.needs_no_tables(groups())
 
 
 def test_extensions_of_torch_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "entry_points", lambda *, group: [group])
-    assert not tables.needs_no_tables("pose", groups())
+    assert not tables.needs_no_tables(groups())
 
 
 def test_a_torch_that_cannot_be_imported_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -94,7 +99,7 @@ from vitruvian.cli import tables
 before = list(sys.meta_path)
 try:
     one = SimpleNamespace(model=None, device="cpu", finder=None)
-    tables.import_torch("pose", {"model": one, "people": one})
+    tables.import_torch({"model": one, "people": one})
 except ImportError as error:
     assert "broken" in str(error)
 else:
