@@ -29,12 +29,6 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_files_are_short(path: Path) -> None:
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= 500, f"{lines} lines: split it"
-
-
 def test_no_paths_of_one_machine() -> None:
     found = []
     for path in texts():

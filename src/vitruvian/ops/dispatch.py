@@ -1,0 +1,86 @@
+"""Which version of an operation runs: Triton on CUDA devices in inference, plain torch everywhere else.
+
+Every operation asks `use_triton`. It says yes where Triton is installed, all tensors are on a CUDA device in a data
+type that the kernel reads, nobody wants gradients and no tracer records the call.
+
+    VITRUVIAN_NO_TRITON=1                                 switches all kernels off
+    VITRUVIAN_NO_TRITON=window_attention,layer_norm       switches these off
+    TRITON_INTERPRET=1                                    lets kernels run on CPU tensors, slowly, for tests
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+IS_INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+_ALL = "1"
+_disabled = set(filter(None, os.environ.get("VITRUVIAN_NO_TRITON", "").split(",")))
+_interpreting = False  # whether `interpret_triton` is on
+
+
+def use_triton(name: str, *tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)) -> bool:
+    """Tell whether the Triton version of an operation runs for these tensors.
+
+    Args:
+        name: Name of the operation, by which VITRUVIAN_NO_TRITON and `disable_triton` switch it off.
+        tensors: Everything that the kernel reads: inputs and weights.
+        dtypes: Data types that the kernel reads.
+    """
+    if not HAS_TRITON or _ALL in _disabled or name in _disabled or wants_grad(*tensors) or is_tracing():
+        return False
+    if _interpreting:
+        return True
+    return all(tensor.is_cuda and tensor.dtype in dtypes for tensor in tensors)
+
+
+def wants_grad(*tensors: Tensor) -> bool:
+    """Tell whether autograd records an operation on these tensors."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def is_tracing() -> bool:
+    """Tell whether torch.compile, torch.export or torch.jit.trace records the call."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+@contextmanager
+def disable_triton(*names: str) -> Iterator[None]:
+    """Run the torch version of these operations meanwhile, or of all of them without names."""
+    added = (set(names) or {_ALL}) - _disabled
+    _disabled.update(added)
+    try:
+        yield
+    finally:
+        _disabled.difference_update(added)
+
+
+@contextmanager
+def interpret_triton() -> Iterator[None]:
+    """Run the Triton versions on CPU tensors meanwhile: a test of kernels without a GPU. Needs TRITON_INTERPRET=1."""
+    global _interpreting
+    if not IS_INTERPRETED:
+        raise RuntimeError("interpret_triton: needs Triton, and TRITON_INTERPRET=1 before vitruvian is imported.")
+    before, _interpreting = _interpreting, True
+    try:
+        yield
+    finally:
+        _interpreting = before
+
+
+def triton_jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Decorate a kernel: `triton.jit` where Triton is installed; elsewhere the function stays as it is, never called."""
+    if function is None:
+        return lambda kernel: triton_jit(kernel, **options)
+    if not HAS_TRITON:
+        return function
+    import triton
+
+    return triton.jit(function, **options)
