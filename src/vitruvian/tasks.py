@@ -27,7 +27,7 @@ class Task:
         head: What Sapiens2 checkpoints call it (`facebook/sapiens2-HEAD-0.4b`); None where Sapiens2 does not do it.
         auto_task: The key of its model class in `vitruvian.auto`.
         pipeline: Its pipeline class, as "module:class"; None for tasks that are only trained.
-        result: Its result class, in `vitruvian.results`.
+        result: Its result class, as "module:class".
         image_files: The kinds of files that are written for an image by default.
         video_files: The kinds of files that are written for a video by default.
         checkpoints: Published checkpoints to name to people who gave none.
@@ -49,14 +49,19 @@ class Task:
         """Import the class of its pipeline."""
         if self.pipeline is None:
             raise InputError(f"task: {self.name!r} has no pipeline of its own.")
-        module, _, name = self.pipeline.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return _import(self.pipeline)
 
     def result_class(self) -> Any:
         """Import the class of its results."""
         if self.result is None:
             raise InputError(f"task: {self.name!r} has no results of its own.")
-        return getattr(importlib.import_module("vitruvian.results"), self.result)
+        return _import(self.result)
+
+
+def _import(address: str) -> Any:
+    """Import a class from "module:class"."""
+    module, _, name = address.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 _PIPELINES = "vitruvian.pipelines"
@@ -72,7 +77,7 @@ TASKS: dict[str, Task] = {
             aliases=("keypoints", "pose-estimation", "keypoint-detection"),
             head="pose",
             pipeline=f"{_PIPELINES}.pose:PosePipeline",
-            result="Pose",
+            result="vitruvian.results:Pose",
             image_files=("json", "plot"),
             checkpoints=("facebook/sapiens2-pose-0.4b", "facebook/sapiens2-pose-1b"),
         ),
@@ -84,7 +89,7 @@ TASKS: dict[str, Task] = {
             aliases=("seg", "body-parts"),
             head="seg",
             pipeline=f"{_PIPELINES}.parts:PartsPipeline",
-            result="Parts",
+            result="vitruvian.results:Parts",
             image_files=("png", "plot"),
             checkpoints=("facebook/sapiens2-seg-0.4b", "facebook/sapiens2-seg-1b"),
         ),
@@ -96,7 +101,7 @@ TASKS: dict[str, Task] = {
             aliases=("normal", "normal-estimation"),
             head="normal",
             pipeline=f"{_PIPELINES}.normals:NormalsPipeline",
-            result="Normals",
+            result="vitruvian.results:Normals",
             image_files=("png",),
             checkpoints=("facebook/sapiens2-normal-0.4b", "facebook/sapiens2-normal-1b"),
         ),
@@ -108,7 +113,7 @@ TASKS: dict[str, Task] = {
             aliases=("depth", "pointmap-estimation"),
             head="pointmap",
             pipeline=f"{_PIPELINES}.pointmap:PointmapPipeline",
-            result="Pointmap",
+            result="vitruvian.results:Pointmap",
             image_files=("ply", "png"),
             checkpoints=("facebook/sapiens2-pointmap-0.4b", "facebook/sapiens2-pointmap-1b"),
         ),
@@ -120,7 +125,7 @@ TASKS: dict[str, Task] = {
             aliases=("matting", "cutout", "image-matting"),
             head="matting",
             pipeline=f"{_PIPELINES}.matte:MattePipeline",
-            result="Matte",
+            result="vitruvian.results:Matte",
             image_files=("png",),
             video_files=("webm", "json"),
             checkpoints=("facebook/sapiens2-matting-1b",),
@@ -133,7 +138,7 @@ TASKS: dict[str, Task] = {
             aliases=("albedo-estimation",),
             head="albedo",
             pipeline=f"{_PIPELINES}.albedo:AlbedoPipeline",
-            result="Albedo",
+            result="vitruvian.results:Albedo",
             image_files=("png",),  # no checkpoint is published on the Hub
         ),
         Task(
@@ -143,7 +148,7 @@ TASKS: dict[str, Task] = {
             auto_task="model",
             aliases=("embedding", "features", "image-feature-extraction"),
             pipeline=f"{_PIPELINES}.embed:EmbedPipeline",
-            result="Embedding",
+            result="vitruvian.results:Embedding",
             image_files=("npz",),
             checkpoints=("facebook/sapiens2-pretrain-0.4b", "facebook/sapiens2-pretrain-0.1b"),
         ),
@@ -161,7 +166,7 @@ TASKS: dict[str, Task] = {
             "anything",
             auto_task="mask-generation",
             pipeline=f"{_PIPELINES}.segment:SegmentPipeline",
-            result="Masks",
+            result="vitruvian.results:Masks",
             image_files=("json", "plot"),
             checkpoints=("facebook/sam2.1-hiera-large", "facebook/sam2.1-hiera-tiny"),
         ),
@@ -172,7 +177,7 @@ TASKS: dict[str, Task] = {
             auto_task="mask-generation",
             aliases=("mask-generation", "everything"),
             pipeline=f"{_PIPELINES}.mask_generation:MaskGenerationPipeline",
-            result="Masks",
+            result="vitruvian.results:Masks",
             image_files=("json", "plot"),
             checkpoints=("facebook/sam2.1-hiera-large", "facebook/sam2.1-hiera-tiny"),
         ),
@@ -183,7 +188,7 @@ TASKS: dict[str, Task] = {
             auto_task="universal",
             aliases=("semantic-segmentation",),
             pipeline=f"{_PIPELINES}.semantic:SemanticPipeline",
-            result="Semantic",
+            result="vitruvian.results:Semantic",
             image_files=("png", "plot"),
             checkpoints=("facebook/mask2former-swin-small-ade-semantic", "facebook/maskformer-swin-base-ade"),
         ),
@@ -194,7 +199,7 @@ TASKS: dict[str, Task] = {
             auto_task="universal",
             aliases=("instance", "instance-segmentation"),
             pipeline=f"{_PIPELINES}.instance:InstancePipeline",
-            result="Masks",
+            result="vitruvian.results:Masks",
             image_files=("json", "plot"),
             checkpoints=("facebook/mask2former-swin-small-coco-instance", "facebook/maskformer-swin-base-coco"),
         ),
@@ -205,7 +210,7 @@ TASKS: dict[str, Task] = {
             auto_task="universal",
             aliases=("panoptic-segmentation", "image-segmentation"),
             pipeline=f"{_PIPELINES}.panoptic:PanopticPipeline",
-            result="Panoptic",
+            result="vitruvian.results:Panoptic",
             image_files=("png", "json", "plot"),
             checkpoints=("facebook/mask2former-swin-small-cityscapes-panoptic", "facebook/maskformer-swin-base-coco"),
         ),

@@ -48,7 +48,7 @@ def wants_grad(*tensors: Tensor) -> bool:
 
 def is_tracing() -> bool:
     """Tell whether torch.compile, torch.export or torch.jit.trace records the call."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return torch.compiler.is_compiling() or bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def interpret_triton() -> Iterator[None]:
 
 
 def triton_jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Decorate a kernel: `triton.jit` where Triton is installed; elsewhere the function stays as it is, never called."""
+    """Decorate a kernel with `triton.jit`; without Triton the function stays as it is and is never called."""
     if function is None:
         return lambda kernel: triton_jit(kernel, **options)
     if not HAS_TRITON:
