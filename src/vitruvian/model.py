@@ -29,8 +29,8 @@ from vitruvian.devices import (
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, WeightsError
 from vitruvian.graphs import GraphCache
 from vitruvian.hub import CONFIG_FILE, HubOptions, pinned, upload, weight_file
-from vitruvian.layers.attention import check_implementation
 from vitruvian.layers.blank import blank
+from vitruvian.ops.attention import check_implementation
 from vitruvian.outputs import ModelOutput
 from vitruvian.weights import (
     SAVED_FILES,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitruvian import InputError
-from vitruvian.layers.attention import attend, check_implementation
+from vitruvian.ops.attention import attention, check_implementation
 
 KERNELS = ["sdpa", "eager", "flash_attention_2"]  # the last falls back on the CPU
 
@@ -38,7 +38,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, scal
 @pytest.mark.parametrize(("heads", "groups"), [(4, 4), (4, 2), (4, 1)])
 def test_numbers(kernel: str, heads: int, groups: int) -> None:
     q, k, v = tensors(heads, groups)
-    out, weights = attend(q, k, v, implementation=kernel)
+    out, weights = attention(q, k, v, implementation=kernel)
     torch.testing.assert_close(out, by_hand(q, k, v))
     assert (weights is None) == (kernel != "eager")
 
@@ -50,31 +50,31 @@ def test_masks(kernel: str, kind: str) -> None:
     seen = torch.rand(2, 1, 5, 7, generator=torch.Generator().manual_seed(1)) > 0.4
     seen[..., 0] = True
     mask = {"boolean": seen, "added": seen.float() * 3, "per head": seen.expand(2, 4, 5, 7).clone()}[kind]
-    out, _ = attend(q, k, v, implementation=kernel, mask=mask)
+    out, _ = attention(q, k, v, implementation=kernel, mask=mask)
     torch.testing.assert_close(out, by_hand(q, k, v, mask=mask))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_scale(kernel: str) -> None:
     q, k, v = tensors()
-    torch.testing.assert_close(attend(q, k, v, implementation=kernel, scale=0.7)[0], by_hand(q, k, v, scale=0.7))
+    torch.testing.assert_close(attention(q, k, v, implementation=kernel, scale=0.7)[0], by_hand(q, k, v, scale=0.7))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_weights_on_demand(kernel: str) -> None:
     q, k, v = tensors()
-    out, weights = attend(q, k, v, implementation=kernel, need_weights=True)
+    out, weights = attention(q, k, v, implementation=kernel, need_weights=True)
     assert weights is not None
     assert weights.shape == (2, 4, 5, 7)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 5))
     torch.testing.assert_close(out, weights @ v.repeat_interleave(2, dim=1))
-    torch.testing.assert_close(out, attend(q, k, v)[0])
+    torch.testing.assert_close(out, attention(q, k, v)[0])
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
 def test_gradients_agree(kernel: str) -> None:
     found = []
-    for run in (lambda q, k, v: attend(q, k, v, implementation=kernel)[0], by_hand):
+    for run in (lambda q, k, v: attention(q, k, v, implementation=kernel)[0], by_hand):
         inputs = [tensor.requires_grad_() for tensor in tensors()]
         run(*inputs).square().sum().backward()  # type: ignore[no-untyped-call]
         found.append([tensor.grad for tensor in inputs])
@@ -84,7 +84,7 @@ def test_gradients_agree(kernel: str) -> None:
 
 def test_softmax_in_float32_whatever_the_type() -> None:
     q, k, v = (tensor.bfloat16() for tensor in tensors(groups=4))
-    out, weights = attend(q, k, v, implementation="eager")
+    out, weights = attention(q, k, v, implementation="eager")
     assert weights is not None
     assert out.dtype == weights.dtype == torch.bfloat16
     want = ((q @ k.transpose(-2, -1)) * 8**-0.5).float().softmax(-1).bfloat16()
@@ -96,10 +96,10 @@ def test_dropout(kernel: str) -> None:
     q, k, _ = tensors(groups=4, keys=200)
     v = torch.ones(2, 4, 200, 8)
     torch.manual_seed(0)
-    dropped, _ = attend(q, k, v, implementation=kernel, dropout=0.5)
+    dropped, _ = attention(q, k, v, implementation=kernel, dropout=0.5)
     assert dropped.std() > 0.01
     assert abs(dropped.mean() - 1) < 0.1  # what remains is scaled up
-    whole, _ = attend(q, k, v, implementation=kernel)
+    whole, _ = attention(q, k, v, implementation=kernel)
     torch.testing.assert_close(whole, torch.ones_like(whole))
 
 
@@ -127,16 +127,16 @@ class TestFlash:
     def test_called_with_tokens_before_heads(self, kernel: str, calls: list[dict[str, Any]]) -> None:
         check_implementation(kernel)
         q, k, v = (tensor.half() for tensor in tensors())
-        out, _ = attend(q, k, v, implementation=kernel, scale=0.3)
+        out, _ = attention(q, k, v, implementation=kernel, scale=0.3)
         torch.testing.assert_close(out, by_hand(q.float(), k.float(), v.float(), scale=0.3))
         assert [call["softmax_scale"] for call in calls] == [0.3]
 
     def test_left_out_where_it_cannot_serve(self, calls: list[dict[str, Any]]) -> None:
         q, k, v = tensors(groups=4)
-        attend(q, k, v, implementation="flash_attention_2")  # float32
+        attention(q, k, v, implementation="flash_attention_2")  # float32
         mask = torch.ones(5, 7, dtype=torch.bool)
-        attend(q.half(), k.half(), v.half(), implementation="flash_attention_2", mask=mask)
-        attend(q.half(), k.half(), v.half(), implementation="flash_attention_2", need_weights=True)
+        attention(q.half(), k.half(), v.half(), implementation="flash_attention_2", mask=mask)
+        attention(q.half(), k.half(), v.half(), implementation="flash_attention_2", need_weights=True)
         assert not calls
 
 
