@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import InputError
 from vitruvian.images.rle import decode_rle
-from vitruvian.layers.uncompiled import uncompiled
+from vitruvian.layers.no_compile import no_compile
 from vitruvian.losses.matching import (
     FOCAL_ALPHA,
     FOCAL_GAMMA,
@@ -112,12 +112,12 @@ class MaskSetLoss(nn.Module):
         self.register_buffer("empty_weight", torch.ones(num_labels + 1))
 
     @torch.no_grad()
-    def start(self) -> None:
-        """Fill the weights of the classes."""
+    def init_weights(self, *, gain: float = 1.0) -> None:
+        """Set the weights of the classes."""
         self.empty_weight.fill_(1.0)
         self.empty_weight[-1] = self.no_object_weight
 
-    @uncompiled
+    @no_compile
     def forward(
         self,
         masks_queries_logits: Tensor,

@@ -161,7 +161,7 @@ def _window_index(
             groups.append((kind, batch * count))
     token_of_cell = torch.cat(tables)  # [windows · N]
     cell_of_token = torch.zeros(missing + 1, dtype=torch.int64, device=device)
-    cell_of_token = cell_of_token.scatter(0, token_of_cell, torch.arange(len(token_of_cell), device=device))[:-1]
+    cell_of_token = cell_of_token.scatter(0, token_of_cell, torch.arange(token_of_cell.shape[0], device=device))[:-1]
     is_padded = rows * window != height or columns * window != width
     padding = (token_of_cell == missing)[:, None] if is_padded else None
     padding_cells = None if padding is None or torch.compiler.is_compiling() else padding.flatten().nonzero().flatten()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vitruvian.errors import ConfigError
-from vitruvian.layers.stages import align_stages, stage_names
+from vitruvian.layers.backbone_stages import align_stages, stage_names
 
 NAMES = stage_names(3)
 

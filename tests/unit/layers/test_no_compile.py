@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitruvian.layers.uncompiled import uncompiled
+from vitruvian.layers.no_compile import no_compile
 
 
-@uncompiled
+@no_compile
 def count_positive(x: Tensor) -> tuple[int, bool]:
     """How many values are positive, and whether this was traced."""
     return int((x > 0).sum()), torch.compiler.is_compiling()

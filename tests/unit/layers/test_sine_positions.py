@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from vitruvian.layers.sine import sine_positions
+from vitruvian.layers.sine_positions import sine_positions
 
 CPU = torch.device("cpu")
 
