@@ -158,7 +158,8 @@ def _table_layout(level_hw: LevelSizes, heads: int, points: int, device: torch.d
         before += (height + 3) * (width + 3)
     each = torch.tensor(columns, device=device).t().repeat_interleave(points, dim=1).repeat(1, heads)  # [5, A·L·P]
     head = torch.arange(heads, dtype=torch.int32, device=device).repeat_interleave(len(level_hw) * points)
-    return _TableLayout(*each.unbind(0), head)
+    lowest, wide, high, stride, first = each.unbind(0)
+    return _TableLayout(lowest, wide, high, stride, first, head)
 
 
 def _short_softmax(scores: Tensor) -> Tensor:

@@ -134,7 +134,8 @@ class MaskFormerForInstanceSegmentation(MaskFormerPreTrainedModel):
         return_auxiliary = self.flag("output_auxiliary_logits", output_auxiliary_logits)
         output = MaskFormerForInstanceSegmentationOutput(
             loss=None if loss is None else loss.total,
-            **predictions[-1],
+            class_queries_logits=predictions[-1]["class_queries_logits"],
+            masks_queries_logits=predictions[-1]["masks_queries_logits"],
             auxiliary_logits=predictions[:-1] if return_auxiliary else None,
             **_hidden_fields(features, decoded, all_states=hidden),
             attentions=tuple(decoded.attentions) if need_weights else None,

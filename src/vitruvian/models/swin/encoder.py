@@ -139,7 +139,7 @@ class WindowAttention(nn.Module):
 
     def forward(self, tokens: Tensor, grid_hw: Grid, *, shift: int, need_weights: bool) -> tuple[Tensor, Tensor | None]:
         """Attend inside the windows of tokens [B, h·w, C]; weights are [B · windows, A, N, N]."""
-        biases = [part.bias for part in (self.query, self.key, self.value) if part.bias is not None]
+        biases: list[Tensor] = [part.bias for part in (self.query, self.key, self.value) if part.bias is not None]
         if self._joined_qkv is None or wants_grad(tokens, self.query.weight) or is_tracing():
             qkv = torch.cat((self.query(tokens), self.key(tokens), self.value(tokens)), dim=-1)  # [B, h·w, 3C]
             fill = torch.cat(biases) if biases else None  # the projection of a padding token of zeros

@@ -1,4 +1,4 @@
-"""After `optimize()`, models of the mask families give what they gave before, on every device."""
+"""After `optimize()`, models of the mask families return what they returned before; so do the Triton kernels."""
 
 from __future__ import annotations
 
@@ -12,26 +12,13 @@ from torch import Tensor
 
 from tests.families import CASES
 from tests.families.case import FamilyCase
-from vitruvian.kernels import available
+from tests.unit.ops.versions import NO_INTERPRETER
 from vitruvian.model import Model
-from vitruvian.models.mask2former import fast as mask2former_fast
-from vitruvian.models.sam2 import fast as sam2_fast
-from vitruvian.models.swin import fast as swin_fast
+from vitruvian.ops import deformable_attention, layer_norm, masked_attention, window_attention
+from vitruvian.ops.dispatch import interpret_triton
 
-MINE = [case for case in CASES if case.name.startswith(("swin", "maskformer", "mask2former", "sam2"))]
-pytestmark = pytest.mark.parametrize("case", MINE, ids=lambda case: case.name)
-
-
-@pytest.fixture(autouse=True)
-def fused_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the fused ways on the CPU too, where they run on the kernels' twins."""
-    assert available.takes_fused is sam2_fast.takes_fused
-
-    def takes(x: Tensor) -> bool:
-        return not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-
-    for module in (sam2_fast, swin_fast, mask2former_fast):
-        monkeypatch.setattr(module, "takes_fused", takes)
+MASK_FAMILIES = [case for case in CASES if case.name.startswith(("swin", "maskformer", "mask2former", "sam2"))]
+every_case = pytest.mark.parametrize("case", MASK_FAMILIES, ids=lambda case: case.name)
 
 
 def build(case: FamilyCase) -> Model:
@@ -57,7 +44,8 @@ def inputs(case: FamilyCase, seed: int = 1) -> dict[str, Any]:
     return case.inputs(2, torch.Generator().manual_seed(seed)) | case.options
 
 
-def test_optimised_is_the_same(case: FamilyCase) -> None:
+@every_case
+def test_optimized_is_the_same(case: FamilyCase) -> None:
     model = build(case)
     fast = copy.deepcopy(model).optimize()
     for size in ((), *case.sizes):
@@ -72,38 +60,49 @@ def test_optimised_is_the_same(case: FamilyCase) -> None:
                 assert_same(fast(**given, output_hidden_states=True), model(**given, output_hidden_states=True))
 
 
-def test_the_fused_way_is_taken(case: FamilyCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "resnet" in case.name and case.name.startswith("maskformer"):
-        pytest.skip("ResNet and the first MaskFormer's decoder have none")
-    taken: list[str] = []
-    ways = {
-        sam2_fast: "run_blocks run_transformer",
-        swin_fast: "run_stages",
-        mask2former_fast: "run_encoder run_decoder",
-    }
-    for module, names in ways.items():
-        for name in names.split():
-            real = getattr(module, name)
+KERNELS = {
+    "swin-backbone": {"_window_attention_triton", "_layer_norm_triton"},
+    "maskformer-instance": {"_window_attention_triton", "_layer_norm_triton"},
+    "mask2former-universal": {
+        "_window_attention_triton",
+        "_layer_norm_triton",
+        "_deformable_attention_triton",
+        "_masked_attention_triton",
+    },
+}
 
-            def noted(*args: Any, name: str = name, real: Any = real) -> Any:
-                def call(*args: Any, **kwargs: Any) -> Any:
-                    taken.append(name)
-                    return real(*args, **kwargs)
 
-                return call
+@NO_INTERPRETER
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("optimized", [False, True])
+def test_the_plain_model_runs_the_kernels(name: str, optimized: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in CASES if case.name == name)
+    launched: set[str] = set()
+    for module in (window_attention, layer_norm, deformable_attention, masked_attention):
+        for kernel, launch in list(vars(module).items()):
+            if kernel.startswith("_") and kernel.endswith("_triton"):
 
-            monkeypatch.setattr(module, name, noted())
+                def noted(*args: Any, kernel: str = kernel, launch: Any = launch, **kwargs: Any) -> Any:
+                    launched.add(kernel)
+                    return launch(*args, **kwargs)
+
+                monkeypatch.setattr(module, kernel, noted)
     model = build(case)
+    inputs = {"pixel_values": torch.randn(1, 3, 32, 48)}
     with torch.no_grad():
-        model(**inputs(case))
-        assert not taken
-        model.optimize()(**inputs(case))
-    assert taken
-    taken.clear()
-    model(**inputs(case))
-    assert not taken  # with gradients
+        want = model(**inputs)
+        assert not launched
+        model = model.optimize() if optimized else model
+        with interpret_triton():
+            assert_same(model(**inputs), want)
+    assert launched == KERNELS[name]
+    launched.clear()
+    with interpret_triton():
+        model(**inputs)  # with gradients
+    assert not launched
 
 
+@every_case
 def test_gradients_flow_after_optimize(case: FamilyCase) -> None:
     plain, fast = build(case), build(case).optimize()
     gradients = []
@@ -116,6 +115,7 @@ def test_gradients_flow_after_optimize(case: FamilyCase) -> None:
         torch.testing.assert_close(gradients[1][name], want, rtol=1e-3, atol=1e-5, msg=name)
 
 
+@every_case
 def test_saves_the_same_file(case: FamilyCase, tmp_path: Path) -> None:
     model = build(case)
     kept = {name: value.clone() for name, value in model.state_dict().items()}
@@ -125,6 +125,7 @@ def test_saves_the_same_file(case: FamilyCase, tmp_path: Path) -> None:
     assert all(torch.equal(again[name], kept[name]) for name in kept)
 
 
+@every_case
 @pytest.mark.parametrize("how", ["loaded", "trained"])
 def test_new_weights_after_optimize(case: FamilyCase, how: str) -> None:
     fast, other = build(case).optimize(), build(case)
@@ -143,6 +144,7 @@ def test_new_weights_after_optimize(case: FamilyCase, how: str) -> None:
         assert_same(fast(**inputs(case)), other(**inputs(case)))
 
 
+@every_case
 def test_casting_after_optimize(case: FamilyCase) -> None:
     fast, plain = build(case).optimize().double(), build(case).double()
     given = {
