@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.errors import InputError
-from vitruvian.images import mask_grid, semantic
-from vitruvian.images.mask_grid import MaskGrid, make_axis
 from vitruvian.images.rle import decode_rle
-from vitruvian.images.segments import instance_map, instance_masks, panoptic_segments, stack_masks
-from vitruvian.images.semantic import semantic_map, semantic_scores
+from vitruvian.models.mask_classification import mask_grid, semantic
+from vitruvian.models.mask_classification.mask_grid import MaskGrid, make_axis
+from vitruvian.models.mask_classification.segments import instance_map, instance_masks, panoptic_segments, stack_masks
+from vitruvian.models.mask_classification.semantic import semantic_map, semantic_scores
 
 SIZES = [(37, 53), (24, 32), (11, 9), (1, 1), (24, 90), (130, 32)]
 
@@ -74,7 +74,7 @@ def test_nothing_lies_outside_of_the_windows(size: tuple[int, int]) -> None:
 
 
 def test_strips_cover_a_window_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(mask_grid.STRIP_PIXELS, "cpu", 100)
+    monkeypatch.setitem(mask_grid._STRIP_PIXELS, "cpu", 100)
     grid = MaskGrid.make(torch.zeros(1, 4, 4), (50, 40))
     strips = list(grid.strips((3, 20, 5, 30)))
     assert [strip[:2] for strip in strips] == [(3, 7), (7, 11), (11, 15), (15, 19), (19, 20)]
@@ -124,7 +124,7 @@ def brute_panoptic(classes, masks, size, threshold, mask_threshold, overlap, fus
     "options", [(0.5, 0.5, 0.4, ()), (0.3, 0.5, 0.3, (1, 2)), (0.2, 0.2, 0.0, ()), (0.3, 0.8, 0.5, (0, 1, 2, 3, 4))]
 )
 def test_panoptic_against_full_planes(size: tuple[int, int], options: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(mask_grid.STRIP_PIXELS, "cpu", 200)
+    monkeypatch.setitem(mask_grid._STRIP_PIXELS, "cpu", 200)
     threshold, mask_threshold, overlap, fuse = options
     found = 0
     for seed in range(6):
@@ -218,7 +218,7 @@ def brute_instances(classes, masks, size, threshold, mask_threshold) -> list[tup
 def test_masks_against_full_planes(
     size: tuple[int, int], threshold: float, mask_threshold: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(mask_grid.STRIP_PIXELS, "cpu", 200)
+    monkeypatch.setitem(mask_grid._STRIP_PIXELS, "cpu", 200)
     found = 0
     for seed in range(4):
         classes, masks = queries(seed)
@@ -318,7 +318,7 @@ def test_half_precision_and_wrong_shapes(function) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("at_once", [1 << 24, 1 << 10])
 def test_semantic_against_full_planes(size: tuple[int, int], at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(semantic, "VALUES_AT_ONCE", at_once)
+    monkeypatch.setattr(semantic, "_MAX_VALUES", at_once)
     for seed in range(4):
         classes, masks = queries(seed, count=15, labels=9)
         expected = torch.einsum("qk,qhw->khw", classes.softmax(-1)[:, :-1], upsampled(masks, size).sigmoid())
@@ -334,13 +334,13 @@ def test_semantic_against_full_planes(size: tuple[int, int], at_once: int, monke
 
 def test_most_pixels_are_never_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ["a" * 20 + "b" * 20] * 30
-    grid, computed, block_logits = MaskGrid.make(shapes(*rows), (300, 400)), [], semantic.block_logits
+    grid, computed, block_logits = MaskGrid.make(shapes(*rows), (300, 400)), [], semantic._block_logits
 
     def counted(*arguments):
         computed.append(block_logits(*arguments))
         return computed[-1]
 
-    monkeypatch.setattr(semantic, "block_logits", counted)
+    monkeypatch.setattr(semantic, "_block_logits", counted)
     found = semantic_map(sure_of(0, 1), grid)
     assert found[:, :200].eq(0).all()
     assert found[:, 200:].eq(1).all()

@@ -1,11 +1,10 @@
-"""Mask logits on a model's coarse grid, read at the pixels of the picture they belong to.
+"""Mask logits on a model's coarse grid, resampled at the pixels of the image.
 
-    logits [Q, h, w] ── padding left out ──▶ content cells ── bilinear, once ──▶ pixels of the target [H, W]
+    logits [Q, h, w] ── without padding ──▶ content cells ── bilinear, once ──▶ pixels of the target [H, W]
 
-A model sees a resized and padded picture and answers on a grid with one cell for every few input pixels. `MaskGrid`
-knows which cells hold the picture and which two cells (with which weight) each target pixel lies between, so any window
-of any query can be had at full size without the rest. Values are those of `F.interpolate(..., align_corners=False)` on
-the content alone.
+A model computes masks of a resized and padded image on a grid with one cell for every few input pixels. `MaskGrid`
+stores which cells hold the image, and between which two cells each target pixel lies, so that any window of any query
+can be resampled without the rest. Values are those of `F.interpolate(..., align_corners=False)` on the content alone.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from vitruvian.errors import InputError
 SizeHW = tuple[int, int]
 Window = tuple[int, int, int, int]  # top, bottom, left, right in pixels; bottom and right exclusive
 
-# Windows are read in strips of about this many pixels: small enough for a CPU's cache, large enough for a GPU.
-STRIP_PIXELS = {"cpu": 1 << 19, "cuda": 1 << 24}
+# Pixels of a strip: small enough for the cache of a CPU, large enough for a GPU.
+_STRIP_PIXELS = {"cpu": 1 << 19, "cuda": 1 << 24}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,24 +38,24 @@ class Axis:
 
     @property
     def cells(self) -> int:
-        """How many cells, from the first, the pixels touch."""
+        """Number of cells, from the first, that the pixels read."""
         return int(self.high[-1]) + 1
 
 
 def make_axis(content: float, pixels: int, *, device: torch.device | None = None) -> Axis:
-    """Spread `pixels` pixels over the first `content` cells, which may end inside a cell."""
+    """Distribute `pixels` pixels over the first `content` cells, which may end inside a cell."""
     last = math.ceil(content) - 1
-    place = (torch.arange(pixels, dtype=torch.float64) + 0.5) * (content / pixels) - 0.5  # [pixels]
-    place = place.clamp(0, last)
-    low = place.floor()
+    position = (torch.arange(pixels, dtype=torch.float64) + 0.5) * (content / pixels) - 0.5  # [pixels]
+    position = position.clamp(0, last)
+    low = position.floor()
     high = (low + 1).clamp(max=last)
-    weight = (place - low).float()
+    weight = (position - low).float()
     return Axis(low.long().to(device), high.long().to(device), weight.to(device))
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskGrid:
-    """Mask logits [Q, h, w] of one picture, and where its target pixels lie on them."""
+    """Mask logits [Q, h, w] of one image, and the positions of its target pixels on them."""
 
     logits: Tensor
     rows: Axis
@@ -66,9 +65,9 @@ class MaskGrid:
     def make(
         cls, logits: Tensor, target_hw: SizeHW | None = None, content_hw: tuple[float, float] | None = None
     ) -> MaskGrid:
-        """Lay `target_hw` pixels over the top left `content_hw` cells of logits [Q, h, w].
+        """Map `target_hw` pixels to the top left `content_hw` cells of logits [Q, h, w].
 
-        Without `content_hw` the whole grid is the picture; without `target_hw` every content cell is one pixel.
+        Without `content_hw` the whole grid is content; without `target_hw` every content cell is one pixel.
         """
         if logits.ndim != 3 or 0 in logits.shape[1:]:
             raise InputError(f"mask logits: expected the shape [Q, h, w], got {list(logits.shape)}.")
@@ -90,7 +89,7 @@ class MaskGrid:
         """Return one query's logits at the pixels of a window: float32 [bottom - top, right - left]."""
         top, bottom, left, right = window
         cells = self.logits[query, int(self.rows.low[top]) : int(self.rows.high[bottom - 1]) + 1].float()  # [c, w]
-        # Sideways first: the rows are still those of the grid, of which there are far fewer.
+        # Columns first, while there are only the few rows of the grid.
         wide = torch.lerp(
             cells.index_select(1, self.columns.low[left:right]),
             cells.index_select(1, self.columns.high[left:right]),
@@ -106,18 +105,18 @@ class MaskGrid:
     def strips(self, window: Window) -> Iterator[Window]:
         """Cut a window into strips of full width and a bounded number of pixels."""
         top, bottom, left, right = window
-        step = max(1, STRIP_PIXELS.get(self.logits.device.type, STRIP_PIXELS["cuda"]) // max(1, right - left))
+        step = max(1, _STRIP_PIXELS.get(self.logits.device.type, _STRIP_PIXELS["cuda"]) // max(1, right - left))
         for start in range(top, bottom, step):
             yield start, min(start + step, bottom), left, right
 
     def windows(self, queries: Tensor, at_least: Tensor) -> list[Window]:
         """Return for each of n queries the smallest window outside of which its logits stay below `at_least` [n].
 
-        A pixel is a mix of its cells and so never higher than all of them: where no cell is high enough, no pixel is.
-        Windows of queries that are nowhere high enough are empty.
+        A pixel is an average of its cells, so no pixel is high enough where no cell is. Windows of queries that are
+        high enough nowhere are empty.
         """
-        reach = self.logits[queries] >= at_least[:, None, None]  # [n, h, w]
-        (top, bottom), (left, right) = span(reach.any(2)), span(reach.any(1))
+        reached = self.logits[queries] >= at_least[:, None, None]  # [n, h, w]
+        (top, bottom), (left, right) = _span(reached.any(2)), _span(reached.any(1))
         edges = torch.stack(
             [
                 torch.searchsorted(self.rows.high, top),
@@ -127,11 +126,11 @@ class MaskGrid:
             ],
             dim=1,
         )  # [n, 4]
-        edges = torch.where(reach.flatten(1).any(1)[:, None], edges, 0)
+        edges = torch.where(reached.flatten(1).any(1)[:, None], edges, 0)
         return [(t, b, x, r) for t, b, x, r in edges.tolist()]
 
 
-def span(flags: Tensor) -> tuple[Tensor, Tensor]:
+def _span(flags: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first and last true index of each row of flags [n, cells], as [n] each."""
     numbers = flags.to(torch.uint8)
     return numbers.argmax(1), flags.shape[1] - 1 - numbers.flip(1).argmax(1)

@@ -206,7 +206,7 @@ def test_crops_of_the_middle() -> None:
         30,
         30,
     )
-    with pytest.raises(InputError, match="crop_size: expected at most the resized picture's 70×50, got 80×32"):
+    with pytest.raises(InputError, match="crop_size: expected at most the resized image's 70×50, got 80×32"):
         processor(picture, do_center_crop=True, crop_size=(80, 32))
     with pytest.raises(ConfigError, match="crop_size"):
         processor(picture, do_center_crop=True)
@@ -247,7 +247,7 @@ def test_padding_to_a_size_or_not_at_all() -> None:
     wide = processor(picture, pad_size={"height": 25, "width": 40}, return_tensors="pt")
     assert wide.pixel_values.shape == (1, 3, 25, 40)
     assert wide.pixel_mask.sum() == 600
-    with pytest.raises(InputError, match="pad_size: expected at least the largest picture's 20×30"):
+    with pytest.raises(InputError, match="pad_size: expected at least the largest image's 20×30"):
         processor(picture, pad_size={"height": 25, "width": 29})
     apart = processor([picture, photo(10, 12)], do_pad=False)
     assert [tuple(p.shape) for p in apart.pixel_values] == [(3, 20, 30), (3, 10, 12)]
@@ -332,7 +332,7 @@ def test_encode_inputs_takes_finished_pictures() -> None:
 
 def test_maps_that_do_not_fit() -> None:
     processor = MaskFormerImageProcessor(do_resize=False)
-    with pytest.raises(InputError, match="size of the picture"):
+    with pytest.raises(InputError, match="size of the image"):
         processor(photo(8, 6), labelled(6, 8))
     with pytest.raises(InputError, match="segmentation_maps: expected one entry for each of the 2"):
         processor([photo(8, 6)] * 2, [labelled(8, 6)])
@@ -510,7 +510,7 @@ def test_scores_on_request() -> None:
     (both,) = processor.post_process_semantic_segmentation(model_outputs, [(96, 128)], return_segmentation_scores=True)
     assert both.segmentation_scores.shape == (4, 96, 128)
     assert (both.segmentation != plain).float().mean() < 1e-3
-    with pytest.raises(AttributeError, match="it holds"):
+    with pytest.raises(AttributeError, match="it has"):
         _ = both.segments_info
 
 
@@ -518,7 +518,7 @@ def test_outputs_that_are_none() -> None:
     processor, good = MaskFormerImageProcessor(), outputs(2, (24, 32))
     with pytest.raises(InputError, match="class_queries_logits"):
         processor.post_process_semantic_segmentation(SimpleNamespace())
-    with pytest.raises(InputError, match="same pictures"):
+    with pytest.raises(InputError, match="same images"):
         processor.post_process_semantic_segmentation(
             {"class_queries_logits": good.class_queries_logits[:1], "masks_queries_logits": good.masks_queries_logits}
         )

@@ -1,4 +1,4 @@
-"""Segmentation maps, one number a pixel, ⇄ one binary mask a class or object with its label."""
+"""Segmentation maps (one number a pixel) to binary masks, one for each class or object, with labels."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vitruvian.errors import InputError
 
 
 def read_label_map(source: Any) -> Tensor:
-    """Return a map given as PIL (gray, palette or 16/32-bit), numpy or torch as int64 [H, W]."""
+    """Read a map from PIL (gray, palette or 16/32-bit), numpy or torch as int64 [H, W]."""
     if isinstance(source, Image.Image):
         if source.mode not in ("1", "L", "P", "I", "I;16", "I;16B", "I;16L"):
             raise InputError(
-                f"segmentation map: expected one number a pixel, got a picture of mode {source.mode}. "
+                f"segmentation map: expected one number a pixel, got an image of mode {source.mode}. "
                 "Turn colours into class or object numbers first."
             )
         source = np.array(source)
@@ -33,7 +33,7 @@ def read_label_map(source: Any) -> Tensor:
         raise InputError(f"segmentation map: expected the shape [H, W], got {list(values.shape)}.")
     whole = values.long()
     if values.is_floating_point() and not torch.equal(whole.to(values.dtype), values):
-        raise InputError("segmentation map: expected whole numbers, got fractions. Was it resized with smoothing?")
+        raise InputError("segmentation map: expected whole numbers, got fractions. Resize it without smoothing.")
     return whole
 
 
@@ -81,6 +81,6 @@ def masks_from_map(
             f"segmentation map: expected classes {allowed}, got {wrong[:8]}. "
             "Set ignore_index to the number of unlabelled pixels, or do_reduce_labels where 0 is the background."
         )
-    found = torch.tensor(list(classes), dtype=torch.int64, device=labels.device)
-    masks = labels == found[:, None, None]  # [N, H, W]
+    ids = torch.tensor(list(classes), dtype=torch.int64, device=labels.device)
+    masks = labels == ids[:, None, None]  # [N, H, W]
     return masks, torch.tensor(list(classes.values()), dtype=torch.int64, device=labels.device)

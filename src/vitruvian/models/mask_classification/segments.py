@@ -1,12 +1,11 @@
-"""Queries → segments: class logits [Q, K+1] and mask logits [Q, h, w] of one picture become panoptic or instance
-results at the target size.
+"""Panoptic and instance segmentation of one image from class logits [Q, K+1] and mask logits [Q, h, w].
 
-    class logits ── softmax ──▶ which queries count, as what, how surely
-    mask logits  ── MaskGrid ─▶ each of those, at full size, only where it can matter ──▶ maps, masks or RLE
+    class logits ── softmax ──▶ labels and scores of the queries above the threshold
+    mask logits  ── MaskGrid ─▶ their masks at full size, only where they can matter ──▶ maps, masks or RLE
 
 Masks are resized once, bilinearly, from the model's grid to the target, then turned into probabilities and compared
-with the threshold. No tensor of Q full-size planes is made: queries are read one at a time and in strips, inside
-windows that provably hold every pixel they can win.
+with the threshold. There is no tensor of Q full-size planes: queries are resampled one at a time and in strips, inside
+windows that contain every pixel they can win.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
-from vitruvian.images.mask_grid import MaskGrid, SizeHW, Window
 from vitruvian.images.rle import Rle, compress_counts, run_lengths
+from vitruvian.models.mask_classification.mask_grid import MaskGrid, SizeHW, Window
 
-# Rounding in float32 is far below this, and a class or window that is kept for nothing only costs time.
+# Tolerance of bounds: rounding in float32 is far below it, and a class or window too many only costs time.
 MARGIN = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """One object or region that was found."""
+    """One object or region."""
 
     id: int
     label_id: int
@@ -47,7 +46,7 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class SmallMask:
-    """A mask of a large picture, held as the packed bits of the window that it lies in."""
+    """A mask of a large image, stored as packed bits of its window."""
 
     window: Window
     bits: npt.NDArray[np.uint8]
@@ -64,14 +63,14 @@ class SmallMask:
         return np.unpackbits(self.bits, axis=1, count=right - left).view(np.bool_)
 
     def rle(self, size_hw: SizeHW) -> Rle:
-        """Encode for a picture of `size_hw`, looking at the columns of the window only."""
+        """Encode for an image of `size_hw`, reading the columns of the window only."""
         (height, width), (top, bottom, left, right) = size_hw, self.window
         columns = np.zeros((1, height, right - left), dtype=np.bool_)
         columns[0, top:bottom] = self.pixels()
         (counts,) = run_lengths(torch.from_numpy(columns))
         before, after = left * height, (width - right) * height
         counts[0] += before
-        if len(counts) % 2 == 1:  # ends in background, which goes on
+        if len(counts) % 2 == 1:  # ends in background, which continues
             counts[-1] += after
         elif after:
             counts = np.append(counts, after)
@@ -90,24 +89,24 @@ def panoptic_segments(
     overlap_mask_area_threshold: float = 0.8,
     label_ids_to_fuse: Collection[int] = (),
 ) -> tuple[Tensor, list[Segment]]:
-    """Give each pixel to at most one segment: int32 [H, W] of ids from 1, 0 where there is none, and the segments.
+    """Assign each pixel to at most one segment: int32 [H, W] of ids from 1, 0 for none, and the segments.
 
     A pixel goes to the query with the highest class score × mask probability, if its mask probability reaches
-    `mask_threshold`. A query is dropped where it keeps less than `overlap_mask_area_threshold` of its own mask.
+    `mask_threshold`. A query that wins less than `overlap_mask_area_threshold` of its own mask is dropped.
     Queries of a label in `label_ids_to_fuse` share one segment, with the highest of their scores.
     """
-    check_shares(threshold=threshold, mask_threshold=mask_threshold, overlap=overlap_mask_area_threshold)
+    _check_fractions(threshold=threshold, mask_threshold=mask_threshold, overlap=overlap_mask_area_threshold)
     scores, labels = class_scores(class_logits, grid).max(-1)  # [Q], [Q]
     queries = ((labels < class_logits.shape[-1] - 1) & (scores > threshold)).nonzero()[:, 0]  # [n]
     scores, label_list = scores[queries], labels[queries].tolist()
-    owner, areas = claim_pixels(grid, queries, scores, mask_threshold)
-    visible = owner_counts(owner, len(label_list))
+    owner, areas = _assign_pixels(grid, queries, scores, mask_threshold)
+    visible = _count_pixels(owner, len(label_list))
 
     new_ids = [0]
     segments: list[Segment] = []
-    fused: dict[int, int] = {}  # label: place in segments
-    for label, score, area, seen in zip(label_list, scores.tolist(), areas, visible, strict=True):
-        if seen == 0 or seen < overlap_mask_area_threshold * area:
+    fused: dict[int, int] = {}  # label: index in segments
+    for label, score, area, visible_area in zip(label_list, scores.tolist(), areas, visible, strict=True):
+        if visible_area == 0 or visible_area < overlap_mask_area_threshold * area:
             new_ids.append(0)
         elif label in fused:
             first = segments[fused[label]]
@@ -118,10 +117,10 @@ def panoptic_segments(
             new_ids.append(len(segments))
             if label in label_ids_to_fuse:
                 fused[label] = len(segments) - 1
-    return renumber(owner, new_ids), segments
+    return _replace_ids(owner, new_ids), segments
 
 
-def claim_pixels(grid: MaskGrid, queries: Tensor, scores: Tensor, mask_threshold: float) -> tuple[Tensor, list[int]]:
+def _assign_pixels(grid: MaskGrid, queries: Tensor, scores: Tensor, mask_threshold: float) -> tuple[Tensor, list[int]]:
     """Let n queries compete for each pixel by score × mask probability.
 
     Returns int32 [H, W] with 1 + the position in `queries` of the winner, or 0 where the winner's mask probability is
@@ -131,11 +130,11 @@ def claim_pixels(grid: MaskGrid, queries: Tensor, scores: Tensor, mask_threshold
     if len(queries) == 0:
         return owner, []
     best = torch.zeros(grid.size_hw, device=grid.logits.device)  # [H, W]
-    # Where a query matters, some query reaches the threshold and has at least the lowest score times the threshold;
-    # a query that is below that product there cannot win and need not be looked at.
-    reach = (mask_threshold * scores.min() / scores).clamp(max=1 - 1e-7)
+    # A pixel is assigned only where some query reaches the threshold, with at least the lowest score times the
+    # threshold. A query below that product cannot win there.
+    needed = (mask_threshold * scores.min() / scores).clamp(max=1 - 1e-7)
     areas = []
-    windows = grid.windows(queries, torch.logit(reach) - MARGIN)
+    windows = grid.windows(queries, torch.logit(needed) - MARGIN)
     for number, (query, score, window) in enumerate(
         zip(queries.tolist(), scores.tolist(), windows, strict=True), start=1
     ):
@@ -153,25 +152,25 @@ def claim_pixels(grid: MaskGrid, queries: Tensor, scores: Tensor, mask_threshold
     return owner, areas
 
 
-def owner_counts(owner: Tensor, count: int) -> list[int]:
+def _count_pixels(owner: Tensor, count: int) -> list[int]:
     """Return how many pixels of owner [H, W] belong to each of `count` owners, numbered from 1."""
     totals = torch.zeros(count + 1, dtype=torch.int64, device=owner.device)
-    for rows in row_blocks(owner):
+    for rows in _row_blocks(owner):
         totals += torch.bincount(rows.flatten(), minlength=count + 1)
     return [int(total) for total in totals[1:]]
 
 
-def row_blocks(plane: Tensor) -> Iterator[Tensor]:
-    """Cut a plane [H, W] into blocks of whole rows, views of it, about a million pixels each."""
+def _row_blocks(plane: Tensor) -> Iterator[Tensor]:
+    """Split a plane [H, W] into blocks of whole rows, views of about a million pixels each."""
     step = max(1, (1 << 20) // plane.shape[1])
     for top in range(0, len(plane), step):
         yield plane[top : top + step]
 
 
-def renumber(owner: Tensor, new_ids: list[int]) -> Tensor:
-    """Replace the numbers in owner [H, W] by `new_ids` at those places, in place."""
+def _replace_ids(owner: Tensor, new_ids: list[int]) -> Tensor:
+    """Replace each number n in owner [H, W] by `new_ids[n]`; modifies owner in place."""
     table = torch.tensor(new_ids, dtype=torch.int32, device=owner.device)
-    for rows in row_blocks(owner):
+    for rows in _row_blocks(owner):
         rows.copy_(table[rows.long()])
     return owner
 
@@ -187,29 +186,29 @@ def instance_map(
     mask_threshold: float = 0.5,
     overlap_mask_area_threshold: float = 0.8,
 ) -> tuple[Tensor, list[Segment]]:
-    """Give each pixel to at most one instance: int32 [H, W] of ids from 0, -1 where there is none, and the instances.
+    """Assign each pixel to at most one instance: int32 [H, W] of ids from 0, -1 for none, and the instances.
 
-    An instance's score is its class score × the mean probability of its mask. Pixels and overlaps are settled as in
-    `panoptic_segments`; ids follow the scores, best first.
+    The score of an instance is its class score × the mean probability of its mask. Pixels are assigned and overlaps
+    resolved as in `panoptic_segments`; ids follow the scores, best first.
     """
-    check_shares(threshold=threshold, mask_threshold=mask_threshold, overlap=overlap_mask_area_threshold)
-    found: dict[int, tuple[float, int]] = {}  # query: score, label; a second label of the same mask could never win
-    for query, label, score, _ in rated_masks(class_logits, grid, threshold, mask_threshold):
-        found.setdefault(query, (score, label))
-    ranked = list(found)
+    _check_fractions(threshold=threshold, mask_threshold=mask_threshold, overlap=overlap_mask_area_threshold)
+    best: dict[int, tuple[float, int]] = {}  # query: score, label; a second label of the same mask could never win
+    for query, label, score, _ in _scored_masks(class_logits, grid, threshold, mask_threshold):
+        best.setdefault(query, (score, label))
+    ranked = list(best)
     device = grid.logits.device
-    scores = torch.tensor([found[query][0] for query in ranked], device=device)
-    owner, areas = claim_pixels(grid, torch.tensor(ranked, dtype=torch.int64, device=device), scores, mask_threshold)
+    scores = torch.tensor([best[query][0] for query in ranked], device=device)
+    owner, areas = _assign_pixels(grid, torch.tensor(ranked, dtype=torch.int64, device=device), scores, mask_threshold)
 
     new_ids = [-1]
     segments: list[Segment] = []
-    for query, area, seen in zip(ranked, areas, owner_counts(owner, len(ranked)), strict=True):
-        if seen == 0 or seen < overlap_mask_area_threshold * area:
+    for query, area, visible_area in zip(ranked, areas, _count_pixels(owner, len(ranked)), strict=True):
+        if visible_area == 0 or visible_area < overlap_mask_area_threshold * area:
             new_ids.append(-1)
         else:
             new_ids.append(len(segments))
-            segments.append(Segment(len(segments), found[query][1], found[query][0]))
-    return renumber(owner, new_ids), segments
+            segments.append(Segment(len(segments), best[query][1], best[query][0]))
+    return _replace_ids(owner, new_ids), segments
 
 
 def instance_masks(
@@ -222,21 +221,21 @@ def instance_masks(
 ) -> tuple[list[SmallMask], list[Segment]]:
     """Return the masks of instances, which may overlap, and the instances, best first.
 
-    As `instance_map`, except that instances of different labels leave each other alone: one is dropped where better
+    As `instance_map`, except that instances of different labels do not compete: an instance is dropped where better
     ones of the same label leave it less than `overlap_mask_area_threshold` of its mask.
     """
-    check_shares(threshold=threshold, mask_threshold=mask_threshold, overlap=overlap_mask_area_threshold)
-    rated = rated_masks(class_logits, grid, threshold, mask_threshold)
+    _check_fractions(threshold=threshold, mask_threshold=mask_threshold, overlap=overlap_mask_area_threshold)
+    rated = _scored_masks(class_logits, grid, threshold, mask_threshold)
     repeated = [label for label, count in Counter(label for _, label, _, _ in rated).items() if count > 1]
-    taken: dict[int, npt.NDArray[np.bool_]] = {label: np.zeros(grid.size_hw, dtype=np.bool_) for label in repeated}
+    covered_by_label = {label: np.zeros(grid.size_hw, dtype=np.bool_) for label in repeated}
     masks: list[SmallMask] = []
     segments: list[Segment] = []
     for _, label, score, mask in rated:
-        if label in taken:
+        if label in covered_by_label:
             top, bottom, left, right = mask.window
-            covered, pixels = taken[label][top:bottom, left:right], mask.pixels()
-            seen = mask.area - int(np.count_nonzero(covered & pixels))
-            if seen == 0 or seen < overlap_mask_area_threshold * mask.area:
+            covered, pixels = covered_by_label[label][top:bottom, left:right], mask.pixels()
+            visible_area = mask.area - int(np.count_nonzero(covered & pixels))
+            if visible_area == 0 or visible_area < overlap_mask_area_threshold * mask.area:
                 continue
             covered |= pixels
         masks.append(mask)
@@ -244,34 +243,34 @@ def instance_masks(
     return masks, segments
 
 
-def rated_masks(
+def _scored_masks(
     class_logits: Tensor, grid: MaskGrid, threshold: float, mask_threshold: float
 ) -> list[tuple[int, int, float, SmallMask]]:
-    """Return (query, label, score, mask) of all that reach `threshold` and have a mask, best first, at most Q of them.
+    """Return (query, label, score, mask) of at most Q that reach `threshold` and have pixels, best first.
 
-    A query may come with several labels. The score is class score × mean mask probability, so a query whose class score
-    alone is too low is never read.
+    A query may have several labels. The score is class score × mean mask probability, so the mask of a query whose
+    class score alone is too low is never resampled.
     """
     scores = class_scores(class_logits, grid)[:, :-1]  # [Q, K]
     best, pairs = scores.flatten().topk(min(len(scores), scores.numel()))  # [Q]
     best, pairs = best[best >= threshold], pairs[best >= threshold]
     queries, labels = (pairs // scores.shape[1]).tolist(), (pairs % scores.shape[1]).tolist()
-    read = {query: (sureness, mask) for query, sureness, mask in read_masks(grid, queries, mask_threshold)}
+    masks = {query: (mean, mask) for query, mean, mask in _resample_masks(grid, queries, mask_threshold)}
     rated = [
-        (query, label, score * read[query][0], read[query][1])
+        (query, label, score * masks[query][0], masks[query][1])
         for query, label, score in zip(queries, labels, best.tolist(), strict=True)
     ]
     rated = [row for row in rated if row[2] >= threshold and row[3].area > 0]
     return sorted(rated, key=lambda row: -row[2])
 
 
-def read_masks(
+def _resample_masks(
     grid: MaskGrid, queries: Collection[int], mask_threshold: float
 ) -> Iterator[tuple[int, float, SmallMask]]:
     """Yield each distinct query with the mean probability inside its mask (0 where it is empty) and the mask."""
     distinct = list(dict.fromkeys(queries))
     index = torch.tensor(distinct, dtype=torch.int64, device=grid.logits.device)
-    level = torch.full((len(distinct),), logit_of(mask_threshold) - MARGIN, device=grid.logits.device)
+    level = torch.full((len(distinct),), _logit_of(mask_threshold) - MARGIN, device=grid.logits.device)
     for query, window in zip(distinct, grid.windows(index, level), strict=True):
         top, bottom, left, right = window
         pixels = np.zeros((bottom - top, right - left), dtype=np.bool_)
@@ -307,12 +306,12 @@ def class_scores(class_logits: Tensor, grid: MaskGrid) -> Tensor:
     return class_logits.float().softmax(-1)
 
 
-def logit_of(probability: float) -> float:
-    """Return the logit of a probability, finite: float32 calls everything above 17 a probability of one."""
+def _logit_of(probability: float) -> float:
+    """Return the logit of a probability, bounded: in float32 the sigmoid of 17 is 1."""
     return math.log(max(probability, 1e-30) / max(1 - probability, 1e-7))
 
 
-def check_shares(**values: float) -> None:
+def _check_fractions(**values: float) -> None:
     """Raise `InputError` unless each value lies between 0 and 1."""
     for name, value in values.items():
         if not 0 <= value <= 1:
