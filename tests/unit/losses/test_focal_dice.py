@@ -1,14 +1,19 @@
 from __future__ import annotations
 
-import sys
+import math
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from vitruvian.errors import MissingExtraError
-from vitruvian.losses.masks import mask_dice_loss, sigmoid_focal_loss
-from vitruvian.losses.matching import assign, class_cost, cross_entropy_cost, dice_cost, focal_cost
+from vitruvian.losses.focal_dice import (
+    class_cost,
+    cross_entropy_cost,
+    dice_cost,
+    focal_cost,
+    mask_dice_loss,
+    sigmoid_focal_loss,
+)
 
 
 def pairs(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,26 +48,18 @@ def test_class_cost_is_minus_the_probability() -> None:
     assert cost[1, 0] < -0.99
 
 
-def test_assignment_has_the_least_total_cost() -> None:
-    cost = torch.tensor([[4.0, 1.0], [2.0, 0.5], [9.0, 9.0]])
-    ((queries, objects),) = assign([cost])
-    assert list(zip(queries.tolist(), objects.tolist(), strict=True)) == [(0, 1), (1, 0)]
+def test_focal_by_hand() -> None:
+    logits, targets = torch.tensor([[0.0, 2.0]]), torch.tensor([[1.0, 0.0]])
+    p = 1 / (1 + math.exp(-2))
+    want = (0.25 * 0.5**2 * math.log(2) + 0.75 * p**2 * -math.log(1 - p)) / 2
+    assert sigmoid_focal_loss(logits, targets).item() == pytest.approx(want)
+    plain = (0.5**2 * math.log(2) + p**2 * -math.log(1 - p)) / 2
+    assert sigmoid_focal_loss(logits, targets, alpha=-1).item() == pytest.approx(plain)
+    cross_entropy = (math.log(2) - math.log(1 - p)) / 2
+    assert sigmoid_focal_loss(logits, targets, alpha=-1, gamma=0).item() == pytest.approx(cross_entropy)
 
 
-def test_more_objects_than_queries_and_none() -> None:
-    few, none = assign([torch.tensor([[3.0, 1.0, 2.0]]), torch.zeros(3, 0)])
-    assert (few[0].tolist(), few[1].tolist()) == ([0], [1])
-    assert len(none[0]) == len(none[1]) == 0
-
-
-def test_broken_costs_are_the_last_choice() -> None:
-    bad = float("nan")
-    cost = torch.tensor([[bad, bad], [1.0, 2.0], [-float("inf"), float("inf")], [5.0, 1.0]])
-    ((queries, _),) = assign([cost])
-    assert queries.tolist() == [1, 3]
-
-
-def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(MissingExtraError, match=r"vitruvian\[train\]"):
-        assign([torch.zeros(1, 1)])
+def test_dice_by_hand() -> None:
+    logits, targets = torch.zeros(1, 4), torch.tensor([[1.0, 1.0, 0.0, 0.0]])
+    assert mask_dice_loss(logits, targets).item() == pytest.approx(1 - (2 * 1 + 1) / (2 + 2 + 1))
+    assert mask_dice_loss((targets - 0.5) * 100, targets).item() == pytest.approx(0)
