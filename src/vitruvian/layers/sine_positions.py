@@ -1,4 +1,4 @@
-"""Fixed sine and cosine positions of a grid, normalised to its size, as DETR and its kin use them."""
+"""Fixed sine and cosine positions of a grid, normalized to its size, as in DETR."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ TEMPERATURE = 10000.0
 def sine_positions(grid_hw: tuple[int, int], channels: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the positions of an h × w grid, row by row: [h·w, C], the y half first.
 
-    They are computed in float32 whatever the dtype, since the steps of a fine grid vanish in bfloat16.
+    Computed in float32 whatever the dtype: bfloat16 cannot represent the steps of a fine grid.
     """
     half = channels // 2
     step = torch.arange(half, dtype=torch.float32, device=device)
     period = TEMPERATURE ** (2 * torch.div(step, 2, rounding_mode="floor") / half)  # [C/2]
     axes = []
     for count in grid_hw:
-        place = torch.arange(1, count + 1, dtype=torch.float32, device=device) / (count + 1e-6) * (2 * math.pi)
-        angle = place[:, None] / period  # [n, C/2]
+        position = torch.arange(1, count + 1, dtype=torch.float32, device=device) / (count + 1e-6) * (2 * math.pi)
+        angle = position[:, None] / period  # [n, C/2]
         axes.append(torch.stack((angle[:, 0::2].sin(), angle[:, 1::2].cos()), dim=-1).flatten(1))  # [n, C/2]
     height, width = grid_hw
     y = axes[0][:, None].expand(height, width, half)

@@ -49,7 +49,7 @@ from vitruvian.ops.assignment import assign
 
 _MAX_PIXELS = 1 << 22  # of a step of the dense loss, to bound temporary memory
 
-MaskLabels = Tensor | Sequence[Mapping[str, Any]]
+MaskLabels = Tensor | Sequence[Mapping[str, object]]
 Pairs = list[tuple[Tensor, Tensor]]
 
 
@@ -236,7 +236,7 @@ def _clear_padding(masks: Tensor) -> Tensor:
     return masks.masked_fill(masks > 1, 0)
 
 
-def _decode_rles(rles: Sequence[Mapping[str, Any]]) -> Tensor:
+def _decode_rles(rles: Sequence[Mapping[str, object]]) -> Tensor:
     """Decode COCO RLEs of one image to bool masks [T, H, W]."""
     if not len(rles):
         return torch.zeros(0, 1, 1, dtype=torch.bool)

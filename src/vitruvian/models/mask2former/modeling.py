@@ -67,7 +67,7 @@ class Mask2FormerModel(MaskClassificationModel, Mask2FormerPreTrainedModel):
 
         Args:
             pixel_values: Normalised images [B, 3, H, W] of any size.
-            pixel_mask: 1 where there is picture, 0 in the padding [B, H, W]; see `Mask2FormerConfig.use_pixel_mask`.
+            pixel_mask: 1 for the image, 0 in the padding [B, H, W]; see `Mask2FormerConfig.use_pixel_mask`.
             output_hidden_states: Also return maps and queries of every stage.
             output_attentions: Also return the attention of the queries to each other.
             return_dict: Return a `Mask2FormerModelOutput` rather than a tuple.
@@ -124,7 +124,7 @@ class Mask2FormerForUniversalSegmentation(Mask2FormerPreTrainedModel):
             pixel_values: Normalised images [B, 3, H, W] of any size.
             mask_labels: For each image the masks of its objects [T, H, W], bool or numbers, or a list of COCO RLEs.
             class_labels: For each image the classes of its masks [T].
-            pixel_mask: 1 where there is picture, 0 in the padding [B, H, W]; see `Mask2FormerConfig.use_pixel_mask`.
+            pixel_mask: 1 for the image, 0 in the padding [B, H, W]; see `Mask2FormerConfig.use_pixel_mask`.
             output_hidden_states: Also return maps and queries of every stage.
             output_auxiliary_logits: Also return the predictions before the last.
             output_attentions: Also return the attention of the queries to each other.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from vitruvian.errors import InputError
 
 
-def read_label_map(source: Any) -> Tensor:
+def read_label_map(source: object) -> Tensor:
     """Read a map from PIL (gray, palette or 16/32-bit), numpy or torch as int64 [H, W]."""
     if isinstance(source, Image.Image):
         if source.mode not in ("1", "L", "P", "I", "I;16", "I;16B", "I;16L"):

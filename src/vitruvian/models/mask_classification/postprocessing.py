@@ -50,7 +50,7 @@ class QueryLogits:
         return len(self.classes)
 
     @classmethod
-    def from_outputs(cls, outputs: Any) -> QueryLogits:
+    def from_outputs(cls, outputs: object) -> QueryLogits:
         """Read and check the logits of a model's output."""
         both = []
         for name, ndim in (("class_queries_logits", 3), ("masks_queries_logits", 4)):

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -32,7 +33,7 @@ from vitruvian.images import (
     shortest_edge_hw,
 )
 from vitruvian.images.modes import to_uint8
-from vitruvian.images.rle import encode_rles
+from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.models.mask_classification.label_maps import masks_from_map, read_label_map
 from vitruvian.models.mask_classification.mask_grid import MaskGrid, SizeHW
 from vitruvian.models.mask_classification.postprocessing import (
@@ -64,6 +65,8 @@ from vitruvian.processor import (
 
 InstanceTable = Mapping[int, int] | Sequence[Mapping[int, int]]
 MaskFormat = Literal["float", "bool", "rle"]
+SizeOption = Mapping[str, int] | Sequence[int] | int
+Array = Tensor | npt.NDArray[np.generic]
 
 _DEFAULT_LONGEST_EDGE = 1333
 
@@ -117,7 +120,7 @@ class MaskProcessor(ImageProcessor):
 
     def __post_init__(self) -> None:
         longest = _DEFAULT_LONGEST_EDGE if self.max_size is None else self.max_size
-        size: Any = self.size  # a number in older files
+        size: SizeOption = self.size  # a number in older files
         if isinstance(size, int):
             self.size = {"shortest_edge": size, "longest_edge": longest}
         elif self.max_size is not None and isinstance(size, Mapping) and "shortest_edge" in size:
@@ -161,16 +164,16 @@ class MaskProcessor(ImageProcessor):
     def preprocess(
         self,
         images: ImageInput,
-        segmentation_maps: Any = None,
+        segmentation_maps: object = None,
         instance_id_to_semantic_id: InstanceTable | None = None,
         *,
         do_resize: bool | None = None,
-        size: Any = None,
+        size: SizeOption | None = None,
         default_to_square: bool = False,
         size_divisor: int | None = None,
         resample: int | None = None,
         do_center_crop: bool | None = None,
-        crop_size: Any = None,
+        crop_size: SizeOption | None = None,
         do_rescale: bool | None = None,
         rescale_factor: float | None = None,
         do_normalize: bool | None = None,
@@ -180,7 +183,7 @@ class MaskProcessor(ImageProcessor):
         do_reduce_labels: bool | None = None,
         num_labels: int | None = None,
         do_pad: bool | None = None,
-        pad_size: Any = None,
+        pad_size: SizeOption | None = None,
         do_convert_rgb: bool | None = None,
         mask_format: MaskFormat = "float",
         return_tensors: str | None = None,
@@ -274,14 +277,14 @@ class MaskProcessor(ImageProcessor):
 
     def encode_inputs(
         self,
-        pixel_values_list: Sequence[Any],
-        segmentation_maps: Any = None,
+        pixel_values_list: Sequence[Array],
+        segmentation_maps: object = None,
         instance_id_to_semantic_id: InstanceTable | None = None,
         ignore_index: int | None = None,
         do_reduce_labels: bool | None = None,
         return_tensors: str | None = None,
         input_data_format: str | None = None,
-        pad_size: Any = None,
+        pad_size: SizeOption | None = None,
         *,
         mask_format: MaskFormat = "float",
         data_format: str = "channels_first",
@@ -323,10 +326,10 @@ class MaskProcessor(ImageProcessor):
 
     def pad(
         self,
-        images: Sequence[Any],
+        images: Sequence[Array],
         *,
         constant_values: float = 0.0,
-        pad_size: Any = None,
+        pad_size: SizeOption | None = None,
         return_pixel_mask: bool = True,
         return_tensors: str | None = None,
         input_data_format: str | None = None,
@@ -366,11 +369,11 @@ class MaskProcessor(ImageProcessor):
     @torch.no_grad()
     def post_process_semantic_segmentation(
         self,
-        outputs: Any,
-        target_sizes: Any = None,
+        outputs: object,
+        target_sizes: object = None,
         *,
         return_segmentation_scores: bool = False,
-        source_sizes: Any = None,
+        source_sizes: object = None,
         pixel_mask: Tensor | None = None,
         legacy: bool = False,
     ) -> list[Any]:
@@ -398,15 +401,15 @@ class MaskProcessor(ImageProcessor):
     @torch.no_grad()
     def post_process_instance_segmentation(
         self,
-        outputs: Any,
+        outputs: object,
         threshold: float = 0.5,
         mask_threshold: float = 0.5,
         overlap_mask_area_threshold: float = 0.8,
-        target_sizes: Any = None,
+        target_sizes: object = None,
         return_coco_annotation: bool = False,
         return_binary_maps: bool = False,
         *,
-        source_sizes: Any = None,
+        source_sizes: object = None,
         pixel_mask: Tensor | None = None,
         legacy: bool = False,
     ) -> list[SegmentationResult]:
@@ -454,14 +457,14 @@ class MaskProcessor(ImageProcessor):
     @torch.no_grad()
     def post_process_panoptic_segmentation(
         self,
-        outputs: Any,
+        outputs: object,
         threshold: float = 0.5,
         mask_threshold: float = 0.5,
         overlap_mask_area_threshold: float = 0.8,
         label_ids_to_fuse: Collection[int] | None = None,
-        target_sizes: Any = None,
+        target_sizes: object = None,
         *,
-        source_sizes: Any = None,
+        source_sizes: object = None,
         pixel_mask: Tensor | None = None,
         legacy: bool = False,
     ) -> list[SegmentationResult]:
@@ -494,7 +497,7 @@ class MaskProcessor(ImageProcessor):
         grids = self.mask_grids(queries, target_sizes, source_sizes, pixel_mask)
         return [panoptic_result(classes, grid, **options) for classes, grid in zip(queries.classes, grids, strict=True)]
 
-    def _reference_inputs(self, queries: QueryLogits, target_sizes: Any) -> list[dict[str, Any]]:
+    def _reference_inputs(self, queries: QueryLogits, target_sizes: object) -> list[dict[str, Any]]:
         """Return the arguments of a `reference_*` function for each image."""
         sizes = size_list("target_sizes", target_sizes, len(queries))
         return [
@@ -508,7 +511,7 @@ class MaskProcessor(ImageProcessor):
         ]
 
     def mask_grids(
-        self, queries: QueryLogits, target_sizes: Any, source_sizes: Any = None, pixel_mask: Tensor | None = None
+        self, queries: QueryLogits, target_sizes: object, source_sizes: object = None, pixel_mask: Tensor | None = None
     ) -> list[MaskGrid]:
         """Map the target pixels of each image to the part of the mask grid that is not padding.
 
@@ -536,7 +539,7 @@ class MaskProcessor(ImageProcessor):
 # ---------------------------------------------------------------------------------------------------------- inputs
 
 
-def _as_rgb_array(image: Any, input_data_format: str | None, convert_rgb: bool) -> Any:
+def _as_rgb_array(image: object, input_data_format: str | None, convert_rgb: bool) -> object:
     """Convert arrays of integers other than uint8, by their white level, or with alpha, over white; return the rest."""
     if not isinstance(image, (np.ndarray, Tensor)):
         return image
@@ -562,7 +565,7 @@ def _resize_all(images: Sequence[Tensor], sizes: Sequence[SizeHW], mode: ResizeM
     """Resize images [C, H, W] to a size each; with `group`, those of one shape and size in one call."""
     if not group:
         return [resize(image, size, mode=mode) for image, size in zip(images, sizes, strict=True)]
-    groups: dict[Any, list[int]] = {}
+    groups: dict[tuple[torch.Size, torch.dtype, torch.device, SizeHW], list[int]] = {}
     for index, (image, size) in enumerate(zip(images, sizes, strict=True)):
         groups.setdefault((image.shape, image.dtype, image.device, size), []).append(index)
     resized: dict[int, Tensor] = {}
@@ -584,7 +587,9 @@ def _crop_center(images: Sequence[Tensor], crop_hw: SizeHW | None) -> list[Tenso
     return [center_on_canvas(image, crop_hw) for image in images]
 
 
-def _pad_masks(masks: Tensor, padded_hw: SizeHW, ignore_index: int | None, mask_format: MaskFormat) -> Any:
+def _pad_masks(
+    masks: Tensor, padded_hw: SizeHW, ignore_index: int | None, mask_format: MaskFormat
+) -> Tensor | list[Rle]:
     """Pad bool masks [N, H, W] and convert them to a format."""
     if mask_format not in ("float", "bool", "rle"):
         raise InputError(f"mask_format: expected float, bool or rle, got {mask_format!r}.")
@@ -603,7 +608,7 @@ def _size_of(pixels: Tensor) -> SizeHW:
     return int(pixels.shape[-2]), int(pixels.shape[-1])
 
 
-def _channels_first(image: Any, input_data_format: str | None) -> Tensor:
+def _channels_first(image: Array, input_data_format: str | None) -> Tensor:
     """Return a preprocessed image, numpy or torch, as [C, H, W]."""
     pixels = torch.as_tensor(image)
     if pixels.ndim != 3 or 0 in pixels.shape:
@@ -619,12 +624,13 @@ def _to_channels_last(values: Any) -> Any:
     return values.movedim(-3, -1) if isinstance(values, Tensor) else values.transpose(0, 2, 3, 1)
 
 
-def _read_maps(maps: Any, images: Sequence[Tensor]) -> list[Tensor] | None:
+def _read_maps(maps: object, images: Sequence[Tensor]) -> list[Tensor] | None:
     """Read one int64 map [H, W] for each image, of its size."""
     if maps is None:
         return None
-    stacked = getattr(maps, "ndim", 0) == 3 and len(maps) == len(images)
-    labels = [read_label_map(one) for one in (maps if isinstance(maps, (list, tuple)) or stacked else [maps])]
+    stacked = isinstance(maps, Tensor | np.ndarray) and maps.ndim == 3 and len(maps) == len(images)
+    sources = list(maps) if stacked or isinstance(maps, list | tuple) else [maps]  # type: ignore[call-overload]
+    labels = [read_label_map(source) for source in sources]
     check_count("segmentation_maps", labels, len(images))
     for one, image in zip(labels, images, strict=True):
         if _size_of(one) != _size_of(image):

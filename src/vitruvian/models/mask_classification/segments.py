@@ -14,7 +14,6 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,9 +37,9 @@ class Segment:
     score: float
     was_fused: bool = False
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> dict[str, int | float]:
         """Return the entry of `segments_info`; scores carry six digits."""
-        fields = {"id": self.id, "label_id": self.label_id, "was_fused": self.was_fused}
+        fields: dict[str, int | float] = {"id": self.id, "label_id": self.label_id, "was_fused": self.was_fused}
         return fields | {"score": round(self.score, 6)}
 
 

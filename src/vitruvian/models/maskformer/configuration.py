@@ -14,7 +14,7 @@ from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
 
 @settings
 class DetrConfig(Config):
-    """DETR, of which MaskFormer uses the decoder; the other fields are kept for files that state them.
+    """DETR, of which MaskFormer uses the decoder; the other fields are read from and written to files.
 
     Args:
         num_channels: Channels of the image.
@@ -40,7 +40,7 @@ class DetrConfig(Config):
         use_timm_backbone: Whether DETR's own backbone, which MaskFormer replaces, comes from timm.
         backbone: Name of DETR's own backbone.
         backbone_config: Configuration of DETR's own backbone.
-        use_pretrained_backbone: Whether DETR's own backbone starts with trained weights.
+        use_pretrained_backbone: Whether DETR's own backbone is pretrained.
         backbone_kwargs: Further settings of DETR's own backbone.
         dilation: Whether DETR's own backbone trades its last stride for dilation.
         class_cost: Weight of the class in DETR's matching.

@@ -156,7 +156,7 @@ class SwinModel(SwinPreTrainedModel):
 
 
 class SwinBackbone(SwinPreTrainedModel):
-    """Swin as a source of feature maps: each stage in `out_features`, before merging, with a norm of its own."""
+    """Swin as a backbone: the feature maps of the stages in `out_features`, before merging, each with its norm."""
 
     ignored_keys: ClassVar[tuple[str, ...]] = (r"^(swin\.)?layernorm\.", r"^classifier\.")
     optional_keys: ClassVar[tuple[str, ...]] = (*SwinPreTrainedModel.optional_keys, "hidden_states_norms")
@@ -171,7 +171,7 @@ class SwinBackbone(SwinPreTrainedModel):
 
     @classmethod
     def accept(cls, plan: KeyPlan, source: str, *, new_head: bool) -> list[str]:
-        """As for all models, but a file may hold norms of stages that are not asked for."""
+        """As for all models; a file may also have norms of other stages than `out_features`."""
         unexpected = [name for name in plan.unexpected if not name.startswith("hidden_states_norms.")]
         return super().accept(replace(plan, unexpected=unexpected), source, new_head=new_head)
 
