@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import VitruvianWarning
-from vitruvian.graphs import GraphCache, causes, describe, recording, unrecorded
-from vitruvian.layers.keep import kept
+from vitruvian.ops.cuda_graphs import GraphCache, causes, describe, recording, no_capture
+from vitruvian.ops.cache import cached_tensors
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 
@@ -32,7 +32,7 @@ def test_recordings_depend_on_form_and_not_on_values() -> None:
 
 
 def test_which_batches_are_recorded() -> None:
-    cache = GraphCache(largest_batch=4)
+    cache = GraphCache(max_batch=4)
 
     def recorded(*shape: int) -> list[int]:
         return [size for size in range(1, 20) if cache.suits(torch.empty(size, *shape, device="meta"))]
@@ -41,7 +41,7 @@ def test_which_batches_are_recorded() -> None:
     assert recorded(3, 1024, 768) == [*range(1, 9)]  # pictures may be more where they are not large
     with recording(16):
         assert recorded() == [16]
-        with unrecorded():
+        with no_capture():
             assert recorded() == []
         assert recorded() == [16]
     assert recorded() == [1, 2, 3, 4]
@@ -66,7 +66,7 @@ def test_letting_go_of_recordings() -> None:
     assert (len(cache.recordings), cache.room) == (0, None)
 
 
-@kept
+@cached_tensors
 def table(size: int, device: torch.device) -> Tensor:
     return torch.arange(size, device=device, dtype=torch.float32)
 
@@ -93,10 +93,10 @@ def test_two_functions_of_one_cache_and_constants_that_were_forgotten() -> None:
 
 
 def test_copies_of_a_cache_record_for_themselves() -> None:
-    cache = GraphCache(most=2, largest_batch=3)
+    cache = GraphCache(most=2, max_batch=3)
     cache.recordings["key"] = None  # type: ignore[assignment]
     for copied in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
-        assert (copied.most, copied.largest_batch, len(copied.recordings)) == (2, 3, 0)
+        assert (copied.most, copied.max_batch, len(copied.recordings)) == (2, 3, 0)
 
 
 @needs_cuda
@@ -104,7 +104,7 @@ def test_copies_of_a_cache_record_for_themselves() -> None:
 def test_nothing_is_recorded_where_that_is_asked() -> None:
     cache, x = GraphCache(), torch.ones(2, device="cuda")
     assert cache.takes((x,), {})
-    with unrecorded():
+    with no_capture():
         assert not cache.takes((x,), {})
     assert cache.takes((x,), {})
 

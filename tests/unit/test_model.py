@@ -238,7 +238,7 @@ class Sized(Model):
     def __init__(self, config: Sapiens2Config) -> None:
         super().__init__(config)
         self.table = Table()
-        self.start()
+        self.post_init()
 
     def init_module(self, module: nn.Module) -> None:
         if isinstance(module, Table):

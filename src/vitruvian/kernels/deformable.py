@@ -7,7 +7,7 @@ from torch import Tensor, unflatten
 
 from vitruvian.kernels.available import takes_kernel
 from vitruvian.layers.deformable import Levels, deformable_attention, level_centers
-from vitruvian.layers.keep import kept
+from vitruvian.ops.cache import cached_tensors
 
 
 def sample_points(value: Tensor, projected: Tensor, level_hw: Levels, *, heads: int, points: int) -> Tensor:
@@ -40,7 +40,7 @@ def sample_points(value: Tensor, projected: Tensor, level_hw: Levels, *, heads: 
     return deformable_attention(unflatten(value, -1, (heads, -1)), level_hw, x, y, weights)
 
 
-@kept
+@cached_tensors
 def token_table(level_hw: Levels, device: torch.device) -> tuple[Tensor, Tensor]:
     """Where each token lies in its picture, x and y in [0, 1] [N, 2], and each level's height, width, first token."""
     parts, rows, first = [], [], 0

@@ -13,7 +13,7 @@ MOST_TAPS = 11  # of the Gaussian that smooths maps
 MOST_COLUMNS = 1024  # of a map
 
 
-def finds_peaks(like: Tensor, *, kernel_size: int) -> bool:
+def decodes_without_sync(like: Tensor, *, kernel_size: int) -> bool:
     """Tell whether the kernel takes maps on the device and of the data type of `like` [..., W], and no wider."""
     if like.requires_grad or is_traced() or kernel_size > MOST_TAPS or not 1 <= like.shape[-1] <= MOST_COLUMNS:
         return False

@@ -19,8 +19,8 @@ from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.layers.keep import kept
-from vitruvian.layers.start import starts
+from vitruvian.layers.init import with_init
+from vitruvian.ops.cache import cached_tensors
 
 Levels = tuple[tuple[int, int], ...]  # (height, width) of each level
 
@@ -31,10 +31,10 @@ class DeformableAttention(nn.Module):
     def __init__(self, channels: int, *, heads: int, levels: int, points: int) -> None:
         super().__init__()
         self.heads, self.levels, self.points = heads, levels, points
-        self.sampling_offsets = starts(nn.Linear(channels, heads * levels * points * 2), "zero")
-        self.attention_weights = starts(nn.Linear(channels, heads * levels * points), "zero")
-        self.value_proj = starts(nn.Linear(channels, channels), "xavier")
-        self.output_proj = starts(nn.Linear(channels, channels), "xavier")
+        self.sampling_offsets = with_init(nn.Linear(channels, heads * levels * points * 2), "zero")
+        self.attention_weights = with_init(nn.Linear(channels, heads * levels * points), "zero")
+        self.value_proj = with_init(nn.Linear(channels, channels), "xavier")
+        self.output_proj = with_init(nn.Linear(channels, channels), "xavier")
         self.sampling_offsets.start_ring = (heads, levels, points)  # type: ignore[assignment]
         self.joint: tuple[Tensor, Tensor | None] | None = None  # of offsets and weights, for inference
 
@@ -178,7 +178,7 @@ class BorderedLayout:
     head: Tensor  # int32
 
 
-@kept
+@cached_tensors
 def bordered_layout(level_hw: Levels, heads: int, points: int, device: torch.device) -> BorderedLayout:
     """Describe levels of which each has a border of one row or column before and two after."""
     starts_at, before = [], 0
@@ -194,7 +194,7 @@ def bordered_layout(level_hw: Levels, heads: int, points: int, device: torch.dev
     return BorderedLayout(least, wide, high, stride, first, head)
 
 
-@kept
+@cached_tensors
 def point_centers(level_hw: Levels, points: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """`level_centers` as x and as y, repeated for each point of a level: [N, 1, L·P] each."""
     each = level_centers(level_hw, device).repeat_interleave(points, dim=1)[:, None]  # [N, 1, L·P, 2]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.layers.start import Kind, starts
+from vitruvian.layers.init import Kind, with_init
 
 GROUPS = 32
 
@@ -28,7 +28,7 @@ class PointwiseNorm(nn.Sequential):
     """A 1×1 convolution and a group norm, under the names 0 and 1."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, start: Kind = "normal") -> None:
-        super().__init__(starts(nn.Conv2d(inputs, outputs, 1, bias=bias), start), nn.GroupNorm(GROUPS, outputs))
+        super().__init__(with_init(nn.Conv2d(inputs, outputs, 1, bias=bias), start), nn.GroupNorm(GROUPS, outputs))
 
     def forward(self, maps: Tensor) -> Tensor:
         """Map [B, C, h, w] to [B, C', h, w]."""
@@ -40,5 +40,5 @@ class PointwiseNorm(nn.Sequential):
 
 def conv_norm_relu(inputs: int, outputs: int, *, start: Kind = "normal") -> nn.Sequential:
     """A 3×3 convolution, group norm and ReLU."""
-    convolution = starts(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), start)
+    convolution = with_init(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), start)
     return nn.Sequential(convolution, nn.GroupNorm(GROUPS, outputs), nn.ReLU(inplace=True))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
-from vitruvian.layers.attention import attend
-from vitruvian.layers.start import Kind, starts
+from vitruvian.layers.init import Kind, with_init
+from vitruvian.ops.attention import attention as attend
 
 
 class QueryAttention(nn.Module):
@@ -21,10 +21,10 @@ class QueryAttention(nn.Module):
         super().__init__()
         self.heads, self.drop_rate = heads, dropout
         self.attn_implementation = "sdpa"
-        self.q_proj = starts(nn.Linear(channels, channels), start)
-        self.k_proj = starts(nn.Linear(channels, channels), start)
-        self.v_proj = starts(nn.Linear(channels, channels), start)
-        self.out_proj = starts(nn.Linear(channels, channels), start)
+        self.q_proj = with_init(nn.Linear(channels, channels), start)
+        self.k_proj = with_init(nn.Linear(channels, channels), start)
+        self.v_proj = with_init(nn.Linear(channels, channels), start)
+        self.out_proj = with_init(nn.Linear(channels, channels), start)
 
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor, *, need_weights: bool = False
@@ -50,7 +50,7 @@ class PackedAttention(nn.Module):
         self.attn_implementation = "sdpa"
         self.in_proj_weight = nn.Parameter(torch.empty(3 * channels, channels))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * channels))
-        self.out_proj = starts(nn.Linear(channels, channels), "xavier")
+        self.out_proj = with_init(nn.Linear(channels, channels), "xavier")
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor) -> Tensor:
         """Attend from [B, Q, C] to [B, N, C]; `mask` [B, 1, Q, N] is True where a query may look."""
@@ -80,7 +80,7 @@ def split_heads(tokens: Tensor, heads: int) -> Tensor:
 def mask_head(channels: int, outputs: int) -> nn.Sequential:
     """Three linear layers that turn queries [B, Q, C] into mask vectors [B, Q, M]."""
     sizes = [channels, channels, channels, outputs]
-    linear = [starts(nn.Linear(sizes[i], sizes[i + 1]), "xavier") for i in range(3)]
+    linear = [with_init(nn.Linear(sizes[i], sizes[i + 1]), "xavier") for i in range(3)]
     return nn.Sequential(
         nn.Sequential(linear[0], nn.ReLU()), nn.Sequential(linear[1], nn.ReLU()), nn.Sequential(linear[2])
     )

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from vitruvian.layers.keep import kept
+from vitruvian.ops.cache import cached_tensors
 
 TEMPERATURE = 10000.0
 
 
-@kept
+@cached_tensors
 def sine_positions(grid_hw: tuple[int, int], channels: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the positions of an h × w grid, row by row: [h·w, C], the y half first.
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, unflatten
 from torch.nn import functional as F
 
-from vitruvian.layers.keep import kept
+from vitruvian.ops.cache import cached_tensors
 
 BLOCKED = -100.0  # added to the scores of tokens that must not see each other; the value Swin was trained with
 
@@ -43,7 +43,7 @@ class WindowPlan:
     shift: int
 
 
-@kept
+@cached_tensors
 def window_plan(batch: int, grid_hw: tuple[int, int], *, window: int, shift: int, device: torch.device) -> WindowPlan:
     """Plan the windows of `batch` grids of h × w tokens. Windows are sorted by group, then by image, then by place."""
     height, width = grid_hw
@@ -116,7 +116,7 @@ def gather_rows(rows: Tensor, index: Tensor, holes: Tensor | None) -> Tensor:
     return found if holes is None else found.masked_fill_(holes, 0.0)
 
 
-@kept
+@cached_tensors
 def shift_masks(*, window: int, shift: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Masks to add to the scores in windows of each group (inside, right edge, bottom edge, corner): [4, N, N]."""
     # 1 for what entered from the other side; a number, since torch's compiler cannot compare truth values.

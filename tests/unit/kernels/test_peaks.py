@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.unit.kernels.ways import CAN_RUN, Way
 from vitruvian.kernels import peaks
 from vitruvian.models.sapiens2 import decoding
-from vitruvian.models.sapiens2.decoding import decode_heatmaps
+from vitruvian.ops.heatmap_peaks import decode_heatmaps
 
 needs_kernel = pytest.mark.skipif(not CAN_RUN, reason="no CUDA and no interpreter")
 SIZE_HW = (26, 18)
@@ -61,7 +61,7 @@ def test_points_are_those_of_torch(kind: str, kernel_size: int, monkeypatch: pyt
     maps = KINDS[kind]()
     wanted, scores = decode_heatmaps(maps, kernel_size=kernel_size)  # on the CPU
     make = Way("kernel", peaks, monkeypatch)
-    assert peaks.finds_peaks(maps.cuda() if make.on_gpu else maps, kernel_size=kernel_size)
+    assert peaks.decodes_without_sync(maps.cuda() if make.on_gpu else maps, kernel_size=kernel_size)
     monkeypatch.setattr(decoding, "blur_at", None)  # the twin's
     found, found_scores = decode_heatmaps(maps.cuda() if make.on_gpu else maps, kernel_size=kernel_size)
     torch.testing.assert_close(found_scores.cpu(), scores, rtol=0, atol=0)
@@ -97,9 +97,9 @@ def test_half_precision_and_other_layouts(dtype: torch.dtype, monkeypatch: pytes
 def test_who_takes_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peaks, "takes_kernel", lambda *_, **__: True)
     like = torch.zeros(0, 192)
-    assert peaks.finds_peaks(like, kernel_size=11)
-    assert not peaks.finds_peaks(like, kernel_size=13)
-    assert not peaks.finds_peaks(torch.zeros(0, 1025), kernel_size=11)
-    assert not peaks.finds_peaks(like.clone().requires_grad_(), kernel_size=11)
+    assert peaks.decodes_without_sync(like, kernel_size=11)
+    assert not peaks.decodes_without_sync(like, kernel_size=13)
+    assert not peaks.decodes_without_sync(torch.zeros(0, 1025), kernel_size=11)
+    assert not peaks.decodes_without_sync(like.clone().requires_grad_(), kernel_size=11)
     monkeypatch.undo()
-    assert not peaks.finds_peaks(like, kernel_size=11)  # on a CPU
+    assert not peaks.decodes_without_sync(like, kernel_size=11)  # on a CPU

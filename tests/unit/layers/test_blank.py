@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.families import CASES
-from vitruvian.layers.blank import NothingDrawn, blank
+from vitruvian.layers.init import _NoRandomInit, no_init_weights
 
 ROOT = Path(__file__).resolve().parents[3]
 FAMILIES = ("mask2former", "maskformer", "sam2-clicks", "sapiens2-pose", "swin")
@@ -26,7 +26,7 @@ for case in CASES:
 
 
 def test_layers_have_shapes_alone() -> None:
-    with blank():
+    with no_init_weights():
         layers = nn.Sequential(nn.Linear(3, 2), nn.Conv2d(2, 4, 3), nn.Embedding(5, 6), nn.LayerNorm(6))
     assert all(parameter.is_meta for parameter in layers.parameters())
     assert [tuple(layer.weight.shape) for layer in layers] == [(2, 3), (4, 2, 3, 3), (5, 6), (6,)]
@@ -34,7 +34,7 @@ def test_layers_have_shapes_alone() -> None:
 
 def test_only_draws_are_left_out() -> None:
     state = torch.get_rng_state()
-    with NothingDrawn():
+    with _NoRandomInit():
         drawn = nn.init.normal_(torch.zeros(4))
         assert torch.equal(nn.init.kaiming_uniform_(tensor=torch.ones(2, 2)), torch.ones(2, 2))
         assert torch.equal(nn.init.constant_(torch.zeros(4), 3.0), torch.full((4,), 3.0))

@@ -1,6 +1,6 @@
 import torch
 
-from vitruvian.layers.keep import holding, kept
+from vitruvian.ops.cache import hold_cached, cached_tensors
 
 
 def test_builds_once_for_the_same_arguments() -> None:

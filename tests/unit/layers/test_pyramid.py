@@ -31,7 +31,7 @@ def test_exports_keep_the_convolution() -> None:
 def test_names_and_starts() -> None:
     layer = PointwiseNorm(5, 32, bias=False, start="xavier")
     assert set(layer.state_dict()) == {"0.weight", "1.weight", "1.bias"}
-    assert layer[0].start_kind == "xavier"
+    assert layer[0].init_kind == "xavier"
     maps = torch.randn(1, 5, 3, 4)
     torch.testing.assert_close(layer(maps), layer[1](layer[0](maps)))
     smooth = conv_norm_relu(32, 32)

@@ -2,14 +2,14 @@ import pytest
 import torch
 from torch import nn
 
-from vitruvian.layers.start import start_layer, start_with, starts
+from vitruvian.layers.init import init_layer, set_init_std, with_init
 
 
 def started(module: nn.Module, **options: float) -> nn.Module:
     for parameter in module.parameters():
         nn.init.constant_(parameter, 9.0)
     torch.manual_seed(0)
-    start_layer(module, **options)
+    init_layer(module, **options)
     return module
 
 
@@ -22,17 +22,17 @@ def test_normal_by_default(module: nn.Module) -> None:
 
 
 def test_marks() -> None:
-    assert not started(starts(nn.Linear(8, 8), "zero")).weight.any()  # type: ignore[union-attr, operator]
-    xavier = started(starts(nn.Linear(50, 10), "xavier"), gain=2.0).weight
+    assert not started(with_init(nn.Linear(8, 8), "zero")).weight.any()  # type: ignore[union-attr, operator]
+    xavier = started(with_init(nn.Linear(50, 10), "xavier"), gain=2.0).weight
     bound = 2 * (6 / 60) ** 0.5
     assert 0.9 * bound < xavier.abs().max() <= bound  # type: ignore[operator, union-attr]
-    kaiming = started(starts(nn.Conv2d(8, 64, 3), "kaiming")).weight
+    kaiming = started(with_init(nn.Conv2d(8, 64, 3), "kaiming")).weight
     assert abs(kaiming.std() - (2 / (64 * 9)) ** 0.5) < 0.005  # type: ignore[operator, union-attr]
 
 
 def test_a_part_with_a_spread_of_its_own() -> None:
     part = nn.Sequential(nn.Linear(64, 64))
-    start_with(part, std=0.1)
+    set_init_std(part, std=0.1)
     assert 0.09 < started(part[0], std=0.5).weight.std() < 0.11  # type: ignore[operator]
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from vitruvian.config import Config
 from vitruvian.layers.deformable import start_offsets
+from vitruvian.layers.init import init_layer
 from vitruvian.layers.padding import OUTSIDE, Frames
 from vitruvian.layers.queries import PackedAttention, start_packed
-from vitruvian.layers.start import start_layer
 from vitruvian.losses.masks import MaskLabels, MaskLossWeights, MaskSetLoss, PointMasks
 from vitruvian.mask_model import (
     CLASS_WEIGHTS,
@@ -49,9 +49,9 @@ class Mask2FormerPreTrainedModel(Model):
     ignored_keys: ClassVar[tuple[str, ...]] = (CLASS_WEIGHTS, r"\.encoder\.swin\.layernorm\.")
     optional_keys: ClassVar[tuple[str, ...]] = OPTIONAL_KEYS
 
-    def start(self) -> None:
+    def post_init(self) -> None:
         """Finish construction."""
-        super().start()
+        super().post_init()
         with_backbone(self)
 
     @classmethod
@@ -61,7 +61,7 @@ class Mask2FormerPreTrainedModel(Model):
 
     def init_module(self, module: nn.Module) -> None:
         """Fill fresh weights: normal, Xavier in the transformers, a ring of points for deformable attention."""
-        start_layer(module, std=self.config.init_std, gain=self.config.init_xavier_std)
+        init_layer(module, std=self.config.init_std, gain=self.config.init_xavier_std)
         start_part(module)
         start_loss(module)
         if hasattr(module, "start_ring") and isinstance(module, nn.Linear):
@@ -75,7 +75,7 @@ class Mask2FormerPreTrainedModel(Model):
         """Run `forward`, through a recorded graph where `optimize` allows it and the call can be recorded."""
         return call_recorded(self, super().__call__, args, kwargs)
 
-    def fuse(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Join projections, and keep the biases of the backbone's windows, for inference."""
         fuse_swin(self)
         fuse_deformable(self)
@@ -88,7 +88,7 @@ class Mask2FormerModel(Mask2FormerPreTrainedModel):
         super().__init__(config)
         self.pixel_level_module = build_pixel_level(config)
         self.transformer_module = TransformerModule(config)
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -107,16 +107,16 @@ class Mask2FormerModel(Mask2FormerPreTrainedModel):
             output_attentions: Also return the attention of the queries to each other.
             return_dict: Return a `Mask2FormerModelOutput` rather than a tuple.
         """
-        weights = self.flag("output_attentions", output_attentions)
+        weights = self.resolve_flag("output_attentions", output_attentions)
         features, decoded = self.run(pixel_values, pixel_mask, labelled=False, all_masks=True, need_weights=weights)
-        hidden = self.flag("output_hidden_states", output_hidden_states)
+        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
         output = Mask2FormerModelOutput(
             **hidden_fields(features, decoded, states=hidden),
             transformer_decoder_intermediate_states=queries_first(decoded.normed) if hidden else None,
             masks_queries_logits=tuple(decoded.masks),
             attentions=tuple(decoded.attentions) if weights else None,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
     def run(
         self, pixel_values: Tensor, pixel_mask: Tensor | None, *, labelled: bool, all_masks: bool, need_weights: bool
@@ -166,7 +166,7 @@ class Mask2FormerForUniversalSegmentation(Mask2FormerPreTrainedModel):
             class_cost_weight=config.class_weight,
             measure=PointMasks(config.train_num_points, config.oversample_ratio, config.importance_sample_ratio),
         )
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -192,8 +192,8 @@ class Mask2FormerForUniversalSegmentation(Mask2FormerPreTrainedModel):
             return_dict: Return a `Mask2FormerForUniversalSegmentationOutput` rather than a tuple.
         """
         labelled = check_labels(mask_labels, class_labels)
-        return_auxiliary = self.flag("output_auxiliary_logits", output_auxiliary_logits)
-        weights = self.flag("output_attentions", output_attentions)
+        return_auxiliary = self.resolve_flag("output_auxiliary_logits", output_auxiliary_logits)
+        weights = self.resolve_flag("output_attentions", output_attentions)
         features, decoded = self.model.run(
             pixel_values,
             pixel_mask,
@@ -218,11 +218,11 @@ class Mask2FormerForUniversalSegmentation(Mask2FormerPreTrainedModel):
             loss=None if loss is None else loss.total,
             **predictions[-1],
             auxiliary_logits=predictions[:-1] if return_auxiliary else None,
-            **hidden_fields(features, decoded, states=self.flag("output_hidden_states", output_hidden_states)),
+            **hidden_fields(features, decoded, states=self.resolve_flag("output_hidden_states", output_hidden_states)),
             attentions=tuple(decoded.attentions) if weights else None,
             loss_terms=None if loss is None else loss.terms,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
 
 def hidden_fields(features: PixelFeatures, decoded: Decoded, *, states: bool) -> dict[str, Any]:

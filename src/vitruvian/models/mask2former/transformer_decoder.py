@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.queries import PackedAttention, QueryAttention, mask_head, mask_logits
 from vitruvian.layers.sine import sine_positions
-from vitruvian.layers.start import starts
 from vitruvian.models.mask2former import fast
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.pixel_decoder import LEVELS
@@ -46,7 +46,7 @@ class TransformerModule(nn.Module):
         self.queries_embedder = nn.Embedding(config.num_queries, channels)
         self.queries_features = nn.Embedding(config.num_queries, channels)
         self.input_projections = nn.ModuleList(
-            starts(nn.Conv2d(config.feature_size, channels, 1), "xavier") if project else nn.Identity()
+            with_init(nn.Conv2d(config.feature_size, channels, 1), "xavier") if project else nn.Identity()
             for _ in range(LEVELS)
         )
         self.decoder = Decoder(config)
@@ -163,8 +163,8 @@ class DecoderLayer(nn.Module):
         self.cross_attn_layer_norm = nn.LayerNorm(channels)
         self.self_attn = QueryAttention(channels, heads, dropout=config.dropout, start="xavier")
         self.self_attn_layer_norm = nn.LayerNorm(channels)
-        self.fc1 = starts(nn.Linear(channels, config.dim_feedforward), "xavier")
-        self.fc2 = starts(nn.Linear(config.dim_feedforward, channels), "xavier")
+        self.fc1 = with_init(nn.Linear(channels, config.dim_feedforward), "xavier")
+        self.fc2 = with_init(nn.Linear(config.dim_feedforward, channels), "xavier")
         self.final_layer_norm = nn.LayerNorm(channels)
         self.act = activation(config.activation_function)
         self.drop_rate = config.dropout

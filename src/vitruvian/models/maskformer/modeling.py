@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from vitruvian.config import Config
+from vitruvian.layers.init import init_layer
 from vitruvian.layers.padding import OUTSIDE, Frames
 from vitruvian.layers.queries import mask_head, mask_logits
-from vitruvian.layers.start import start_layer
 from vitruvian.losses.masks import DenseMasks, MaskLabels, MaskLossWeights, MaskSetLoss
 from vitruvian.mask_model import (
     CLASS_WEIGHTS,
@@ -46,9 +46,9 @@ class MaskFormerPreTrainedModel(Model):
     ignored_keys: ClassVar[tuple[str, ...]] = (CLASS_WEIGHTS,)
     optional_keys: ClassVar[tuple[str, ...]] = OPTIONAL_KEYS
 
-    def start(self) -> None:
+    def post_init(self) -> None:
         """Finish construction."""
-        super().start()
+        super().post_init()
         with_backbone(self)
 
     @classmethod
@@ -58,7 +58,7 @@ class MaskFormerPreTrainedModel(Model):
 
     def init_module(self, module: nn.Module) -> None:
         """Fill fresh weights: normal, Xavier in the pixel decoder and the mask head."""
-        start_layer(module, std=self.config.init_std, gain=self.config.init_xavier_std)
+        init_layer(module, std=self.config.init_std, gain=self.config.init_xavier_std)
         start_part(module)
         start_loss(module)
 
@@ -66,7 +66,7 @@ class MaskFormerPreTrainedModel(Model):
         """Run `forward`, through a recorded graph where `optimize` allows it and the call can be recorded."""
         return call_recorded(self, super().__call__, args, kwargs)
 
-    def fuse(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Join the projections of the backbone's windows and keep their biases for inference."""
         fuse_swin(self)
 
@@ -79,7 +79,7 @@ class MaskFormerModel(MaskFormerPreTrainedModel):
         self.pixel_level_module = build_pixel_level(config)
         coarsest = self.pixel_level_module.encoder.channels[-1]
         self.transformer_module = TransformerModule(coarsest, config.decoder)
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -98,14 +98,14 @@ class MaskFormerModel(MaskFormerPreTrainedModel):
             output_attentions: Also return the attention of the queries to each other.
             return_dict: Return a `MaskFormerModelOutput` rather than a tuple.
         """
-        weights = self.flag("output_attentions", output_attentions)
+        weights = self.resolve_flag("output_attentions", output_attentions)
         features, decoded, _ = self.run(pixel_values, pixel_mask, labelled=False, need_weights=weights)
         output = MaskFormerModelOutput(
-            **hidden_fields(features, decoded, states=self.flag("output_hidden_states", output_hidden_states)),
+            **hidden_fields(features, decoded, states=self.resolve_flag("output_hidden_states", output_hidden_states)),
             attentions=tuple(decoded.attentions) if weights else None,
             auxiliary_hidden_states=tuple(decoded.auxiliary) if self.config.use_auxiliary_loss else None,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
     def run(
         self, pixel_values: Tensor, pixel_mask: Tensor | None, *, labelled: bool, need_weights: bool
@@ -157,7 +157,7 @@ class MaskFormerForInstanceSegmentation(MaskFormerPreTrainedModel):
             class_cost_weight=1.0,
             measure=DenseMasks(),
         )
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -184,7 +184,7 @@ class MaskFormerForInstanceSegmentation(MaskFormerPreTrainedModel):
             return_dict: Return a `MaskFormerForInstanceSegmentationOutput` rather than a tuple.
         """
         labelled = check_labels(mask_labels, class_labels)
-        weights = self.flag("output_attentions", output_attentions)
+        weights = self.resolve_flag("output_attentions", output_attentions)
         features, decoded, outside = self.model.run(pixel_values, pixel_mask, labelled=labelled, need_weights=weights)
         auxiliary = [self.predict(queries, features.pixels, outside) for queries in decoded.auxiliary]
         final = self.predict(decoded.last, features.pixels, outside)
@@ -197,12 +197,14 @@ class MaskFormerForInstanceSegmentation(MaskFormerPreTrainedModel):
             loss=None if loss is None else loss.total,
             class_queries_logits=final["class_queries_logits"],
             masks_queries_logits=final["masks_queries_logits"],
-            auxiliary_logits=auxiliary if self.flag("output_auxiliary_logits", output_auxiliary_logits) else None,
-            **hidden_fields(features, decoded, states=self.flag("output_hidden_states", output_hidden_states)),
+            auxiliary_logits=auxiliary
+            if self.resolve_flag("output_auxiliary_logits", output_auxiliary_logits)
+            else None,
+            **hidden_fields(features, decoded, states=self.resolve_flag("output_hidden_states", output_hidden_states)),
             attentions=tuple(decoded.attentions) if weights else None,
             loss_terms=None if loss is None else loss.terms,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
     def predict(self, queries: Tensor, pixels: Tensor, outside: Tensor | None) -> dict[str, Tensor]:
         """Turn queries [B, Q, C] into scores of classes and pixels."""

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.pyramid import pointwise
 from vitruvian.layers.queries import QueryAttention
 from vitruvian.layers.sine import sine_positions
-from vitruvian.layers.start import starts
 from vitruvian.models.maskformer.configuration import DetrConfig
 
 
@@ -42,7 +42,7 @@ class TransformerModule(nn.Module):
         super().__init__()
         channels = config.d_model
         self.queries_embedder = nn.Embedding(config.num_queries, channels)
-        self.input_projection = starts(nn.Conv2d(inputs, channels, 1), "xavier") if inputs != channels else None
+        self.input_projection = with_init(nn.Conv2d(inputs, channels, 1), "xavier") if inputs != channels else None
         self.decoder = Decoder(config)
 
     def forward(self, features: Tensor, *, auxiliary: bool, need_weights: bool) -> Decoded:
@@ -68,7 +68,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         # Queries start at zero, where the first norm is so steep that training from scratch jumps about. A random bias
         # before it takes them away from there.
-        self.layers[0].self_attn.out_proj.start_bias_std = 1.0  # type: ignore[union-attr]
+        self.layers[0].self_attn.out_proj.init_bias_std = 1.0  # type: ignore[union-attr]
         self.layernorm = nn.LayerNorm(config.d_model)
 
     def forward(self, tokens: Tensor, keys: Tensor, places: Tensor, *, auxiliary: bool, need_weights: bool) -> Decoded:

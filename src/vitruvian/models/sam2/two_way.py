@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn, unflatten
 from torch.utils.checkpoint import checkpoint
 
-from vitruvian.layers.attention import attend
 from vitruvian.models.sam2 import fast
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
 from vitruvian.models.sam2.hiera import FeedForward
+from vitruvian.ops.attention import attention as attend
 
 
 class SharedImage(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.config import Config
-from vitruvian.layers.blank import blank
+from vitruvian.layers.init import no_init_weights
 from vitruvian.layers.sine import sine_positions
 from vitruvian.model import Model
 from vitruvian.models.sam2 import fast
@@ -66,13 +66,13 @@ class Sam2VisionModel(Model):
         super().__init__(config)
         self.backbone = without_values(Sam2HieraDetModel, config.backbone)
         self.neck = FeaturePyramid(config)
-        self.start()
+        self.post_init()
 
     def init_module(self, module: nn.Module) -> None:
         """Fill what `module` owns with starting values."""
         init_weights(module, self.config.initializer_range)
 
-    def fuse(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Take the fused way in inference."""
         fast.fuse_sam2(self)
 
@@ -87,12 +87,12 @@ class Sam2VisionModel(Model):
         """Encode pictures [B, 3, H, W]."""
         output = self.encode(
             pixel_values,
-            output_hidden_states=self.flag("output_hidden_states", output_hidden_states),
-            output_attentions=self.flag("output_attentions", output_attentions),
+            output_hidden_states=self.resolve_flag("output_hidden_states", output_hidden_states),
+            output_attentions=self.resolve_flag("output_attentions", output_attentions),
         )
         levels = output.fpn_hidden_states or ()
         output.fpn_position_encoding = tuple(positions_of(level) for level in levels)
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
     def encode(
         self, pixel_values: Tensor, *, output_hidden_states: bool = False, output_attentions: bool = False
@@ -147,7 +147,7 @@ class FeaturePyramid(nn.Module):
 
 def without_values(cls: type[ModelT], config: Config) -> ModelT:
     """Build a part whose weights its owner fills, so that large models do not draw random numbers twice."""
-    with blank():
+    with no_init_weights():
         made = cls(config)
     place = torch.get_default_device()
     return made if place.type == "meta" else made.to_empty(device=place)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from vitruvian.devices import checked_device, checked_dtype
 from vitruvian.errors import InputError, WeightsError, near_matches
 from vitruvian.hub import HubOptions, pinned
-from vitruvian.layers.blank import blank
-from vitruvian.model import refill_buffers
+from vitruvian.layers.init import no_init_weights
+from vitruvian.model import reset_buffers
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
 from vitruvian.models.sapiens2.modeling import (
     Sapiens2ForAlbedoEstimation,
@@ -29,11 +29,11 @@ from vitruvian.models.sapiens2.modeling import (
     Sapiens2ForPointmapEstimation,
     Sapiens2ForPoseEstimation,
     Sapiens2ForSemanticSegmentation,
+    Sapiens2Model,
     Sapiens2TaskModel,
 )
 from vitruvian.models.sapiens2.packed import read_multitask
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
-from vitruvian.models.sapiens2.trunk import Sapiens2Model
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput
 from vitruvian.weights import compare, describe_mismatch
 
@@ -109,7 +109,7 @@ class Sapiens2MultiTask(nn.Module):
         place, kind = checked_device(device), checked_dtype(dtype)
         for config in (encoder, *heads.values()):
             config.name_or_path, config.dtype = str(source), str(kind).removeprefix("torch.")
-        with blank():
+        with no_init_weights():
             model = cls(encoder, heads)
         wanted = {name: tuple(value.shape) for name, value in model.weights().items()}
         plan = compare(wanted, files.shapes, {name: name for name in files.shapes})
@@ -120,7 +120,7 @@ class Sapiens2MultiTask(nn.Module):
             )
         model.load_weights({name: value.to(place, kind) for name, value in files.tensors()}, assign=True)
         for module in model.modules():
-            refill_buffers(module, lambda _: place)
+            reset_buffers(module, lambda _: place)
         return model.eval()
 
     def forward(

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import InputError
-from vitruvian.layers.attention import attend
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.residual import DropPath
 from vitruvian.layers.windows import (
@@ -30,6 +29,7 @@ from vitruvian.layers.windows import (
     window_plan,
 )
 from vitruvian.models.swin.configuration import SwinConfig
+from vitruvian.ops.attention import attention as attend
 
 Grid = tuple[int, int]
 
@@ -131,7 +131,7 @@ class WindowAttention(nn.Module):
         self.joint: tuple[Tensor, Tensor | None] | None = None  # of query, key and value, for inference
 
     @torch.no_grad()
-    def fuse(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Keep the bias of all pairs for inference, until the table changes."""
         table = self.relative_position_bias_table
         if not table.is_inference():  # such tensors do not tell that they changed

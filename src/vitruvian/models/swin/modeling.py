@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitruvian.config import Config
 from vitruvian.errors import ConfigError
-from vitruvian.layers.start import start_layer, start_with
+from vitruvian.layers.init import init_layer, set_init_std
 from vitruvian.model import Model
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
 from vitruvian.models.swin.encoder import Embeddings, Encoder, as_map, start_part
@@ -32,17 +32,17 @@ class SwinPreTrainedModel(Model):
     no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "SwinLayer")
     optional_keys: ClassVar[tuple[str, ...]] = ("relative_position_index", "mask_token")
 
-    def start(self) -> None:
+    def post_init(self) -> None:
         """Finish construction."""
-        start_with(self, std=self.config.initializer_range)
-        super().start()
+        set_init_std(self, std=self.config.initializer_range)
+        super().post_init()
 
     def init_module(self, module: nn.Module) -> None:
         """Fill fresh weights: normal, positions and biases zero."""
-        start_layer(module, std=self.config.initializer_range)
+        init_layer(module, std=self.config.initializer_range)
         start_part(module)
 
-    def fuse(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Join the projections of windows and keep their biases for inference."""
         fuse_swin(self)
 
@@ -74,9 +74,9 @@ class SwinPreTrainedModel(Model):
         output_attentions: bool | None,
     ) -> BackboneOutput:
         """Run the parts of a backbone and collect what it returns: the chosen stages' maps before merging, normed."""
-        weights = self.flag("output_attentions", output_attentions)
+        weights = self.resolve_flag("output_attentions", output_attentions)
         tokens, grid_hw = embeddings(pixel_values)
-        hidden = self.flag("output_hidden_states", output_hidden_states)
+        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
         found = run_encoder(encoder, tokens, grid_hw, always_shift=True, need_weights=weights, need_states=hidden)
         states = dict(zip(self.config.stage_names, [tokens, *found.before], strict=True))
         grids = dict(zip(self.config.stage_names, [grid_hw, *found.before_hw], strict=True))
@@ -102,7 +102,7 @@ class SwinModel(SwinPreTrainedModel):
         self.embeddings = Embeddings(config, use_mask_token=use_mask_token)
         self.encoder = Encoder(config)
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -124,8 +124,8 @@ class SwinModel(SwinPreTrainedModel):
             return_dict: Return a `SwinModelOutput` rather than a tuple.
         """
         tokens, grid_hw = self.embeddings(pixel_values, bool_masked_pos, interpolate=interpolate_pos_encoding)
-        weights, hidden = self.flag("output_attentions", output_attentions), None
-        states = self.flag("output_hidden_states", output_hidden_states)
+        weights, hidden = self.resolve_flag("output_attentions", output_attentions), None
+        states = self.resolve_flag("output_hidden_states", output_hidden_states)
         found = run_encoder(self.encoder, tokens, grid_hw, always_shift=False, need_weights=weights, need_states=states)
         if states:
             hidden = list(zip([tokens, *found.after], [grid_hw, *found.after_hw], strict=True))
@@ -137,7 +137,7 @@ class SwinModel(SwinPreTrainedModel):
             attentions=tuple(found.attentions) if weights else None,
             reshaped_hidden_states=None if hidden is None else tuple(as_map(*state) for state in hidden),
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
 
 class SwinBackbone(SwinPreTrainedModel):
@@ -152,13 +152,13 @@ class SwinBackbone(SwinPreTrainedModel):
         self.encoder = Encoder(config)
         named = zip(self.out_features, self.channels, strict=True)
         self.hidden_states_norms = nn.ModuleDict({name: nn.LayerNorm(channels) for name, channels in named})
-        self.start()
+        self.post_init()
 
     @classmethod
-    def accept(cls, plan: KeyPlan, source: str, *, new_head: bool) -> list[str]:
+    def check_plan(cls, plan: KeyPlan, source: str, *, new_head: bool) -> list[str]:
         """As for all models, but a file may hold norms of stages that are not asked for."""
         unexpected = [name for name in plan.unexpected if not name.startswith("hidden_states_norms.")]
-        return super().accept(replace(plan, unexpected=unexpected), source, new_head=new_head)
+        return super().check_plan(replace(plan, unexpected=unexpected), source, new_head=new_head)
 
     def forward(
         self,
@@ -176,7 +176,7 @@ class SwinBackbone(SwinPreTrainedModel):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
 
 class MaskFormerSwinBackbone(SwinPreTrainedModel):
@@ -194,7 +194,7 @@ class MaskFormerSwinBackbone(SwinPreTrainedModel):
             )
         self.model = SwinModel(config)
         self.hidden_states_norms = nn.ModuleList(nn.LayerNorm(channels) for channels in config.stage_channels)
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -212,4 +212,4 @@ class MaskFormerSwinBackbone(SwinPreTrainedModel):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)

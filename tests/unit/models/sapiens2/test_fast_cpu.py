@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.families.sapiens2 import DECONVOLUTION, SHUFFLE, tiny
 from vitruvian.kernels import linear_cpu
-from vitruvian.layers.attention import attend_eagerly
+from vitruvian.ops.attention import attend_eagerly
 from vitruvian.models.sapiens2 import fast_cpu
 from vitruvian.models.sapiens2.encoder import positions
 from vitruvian.models.sapiens2.fast_cpu import FastEncoder, FeedForward, FeedForwardBySevens, attend_in_lanes

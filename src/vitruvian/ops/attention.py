@@ -1,6 +1,6 @@
-"""Attention over heads: one function for all models, with the kernel chosen by name.
+"""Scaled dot-product attention of all models, with the implementation chosen by name.
 
-q [B, A, N, D], k and v [B, G, M, D] with A a multiple of G (grouped queries) ─▶ [B, A, N, D], and weights on demand.
+q [B, A, N, D], k and v [B, G, M, D] with A a multiple of G (grouped queries) -> [B, A, N, D], and weights on demand.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from torch.nn import functional as F
 from vitruvian.errors import InputError
 
 IMPLEMENTATIONS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
-FLASH_MODULES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
+_FLASH_MODULES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
 
 
 def check_implementation(name: str) -> None:
-    """Raise `InputError` unless attention can be computed that way here."""
+    """Raise `InputError` unless this implementation of attention exists and its package is installed."""
     if name not in IMPLEMENTATIONS:
         raise InputError(f"attn_implementation: expected one of {', '.join(IMPLEMENTATIONS)}, got {name!r}.")
-    module = FLASH_MODULES.get(name)
+    module = _FLASH_MODULES.get(name)
     if module and importlib.util.find_spec(module) is None:
         raise InputError(f"attn_implementation: {name!r} needs the package {module}, which is missing. Use 'sdpa'.")
 
 
-def attend(
+def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -37,35 +37,36 @@ def attend(
     dropout: float = 0.0,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend from queries to keys.
+    """Return softmax(q kᵀ · scale + mask) v [B, A, N, D], and the weights [B, A, N, M] where `need_weights`.
 
     Args:
         q: Queries [B, A, N, D].
         k: Keys [B, G, M, D]; A must be a multiple of G.
         v: Values [B, G, M, D].
-        implementation: One of `IMPLEMENTATIONS`; weights and masks fall back to a kernel that can give them.
-        mask: Added to the scores, or boolean with True where a query may look; broadcasts to [B, A, N, M].
-        scale: Factor on the scores; by default 1 / √D.
-        dropout: Probability of dropping a weight (give 0 outside training).
-        need_weights: Also return the weights [B, A, N, M].
+        implementation: One of `IMPLEMENTATIONS`. Flash attention takes no masks and only half precision on a CUDA
+            device; otherwise "sdpa" runs. Weights always come from "eager", which returns them in any case.
+        mask: Added to the scores, or boolean with True where a query attends; broadcasts to [B, A, N, M].
+        scale: Factor on the scores; 1 / √D by default.
+        dropout: Probability of dropping a weight (0 outside training).
+        need_weights: Return the weights too.
     """
     if need_weights or implementation == "eager":
-        return attend_eagerly(q, k, v, mask=mask, scale=scale, dropout=dropout)
-    if implementation in FLASH_MODULES and mask is None and q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
-        return attend_flash(q, k, v, implementation, scale, dropout), None
+        return _attention_eager(q, k, v, mask=mask, scale=scale, dropout=dropout)
+    if implementation in _FLASH_MODULES and mask is None and q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
+        return _attention_flash(q, k, v, implementation, scale, dropout), None
     grouped = q.shape[1] != k.shape[1]
     if grouped and not q.is_cuda:
-        # Without this, torch's grouped path on the CPU leaves its fused kernel.
+        # torch has no fused kernel for grouped queries on the CPU.
         groups = q.shape[1] // k.shape[1]
         k, v, grouped = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1), False  # [B, A, M, D]
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped)
     return out, None
 
 
-def attend_eagerly(
+def _attention_eager(
     q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, scale: float | None, dropout: float
 ) -> tuple[Tensor, Tensor]:
-    """Attend in plain steps, softmax in float32, and return the weights too."""
+    """Attend with separate matrix products and softmax in float32."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)  # [B, A, M, D]
@@ -76,8 +77,10 @@ def attend_eagerly(
     return weights @ v, weights
 
 
-def attend_flash(q: Tensor, k: Tensor, v: Tensor, implementation: str, scale: float | None, dropout: float) -> Tensor:
-    """Attend with an installed flash-attention package, which wants tokens before heads."""
+def _attention_flash(
+    q: Tensor, k: Tensor, v: Tensor, implementation: str, scale: float | None, dropout: float
+) -> Tensor:
+    """Attend with a flash-attention package, which expects tokens before heads."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [B, N, A, D]
     if implementation == "flash_attention_3":
         from flash_attn_interface import flash_attn_func as flash3
@@ -87,5 +90,5 @@ def attend_flash(q: Tensor, k: Tensor, v: Tensor, implementation: str, scale: fl
         from flash_attn import flash_attn_func as flash2
 
         out = flash2(q, k, v, dropout_p=dropout, softmax_scale=scale)
-    found: Tensor = out[0] if isinstance(out, tuple) else out
-    return found.transpose(1, 2)  # [B, A, N, D]
+    attended: Tensor = out[0] if isinstance(out, tuple) else out
+    return attended.transpose(1, 2)  # [B, A, N, D]
