@@ -29,7 +29,7 @@ from vitruvian.kernels.draw import draw
 from vitruvian.kernels.fused import add_layer_norm_, norm_and_place
 from vitruvian.kernels.masked import attend_masked
 from vitruvian.kernels.two_way import answer, look
-from vitruvian.kernels.windows import attend_windows
+from vitruvian.ops.window_attention import window_attention
 
 CUDA = torch.device("cuda")
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -48,7 +48,7 @@ def cases() -> dict[str, Callable[[], Case]]:
         grid: tuple[int, int], heads: int, dim: int, window: int, *, shift: int = 0, pool: int = 1, bias: bool = False
     ) -> Case:
         def run(qkv: Tensor, fill: Tensor, table: Tensor | None) -> Tensor:
-            return attend_windows(
+            return window_attention(
                 qkv, grid_hw=grid, heads=heads, window=window, shift=shift, pool=pool, fill=fill, bias=table
             )
 

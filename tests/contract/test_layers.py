@@ -127,7 +127,7 @@ class TestTheRuleItself:
         ("importer", "target", "fine"),
         [
             ("layers.attention", "errors.InputError", True),
-            ("layers.attention", "layers.keep.kept", True),
+            ("layers.attention", "ops.cache.cached_tensors", True),
             ("layers.attention", "images.resize", False),
             ("layers.attention", "model.Model", False),
             ("config", "hub.find_file", True),

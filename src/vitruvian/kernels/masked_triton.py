@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitruvian.kernels.merge_triton import merge, split_of
+from vitruvian.ops.split_softmax import merge_splits, split_keys
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def attend_masked(q: Tensor, k: Tensor, v: Tensor, logits: Tensor, top: Tensor, 
     D = C // heads
     rows, columns = max(16, min(64, triton.next_power_of_2(Q))), 64
     down = triton.cdiv(Q, rows)
-    splits, size = split_of(N, B * heads * down, step=columns, least=2 * columns)
+    splits, size = split_keys(N, B * heads * down, multiple=columns, least=2 * columns)
     parts = torch.empty(splits, B * Q * heads, D, device=q.device, dtype=torch.float32)
     reach = torch.empty(splits, B * Q * heads, device=q.device, dtype=torch.float32)
     launch: Any = _masked[(down, splits, B * heads)]
@@ -79,4 +79,4 @@ def attend_masked(q: Tensor, k: Tensor, v: Tensor, logits: Tensor, top: Tensor, 
         heads=heads, head_dim=D, padded_dim=max(16, triton.next_power_of_2(D)),
         rows=rows, columns=columns, scale=1 / math.sqrt(D), num_warps=4, num_stages=3,
     )  # fmt: skip
-    return merge(parts, reach, q.dtype).view(B, Q, C)
+    return merge_splits(parts, reach, q.dtype).view(B, Q, C)

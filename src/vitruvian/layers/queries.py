@@ -11,7 +11,7 @@ from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
 from vitruvian.layers.init import Kind, with_init
-from vitruvian.ops.attention import attention as attend
+from vitruvian.ops.attention import attention
 
 
 class QueryAttention(nn.Module):
@@ -30,7 +30,7 @@ class QueryAttention(nn.Module):
         self, queries: Tensor, keys: Tensor, values: Tensor, *, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from [B, Q, C] to [B, N, C]; weights are [B, A, Q, N]."""
-        out, weights = attend(
+        out, weights = attention(
             split_heads(self.q_proj(queries), self.heads),
             split_heads(self.k_proj(keys), self.heads),
             split_heads(self.v_proj(values), self.heads),
@@ -60,7 +60,7 @@ class PackedAttention(nn.Module):
             for x, weight, bias in zip((queries, keys, values), weights, biases, strict=True)
         )
         dropout = self.drop_rate if self.training else 0.0
-        out, _ = attend(q, k, v, implementation=self.attn_implementation, mask=mask, dropout=dropout)
+        out, _ = attention(q, k, v, implementation=self.attn_implementation, mask=mask, dropout=dropout)
         found: Tensor = self.out_proj(out.transpose(1, 2).flatten(2))  # [B, Q, C]
         return found
 

@@ -29,7 +29,7 @@ from vitruvian.layers.windows import (
     window_plan,
 )
 from vitruvian.models.swin.configuration import SwinConfig
-from vitruvian.ops.attention import attention as attend
+from vitruvian.ops.attention import attention
 
 Grid = tuple[int, int]
 
@@ -164,7 +164,7 @@ class WindowAttention(nn.Module):
             masks = bias + blocked[:, None]  # [4, A, N, N]
         sizes = [count for _, count in plan.groups]
         found = [
-            attend(
+            attention(
                 *parts,
                 implementation=self.attn_implementation,
                 mask=masks[kind : kind + 1],

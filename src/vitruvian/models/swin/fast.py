@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from vitruvian.kernels.available import takes_fused
 from vitruvian.kernels.fused import add_layer_norm_
 from vitruvian.kernels.joint import join
-from vitruvian.kernels.windows import attend_windows
 from vitruvian.models.swin.encoder import Encoded, Encoder, Grid, WindowAttention
+from vitruvian.ops.window_attention import window_attention
 
 
 def fuse_swin(model: nn.Module) -> None:
@@ -74,7 +74,7 @@ def run_attention(attention: WindowAttention, tokens: Tensor, grid_hw: Grid, *, 
     """Attend inside the windows of tokens [B, h·w, C]."""
     assert attention.joint is not None
     weight, bias = attention.joint
-    return attend_windows(
+    return window_attention(
         F.linear(tokens, weight, bias),  # [B, h·w, 3C]
         grid_hw=grid_hw,
         heads=attention.heads,

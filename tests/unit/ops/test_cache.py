@@ -1,12 +1,12 @@
 import torch
 
-from vitruvian.ops.cache import hold_cached, cached_tensors
+from vitruvian.ops.cache import cached_tensors, hold_cached
 
 
 def test_builds_once_for_the_same_arguments() -> None:
     made: list[tuple[int, int]] = []
 
-    @kept
+    @cached_tensors
     def table(size: int, *, step: int = 1) -> torch.Tensor:
         """Docs."""
         made.append((size, step))
@@ -19,7 +19,7 @@ def test_builds_once_for_the_same_arguments() -> None:
 
 
 def test_what_inference_built_can_train() -> None:
-    @kept
+    @cached_tensors
     def weights(size: int) -> torch.Tensor:
         return torch.ones(size)
 
@@ -30,7 +30,7 @@ def test_what_inference_built_can_train() -> None:
 
 
 def test_compiled_code_builds_its_own() -> None:
-    @kept
+    @cached_tensors
     def table(size: int) -> torch.Tensor:
         return torch.arange(float(size))
 
@@ -48,19 +48,19 @@ def test_forgets_the_oldest() -> None:
         made.append(size)
         return size
 
-    table = kept(build, most=2)
+    table = cached_tensors(build, maxsize=2)
     for size in (1, 2, 3, 3, 1):
         table(size)
     assert made == [1, 2, 3, 1]
 
 
 def test_what_is_given_can_be_held_longer_than_it_is_remembered() -> None:
-    @kept
+    @cached_tensors
     def numbers(count: int) -> list[int]:
         return list(range(count))
 
     first = numbers(3)
-    with holding() as held:
+    with hold_cached() as held:
         assert numbers(3) is first
         numbers(4)
     assert held == [[0, 1, 2], [0, 1, 2, 3]]
