@@ -160,7 +160,7 @@ class WinogradConv:
         most = max(1, _bytes_at_a_time(self.weight.nbytes, batch or B) // row_bytes)
         if use_triton("winograd", x):
             return self._convolve_triton(maps, out, _rows_at_a_time(B * rows, columns, most=most))
-        for source, target in zip(maps.activated(torch.float32), out, strict=True):
+        for source, target in zip(maps.activated(torch.float32).float(), out, strict=True):
             self._convolve_torch(source, target, step=most)
         variance, mean = torch.var_mean(out.float(), dim=(2, 3), correction=0)
         return FeatureMaps(out, mean, self.unit * torch.rsqrt(variance * self.unit**2 + _EPS))

@@ -13,9 +13,8 @@ from tests.tiny import pixels
 from tests.tiny_packed import tiny_multitask
 from vitruvian import Sapiens2ImageProcessor
 from vitruvian.images.crop import crop_params
-from vitruvian.models.sapiens2.processing import draw_heatmaps
-from vitruvian.models.sapiens2.processing import crop_padding
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
+from vitruvian.models.sapiens2.processing import crop_padding, draw_heatmaps
 
 INPUT_HW, HALF_HW, QUARTER_HW = (384, 288), (192, 144), (96, 72)
 PROCESSOR = Sapiens2ImageProcessor(size={"height": INPUT_HW[0], "width": INPUT_HW[1]})

@@ -1,9 +1,15 @@
+"""Rotary position embeddings: tables, and every version of the norm and rotation of heads."""
+
+from __future__ import annotations
+
 import math
 
 import pytest
 import torch
+from torch.nn import functional as F
 
-from vitruvian.layers.rope import augment_centers, patch_centers, rope_table, rotate
+from tests.unit.ops.versions import assert_close, every_version, randn
+from vitruvian.ops.rope import augment_centers, patch_centers, rms_norm_rope, rope_tables
 
 
 def test_centers_of_a_grid() -> None:
@@ -11,48 +17,53 @@ def test_centers_of_a_grid() -> None:
     torch.testing.assert_close(patch_centers((2, 3)), torch.tensor(want))
 
 
-def test_angles() -> None:
-    cos, sin = rope_table(torch.tensor([[0.25, -0.5]]), head_dim=8, theta=100.0)
+def test_tables() -> None:
+    cos, sin = rope_tables(torch.tensor([[0.25, -0.5]]), head_dim=8, theta=100.0, prefix=2)
     y, x = 2 * math.pi * 0.25, 2 * math.pi * -0.5
-    want = torch.tensor([[y, y / 10, x, x / 10]])
+    want = torch.tensor([[0.0] * 4, [0.0] * 4, [y, y / 10, x, x / 10]])
     torch.testing.assert_close(cos, want.cos())
     torch.testing.assert_close(sin, want.sin())
 
 
-def test_rotation_pairs_channels_half_a_head_apart() -> None:
+def test_channels_half_a_head_apart_are_pairs() -> None:
     x = torch.tensor([1.0, 0.0, 0.0, 1.0]).view(1, 1, 1, 4)
     angle = torch.tensor([[0.3, 0.7]])
-    out = rotate(x, angle.cos(), angle.sin()).flatten()
+    out = rms_norm_rope(x, None, (angle.cos(), angle.sin())).flatten()
     want = [math.cos(0.3), -math.sin(0.7), math.sin(0.3), math.cos(0.7)]
     torch.testing.assert_close(out, torch.tensor(want))
 
 
-def test_lengths_stay_and_first_tokens_too() -> None:
-    x = torch.randn(2, 3, 2 + 6, 8)
-    out = rotate(x, *rope_table(patch_centers((2, 3)), head_dim=8, theta=100.0))
-    assert torch.equal(out[..., :2, :], x[..., :2, :])
-    assert not torch.equal(out[..., 2:, :], x[..., 2:, :])
-    torch.testing.assert_close(out.norm(dim=-1), x.norm(dim=-1))
-
-
-def test_scores_depend_on_distance_alone() -> None:
+def test_scores_depend_on_distance_only() -> None:
     q, k = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
 
-    def score(at: list[float], other: list[float]) -> torch.Tensor:
-        tables = [rope_table(torch.tensor([place]), head_dim=8, theta=100.0) for place in (at, other)]
-        return (rotate(q, *tables[0]) * rotate(k, *tables[1])).sum()
+    def score(q_yx: list[float], k_yx: list[float]) -> torch.Tensor:
+        tables = [rope_tables(torch.tensor([yx]), head_dim=8, theta=100.0) for yx in (q_yx, k_yx)]
+        return (rms_norm_rope(q, None, tables[0]) * rms_norm_rope(k, None, tables[1])).sum()
 
     torch.testing.assert_close(score([0.1, 0.2], [0.4, -0.3]), score([-0.5, 0.6], [-0.2, 0.1]))
 
 
-def test_type_of_the_tokens_is_kept() -> None:
-    tables = rope_table(patch_centers((1, 2)), head_dim=4, theta=100.0)
-    assert rotate(torch.ones(1, 1, 2, 4, dtype=torch.bfloat16), *tables).dtype == torch.bfloat16
-    assert tables[0].dtype == torch.float32
+@every_version
+@pytest.mark.parametrize(("heads", "head_dim"), [(3, 16), (2, 24), (1, 64)])
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_norm_and_rotation(version: str, heads: int, head_dim: int, has_norm: bool) -> None:
+    both = randn(2, 8, heads + 2, head_dim, version=version, seed=1)
+    weight = randn(head_dim, version=version, seed=2) if has_norm else None
+    rope = tuple(
+        table.to(both.device) for table in rope_tables(patch_centers((2, 3)), head_dim=head_dim, theta=100.0, prefix=2)
+    )
+    cos, sin = (table[:, None] for table in rope)
+    for x in (both[:, :, :heads], both[:, :, :heads].contiguous()):  # a slice of joined projections, too
+        normed = x.float() if weight is None else F.rms_norm(x.float(), (head_dim,), weight.float(), 1e-6)
+        left, right = normed.chunk(2, dim=-1)
+        want = torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1) * 0.7
+        out = rms_norm_rope(x, weight, (rope[0], rope[1]), eps=1e-6, scale=0.7)
+        assert out.dtype == x.dtype
+        assert_close(out, want.transpose(1, 2))
 
 
 class TestAugmentation:
-    def test_nothing_asked_for(self) -> None:
+    def test_no_options(self) -> None:
         centers = patch_centers((2, 2))
         assert augment_centers(centers) is centers
 

@@ -1,4 +1,4 @@
-"""Models without values: nothing is drawn, and what opens a checkpoint leaves torch's compiler alone."""
+"""`no_init_weights`: no random numbers, and opening a checkpoint does not import the compiler of torch."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ for case in CASES:
 """
 
 
-def test_layers_have_shapes_alone() -> None:
+def test_layers_have_shapes_only() -> None:
     with no_init_weights():
         layers = nn.Sequential(nn.Linear(3, 2), nn.Conv2d(2, 4, 3), nn.Embedding(5, 6), nn.LayerNorm(6))
     assert all(parameter.is_meta for parameter in layers.parameters())
     assert [tuple(layer.weight.shape) for layer in layers] == [(2, 3), (4, 2, 3, 3), (5, 6), (6,)]
 
 
-def test_only_draws_are_left_out() -> None:
+def test_only_random_functions_are_skipped() -> None:
     state = torch.get_rng_state()
     with _NoRandomInit():
-        drawn = nn.init.normal_(torch.zeros(4))
+        unchanged = nn.init.normal_(torch.zeros(4))
         assert torch.equal(nn.init.kaiming_uniform_(tensor=torch.ones(2, 2)), torch.ones(2, 2))
         assert torch.equal(nn.init.constant_(torch.zeros(4), 3.0), torch.full((4,), 3.0))
         torch.zeros(4).uniform_()
-    assert torch.equal(drawn, torch.zeros(4))
+    assert torch.equal(unchanged, torch.zeros(4))
     assert torch.equal(state, torch.get_rng_state())
 
 
