@@ -36,6 +36,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 from torch.nn import functional as F
+from vitruvian.models.sapiens2.silhouette import fill_boxes, places_in_crops
 
 from vitruvian import Sapiens2ImageProcessor, load_image, pipeline
 from vitruvian.data.synthetic.camera import points_from_depth
@@ -63,9 +64,8 @@ from vitruvian.evaluation.speed.timing import time_in_turns
 from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.human import LAYOUTS, PART_NAMES
 from vitruvian.images.crop import crop_params
-from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.models.sapiens2.silhouette import fill_boxes, places_in_crops
+from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.pipelines.people import find_people, open_finder
 from vitruvian.training.views import in_model_axes, normalise
 

@@ -46,7 +46,7 @@ from measure import machine  # noqa: E402
 from vitruvian import Sapiens2Config, Sapiens2ForPoseEstimation, Sapiens2ImageProcessor, pipeline  # noqa: E402
 from vitruvian.evaluation.speed.cells import DTYPES  # noqa: E402
 from vitruvian.evaluation.speed.subjects import Given, subject  # noqa: E402
-from vitruvian.graphs import unrecorded  # noqa: E402
+from vitruvian.ops.cuda_graphs import no_capture  # noqa: E402
 from vitruvian.pipelines import base, runner  # noqa: E402
 from vitruvian.pipelines.job import Failure  # noqa: E402
 from vitruvian.pipelines.memory import to_host  # noqa: E402
@@ -405,7 +405,7 @@ def check(pipe: Any, path: Path, boxes: list[list[float]]) -> None:
                 unit.arrival.receive()
         found = torch.stack([unit.pixels for unit in units])
         rounded = "" if torch.equal(found, there.to(found.dtype)) else "; NOT THE SAME in the model's data type"
-        with unrecorded():
+        with no_capture():
             heatmaps, _ = pipe.heatmaps(found.to(pipe.model.dtype), None)
         points = pipe.points(heatmaps, None, None, 11)[0].cpu()  # [P, J, 3]
         own = pipe.points(heatmaps.cpu().float(), None, None, 11)[0]

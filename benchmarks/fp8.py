@@ -25,12 +25,13 @@ from torch import Tensor
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
+from vitruvian.models.sapiens2.fast import fuse_encoder, run_layers  # noqa: E402
+
 import vitruvian  # noqa: E402
 from vitruvian.evaluation.speed.timing import machine, time_in_turns  # noqa: E402
 from vitruvian.export.accuracy import task_cost  # noqa: E402
 from vitruvian.export.calibration import calibration_samples  # noqa: E402
 from vitruvian.models.sapiens2.encoder import positions  # noqa: E402
-from vitruvian.models.sapiens2.fast import fuse_encoder, run_layers  # noqa: E402
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES  # noqa: E402
 from vitruvian.outputs import BaseModelOutputWithPooling  # noqa: E402
 

@@ -177,7 +177,7 @@ def tiny_run(problems: list[str]) -> dict[str, Any] | None:
         import torch
 
         from vitruvian.models.sapiens2.configuration import Sapiens2Config
-        from vitruvian.models.sapiens2.trunk import Sapiens2Model
+        from vitruvian.models.sapiens2.modeling import Sapiens2Model
         from vitruvian.pipelines.base import best_place
 
         place = best_place(None, None)

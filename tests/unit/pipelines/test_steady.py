@@ -13,7 +13,7 @@ import torch
 
 from tests.unit.pipelines.case import SAPIENS, leeway, opened, parts_of, picture
 from vitruvian import pipeline
-from vitruvian.graphs import ONLY, GraphCache
+from vitruvian.ops.cuda_graphs import ONLY, GraphCache
 from vitruvian.pipelines.base import Call
 from vitruvian.pipelines.job import Failure, Unit
 from vitruvian.pipelines.memory import BatchSize, to_device
@@ -47,7 +47,7 @@ class TestFilling:
     )
     def test_more_than_half_is_filled_up(self, count: int, ran: list[int]) -> None:
         run = Noting()
-        steady = Steady(GraphCache(largest_batch=4), BatchSize(8, fixed=True), one_size=True)
+        steady = Steady(GraphCache(max_batch=4), BatchSize(8, fixed=True), one_size=True)
         assert steady.run(units(count), run) == [10 * number for number in range(count)]
         assert run.seen == [(ran, 8)]
         assert ONLY.get() is None
@@ -55,8 +55,8 @@ class TestFilling:
     @pytest.mark.parametrize(
         ("graphs", "size", "one_size", "only"),
         [
-            (GraphCache(largest_batch=4), 4, True, None),  # every size is recorded
-            (GraphCache(largest_batch=4), 8, False, 0),  # none is
+            (GraphCache(max_batch=4), 4, True, None),  # every size is recorded
+            (GraphCache(max_batch=4), 8, False, 0),  # none is
             (None, 8, True, None),
         ],
     )
@@ -69,7 +69,7 @@ class TestFilling:
         assert run.seen == [([0, 1, 2], only)]
 
     def test_it_follows_a_batch_that_became_smaller(self) -> None:
-        graphs, batch, run = GraphCache(largest_batch=2), BatchSize(12, fixed=False), Noting()
+        graphs, batch, run = GraphCache(max_batch=2), BatchSize(12, fixed=False), Noting()
         steady = Steady(graphs, batch, one_size=True)
         batch.halve()
         steady.run(units(5), run)

@@ -75,13 +75,13 @@ class Sam2HieraDetModel(Model):
         self.stage_ends = [end - 1 for end in itertools.accumulate(config.stages)]
         self.gradient_checkpointing = False
         self.quick = False
-        self.start()
+        self.post_init()
 
     def init_module(self, module: nn.Module) -> None:
         """Fill what `module` owns with starting values."""
         init_weights(module, self.config.initializer_range)
 
-    def fuse(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Take the fused way in inference."""
         fast.fuse_sam2(self)
 
@@ -95,14 +95,14 @@ class Sam2HieraDetModel(Model):
     ) -> Sam2HieraDetModelOutput:
         """Encode pictures [B, 3, H, W]; H and W must be multiples of `config.size_multiple`, 32 as published."""
         check_pixels(pixel_values, self.config)
-        keep_states = self.flag("output_hidden_states", output_hidden_states)
-        keep_weights = self.flag("output_attentions", output_attentions)
+        keep_states = self.resolve_flag("output_hidden_states", output_hidden_states)
+        keep_weights = self.resolve_flag("output_attentions", output_attentions)
         x = self.patch_embed(pixel_values)  # [B, h, w, C]
         x = x + self.positions((x.shape[1], x.shape[2])).to(x.dtype)
         if not (keep_states or keep_weights) and fast.takes_blocks(self, x):
             found = tuple(fast.run_blocks(self, x))
             output = Sam2HieraDetModelOutput(last_hidden_state=found[-1], intermediate_hidden_states=found)
-            return self.give(output, return_dict)
+            return self.format_output(output, return_dict)
         states, weights, maps = [x], [], []
         for index, block in enumerate(self.blocks):
             if self.gradient_checkpointing and self.training:
@@ -121,7 +121,7 @@ class Sam2HieraDetModel(Model):
             hidden_states=tuple(states) if keep_states else None,
             attentions=tuple(weights) if keep_weights else None,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
     def positions(self, grid_hw: tuple[int, int]) -> Tensor:
         """Positions for a grid: the coarse table stretched over it plus the fine one in each window [1, h, w, C]."""

@@ -79,7 +79,7 @@ class Sam2Model(Model):
         self.prompt_encoder = PromptEncoder(config.prompts)
         self.mask_decoder = MaskDecoder(config.decoder)
         self.no_memory_embedding = nn.Parameter(torch.zeros(1, 1, config.vision.fpn_hidden_size))
-        self.start()
+        self.post_init()
 
     def init_module(self, module: nn.Module) -> None:
         """Fill what `module` owns with starting values."""
@@ -93,7 +93,7 @@ class Sam2Model(Model):
             init_from = self.shared_image_embedding.positional_embedding
             self.prompt_encoder.shared_embedding.positional_embedding.copy_(init_from)
 
-    def fuse(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Take the fused way in inference."""
         fast.fuse_sam2(self)
 
@@ -142,11 +142,11 @@ class Sam2Model(Model):
         del original_sizes
         if (pixel_values is None) == (image_embeddings is None):
             raise InputError("pixel_values and image_embeddings: expected exactly one of them. Drop or add one.")
-        keep_weights = self.flag("output_attentions", output_attentions)
+        keep_weights = self.resolve_flag("output_attentions", output_attentions)
         vision = None
-        keep_states = self.flag("output_hidden_states", output_hidden_states)
+        keep_states = self.resolve_flag("output_hidden_states", output_hidden_states)
         if pixel_values is not None and not (keep_states or keep_weights):
-            levels = self.recorded(self.encode_levels, pixel_values)
+            levels = self.run_captured(self.encode_levels, pixel_values)
         elif pixel_values is not None:
             vision = self.encode(pixel_values, keep_states, keep_weights)
             levels = self.image_levels(vision)
@@ -163,7 +163,7 @@ class Sam2Model(Model):
                 *given, multimask_output, attention_similarity, target_embedding, keep_weights
             )
         else:
-            decoded = self.recorded(self.decode_prompts, *given, multimask_output)
+            decoded = self.run_captured(self.decode_prompts, *given, multimask_output)
         output = Sam2ImageSegmentationOutput(
             iou_scores=decoded.iou_scores,
             pred_masks=decoded.masks,
@@ -175,12 +175,12 @@ class Sam2Model(Model):
         )
         if labels is not None:
             output.loss = mask_loss(output, labels, counts=prompts_that_count(point_labels, boxes))
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
     @torch.no_grad()
     def get_image_embeddings(self, pixel_values: Tensor) -> list[Tensor]:
         """Encode pictures [B, 3, H, W] once for many prompts: three levels, finest first; without gradient."""
-        levels: list[Tensor] = self.recorded(self.encode_levels, pixel_values)
+        levels: list[Tensor] = self.run_captured(self.encode_levels, pixel_values)
         return levels
 
     def get_image_features(
@@ -194,8 +194,8 @@ class Sam2Model(Model):
         """Encode pictures [B, 3, H, W]; the levels are projected for the mask decoder and come as [h·w, B, C]."""
         found: Sam2VisionEncoderOutput = self.vision_encoder(
             pixel_values,
-            output_hidden_states=self.flag("output_hidden_states", output_hidden_states),
-            output_attentions=self.flag("output_attentions", output_attentions),
+            output_hidden_states=self.resolve_flag("output_hidden_states", output_hidden_states),
+            output_attentions=self.resolve_flag("output_attentions", output_attentions),
             return_dict=True,
         )
         levels = self.project_levels(found.fpn_hidden_states)
@@ -203,7 +203,7 @@ class Sam2Model(Model):
         found.fpn_position_encoding = tuple(
             level.flatten(2).permute(2, 0, 1) for level in found.fpn_position_encoding or ()
         )  # [h·w, B, C]
-        return self.give(found, return_dict)
+        return self.format_output(found, return_dict)
 
     @torch.no_grad()
     def get_prompt_embeddings(

@@ -66,13 +66,13 @@ class Sam2VisionModel(Model):
         super().__init__(config)
         self.backbone = without_values(Sam2HieraDetModel, config.backbone)
         self.neck = FeaturePyramid(config)
-        self.start()
+        self.post_init()
 
     def init_module(self, module: nn.Module) -> None:
         """Fill what `module` owns with starting values."""
         init_weights(module, self.config.initializer_range)
 
-    def fuse(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Take the fused way in inference."""
         fast.fuse_sam2(self)
 
@@ -87,12 +87,12 @@ class Sam2VisionModel(Model):
         """Encode pictures [B, 3, H, W]."""
         output = self.encode(
             pixel_values,
-            output_hidden_states=self.flag("output_hidden_states", output_hidden_states),
-            output_attentions=self.flag("output_attentions", output_attentions),
+            output_hidden_states=self.resolve_flag("output_hidden_states", output_hidden_states),
+            output_attentions=self.resolve_flag("output_attentions", output_attentions),
         )
         levels = output.fpn_hidden_states or ()
         output.fpn_position_encoding = tuple(positions_of(level) for level in levels)
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
     def encode(
         self, pixel_values: Tensor, *, output_hidden_states: bool = False, output_attentions: bool = False

@@ -20,7 +20,7 @@ from vitruvian.devices import checked_device, checked_dtype
 from vitruvian.errors import InputError, WeightsError, near_matches
 from vitruvian.hub import HubOptions, pinned
 from vitruvian.layers.init import no_init_weights
-from vitruvian.model import refill_buffers
+from vitruvian.model import reset_buffers
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
 from vitruvian.models.sapiens2.modeling import (
     Sapiens2ForAlbedoEstimation,
@@ -29,11 +29,11 @@ from vitruvian.models.sapiens2.modeling import (
     Sapiens2ForPointmapEstimation,
     Sapiens2ForPoseEstimation,
     Sapiens2ForSemanticSegmentation,
+    Sapiens2Model,
     Sapiens2TaskModel,
 )
 from vitruvian.models.sapiens2.packed import read_multitask
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
-from vitruvian.models.sapiens2.trunk import Sapiens2Model
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput
 from vitruvian.weights import compare, describe_mismatch
 
@@ -120,7 +120,7 @@ class Sapiens2MultiTask(nn.Module):
             )
         model.load_weights({name: value.to(place, kind) for name, value in files.tensors()}, assign=True)
         for module in model.modules():
-            refill_buffers(module, lambda _: place)
+            reset_buffers(module, lambda _: place)
         return model.eval()
 
     def forward(

@@ -76,7 +76,7 @@ class Sapiens2ForPeopleDetection(Sapiens2TaskModel):
         if labels is not None and output.logits is not None and output.sides is not None:
             terms = people_loss(output.logits, output.sides, labels)
             output.loss, output.loss_terms = terms.total, terms.terms
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
             config.projection_bottleneck_size,
             config.num_prototypes,
         )
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -72,8 +72,8 @@ class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
         encoded = self.model(
             pixel_values,
             bool_masked_pos,
-            output_hidden_states=self.flag("output_hidden_states", output_hidden_states),
-            output_attentions=self.flag("output_attentions", output_attentions),
+            output_hidden_states=self.resolve_flag("output_hidden_states", output_hidden_states),
+            output_attentions=self.resolve_flag("output_attentions", output_attentions),
             return_dict=True,
         )
         patches = encoded.last_hidden_state[:, 1 + self.config.num_register_tokens :]  # [B, N, C]
@@ -94,7 +94,7 @@ class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
             )
         if terms:
             output.loss, output.loss_terms = torch.stack(list(terms.values())).sum(), terms
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
 
 class ProjectionHead(nn.Module):
