@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor, unflatten
 from torch.nn import functional as F
@@ -49,7 +51,10 @@ def attend_windows(
     q, k, v = to_windows(qkv, plan, fill=fill).chunk(3, dim=-1)  # [windows, N, C] each
     if pool > 1:
         side = window // pool
-        q = unflatten(q, 1, (side, pool, side, pool)).amax((2, 4)).flatten(1, 2)  # [windows, N / pool², C]
+        q = unflatten(q, 1, (side, pool, side, pool))
+        # Comparing slices is several times as fast on a CPU as a reduction over two dimensions.
+        cells = [q[:, :, i, :, j] for i in range(pool) for j in range(pool)]
+        q = functools.reduce(torch.maximum, cells).flatten(1, 2)  # [windows, N / pool², C]
     q, k, v = (unflatten(part, -1, (heads, -1)).transpose(1, 2) for part in (q, k, v))  # [windows, A, N, D]
     masks: Tensor | None = None if bias is None else bias[None].to(q.dtype)  # [1, A, N, N]
     if shift:

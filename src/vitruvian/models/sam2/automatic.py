@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from vitruvian.errors import InputError
 from vitruvian.images.nms import box_nms, mask_boxes, mask_nms
 from vitruvian.images.rle import Rle, decode_rles, encode_rles
-from vitruvian.models.sam2.mask_decoder import stability
+from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor, tidy
 from vitruvian.processor import ImageInput, as_pixels
@@ -201,7 +201,7 @@ class Sam2AutomaticMaskGenerator:
         step = options.points_per_batch or len(grid)
         for start in range(0, len(grid), step):
             points = asked[None, start : start + step, None].to(device)  # [1, P, 1, 2]
-            found = self.model.good_masks(points, embeddings, least_score=options.pred_iou_thresh)
+            found = self.model.confident_masks(points, embeddings, min_iou=options.pred_iou_thresh)
             asked_at = places[start : start + step].to(device)[found.prompts]  # [N, 2]
             yield filtered(found.masks, found.iou_scores, asked_at, crop, size_hw, options)
 
@@ -215,7 +215,7 @@ def filtered(
     options: AutomaticMaskOptions,
 ) -> Candidates:
     """Keep of the masks [N, h, w] with scores [N] and points [N, 2] those that are stable, not empty and not cut."""
-    stable = stability(logits, options.stability_score_offset, options.mask_threshold)  # [N]
+    stable = stability_score(logits, options.stability_score_offset, options.mask_threshold)  # [N]
     small = mask_boxes(logits > options.mask_threshold)  # [N, 4], cells
     x1, y1, x2, y2 = crop
     cell = torch.tensor(((x2 - x1) / logits.shape[-1], (y2 - y1) / logits.shape[-2]), device=logits.device).tile(2)

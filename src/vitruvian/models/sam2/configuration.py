@@ -9,13 +9,48 @@ Checkpoints on the Hub were saved from the video model (`model_type` ``sam2_vide
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self, TypeVar
 
 from vitruvian.config import Config, Settings, nested, settings
 from vitruvian.errors import ConfigError, near_matches
-from vitruvian.models.sam2.fields import Size, by_position, pair, part, without_video
+
+Size = int | list[int] | tuple[int, int]
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def positional_fields(*names: str) -> Callable[[type[SettingsT]], type[SettingsT]]:
+    """Decorate a settings class to accept its first fields as positional arguments, as the published examples do."""
+
+    def decorate(cls: type[SettingsT]) -> type[SettingsT]:
+        build = cls.__init__
+
+        @functools.wraps(build)
+        def init(self: SettingsT, *values: object, **named: object) -> None:
+            if len(values) > len(names):
+                raise ConfigError(
+                    f"{cls.__name__}: expected at most {len(names)} values by position ({', '.join(names)})."
+                )
+            repeated = [name for name in names[: len(values)] if name in named]
+            if repeated:
+                raise ConfigError(f"{cls.__name__}: got {', '.join(repeated)} by position and by name. Give it once.")
+            build(self, **dict(zip(names, values, strict=False)), **named)
+
+        cls.__init__ = init  # type: ignore[method-assign]
+        return cls
+
+    return decorate
+
+
+def pair(size: Size | None) -> tuple[int, int]:
+    """Return (height, width) of a size that is a number (square) or a pair."""
+    if isinstance(size, int):
+        return size, size
+    if size is None or len(size) != 2:
+        raise ConfigError(f"size: expected a number or (height, width), got {size!r}.")
+    return size[0], size[1]
 
 
 @settings
@@ -227,9 +262,7 @@ class Sam2VisionConfig(Config):
     @property
     def backbone(self) -> Sam2HieraDetConfig:
         """The backbone's settings."""
-        if self.backbone_config is None:
-            raise ConfigError("backbone_config: expected settings, got None.")
-        return self.backbone_config
+        return _required(self.backbone_config, "backbone_config")
 
 
 @settings
@@ -260,8 +293,8 @@ class Sam2PromptEncoderConfig(Config):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Accept the video model's name of the same settings."""
-        return super().upgrade(without_video(values))
+        """Accept the `model_type` of the video model, which shares these settings."""
+        return super().upgrade(_without_video(values))
 
     def validate(self) -> None:
         """Refuse sizes that do not divide."""
@@ -327,8 +360,8 @@ class Sam2MaskDecoderConfig(Config):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Accept the video model's name of the same settings."""
-        return super().upgrade(without_video(values))
+        """Accept the `model_type` of the video model, which shares these settings."""
+        return super().upgrade(_without_video(values))
 
     def validate(self) -> None:
         """Refuse channels that do not divide."""
@@ -346,7 +379,7 @@ class Sam2MaskDecoderConfig(Config):
             )
 
 
-@by_position("vision_config", "prompt_encoder_config", "mask_decoder_config")
+@positional_fields("vision_config", "prompt_encoder_config", "mask_decoder_config")
 @settings
 class Sam2Config(Config):
     """SAM 2 for images. The first three fields may be given by position.
@@ -373,8 +406,8 @@ class Sam2Config(Config):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Accept a video checkpoint's settings; those of its memory are kept aside."""
-        return super().upgrade(without_video(values))
+        """Accept the settings of a video checkpoint; unknown ones, of its memory, are preserved."""
+        return super().upgrade(_without_video(values))
 
     @classmethod
     def variant(cls, name: str, *, image_size: Size = 1024) -> Self:
@@ -436,17 +469,17 @@ class Sam2Config(Config):
     @property
     def vision(self) -> Sam2VisionConfig:
         """The vision encoder's settings."""
-        return part(self.vision_config, "vision_config")
+        return _required(self.vision_config, "vision_config")
 
     @property
     def prompts(self) -> Sam2PromptEncoderConfig:
         """The prompt encoder's settings."""
-        return part(self.prompt_encoder_config, "prompt_encoder_config")
+        return _required(self.prompt_encoder_config, "prompt_encoder_config")
 
     @property
     def decoder(self) -> Sam2MaskDecoderConfig:
         """The mask decoder's settings."""
-        return part(self.mask_decoder_config, "mask_decoder_config")
+        return _required(self.mask_decoder_config, "mask_decoder_config")
 
 
 PARTS: dict[str, type[Settings]] = {
@@ -496,3 +529,18 @@ def check_image_size(
             f"{subject}: expected height and width that are multiples of {multiple[0]} and {multiple[1]}, "
             f"got {image_hw[0]} × {image_hw[1]}. Resize the picture."
         )
+
+
+def _required(value: SettingsT | None, name: str) -> SettingsT:
+    """Return nested settings, which `__post_init__` fills in."""
+    if value is None:
+        raise ConfigError(f"{name}: expected settings, got None.")
+    return value
+
+
+def _without_video(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the video model's `model_type` by that of the image model."""
+    model_type = str(values.get("model_type", ""))
+    if not model_type.startswith("sam2_video"):
+        return dict(values)
+    return dict(values) | {"model_type": model_type.replace("sam2_video", "sam2", 1)}

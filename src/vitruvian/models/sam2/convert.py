@@ -19,8 +19,7 @@ from torch import Tensor
 from vitruvian.errors import CheckpointError, WeightsError
 from vitruvian.hub import weight_file
 from vitruvian.layers.blank import blank
-from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2HieraDetConfig
-from vitruvian.models.sam2.fields import Size
+from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2HieraDetConfig, Size
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.weights import check_finite, compare, describe_mismatch, open_file, renamed, some
 

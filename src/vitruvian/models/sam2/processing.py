@@ -22,7 +22,7 @@ from vitruvian.errors import CheckpointError, InputError
 from vitruvian.hub import HubOptions
 from vitruvian.images import resample_mode, resize
 from vitruvian.images.components import fill_holes, remove_islands
-from vitruvian.models.sam2.fields import Size, by_position, pair
+from vitruvian.models.sam2.configuration import Size, pair, positional_fields
 from vitruvian.models.sam2.prompt_encoder import PADDING
 from vitruvian.models.sam2.prompts import read_boxes, read_points
 from vitruvian.outputs import BatchFeature
@@ -182,7 +182,7 @@ class Sam2ImageProcessor(ImageProcessor):
         return found
 
 
-@by_position("image_processor", "target_size", "point_pad_value")
+@positional_fields("image_processor", "target_size", "point_pad_value")
 @settings
 class Sam2Processor(Settings):
     """Pictures and prompts to SAM 2's inputs. Fields may be given by position.
