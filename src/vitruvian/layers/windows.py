@@ -70,7 +70,8 @@ def window_plan(batch: int, grid_hw: tuple[int, int], *, window: int, shift: int
     back = back.scatter(0, there, torch.arange(there.shape[0], device=device))[:-1]  # [B·h·w]
     padded = rows * window != height or columns * window != width
     holes = (there == batch * tokens)[:, None] if padded else None
-    hole_places = None if holes is None or torch.compiler.is_compiling() else holes.flatten().nonzero().flatten()
+    no_values = torch.compiler.is_compiling() or device.type == "meta"
+    hole_places = None if holes is None or no_values else holes.flatten().nonzero().flatten()
     return WindowPlan(there.clamp(max=batch * tokens - 1), back, holes, hole_places, tuple(groups), window, shift)
 
 

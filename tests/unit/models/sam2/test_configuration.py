@@ -73,7 +73,7 @@ def test_sizes_that_cannot_be_cut_into_windows_are_refused(size: Any) -> None:
 def test_wrong_sizes_are_refused_by_the_backbone_and_the_model() -> None:
     with pytest.raises(InputError, match=r"multiples of 32 and 32, got 70 × 64"):
         Sam2HieraDetModel(Sam2HieraDetConfig(**hiera_fields()))(torch.zeros(1, 3, 70, 64))
-    with pytest.raises(InputError, match=r"expected pictures of 64 × 64, got 96 × 64.*with_image_size"):
+    with pytest.raises(InputError, match=r"expected images of 64 × 64, got 96 × 64.*with_image_size"):
         Sam2Model(tiny())(torch.zeros(1, 3, 96, 64))
     with pytest.raises(InputError, match=r"\[B, 3, H, W\]"):
         Sam2Model(tiny())(torch.zeros(3, 64, 64))
