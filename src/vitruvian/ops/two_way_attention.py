@@ -201,7 +201,7 @@ def _by_head(linear: nn.Linear, heads: int) -> Tensor:
 
 
 def _scale(weights: CrossAttentionWeights) -> float:
-    return (weights.q_proj.out_features // weights.heads) ** -0.5
+    return float((weights.q_proj.out_features // weights.heads) ** -0.5)
 
 
 # ---------------------------------------------------------------------------------------------------------- Triton

@@ -246,7 +246,7 @@ def _non_maximum_suppression(parts: list[_Candidates], options: AutomaticMaskOpt
 def _paste(candidates: _Candidates, size_hw: tuple[int, int], scale: float, threshold: float) -> Tensor:
     """Resize masks and paste them into images of `size_hw`, the original scaled by `scale`: bool [N, H, W]."""
     out = torch.zeros(len(candidates.scores), *size_hw, dtype=torch.bool, device=candidates.logits.device)
-    crops, index = candidates.crops_xyxy.unique(dim=0, return_inverse=True)
+    crops, index = torch.unique(candidates.crops_xyxy, dim=0, return_inverse=True)
     for number, crop in enumerate(crops.tolist()):
         x1, y1, x2, y2 = (round(edge * scale) for edge in crop)
         x2, y2 = min(max(x2, x1 + 1), size_hw[1]), min(max(y2, y1 + 1), size_hw[0])

@@ -28,7 +28,7 @@ def positional_fields(*names: str) -> Callable[[type[SettingsT]], type[SettingsT
         build = cls.__init__
 
         @functools.wraps(build)
-        def init(self: SettingsT, *values: object, **named: object) -> None:
+        def init(self: Any, *values: Any, **named: Any) -> None:
             if len(values) > len(names):
                 raise ConfigError(
                     f"{cls.__name__}: expected at most {len(names)} values by position ({', '.join(names)})."

@@ -188,7 +188,7 @@ class HieraBlock(nn.Module):
             return self._forward(x, branch, need_weights)
         # Rows of windows are independent, so strips of them go through the whole block in the cache of a CPU.
         x = x if branch is None else x + branch
-        strips = [self._forward(strip, None, False) for strip in x.split(rows, dim=1)]
+        strips = [self._forward(strip, None, False) for strip in torch.split(x, rows, dim=1)]
         return torch.cat([stream + last for stream, last, _ in strips], dim=1), None, None
 
     def _forward(self, x: Tensor, branch: Tensor | None, need_weights: bool) -> tuple[Tensor, Tensor, Tensor | None]:

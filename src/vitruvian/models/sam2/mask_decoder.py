@@ -165,9 +165,9 @@ class MaskDecoder(nn.Module):
                 )
             parts.append((masks, ious, self.pred_obj_score_head(out[:, :, 0]), mask_tokens))
             layer_weights.append(weights)
-        joined = (torch.cat(pieces, dim=1) for pieces in zip(*parts, strict=True))
+        masks, ious, scores, mask_tokens = (torch.cat(pieces, dim=1) for pieces in zip(*parts, strict=True))
         attentions = tuple(torch.cat(layer, dim=1).flatten(0, 1) for layer in zip(*layer_weights, strict=True))
-        return MaskDecoderOutput(*joined, attentions if need_weights else None)
+        return MaskDecoderOutput(masks, ious, scores, mask_tokens, attentions if need_weights else None)
 
     def confident_masks(
         self, levels: Sequence[Tensor], image_positions: Tensor, sparse: Tensor, dense: Tensor, *, min_iou: float

@@ -178,7 +178,7 @@ def check_labels(labels: Tensor) -> None:
     """Raise `InputError` for a label that no point can have. Skipped on a GPU, where it would synchronize."""
     if torch.compiler.is_compiling() or labels.device.type != "cpu":
         return
-    for label in labels.unique().tolist():
+    for label in set(labels.flatten().tolist()):
         if label not in POINT_LABELS:
             raise InputError(
                 "input_labels: expected 1 (on the object), 0 (off it), 2 and 3 (corners of a box), -1 (no point) or "
