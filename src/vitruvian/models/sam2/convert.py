@@ -101,7 +101,11 @@ def infer_config(original: Mapping[str, Tensor]) -> Sam2Config:
     blocks = {name.split(".")[3] for name in original if name.startswith("image_encoder.trunk.blocks.")}
     for name, values in VARIANTS.items():
         backbone = Sam2HieraDetConfig(**values)
-        if width is not None and width.shape[0] == backbone.hidden_size and len(blocks) == sum(backbone.stages):
+        if (
+            width is not None
+            and width.shape[0] == backbone.hidden_size
+            and len(blocks) == sum(backbone.blocks_per_stage)
+        ):
             return Sam2Config.variant(name)
     got = "no backbone" if width is None else f"{width.shape[0]} channels and {len(blocks)} blocks"
     raise WeightsError(f"checkpoint: expected a SAM 2 of size {', '.join(VARIANTS)}, got {got}.")

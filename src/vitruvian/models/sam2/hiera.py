@@ -71,11 +71,11 @@ class Sam2HieraDetModel(Model):
     def __init__(self, config: Sam2HieraDetConfig) -> None:
         super().__init__(config)
         self.patch_embed = PatchEmbedding(config)
-        background, window = pair(config.window_positional_embedding_background_size), config.windows[0]
+        background, window = pair(config.window_positional_embedding_background_size), config.window_size_per_stage[0]
         self.pos_embed = nn.Parameter(torch.zeros(1, config.hidden_size, *background))
         self.pos_embed_window = nn.Parameter(torch.zeros(1, config.hidden_size, window, window))
         self.blocks = nn.ModuleList(_build_blocks(config))
-        self.stage_ends = [end - 1 for end in itertools.accumulate(config.stages)]
+        self.stage_ends = [end - 1 for end in itertools.accumulate(config.blocks_per_stage)]
         self.gradient_checkpointing = False
         self.start()
 
@@ -296,16 +296,16 @@ def init_weights(module: nn.Module, std: float) -> None:
 def _build_blocks(config: Sam2HieraDetConfig) -> list[HieraBlock]:
     """Build the blocks of all stages. The first of a stage works on the channels and windows of the stage before."""
     blocks: list[HieraBlock] = []
-    for stage, count in enumerate(config.stages):
+    for stage, count in enumerate(config.blocks_per_stage):
         for index in range(count):
             source = stage - 1 if stage and index == 0 else stage
             pooled = index == 0 and 0 < stage <= config.num_query_pool_stages
             blocks.append(
                 HieraBlock(
-                    config.dims[source],
-                    config.dims[stage],
-                    heads=config.heads[stage],
-                    window=0 if len(blocks) in config.global_blocks else config.windows[source],
+                    config.embed_dim_per_stage[source],
+                    config.embed_dim_per_stage[stage],
+                    heads=config.num_attention_heads_per_stage[stage],
+                    window=0 if len(blocks) in config.global_attention_blocks else config.window_size_per_stage[source],
                     stride=pair(config.query_stride) if pooled else None,
                     mlp_ratio=config.mlp_ratio,
                     act=config.hidden_act,

@@ -76,11 +76,13 @@ class Sam2Model(Model):
 
     def __init__(self, config: Sam2Config) -> None:
         super().__init__(config)
-        self.shared_image_embedding = RandomFourierPositions(config.prompts.hidden_size, config.prompts.scale)
-        self.vision_encoder = build_uninitialized(Sam2VisionModel, config.vision)
-        self.prompt_encoder = PromptEncoder(config.prompts)
-        self.mask_decoder = MaskDecoder(config.decoder)
-        self.no_memory_embedding = nn.Parameter(torch.zeros(1, 1, config.vision.fpn_hidden_size))
+        self.shared_image_embedding = RandomFourierPositions(
+            config.prompt_encoder_config.hidden_size, config.prompt_encoder_config.scale
+        )
+        self.vision_encoder = build_uninitialized(Sam2VisionModel, config.vision_config)
+        self.prompt_encoder = PromptEncoder(config.prompt_encoder_config)
+        self.mask_decoder = MaskDecoder(config.mask_decoder_config)
+        self.no_memory_embedding = nn.Parameter(torch.zeros(1, 1, config.vision_config.fpn_hidden_size))
         self.start()
 
     def init_module(self, module: nn.Module) -> None:

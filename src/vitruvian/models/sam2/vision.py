@@ -59,7 +59,7 @@ class Sam2VisionModel(Model):
 
     def __init__(self, config: Sam2VisionConfig) -> None:
         super().__init__(config)
-        self.backbone = build_uninitialized(Sam2HieraDetModel, config.backbone)
+        self.backbone = build_uninitialized(Sam2HieraDetModel, config.backbone_config)
         self.neck = FeaturePyramid(config)
         self.start()
 
@@ -119,7 +119,7 @@ class FeaturePyramid(nn.Module):
             )
             for channels in config.backbone_channel_list or ()
         )
-        self.top_down = frozenset(config.fpn_top_down_levels or ())
+        self.top_down = frozenset(config.fpn_top_down_levels)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Map the stages [B, h, w, C·2ˢ], finest first, to levels [B, C, h, w], finest first."""
