@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -154,11 +154,11 @@ class Sam2AutomaticMaskGenerator:
         options: Fields of `AutomaticMaskOptions`.
     """
 
-    def __init__(self, model: Sam2Model, processor: Sam2Processor, **options: Any) -> None:
+    def __init__(self, model: Sam2Model, processor: Sam2Processor, **options: object) -> None:
         self.model, self.processor = model, processor
         self.options = _replace_options(AutomaticMaskOptions(), options)
 
-    def __call__(self, images: ImageInput, **options: Any) -> MaskProposals | list[MaskProposals]:
+    def __call__(self, images: ImageInput, **options: object) -> MaskProposals | list[MaskProposals]:
         """Find the masks of one image, or of each in a list; keywords override options for this call."""
         replaced = _replace_options(self.options, options)
         proposals = [self.generate(pixels, replaced) for pixels in as_pixels(images)]
@@ -300,10 +300,10 @@ def _crops(size_hw: tuple[int, int], layers: int, overlap_ratio: float) -> Itera
                 yield layer, (x, y, min(x + crop_width, width), min(y + crop_height, height))
 
 
-def _replace_options(options: AutomaticMaskOptions, changes: dict[str, Any]) -> AutomaticMaskOptions:
+def _replace_options(options: AutomaticMaskOptions, changes: dict[str, object]) -> AutomaticMaskOptions:
     """Return options with some of them replaced; raise `InputError` for unknown names."""
     known = [field.name for field in dataclasses.fields(options)]
     for name in changes:
         if name not in known:
             raise InputError(f"{name}: no such option. Options are {', '.join(known)}.")
-    return dataclasses.replace(options, **changes)
+    return dataclasses.replace(options, **changes)  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ def positional_fields(*names: str) -> Callable[[type[SettingsT]], type[SettingsT
         build = cls.__init__
 
         @functools.wraps(build)
-        def init(self: Any, *values: Any, **named: Any) -> None:
+        def init(self: SettingsT, *values: object, **named: object) -> None:
             if len(values) > len(names):
                 raise ConfigError(
                     f"{cls.__name__}: expected at most {len(names)} values by position ({', '.join(names)})."
@@ -38,9 +38,9 @@ def positional_fields(*names: str) -> Callable[[type[SettingsT]], type[SettingsT
             repeated = [name for name in names[: len(values)] if name in named]
             if repeated:
                 raise ConfigError(f"{cls.__name__}: got {', '.join(repeated)} by position and by name. Give it once.")
-            build(self, **dict(zip(names, values, strict=False)), **named)
+            build(self, **dict(zip(names, values, strict=False)), **named)  # type: ignore[arg-type]
 
-        cls.__init__ = init  # type: ignore[method-assign]
+        cls.__init__ = init  # type: ignore[assignment, method-assign]
         return cls
 
     return decorate

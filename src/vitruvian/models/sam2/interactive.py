@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch import Tensor
 from vitruvian.errors import InputError
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor
-from vitruvian.processor import as_pixels
+from vitruvian.processor import ImageInput, as_pixels
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Sam2Session:
         self.steps: list[Step] = []
         self.object_index = 0
 
-    def set_image(self, image: Any) -> Self:
+    def set_image(self, image: ImageInput) -> Self:
         """Encode an image (PIL, numpy, torch, path, URL or bytes) and clear all steps."""
         images = as_pixels(image)
         if len(images) != 1:
@@ -107,7 +107,13 @@ class Sam2Session:
 
     @torch.no_grad()
     def predict(
-        self, *, points: Any = None, labels: Any = None, boxes: Any = None, masks: Any = None, multimask: bool = True
+        self,
+        *,
+        points: object = None,
+        labels: object = None,
+        boxes: object = None,
+        masks: object = None,
+        multimask: bool = True,
     ) -> Prediction:
         """Predict masks of P objects without adding a step.
 
@@ -157,7 +163,7 @@ class Sam2Session:
         """Set the box of the object; it replaces an earlier one."""
         return self._add_step(dataclasses.replace(self.prompt, box=(x1, y1, x2, y2)))
 
-    def mask(self, mask: Any) -> Prediction:
+    def mask(self, mask: object) -> Prediction:
         """Set the mask [h, w] to start from: logits of an earlier prediction, or a binary mask of any size."""
         tensor = torch.as_tensor(mask)
         if tensor.ndim != 2:

@@ -17,7 +17,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -46,6 +46,7 @@ from vitruvian.processor import (
 )
 
 SizeHW = tuple[int, int]
+_Points = list[list[list[list[float]]]]  # [image][object][point][x, y]
 _NEAREST = 0
 _CORRECTED_LOGIT = 10.0  # distance from the threshold of filled holes and removed islands, as in the original
 
@@ -82,7 +83,7 @@ class Sam2ImageProcessor(ImageProcessor):
     def preprocess(
         self,
         images: ImageInput,
-        segmentation_maps: Any = None,
+        segmentation_maps: object = None,
         *,
         do_resize: bool | None = None,
         size: dict[str, int] | None = None,
@@ -125,7 +126,7 @@ class Sam2ImageProcessor(ImageProcessor):
             do_convert_rgb=do_convert_rgb,
         )
         tensors = as_pixels(images, input_data_format=input_data_format, device=device)
-        data: dict[str, Any] = {
+        data: dict[str, object] = {
             "pixel_values": [options.prepare_image(pixels) for pixels in tensors],
             "original_sizes": [(pixels.shape[-2], pixels.shape[-1]) for pixels in tensors],
         }
@@ -149,8 +150,8 @@ class Sam2ImageProcessor(ImageProcessor):
 
     def post_process_masks(
         self,
-        masks: Any,
-        original_sizes: Any,
+        masks: Sequence[object] | Tensor,
+        original_sizes: Sequence[object] | Tensor,
         mask_threshold: float = 0.0,
         binarize: bool = True,
         max_hole_area: float = 0.0,
@@ -242,11 +243,11 @@ class Sam2Processor(Settings):
     def __call__(
         self,
         images: ImageInput | None = None,
-        segmentation_maps: Any = None,
-        input_points: Any = None,
-        input_labels: Any = None,
-        input_boxes: Any = None,
-        original_sizes: Any = None,
+        segmentation_maps: object = None,
+        input_points: object = None,
+        input_labels: object = None,
+        input_boxes: object = None,
+        original_sizes: Sequence[object] | Tensor | None = None,
         return_tensors: str | None = None,
         **image_options: Any,
     ) -> BatchFeature:
@@ -283,9 +284,9 @@ class Sam2Processor(Settings):
     def prompts(
         self,
         sizes_hw: list[tuple[int, int]],
-        input_points: Any = None,
-        input_labels: Any = None,
-        input_boxes: Any = None,
+        input_points: object = None,
+        input_labels: object = None,
+        input_boxes: object = None,
         return_tensors: str | None = None,
     ) -> BatchFeature:
         """Scale prompts for images of these sizes to the model input and pad them to one shape."""
@@ -306,8 +307,8 @@ class Sam2Processor(Settings):
 
     def post_process_masks(
         self,
-        masks: Any,
-        original_sizes: Any,
+        masks: Sequence[object] | Tensor,
+        original_sizes: Sequence[object] | Tensor,
         mask_threshold: float = 0.0,
         binarize: bool = True,
         max_hole_area: float = 0.0,
@@ -352,10 +353,12 @@ def _without_overlap(logits: Tensor) -> Tensor:
     return torch.where(index == highest, logits, logits.clamp(max=-_CORRECTED_LOGIT))
 
 
-def _label_maps(maps: Any, count: int) -> list[Tensor]:
+def _label_maps(maps: object, count: int) -> list[Tensor]:
     """Read label masks, one [H, W] or [P, H, W] for each of `count` images, as PIL, numpy or torch."""
-    single = isinstance(maps, Image.Image) or (isinstance(maps, (np.ndarray, Tensor)) and maps.ndim == 2)
-    listed = [maps] if single else list(maps)
+    if isinstance(maps, (list, tuple)) or (isinstance(maps, (np.ndarray, Tensor)) and maps.ndim > 2):
+        listed = list(maps)
+    else:
+        listed = [maps]
     check_count("segmentation_maps", listed, count)
     tensors = [torch.as_tensor(np.array(item) if isinstance(item, Image.Image) else item) for item in listed]
     for labels in tensors:
@@ -367,14 +370,14 @@ def _label_maps(maps: Any, count: int) -> list[Tensor]:
     return tensors
 
 
-def _split_options(options: dict[str, Any]) -> tuple[HubOptions, dict[str, Any]]:
+def _split_options(options: dict[str, Any]) -> tuple[HubOptions, dict[str, object]]:
     """Split keywords of `from_pretrained` into options of the Hub and fields to override."""
     names = {field.name for field in dataclasses.fields(HubOptions)}
     hub_options = {key: value for key, value in options.items() if key in names}
     return HubOptions(**hub_options), {key: value for key, value in options.items() if key not in names}
 
 
-def _read_image_settings(source: str | Path, options: HubOptions) -> dict[str, Any]:
+def _read_image_settings(source: str | Path, options: HubOptions) -> dict[str, object]:
     """Read the settings of the image processor, from its own file or from that of the processor."""
     settings = read_config_dict(source, options, PROCESSOR_FILE)
     if settings is None:
@@ -390,7 +393,7 @@ def _read_image_settings(source: str | Path, options: HubOptions) -> dict[str, A
 
 
 def read_points(
-    points: Any, labels: Any, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING
+    points: object, labels: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING
 ) -> tuple[Tensor, Tensor | None]:
     """Read points and labels in pixels of the images.
 
@@ -427,7 +430,7 @@ def read_points(
     return torch.from_numpy(coordinates), torch.from_numpy(kinds) if has_labels else None
 
 
-def read_boxes(boxes: Any, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING) -> Tensor:
+def read_boxes(boxes: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING) -> Tensor:
     """Read boxes x1, y1, x2, y2 nested as [image][object]: [B, P, 4] in pixels of the model input, float32."""
     nested_boxes, levels = _nested_lists(boxes, "input_boxes", size=4)
     readings = [reading for reading in _readings(nested_boxes, levels, 2) if len(reading) == len(sizes_hw)]
@@ -446,7 +449,7 @@ def read_boxes(boxes: Any, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad
     return torch.from_numpy(out)
 
 
-def _match_levels(points: Any, labels: Any, images: int) -> tuple[list[Any], list[Any] | None]:
+def _match_levels(points: object, labels: object, images: int) -> tuple[_Points, list[list[list[int]]] | None]:
     """Return points and labels as [image][object][point], with omitted levels inserted."""
     if points is None:
         raise InputError("input_labels: expected input_points with them, got none. Add the points.")
@@ -463,7 +466,7 @@ def _match_levels(points: Any, labels: Any, images: int) -> tuple[list[Any], lis
                 f"input_points: can be read as {' or as '.join(_describe(reading) for reading in readings)}. "
                 "Nest them as [image][object][point][x, y], or add input_labels nested as [image][object][point]."
             )
-        return readings[0], None
+        return cast(_Points, readings[0]), None
     nested_labels, levels = _nested_lists(labels, "input_labels", size=1)
     matches = [
         (reading, label_reading)
@@ -477,10 +480,11 @@ def _match_levels(points: Any, labels: Any, images: int) -> tuple[list[Any], lis
             "Give as many labels as points, in the same lists."
         )
     # Labels in one list belong to one object, so the interpretation with the fewest objects is the right one.
-    return min(matches, key=lambda match: sum(map(len, match[0])))
+    best = min(matches, key=lambda match: sum(len(image) for image in match[0]))
+    return cast(tuple[_Points, list[list[list[int]]]], best)
 
 
-def _nested_lists(value: Any, name: str, *, size: int) -> tuple[Any, int]:
+def _nested_lists(value: object, name: str, *, size: int) -> tuple[list[Any], int]:
     """Convert prompts to nested lists of numbers.
 
     Args:
@@ -491,10 +495,10 @@ def _nested_lists(value: Any, name: str, *, size: int) -> tuple[Any, int]:
     Returns:
         The lists, and the number of levels above a prompt.
     """
-    nested_list = _to_lists(value, name)
+    nested_list = cast(list[Any], _to_lists(value, name))
     depth = _depth(nested_list, name)
     levels = depth if size == 1 else depth - 1
-    leaves = [nested_list]
+    leaves: list[Any] = [nested_list]
     for _ in range(levels):
         leaves = [item for leaf in leaves for item in leaf]
     if size == 1:
@@ -517,7 +521,7 @@ def _nested_lists(value: Any, name: str, *, size: int) -> tuple[Any, int]:
     return nested_list, levels
 
 
-def _to_lists(value: Any, name: str) -> Any:
+def _to_lists(value: object, name: str) -> object:
     """Convert tensors, arrays, tuples and lists, also mixed, to nested lists of numbers."""
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
         return value.tolist()
@@ -528,7 +532,7 @@ def _to_lists(value: Any, name: str) -> Any:
     raise InputError(f"{name}: expected numbers in nested lists, an array or a tensor, got {value!r}.")
 
 
-def _depth(value: Any, name: str) -> int:
+def _depth(value: object, name: str) -> int:
     """Return the depth of nested lists, which must be the same everywhere."""
     if not isinstance(value, list):
         return 0
@@ -540,9 +544,9 @@ def _depth(value: Any, name: str) -> int:
     return depths.pop() + 1
 
 
-def _readings(value: Any, levels: int, wanted: int) -> list[Any]:
+def _readings(value: list[Any], levels: int, wanted: int) -> list[list[list[Any]]]:
     """Return the distinct ways to insert missing levels, of one entry each, into lists of `levels` levels."""
-    readings: list[Any] = []
+    readings: list[list[list[Any]]] = []
     for inserted in itertools.combinations(range(wanted), wanted - levels) if levels <= wanted else ():
         reading = value
         for level in inserted:
@@ -552,17 +556,17 @@ def _readings(value: Any, levels: int, wanted: int) -> list[Any]:
     return readings
 
 
-def _insert_level(value: Any, level: int) -> Any:
+def _insert_level(value: list[Any], level: int) -> list[Any]:
     """Wrap every entry that lies `level` levels down in a list."""
     return [value] if level == 0 else [_insert_level(item, level - 1) for item in value]
 
 
-def _counts(value: Any, levels: int) -> Any:
+def _counts(value: list[Any], levels: int) -> object:
     """Return the number of entries of each list, nested."""
     return len(value) if levels == 1 else [_counts(item, levels - 1) for item in value]
 
 
-def _describe(points: list[Any]) -> str:
+def _describe(points: list[list[Any]]) -> str:
     """Describe an interpretation of points in an error message."""
     counts = [len(item) for image in points for item in image]
     return f"{[len(image) for image in points]} objects an image with {counts} points each"
