@@ -211,7 +211,7 @@ class MaskDecoder(nn.Module):
         grid_hw = (image.shape[2], image.shape[3])
         cells = (image[:, None] + dense).flatten(3).transpose(2, 3)  # [B, P | 1, M, C]
         cells = cells.contiguous() if cells.shape[1] == 1 else cells
-        positions = image_positions[0].flatten(1).t()  # [M, C]
+        positions = image_positions[0].flatten(1).t().contiguous()  # [M, C]
         return ImageContext(
             cells,
             positions,
