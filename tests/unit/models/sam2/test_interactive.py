@@ -108,7 +108,7 @@ def test_several_objects(session: Sam2Session) -> None:
     assert torch.equal(session.masks, torch.stack([first.masks[0, 0], second.masks[0, 0]]))
     session.undo()
     session.undo()  # the first object's only step, although the second had begun
-    assert session.number == 0
+    assert session.object_index == 0
     assert not session.steps
 
 
@@ -141,5 +141,5 @@ def test_bad_prompts_are_refused_and_change_nothing(session: Sam2Session) -> Non
     assert len(session.steps) == 1
     with pytest.raises(InputError, match="set_image"):
         Sam2Session(session.model, session.processor).click(1, 1)
-    with pytest.raises(InputError, match="one picture"):
+    with pytest.raises(InputError, match="one image"):
         session.set_image([PICTURE, PICTURE])

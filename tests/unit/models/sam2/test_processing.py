@@ -77,11 +77,11 @@ def test_prompts_without_pictures() -> None:
     assert inputs["input_points"].tolist() == [[[[16, 48], [32, 16]]]]
     assert inputs["input_labels"].dtype == torch.int64
     assert "pixel_values" not in inputs
-    with pytest.raises(InputError, match="pictures, or original_sizes"):
+    with pytest.raises(InputError, match="images, or original_sizes"):
         processor()(input_points=[[[[20, 30]]]])
     with pytest.raises(InputError, match="do_resize: expected images"):
         processor()(original_sizes=[[4, 4]], do_resize=False)
-    with pytest.raises(InputError, match="Leave it out"):
+    with pytest.raises(InputError, match="Omit it"):
         processor()(images=picture(), original_sizes=[[4, 4]])
 
 

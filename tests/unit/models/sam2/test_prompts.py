@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vitruvian.errors import InputError
-from vitruvian.models.sam2.prompts import read_boxes, read_points
+from vitruvian.models.sam2.processing import read_boxes, read_points
 
 ONE = [(100, 200)]  # height, width
 TWO = [(100, 200), (50, 50)]
@@ -109,7 +109,7 @@ def test_boxes_of_several_objects_and_pictures() -> None:
         ([[[[1, 2]], []]], None, "empty"),
         (torch.zeros(1, 0, 1, 2), None, "empty"),
         ([[[[[1, 2]]]]], None, "at most 4 levels, got 5"),
-        ([[[[1, 2]]], [[[3, 4]]]], None, "for 1 pictures"),
+        ([[[[1, 2]]], [[[3, 4]]]], None, "for 1 images"),
         ("click", None, "numbers in nested lists"),
         ([[[[True, 2]]]], None, "expected numbers"),
         (None, [[[1]]], "input_points with them"),
@@ -126,10 +126,10 @@ def test_bad_points_are_refused(value: Any, labels: Any, match: str) -> None:
     [
         ([[[30, 2, 1, 40]]], "x1 < x2"),
         ([[[1, 40, 30, 40]]], "y1 < y2"),
-        ([[[250, 2, 300, 40]]], r"meets picture 0 \(200 × 100"),
-        ([[[-9, -9, -1, -1]]], "meets picture 0"),
+        ([[[250, 2, 300, 40]]], r"meets image 0 \(200 × 100"),
+        ([[[-9, -9, -1, -1]]], "meets image 0"),
         ([[[1, 2, 30]]], "4 numbers"),
-        ([[[1, 2, 30, 40]], [[1, 2, 30, 40]]], "for 1 pictures"),
+        ([[[1, 2, 30, 40]], [[1, 2, 30, 40]]], "for 1 images"),
         ([], "empty"),
         ([[[[1, 2, 30, 40]]]], "at most 3 levels"),
         ([[[1, 2, float("inf"), 40]]], "finite"),
