@@ -426,7 +426,7 @@ def how_batches_ran(pipe: Any, replays: Counter[int]) -> None:
     graphs = pipe.model.graphs
     replayed = Counter() if graphs is None else graphs.replays - replays
     how = ", ".join(f"{count} of {size}" for size, count in sorted(replayed.items())) or "none"
-    refused = "" if graphs is None or not graphs.refused else f"; refused: {next(iter(graphs.refused.values()))}"
+    refused = "" if graphs is None or not graphs.failed else f"; failed: {next(iter(graphs.failed.values()))}"
     print(f"batches: {ran}; replayed from a recording: {how}{refused}", flush=True)
 
 

@@ -58,7 +58,7 @@ class JoinedLinear:
         """Return the rows of one of the layers."""
         if self.interleave:
             return joined[number :: len(self.linears)]
-        return joined.split([linear.out_features for linear in self.linears])[number]
+        return torch.split(joined, [linear.out_features for linear in self.linears])[number]
 
 
 def _bias_or_zeros(linear: nn.Linear) -> Tensor:

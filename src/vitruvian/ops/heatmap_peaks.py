@@ -214,7 +214,7 @@ def _clamped_log(value, scale):  # type: ignore[no-untyped-def]
     return tl.log(tl.minimum(tl.maximum(value * scale, _MIN), _MAX))
 
 
-@triton_jit(do_not_specialize=["height", "width"])
+@triton_jit(do_not_specialize=["height", "width"])  # type: ignore[untyped-decorator]
 def _decode_kernel(  # type: ignore[no-untyped-def]
     maps_ptr, out_ptr, height, width, g0, g1, g2, g3, g4, g5, chunk: tl.constexpr, columns: tl.constexpr
 ):  # fmt: skip

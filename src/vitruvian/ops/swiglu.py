@@ -25,7 +25,7 @@ def swiglu(x: Tensor, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> Tensor
     if x.device.type != "cpu" or torch.is_grad_enabled() or is_tracing() or x.numel() <= _CPU_ROWS * x.shape[-1]:
         return _swiglu_torch(x, gate, up, down)
     rows = x.reshape(-1, x.shape[-1])  # [M, C]
-    out = torch.cat([_swiglu_torch(part, gate, up, down) for part in rows.split(_CPU_ROWS)])
+    out = torch.cat([_swiglu_torch(part, gate, up, down) for part in torch.split(rows, _CPU_ROWS)])
     return out.view(*x.shape[:-1], -1)
 
 

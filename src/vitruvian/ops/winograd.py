@@ -240,7 +240,7 @@ def _transform_weight(taps: Tensor, transform: _Transform, *, dtype: torch.dtype
     matrix = torch.tensor(transform.weight, device=taps.device, dtype=torch.float32)  # [t, k]
     out = torch.empty(len(matrix) ** 2, phases, channels, before, device=taps.device, dtype=dtype)
     unit = torch.ones(channels, device=taps.device, dtype=torch.float32)
-    for part in torch.arange(channels).split(256):  # in float32, so a few at a time
+    for part in torch.split(torch.arange(channels), 256):  # in float32, so a few at a time
         some = slice(int(part[0]), int(part[-1]) + 1)
         points = torch.einsum("ya,pncab->ypncb", matrix, taps[:, some].float())
         points = torch.einsum("xb,ypncb->yxpnc", matrix, points).flatten(0, 1)  # [t², s², n, C]
@@ -360,7 +360,7 @@ def _output_pixels(m, taps: tl.constexpr):  # type: ignore[no-untyped-def]
     return out
 
 
-@triton_jit(do_not_specialize=_SIZES)
+@triton_jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
 def _transform_input_kernel(  # type: ignore[no-untyped-def]
     x_ptr, mean_ptr, inv_std_ptr, out_ptr, first, down, across, height, width, channels,
     taps: tl.constexpr, has_norm: tl.constexpr, limit: tl.constexpr,
@@ -407,7 +407,7 @@ def _transform_input_kernel(  # type: ignore[no-untyped-def]
             tl.store(target + (i * points + j) * plane, values[j].to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton_jit(do_not_specialize=_SIZES)
+@triton_jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
 def _transform_output_kernel(  # type: ignore[no-untyped-def]
     products_ptr, bias_ptr, out_ptr, mean_ptr, square_ptr, count_ptr,
     first, down, across, height, width, channels,
@@ -483,7 +483,7 @@ def _transform_output_kernel(  # type: ignore[no-untyped-def]
     tl.store(count_ptr + part, pixels)
 
 
-@triton_jit(do_not_specialize=["parts"])
+@triton_jit(do_not_specialize=["parts"])  # type: ignore[untyped-decorator]
 def _merge_statistics_kernel(  # type: ignore[no-untyped-def]
     mean_ptr, square_ptr, count_ptr, unit_ptr, out_mean, out_inv_std, parts, channels,
     eps: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitruvian.auto import packed_tasks
 from vitruvian.errors import InputError
-from vitruvian.models.sapiens2.packed import packed_tasks
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
 from vitruvian.pipelines.base import PeopleOptions, TaskPipeline, people_in
 from vitruvian.pipelines.crops import Blend, Canvas, Pasted, Window, crop_windows

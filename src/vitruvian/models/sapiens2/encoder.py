@@ -49,8 +49,10 @@ class Fp8Weights(NamedTuple):
     """The large matrices of a layer in fp8."""
 
     qkv: Fp8Rows
+    qkv_bias: Tensor | None
     out: Fp8Rows
     gate_up: Fp8Rows
+    gate_up_bias: Tensor | None
     hidden_scale: Tensor  # [F] brings the hidden channels of the feed-forward into the range of fp8
     down: Fp8Rows  # divided by `hidden_scale`
 
@@ -184,7 +186,7 @@ class Layer(nn.Module):
         self.layer_scale1 = nn.Identity() if plain else LayerScale(channels, value=config.layerscale_value)
         self.norm2 = RMSNorm(channels, eps=eps)
         mlp = GatedMLP if config.use_gated_mlp else MLP
-        self.mlp = mlp(channels, hidden, act=config.hidden_act, bias=config.mlp_bias)
+        self.mlp: GatedMLP | MLP = mlp(channels, hidden, act=config.hidden_act, bias=config.mlp_bias)
         self.drop_path = DropPath(config.drop_path_rate)
         self.fp8: Fp8Weights | None = None
 
@@ -208,8 +210,8 @@ class Layer(nn.Module):
         x, normed = add_norm(x, branch, self.norm1.weight, eps=self.norm1.eps)
         attended, weights = self.attention(normed, rope, need_weights, fp8)
         x, normed = add_norm(x, self.drop_path(attended), self.norm2.weight, eps=self.norm2.eps, scale=scale)
-        branch = self.mlp(normed) if fp8 is None else self._feed_forward_fp8(normed, fp8, dtype=x.dtype)
-        return x, self.drop_path(branch), weights
+        out = self._feed_forward_fp8(normed, fp8, dtype=x.dtype) if isinstance(normed, Fp8Rows) else self.mlp(normed)
+        return x, self.drop_path(out), weights
 
     @torch.no_grad()
     def prepare_for_inference(self, *, fp8: bool) -> None:
@@ -220,22 +222,25 @@ class Layer(nn.Module):
             self.mlp.join_weights()
         if not fp8:
             return
+        assert isinstance(self.mlp, GatedMLP)
         qkv, gate_up = self.attention.joined, self.mlp.joined
-        assert isinstance(qkv, JoinedLinear)
-        assert isinstance(gate_up, JoinedLinear)
+        assert qkv is not None
+        assert gate_up is not None
         scale = FP8_MAX / gated_linear_bound(self.norm2.weight, gate_up.weight, gate_up.bias)  # [F]
         self.fp8 = Fp8Weights(
             qkv=quantize_rows(qkv.weight),
+            qkv_bias=qkv.bias,
             out=quantize_rows(self.attention.o_proj.weight),
             gate_up=quantize_rows(gate_up.weight),
+            gate_up_bias=gate_up.bias,
             hidden_scale=scale,
             down=quantize_rows(self.mlp.down_proj.weight.float() / scale),
         )
 
-    def _feed_forward_fp8(self, x: Fp8Rows, fp8: Fp8Weights, *, dtype: torch.dtype) -> Tensor:
+    def _feed_forward_fp8(self, x: Fp8Rows, fp8: Fp8Weights | None, *, dtype: torch.dtype) -> Tensor:
         """Feed [B, N, C] forward in fp8."""
-        bias = None if self.mlp.joined is None else self.mlp.joined.bias
-        hidden = gated_linear_fp8(x, fp8.gate_up, bias, fp8.hidden_scale, dtype=dtype)  # [B, N, F]
+        assert fp8 is not None
+        hidden = gated_linear_fp8(x, fp8.gate_up, fp8.gate_up_bias, fp8.hidden_scale, dtype=dtype)  # [B, N, F]
         return linear_fp8(hidden, fp8.down, self.mlp.down_proj.bias, dtype=dtype)
 
 
@@ -292,14 +297,13 @@ class Attention(nn.Module):
         linears = (self.q_proj, self.k_proj, self.v_proj)
         if isinstance(tokens, Fp8Rows):
             assert fp8 is not None
-            bias = None if self.joined is None else self.joined.bias
-            joined: Tensor | None = linear_fp8(tokens, fp8.qkv, bias, dtype=self.o_proj.weight.dtype)
+            joined: Tensor | None = linear_fp8(tokens, fp8.qkv, fp8.qkv_bias, dtype=self.o_proj.weight.dtype)
         else:
             joined = self.joined(tokens) if self.joined is not None and self.joined.is_usable() else None
         if joined is None:
             parts = [linear(tokens) for linear in linears]
         else:
-            parts = list(joined.split([linear.out_features for linear in linears], dim=-1))
+            parts = list(torch.split(joined, [linear.out_features for linear in linears], dim=-1))
         return [part.view(*part.shape[:2], -1, self.head_dim) for part in parts]
 
     def _uses_bounded_attention(self, q: Tensor) -> bool:

@@ -53,7 +53,9 @@ class DecodeHead(nn.Module):
         """
         if self.training or torch.is_grad_enabled() or is_tracing():
             return self._decode(features, batch=features.shape[0])
-        parts = [self._decode(part, batch=len(features)) for part in features.split(self._images_at_a_time(features))]
+        parts = [
+            self._decode(part, batch=len(features)) for part in torch.split(features, self._images_at_a_time(features))
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _decode(self, features: Tensor, *, batch: int) -> Tensor:

@@ -280,7 +280,7 @@ def patch_map(tokens: Tensor, config: Sapiens2Config, pixel_values: Tensor) -> T
     """View the patch tokens of [B, 1 + R + h·w, C] as a map [B, C, h, w] with channels last in memory."""
     height, width = config.grid_hw((pixel_values.shape[-2], pixel_values.shape[-1]))
     patches = tokens[:, 1 + config.num_register_tokens :]  # [B, h·w, C]
-    return patches.unflatten(1, (height, width)).permute(0, 3, 1, 2)  # [B, C, h, w]
+    return torch.unflatten(patches, 1, (height, width)).permute(0, 3, 1, 2)  # [B, C, h, w]
 
 
 class Sapiens2TaskModel(Sapiens2PreTrainedModel):
