@@ -11,9 +11,9 @@ from torch import Tensor
 
 from vitruvian.errors import InputError
 from vitruvian.images import ResizeMode, center_on_canvas, load_image, pad_bottom_right, resize
+from vitruvian.images.decode import to_uint8
 from vitruvian.images.label_maps import masks_from_map, read_label_map
 from vitruvian.images.mask_grid import SizeHW
-from vitruvian.images.modes import to_uint8
 from vitruvian.images.rle import encode_rles
 from vitruvian.processor import as_list, as_pixels, check_count
 

@@ -1,4 +1,4 @@
-"""Pixels ⇄ tensors: read any picture, resize, normalise, pad, and crop people."""
+"""Images and tensors: read any image, resize, normalize, pad, and crop people."""
 
 from vitruvian.images.read import ImageSource, image_to_tensor, load_image, load_images, tensor_to_image
 from vitruvian.images.resize import (

@@ -268,7 +268,9 @@ def _tap(position, number: tl.constexpr, cubic, size):  # type: ignore[no-untype
 
 
 # Images come in all sizes: no specialization for sizes that 16 divides.
-@triton_jit(do_not_specialize=["image_height", "image_width", "channel_stride", "row_stride", "column_stride"])
+@triton_jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["image_height", "image_width", "channel_stride", "row_stride", "column_stride"]
+)
 def _crop_kernel(  # type: ignore[no-untyped-def]
     pixels_ptr, positions_ptr, out_ptr, image_height, image_width, channel_stride, row_stride, column_stride,
     height, width, f0, f1, f2, s0, s1, s2,

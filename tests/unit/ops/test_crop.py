@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.shared import SHARED, needs_shared
-from tests.unit.images.pictures import photo
+from tests.unit.images.samples import photo
 from tests.unit.ops.versions import every_version
 from vitruvian.errors import InputError
 from vitruvian.images import image_to_tensor

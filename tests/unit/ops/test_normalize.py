@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.unit.images.pictures import photo
+from tests.unit.images.samples import photo
 from vitruvian.errors import InputError
 from vitruvian.images import image_to_tensor
 from vitruvian.ops.normalize import rescale_and_normalize
