@@ -14,7 +14,7 @@ ROOT = Path(vitruvian.__file__).parent
 # From the top of the house down; rooms on one line ignore each other.
 HOUSE: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
-    ("tasks",),
+    ("atomic", "tasks"),
     ("ops",),
     ("hub",),
     ("config", "outputs"),

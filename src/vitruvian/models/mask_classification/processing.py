@@ -32,7 +32,7 @@ from vitruvian.images import (
     round_up_hw,
     shortest_edge_hw,
 )
-from vitruvian.images.modes import to_uint8
+from vitruvian.images.decode import to_uint8
 from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.models.mask_classification.label_maps import masks_from_map, read_label_map
 from vitruvian.models.mask_classification.mask_grid import MaskGrid, SizeHW

@@ -1,12 +1,12 @@
-"""Lines and dots: exact colours, smooth edges, order, and nothing outside the picture."""
+"""Lines and dots: exact colours, smooth edges, order, and nothing outside of the image."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from vitruvian.draw import strokes as module
-from vitruvian.draw.strokes import Strokes
+from vitruvian.draw import rasterize as module
+from vitruvian.draw.rasterize import Strokes
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
@@ -87,19 +87,19 @@ def test_later_strokes_lie_on_top(large: int, monkeypatch: pytest.MonkeyPatch) -
 
 def test_large_strokes_alone_and_together_come_out_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(3)
-    pictures = []
+    images = []
     rows = [(random.uniform(-10, 90, 2), random.uniform(-10, 90, 2), random.uniform(0.3, 9)) for _ in range(40)]
     for large, most in ((1, 2**20), (10**9, 2**20), (10**9, 500), (100, 900)):
         monkeypatch.setattr(module, "LARGE", large)
-        monkeypatch.setattr(module, "MOST_PIXELS", most)
+        monkeypatch.setattr(module, "MAX_PIXELS", most)
         canvas, strokes = black(80, 80), Strokes()
         for i, (start, end, radius) in enumerate(rows):
             strokes.line(start, end, radius=radius, colour=(6 * i, 255 - 6 * i, 90), opacity=0.7)
         strokes.paint(canvas)
-        pictures.append(canvas.astype(int))
-    assert pictures[0].any()
-    for other in pictures[1:]:  # rounding in between may move a level
-        assert np.abs(other - pictures[0]).max() <= 3
+        images.append(canvas.astype(int))
+    assert images[0].any()
+    for other in images[1:]:  # rounding in between may move a level
+        assert np.abs(other - images[0]).max() <= 3
 
 
 def test_what_lies_outside_is_cut_off() -> None:

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from vitruvian.draw import class_colours, draw_pose
-from vitruvian.draw.anatomy import FACE_LINES, anatomy_of
 from vitruvian.draw.palettes import FINGERS, LEFT, RIGHT
+from vitruvian.draw.pose import FACE_LINES, anatomy_of
 from vitruvian.errors import ImageError, InputError
 from vitruvian.human import BODY_25, COCO_17, COCO_WHOLEBODY_133, KEYPOINT_INDEX, LAYOUTS, SAPIENS_308, Layout
 
 GREY = 90
 
 
-def picture(height: int = 200, width: int = 160) -> np.ndarray:
+def image(height: int = 200, width: int = 160) -> np.ndarray:
     return np.full((height, width, 3), GREY, dtype=np.uint8)
 
 
@@ -31,70 +31,58 @@ def pose(layout: Layout, **places: tuple[float, float]) -> tuple[np.ndarray, np.
     return points, scores
 
 
-def changed(image: np.ndarray) -> np.ndarray:
-    return (image != GREY).any(-1)
+def changed(drawn: np.ndarray) -> np.ndarray:
+    return (drawn != GREY).any(-1)
 
 
 def test_bones_have_the_colours_of_their_sides() -> None:
     points, scores = pose(COCO_17, left_hip=(110, 40), left_knee=(110, 160), right_hip=(40, 40), right_knee=(40, 160))
-    drawn = draw_pose(picture(), points, scores, layout=COCO_17)
+    drawn = draw_pose(image(), points, scores, layout=COCO_17)
     assert drawn[100, 110].tolist() == list(LEFT)
     assert drawn[100, 40].tolist() == list(RIGHT)
     assert drawn[100, 75].tolist() == [GREY] * 3
     assert drawn[40, 75].tolist() not in ([GREY] * 3, list(LEFT), list(RIGHT))  # between the hips
 
 
-def test_colours_of_the_layout_and_of_people() -> None:
-    points, scores = pose(COCO_17, left_hip=(80, 40), left_knee=(80, 160))
-    assert draw_pose(picture(), points, scores, layout=COCO_17, colours="layout")[100, 80].tolist() == [0, 255, 0]
-    two = np.concatenate([points, points - 40])
-    drawn = draw_pose(picture(), two, np.ones((2, 17)), layout=COCO_17, colours="people")
-    assert drawn[100, 80].tolist() == class_colours(2)[0].tolist()
-    assert drawn[100, 40].tolist() == class_colours(2)[1].tolist()
-
-
-def test_an_identity_keeps_its_colour_and_is_written() -> None:
+def test_an_identity_is_written() -> None:
     points, scores = pose(COCO_17, left_hip=(80, 60), left_knee=(80, 160))
-    options: dict[str, Any] = {"layout": COCO_17, "colours": "people"}
-    alone = draw_pose(picture(), points, scores, ids=[7], **options)
-    second = draw_pose(picture(), np.concatenate([points - 40, points]), np.ones((2, 17)), ids=[3, 7], **options)
-    assert alone[110, 80].tolist() == second[110, 80].tolist() == class_colours(8)[7].tolist()
-    without = draw_pose(picture(), points, scores, **options)
-    assert changed(alone)[:58].sum() > changed(without)[:58].sum()
+    named = draw_pose(image(), points, scores, ids=[7], layout=COCO_17)
+    without = draw_pose(image(), points, scores, layout=COCO_17)
+    assert changed(named)[:58].sum() > changed(without)[:58].sum()
 
 
 def test_bones_need_both_ends_above_the_threshold() -> None:
     points, scores = pose(COCO_17, left_hip=(80, 40), left_knee=(80, 160))
     scores[0, COCO_17.names.index("left_knee")] = 0.29
-    drawn = draw_pose(picture(), points, scores, layout=COCO_17)
+    drawn = draw_pose(image(), points, scores, layout=COCO_17)
     assert changed(drawn)[40, 80]
     assert not changed(drawn)[60:].any()
-    assert changed(draw_pose(picture(), points, scores, layout=COCO_17, threshold=0.2))[100, 80]
-    assert changed(draw_pose(picture(), points, layout=COCO_17))[100, 80]  # without scores all count
+    assert changed(draw_pose(image(), points, scores, layout=COCO_17, threshold=0.2))[100, 80]
+    assert changed(draw_pose(image(), points, layout=COCO_17))[100, 80]  # without scores all count
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_points_that_are_not_finite_are_left_out(bad: float) -> None:
     points, scores = pose(COCO_17, left_hip=(80, 40), left_knee=(80, 160))
-    expected = draw_pose(picture(), points, scores, layout=COCO_17)
+    expected = draw_pose(image(), points, scores, layout=COCO_17)
     assert changed(expected)[100, 80]
     for place in ((bad, 190), (80, bad), (bad, bad)):
         points[0, COCO_17.names.index("left_ankle")] = place
-        np.testing.assert_array_equal(draw_pose(picture(), points, scores, layout=COCO_17), expected)
+        np.testing.assert_array_equal(draw_pose(image(), points, scores, layout=COCO_17), expected)
     scores[:] = np.nan
-    assert not changed(draw_pose(picture(), points, scores, layout=COCO_17)).any()
+    assert not changed(draw_pose(image(), points, scores, layout=COCO_17)).any()
 
 
-def test_points_outside_the_picture() -> None:
+def test_points_outside_the_image() -> None:
     points, scores = pose(COCO_17, left_hip=(80, 100), left_knee=(80, 900), right_hip=(-5000, 1e12))
-    drawn = draw_pose(picture(), points, scores, layout=COCO_17)
+    drawn = draw_pose(image(), points, scores, layout=COCO_17)
     assert drawn[199, 80].tolist() == list(LEFT)
 
 
 def test_lines_grow_with_the_person_and_stay_visible() -> None:
     def width(size: float, side: int = 1000) -> int:
         points, scores = pose(COCO_17, left_hip=(500, 500 - size / 2), left_knee=(500, 500 + size / 2))
-        drawn = draw_pose(picture(side, side), points, scores, layout=COCO_17)
+        drawn = draw_pose(image(side, side), points, scores, layout=COCO_17)
         return int(changed(drawn)[500].sum())
 
     assert 3 <= width(20) < width(300) < width(900) <= 16
@@ -103,7 +91,7 @@ def test_lines_grow_with_the_person_and_stay_visible() -> None:
 def test_a_stray_far_outside_does_not_thicken_lines() -> None:
     def width(knee: float) -> int:
         points, scores = pose(COCO_17, left_hip=(500, 880), left_knee=(500, knee))
-        return int(changed(draw_pose(picture(1000, 1000), points, scores, layout=COCO_17))[940].sum())
+        return int(changed(draw_pose(image(1000, 1000), points, scores, layout=COCO_17))[940].sum())
 
     assert width(9000) == width(1000) > 0
 
@@ -112,7 +100,7 @@ def test_a_box_gives_the_size_of_a_person() -> None:
     points, scores = pose(COCO_17, left_hip=(500, 480), left_knee=(500, 520))
 
     def width(**options: Any) -> int:
-        drawn = draw_pose(picture(1000, 1000), points, scores, layout=COCO_17, **options)
+        drawn = draw_pose(image(1000, 1000), points, scores, layout=COCO_17, **options)
         return int((drawn[500] == LEFT).all(-1).sum())
 
     assert width(boxes_xyxy=[[100, 100, 900, 900]]) > width() + 2
@@ -122,7 +110,7 @@ def test_a_box_gives_the_size_of_a_person() -> None:
 
 def test_edges_are_smooth() -> None:
     points, scores = pose(COCO_17, left_hip=(40, 40), left_knee=(110, 170))
-    drawn = draw_pose(picture(), points, scores, layout=COCO_17)
+    drawn = draw_pose(image(), points, scores, layout=COCO_17)
     assert len(np.unique(drawn.reshape(-1, 3), axis=0)) > 25
 
 
@@ -143,7 +131,7 @@ def face(size: float, corner: float) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("size", [30, 80, 200])
 def test_a_face_never_becomes_a_blob(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitruvian.draw.anatomy.FACE_LINES", ())
+    monkeypatch.setattr("vitruvian.draw.pose.FACE_LINES", ())
     anatomy_of.cache_clear()
     points, scores = face(size, 50)
     drawn = draw_pose(np.zeros((300, 300, 3), np.uint8), points, scores, layout=SAPIENS_308, line_width=12)
@@ -155,7 +143,7 @@ def test_a_face_never_becomes_a_blob(size: int, monkeypatch: pytest.MonkeyPatch)
 def test_fingers_have_colours_of_their_own() -> None:
     places = {f"left_forefinger{n}": (80.0, 20.0 + 40 * n) for n in (2, 3, 4)}
     points, scores = pose(SAPIENS_308, left_wrist=(80, 20), left_forefinger_third_joint=(80, 60), **places)
-    drawn = draw_pose(picture(), points, scores, layout=SAPIENS_308, line_width=12)
+    drawn = draw_pose(image(), points, scores, layout=SAPIENS_308, line_width=12)
     assert drawn[120, 80].tolist() == list(FINGERS["forefinger"])
 
 
@@ -164,7 +152,7 @@ def test_fingers_are_thinner_than_limbs() -> None:
         SAPIENS_308, left_hip=(40, 20), left_knee=(40, 180), left_wrist=(100, 20), left_thumb_third_joint=(100, 60),
         left_thumb2=(100, 100),
     )  # fmt: skip
-    drawn = changed(draw_pose(picture(), points, scores, layout=SAPIENS_308, line_width=8))
+    drawn = changed(draw_pose(image(), points, scores, layout=SAPIENS_308, line_width=8))
     assert 0 < drawn[80, 85:115].sum() < 0.7 * drawn[80, 25:55].sum()
     assert 0 < drawn[40, 85:115].sum() < 0.7 * drawn[40, 25:55].sum()  # also the first bone, from the wrist
 
@@ -172,7 +160,7 @@ def test_fingers_are_thinner_than_limbs() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.name)
 def test_every_layout_can_be_drawn(layout: Layout) -> None:
     points = np.random.default_rng(0).uniform(0, 150, (2, len(layout.names), 2))
-    drawn = draw_pose(picture(), points, np.ones(points.shape[:2]), layout=layout, colours="layout")
+    drawn = draw_pose(image(), points, np.ones(points.shape[:2]), layout=layout)
     assert changed(drawn).mean() > 0.05
 
 
@@ -188,34 +176,34 @@ def test_lines_of_the_face_name_points_that_exist() -> None:
 
 def test_nobody() -> None:
     for empty in (np.zeros((0, 17, 2)), []):
-        drawn = draw_pose(picture(), empty, np.zeros((0, 17)), layout=COCO_17, boxes_xyxy=np.zeros((0, 4)), ids=[])
+        drawn = draw_pose(image(), empty, np.zeros((0, 17)), layout=COCO_17, boxes_xyxy=np.zeros((0, 4)), ids=[])
         assert not changed(drawn).any()
 
 
 def test_a_person_without_points_still_has_a_box() -> None:
     points, scores = nobody(COCO_17)
-    drawn = draw_pose(picture(), points, scores, layout=COCO_17, boxes_xyxy=[[20, 30, 120, 150]])
+    drawn = draw_pose(image(), points, scores, layout=COCO_17, boxes_xyxy=[[20, 30, 120, 150]])
     assert drawn[90, 20].tolist() == class_colours(1)[0].tolist()
-    assert not changed(draw_pose(picture(), points, scores, layout=COCO_17, ids=[4])).any()
+    assert not changed(draw_pose(image(), points, scores, layout=COCO_17, ids=[4])).any()
 
 
 def test_one_pixel() -> None:
-    drawn = draw_pose(picture(1, 1), np.zeros((1, 17, 2)), np.ones((1, 17)), layout=COCO_17)
+    drawn = draw_pose(image(1, 1), np.zeros((1, 17, 2)), np.ones((1, 17)), layout=COCO_17)
     assert drawn.shape == (1, 1, 3)
     assert changed(drawn).all()
 
 
 def test_what_comes_in_stays_as_it_is() -> None:
     points, scores = pose(COCO_17, left_hip=(80, 40), left_knee=(80, 160))
-    image, boxes = picture(), np.array([[10.0, 10, 90, 190]])
-    kept = image.copy(), points.copy(), scores.copy(), boxes.copy()
-    for array in (image, points, scores, boxes):
+    given, boxes = image(), np.array([[10.0, 10, 90, 190]])
+    kept = given.copy(), points.copy(), scores.copy(), boxes.copy()
+    for array in (given, points, scores, boxes):
         array.flags.writeable = False
-    drawn = draw_pose(image, points, scores, layout=COCO_17, boxes_xyxy=boxes, ids=[1])
+    drawn = draw_pose(given, points, scores, layout=COCO_17, boxes_xyxy=boxes, ids=[1])
     assert changed(drawn).any()
-    for now, before in zip((image, points, scores, boxes), kept, strict=True):
+    for now, before in zip((given, points, scores, boxes), kept, strict=True):
         np.testing.assert_array_equal(now, before)
-    crop = np.asfortranarray(picture(300, 300))[50:250, 70:230]  # neither own memory nor rows in order
+    crop = np.asfortranarray(image(300, 300))[50:250, 70:230]  # neither own memory nor rows in order
     np.testing.assert_array_equal(draw_pose(crop, points, scores, layout=COCO_17, boxes_xyxy=boxes, ids=[1]), drawn)
 
 
@@ -244,10 +232,9 @@ def test_pictures_that_are_none(bad: Any, says: str) -> None:
         ({"boxes_xyxy": np.zeros((2, 4))}, r"boxes_xyxy: expected the shape \[1, 4\]"),
         ({"ids": [1, 2]}, "ids"),
         ({"line_width": 0}, "line_width"),
-        ({"colours": "rainbow"}, "colours"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, Any], says: str) -> None:
     good: dict[str, Any] = {"keypoints": np.zeros((1, 17, 2)), "scores": np.ones((1, 17))}
     with pytest.raises(InputError, match=says):
-        draw_pose(picture(), layout=COCO_17, **{**good, **arguments})
+        draw_pose(image(), layout=COCO_17, **{**good, **arguments})

@@ -86,14 +86,14 @@ def test_one_pixel() -> None:
 def test_tags_keep_clear_of_one_another() -> None:
     taken: list[tuple[int, int, int, int]] = []
     for _ in range(6):
-        tag = Tag(text="person 0.98", colour=(1, 2, 3), places=((50, 50), (60, 50)))
+        tag = Tag(text="person 0.98", colour=(1, 2, 3), positions=((50, 50), (60, 50)))
         taken.append(_place(tag, (200, 300), taken, size=12))
     assert sum(_overlap(a, b) for i, a in enumerate(taken) for b in taken[:i]) == 0
     assert taken[0][:2] == (50, 50)
 
 
 @pytest.mark.parametrize("place", [(-500.0, -500.0), (1e4, 1e4), (295.0, 3.0)])
-def test_tags_stay_inside_the_picture(place: tuple[float, float]) -> None:
+def test_tags_stay_inside_the_image(place: tuple[float, float]) -> None:
     left, top, right, bottom = _place(Tag("person", (0, 0, 0), (place,)), (200, 300), [], size=12)
     assert left >= 0
     assert top >= 0
@@ -204,11 +204,11 @@ def test_nothing_that_comes_in_changes() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: draw_masks(grey(), [block(0, 0, 1, 1, (120, 161))]), "mask 0: expected the size of the picture"),
+        (lambda: draw_masks(grey(), [block(0, 0, 1, 1, (120, 161))]), "mask 0: expected the size of the image"),
         (lambda: draw_masks(grey(), block(0, 0, 1, 1)), "mask 0"),
         (
             lambda: draw_masks(grey(), [block(0, 0, 1, 1)], labels=["a", "b"]),
-            "labels: expected one an object",
+            "labels: expected one for each of 1 objects",
         ),
         (lambda: draw_masks(grey(), [block(0, 0, 1, 1)] * 2, colours=[[1, 2, 3]]), "colours"),
         (lambda: draw_masks(grey(), [], opacity=-1), "opacity"),

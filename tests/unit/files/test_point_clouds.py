@@ -42,14 +42,14 @@ class TestPly:
         if coloured:
             np.testing.assert_array_equal(cloud.colors[:, :3], COLOURS)
 
-    def test_normals_and_header(self, tmp_path: Path) -> None:
-        write_ply(tmp_path / "a.ply", POINTS, COLOURS, POINTS[::-1].copy(), comments="one\ntwo")
+    def test_header_and_columns(self, tmp_path: Path) -> None:
+        write_ply(tmp_path / "a.ply", POINTS, COLOURS, comments="one\ntwo")
         header, _, body = (tmp_path / "a.ply").read_bytes().partition(b"end_header\n")
         assert header.decode().splitlines()[:5] == [
             "ply", "format binary_little_endian 1.0", "comment one", "comment two", "element vertex 50",
         ]  # fmt: skip
-        table = np.frombuffer(body, [("p", "<f4", 3), ("n", "<f4", 3), ("c", "u1", 3)])
-        np.testing.assert_array_equal(table["n"], POINTS[::-1])
+        table = np.frombuffer(body, [("p", "<f4", 3), ("c", "u1", 3)])
+        np.testing.assert_array_equal(table["p"], POINTS)
         np.testing.assert_array_equal(table["c"], COLOURS)
 
     def test_no_points(self, tmp_path: Path) -> None:
