@@ -60,7 +60,7 @@ from vitruvian.evaluation import (
 from vitruvian.evaluation.speed.timing import time_in_turns
 from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.human import LAYOUTS, PART_NAMES
-from vitruvian.images.crop import crop_params
+from vitruvian.images import crop_params
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.pipelines.people import find_people, open_finder

@@ -1,47 +1,59 @@
-"""Initialization of weights, and models without it."""
+"""Initialization of weights, and building modules without it.
+
+`Model.init_module` initializes one module at a time, parents first, so the choice of a distribution is stored on the
+layer itself: ``self.projection = with_init(nn.Linear(8, 8), "xavier")``. A module with parameters of its own defines
+``init_weights(*, gain)``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-Kind = Literal["normal", "xavier", "kaiming", "zero"]
+InitKind = Literal["normal", "xavier", "kaiming", "zero"]
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
-_RANDOM = {nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.uniform_, Tensor.normal_}
+_RANDOM_INITS = {nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.uniform_, Tensor.normal_}
 
 
-def with_init(module: ModuleT, kind: Kind) -> ModuleT:
-    """Select the initialization of a layer by `init_layer`, other than the normal distribution.
+@runtime_checkable
+class HasInitWeights(Protocol):
+    """A module that initializes its own parameters and buffers, without those of its children."""
 
-    `Model.init_module` handles one module at a time, so that the layer itself carries the choice:
-    ``self.projection = with_init(nn.Linear(8, 8), "xavier")``.
-    """
+    def init_weights(self, *, gain: float) -> None:
+        """Initialize in place; `gain` is the factor of Xavier distributions."""
+
+
+def with_init(module: ModuleT, kind: InitKind, *, bias_std: float = 0.0) -> ModuleT:
+    """Have `init_layer` draw a module's weight from another distribution, and its bias with a standard deviation."""
     module.init_kind = kind  # type: ignore[assignment]
+    module.init_bias_std = bias_std  # type: ignore[assignment]
     return module
 
 
-def set_init_std(module: nn.Module, *, std: float) -> None:
-    """Set the standard deviation of all layers of a module, inside a model with another one."""
+def set_init_std(module: nn.Module, std: float) -> None:
+    """Give all parts of a module their own standard deviation, inside a model with another one."""
     for part in module.modules():
         part.init_std = std  # type: ignore[assignment]
 
 
 @torch.no_grad()
 def init_layer(module: nn.Module, *, std: float = 0.02, gain: float = 1.0) -> None:
-    """Initialize the weights of a plain torch layer; other modules are left alone.
+    """Initialize the parameters that a module itself owns; modules of unknown types stay as they are.
 
     Args:
-        module: The layer.
+        module: A layer of torch, or a module with `init_weights`.
         std: Standard deviation of the normal distribution.
         gain: Factor of the Xavier distribution.
     """
-    if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
+    if isinstance(module, HasInitWeights):
+        module.init_weights(gain=gain)
+    elif isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
         kind = getattr(module, "init_kind", "normal")
         if kind == "xavier":
             nn.init.xavier_uniform_(module.weight, gain=gain)
@@ -64,16 +76,17 @@ def init_layer(module: nn.Module, *, std: float = 0.02, gain: float = 1.0) -> No
 
 @contextmanager
 def no_init_weights() -> Iterator[None]:
-    """Build modules on the meta device without initializing them.
+    """Build modules on the meta device without initializing them, to be filled from files.
 
-    On that device some random functions import the compiler of torch, which takes longer than loading a checkpoint.
+    torch would draw random numbers that are never read. For some of them on the meta device it even imports its
+    compiler, which takes longer than opening most checkpoints.
     """
-    with torch.device("meta"), _NoRandomInit():
+    with torch.device("meta"), _SkipRandomInit():
         yield
 
 
-class _NoRandomInit(TorchFunctionMode):
-    """Turns functions that fill tensors with random numbers into no-ops."""
+class _SkipRandomInit(TorchFunctionMode):
+    """Returns tensors unchanged from functions that would fill them with random numbers."""
 
     def __torch_function__(
         self,
@@ -82,8 +95,8 @@ class _NoRandomInit(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a function of torch, or return the tensor that it would fill."""
-        options = kwargs or {}
-        if func in _RANDOM:
-            return args[0] if args else options["tensor"]
-        return func(*args, **options)
+        """Call a torch function, or return its first argument."""
+        kwargs = kwargs or {}
+        if func in _RANDOM_INITS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)

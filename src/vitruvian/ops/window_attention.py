@@ -69,11 +69,10 @@ def window_attention(
     index = _window_index(qkv.shape[0], grid_hw, window=window, shift=shift, device=qkv.device)
     q, k, v, masks = _window_inputs(qkv, index, heads=heads, pool=pool, fill=fill, bias=bias)
     sizes = [count for _, count in index.groups]
+    groups = zip(index.groups, torch.split(q, sizes), torch.split(k, sizes), torch.split(v, sizes), strict=True)
     outputs = [
-        F.scaled_dot_product_attention(
-            *group, attn_mask=None if masks is None else masks[kind : kind + 1], dropout_p=dropout
-        )
-        for (kind, _), *group in zip(index.groups, q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
+        F.scaled_dot_product_attention(qs, ks, vs, None if masks is None else masks[kind : kind + 1], dropout)
+        for (kind, _), qs, ks, vs in groups
     ]
     out = torch.cat(outputs) if len(outputs) > 1 else outputs[0]  # [windows, A, N / pool², D]
     if pool > 1:
@@ -103,7 +102,7 @@ def window_attention_with_weights(
     q, k, v, masks = _window_inputs(qkv, index, heads=heads, pool=1, fill=fill, bias=bias)
     scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5  # [windows, A, N, N]
     if masks is not None:
-        groups = zip(index.groups, scores.split([count for _, count in index.groups]), strict=True)
+        groups = zip(index.groups, torch.split(scores, [count for _, count in index.groups]), strict=True)
         scores = torch.cat([group + masks[kind] for (kind, _), group in groups])
     weights = F.dropout(scores.softmax(-1, dtype=torch.float32).to(q.dtype), dropout, training=dropout > 0)
     out = _from_windows((weights @ v).transpose(1, 2).flatten(2), index, batch=qkv.shape[0])
@@ -161,7 +160,7 @@ def _window_index(
             groups.append((kind, batch * count))
     token_of_cell = torch.cat(tables)  # [windows · N]
     cell_of_token = torch.zeros(missing + 1, dtype=torch.int64, device=device)
-    cell_of_token = cell_of_token.scatter(0, token_of_cell, torch.arange(len(token_of_cell), device=device))[:-1]
+    cell_of_token = cell_of_token.scatter(0, token_of_cell, torch.arange(token_of_cell.shape[0], device=device))[:-1]
     is_padded = rows * window != height or columns * window != width
     padding = (token_of_cell == missing)[:, None] if is_padded else None
     padding_cells = None if padding is None or torch.compiler.is_compiling() else padding.flatten().nonzero().flatten()
@@ -216,7 +215,7 @@ class _Permute(torch.autograd.Function):
         inverse_padding: Tensor | None,
     ) -> Tensor:
         """Return rows[index], 0 where `padding` is True."""
-        ctx.save_for_backward(index, inverse, padding, inverse_padding)
+        ctx.save_for_backward(index, inverse, padding, inverse_padding)  # type: ignore[arg-type]
         out = rows.index_select(0, index)
         return out if padding is None else out.masked_fill_(padding, 0.0)
 

@@ -37,7 +37,7 @@ class ResNetBackbone(Model):
         self.post_init()
 
     def init_module(self, module: nn.Module) -> None:
-        """Fill fresh weights."""
+        """Initialize weights."""
         init_layer(module)
 
     @property
@@ -54,8 +54,9 @@ class ResNetBackbone(Model):
     def strides_hw(self) -> list[tuple[int, int]]:
         """Pixels of the image, down and across, for a cell of each map that the backbone returns."""
         first = 1 if self.config.downsample_in_first_stage else 0
-        places = [self.config.stage_names.index(name) for name in self.out_features]
-        return [(4 << (place - 1 + first), 4 << (place - 1 + first)) if place else (4, 4) for place in places]
+        stages = [self.config.stage_names.index(name) for name in self.out_features]
+        strides = [4 << (stage - 1 + first) if stage else 4 for stage in stages]
+        return [(stride, stride) for stride in strides]
 
     def forward(
         self, pixel_values: Tensor, output_hidden_states: bool | None = None, return_dict: bool | None = None

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from vitruvian.config import Config
 from vitruvian.layers.init import no_init_weights
-from vitruvian.layers.sine import sine_positions
+from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.model import Model
 from vitruvian.models.sam2 import fast
 from vitruvian.models.sam2.configuration import Sam2VisionConfig
