@@ -188,13 +188,12 @@ class Sapiens2ImageProcessor(ImageProcessor):
         if people is not None:
             options: dict[str, Any] = {} if self.do_center_crop else {"dtype": dtype, **self.constants}
             crops = [
-                crop_boxes(picture, boxes, self.size_hw, **options)
-                for picture, boxes in zip(pictures, people, strict=True)
+                crop_boxes(image, boxes, self.size_hw, **options) for image, boxes in zip(pictures, people, strict=True)
             ]
             joined = crops[0] if len(crops) == 1 else torch.cat(crops)  # [N, 3, h, w]
             return self.finish_pixels(self.center_cut(joined)).to(dtype) if self.do_center_crop else joined
         mode = resample_mode(self.resample)
-        return [self.finish_pixels(self.center_cut(self.fit(picture, mode))) for picture in pictures]
+        return [self.finish_pixels(self.center_cut(self.fit(image, mode))) for image in pictures]
 
     def fit(self, pixels: Tensor, mode: Any) -> Tensor:
         """Resize [C, H, W] to the input size, with black bars if the aspect ratio is preserved."""
