@@ -20,13 +20,13 @@ from torch.nn import init
 from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import InputError
-from vitruvian.kernels.windows import attend_windows
 from vitruvian.layers.mlp import activation
 from vitruvian.model import Model
 from vitruvian.models.sam2.configuration import Sam2HieraDetConfig, check_image_size, pair
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import is_tracing
 from vitruvian.ops.layer_norm import add_layer_norm
+from vitruvian.ops.window_attention import window_attention
 from vitruvian.outputs import ModelOutput
 
 # Keys of the video model's memory, which checkpoints on the Hub include and models for images ignore.
@@ -233,7 +233,7 @@ class HieraAttention(nn.Module):
             out = _join_windows(unflatten(out, 0, windows.shape[:3]))
             out = out[:, : grid_hw[0] // stride[0], : grid_hw[1] // stride[1]]  # [B, h', w', C']
         else:
-            out = attend_windows(
+            out = window_attention(
                 self.qkv(x).flatten(1, 2),
                 grid_hw=grid_hw,
                 heads=self.heads,

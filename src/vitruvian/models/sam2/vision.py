@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.config import Config
-from vitruvian.layers.blank import blank
-from vitruvian.layers.sine import sine_positions
+from vitruvian.layers.init import no_init_weights
+from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.model import Model
 from vitruvian.models.sam2.configuration import Sam2VisionConfig
 from vitruvian.models.sam2.hiera import VIDEO_KEYS, Sam2HieraDetModel, init_weights
@@ -142,7 +142,7 @@ def _project(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 def build_uninitialized(cls: type[ModelT], config: Config) -> ModelT:
     """Build a part whose parameters its parent model initializes, so that this happens once."""
-    with blank():
+    with no_init_weights():
         model = cls(config)
     device = torch.get_default_device()
     return model if device.type == "meta" else model.to_empty(device=device)
