@@ -1,4 +1,4 @@
-"""Automatic masks: the grid, crops that cover the picture, filters, suppression, bounded memory, outputs."""
+"""Automatic masks: the grid, crops that cover the image, filters, suppression, bounded memory, outputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vitruvian.models.sam2.mask_decoder import ConfidentMasks
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2ImageProcessor, Sam2Processor
 
-PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 90, 3), dtype=np.uint8))
+IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 90, 3), dtype=np.uint8))
 EVERYTHING = {"pred_iou_thresh": 0.0, "stability_score_thresh": 0.0, "points_per_crop": 4}
 
 
@@ -44,7 +44,7 @@ def parts() -> tuple[Sam2Model, Sam2Processor]:
 
 
 def found_by(parts: tuple[Sam2Model, Sam2Processor], **options: Any) -> MaskProposals:
-    found = Sam2AutomaticMaskGenerator(*parts, **(EVERYTHING | options))(PICTURE)
+    found = Sam2AutomaticMaskGenerator(*parts, **(EVERYTHING | options))(IMAGE)
     assert isinstance(found, MaskProposals)
     return found
 
@@ -55,7 +55,7 @@ def test_grid_of_cell_centres() -> None:
 
 @pytest.mark.parametrize("size", [(100, 150), (7, 9), (640, 481)])
 @pytest.mark.parametrize("layers", [0, 1, 2])
-def test_crops_cover_the_picture_and_overlap(size: tuple[int, int], layers: int) -> None:
+def test_crops_cover_the_image_and_overlap(size: tuple[int, int], layers: int) -> None:
     crops = list(_crops(size, layers, 0.3))
     for layer in range(layers + 1):
         covered = np.zeros(size, int)
@@ -81,8 +81,8 @@ class Discs:
 
     def confident_masks(self, input_points: torch.Tensor, image_embeddings: Any, *, min_iou: float) -> ConfidentMasks:
         y, x = torch.meshgrid(torch.arange(64) + 0.5, torch.arange(64) + 0.5, indexing="ij")
-        centre = input_points[0, :, 0, :, None, None] / 4  # [P, 2, 1, 1]
-        distance = ((x - centre[:, 0]) ** 2 + (y - centre[:, 1]) ** 2).sqrt()  # [P, 64, 64]
+        center = input_points[0, :, 0, :, None, None] / 4  # [P, 2, 1, 1]
+        distance = ((x - center[:, 0]) ** 2 + (y - center[:, 1]) ** 2).sqrt()  # [P, 64, 64]
         radii = torch.tensor([3.0, 6.0, 9.0])[:, None, None]
         scores = torch.tensor([0.99, 0.95, 0.91]) - input_points[0, :, 0].sum(dim=-1, keepdim=True) * 1e-5
         prompt, kind = (scores > min_iou).nonzero(as_tuple=True)
@@ -184,7 +184,7 @@ def test_filters() -> None:
     assert found.scores.tolist() == pytest.approx([0.95, 0.92, 0.9])  # the third is empty
     assert found.boxes_xyxy.tolist() == [[8, 8, 32, 32], [40, 40, 80, 80], [20, 20, 36, 36]]
     middle = candidates(blocks((11, 12, 14, 14)), [0.95], (10, 30, 60, 80))
-    assert middle.boxes_xyxy.tolist() == [[32, 54, 38, 58]]  # in pixels of the picture, not of the crop
+    assert middle.boxes_xyxy.tolist() == [[32, 54, 38, 58]]  # in pixels of the image, not of the crop
     soft = torch.full((1, 25, 25), -0.5)
     soft[..., :3] = 0.5
     options = AutomaticMaskOptions()
@@ -192,7 +192,7 @@ def test_filters() -> None:
     assert len(unstable.scores) == 0
 
 
-def test_masks_cut_by_a_crop_are_dropped_but_not_at_the_picture_s_edge() -> None:
+def test_masks_cut_by_a_crop_are_dropped_but_not_at_the_image_s_edge() -> None:
     boxes = torch.tensor([[0.0, 0, 10, 10], [30, 30, 50, 45], [25, 25, 30, 30]])
     assert _is_cut(boxes, (0, 0, 60, 60), (100, 100)).tolist() == [False, True, False]
     assert _is_cut(boxes, WHOLE, (100, 100)).tolist() == [False, False, False]
@@ -230,22 +230,22 @@ def test_run_lengths_are_the_masks(parts: tuple[Sam2Model, Sam2Processor]) -> No
     assert torch.equal(runs.boxes_xyxy, pixels.boxes_xyxy)
 
 
-def test_several_pictures_and_nothing_found(parts: tuple[Sam2Model, Sam2Processor]) -> None:
+def test_several_images_and_nothing_found(parts: tuple[Sam2Model, Sam2Processor]) -> None:
     generator = Sam2AutomaticMaskGenerator(*parts, **EVERYTHING)
-    other = PICTURE.resize((33, 44))
-    found = generator([PICTURE, other, np.array(other)])
+    other = IMAGE.resize((33, 44))
+    found = generator([IMAGE, other, np.array(other)])
     assert isinstance(found, list)
     assert [one.size_hw for one in found] == [(60, 90), (44, 33), (44, 33)]
     assert torch.equal(found[1].masks, found[2].masks)
-    nothing = generator(PICTURE, pred_iou_thresh=2.0)
+    nothing = generator(IMAGE, pred_iou_thresh=2.0)
     assert isinstance(nothing, MaskProposals)
     assert len(nothing) == 0
     assert nothing.masks.shape == (0, 60, 90)
     assert nothing.rles == []
-    empty = generator(PICTURE, pred_iou_thresh=2.0, output_rle_mask=True)
+    empty = generator(IMAGE, pred_iou_thresh=2.0, output_rle_mask=True)
     assert isinstance(empty, MaskProposals)
     assert empty.masks.shape == (0, 60, 90)
-    assert len(generator(PICTURE)) > 0  # the options of a call are for that call
+    assert len(generator(IMAGE)) > 0  # the options of a call are for that call
 
 
 @pytest.mark.parametrize(

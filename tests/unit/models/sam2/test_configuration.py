@@ -1,4 +1,4 @@
-"""Settings of SAM 2: the published sizes, other picture sizes, spellings of files, and what is refused."""
+"""Settings of SAM 2: the published sizes, other image sizes, spellings of files, and what is refused."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from vitruvian.models.sam2.configuration import Sam2HieraDetConfig
 from vitruvian.models.sam2.hiera import Sam2HieraDetModel, _bicubic_matrix, max_pool
 from vitruvian.models.sam2.mask_decoder import _select_stable, stability_score
 from vitruvian.models.sam2.modeling import Sam2Model
-from vitruvian.ops import dispatch
+from vitruvian.ops import dispatch, layer_norm, two_way_attention, window_attention
 
 PIXELS = torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
 POINTS = torch.tensor([[[[10.0, 20.0]], [[40.0, 30.0]]], [[[5.0, 5.0]], [[60.0, 60.0]]]])
@@ -144,12 +144,25 @@ def test_strips_are_the_whole(model: Sam2Model, size: int, monkeypatch: pytest.M
 
 @pytest.mark.skipif(not dispatch.IS_INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
 @pytest.mark.parametrize("prompts", [1, 3])
-def test_triton_versions_give_the_same(model: Sam2Model, prompts: int) -> None:
+def test_the_plain_model_runs_the_kernels(model: Sam2Model, prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: set[str] = set()
+    for module in (layer_norm, two_way_attention, window_attention):
+        for kernel, launch in list(vars(module).items()):
+            if kernel.startswith("_") and kernel.endswith("_triton") and kernel != "_use_triton":
+
+                def noted(*args: Any, kernel: str = kernel, launch: Any = launch, **kwargs: Any) -> Any:
+                    launched.add(kernel)
+                    return launch(*args, **kwargs)
+
+                monkeypatch.setattr(module, kernel, noted)
     points = torch.rand(2, prompts, 1, 2, generator=torch.Generator().manual_seed(1)) * SIDE
     with torch.no_grad():
         want = model(PIXELS, input_points=points)
+        assert not launched
         with dispatch.interpret_triton():
             got = model(PIXELS, input_points=points)
+    names = ("layer_norm", "window_attention", "tokens_to_image", "image_to_tokens")
+    assert launched == {f"_{name}_triton" for name in names}
     for one, other in zip(got.image_embeddings, want.image_embeddings, strict=True):
         close(one, other)
     close(got.pred_masks, want.pred_masks)
