@@ -117,7 +117,7 @@ def test_label_masks() -> None:
         assert torch.equal(processor()(images=picture(), segmentation_maps=form, return_tensors="pt")["labels"], one)
     several = processor()(images=picture(), segmentation_maps=[np.stack([mask] * 3)], return_tensors="pt")
     assert several["labels"].shape == (1, 3, 16, 16)
-    with pytest.raises(InputError, match="one entry for each of the 1 pictures"):
+    with pytest.raises(InputError, match="one entry for each of the 1 images"):
         processor()(images=picture(), segmentation_maps=[mask, mask])
     with pytest.raises(InputError, match="integers"):
         processor()(images=picture(), segmentation_maps=[mask.astype(float)])
