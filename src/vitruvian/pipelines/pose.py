@@ -21,10 +21,10 @@ from vitruvian.errors import InputError
 from vitruvian.graphs import unrecorded
 from vitruvian.human import FLIP_PAIRS, KEYPOINT_NAMES
 from vitruvian.kernels.peaks import finds_peaks
-from vitruvian.layers.keep import constant
 from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, flip_back
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.ops.cache import constant
 from vitruvian.ops.crop import crop_windows
 from vitruvian.pipelines.base import PeopleOptions, TaskPipeline, people_in
 from vitruvian.pipelines.memory import Later, OnHost, read_here, to_device, to_host
