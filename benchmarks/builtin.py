@@ -38,15 +38,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian import Sapiens2ImageProcessor, load_image, pipeline
-from vitruvian.data.synthetic.camera import points_from_depth
-from vitruvian.data.synthetic.chance import Chance
-from vitruvian.data.synthetic.compose import CropOptions, Crops, compose_crops
-from vitruvian.data.synthetic.pack import load_pack
-from vitruvian.data.synthetic.render import RenderOptions
-from vitruvian.data.synthetic.samples import Samples, render_samples
-from vitruvian.data.synthetic.split import held_out_part
-from vitruvian.data.synthetic.texture import build_pyramid
-from vitruvian.evaluation import (
+from vitruvian.benchmarking.timing import time_in_turns
+from vitruvian.hub import BUILTIN, has_builtin
+from vitruvian.human import LAYOUTS, PART_NAMES
+from vitruvian.images.crop import crop_params
+from vitruvian.models.sapiens2.decoding import decode_heatmaps
+from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
+from vitruvian.models.sapiens2.silhouette import fill_boxes, places_in_crops
+from vitruvian.pipelines.people import find_people, open_finder
+from vitruvian.training.datasets.labels import in_model_axes, normalise
+from vitruvian.training.evaluation import (
     BoxQuality,
     Goal,
     KeypointAccuracy,
@@ -59,15 +60,13 @@ from vitruvian.evaluation import (
     box_length,
     layout_groups,
 )
-from vitruvian.evaluation.speed.timing import time_in_turns
-from vitruvian.hub import BUILTIN, has_builtin
-from vitruvian.human import LAYOUTS, PART_NAMES
-from vitruvian.images.crop import crop_params
-from vitruvian.models.sapiens2.decoding import decode_heatmaps
-from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.models.sapiens2.silhouette import fill_boxes, places_in_crops
-from vitruvian.pipelines.people import find_people, open_finder
-from vitruvian.training.views import in_model_axes, normalise
+from vitruvian.training.synthetic.camera import points_from_depth
+from vitruvian.training.synthetic.compose import CropOptions, Crops, compose_crops
+from vitruvian.training.synthetic.pack import held_out_part, load_pack
+from vitruvian.training.synthetic.render import RenderOptions
+from vitruvian.training.synthetic.rng import Rng
+from vitruvian.training.synthetic.samples import Samples, render_samples
+from vitruvian.training.synthetic.textures import build_pyramid
 
 HELD_OUT = 1_000_000_000  # seeds from here on are never trained on
 SYNTHETIC = [
@@ -115,8 +114,8 @@ def synthetic_report(
             options=RenderOptions(chunk=batch),
             pyramid=pyramid,
         )
-        chance = Chance(torch.Generator().manual_seed(start), torch.device(device))
-        crops = compose_crops(some, pack.backgrounds, chance=chance, options=options)
+        rng = Rng(torch.Generator().manual_seed(start), torch.device(device))
+        crops = compose_crops(some, pack.scenery.backgrounds, rng=rng, options=options)
         size_hw = (crops.image.shape[-2], crops.image.shape[-1])
         with torch.inference_mode():
             out: Any = model(normalise(crops.image), tasks=["seg", "normal", "matting", "pointmap", "pose"])

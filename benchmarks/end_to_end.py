@@ -44,8 +44,11 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 from measure import machine  # noqa: E402
 
 from vitruvian import Sapiens2Config, Sapiens2ForPoseEstimation, Sapiens2ImageProcessor, pipeline  # noqa: E402
-from vitruvian.evaluation.speed.cells import DTYPES  # noqa: E402
-from vitruvian.evaluation.speed.subjects import Given, subject  # noqa: E402
+from vitruvian.benchmarking.models import (  # noqa: E402
+    DTYPES,
+    Given,
+    subject,
+)
 from vitruvian.graphs import unrecorded  # noqa: E402
 from vitruvian.pipelines import base, runner  # noqa: E402
 from vitruvian.pipelines.job import Failure  # noqa: E402

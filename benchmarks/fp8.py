@@ -26,9 +26,9 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 import vitruvian  # noqa: E402
-from vitruvian.evaluation.speed.timing import machine, time_in_turns  # noqa: E402
-from vitruvian.export.accuracy import task_cost  # noqa: E402
-from vitruvian.export.calibration import calibration_samples  # noqa: E402
+from vitruvian.benchmarking.timing import machine, time_in_turns  # noqa: E402
+from vitruvian.export.comparison import task_cost  # noqa: E402
+from vitruvian.export.int8 import calibration_samples  # noqa: E402
 from vitruvian.models.sapiens2.encoder import positions  # noqa: E402
 from vitruvian.models.sapiens2.fast import fuse_encoder, run_layers  # noqa: E402
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES  # noqa: E402

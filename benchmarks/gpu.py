@@ -36,9 +36,18 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 from vitruvian import Sapiens2ImageProcessor, pipeline  # noqa: E402
-from vitruvian.evaluation.speed.cells import DTYPES, Cell, Plan, measure, table  # noqa: E402
-from vitruvian.evaluation.speed.subjects import Given, has_reference, reference_of, subject  # noqa: E402
-from vitruvian.evaluation.speed.timing import machine, product_ceiling, time_in_turns  # noqa: E402
+from vitruvian.benchmarking.models import (  # noqa: E402  # noqa: E402
+    DTYPES,
+    Cell,
+    Given,
+    Plan,
+    has_reference,
+    measure,
+    reference_of,
+    subject,
+    table,
+)
+from vitruvian.benchmarking.timing import machine, product_ceiling, time_in_turns  # noqa: E402
 from vitruvian.kernels import available  # noqa: E402
 
 # Model, batch, prompts, and the most time it may take as a share of the reference's.

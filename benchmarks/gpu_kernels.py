@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from vitruvian.evaluation.speed.timing import difference, time_in_turns
+from vitruvian.benchmarking.timing import difference, time_in_turns
 from vitruvian.kernels import available
 from vitruvian.kernels.deformable import sample_points
 from vitruvian.kernels.draw import draw

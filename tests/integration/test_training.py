@@ -22,12 +22,12 @@ from vitruvian.cli.evaluate import evaluate
 from vitruvian.cli.synthesize import synthesize
 from vitruvian.cli.train import train as train_command
 from vitruvian.errors import InputError, MissingExtraError
-from vitruvian.training import sources
-from vitruvian.training.build import open_models
 from vitruvian.training.config import TrainConfig
+from vitruvian.training.datasets import sources
 from vitruvian.training.log import METRICS_FILE, read_metrics
 from vitruvian.training.loop import train
-from vitruvian.training.objective import TASK_WEIGHTS
+from vitruvian.training.models import open_models
+from vitruvian.training.objectives import TASK_WEIGHTS
 
 pytest.importorskip("accelerate")
 

@@ -33,11 +33,10 @@ def bench(
     import torch
     from rich.console import Console
 
+    from vitruvian.benchmarking.models import DTYPES, Cell, Given, Plan, has_reference, measure, names, subject, table
+    from vitruvian.benchmarking.timing import machine, product_ceiling
     from vitruvian.devices import checked_device
     from vitruvian.errors import InputError, near_matches
-    from vitruvian.evaluation.speed.cells import DTYPES, Cell, Plan, measure, table
-    from vitruvian.evaluation.speed.subjects import Given, has_reference, names, subject
-    from vitruvian.evaluation.speed.timing import machine, product_ceiling
 
     if available:
         typer.echo("\n".join(names()))

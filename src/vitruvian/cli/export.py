@@ -31,7 +31,7 @@ def export(
     from vitruvian.auto import AutoModel, AutoProcessor
     from vitruvian.errors import InputError
     from vitruvian.export import OpenVinoModel, export_onnx, quantize_int8
-    from vitruvian.export.calibration import SHOWN, calibration_samples, held_out, print_costs
+    from vitruvian.export.int8 import SHOWN, calibration_samples, held_out, print_costs
     from vitruvian.pipelines import pipeline_class
 
     if int8 and calibrate is None:

@@ -132,7 +132,7 @@ class AugmentPart(Part):
 
 @settings
 class StreamPart(Part):
-    """People who are drawn while training: see `vitruvian.training.synthetic`.
+    """People who are drawn while training: see `vitruvian.training.datasets.stream`.
 
     Args:
         pack: File of a pack to draw from, or "procedural" for people of tubes, who need no file; None for no stream.

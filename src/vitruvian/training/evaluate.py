@@ -3,6 +3,8 @@
     PeopleFolder ──▶ views ──▶ outputs of each task ──▶ metrics ──▶ Report
 
 Everything is measured in the pixels of the views, as the model sees them.
+
+What a configuration trains and evaluates on: a folder of pictures, or people who are drawn meanwhile.
 """
 
 from __future__ import annotations
@@ -12,26 +14,26 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.evaluation.boxes import BoxQuality
-from vitruvian.evaluation.depth import DepthQuality, PointQuality
-from vitruvian.evaluation.keypoints import box_length
-from vitruvian.evaluation.matting import MattingQuality
-from vitruvian.evaluation.normals import NormalQuality
-from vitruvian.evaluation.pose import KeypointAccuracy, KeypointPrecision
-from vitruvian.evaluation.report import Goal, Report
-from vitruvian.evaluation.semantic import SemanticQuality
-from vitruvian.evaluation.silhouette import SilhouetteQuality
 from vitruvian.human import PART_NAMES, SIGMAS
 from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.people import decode_people
-from vitruvian.training.folder import PeopleFolder
-from vitruvian.training.views import IGNORED_PART, Views, in_model_axes, normalise
+from vitruvian.training.config import TrainConfig
+from vitruvian.training.datasets.folder import PeopleFolder
+from vitruvian.training.datasets.labels import IGNORED_PART, Views, in_model_axes, normalise
+from vitruvian.training.evaluation.average_precision import BoxQuality
+from vitruvian.training.evaluation.geometry import DepthQuality, NormalQuality, PointQuality
+from vitruvian.training.evaluation.iou import SemanticQuality, SilhouetteQuality
+from vitruvian.training.evaluation.keypoints import KeypointAccuracy, KeypointPrecision, box_length
+from vitruvian.training.evaluation.matting import MattingQuality
+from vitruvian.training.evaluation.report import Goal, Report
 
 LEAST_SCORE = 0.05  # of people found: average precision wants the doubtful ones too
+
+
 # What a training run shows; a report holds the rest.
 HEADLINES: Mapping[str, tuple[str, ...]] = {
     "pose": ("pck.pck@0.1", "pck.per_group.body@0.1", "pck.per_group.feet@0.1", "oks.ap"),
@@ -42,6 +44,7 @@ HEADLINES: Mapping[str, tuple[str, ...]] = {
     "albedo": ("mae", "rmse"),
     "people": ("ap@0.5", "recall@0.5", "precision@0.5"),
 }
+
 
 Predict = Callable[[Tensor], Mapping[str, Any]]
 
@@ -291,3 +294,28 @@ def fitted(maps: Tensor, views: Views) -> Tensor:
     if maps.shape[-2:] == size_hw:
         return maps.float()
     return F.interpolate(maps.float(), size=size_hw, mode="bilinear", align_corners=False)
+
+
+Evaluate = Callable[[nn.Module, int], Mapping[str, float]]
+
+
+def folder_evaluation(config: TrainConfig, device: torch.device) -> Evaluate:
+    """Return a function that evaluates the tasks of a configuration on its validation set."""
+    height, width = config.model.image_size
+    tasks = config.model.tasks
+    people = PeopleFolder(config.data.validation or "", size_hw=(height, width), tasks=tasks, view=config.data.view)
+
+    def evaluate(model: nn.Module, step: int) -> Mapping[str, float]:
+        report = evaluate_folder(
+            lambda pixels: model(pixels, tasks=tasks),
+            people,
+            tasks=tasks,
+            batch_size=config.evaluation.batch_size,
+            pictures=config.evaluation.pictures,
+            device=device,
+            precision=config.precision,
+            title=f"after {step} steps",
+        )
+        return headlines(report)
+
+    return evaluate

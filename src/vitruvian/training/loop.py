@@ -26,20 +26,16 @@ from torch import Tensor, nn
 
 from vitruvian.errors import InputError, MissingExtraError
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.training.average import WeightAverage
-from vitruvian.training.build import build_model, compile_parts, save_models
-from vitruvian.training.checkpoint import (
-    RunState,
-    find_checkpoint,
-    load_checkpoint,
-    mixed,
-    save_checkpoint,
-    seed_step,
-)
+from vitruvian.training.checkpoints import RunState, find_checkpoint, load_checkpoint, save_checkpoint, seed_step
 from vitruvian.training.config import TrainConfig, differences, write_config
+from vitruvian.training.datasets.sources import open_batches
+from vitruvian.training.ema import WeightAverage
+from vitruvian.training.evaluate import Evaluate, folder_evaluation
 from vitruvian.training.log import RunLog
-from vitruvian.training.optim import build_optimizer, rate, set_rate, trained
-from vitruvian.training.sources import Evaluate, folder_evaluation, make_objective, open_batches
+from vitruvian.training.models import build_model, compile_parts, save_models
+from vitruvian.training.objectives import make_objective
+from vitruvian.training.optimizer import build_optimizer, rate, set_rate, trained
+from vitruvian.training.synthetic.rng import derive_seed
 
 
 @dataclass(frozen=True)
@@ -202,7 +198,7 @@ class Run:
         for part in range(config.accumulation):
             number = (step * config.accumulation + part) * processes + process
             batch = self.batches.batch(number)
-            generator = torch.Generator().manual_seed(mixed(config.seed, 2, number))
+            generator = torch.Generator().manual_seed(derive_seed(config.seed, 2, number))
             seed_step(config.seed, number)
             last = part == config.accumulation - 1
             with contextlib.nullcontext() if last else accelerator.no_sync(self.wrapped):

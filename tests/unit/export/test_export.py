@@ -15,9 +15,10 @@ from tests.tiny_checkpoints import save_mask2former, save_sam2
 from tests.unit.export.tiny_pose import build, pixels
 from vitruvian.auto import AutoModel
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
-from vitruvian.export import OnnxModel, OpenVinoModel, compare_outputs, example_inputs, export_onnx, onnx_file
-from vitruvian.export.folder import Signature, flatten, need, unflatten
-from vitruvian.export.subpixel import SubPixel, subpixel_convolutions
+from vitruvian.export import OnnxModel, OpenVinoModel, compare_outputs, example_inputs, export_onnx
+from vitruvian.export import onnx_export as onnx_file
+from vitruvian.export.onnx_export import SubPixel, subpixel_convolutions
+from vitruvian.export.runtime import Signature, flatten, need, unflatten
 from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, Sapiens2Model
 from vitruvian.models.sapiens2.outputs import Sapiens2PoseEstimatorOutput
 

@@ -13,10 +13,9 @@ from torch import Tensor
 from tests.unit.export.tiny_pose import build, pixels
 from vitruvian.errors import InputError
 from vitruvian.export import OnnxModel, OpenVinoModel, quantize_int8
-from vitruvian.export.accuracy import compare_outputs, peaks, task_cost
-from vitruvian.export.folder import Signature
-from vitruvian.export.int8 import singles
-from vitruvian.export.sensitive import PRODUCTS, gated_products, outer_products
+from vitruvian.export.comparison import compare_outputs, peaks, task_cost
+from vitruvian.export.int8 import PRODUCTS, gated_products, outer_products, singles
+from vitruvian.export.runtime import Signature
 from vitruvian.models.sapiens2.outputs import (
     Sapiens2NormalEstimatorOutput,
     Sapiens2PoseEstimatorOutput,

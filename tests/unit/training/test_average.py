@@ -6,9 +6,9 @@ from torch import nn
 
 from tests.unit.training.tiny_runs import model_table
 from vitruvian.errors import CheckpointError
-from vitruvian.training.average import WeightAverage, own_weights
-from vitruvian.training.build import build_model
 from vitruvian.training.config import ModelPart
+from vitruvian.training.ema import WeightAverage, own_weights
+from vitruvian.training.models import build_model
 
 
 class Dot(nn.Module):

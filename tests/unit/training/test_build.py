@@ -9,8 +9,8 @@ import torch
 from tests.unit.training.tiny_runs import ENCODER, HEADS, SIZE_HW, TASKS, model_table
 from vitruvian import AutoImageProcessor, AutoModelForPoseEstimation, Sapiens2Config, Sapiens2Model, Sapiens2MultiTask
 from vitruvian.errors import CheckpointError, ConfigError
-from vitruvian.training.build import build_model, head_fields, head_strides, open_models, save_models
 from vitruvian.training.config import ModelPart
+from vitruvian.training.models import build_model, head_fields, head_strides, open_models, save_models
 
 
 def part(*tasks: str, **changes: Any) -> ModelPart:

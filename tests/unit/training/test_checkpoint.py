@@ -10,21 +10,21 @@ from torch import nn
 
 from tests.unit.training.tiny_runs import model_table
 from vitruvian.errors import CheckpointError, InputError
-from vitruvian.training import checkpoint
-from vitruvian.training.average import WeightAverage
-from vitruvian.training.build import build_model
-from vitruvian.training.checkpoint import (
+from vitruvian.training import checkpoints as checkpoint
+from vitruvian.training.checkpoints import (
     RunState,
     find_checkpoint,
     list_checkpoints,
     load_checkpoint,
-    mixed,
     optimizer_tensors,
     save_checkpoint,
     seed_step,
 )
 from vitruvian.training.config import ModelPart, OptimizerPart
-from vitruvian.training.optim import build_optimizer
+from vitruvian.training.ema import WeightAverage
+from vitruvian.training.models import build_model
+from vitruvian.training.optimizer import build_optimizer
+from vitruvian.training.synthetic.rng import derive_seed
 
 
 class Setup:
@@ -173,7 +173,7 @@ def test_every_step_has_its_own_chance():
     torch.rand(100)
     seed_step(3, 7)
     assert torch.equal(torch.rand(4), first)
-    seeds = {mixed(seed, step, process) for seed in range(4) for step in range(-1, 50) for process in range(3)}
+    seeds = {derive_seed(seed, step, process) for seed in range(4) for step in range(-1, 50) for process in range(3)}
     assert len(seeds) == 4 * 51 * 3
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert mixed(1, 23) != mixed(12, 3)
+    assert derive_seed(1, 23) != derive_seed(12, 3)

@@ -10,10 +10,10 @@ from torch.nn.functional import one_hot
 
 from tests.unit.training.tiny_runs import SIZE_HW, TASKS, make_set
 from vitruvian.errors import InputError
-from vitruvian.evaluation import Goal
+from vitruvian.training.datasets.folder import PeopleFolder
+from vitruvian.training.datasets.labels import Views, keypoint_heatmaps, people_targets
 from vitruvian.training.evaluate import HEADLINES, evaluate_folder, headlines, make_judge
-from vitruvian.training.folder import PeopleFolder
-from vitruvian.training.views import Views, keypoint_heatmaps, people_targets
+from vitruvian.training.evaluation import Goal
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import torch
 from tests.unit.training.tiny_runs import SIZE_HW, TASKS, make_set
 from vitruvian.errors import CheckpointError, ImageError, InputError
 from vitruvian.training.config import AugmentPart
-from vitruvian.training.folder import FolderBatches, PeopleFolder
-from vitruvian.training.views import TrainBatch, Views
+from vitruvian.training.datasets.folder import FolderBatches, PeopleFolder
+from vitruvian.training.datasets.labels import TrainBatch, Views
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,9 @@ import torch
 from torch import nn
 
 from tests.unit.training.tiny_runs import model_table
-from vitruvian.training.build import build_model
 from vitruvian.training.config import ModelPart, OptimizerPart
-from vitruvian.training.muon import MuonAdamW, by_shape, orthogonal
-from vitruvian.training.optim import build_optimizer, trained
+from vitruvian.training.models import build_model
+from vitruvian.training.optimizer import MuonAdamW, build_optimizer, by_shape, orthogonal, trained
 
 
 def test_orthogonal_brings_singular_values_close_to_one():

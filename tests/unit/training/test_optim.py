@@ -9,10 +9,11 @@ from torch import nn
 from tests.tiny import tiny_config, tiny_task
 from tests.unit.training.tiny_runs import model_table
 from vitruvian import Sapiens2Backbone, Sapiens2Model
-from vitruvian.training.build import TaskObjective, build_model
 from vitruvian.training.config import ModelPart, OptimizerPart, SchedulePart
 from vitruvian.training.loop import move_weights
-from vitruvian.training.optim import build_optimizer, parameter_groups, rate, set_rate, trained
+from vitruvian.training.models import build_model
+from vitruvian.training.objectives import TaskObjective
+from vitruvian.training.optimizer import build_optimizer, parameter_groups, rate, set_rate, trained
 
 
 def scales(model: nn.Module, layer_decay: float = 0.5) -> dict[str, float]:

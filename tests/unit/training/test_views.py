@@ -6,14 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitruvian.data.synthetic.camera import points_from_depth
-from vitruvian.data.synthetic.set_files import PictureMaps
 from vitruvian.errors import InputError
 from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
 from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.training.config import AugmentPart
-from vitruvian.training.crops import (
+from vitruvian.training.datasets.augmentation import (
     Scene,
     Window,
     cut_view,
@@ -22,7 +20,9 @@ from vitruvian.training.crops import (
     random_colours,
     random_window,
 )
-from vitruvian.training.views import Views, keypoint_heatmaps, make_batch, read_losses, shrink, task_labels
+from vitruvian.training.datasets.labels import Views, keypoint_heatmaps, make_batch, read_losses, shrink, task_labels
+from vitruvian.training.synthetic.camera import points_from_depth
+from vitruvian.training.synthetic.dataset import ImageMaps
 
 H, W = 40, 30
 BOX = torch.tensor([6.0, 5.0, 16.0, 24.0])
@@ -47,7 +47,7 @@ def person(device_noise: int = 0) -> Scene:
     points[1] = torch.tensor([15.5, 20.25, 1.0])
     normals = torch.tensor([0.6, 0.0, -0.8])[:, None, None] * inside
     return Scene(
-        maps=PictureMaps(
+        maps=ImageMaps(
             image=(image * 255).round().byte(), matte=torch.cat([colour, alpha]),
             albedo=colour, parts=parts, normals=normals, depth=inside / nearness,
         ),
@@ -60,7 +60,7 @@ def smooth(scene: Scene) -> Scene:
     """The same with a picture whose colour tells the place: red is x, green is y."""
     y, x = torch.meshgrid(torch.arange(H), torch.arange(W), indexing="ij")
     image = torch.stack([x * 6, y * 6, torch.zeros_like(x)]).byte()
-    return Scene(**{**vars(scene), "maps": PictureMaps(**{**vars(scene.maps), "image": image})})
+    return Scene(**{**vars(scene), "maps": ImageMaps(**{**vars(scene.maps), "image": image})})
 
 
 WINDOWS = {
