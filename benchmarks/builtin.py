@@ -48,15 +48,15 @@ from vitruvian.models.sapiens2.silhouette import fill_boxes, places_in_crops
 from vitruvian.pipelines.people import find_people, open_finder
 from vitruvian.training.datasets.labels import in_model_axes, normalise
 from vitruvian.training.evaluation import (
-    BoxQuality,
+    PCK,
+    AngularError,
+    BoxAP,
+    ForegroundIoU,
     Goal,
-    KeypointAccuracy,
-    MattingQuality,
-    NormalQuality,
-    PointQuality,
+    MattingError,
+    MeanIoU,
+    PointError,
     Report,
-    SemanticQuality,
-    SilhouetteQuality,
     box_length,
     layout_groups,
 )
@@ -100,11 +100,11 @@ def synthetic_report(
     hands = ("body", "feet", "left_hand", "right_hand")
     groups = layout_groups("sapiens308")
     chosen = {"body, feet, hands": [point for name in hands for point in groups[name]], **groups}
-    parts = SemanticQuality(len(PART_NAMES))
-    silhouette, filling = SilhouetteQuality(threshold=0.0), SilhouetteQuality(threshold=0.0)
-    normals, matte, points = NormalQuality(), MattingQuality(), PointQuality(alignment="scale")
-    seen = PointQuality(alignment="scale")  # points whose directions are given by the camera, which leaves their depth
-    labelled = KeypointAccuracy("sapiens308", groups=chosen)
+    parts = MeanIoU(len(PART_NAMES))
+    silhouette, filling = ForegroundIoU(threshold=0.0), ForegroundIoU(threshold=0.0)
+    normals, matte, points = AngularError(), MattingError(), PointError(alignment="scale")
+    seen = PointError(alignment="scale")  # points whose directions are given by the camera, which leaves their depth
+    labelled = PCK("sapiens308", groups=chosen)
     for start in track(range(0, count, batch), "synthetic people", console=Console(stderr=True)):
         some = render_samples(
             pack,
@@ -231,10 +231,10 @@ def photo_report(
 ) -> Report:
     """Score silhouettes, keypoints and finding people in real photographs."""
     finder = open_finder(source, device="cpu", threshold=threshold)
-    union, own, plain = (SilhouetteQuality(threshold=0.0) for _ in range(3))
-    matte = SilhouetteQuality()
-    accuracy = KeypointAccuracy("coco17", thresholds=(0.1, 0.2))
-    found = BoxQuality(thresholds=(0.5,), min_height=0.25)
+    union, own, plain = (ForegroundIoU(threshold=0.0) for _ in range(3))
+    matte = ForegroundIoU()
+    accuracy = PCK("coco17", thresholds=(0.1, 0.2))
+    found = BoxAP(thresholds=(0.5,), min_height=0.25)
     photos = 0
     for photo in read_photos(root):
         photos += 1

@@ -24,11 +24,11 @@ from vitruvian.models.sapiens2.people import decode_people
 from vitruvian.training.config import TrainConfig
 from vitruvian.training.datasets.folder import PeopleFolder
 from vitruvian.training.datasets.labels import IGNORED_PART, Views, in_model_axes, normalise
-from vitruvian.training.evaluation.average_precision import BoxQuality
-from vitruvian.training.evaluation.geometry import DepthQuality, NormalQuality, PointQuality
-from vitruvian.training.evaluation.iou import SemanticQuality, SilhouetteQuality
-from vitruvian.training.evaluation.keypoints import KeypointAccuracy, KeypointPrecision, box_length
-from vitruvian.training.evaluation.matting import MattingQuality
+from vitruvian.training.evaluation.average_precision import BoxAP
+from vitruvian.training.evaluation.geometry import AngularError, DepthError, PointError
+from vitruvian.training.evaluation.iou import ForegroundIoU, MeanIoU
+from vitruvian.training.evaluation.keypoints import PCK, KeypointAP, box_length
+from vitruvian.training.evaluation.matting import MattingError
 from vitruvian.training.evaluation.report import Goal, Report
 
 LEAST_SCORE = 0.05  # of people found: average precision wants the doubtful ones too
@@ -136,8 +136,8 @@ class PoseJudge:
     """PCK by the larger side of the person's box, and average precision by OKS with each person in its own view."""
 
     def __init__(self) -> None:
-        self.accuracy = KeypointAccuracy("sapiens308")
-        self.precision = KeypointPrecision(SIGMAS)
+        self.accuracy = PCK("sapiens308")
+        self.precision = KeypointAP(SIGMAS)
 
     def update(self, output: Any, views: Views) -> None:
         """Add heatmaps [B, 308, h, w]."""
@@ -167,8 +167,8 @@ class PartsJudge:
     """Intersection over union of the 29 parts, and of people against the rest."""
 
     def __init__(self) -> None:
-        self.parts = SemanticQuality(len(PART_NAMES), ignore_index=IGNORED_PART)
-        self.silhouette = SilhouetteQuality()
+        self.parts = MeanIoU(len(PART_NAMES), ignore_index=IGNORED_PART)
+        self.silhouette = ForegroundIoU()
 
     def update(self, output: Any, views: Views) -> None:
         """Add logits [B, 29, h, w]."""
@@ -186,7 +186,7 @@ class NormalJudge:
     """Angles between normals."""
 
     def __init__(self) -> None:
-        self.normals = NormalQuality()
+        self.normals = AngularError()
 
     def update(self, output: Any, views: Views) -> None:
         """Add normals [B, 3, h, w]."""
@@ -201,8 +201,8 @@ class PointmapJudge:
     """Metric depth as it is and after scaling, and points after scaling by the person's height."""
 
     def __init__(self) -> None:
-        self.depth, self.scaled = DepthQuality(), DepthQuality(alignment="scale")
-        self.points = PointQuality(alignment="scale")
+        self.depth, self.scaled = DepthError(), DepthError(alignment="scale")
+        self.points = PointError(alignment="scale")
 
     def update(self, output: Any, views: Views) -> None:
         """Add points [B, 3, h, w] of the canonical camera, and scales [B, 1]."""
@@ -233,7 +233,7 @@ class MattingJudge:
     """The errors of mattes over whole views, and silhouettes at half opacity."""
 
     def __init__(self) -> None:
-        self.matte, self.silhouette = MattingQuality(), SilhouetteQuality()
+        self.matte, self.silhouette = MattingError(), ForegroundIoU()
 
     def update(self, output: Any, views: Views) -> None:
         """Add opacities [B, 1, h, w]."""
@@ -273,7 +273,7 @@ class PeopleJudge:
     """Average precision, recall and precision of boxes."""
 
     def __init__(self) -> None:
-        self.boxes = BoxQuality(min_score=LEAST_SCORE)
+        self.boxes = BoxAP(min_score=LEAST_SCORE)
 
     def update(self, output: Any, views: Views) -> None:
         """Add maps of middles [B, 1, g, g'] and sides [B, 4, g, g']."""

@@ -27,7 +27,7 @@ from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
 from vitruvian.images import crop_params, fit_inside_hw
 from vitruvian.training.config import AugmentPart
 from vitruvian.training.datasets.labels import Views
-from vitruvian.training.synthetic.camera_effects import defocus, add_noise_and_jpeg
+from vitruvian.training.synthetic.camera_effects import add_noise_and_jpeg, defocus
 from vitruvian.training.synthetic.dataset import ImageMaps
 from vitruvian.training.synthetic.rng import Rng
 

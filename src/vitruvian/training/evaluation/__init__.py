@@ -1,33 +1,36 @@
-"""Metrics, one class each: `update` adds predictions and truth, `merge` the work of others, `compute` returns scores.
+"""Metrics, one class each: `update` adds predictions and targets, `merge` another instance, `compute` returns scores.
 
 | what | class |
 |---|---|
-| keypoints of known people, keypoints of people found | `KeypointAccuracy` (PCK), `KeypointPrecision` (OKS-AP) |
-| parts, silhouettes | `SemanticQuality` (mean IoU), `SilhouetteQuality` |
-| normals, depth, 3D points, mattes | `NormalQuality`, `DepthQuality`, `PointQuality`, `MattingQuality` |
-| finding people, objects by box or mask, segments | `BoxQuality`, `AveragePrecision`, `PanopticQuality` |
+| keypoints | `PCK` of known people, `KeypointAP` (OKS) of detected people |
+| parts, silhouettes | `MeanIoU`, `ForegroundIoU` |
+| normals, depth, 3D points, mattes | `AngularError`, `DepthError`, `PointError`, `MattingError` |
+| boxes of people, objects by box or mask, segments | `BoxAP`, `MeanAveragePrecision`, `PanopticQuality` |
 
-All take numpy arrays and torch tensors, remember numbers but no pictures, and can be pickled to be merged across
-processes. `Report` makes tables and JSON of their scores.
+All take numpy arrays and torch tensors, hold numbers but no images, and can be pickled to be merged across processes.
+`Report` turns their scores into tables and JSON.
 """
 
-from __future__ import annotations
-
-from vitruvian.training.evaluation.average_precision import AveragePrecision, BoxQuality, BoxScores, DetectionScores
-from vitruvian.training.evaluation.geometry import (
-    DepthQuality,
-    DepthScores,
-    NormalQuality,
-    NormalScores,
-    PointQuality,
-    PointScores,
+from vitruvian.training.evaluation.average_precision import (
+    BoxAP,
+    BoxAPScores,
+    MeanAveragePrecision,
+    MeanAveragePrecisionScores,
 )
-from vitruvian.training.evaluation.iou import SemanticQuality, SemanticScores, SilhouetteQuality, SilhouetteScores
+from vitruvian.training.evaluation.geometry import (
+    AngularError,
+    AngularErrorScores,
+    DepthError,
+    DepthErrorScores,
+    PointError,
+    PointErrorScores,
+)
+from vitruvian.training.evaluation.iou import ForegroundIoU, ForegroundIoUScores, MeanIoU, MeanIoUScores
 from vitruvian.training.evaluation.keypoints import (
-    KeypointAccuracy,
-    KeypointAccuracyScores,
-    KeypointPrecision,
-    KeypointScores,
+    PCK,
+    KeypointAP,
+    KeypointAPScores,
+    PCKScores,
     box_length,
     head_length,
     layout_groups,
@@ -35,36 +38,36 @@ from vitruvian.training.evaluation.keypoints import (
     segment_length,
     torso_length,
 )
-from vitruvian.training.evaluation.matting import MattingQuality, MattingScores, unknown_band
+from vitruvian.training.evaluation.matting import MattingError, MattingErrorScores, unknown_band
 from vitruvian.training.evaluation.panoptic import PanopticQuality, PanopticReport, PanopticScores
 from vitruvian.training.evaluation.report import Goal, Report
 
 __all__ = [
-    "AveragePrecision",
-    "BoxQuality",
-    "BoxScores",
-    "DepthQuality",
-    "DepthScores",
-    "DetectionScores",
+    "PCK",
+    "AngularError",
+    "AngularErrorScores",
+    "BoxAP",
+    "BoxAPScores",
+    "DepthError",
+    "DepthErrorScores",
+    "ForegroundIoU",
+    "ForegroundIoUScores",
     "Goal",
-    "KeypointAccuracy",
-    "KeypointAccuracyScores",
-    "KeypointPrecision",
-    "KeypointScores",
-    "MattingQuality",
-    "MattingScores",
-    "NormalQuality",
-    "NormalScores",
+    "KeypointAP",
+    "KeypointAPScores",
+    "MattingError",
+    "MattingErrorScores",
+    "MeanAveragePrecision",
+    "MeanAveragePrecisionScores",
+    "MeanIoU",
+    "MeanIoUScores",
+    "PCKScores",
     "PanopticQuality",
     "PanopticReport",
     "PanopticScores",
-    "PointQuality",
-    "PointScores",
+    "PointError",
+    "PointErrorScores",
     "Report",
-    "SemanticQuality",
-    "SemanticScores",
-    "SilhouetteQuality",
-    "SilhouetteScores",
     "box_length",
     "head_length",
     "layout_groups",

@@ -1,7 +1,4 @@
-"""Semantic segmentation: intersection over union and pixel accuracy from one confusion matrix.
-
-Silhouettes: how well one region of a picture, such as the person, is cut out.
-"""
+"""Intersection over union: of classes (mIoU, from one confusion matrix) and of the foreground, image by image."""
 
 from __future__ import annotations
 
@@ -15,17 +12,17 @@ from vitruvian.training.evaluation.metric import (
     Array,
     Averages,
     Floats,
+    Mergeable,
     check_finite,
-    mean_known,
-    read_maps,
-    same_settings,
-    share,
+    check_maps,
+    nan_mean,
+    ratio,
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class SemanticScores:
-    """Results over all pixels that count; NaN for a class that occurs nowhere."""
+class MeanIoUScores:
+    """Scores over all pixels that count; NaN for a class that does not occur."""
 
     mean_iou: float  # mean over the classes that occur in targets or predictions
     pixel_accuracy: float
@@ -34,39 +31,33 @@ class SemanticScores:
     accuracy: Floats  # [K]
 
 
-class SemanticQuality:
-    """Adds up label maps, then says how well they agree.
+class MeanIoU(Mergeable):
+    """Mean intersection over union and pixel accuracy of label maps.
 
     Args:
         num_labels: Number of classes K.
-        ignore_index: Target pixels of this number do not count.
+        ignore_index: Target pixels of this label do not count.
     """
+
+    settings = ("num_labels", "ignore_index")
 
     def __init__(self, num_labels: int, *, ignore_index: int = 255) -> None:
         if num_labels < 1:
             raise InputError(f"num_labels: expected at least 1, got {num_labels}.")
         self.num_labels, self.ignore_index = num_labels, ignore_index
-        # Rows are targets, columns predictions; the last column holds predictions that are no class at all.
+        # Rows are targets, columns predictions; the last column holds predictions outside of the classes.
         self.confusion = np.zeros((num_labels, num_labels + 1), dtype=np.int64)
 
     def update(self, prediction: Array, target: Array, *, mask: Array | None = None) -> None:
-        """Add one or more maps of equal shape [..., H, W] where `mask` of that shape is on.
-
-        Predicted numbers outside 0 … K-1 count as wrong.
-        """
+        """Add maps of equal shape [..., H, W], within `mask` of that shape. Predictions outside 0 … K-1 are wrong."""
         predicted, wanted = torch.as_tensor(prediction), torch.as_tensor(target)
-        if predicted.shape != wanted.shape:
-            raise InputError(
-                f"prediction: expected the shape of the target, {list(wanted.shape)}, got {list(predicted.shape)}."
-            )
-        counts = wanted != self.ignore_index
-        if mask is not None:
-            looked_at = torch.as_tensor(mask).to(wanted.device) > 0
-            if looked_at.shape != wanted.shape:
+        inside = torch.ones_like(wanted) if mask is None else torch.as_tensor(mask)
+        for name, values in (("prediction", predicted), ("mask", inside)):
+            if values.shape != wanted.shape:
                 raise InputError(
-                    f"mask: expected the shape of the target, {list(wanted.shape)}, got {list(looked_at.shape)}."
+                    f"{name}: expected the shape of the target, {list(wanted.shape)}, got {list(values.shape)}."
                 )
-            counts &= looked_at
+        counts = (wanted != self.ignore_index) & (inside.to(wanted.device) > 0)
         wanted, predicted = wanted[counts].long(), predicted.to(wanted.device)[counts].long()  # [pixels]
         if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < self.num_labels:
             raise InputError(
@@ -77,82 +68,69 @@ class SemanticQuality:
         cells = torch.bincount(wanted * (self.num_labels + 1) + predicted, minlength=self.confusion.size)
         self.confusion += cells.cpu().numpy().reshape(self.confusion.shape)
 
-    def merge(self, other: SemanticQuality) -> None:
-        """Add what another one has seen, such as that of another process."""
-        same_settings(self, other, "num_labels", "ignore_index")
-        self.confusion += other.confusion
-
-    def compute(self) -> SemanticScores:
+    def compute(self) -> MeanIoUScores:
         """Return the scores of all maps so far."""
-        right = np.diagonal(self.confusion).astype(np.float64)  # [K]
+        correct = np.diagonal(self.confusion).astype(np.float64)  # [K]
         targets = self.confusion.sum(1)  # [K]
-        either = targets + self.confusion[:, : self.num_labels].sum(0) - right
-        iou, accuracy = share(right, either), share(right, targets)
-        return SemanticScores(
-            mean_iou=mean_known(iou),
-            pixel_accuracy=float(share(right.sum(), targets.sum())),
-            mean_accuracy=mean_known(accuracy),
+        union = targets + self.confusion[:, : self.num_labels].sum(0) - correct
+        iou, accuracy = ratio(correct, union), ratio(correct, targets)
+        return MeanIoUScores(
+            mean_iou=nan_mean(iou),
+            pixel_accuracy=float(ratio(correct.sum(), targets.sum())),
+            mean_accuracy=nan_mean(accuracy),
             iou=iou,
             accuracy=accuracy,
         )
 
 
 @dataclasses.dataclass(frozen=True)
-class SilhouetteScores:
-    """Results over all pictures that count, NaN where there were none."""
+class ForegroundIoUScores:
+    """Scores over all images that count, NaN where there were none."""
 
-    mean_iou: float  # mean over pictures of the intersection over union
-    pooled_iou: float  # over the pixels of all pictures together
+    mean_iou: float  # mean over images of the intersection over union
+    pooled_iou: float  # over the pixels of all images together
     pixel_accuracy: float
-    pictures: int  # with a silhouette in target or prediction
+    pictures: int  # images with foreground in target or prediction
 
 
-class SilhouetteQuality:
-    """Adds up silhouettes, then says how well they agree.
+class ForegroundIoU(Mergeable):
+    """Intersection over union of silhouettes.
 
     Args:
-        threshold: Pixels over this number are inside: half for an opacity or bool, zero for logits or labels of parts.
+        threshold: Pixels above this are foreground: half for an opacity or bool, zero for logits or labels of parts.
     """
+
+    settings = ("threshold",)
 
     def __init__(self, *, threshold: float = 0.5) -> None:
         self.threshold = threshold
         self.averages = Averages()
-        self.shared = self.either = self.right = self.pixels = 0
+        self.intersection = self.union = self.correct = self.pixels = 0
 
     def update(self, prediction: Array, target: Array, *, mask: Array | None = None) -> None:
-        """Add maps [H, W], [B, H, W] or [B, 1, H, W], bool or numbers, where `mask` of the same shape is on.
+        """Add maps [H, W], [B, H, W] or [B, 1, H, W], bool or numbers, within `mask` of the same shape.
 
-        The target is a silhouette where it is over 0.5, or true. Pictures that are empty in both count as right pixels
-        only: nothing was there to overlap with.
+        The target is foreground above 0.5. Images that are empty in both count for the pixel accuracy only.
         """
-        guess, truth, counts = read_maps(prediction, target, mask)
+        guess, truth, counts = check_maps(prediction, target, mask)
         check_finite("prediction", guess[:, 0][counts])
         inside = (guess[:, 0] > self.threshold) & counts  # [B, H, W]
         wanted = (truth[:, 0] > 0.5) & counts  # [B, H, W]
-        shared = (inside & wanted).sum((1, 2)).tolist()
-        either = (inside | wanted).sum((1, 2)).tolist()
-        for part, whole in zip(shared, either, strict=True):
+        intersection = (inside & wanted).sum((1, 2)).tolist()
+        union = (inside | wanted).sum((1, 2)).tolist()
+        for part, whole in zip(intersection, union, strict=True):
             if whole:
                 self.averages.add({"iou": part / whole})
-        self.shared += sum(shared)
-        self.either += sum(either)
+        self.intersection += sum(intersection)
+        self.union += sum(union)
         self.pixels += int(counts.sum())
-        self.right += int(((inside == wanted) & counts).sum())
+        self.correct += int(((inside == wanted) & counts).sum())
 
-    def merge(self, other: SilhouetteQuality) -> None:
-        """Add what another one has seen, such as that of another process."""
-        same_settings(self, other, "threshold")
-        self.averages.merge(other.averages)
-        self.shared += other.shared
-        self.either += other.either
-        self.right += other.right
-        self.pixels += other.pixels
-
-    def compute(self) -> SilhouetteScores:
-        """Return the scores of all pictures so far."""
-        return SilhouetteScores(
+    def compute(self) -> ForegroundIoUScores:
+        """Return the scores of all images so far."""
+        return ForegroundIoUScores(
             mean_iou=self.averages.mean("iou"),
-            pooled_iou=float(share(self.shared, self.either)),
-            pixel_accuracy=float(share(self.right, self.pixels)),
-            pictures=self.averages.count("iou"),
+            pooled_iou=float(ratio(self.intersection, self.union)),
+            pixel_accuracy=float(ratio(self.correct, self.pixels)),
+            pictures=self.averages.counts.get("iou", 0),
         )

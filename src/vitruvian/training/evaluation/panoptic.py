@@ -18,14 +18,14 @@ import numpy.typing as npt
 import torch
 
 from vitruvian.errors import InputError
-from vitruvian.training.evaluation.metric import Array, same_settings
+from vitruvian.training.evaluation.metric import Array, Mergeable, check_settings
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass
 class LabelCounts:
-    """What was seen of one label."""
+    """Counts of one label."""
 
     matched: int = 0
     spurious: int = 0
@@ -63,14 +63,16 @@ class PanopticReport:
         return self.all.pq
 
 
-class PanopticQuality:
-    """Adds up pairs of predicted and true panoptic maps, then scores them.
+class PanopticQuality(Mergeable):
+    """Panoptic quality of panoptic maps.
 
     Args:
         things: Labels of countable objects, for the scores of things and stuff; None where there is no such split, and
             all labels are things.
         void_id: Number of the pixels that belong to no segment, in both maps. Negative numbers are void too.
     """
+
+    settings = ("things", "void_id")
 
     def __init__(self, *, things: Collection[int] | None = None, void_id: int = 0) -> None:
         self.things = None if things is None else frozenset(things)
@@ -84,16 +86,16 @@ class PanopticQuality:
         target_segmentation: Array,
         target_segments_info: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Add one picture.
+        """Add one image.
 
         Maps [H, W] hold segment ids. Entries of `segments_info` have `id` and `label_id` (or COCO's `category_id`);
         those of the truth may have `iscrowd`.
         """
-        found, truth = segment_labels(segments_info), segment_labels(target_segments_info)
+        found, truth = _segment_labels(segments_info), _segment_labels(target_segments_info)
         crowds = {int(row["id"]) for row in target_segments_info if row.get("iscrowd")}
-        areas = overlap_areas(
-            self.places("segmentation", segmentation, found),
-            self.places("target_segmentation", target_segmentation, truth),
+        areas = _overlap_areas(
+            self._segment_indices("segmentation", segmentation, found),
+            self._segment_indices("target_segmentation", target_segmentation, truth),
             len(found),
             len(truth),
         )  # [found + void, truth + void]
@@ -112,46 +114,44 @@ class PanopticQuality:
             shared = int(areas[row, column])
             overlap = shared / (found_areas[row] + truth_areas[column] - shared - areas[row, -1])
             if overlap > 0.5:
-                count = self.count(truth[target])
+                count = self._count(truth[target])
                 count.matched += 1
                 count.overlap += float(overlap)
                 matched_found.add(segment)
                 matched_truth.add(target)
         for target, label in truth.items():
             if target not in matched_truth and target not in crowds:
-                self.count(label).missed += 1
+                self._count(label).missed += 1
         for row, (segment, label) in enumerate(found.items()):
             excused = [c for c, target in enumerate(truth_ids) if target in crowds and truth[target] == label]
             if segment not in matched_found and areas[row, [*excused, -1]].sum() / found_areas[row] <= 0.5:
-                self.count(label).spurious += 1
+                self._count(label).spurious += 1
 
     def merge(self, other: PanopticQuality) -> None:
-        """Add what another one has seen, such as that of another process."""
-        same_settings(self, other, "things", "void_id")
+        """Add what another instance has accumulated."""
+        check_settings(self, other)
         for label, theirs in other.counts.items():
-            ours = self.count(label)
-            ours.matched += theirs.matched
-            ours.spurious += theirs.spurious
-            ours.missed += theirs.missed
-            ours.overlap += theirs.overlap
+            ours = self._count(label)
+            for field in dataclasses.fields(LabelCounts):
+                setattr(ours, field.name, getattr(ours, field.name) + getattr(theirs, field.name))
 
     def compute(self) -> PanopticReport:
-        """Return the scores of all pictures so far."""
-        per_label = {label: label_scores(count) for label, count in sorted(self.counts.items()) if count.seen}
+        """Return the scores of all images so far."""
+        per_label = {label: _label_scores(count) for label, count in sorted(self.counts.items()) if count.seen}
         split = frozenset(per_label) if self.things is None else self.things
         return PanopticReport(
-            all=mean_scores(list(per_label.values())),
-            things=mean_scores([score for label, score in per_label.items() if label in split]),
-            stuff=mean_scores([score for label, score in per_label.items() if label not in split]),
+            all=_mean_scores(list(per_label.values())),
+            things=_mean_scores([score for label, score in per_label.items() if label in split]),
+            stuff=_mean_scores([score for label, score in per_label.items() if label not in split]),
             per_label=per_label,
         )
 
-    def count(self, label: int) -> LabelCounts:
+    def _count(self, label: int) -> LabelCounts:
         """Return the counts of a label, new ones for a new label."""
         return self.counts.setdefault(label, LabelCounts())
 
-    def places(self, name: str, segmentation: Array, labels: Mapping[int, int]) -> Ints:
-        """Return the place in `labels` of each pixel's segment, flat; void comes after the last."""
+    def _segment_indices(self, name: str, segmentation: Array, labels: Mapping[int, int]) -> Ints:
+        """Return the index in `labels` of each pixel's segment, flat; void comes after the last."""
         ids = torch.as_tensor(segmentation).cpu().numpy()
         if ids.ndim != 2:
             raise InputError(f"{name}: expected the shape [H, W], got {list(ids.shape)}.")
@@ -159,18 +159,18 @@ class PanopticQuality:
         known = np.array(list(labels), dtype=np.int64)
         order = np.argsort(known)
         values, inverse = np.unique(ids, return_inverse=True)
-        place = np.searchsorted(known[order], values).clip(max=max(len(known) - 1, 0))
-        is_known = (known[order][place] == values) if len(known) else np.zeros(len(values), dtype=np.bool_)
+        index = np.searchsorted(known[order], values).clip(max=max(len(known) - 1, 0))
+        is_known = (known[order][index] == values) if len(known) else np.zeros(len(values), dtype=np.bool_)
         is_void = (values < 0) | (values == self.void_id)
         if (~is_known & ~is_void).any():
             missing = values[~is_known & ~is_void].tolist()
             raise InputError(f"{name}: expected ids that are listed with a label, got {missing[:8]} too.")
         table = np.full(len(values), len(known), dtype=np.int64)
-        table[is_known & ~is_void] = order[place[is_known & ~is_void]]
+        table[is_known & ~is_void] = order[index[is_known & ~is_void]]
         return table[inverse]  # [H · W]
 
 
-def segment_labels(segments_info: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+def _segment_labels(segments_info: Sequence[Mapping[str, Any]]) -> dict[int, int]:
     """Return id -> label of segments, in order."""
     labels: dict[int, int] = {}
     for row in segments_info:
@@ -183,22 +183,22 @@ def segment_labels(segments_info: Sequence[Mapping[str, Any]]) -> dict[int, int]
     return labels
 
 
-def overlap_areas(found: Ints, truth: Ints, found_count: int, truth_count: int) -> Ints:
-    """Return how many pixels each pair shares: [found + 1, truth + 1], void last, from places [pixels]."""
+def _overlap_areas(found: Ints, truth: Ints, found_count: int, truth_count: int) -> Ints:
+    """Return how many pixels each pair shares: [found + 1, truth + 1], void last, from indices [pixels]."""
     if found.shape != truth.shape:
         raise InputError(f"segmentation: expected as many pixels as the target, {len(truth)}, got {len(found)}.")
     shape = (found_count + 1, truth_count + 1)
     return np.bincount(found * shape[1] + truth, minlength=shape[0] * shape[1]).reshape(shape)
 
 
-def label_scores(count: LabelCounts) -> PanopticScores:
+def _label_scores(count: LabelCounts) -> PanopticScores:
     """Return the scores of one label that occurred."""
     sq = count.overlap / count.matched if count.matched else 0.0
     rq = count.matched / (count.matched + 0.5 * count.spurious + 0.5 * count.missed)
     return PanopticScores(pq=sq * rq, sq=sq, rq=rq, labels=1)
 
 
-def mean_scores(scores: Sequence[PanopticScores]) -> PanopticScores:
+def _mean_scores(scores: Sequence[PanopticScores]) -> PanopticScores:
     """Return the means over labels."""
     if not scores:
         return PanopticScores(pq=float("nan"), sq=float("nan"), rq=float("nan"), labels=0)

@@ -1,4 +1,4 @@
-"""From scores to a table that people read and JSON that programs read, with goals that are met or missed.
+"""Scores as a table and as JSON, with goals that are met or missed.
 
     report = Report("held-out people", goals=[Goal("normals", "mean", at_most=15)])
     report.add("normals", quality.compute())
@@ -6,7 +6,7 @@
     report.save("scores.json")
 
 Numbers are named by the fields that hold them: ``mean``, ``within@11.25`` (by threshold), ``per_group.body@0.1`` (by
-name and threshold), ``iou[3]`` (in an array). Goals are judged on the numbers themselves, not on their rounded form.
+name and threshold), ``iou[3]`` (in an array). Goals are compared with the exact numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-LONGEST_LIST = 12
+_LONGEST_LIST = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Report:
         """
         if task in self.scores:
             raise InputError(f"task: expected a name of its own, got {task!r} again.")
-        numbers = dict(walk(scores))
+        numbers = dict(_walk(scores))
         if not numbers:
             raise InputError(f"scores of {task}: expected a dataclass or mapping with numbers, got {scores!r}.")
         for goal in self.goals:
@@ -89,7 +89,7 @@ class Report:
         """Return the numbers of a task by their full names."""
         if task not in self.scores:
             raise InputError(f"task: expected one of {', '.join(self.scores)}, got {task!r}.")
-        return dict(walk(self.scores[task]))
+        return dict(_walk(self.scores[task]))
 
     def missed(self) -> list[Goal]:
         """Return the goals that are not met, those of tasks without scores among them."""
@@ -112,12 +112,12 @@ class Report:
             table.add_column("goal")
         goals = {(goal.task, goal.metric): goal for goal in self.goals}
         for task, scores in self.scores.items():
-            shown = dict(walk(scores, longest=None if details else LONGEST_LIST))
-            rows = [(metric, value) for metric, value in walk(scores) if metric in shown or (task, metric) in goals]
+            shown = dict(_walk(scores, longest=None if details else _LONGEST_LIST))
+            rows = [(metric, value) for metric, value in _walk(scores) if metric in shown or (task, metric) in goals]
             for number, (metric, value) in enumerate(rows):
-                cells = [escape(task) if number == 0 else "", escape(metric), written(value)]
+                cells = [escape(task) if number == 0 else "", escape(metric), _format_number(value)]
                 if self.goals:
-                    cells.append(judged(goals.get((task, metric)), value))
+                    cells.append(_format_goal(goals.get((task, metric)), value))
                 table.add_row(*cells, end_section=number == len(rows) - 1)
         return table
 
@@ -128,11 +128,11 @@ class Report:
         """Return everything as plain lists, dictionaries and numbers; what is no number is None."""
         return {
             "title": self.title,
-            "scores": {task: plain(scores) for task, scores in self.scores.items()},
+            "scores": {task: _plain(scores) for task, scores in self.scores.items()},
             "goals": [
                 {
                     **dataclasses.asdict(goal),
-                    "value": plain(self.numbers(goal.task)[goal.metric]) if goal.task in self.scores else None,
+                    "value": _plain(self.numbers(goal.task)[goal.metric]) if goal.task in self.scores else None,
                     "met": goal not in self.missed(),
                 }
                 for goal in self.goals
@@ -148,7 +148,7 @@ class Report:
         Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
 
 
-def walk(scores: Any, name: str = "", *, longest: int | None = None) -> Iterator[tuple[str, float]]:
+def _walk(scores: Any, name: str = "", *, longest: int | None = None) -> Iterator[tuple[str, float]]:
     """Yield the numbers in scores with their full names, without arrays and inner mappings longer than `longest`."""
     if isinstance(scores, (bool, int, float, np.number)):
         yield name, float(scores)
@@ -156,45 +156,45 @@ def walk(scores: Any, name: str = "", *, longest: int | None = None) -> Iterator
     if isinstance(scores, np.ndarray):
         entries = [(f"{name}[{i}]", value) for i, value in enumerate(scores.tolist())]
     elif isinstance(scores, Mapping):
-        entries = [(joined(name, key), value) for key, value in scores.items()]
+        entries = [(_join(name, key), value) for key, value in scores.items()]
     elif dataclasses.is_dataclass(scores):
-        entries = [(joined(name, field.name), getattr(scores, field.name)) for field in dataclasses.fields(scores)]
+        entries = [(_join(name, field.name), getattr(scores, field.name)) for field in dataclasses.fields(scores)]
     else:
         raise InputError(f"{name or 'scores'}: expected numbers, mappings or dataclasses, got {scores!r}.")
     is_list = bool(name) and not dataclasses.is_dataclass(scores)
     if longest is None or not is_list or len(entries) <= longest:
         for full_name, value in entries:
-            yield from walk(value, full_name, longest=longest)
+            yield from _walk(value, full_name, longest=longest)
 
 
-def joined(name: str, key: object) -> str:
+def _join(name: str, key: object) -> str:
     """Return the name of an entry: name.key, or name@key for thresholds."""
     if isinstance(key, float):
         return f"{name}@{key:g}"
     return f"{name}.{key}" if name else str(key)
 
 
-def plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """Return scores as what JSON can hold."""
     if isinstance(value, Mapping):
-        return {f"{key:g}" if isinstance(key, float) else str(key): plain(entry) for key, entry in value.items()}
+        return {f"{key:g}" if isinstance(key, float) else str(key): _plain(entry) for key, entry in value.items()}
     if dataclasses.is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):
-        return [plain(entry) for entry in value.tolist()]
+        return [_plain(entry) for entry in value.tolist()]
     if isinstance(value, (bool, int, np.integer)):
         return int(value)
     return float(value) if math.isfinite(value) else None
 
 
-def written(value: float) -> str:
+def _format_number(value: float) -> str:
     """Return a number as people read it: counts in full, the rest with four digits after the point."""
     if not math.isfinite(value):
         return "–"
     return f"{value:.0f}" if value == int(value) and abs(value) > 1 else f"{value:.4f}"
 
 
-def judged(goal: Goal | None, value: float) -> str:
+def _format_goal(goal: Goal | None, value: float) -> str:
     """Return a goal with a mark, an empty text where there is none."""
     if goal is None:
         return ""

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.evaluation.test_detection import picture
+from tests.unit.training.evaluation.test_detection import picture
 from vitruvian.errors import InputError
-from vitruvian.training.evaluation import AveragePrecision, BoxQuality
+from vitruvian.training.evaluation import BoxAP, MeanAveragePrecision
 from vitruvian.training.evaluation.average_precision import IOU_THRESHOLDS
 
 
 def test_by_hand() -> None:
-    quality = BoxQuality(thresholds=[0.5])
+    quality = BoxAP(thresholds=[0.5])
     truth = torch.tensor([[0.0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 50, 10]])
     found = [[0, 0, 10, 8], [0, 0, 10, 10], [20, 0, 30, 4], [40, 0, 50, 10]]
     quality.update(found, [0.9, 0.8, 0.7, 0.6], truth)  # right, a double, too small, right
@@ -28,9 +28,9 @@ def test_by_hand() -> None:
 def test_average_precision_is_the_one_of_detection() -> None:
     pictures = [picture(seed) for seed in range(25)]
     ours, part, theirs = (
-        BoxQuality(thresholds=IOU_THRESHOLDS),
-        BoxQuality(thresholds=IOU_THRESHOLDS),
-        AveragePrecision("box"),
+        BoxAP(thresholds=IOU_THRESHOLDS),
+        BoxAP(thresholds=IOU_THRESHOLDS),
+        MeanAveragePrecision("box"),
     )
     for number, one in enumerate(pictures):
         (ours if number < 10 else part).update(one["found"], one["scores"], one["truth"], crowd=one["crowd"])
@@ -46,7 +46,7 @@ def test_average_precision_is_the_one_of_detection() -> None:
 def test_regions_and_people_to_ignore() -> None:
     truth = [[0, 0, 10, 10], [20, 0, 60, 40], [80, 0, 90, 10]]
     found = [[0, 0, 10, 10], [20, 0, 30, 10], [30, 0, 40, 10], [80, 0, 90, 10], [80, 0, 90, 10]]
-    quality = BoxQuality(thresholds=[0.5])
+    quality = BoxAP(thresholds=[0.5])
     quality.update(found, [0.5, 0.9, 0.8, 0.7, 0.6], truth, crowd=[False, True, False], ignored=[False, False, True])
     scores = quality.compute()
     assert (scores.people, scores.recall[0.5]) == (1, 1)
@@ -54,7 +54,7 @@ def test_regions_and_people_to_ignore() -> None:
 
 
 def test_people_too_small_to_be_asked_for() -> None:
-    quality = BoxQuality(thresholds=[0.5], min_height=0.25)
+    quality = BoxAP(thresholds=[0.5], min_height=0.25)
     truth = [[0, 0, 10, 50], [20, 0, 30, 24]]
     found = [[0, 0, 10, 50], [60, 0, 70, 20], [60, 0, 70, 40]]
     quality.update(found, [0.9, 0.8, 0.7], truth, size_hw=(100, 100))
@@ -73,14 +73,14 @@ def test_only_good_and_few_enough_boxes_count() -> None:
         ({"min_score": 0.5}, 0, 0),
         ({"max_detections": 2}, 0, 0),
     ]:
-        quality = BoxQuality(thresholds=[0.5], **settings)
+        quality = BoxAP(thresholds=[0.5], **settings)
         quality.update(found, [0.9, 0.8, -0.4], truth)
         scores = quality.compute()
         assert (scores.recall[0.5], scores.precision[0.5]) == pytest.approx((recall, precision))
 
 
 def test_nothing_seen_is_nan() -> None:
-    quality = BoxQuality()
+    quality = BoxAP()
     for _ in range(2):
         scores = quality.compute()
         assert np.isnan([*scores.ap.values(), *scores.recall.values(), *scores.precision.values()]).all()
@@ -90,14 +90,14 @@ def test_nothing_seen_is_nan() -> None:
 
 def test_bad_inputs() -> None:
     with pytest.raises(InputError, match="thresholds"):
-        BoxQuality(thresholds=[0])
+        BoxAP(thresholds=[0])
     with pytest.raises(InputError, match="min_height"):
-        BoxQuality(min_height=100)
+        BoxAP(min_height=100)
     with pytest.raises(InputError, match="max_detections"):
-        BoxQuality(max_detections=0)
+        BoxAP(max_detections=0)
     with pytest.raises(InputError, match="size_hw"):
-        BoxQuality(min_height=0.2).update([], [], [])
+        BoxAP(min_height=0.2).update([], [], [])
     with pytest.raises(InputError, match="crowd: expected one for each of the 1"):
-        BoxQuality().update([], [], [[0, 0, 1, 1]], crowd=[True, False])
+        BoxAP().update([], [], [[0, 0, 1, 1]], crowd=[True, False])
     with pytest.raises(InputError, match="same min_score"):
-        BoxQuality().merge(BoxQuality(min_score=0.5))
+        BoxAP().merge(BoxAP(min_score=0.5))

@@ -10,11 +10,11 @@ import torch
 from scipy.optimize import least_squares
 
 from vitruvian.errors import InputError
-from vitruvian.training.evaluation import DepthQuality, PointQuality
+from vitruvian.training.evaluation import DepthError, PointError
 
 
 def test_depth_by_hand() -> None:
-    quality = DepthQuality()
+    quality = DepthError()
     quality.update(np.array([[1.0, 2.4, 3.0, 8.0]]), np.array([[1.0, 2.0, 2.0, 4.0]]))
     scores = quality.compute()
     assert scores.abs_rel == pytest.approx((0 + 0.2 + 0.5 + 1) / 4)
@@ -26,7 +26,7 @@ def test_depth_by_hand() -> None:
 
 
 def test_pictures_count_alike_and_merge() -> None:
-    first, second = DepthQuality(), DepthQuality()
+    first, second = DepthError(), DepthError()
     first.update(torch.full((1, 2, 2), 1.1), torch.ones(1, 2, 2))
     second.update(torch.full((1, 1, 4, 4), 1.3), torch.ones(1, 1, 4, 4))
     first.merge(pickle.loads(pickle.dumps(second)))
@@ -47,36 +47,36 @@ def test_alignment_makes_right_what_it_should_and_no_more(alignment: str, change
     truth = np.random.default_rng(0).uniform(1, 5, (2, 6, 5))
     guess = np.stack([change(truth[0]), 2 * change(truth[1])])  # each picture has its own
     for name, perfect in (("none", False), (alignment, True)):
-        quality = DepthQuality(alignment=name)
+        quality = DepthError(alignment=name)
         quality.update(guess, truth)
         assert (quality.compute().abs_rel < 1e-9) is perfect
-    twisted = DepthQuality(alignment=alignment)
+    twisted = DepthError(alignment=alignment)
     twisted.update(guess**2, truth)
     assert twisted.compute().abs_rel > 0.01
 
 
 def test_scale_is_the_one_of_least_squares() -> None:
-    quality = DepthQuality(alignment="scale")
+    quality = DepthError(alignment="scale")
     quality.update([[1.0, 2.0]], [[2.0, 2.0]])  # s = (1·2 + 2·2) / (1 + 4)
     assert quality.compute().rmse == pytest.approx(math.sqrt((0.8**2 + 0.4**2) / 2))
-    even = DepthQuality(alignment="median")
+    even = DepthError(alignment="median")
     even.update([[1.0, 3.0]], [[4.0, 4.0]])  # the middle of 1 and 3 is 2
     assert even.compute().rmse == pytest.approx(2)
 
 
 def test_what_does_not_count() -> None:
-    quality = DepthQuality(max_depth=10)
+    quality = DepthError(max_depth=10)
     truth = np.array([[2.0, np.nan, 0.0, -1.0, 50.0, 4.0]])
     quality.update(np.array([[2.0, 9, 9, 9, 9, 40.0]]), truth)  # 40 is moved to 10
     assert quality.compute().rmse == pytest.approx(math.sqrt(36 / 2))
     quality.update(truth, truth, mask=np.zeros((1, 6)))
     assert quality.compute().pictures == 1
-    negative = DepthQuality(min_depth=0.5)
+    negative = DepthError(min_depth=0.5)
     negative.update([[-3.0]], [[1.0]])
     assert negative.compute().log_rmse == pytest.approx(math.log(2))
 
 
-@pytest.mark.parametrize("quality", [DepthQuality(), PointQuality()])
+@pytest.mark.parametrize("quality", [DepthError(), PointError()])
 def test_nothing_seen_is_nan(quality) -> None:
     scores = dataclasses.asdict(quality.compute())
     assert scores.pop("pictures") == 0
@@ -88,7 +88,7 @@ def points_of(rows: list[list[float]]) -> np.ndarray:
 
 
 def test_points_by_hand() -> None:
-    quality = PointQuality(alignment="none")
+    quality = PointError(alignment="none")
     truth = points_of([[0, 0, 2], [1, 0, 2]])
     quality.update(truth + points_of([[3, 4, 0], [0, 0, 1]]), truth, length=[2.0])
     scores = quality.compute()
@@ -106,7 +106,7 @@ def test_points_after_scale_and_shift() -> None:
         (shifted, "scale", False),
         (shifted, "scale_and_shift", True),
     ]:
-        quality = PointQuality(alignment=alignment)
+        quality = PointError(alignment=alignment)
         quality.update(torch.tensor(guess), torch.tensor(truth))
         assert (quality.compute().distance < 1e-9) is perfect
         assert math.isnan(quality.compute().relative_distance)
@@ -116,7 +116,7 @@ def test_alignment_of_points_is_the_best_an_optimiser_finds() -> None:
     random = np.random.default_rng(2)
     truth, guess = random.normal(size=(2, 3, 6, 7))
     mask = random.random((6, 7)) < 0.6
-    quality = PointQuality(alignment="scale_and_shift")
+    quality = PointError(alignment="scale_and_shift")
     quality.update(guess, truth, mask=mask)
     p, q = guess[:, mask], truth[:, mask]
     found = least_squares(lambda x: (x[0] * p + x[1:, None] - q).ravel(), np.array([1.0, 0, 0, 0]))
@@ -127,7 +127,7 @@ def test_alignment_of_points_is_the_best_an_optimiser_finds() -> None:
 def test_lengths_are_each_pictures_own_and_merge() -> None:
     truth = np.ones((2, 3, 1, 1))
     guess = truth + np.array([[[[1.0]], [[0]], [[0]]], [[[3.0]], [[0]], [[0]]]])
-    together, first, second = (PointQuality(alignment="none") for _ in range(3))
+    together, first, second = (PointError(alignment="none") for _ in range(3))
     together.update(guess, truth, length=torch.tensor([2.0, 1.0]))
     first.update(guess[:1], truth[:1], length=2.0)
     second.update(guess[1:], truth[1:], length=1.0)
@@ -138,18 +138,18 @@ def test_lengths_are_each_pictures_own_and_merge() -> None:
 
 def test_bad_inputs() -> None:
     with pytest.raises(InputError, match="alignment: expected one of none, median"):
-        DepthQuality(alignment="affine")
+        DepthError(alignment="affine")
     with pytest.raises(InputError, match="alignment: expected one of none, scale, "):
-        PointQuality(alignment="median")
+        PointError(alignment="median")
     with pytest.raises(InputError, match="min_depth"):
-        DepthQuality(min_depth=0)
+        DepthError(min_depth=0)
     with pytest.raises(InputError, match="finite"):
-        DepthQuality().update([[math.nan]], [[1.0]])
+        DepthError().update([[math.nan]], [[1.0]])
     with pytest.raises(InputError, match="finite"):
-        PointQuality().update(np.full((3, 1, 1), np.inf), np.ones((3, 1, 1)))
+        PointError().update(np.full((3, 1, 1), np.inf), np.ones((3, 1, 1)))
     with pytest.raises(InputError, match="length: expected numbers over 0"):
-        PointQuality().update(np.ones((3, 1, 1)), np.ones((3, 1, 1)), length=0)
+        PointError().update(np.ones((3, 1, 1)), np.ones((3, 1, 1)), length=0)
     with pytest.raises(InputError, match="length: expected one for each of the 1"):
-        PointQuality().update(np.ones((3, 1, 1)), np.ones((3, 1, 1)), length=[1, 2])
+        PointError().update(np.ones((3, 1, 1)), np.ones((3, 1, 1)), length=[1, 2])
     with pytest.raises(InputError, match="same alignment"):
-        DepthQuality().merge(DepthQuality(alignment="scale"))
+        DepthError().merge(DepthError(alignment="scale"))

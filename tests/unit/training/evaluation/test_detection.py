@@ -12,9 +12,11 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from vitruvian.errors import InputError
-from vitruvian.training.evaluation import AveragePrecision, DetectionScores
+from vitruvian.training.evaluation import MeanAveragePrecision, MeanAveragePrecisionScores
 
-NAMES = [f.name for f in dataclasses.fields(DetectionScores) if f.name != "per_label"]  # in the order of COCO
+NAMES = [
+    f.name for f in dataclasses.fields(MeanAveragePrecisionScores) if f.name != "per_label"
+]  # in the order of COCO
 
 
 def box_mask(box: np.ndarray, size: int = 200) -> np.ndarray:
@@ -86,8 +88,8 @@ def reference(pictures: list[dict], kind: str) -> tuple[np.ndarray, dict[int, fl
     return evaluator.stats, {k: v.mean() for k, v in per_label.items() if v.size}
 
 
-def ours(pictures: list[dict], kind: str) -> AveragePrecision:
-    total, part = AveragePrecision(kind), AveragePrecision(kind)
+def ours(pictures: list[dict], kind: str) -> MeanAveragePrecision:
+    total, part = MeanAveragePrecision(kind), MeanAveragePrecision(kind)
     for number, one in enumerate(pictures):
         shapes = {name: one[name] for name in ("found", "truth")}
         if kind == "mask":
@@ -133,7 +135,7 @@ def test_only_the_first_hundred_of_a_label_count() -> None:
 
 
 def test_nothing_to_find_is_nan_and_nothing_found_is_zero() -> None:
-    empty = AveragePrecision("box")
+    empty = MeanAveragePrecision("box")
     empty.update(np.zeros((0, 4)), [], [], np.zeros((0, 4)), [])
     assert np.isnan(empty.compute().ap)
     empty.update(np.zeros((0, 4)), [], [], [[0, 0, 50, 50]], [2])
@@ -146,15 +148,15 @@ def test_perfect_masks_as_rle() -> None:
     from vitruvian.images.rle import encode_rles
 
     masks = np.stack([box_mask(np.array([0, 0, 40, 40])), box_mask(np.array([50, 50, 150, 150]))])
-    quality = AveragePrecision()
+    quality = MeanAveragePrecision()
     quality.update(encode_rles(masks, compress=True), [0.5, 0.4], [1, 1], list(masks), [1, 1])
     assert quality.compute().ap == pytest.approx(1)
 
 
 def test_bad_inputs() -> None:
-    quality = AveragePrecision("box")
+    quality = MeanAveragePrecision("box")
     with pytest.raises(InputError, match="kind"):
-        AveragePrecision("circle")
+        MeanAveragePrecision("circle")
     with pytest.raises(InputError, match="xyxy"):
         quality.update([[0, 0, 1]], [1], [1], [], [])
     with pytest.raises(InputError, match="xyxy"):
@@ -162,4 +164,4 @@ def test_bad_inputs() -> None:
     with pytest.raises(InputError, match="scores: expected one for each of the 1"):
         quality.update([[0, 0, 1, 1]], [], [1], [], [])
     with pytest.raises(InputError, match="same kind, 'box'"):
-        quality.merge(AveragePrecision("mask"))
+        quality.merge(MeanAveragePrecision("mask"))

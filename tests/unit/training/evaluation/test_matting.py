@@ -9,7 +9,7 @@ import torch
 from scipy import ndimage
 
 from vitruvian.errors import InputError
-from vitruvian.training.evaluation import MattingQuality, unknown_band
+from vitruvian.training.evaluation import MattingError, unknown_band
 from vitruvian.training.evaluation.matting import connected_levels, gradient_strength
 
 
@@ -44,7 +44,7 @@ def blobs(seed: int, shape: tuple[int, int] = (40, 31)) -> np.ndarray:
 
 
 def test_by_hand() -> None:
-    quality = MattingQuality()
+    quality = MattingError()
     truth = np.zeros((4, 5))
     guess = truth.copy()
     guess[1, 1], guess[2, 3] = 0.5, 0.1
@@ -66,7 +66,7 @@ def test_gradient_of_a_ramp_by_hand() -> None:
         0.01 * (x * x * bell).sum() / math.sqrt(((x * bell) ** 2).sum()) * bell.sum() / math.sqrt((bell**2).sum())
     )
     assert gradient_strength(torch.from_numpy(ramp))[10:20, 10:20].numpy() == pytest.approx(expected)
-    quality = MattingQuality()
+    quality = MattingError()
     inner = np.zeros((30, 30))
     inner[10:20, 10:20] = 1
     quality.update(ramp, np.zeros((30, 30)), mask=inner)
@@ -86,7 +86,7 @@ def test_random_mattes_against_plain_code_and_merged_halves() -> None:
     guess = np.stack([0.6 * blobs(seed) + 0.4 * blobs(seed + 10) for seed in range(4)])
     trimap = np.where((truth > 0) & (truth < 1), 128, 255)
     region = trimap == 128
-    quality, other = MattingQuality(), MattingQuality()
+    quality, other = MattingError(), MattingError()
     quality.update(guess[:1], truth[:1], mask=region[:1])
     other.update(torch.tensor(guess[1:, None]), torch.tensor(truth[1:, None]), mask=torch.tensor(region[1:]))
     quality.merge(pickle.loads(pickle.dumps(other)))
@@ -104,12 +104,12 @@ def test_random_mattes_against_plain_code_and_merged_halves() -> None:
 
 
 def test_perfect_is_zero_and_no_region_does_not_count() -> None:
-    quality = MattingQuality()
+    quality = MattingError()
     quality.update(blobs(0), blobs(0))
     quality.update(blobs(1), blobs(2), mask=np.zeros((40, 31)))
     scores = quality.compute()
     assert (scores.sad, scores.mad, scores.mse, scores.grad, scores.conn, scores.pictures) == (0, 0, 0, 0, 0, 1)
-    assert math.isnan(MattingQuality().compute().conn)
+    assert math.isnan(MattingError().compute().conn)
 
 
 def test_unknown_band() -> None:
@@ -120,7 +120,7 @@ def test_unknown_band() -> None:
 
 
 def test_bad_inputs() -> None:
-    quality = MattingQuality()
+    quality = MattingError()
     with pytest.raises(InputError, match="prediction: expected 0 to 1, got 0 to 255"):
         quality.update(np.array([[0, 255]], dtype=np.uint8), np.array([[0.0, 1.0]]))
     with pytest.raises(InputError, match="target: expected 0 to 1"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vitruvian.errors import InputError
-from vitruvian.training.evaluation import NormalQuality
+from vitruvian.training.evaluation import AngularError
 
 
 def tilted(degrees: list[float]) -> np.ndarray:
@@ -22,7 +22,7 @@ def facing(count: int) -> np.ndarray:
 
 
 def test_by_hand() -> None:
-    quality = NormalQuality()
+    quality = AngularError()
     quality.update(2.5 * tilted([0, 6, 10, 20, 25, 90]), facing(6))  # length must not matter
     scores = quality.compute()
     assert scores.mean == pytest.approx(151 / 6)
@@ -33,11 +33,11 @@ def test_by_hand() -> None:
 
 
 def test_perfect_is_exactly_zero_and_opposite_is_180() -> None:
-    quality = NormalQuality()
+    quality = AngularError()
     quality.update(tilted([33, 77, 11]), tilted([33, 77, 11]))
     scores = quality.compute()
     assert (scores.mean, scores.median, scores.rmse) == pytest.approx((0, 0, 0), abs=1e-9)
-    opposite = NormalQuality()
+    opposite = AngularError()
     opposite.update(-facing(2), facing(2))
     assert opposite.compute().mean == pytest.approx(180)
 
@@ -48,7 +48,7 @@ def test_random_batches_against_arc_cosine_and_merged_halves() -> None:
     mask = random.random((4, 1, 16, 12)) < 0.7
     truth[0, :, 0, 0] = np.nan
     truth[1, :, 0, 0] = 0
-    quality, other = NormalQuality(), NormalQuality()
+    quality, other = AngularError(), AngularError()
     quality.update(guess[:1], truth[:1], mask=mask[:1])
     other.update(torch.tensor(guess[1:]), torch.tensor(truth[1:]), mask=torch.tensor(mask[1:, 0]))
     quality.merge(pickle.loads(pickle.dumps(other)))
@@ -66,13 +66,13 @@ def test_random_batches_against_arc_cosine_and_merged_halves() -> None:
 
 
 def test_a_prediction_without_direction_is_no_good_one() -> None:
-    quality = NormalQuality()
+    quality = AngularError()
     quality.update(np.zeros((3, 2, 2)), facing(2).repeat(2, axis=1))
     assert quality.compute().mean == 90
 
 
 def test_nothing_seen_is_nan() -> None:
-    quality = NormalQuality(angles=[10])
+    quality = AngularError(angles=[10])
     quality.update(facing(2), facing(2), mask=np.zeros((1, 2)))
     scores = quality.compute()
     assert np.isnan([scores.mean, scores.median, scores.rmse, scores.within[10.0]]).all()
@@ -80,9 +80,9 @@ def test_nothing_seen_is_nan() -> None:
 
 
 def test_bad_inputs() -> None:
-    quality = NormalQuality()
+    quality = AngularError()
     with pytest.raises(InputError, match="angles"):
-        NormalQuality(angles=[0])
+        AngularError(angles=[0])
     with pytest.raises(InputError, match=r"target: expected the shape \[..., 3, H, W\]"):
         quality.update(np.zeros((2, 2, 3)), np.zeros((2, 2, 3)))
     with pytest.raises(InputError, match="prediction: expected the shape of the target"):
@@ -94,4 +94,4 @@ def test_bad_inputs() -> None:
     with pytest.raises(InputError, match="finite"):
         quality.update(facing(2) * np.nan, facing(2))
     with pytest.raises(InputError, match="same angles"):
-        quality.merge(NormalQuality(angles=[1]))
+        quality.merge(AngularError(angles=[1]))

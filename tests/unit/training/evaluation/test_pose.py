@@ -12,10 +12,10 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from vitruvian.errors import InputError
-from vitruvian.training.evaluation import KeypointAccuracy, KeypointPrecision, KeypointScores, box_length, layout_sigmas
+from vitruvian.training.evaluation import PCK, KeypointAP, KeypointAPScores, box_length, layout_sigmas
 from vitruvian.training.evaluation.keypoints import keypoint_similarity
 
-NAMES = [field.name for field in dataclasses.fields(KeypointScores)]  # in the order of COCO
+NAMES = [field.name for field in dataclasses.fields(KeypointAPScores)]  # in the order of COCO
 COUNTS = {"coco17": 17, "wholebody133": 133, "sapiens308": 308}
 
 
@@ -28,7 +28,7 @@ def moved(points: np.ndarray, x: list[float]) -> np.ndarray:
 
 def test_pck_by_hand() -> None:
     truth = np.random.default_rng(0).uniform(0, 100, (2, 17, 2))
-    quality = KeypointAccuracy("coco17", thresholds=[0.1, 0.2], groups={"face": range(5), "none": []})
+    quality = PCK("coco17", thresholds=[0.1, 0.2], groups={"face": range(5), "none": []})
     mask = np.zeros((2, 17), dtype=bool)
     mask[:, :4] = True
     # Lengths of 100 and 50 pixels: moves of 8, 12, 25 are 0.08, 0.12, 0.25 and 0.16, 0.24, 0.5 of them.
@@ -44,7 +44,7 @@ def test_pck_by_hand() -> None:
 
 
 def test_pck_at_the_threshold_counts() -> None:
-    quality = KeypointAccuracy("coco17", thresholds=[0.25])
+    quality = PCK("coco17", thresholds=[0.25])
     truth = np.zeros((1, 17, 2))
     quality.update(truth + np.array([4, 0]), truth, reference=16)
     assert quality.compute().pck == {0.25: 1}
@@ -55,7 +55,7 @@ def test_pck_of_groups_of_308_points_and_merge() -> None:
     guess = truth.clone()
     guess[:, 21:41] += 30  # ids of the right hand
     boxes = torch.tensor([[0.0, 0, 100, 40]]).repeat(3, 1)
-    whole, part = KeypointAccuracy(thresholds=[0.1]), KeypointAccuracy(thresholds=[0.1])
+    whole, part = PCK(thresholds=[0.1]), PCK(thresholds=[0.1])
     whole.update(guess[:1], truth[:1], reference=box_length(boxes[:1]))
     part.update(guess[1:], truth[1:], reference=box_length(boxes[1:]))
     whole.merge(pickle.loads(pickle.dumps(part)))
@@ -68,7 +68,7 @@ def test_pck_of_groups_of_308_points_and_merge() -> None:
 
 
 def test_pck_of_what_is_not_there() -> None:
-    quality = KeypointAccuracy("coco17", thresholds=[0.1])
+    quality = PCK("coco17", thresholds=[0.1])
     assert np.isnan(quality.compute().pck[0.1])
     truth = np.zeros((3, 17, 2))
     truth[0, 0] = np.nan  # is not labelled
@@ -146,7 +146,7 @@ def reference(pictures: list[dict], sigmas: tuple[float, ...]) -> np.ndarray:
     return evaluator.stats
 
 
-def add(quality: KeypointPrecision, one: dict, **extra) -> None:
+def add(quality: KeypointAP, one: dict, **extra) -> None:
     quality.update(
         torch.from_numpy(one["found"]),
         one["scores"].tolist(),
@@ -165,7 +165,7 @@ def test_numbers_are_those_of_pycocotools(layout: str) -> None:
     assert any(len(one["found"]) > 20 for one in pictures), "the limit of 20 people must be put to the test"
     assert any((~one["visible"].any(1) & ~one["crowd"]).any() for one in pictures)
     expected = reference(pictures, layout_sigmas(layout))
-    total, part = KeypointPrecision(layout), KeypointPrecision(layout_sigmas(layout))
+    total, part = KeypointAP(layout), KeypointAP(layout_sigmas(layout))
     for number, one in enumerate(pictures):
         add(total if number < 8 else part, one)
     total.merge(pickle.loads(pickle.dumps(part)))
@@ -177,7 +177,7 @@ def test_numbers_are_those_of_pycocotools(layout: str) -> None:
 def test_ignored_people_are_neither_wanted_nor_false_alarms() -> None:
     one = {name: value[:1] for name, value in picture(1, 17).items()}
     one["found"], one["visible"], one["crowd"] = one["truth"], np.ones((1, 17)), np.array([False])
-    wanted, ignored = KeypointPrecision(), KeypointPrecision()
+    wanted, ignored = KeypointAP(), KeypointAP()
     add(wanted, one)
     assert (wanted.compute().ap, wanted.compute().ar75) == pytest.approx((1, 1))
     add(ignored, one, ignored=[True])
@@ -189,13 +189,13 @@ def test_missing_points_do_not_make_a_person_vanish() -> None:
     one["visible"], one["crowd"] = np.ones((1, 17)), np.array([False])
     one["found"] = one["truth"].copy()
     one["found"][0, :6] = np.nan
-    quality = KeypointPrecision()
+    quality = KeypointAP()
     add(quality, one)
     assert quality.compute().ar == pytest.approx(0.3)  # 11 of 17 points are 0.647: three of ten thresholds
 
 
 def test_nothing_to_find_is_nan_and_nothing_found_is_zero() -> None:
-    quality = KeypointPrecision()
+    quality = KeypointAP()
     assert np.isnan(dataclasses.astuple(quality.compute())).all()
     empty = np.zeros((0, 17, 2))
     quality.update(empty, [], empty, target_visible=[], target_areas=[])
@@ -208,7 +208,7 @@ def test_nothing_to_find_is_nan_and_nothing_found_is_zero() -> None:
 
 def test_bad_inputs() -> None:
     points = np.zeros((1, 17, 2))
-    accuracy, precision = KeypointAccuracy("coco17"), KeypointPrecision("coco17")
+    accuracy, precision = PCK("coco17"), KeypointAP("coco17")
     with pytest.raises(InputError, match=r"target: expected the shape \[..., 17, 2\]"):
         accuracy.update(points, np.zeros((1, 308, 2)), reference=1)
     with pytest.raises(InputError, match="expected the 1 people"):
@@ -216,13 +216,13 @@ def test_bad_inputs() -> None:
     with pytest.raises(InputError, match="reference"):
         accuracy.update(points, points, reference=[1, 2])
     with pytest.raises(InputError, match="thresholds"):
-        KeypointAccuracy(thresholds=[0])
+        PCK(thresholds=[0])
     with pytest.raises(InputError, match="groups, tail"):
-        KeypointAccuracy("coco17", groups={"tail": [17]})
+        PCK("coco17", groups={"tail": [17]})
     with pytest.raises(InputError, match="same thresholds"):
-        accuracy.merge(KeypointAccuracy("coco17", thresholds=[1]))
+        accuracy.merge(PCK("coco17", thresholds=[1]))
     with pytest.raises(InputError, match="sigmas"):
-        KeypointPrecision([0.1, 0])
+        KeypointAP([0.1, 0])
     with pytest.raises(InputError, match="target_boxes_xyxy: expected boxes where"):
         precision.update(points, [1], points, target_visible=np.zeros((1, 17)), target_areas=[1])
     with pytest.raises(InputError, match="target_boxes_xyxy: expected one for each"):
@@ -230,4 +230,4 @@ def test_bad_inputs() -> None:
             points, [1], points, target_visible=np.ones((1, 17)), target_areas=[1], target_boxes_xyxy=np.ones((2, 4))
         )
     with pytest.raises(InputError, match="same sigmas"):
-        precision.merge(KeypointPrecision("sapiens308"))
+        precision.merge(KeypointAP("sapiens308"))

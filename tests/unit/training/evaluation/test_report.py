@@ -10,13 +10,13 @@ from rich.console import Console
 
 from vitruvian.errors import InputError
 from vitruvian.training.evaluation import (
-    AveragePrecision,
+    PCK,
+    AngularError,
+    ForegroundIoU,
     Goal,
-    KeypointAccuracy,
-    NormalQuality,
+    MeanAveragePrecision,
+    MeanIoU,
     Report,
-    SemanticQuality,
-    SilhouetteQuality,
 )
 
 
@@ -26,8 +26,8 @@ def printed(renderable: object) -> str:
     return console.file.getvalue()
 
 
-def normals() -> NormalQuality:
-    quality = NormalQuality(angles=[11.25, 30])
+def normals() -> AngularError:
+    quality = AngularError(angles=[11.25, 30])
     quality.update(np.eye(3)[:, :, None], np.eye(3)[:, [1, 1, 2], None])  # 90, 0 and 0 degrees off
     return quality
 
@@ -38,14 +38,14 @@ def test_names_of_numbers() -> None:
     assert report.numbers("normals") == pytest.approx(
         {"mean": 30, "median": 0, "rmse": np.sqrt(2700), "within@11.25": 2 / 3, "within@30": 2 / 3, "pixels": 3}
     )
-    semantic = SemanticQuality(2)
+    semantic = MeanIoU(2)
     semantic.update(np.array([0, 1]), np.array([0, 1]))
-    report.add("parts", {"all": semantic.compute(), "silhouette": SilhouetteQuality().compute()})
+    report.add("parts", {"all": semantic.compute(), "silhouette": ForegroundIoU().compute()})
     assert report.numbers("parts")["all.iou[1]"] == 1
     assert "silhouette.pooled_iou" in report.numbers("parts")
-    report.add("pose", KeypointAccuracy("coco17", thresholds=[0.1]).compute())
+    report.add("pose", PCK("coco17", thresholds=[0.1]).compute())
     assert {"pck@0.1", "per_group.body@0.1", "per_keypoint.nose@0.1"} < report.numbers("pose").keys()
-    report.add("boxes", AveragePrecision("box").compute())
+    report.add("boxes", MeanAveragePrecision("box").compute())
     assert "ap_small" in report.numbers("boxes")
 
 
@@ -53,7 +53,7 @@ def test_table_shows_short_lists_and_goals() -> None:
     report = Report(
         "held out", goals=[Goal("pose", "per_keypoint.nose@0.1", at_least=0.5), Goal("n", "mean", at_most=15)]
     )
-    quality = KeypointAccuracy("coco17", thresholds=[0.1])
+    quality = PCK("coco17", thresholds=[0.1])
     quality.update(np.zeros((1, 17, 2)), np.zeros((1, 17, 2)), reference=1)
     report.add("pose", quality.compute())
     report.add("n", {"mean": 15.00001, "nothing": float("nan")})
@@ -83,7 +83,7 @@ def test_table_without_goals_has_no_column_for_them() -> None:
 
 def test_scores_inside_a_mapping_are_never_left_out() -> None:
     report = Report()
-    report.add("find", {"boxes": AveragePrecision("box").compute()})  # a dozen numbers and one list
+    report.add("find", {"boxes": MeanAveragePrecision("box").compute()})  # a dozen numbers and one list
     assert "boxes.ar_large" in printed(report)
 
 

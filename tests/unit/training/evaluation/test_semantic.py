@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from vitruvian.errors import InputError
-from vitruvian.training.evaluation import SemanticQuality
+from vitruvian.training.evaluation import MeanIoU
 
 
 def test_by_hand() -> None:
-    quality = SemanticQuality(3)
+    quality = MeanIoU(3)
     quality.update(torch.tensor([[0, 0, 1, 1]]), torch.tensor([[0, 1, 1, 255]]))
     scores = quality.compute()
     assert scores.iou[:2].tolist() == [0.5, 0.5]
@@ -22,11 +22,11 @@ def test_by_hand() -> None:
 
 def test_random_maps_against_a_loop_over_classes() -> None:
     random = np.random.default_rng(0)
-    quality, labels = SemanticQuality(5, ignore_index=9), 5
+    quality, labels = MeanIoU(5, ignore_index=9), 5
     predictions = random.integers(0, 5, (4, 20, 30))
     targets = random.choice([0, 1, 2, 3, 9], (4, 20, 30))
     quality.update(predictions[:2], targets[:2])
-    other = SemanticQuality(5, ignore_index=9)
+    other = MeanIoU(5, ignore_index=9)
     other.update(torch.from_numpy(predictions[2:]), torch.from_numpy(targets[2:]))
     quality.merge(other)
     scores = quality.compute()
@@ -45,7 +45,7 @@ def test_random_maps_against_a_loop_over_classes() -> None:
 
 
 def test_predictions_that_are_no_class_are_wrong() -> None:
-    quality = SemanticQuality(2)
+    quality = MeanIoU(2)
     quality.update(torch.tensor([0, -1, 255, 7]), torch.tensor([0, 0, 0, 1]))
     scores = quality.compute()
     assert scores.iou == pytest.approx([1 / 3, 0.0])
@@ -53,20 +53,20 @@ def test_predictions_that_are_no_class_are_wrong() -> None:
 
 
 def test_only_the_mask_counts() -> None:
-    quality = SemanticQuality(2)
+    quality = MeanIoU(2)
     quality.update(np.array([[0, 1, 1]]), torch.tensor([[0, 0, 255]]), mask=np.array([[True, False, True]]))
     assert quality.confusion.tolist() == [[1, 0, 0], [0, 0, 0]]
 
 
 def test_nothing_seen_is_nan() -> None:
-    quality = SemanticQuality(2)
+    quality = MeanIoU(2)
     quality.update(torch.tensor([0, 1]), torch.tensor([255, 255]))
     scores = quality.compute()
     assert np.isnan([scores.mean_iou, scores.pixel_accuracy, scores.mean_accuracy]).all()
 
 
 def test_bad_inputs() -> None:
-    quality = SemanticQuality(2)
+    quality = MeanIoU(2)
     with pytest.raises(InputError, match="shape"):
         quality.update(torch.zeros(2, 3), torch.zeros(3, 2))
     with pytest.raises(InputError, match="mask: expected the shape of the target"):
@@ -76,6 +76,6 @@ def test_bad_inputs() -> None:
     with pytest.raises(InputError, match="labels from 0 to 1"):
         quality.update(torch.tensor([0]), torch.tensor([-1]))
     with pytest.raises(InputError, match="num_labels"):
-        SemanticQuality(0)
+        MeanIoU(0)
     with pytest.raises(InputError, match="same num_labels"):
-        quality.merge(SemanticQuality(3))
+        quality.merge(MeanIoU(3))

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from vitruvian.errors import InputError
-from vitruvian.training.evaluation import SilhouetteQuality
+from vitruvian.training.evaluation import ForegroundIoU
 
 
 def test_by_hand() -> None:
-    quality = SilhouetteQuality()
+    quality = ForegroundIoU()
     quality.update(np.array([[0.9, 0.6, 0.4, 0.1]]), np.array([[1, 0, 1, 0]]))
     quality.update(torch.tensor([[[True, True, True, True]]]), torch.tensor([[[True, True, True, True]]]))
     scores = quality.compute()
@@ -24,7 +24,7 @@ def test_by_hand() -> None:
 def test_mask_threshold_and_merge() -> None:
     logits = torch.tensor([[-1.0, 2.0, 0.3, -4.0, -2.0]])
     truth = torch.tensor([[0, 1, 0, 1, 0]])
-    quality, other = SilhouetteQuality(threshold=0), SilhouetteQuality(threshold=0)
+    quality, other = ForegroundIoU(threshold=0), ForegroundIoU(threshold=0)
     quality.update(logits, truth, mask=torch.tensor([[1, 1, 0, 0, 0]]))
     assert quality.compute().mean_iou == 1
     assert quality.compute().pixel_accuracy == 1
@@ -35,7 +35,7 @@ def test_mask_threshold_and_merge() -> None:
 
 
 def test_empty_in_both_is_no_overlap_but_right() -> None:
-    quality = SilhouetteQuality()
+    quality = ForegroundIoU()
     assert np.isnan(quality.compute().pixel_accuracy)
     quality.update(np.zeros((2, 2)), np.zeros((2, 2)))
     scores = quality.compute()
@@ -46,10 +46,10 @@ def test_empty_in_both_is_no_overlap_but_right() -> None:
 
 
 def test_bad_inputs() -> None:
-    quality = SilhouetteQuality()
+    quality = ForegroundIoU()
     with pytest.raises(InputError, match=r"target: expected the shape \[..., H, W\]"):
         quality.update(np.zeros(3), np.zeros(3))
     with pytest.raises(InputError, match="finite"):
         quality.update(np.full((1, 1), np.nan), np.zeros((1, 1)))
     with pytest.raises(InputError, match="same threshold"):
-        quality.merge(SilhouetteQuality(threshold=0))
+        quality.merge(ForegroundIoU(threshold=0))
