@@ -46,7 +46,7 @@ from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.models.sapiens2.silhouette import fill_boxes, places_in_crops
 from vitruvian.pipelines.people import find_people, open_finder
-from vitruvian.training.datasets.labels import in_model_axes, normalise
+from vitruvian.training.datasets.labels import normalize, to_model_axes
 from vitruvian.training.evaluation import (
     PCK,
     AngularError,
@@ -118,14 +118,14 @@ def synthetic_report(
         crops = compose_crops(some, pack.scenery.backgrounds, rng=rng, options=options)
         size_hw = (crops.image.shape[-2], crops.image.shape[-1])
         with torch.inference_mode():
-            out: Any = model(normalise(crops.image), tasks=["seg", "normal", "matting", "pointmap", "pose"])
+            out: Any = model(normalize(crops.image), tasks=["seg", "normal", "matting", "pointmap", "pose"])
         logits = out["seg"].logits.float()
         labels = enlarged(logits, size_hw).argmax(1)  # [n, H, W]
         parts.update(labels, crops.parts)
         silhouette.update(labels, crops.parts > 0)
         filled = fill_boxes(logits, places_in_crops(some.boxes_xywh, size_hw))
         filling.update(enlarged(filled, size_hw).argmax(1), crops.parts > 0)
-        normals.update(enlarged(out["normal"].normals, size_hw), in_model_axes(crops.normals))
+        normals.update(enlarged(out["normal"].normals, size_hw), to_model_axes(crops.normals))
         matte.update(enlarged(out["matting"].alphas, size_hw)[:, 0].clamp(0, 1), crops.alpha[:, 0].clamp(0, 1))
         known = crops.points[:, 2] > 0  # [n, H, W]
         found = enlarged(out["pointmap"].pointmaps, size_hw)

@@ -22,8 +22,8 @@ from vitruvian.cli.evaluate import evaluate
 from vitruvian.cli.synthesize import synthesize
 from vitruvian.cli.train import train as train_command
 from vitruvian.errors import InputError, MissingExtraError
+from vitruvian.export.int8 import sources
 from vitruvian.training.config import TrainConfig
-from vitruvian.training.datasets import sources
 from vitruvian.training.log import METRICS_FILE, read_metrics
 from vitruvian.training.loop import train
 from vitruvian.training.models import open_models

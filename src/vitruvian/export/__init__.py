@@ -1,4 +1,4 @@
-"""Models outside of torch: ONNX files, int8, and running both with the calls and outputs of the torch models.
+"""Export to ONNX and int8, and engines that run exported models like the torch models.
 
     model ─▶ export_onnx ─▶ folder ─▶ OnnxModel or OpenVinoModel ─▶ outputs as from the model
                                └─▶ quantize_int8 ─▶ folder ─▶ OpenVinoModel

@@ -8,7 +8,7 @@ from torch import Tensor
 from vitruvian.export.runtime import flatten
 from vitruvian.outputs import ModelOutput
 
-SURE = 0.3  # peak of a keypoint that is in the picture; a perfect one is 1
+_CLEAR_PEAK = 0.3  # peak of a keypoint that is in the image; a perfect one is 1
 
 
 def compare_outputs(found: ModelOutput, wanted: ModelOutput) -> dict[str, float]:
@@ -28,8 +28,8 @@ def compare_outputs(found: ModelOutput, wanted: ModelOutput) -> dict[str, float]
 def task_cost(found: ModelOutput, wanted: ModelOutput) -> dict[str, float]:
     """What a difference means for the task, by names with units.
 
-    Keypoints: distance of the peaks in pixels of the heatmap; the peak of one that is not in the picture is anywhere,
-    so that those with a clear peak are counted on their own too. Classes: share of pixels that change theirs. Normals:
+    Keypoints: distance of the peaks in pixels of the heatmap; also of those with a clear peak alone, since the peak of
+    a keypoint that is not in the image is anywhere. Classes: share of pixels that change theirs. Normals:
     angle in degrees. Points: distance over depth. Mattes and albedo: mean absolute difference. Masks: share of their
     pixels that change sides. Other outputs: length of the difference over that of the wanted.
     """
@@ -38,14 +38,14 @@ def task_cost(found: ModelOutput, wanted: ModelOutput) -> dict[str, float]:
         have = got[name].float()
         want = want.float()
         if name == "heatmaps":
-            distance = (peaks(have) - peaks(want)).norm(dim=-1)  # [B, J]
+            distance = (_peaks(have) - _peaks(want)).norm(dim=-1)  # [B, J]
             costs["keypoints moved, mean of heatmap pixels"] = float(distance.mean())
             costs["keypoints moved, 95 % below, heatmap pixels"] = float(distance.quantile(0.95))
-            sure = want.amax(dim=(-2, -1)) > SURE  # [B, J]
+            sure = want.amax(dim=(-2, -1)) > _CLEAR_PEAK  # [B, J]
             if sure.any():
                 costs["sure keypoints moved, mean of heatmap pixels"] = float(distance[sure].mean())
         elif name == "logits" and want.ndim == 4:
-            costs["pixels with another class, %"] = percent(have.argmax(1) != want.argmax(1))
+            costs["pixels with another class, %"] = _percent(have.argmax(1) != want.argmax(1))
         elif name == "normals":
             cosine = torch.nn.functional.cosine_similarity(have, want, dim=1).clamp(-1, 1)
             costs["normals turned, mean degrees"] = float(cosine.acos().rad2deg().mean())
@@ -55,19 +55,19 @@ def task_cost(found: ModelOutput, wanted: ModelOutput) -> dict[str, float]:
         elif name in ("alphas", "foregrounds", "albedos"):
             costs[f"{name}, mean absolute difference"] = float((have - want).abs().mean())
         elif name in ("pred_masks", "masks_queries_logits"):
-            costs["mask pixels on the other side, %"] = percent((have > 0) != (want > 0))
+            costs["mask pixels on the other side, %"] = _percent((have > 0) != (want > 0))
         else:
             costs[f"{name}, relative distance"] = float((have - want).norm() / want.norm().clamp(min=1e-12))
     return costs
 
 
-def percent(changed: Tensor) -> float:
+def _percent(changed: Tensor) -> float:
     """Share of True, in percent."""
     return 100 * float(changed.float().mean())
 
 
-def peaks(heatmaps: Tensor) -> Tensor:
-    """Place of the largest value of each heatmap [B, J, h, w]: [B, J, 2] as (x, y)."""
+def _peaks(heatmaps: Tensor) -> Tensor:
+    """Position of the largest value of each heatmap [B, J, h, w]: [B, J, 2] as (x, y)."""
     width = heatmaps.shape[-1]
     index = heatmaps.flatten(2).argmax(-1)  # [B, J]
     return torch.stack((index % width, index // width), dim=-1).float()

@@ -1,12 +1,10 @@
-"""The folder of an exported model.
+"""Exported models: the files of a folder, the engines that run them, and pipelines.
 
-model.onnx (and model.onnx.data where it is large), or model.xml and model.bin for OpenVINO
-config.json      the model's configuration
-export.json      what goes in and comes out: `Signature`
+    model.onnx (and model.onnx.data where it is large), or model.xml and model.bin for OpenVINO
+    config.json      the model's configuration
+    export.json      its inputs and outputs: `Signature`
 
-Exported models that are called like the torch models they came from, and answer with the same output classes.
-
-Exported models in pipelines: from any source to results, as with the models they came from.
+They are called like the torch models they were exported from, and return the same output classes.
 """
 
 from __future__ import annotations
@@ -42,15 +40,15 @@ OPENVINO_FILE = "model.xml"
 
 @dataclass(frozen=True)
 class Signature:
-    """What an exported model was, what it takes, and what it gives.
+    """The class of an exported model, its inputs and its outputs.
 
     Args:
         model: Class of the model, such as ``"Sapiens2ForPoseEstimation"``.
         output: Address of the class of its output, ``module:class``.
         inputs: Shape of each input in the example it was exported with.
-        outputs: Names of its outputs: a field, followed by places in tuples and names in dicts, such as
+        outputs: Names of its outputs: a field, followed by indices in tuples and names in dicts, such as
             ``"feature_maps.0"``.
-        single: Whether it takes one picture at a time.
+        single: Whether it takes one image at a time.
         precision: ``"float32"`` or ``"int8"``.
     """
 
@@ -73,7 +71,7 @@ class Signature:
         path = folder / SIGNATURE_FILE
         if not path.is_file():
             raise CheckpointError(
-                f"{folder}: expected a folder that export_onnx or quantize_int8 wrote, found no {SIGNATURE_FILE}."
+                f"{folder}: expected a folder that export_onnx or quantize_int8 wrote, got no {SIGNATURE_FILE}."
             )
         values = read_json(path)
         try:
@@ -99,7 +97,7 @@ class Signature:
 
 
 def flatten(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Give the tensors inside an output with their names."""
+    """Yield the tensors inside an output with their names."""
     if isinstance(value, Tensor):
         yield name, value
         return
@@ -113,7 +111,7 @@ def flatten(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def unflatten(values: dict[str, Any]) -> dict[str, Any]:
-    """Put named values back together: names that go on in numbers become tuples, others dicts."""
+    """Undo `flatten`: names that continue with numbers become tuples, others dicts."""
     fields: dict[str, Any] = {}
     for name, value in values.items():
         first, _, rest = name.partition(".")
@@ -125,13 +123,13 @@ def unflatten(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unflatten_field(values: dict[str, Any]) -> Any:
-    """Put the parts of one field together."""
+    """Return one field as a tuple or a dict."""
     parts = unflatten(values)
     return tuple(parts.values()) if all(name.isdecimal() for name in parts) else parts
 
 
-def need(package: str, purpose: str) -> Any:
-    """Import a package of the extra, or say how to get it."""
+def require(package: str, purpose: str) -> Any:
+    """Import a package of the extra, or raise `MissingExtraError`."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -139,12 +137,12 @@ def need(package: str, purpose: str) -> Any:
 
 
 class ExportedModel:
-    """What the engines share: calls by name or position, tensors in and out, the model's configuration.
+    """Base of exported models: called like the model they were exported from.
 
-    Processors and pipelines take it in the place of the model. It runs on the CPU, in inference only.
+    Processors and pipelines accept it instead of the model. It runs on the CPU, for inference only.
     """
 
-    optimized = True  # there is nothing that `Model.optimize` could do
+    optimized = True  # `Model.optimize` has no effect
     graphs = None
 
     def __init__(self, folder: str | Path) -> None:
@@ -170,7 +168,7 @@ class ExportedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where results are: the CPU."""
+        """Device of the results: the CPU."""
         return torch.device("cpu")
 
     @property
@@ -193,23 +191,23 @@ class ExportedModel:
 
         Args:
             args: Inputs in the order of the export.
-            flip_pairs: As for `Sapiens2ForPoseEstimation`: pictures are mirrored, heatmaps are to be turned back.
+            flip_pairs: As for `Sapiens2ForPoseEstimation`: images are mirrored, heatmaps are mirrored back.
             return_dict: Return the output class rather than a tuple.
             kwargs: Inputs by name. What was not exported may be None or False, and a `pixel_mask` without padding.
         """
-        feeds = self.feeds(args, kwargs)
+        feeds = self._feeds(args, kwargs)
         with torch.inference_mode():
-            found = dict(zip(self.signature.outputs, map(torch.from_numpy, self.run_any(feeds)), strict=True))
+            found = dict(zip(self.signature.outputs, map(torch.from_numpy, self._run_batch(feeds)), strict=True))
             if flip_pairs is not None:
                 if "heatmaps" not in found:
-                    raise InputError("flip_pairs: expected for poses alone; this model gives no heatmaps.")
+                    raise InputError("flip_pairs: expected a model of poses, got one without heatmaps.")
                 found["heatmaps"] = flip_back(found["heatmaps"], flip_pairs)
         output: ModelOutput = self.output_class(**unflatten(found))
         wanted = self.config.return_dict if return_dict is None else return_dict
         return output if wanted else output.to_tuple()
 
-    def feeds(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Return the arrays to run with; raise `InputError` where inputs are missing, or are none of this model's."""
+    def _feeds(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Return the input arrays; raise `InputError` where inputs are missing or unknown."""
         known = self.signature.inputs
         if len(args) > len(known):
             raise InputError(f"{self.signature.model}: was exported with {', '.join(known)}, got {len(args)} inputs.")
@@ -217,7 +215,7 @@ class ExportedModel:
         for name, value in kwargs.items():
             if name in known and given.get(name) is None:
                 given[name] = value
-            elif not (value is None or value is False or covers_all(name, value)):
+            elif not (value is None or value is False or _is_full_mask(name, value)):
                 raise InputError(
                     f"{name}: this model was exported with {', '.join(known)} alone. Export it with {name} too."
                 )
@@ -235,21 +233,21 @@ class ExportedModel:
             feeds[name] = value.detach().to("cpu", kind).contiguous().numpy()
         return feeds
 
-    def run_any(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Run a batch, picture by picture where the export is for one."""
+    def _run_batch(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """Run a batch, image by image where the export is for one."""
         batch = len(next(iter(feeds.values())))
         if not self.signature.single or batch == 1:
-            return self.run(feeds)
-        runs = [self.run({name: value[i : i + 1] for name, value in feeds.items()}) for i in range(batch)]
+            return self._run(feeds)
+        runs = [self._run({name: value[i : i + 1] for name, value in feeds.items()}) for i in range(batch)]
         return [np.concatenate(parts) for parts in zip(*runs, strict=True)]
 
-    def run(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Run the engine: outputs in the order of the signature."""
+    def _run(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """Run the engine; outputs are in the order of the signature."""
         raise NotImplementedError
 
 
-def covers_all(name: str, value: Any) -> bool:
-    """Tell whether an input is a mask that says nothing."""
+def _is_full_mask(name: str, value: Any) -> bool:
+    """Tell whether an input is a pixel mask without padding."""
     return name == "pixel_mask" and isinstance(value, Tensor) and bool(value.bool().all())
 
 
@@ -264,10 +262,10 @@ class OnnxModel(ExportedModel):
 
     def __init__(self, folder: str | Path, *, threads: int | None = None, providers: list[str] | None = None) -> None:
         super().__init__(folder)
-        runtime = need("onnxruntime", "OnnxModel")
+        runtime = require("onnxruntime", "OnnxModel")
         path = Path(folder).expanduser() / ONNX_FILE
         if not path.is_file():
-            raise CheckpointError(f"{folder}: expected {ONNX_FILE}, found none. Open int8 models with OpenVinoModel.")
+            raise CheckpointError(f"{folder}: expected {ONNX_FILE}, got none. Open int8 models with OpenVinoModel.")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads or 0
         options.log_severity_level = 3
@@ -276,14 +274,14 @@ class OnnxModel(ExportedModel):
         except Exception as error:  # its errors have no common base
             raise CheckpointError(f"{path}: ONNX Runtime cannot open it: {error}") from error
 
-    def run(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def _run(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Run the session."""
         found: list[np.ndarray] = self.session.run(self.signature.outputs, feeds)
         return found
 
 
 class OpenVinoModel(ExportedModel):
-    """An exported model in OpenVINO: the quickest way on CPUs, and the one for int8.
+    """An exported model in OpenVINO: the fastest engine on CPUs, and the one for int8.
 
     Args:
         folder: What `export_onnx` or `quantize_int8` wrote.
@@ -292,21 +290,21 @@ class OpenVinoModel(ExportedModel):
             int8 models bfloat16, which rounds less than they do, on processors that have instructions for it.
     """
 
-    most = 4  # compiled forms that are kept, one for each batch size
+    _cache_size = 4  # compiled models, one for each batch size
 
     def __init__(self, folder: str | Path, *, threads: int | None = None, precision: str | None = None) -> None:
         super().__init__(folder)
         if precision not in (None, "f32", "bf16"):
             raise InputError(f'precision: expected "f32" or "bf16", got {precision!r}.')
-        openvino = need("openvino", "OpenVinoModel")
+        openvino = require("openvino", "OpenVinoModel")
         place = Path(folder).expanduser()
         path = next((place / name for name in (OPENVINO_FILE, ONNX_FILE) if (place / name).is_file()), None)
         if path is None:
-            raise CheckpointError(f"{folder}: expected {OPENVINO_FILE} or {ONNX_FILE}, found neither.")
+            raise CheckpointError(f"{folder}: expected {OPENVINO_FILE} or {ONNX_FILE}, got neither.")
         self.core = openvino.Core()
         if precision is None:
-            quick = "BF16" in self.core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-            precision = "bf16" if quick and self.signature.precision == "int8" else "f32"
+            has_bf16 = "BF16" in self.core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+            precision = "bf16" if has_bf16 and self.signature.precision == "int8" else "f32"
         self.options: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
         if threads is not None:
             self.options["INFERENCE_NUM_THREADS"] = threads
@@ -316,21 +314,24 @@ class OpenVinoModel(ExportedModel):
             raise CheckpointError(f"{path}: OpenVINO cannot open it: {error}") from error
         self.compiled: OrderedDict[int, Any] = OrderedDict()
 
-    def run(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Run the form compiled for this batch size: kernels for fixed shapes are the quicker ones."""
+    def _run(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """Run the model compiled for this batch size: kernels for fixed shapes are faster."""
         batch = len(next(iter(feeds.values())))
         if batch not in self.compiled:
             graph = self.graph.clone()
             graph.reshape({name: list(value.shape) for name, value in feeds.items()})
             self.compiled[batch] = self.core.compile_model(graph, "CPU", self.options)
-            if len(self.compiled) > self.most:
+            if len(self.compiled) > self._cache_size:
                 self.compiled.popitem(last=False)
         self.compiled.move_to_end(batch)
         found = self.compiled[batch](feeds)
         return [np.array(found[name]) for name in self.signature.outputs]
 
 
-STEPWISE = ("segment", "mask-generation")  # they call an encoder once and a decoder often; an export is one call
+_STEPWISE = (
+    "segment",
+    "mask-generation",
+)  # they call an encoder once and a decoder several times; an export is one call
 
 
 def exported_pipeline(
@@ -352,10 +353,10 @@ def exported_pipeline(
         options: Options of the task, as the pipeline's call takes them.
     """
     found = pipeline_class(task)
-    if task in STEPWISE:
+    if task in _STEPWISE:
         raise InputError(f"task: expected one that is a single call of a model, got {task!r}. Use vitruvian.pipeline.")
     found.checked(options)
-    opened = model if isinstance(model, ExportedModel) else open_exported(model, threads=threads)
+    opened = model if isinstance(model, ExportedModel) else _open_exported(model, threads=threads)
     if not issubclass(opened.model_class, found.accepts):
         able = ", ".join(one.__name__ for one in found.accepts)
         raise InputError(f"model: expected an export of {able} for {task}, got one of {opened.signature.model}.")
@@ -364,8 +365,8 @@ def exported_pipeline(
     return found(opened, processor, **options)
 
 
-def open_exported(folder: str | Path, *, threads: int | None = None) -> ExportedModel:
-    """Open a folder in the quicker of the engines that are installed and can run it."""
+def _open_exported(folder: str | Path, *, threads: int | None = None) -> ExportedModel:
+    """Open a folder in OpenVINO where it is installed or needed, else in ONNX Runtime."""
     needed = (Path(folder).expanduser() / OPENVINO_FILE).is_file()
     if needed or importlib.util.find_spec("openvino") is not None:
         return OpenVinoModel(folder, threads=threads)

@@ -1,4 +1,4 @@
-"""From a configuration to a model to train, and from a trained model to checkpoints that open anywhere.
+"""From a configuration to a model, and from a trained model to checkpoints that open anywhere.
 
 ModelPart ── build_model ──▶ Sapiens2MultiTask ── save_models ──▶ RUN/model/ (one task) or RUN/model/TASK/ (several)
 """
@@ -23,10 +23,10 @@ from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.models.sapiens2.trunk import Sapiens2Model
 from vitruvian.training.config import ModelPart
 
-PEOPLE_HEAD = {"upsample_out_channels": [256], "conv_out_channels": [128]}
+_PEOPLE_HEAD = {"upsample_out_channels": [256], "conv_out_channels": [128]}
 
 
-STEMS = ("upsample", "conv", "scale_conv")
+_STEMS = ("upsample", "conv", "scale_conv")
 
 
 def build_model(part: ModelPart) -> Sapiens2MultiTask:
@@ -34,27 +34,27 @@ def build_model(part: ModelPart) -> Sapiens2MultiTask:
     common = {"image_size": list(part.image_size), "use_loss_recipe": part.loss_recipe, **part.encoder}
     if part.pretrained is None:
         encoder = Sapiens2Config.variant(part.variant, **common)
-        return finished(Sapiens2MultiTask(encoder, {task: head_fields(part, task, None) for task in part.tasks}), part)
+        return _prepare(Sapiens2MultiTask(encoder, {task: head_fields(part, task, None) for task in part.tasks}), part)
     packed = packed_table(part.pretrained, HubOptions())
     if packed is not None:
-        return finished(from_packed(part, part.pretrained, packed, common), part)
-    source = several(part.pretrained) or {None: Path(part.pretrained)}
-    encoder = Sapiens2Config.from_pretrained(next(iter(source.values())), **common)
-    configs = {task: Sapiens2Config.from_pretrained(place, **common) for task, place in source.items()}
-    stored = {task: head for config in configs.values() for task, head in stored_heads(config).items()}
+        return _prepare(_from_packed(part, part.pretrained, packed, common), part)
+    source = list(_task_folders(part.pretrained).values()) or [Path(part.pretrained)]
+    configs = [Sapiens2Config.from_pretrained(folder, **common) for folder in source]
+    encoder = Sapiens2Config.from_pretrained(source[0], **common)
+    stored = {task: head for config in configs for task, head in _stored_heads(config).items()}
     model = Sapiens2MultiTask(encoder, {task: head_fields(part, task, stored.get(task)) for task in part.tasks})
-    for place, config in zip(source.values(), configs.values(), strict=True):
-        load_pretrained(model, str(place), config, [task for task in stored_heads(config) if task in part.tasks])
-    return finished(model, part)
+    for folder, config in zip(source, configs, strict=True):
+        _load_pretrained(model, str(folder), config, [task for task in _stored_heads(config) if task in part.tasks])
+    return _prepare(model, part)
 
 
-def from_packed(part: ModelPart, source: str, packed: list[str], common: dict[str, Any]) -> Sapiens2MultiTask:
-    """Start from tasks that share one encoder in one folder, as those of ``"builtin"`` do.
+def _from_packed(part: ModelPart, source: str, packed: list[str], common: dict[str, Any]) -> Sapiens2MultiTask:
+    """Initialize from tasks that share one encoder in one folder, such as ``"builtin"``.
 
-    Tasks that it does not have, and heads that were asked for otherwise, start fresh.
+    Tasks that it does not have, and heads with another configuration, are initialized at random.
     """
     opened = Sapiens2MultiTask.from_pretrained(source, tasks=[task for task in part.tasks if task in packed])
-    stored = {task: stored_heads(opened.task_model(task).config)[task] for task in opened.tasks}
+    stored = {task: _stored_heads(opened.task_model(task).config)[task] for task in opened.tasks}
     encoder = Sapiens2Config.from_pretrained(source, **common)
     model = Sapiens2MultiTask(encoder, {task: head_fields(part, task, stored.get(task)) for task in part.tasks})
     model.encoder.load_state_dict(opened.encoder.state_dict())
@@ -65,76 +65,76 @@ def from_packed(part: ModelPart, source: str, packed: list[str], common: dict[st
     return model
 
 
-def finished(model: Sapiens2MultiTask, part: ModelPart) -> Sapiens2MultiTask:
-    """Make a model ready to be trained."""
+def _prepare(model: Sapiens2MultiTask, part: ModelPart) -> Sapiens2MultiTask:
+    """Set a model up for training."""
     if part.gradient_checkpointing:
         model.encoder.gradient_checkpointing_enable()
     return model.train()
 
 
 def compile_parts(model: nn.Module, *, heads: bool) -> None:
-    """Compile the layers of encoders and, where asked, the heads, each by itself.
+    """Compile the layers of encoders and, with `heads`, the heads, each separately.
 
-    Layers are alike, so that one is compiled and the others take its code: far quicker than the model as a whole.
+    Layers are alike and share compiled code, which compiles much faster than the model as a whole.
     """
-    # One program for each kind of layer or head and each shape of batch.
+    # One graph for each kind of layer or head and each batch shape.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     for module in model.modules():
         if isinstance(module, Layer) or (heads and isinstance(module, DecodeHead)):
             module.compile(dynamic=False)
 
 
-def several(source: str | Path) -> dict[Any, Path]:
-    """Folders of the tasks that `save_models` wrote into one; none where `source` is a checkpoint itself."""
+def _task_folders(source: str | Path) -> dict[str, Path]:
+    """Return the folders of the tasks that `save_models` wrote; none where `source` is a checkpoint itself."""
     folder = Path(source).expanduser()
     if not folder.is_dir() or (folder / CONFIG_FILE).is_file():
         return {}
     if (folder / "model").is_dir():  # the folder of a run
         inner = folder / "model"
-        return several(inner) or {None: inner}
+        return _task_folders(inner) or {"": inner}
     return {task: folder / task for task in TASK_CLASSES if (folder / task / CONFIG_FILE).is_file()}
 
 
-def stored_heads(config: Sapiens2Config) -> dict[str, dict[str, Any]]:
-    """The heads that a checkpoint of one task holds: none, or one."""
+def _stored_heads(config: Sapiens2Config) -> dict[str, dict[str, Any]]:
+    """Return the head that a checkpoint of one task holds, by task; none for an encoder."""
     named = config.architectures or []
     found = [task for task, cls in TASK_CLASSES.items() if cls.__name__ in named]
     return {} if config.head_config is None else {task: config.head_config.to_dict() for task in found}
 
 
 def head_fields(part: ModelPart, task: str, stored: dict[str, Any] | None) -> dict[str, Any]:
-    """Fields of a task's head: the checkpoint's or the published ones, with the configuration's changes."""
+    """Return the fields of a task's head: the checkpoint's or the published ones, with the configuration's changes."""
     if stored is not None:
         base = dict(stored)
     else:
-        base = dict(PEOPLE_HEAD if task == "people" else task_fields(task, part.variant)["head_config"])
+        base = dict(_PEOPLE_HEAD if task == "people" else task_fields(task, part.variant)["head_config"])
     base.pop("model_type", None)
     changes = part.heads.get(task, {})
-    for stem in STEMS:  # kernel sizes come in lists beside channels: other channels, other lists
+    for stem in _STEMS:  # lists of kernel sizes go with the channels
         sizes = base.get(f"{stem}_kernel_sizes")
         if f"{stem}_out_channels" in changes and f"{stem}_kernel_sizes" not in changes and sizes:
             base[f"{stem}_kernel_size"] = sizes[0]
             base.pop(f"{stem}_kernel_sizes")
     fields = base | changes
-    Sapiens2HeadConfig(**fields)  # names the field that is wrong
+    Sapiens2HeadConfig(**fields)  # raises for wrong fields
     return fields
 
 
-def load_pretrained(model: Sapiens2MultiTask, source: str, encoder: Sapiens2Config, tasks: list[str]) -> None:
-    """Put the weights of a checkpoint into the encoder, and into the head of a task that it was trained for."""
+def _load_pretrained(model: Sapiens2MultiTask, source: str, encoder: Sapiens2Config, tasks: list[str]) -> None:
+    """Load a checkpoint into the encoder, and into the heads of `tasks`."""
     opened = Sapiens2Model.from_pretrained(source, config=encoder, dtype=torch.float32)
     model.encoder.load_state_dict(opened.state_dict())
     for task in tasks:
         mine = model.task_model(task)
-        asked, stored = mine.config.head_config, encoder.head_config
-        if asked is not None and stored is not None and asked.to_dict() != stored.to_dict():
-            continue  # another head was asked for, and starts fresh
+        wanted, stored = mine.config.head_config, encoder.head_config
+        if wanted is not None and stored is not None and wanted.to_dict() != stored.to_dict():
+            continue  # another head is configured: it is initialized at random
         whole = TASK_CLASSES[task].from_pretrained(source, config=mine.config, dtype=torch.float32)
         mine.load_state_dict(whole.state_dict())
 
 
 def head_strides(model: nn.Module) -> dict[str, int]:
-    """Pixels of the picture for one of each task's output: 1 where a head predicts at full size."""
+    """Return the input pixels per output pixel of each task: 1 where a head predicts at full size."""
     found: dict[str, int] = {}
     if not isinstance(model, Sapiens2MultiTask):
         return found
@@ -145,7 +145,7 @@ def head_strides(model: nn.Module) -> dict[str, int]:
         if config.token_hw[0] % size:
             raise ConfigError(
                 f"model.heads.{task}.upsample_out_channels: expected at most {config.token_hw[0].bit_length() - 1} "
-                f"blocks for tokens of {config.token_hw[0]} pixels, since the picture is no larger."
+                f"blocks for tokens of {config.token_hw[0]} pixels, since outputs are no larger than the input."
             )
         found[task] = config.token_hw[0] // size
     return found
@@ -160,25 +160,25 @@ def save_models(model: Sapiens2MultiTask, folder: Path, *, pad: bool = False) ->
     processor = Sapiens2ImageProcessor(size={"height": height, "width": width}, do_pad=pad, label_resample=0)
     written = []
     for task in model.tasks:
-        place = folder if len(model.tasks) == 1 else folder / task
-        model.task_model(task).save_pretrained(place)
-        processor.save_pretrained(place)
-        written.append(place)
+        path = folder if len(model.tasks) == 1 else folder / task
+        model.task_model(task).save_pretrained(path)
+        processor.save_pretrained(path)
+        written.append(path)
     return written
 
 
 def open_models(source: str | Path) -> dict[str, Sapiens2TaskModel]:
     """Open what `save_models` wrote, or any checkpoint of one task: task → model, in evaluation mode."""
-    folders = several(source)
+    folders = _task_folders(source)
     if Path(source).expanduser().is_dir() and not folders and not (Path(source).expanduser() / CONFIG_FILE).is_file():
-        raise CheckpointError(f"{source}: expected a checkpoint, or folders of tasks, found neither.")
+        raise CheckpointError(f"{source}: expected a checkpoint, or folders of tasks, got neither.")
     found: dict[str, Sapiens2TaskModel] = {}
-    for place in folders.values() or [source]:
-        config = Sapiens2Config.from_pretrained(place)
-        heads = list(stored_heads(config))
+    for path in folders.values() or [source]:
+        config = Sapiens2Config.from_pretrained(path)
+        heads = list(_stored_heads(config))
         if not heads:
             raise ConfigError(
-                f"{place}: expected a Sapiens2 checkpoint of a task, got {', '.join(config.architectures or ['none'])}."
+                f"{path}: expected a Sapiens2 checkpoint of a task, got {', '.join(config.architectures or ['none'])}."
             )
-        found[heads[0]] = TASK_CLASSES[heads[0]].from_pretrained(place)
+        found[heads[0]] = TASK_CLASSES[heads[0]].from_pretrained(path)
     return found

@@ -1,11 +1,4 @@
-"""From a configuration to a model to train, and from a trained model to checkpoints that open anywhere.
-
-ModelPart ── build_model ──▶ Sapiens2MultiTask ── save_models ──▶ RUN/model/ (one task) or RUN/model/TASK/ (several)
-
-What a configuration trains and evaluates on: a folder of pictures, or people who are drawn meanwhile.
-
-What training several tasks at once minimises: one weighted sum over crops of people and whole pictures.
-"""
+"""What training minimizes: the weighted losses of several tasks over one encoder."""
 
 from __future__ import annotations
 
@@ -27,8 +20,8 @@ from vitruvian.models.sapiens2.decoding import draw_heatmaps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.training.config import ModelPart, TrainConfig
-from vitruvian.training.datasets.augmentation import SHARP, as_taken, photometric
-from vitruvian.training.datasets.labels import TrainBatch, in_model_axes, normalise, read_losses
+from vitruvian.training.datasets.augmentation import SHARPEN, degrade_crops, photometric
+from vitruvian.training.datasets.labels import TrainBatch, normalize, sum_losses, to_model_axes
 from vitruvian.training.datasets.stream import StreamBatch
 from vitruvian.training.models import head_strides
 from vitruvian.training.synthetic.camera_effects import add_noise_and_jpeg
@@ -38,11 +31,11 @@ from vitruvian.training.synthetic.rng import Rng
 
 
 class TaskObjective(nn.Module):
-    """Tasks over one encoder with the sum of their losses: what a run over a folder minimises.
+    """The weighted sum of the losses of all tasks, for batches of a folder.
 
     Args:
-        model: The tasks.
-        weights: What the loss of a task is multiplied by; 1 where none is given.
+        model: The tasks over one encoder.
+        weights: Weights of the losses; 1 where a task has none.
     """
 
     def __init__(self, model: Sapiens2MultiTask, weights: Mapping[str, float] | None = None) -> None:
@@ -50,42 +43,44 @@ class TaskObjective(nn.Module):
         self.model, self.weights = model, dict(weights or {})
 
     def forward(self, batch: TrainBatch, generator: torch.Generator | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss and its terms by name; no rng beside torch's own is needed, so `generator` is not read."""
-        return read_losses(self.model(batch.pixel_values, labels=batch.labels), self.weights)
+        """Return the loss and its terms by name; `generator` is not used."""
+        return sum_losses(self.model(batch.pixel_values, labels=batch.labels), self.weights)
 
 
 def make_objective(config: TrainConfig, model: Sapiens2MultiTask) -> nn.Module:
-    """Join a model with the loss that fits where batches come from."""
+    """Return the objective for the batches of a configuration."""
     weights = task_weights(config.model)
     if config.data.stream.pack is None:
         return TaskObjective(model, weights)
     dense = {stride for task, stride in head_strides(model).items() if task not in ("pose", "people")}
     if len(dense) > 1 or dense - {1, 2}:
-        raise ConfigError(f"model.heads: a stream needs dense heads of full or half size alike, got 1/{sorted(dense)}.")
+        raise ConfigError(
+            f"model.heads: expected dense heads of one size, full or half, for a stream, got 1/{sorted(dense)}."
+        )
     if config.model.pretrained is None:
-        start_calmly(model)
+        damp_heads(model)
     sigma = config.data.heatmap_sigma
     return MultiTaskObjective(
         model,
         weights=weights,
         sigma=2.0 if sigma is None else sigma,
-        halves=dense == {2},
+        half_size=dense == {2},
         at_once=config.data.stream.at_once,
     )
 
 
 def task_weights(part: ModelPart) -> dict[str, float]:
-    """What the losses of tasks are multiplied by: what was asked for, or what brings several to one scale."""
+    """Return the weights of the losses: the configured ones, or defaults that bring several tasks to one scale."""
     if len(part.tasks) == 1:
         return dict.fromkeys(part.tasks, 1.0) | part.loss_weights
-    usual = {task: TASK_WEIGHTS[task] for task in part.tasks}
-    if part.loss_recipe and "pose" in usual:  # the recipe multiplies the error of heatmaps itself
-        usual["pose"] /= HeatmapLossWeights().mse
-    return usual | part.loss_weights
+    defaults = {task: TASK_WEIGHTS[task] for task in part.tasks}
+    if part.loss_recipe and "pose" in defaults:  # the recipe has this factor already
+        defaults["pose"] /= HeatmapLossWeights().mse
+    return defaults | part.loss_weights
 
 
-# Rare parts count more, as in the published recipe, but less so, or they would take too much from their neighbours.
-PART_WEIGHTS = (0.45, *(weight**0.3 for weight in PART_LOSS_WEIGHTS[1:]))
+# Rare parts have larger weights, as in the published recipe, but less so.
+_PART_WEIGHTS = (0.45, *(weight**0.3 for weight in PART_LOSS_WEIGHTS[1:]))
 
 
 TASK_WEIGHTS = {
@@ -106,54 +101,64 @@ TASK_WEIGHTS = {
 }
 
 
-TURNS = ("normal", "pointmap", "matting", "albedo")  # tasks that can wait for their turn
+_ALTERNATING = ("normal", "pointmap", "matting", "albedo")  # tasks of which a step may train some
 
 
-COMPANIONS = {
+_DEPENDENT_TERMS = {
     "matting": ("scene_matting", "crowd_matting"),
     "pointmap": ("depth_steps", "points"),
-}  # what waits with them
+}  # terms that go with them
 
 
-HIDDEN_WEIGHT = 0.6  # a keypoint that is not seen counts less than one that is
+_HIDDEN_WEIGHT = 0.6  # of a hidden keypoint, relative to a visible one
 
 
-# Most of the 308 points are in the face: without weights, little would be left for the rest of the body.
-GROUP_WEIGHTS = {"body": 4.0, "feet": 4.0, "left_hand": 1.5, "right_hand": 1.5, "face": 0.5, "irises": 0.5, "ears": 0.5}
+# Most of the 308 points are in the face, which would dominate without weights.
+_GROUP_WEIGHTS = {
+    "body": 4.0,
+    "feet": 4.0,
+    "left_hand": 1.5,
+    "right_hand": 1.5,
+    "face": 0.5,
+    "irises": 0.5,
+    "ears": 0.5,
+}
 
 
-def heatmaps(keypoints: Tensor, *, size_hw: tuple[int, int], stride: int, sigma: float) -> tuple[Tensor, Tensor]:
-    """Draw keypoints [n, J, 3] of pictures: heatmaps [n, J, h, w] and weights [n, J]."""
+def keypoint_targets(
+    keypoints: Tensor, *, size_hw: tuple[int, int], stride: int, sigma: float
+) -> tuple[Tensor, Tensor]:
+    """Draw keypoints [n, J, 3]: heatmaps [n, J, h, w] and weights [n, J]."""
     H, W = size_hw
     h, w = H // stride, W // stride
-    # The middles of the corner pixels of both grids coincide, as decoding assumes.
+    # The centres of the corner pixels of both grids coincide, as decoding assumes.
     xy = keypoints[..., :2] * constant(((w - 1) / (W - 1), (h - 1) / (H - 1)), keypoints.device)
     state = keypoints[..., 2]
     maps, counts = draw_heatmaps(xy, state > 0, size_hw=(h, w), sigma=sigma)
-    return maps, torch.where(state < VISIBLE, HIDDEN_WEIGHT, 1.0) * counts
+    return maps, torch.where(state < VISIBLE, _HIDDEN_WEIGHT, 1.0) * counts
 
 
 @kept
-def point_weights(device: torch.device) -> Tensor:
-    """How much each keypoint counts [308]."""
+def _point_weights(device: torch.device) -> Tensor:
+    """Return the weight of each keypoint [308]."""
     weights = torch.ones(sum(len(ids) for ids in GROUPS.values()))
-    for group, weight in GROUP_WEIGHTS.items():
+    for group, weight in _GROUP_WEIGHTS.items():
         weights[list(GROUPS[group])] = weight  # type: ignore[index]
     return weights.to(device)
 
 
 class MultiTaskObjective(nn.Module):
-    """A model for several tasks with its loss.
+    """The weighted sum of the losses of several tasks over crops and whole images of a stream.
 
     Args:
         model: The tasks over one encoder.
         weights: Weight of each task's loss, of ``pose_peaks``, ``depth_steps`` and ``points`` beside them, of
-            ``scene_seg`` and ``scene_matting``: the same tasks in whole pictures, and of ``crowd_seg`` and
+            ``scene_seg`` and ``scene_matting``: the same tasks in whole images, and of ``crowd_seg`` and
             ``crowd_matting``: in crops of those; 0 leaves one out.
-        sigma: Width of keypoints' Gaussians in heatmap pixels.
-        halves: Whether dense heads predict at half the size of the picture.
-        at_once: How many of normals, pointmaps, mattes and albedo a step trains, drawn by lot; None for all. Their
-            losses count as much more as they come up less, so that the sum stays what it was on average.
+        sigma: Sigma of keypoints in heatmap pixels.
+        half_size: Whether dense heads predict at half the size of the image.
+        at_once: How many of normals, pointmaps, mattes and albedo a step trains, drawn at random; None for all. Their
+            weights grow accordingly, so that the expected sum stays the same.
     """
 
     def __init__(
@@ -162,57 +167,57 @@ class MultiTaskObjective(nn.Module):
         *,
         weights: Mapping[str, float] | None = None,
         sigma: float = 2.0,
-        halves: bool = True,
+        half_size: bool = True,
         at_once: int | None = None,
     ) -> None:
         super().__init__()
         self.at_once = at_once
         self.model, self.weights = model, {**TASK_WEIGHTS, **(weights or {})}
-        self.sigma, self.halves = sigma, halves
+        self.sigma, self.half_size = sigma, half_size
 
     def forward(self, batch: StreamBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss and its parts by name."""
-        weights = self.drawn_weights(generator)
-        terms = self.crop_losses(batch.crops, weights, generator)
+        weights = self._step_weights(generator)
+        terms = self._crop_losses(batch.crops, weights, generator)
         if batch.scenes is not None:
-            terms |= self.scene_losses(batch.scenes, weights, generator)
+            terms |= self._scene_losses(batch.scenes, weights, generator)
         total = torch.stack([weights[name] * value for name, value in terms.items()]).sum()
         return total, {name: value.detach() for name, value in terms.items()}
 
-    def drawn_weights(self, generator: torch.Generator) -> dict[str, float]:
-        """Weights of a step: those of tasks that wait are 0."""
+    def _step_weights(self, generator: torch.Generator) -> dict[str, float]:
+        """Return the weights of a step: 0 for the tasks that it does not train."""
         weights = dict(self.weights)
-        taking_turns = [task for task in TURNS if task in self.model.tasks and weights[task] > 0]
-        if self.at_once is None or self.at_once >= len(taking_turns):
+        alternating = [task for task in _ALTERNATING if task in self.model.tasks and weights[task] > 0]
+        if self.at_once is None or self.at_once >= len(alternating):
             return weights
-        order = torch.randperm(len(taking_turns), generator=generator, device=generator.device).tolist()
-        share = len(taking_turns) / self.at_once
-        for place, number in enumerate(order):
-            task = taking_turns[number]
-            for name in (task, *COMPANIONS.get(task, ())):
-                weights[name] *= share if place < self.at_once else 0.0
+        order = torch.randperm(len(alternating), generator=generator, device=generator.device).tolist()
+        share = len(alternating) / self.at_once
+        for position, number in enumerate(order):
+            task = alternating[number]
+            for name in (task, *_DEPENDENT_TERMS.get(task, ())):
+                weights[name] *= share if position < self.at_once else 0.0
         return weights
 
-    def crop_losses(self, crops: Crops, weights: Mapping[str, float], generator: torch.Generator) -> dict[str, Tensor]:
-        """Losses of the tasks that have a weight on crops of people."""
+    def _crop_losses(self, crops: Crops, weights: Mapping[str, float], generator: torch.Generator) -> dict[str, Tensor]:
+        """Return the losses of the tasks with a weight on crops of people."""
         size_hw = (crops.image.shape[-2], crops.image.shape[-1])
         rng = Rng(generator, crops.image.device)
-        if self.halves:
+        if self.half_size:
             crops = halve_crops(crops, rng)
         tasks = [task for task in self.model.tasks if task != "people" and weights[task] > 0]
         labels: dict[str, dict[str, Any]] = {}
         if "pose" in tasks:
-            maps, counts = heatmaps(crops.keypoints, size_hw=size_hw, stride=4, sigma=self.sigma)
-            labels["pose"] = {"labels": maps, "label_weights": counts * point_weights(maps.device)}
-        labels["normal"] = {"labels": in_model_axes(crops.normals)}
+            maps, counts = keypoint_targets(crops.keypoints, size_hw=size_hw, stride=4, sigma=self.sigma)
+            labels["pose"] = {"labels": maps, "label_weights": counts * _point_weights(maps.device)}
+        labels["normal"] = {"labels": to_model_axes(crops.normals)}
         labels["pointmap"] = {"labels": crops.points, "label_intrinsics": crops.intrinsics}
         labels["matting"] = {"labels": torch.cat([crops.foreground, crops.alpha], dim=1)}
         labels["albedo"] = {"labels": crops.albedo, "label_mask": crops.alpha > 0.5}
-        pixels = normalise(as_taken(crops.image, rng))
+        pixels = normalize(degrade_crops(crops.image, rng))
         outputs: Any = self.model(pixels, tasks=tasks, labels={t: v for t, v in labels.items() if t in tasks})
         found = {task: outputs[task].loss for task in tasks if task != "seg"}
         if "seg" in tasks:
-            found["seg"] = parts_loss(outputs["seg"].logits, crops.parts)
+            found["seg"] = _parts_loss(outputs["seg"].logits, crops.parts)
         if "pose" in tasks and weights["pose_peaks"] > 0:
             found["pose_peaks"] = heatmap_peaks(outputs["pose"].heatmaps, *labels["pose"].values())
         if "pointmap" in tasks:
@@ -224,28 +229,28 @@ class MultiTaskObjective(nn.Module):
                 found["points"] = aligned_distance(points, crops.points, known, crops.height)
         return found
 
-    def scene_losses(
+    def _scene_losses(
         self, scenes: Scenes, weights: Mapping[str, float], generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Losses of finding people, parts and mattes in whole pictures, and of the last two in crops of them."""
+        """Return the losses of people, parts and mattes in whole images, and of the last two in crops of them."""
         rng = Rng(generator, scenes.image.device)
-        filed = add_noise_and_jpeg(scenes.image, rng=rng, sharpen=SHARP)
-        scenes = replace(scenes, image=photometric(filed, rng))
-        size_hw = (max(scenes.image.shape[-2:]), min(scenes.image.shape[-2:]))  # crops stand upright
+        degraded = add_noise_and_jpeg(scenes.image, rng=rng, sharpen=SHARPEN)
+        scenes = replace(scenes, image=photometric(degraded, rng))
+        size_hw = (max(scenes.image.shape[-2:]), min(scenes.image.shape[-2:]))  # crops are upright
         whole = {"people": "people", "seg": "scene_seg", "matting": "scene_matting"}
-        found = self.some_losses(scenes, whole, weights, rng)
+        found = self._image_losses(scenes, whole, weights, rng)
         crowd = {"seg": "crowd_seg", "matting": "crowd_matting"}
         if any(task in self.model.tasks and weights[name] > 0 for task, name in crowd.items()):
-            found |= self.some_losses(crop_scenes(scenes, rng=rng, size_hw=size_hw), crowd, weights, rng)
+            found |= self._image_losses(crop_scenes(scenes, rng=rng, size_hw=size_hw), crowd, weights, rng)
         return found
 
-    def some_losses(
+    def _image_losses(
         self, scenes: Scenes, names: Mapping[str, str], weights: Mapping[str, float], rng: Rng
     ) -> dict[str, Tensor]:
-        """Losses of the tasks among `names` that have a weight, under those names."""
+        """Return the losses of the tasks among `names` with a weight, under those names."""
         tasks = [task for task, name in names.items() if task in self.model.tasks and weights[name] > 0]
-        pixels = normalise(scenes.image)
-        if self.halves:
+        pixels = normalize(scenes.image)
+        if self.half_size:
             scenes = halve_scenes(scenes, rng)
         matte = torch.cat([scenes.foreground, scenes.alpha], dim=1)
         outputs: Any = self.model(
@@ -255,7 +260,7 @@ class MultiTaskObjective(nn.Module):
         if "matting" in tasks:
             found[names["matting"]] = outputs["matting"].loss
         if "seg" in tasks:
-            found[names["seg"]] = parts_loss(outputs["seg"].logits, scenes.parts)
+            found[names["seg"]] = _parts_loss(outputs["seg"].logits, scenes.parts)
         if "people" in tasks:
             logits, sides = outputs["people"].logits, outputs["people"].sides
             grid_hw = (logits.shape[-2], logits.shape[-1])
@@ -271,22 +276,19 @@ class MultiTaskObjective(nn.Module):
 
 
 @torch.no_grad()
-def start_calmly(model: Sapiens2MultiTask, *, share: float = 0.05, people: float = -4.0) -> None:
-    """Let fresh heads predict almost nothing at first, so that no task drowns the others in the first steps.
+def damp_heads(model: Sapiens2MultiTask, *, scale: float = 0.05, people: float = -4.0) -> None:
+    """Scale the last layers of new heads down, so that no task dominates the first steps.
 
-    `share` is what remains of the last layers' weights; `people` is the first logit of finding somebody anywhere.
+    `scale` multiplies their weights; `people` is the initial logit of people anywhere.
     """
     for task in model.tasks:
         predictor = model.task_model(task).decode_head.predictor
-        predictor.weight.mul_(share)
+        predictor.weight.mul_(scale)
         if task == "people" and predictor.bias is not None:
             predictor.bias[0] = people
 
 
-def parts_loss(logits: Tensor, parts: Tensor) -> Tensor:
-    """Cross-entropy with mild class weights, and Dice: those of `segmentation_loss`, for labels that are known to fit.
-
-    (To check them would wait for the device.)
-    """
+def _parts_loss(logits: Tensor, parts: Tensor) -> Tensor:
+    """Cross-entropy with class weights, and Dice: `segmentation_loss` without checks, which would synchronize."""
     logits = logits.float()
-    return cross_entropy(logits, parts, class_weights=constant(PART_WEIGHTS, logits.device)) + dice_loss(logits, parts)
+    return cross_entropy(logits, parts, class_weights=constant(_PART_WEIGHTS, logits.device)) + dice_loss(logits, parts)

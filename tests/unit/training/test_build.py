@@ -108,7 +108,7 @@ def test_several_tasks_are_saved_apart(tmp_path: Path):
 
 
 def test_folders_without_a_task(tmp_path: Path):
-    with pytest.raises(CheckpointError, match="found neither"):
+    with pytest.raises(CheckpointError, match="got neither"):
         open_models(tmp_path)
     Sapiens2Model(Sapiens2Config(**ENCODER)).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="expected a Sapiens2 checkpoint of a task, got Sapiens2Model"):

@@ -1,23 +1,35 @@
-"""An endless stream of synthetic people for training.
+"""An endless stream of synthetic people, and the choice between it and a folder.
 
     chunk k ─render, seed (s, k)─▶ Samples ─▶ ring on the device ─compose, seed (s, step)─▶ crops and scenes of a step
 
-Chunks of people enter a ring one after the other, at a fixed rate per step, and each is used several times before it
-is overwritten, in another crop, before another background, in other company. What step i sees depends only on the seed
-and i, so a run that is resumed goes on exactly as if it had not stopped.
-
-Rendering takes its share of the device's time and happens in place: processes beside the training were slower.
+Chunks of people enter a ring buffer at a fixed rate per step, and each is used several times before it is overwritten,
+in other crops, backgrounds and company. The images of a step depend on the seed and the step alone, so that a run can
+be resumed exactly. Rendering runs in the training process: separate processes were slower.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
+from torch import nn
 
 from vitruvian.errors import ConfigError, InputError
-from vitruvian.training.synthetic.compose import CropOptions, Crops, SceneOptions, Scenes, compose_crops, compose_scenes
-from vitruvian.training.synthetic.pack import Pack
+from vitruvian.training.config import TrainConfig
+from vitruvian.training.datasets.folder import FolderBatches, PeopleFolder
+from vitruvian.training.models import head_strides
+from vitruvian.training.synthetic.compose import (
+    CropOptions,
+    Crops,
+    SceneOptions,
+    Scenes,
+    compose_crops,
+    compose_scenes,
+)
+from vitruvian.training.synthetic.pack import Pack, load_pack, training_part
+from vitruvian.training.synthetic.procedural import procedural_pack
 from vitruvian.training.synthetic.render import RenderOptions
 from vitruvian.training.synthetic.rng import Rng, derive_seed
 from vitruvian.training.synthetic.samples import Samples, render_samples
@@ -26,18 +38,18 @@ from vitruvian.training.synthetic.textures import build_pyramid
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """How the stream flows.
+    """Options of a `SyntheticStream`.
 
     Args:
-        crops: Pictures of one person in a step.
-        scenes: Whole pictures in a step.
-        ring: People kept on the device.
+        crops: Crops of one person in a step.
+        scenes: Whole images in a step.
+        ring: People in the ring buffer on the device.
         chunk: People rendered together.
         reuse: How often a person is cropped, on average, before it is replaced.
-        seed: Start of all rng.
+        seed: Seed of everything.
         render: How people are drawn.
         crop: How they are cropped.
-        scene: How whole pictures are put together; upright and lying ones alternate.
+        scene: How whole images are composed; portrait and landscape alternate.
     """
 
     crops: int = 96
@@ -60,29 +72,29 @@ class StreamOptions:
             raise ConfigError("StreamOptions: expected reuse above 0, crops of at least 1 and scenes of at least 0.")
 
     def chunks_before(self, step: int) -> int:
-        """How many chunks have entered the ring when step `step` begins."""
+        """Return the number of chunks that were written into the ring before step `step`."""
         return self.ring // self.chunk + int(step * self.crops / self.reuse / self.chunk)
 
 
 @dataclass(frozen=True)
 class StreamBatch:
-    """What one step sees."""
+    """The images of one step."""
 
     crops: Crops
     scenes: Scenes | None
 
     def __len__(self) -> int:
-        """Number of pictures."""
+        """Return the number of images."""
         return len(self.crops.image) + (0 if self.scenes is None else len(self.scenes.image))
 
 
 class SyntheticStream:
-    """People without end.
+    """An endless stream of synthetic people.
 
     Args:
-        pack: What people are made of.
-        options: How the stream flows.
-        device: Where pictures are made.
+        pack: What people are drawn from.
+        options: Its options.
+        device: Where images are drawn.
     """
 
     def __init__(self, pack: Pack, options: StreamOptions | None = None, *, device: torch.device | str = "cpu") -> None:
@@ -90,37 +102,36 @@ class SyntheticStream:
         self.pack = pack.to(self.device)
         self.pyramid = build_pyramid(self.pack.textures)
         self.ring: Samples | None = None
-        self.entered = 0  # chunks that have entered the ring
+        self.written = 0  # chunks
 
     def batch(self, step: int) -> StreamBatch:
-        """Return what step `step` sees; steps are cheapest in order."""
-        ring = self._turn_to(step)
+        """Return the images of step `step`; steps are cheapest in order."""
+        ring = self._advance_ring(step)
         options = self.options
         generator = torch.Generator().manual_seed(derive_seed(options.seed, 2, step))
         rng = Rng(generator, self.device)
         chosen = torch.randperm(options.ring, generator=generator)[: options.crops].to(self.device, non_blocking=True)
-        crops = compose_crops(ring.pick(chosen), self.pack.scenery.backgrounds, rng=rng, options=options.crop)
+        crops = compose_crops(ring.select(chosen), self.pack.scenery.backgrounds, rng=rng, options=options.crop)
         scenes = None
         if options.scenes:
             H, W = options.scene.size_hw
-            turned = replace(options.scene, size_hw=(W, H))
-            which = options.scene if step % 2 else turned
+            which = options.scene if step % 2 else replace(options.scene, size_hw=(W, H))
             scenes = compose_scenes(ring, self.pack.scenery.backgrounds, options.scenes, rng=rng, options=which)
         return StreamBatch(crops, scenes)
 
-    def _turn_to(self, step: int) -> Samples:
-        """Bring the ring to where it is when `step` begins."""
+    def _advance_ring(self, step: int) -> Samples:
+        """Bring the ring to its state before `step`."""
         wanted = self.options.chunks_before(step)
         capacity = self.options.ring // self.options.chunk
         first = wanted - capacity
-        if self.ring is None or self.entered > wanted or self.entered < first:
-            self.entered = first
-        for number in range(self.entered, wanted):
+        if self.ring is None or self.written > wanted or self.written < first:
+            self.written = first
+        for number in range(self.written, wanted):
             samples = self._chunk(number)
             if self.ring is None:
                 self.ring = samples.new_empty(self.options.ring)
             self.ring.write(number % capacity * self.options.chunk, samples)
-        self.entered = wanted
+        self.written = wanted
         if self.ring is None:
             raise InputError(f"step: expected at least 0, got {step}.")
         return self.ring
@@ -135,3 +146,58 @@ class SyntheticStream:
             options=options.render,
             pyramid=self.pyramid,
         )
+
+
+def open_batches(
+    config: TrainConfig,
+    model: nn.Module,
+    *,
+    device: torch.device,
+    processes: int,
+    stack: contextlib.ExitStack,
+) -> FolderBatches | SyntheticStream:
+    """Open the batches of a configuration; `stack` closes them."""
+    if config.data.stream.pack is not None:
+        return open_stream(config, device=device)
+    data = config.data
+    if data.folder is None:
+        raise InputError(
+            "data.folder: expected a dataset to train on, got none. Write one with: vitruvian synthesize --count 1000 "
+            "--out FOLDER; or name a pack in data.stream.pack."
+        )
+    height, width = config.model.image_size
+    people = PeopleFolder(data.folder, size_hw=(height, width), tasks=config.model.tasks, view=data.view)
+    batches = FolderBatches(
+        people,
+        tasks=config.model.tasks,
+        batch_size=data.batch_size,
+        seed=config.seed,
+        augment=data.augment,
+        device=device,
+        workers=data.workers,
+        stride=processes,
+        strides=head_strides(model),
+        heatmap_sigma=data.heatmap_sigma,
+    )
+    return stack.enter_context(contextlib.closing(batches))
+
+
+def open_stream(config: TrainConfig, *, device: torch.device) -> SyntheticStream:
+    """Open the stream of a configuration."""
+    part = config.data.stream
+    height, width = part.size or config.model.image_size
+    options = StreamOptions(
+        crops=config.data.batch_size,
+        scenes=part.scenes,
+        ring=part.ring,
+        chunk=part.chunk,
+        reuse=part.reuse,
+        seed=config.seed,
+        # Many images teach more than fewer with softer shadows.
+        render=RenderOptions(size_hw=(height, width), chunk=part.chunk, surroundings=6, shadow_taps=6),
+        crop=CropOptions(size_hw=(height, width), flip=config.data.augment.flip),
+        scene=SceneOptions(size_hw=(width, height)),
+    )
+    procedural = part.pack == "procedural"
+    pack = procedural_pack(config.seed) if procedural else load_pack(Path(part.pack or "").expanduser())
+    return SyntheticStream(training_part(pack), options, device=device)

@@ -267,9 +267,10 @@ def _areas(shapes: Shapes) -> Floats:
 
 def _overlaps(found: Shapes, truth: Shapes, crowd: Bools) -> Floats:
     """Return overlaps [D, G]: intersection over union, or over the detection's area where truth is a crowd."""
-    if not isinstance(found, np.ndarray) or not isinstance(truth, np.ndarray):
+    if not isinstance(found, np.ndarray) and not isinstance(truth, np.ndarray):
         overlaps: Floats = rle_iou(found, truth, crowd=crowd).numpy()
         return overlaps
+    found, truth = np.asarray(found), np.asarray(truth)
     corner = np.minimum(found[:, None, 2:], truth[None, :, 2:]) - np.maximum(found[:, None, :2], truth[None, :, :2])
     shared = corner.clip(min=0).prod(-1)  # [D, G]
     ours, theirs = _areas(found)[:, None], _areas(truth)[None]

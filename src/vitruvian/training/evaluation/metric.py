@@ -81,7 +81,8 @@ class Averages:
     def scores(self, cls: type[Scores]) -> Scores:
         """Return the means as a dataclass with one field for each, and `pictures`, the number of images."""
         names = [field.name for field in dataclasses.fields(cls) if field.name != "pictures"]  # type: ignore[arg-type]
-        return cls(**{name: self.mean(name) for name in names}, pictures=self.counts.get(names[0], 0))
+        values: dict[str, Any] = {name: self.mean(name) for name in names}
+        return cls(**values | {"pictures": self.counts.get(names[0], 0)})
 
 
 def as_double(values: Array) -> Tensor:

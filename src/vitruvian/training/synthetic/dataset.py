@@ -99,7 +99,7 @@ def write_maps(folder: Path, names: Mapping[str, str], maps: ImageMaps, *, quali
     matte, albedo, parts, normals, depth = maps.matte, maps.albedo, maps.parts, maps.normals, maps.depth
     if matte is None or albedo is None or parts is None or normals is None or depth is None:
         raise CheckpointError(f"{folder}: expected all maps of an image to write, got some of them. Pass every map.")
-    options = {"quality": quality, "subsampling": 0} if names["images"].endswith("jpg") else {}
+    options: dict[str, Any] = {"quality": quality, "subsampling": 0} if names["images"].endswith("jpg") else {}
     _to_image(maps.image / 255).save(folder / names["images"], **options)
     _to_image(matte).save(folder / names["matte"])
     _to_image(albedo).save(folder / names["albedo"])

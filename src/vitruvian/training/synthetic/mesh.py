@@ -73,7 +73,7 @@ def keep_faces(piece: Piece, keep: Bools) -> Piece:
 
 def join_pieces(first: Piece, second: Piece) -> Piece:
     """Join two pieces that scale alike; name, slot, scale and style are those of the first."""
-    joined = {
+    joined: dict[str, Any] = {
         name: np.concatenate([getattr(first, name), getattr(second, name)])
         for name in ("ids", "weights", "offsets", "uv", "face_class", "face_part")
     }

@@ -29,7 +29,7 @@ def rotation_matrices(degrees: Floats, axis: int) -> Floats:
 def to_quaternions(matrices: Floats) -> Floats:
     """Convert rotation matrices [..., 3, 3] to unit quaternions [..., 4] (w, x, y, z), w >= 0."""
     quaternions = Rotation.from_matrix(matrices.reshape(-1, 3, 3)).as_quat(canonical=True)  # x, y, z, w
-    return np.roll(quaternions, 1, axis=1).reshape(*matrices.shape[:-2], 4).astype(np.float32)
+    return np.asarray(np.roll(quaternions, 1, axis=1), np.float32).reshape(*matrices.shape[:-2], 4)
 
 
 def to_matrices(quaternions: Floats) -> Floats:

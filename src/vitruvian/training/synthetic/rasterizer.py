@@ -329,7 +329,7 @@ def _edge_kernel(ax, ay, bx, by, x, y, SUB: tl.constexpr):  # type: ignore[no-un
 
 
 # Counts and seeds change with every call: specialized kernels would not be found in the cache again.
-@triton_jit(do_not_specialize=["items", "seed"])
+@triton_jit(do_not_specialize=["items", "seed"])  # type: ignore[untyped-decorator]
 def _fill_kernel(  # type: ignore[no-untyped-def]
     keys_ptr,  # [B, H, W] int64
     corners_ptr,  # [K, 3, 2] int32

@@ -484,7 +484,7 @@ def mask_boxes(masks: Tensor) -> Tensor:
 def masks_and_boxes(slots: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Split the person of each pixel, [B, H, W], into masks [B, M, H, W] bool and boxes [B, M, 4] xywh."""
     masks = slots[:, None] == torch.arange(most, device=slots.device)[None, :, None, None]  # [B, M, H, W]
-    low, high = mask_boxes(masks).split(2, dim=-1)
+    low, high = torch.split(mask_boxes(masks), 2, dim=-1)
     return masks, torch.cat([low, high - low], dim=-1)
 
 
@@ -546,7 +546,7 @@ def add_occluders(truth: Truth, scenery: Scenery, *, rng: Rng, probability: floa
     hidden = cover[:, 0] > 0.5  # [B, H, W]
     clear = ~hidden[:, None]
     masks = truth.instance_masks & clear
-    low, high = mask_boxes(masks).split(2, dim=-1)
+    low, high = torch.split(mask_boxes(masks), 2, dim=-1)
     return replace(
         truth,
         image=truth.image + cover * (paint - truth.image),

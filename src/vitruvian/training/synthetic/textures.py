@@ -91,13 +91,13 @@ def bilinear_lookup(table: Tensor, base: Tensor, size_hw: tuple[Tensor | int, Te
     """
     H, W = size_hw
     corner = yx.floor()
-    down, across = (yx - corner).split(1, dim=1)  # [N, 1] each
+    down, across = torch.split(yx - corner, 1, dim=1)  # [N, 1] each
     top, left = corner.long().unbind(1)
     (a, b), (c, d) = (
         [table[base + (top + dy) % H * W + (left + dx) % W].float() for dx in (0, 1)] for dy in (0, 1)
     )  # [N, C] each
     upper, lower = a + (b - a) * across, c + (d - c) * across
-    return upper + (lower - upper) * down
+    return torch.lerp(upper, lower, down)
 
 
 def sample_texture(pyramid: TexturePyramid, texture: Tensor, level: Tensor, uv: Tensor) -> Tensor:
