@@ -14,7 +14,7 @@ from tests.unit.export.tiny_pose import build, pixels
 from vitruvian.errors import InputError
 from vitruvian.export import OnnxModel, OpenVinoModel, quantize_int8
 from vitruvian.export.comparison import _peaks, compare_outputs, task_cost
-from vitruvian.export.int8 import _single_inputs, gated_products, outer_products
+from vitruvian.export.int8 import _PRODUCTS, _single_inputs, gated_products, outer_products
 from vitruvian.export.runtime import Signature
 from vitruvian.models.sapiens2.outputs import (
     Sapiens2NormalEstimatorOutput,
