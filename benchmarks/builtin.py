@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian import Sapiens2ImageProcessor, load_image, pipeline
-from vitruvian.benchmarking.timing import time_in_turns
+from vitruvian.benchmarking.timing import time_interleaved
 from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.human import LAYOUTS, PART_NAMES
 from vitruvian.images.crop import crop_params
@@ -329,7 +329,7 @@ def speed_report(source: str, picture: Path) -> Report:
         commands["import torch, all of it, for comparison"] = ["-c", "import torch"]
         for name, command in commands.items():
             calls[name] = functools.partial(subprocess.run, [sys.executable, *command], check=True)
-        times = time_in_turns(calls, device=torch.device("cpu"), seconds=60.0, rounds=7)
+        times = time_interleaved(calls, device=torch.device("cpu"), seconds=60.0, rounds=7)
     report.add("seconds", {name: timing.median / 1e3 for name, timing in times.items()})
     return report
 

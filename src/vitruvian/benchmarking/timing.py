@@ -1,4 +1,4 @@
-"""Measuring calls: time in turns, memory, arithmetic over the machine's ceiling, and how far results differ."""
+"""Measure calls: interleaved timing, memory, arithmetic, and differences of results."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 Call = Callable[[], Any]
-
-
-CACHE_BYTES = 256 << 20  # more than any cache holds
+_CACHE_BYTES = 256 << 20  # more than any cache holds
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,10 @@ class Timing:
         return f"{self.median:.2f} ({self.low:.2f}–{self.high:.2f})"
 
 
-def time_in_turns(
+def time_interleaved(
     calls: Mapping[str, Call], *, device: torch.device, seconds: float = 1.0, rounds: int = 20, cold: bool = False
 ) -> dict[str, Timing]:
-    """Time calls in turns, so that all see the same state of the machine; each is warmed up first.
+    """Time calls alternately, so that all run in the same state of the machine; each is warmed up first.
 
     Args:
         calls: What to time, by name.
@@ -73,7 +71,7 @@ def sample(call: Call, device: torch.device, repeats: int, *, cold: bool) -> flo
             call()
         return (time.perf_counter() - start) * 1e3 / repeats
     if cold:
-        torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device).zero_()
+        torch.empty(_CACHE_BYTES, dtype=torch.uint8, device=device).zero_()
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda.synchronize(device)
     first.record()
@@ -87,7 +85,7 @@ def sample(call: Call, device: torch.device, repeats: int, *, cold: bool) -> flo
 def peak_bytes(call: Call, device: torch.device) -> int | None:
     """Most memory that a call takes on a CUDA device beside what is held before; None elsewhere.
 
-    Work space of cuBLAS that earlier calls left behind is given back, so that a call which needs some is seen to.
+    The workspace of cuBLAS is released first, so that a call which needs some counts it.
     """
     if device.type != "cuda":
         return None
@@ -108,12 +106,12 @@ def count_flops(call: Call) -> int:
 
     ways = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
     operators = (getattr(torch.ops.aten, f"_scaled_dot_product_{way}") for way in ways)
-    with FlopCounterMode(display=False, custom_mapping=dict.fromkeys(operators, attention_flops)) as counter:
+    with FlopCounterMode(display=False, custom_mapping=dict.fromkeys(operators, _attention_flops)) as counter:
         call()
     return int(counter.get_total_flops())
 
 
-def attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
+def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
     """Operations of attention by shapes [B, A, N, D], [B, G, M, D], [B, G, M, E]; some releases of torch want A = G."""
     B, A, N, D = query
     return 2 * B * A * N * key[2] * (D + value[3])
@@ -123,17 +121,17 @@ def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
     """TFLOP/s of a large matrix product of random numbers."""
     side = 8192 if device.type == "cuda" else 2048
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    taken = time_in_turns({"": lambda: left @ right}, device=device, seconds=0.3)[""]
+    taken = time_interleaved({"": lambda: left @ right}, device=device, seconds=0.3)[""]
     return 2 * side**3 / taken.median / 1e9
 
 
 def difference(got: Any, want: Any) -> tuple[float, float]:
-    """How far results lie apart: the largest difference over the largest value, and the distance over the length.
+    """Return the difference of results: the largest difference over the largest value, and the distance over the length.
 
     Of several tensors the worst counts.
     """
     worst = (0.0, 0.0)
-    for ours, theirs in zip(tensors_of(got), tensors_of(want), strict=True):
+    for ours, theirs in zip(_tensors_of(got), _tensors_of(want), strict=True):
         a, b = ours.double(), theirs.double()
         gap = a - b
         largest = float(gap.abs().max() / b.abs().max().clamp(min=1e-30))
@@ -144,8 +142,8 @@ def difference(got: Any, want: Any) -> tuple[float, float]:
     return worst
 
 
-def tensors_of(value: Any) -> list[Tensor]:
-    """All floating-point tensors in a result."""
+def _tensors_of(value: Any) -> list[Tensor]:
+    """Return all floating-point tensors in a result."""
     leaves = torch.utils._pytree.tree_leaves(value)
     return [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 

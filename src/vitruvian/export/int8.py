@@ -100,8 +100,6 @@ def _is_cheap(node: Any) -> bool:
 
 
 _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".avif")
-
-
 HELD_OUT = 4  # images that are not calibrated with, to measure the cost on
 
 

@@ -70,14 +70,8 @@ def subpixel_convolutions(model: nn.Module) -> Iterator[None]:
 
 
 _OPSET = 20
-
-
 _LARGE = 1 << 30  # bytes of weights above which they have their own file; ONNX is limited to 2 GiB
-
-
 _SINGLE = ("sam2", "sam2_video")  # model types that are exported for one image
-
-
 _TOLERANCE = 1e-3  # largest difference from torch, over the largest value
 
 

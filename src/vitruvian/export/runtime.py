@@ -29,12 +29,8 @@ from vitruvian.models.sapiens2.modeling import flip_back
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines import pipeline_class
 
-SIGNATURE_FILE = "export.json"
-
-
+_SIGNATURE_FILE = "export.json"
 ONNX_FILE = "model.onnx"
-
-
 OPENVINO_FILE = "model.xml"
 
 
@@ -61,17 +57,17 @@ class Signature:
 
     def write(self, folder: Path) -> Path:
         """Write it into a folder."""
-        path = folder / SIGNATURE_FILE
+        path = folder / _SIGNATURE_FILE
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
         return path
 
     @classmethod
     def read(cls, folder: Path) -> Signature:
         """Read it from a folder."""
-        path = folder / SIGNATURE_FILE
+        path = folder / _SIGNATURE_FILE
         if not path.is_file():
             raise CheckpointError(
-                f"{folder}: expected a folder that export_onnx or quantize_int8 wrote, got no {SIGNATURE_FILE}."
+                f"{folder}: expected a folder that export_onnx or quantize_int8 wrote, got no {_SIGNATURE_FILE}."
             )
         values = read_json(path)
         try:
@@ -93,7 +89,7 @@ class Signature:
                 found = None
             if isinstance(found, type) and issubclass(found, ModelOutput):
                 return found
-        raise CheckpointError(f"{SIGNATURE_FILE}: expected an output class of vitruvian, got {self.output!r}.")
+        raise CheckpointError(f"{_SIGNATURE_FILE}: expected an output class of vitruvian, got {self.output!r}.")
 
 
 def flatten(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

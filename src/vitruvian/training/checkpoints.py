@@ -35,11 +35,7 @@ from vitruvian.training.synthetic.rng import derive_seed
 from vitruvian.weights import alone
 
 _FORMAT = "vitruvian-run-1"
-
-
 _NAME = re.compile(r"step-(\d{8,})")
-
-
 _STATE_NAMES = ("exp_avg", "exp_avg_sq", "step")  # Muon has no second one
 
 
@@ -110,7 +106,7 @@ def load_checkpoint(
     with torch.no_grad():
         for name, value in wanted.items():
             value.copy_(weights[name])
-    restore_optimizer(optimizer, _load(_needed(path, "optimizer.safetensors")), path)
+    _restore_optimizer(optimizer, _load(_needed(path, "optimizer.safetensors")), path)
     if ema is not None:
         if about["average_updates"] is None:
             raise CheckpointError(f"{path}: has no average of weights. Set ema.decay=0 to go on without one.")
@@ -153,7 +149,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return found
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], path: Path) -> None:
+def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Restore the state that `optimizer_tensors` returned."""
     unknown = set(tensors)
     states: dict[int, dict[str, Tensor]] = {}

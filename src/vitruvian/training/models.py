@@ -24,8 +24,6 @@ from vitruvian.models.sapiens2.trunk import Sapiens2Model
 from vitruvian.training.config import ModelPart
 
 _PEOPLE_HEAD = {"upsample_out_channels": [256], "conv_out_channels": [128]}
-
-
 _STEMS = ("upsample", "conv", "scale_conv")
 
 

@@ -49,7 +49,7 @@ class TaskObjective(nn.Module):
 
 def make_objective(config: TrainConfig, model: Sapiens2MultiTask) -> nn.Module:
     """Return the objective for the batches of a configuration."""
-    weights = task_weights(config.model)
+    weights = _task_weights(config.model)
     if config.data.stream.pack is None:
         return TaskObjective(model, weights)
     dense = {stride for task, stride in head_strides(model).items() if task not in ("pose", "people")}
@@ -69,7 +69,7 @@ def make_objective(config: TrainConfig, model: Sapiens2MultiTask) -> nn.Module:
     )
 
 
-def task_weights(part: ModelPart) -> dict[str, float]:
+def _task_weights(part: ModelPart) -> dict[str, float]:
     """Return the weights of the losses: the configured ones, or defaults that bring several tasks to one scale."""
     if len(part.tasks) == 1:
         return dict.fromkeys(part.tasks, 1.0) | part.loss_weights
@@ -81,8 +81,6 @@ def task_weights(part: ModelPart) -> dict[str, float]:
 
 # Rare parts have larger weights, as in the published recipe, but less so.
 _PART_WEIGHTS = (0.45, *(weight**0.3 for weight in PART_LOSS_WEIGHTS[1:]))
-
-
 TASK_WEIGHTS = {
     "pose": 400.0,
     "pose_peaks": 0.2,
@@ -99,11 +97,7 @@ TASK_WEIGHTS = {
     "crowd_seg": 0.5,
     "crowd_matting": 0.25,
 }
-
-
 _ALTERNATING = ("normal", "pointmap", "matting", "albedo")  # tasks of which a step may train some
-
-
 _DEPENDENT_TERMS = {
     "matting": ("scene_matting", "crowd_matting"),
     "pointmap": ("depth_steps", "points"),
@@ -111,8 +105,6 @@ _DEPENDENT_TERMS = {
 
 
 _HIDDEN_WEIGHT = 0.6  # of a hidden keypoint, relative to a visible one
-
-
 # Most of the 308 points are in the face, which would dominate without weights.
 _GROUP_WEIGHTS = {
     "body": 4.0,

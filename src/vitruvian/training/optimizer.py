@@ -135,14 +135,8 @@ def named_weights(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, Tenso
 
 # Coefficients of x ↦ a x + b x³ + c x⁵, whose iteration brings singular values from (0, 1] close to 1.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
-
-
 _ITERATIONS = 5
-
-
 _MOMENTUM = 0.95
-
-
 _STEP_LENGTH = 0.2  # root mean square of AdamW's typical update, over the learning rate
 
 

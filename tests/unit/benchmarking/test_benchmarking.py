@@ -18,31 +18,31 @@ from vitruvian.benchmarking import models as cells
 from vitruvian.benchmarking import models as subjects
 from vitruvian.benchmarking.models import (
     Cell,
-    Given,
     Plan,
     Subject,
-    fresh,
+    Workload,
     image_inputs,
     known_keys,
     measure,
     names,
+    random_model,
     subject,
     table,
 )
-from vitruvian.benchmarking.timing import Timing, count_flops, difference, time_in_turns
+from vitruvian.benchmarking.timing import Timing, count_flops, difference, time_interleaved
 from vitruvian.cli.bench import bench, parse_size
 from vitruvian.errors import InputError
 from vitruvian.models.maskformer.modeling import MaskFormerForInstanceSegmentation
 
 CPU = torch.device("cpu")
-GIVEN = Given(1, (64, 96), 0, torch.float32, CPU)
+GIVEN = Workload(1, (64, 96), 0, torch.float32, CPU)
 
 
 def small(name: str = "small") -> Subject:
     """A tiny MaskFormer."""
     return Subject(
         name,
-        lambda given: fresh(MaskFormerForInstanceSegmentation, tiny(), given),
+        lambda given: random_model(MaskFormerForInstanceSegmentation, tiny(), given),
         image_inputs,
         lambda model, inputs: model(**inputs).masks_queries_logits,
         size_hw=(64, 96),
@@ -51,7 +51,7 @@ def small(name: str = "small") -> Subject:
 
 def test_calls_take_turns() -> None:
     order: list[str] = []
-    found = time_in_turns({n: lambda n=n: order.append(n) for n in "ab"}, device=CPU, seconds=0.01, rounds=4)
+    found = time_interleaved({n: lambda n=n: order.append(n) for n in "ab"}, device=CPU, seconds=0.01, rounds=4)
     assert set(found) == {"a", "b"}
     assert found["a"].count == found["b"].count >= 3
     timed = "".join(order)
@@ -165,7 +165,7 @@ def test_keys_the_reference_refuses() -> None:
 
 
 def test_decoder_inputs() -> None:
-    found = subject("sam2-tiny-decoder").inputs(Given(2, (64, 128), 5, torch.float32, CPU))
+    found = subject("sam2-tiny-decoder").inputs(Workload(2, (64, 128), 5, torch.float32, CPU))
     assert found["input_points"].shape == (2, 5, 1, 2)
     assert [tuple(level.shape) for level in found["image_embeddings"]] == [
         (2, 32, 16, 32),

@@ -66,7 +66,7 @@ def test_file_is_compared_with_torch(folder: Path, monkeypatch: pytest.MonkeyPat
         model.decode_head.predictor.bias.add_(1)
     example = example_inputs(model)
     with pytest.raises(InputError, match="differs from torch: heatmaps"):
-        onnx_export.check_file(model, example, {}, folder)
+        onnx_export._check_file(model, example, {}, folder)
 
 
 def test_export_refuses_what_it_cannot_write(tmp_path: Path) -> None:

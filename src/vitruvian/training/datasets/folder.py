@@ -36,8 +36,6 @@ from vitruvian.training.synthetic.pack import KEYPOINTS
 from vitruvian.training.synthetic.rng import derive_seed
 
 _SMALLEST_SIDE = 8  # pixels: smaller people are not cropped
-
-
 _MAPS_OF: Mapping[str, frozenset[str]] = {
     "pose": frozenset(),
     "people": frozenset(),

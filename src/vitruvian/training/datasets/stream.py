@@ -158,7 +158,7 @@ def open_batches(
 ) -> FolderBatches | SyntheticStream:
     """Open the batches of a configuration; `stack` closes them."""
     if config.data.stream.pack is not None:
-        return open_stream(config, device=device)
+        return _open_stream(config, device=device)
     data = config.data
     if data.folder is None:
         raise InputError(
@@ -182,7 +182,7 @@ def open_batches(
     return stack.enter_context(contextlib.closing(batches))
 
 
-def open_stream(config: TrainConfig, *, device: torch.device) -> SyntheticStream:
+def _open_stream(config: TrainConfig, *, device: torch.device) -> SyntheticStream:
     """Open the stream of a configuration."""
     part = config.data.stream
     height, width = part.size or config.model.image_size

@@ -35,14 +35,14 @@ Objects = Array | Sequence[object]  # boxes, masks or RLEs
 Shapes = Floats | list[Mapping[str, object]]  # boxes, or masks as RLE
 
 IOU_THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
-RECALLS = np.linspace(0, 1, 101)
+_RECALLS = np.linspace(0, 1, 101)
 AREA_RANGES: dict[str, tuple[float, float]] = {
     "all": (0, 1e10),
     "small": (0, 32**2),
     "medium": (32**2, 96**2),
     "large": (96**2, 1e10),
 }
-MAX_DETECTIONS = (1, 10, 100)
+_MAX_DETECTIONS = (1, 10, 100)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class MeanAveragePrecision(Mergeable):
         `crowd` [G] marks regions that stand for many objects; `target_areas` [G] are areas in pixels where they differ
         from those of the masks or boxes, as in COCO's annotations.
         """
-        found, truth = as_shapes(self.kind, objects), as_shapes(self.kind, targets)
+        found, truth = _as_shapes(self.kind, objects), _as_shapes(self.kind, targets)
         found_areas, truth_areas = _areas(found), _areas(truth)
         flags = check_row("crowd", crowd, len(truth_areas), np.bool_, default=False)
         if target_areas is not None:
@@ -115,7 +115,7 @@ class MeanAveragePrecision(Mergeable):
         truth_labels = check_row("target_labels", target_labels, len(truth_areas), np.int64)
         for label in np.union1d(found_labels, truth_labels).tolist():
             ours, theirs = np.flatnonzero(found_labels == label), np.flatnonzero(truth_labels == label)
-            ours = ours[np.argsort(-rank[ours], kind="stable")][: MAX_DETECTIONS[-1]]
+            ours = ours[np.argsort(-rank[ours], kind="stable")][: _MAX_DETECTIONS[-1]]
             matches = match_detections(
                 _overlaps(_take(found, ours), _take(truth, theirs), flags[theirs]),
                 scores=rank[ours],
@@ -129,8 +129,10 @@ class MeanAveragePrecision(Mergeable):
         """Return the scores of all images so far."""
         labels = sorted({label for label, _ in self.matches})
         by_label = {label: [matches for other, matches in self.matches if other == label] for label in labels}
-        tables = {(label, most): precision_recall(by_label[label], most) for label in labels for most in MAX_DETECTIONS}
-        ranges, last = list(AREA_RANGES), MAX_DETECTIONS[-1]
+        tables = {
+            (label, most): precision_recall(by_label[label], most) for label in labels for most in _MAX_DETECTIONS
+        }
+        ranges, last = list(AREA_RANGES), _MAX_DETECTIONS[-1]
 
         def precision(size: str, threshold: int | slice = slice(None)) -> float:
             return nan_mean([tables[label, last][0][ranges.index(size), threshold] for label in labels])
@@ -230,14 +232,14 @@ def precision_recall(images: Sequence[Matches], most: int) -> tuple[Floats, Floa
     for size, threshold in np.ndindex(*means.shape):
         if targets[size, 0, 0] == 0:
             continue
-        index = np.searchsorted(recall[size, threshold], RECALLS, side="left")
+        index = np.searchsorted(recall[size, threshold], _RECALLS, side="left")
         reached = index < len(order)
-        means[size, threshold] = envelope[size, threshold][index[reached]].sum() / len(RECALLS)
+        means[size, threshold] = envelope[size, threshold][index[reached]].sum() / len(_RECALLS)
         highest[size, threshold] = recall[size, threshold, -1] if len(order) else 0.0
     return means, highest
 
 
-def as_shapes(kind: str, objects: Objects) -> Shapes:
+def _as_shapes(kind: str, objects: Objects) -> Shapes:
     """Return boxes as float64 [N, 4], or masks as a list of RLE."""
     return check_boxes(objects) if kind == "box" else _as_rles(objects)
 

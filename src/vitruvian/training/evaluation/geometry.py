@@ -47,7 +47,7 @@ from vitruvian.training.evaluation.metric import (
 
 DepthAlignment = Literal["none", "median", "scale", "scale_and_shift"]
 PointAlignment = Literal["none", "scale", "scale_and_shift"]
-ANGLES = (5.0, 7.5, 11.25, 22.5, 30.0)
+_ANGLES = (5.0, 7.5, 11.25, 22.5, 30.0)
 _BINS_PER_DEGREE = 100
 
 
@@ -71,7 +71,7 @@ class AngularError(Mergeable):
 
     settings = ("angles",)
 
-    def __init__(self, *, angles: Sequence[float] = ANGLES) -> None:
+    def __init__(self, *, angles: Sequence[float] = _ANGLES) -> None:
         if not angles or not all(0 < angle <= 180 for angle in angles):
             raise InputError(f"angles: expected degrees over 0, up to 180, got {list(angles)}.")
         self.angles = tuple(float(angle) for angle in angles)

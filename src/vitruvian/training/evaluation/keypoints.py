@@ -32,8 +32,6 @@ from vitruvian.training.evaluation.average_precision import (
 from vitruvian.training.evaluation.metric import Array, Bools, Floats, Mergeable, Values, check_row, nan_mean, ratio
 
 _MPII_HEAD_FACTOR = 0.6
-
-
 # Sigmas of COCO-WholeBody for points that the 308 do not have, and for its 68 points of the face.
 _WHOLEBODY_FACE_SIGMAS: Final[tuple[float, ...]] = (
     0.042, 0.043, 0.044, 0.043, 0.040, 0.035, 0.031, 0.025, 0.020, 0.023, 0.029, 0.032, 0.037, 0.038, 0.043, 0.041,
@@ -42,11 +40,7 @@ _WHOLEBODY_FACE_SIGMAS: Final[tuple[float, ...]] = (
     0.008, 0.008, 0.009, 0.008, 0.008, 0.007, 0.010, 0.008, 0.009, 0.009, 0.009, 0.007, 0.007, 0.008, 0.011, 0.008,
     0.008, 0.008, 0.010, 0.008,
 )  # fmt: skip
-
-
 _WHOLEBODY_HAND_ROOT_SIGMA: Final = 0.029
-
-
 _WHOLEBODY_GROUPS: Final[dict[str, tuple[int, ...]]] = {
     "body": tuple(range(17)),
     "feet": tuple(range(17, 23)),
@@ -164,9 +158,7 @@ def segment_length(keypoints: Array, *, start: int, end: int) -> Floats:
 
 
 _MAX_PEOPLE = 20
-
-
-PCK_THRESHOLDS = (0.05, 0.1, 0.2)
+_PCK_THRESHOLDS = (0.05, 0.1, 0.2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +202,7 @@ class PCK(Mergeable):
         self,
         layout: Layout | str = "sapiens308",
         *,
-        thresholds: Sequence[float] = PCK_THRESHOLDS,
+        thresholds: Sequence[float] = _PCK_THRESHOLDS,
         groups: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self.layout = _find_layout(layout)

@@ -37,17 +37,9 @@ from vitruvian.training.evaluation.metric import (
 )
 
 _GRADIENT_SIGMA = 1.4
-
-
 _LEVELS = 10
-
-
 _DISCONNECTED = 0.15
-
-
 _THOUSAND = 1000.0
-
-
 _SLACK = 1e-3  # of resizing and half precision
 
 

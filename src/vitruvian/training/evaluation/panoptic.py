@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass
-class LabelCounts:
+class _LabelCounts:
     """Counts of one label."""
 
     matched: int = 0
@@ -77,7 +77,7 @@ class PanopticQuality(Mergeable):
     def __init__(self, *, things: Collection[int] | None = None, void_id: int = 0) -> None:
         self.things = None if things is None else frozenset(things)
         self.void_id = void_id
-        self.counts: dict[int, LabelCounts] = {}
+        self.counts: dict[int, _LabelCounts] = {}
 
     def update(
         self,
@@ -132,7 +132,7 @@ class PanopticQuality(Mergeable):
         check_settings(self, other)
         for label, theirs in other.counts.items():
             ours = self._count(label)
-            for field in dataclasses.fields(LabelCounts):
+            for field in dataclasses.fields(_LabelCounts):
                 setattr(ours, field.name, getattr(ours, field.name) + getattr(theirs, field.name))
 
     def compute(self) -> PanopticReport:
@@ -146,9 +146,9 @@ class PanopticQuality(Mergeable):
             per_label=per_label,
         )
 
-    def _count(self, label: int) -> LabelCounts:
+    def _count(self, label: int) -> _LabelCounts:
         """Return the counts of a label, new ones for a new label."""
-        return self.counts.setdefault(label, LabelCounts())
+        return self.counts.setdefault(label, _LabelCounts())
 
     def _segment_indices(self, name: str, segmentation: Array, labels: Mapping[int, int]) -> Ints:
         """Return the index in `labels` of each pixel's segment, flat; void comes after the last."""
@@ -191,7 +191,7 @@ def _overlap_areas(found: Ints, truth: Ints, found_count: int, truth_count: int)
     return np.bincount(found * shape[1] + truth, minlength=shape[0] * shape[1]).reshape(shape)
 
 
-def _label_scores(count: LabelCounts) -> PanopticScores:
+def _label_scores(count: _LabelCounts) -> PanopticScores:
     """Return the scores of one label that occurred."""
     sq = count.overlap / count.matched if count.matched else 0.0
     rq = count.matched / (count.matched + 0.5 * count.spurious + 0.5 * count.missed)

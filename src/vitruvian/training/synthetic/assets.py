@@ -19,15 +19,11 @@ from vitruvian.errors import InputError
 from vitruvian.training.synthetic.mesh import ANYONE, CLASS, MEN, WOMEN, Floats, Ints, Piece, keep_faces
 
 _SEX = {"any": ANYONE, "male": MEN, "female": WOMEN}
-
-
 # Halves of outfits that do not go with every other piece; the shirt of dungarees has no front.
 _STYLES = {
     "male_worksuit01/upper": "under_bib", "male_worksuit01/lower": "bib", "female_sportsuit01/upper": "crop",
     "female_casualsuit02/lower": "shorts",
 }  # fmt: skip
-
-
 _SLOT_OF_KIND = {
     "hat": "hat", "shoes": "shoes", "hair": "hair", "eyebrows": "brows", "eyelashes": "lashes", "teeth": "teeth",
     "tongue": "tongue",

@@ -20,11 +20,7 @@ from vitruvian.training.synthetic.mesh import (
 )
 
 BODY_VERTICES = 13380
-
-
 EYES = slice(14598, 14742)
-
-
 # Vertices of bones that no pose rotates belong to the nearest bone above them.
 _MOVING_BONES = (
     "root", "spine05", "spine04", "spine03", "spine02", "spine01", "neck01", "neck02", "neck03", "head",
@@ -34,8 +30,6 @@ _MOVING_BONES = (
         *(f"finger{finger}-{joint}" for finger in range(1, 6) for joint in range(1, 4)),
     )),
 )  # fmt: skip
-
-
 # Shape details that move whole limbs or heads away from where they belong, or that only suit some people.
 _ODD_DETAILS = ("pregnant", "breast", "navel", "hip-trans", "torso-trans", "head-trans", "neck-trans", "foot-trans",
                 "hand-trans", "bulge", "valgus", "double")  # fmt: skip

@@ -49,12 +49,8 @@ from vitruvian.training.synthetic.posing import keypoint_rules
 
 # The face's part of a skin texture, u and v: it has its own texture, at a higher resolution.
 _FACE_BOX = (0.69, 0.22, 1.0, 0.76)
-
-
 # Largest distance (m) from the skin at which a piece covers it.
 _REACH = {"hat": 0.09, "lower": 0.035, "upper": 0.05, "outer": 0.07, "shoes": 0.03, "accessory": 0.06}
-
-
 # Classes of bare skin by the bones that move it, for bodies without a table.
 _CLASS_OF_BONES = (
     ("Face_Neck", ("neck", "head")), ("Torso", ("root", "spine", "pelvis", "clavicle", "shoulder")),

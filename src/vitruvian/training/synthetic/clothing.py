@@ -16,22 +16,14 @@ from vitruvian.training.synthetic.pack import Pack, Wardrobe
 from vitruvian.training.synthetic.rng import Rng
 
 _ADULT = 0.58  # age trait from which people may wear little
-
-
 # Relative frequency of styles within their slot; pieces without a style have weight 1. Bare arms and legs are more
 # frequent than in reality, since only they teach the parts of the body.
 _STYLE_WEIGHT = {
     "top": 0.9, "crop": 0.45, "bra": 0.35, "dress": 0.8, "tight": 0.6, "long": 0.8, "shorts": 1.3, "swim": 0.35,
     "skirt": 0.8, "socks": 0.4, "shoes": 0.5, "veil": 0.5, "band": 0.3,
 }  # fmt: skip
-
-
 _CLOTH_SLOTS = ("lower", "upper", "outer", "accessory")
-
-
 BARE_STYLES = ("bra", "swim", "crop")
-
-
 _THIN_TOPS = (
     "tshirt_tight", "tshirt_vee", "tee_scoop", "polo", "longsleeve", "henley", "tank", "singlet", "rollneck", "blouse",
     "dress_summer", "dress_short", "dress_tee",

@@ -49,7 +49,7 @@ ImageFormat = Literal["jpg", "png"]
 JSONObject = dict[str, Any]
 ANNOTATIONS_FILE: Final = "annotations.json"
 SHEET_FILE: Final = "contact-sheet.jpg"
-MAPS: Final = frozenset({"matte", "albedo", "parts", "geometry"})
+_MAPS: Final = frozenset({"matte", "albedo", "parts", "geometry"})
 GROUP = 8
 _FORMAT: Final = "vitruvian-people-set-1"
 _SET_FILE: Final = "set.json"
@@ -94,7 +94,7 @@ def file_names(index: int, image_format: ImageFormat) -> dict[str, str]:
     return {folder: f"{folder}/{index:06d}.{ending}" for folder, ending in endings.items()}
 
 
-def write_maps(folder: Path, names: Mapping[str, str], maps: ImageMaps, *, quality: int) -> None:
+def _write_maps(folder: Path, names: Mapping[str, str], maps: ImageMaps, *, quality: int) -> None:
     """Write an image and all its maps; existing files are replaced."""
     matte, albedo, parts, normals, depth = maps.matte, maps.albedo, maps.parts, maps.normals, maps.depth
     if matte is None or albedo is None or parts is None or normals is None or depth is None:
@@ -117,7 +117,7 @@ def write_maps(folder: Path, names: Mapping[str, str], maps: ImageMaps, *, quali
         )
 
 
-def read_maps(folder: Path, names: Mapping[str, str], wanted: frozenset[str] = MAPS) -> ImageMaps:
+def read_maps(folder: Path, names: Mapping[str, str], wanted: frozenset[str] = _MAPS) -> ImageMaps:
     """Read an image and those of its maps that are `wanted`: "matte", "albedo", "parts", "geometry"."""
     image = image_to_tensor(load_image(folder / names["images"]))  # [3, H, W]
     size_hw = (image.shape[1], image.shape[2])
@@ -276,7 +276,7 @@ def _write_group(
         index = number * GROUP + row
         names = file_names(index, options.image_format)
         maps = ImageMaps.of(group.truth, row)
-        jobs.append(writers.submit(write_maps, folder, names, maps, quality=options.quality))
+        jobs.append(writers.submit(_write_maps, folder, names, maps, quality=options.quality))
         images.append(_image_entry(group.truth, row, index, names))
         annotations += _person_entries(group, row, index)
     for job in jobs:
@@ -415,7 +415,7 @@ def _write_sheet(folder: Path) -> None:
     record = _read_record(folder, 0)
     strips = []
     for image in record["images"]:
-        names = {kind: image[f"{kind}_file"] for kind in MAPS} | {"images": image["file_name"]}
+        names = {kind: image[f"{kind}_file"] for kind in _MAPS} | {"images": image["file_name"]}
         people = [person["keypoints"] for person in record["annotations"] if person["image_id"] == image["id"]]
         points = torch.tensor(people, dtype=torch.float32).reshape(len(people), len(KEYPOINT_NAMES), 3)  # [M, 308, 3]
         strips.append(_sheet_row(read_maps(folder, names), points))

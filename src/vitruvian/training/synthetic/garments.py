@@ -34,14 +34,8 @@ from vitruvian.training.synthetic.mesh import (
 
 # Pairs of body vertices whose distance along x, y, z tells how large a part of the body is: offsets grow with it.
 Span = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
-
-
-HEAD_SPAN: Span = ((5399, 11998), (962, 5320), (791, 881))
-
-
+_HEAD_SPAN: Span = ((5399, 11998), (962, 5320), (791, 881))
 TRUNK_SPAN: Span = ((3924, 10589), (1892, 3946), (1524, 4370))
-
-
 _FABRIC_REPEATS = 12.0  # cloth textures repeat this often over the body's texture square
 
 
@@ -100,7 +94,7 @@ def make_form(source: BodySource, quads: Ints, quad_uv: Floats) -> Form:
     )  # fmt: skip
 
 
-def scale_of(form: Form, span: Span) -> dict[str, Any]:
+def _scale_of(form: Form, span: Span) -> dict[str, Any]:
     """The scale fields of a `Piece` that was made on the template and grows with `span`."""
     ids = np.array(span, np.int64)
     base = np.diagonal(np.abs(form.vertices[ids[:, 0]] - form.vertices[ids[:, 1]]))
@@ -149,7 +143,7 @@ def shell(
         face_class = part_class[form.faces[mesh.source]].max(1).astype(np.int64)
     piece = Piece(
         name=name, slot=slot, ids=ids, weights=weights, offsets=offsets.astype(np.float32), faces=faces, uv=mesh.uv,
-        face_class=face_class, face_part=np.zeros(len(faces), np.int64), **scale_of(form, span),
+        face_class=face_class, face_part=np.zeros(len(faces), np.int64), **_scale_of(form, span),
         hides=np.flatnonzero(fields.min(0)[:BODY_VERTICES] > 0.022 + thickness), suits=suits, style=style,
     )  # fmt: skip
     return keep_faces(piece, np.ones(len(faces), bool))
@@ -224,13 +218,13 @@ def skirt(
     piece = Piece(
         name=name, slot=slot, ids=ids, weights=weights, offsets=offsets.astype(np.float32), faces=faces, uv=mesh.uv,
         face_class=np.full(len(faces), CLASS[part_class], np.int64), face_part=np.zeros(len(faces), np.int64),
-        **scale_of(form, TRUNK_SPAN), hides=np.flatnonzero(tube),
+        **_scale_of(form, TRUNK_SPAN), hides=np.flatnonzero(tube),
         style="skirt", suits=WOMEN,
     )  # fmt: skip
     return keep_faces(piece, np.ones(len(faces), bool))
 
 
-def scalp_field(form: Form, *, front: float, back: float) -> Floats:
+def _scalp_field(form: Form, *, front: float, back: float) -> Floats:
     """Positive above the hairline: a plane from `front` (metres above the eyes) to `back`, on the head only."""
     _, y, z = form.vertices.T
     skull = form.vertices[:BODY_VERTICES][form.head[:BODY_VERTICES] > 0.6]
@@ -448,8 +442,8 @@ def make_small_things(form: Form) -> list[Piece]:
     wrist = form.along_arm - form.whole_arm
     head_y, base = form.at["head"][1], form.at["neck01"]
     waist = form.at["spine05"][2] + 0.05
-    scalp = scalp_field(form, front=0.062, back=-0.085)
-    hat_line = scalp_field(form, front=0.045, back=-0.02)
+    scalp = _scalp_field(form, front=0.062, back=-0.085)
+    hat_line = _scalp_field(form, front=0.045, back=-0.02)
     face = np.hypot(x / 0.060, (z - (form.eye_z - 0.035)) / 0.098) - 1.0
     face = np.where(y < head_y - 0.005, face * 0.08, 1.0)
     scarf_field = np.stack([z - (base[2] - 0.045 - 0.3 * np.minimum(y - base[1], 0)), base[2] + 0.035 - z, feet])
@@ -460,7 +454,7 @@ def make_small_things(form: Form) -> list[Piece]:
     ) -> Piece:
         part_class = "Hair" if slot == "hair" else "Apparel"
         return shell(form, name, slot, field, thickness=thickness, smooth=smooth, part_class=part_class, style=style,
-                     suits=suits, span=HEAD_SPAN)  # fmt: skip
+                     suits=suits, span=_HEAD_SPAN)  # fmt: skip
 
     return [
         *socks, slippers,
@@ -491,7 +485,7 @@ def rigid_piece(form: Form, name: str, slot: str, points: Floats, faces: Ints, *
         name=name, slot=slot, ids=np.full((len(points), 3), vertex), weights=weights,
         offsets=(points - form.vertices[vertex]).astype(np.float32), faces=faces, uv=uv.astype(np.float32),
         face_class=np.full(len(faces), CLASS[part_class], np.int64), face_part=np.full(len(faces), part, np.int64),
-        **scale_of(form, span), style=style,
+        **_scale_of(form, span), style=style,
     )  # fmt: skip
 
 
@@ -569,14 +563,14 @@ def make_glasses(form: Form) -> list[Piece]:
         nose = np.array([0.0, eye[1] - 0.01, eye[2]])
         style = "sunglasses" if dark else "glasses"
         piece = rigid_piece(
-            form, name, "glasses", points, faces, anchor=nose, span=HEAD_SPAN, part_class="Eyeglass", style=style
+            form, name, "glasses", points, faces, anchor=nose, span=_HEAD_SPAN, part_class="Eyeglass", style=style
         )
         middle = plate(np.array([eye[0]]), np.array([eye[2]]))
         disc = np.concatenate([middle - [0.0, 0.002, 0.0], rims])
         fan = np.stack([np.zeros(28, np.int64), 1 + np.arange(28), 1 + (np.arange(28) + 1) % 28], 1)
         points, faces = _merge_meshes([(disc, fan), (disc * [-1.0, 1.0, 1.0], fan)])
         lens = rigid_piece(
-            form, name, "glasses", points, faces, anchor=nose, span=HEAD_SPAN, part_class="Eyeglass", part=1
+            form, name, "glasses", points, faces, anchor=nose, span=_HEAD_SPAN, part_class="Eyeglass", part=1
         )
         piece = join_pieces(piece, lens)
         pieces.append(piece)
@@ -585,9 +579,9 @@ def make_glasses(form: Form) -> list[Piece]:
 
 def make_cap(form: Form) -> list[Piece]:
     """A baseball cap: a thin shell over the scalp and a curved visor."""
-    line = scalp_field(form, front=0.05, back=-0.01)
+    line = _scalp_field(form, front=0.05, back=-0.01)
     crown = shell(
-        form, "cap", "hat", line, thickness=0.014, smooth=8, part_class="Apparel", style="hat", span=HEAD_SPAN
+        form, "cap", "hat", line, thickness=0.014, smooth=8, part_class="Apparel", style="hat", span=_HEAD_SPAN
     )
     skull = form.vertices[:BODY_VERTICES][form.head[:BODY_VERTICES] > 0.6]
     ring = skull[np.abs(skull[:, 2] - form.eye_z - 0.05) < 0.015]
@@ -600,7 +594,7 @@ def make_cap(form: Form) -> list[Piece]:
     z = form.eye_z + 0.056 - 0.012 * out - 0.016 * across**2 * (0.4 + out)
     visor = np.stack([x, y, z], -1).reshape(-1, 3)
     brow = np.array([0.0, brow_y, form.eye_z + 0.05])
-    brim = rigid_piece(form, "cap", "hat", visor, _grid_faces(13, 6, False, False), anchor=brow, span=HEAD_SPAN,
+    brim = rigid_piece(form, "cap", "hat", visor, _grid_faces(13, 6, False, False), anchor=brow, span=_HEAD_SPAN,
                  part_class="Apparel", part=1)  # fmt: skip
     return [join_pieces(crown, brim)]
 

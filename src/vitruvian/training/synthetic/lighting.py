@@ -232,12 +232,6 @@ def _white_balance(light: Tensor, tint: Tensor | None, rng: Rng) -> Tensor:
     return gains * (rng.normal(0.0, 0.05, B, 3)).exp()
 
 
-FAR = 1e4
-
-
-LIGHT_DISTANCE = 10.0  # radii of the lit region
-
-
 # ------------------------------------------------------------------------------------------------------- shadows
 
 

@@ -14,14 +14,8 @@ from vitruvian.training.synthetic.pack import Pack, PackParts, pack_arrays, pack
 from vitruvian.training.synthetic.posing import keypoint_rules
 
 _SIDES = 8
-
-
 _Point = tuple[float, float, float]
-
-
 _Row = tuple[str, _Point, _Point, float, str]
-
-
 # bone: parent, head, tail, radius, part class; one side only, the other is its mirror image
 _MIDDLE: dict[str, _Row] = {
     "root": ("", (0, 0, 0.95), (0, 0, 1.1), 0.15, "Torso"),
@@ -29,8 +23,6 @@ _MIDDLE: dict[str, _Row] = {
     "neck01": ("spine01", (0, 0, 1.42), (0, 0, 1.5), 0.06, "Face_Neck"),
     "head": ("neck01", (0, 0, 1.5), (0, 0, 1.72), 0.09, "Face_Neck"),
 }
-
-
 _LEFT: dict[str, _Row] = {
     "upperarm01": ("spine01", (0.2, 0, 1.4), (0.4, 0, 1.2), 0.05, "Upper_Arm"),
     "lowerarm01": ("upperarm01", (0.4, 0, 1.2), (0.58, 0, 1.02), 0.04, "Lower_Arm"),

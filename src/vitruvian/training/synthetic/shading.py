@@ -92,14 +92,8 @@ def _lattice_hash(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
 
 
 _SKIN_CLASSES = (3, 5, 6, 7, 8, 11, 12, 14, 15, 16, 17, 20, 21, 22, 24, 25, 28)
-
-
 _HAIR_CLASS = 4
-
-
 _CLOTH_CLASSES = (13, 23)
-
-
 _FOLD_WAVES = 6
 
 
