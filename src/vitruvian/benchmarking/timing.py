@@ -126,7 +126,7 @@ def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def difference(got: Any, want: Any) -> tuple[float, float]:
-    """Return the difference of results: the largest difference over the largest value, and the distance over the length.
+    """Return two differences of results: the largest over the largest value, and the distance over the length.
 
     Of several tensors the worst counts.
     """
