@@ -41,7 +41,7 @@ from vitruvian import Sapiens2ImageProcessor, load_image, pipeline
 from vitruvian.benchmarking.timing import time_interleaved
 from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.human import LAYOUTS, PART_NAMES
-from vitruvian.images.crop import crop_params
+from vitruvian.images import crop_params
 from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.models.sapiens2.silhouette import fill_boxes, places_in_crops

@@ -399,7 +399,7 @@ def check(pipe: Any, path: Path, boxes: list[list[float]]) -> None:
     frame = Frame(picture=as_picture(path), name=path.name, path=path)
     pixels, table = torch.from_numpy(frame.picture).permute(2, 0, 1), [torch.tensor(boxes)]
     with torch.inference_mode():
-        wanted = pipe.processor.prepare_pictures([pixels], table, at_once=False)  # [P, 3, h, w]
+        wanted = pipe.processor.prepare_pictures([pixels], table)  # [P, 3, h, w]
         there = pipe.processor.prepare_pictures([pixels.to(pipe.device)], table)
         options = replace(pipe.options, boxes=boxes, box_form="xywh")
         units = pipe.prepare(frame, None, options).units

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitruvian.atomic import atomic_write
 from vitruvian.cli.items import Item
 from vitruvian.cli.kinds import MOVIES, shown_files
 from vitruvian.cli.reading import open_video_finder, people_options
 from vitruvian.errors import InputError
-from vitruvian.files import create_video, json_text, replacing, write_picture
+from vitruvian.files import create_video, json_text, write_image
 from vitruvian.pipelines.finders.tracked import TrackedFinder
 from vitruvian.pipelines.runner import Failure
 from vitruvian.pipelines.video import ResultSmoother, pipeline_task, run_video
@@ -113,7 +114,7 @@ class Lines:
     """A file with a line of JSON a frame, which appears when it is whole."""
 
     def __init__(self, path: Path | None) -> None:
-        self.place = None if path is None else replacing(path)
+        self.place = None if path is None else atomic_write(path)
         self.file: Any = None
 
     def __enter__(self) -> Lines:
@@ -177,5 +178,5 @@ class Preview:
     def __call__(self, number: int, picture: NDArray[np.uint8], result: Any) -> None:
         """Show a frame, unless the last one is too fresh."""
         if self.clock() - self.last >= PREVIEW_SECONDS:
-            write_picture(self.path, np.ascontiguousarray(picture[..., :3]))
+            write_image(self.path, np.ascontiguousarray(picture[..., :3]))
             self.last = self.clock()

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.errors import InputError
-from vitruvian.images.at_once import sent
-from vitruvian.images.crop import crop_params
 from vitruvian.images.resize import resize
+from vitruvian.ops.crop import crop_params
+from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.results.base import Picture
 
 Blend = Literal["mean", "unit", "alpha", "labels"]
@@ -171,7 +171,7 @@ class Canvas:
         wide = 1 if blend == "labels" else channels
         self.values = torch.full((*size_hw, wide), fill, dtype=torch.float32, device=self.device)
         if under is not None:
-            self.values[...] = sent(under, self.device) if isinstance(under, np.ndarray) else under
+            self.values[...] = pinned_copy(under, self.device) if isinstance(under, np.ndarray) else under
         self.cover = torch.zeros(size_hw, dtype=torch.bool, device=self.device)
         self.labels = torch.zeros(size_hw, dtype=torch.uint8, device=self.device) if blend == "labels" else None
 
@@ -265,7 +265,7 @@ class Canvas:
         rise = torch.ones_like(places) if start <= 0 else (places - start) / max(low - start, 1e-6)
         fall = torch.ones_like(places) if stop >= side else (stop - places) / max(stop - high, 1e-6)
         ramp = torch.minimum(rise, fall).clamp(0, 1)
-        return sent((ramp * ramp * (3 - 2 * ramp)).clamp(min=LEAST), self.device)
+        return pinned_copy((ramp * ramp * (3 - 2 * ramp)).clamp(min=LEAST), self.device)
 
     def blocks_of(self, window: Window) -> Iterator[Block]:
         """Name the blocks of the picture that a window touches, by row and column."""
@@ -319,7 +319,7 @@ def sample(patch: Tensor, window: Window, rows: range, columns: range) -> Tensor
         return patch[:, rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
     down = spread_over(rows, window.top, window.height)  # [r]
     across = spread_over(columns, window.left, window.width)  # [c]
-    across, down = sent(across, patch.device), sent(down, patch.device)
+    across, down = pinned_copy(across, patch.device), pinned_copy(down, patch.device)
     grid = torch.stack(torch.meshgrid(across, down, indexing="xy"), dim=-1)  # [r, c, 2]
     # Many times faster on a CPU than gathering rows and columns.
     return F.grid_sample(patch[None], grid[None], mode="bilinear", padding_mode="border", align_corners=False)[0]

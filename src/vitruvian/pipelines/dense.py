@@ -121,9 +121,8 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
                 boxes[:, 2:] -= boxes[:, :2]
             elif looked.windows is not None:
                 shown = [window.cut_tensor(pixels) for window in looked.windows]
-            at_once = self.lane is not None
             people = None if boxes is None else [boxes]
-            return self.processor.prepare_pictures(shown, people, at_once=at_once, dtype=self.model.dtype)
+            return self.processor.prepare_pictures(shown, people, dtype=self.model.dtype)
 
         units, arrival = self.on_device(frame, cut_out)  # [3, h, w] each
         return Prepared(frame, [Unit(one, arrival=arrival) for one in units], looked)

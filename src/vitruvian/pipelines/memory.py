@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
-from vitruvian.images.at_once import sent
+from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.outputs import map_tensors
 from vitruvian.results.base import Picture
 
@@ -115,7 +115,7 @@ def to_device(units: Sequence[Tensor], device: torch.device, dtype: torch.dtype 
     if device.type != "cuda":
         return torch.stack(list(units)).to(device)  # [B, 3, h, w]
     if any(unit.is_cuda for unit in units):  # all of them, as a rule
-        batch = torch.stack([unit if unit.is_cuda else sent(unit, device) for unit in units])  # [B, 3, h, w]
+        batch = torch.stack([unit if unit.is_cuda else pinned_copy(unit, device) for unit in units])  # [B, 3, h, w]
     else:
         shape = (len(units), *units[0].shape)
         pinned = torch.empty(shape, dtype=units[0].dtype, pin_memory=True)
@@ -179,7 +179,7 @@ class Lane:
 
     def upload(self, picture: Picture) -> Tensor:
         """Return a picture [H, W, 3] on the device as [3, H, W]; to be called in the lane."""
-        return sent(picture, self.device).permute(2, 0, 1)  # [3, H, W]
+        return pinned_copy(picture, self.device).permute(2, 0, 1)  # [3, H, W]
 
 
 def lane_for(device: torch.device, held: Lane | None) -> Lane | None:

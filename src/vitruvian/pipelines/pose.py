@@ -20,12 +20,12 @@ from vitruvian.auto import AutoModelForPoseEstimation
 from vitruvian.errors import InputError
 from vitruvian.graphs import unrecorded
 from vitruvian.human import FLIP_PAIRS, KEYPOINT_NAMES
-from vitruvian.images.windows import lay_windows
 from vitruvian.kernels.peaks import finds_peaks
-from vitruvian.layers.keep import constant
 from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, flip_back
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.ops.cache import constant
+from vitruvian.ops.crop import crop_windows
 from vitruvian.pipelines.base import PeopleOptions, TaskPipeline, people_in
 from vitruvian.pipelines.memory import Later, OnHost, read_here, to_device, to_host
 from vitruvian.pipelines.people import whole_picture
@@ -84,8 +84,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
         boxes = xywh(found)  # [P, 4]
 
         def cut_out(pixels: Tensor) -> list[Tensor] | Tensor:
-            at_once = self.lane is not None
-            return self.processor.prepare_pictures([pixels], [boxes], at_once=at_once, dtype=self.model.dtype)
+            return self.processor.prepare_pictures([pixels], [boxes], dtype=self.model.dtype)
 
         crops, arrival = self.on_device(frame, cut_out)  # [3, h, w] each
         return Prepared(frame, [Unit(crop, arrival=arrival) for crop in crops], found)
@@ -170,7 +169,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
 
     def in_source(self, xy: NDArray[np.float32], last_xy: tuple[int, int], people: People) -> NDArray[np.float32]:
         """Bring points [P, J, 2] from pixels of people's heatmaps, whose last is `last_xy`, to those of the picture."""
-        center_xy, size_wh = lay_windows(xywh(people), self.processor.size_hw)  # [P, 2] each
+        center_xy, size_wh = crop_windows(xywh(people), self.processor.size_hw)  # [P, 2] each
         shares = xy / np.array(last_xy, np.float32) - np.float32(0.5)  # [P, J, 2]
         return (shares * size_wh[:, None] + center_xy[:, None]).astype(np.float32, copy=False)
 

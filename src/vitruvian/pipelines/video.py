@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.errors import InputError
-from vitruvian.files.video_reading import VideoReader, open_video
+from vitruvian.files.video import VideoReader, open_video
 from vitruvian.pipelines.finders.tracked import TrackedFinder, part_of
 from vitruvian.pipelines.people import PeopleFinder
 from vitruvian.pipelines.runner import Failure

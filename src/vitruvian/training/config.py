@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from vitruvian import tasks
+from vitruvian.atomic import write_text
 from vitruvian.config import Settings, read_json, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
-from vitruvian.hub import write_text
 
 TASKS = tuple(task.head for task in tasks.TASKS.values() if task.head is not None)  # as Sapiens2 names them
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from vitruvian.errors import ConfigError
 from vitruvian.human import GROUPS
-from vitruvian.layers.keep import constant, kept
 from vitruvian.losses.dense import cross_entropy, dice_loss
 from vitruvian.losses.heatmap import HeatmapLossWeights, heatmap_peaks
 from vitruvian.losses.people import draw_people, people_loss
@@ -19,6 +18,7 @@ from vitruvian.losses.pointmap import aligned_distance, depth_steps
 from vitruvian.models.sapiens2.decoding import draw_heatmaps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
+from vitruvian.ops.cache import cached_tensors, constant
 from vitruvian.training.config import ModelPart, TrainConfig
 from vitruvian.training.datasets.augmentation import SHARPEN, degrade_crops, photometric
 from vitruvian.training.datasets.labels import TrainBatch, normalize, sum_losses, to_model_axes
@@ -130,7 +130,7 @@ def keypoint_targets(
     return maps, torch.where(state < VISIBLE, _HIDDEN_WEIGHT, 1.0) * counts
 
 
-@kept
+@cached_tensors
 def _point_weights(device: torch.device) -> Tensor:
     """Return the weight of each keypoint [308]."""
     weights = torch.ones(sum(len(ids) for ids in GROUPS.values()))

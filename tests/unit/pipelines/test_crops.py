@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitruvian.errors import InputError
-from vitruvian.images.crop import crop_boxes
+from vitruvian.images import crop_boxes
 from vitruvian.pipelines.crops import BLOCK, Canvas, Pasted, Window, crop_windows, person_windows
 
 Floats = NDArray[np.float32]

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.layers.keep import constant
 from vitruvian.losses.people import PeopleTarget, draw_people
 from vitruvian.models.sapiens2.decoding import draw_heatmaps
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL, NORMAL_AXES
+from vitruvian.ops.cache import constant
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.tensor_batch import TensorBatch
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.images.components import find_regions, positions
+from vitruvian.images.components import find_regions, run_positions
 from vitruvian.training.evaluation.metric import (
     Array,
     Averages,
@@ -146,7 +146,7 @@ def _largest_region(mask: Bools) -> Bools:
     region: Bools = np.zeros(mask.size, dtype=np.bool_)
     if len(found.areas):
         mine = found.region == found.areas.argmax()
-        region[positions(found.starts[mine], (found.ends - found.starts)[mine])] = True
+        region[run_positions(found.starts[mine], (found.ends - found.starts)[mine])] = True
     return region.reshape(mask.shape)
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
-from vitruvian.layers.keep import constant
+from vitruvian.ops.cache import constant
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.synthetic.mesh import CLASS
 from vitruvian.training.synthetic.render import hide_keypoints, mask_boxes

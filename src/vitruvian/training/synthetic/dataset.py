@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from vitruvian.atomic import atomic_write, write_text
 from vitruvian.config import read_json
 from vitruvian.errors import CheckpointError, ImageError, InputError
-from vitruvian.hub import write_text, written_in_place
 from vitruvian.human import KEYPOINT_NAMES, KEYPOINTS, PART_COLOURS, PART_NAMES, SKELETON
 from vitruvian.images import image_to_tensor, load_image
 from vitruvian.images.rle import encode_rle, rle_area
@@ -422,7 +422,7 @@ def _write_sheet(folder: Path) -> None:
     sheet = Image.new("RGB", (strips[0].width, len(strips) * (_SHEET_HEIGHT + _GAP) - _GAP), _PAPER)
     for number, strip in enumerate(strips):
         sheet.paste(strip, (0, number * (_SHEET_HEIGHT + _GAP)))
-    with written_in_place(folder / SHEET_FILE) as temporary:
+    with atomic_write(folder / SHEET_FILE) as temporary:
         sheet.save(temporary, format="JPEG", quality=90)
 
 
