@@ -49,7 +49,7 @@ from vitruvian.benchmarking.models import (  # noqa: E402
     Workload,
     subject,
 )
-from vitruvian.graphs import unrecorded  # noqa: E402
+from vitruvian.ops.cuda_graphs import no_capture  # noqa: E402
 from vitruvian.pipelines import base, runner  # noqa: E402
 from vitruvian.pipelines.job import Failure  # noqa: E402
 from vitruvian.pipelines.memory import to_host  # noqa: E402
@@ -408,7 +408,7 @@ def check(pipe: Any, path: Path, boxes: list[list[float]]) -> None:
                 unit.arrival.receive()
         found = torch.stack([unit.pixels for unit in units])
         rounded = "" if torch.equal(found, there.to(found.dtype)) else "; NOT THE SAME in the model's data type"
-        with unrecorded():
+        with no_capture():
             heatmaps, _ = pipe.heatmaps(found.to(pipe.model.dtype), None)
         points = pipe.points(heatmaps, None, None, 11)[0].cpu()  # [P, J, 3]
         own = pipe.points(heatmaps.cpu().float(), None, None, 11)[0]
@@ -429,7 +429,7 @@ def how_batches_ran(pipe: Any, replays: Counter[int]) -> None:
     graphs = pipe.model.graphs
     replayed = Counter() if graphs is None else graphs.replays - replays
     how = ", ".join(f"{count} of {size}" for size, count in sorted(replayed.items())) or "none"
-    refused = "" if graphs is None or not graphs.refused else f"; refused: {next(iter(graphs.refused.values()))}"
+    refused = "" if graphs is None or not graphs.failed else f"; failed: {next(iter(graphs.failed.values()))}"
     print(f"batches: {ran}; replayed from a recording: {how}{refused}", flush=True)
 
 

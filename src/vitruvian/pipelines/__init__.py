@@ -80,7 +80,7 @@ def default_model(task: str) -> str | None:
     """Return the model of a task where none is named: the one inside the package, None where there is none for it."""
     if task not in INSIDE or not has_builtin():
         return None
-    from vitruvian.models.sapiens2.packed import packed_tasks
+    from vitruvian.auto import packed_tasks
 
     wanted = INSIDE[task]
     return BUILTIN if wanted is None or wanted in packed_tasks(BUILTIN) else None

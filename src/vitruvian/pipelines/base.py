@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvian.auto import HUB_KEYWORDS, AutoProcessor, AutoTaskModel
+from vitruvian.auto import HUB_KEYWORDS, AutoProcessor, AutoTaskModel, packed_tasks
 from vitruvian.devices import checked_device, checked_dtype, devices_of
 from vitruvian.errors import InputError, near_matches
 from vitruvian.model import Model
-from vitruvian.models.sapiens2.packed import packed_tasks
 from vitruvian.pipelines.memory import Arrival, BatchSize, Lane, first_batch_size, is_out_of_memory, lane_for
 from vitruvian.pipelines.people import (
     BoxForm,

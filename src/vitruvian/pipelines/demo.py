@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian import hub
+from vitruvian.auto import packed_tasks
 from vitruvian.draw import draw_boxes, sheet
 from vitruvian.errors import InputError, VitruvianWarning, near_matches
 from vitruvian.files import write_png
-from vitruvian.models.sapiens2.packed import packed_tasks
 from vitruvian.pipelines import INSIDE, pipeline, pipeline_class
 from vitruvian.pipelines.people import PeopleFinder, find_people, open_finder
 from vitruvian.pipelines.sources import BadFrame, Frame, open_source

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitruvian.auto import packed_tasks
 from vitruvian.errors import InputError
-from vitruvian.models.sapiens2.maps import cut_padding
-from vitruvian.models.sapiens2.packed import packed_tasks
-from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
 from vitruvian.pipelines.base import PeopleOptions, TaskPipeline, people_in
 from vitruvian.pipelines.crops import Blend, Canvas, Pasted, Window, crop_windows
 from vitruvian.pipelines.memory import to_device
@@ -186,7 +185,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
 
     def fitted(self, one: Tensor, size_hw: tuple[int, int]) -> Tensor:
         """Return the part of a map [C, h, w] that is not padding, for a picture or tile of `size_hw`."""
-        return cut_padding(one, size_hw, self.processor.size_hw) if self.processor.do_pad else one
+        return crop_padding(one, size_hw, self.processor.size_hw) if self.processor.do_pad else one
 
     # ------------------------------------------------------------------------------------------------ maps → result
 

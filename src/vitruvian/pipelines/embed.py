@@ -13,7 +13,7 @@ from vitruvian.auto import AutoConfig, AutoModel
 from vitruvian.errors import InputError
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
-from vitruvian.models.sapiens2.trunk import Sapiens2Model, patch_map
+from vitruvian.models.sapiens2.modeling import Sapiens2Model, patch_map
 from vitruvian.pipelines.base import Options, TaskPipeline, best_place
 from vitruvian.pipelines.memory import to_device
 from vitruvian.pipelines.runner import Prepared, Unit

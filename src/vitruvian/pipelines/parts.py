@@ -10,15 +10,11 @@ from torch import Tensor
 
 from vitruvian.auto import AutoModelForSemanticSegmentation
 from vitruvian.draw import class_colours
-from vitruvian.errors import InputError
 from vitruvian.human import PART_NAMES
 from vitruvian.images.argmax import resized_argmax
-from vitruvian.models.sapiens2.maps import stretch
 from vitruvian.models.sapiens2.modeling import Sapiens2ForSemanticSegmentation
-from vitruvian.models.sapiens2.silhouette import fill_boxes
-from vitruvian.pipelines.dense import DenseOptions, DensePipeline, Looked
-from vitruvian.pipelines.finders.boxes_file import FileFinder
-from vitruvian.pipelines.people import PeopleFinder, clip_boxes
+from vitruvian.models.sapiens2.processing import resize_map
+from vitruvian.pipelines.dense import DenseOptions, DensePipeline
 from vitruvian.pipelines.runner import Prepared
 from vitruvian.results import Parts
 
@@ -29,12 +25,9 @@ class PartsOptions(DenseOptions):
 
     Args:
         with_score: Whether the result says how sure the model is of each pixel.
-        tight_boxes: Whether the boxes given are as tight as annotations are. Silhouettes then fill them, which helps
-            small models with pictures that are new to them; with loose boxes it does harm.
     """
 
     with_score: bool = False
-    tight_boxes: bool = False
 
 
 class PartsPipeline(DensePipeline[Parts, PartsOptions]):
@@ -52,13 +45,6 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
         labels: dict[int, str] = self.model.config.id2label
         return PART_NAMES if len(labels) == len(PART_NAMES) else tuple(labels.values())
 
-    def finder_for(self, options: PartsOptions) -> PeopleFinder | None:
-        """Refuse to take boxes for tight that somebody has yet to find."""
-        finder: PeopleFinder | None = super().finder_for(options)
-        if options.tight_boxes and options.boxes is None and not isinstance(finder, FileFinder):
-            raise InputError("tight_boxes: expected boxes or a file of them, got none. Boxes that are found are loose.")
-        return finder
-
     def maps(self, out: Any) -> list[Tensor]:
         """Logits [K, h, w]."""
         return list(out.logits.float())
@@ -67,9 +53,6 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
         """Return labels [H, W] and how sure each is [H, W] or None."""
         if prepared.note.windows is not None:
             cut = (self.content(one, prepared.note, number) for number, one in enumerate(outputs))
-            if prepared.note.persons and options.tight_boxes:
-                places = places_in_windows(prepared.note, prepared.frame.size_hw)
-                cut = (fill_boxes(one[None], place[None])[0] for one, place in zip(cut, places, strict=True))
             sure = [one.softmax(0).half() for one in cut]
             pasted = self.canvas(prepared, sure, options, channels=len(self.names), blend="labels").tensors()
             return pasted["labels"], pasted["values"][..., 0].half() if options.with_score else None
@@ -77,7 +60,7 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
         logits = self.fitted(outputs[0], size_hw)  # [K, h, w]
         score = None
         if options.with_score:
-            score = stretch(logits.softmax(0).amax(0, keepdim=True), size_hw)[0].half()  # [H, W]
+            score = resize_map(logits.softmax(0).amax(0, keepdim=True), size_hw)[0].half()  # [H, W]
         return resized_argmax(logits, size_hw).to(torch.uint8), score
 
     def finish(self, prepared: Prepared, decoded: Any, options: PartsOptions) -> Parts:
@@ -87,10 +70,3 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
         own: dict[str, Any] = {} if names == PART_NAMES else {"colours": class_colours(len(names))}
         about = self.about(prepared.frame, options, prepared.note.people)
         return Parts(**about, labels=labels, names=names, score=sure, **own)
-
-
-def places_in_windows(looked: Looked, size_hw: tuple[int, int]) -> Tensor:
-    """Where people's boxes, as far as they lie in the picture, are in their windows: shares [P, 4]."""
-    boxes = torch.from_numpy(clip_boxes(looked.people.boxes_xyxy, size_hw))  # [P, 4]
-    windows = torch.tensor(looked.windows).view(-1, 4)  # top, left, height, width
-    return (boxes - windows[:, [1, 0, 1, 0]]) / windows[:, [3, 2, 3, 2]]

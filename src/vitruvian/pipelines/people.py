@@ -119,7 +119,7 @@ def open_finder(
         from vitruvian.pipelines.finders.boxes_file import FileFinder
 
         return FileFinder(spec, **chosen)
-    from vitruvian.models.sapiens2.packed import packed_tasks
+    from vitruvian.auto import packed_tasks
 
     if names_builtin(spec) or packed_tasks(spec):
         from vitruvian.pipelines.finders.builtin import BuiltinFinder

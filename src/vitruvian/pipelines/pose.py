@@ -18,14 +18,13 @@ from torch import Tensor
 
 from vitruvian.auto import AutoModelForPoseEstimation
 from vitruvian.errors import InputError
-from vitruvian.graphs import unrecorded
 from vitruvian.human import FLIP_PAIRS, KEYPOINT_NAMES
-from vitruvian.kernels.peaks import finds_peaks
-from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, flip_back
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.ops.cache import constant
 from vitruvian.ops.crop import crop_windows
+from vitruvian.ops.cuda_graphs import no_capture
+from vitruvian.ops.heatmap_peaks import decode_heatmaps, decodes_without_sync
 from vitruvian.pipelines.base import PeopleOptions, TaskPipeline, people_in
 from vitruvian.pipelines.memory import Later, OnHost, read_here, to_device, to_host
 from vitruvian.pipelines.people import whole_picture
@@ -93,8 +92,8 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
         """Return the points of all these people, and which of them each unit is."""
         crops = to_device([unit.pixels for unit in units], self.device, self.model.dtype)  # [B, 3, h, w]
         pairs = self.flip_pairs() if options.flip else None
-        if finds_peaks(crops, kernel_size=options.kernel_size):
-            points, size_hw = self.model.recorded(self.find_points, crops, pairs, options.kernel_size)
+        if decodes_without_sync(crops, kernel_size=options.kernel_size):
+            points, size_hw = self.model.run_captured(self.find_points, crops, pairs, options.kernel_size)
             found = Later(lambda: to_host((points, size_hw)))
             found.get()
         else:
@@ -111,7 +110,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
 
     def find_points(self, crops: Tensor, pairs: Tensor | None, kernel_size: int) -> tuple[Tensor, tuple[int, int]]:
         """Run the model and decode: crops [B, 3, h, w] -> what `points` gives."""
-        with unrecorded():  # this call is
+        with no_capture():  # this call is
             return self.points(*self.heatmaps(crops, pairs), pairs, kernel_size)
 
     def heatmaps(self, crops: Tensor, pairs: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -137,7 +136,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
         if self.lane is None:
             return False
         like = torch.empty(0, self.unit_hw[1], dtype=self.model.dtype, device=self.device)
-        return finds_peaks(like, kernel_size=options.kernel_size)
+        return decodes_without_sync(like, kernel_size=options.kernel_size)
 
     def flip_pairs(self) -> Tensor:
         """Pairs of keypoints that trade places in a mirrored picture [P, 2]."""

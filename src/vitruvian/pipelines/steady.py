@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from vitruvian.graphs import GraphCache, recording
+from vitruvian.ops.cuda_graphs import GraphCache, capture_only
 from vitruvian.pipelines.job import Unit
 from vitruvian.pipelines.memory import BatchSize, is_out_of_memory
 
@@ -34,7 +34,7 @@ class Steady:
     @property
     def size(self) -> int:
         """The batch that is recorded on its own; 0 where none is: batches are small, and every size is recorded."""
-        if self.graphs is None or self.batch.size <= self.graphs.largest_batch:
+        if self.graphs is None or self.batch.size <= self.graphs.max_batch:
             return 0
         return self.batch.size if self.one_size else 0
 
@@ -43,11 +43,11 @@ class Steady:
         size = self.size
         spare = size - len(units)
         filled = units + units[-1:] * spare if 0 < spare < len(units) else units
-        small = self.graphs is None or self.batch.size <= self.graphs.largest_batch
+        small = self.graphs is None or self.batch.size <= self.graphs.max_batch
         try:
-            with nullcontext() if small else recording(size):
+            with nullcontext() if small else capture_only(size):
                 return forward(filled)[: len(units)]
         except (RuntimeError, MemoryError) as error:
             if self.graphs is not None and is_out_of_memory(error):
-                self.graphs.forget()  # their memory is of no use to a smaller batch
+                self.graphs.clear()  # their memory is of no use to a smaller batch
             raise

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.human import PART_NAMES, SIGMAS
-from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.people import decode_people
+from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.training.config import TrainConfig
 from vitruvian.training.datasets.folder import PeopleFolder
 from vitruvian.training.datasets.labels import IGNORED_PART, LabeledImages, normalize, to_model_axes

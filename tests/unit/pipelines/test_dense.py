@@ -199,36 +199,6 @@ class TestValues:
         assert (result.labels[:, :120] == 2 * wanted[:, :120]).mean() > 0.98
         assert (result.labels[:, 170:] == 0).all()
 
-    @pytest.mark.parametrize("box", [[40, 30, 100, 150], [40, 30, 100, 170]])
-    def test_parts_fill_tight_boxes(self, box: list[int]) -> None:
-        """The legs are too dark for the model, and the second box ends below the picture."""
-        shown = np.zeros((150, 140, 3), np.uint8)
-        shown[30:90, 40:100] = 255
-        shown[90:150, 50:90] = 110
-        pipe = seeing("parts", bright_parts, padded=False)
-        assert (pipe(shown, boxes=box).labels[95:145, 55:85] == 0).all()
-        labels = pipe(shown, boxes=box, tight_boxes=True).labels
-        assert (labels[95:148, 64:76] == 2).mean() > 0.9
-        assert (labels[145:150] == 2).any()
-        assert (labels[:, :36] == 0).all()
-        assert (labels[34:86, 44:96] == 2).all()
-        with pytest.raises(InputError, match="tight_boxes"):
-            pipe(shown, tight_boxes=True)
-        with pytest.raises(InputError, match="tight_boxes"):
-            pipe(shown, finder=finds(box), tight_boxes=True)
-
-    def test_files_of_boxes_may_be_tight(self, tmp_path: Path) -> None:
-        logits = torch.full((1, 4, 24, 18), -2.0)
-        logits[:, 0] = 0.0
-        pipe = seeing("parts", lambda seen: SimpleNamespace(logits=logits), padded=False)
-        path, table = tmp_path / "picture.png", tmp_path / "boxes.json"
-        Image.fromarray(picture(0, (90, 80))).save(path)
-        table.write_text('{"picture.png": [[20, 20, 40, 50]]}', encoding="utf-8")
-        assert (pipe(path, finder=table).labels == 0).all()
-        labels = pipe(path, finder=table, tight_boxes=True).labels
-        assert (labels[40:50, 30:50] > 0).all()
-        assert (labels[:, 66:] == 0).all()
-
     def test_mattes_by_hand(self) -> None:
         pipe, shown = opened("matte"), picture()
         with torch.inference_mode():

@@ -22,8 +22,8 @@ from tests.unit.pipelines.test_runner import Doubler, results
 from tests.unit.pipelines.test_runner import picture as plain_picture
 from vitruvian import pipeline
 from vitruvian.errors import InputError
-from vitruvian.graphs import GraphCache
 from vitruvian.kernels import crop, peaks
+from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.pipelines import pose
 from vitruvian.pipelines.base import suits_optimizing
 from vitruvian.pipelines.crops import Canvas, Window

@@ -13,7 +13,7 @@ import torch
 
 from tests.unit.pipelines.case import SAPIENS, leeway, opened, parts_of, picture
 from vitruvian import pipeline
-from vitruvian.graphs import ONLY, GraphCache
+from vitruvian.ops.cuda_graphs import GraphCache, _only_batch
 from vitruvian.pipelines.base import Call
 from vitruvian.pipelines.job import Failure, Unit
 from vitruvian.pipelines.memory import BatchSize, to_device
@@ -32,7 +32,7 @@ class Noting:
         self.seen: list[tuple[list[int], int | None]] = []
 
     def __call__(self, units: list[Unit]) -> list[Any]:
-        self.seen.append(([unit.note for unit in units], ONLY.get()))
+        self.seen.append(([unit.note for unit in units], _only_batch.get()))
         return [10 * unit.note for unit in units]
 
 
@@ -47,16 +47,16 @@ class TestFilling:
     )
     def test_more_than_half_is_filled_up(self, count: int, ran: list[int]) -> None:
         run = Noting()
-        steady = Steady(GraphCache(largest_batch=4), BatchSize(8, fixed=True), one_size=True)
+        steady = Steady(GraphCache(max_batch=4), BatchSize(8, fixed=True), one_size=True)
         assert steady.run(units(count), run) == [10 * number for number in range(count)]
         assert run.seen == [(ran, 8)]
-        assert ONLY.get() is None
+        assert _only_batch.get() is None
 
     @pytest.mark.parametrize(
         ("graphs", "size", "one_size", "only"),
         [
-            (GraphCache(largest_batch=4), 4, True, None),  # every size is recorded
-            (GraphCache(largest_batch=4), 8, False, 0),  # none is
+            (GraphCache(max_batch=4), 4, True, None),  # every size is recorded
+            (GraphCache(max_batch=4), 8, False, 0),  # none is
             (None, 8, True, None),
         ],
     )
@@ -69,7 +69,7 @@ class TestFilling:
         assert run.seen == [([0, 1, 2], only)]
 
     def test_it_follows_a_batch_that_became_smaller(self) -> None:
-        graphs, batch, run = GraphCache(largest_batch=2), BatchSize(12, fixed=False), Noting()
+        graphs, batch, run = GraphCache(max_batch=2), BatchSize(12, fixed=False), Noting()
         steady = Steady(graphs, batch, one_size=True)
         batch.halve()
         steady.run(units(5), run)
@@ -89,13 +89,13 @@ class TestFilling:
 
             return forward
 
-        graphs.recordings["key"] = None  # type: ignore[assignment]
+        graphs.captured["key"] = None  # type: ignore[assignment]
         with pytest.raises(ValueError, match="other"):
             steady.run(units(2), fail(ValueError("something other")))
-        assert len(graphs.recordings) == 1
+        assert len(graphs.captured) == 1
         with pytest.raises(torch.OutOfMemoryError):
             steady.run(units(2), fail(torch.OutOfMemoryError("CUDA out of memory.")))
-        assert len(graphs.recordings) == 0
+        assert len(graphs.captured) == 0
 
 
 @pytest.mark.parametrize("task", SAPIENS)
@@ -166,14 +166,14 @@ class TestOnAGpu:
                     share = np.isclose(got.arrays()[name], value, atol=2e-2, rtol=2e-2).mean() if value.size else 1.0
                     assert share > 0.97, name
             assert pipe.model.graphs.replays == {6: 2 * runs}
-            assert len(pipe.model.graphs.recordings) == 1
+            assert len(pipe.model.graphs.captured) == 1
 
     def test_few_calls_of_torch(self) -> None:
         from torch.utils._python_dispatch import TorchDispatchMode
 
-        from vitruvian.kernels.available import has_triton
+        from vitruvian.ops.dispatch import HAS_TRITON
 
-        if not has_triton():
+        if not HAS_TRITON:
             pytest.skip("no Triton")
 
         class Calls(TorchDispatchMode):

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from vitruvian.errors import InputError
 from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
-from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.training.config import AugmentPart
 from vitruvian.training.datasets.augmentation import (
     AnnotatedImage,

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.losses.people import PeopleTarget, draw_people
-from vitruvian.models.sapiens2.decoding import draw_heatmaps
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL, NORMAL_AXES
+from vitruvian.models.sapiens2.processing import draw_heatmaps
 from vitruvian.ops.cache import constant
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.tensor_batch import TensorBatch
