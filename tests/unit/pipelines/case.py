@@ -33,14 +33,14 @@ SAPIENS = {
     "albedo": ("albedo", True),
 }
 DENSE = ("parts", "normals", "pointmap", "matte", "albedo")
-QUERIES = ("semantic", "instance", "panoptic")
-TASKS = (*SAPIENS, *QUERIES, "segment", "mask-generation", "embed")
+QUERIES = ("semantic", "instances", "panoptic")
+TASKS = (*SAPIENS, *QUERIES, "segment", "masks", "embed")
 # What a call needs beside the picture, or to find something with random weights.
 NEEDS: dict[str, dict[str, Any]] = {
     "segment": {"points": [[9, 7]]},
-    "instance": {"threshold": 0.0},
+    "instances": {"threshold": 0.0},
     "panoptic": {"threshold": 0.0, "overlap_mask_area_threshold": 0.0},
-    "mask-generation": {"points_per_crop": 3, "pred_iou_thresh": -1.0, "stability_score_thresh": -1.0},
+    "masks": {"points_per_crop": 3, "pred_iou_thresh": -1.0, "stability_score_thresh": -1.0},
 }
 
 
