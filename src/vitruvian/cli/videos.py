@@ -27,32 +27,35 @@ PREVIEW_SECONDS = 1.0
 
 def run_one_video(worker: Worker, pipe: Any, item: Item, *, anew: bool) -> None:
     """Run a video file, or resume it."""
-    made = run_loop(worker, pipe, item, anew=anew)
-    files = shown_files(worker.files_of(item))
+    files = worker.files_of(item)
+    made = run_loop(worker, pipe, item, files, anew=anew)
     if made.failures:
         worker.report.failed(
             item.name, f"{made.failures} of {made.frames} frames gave no result. Its .jsonl says which."
         )
         return
-    worker.journal.add(item, files, worker.settings)
-    worker.report.done(item.name, files, anew=anew, frames=made.frames, resumed_at=made.resumed_at)
+    shown = shown_files(files)
+    worker.journal.add(item, shown, worker.settings)
+    worker.report.done(item.name, shown, anew=anew, frames=made.frames, resumed_at=made.resumed_at)
 
 
 def run_camera(worker: Worker, pipe: Any, item: Item, *, anew: bool) -> None:
     """Run a camera until Ctrl-C, or for as many frames as requested; the video is complete either way."""
     frames = worker.job.video.frames
     worker.report.say(f"{item.name}: " + (f"{frames} frames" if frames else "Ctrl-C ends"))
-    made = run_loop(worker, pipe, item, anew=anew)
+    files = worker.files_of(item)
+    made = run_loop(worker, pipe, item, files, anew=anew)
     if made.frames:
-        files = shown_files(worker.files_of(item))
-        worker.report.done(item.name, files, frames=made.frames - made.failures, failed_frames=made.failures)
+        worker.report.done(
+            item.name, shown_files(files), frames=made.frames - made.failures, failed_frames=made.failures
+        )
     if made.interrupted:
         raise KeyboardInterrupt
 
 
-def run_loop(worker: Worker, pipe: Any, item: Item, *, anew: bool) -> VideoReport:
+def run_loop(worker: Worker, pipe: Any, item: Item, files: Mapping[str, Path], *, anew: bool) -> VideoReport:
     """Run the video loop over a file or a camera."""
-    job, files = worker.job, worker.files_of(item)
+    job = worker.job
     if job.coco is not None:
         raise InputError(f"{item.name}: --coco gathers pictures, not videos. Leave it out, or use the .jsonl file.")
     scene = Scene(job, files)

@@ -22,6 +22,7 @@ from vitruvian import (
     SwinConfig,
     pipeline,
 )
+from vitruvian.tasks import find_task
 
 # task -> what tests/tiny.py calls its model, and whether its pictures are padded
 SAPIENS = {
@@ -68,6 +69,7 @@ def sapiens_processor(padded: bool = False) -> Sapiens2ImageProcessor:
 def parts_of(task: str) -> tuple[Any, Any]:
     """A model with random weights and its processor."""
     torch.manual_seed(3)
+    task = find_task(task).name
     if task in SAPIENS:
         name, padded = SAPIENS[task]
         return tiny_task(name), sapiens_processor(padded)

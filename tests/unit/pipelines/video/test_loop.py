@@ -16,7 +16,7 @@ av = pytest.importorskip("av")
 
 from tests.shared import SHARED  # noqa: E402
 from tests.unit.files.clips import make_clip, packets  # noqa: E402
-from tests.unit.pipelines.case import parts_of  # noqa: E402
+from tests.unit.pipelines.case import opened, parts_of  # noqa: E402
 from vitruvian.errors import InputError  # noqa: E402
 from vitruvian.files.video import open_video  # noqa: E402
 from vitruvian.pipelines import Failure  # noqa: E402
@@ -26,7 +26,7 @@ from vitruvian.pipelines.people.smoothing import DenseSmoother, ResultSmoother  
 from vitruvian.pipelines.people.tracking import TrackedDetector  # noqa: E402
 from vitruvian.pipelines.sources import Frame  # noqa: E402
 from vitruvian.pipelines.tasks.pose import PosePipeline  # noqa: E402
-from vitruvian.pipelines.video import pipeline_task, run_video, segments  # noqa: E402
+from vitruvian.pipelines.video import camera, pipeline_task, run_video, segments  # noqa: E402
 from vitruvian.results import Albedo, Matte, Normals, Parts, Pointmap, Pose, Result  # noqa: E402
 from vitruvian.results.base import People, Picture  # noqa: E402
 
@@ -402,3 +402,46 @@ def test_a_real_clip_keeps_its_length_and_rate(tmp_path: Path) -> None:
     report = run_video(source, task, records=records, finder=WholeImageDetector(), detect_every=10, segment_seconds=4)
     assert report.frames == 247
     assert numbers(lines(records)) == [[1]] * 247
+
+
+class TestCamera:
+    @staticmethod
+    def plug_in(monkeypatch: pytest.MonkeyPatch, *, stop: int = 1000, error: Exception | None = None) -> None:
+        def frames(number: int) -> Iterator[tuple[float, Picture]]:
+            assert number == 2
+            for index in range(stop):
+                yield index / 30, scene(index % COUNT)
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(camera, "camera_frames", frames)
+
+    @pytest.mark.parametrize("source", [2, "camera:2"])
+    def test_a_number_of_frames(self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.plug_in(monkeypatch)
+        out, records = tmp_path / "out.mp4", tmp_path / "out.jsonl"
+        for _ in range(2):  # replaces what is there
+            report = run_video(
+                source, Task(), out=out, records=records, finder=FINDER, draw=draw, max_frames=7, segment_seconds=0.1
+            )
+            assert (report.frames, report.failures, report.interrupted) == (7, 0, False)
+            assert open_video(out).exact_count() == len(lines(records)) == 7
+            assert numbers(lines(records)) == [[1, 2]] * 7
+        assert not list(tmp_path.glob("*.parts"))
+
+    @pytest.mark.parametrize("stop_at", [0, 5])
+    def test_ctrl_c_completes_the_video(self, stop_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.plug_in(monkeypatch)
+        out = tmp_path / "out.mp4"
+        report = run_video(2, Task(stop_at=stop_at), out=out, finder=FINDER, draw=draw)
+        assert report.interrupted
+        assert report.frames == max(0, stop_at - 3)  # the task is three frames ahead
+        assert out.exists() == (report.frames > 0)
+        assert not list(tmp_path.glob("*.parts"))
+
+    def test_a_camera_that_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.plug_in(monkeypatch, stop=4, error=OSError("unplugged"))
+        out = tmp_path / "out.mp4"
+        with pytest.raises(OSError, match="unplugged"):
+            run_video(2, pipeline_task(opened("pose"), people="whole"), out=out)
+        assert open_video(out).exact_count() == 4
