@@ -93,7 +93,7 @@ def calibrate(folder: Path, path: Path, threads: int) -> tuple[int, dict[str, fl
     import torch
 
     from vitruvian import pipeline
-    from vitruvian.pipelines.engine.runner import Unit
+    from vitruvian.pipelines.engine.task import Unit
     from vitruvian.pipelines.sources import load_rgb
 
     torch.set_num_threads(threads)

@@ -1,7 +1,7 @@
 """`TaskPipeline`: what all pipelines share: loading a model, choosing a device, running one image or many.
 
 The file of a task implements `prepare` (image → units), `forward` (units → outputs), `decode` (outputs → small tensors)
-and `finish` (→ result). `vitruvian.pipelines.engine` calls them.
+and `finish` (→ result), see `InferenceTask`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,10 @@ from vitruvian.auto import HUB_KEYWORDS, AutoProcessor, AutoTaskModel
 from vitruvian.devices import checked_device, checked_dtype, devices_of
 from vitruvian.errors import InputError, near_matches
 from vitruvian.model import Model
-from vitruvian.pipelines.engine.cuda_streams import CudaStream, PendingTensors, upload_stream
+from vitruvian.pipelines.engine.cuda_streams import PendingTensors, upload_stream
 from vitruvian.pipelines.engine.memory import BatchSize, initial_batch_size, is_out_of_memory
-from vitruvian.pipelines.engine.runner import (
-    BATCH_TIMEOUT,
-    Errors,
-    Prepared,
-    Results,
-    Unit,
-    run_many,
-    run_one,
-)
+from vitruvian.pipelines.engine.runner import BATCH_TIMEOUT, Errors, Results, run_many, run_one
+from vitruvian.pipelines.engine.task import InferenceTask, Unit
 from vitruvian.pipelines.packed import packed_heads
 from vitruvian.pipelines.people.detectors import (
     BoxFormat,
@@ -149,7 +142,7 @@ class ResultFields(TypedDict):
     time: float | None
 
 
-class TaskPipeline(Generic[ResultT, OptionsT]):
+class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     """A model, its processor, and the steps from images to results.
 
     Args:
@@ -166,7 +159,6 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
     on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector returns no one
     detects_by_default: ClassVar[bool] = False  # whether to detect people if no option says whom to process
     blocking_decode: ClassVar[bool] = False  # whether `decode` synchronizes with the device
-    fixed_input_size: bool = False  # whether all inputs have one size, so that CUDA graphs are replayed
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -176,9 +168,7 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
     def __init__(self, model: Any, processor: Any, **options: object) -> None:
         self.model, self.processor = model.eval(), processor
         self.options: OptionsT = replace_options(self.options_class(), options)  # type: ignore[assignment]
-        self.upload_stream: CudaStream | None = None  # set if images are preprocessed on the model's device
         self.detector: PeopleDetector | None = None
-        self.decodes_in_workers = True
         self._open_detectors: dict[str, PeopleDetector] = {}
         self._auto_batch: BatchSize | None = None
 
@@ -364,25 +354,9 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
         """Height and width of the model's inputs, at least roughly."""
         raise NotImplementedError
 
-    def prepare(self, frame: Frame, people: People | None) -> Prepared:
-        """Make the model's inputs; `people` are detected ones."""
-        raise NotImplementedError
-
-    def forward(self, units: list[Unit]) -> list[Any]:
-        """Run the model on units of one shape; return one output for each."""
-        raise NotImplementedError
-
     def forward_decodes(self) -> bool:
         """Return whether `forward` queues all device work of `decode` too."""
         return False
-
-    def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
-        """Reduce an image's outputs to what its result needs: nested lists, tuples and dicts of tensors."""
-        raise NotImplementedError
-
-    def finish(self, prepared: Prepared, decoded: Any) -> ResultT:
-        """Build the result from what `decode` returned, now on the host."""
-        raise NotImplementedError
 
     def result_fields(self, frame: Frame, people: People | None = None) -> ResultFields:
         """Return the fields that every result has."""

@@ -20,26 +20,24 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, NamedTuple, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
 
 import torch
-from torch import Tensor
 
 from vitruvian.graphs import GraphCache, recording
 from vitruvian.pipelines.engine.cuda_streams import (
     CudaStream,
     HostCopy,
-    PendingTensors,
     StreamEvent,
     copy_to_host,
     record_stream,
 )
 from vitruvian.pipelines.engine.memory import BatchSize, is_out_of_memory
+from vitruvian.pipelines.engine.task import InferenceTask, Prepared, Unit
 from vitruvian.pipelines.sources import BadFrame, Frame, FrameLoader, Source, VideoInfo
 from vitruvian.results.base import People
 
 ResultT = TypeVar("ResultT")
-ResultT_co = TypeVar("ResultT_co", covariant=True)
 T = TypeVar("T")
 P = ParamSpec("P")
 Errors = Literal["keep", "raise"]
@@ -76,85 +74,7 @@ class Failure:
         return text if text.startswith(self.name) else f"{self.name}: {text}"
 
 
-class Unit(NamedTuple):
-    """One input of the model: an image, a person or a tile.
-
-    Attributes:
-        pixels: Input tensor [3, h, w].
-        extra: Further inputs of the task.
-        pending: Set if another thread computes `pixels` on another stream.
-    """
-
-    pixels: Tensor
-    extra: Any = None
-    pending: PendingTensors | None = None
-
-
-@dataclass(eq=False)
-class Prepared:
-    """A preprocessed image.
-
-    Attributes:
-        frame: The image.
-        units: Inputs of the model: the whole image, or one for each person or tile. May be empty.
-        context: What `decode` and `finish` of the task need to know about the units.
-    """
-
-    frame: Frame
-    units: list[Unit]
-    context: Any = None
-
-
 _Loaded = tuple[Frame | BadFrame, Prepared | Exception | None]
-
-
-class InferenceTask(Protocol[ResultT_co]):
-    """The steps of a task. All methods run under `torch.inference_mode`."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the model."""
-        ...
-
-    @property
-    def upload_stream(self) -> CudaStream | None:
-        """Stream on which `prepare` works on the device; None if it works on the host."""
-        ...
-
-    @property
-    def detects_people(self) -> bool:
-        """Whether `detect` must run before `prepare`."""
-        ...
-
-    @property
-    def decodes_in_workers(self) -> bool:
-        """Whether worker threads call `decode`."""
-        ...
-
-    @property
-    def fixed_input_size(self) -> bool:
-        """Whether all inputs have one size, so that a CUDA graph of a batch can be replayed."""
-        ...
-
-    def detect(self, frame: Frame) -> People | None:
-        """Detect people. Called by the consumer's thread, in the order of the source."""
-        ...
-
-    def prepare(self, frame: Frame, people: People | None) -> Prepared:
-        """Preprocess an image. Called by worker threads."""
-        ...
-
-    def forward(self, units: list[Unit]) -> list[Any]:
-        """Run the model on units of one shape; return one output for each. Called by the consumer's thread."""
-        ...
-
-    def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
-        """Reduce the outputs of an image, on the device of the model, to what `finish` needs."""
-        ...
-
-    def finish(self, prepared: Prepared, decoded: Any) -> ResultT_co:
-        """Build the result from `decoded`, whose tensors are on the host. Called by worker threads."""
-        ...
 
 
 class Results(Generic[ResultT]):

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -31,20 +32,10 @@ _MIN_CONFIDENCE = 1e-3
 _UNTRACKED = -1
 
 
-@dataclass
-class OneEuroState:
-    """State of a One-Euro filter: time, smoothed values and velocities, and the confidence in both."""
+class OneEuroFilter:
+    """The One-Euro filter of Casiez, Roussel and Vogel (CHI 2012) for vectors along the last axis of an array.
 
-    time: float
-    values: Floats
-    velocities: Floats
-    confidence: Floats
-    velocity_confidence: Floats
-
-
-@dataclass(frozen=True, kw_only=True)
-class OneEuroSettings:
-    """Trade-off of a One-Euro filter between jitter and lag.
+    cutoff = min_cutoff + beta · ‖velocity‖; a step is x̂ ← α x + (1 − α) x̂ with α = 1 / (1 + 1 / (2π · cutoff · Δt)).
 
     Args:
         min_cutoff: Cutoff in hertz at rest; lower has less jitter.
@@ -52,79 +43,37 @@ class OneEuroSettings:
         d_cutoff: Cutoff in hertz of the velocity.
     """
 
-    min_cutoff: float = 1.0
-    beta: float = 0.0
-    d_cutoff: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (self.min_cutoff > 0 and self.d_cutoff > 0 and self.beta >= 0):
-            raise InputError(
-                f"OneEuro: expected positive cutoffs and beta ≥ 0, got {self.min_cutoff}, {self.d_cutoff}, {self.beta}."
-            )
-
-
-class OneEuro:
-    """The One-Euro filter of Casiez, Roussel and Vogel (CHI 2012), on arrays of any shape, elementwise.
-
-    cutoff = min_cutoff + beta · |speed|; a step is x̂ ← α x + (1 − α) x̂ with α = 1 / (1 + 1 / (2π · cutoff · Δt)).
-
-    Args:
-        min_cutoff: See `OneEuroSettings`.
-        beta: See `OneEuroSettings`.
-        d_cutoff: See `OneEuroSettings`.
-    """
-
     def __init__(self, *, min_cutoff: float = 1.0, beta: float = 0.0, d_cutoff: float = 1.0) -> None:
-        self._settings = OneEuroSettings(min_cutoff=min_cutoff, beta=beta, d_cutoff=d_cutoff)
-        self._state: OneEuroState | None = None
+        if not (min_cutoff > 0 and d_cutoff > 0 and beta >= 0):
+            raise InputError(f"OneEuro: expected positive cutoffs and beta ≥ 0, got {min_cutoff}, {d_cutoff}, {beta}.")
+        self._min_cutoff, self._beta, self._d_cutoff = min_cutoff, beta, d_cutoff
+        self.time = 0.0
+        self.values = self.velocities = self.confidence = self.velocity_confidence = np.zeros(0)
 
-    def __call__(self, values: ArrayLike, time: float) -> Floats:
-        """Return smoothed values at `time` in seconds. Going back in time resets the filter."""
-        new = np.asarray(values, np.float64)
-        confidence = np.ones_like(new)
-        if self._state is None or time < self._state.time or self._state.values.shape != new.shape:
-            self._state = _first_step(new, confidence, time)
-        else:
-            self._state = _next_step(self._state, new, confidence, time, settings=self._settings)
-        return self._state.values.copy()
+    def restart(self, values: Floats, time: float, confidence: Floats) -> None:
+        """Start with values [..., D] at a time in seconds."""
+        self.time, self.values, self.velocities = time, values.copy(), np.zeros_like(values)
+        self.confidence, self.velocity_confidence = confidence.copy(), confidence.copy()
 
-    def reset(self) -> None:
-        """Restart with the next values."""
-        self._state = None
+    def step(self, values: Floats, time: float, confidence: Floats, *, unit: float = 1.0) -> Floats:
+        """Return smoothed values [..., D] at a later time.
 
-
-def _first_step(values: Floats, confidence: Floats, time: float) -> OneEuroState:
-    """Start a filter."""
-    return OneEuroState(time, values.copy(), np.zeros_like(values), confidence.copy(), confidence.copy())
-
-
-def _next_step(
-    state: OneEuroState,
-    values: Floats,
-    confidence: Floats,
-    time: float,
-    *,
-    settings: OneEuroSettings,
-    vectors: bool = False,
-    unit: float = 1.0,
-) -> OneEuroState:
-    """Continue a filter.
-
-    Values are weighted by `confidence`, from 0 to 1; with a constant one this is the published filter. With `vectors`
-    the last axis is a vector, whose cutoff depends on the norm of its velocity. Speeds are in `unit`s per second.
-    """
-    step = max(time - state.time, 1e-6)
-    velocities, velocity_confidence = _weighted_step(
-        state.velocities,
-        state.velocity_confidence,
-        (values - state.values) / step,
-        confidence,
-        _low_pass_alpha(settings.d_cutoff, step),
-    )
-    speed = np.linalg.norm(velocities, axis=-1, keepdims=True) if vectors else np.abs(velocities)
-    alpha = _low_pass_alpha(settings.min_cutoff + settings.beta * speed / unit, step)
-    smooth, total = _weighted_step(state.values, state.confidence, values, confidence, alpha)
-    return OneEuroState(time, smooth, velocities, total, velocity_confidence)
+        Values are weighted by their `confidence`, from 0 to 1; with a constant one this is the published filter. Speeds
+        are in `unit`s per second.
+        """
+        step = max(time - self.time, 1e-6)
+        self.time = time
+        self.velocities, self.velocity_confidence = _weighted_step(
+            self.velocities,
+            self.velocity_confidence,
+            (values - self.values) / step,
+            confidence,
+            _low_pass_alpha(self._d_cutoff, step),
+        )
+        speed = np.linalg.norm(self.velocities, axis=-1, keepdims=True)
+        alpha = _low_pass_alpha(self._min_cutoff + self._beta * speed / unit, step)
+        self.values, self.confidence = _weighted_step(self.values, self.confidence, values, confidence, alpha)
+        return self.values.copy()
 
 
 def _low_pass_alpha(cutoff: FloatOrArray, step: float) -> FloatOrArray:
@@ -148,9 +97,7 @@ class KeypointSmoother:
     Keypoints with low scores move little until the score rises. The filter of a person restarts after a gap or a jump.
 
     Args:
-        min_cutoff: See `OneEuroSettings`.
-        beta: See `OneEuroSettings`.
-        d_cutoff: See `OneEuroSettings`.
+        min_cutoff, beta, d_cutoff: See `OneEuroFilter`.
         full_confidence: Score from which a keypoint has full weight.
         max_gap: Seconds without a person after which their filter is dropped.
         max_jump: Median motion of keypoints in one step, in body sizes, above which it is someone else or a cut.
@@ -166,14 +113,14 @@ class KeypointSmoother:
         max_gap: float = 1.0,
         max_jump: float = 0.5,
     ) -> None:
-        self._settings = OneEuroSettings(min_cutoff=min_cutoff, beta=beta, d_cutoff=d_cutoff)
+        self._new_filter = partial(OneEuroFilter, min_cutoff=min_cutoff, beta=beta, d_cutoff=d_cutoff)
         if not (full_confidence > 0 and max_gap > 0 and max_jump > 0):
             raise InputError(
                 "full_confidence, max_gap, max_jump: expected positive numbers, got "
                 f"{full_confidence}, {max_gap}, {max_jump}."
             )
         self._full_confidence, self._max_gap, self._max_jump = full_confidence, max_gap, max_jump
-        self._people: dict[int, OneEuroState] = {}
+        self._people: dict[int, OneEuroFilter] = {}
         self._sizes: dict[int, float] = {}  # in pixels
 
     def __call__(
@@ -196,7 +143,7 @@ class KeypointSmoother:
         for row, number in enumerate(int(one) for one in ids):
             if number != _UNTRACKED:
                 smooth[row] = self._smooth_person(number, keypoints[row].astype(np.float64), scores[row], time)
-        for number in [n for n, state in self._people.items() if not 0 <= time - state.time <= self._max_gap]:
+        for number in [n for n, one in self._people.items() if not 0 <= time - one.time <= self._max_gap]:
             del self._people[number], self._sizes[number]
         return smooth
 
@@ -206,26 +153,22 @@ class KeypointSmoother:
         confidence: Floats = np.clip(np.nan_to_num(scores) / self._full_confidence, _MIN_CONFIDENCE, 1)[:, None]
         confidence = np.where(known, confidence, _MIN_CONFIDENCE)  # [J, 1]
         both_axes = np.broadcast_to(confidence, points.shape)  # [J, 2]
-        state = self._people.get(number)
-        if state is None or state.values.shape != points.shape or self._is_new(number, points, confidence, time):
+        person = self._people.setdefault(number, self._new_filter())
+        if person.values.shape != points.shape or self._is_new(number, points, confidence, time):
             self._sizes[number] = _body_size(points, confidence)
-            self._people[number] = _first_step(np.where(known, points, 0), both_axes, time)
+            person.restart(np.where(known, points, 0), time, both_axes)
             return points
         self._sizes[number] += 0.1 * (_body_size(points, confidence) - self._sizes[number])
-        new = np.where(known, points, state.values)
-        self._people[number] = _next_step(
-            state, new, both_axes, time, settings=self._settings, vectors=True, unit=self._sizes[number]
-        )
-        smooth: Floats = np.where(known, self._people[number].values, np.nan)
-        return smooth
+        smooth = person.step(np.where(known, points, person.values), time, both_axes, unit=self._sizes[number])
+        return np.where(known, smooth, np.nan)
 
     def _is_new(self, number: int, points: Floats, confidence: Floats, time: float) -> bool:
         """Return whether a person's state does not apply to these keypoints, after a gap or a jump."""
-        state, size = self._people[number], self._sizes[number]
-        if not 0 <= time - state.time <= self._max_gap:
+        person, size = self._people[number], self._sizes[number]
+        if not 0 <= time - person.time <= self._max_gap:
             return True
-        reliable = (confidence[:, 0] >= 1) & (state.confidence[:, 0] > 0.5)
-        distance = np.linalg.norm(points - state.values, axis=-1)[reliable] / size
+        reliable = (confidence[:, 0] >= 1) & (person.confidence[:, 0] > 0.5)
+        distance = np.linalg.norm(points - person.values, axis=-1)[reliable] / size
         return bool(len(distance)) and float(np.median(distance)) > self._max_jump
 
     def reset(self) -> None:
@@ -247,8 +190,10 @@ class KeypointSmoother:
         """Continue from what `state` returned."""
         self.reset()
         for row, number in enumerate(state["ids"].tolist()):
-            arrays = [np.array(state[name][row]) for name in _STATE_ARRAYS]
-            self._people[number] = OneEuroState(float(state["times"][row]), *arrays)
+            person = self._people[number] = self._new_filter()
+            person.time = float(state["times"][row])
+            for name in _STATE_ARRAYS:
+                setattr(person, name, np.array(state[name][row]))
             self._sizes[number] = float(state["sizes"][row])
 
 

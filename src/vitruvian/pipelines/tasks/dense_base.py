@@ -26,7 +26,7 @@ from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import PeopleOptions, ResultFields, TaskPipeline, people_to_crop
 from vitruvian.pipelines.canvas import Blend, Canvas, Region, plan_tiles
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
-from vitruvian.pipelines.engine.runner import Prepared, Unit
+from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.packed import packed_heads
 from vitruvian.pipelines.people.crops import boxes_xywh, crop_regions
 from vitruvian.pipelines.people.detectors import OnEmpty, PeopleDetector, whole_image

@@ -17,7 +17,7 @@ from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.models.sapiens2.trunk import Sapiens2Model, patch_map
 from vitruvian.pipelines.base import Device, DType, Options, TaskPipeline, default_placement
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
-from vitruvian.pipelines.engine.runner import Prepared, Unit
+from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.sources import Frame
 from vitruvian.processor import as_tensor
 from vitruvian.results import Embedding, People

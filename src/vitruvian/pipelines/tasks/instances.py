@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from vitruvian.images.rle import rle_box_xywh
-from vitruvian.pipelines.engine.runner import Prepared
+from vitruvian.pipelines.engine.task import Prepared
 from vitruvian.pipelines.tasks.segmentation_base import QueryOutputs, Segmentation, SegmentationPipeline, SegmentOptions
 from vitruvian.results import Masks
 

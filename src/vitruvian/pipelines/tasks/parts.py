@@ -14,7 +14,7 @@ from vitruvian.images.argmax import resized_argmax
 from vitruvian.models.sapiens2.maps import stretch
 from vitruvian.models.sapiens2.modeling import Sapiens2ForSemanticSegmentation
 from vitruvian.outputs import ModelOutput
-from vitruvian.pipelines.engine.runner import Prepared
+from vitruvian.pipelines.engine.task import Prepared
 from vitruvian.pipelines.tasks.dense_base import DenseOptions, DensePipeline
 from vitruvian.results import Parts
 

@@ -21,7 +21,7 @@ from vitruvian.images import fit_inside_hw
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL, Sapiens2ForPointmapEstimation
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.canvas import Region
-from vitruvian.pipelines.engine.runner import Prepared
+from vitruvian.pipelines.engine.task import Prepared
 from vitruvian.pipelines.sources import Frame
 from vitruvian.pipelines.tasks.dense_base import DenseContext, DenseOptions, DensePipeline, Floats, Mask
 from vitruvian.results import Pointmap

@@ -28,7 +28,7 @@ from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, flip_b
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines.base import PeopleOptions, TaskPipeline, people_to_crop
 from vitruvian.pipelines.engine.cuda_streams import HostCopy, LazyValue, copy_to_host, record_stream, stack_on_device
-from vitruvian.pipelines.engine.runner import Prepared, Unit
+from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.people.crops import boxes_xywh
 from vitruvian.pipelines.people.detectors import whole_image
 from vitruvian.pipelines.sources import Frame

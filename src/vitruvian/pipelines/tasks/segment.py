@@ -18,7 +18,7 @@ from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.pipelines.base import Options, TaskPipeline, nesting_depth
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
-from vitruvian.pipelines.engine.runner import Prepared, Unit
+from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.sources import Frame
 from vitruvian.processor import as_tensor, height_width
 from vitruvian.results import Masks, People

@@ -13,7 +13,7 @@ from vitruvian.models.mask2former.modeling import Mask2FormerForUniversalSegment
 from vitruvian.models.maskformer.modeling import MaskFormerForInstanceSegmentation
 from vitruvian.pipelines.base import Options, TaskPipeline
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
-from vitruvian.pipelines.engine.runner import Prepared, Unit
+from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.sources import Frame
 from vitruvian.processor import as_tensor
 from vitruvian.results import People, Result

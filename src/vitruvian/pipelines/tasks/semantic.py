@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from vitruvian.pipelines.base import Options
-from vitruvian.pipelines.engine.runner import Prepared
+from vitruvian.pipelines.engine.task import Prepared
 from vitruvian.pipelines.tasks.segmentation_base import QueryOutputs, SegmentationPipeline
 from vitruvian.results import Semantic
 

@@ -16,7 +16,8 @@ from vitruvian import InputError, pipeline
 from vitruvian.graphs import ONLY, GraphCache
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.memory import BatchSize
-from vitruvian.pipelines.engine.runner import Failure, Unit, _forward_units, _graph_batch_size, run_many
+from vitruvian.pipelines.engine.runner import Failure, _forward_units, _graph_batch_size, run_many
+from vitruvian.pipelines.engine.task import Unit
 from vitruvian.pipelines.sources import open_source
 
 BOXES = [[4.0, 3.0, 30.0, 38.0], [22.0, 5.0, 50.0, 36.0]]

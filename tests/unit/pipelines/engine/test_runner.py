@@ -21,7 +21,8 @@ from vitruvian.errors import InputError
 from vitruvian.graphs import GraphCache
 from vitruvian.pipelines.engine.cuda_streams import CudaStream, copy_to_host
 from vitruvian.pipelines.engine.memory import BatchSize, initial_batch_size
-from vitruvian.pipelines.engine.runner import Failure, Prepared, Unit, max_in_flight, run_many, run_one
+from vitruvian.pipelines.engine.runner import Failure, max_in_flight, run_many, run_one
+from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.sources import Frame, FrameLoader, open_source
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 from tests.shared import SHARED
 from vitruvian.errors import InputError
-from vitruvian.pipelines.people.smoothing import DenseSmoother, ExponentialAverage, KeypointSmoother, OneEuro, SceneCuts
+from vitruvian.pipelines.people.smoothing import (
+    DenseSmoother,
+    ExponentialAverage,
+    KeypointSmoother,
+    OneEuroFilter,
+    SceneCuts,
+)
 from vitruvian.results.base import Picture
 
 Points = NDArray[np.float32]
@@ -27,41 +33,34 @@ class TestOneEuro:
         speed 0.556863 · 11.760214 + 0.443137 · 3.858695 = 8.258757; cutoff 5.129378, α = 0.865696;
         value 0.865696 · 3 + 0.134304 · 0.647957 = 2.684110.
         """
-        filtered = OneEuro(min_cutoff=1.0, beta=0.5, d_cutoff=1.0)
-        assert filtered(0.0, 0.0) == 0
-        assert filtered(1.0, 0.1) == pytest.approx(0.647957, abs=2e-6)
-        assert filtered(3.0, 0.3) == pytest.approx(2.684110, abs=2e-6)
+        one = np.ones(1)
+        smoother = OneEuroFilter(min_cutoff=1.0, beta=0.5, d_cutoff=1.0)
+        smoother.restart(np.array([0.0]), 0.0, one)
+        assert smoother.step(np.array([1.0]), 0.1, one) == pytest.approx(0.647957, abs=2e-6)
+        assert smoother.step(np.array([3.0]), 0.3, one) == pytest.approx(2.684110, abs=2e-6)
 
     def test_it_is_the_published_recursion(self) -> None:
         rng = np.random.default_rng(0)
-        times, values = np.cumsum(rng.uniform(0.01, 0.1, 50)), rng.normal(size=(50, 3)).cumsum(0)
-        filtered = OneEuro(min_cutoff=0.7, beta=0.3, d_cutoff=1.2)
+        times, values = np.cumsum(rng.uniform(0.01, 0.1, 50)), rng.normal(size=(50, 3, 1)).cumsum(0)
+        smoother, ones = OneEuroFilter(min_cutoff=0.7, beta=0.3, d_cutoff=1.2), np.ones((3, 1))
 
         def alpha(cutoff: Any, step: float) -> Any:
             return 1.0 / (1.0 + (1.0 / (2 * math.pi * cutoff)) / step)
 
-        smooth, speed = values[0], np.zeros(3)
-        filtered(values[0], times[0])
+        smooth, speed = values[0], np.zeros((3, 1))
+        smoother.restart(values[0], times[0], ones)
         for before, time, value in zip(times, times[1:], values[1:], strict=False):
             step = time - before
             rate = alpha(1.2, step)
             speed = rate * (value - smooth) / step + (1 - rate) * speed
             rate = alpha(0.7 + 0.3 * abs(speed), step)
             smooth = rate * value + (1 - rate) * smooth
-            np.testing.assert_allclose(filtered(value, time), smooth, rtol=1e-12)
-
-    def test_it_starts_anew(self) -> None:
-        filtered = OneEuro()
-        filtered(0.0, 5.0)
-        assert filtered(9.0, 4.0) == 9  # back in time
-        filtered.reset()
-        assert filtered(3.0, 4.1) == 3
-        np.testing.assert_array_equal(filtered([1.0, 2.0], 4.2), [1, 2])  # another shape
+            np.testing.assert_allclose(smoother.step(value, time, ones), smooth, rtol=1e-12)
 
     @pytest.mark.parametrize("options", [{"min_cutoff": 0}, {"beta": -1}, {"d_cutoff": 0}])
     def test_bad_options_are_refused(self, options: Any) -> None:
         with pytest.raises(InputError, match="expected"):
-            OneEuro(**options)
+            OneEuroFilter(**options)
 
 
 def body(x: float = 0.0, y: float = 0.0, size: float = 200.0) -> Points:
