@@ -15,14 +15,14 @@ def facts_of(name: str, revision: str | None) -> dict[str, Any]:
     """Read a checkpoint's configuration, and what the files here tell."""
     from vitruvian.auto import AutoConfig, AutoModel
     from vitruvian.hub import is_local, local_folder
-    from vitruvian.layers.blank import blank
+    from vitruvian.layers.init import no_init_weights
     from vitruvian.models.sapiens2.packed import packed_tasks
 
     hub = {} if revision is None else {"revision": revision}
     config = AutoConfig.from_pretrained(name, **hub)
     values = config.to_dict()
     tasks = packed_tasks(name)
-    with blank():
+    with no_init_weights():
         model = read_packed(name) if tasks else AutoModel.find(values, name)(config)
     if is_local(name):
         folder = local_folder(name)

@@ -15,7 +15,7 @@ import numpy as np
 from vitruvian.cli.items import Item
 from vitruvian.cli.kinds import PLOTS, ending_of
 from vitruvian.errors import InputError
-from vitruvian.files import json_text, write_picture
+from vitruvian.files import json_text, write_image
 from vitruvian.pipelines import Failure
 from vitruvian.pipelines.sources import Frame, FrameLoader, Source, open_source
 from vitruvian.results import Result
@@ -81,7 +81,7 @@ class StdoutSink:
 def write_kind(job: Job, result: Any, kind: str, path: Path) -> None:
     """Write a result as one kind of file."""
     if kind in PLOTS:
-        write_picture(path, np.asarray(job.drawing(result)))
+        write_image(path, np.asarray(job.drawing(result)))
     else:
         result.save(path)
 

@@ -15,7 +15,7 @@ from vitruvian.cli.items import Item
 from vitruvian.cli.kinds import MOVIES, shown_files
 from vitruvian.cli.reading import open_video_finder, people_options
 from vitruvian.errors import InputError
-from vitruvian.files import write_picture
+from vitruvian.files import write_image
 from vitruvian.pipelines.video import VideoReport, pipeline_task, run_video
 
 if TYPE_CHECKING:
@@ -125,5 +125,5 @@ class Preview:
     def __call__(self, number: int, picture: NDArray[np.uint8], result: Any) -> None:
         """Show a frame, unless the last one is too fresh."""
         if self.clock() - self.last >= PREVIEW_SECONDS:
-            write_picture(self.path, np.ascontiguousarray(picture[..., :3]))
+            write_image(self.path, np.ascontiguousarray(picture[..., :3]))
             self.last = self.clock()
