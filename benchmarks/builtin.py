@@ -42,7 +42,7 @@ from vitruvian.human import LAYOUTS, PART_NAMES
 from vitruvian.images import crop_params
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
-from vitruvian.pipelines.people import find_people, open_finder
+from vitruvian.pipelines.people import detect_people, open_finder
 from vitruvian.training.datasets.labels import normalize, to_model_axes
 from vitruvian.training.evaluation import (
     PCK,
@@ -234,7 +234,7 @@ def photo_report(
         photos += 1
         boxes = np.array([person.box_xywh for person in photo.people], float).reshape(-1, 4)
         boxes_xyxy = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
-        people = find_people(finder, photo.picture, nobody="none")
+        people = detect_people(finder, photo.picture, on_empty="none")
         found.update(
             people.boxes_xyxy,
             people.scores,

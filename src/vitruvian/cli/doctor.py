@@ -175,9 +175,9 @@ def tiny_run(problems: list[str]) -> dict[str, Any] | None:
 
         from vitruvian.models.sapiens2.configuration import Sapiens2Config
         from vitruvian.models.sapiens2.modeling import Sapiens2Model
-        from vitruvian.pipelines.base import best_place
+        from vitruvian.pipelines.base import default_placement
 
-        place = best_place(None, None)
+        place = default_placement(None, None)
         device = torch.device(
             "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         )

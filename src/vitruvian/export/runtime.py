@@ -28,6 +28,7 @@ from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.models.sapiens2.modeling import flip_back
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines import pipeline_class
+from vitruvian.tasks import find_task
 
 _SIGNATURE_FILE = "export.json"
 ONNX_FILE = "model.onnx"
@@ -324,10 +325,7 @@ class OpenVinoModel(ExportedModel):
         return [np.array(found[name]) for name in self.signature.outputs]
 
 
-_STEPWISE = (
-    "segment",
-    "mask-generation",
-)  # they call an encoder once and a decoder several times; an export is one call
+_PROMPTED = ("segment", "masks")  # they call an encoder once and a decoder several times; an export is one call
 
 
 def exported_pipeline(
@@ -349,9 +347,9 @@ def exported_pipeline(
         options: Options of the task, as the pipeline's call takes them.
     """
     found = pipeline_class(task)
-    if task in _STEPWISE:
+    if find_task(task).name in _PROMPTED:
         raise InputError(f"task: expected one that is a single call of a model, got {task!r}. Use vitruvian.pipeline.")
-    found.checked(options)
+    found.check_options(options)
     opened = model if isinstance(model, ExportedModel) else _open_exported(model, threads=threads)
     if not issubclass(opened.model_class, found.accepts):
         able = ", ".join(one.__name__ for one in found.accepts)
