@@ -79,7 +79,7 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
         pixels = as_tensor(frame.picture).permute(2, 0, 1)  # [3, H, W]
         alone = points is not None and all(len(own) == 1 for own in points) and boxes is None and masks is None
         several = alone if options.multimask is None else options.multimask
-        return Prepared(frame, [Unit(self.processor.image_processor.one_picture(pixels), (prompts, several))])
+        return Prepared(frame, [Unit(self.processor.image_processor.prepare_image(pixels), (prompts, several))])
 
     def forward(self, units: list[Unit], options: PromptOptions) -> list[tuple[Tensor, Tensor]]:
         """Return small logits [N, h, w] and scores [N] of each picture's masks; pictures are encoded together."""

@@ -16,13 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.unit.kernels.ways import INTERPRETED
 from tests.unit.pipelines.case import SAPIENS, leeway, opened, parts_of, picture
 from tests.unit.pipelines.test_runner import Doubler, results
 from tests.unit.pipelines.test_runner import picture as plain_picture
 from vitruvian import pipeline
 from vitruvian.errors import InputError
-from vitruvian.kernels import crop, peaks
+from vitruvian.ops import dispatch
 from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.pipelines import pose
 from vitruvian.pipelines.base import suits_optimizing
@@ -91,11 +90,10 @@ class TestSameResults:
         for got, want in zip(*(pipe(shown, boxes=BOXES, flip=True) for pipe in (other, usual)), strict=True):
             same(got, want)
 
-    @pytest.mark.skipif(not INTERPRETED, reason="kernels need a GPU or Triton's interpreter")
+    @pytest.mark.skipif(not dispatch.IS_INTERPRETED, reason="kernels need a GPU or Triton's interpreter")
     @pytest.mark.parametrize("task", ["pose", "normals"])
     def test_with_kernels(self, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in (crop, peaks):
-            monkeypatch.setattr(module, "takes_kernel", lambda *_, **__: True)
+        monkeypatch.setattr(dispatch, "_interpreting", True)
         usual, other = opened(task), beside(task)
         shown = [picture(seed, (40 + 5 * seed, 56)) for seed in range(2)]
         assert other.decodes_ahead(other.options) == (task == "pose")
@@ -113,7 +111,7 @@ class TestSameResults:
         for pipe in (usual, other):
             pipe.model.config.flip_pairs = [[1, 2], [3, 4]]
         wanted = list(usual(shown, boxes=boxes))
-        monkeypatch.setattr(pose, "finds_peaks", lambda *_, **__: True)
+        monkeypatch.setattr(pose, "decodes_without_sync", lambda *_, **__: True)
         calls, find_points = [], other.find_points
 
         def noted(crops: torch.Tensor, *rest: Any) -> Any:
