@@ -160,15 +160,15 @@ class DeformableAttention(nn.Module):
         self.attention_weights = with_init(nn.Linear(channels, heads * levels * points), "zero")
         self.value_proj = with_init(nn.Linear(channels, channels), "xavier")
         self.output_proj = with_init(nn.Linear(channels, channels), "xavier")
-        self._joined: JoinedLinear | None = None  # offsets and scores
+        self._joined: JoinedLinear | None = None  # of offsets and scores
 
     def forward(self, tokens: Tensor, queries: Tensor, level_hw: LevelSizes) -> Tensor:
         """Attend from queries [B, N, C], tokens with positions, to points around them: [B, N, C]."""
-        if self._joined is None or not self._joined.is_usable():
-            offsets, scores = self.sampling_offsets(queries), self.attention_weights(queries)
+        if self._joined is not None and self._joined.is_usable():
+            samples = math.prod(self.shape)
+            offsets, scores = torch.split(self._joined(queries), [2 * samples, samples], dim=-1)
         else:
-            projected = self._joined(queries)  # [B, N, 3·A·L·P]
-            offsets, scores = torch.split(projected, [2 * math.prod(self.shape), math.prod(self.shape)], dim=-1)
+            offsets, scores = self.sampling_offsets(queries), self.attention_weights(queries)
         sampled = deformable_attention(
             self.value_proj(tokens),
             unflatten(offsets, -1, (*self.shape, 2)),  # [B, N, A, L, P, 2]

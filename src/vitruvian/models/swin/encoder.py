@@ -139,12 +139,13 @@ class WindowAttention(nn.Module):
 
     def forward(self, tokens: Tensor, grid_hw: Grid, *, shift: int, need_weights: bool) -> tuple[Tensor, Tensor | None]:
         """Attend inside the windows of tokens [B, h·w, C]; weights are [B · windows, A, N, N]."""
-        biases: list[Tensor] = [part.bias for part in (self.query, self.key, self.value) if part.bias is not None]
-        if self._joined_qkv is None or not self._joined_qkv.is_usable():
-            qkv = torch.cat((self.query(tokens), self.key(tokens), self.value(tokens)), dim=-1)  # [B, h·w, 3C]
-            fill = torch.cat(biases) if biases else None  # the projection of a padding token of zeros
+        # The fill of the padding, tokens of zeros, is their projection: the bias.
+        if self._joined_qkv is not None and self._joined_qkv.is_usable():
+            qkv, fill = self._joined_qkv(tokens), self._joined_qkv.bias  # [B, h·w, 3C], [3C]
         else:
-            qkv, fill = self._joined_qkv(tokens), self._joined_qkv.bias  # [B, h·w, 3C]
+            qkv = torch.cat((self.query(tokens), self.key(tokens), self.value(tokens)), dim=-1)  # [B, h·w, 3C]
+            biases: list[Tensor] = [part.bias for part in (self.query, self.key, self.value) if part.bias is not None]
+            fill = torch.cat(biases) if biases else None  # [3C]
         dropout = self.drop_rate if self.training else 0.0
         if need_weights or self.attn_implementation == "eager":
             return window_attention_with_weights(
