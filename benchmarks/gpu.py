@@ -20,8 +20,6 @@ import argparse
 import dataclasses
 import functools
 import json
-import os
-import subprocess
 import sys
 import time
 import traceback
@@ -37,7 +35,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 from vitruvian import Sapiens2ImageProcessor, pipeline  # noqa: E402
-from vitruvian.benchmarking.models import (  # noqa: E402  # noqa: E402
+from vitruvian.benchmarking.models import (  # noqa: E402
     DTYPES,
     Cell,
     Plan,
@@ -94,33 +92,6 @@ def attempt(name: str, given: Workload, plan: Plan, ceiling: float) -> Cell:
     return Cell(name, given.batch, given.size_hw, given.prompts, kind, note="; ".join(notes))
 
 
-def check_kernels(path: Path) -> list[dict[str, Any]]:
-    """Check single kernels in a process of their own, which an invalid access may end; again without the guilty one."""
-    found: list[dict[str, Any]] = []
-    off: list[str] = []
-    for _ in range(3):
-        path.unlink(missing_ok=True)
-        environment = os.environ | {
-            "VITRUVIAN_NO_TRITON": ",".join([*filter(None, [os.environ.get("VITRUVIAN_NO_TRITON")]), *off])
-        }
-        command = [sys.executable, str(HERE / "gpu_kernels.py"), "--json", str(path)]
-        subprocess.run(command, env=environment, check=False)
-        rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        broken = [row["group"] for row in rows if row.get("broken")]
-        found = [row for row in found if row.get("broken")] + rows
-        if not broken:
-            break
-        off += broken
-    return found
-
-
-def is_wrong(row: dict[str, Any]) -> bool:
-    """Tell whether a kernel failed, or is further from float32 than its twin in bfloat16 explains."""
-    if "group" not in row:
-        return False
-    return "error" in row or not row["difference"] <= max(2e-2, 3 * row["twin difference"])
-
-
 def without_graphs(plan: Plan) -> Plan:
     return dataclasses.replace(plan, cuda_graphs=False)
 
@@ -140,7 +111,7 @@ def parts(name: str, given: Workload) -> dict[str, float]:
         if graphs is not None:
             model.optimize(cuda_graphs=graphs)
         try:
-            call = {"": lambda: one.ask(model, inputs)}
+            call = {"": lambda: one.call(model, inputs)}
             with nullcontext() if kernels else disable_triton():
                 found[way] = time_interleaved(call, device=given.device, seconds=0.3)[""].median
         except Exception as error:
@@ -179,7 +150,7 @@ def people_rows(name: str, counts: list[int], given: Workload, *, seconds: float
         calls = {"optimized": functools.partial(pipe, picture, boxes=boxes)}
         if theirs is not None:
             calls["reference"] = functools.partial(
-                one.ask, theirs, one.inputs(dataclasses.replace(given, batch=people))
+                one.call, theirs, one.inputs(dataclasses.replace(given, batch=people))
             )
         times = time_interleaved(calls, device=given.device, seconds=seconds)
         yield {"model": name, "people": people, "times": {way: dataclasses.asdict(t) for way, t in times.items()}}
@@ -224,7 +195,7 @@ def verdict(cell: Cell, goal: float | None) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", help="see `vitruvian bench --list`")
-    parser.add_argument("--quick", action="store_true", help="the mask families' targets, kernels and profiles alone")
+    parser.add_argument("--quick", action="store_true", help="the mask families' targets and profiles alone")
     parser.add_argument("--curves", action="store_true", help="several batches, sizes and numbers of prompts")
     parser.add_argument("--batches", type=int, nargs="+", help="by default those of the goals, or several for curves")
     parser.add_argument("--sizes", nargs="+", help="height x width")
@@ -235,7 +206,6 @@ def main() -> int:
     parser.add_argument("--compile", action="store_true", help="the reference after torch.compile, too")
     parser.add_argument("--cold", action="store_true", help="flush the cache before each sample")
     parser.add_argument("--profile", action="store_true", help="also say which kernels take the time")
-    parser.add_argument("--no-kernels", action="store_true", help="do not check single kernels")
     parser.add_argument("--limit", type=float, default=0.0, help="start no new cell after this many seconds")
     parser.add_argument("--device", default="cuda", help="cpu to try the script out")
     parser.add_argument("--out", type=Path, default=Path("results"))
@@ -247,7 +217,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     seconds = min(options.seconds, 0.5) if options.quick else options.seconds
     plan = Plan(seconds, reference=has_reference(), truth=True, cold=options.cold, compiled=options.compile)
-    written: dict[str, Any] = {"machine": machine(device), "kernels": [], "cells": [], "people": []}
+    written: dict[str, Any] = {"machine": machine(device), "cells": [], "people": []}
     written |= {"parts": {}, "profiles": {}}
     print(machine(device), flush=True)
     cells: list[Cell] = []
@@ -260,13 +230,6 @@ def main() -> int:
         (options.out / "results.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
         (options.out / "results.md").write_text(f"{machine(device)}\n\n{table(cells)}\n", encoding="utf-8")
 
-    if (options.quick or not options.models) and not options.no_kernels and on_gpu:
-        written["kernels"] = check_kernels(options.out / "kernels.json")
-        bad = sorted({row["group"] for row in written["kernels"] if is_wrong(row)})
-        if bad:
-            print(f"SWITCHED OFF, failed or wrong: {', '.join(bad)}", flush=True)
-            disable_triton(*bad).__enter__()  # until the process ends
-        save()
     for kind in options.dtypes:
         ceiling = product_ceiling(device, DTYPES[kind])
         print(f"matrix product in {kind}: {ceiling:.0f} TFLOP/s", flush=True)

@@ -20,7 +20,6 @@ HOUSE: tuple[tuple[str, ...], ...] = (
     ("config", "outputs"),
     ("layers", "images", "human"),
     ("image_utils",),
-    ("kernels",),
     ("losses",),
     ("weights",),
     ("devices",),

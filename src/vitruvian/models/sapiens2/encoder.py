@@ -151,7 +151,7 @@ class Encoder(nn.Module):
     ) -> Encoded:
         """Pass [B, N, C] through all layers and the final norm."""
         x, branch = tokens, None
-        states, weights = [tokens], []
+        states, weights = [tokens] if hidden_states else [], []
         for layer in self.layer:
             if self.gradient_checkpointing and self.training:
                 x, branch, weight = checkpoint(layer, x, branch, rope, attentions, use_reentrant=False)

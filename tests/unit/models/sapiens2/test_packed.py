@@ -70,7 +70,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("asked the Hub")
 
-    monkeypatch.setattr(hub, "download", refuse)
+    monkeypatch.setattr(hub, "_download", refuse)
 
 
 def near(one: torch.Tensor, other: torch.Tensor, share: float = 0.1) -> bool:

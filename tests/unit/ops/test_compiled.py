@@ -1,18 +1,15 @@
-"""What Triton makes of kernels for a Hopper chip, which needs no GPU: some faults show only there."""
+"""PTX of kernels for a Hopper GPU, which needs no GPU: some faults show only there. Runs with TRITON_INTERPRET=0."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.kernels.ways import INTERPRETED
+from vitruvian.ops.dispatch import HAS_TRITON, IS_INTERPRETED
 
-pytestmark = pytest.mark.skipif(
-    INTERPRETED or importlib.util.find_spec("triton") is None, reason="no Triton, or only its interpreter"
-)
+pytestmark = pytest.mark.skipif(not HAS_TRITON or IS_INTERPRETED, reason="no Triton, or only its interpreter")
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +25,9 @@ def compiled(kernel: Any, constants: dict[str, Any], types: dict[str, str], warp
 
     names = kernel.arg_names
     usual = {name: "*bf16" if name.endswith("_ptr") else "i32" for name in names}
-    signature = usual | types | dict.fromkeys(constants, "constexpr")
+    signature = (
+        usual | {name: kind for name, kind in types.items() if name in names} | dict.fromkeys(constants, "constexpr")
+    )
     given = (source or ASTSource)(
         fn=kernel,
         signature={name: signature[name] for name in names},
@@ -63,3 +62,46 @@ def test_cropping_and_decoding_keep_to_registers() -> None:
     for code in (cropped, found):
         assert ".local" not in code
         assert "ld.global" in code
+
+
+@pytest.mark.parametrize("has_branch", [True, False])
+def test_rms_norm_writes_the_sum_only_with_a_branch(has_branch: bool) -> None:
+    from vitruvian.ops import rms_norm
+
+    sizes = {"channels": 1024, "padded": 1024, "eps": 1e-6, "has_scale": True, "has_branch": has_branch}
+    code = compiled(rms_norm._rms_norm_kernel, sizes, {}, 4)
+    assert code.count("st.global") == (2 if has_branch else 1)
+    assert "st.global.v4.b32" in code
+    assert ".local" not in code
+
+
+def test_rope_writes_vectors() -> None:
+    from vitruvian.ops import rope
+
+    sizes = {"heads": 16, "half": 32, "padded_half": 32, "eps": 1e-6, "scale": 0.18, "has_norm": True, "block_rows": 64}
+    types = {"cos_ptr": "*fp32", "sin_ptr": "*fp32"}
+    code = compiled(rope._rms_norm_rope_kernel, sizes | {"row_stride": 2048}, types, 4)
+    assert "st.global.v4.b32" in code
+    assert ".local" not in code
+
+
+def test_bounded_attention_uses_tensor_cores() -> None:
+    from vitruvian.ops import bounded_attention as op
+
+    sizes = {"heads": 16, "groups": 2, "head_dim": 64, "padded_dim": 64}
+    sizes |= {"block_rows": 128, "block_columns": 64, "stages": 3}
+    strides = {f"{name}_token": 64 for name in "qkvo"}
+    assert "wgmma.mma_async" in compiled(op._bounded_attention_kernel, sizes | strides, {}, 8)
+
+
+@pytest.mark.parametrize("taps", [2, 3])
+def test_winograd_transforms(taps: int) -> None:
+    from vitruvian.ops import winograd
+
+    sizes = {"taps": taps, "block_tiles": 2, "block_channels": 128}
+    statistics = dict.fromkeys(("mean_ptr", "inv_std_ptr", "square_ptr", "count_ptr", "bias_ptr"), "*fp32")
+    half = {"x_ptr": "*fp16", "out_ptr": "*fp16", "products_ptr": "*fp16"}
+    code = compiled(winograd._transform_input_kernel, sizes | {"has_norm": True, "limit": 0.0}, statistics | half, 4)
+    assert "st.global" in code
+    more = {"upsample_factor": 2, "lead": 3 - taps, "has_bias": True, "span": 16}
+    assert "st.global" in compiled(winograd._transform_output_kernel, sizes | more, statistics | half, 4)
