@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from tests.unit.training.tiny_runs import PLAIN, SIZE_HW, TASKS, make_set, run_table, small_run
 from vitruvian import AutoModelForSemanticSegmentation
-from vitruvian.cli.evaluate import evaluate
-from vitruvian.cli.synthesize import synthesize
-from vitruvian.cli.train import train as train_command
+from vitruvian.cli.commands.evaluate import evaluate
+from vitruvian.cli.commands.synthesize import synthesize
+from vitruvian.cli.commands.train import train as train_command
 from vitruvian.errors import InputError, MissingExtraError
 from vitruvian.training import sources
 from vitruvian.training.build import open_models

@@ -1,17 +1,39 @@
-"""The options that commands share, in groups as `--help` shows them."""
+"""The options that commands share, in groups as `--help` shows them, and the reading of their texts."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args, get_type_hints
 
 from typer import Argument, Option
+from typer.models import OptionInfo
 
-from vitruvian.pipelines.limits import MOST_OVERLAP
+from vitruvian.errors import InputError
+from vitruvian.pipelines.limits import LEAST_TILE, MOST_OVERLAP
 
-RESULTS, MODEL, PEOPLE, VIDEO, MESSAGES = "Results", "Model", "People", "Video and cameras", "Messages"
+RESULTS, MODEL, PEOPLE, OBJECTS = "Results", "Model", "People", "Objects"  # panels of the help
+VIDEO, MESSAGES = "Video and cameras", "Messages"
 STDIO = "-"
+# argument of the library -> the field whose option stands for it, where their names differ
+_OTHER_NAMES = {
+    "K": "intrinsics",
+    "background": "over",
+    "crops_n_layers": "crop_layers",
+    "input_boxes": "boxes",
+    "input_points": "points",
+    "label_ids_to_fuse": "fuse",
+    "overlap_mask_area_threshold": "keep_share",
+    "points_per_crop": "points_per_side",
+    "pred_iou_thresh": "quality",
+    "size_hw": "size",
+    "stability_score_thresh": "stability",
+    "tile_hw": "tile",
+}
 
 
 def devices() -> list[str]:
@@ -75,7 +97,7 @@ class Results:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gather:
+class Coco:
     """One dataset of everything."""
 
     coco: Annotated[
@@ -127,12 +149,20 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """How much goes through the model at once."""
+    """How many inputs the model gets at a time."""
 
     batch_size: Annotated[
         str,
         Option(help="Inputs at once: a number, or auto, which shrinks when memory runs out.", rich_help_panel=MODEL),
     ] = "auto"
+
+    def call_options(self) -> dict[str, object]:
+        """Return the options of the pipeline's call."""
+        if self.batch_size == "auto":
+            return {"batch_size": "auto"}
+        if not self.batch_size.isdigit() or int(self.batch_size) < 1:
+            raise InputError(f"--batch-size: expected a number of at least 1, or auto, got {self.batch_size!r}.")
+        return {"batch_size": int(self.batch_size)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +223,20 @@ class People:
         Option(help="Look at no more people, the surest first.", min=1, show_default=False, rich_help_panel=PEOPLE),
     ] = None
 
+    def call_options(self) -> dict[str, object]:
+        """Return the options of the pipeline's call, without the detector."""
+        options: dict[str, object] = {"box_form": self.box_form, "nobody": self.nobody, "max_people": self.max_people}
+        if self.boxes and self.boxes_file() is None:
+            options["boxes"] = [read_numbers("--boxes", text, 4) for text in self.boxes]
+        return options | {"people": self.people}
+
+    def boxes_file(self) -> Path | None:
+        """Return the file that --boxes names, if it does."""
+        files = [Path(text).expanduser() for text in self.boxes or () if text.lower().endswith((".json", ".csv"))]
+        if files and len(self.boxes or ()) > 1:
+            raise InputError("--boxes: expected one file, or boxes x1,y1,x2,y2, got several. Put them into one file.")
+        return files[0] if files else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
@@ -216,6 +260,45 @@ class Tiles:
             rich_help_panel=MODEL,
         ),
     ] = 0.25
+
+    def call_options(self) -> dict[str, object]:
+        """Return the options of the pipeline's call."""
+        return {"tile": self._tile(), "overlap": self.overlap}
+
+    def _tile(self) -> int | tuple[int, int] | bool | None:
+        if self.tile is None or self.tile == "auto":
+            return None if self.tile is None else True
+        size = re.fullmatch(r"(\d+)(?:[x×](\d+))?", self.tile)
+        if not size or min(int(side) for side in size.groups() if side) < LEAST_TILE:
+            raise InputError(
+                "--tile: expected pixels such as 1024 or 1024x768 (height x width), at least "
+                f"{LEAST_TILE}, or auto, got {self.tile!r}."
+            )
+        return (int(size[1]), int(size[2])) if size[2] else int(size[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """What counts as an object."""
+
+    threshold: Annotated[float, Option(help="Lowest score of an object.", min=0, max=1, rich_help_panel=OBJECTS)] = 0.5
+    mask_threshold: Annotated[
+        float, Option(help="Lowest probability of a pixel in a mask.", min=0, max=1, rich_help_panel=OBJECTS)
+    ] = 0.5
+    keep_share: Annotated[
+        float,
+        Option(
+            help="Share of its mask that an object must keep against others.", min=0, max=1, rich_help_panel=OBJECTS
+        ),
+    ] = 0.8
+
+    def call_options(self) -> dict[str, object]:
+        """Return the options of the pipeline's call."""
+        return {
+            "threshold": self.threshold,
+            "mask_threshold": self.mask_threshold,
+            "overlap_mask_area_threshold": self.keep_share,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,3 +338,89 @@ class Messages:
     ] = False
     quiet: Annotated[bool, Option("--quiet", "-q", help="Say nothing but errors.", rich_help_panel=MESSAGES)] = False
     debug: Annotated[bool, Option("--debug", help="Show where errors came from.", rich_help_panel=MESSAGES)] = False
+
+
+# ------------------------------------------------------------------------------------------------ texts of options
+
+
+def read_numbers(option: str, text: str, *counts: int) -> list[float]:
+    """Read numbers with commas between, as many as one of `counts`."""
+    try:
+        found = [float(word) for word in text.replace(" ", "").split(",")]
+    except ValueError:
+        found = []
+    if len(found) not in counts:
+        number = " or ".join(str(count) for count in counts)
+        raise InputError(f"{option}: expected {number} numbers with commas between, got {text!r}.")
+    return found
+
+
+def read_size(option: str, text: str, *, example: str) -> tuple[int, int]:
+    """Read a height and a width, such as 1024x768."""
+    found = re.fullmatch(r"(\d+)[x×](\d+)", text)
+    if not found:
+        raise InputError(f"{option}: expected height x width such as {example}, got {text!r}.")
+    return int(found[1]), int(found[2])
+
+
+# ------------------------------------------------------------------------------------------------ groups -> options
+
+
+def flatten_options(
+    command: Callable[..., None], groups: Sequence[tuple[str, type]] | None = None
+) -> Callable[..., None]:
+    """Return a command that typer can read, for one whose parameters are option groups (dataclasses).
+
+    Each field of a group becomes an option with the field's annotation and default; other parameters stay. While the
+    command runs, `report.option_names` has the options by the arguments that errors are about.
+
+    Args:
+        command: The command.
+        groups: Names and classes of its parameters; by default those of its signature.
+    """
+    from vitruvian.cli.report import option_names
+
+    parameters: list[inspect.Parameter] = []
+    fields_of: dict[str, tuple[Callable[..., object], list[str]]] = {}
+    if groups is None:
+        hints = get_type_hints(command, include_extras=True)
+        plain = inspect.signature(command).parameters.values()
+        parameters += [one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY) for one in plain]
+    for group_name, group in groups or ():
+        hints = get_type_hints(group, include_extras=True)
+        fields = [field for field in dataclasses.fields(group) if field.init]
+        fields_of[group_name] = group, [field.name for field in fields]
+        parameters += [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+                annotation=hints[field.name],
+            )
+            for field in fields
+        ]
+    names = _option_names(parameters)
+
+    def flat(**values: object) -> None:
+        typed = values.get("sources")
+        option_names.set({key: name for key, name in names.items() if not isinstance(typed, list) or key not in typed})
+        grouped = {
+            name: group(**{field: values.pop(field) for field in fields}) for name, (group, fields) in fields_of.items()
+        }
+        command(**grouped, **values)
+
+    flat.__doc__ = command.__doc__
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return flat
+
+
+def _option_names(parameters: Sequence[inspect.Parameter]) -> dict[str, str]:
+    """Return the long option of each parameter, also by the library's name for it."""
+    names: dict[str, str] = {}
+    for parameter in parameters:
+        for info in get_args(parameter.annotation)[1:]:
+            if isinstance(info, OptionInfo):
+                long = [word for word in info.param_decls or () if word.startswith("--")]
+                names[parameter.name] = long[0] if long else f"--{parameter.name.replace('_', '-')}"
+    return names | {key: names[field] for key, field in _OTHER_NAMES.items() if field in names and key not in names}

@@ -16,6 +16,7 @@ from vitruvian.errors import InputError
 from vitruvian.files.arrays import json_text
 from vitruvian.files.atomic import replacing
 from vitruvian.files.coco import image_record
+from vitruvian.files.output_paths import output_path, safe_name
 from vitruvian.files.pictures import write_png
 from vitruvian.version import __version__
 
@@ -90,9 +91,9 @@ class CocoWriter:
             name = file_name or result.source or f"{image_id:012d}"
             records = result.to_coco(image_id=image_id, first_id=self.annotations + 1)
             if isinstance(result, PanopticResult):
-                picture = f"{Path(name).stem}_{image_id:06d}.png"
-                write_png(self.path.with_suffix("") / picture, result.id_picture())
-                records = [record | {"file_name": picture} for record in records]
+                path = output_path(self.path.with_suffix(""), safe_name(Path(name).stem), f"_{image_id:06d}.png")
+                write_png(path, result.id_picture())
+                records = [record | {"file_name": path.name} for record in records]
             image = image_record(
                 image_id=image_id, file_name=name, size_hw=result.size_hw, frame=result.frame, time=result.time
             )

@@ -8,8 +8,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from vitruvian.errors import InputError, VitruvianWarning, near_matches
+from vitruvian.errors import VitruvianWarning
 from vitruvian.hub import BUILTIN, has_builtin
+from vitruvian.tasks import find_task
 
 # task -> "module:class"; every class has `open(model, …)`, and `run(source, …)` for any source.
 PIPELINES: dict[str, str] = {
@@ -41,8 +42,7 @@ INSIDE: dict[str, str | None] = {
 def pipeline_class(task: str) -> Any:
     """Return the class of a task's pipeline; its `options_class` says which options there are."""
     if task not in PIPELINES:
-        known = ", ".join(PIPELINES)
-        raise InputError(f"task: expected one of {known}, got {task!r}.{near_matches(str(task), PIPELINES)}")
+        return find_task(task).pipeline_class()
     module, _, name = PIPELINES[task].partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -31,10 +31,12 @@ from vitruvian.pipelines.people import (
     open_finder,
 )
 from vitruvian.pipelines.runner import PATIENCE, Errors, Prepared, Results, Unit, run_many, run_one
+from vitruvian.pipelines.saving import ResultWriter, announced, result_writer
 from vitruvian.pipelines.sources import Frame, open_source
 from vitruvian.pipelines.steady import Steady
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People, Result
+from vitruvian.tasks import find_task
 
 ResultT = TypeVar("ResultT", bound=Result)
 OptionsT = TypeVar("OptionsT", bound="Options")
@@ -51,7 +53,8 @@ class Options:
             as there are cores, where the model is on a CUDA device.
         errors: With many pictures, "keep" gives a `Failure` in the place of each that fails, "raise" stops there.
         save: What to do with each result in the background: a function that takes it, or a file name with ``{stem}``
-            (and ``{frame}`` for video) in it, such as ``"out/{stem}.png"``.
+            (and ``{frame}`` for video) in it, such as ``"out/{stem}.png"``. Results of one name get numbers:
+            ``photo.png``, ``photo_2.png``.
         keep_image: Whether results hold their source picture, which `plot` draws on.
         patience: Seconds to wait for further pictures of a slow source before a batch runs as it is.
         optimize: Whether to make the model quick first, see `Model.optimize`, which needs a moment once. "auto" does on
@@ -61,7 +64,7 @@ class Options:
     batch_size: int | Literal["auto"] = "auto"
     workers: int | None = None
     errors: Errors = "keep"
-    save: Callable[[Any], Any] | str | Path | None = None
+    save: Callable[[Any], Any] | str | Path | ResultWriter | None = None
     keep_image: bool = True
     patience: float = PATIENCE
     optimize: bool | Literal["auto"] = "auto"
@@ -110,7 +113,7 @@ class PeopleOptions(Options):
         if self.max_people is not None and self.max_people < 1:
             raise InputError(f"max_people: expected at least 1, got {self.max_people}. Leave it out to keep everyone.")
         if self.people == "whole" and self.boxes is not None:
-            raise InputError('boxes and people="whole": expected one of them, got both. Drop one.')
+            raise InputError('boxes and people: expected one of boxes and "whole", got both. Drop one.')
 
 
 class TaskPipeline(Generic[ResultT, OptionsT]):
@@ -161,8 +164,8 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
             options: Keywords for the Hub such as `revision`, and options of the task.
         """
         if model is None:
-            names = " or ".join(f"{name!r}" for name in cls.checkpoints)
-            raise InputError(f"model: expected a checkpoint for {cls.task}, got none. Pass one such as model={names}.")
+            task, names = find_task(cls.task).name, " or ".join(cls.checkpoints)
+            raise InputError(f"model: expected a checkpoint for {task}, got none. Name one such as {names}.")
         hub = {name: options.pop(name) for name in HUB_KEYWORDS if name in options}
         cls.checked(options)  # a wrong option shows before a large download
         if isinstance(model, str | Path):
@@ -225,27 +228,23 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
     def run(self, source: Any, **options: Any) -> ResultT | Results[ResultT]:
         """Same as calling the pipeline; for every task, whatever else a call of it may return."""
         chosen = changed(self.options, options)
-        opened = open_source(source)
+        writer = result_writer(chosen.save)
+        opened = announced(open_source(source), writer)
         self.make_quick(chosen)
         self.lane = lane_for(self.device, self.lane)
         batch = self.batch_size(chosen, live=opened.live)
         # One picture alone is not worth a recording of a large batch; those of small ones serve it too.
         graphs = self.model.graphs if self.device.type == "cuda" else None
         batches = None if opened.single else Steady(graphs, batch, one_size=self.one_size)
-        job = Call(self, chosen, finder=self.finder_for(chosen), batches=batches)
-        save = saver(chosen.save)
+        job = Call(self, chosen, finder=self.finder_for(chosen), batches=batches, writer=writer)
         if opened.single:
-            result = run_one(job, next(opened.tickets()), batch)
-            if save is not None:
-                save(result)
-            return result
+            return run_one(job, next(opened.tickets()), batch)
         found = run_many(
             job,
             opened,
             batch=batch,
             workers=chosen.workers,
             errors=chosen.errors,
-            save=save,
             patience=chosen.patience,
         )
         return Results(found, count=opened.count, video=opened.video)
@@ -362,8 +361,9 @@ class Call(Generic[ResultT, OptionsT]):
         *,
         finder: PeopleFinder | None,
         batches: Steady | None,
+        writer: ResultWriter | None = None,
     ) -> None:
-        self.pipe, self.options, self.finder, self.batches = pipe, options, finder, batches
+        self.pipe, self.options, self.finder, self.batches, self.writer = pipe, options, finder, batches, writer
         self.device, self.looks, self.lane = pipe.device, finder is not None, pipe.lane
         alone = self.device.type == "cpu" and self.lane is None
         self.decodes_behind = pipe.decodes_behind or alone or pipe.decodes_ahead(options)
@@ -397,8 +397,11 @@ class Call(Generic[ResultT, OptionsT]):
         return self.pipe.decode(prepared, outputs, self.options)
 
     def finish(self, prepared: Prepared, decoded: Any) -> ResultT:
-        """Build the result."""
-        return self.pipe.finish(prepared, decoded, self.options)
+        """Build the result, and write it where it is to be written."""
+        result = self.pipe.finish(prepared, decoded, self.options)
+        if self.writer is not None:
+            self.writer.write(result, prepared.frame.index)
+        return result
 
 
 # ------------------------------------------------------------------------------------------------------ functions
@@ -439,7 +442,7 @@ def people_in(frame: Frame, seen: People | None, options: PeopleOptions) -> Peop
         most = options.max_people
         return dataclasses.replace(given, boxes_xyxy=given.boxes_xyxy[:most], scores=given.scores[:most])
     if options.people == "crop":
-        raise InputError('people="crop": expected boxes or a finder, got neither. Pass boxes=… or finder=….')
+        raise InputError("people: expected boxes or a finder for crops, got neither. Pass one of them.")
     return None
 
 
@@ -465,18 +468,3 @@ def depth(boxes: Any) -> int:
     if isinstance(boxes, list | tuple):
         return 1 + max((depth(one) for one in boxes), default=0)
     return 0
-
-
-def saver(save: Callable[[Any], Any] | str | Path | None) -> Callable[[Any], Any] | None:
-    """Return the function that saves a result, from itself or a pattern of file names."""
-    if save is None or callable(save):
-        return save
-    pattern = str(save)
-    if "{stem}" not in pattern and "{frame" not in pattern:
-        raise InputError(f'save: expected a function, or a name with {{stem}} in it, got "{pattern}".')
-
-    def write(result: Result) -> Path:
-        stem = Path(str(result.source or "array").partition("?")[0]).stem or "picture"
-        return result.save(pattern.format(stem=stem, frame=result.frame or 0))
-
-    return write

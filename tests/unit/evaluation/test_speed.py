@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from tests.families.maskformer import tiny
-from vitruvian.cli.bench import bench, parse_size
+from vitruvian.cli.commands.bench import bench
 from vitruvian.errors import InputError
 from vitruvian.evaluation.speed import cells, subjects
 from vitruvian.evaluation.speed.cells import Cell, Plan, measure, table
@@ -193,6 +193,3 @@ class TestCommand:
         result = self.run("--device", "cpu", "--no-reference", *words)
         assert isinstance(result.exception, InputError)
         assert message in str(result.exception)
-
-    def test_sizes(self) -> None:
-        assert parse_size("800x1088") == parse_size("800×1088") == (800, 1088)
