@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import io
 import os
 import sys
 import warnings
@@ -13,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from vitruvian.cli.options import flatten_options
-from vitruvian.cli.report import DONE, WRONG, error_text, option_names, printable
+from vitruvian.cli.report import DONE, INTERRUPTED, WRONG, error_text, option_names, printable
 from vitruvian.cli.task_command import task_function
 from vitruvian.errors import VitruvianError
 from vitruvian.tasks import TASKS
@@ -79,6 +81,9 @@ def program(command: str | None = None) -> Any:
 
 def main() -> None:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names may hold anything
     sys.exit(run(sys.argv[1:]))
 
 
@@ -93,8 +98,11 @@ def run(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else DONE
     except VitruvianError as error:
         return _print_error(error, arguments, error_text(error))
-    except BrokenPipeError:  # the reader of standard output has enough; nothing is left to flush
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
+    except typer.Abort:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of standard output has enough; what is left goes nowhere
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except Exception as error:  # noqa: BLE001 - printed in one line; --debug shows it all
         if hasattr(error, "format_message"):  # a usage error of click

@@ -173,7 +173,7 @@ def _folder_of(one: Input) -> str:
     """Return the folder of an input, or host and folder of an address."""
     if one.path is not None:
         return os.path.dirname(one.identity)
-    parts = urlsplit(one.source if isinstance(one.source, str) else "")
+    parts = urlsplit(one.identity)
     return (parts.hostname or "") + posixpath.normpath(f"/{posixpath.dirname(parts.path).lstrip('/')}")
 
 

@@ -179,10 +179,7 @@ class Journal:
     def begin(self, one: Input, files: Iterable[Path], settings: str) -> Origin:
         """Record what is about to be written."""
         origin = Origin.of(one, settings)
-        names = [self.name_of(path) for path in files]
-        self._append({"event": "begin", "files": names}, origin)
-        with self._lock:
-            self.entries.update({name: Entry(origin) for name in names})
+        self._append({"event": "begin", "files": [self.name_of(path) for path in files]}, origin)
         return origin
 
     def done(self, origin: Origin, files: Iterable[Path]) -> dict[Path, int]:
@@ -197,8 +194,6 @@ class Journal:
                 raise InputError(f"{path}: expected a result, got no file or an empty one. Is the disk full?")
         names = {self.name_of(path): size for path, size in sizes.items()}
         self._append({"event": "done", "files": names}, origin, sync=True)
-        with self._lock:
-            self.entries.update({name: Entry(origin, size) for name, size in names.items()})
         return sizes
 
     def _append(self, record: dict[str, object], origin: Origin, *, sync: bool = False) -> None:
@@ -216,6 +211,7 @@ class Journal:
                     os.fsync(file.fileno())
         except OSError as error:
             raise InputError(f"{self.folder}: expected a folder to write in, got {error.strerror}.") from error
+        self.refresh()
 
 
 def size_of(path: Path) -> int:

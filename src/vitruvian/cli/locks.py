@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from vitruvian.errors import InputError
@@ -25,40 +26,55 @@ class OutputLock:
 
     Args:
         folder: The output folder.
-        name: What the lock is about; for messages, and for its file's name.
+        files: The files, by names that are the same for every process.
 
     Raises:
-        InputError: Another process has it.
+        InputError: Another process has one of them.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._path = folder / LOCK_FOLDER / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:24]}.lock"
-        while True:
-            try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-            except FileNotFoundError:  # its last user has just removed the folder
-                continue
-            except OSError as error:
+    def __init__(self, folder: Path, files: Mapping[str, Path]) -> None:
+        self._locks: list[tuple[int, Path]] = []
+        try:
+            for name, file in files.items():
+                digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:24]
+                path = folder / LOCK_FOLDER / f"{digest}.lock"
+                self._locks.append((_locked_file(path, file), path))
+        except BaseException as error:
+            self.release()
+            if isinstance(error, OSError):
                 raise InputError(f"{folder}: expected a folder to write in, got {error.strerror}.") from error
-            if not _lock(self._file):
-                other = _owner(self._file)
-                os.close(self._file)
-                raise InputError(f"{name}: is being written by {other}. Wait for it, or choose another --out.")
-            if _same_file(self._file, self._path):
-                break
-            os.close(self._file)  # removed by its last user between opening and locking
-        owner = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.strftime("%Y-%m-%d %H:%M:%S")}
-        os.ftruncate(self._file, 0)
-        os.write(self._file, json.dumps(owner).encode())
+            raise
 
     def release(self) -> None:
-        """Give the lock back and remove its file."""
-        with contextlib.suppress(OSError):
-            self._path.unlink()
-        os.close(self._file)
-        with contextlib.suppress(OSError):
-            self._path.parent.rmdir()  # unless others are in it
+        """Give the lock back and remove its files."""
+        for descriptor, path in self._locks:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()  # unless others are in it
+        self._locks.clear()
+
+
+def _locked_file(path: Path, output: Path) -> int:
+    """Create a lock file, lock it and write its owner into it; return its descriptor."""
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:  # its last user has just removed the folder
+            continue
+        if not _lock(descriptor):
+            owner = _owner(descriptor)
+            os.close(descriptor)
+            raise InputError(f"{output}: is being written by {owner}. Wait for it, or choose another --out.")
+        if _same_file(descriptor, path):
+            break
+        os.close(descriptor)  # removed by its last user between opening and locking
+    own = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.strftime("%Y-%m-%d %H:%M:%S")}
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, json.dumps(own).encode())
+    return descriptor
 
 
 def _lock(file: int) -> bool:
@@ -88,7 +104,7 @@ def _same_file(file: int, path: Path) -> bool:
 
 
 def _owner(file: int) -> str:
-    """Return who holds a lock, as its file tells."""
+    """Return who holds a lock, according to its file."""
     try:
         os.lseek(file, 0, os.SEEK_SET)
         owner = json.loads(os.read(file, 4096))

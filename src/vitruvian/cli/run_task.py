@@ -240,7 +240,7 @@ class TaskRun:
         """
         files = self._files[one.identity]
         paths = result_paths(files)
-        lock = OutputLock(self.plan.folder, str(paths[0]))
+        lock = OutputLock(self.plan.folder, {self.journal.name_of(path): path for path in paths})
         try:
             self.journal.refresh()
             if self._journal_state(one, files) == "done":

@@ -68,7 +68,7 @@ def test_costs_are_measured_on_other_pictures() -> None:
 
 
 def test_refusals(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="needs pictures"):
+    with pytest.raises(InputError, match="needs images"):
         export(str(checkpoint), tmp_path, int8=True)
     with pytest.raises(InputError, match="with --int8 alone"):
         export(str(checkpoint), tmp_path, calibrate=checkpoint)
