@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from vitruvian.cli.options import flatten_options
-from vitruvian.cli.report import DONE, INTERRUPTED, WRONG, error_text, option_names, printable
+from vitruvian.cli.report import DONE, INTERRUPTED, WRONG, error_text, option_names, printable, traceback_text
 from vitruvian.cli.task_command import task_function
 from vitruvian.errors import VitruvianError
 from vitruvian.tasks import TASKS
@@ -118,10 +118,7 @@ def run(arguments: Sequence[str]) -> int:
 def _print_error(error: Exception, arguments: Sequence[str], text: str) -> int:
     """Print an error in one line, and the traceback with --debug; return the exit code."""
     if "--debug" in arguments:
-        import traceback
-
-        for line in "".join(traceback.format_exception(error)).splitlines():
-            typer.echo(printable(line), err=True)
+        typer.echo(traceback_text(error), err=True)
     typer.echo(f"Error: {printable(' '.join(text.split()))}", err=True)
     return WRONG
 

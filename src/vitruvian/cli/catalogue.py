@@ -27,12 +27,7 @@ LICENCES = (
         "A licence of Meta's own for Sapiens2, linked from each checkpoint's page; read what it says on commercial use "
         "and on pictures of people.",
     ),
-    Licence(
-        "sam2",
-        "facebook/sam2-*, facebook/sam2.1-*",
-        "Apache-2.0",
-        "Apache-2.0, as the SAM 2 release states.",
-    ),
+    Licence("sam2", "facebook/sam2-*, facebook/sam2.1-*", "Apache-2.0", "Apache-2.0, as the SAM 2 release states."),
     Licence(
         "maskformer",
         "facebook/maskformer-*",

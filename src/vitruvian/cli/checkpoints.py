@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,19 @@ from vitruvian.tasks import PIPELINE_TASKS, TASKS, Task
 def facts_of(name: str, revision: str | None) -> dict[str, Any]:
     """Return what configuration and local files say about a checkpoint."""
     from vitruvian.auto import AutoConfig, AutoModel
-    from vitruvian.hub import is_local, local_folder
+    from vitruvian.hub import HubOptions, is_local, local_folder
     from vitruvian.layers.blank import blank
-    from vitruvian.models.sapiens2.packed import packed_tasks
+    from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
+    from vitruvian.models.sapiens2.packed import packed_tasks, read_multitask
 
     hub = {} if revision is None else {"revision": revision}
     config = AutoConfig.from_pretrained(name, **hub)
     values = config.to_dict()
     tasks = packed_tasks(name)
     with blank():
-        model = _read_packed(name) if tasks else AutoModel.find(values, name)(config)
+        if tasks:
+            encoder, heads, _ = read_multitask(name, HubOptions(), tasks=None)
+        model = Sapiens2MultiTask(encoder, heads) if tasks else AutoModel.find(values, name)(config)
     if is_local(name):
         folder = local_folder(name)
         weights = [file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin", ".pt", ".pth")]
@@ -36,7 +39,7 @@ def facts_of(name: str, revision: str | None) -> dict[str, Any]:
         "name": name,
         "class": type(model).__name__,
         "family": values.get("model_type"),
-        "commands": _commands_of(model),
+        "commands": _commands_for({type(one).__name__ for one in getattr(model, "tasks", {"": model}).values()}),
         "parameters": sum(value.numel() for value in set(model.parameters())),
         "dtype": _stored_dtype(name, values),
         "size": format_bytes(size) if size else "not downloaded",
@@ -46,26 +49,9 @@ def facts_of(name: str, revision: str | None) -> dict[str, Any]:
     }
 
 
-def _read_packed(name: str) -> Any:
-    """Return the tasks that share one encoder in a folder, without their weights."""
-    from vitruvian.hub import HubOptions
-    from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-    from vitruvian.models.sapiens2.packed import read_multitask
-
-    encoder, heads, _ = read_multitask(name, HubOptions(), tasks=None)
-    return Sapiens2MultiTask(encoder, heads)
-
-
-def _commands_of(model: Any) -> list[str]:
-    """Return the commands that take a model, or any of the tasks in it."""
-    tasks = getattr(model, "tasks", None)
-    names = [type(model).__name__] if tasks is None else [type(one).__name__ for one in tasks.values()]
-    return list(dict.fromkeys(command for name in names for command in _commands_for(name)))
-
-
-def _commands_for(class_name: str) -> list[str]:
-    """Return the commands that take a model of this class."""
-    return [name for name in PIPELINE_TASKS if _accepts(TASKS[name], class_name)]
+def _commands_for(class_names: Iterable[str]) -> list[str]:
+    """Return the commands that take a model of any of these classes."""
+    return [name for name in PIPELINE_TASKS if any(_accepts(TASKS[name], one) for one in class_names)]
 
 
 def _accepts(task: Task, class_name: str) -> bool:
@@ -125,7 +111,7 @@ def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
     named = [str(one) for one in config.to_dict().get("architectures") or []]
     if not named or any(_accepts(task, one) for one in named):
         return
-    able = list(dict.fromkeys(command for one in named for command in _commands_for(one)))
+    able = _commands_for(named)
     if able:
         raise InputError(
             f"{name}: expected a checkpoint for {task.name}, got {named[0]}, which is for {', '.join(able)}. "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,29 +22,12 @@ MAX_PENDING = 4  # results that wait to be added
 class RecordedImage:
     """An image of a dataset that was written before, in the form in which `CocoWriter` takes results."""
 
-    image: Record
+    source: str
+    size_hw: tuple[int, int]
+    frame: int | None
+    time: float | None
     annotations: list[Record]
     categories: list[Record]
-
-    @property
-    def size_hw(self) -> tuple[int, int]:
-        """Height and width."""
-        return int(self.image["height"]), int(self.image["width"])
-
-    @property
-    def source(self) -> str:
-        """Name of the image."""
-        return str(self.image["file_name"])
-
-    @property
-    def frame(self) -> int | None:
-        """Number in a video."""
-        return self.image.get("frame")
-
-    @property
-    def time(self) -> float | None:
-        """Time in a video."""
-        return self.image.get("time")
 
     def to_coco(self, *, image_id: int, first_id: int) -> list[Record]:
         """Return the annotations with new numbers; panoptic ones have none of their own."""
@@ -60,26 +42,21 @@ class RecordedImage:
 
 
 class Dataset:
-    """A COCO dataset; results are added in order by a background thread.
+    """A COCO dataset; results are added in order by a background thread, to those that are in the file.
 
     Attributes:
         names: The images in it.
     """
 
-    def __init__(self, path: Path, before: list[RecordedImage]) -> None:
+    def __init__(self, path: Path, *, overwrite: bool) -> None:
         self.names: set[str] = set()
         self._writer = CocoWriter(path)
         self._added = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="coco")
         self._pending: list[Future[int]] = []
-        for one in before:
+        for one in _read_dataset(path) if path.exists() and not overwrite else ():
             self._writer.add(one)
             self.names.add(one.source)
-
-    @classmethod
-    def open(cls, path: Path, *, overwrite: bool) -> Dataset:
-        """Open a dataset; one that is there already is added to, unless it is to be overwritten."""
-        return cls(path, [] if overwrite or not path.exists() else list(_read_dataset(path)))
 
     def add(self, result: Result, name: str) -> None:
         """Add a result; frames of a video share a name."""
@@ -103,18 +80,25 @@ class Dataset:
             self._writer.discard()
 
 
-def _read_dataset(path: Path) -> Iterator[RecordedImage]:
-    """Read a dataset that was written before, an image at a time."""
+def _read_dataset(path: Path) -> list[RecordedImage]:
+    """Read a dataset that was written before."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        images, annotations, categories = values["images"], values["annotations"], values["categories"]
-        by_image: dict[int, list[Record]] = defaultdict(list)
-        for record in annotations:
-            by_image[record["image_id"]].append(record)
-        found = [RecordedImage(image, by_image[image["id"]], categories) for image in images]
-        _ = [one.size_hw for one in found]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        annotations: dict[int, list[Record]] = defaultdict(list)
+        for record in values["annotations"]:
+            annotations[record["image_id"]].append(record)
+        return [
+            RecordedImage(
+                source=str(image["file_name"]),
+                size_hw=(int(image["height"]), int(image["width"])),
+                frame=image.get("frame"),
+                time=image.get("time"),
+                annotations=annotations[image["id"]],
+                categories=values["categories"],
+            )
+            for image in values["images"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path}: expected a COCO dataset to add to, got another file. Choose another --coco, or --overwrite it."
         ) from error
-    yield from found

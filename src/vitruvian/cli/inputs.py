@@ -125,7 +125,8 @@ def _files_in(folder: Path, *, recursive: bool) -> Iterator[Input]:
         entries = sorted(folder.rglob("*") if recursive else folder.iterdir())
     except OSError as error:
         raise InputError(f"{folder}: expected a readable folder, got {error.strerror or error}.") from error
-    files = [file for file in entries if file.is_file() and not _hidden(file.relative_to(folder))]
+    visible = (file for file in entries if not any(part[0] == "." for part in file.relative_to(folder).parts))
+    files = [file for file in visible if file.is_file()]
     chosen = [file for file in files if file.suffix.lower() in PICTURE_ENDINGS | VIDEO_ENDINGS]
     if not chosen:
         deeper = not recursive and any(entry.is_dir() for entry in entries)
@@ -134,11 +135,6 @@ def _files_in(folder: Path, *, recursive: bool) -> Iterator[Input]:
         raise InputError(f"{folder}: expected images or videos in the folder, got {got}. {hint}")
     for file in chosen:
         yield replace(_file_input(file, folder=folder), listed=True)
-
-
-def _hidden(path: Path) -> bool:
-    """Whether a file or a folder above it starts with a dot."""
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _files_like(pattern: str) -> Iterator[Input]:

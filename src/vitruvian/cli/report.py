@@ -54,6 +54,11 @@ def error_text(error: BaseException | str) -> str:
     return printable(" ".join(text.split())) or type(error).__name__
 
 
+def traceback_text(error: BaseException) -> str:
+    """Return the traceback of an error, for --debug."""
+    return "\n".join(printable(line) for line in "".join(traceback.format_exception(error)).splitlines())
+
+
 def _option(argument: str, names: Mapping[str, str]) -> str:
     item = _ITEM.fullmatch(argument)
     if item and item[1] in names:
@@ -177,7 +182,7 @@ class Report:
         if self.each:
             self.warn(message)
         if self.debug and isinstance(error, BaseException):
-            self.console.print(_printable_lines(traceback.format_exception(error)), markup=False, style="dim")
+            self.console.print(traceback_text(error), markup=False, style="dim")
 
     def finish(self, *, interrupted: bool = False) -> int:
         """Print the summary and return the exit code."""
@@ -231,10 +236,6 @@ class Report:
         if self.json:
             sys.stdout.write(json_line(values) + "\n")
             sys.stdout.flush()
-
-
-def _printable_lines(lines: Sequence[str]) -> str:
-    return "\n".join(printable(line) for line in "".join(lines).splitlines())
 
 
 class Bar:

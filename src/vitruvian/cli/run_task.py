@@ -55,16 +55,17 @@ VIDEO_THRESHOLD = 0.1  # of detectors in videos: the tracker can use uncertain d
 def run_task(job: TaskJob) -> None:
     """Run a task's command, report, and end the command with its exit code."""
     with TaskRun(job, Report(job.messages, each=job.sources.watch)) as run:
+        interrupted = False
         try:
             if job.sources.watch:
                 run.watch()
             else:
                 run.process(find_inputs(job.sources.sources, recursive=job.sources.recursive))
         except KeyboardInterrupt:
-            run.close()
-            raise typer.Exit(run.report.finish(interrupted=True)) from None
-        run.close()
-        raise typer.Exit(run.report.finish())
+            interrupted = True
+        if run.dataset is not None:
+            run.dataset.close()
+        raise typer.Exit(run.report.finish(interrupted=interrupted))
 
 
 class AlreadyDoneError(Exception):
@@ -91,7 +92,7 @@ class TaskRun:
         if job.model.model is not None:  # wrong options show before any work
             job.task.pipeline_class().checked(dict(self._call_options))
         coco = None if job.coco is None else job.coco.coco
-        self.dataset = None if coco is None else Dataset.open(coco, overwrite=job.results.overwrite)
+        self.dataset = None if coco is None else Dataset(coco, overwrite=job.results.overwrite)
 
     def __enter__(self) -> TaskRun:
         return self
@@ -100,11 +101,6 @@ class TaskRun:
         for lock, _origin in self._locks.values():
             lock.release()
         self._locks.clear()
-
-    def close(self) -> None:
-        """Write the dataset."""
-        if self.dataset is not None:
-            self.dataset.close()
 
     @cached_property
     def settings(self) -> str:

@@ -34,12 +34,13 @@ class TaskCommand:
     """A command that runs a task on images and videos.
 
     A subclass has the name of the task as `task`, an `example` that works, the shared option groups that it takes as
-    `groups`, the options of its own as fields, and the help as docstring.
+    `groups`, the options of its own as fields with the `panel` that they are under, and the help as docstring.
     """
 
     task: ClassVar[str]
     example: ClassVar[str]
     groups: ClassVar[tuple[type, ...]] = (Batch,)
+    panel: ClassVar[str] = ""
 
     def call_options(self) -> dict[str, object]:
         """Return the options of the pipeline's call."""

@@ -184,13 +184,13 @@ class FrameWriter:
 class Preview:
     """Keeps the latest frame in an image file, written at most once a second."""
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path) -> None:
         if path.suffix.lower() not in IMAGE_ENDINGS:
             raise InputError(f"--preview: expected a name that ends in .jpg, .png or .webp, got {path.name!r}.")
-        self._path, self._clock, self._last = path, clock, -math.inf
+        self._path, self._last = path, -math.inf
 
     def __call__(self, number: int, image: NDArray[np.uint8], result: Result) -> None:
         """Show a frame, unless the last one was shown just now."""
-        if self._clock() - self._last >= PREVIEW_SECONDS:
+        if time.monotonic() - self._last >= PREVIEW_SECONDS:
             write_picture(self._path, np.ascontiguousarray(image[..., :3]))
-            self._last = self._clock()
+            self._last = time.monotonic()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitruvian.cli.options import MODEL, Messages, devices, dtypes
+from vitruvian.cli.options import MODEL, Debug, Device, Dtype, Messages, Quiet
 from vitruvian.errors import InputError
 
 EXAMPLE = "vitruvian demo photo.jpg --model pose=facebook/sapiens2-pose-0.4b --model parts=facebook/sapiens2-seg-0.4b"
@@ -16,8 +16,7 @@ EXAMPLE = "vitruvian demo photo.jpg --model pose=facebook/sapiens2-pose-0.4b --m
 
 def demo(
     images: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SOURCE", help="Images; by default those that come along.", show_default=False),
+        list[str] | None, typer.Argument(metavar="SOURCE", help="Images; by default those that come along.")
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -26,34 +25,17 @@ def demo(
             "-m",
             help="builtin, a checkpoint, the folder of a training run or a packed model, or TASK=CHECKPOINT, repeated "
             "for each. By default builtin, and random weights where the installation lacks it.",
-            show_default=False,
             rich_help_panel=MODEL,
         ),
     ] = None,
     finder: Annotated[
-        str | None,
-        typer.Option(
-            help="Who finds people. By default the model where it can.", show_default=False, rich_help_panel=MODEL
-        ),
+        str | None, typer.Option(help="Who finds people. By default the model where it can.", rich_help_panel=MODEL)
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the sheet and all files.")] = Path("out/demo"),
-    device: Annotated[
-        str | None,
-        typer.Option(
-            help="cuda, mps or cpu. By default the best one here.",
-            show_default=False,
-            rich_help_panel=MODEL,
-            autocompletion=devices,
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="float32, bfloat16 or float16.", show_default=False, rich_help_panel=MODEL, autocompletion=dtypes
-        ),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where errors came from.")] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Find the people in images, run every task on them, and draw it all on one sheet, OUT/sheet.png."""
     from vitruvian.cli.report import Report, format_seconds, printable

@@ -1,4 +1,4 @@
-"""`vitruvian doctor`: what works here."""
+"""`vitruvian doctor`: what works on this machine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from typing import Annotated, Any
 
 import typer
 
+from vitruvian.cli.options import Debug, Json
+from vitruvian.cli.report import format_bytes, print_json
+
 EXAMPLE = "vitruvian doctor"
 CORE = ("torch", "numpy", "pillow", "safetensors", "huggingface-hub", "typer", "rich")
 # extra -> (modules it brings, what it enables)
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "video": (("av",), "videos and cameras"),
-    "heif": (("pillow_heif",), "HEIC pictures of phones"),
+    "heif": (("pillow_heif",), "HEIC images of phones"),
     "exr": (("OpenEXR",), "EXR files"),
-    "detect": (("onnxruntime",), "finding people with ONNX detectors"),
+    "detect": (("onnxruntime",), "detecting people with ONNX models"),
     "supervision": (("supervision",), "results for supervision"),
     "train": (("accelerate", "peft", "scipy", "pycocotools", "tensorboard"), "training, models over several GPUs"),
     "serve": (("fastapi", "uvicorn"), "the server"),
@@ -30,47 +33,39 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "mesh": (("trimesh",), "meshes"),
     "synthetic": (("anny",), "packs of synthetic bodies"),
 }
+Facts = dict[str, Any]  # of JSON
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
-    speed: Annotated[bool, typer.Option(help="Time a tiny model.")] = True,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where errors came from.")] = False,
+    as_json: Json = False, speed: Annotated[bool, typer.Option(help="Time a tiny model.")] = True, debug: Debug = False
 ) -> None:
-    """Tell what works here: versions, devices, extras, kernels, caches, and how quick a tiny model is.
+    """Check what works here: versions, devices, extras, kernels, caches, and the speed of a tiny model.
 
     The exit code is 1 where something that everything needs is missing.
     """
-    facts = examine(speed=speed)
+    facts = _examine(speed=speed)
     if as_json:
-        from vitruvian.cli.report import print_json
-
         print_json(facts)
     else:
-        show(facts)
+        _show(facts)
     if facts["problems"]:
         raise typer.Exit(1)
 
 
-def examine(*, speed: bool) -> dict[str, Any]:
-    """Look at everything; each part is looked at even where another is broken."""
+def _examine(*, speed: bool) -> Facts:
+    """Check everything; each part even if another is broken."""
     problems: list[str] = []
-    facts: dict[str, Any] = {"versions": versions(problems)}
-    facts["devices"] = devices(problems)
-    facts["extras"] = {
-        name: {"installed": all(has(module) for module in modules), "for": purpose}
-        | ({"missing": [module for module in modules if not has(module)]} if any(map(has, modules)) else {})
-        for name, (modules, purpose) in EXTRAS.items()
-    }
-    facts["kernels"] = kernels()
-    facts["caches"] = caches()
-    facts["temporary"] = temporary(problems)
-    facts["speed"] = tiny_run(problems) if speed and not problems else None
-    facts["problems"] = problems
-    return facts
+    facts: Facts = {"versions": _versions(problems), "devices": _devices(problems), "extras": {}}
+    for name, (modules, purpose) in EXTRAS.items():
+        missing = [module for module in modules if not _has(module)]
+        facts["extras"][name] = {"installed": not missing, "for": purpose}
+        if 0 < len(missing) < len(modules):
+            facts["extras"][name]["missing"] = missing
+    facts |= {"kernels": _kernels(), "caches": _caches(), "temporary": _temporary(problems)}
+    return facts | {"speed": _tiny_run(problems) if speed and not problems else None, "problems": problems}
 
 
-def has(module: str) -> bool:
+def _has(module: str) -> bool:
     """Whether a module is installed; it is not imported."""
     try:
         return importlib.util.find_spec(module) is not None
@@ -78,8 +73,7 @@ def has(module: str) -> bool:
         return False
 
 
-def versions(problems: list[str]) -> dict[str, str]:
-    """Versions of Python, of ours and of what we need."""
+def _versions(problems: list[str]) -> dict[str, str]:
     from vitruvian.version import __version__
 
     found = {"vitruvian": __version__, "python": platform.python_version(), "system": platform.platform()}
@@ -91,14 +85,14 @@ def versions(problems: list[str]) -> dict[str, str]:
     return found
 
 
-def devices(problems: list[str]) -> list[dict[str, Any]]:
-    """What models can run on, the best first."""
+def _devices(problems: list[str]) -> list[Facts]:
+    """Return what models can run on, the best first."""
     try:
         import torch
     except Exception as error:  # noqa: BLE001 - a broken torch raises anything
         problems.append(f"torch: cannot be imported ({' '.join(str(error).split())[:120]}). Install it anew.")
         return []
-    found: list[dict[str, Any]] = []
+    found: list[Facts] = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free, total = torch.cuda.mem_get_info(index)
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -107,14 +101,13 @@ def devices(problems: list[str]) -> list[dict[str, Any]]:
     if torch.backends.mps.is_available():
         found.append({"device": "mps", "name": "Metal"})
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    processor = {"device": "cpu", "name": torch.backends.cpu.get_cpu_capability(), "cores": cores}
-    found.append(processor | {"threads": torch.get_num_threads()})
-    return found
+    name = torch.backends.cpu.get_cpu_capability()
+    return [*found, {"device": "cpu", "name": name, "cores": cores, "threads": torch.get_num_threads()}]
 
 
-def kernels() -> dict[str, bool]:
-    """Which quick kernels can be used."""
-    if not has("torch"):
+def _kernels() -> dict[str, bool]:
+    """Return which fast kernels can be used."""
+    if not _has("torch"):
         return {}
     import torch
 
@@ -125,42 +118,40 @@ def kernels() -> dict[str, bool]:
         "triton (ours)": has_triton() and cuda,
         "flash attention (torch)": cuda and torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
         "cuDNN attention (torch)": cuda and torch.backends.cuda.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
-        "flash_attn": has("flash_attn"),
-        "torch.compile": has("triton") or not cuda,
+        "flash_attn": _has("flash_attn"),
+        "torch.compile": _has("triton") or not cuda,
     }
 
 
-def caches() -> dict[str, dict[str, Any]]:
-    """Where downloads and compiled kernels are kept, and how large that is."""
+def _caches() -> dict[str, Facts]:
+    """Return where downloads and compiled kernels are, and their size."""
     from huggingface_hub import constants
 
-    home = Path.home()
     folders = {
         "checkpoints (HF_HOME)": Path(constants.HF_HUB_CACHE),
-        "kernels (TRITON_CACHE_DIR)": Path(os.environ.get("TRITON_CACHE_DIR", home / ".triton" / "cache")),
+        "kernels (TRITON_CACHE_DIR)": Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache")),
     }
     return {
-        name: {"path": str(folder), "exists": folder.is_dir(), "bytes": size_of(folder)}
+        name: {"path": str(folder), "exists": folder.is_dir(), "bytes": _size_of(folder)}
         for name, folder in folders.items()
     }
 
 
-def size_of(folder: Path) -> int:
-    """Bytes in a folder; links are not counted twice."""
+def _size_of(folder: Path) -> int:
+    """Return the bytes in a folder; links are not counted twice."""
     total = 0
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
-            path = os.path.join(place, name)
-            if not os.path.islink(path):
-                try:
-                    total += os.path.getsize(path)
-                except OSError:
-                    continue
+            try:
+                path = os.path.join(parent, name)
+                total += 0 if os.path.islink(path) else os.path.getsize(path)
+            except OSError:
+                continue
     return total
 
 
-def temporary(problems: list[str]) -> dict[str, Any]:
-    """Whether the folder for temporary files can be written to."""
+def _temporary(problems: list[str]) -> Facts:
+    """Return whether temporary files can be written."""
     folder = tempfile.gettempdir()
     try:
         with tempfile.NamedTemporaryFile(prefix="vitruvian-") as file:
@@ -171,7 +162,7 @@ def temporary(problems: list[str]) -> dict[str, Any]:
     return {"path": folder, "writable": True}
 
 
-def tiny_run(problems: list[str]) -> dict[str, Any] | None:
+def _tiny_run(problems: list[str]) -> Facts | None:
     """Time a small encoder on the best device: a 192 wide Sapiens2 of four layers on 256 x 192 pixels."""
     try:
         import torch
@@ -180,10 +171,9 @@ def tiny_run(problems: list[str]) -> dict[str, Any] | None:
         from vitruvian.models.sapiens2.trunk import Sapiens2Model
         from vitruvian.pipelines.base import best_place
 
-        place = best_place(None, None)
-        device = torch.device(
-            "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        )
+        dtype = best_place(None, None)["dtype"]
+        mps = torch.backends.mps.is_available()
+        device = torch.device("cuda" if torch.cuda.is_available() else "mps" if mps else "cpu")
         config = Sapiens2Config(
             hidden_size=192,
             num_hidden_layers=4,
@@ -192,59 +182,54 @@ def tiny_run(problems: list[str]) -> dict[str, Any] | None:
             intermediate_size=768,
             image_size=[256, 192],
         )
-        model = Sapiens2Model(config).eval().to(device, place["dtype"])
-        pixels = torch.rand(1, 3, 256, 192, device=device, dtype=place["dtype"])
+        model = Sapiens2Model(config).eval().to(device, dtype)
+        pixels = torch.rand(1, 3, 256, 192, device=device, dtype=dtype)
         times = []
         with torch.inference_mode():
             for _ in range(4):
                 start = time.perf_counter()
-                float(model(pixels).last_hidden_state.float().sum())  # waits for the device
+                float(model(pixels).last_hidden_state.float().sum())  # synchronizes the device
                 times.append(time.perf_counter() - start)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
         problems.append(f"a tiny model: does not run here ({' '.join(str(error).split())[:160]}).")
         return None
-    dtype = str(place["dtype"]).removeprefix("torch.")
-    return {"device": str(device), "dtype": dtype, "milliseconds": round(min(times[1:]) * 1000, 2)}
+    name = str(dtype).removeprefix("torch.")
+    return {"device": str(device), "dtype": name, "milliseconds": round(min(times[1:]) * 1000, 2)}
 
 
-def show(facts: dict[str, Any]) -> None:
-    """Print what was found for people."""
+def _show(facts: Facts) -> None:
+    """Print everything for people."""
     from rich.console import Console
-
-    from vitruvian.cli.report import format_bytes
 
     console = Console(highlight=False, soft_wrap=True)
 
-    def title(text: str) -> None:
-        console.print(f"\n{text}", style="bold", markup=False)
-
-    def line(name: str, text: str, good: bool | None = None) -> None:
-        mark = {True: "✓", False: "–", None: " "}[good]
-        console.print(f"  {mark} {name:<28} {text}", markup=False)
+    def section(title: str, rows: list[tuple[str, str, bool | None]]) -> None:
+        console.print(f"\n{title}", style="bold", markup=False)
+        for name, text, good in rows:
+            mark = {True: "✓", False: "–", None: " "}[good]
+            console.print(f"  {mark} {name:<28} {text}", markup=False)
 
     console.print(f"vitruvian {facts['versions']['vitruvian']} on Python {sys.version.split()[0]}", style="bold")
-    title("Versions")
-    for name, version in facts["versions"].items():
-        line(name, version)
-    title("Devices")
+    section("Versions", [(name, version, None) for name, version in facts["versions"].items()])
+    rows: list[tuple[str, str, bool | None]] = []
     for one in facts["devices"]:
         memory = f", {format_bytes(one['free'])} of {format_bytes(one['memory'])} free" if "memory" in one else ""
         threads = f", {one['cores']} cores, {one['threads']} threads" if "cores" in one else ""
-        line(one["device"], f"{one['name']}{memory}{threads}", True)
-    title("Extras")
+        rows.append((one["device"], f"{one['name']}{memory}{threads}", True))
+    section("Devices", rows)
+    rows = []
     for name, extra in facts["extras"].items():
         advice = "" if extra["installed"] else f'   pip install "vitruvian[{name}]"'
-        line(name, f"{extra['for']}{advice}", extra["installed"])
-    title("Kernels")
-    for name, there in facts["kernels"].items():
-        line(name, "yes" if there else "no", there)
-    title("Places")
-    for name, place in facts["caches"].items():
-        line(name, f"{place['path']} ({format_bytes(place['bytes']) if place['exists'] else 'empty'})")
-    line("temporary files", facts["temporary"]["path"], facts["temporary"]["writable"])
-    if facts["speed"] is not None:
-        title("Speed of a tiny model")
-        line(facts["speed"]["device"], f"{facts['speed']['milliseconds']} ms in {facts['speed']['dtype']}", True)
+        rows.append((name, f"{extra['for']}{advice}", extra["installed"]))
+    section("Extras", rows)
+    section("Kernels", [(name, "yes" if there else "no", there) for name, there in facts["kernels"].items()])
+    rows = [
+        (name, f"{cache['path']} ({format_bytes(cache['bytes']) if cache['exists'] else 'empty'})", None)
+        for name, cache in facts["caches"].items()
+    ]
+    section("Folders", [*rows, ("temporary files", facts["temporary"]["path"], facts["temporary"]["writable"])])
+    if (speed := facts["speed"]) is not None:
+        section("Speed of a tiny model", [(speed["device"], f"{speed['milliseconds']} ms in {speed['dtype']}", True)])
     console.print()
     for problem in facts["problems"]:
         console.print(f"Problem: {problem}", style="red", markup=False)

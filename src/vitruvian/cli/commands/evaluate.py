@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,11 +14,11 @@ def evaluate(
     model: Annotated[str, typer.Argument(help="Folder of a run, of its model, or a Sapiens2 checkpoint of a task.")],
     folder: Annotated[Path, typer.Argument(help="A set that `vitruvian synthesize` wrote.")],
     task: Annotated[list[str] | None, typer.Option(help="Judge this task alone. Repeat for more.")] = None,
-    view: Annotated[str, typer.Option(help="person cuts each person out; picture takes whole images.")] = "person",
+    view: Annotated[Literal["person", "picture"], typer.Option(help="Crops of people, or whole images.")] = "person",
     pictures: Annotated[int | None, typer.Option(help="Use the first so many views.", min=1)] = None,
     batch_size: Annotated[int, typer.Option(help="Views at once.", min=1)] = 16,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. By default cuda where there is one.")] = None,
-    precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Data type of the model.")] = "float32",
     details: Annotated[bool, typer.Option("--details", help="Show every class and keypoint.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all scores into this file too.")] = None,
 ) -> None:
@@ -33,10 +33,6 @@ def evaluate(
     from vitruvian.training.evaluate import evaluate_folder
     from vitruvian.training.folder import PeopleFolder
 
-    if view not in ("person", "picture"):
-        raise InputError(f"--view: expected person or picture, got {view!r}.")
-    if precision not in ("float32", "bfloat16"):
-        raise InputError(f"--precision: expected float32 or bfloat16, got {precision!r}.")
     place = checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     models = open_models(model)
     for name in task or ():
@@ -46,9 +42,7 @@ def evaluate(
     sizes = {one.config.image_hw for one in chosen.values()}
     if len(sizes) > 1:
         raise InputError(f"{model}: expected tasks for images of one size, got {sorted(sizes)}. Judge one --task.")
-    people = PeopleFolder(
-        folder, size_hw=sizes.pop(), tasks=list(chosen), view="person" if view == "person" else "picture"
-    )
+    people = PeopleFolder(folder, size_hw=sizes.pop(), tasks=list(chosen), view=view)
     console = Console()
     with Progress(console=Console(stderr=True), transient=True) as bar:
         row = bar.add_task("views", total=None)

@@ -10,8 +10,6 @@ from typer import Option
 from vitruvian.cli.options import Coco
 from vitruvian.cli.task_command import TaskCommand
 
-PANEL = "Masks"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Command(TaskCommand):
@@ -23,24 +21,15 @@ class Command(TaskCommand):
     task = "masks"
     example = "vitruvian masks photo.jpg --model facebook/sam2.1-hiera-large --save json,plot"
     groups = (Coco,)
+    panel = "Masks"
 
-    points_per_side: Annotated[
-        int, Option(help="Points along each side of the grid.", min=1, rich_help_panel=PANEL)
-    ] = 32
-    points_per_batch: Annotated[int, Option(help="Points in a batch.", min=1, rich_help_panel=PANEL)] = 64
-    quality: Annotated[float, Option(help="Predicted IoU that a mask must exceed.", rich_help_panel=PANEL)] = 0.88
-    stability: Annotated[
-        float, Option(help="How little a mask may change with its threshold.", rich_help_panel=PANEL)
-    ] = 0.95
-    crop_layers: Annotated[
-        int, Option(help="Look at 4, 16, … crops too, for small things.", min=0, max=4, rich_help_panel=PANEL)
-    ] = 0
-    max_hole_area: Annotated[
-        float, Option(help="Fill holes of up to so many pixels.", min=0, rich_help_panel=PANEL)
-    ] = 0.0
-    max_sprinkle_area: Annotated[
-        float, Option(help="Remove islands of up to so many pixels.", min=0, rich_help_panel=PANEL)
-    ] = 0.0
+    points_per_side: Annotated[int, Option(help="Points along each side of the grid.", min=1)] = 32
+    points_per_batch: Annotated[int, Option(help="Points in a batch.", min=1)] = 64
+    quality: Annotated[float, Option(help="Predicted IoU that a mask must exceed.")] = 0.88
+    stability: Annotated[float, Option(help="How little a mask may change with its threshold.")] = 0.95
+    crop_layers: Annotated[int, Option(help="Look at 4, 16, … crops too, for small things.", min=0, max=4)] = 0
+    max_hole_area: Annotated[float, Option(help="Fill holes of up to so many pixels.", min=0)] = 0.0
+    max_sprinkle_area: Annotated[float, Option(help="Remove islands of up to so many pixels.", min=0)] = 0.0
 
     def call_options(self) -> dict[str, object]:
         """Return the options of the pipeline's call."""

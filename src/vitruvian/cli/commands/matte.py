@@ -32,14 +32,13 @@ class Command(TaskCommand):
     task = "matte"
     example = "vitruvian matte photo.jpg --model facebook/sapiens2-matting-1b --save png"
     groups = (Batch, Tiles, People)
+    panel = "Matte"
 
     over: Annotated[
         str | None,
         Option(
             help="In drawings, put people over this: a colour (white, #00ff00) or an image, rather than a "
-            "checkerboard. Videos then come as mp4.",
-            show_default=False,
-            rich_help_panel="Matte",
+            "checkerboard. Videos then come as mp4."
         ),
     ] = None
 

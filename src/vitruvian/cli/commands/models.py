@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from vitruvian.cli.options import read_size
+from vitruvian.cli.options import Debug, Json, Quiet, read_size
 from vitruvian.cli.report import format_bytes, format_millions, print_json
 from vitruvian.errors import InputError, near_matches
 
 app = typer.Typer(help="List, describe, download and convert checkpoints.", rich_markup_mode="rich")
-JSON = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
-DEBUG = Annotated[bool, typer.Option("--debug", help="Show where errors came from.")]
-QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -28,37 +25,39 @@ def models(context: typer.Context) -> None:
 
 @app.command("list", epilog="Example: vitruvian models list --task pose")
 def list_models(
-    task: Annotated[
-        str | None, typer.Option(help="Only those for one command, such as pose.", show_default=False)
-    ] = None,
+    task: Annotated[str | None, typer.Option(help="Only those for one command, such as pose.")] = None,
     cached: Annotated[bool, typer.Option("--cached", help="Only those on this machine.")] = False,
-    as_json: JSON = False,
-    debug: DEBUG = False,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """List the model inside the package and checkpoints on the Hub that are known to work, and which are here."""
     from rich.console import Console
     from rich.table import Table
 
-    from vitruvian.cli.catalogue import known_checkpoints
-    from vitruvian.cli.checkpoints import cached_sizes
+    from vitruvian.cli.catalogue import Known, known_checkpoints
+    from vitruvian.cli.checkpoints import cached_sizes, facts_of
+    from vitruvian.hub import BUILTIN, has_builtin
     from vitruvian.tasks import PIPELINE_TASKS
 
     if task is not None and task not in PIPELINE_TASKS:
-        known = ", ".join(PIPELINE_TASKS)
-        raise InputError(f"--task: expected one of {known}, got {task!r}.{near_matches(task, PIPELINE_TASKS)}")
-    here = cached_sizes()
-    rows = _builtin_row() + [
+        near = near_matches(task, PIPELINE_TASKS)
+        raise InputError(f"--task: expected one of {', '.join(PIPELINE_TASKS)}, got {task!r}.{near}")
+    known, sizes = list(known_checkpoints()), cached_sizes()
+    if has_builtin():
+        facts = facts_of(BUILTIN, None)
+        known.insert(0, Known(BUILTIN, tuple(facts["commands"]), "builtin", round(facts["parameters"] / 1e6)))
+        sizes[BUILTIN] = facts["size_bytes"]
+    rows: list[dict[str, Any]] = [
         {
-            "name": known.name,
-            "commands": list(known.commands),
-            "parameters_millions": known.millions,
-            "licence": known.licence.short,
-            "cached_bytes": here.get(known.name),
+            "name": one.name,
+            "commands": list(one.commands),
+            "parameters_millions": one.millions,
+            "licence": one.licence.short,
+            "cached_bytes": sizes.get(one.name),
         }
-        for known in known_checkpoints()
-        if not cached or known.name in here
+        for one in known
+        if (not cached or one.name in sizes) and (task is None or task in one.commands)
     ]
-    rows = [row for row in rows if task is None or task in row["commands"]]
     if as_json:
         print_json({"checkpoints": rows})
         return
@@ -77,31 +76,12 @@ def list_models(
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
-def _builtin_row() -> list[dict[str, Any]]:
-    """Return the row of the model inside the package, if there is one."""
-    from vitruvian.cli.checkpoints import facts_of
-    from vitruvian.hub import BUILTIN, has_builtin
-
-    if not has_builtin():
-        return []
-    facts = facts_of(BUILTIN, None)
-    return [
-        {
-            "name": BUILTIN,
-            "commands": facts["commands"],
-            "parameters_millions": round(facts["parameters"] / 1e6),
-            "licence": facts["licence"],
-            "cached_bytes": facts["size_bytes"],
-        }
-    ]
-
-
 @app.command(epilog="Example: vitruvian models info facebook/sapiens2-pose-0.4b")
 def info(
     name: Annotated[str, typer.Argument(help="Folder, weight file or name on the Hub.")],
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.", show_default=False)] = None,
-    as_json: JSON = False,
-    debug: DEBUG = False,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Describe a checkpoint: task, parameters, data type, size. Of one on the Hub, only config.json is loaded."""
     from rich.console import Console
@@ -128,9 +108,9 @@ def info(
 @app.command(epilog="Example: vitruvian models download facebook/sapiens2-pose-0.4b")
 def download(
     names: Annotated[list[str], typer.Argument(help="Names on the Hub.", metavar="NAME…")],
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.", show_default=False)] = None,
-    quiet: QUIET = False,
-    debug: DEBUG = False,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Download checkpoints into the Hub's cache, with progress; prints the folder of each."""
     from vitruvian.cli import checkpoints
@@ -143,9 +123,9 @@ def download(
 def convert(
     source: Annotated[Path, typer.Argument(help="A checkpoint of the original release: .safetensors, .pt or .pth.")],
     out: Annotated[Path, typer.Argument(help="Folder to write, in the layout of the Hub.")],
-    family: Annotated[str, typer.Option(help="sapiens2 or sam2.")] = "sapiens2",
+    family: Annotated[Literal["sapiens2", "sam2"], typer.Option(help="Whose checkpoint it is.")] = "sapiens2",
     image_size: Annotated[str, typer.Option(help="Height and width of images the model is for.")] = "1024x768",
-    debug: DEBUG = False,
+    debug: Debug = False,
 ) -> None:
     """Turn an original checkpoint into a folder that `from_pretrained` opens."""
     image_hw = read_size("--image-size", image_size, example="1024x768")
@@ -155,18 +135,16 @@ def convert(
 
         written = convert_checkpoint(source).save_pretrained(out)
         written += Sam2Processor(image_processor=Sam2ImageProcessor()).save_pretrained(out)
-    elif family == "sapiens2":
+    else:
         from vitruvian.models.sapiens2.convert_file import save_converted
 
         written = save_converted(source, out, image_hw=image_hw)
-    else:
-        raise InputError(f"--family: expected sapiens2 or sam2, got {family!r}.")
     for path in written:
         typer.echo(str(path))
 
 
 @app.command(epilog="Example: vitruvian models licenses")
-def licenses(as_json: JSON = False, debug: DEBUG = False) -> None:
+def licenses(as_json: Json = False, debug: Debug = False) -> None:
     """Summarize the licences of weights."""
     from vitruvian.cli.catalogue import LICENCES
 

@@ -21,12 +21,11 @@ class Command(TaskCommand):
     task = "normals"
     example = "vitruvian normals photo.jpg --model facebook/sapiens2-normal-0.4b --save png,npz"
     groups = (Batch, Tiles, People)
+    panel = "Normals"
 
     convention: Annotated[
         Literal["opencv", "opengl"],
-        Option(
-            help="opencv: x right, y down, z away; opengl: x right, y up, z towards you.", rich_help_panel="Normals"
-        ),
+        Option(help="opencv: x right, y down, z away; opengl: x right, y up, z towards you."),
     ] = "opencv"
 
     def call_options(self) -> dict[str, object]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from vitruvian.cli.options import OBJECTS, Batch, Coco, Thresholds
+from vitruvian.cli.options import Batch, Coco, Thresholds
 from vitruvian.cli.task_command import TaskCommand
 
 
@@ -22,14 +22,11 @@ class Command(TaskCommand):
     task = "panoptic"
     example = "vitruvian panoptic photo.jpg --model facebook/mask2former-swin-small-cityscapes-panoptic --save png,json"
     groups = (Batch, Coco, Thresholds)
+    panel = "Objects"
 
     fuse: Annotated[
         list[int] | None,
-        Option(
-            help="Number of a class of which there is one segment at most, such as sky. Repeat for more.",
-            show_default=False,
-            rich_help_panel=OBJECTS,
-        ),
+        Option(help="Number of a class of which there is one segment at most, such as sky. Repeat for more."),
     ] = None
 
     def call_options(self) -> dict[str, object]:

@@ -10,8 +10,6 @@ from typer import Option
 from vitruvian.cli.options import Batch, Coco, People, Tiles
 from vitruvian.cli.task_command import TaskCommand
 
-PANEL = "Parts"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Command(TaskCommand):
@@ -24,19 +22,17 @@ class Command(TaskCommand):
     task = "parts"
     example = "vitruvian parts photo.jpg --model facebook/sapiens2-seg-0.4b --save png,plot"
     groups = (Batch, Coco, Tiles, People)
+    panel = "Parts"
 
-    with_score: Annotated[
-        bool, Option("--with-score", help="Write the score of each pixel too, in .npz.", rich_help_panel=PANEL)
-    ] = False
+    with_score: Annotated[bool, Option("--with-score", help="Write the score of each pixel too, in .npz.")] = False
     tight_boxes: Annotated[
         bool,
         Option(
             "--tight-boxes",
             help="--boxes are as tight as annotations are: let silhouettes fill them. For small models.",
-            rich_help_panel=PANEL,
         ),
     ] = False
-    opacity: Annotated[float, Option(help="Of the colours in the drawing.", min=0, max=1, rich_help_panel=PANEL)] = 0.55
+    opacity: Annotated[float, Option(help="Of the colours in the drawing.", min=0, max=1)] = 0.55
 
     def call_options(self) -> dict[str, object]:
         """Return the options of the pipeline's call."""

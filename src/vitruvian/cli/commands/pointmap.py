@@ -13,8 +13,6 @@ from vitruvian.cli.options import Batch, People, Tiles, read_numbers
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 
-PANEL = "Camera"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Command(TaskCommand):
@@ -29,6 +27,7 @@ class Command(TaskCommand):
     task = "pointmap"
     example = "vitruvian pointmap photo.jpg --model facebook/sapiens2-pointmap-0.4b --save ply,png"
     groups = (Batch, Tiles, People)
+    panel = "Camera"
 
     intrinsics: Annotated[
         str | None,
@@ -36,17 +35,13 @@ class Command(TaskCommand):
             "--intrinsics",
             "-K",
             help="The camera in pixels: fx,fy,cx,cy, or a .json or .npy file with the matrix [3, 3].",
-            show_default=False,
-            rich_help_panel=PANEL,
         ),
     ] = None
-    fov: Annotated[
-        float | None, Option(help="Horizontal field of view in degrees.", show_default=False, rich_help_panel=PANEL)
-    ] = None
-    exif: Annotated[bool, Option(help="Use the focal length in the file's EXIF.", rich_help_panel=PANEL)] = True
+    fov: Annotated[float | None, Option(help="Horizontal field of view in degrees.")] = None
+    exif: Annotated[bool, Option(help="Use the focal length in the file's EXIF.")] = True
     convention: Annotated[
         Literal["opencv", "opengl"],
-        Option(help="opencv: x right, y down, z away; opengl: x right, y up, z towards you.", rich_help_panel=PANEL),
+        Option(help="opencv: x right, y down, z away; opengl: x right, y up, z towards you."),
     ] = "opencv"
 
     def call_options(self) -> dict[str, object]:

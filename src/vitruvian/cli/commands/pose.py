@@ -13,8 +13,6 @@ from vitruvian.cli.task_command import TaskCommand
 if TYPE_CHECKING:
     from vitruvian.results import Result
 
-PANEL = "Poses"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Command(TaskCommand):
@@ -26,19 +24,14 @@ class Command(TaskCommand):
     task = "pose"
     example = "vitruvian pose photo.jpg --model facebook/sapiens2-pose-0.4b --save json,plot"
     groups = (Batch, Coco, People)
+    panel = "Poses"
 
     layout: Annotated[
-        Literal["sapiens308", "coco17", "coco133", "openpose"],
-        Option(help="Which keypoints to write and draw.", rich_help_panel=PANEL),
+        Literal["sapiens308", "coco17", "coco133", "openpose"], Option(help="Which keypoints to write and draw.")
     ] = "sapiens308"
-    threshold: Annotated[
-        float, Option(help="Draw keypoints that reach this score.", min=0, max=1, rich_help_panel=PANEL)
-    ] = 0.3
-    draw_boxes: Annotated[bool, Option("--draw-boxes", help="Draw the boxes too.", rich_help_panel=PANEL)] = False
-    flip: Annotated[
-        bool,
-        Option("--flip", help="Look at people mirrored too: steadier, at twice the work.", rich_help_panel=PANEL),
-    ] = False
+    threshold: Annotated[float, Option(help="Draw keypoints that reach this score.", min=0, max=1)] = 0.3
+    draw_boxes: Annotated[bool, Option("--draw-boxes", help="Draw the boxes too.")] = False
+    flip: Annotated[bool, Option("--flip", help="Look at people mirrored too: steadier, at twice the work.")] = False
 
     def call_options(self) -> dict[str, object]:
         """Return the options of the pipeline's call."""

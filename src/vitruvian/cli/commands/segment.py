@@ -11,8 +11,6 @@ from vitruvian.cli.options import Batch, Coco, read_numbers
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 
-PANEL = "Prompts and masks"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Command(TaskCommand):
@@ -26,36 +24,20 @@ class Command(TaskCommand):
     task = "segment"
     example = 'vitruvian segment photo.jpg --model facebook/sam2.1-hiera-large --points "120,80 90,60,0"'
     groups = (Batch, Coco)
+    panel = "Prompts and masks"
 
     points: Annotated[
-        list[str] | None,
-        Option(
-            help='Points on one object: "x,y x,y"; "x,y,0" lies off it. Repeat for more objects.',
-            show_default=False,
-            rich_help_panel=PANEL,
-        ),
+        list[str] | None, Option(help='Points on one object: "x,y x,y"; "x,y,0" lies off it. Repeat for more objects.')
     ] = None
-    boxes: Annotated[
-        list[str] | None,
-        Option(
-            help="Box around an object: x1,y1,x2,y2. Repeat for more objects.",
-            show_default=False,
-            rich_help_panel=PANEL,
-        ),
-    ] = None
-    all_masks: Annotated[
-        bool,
-        Option("--all-masks", help="Write all three proposals for each object, not the best.", rich_help_panel=PANEL),
-    ] = False
-    mask_threshold: Annotated[float, Option(help="Logit of the outline: higher is tighter.", rich_help_panel=PANEL)] = (
-        0.0
+    boxes: Annotated[list[str] | None, Option(help="Box around an object: x1,y1,x2,y2. Repeat for more objects.")] = (
+        None
     )
-    max_hole_area: Annotated[
-        float, Option(help="Fill holes of up to so many pixels.", min=0, rich_help_panel=PANEL)
-    ] = 0.0
-    max_sprinkle_area: Annotated[
-        float, Option(help="Remove islands of up to so many pixels.", min=0, rich_help_panel=PANEL)
-    ] = 0.0
+    all_masks: Annotated[
+        bool, Option("--all-masks", help="Write all three proposals for each object, not the best.")
+    ] = False
+    mask_threshold: Annotated[float, Option(help="Logit of the outline: higher is tighter.")] = 0.0
+    max_hole_area: Annotated[float, Option(help="Fill holes of up to so many pixels.", min=0)] = 0.0
+    max_sprinkle_area: Annotated[float, Option(help="Remove islands of up to so many pixels.", min=0)] = 0.0
 
     def call_options(self) -> dict[str, object]:
         """Return the options of the pipeline's call."""

@@ -21,10 +21,9 @@ class Command(TaskCommand):
     task = "semantic"
     example = "vitruvian semantic photo.jpg --model facebook/mask2former-swin-small-ade-semantic --save png,plot"
     groups = (Batch, Coco)
+    panel = "Classes"
 
-    opacity: Annotated[
-        float, Option(help="Of the colours in the drawing.", min=0, max=1, rich_help_panel="Classes")
-    ] = 0.55
+    opacity: Annotated[float, Option(help="Of the colours in the drawing.", min=0, max=1)] = 0.55
 
     def plot_options(self) -> dict[str, object]:
         """Return the options of the result's `plot`."""

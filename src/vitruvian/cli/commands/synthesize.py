@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,7 +19,7 @@ def synthesize(
     pack: Annotated[Path | None, typer.Option(help="Pack of people (.npz). Without it, people of tubes.")] = None,
     size: Annotated[str, typer.Option(help="Height and width of the images.")] = "384x288",
     people: Annotated[float, typer.Option(help="People in an image, on average.")] = 1.3,
-    image_format: Annotated[str, typer.Option("--format", help="jpg or png.")] = "jpg",
+    image_format: Annotated[Literal["jpg", "png"], typer.Option("--format", help="Of the images.")] = "jpg",
     supersample: Annotated[int, typer.Option(help="Samples a pixel side.", min=1)] = 2,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. By default cuda where there is one.")] = None,
 ) -> None:
@@ -34,19 +34,14 @@ def synthesize(
     from vitruvian.data.synthetic.set_files import SHEET_FILE
     from vitruvian.data.synthetic.write import SetOptions, write_set
     from vitruvian.devices import checked_device
-    from vitruvian.errors import InputError
 
     size_hw = read_size("--size", size, example="384x288")
-    if image_format not in ("jpg", "png"):
-        raise InputError(f"--format: expected jpg or png, got {image_format!r}.")
     place = checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     console = Console(stderr=True, soft_wrap=True)
     if pack is None:
         console.print("no --pack: people are made of tubes. The documentation says how to build a pack of real bodies.")
     options = SetOptions(
-        render=RenderOptions(size_hw=size_hw, supersample=supersample),
-        people=people,
-        image_format="jpg" if image_format == "jpg" else "png",
+        render=RenderOptions(size_hw=size_hw, supersample=supersample), people=people, image_format=image_format
     )
     made = procedural_pack(0) if pack is None else load_pack(pack)
     with Progress(console=console, transient=True) as bar:
