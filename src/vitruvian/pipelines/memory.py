@@ -74,9 +74,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 def too_little_memory(device: torch.device, batch: BatchSize, reason: str) -> InputError:
     """Say that the batch does not fit and cannot be made smaller."""
     advice = (
-        'Pass batch_size="auto", or a smaller number.'
+        "Use a smaller batch size, or auto."
         if batch.fixed and batch.size > 1
-        else "Use a smaller model, a smaller dtype such as 'bfloat16', or device='cpu'."
+        else "Use a smaller model, a smaller dtype such as bfloat16, or the CPU."
     )
     first = " ".join(reason.split())[:160]
     return InputError(f"memory: expected room for a batch of {batch.size} on {device}, got none ({first}). {advice}")

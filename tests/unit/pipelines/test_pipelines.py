@@ -21,6 +21,7 @@ from vitruvian.pipelines.memory import BatchSize
 from vitruvian.pipelines.runner import Failure, Results
 
 PICTURES = [picture(seed, size) for seed, size in enumerate([(40, 56), (48, 30), (40, 56), (33, 47), (64, 64)])]
+from vitruvian.tasks import find_task
 
 
 def assert_same(one: Any, other: Any, *, at_most: float = 1e-4) -> None:
@@ -84,7 +85,7 @@ class TestEveryTask:
             with pytest.warns(VitruvianWarning, match="the small one inside the package"):
                 assert pipeline(task).name == BUILTIN
         else:
-            with pytest.raises(InputError, match=f"model: expected a checkpoint for {task}, got none"):
+            with pytest.raises(InputError, match=f"model: expected a checkpoint for {find_task(task).name}, got none"):
                 pipeline(task)
 
     def test_a_foreign_model(self, task: str) -> None:
@@ -114,7 +115,7 @@ class TestEveryTask:
 class TestOpening:
     def test_a_task_that_does_not_exist(self) -> None:
         with pytest.raises(InputError, match="Did you mean normals"):
-            pipeline("normal")
+            pipeline("normels")
 
     def test_a_device_that_is_not_here(self) -> None:
         model, processor = parts_of("pose")
