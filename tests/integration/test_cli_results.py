@@ -325,12 +325,56 @@ def test_another_process_has_an_output(tmp_path: Path, capsys: pytest.CaptureFix
     assert not (out / ".vitruvian.locks").exists()
 
 
-def test_two_processes_on_one_video(tmp_path: Path) -> None:
-    av = pytest.importorskip("av")
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    pytest.importorskip("av")
+    return make_short_clip(tmp_path / "clip.mp4", 6)
+
+
+def make_short_clip(path: Path, count: int) -> Path:
     from tests.unit.files.clips import make_clip
 
     scene = picture(4, (48, 64))
-    make_clip(tmp_path / "clip.mp4", [np.roll(scene, number, 1) for number in range(60)], rate=10)
+    make_clip(path, [np.roll(scene, number, 1) for number in range(count)], rate=10)
+    return path
+
+
+def test_another_process_has_a_video(clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    words = [sys.executable, "-c", HOLD, str(out), "clip_parts.jsonl"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        assert command("parts", clip, "-o", out) == 1
+        assert f"clip_parts.jsonl: is being written by process {other.pid} on " in capsys.readouterr().err
+        assert not files(out)
+        other.kill()
+
+
+def test_a_video_that_is_not_in_the_journal_as_done(
+    clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    arguments = (clip, "-o", out, "--save", "mp4,json,npz")
+    assert command("normals", *arguments) == 0
+    first = contents(out)
+    journal = out / ".vitruvian.jsonl"
+    begin, _ = journal.read_text().splitlines()
+    journal.write_text(begin + "\n")  # killed after the files were complete, before the journal said so
+    assert command("normals", *arguments, "--convention", "opengl") == 0
+    assert command("normals", clip, "-o", tmp_path / "fresh", *arguments[3:], "--convention", "opengl") == 0
+    assert contents(out) == contents(tmp_path / "fresh") != first
+    make_short_clip(clip, 4)
+    assert command("normals", *arguments) == 0
+    assert len([name for name in files(out) if name.endswith(".npz")]) == 4  # none of the longer video is left
+    capsys.readouterr()
+    assert command("normals", *arguments) == 0
+    assert "0 done, 1 skipped" in capsys.readouterr().err
+
+
+def test_two_processes_on_one_video(tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    make_short_clip(tmp_path / "clip.mp4", 60)
     arguments = ("parts", tmp_path / "clip.mp4", *COMMANDS["parts"], "-o", tmp_path / "out", "--json")
     running = [process(*arguments) for _ in range(2)]
     outputs = [one.communicate(timeout=200)[0].decode() for one in running]

@@ -19,9 +19,9 @@ from vitruvian.hub import BUILTIN
 from vitruvian.pipelines import PIPELINES, default_model, pipeline, pipeline_class, tell_of_builtin
 from vitruvian.pipelines.memory import BatchSize
 from vitruvian.pipelines.runner import Failure, Results
+from vitruvian.tasks import find_task
 
 PICTURES = [picture(seed, size) for seed, size in enumerate([(40, 56), (48, 30), (40, 56), (33, 47), (64, 64)])]
-from vitruvian.tasks import find_task
 
 
 def assert_same(one: Any, other: Any, *, at_most: float = 1e-4) -> None:
