@@ -66,7 +66,7 @@ from vitruvian.images.crop import crop_params
 from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.models.sapiens2.silhouette import fill_boxes, places_in_crops
-from vitruvian.pipelines.people import find_people, open_finder
+from vitruvian.pipelines.people import detect_people, open_finder
 from vitruvian.training.views import in_model_axes, normalise
 
 HELD_OUT = 1_000_000_000  # seeds from here on are never trained on
@@ -241,7 +241,7 @@ def photo_report(
         photos += 1
         boxes = np.array([person.box_xywh for person in photo.people], float).reshape(-1, 4)
         boxes_xyxy = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
-        people = find_people(finder, photo.picture, nobody="none")
+        people = detect_people(finder, photo.picture, on_empty="none")
         found.update(
             people.boxes_xyxy,
             people.scores,

@@ -22,7 +22,7 @@ from vitruvian.cli.inputs import find_inputs
 from vitruvian.cli.outputs import image_kinds, read_save, save_kinds
 from vitruvian.errors import InputError
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES
-from vitruvian.pipelines.demo import TASKS as DEMO
+from vitruvian.pipelines.demo import DEMO_TASKS
 from vitruvian.tasks import PIPELINE_TASKS, TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,7 +185,7 @@ def test_the_demo_with_a_model_inside(
     told = capsys.readouterr()
     assert told.out.strip() == str(tmp_path / "out" / "sheet.png")
     lines = told.err.splitlines()
-    assert [line.partition(":")[0] for line in lines[:-1]] == ["people", *DEMO]
+    assert [line.partition(":")[0] for line in lines[:-1]] == ["people", *DEMO_TASKS]
     assert lines[-1].startswith(f"21 files in {tmp_path / 'out'}, in ")
     for picture in ("astronaut", "standing"):
         assert (tmp_path / "out" / f"{picture}_pointmap.ply").stat().st_size > 0

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from vitruvian.cli.options import STDIO
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.output_paths import DistinctNames, name_key, safe_name
-from vitruvian.pipelines.sources import PICTURE_ENDINGS, VIDEO_ENDINGS, Ticket, open_source
+from vitruvian.pipelines.sources import IMAGE_SUFFIXES, VIDEO_SUFFIXES, FrameLoader, open_source
 
 Kind = Literal["image", "video", "camera", "stdin"]
 _CAMERA = re.compile(r"camera:(\d+)")
@@ -41,7 +41,7 @@ class Input:
         identity: Its real path or address; no two inputs of a run have the same.
         name: The path or address as the user gave it, for messages and in results.
         kind: What it is.
-        source: What `open_source` takes, or a ticket of it.
+        source: What `open_source` takes, or a loader of it.
         path: The file, if it is one.
         stem: Name of its results, without the task; may begin with folders. No two inputs of a run have the same.
         listed: Whether it was listed in a folder rather than named.
@@ -51,7 +51,7 @@ class Input:
     identity: str
     name: str
     kind: Kind
-    source: str | int | Path | Ticket = ""
+    source: str | int | Path | FrameLoader = ""
     path: Path | None = None
     stem: str = ""
     listed: bool = False
@@ -91,9 +91,9 @@ def _inputs_of(text: str, *, recursive: bool) -> Iterator[Input]:
     elif os.path.isdir(path):
         yield from _files_in(path, recursive=recursive)
     elif not os.path.exists(path) and _SEQUENCE.search(path.name):
-        for ticket in open_source(text).tickets():
-            if ticket.path is not None:
-                yield replace(_file_input(ticket.path), source=ticket)
+        for loader in open_source(text).loaders():
+            if loader.path is not None:
+                yield replace(_file_input(loader.path), source=loader)
     elif not os.path.exists(path) and glob.has_magic(text):
         yield from _files_like(str(path))
     else:
@@ -106,7 +106,7 @@ def _file_input(path: Path, *, folder: Path | None = None) -> Input:
     return Input(
         identity=os.path.join(_real_path(path.parent), path.name),
         name=str(path),
-        kind="video" if path.suffix.lower() in VIDEO_ENDINGS else "image",
+        kind="video" if path.suffix.lower() in VIDEO_SUFFIXES else "image",
         source=path,
         path=path,
         stem="/".join(safe_name(part) for part in (*parts, path.stem)),
@@ -127,7 +127,7 @@ def _files_in(folder: Path, *, recursive: bool) -> Iterator[Input]:
         raise InputError(f"{folder}: expected a readable folder, got {error.strerror or error}.") from error
     visible = (file for file in entries if not any(part[0] == "." for part in file.relative_to(folder).parts))
     files = [file for file in visible if file.is_file()]
-    chosen = [file for file in files if file.suffix.lower() in PICTURE_ENDINGS | VIDEO_ENDINGS]
+    chosen = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
     if not chosen:
         deeper = not recursive and any(entry.is_dir() for entry in entries)
         hint = "Add --recursive to look into its folders." if deeper else "Check the path."
@@ -141,7 +141,7 @@ def _files_like(pattern: str) -> Iterator[Input]:
     """List the files that match a glob; where it names no ending, the images and videos among them."""
     found = [Path(name) for name in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(name)]
     if glob.has_magic(Path(pattern).suffix) or not Path(pattern).suffix:
-        found = [path for path in found if path.suffix.lower() in PICTURE_ENDINGS | VIDEO_ENDINGS]
+        found = [path for path in found if path.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
     if not found:
         raise InputError(f"{pattern}: expected files that match, got none. Check the pattern and the folder.")
     yield from (_file_input(path) for path in found)

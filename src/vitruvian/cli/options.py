@@ -15,7 +15,7 @@ from typer import Argument, Option
 from typer.models import OptionInfo
 
 from vitruvian.errors import InputError
-from vitruvian.pipelines.limits import LEAST_TILE, MOST_OVERLAP
+from vitruvian.pipelines.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
 
 MODEL = "Model"  # panel of the help
 STDIO = "-"
@@ -218,7 +218,7 @@ class Tiles:
         ),
     ] = None
     overlap: Annotated[
-        float, Option(help="Share of a tile that it has in common with the next.", min=0, max=MOST_OVERLAP)
+        float, Option(help="Share of a tile that it has in common with the next.", min=0, max=MAX_TILE_OVERLAP)
     ] = 0.25
 
     def call_options(self) -> dict[str, object]:
@@ -226,10 +226,10 @@ class Tiles:
         if self.tile is None or self.tile == "auto":
             return {"tile": None if self.tile is None else True, "overlap": self.overlap}
         size = re.fullmatch(r"(\d+)(?:[x×](\d+))?", self.tile)
-        if not size or min(int(side) for side in size.groups() if side) < LEAST_TILE:
+        if not size or min(int(side) for side in size.groups() if side) < MIN_TILE_SIDE:
             raise InputError(
                 "--tile: expected pixels such as 1024 or 1024x768 (height x width), at least "
-                f"{LEAST_TILE}, or auto, got {self.tile!r}."
+                f"{MIN_TILE_SIDE}, or auto, got {self.tile!r}."
             )
         return {"tile": (int(size[1]), int(size[2])) if size[2] else int(size[1]), "overlap": self.overlap}
 

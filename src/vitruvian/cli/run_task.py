@@ -37,15 +37,14 @@ from vitruvian.cli.video import Preview, run_camera, run_video_file
 from vitruvian.errors import InputError
 from vitruvian.files import json_text, write_picture
 from vitruvian.files.output_paths import name_key
-from vitruvian.pipelines import pipeline
-from vitruvian.pipelines.people import open_finder
-from vitruvian.pipelines.runner import Failure
+from vitruvian.pipelines import Failure, pipeline
+from vitruvian.pipelines.people.detectors import open_finder
 from vitruvian.pipelines.saving import ResultWriter
-from vitruvian.pipelines.sources import Frame, Source, Ticket, open_source
+from vitruvian.pipelines.sources import Frame, FrameLoader, Source, open_source
 from vitruvian.results import Result
 
 if TYPE_CHECKING:
-    from vitruvian.pipelines.people import PeopleFinder
+    from vitruvian.pipelines.people.detectors import PeopleDetector
 
 POLL_SECONDS = 0.5  # between two listings of a watched folder
 SETTLE_SECONDS = 1.0  # that a file must stay unchanged to count as complete
@@ -90,7 +89,7 @@ class TaskRun:
         if job.video.preview is not None:
             Preview(job.video.preview)
         if job.model.model is not None:  # wrong options show before any work
-            job.task.pipeline_class().checked(dict(self._call_options))
+            job.task.pipeline_class().check_options(self._call_options)
         coco = None if job.coco is None else job.coco.coco
         self.dataset = None if coco is None else Dataset(coco, overwrite=job.results.overwrite)
 
@@ -128,7 +127,7 @@ class TaskRun:
         """Return the options of the pipeline's call, without the detector."""
         return self._call_options | ({} if self.job.people is None else self.job.people.call_options())
 
-    def open_detector(self, *, video: bool = False) -> PeopleFinder | None:
+    def open_detector(self, *, video: bool = False) -> PeopleDetector | None:
         """Open what detects people: a detector, a file of boxes, or the model itself if it can; None for nothing."""
         people = self.job.people
         if people is None or people.people == "whole":
@@ -283,7 +282,7 @@ class TaskRun:
             options["finder"] = detector
         to_stdout = self.plan.stdout_kind is not None
         writer = _StdoutWriter(self) if to_stdout else _FileWriter(self.job.own, self._files, images)
-        source = Source(lambda: (self._ticket(one) for one in images), count=len(images))
+        source = Source(lambda: (self._loader(one) for one in images), count=len(images))
         with self.report.bar("images", len(images)) as bar, pipe.run(source, save=writer, **options) as results:
             for index, found in enumerate(results):
                 if index >= len(images):  # the source itself failed
@@ -315,20 +314,21 @@ class TaskRun:
         facts = {} if people is None else {"people": len(people)}
         self.report.done(one.name, paths, changed=changed, note=note, size_hw=list(result.size_hw), **facts)
 
-    def _ticket(self, one: Input) -> Ticket:
-        """Return a ticket that locks the outputs before it reads the image, which gets the input's name."""
+    def _loader(self, one: Input) -> FrameLoader:
+        """Return a loader that locks the outputs before it reads the image, which gets the input's name."""
 
-        def read() -> Frame:
+        def load() -> Frame:
             if self.plan.stdout_kind is None:
                 self.claim(one)
             if one.kind == "stdin":
                 frame = _read_stdin(one.name)
             else:
-                ticket = one.source if isinstance(one.source, Ticket) else next(open_source(one.source).tickets())
-                frame = ticket.read()
+                source = one.source
+                loader = source if isinstance(source, FrameLoader) else next(open_source(source).loaders())
+                frame = loader.load()
             return dataclasses.replace(frame, name=one.name)
 
-        return Ticket(name=one.name, read=read, path=one.path)
+        return FrameLoader(name=one.name, load=load, path=one.path)
 
     # ------------------------------------------------------------------------------------------------ a folder
 
@@ -428,7 +428,7 @@ def _read_stdin(name: str) -> Frame:
         image = content.read()
     if not image:
         raise InputError(f"{name}: expected an image, got nothing. Pipe one in, such as < photo.jpg.")
-    return next(open_source(image).tickets()).read()
+    return next(open_source(image).loaders()).load()
 
 
 def _stamp(path: Path | None) -> tuple[int, int] | None:

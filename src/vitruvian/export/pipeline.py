@@ -11,8 +11,9 @@ from vitruvian.errors import InputError
 from vitruvian.export.folder import OPENVINO_FILE
 from vitruvian.export.running import ExportedModel, OnnxModel, OpenVinoModel
 from vitruvian.pipelines import pipeline_class
+from vitruvian.tasks import find_task
 
-STEPWISE = ("segment", "mask-generation")  # they call an encoder once and a decoder often; an export is one call
+STEPWISE = ("segment", "masks")  # they call an encoder once and a decoder often; an export is one call
 
 
 def exported_pipeline(
@@ -34,9 +35,9 @@ def exported_pipeline(
         options: Options of the task, as the pipeline's call takes them.
     """
     found = pipeline_class(task)
-    if task in STEPWISE:
+    if find_task(task).name in STEPWISE:
         raise InputError(f"task: expected one that is a single call of a model, got {task!r}. Use vitruvian.pipeline.")
-    found.checked(options)
+    found.check_options(options)
     opened = model if isinstance(model, ExportedModel) else open_exported(model, threads=threads)
     if not issubclass(opened.model_class, found.accepts):
         able = ", ".join(one.__name__ for one in found.accepts)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vitruvian.files.output_paths import PathPattern
-from vitruvian.pipelines.sources import Source, Ticket
+from vitruvian.pipelines.sources import FrameLoader, Source
 from vitruvian.results.base import Result
 
 
@@ -57,9 +57,9 @@ def announced(source: Source, writer: ResultWriter | None) -> Source:
     if writer is None:
         return source
 
-    def tickets() -> Iterator[Ticket]:
-        for index, ticket in enumerate(source.tickets()):
-            writer.announce(ticket.name, index)
-            yield ticket
+    def loaders() -> Iterator[FrameLoader]:
+        for index, loader in enumerate(source.loaders()):
+            writer.announce(loader.name, index)
+            yield loader
 
-    return Source(tickets, single=source.single, count=source.count, video=source.video, live=source.live)
+    return Source(loaders, single=source.single, count=source.count, video=source.video, live=source.live)

@@ -169,9 +169,9 @@ def _tiny_run(problems: list[str]) -> Facts | None:
 
         from vitruvian.models.sapiens2.configuration import Sapiens2Config
         from vitruvian.models.sapiens2.trunk import Sapiens2Model
-        from vitruvian.pipelines.base import best_place
+        from vitruvian.pipelines.base import default_placement
 
-        dtype = best_place(None, None)["dtype"]
+        dtype = default_placement(None, None)["dtype"]
         mps = torch.backends.mps.is_available()
         device = torch.device("cuda" if torch.cuda.is_available() else "mps" if mps else "cpu")
         config = Sapiens2Config(

@@ -25,18 +25,11 @@ class Command(TaskCommand):
     panel = "Parts"
 
     with_score: Annotated[bool, Option("--with-score", help="Write the score of each pixel too, in .npz.")] = False
-    tight_boxes: Annotated[
-        bool,
-        Option(
-            "--tight-boxes",
-            help="--boxes are as tight as annotations are: let silhouettes fill them. For small models.",
-        ),
-    ] = False
     opacity: Annotated[float, Option(help="Of the colours in the drawing.", min=0, max=1)] = 0.55
 
     def call_options(self) -> dict[str, object]:
         """Return the options of the pipeline's call."""
-        return {"with_score": self.with_score, "tight_boxes": self.tight_boxes}
+        return {"with_score": self.with_score}
 
     def plot_options(self) -> dict[str, object]:
         """Return the options of the result's `plot`."""
