@@ -36,7 +36,7 @@ from vitruvian.pipelines.people.detectors import (
     open_finder,
     people_from_boxes,
 )
-from vitruvian.pipelines.sources import Frame, Source, open_source
+from vitruvian.pipelines.sources import Frame, open_source
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People, Picture, Result
 from vitruvian.tasks import TASKS
@@ -263,9 +263,19 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         if opened.single:
             result = run_one(call, next(opened.loaders()), batch)
             if save is not None:
-                save(result)
+                save(result, 0)
             return result
-        return call._run_many(opened, batch, save)
+        results = run_many(
+            call,
+            opened,
+            batch=batch,
+            workers=call.options.workers,
+            errors=call.options.errors,
+            save=save,
+            batch_timeout=call.options.batch_timeout,
+            graphs=self.model.graphs if self.device.type == "cuda" else None,
+        )
+        return Results(results, count=opened.count, video=opened.video)
 
     def _for_call(self, changes: Mapping[str, object]) -> Self:
         """Return a copy with the options of one call. It shares the model, the processor and open detectors."""
@@ -282,21 +292,8 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         call.decodes_in_workers = self.blocking_decode or on_host or call.forward_decodes()
         return call
 
-    def _run_many(self, source: Source, batch: BatchSize, save: Callable[[Any], object] | None) -> Results[ResultT]:
-        results = run_many(
-            self,
-            source,
-            batch=batch,
-            workers=self.options.workers,
-            errors=self.options.errors,
-            save=save,
-            batch_timeout=self.options.batch_timeout,
-            graphs=self.model.graphs if self.device.type == "cuda" else None,
-        )
-        return Results(results, count=source.count, video=source.video)
-
     def batch_size(self, options: OptionsT, *, live: bool) -> BatchSize:
-        """Return the batch size of a call. What "auto" shrank to is kept for later calls."""
+        """Return the batch size of a call. Later calls use what "auto" shrank to."""
         if options.batch_size != "auto":
             return BatchSize(options.batch_size, fixed=True)
         if live:
@@ -352,7 +349,8 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     @property
     def input_hw(self) -> tuple[int, int]:
         """Height and width of the model's inputs, at least roughly."""
-        raise NotImplementedError
+        size_hw: tuple[int, int] = self.processor.size_hw
+        return size_hw
 
     def forward_decodes(self) -> bool:
         """Return whether `forward` queues all device work of `decode` too."""
@@ -459,15 +457,17 @@ def nesting_depth(values: object) -> int:
     return 0
 
 
-def saver(save: Callable[[Any], object] | str | Path | None) -> Callable[[Any], object] | None:
-    """Return the function that saves a result, from itself or a pattern of file names."""
-    if save is None or not isinstance(save, str | Path):
-        return save
+def saver(save: Callable[[Any], object] | str | Path | None) -> Callable[[Any, int], object] | None:
+    """Return the function that saves a result and its index, from the option `save`: a function or a file name."""
+    if save is None:
+        return None
+    if not isinstance(save, str | Path):
+        return lambda result, _: save(result)
     pattern = str(save)
     if "{stem}" not in pattern and "{frame" not in pattern:
         raise InputError(f'save: expected a function, or a name with {{stem}} in it, got "{pattern}".')
 
-    def write(result: Result) -> Path:
+    def write(result: Result, _: int) -> Path:
         stem = Path(str(result.source or "array").partition("?")[0]).stem or "picture"
         return result.save(pattern.format(stem=stem, frame=result.frame or 0))
 

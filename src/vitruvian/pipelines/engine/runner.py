@@ -126,11 +126,11 @@ def run_many(
     batch: BatchSize,
     workers: int | None = None,
     errors: Errors = "keep",
-    save: Callable[[ResultT], object] | None = None,
+    save: Callable[[ResultT, int], object] | None = None,
     batch_timeout: float = BATCH_TIMEOUT,
     graphs: GraphCache | None = None,
 ) -> Iterator[ResultT | Failure]:
-    """Process all images of a source, in order. See `Options` for the arguments.
+    """Process all images of a source, in order; `save(result, index)` runs in worker threads. See `Options`.
 
     Nothing starts before the first result is requested. All threads end with the iterator: after the last image, an
     error, Ctrl-C or `close`.
@@ -207,7 +207,7 @@ class InferenceEngine(Generic[ResultT]):
         *,
         batch: BatchSize,
         workers: int | None,
-        save: Callable[[ResultT], object] | None,
+        save: Callable[[ResultT, int], object] | None,
         batch_timeout: float,
         graphs: GraphCache | None,
     ) -> None:
@@ -307,7 +307,7 @@ class InferenceEngine(Generic[ResultT]):
         decoded = outputs if isinstance(outputs, HostCopy) else self._decode(prepared, outputs)
         result = self._task.finish(prepared, decoded.wait())
         if self._save is not None:
-            self._save(result)
+            self._save(result, prepared.frame.index)
         return result
 
     # ------------------------------------------------------------------------------------------- consumer's thread

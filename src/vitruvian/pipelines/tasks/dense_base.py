@@ -97,11 +97,6 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         processor: Sapiens2ImageProcessor = super().load_processor(source, **hub)
         return processor.with_options(do_pad=True) if packed_heads(source) else processor
 
-    @property
-    def input_hw(self) -> tuple[int, int]:
-        """Height and width of an input."""
-        return self.processor.size_hw
-
     def open_detector(self, options: OptionsT) -> PeopleDetector | None:
         """Return the people detector; None with tiles."""
         return None if options.tile else super().open_detector(options)

@@ -45,11 +45,6 @@ class EmbedPipeline(TaskPipeline[Embedding, EmbedOptions]):
             raise InputError(f"{source}: expected a checkpoint of Sapiens2, got one of {config.model_type}.")
         return Sapiens2Model.from_pretrained(source, **default_placement(device, dtype), **hub)
 
-    @property
-    def input_hw(self) -> tuple[int, int]:
-        """Height and width of an input."""
-        return self.processor.size_hw
-
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the image."""
         pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]

@@ -24,7 +24,7 @@ from vitruvian.pipelines.engine.memory import BatchSize, is_out_of_memory
 from vitruvian.pipelines.engine.runner import Results
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.sources import Frame
-from vitruvian.processor import ImageInput, as_tensor, height_width
+from vitruvian.processor import ImageInput, as_tensor
 from vitruvian.results import Masks, People
 
 _GENERATOR_OPTIONS = frozenset(field.name for field in dataclasses.fields(AutomaticMaskOptions))
@@ -105,11 +105,6 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
         if options.batch_size != "auto":
             raise InputError("batch_size: pictures go one at a time here, so there is none. Use points_per_batch.")
         return BatchSize(1, fixed=True)
-
-    @property
-    def input_hw(self) -> tuple[int, int]:
-        """Height and width of an input."""
-        return height_width(self.processor.image_processor.size, "size")
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Return the image at full resolution, from which the generator crops."""

@@ -67,11 +67,6 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
     fixed_input_size = True
 
     @property
-    def input_hw(self) -> tuple[int, int]:
-        """Height and width of a crop."""
-        return self.processor.size_hw
-
-    @property
     def keypoint_names(self) -> tuple[str, ...]:
         """Names of the keypoints."""
         labels: dict[int, str] = self.model.config.id2label

@@ -212,7 +212,7 @@ class TestFailures:
         assert "cable pulled" in found[2].message
 
     def test_saving_that_fails(self) -> None:
-        def save(result: int) -> None:
+        def save(result: int, index: int) -> None:
             if result == 4:
                 raise OSError("disk full")
 
@@ -374,7 +374,7 @@ class TestThreads:
     def test_saving_happens_behind_and_is_finished_on_closing(self) -> None:
         started, saved = threading.Event(), []
 
-        def save(result: int) -> None:
+        def save(result: int, index: int) -> None:
             started.set()
             time.sleep(0.05)
             saved.append((result, threading.current_thread().name))
