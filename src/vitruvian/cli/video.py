@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,111 +16,69 @@ from vitruvian.cli.inputs import Input
 from vitruvian.cli.outputs import FRAME_NUMBER, IMAGE_ENDINGS, VIDEO_KINDS, result_paths
 from vitruvian.cli.task_command import TaskJob
 from vitruvian.errors import InputError
-from vitruvian.files import create_video, json_text, replacing, write_picture
-from vitruvian.pipelines.finders.tracked import TrackedFinder
-from vitruvian.pipelines.runner import Failure
-from vitruvian.pipelines.video import ResultSmoother, pipeline_task, run_video
+from vitruvian.files import write_picture
+from vitruvian.pipelines.video import VideoReport, pipeline_task, run_video
 from vitruvian.results import Result
 
 if TYPE_CHECKING:
     from vitruvian.cli.run_task import TaskRun
 
 LEGENDS = ("parts", "semantic")  # their drawings have a legend beside them, which would change the size of frames
-CAMERA_FPS = 30
 PREVIEW_SECONDS = 1.0
 
 
 def run_video_file(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> None:
     """Process a video, or go on with one that was interrupted."""
-    job, report = run.job, run.report
     if run.dataset is not None:
         raise InputError(f"{one.name}: --coco collects images, not videos. Leave it out, or use the .jsonl file.")
     files = run.claim(one)
-    frames = FrameWriter(job, files)
+    frames = FrameWriter(run.job, files)
     parts = [path.with_name(path.name + ".parts") for path in result_paths(files)]
-    restart = job.results.overwrite or not any(path.is_dir() for path in parts)  # nothing to go on with
+    restart = run.job.results.overwrite or not any(path.is_dir() for path in parts)  # nothing to go on with
     if restart:
         frames.remove()
-    with report.bar(one.name, None) as bar:
-        made = run_video(
-            one.path or str(one.source),
-            pipeline_task(pipe, **run.pipeline_options()),
-            out=frames.movie,
-            records=files.get("json"),
-            finder=run.open_detector(video=True),
-            detect_every=job.video.detect_every,
-            smooth=job.video.smooth,
-            draw=frames.draw,
-            record=frames.record,
-            alpha=frames.alpha,
-            sound=job.video.sound,
-            preview=frames.preview,
-            progress=bar.at,
-            settings={"settings": run.settings},
-            overwrite=restart,
-        )
+    made = _run_loop(run, pipe, one, frames, restart=restart)
     if made.failures:
         raise InputError(f"{one.name}: {made.failures} of {made.frames} frames gave no result. Its .jsonl says which.")
     frames.check(made.frames)
-    report.done(one.name, run.complete(one), changed=changed, frames=made.frames, resumed_at=made.resumed_at)
+    run.report.done(one.name, run.complete(one), changed=changed, frames=made.frames, resumed_at=made.resumed_at)
 
 
 def run_camera(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> None:
     """Process a camera until Ctrl-C, or for the number of frames asked for; the video is complete either way."""
-    job, report = run.job, run.report
-    files = run.claim(one)
-    frames = FrameWriter(job, files)
-    options = run.pipeline_options()
-    detector = run.open_detector(video=True)
-    if detector is not None:
-        options["finder"] = TrackedFinder(detector, every=job.video.detect_every)
-    smoother = ResultSmoother() if job.video.smooth else None
-    report.say(f"{one.name}: " + (f"{job.video.frames} frames" if job.video.frames else "Ctrl-C ends"))
-    count = failures = 0
-    writer = None
-    interrupted = False
-    with report.bar(one.name, job.video.frames) as bar, _lines(files.get("json")) as write_line:
-        try:
-            with pipe.run(one.source, **options) as results:
-                for found in results:
-                    if isinstance(found, Failure):
-                        failures += 1
-                        write_line({"frame": found.frame, "error": found.message})
-                        if found.frame is None:  # the camera itself
-                            raise found.error
-                        continue
-                    result = found if smoother is None else smoother(found)
-                    image = frames.draw(result)
-                    if frames.movie is not None:
-                        if writer is None:
-                            writer = create_video(frames.movie, CAMERA_FPS, result.size_hw, alpha=frames.alpha)
-                        writer.write(image, result.time)
-                    write_line(frames.record(result))
-                    if frames.preview is not None:
-                        frames.preview(count, image, result)
-                    count += 1
-                    bar.at(count)
-                    if count == job.video.frames:
-                        break
-        except KeyboardInterrupt:
-            interrupted = True
-        finally:
-            if writer is not None:
-                writer.close()
-    if count:
-        report.done(one.name, run.complete(one), changed=changed, frames=count, failed_frames=failures)
-    if interrupted:
+    count = run.job.video.frames
+    run.report.say(f"{one.name}: " + (f"{count} frames" if count else "Ctrl-C ends"))
+    made = _run_loop(run, pipe, one, FrameWriter(run.job, run.claim(one)), restart=True)
+    if made.frames:
+        done, failed = made.frames - made.failures, made.failures
+        run.report.done(one.name, run.complete(one), changed=changed, frames=done, failed_frames=failed)
+    if made.interrupted:
         raise KeyboardInterrupt
 
 
-@contextlib.contextmanager
-def _lines(path: Path | None) -> Iterator[Callable[[Mapping[str, object]], object]]:
-    """Open a file with a line of JSON a frame, which appears when it is complete; yields the function that adds one."""
-    if path is None:
-        yield lambda values: None
-        return
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        yield lambda values: file.write(json_text(dict(values)) + "\n")
+def _run_loop(run: TaskRun, pipe: Any, one: Input, frames: FrameWriter, *, restart: bool) -> VideoReport:
+    """Run the video loop over a file or a camera."""
+    video = run.job.video
+    max_frames = video.frames if one.kind == "camera" else None
+    with run.report.bar(one.name, max_frames) as bar:
+        return run_video(
+            one.path or (one.source if isinstance(one.source, int) else str(one.source)),
+            pipeline_task(pipe, **run.pipeline_options()),
+            out=frames.movie,
+            records=frames.records,
+            finder=run.open_detector(video=True),
+            detect_every=video.detect_every,
+            smooth=video.smooth,
+            draw=frames.draw,
+            record=frames.record,
+            alpha=frames.alpha,
+            sound=video.sound,
+            preview=frames.preview,
+            progress=bar.at,
+            settings={"settings": run.settings},
+            overwrite=restart,
+            max_frames=max_frames,
+        )
 
 
 class FrameWriter:
@@ -129,12 +86,13 @@ class FrameWriter:
 
     Attributes:
         movie: The video to write, or None.
+        records: The file with a line of JSON a frame, or None.
         alpha: Whether it has an alpha channel.
         preview: Shows the latest frame in a file, if asked to.
     """
 
     def __init__(self, job: TaskJob, files: Mapping[str, Path]) -> None:
-        self._own, self._records = job.own, files.get("json")
+        self._own, self.records = job.own, files.get("json")
         self.movie = next((path for kind, path in files.items() if kind in VIDEO_KINDS), None)
         self._patterns = [path for path in files.values() if FRAME_NUMBER in path.name]
         # A matte is drawn as its alpha if the file can hold it and nothing is put behind.
@@ -168,9 +126,9 @@ class FrameWriter:
     def check(self, count: int) -> None:
         """Raise `InputError` unless there is a record and a file of each kind for every frame."""
         found = {pattern.parent: len(self._frames(pattern)) for pattern in self._patterns}
-        if self._records is not None:
-            with self._records.open("rb") as file:
-                found[self._records] = sum(1 for _ in file)
+        if self.records is not None:
+            with self.records.open("rb") as file:
+                found[self.records] = sum(1 for _ in file)
         for path, frames in found.items():
             if frames != count:
                 raise InputError(f"{path}: expected {count} frames, got {frames}. Run it again with --overwrite.")
