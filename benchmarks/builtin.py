@@ -62,7 +62,7 @@ from vitruvian.evaluation import (
 from vitruvian.evaluation.speed.timing import time_in_turns
 from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.human import LAYOUTS, PART_NAMES
-from vitruvian.images.crop import crop_params
+from vitruvian.images import crop_params
 from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.models.sapiens2.silhouette import fill_boxes, places_in_crops

@@ -389,7 +389,7 @@ def check(pipe: Any, path: Path, boxes: list[list[float]]) -> None:
     frame = Frame(image=load_rgb(path), name=path.name, path=path)
     pixels, table = torch.from_numpy(frame.image).permute(2, 0, 1), [torch.tensor(boxes)]
     with torch.inference_mode():
-        wanted = pipe.processor.prepare_pictures([pixels], table, at_once=False)  # [P, 3, h, w]
+        wanted = pipe.processor.prepare_pictures([pixels], table)  # [P, 3, h, w]
         there = pipe.processor.prepare_pictures([pixels.to(pipe.device)], table)
         units = pipe._for_call({"boxes": boxes, "box_form": "xywh"}).prepare(frame, None).units
         for unit in units:

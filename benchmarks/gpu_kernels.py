@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from vitruvian.evaluation.speed.timing import difference, time_in_turns
 from vitruvian.kernels import available
-from vitruvian.kernels.deformable import sample_points
 from vitruvian.kernels.draw import draw
 from vitruvian.kernels.fused import add_layer_norm_, norm_and_place
-from vitruvian.kernels.masked import attend_masked
 from vitruvian.kernels.two_way import answer, look
-from vitruvian.kernels.windows import attend_windows
+from vitruvian.ops.deformable_attention import deformable_attention
+from vitruvian.ops.masked_attention import masked_attention
+from vitruvian.ops.window_attention import window_attention
 
 CUDA = torch.device("cuda")
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -48,7 +48,7 @@ def cases() -> dict[str, Callable[[], Case]]:
         grid: tuple[int, int], heads: int, dim: int, window: int, *, shift: int = 0, pool: int = 1, bias: bool = False
     ) -> Case:
         def run(qkv: Tensor, fill: Tensor, table: Tensor | None) -> Tensor:
-            return attend_windows(
+            return window_attention(
                 qkv, grid_hw=grid, heads=heads, window=window, shift=shift, pool=pool, fill=fill, bias=table
             )
 
@@ -74,15 +74,15 @@ def cases() -> dict[str, Callable[[], Case]]:
 
     def deformable() -> Case:
         return (
-            lambda value, projected: sample_points(value, projected, levels, heads=8, points=4),
-            (rand(1, count, 256), rand(1, count, 288, scale=2.0)),
+            lambda value, offsets, scores: deformable_attention(value, offsets, scores, levels),
+            (rand(1, count, 256), rand(1, count, 8, 3, 4, 2, scale=2.0), rand(1, count, 8, 3, 4, scale=2.0)),
         )
 
     def masked(keys: int) -> Case:
         logits = rand(1, 100, keys) - 1
         logits[:, 7] = -1
         return (
-            lambda q, k, v, seen: attend_masked(q, k, v, seen, heads=8),
+            lambda q, k, v, seen: masked_attention(q, k, v, seen, heads=8),
             (rand(1, 100, 256), rand(1, keys, 256), rand(1, keys, 256), logits),
         )
 

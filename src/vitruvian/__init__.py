@@ -149,9 +149,9 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "MaskFormerSwinBackbone",
         "SwinBackbone",
         "SwinModel",
+        "SwinModelOutput",
         "SwinPreTrainedModel",
     ),
-    "vitruvian.models.swin.outputs": ("SwinModelOutput",),
     "vitruvian.outputs": (
         "BackboneOutput",
         "BaseModelOutput",

@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
+from vitruvian.atomic import write_text
 from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matches
-from vitruvian.hub import CONFIG_FILE, HubOptions, find_file, json_file, require_file, upload, write_text
+from vitruvian.hub import CONFIG_FILE, HubOptions, find_file, json_file, require_file, upload
 from vitruvian.version import __version__
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from vitruvian.errors import VitruvianWarning
-from vitruvian.layers.keep import holding
+from vitruvian.ops.cache import hold_cached
 
 FEW_VALUES = 8 * 3 * 1024 * 768  # of a batch of pictures that is recorded, however many they are
 ONLY: ContextVar[int | None] = ContextVar("ONLY", default=None)  # the batch that is recorded; None: all small ones
@@ -187,7 +187,7 @@ class Room:
         # off, torch may leave its own stream in place of the caller's, which is put back here.
         recorder = torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local")
         try:
-            with holding() as constants, torch.cuda.stream(torch.cuda.current_stream()), recorder:
+            with hold_cached() as constants, torch.cuda.stream(torch.cuda.current_stream()), recorder:
                 result = function(*args, **kwargs)
         except RuntimeError:
             self.leave()

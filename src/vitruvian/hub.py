@@ -8,12 +8,9 @@ Downloads go through huggingface_hub, so its cache, tokens, mirrors and offline 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import re
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -202,34 +199,6 @@ def offline() -> bool:
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
-
-
-@contextlib.contextmanager
-def written_in_place(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`; move it into place when the block succeeds, remove it when not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        os.chmod(temporary, 0o666 & ~current_umask())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def current_umask() -> int:
-    """Return the process's file mode mask (there is no way to read it but to set it)."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    with written_in_place(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def upload(

@@ -29,8 +29,8 @@ from vitruvian.devices import (
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, WeightsError
 from vitruvian.graphs import GraphCache
 from vitruvian.hub import CONFIG_FILE, HubOptions, pinned, upload, weight_file
-from vitruvian.layers.attention import check_implementation
-from vitruvian.layers.blank import blank
+from vitruvian.layers.init import no_init_weights
+from vitruvian.ops.attention import check_implementation
 from vitruvian.outputs import ModelOutput
 from vitruvian.weights import (
     SAVED_FILES,
@@ -99,7 +99,7 @@ class Model(nn.Module):
             device: Where to put them; the CPU by default.
             attn_implementation: As in `from_pretrained`.
         """
-        with blank():
+        with no_init_weights():
             model = cls(config)
         if dtype is not None:
             model.to(checked_dtype(dtype))
@@ -167,7 +167,7 @@ class Model(nn.Module):
             settings.attn_implementation = attn_implementation
         files = cls.adapt(cls.open_files(pretrained_model_name_or_path, options, use_safetensors=use_safetensors))
 
-        with blank():
+        with no_init_weights():
             model = cls(settings)
         wanted = {name: tuple(tensor.shape) for name, tensor in model.hub_tensors().items()}
         plan = match_keys(

@@ -1,4 +1,4 @@
-"""`ImageProcessor`: pictures → model inputs, with its options in `preprocessor_config.json`.
+"""`ImageProcessor`: images → model inputs, with its options in `preprocessor_config.json`.
 
 PIL / numpy / torch / paths ── as_pixels ──▶ [C, H, W] tensors ── preprocess (a family's own) ──▶ BatchFeature
 """
@@ -23,7 +23,7 @@ from vitruvian.outputs import BatchFeature
 
 PROCESSOR_FILE = "preprocessor_config.json"
 JOINT_FILE = "processor_config.json"
-ImageInput = Any  # a picture or a list of pictures: PIL, numpy [H, W, C] or [C, H, W], torch, path, URL or bytes
+ImageInput = Any  # an image or a list of images: PIL, numpy [H, W, C] or [C, H, W], torch, path, URL or bytes
 
 IMAGENET_MEAN = [0.485, 0.456, 0.406]
 IMAGENET_STD = [0.229, 0.224, 0.225]
@@ -42,7 +42,7 @@ class ImageProcessor(Settings):
         do_normalize: Whether to subtract `image_mean` and divide by `image_std`.
         image_mean: Mean of each channel.
         image_std: Standard deviation of each channel.
-        do_convert_rgb: Whether pictures of other modes become RGB (PIL pictures always do).
+        do_convert_rgb: Whether images of other modes become RGB (PIL images always do).
     """
 
     file_name: ClassVar[str] = PROCESSOR_FILE
@@ -90,7 +90,7 @@ class ImageProcessor(Settings):
         return self.preprocess(images, *args, **kwargs)
 
     def preprocess(self, images: ImageInput, *args: Any, **kwargs: Any) -> BatchFeature:
-        """Turn pictures into model inputs; each family says how."""
+        """Turn images into model inputs; each family says how."""
         raise InputError(f"{type(self).__name__}: has no preprocessing of its own. Use a family's processor.")
 
     def finish_pixels(self, pixels: Tensor, *, in_place: bool = False) -> Tensor:
@@ -128,24 +128,24 @@ def height_width(size: Mapping[str, int], subject: str) -> tuple[int, int]:
 def as_pixels(
     images: ImageInput, *, input_data_format: str | None = None, device: str | torch.device | None = None
 ) -> list[Tensor]:
-    """Turn pictures of any kind into a list of [C, H, W] tensors: uint8 for pictures, the given dtype for arrays."""
-    tensors = [one_picture(image, input_data_format) for image in as_list(images)]
+    """Turn images of any kind into a list of [C, H, W] tensors: uint8 for images, the given dtype for arrays."""
+    tensors = [one_image(image, input_data_format) for image in as_list(images)]
     return tensors if device is None else [tensor.to(device) for tensor in tensors]
 
 
 def as_list(images: ImageInput) -> list[Any]:
-    """Return the pictures one by one: a single one, lists of them, or an array with a leading batch dimension."""
+    """Return the images one by one: a single one, lists of them, or an array with a leading batch dimension."""
     if isinstance(images, (list, tuple)):
         if not images:
-            raise InputError("images: expected at least one picture, got an empty list.")
+            raise InputError("images: expected at least one image, got an empty list.")
         return [part for image in images for part in as_list(image)]
     if isinstance(images, (np.ndarray, Tensor)) and images.ndim == 4:
         return list(images)
     return [images]
 
 
-def one_picture(image: Any, input_data_format: str | None) -> Tensor:
-    """Turn one picture into [C, H, W]; arrays keep their values and may be laid out either way."""
+def one_image(image: Any, input_data_format: str | None) -> Tensor:
+    """Turn one image into [C, H, W]; arrays keep their values and may be laid out either way."""
     if isinstance(image, np.ndarray):
         image = as_tensor(image)
     if isinstance(image, Tensor):
@@ -188,13 +188,13 @@ def channels_first(pixels: Tensor, input_data_format: str | None = None) -> Tens
 
 
 def check_count(name: str, given: Sequence[Any] | Tensor | None, count: int) -> None:
-    """Raise `InputError` unless `given` is absent or has one entry for each of `count` pictures."""
+    """Raise `InputError` unless `given` is absent or has one entry for each of `count` images."""
     if given is not None and len(given) != count:
-        raise InputError(f"{name}: expected one entry for each of the {count} pictures, got {len(given)}.")
+        raise InputError(f"{name}: expected one entry for each of the {count} images, got {len(given)}.")
 
 
 def size_list(name: str, sizes: Any, count: int) -> list[tuple[int, int]] | None:
-    """Read sizes given as a tensor or a list of (height, width), one for each of `count` pictures."""
+    """Read sizes given as a tensor or a list of (height, width), one for each of `count` images."""
     if sizes is None:
         return None
     rows = sizes.tolist() if isinstance(sizes, (Tensor, np.ndarray)) else list(sizes)
@@ -203,6 +203,6 @@ def size_list(name: str, sizes: Any, count: int) -> list[tuple[int, int]] | None
     for row in rows:
         values = row.tolist() if isinstance(row, (Tensor, np.ndarray)) else row
         if not isinstance(values, Sequence) or len(values) != 2 or min(values) < 1:
-            raise InputError(f"{name}: expected (height, width) of at least 1 for each picture, got {values!r}.")
+            raise InputError(f"{name}: expected (height, width) of at least 1 for each image, got {values!r}.")
         found.append((int(values[0]), int(values[1])))
     return found

@@ -20,9 +20,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vitruvian.atomic import atomic_write, write_text
 from vitruvian.config import read_json
 from vitruvian.errors import CheckpointError, InputError, WeightsError, near_matches
-from vitruvian.hub import HubOptions, find_file, is_local, local_folder, weight_file, write_text, written_in_place
+from vitruvian.hub import HubOptions, find_file, is_local, local_folder, weight_file
 
 SAFE_NAME = "model.safetensors"
 SAFE_INDEX = "model.safetensors.index.json"
@@ -332,7 +333,7 @@ def save_weights(state: Mapping[str, Tensor], folder: Path, *, max_shard_size: i
     for name, keys in zip(names, shards, strict=True):
         # A shard at a time, so that a model on another device needs no whole copy here.
         part = {key: alone(state[key].detach().to("cpu")) for key in keys}
-        with written_in_place(folder / name) as temporary:
+        with atomic_write(folder / name) as temporary:
             save_file(part, temporary, metadata={"format": "pt"})
         written.append(folder / name)
     index = folder / SAFE_INDEX

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitruvian.errors import VitruvianWarning
 from vitruvian.graphs import GraphCache, causes, describe, recording, unrecorded
-from vitruvian.layers.keep import kept
+from vitruvian.ops.cache import cached_tensors
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 
@@ -66,7 +66,7 @@ def test_letting_go_of_recordings() -> None:
     assert (len(cache.recordings), cache.room) == (0, None)
 
 
-@kept
+@cached_tensors
 def table(size: int, device: torch.device) -> Tensor:
     return torch.arange(size, device=device, dtype=torch.float32)
 

@@ -15,7 +15,7 @@ def facts_of(name: str, revision: str | None) -> dict[str, Any]:
     """Return what configuration and local files say about a checkpoint."""
     from vitruvian.auto import AutoConfig, AutoModel
     from vitruvian.hub import HubOptions, is_local, local_folder
-    from vitruvian.layers.blank import blank
+    from vitruvian.layers.init import no_init_weights
     from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
     from vitruvian.models.sapiens2.packed import packed_tasks, read_multitask
 
@@ -23,7 +23,7 @@ def facts_of(name: str, revision: str | None) -> dict[str, Any]:
     config = AutoConfig.from_pretrained(name, **hub)
     values = config.to_dict()
     tasks = packed_tasks(name)
-    with blank():
+    with no_init_weights():
         if tasks:
             encoder, heads, _ = read_multitask(name, HubOptions(), tasks=None)
         model = Sapiens2MultiTask(encoder, heads) if tasks else AutoModel.find(values, name)(config)

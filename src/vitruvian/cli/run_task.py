@@ -35,7 +35,7 @@ from vitruvian.cli.settings import settings_digest
 from vitruvian.cli.task_command import TaskCommand, TaskJob
 from vitruvian.cli.video import Preview, run_camera, run_video_file
 from vitruvian.errors import InputError
-from vitruvian.files import json_text, write_picture
+from vitruvian.files import json_text, write_image
 from vitruvian.files.output_paths import name_key
 from vitruvian.pipelines import Failure, pipeline
 from vitruvian.pipelines.people.detectors import open_finder
@@ -407,7 +407,7 @@ class _StdoutWriter(ResultWriter):
 def write_kind(own: TaskCommand, result: Result, kind: str, path: Path) -> None:
     """Write a result as one kind of file."""
     if kind in PLOTS:
-        write_picture(path, np.asarray(own.draw(result)))
+        write_image(path, np.asarray(own.draw(result)))
     else:
         result.save(path)
 

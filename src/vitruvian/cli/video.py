@@ -16,7 +16,7 @@ from vitruvian.cli.inputs import Input
 from vitruvian.cli.outputs import FRAME_NUMBER, IMAGE_ENDINGS, VIDEO_KINDS, result_paths
 from vitruvian.cli.task_command import TaskJob
 from vitruvian.errors import InputError
-from vitruvian.files import write_picture
+from vitruvian.files import write_image
 from vitruvian.pipelines.video import VideoReport, pipeline_task, run_video
 from vitruvian.results import Result
 
@@ -150,5 +150,5 @@ class Preview:
     def __call__(self, number: int, image: NDArray[np.uint8], result: Result) -> None:
         """Show a frame, unless the last one was shown just now."""
         if time.monotonic() - self._last >= PREVIEW_SECONDS:
-            write_picture(self._path, np.ascontiguousarray(image[..., :3]))
+            write_image(self._path, np.ascontiguousarray(image[..., :3]))
             self._last = time.monotonic()

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.evaluation.arrays import Array, Averages, Bools, Floats, as_double, check_finite, read_maps
-from vitruvian.images.components import find_regions, positions
+from vitruvian.images.components import find_regions, run_positions
 
 GRADIENT_SIGMA = 1.4
 LEVELS = 10
@@ -144,7 +144,7 @@ def largest_region(mask: Bools) -> Bools:
     region: Bools = np.zeros(mask.size, dtype=np.bool_)
     if len(found.areas):
         mine = found.region == found.areas.argmax()
-        region[positions(found.starts[mine], (found.ends - found.starts)[mine])] = True
+        region[run_positions(found.starts[mine], (found.ends - found.starts)[mine])] = True
     return region.reshape(mask.shape)
 
 

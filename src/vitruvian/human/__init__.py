@@ -15,7 +15,7 @@ from vitruvian.human.keypoints import (
     Bone,
     Keypoint,
 )
-from vitruvian.human.layouts import BODY_25, COCO_17, SAPIENS_308, Layout
+from vitruvian.human.layouts import BODY_25, COCO_17, COCO_WHOLEBODY_133, LAYOUTS, SAPIENS_308, Layout
 from vitruvian.human.parts import (
     PART_COLOURS,
     PART_FLIP_PERMUTATION,
@@ -26,7 +26,6 @@ from vitruvian.human.parts import (
     id2label,
     label2id,
 )
-from vitruvian.human.wholebody import COCO_WHOLEBODY_133, LAYOUTS
 
 __all__ = [
     "BODY_25",

@@ -1,17 +1,4 @@
-"""From 308 keypoints to the layouts that other tools read: COCO-17 and OpenPose BODY_25 (COCO-WholeBody: `wholebody`).
-
-A `Layout` names its points, says which of the 308 each one comes from, and converts numpy arrays and torch tensors
-alike. A point comes from one source, or lies midway between two, or has no counterpart.
-
-| COCO-17 | source | | BODY_25 | source |
-|---|---|---|---|---|
-| nose, left_eye … right_ankle | the point of that name | | Nose, R/LShoulder … R/LHeel | the point of that meaning |
-| | | | Neck (1) | midway between the shoulders (OpenPose's meaning, not the point ``neck``) |
-| | | | MidHip (8) | midway between the hips |
-
-The points of COCO-17 keep COCO's order, in which the wrists (ids 62 and 41 of the 308) come before the hips. Left and
-right are the person's own in every layout.
-"""
+"""TODO"""
 
 from __future__ import annotations
 
@@ -36,6 +23,7 @@ from vitruvian.human.keypoints import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
+
 
 _SIDE_COLOURS: Final[dict[str, Colour]] = {"left": (0, 255, 0), "right": (255, 128, 0), "middle": (51, 153, 255)}
 
@@ -262,3 +250,125 @@ BODY_25: Final[Layout] = Layout(
     flip_permutation=_body_25_mirror(),
 )
 """The 25 body and foot points of OpenPose; the neck and the middle of the hips are midpoints."""
+
+
+Source = str | tuple[str, str] | None
+
+_FINGERS = ("thumb", "forefinger", "middle_finger", "ring_finger", "pinky_finger")
+_FEET: Final[tuple[str, ...]] = tuple(
+    f"{side}_{point}" for side in ("left", "right") for point in ("big_toe", "small_toe", "heel")
+)
+
+# Points of the image's left half (the person's right) and of the middle, by number within the 68; the others mirror.
+_FACE_RIGHT_AND_MIDDLE: Final[dict[int, Source]] = {
+    8: "tip_of_chin",
+    17: "end_of_r_eyebrow",
+    18: "upper_midpoint_2_of_r_eyebrow",
+    19: "upper_midpoint_1_of_r_eyebrow",
+    20: "upper_midpoint_3_of_r_eyebrow",
+    21: "upper_startpoint_of_r_eyebrow",
+    27: "center_of_nose_root",
+    28: ("midpoint_2_of_nose_bridge", "midpoint_1_of_nose_bridge"),
+    29: ("midpoint_1_of_nose_bridge", "tip_of_nose"),
+    30: "tip_of_nose",
+    31: "r_outer_corner_of_nose",
+    32: ("inner_corner_of_r_nostril", "outer_corner_of_r_nostril"),
+    33: "bottom_center_of_nose",
+    36: ("r_outer_end_of_upper_lash_line", "r_outer_end_of_lower_lash_line"),
+    37: ("r_midpoint_1_of_upper_lash_line", "r_midpoint_4_of_upper_lash_line"),
+    38: ("r_midpoint_5_of_upper_lash_line", "r_midpoint_2_of_upper_lash_line"),
+    39: ("r_inner_end_of_upper_lash_line", "r_inner_end_of_lower_lash_line"),
+    40: ("r_midpoint_5_of_lower_lash_line", "r_midpoint_2_of_lower_lash_line"),
+    41: ("r_midpoint_1_of_lower_lash_line", "r_midpoint_4_of_lower_lash_line"),
+    48: "r_outer_corner_of_mouth",
+    49: ("midpoint_3_of_upper_outer_lip", "midpoint_1_of_upper_outer_lip"),
+    50: "midpoint_4_of_upper_outer_lip",
+    51: "center_of_cupid_bow",
+    57: "center_of_lower_outer_lip",
+    58: "midpoint_4_of_lower_outer_lip",
+    59: ("midpoint_3_of_lower_outer_lip", "midpoint_1_of_lower_outer_lip"),
+    60: "r_inner_corner_of_mouth",
+    61: "midpoint_1_of_upper_inner_lip",
+    62: "center_of_upper_inner_lip",
+    66: "center_of_lower_inner_lip",
+    67: "midpoint_1_of_lower_inner_lip",
+}
+
+# iBUG lists each symmetric line from one side to the other: first and last number of what mirrors end to end.
+_FACE_MIRROR_RUNS: Final[tuple[tuple[int, int], ...]] = ((0, 16), (17, 26), (31, 35), (48, 54), (55, 59), (60, 64))
+_FACE_MIRROR_PAIRS: Final[tuple[tuple[int, int], ...]] = (
+    (36, 45), (37, 44), (38, 43), (39, 42), (40, 47), (41, 46), (65, 67),
+)  # fmt: skip
+
+
+def _face_mirror() -> tuple[int, ...]:
+    mirror = list(range(68))
+    for first, last in _FACE_MIRROR_RUNS:
+        mirror[first : last + 1] = range(last, first - 1, -1)
+    for a, b in _FACE_MIRROR_PAIRS:
+        mirror[a], mirror[b] = b, a
+    return tuple(mirror)
+
+
+def _mirror_source(source: Source) -> Source:
+    if source is None:
+        return None
+    if isinstance(source, str):
+        return KEYPOINT_NAMES[FLIP_PERMUTATION[KEYPOINT_INDEX[source]]]
+    a, b = (KEYPOINT_NAMES[FLIP_PERMUTATION[KEYPOINT_INDEX[name]]] for name in source)
+    return a, b
+
+
+def _face_sources() -> list[Source]:
+    known = _FACE_RIGHT_AND_MIDDLE
+    return [known[i] if i in known else _mirror_source(known.get(swap)) for i, swap in enumerate(_face_mirror())]
+
+
+def _hand_names(side: str) -> list[str]:
+    return [f"{side}_hand_root", *(f"{side}_{finger}{joint}" for finger in _FINGERS for joint in (1, 2, 3, 4))]
+
+
+def _hand_sources(side: str) -> list[Source]:
+    joints = ("_third_joint", "2", "3", "4")
+    return [f"{side}_wrist", *(f"{side}_{finger}{joint}" for finger in _FINGERS for joint in joints)]
+
+
+WHOLEBODY_NAMES: Final[tuple[str, ...]] = (
+    *COCO_17_NAMES,
+    *_FEET,
+    *(f"face-{i}" for i in range(68)),
+    *_hand_names("left"),
+    *_hand_names("right"),
+)
+_FACE_START: Final = len(COCO_17_NAMES) + len(_FEET)
+
+
+def _mirror() -> tuple[int, ...]:
+    mirror = list(mirror_by_name(WHOLEBODY_NAMES))
+    mirror[_FACE_START : _FACE_START + 68] = [_FACE_START + i for i in _face_mirror()]
+    return tuple(mirror)
+
+
+_BODY_SOURCES: Final = sources_by_name([*COCO_17_NAMES, *_FEET])
+_LEFT_HAND_SOURCES: Final = sources_by_name(_hand_sources("left"))
+_RIGHT_HAND_SOURCES: Final = sources_by_name(_hand_sources("right"))
+_LEFT_HAND_START: Final = _FACE_START + 68
+_RIGHT_HAND_START: Final = _LEFT_HAND_START + len(_LEFT_HAND_SOURCES)
+
+COCO_WHOLEBODY_133: Final[Layout] = Layout(
+    name="wholebody133",
+    names=WHOLEBODY_NAMES,
+    sources=(*_BODY_SOURCES, *sources_by_name(_face_sources()), *_LEFT_HAND_SOURCES, *_RIGHT_HAND_SOURCES),
+    skeleton=(
+        *bones_between(_BODY_SOURCES),
+        *bones_between(_LEFT_HAND_SOURCES, start=_LEFT_HAND_START),
+        *bones_between(_RIGHT_HAND_SOURCES, start=_RIGHT_HAND_START),
+    ),
+    flip_permutation=_mirror(),
+)
+"""COCO-WholeBody's 133 points; see the table above for what each one is made of. Hands hang on their own roots."""
+
+LAYOUTS: Final[dict[str, Layout]] = {
+    layout.name: layout for layout in (SAPIENS_308, COCO_17, COCO_WHOLEBODY_133, BODY_25)
+}
+"""Every layout by its name: sapiens308, coco17, wholebody133, body25."""

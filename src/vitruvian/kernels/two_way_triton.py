@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitruvian.kernels.merge_triton import merge, split_of
+from vitruvian.ops.split_softmax import merge_splits, split_keys
 
 MOST_COLUMNS = 128  # heads × tokens of a prompt; more do not fit the registers
 CHANNELS = (32, 64, 128, 256)
@@ -65,7 +65,7 @@ def look(folded: Tensor, image: Tensor, places: Tensor) -> Tensor:
     (B, P, R, C), M = folded.shape, image.shape[2]
     rows, columns = max(16, min(64, triton.next_power_of_2(R))), 32
     down = triton.cdiv(R, rows)
-    splits, size = split_of(M, B * P * down, step=columns, least=8 * columns)
+    splits, size = split_keys(M, B * P * down, multiple=columns, least=8 * columns)
     kind = folded.dtype if splits == 1 else torch.float32
     parts = torch.empty(splits, B * P * R, C, device=folded.device, dtype=kind)
     reach = torch.empty(splits, B * P * R, device=folded.device, dtype=torch.float32)
@@ -75,7 +75,7 @@ def look(folded: Tensor, image: Tensor, places: Tensor) -> Tensor:
         M, R, size, P, image.stride(0), image.stride(1) if image.shape[1] > 1 else 0, B * P * R,
         channels=C, rows=rows, columns=columns, num_warps=8 if rows == 64 else 4, num_stages=2,
     )  # fmt: skip
-    out = parts[0] if splits == 1 else merge(parts, reach, folded.dtype)
+    out = parts[0] if splits == 1 else merge_splits(parts, reach, folded.dtype)
     return out.view(B, P, R, C)
 
 

@@ -63,7 +63,7 @@ def matting_loss(
         pred: Predicted matte [B, 4, H, W], after the sigmoid.
         target: Matte to reach [B, 4, H, W].
         mask: Where to look [B, 1, H, W] or [B, H, W].
-        background: Picture to composite over, broadcastable to [B, 3, H, W], 0 to 1; mid-grey when left out. A random
+        background: Image to composite over, broadcastable to [B, 3, H, W], 0 to 1; mid-grey when left out. A random
             colour for each image, ``torch.rand(B, 3, 1, 1)``, punishes halos of every hue.
         weights: Weights of the terms.
     """
@@ -93,7 +93,7 @@ def laplacian_error(error: Tensor, weights: Tensor, *, levels: int = PYRAMID_LEV
 
     As a pyramid is linear, that of the error [B, C, H, W] is the difference of the pyramids of prediction and target.
     A band is a level minus its own blur at half the size; the last band is the coarsest level itself. The error is
-    zeroed where the weights [B, 1, H, W] are 0, and each band is averaged over the share of it that counts. Pictures
+    zeroed where the weights [B, 1, H, W] are 0, and each band is averaged over the share of it that counts. Images
     too small for all levels have fewer.
     """
     share = weights.mean()
@@ -128,6 +128,6 @@ def _check_background(background: Tensor | None, pred: Tensor) -> Tensor:
     if len(shape) != 4 or any(have not in (1, want) for have, want in zip(shape, (B, 3, H, W), strict=True)):
         raise InputError(
             f"background: expected a shape that broadcasts to {[B, 3, H, W]}, got {list(shape)}. "
-            "Give a picture, or a colour as [1, 3, 1, 1]."
+            "Give an image, or a colour as [1, 3, 1, 1]."
         )
     return background.float()

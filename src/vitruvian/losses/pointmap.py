@@ -1,6 +1,6 @@
 """Pointmaps: seven terms that make 3D points land where they belong.
 
-Two spaces. *Metric* points are in metres in the frame of the camera that took the picture (x right, y down, z forward).
+Two spaces. *Metric* points are in metres in the frame of the camera that took the image (x right, y down, z forward).
 *Canonical* points are what the model predicts: the same points as if the focal length were canonical (768 pixels at
 1024×768). With ``scale = canonical focal length / actual focal length``::
 

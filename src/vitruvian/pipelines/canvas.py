@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.errors import InputError
-from vitruvian.images.at_once import sent
 from vitruvian.images.resize import resize
+from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.pipelines.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
 
 Blend = Literal["mean", "unit", "alpha", "labels"]
@@ -219,7 +219,7 @@ class Canvas:
         rising = torch.ones_like(centres) if start <= 0 else (centres - start) / max(low - start, 1e-6)
         falling = torch.ones_like(centres) if stop >= side else (stop - centres) / max(stop - high, 1e-6)
         ramp = torch.minimum(rising, falling).clamp(0, 1)
-        return sent((ramp * ramp * (3 - 2 * ramp)).clamp(min=_MIN_WEIGHT), self.device)
+        return pinned_copy((ramp * ramp * (3 - 2 * ramp)).clamp(min=_MIN_WEIGHT), self.device)
 
     # ------------------------------------------------------------------------------------------------ blocks
 
@@ -270,8 +270,8 @@ def _sample(patch: Tensor, region: Region, rows: range, columns: range) -> Tenso
     if tuple(patch.shape[1:]) == region[2:] and all(start == int(start) for start in region[:2]):
         top, left = int(region.top), int(region.left)  # one sample per pixel
         return patch[:, rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
-    down = sent(_grid_coordinates(rows, region.top, region.height), patch.device)  # [r]
-    across = sent(_grid_coordinates(columns, region.left, region.width), patch.device)  # [c]
+    down = pinned_copy(_grid_coordinates(rows, region.top, region.height), patch.device)  # [r]
+    across = pinned_copy(_grid_coordinates(columns, region.left, region.width), patch.device)  # [c]
     grid = torch.stack(torch.meshgrid(across, down, indexing="xy"), dim=-1)  # [r, c, 2]
     # Many times faster on a CPU than indexing rows and columns.
     return F.grid_sample(patch[None], grid[None], mode="bilinear", padding_mode="border", align_corners=False)[0]

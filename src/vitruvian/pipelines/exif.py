@@ -8,7 +8,7 @@ from typing import IO, Any
 
 from PIL import Image
 
-from vitruvian.images.signatures import is_heif
+from vitruvian.images.decode import is_heif
 
 _EXIF_BLOCK = 0x8769
 _FOCAL_LENGTH = 0x920A  # millimetres

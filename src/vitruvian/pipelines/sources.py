@@ -26,7 +26,7 @@ from torch import Tensor
 from vitruvian.errors import InputError, VitruvianError, near_matches
 from vitruvian.images import load_image
 from vitruvian.images.decode import one_line
-from vitruvian.images.download import download
+from vitruvian.images.read import download
 from vitruvian.pipelines.exif import focal_of_file, focal_of_image
 from vitruvian.results.base import Picture
 

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+from vitruvian.atomic import write_text
 from vitruvian.config import Settings, read_json, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
-from vitruvian.hub import write_text
 
 TASKS = ("pose", "seg", "normal", "pointmap", "matting", "albedo", "people")
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from vitruvian.hub import write_text
+from vitruvian.atomic import write_text
 
 METRICS_FILE = "metrics.jsonl"
 

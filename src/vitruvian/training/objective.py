@@ -15,7 +15,6 @@ from vitruvian.data.synthetic.degrade import developed
 from vitruvian.data.synthetic.scenes import Scenes, crop_scenes, halved_scenes
 from vitruvian.data.synthetic.truth import VISIBLE
 from vitruvian.human import GROUPS
-from vitruvian.layers.keep import constant, kept
 from vitruvian.losses.dense import cross_entropy, dice_loss
 from vitruvian.losses.heatmap import heatmap_peaks
 from vitruvian.losses.people import draw_people, people_loss
@@ -23,6 +22,7 @@ from vitruvian.losses.pointmap import aligned_distance, depth_steps
 from vitruvian.models.sapiens2.decoding import draw_heatmaps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
+from vitruvian.ops.cache import cached_tensors, constant
 from vitruvian.training.synthetic import SHARP, StreamBatch, as_taken, photometric
 from vitruvian.training.views import in_model_axes, normalise
 
@@ -65,7 +65,7 @@ def heatmaps(keypoints: Tensor, *, size_hw: tuple[int, int], stride: int, sigma:
     return maps, torch.where(state < VISIBLE, HIDDEN_WEIGHT, 1.0) * counts
 
 
-@kept
+@cached_tensors
 def point_weights(device: torch.device) -> Tensor:
     """How much each keypoint counts [308]."""
     weights = torch.ones(sum(len(ids) for ids in GROUPS.values()))

@@ -18,10 +18,10 @@ from torch.nn import functional as F
 
 from vitruvian.data.synthetic.camera import points_from_depth
 from vitruvian.errors import InputError
-from vitruvian.layers.keep import constant
 from vitruvian.losses.people import draw_people
 from vitruvian.models.sapiens2.decoding import draw_heatmaps
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL, NORMAL_AXES
+from vitruvian.ops.cache import constant
 
 IMAGE_MEAN = (0.485, 0.456, 0.406)
 IMAGE_STD = (0.229, 0.224, 0.225)

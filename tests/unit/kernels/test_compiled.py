@@ -72,12 +72,13 @@ def test_attention_of_groups_of_warps() -> None:
 
 def test_cropping_and_decoding_keep_to_registers() -> None:
     """Each is one launch of many programs, which hide each other's waiting only where many fit on a chip."""
-    from vitruvian.kernels import crop_triton, peaks_triton
+    from vitruvian.kernels import peaks_triton
+    from vitruvian.ops import crop
 
     floats = dict.fromkeys(("f0", "f1", "f2", "s0", "s1", "s2"), "fp32")
-    types = {"pixels_ptr": "*u8", "places_ptr": "*fp32", **floats}
-    sizes = {"rows": crop_triton.ROWS, "columns": crop_triton.COLUMNS}
-    cropped = compiled(crop_triton._crop, sizes, types, crop_triton.WARPS)
+    types = {"pixels_ptr": "*u8", "positions_ptr": "*fp32", **floats}
+    sizes = {"block_rows": crop._BLOCK_ROWS, "block_columns": crop._BLOCK_COLUMNS}
+    cropped = compiled(crop._crop_kernel, sizes, types, crop._NUM_WARPS)
     types = {"out_ptr": "*fp32", **{f"g{number}": "fp32" for number in range(6)}}
     found = compiled(peaks_triton._find, {"chunk": peaks_triton.CHUNK, "columns": 256}, types, 4)
     for code in (cropped, found):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
-from vitruvian.images.crop import crop_boxes
+from vitruvian.ops.crop import crop_boxes
 from vitruvian.pipelines.canvas import Canvas, Region, plan_tiles
 from vitruvian.pipelines.people.crops import crop_regions
 from vitruvian.results.base import People

@@ -55,10 +55,10 @@ class TestCamera:
                 check_intrinsics(wrong)
 
     def test_scales_follow_the_facts(self) -> None:
-        # The canonical focal length is 768 pixels at 1024×768; a picture of that size and focal length has scale 1.
+        # The canonical focal length is 768 pixels at 1024×768; an image of that size and focal length has scale 1.
         assert scale_from_focal(768, size_hw=(1024, 768), input_hw=(1024, 768)) == pytest.approx(1)
         assert scale_from_focal(1536, size_hw=(1024, 768), input_hw=(1024, 768)) == pytest.approx(0.5)
-        # A picture of twice the size shrinks by half, and its focal length with it.
+        # An image of twice the size shrinks by half, and its focal length with it.
         assert scale_from_focal(1536, size_hw=(2048, 1536), input_hw=(1024, 768)) == pytest.approx(1)
         # A wide one is limited by its width: 1920 → 768.
         scale = scale_from_focal(1500, size_hw=(1080, 1920), input_hw=(1024, 768))

@@ -20,7 +20,7 @@ from vitruvian.data.synthetic.chance import Chance
 from vitruvian.data.synthetic.pieces import CLASS
 from vitruvian.data.synthetic.samples import Samples, metres
 from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
-from vitruvian.layers.keep import constant
+from vitruvian.ops.cache import constant
 
 HIDDEN, VISIBLE = 1.0, 2.0
 CLOTHES = tuple(CLASS[name] for name in ("Apparel", "Lower_Clothing", "Upper_Clothing"))

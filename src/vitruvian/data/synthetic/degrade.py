@@ -13,7 +13,7 @@ from vitruvian.data.synthetic.background import Scenery, clouds, photo_crops, so
 from vitruvian.data.synthetic.chance import Chance
 from vitruvian.data.synthetic.filters import blur, disc_kernels, gaussian_kernels, motion_kernels
 from vitruvian.data.synthetic.truth import HIDDEN, VISIBLE, Truth, masks_and_boxes
-from vitruvian.layers.keep import constant
+from vitruvian.ops.cache import constant
 
 LUMA_TABLE = (
     (16, 11, 10, 16, 24, 40, 51, 61),

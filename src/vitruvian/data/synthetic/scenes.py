@@ -24,7 +24,7 @@ from vitruvian.data.synthetic.compose import (
 )
 from vitruvian.data.synthetic.samples import Samples
 from vitruvian.human import PART_FLIP_PERMUTATION
-from vitruvian.layers.keep import constant
+from vitruvian.ops.cache import constant
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from vitruvian.atomic import atomic_write, write_text
 from vitruvian.config import read_json
 from vitruvian.data.synthetic.people import Pack
 from vitruvian.data.synthetic.render import RenderOptions, render
@@ -39,7 +40,6 @@ from vitruvian.data.synthetic.sheet import contact_sheet
 from vitruvian.data.synthetic.texture import TexturePyramid, build_pyramid
 from vitruvian.data.synthetic.truth import Truth
 from vitruvian.errors import CheckpointError, InputError
-from vitruvian.hub import write_text, written_in_place
 from vitruvian.human import KEYPOINT_NAMES, PART_NAMES, SKELETON
 from vitruvian.images.rle import encode_rle, rle_area
 
@@ -305,5 +305,5 @@ def write_sheet(folder: Path, count: int) -> None:
             own = [person["keypoints"] for person in record["annotations"] if person["image_id"] == image["id"]]
             points = torch.tensor(own, dtype=torch.float32).reshape(len(own), len(KEYPOINT_NAMES), 3)  # [M, 308, 3]
             rows.append((read_maps(folder, names | {"images": image["file_name"]}), points))
-    with written_in_place(folder / SHEET_FILE) as temporary:
+    with atomic_write(folder / SHEET_FILE) as temporary:
         contact_sheet(rows).save(temporary, format="JPEG", quality=90)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitruvian.errors import CheckpointError, WeightsError
 from vitruvian.hub import weight_file
-from vitruvian.layers.blank import blank
+from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2HieraDetConfig
 from vitruvian.models.sam2.fields import Size
 from vitruvian.models.sam2.modeling import Sam2Model
@@ -66,7 +66,7 @@ def convert_checkpoint(path: str | Path, *, image_size: Size = 1024) -> Sam2Mode
     original = dict(open_file(file).tensors())
     for name, tensor in original.items():
         check_finite(name, tensor, str(path))
-    with blank():
+    with no_init_weights():
         model = Sam2Model(infer_config(original).with_image_size(image_size))
     state = convert_state_dict(original)
     check_fit(model, state, str(path))

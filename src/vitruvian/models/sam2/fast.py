@@ -12,7 +12,7 @@ from vitruvian.kernels.available import takes_fused
 from vitruvian.kernels.draw import draw
 from vitruvian.kernels.fused import add_layer_norm_, norm_of_sum
 from vitruvian.kernels.two_way import answer, look
-from vitruvian.kernels.windows import attend_windows
+from vitruvian.ops.window_attention import window_attention
 
 if TYPE_CHECKING:
     from vitruvian.models.sam2.hiera import HieraBlock, Sam2HieraDetModel
@@ -81,7 +81,7 @@ def attend_in(block: HieraBlock, normed: Tensor, x: Tensor) -> Tensor:
     qkv = attention.qkv(normed)  # [B, h, w, 3C']
     if block.window:
         grid_hw = (normed.shape[1], normed.shape[2])
-        found = attend_windows(
+        found = window_attention(
             qkv.flatten(1, 2),
             grid_hw=grid_hw,
             heads=attention.heads,

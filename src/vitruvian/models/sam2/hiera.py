@@ -21,12 +21,12 @@ from torch.nn import init
 from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import InputError
-from vitruvian.layers.attention import attend
 from vitruvian.layers.mlp import activation
 from vitruvian.model import Model
 from vitruvian.models.sam2 import fast
 from vitruvian.models.sam2.configuration import Sam2HieraDetConfig, check_image_size
 from vitruvian.models.sam2.fields import pair
+from vitruvian.ops.attention import attention
 from vitruvian.outputs import ModelOutput
 
 # On a CPU, parts of a block that fit this many bytes stay in its cache, and need no fresh memory from the system.
@@ -226,7 +226,7 @@ class HieraAttention(nn.Module):
         q_heads, k_heads, v_heads = (
             unflatten(part.flatten(1, 2), -1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v)
         )  # [B, A, N, D] each
-        out, weights = attend(
+        out, weights = attention(
             q_heads, k_heads, v_heads, implementation=self.attn_implementation, need_weights=need_weights
         )
         out = out.transpose(1, 2).reshape(q.shape)  # [B, h', w', C']

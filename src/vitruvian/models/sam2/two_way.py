@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn, unflatten
 from torch.utils.checkpoint import checkpoint
 
-from vitruvian.layers.attention import attend
 from vitruvian.models.sam2 import fast
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
 from vitruvian.models.sam2.hiera import FeedForward
+from vitruvian.ops.attention import attention
 
 
 class SharedImage(NamedTuple):
@@ -182,7 +182,7 @@ class SelfAttention(nn.Module):
             unflatten(part.flatten(0, 1), -1, (self.heads, -1)).transpose(1, 2)
             for part in (self.q_proj(placed), self.k_proj(placed), self.v_proj(tokens))
         )  # [B·P, A, N, D] each
-        out, _ = attend(q, k, v, implementation=self.attn_implementation)
+        out, _ = attention(q, k, v, implementation=self.attn_implementation)
         mixed: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))  # [B·P, N, C]
         return unflatten(mixed, 0, tokens.shape[:2])  # [B, P, N, C]
 
@@ -215,7 +215,7 @@ class CrossAttention(nn.Module):
         if similarity is not None:
             wide = similarity.to(q.dtype).expand(*tokens.shape[:2], -1, length, -1)  # [B, P, A | 1, N, M]
             mask = wide.transpose(1, 2).flatten(2, 3)  # [B, A | 1, P·N, M]
-        out, weights = attend(
+        out, weights = attention(
             q,
             shared.keys,
             shared.values,

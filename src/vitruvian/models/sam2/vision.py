@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.config import Config
-from vitruvian.layers.blank import blank
-from vitruvian.layers.sine import sine_positions
+from vitruvian.layers.init import no_init_weights
+from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.model import Model
 from vitruvian.models.sam2 import fast
 from vitruvian.models.sam2.configuration import Sam2VisionConfig
@@ -147,7 +147,7 @@ class FeaturePyramid(nn.Module):
 
 def without_values(cls: type[ModelT], config: Config) -> ModelT:
     """Build a part whose weights its owner fills, so that large models do not draw random numbers twice."""
-    with blank():
+    with no_init_weights():
         made = cls(config)
     place = torch.get_default_device()
     return made if place.type == "meta" else made.to_empty(device=place)

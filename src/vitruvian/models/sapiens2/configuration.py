@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from vitruvian.config import Config, Settings, nested, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
-from vitruvian.layers.stages import align_stages, stage_names
+from vitruvian.layers.backbone_stages import align_stages, stage_names
 
 Size = int | list[int]
 

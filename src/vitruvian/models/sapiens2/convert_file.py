@@ -10,7 +10,7 @@ from typing import Any
 
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.hub import weight_file
-from vitruvian.layers.blank import blank
+from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, task_fields
 from vitruvian.models.sapiens2.convert import convert_state_dict
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES
@@ -40,7 +40,7 @@ def save_converted(source: str | Path, out: str | Path, *, image_hw: tuple[int, 
     state = convert_state_dict(original)
     config, task = infer_config({name: tuple(tensor.shape) for name, tensor in original.items()}, image_hw)
     check_scale_branch(config)
-    with blank():
+    with no_init_weights():
         model = (Sapiens2Model if task == "pretrain" else TASK_CLASSES[task])(config)
     model.load_state_dict(state, strict=True, assign=True)
     height, width = config.image_hw

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.kernels import peaks
-from vitruvian.layers.keep import constant
+from vitruvian.ops.cache import constant
 
 LOG_FLOOR, LOG_CEILING = 1e-3, 50.0
 GROUP, GPU_GROUP = 64, 1024  # maps that are blurred whole at a time: what a cache holds, and what keeps a GPU busy

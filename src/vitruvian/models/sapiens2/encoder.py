@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import InputError
-from vitruvian.layers.attention import attend
 from vitruvian.layers.mlp import MLP, GatedMLP
 from vitruvian.layers.norm import RMSNorm
 from vitruvian.layers.residual import DropPath, LayerScale
 from vitruvian.layers.rope import augment_centers, patch_centers, rope_table, rotate
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
+from vitruvian.ops.attention import attention
 
 Rope = tuple[Tensor, Tensor]
 
@@ -190,7 +190,7 @@ class Attention(nn.Module):
         v = split_heads(self.v_proj(tokens), self.head_dim)  # [B, G, N, D]
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
-        out, weights = attend(
+        out, weights = attention(
             q,
             k,
             v,

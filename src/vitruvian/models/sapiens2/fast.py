@@ -18,10 +18,10 @@ from vitruvian.kernels import fp8
 from vitruvian.kernels.attention import attend_bounded, largest_score, score_bound
 from vitruvian.kernels.fused import add_norm_, gated_linear, norm_rotate
 from vitruvian.kernels.joint import join
-from vitruvian.layers.attention import attend
 from vitruvian.layers.mlp import GatedMLP
 from vitruvian.layers.norm import RMSNorm
 from vitruvian.models.sapiens2.encoder import Attention, Encoder, Layer, Rope
+from vitruvian.ops.attention import attention as dot_product_attention
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,9 @@ def run_attention(attention: Attention, weights: FusedLayer, joint: Tensor, cos:
     q, k, v = qk[:, :heads], qk[:, heads:], qkv[:, :, heads + groups :].transpose(1, 2)
     if narrow is not None:
         return fp8.linear_rows(fp8.attend_rows(q, k, v), narrow.out, projection.bias, dtype=v.dtype)
-    out = attend_bounded(q, k, v) if weights.bounded else attend(q, k, v)[0].transpose(1, 2)  # [B, N, A, D]
+    out = (
+        attend_bounded(q, k, v) if weights.bounded else dot_product_attention(q, k, v)[0].transpose(1, 2)
+    )  # [B, N, A, D]
     joined = out.reshape(B, N, heads * D)
     if eight is not None:
         return fp8.linear_rows(fp8.round_rows(joined), eight.out, projection.bias, dtype=joined.dtype)

@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from vitruvian.kernels import linear_cpu
 from vitruvian.kernels.lanes_cpu import ROUNDS, cut, lane_count, pieces, run_parts
 from vitruvian.kernels.linear_cpu import PackedLinear, Quarters, SevenProducts, quarters, seven_factors, stamp
-from vitruvian.layers.attention import attend
 from vitruvian.layers.norm import RMSNorm
 from vitruvian.models.sapiens2.encoder import Encoder, Layer, Rope
+from vitruvian.ops.attention import attention
 
 # Seven products of quarters are quicker than one of all from so many channels, and so many rows of a chunk.
 WIDE, MANY_ROWS = 1024, 256
@@ -117,7 +117,7 @@ def attend_in_lanes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     def run(part: tuple[int, slice, slice]) -> None:
         b, some, queries = part
         heads = slice(some.start * (A // G), some.stop * (A // G))
-        found, _ = attend(q[b, None, heads, queries], k[b, None, some], v[b, None, some])  # [1, a, n, D]
+        found, _ = attention(q[b, None, heads, queries], k[b, None, some], v[b, None, some])  # [1, a, n, D]
         out[b, queries, heads] = found[0].transpose(0, 1)
 
     run_parts(run, itertools.product(range(B), groups, rows))

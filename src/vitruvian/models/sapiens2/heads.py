@@ -15,9 +15,9 @@ from vitruvian.kernels.linear_cpu import packs, stamp
 from vitruvian.kernels.maps_cpu import MapChain, Stage
 from vitruvian.kernels.pointwise import mix_channels
 from vitruvian.kernels.winograd_half import Maps, TiledConv, pays
+from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.norm import ChannelRMSNorm
-from vitruvian.layers.start import starts
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
 
 
@@ -46,7 +46,7 @@ class DecodeHead(nn.Module):
             ConvBlock(before, after, kernel=kernel, padding=(kernel - 1) // 2 if shuffles else 0, norm=head.norm)
             for before, after, kernel in zip(widths[:-1], convs, head.conv_kernel_sizes or [], strict=True)
         )
-        self.predictor = starts(nn.Conv2d(widths[-1], config.num_labels, kernel_size=1), "kaiming")
+        self.predictor = with_init(nn.Conv2d(widths[-1], config.num_labels, kernel_size=1), "kaiming")
         self.fast: FastHead | CpuHead | None = None
         self.fusible = head.norm == "instance"
 
@@ -88,7 +88,7 @@ class ConvBlock(nn.Module):
         norm: str = "instance",
     ) -> None:
         super().__init__()
-        self.convolution: nn.Module = starts(
+        self.convolution: nn.Module = with_init(
             nn.ConvTranspose2d(before, after, kernel, stride, padding, bias=False)
             if transposed
             else nn.Conv2d(before, after * 4 if shuffles else after, kernel, stride, padding),
@@ -281,10 +281,10 @@ class ScaleMLP(nn.Module):
         self.act, self.depth = activation(act), len(hidden)
         for number, after in enumerate(hidden, start=1):
             block = nn.Module()
-            block.layers = nn.ModuleList([starts(nn.Linear(before, after), "kaiming")])
+            block.layers = nn.ModuleList([with_init(nn.Linear(before, after), "kaiming")])
             self.add_module(f"block{number}", block)
             before = after
-        self.proj = starts(nn.Linear(before, 1), "kaiming")
+        self.proj = with_init(nn.Linear(before, 1), "kaiming")
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, F] to [B, 1]."""

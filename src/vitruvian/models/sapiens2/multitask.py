@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vitruvian.devices import checked_device, checked_dtype
 from vitruvian.errors import InputError, WeightsError, near_matches
 from vitruvian.hub import HubOptions, pinned
-from vitruvian.layers.blank import blank
+from vitruvian.layers.init import no_init_weights
 from vitruvian.model import refill_buffers
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
 from vitruvian.models.sapiens2.modeling import (
@@ -109,7 +109,7 @@ class Sapiens2MultiTask(nn.Module):
         place, kind = checked_device(device), checked_dtype(dtype)
         for config in (encoder, *heads.values()):
             config.name_or_path, config.dtype = str(source), str(kind).removeprefix("torch.")
-        with blank():
+        with no_init_weights():
             model = cls(encoder, heads)
         wanted = {name: tuple(value.shape) for name, value in model.weights().items()}
         plan = compare(wanted, files.shapes, {name: name for name in files.shapes})

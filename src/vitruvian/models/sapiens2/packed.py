@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from vitruvian.atomic import atomic_write, write_text
 from vitruvian.config import read_config_dict, read_json
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.hub import (
@@ -34,8 +35,6 @@ from vitruvian.hub import (
     names_builtin,
     require_file,
     weight_file,
-    write_text,
-    written_in_place,
 )
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
@@ -105,7 +104,7 @@ def write_packed(path: Path, module: nn.Module, *, without: str | None = None) -
             packed[name], packed[name + SCALE] = quantized(value, axis=axes[name])
         else:
             packed[name] = value.half()
-    with written_in_place(path) as temporary:
+    with atomic_write(path) as temporary:
         save_file({name: alone(value) for name, value in packed.items()}, temporary, metadata={"format": "pt"})
     return path
 

@@ -22,9 +22,6 @@ from vitruvian.images import (
     resize,
 )
 from vitruvian.images.argmax import resized_argmax
-from vitruvian.images.at_once import crop_at_once, normalize_at_once
-from vitruvian.images.windows import Floats
-from vitruvian.kernels.crop import crop_and_normalize
 from vitruvian.models.sapiens2.decoding import decode_heatmaps, draw_heatmaps
 from vitruvian.models.sapiens2.inputs import (
     as_map_list,
@@ -37,6 +34,7 @@ from vitruvian.models.sapiens2.inputs import (
 )
 from vitruvian.models.sapiens2.maps import cut_padding, stretch
 from vitruvian.models.sapiens2.silhouette import fill_boxes, places_in_crops
+from vitruvian.ops.crop import Floats
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
     ImageInput,
@@ -187,33 +185,22 @@ class Sapiens2ImageProcessor(ImageProcessor):
         pictures: list[Tensor],
         people: Sequence[Tensor | Floats] | None,
         *,
-        at_once: bool | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> list[Tensor] | Tensor:
-        """Cut or resize pictures [3, H, W], then rescale and normalise them: float32 [3, h, w] each, crops stacked.
+        """Crop or resize images [3, H, W], then rescale and normalize them: float32 [3, h, w] each, crops stacked.
 
-        With `at_once`, which is for pictures on a GPU and the default there, the host does not wait for the device;
-        people may then come in the data type of the model, `dtype`.
+        Crops have the data type `dtype`. Nothing here synchronizes the device.
         """
-        if at_once is None:
-            at_once = any(picture.is_cuda for picture in pictures)
-        finish = self.finish_at_once if at_once else self.finish_pixels
         if people is not None:
-            pairs = [(picture, boxes) for picture, boxes in zip(pictures, people, strict=True) if len(boxes)]
-            if at_once and pairs and not self.do_center_crop:
-                asked: dict[str, Any] = {"dtype": dtype or torch.float32, **self.constants}
-                found = [crop_and_normalize(picture, boxes, self.size_hw, **asked) for picture, boxes in pairs]
-                return found[0] if len(found) == 1 else torch.cat(found)  # [N, 3, h, w]
-            cut = crop_at_once if at_once else crop_boxes
-            crops = [self.center_cut(cut(picture, torch.as_tensor(boxes), self.size_hw)) for picture, boxes in pairs]
-            crops = crops or [pictures[0].new_zeros((0, 3, *self.size_hw), dtype=torch.float32)]
-            return finish(crops[0] if len(crops) == 1 else torch.cat(crops), in_place=True)  # [N, 3, h, w]
+            options: dict[str, Any] = {} if self.do_center_crop else {"dtype": dtype, **self.constants}
+            crops = [
+                crop_boxes(picture, boxes, self.size_hw, **options)
+                for picture, boxes in zip(pictures, people, strict=True)
+            ]
+            joined = crops[0] if len(crops) == 1 else torch.cat(crops)  # [N, 3, h, w]
+            return self.finish_pixels(self.center_cut(joined)).to(dtype) if self.do_center_crop else joined
         mode = resample_mode(self.resample)
-        return [finish(self.center_cut(self.fit(picture, mode))) for picture in pictures]
-
-    def finish_at_once(self, pixels: Tensor, *, in_place: bool = False) -> Tensor:
-        """Do what `finish_pixels` does, without waiting for the device."""
-        return normalize_at_once(pixels, in_place=in_place, **self.constants)
+        return [self.finish_pixels(self.center_cut(self.fit(picture, mode))) for picture in pictures]
 
     def fit(self, pixels: Tensor, mode: Any) -> Tensor:
         """Resize [C, H, W] to the input size, with black bars where the aspect ratio is kept."""

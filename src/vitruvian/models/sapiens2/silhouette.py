@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitruvian.images.crop import crop_params
+from vitruvian.images import crop_params
 
 # How likely a place in a box shows the person, as a logarithm of odds: a parabola that was fitted to synthetic people,
 # at its top, and what it loses to the left or right and to the top or bottom. The model knows most of it: half counts.

@@ -93,7 +93,7 @@ class Sapiens2PreTrainedModel(Model):
     def init_module(self, module: nn.Module) -> None:
         """Fill fresh weights: truncated normal in the encoder, Kaiming in the heads."""
         std = self.config.initializer_range
-        kind = getattr(module, "start_kind", "normal")
+        kind = getattr(module, "init_kind", "normal")
         if isinstance(module, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
             if kind == "kaiming" and isinstance(module, nn.Linear):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="linear")

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from vitruvian.images.at_once import sent
+from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.outputs import map_tensors
 from vitruvian.results.base import Picture
 
@@ -73,7 +73,7 @@ class CudaStream:
 
     def upload(self, image: Picture) -> Tensor:
         """Copy an image [H, W, 3] to the device as [3, H, W]; call it while the stream is active."""
-        return sent(image, self.device).permute(2, 0, 1)  # [3, H, W]
+        return pinned_copy(image, self.device).permute(2, 0, 1)  # [3, H, W]
 
 
 def upload_stream(device: torch.device, current: CudaStream | None) -> CudaStream | None:
@@ -146,7 +146,7 @@ def stack_on_device(inputs: Sequence[Tensor], device: torch.device, dtype: torch
     if device.type != "cuda":
         return torch.stack(list(inputs)).to(device)  # [B, 3, h, w]
     if any(one.is_cuda for one in inputs):
-        batch = torch.stack([one if one.is_cuda else sent(one, device) for one in inputs])  # [B, 3, h, w]
+        batch = torch.stack([one if one.is_cuda else pinned_copy(one, device) for one in inputs])  # [B, 3, h, w]
     else:
         shape = (len(inputs), *inputs[0].shape)
         pinned = torch.empty(shape, dtype=inputs[0].dtype, pin_memory=True)

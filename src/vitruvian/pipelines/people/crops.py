@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitruvian.errors import InputError
-from vitruvian.images.crop import crop_params
+from vitruvian.ops.crop import crop_params
 from vitruvian.pipelines.canvas import Region
 from vitruvian.results.base import People
 

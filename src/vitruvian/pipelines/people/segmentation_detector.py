@@ -19,10 +19,10 @@ from vitruvian.auto import AutoImageProcessor, AutoModelForUniversalSegmentation
 from vitruvian.errors import InputError
 from vitruvian.images.components import label_regions
 from vitruvian.images.nms import mask_boxes
-from vitruvian.images.segments import SmallMask, instance_masks
-from vitruvian.mask_processor import MaskProcessor
-from vitruvian.mask_results import Queries, read_queries
 from vitruvian.model import Model
+from vitruvian.models.mask_classification.postprocessing import QueryLogits
+from vitruvian.models.mask_classification.processing import MaskProcessor
+from vitruvian.models.mask_classification.segments import SmallMask, instance_masks
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People, Picture
 
@@ -86,9 +86,9 @@ class SegmentationDetector:
         batch = self.processor(pixels, return_tensors="pt", input_data_format="channels_first", device=weight.device)
         mask = batch["pixel_mask"].to(weight.device)
         outputs = self.model(pixel_values=batch["pixel_values"].to(weight.device, weight.dtype), pixel_mask=mask)
-        return self._people_of(read_queries(outputs), mask, (image.shape[0], image.shape[1]))
+        return self._people_of(QueryLogits.from_outputs(outputs), mask, (image.shape[0], image.shape[1]))
 
-    def _people_of(self, queries: Queries, pixel_mask: Tensor, size_hw: tuple[int, int]) -> People:
+    def _people_of(self, queries: QueryLogits, pixel_mask: Tensor, size_hw: tuple[int, int]) -> People:
         """Return the people among the queries of one image."""
         scale = min(1.0, math.sqrt(_MAX_PIXELS / (size_hw[0] * size_hw[1])))
         target_hw = max(1, round(size_hw[0] * scale)), max(1, round(size_hw[1] * scale))

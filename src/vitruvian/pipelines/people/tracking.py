@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vitruvian.errors import InputError
+from vitruvian.ops.assignment import assign
 from vitruvian.pipelines.people.detectors import PeopleDetector, run_detector
 from vitruvian.pipelines.people.smoothing import SceneCuts, State, substate
 from vitruvian.results.base import People, Picture
@@ -339,43 +340,8 @@ def _enlarged_iou(tracks: Floats, boxes: Floats) -> Floats:
 def _best_pairs(similarity: Floats, min_similarity: float) -> list[tuple[int, int]]:
     """Match rows and columns [T, P] for the largest total similarity; pairs below the minimum are left out."""
     costs = np.where(similarity >= min_similarity, 1 - similarity, _INFEASIBLE)
-    return [(row, column) for row, column in assign(costs) if similarity[row, column] >= min_similarity]
-
-
-def assign(costs: Floats) -> list[tuple[int, int]]:
-    """Solve the assignment problem [n, m] (Hungarian method): pairs of row and column with the smallest total cost.
-
-    Rows are added one at a time, each along the shortest augmenting path.
-    """
-    if costs.shape[0] > costs.shape[1]:
-        return [(row, column) for column, row in assign(costs.T)]
-    rows, columns = costs.shape
-    row_price, column_price = np.zeros(rows), np.zeros(columns)
-    owner = np.full(columns, -1)  # the row of each column
-    for row in range(rows):
-        reached = np.zeros(columns, np.bool_)
-        length = np.full(columns, np.inf)  # of the shortest path to each column
-        came_from = np.full(columns, -1)  # the column before it on that path
-        current, previous, so_far = row, -1, 0.0
-        while True:
-            through = so_far + costs[current] - row_price[current] - column_price
-            shorter = ~reached & (through < length)
-            length[shorter], came_from[shorter] = through[shorter], previous
-            column = int(np.argmin(np.where(reached, np.inf, length)))
-            so_far = float(length[column])
-            reached[column] = True
-            if owner[column] < 0:
-                break
-            current, previous = int(owner[column]), column
-        inner = reached & (owner >= 0)
-        row_price[row] += so_far
-        row_price[owner[inner]] += so_far - length[inner]
-        column_price[inner] -= so_far - length[inner]
-        while column >= 0:
-            before = int(came_from[column])
-            owner[column] = owner[before] if before >= 0 else row
-            column = before
-    return [(int(row), column) for column, row in enumerate(owner) if row >= 0]
+    pairs = np.stack(assign(costs), axis=1)  # [n, 2]
+    return [(row, column) for row, column in pairs.tolist() if similarity[row, column] >= min_similarity]
 
 
 def box_iou(one: Floats, other: Floats) -> Floats:

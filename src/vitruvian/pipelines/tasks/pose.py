@@ -20,12 +20,12 @@ from vitruvian.auto import AutoModelForPoseEstimation
 from vitruvian.errors import InputError
 from vitruvian.graphs import unrecorded
 from vitruvian.human import FLIP_PAIRS, KEYPOINT_NAMES
-from vitruvian.images.windows import lay_windows
 from vitruvian.kernels.peaks import finds_peaks
-from vitruvian.layers.keep import constant
 from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, flip_back
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.ops.cache import constant
+from vitruvian.ops.crop import crop_windows
 from vitruvian.pipelines.base import PeopleOptions, TaskPipeline, people_to_crop
 from vitruvian.pipelines.engine.cuda_streams import HostCopy, LazyValue, copy_to_host, record_stream, stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
@@ -83,9 +83,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
         boxes = boxes_xywh(crops)  # [P, 4]
 
         def make(pixels: Tensor) -> Sequence[Tensor] | Tensor:
-            return self.processor.prepare_pictures(
-                [pixels], [boxes], at_once=self.upload_stream is not None, dtype=self.model.dtype
-            )
+            return self.processor.prepare_pictures([pixels], [boxes], dtype=self.model.dtype)
 
         return Prepared(frame, self.make_units(frame, make), crops)
 
@@ -157,7 +155,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
 
     def _to_source(self, xy: NDArray[np.float32], heatmap_hw: tuple[int, int], people: People) -> NDArray[np.float32]:
         """Transform keypoints [P, J, 2] from pixels of people's heatmaps to those of the image."""
-        center_xy, size_wh = lay_windows(boxes_xywh(people), self.processor.size_hw)  # [P, 2] each
+        center_xy, size_wh = crop_windows(boxes_xywh(people), self.processor.size_hw)  # [P, 2] each
         last_xy = np.array([heatmap_hw[1] - 1, heatmap_hw[0] - 1], np.float32)
         relative = xy / last_xy - np.float32(0.5)  # [P, J, 2]
         return (relative * size_wh[:, None] + center_xy[:, None]).astype(np.float32, copy=False)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.errors import InputError
-from vitruvian.files.video_reading import VideoReader, open_video
+from vitruvian.files.video import VideoReader, open_video
 from vitruvian.pipelines.engine.runner import Failure
 from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.people.smoothing import ResultSmoother, State, substate

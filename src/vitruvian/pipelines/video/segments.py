@@ -17,12 +17,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitruvian.atomic import atomic_write
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import json_text, write_json, write_npz
-from vitruvian.files.atomic import replacing
-from vitruvian.files.sound import Sound
-from vitruvian.files.video_reading import VideoReader, import_av
-from vitruvian.files.video_writing import NUMBERED, SequenceWriter, VideoWriter, codec_for
+from vitruvian.files.video import NUMBERED, SequenceWriter, Sound, VideoReader, VideoWriter, codec_for, import_av
 from vitruvian.pipelines.people.smoothing import State
 
 _PLAN = "plan.json"
@@ -127,7 +125,7 @@ class SegmentFolder:
     def join(self, segments: Sequence[VideoSegment], *, alpha: bool, sound: bool) -> None:
         """Join all segments, and remove the folder."""
         if self.records is not None:
-            with replacing(self.records) as temporary, temporary.open("wb") as whole:
+            with atomic_write(self.records) as temporary, temporary.open("wb") as whole:
                 for segment in segments:
                     with self.files(segment.start)[-2].open("rb") as part:
                         shutil.copyfileobj(part, whole)
@@ -190,7 +188,7 @@ def _join_videos(
     av = import_av()
     kind = codec_for(out, alpha=alpha)
     options = {"movflags": "+faststart"} if kind.container == "mp4" else {}
-    with replacing(out) as temporary, av.open(str(temporary), "w", format=kind.container, options=options) as whole:
+    with atomic_write(out) as temporary, av.open(str(temporary), "w", format=kind.container, options=options) as whole:
         stream: Any = None
         sound: Sound | None = None
         last = -1

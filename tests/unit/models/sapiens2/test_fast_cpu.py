@@ -13,12 +13,12 @@ from torch import Tensor
 
 from tests.families.sapiens2 import DECONVOLUTION, SHUFFLE, tiny
 from vitruvian.kernels import linear_cpu
-from vitruvian.layers.attention import attend_eagerly
 from vitruvian.models.sapiens2 import fast_cpu
 from vitruvian.models.sapiens2.encoder import positions
 from vitruvian.models.sapiens2.fast_cpu import FastEncoder, FeedForward, FeedForwardBySevens, attend_in_lanes
 from vitruvian.models.sapiens2.heads import CpuHead
 from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, Sapiens2Model
+from vitruvian.ops.attention import attention
 
 pytestmark = pytest.mark.skipif(not linear_cpu.has_packed(), reason="torch has no packed linear layers here")
 
@@ -125,7 +125,7 @@ def test_few_rows_or_channels_take_whole_products(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_attention_in_lanes(groups: int, threads: int) -> None:
     q, k, v = torch.randn(2, 4, 7, 8), torch.randn(2, groups, 7, 8), torch.randn(2, groups, 7, 8)
-    want, _ = attend_eagerly(q, k, v, mask=None, scale=None, dropout=0.0)
+    want, _ = attention(q, k, v, implementation="eager")
     torch.testing.assert_close(attend_in_lanes(q, k, v), want.transpose(1, 2).flatten(2))
 
 

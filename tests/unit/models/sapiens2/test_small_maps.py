@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.tiny import pixels
 from tests.tiny_packed import tiny_multitask
 from vitruvian import Sapiens2ImageProcessor
-from vitruvian.images.crop import crop_params
+from vitruvian.images import crop_params
 from vitruvian.models.sapiens2.decoding import draw_heatmaps
 from vitruvian.models.sapiens2.maps import cut_padding
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL

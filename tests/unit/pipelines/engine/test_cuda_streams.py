@@ -23,7 +23,8 @@ from tests.unit.pipelines.engine.test_runner import picture as plain_picture
 from vitruvian import pipeline
 from vitruvian.errors import InputError
 from vitruvian.graphs import GraphCache
-from vitruvian.kernels import crop, peaks
+from vitruvian.kernels import peaks
+from vitruvian.ops.dispatch import interpret_triton
 from vitruvian.pipelines.base import can_auto_optimize
 from vitruvian.pipelines.canvas import Canvas, Region
 from vitruvian.pipelines.engine.cuda_streams import CudaStream, LazyValue, PendingTensors, upload_stream
@@ -95,12 +96,12 @@ class TestSameResults:
     @pytest.mark.skipif(not INTERPRETED, reason="kernels need a GPU or Triton's interpreter")
     @pytest.mark.parametrize("task", ["pose", "normals"])
     def test_with_kernels(self, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in (crop, peaks):
-            monkeypatch.setattr(module, "takes_kernel", lambda *_, **__: True)
+        monkeypatch.setattr(peaks, "takes_kernel", lambda *_, **__: True)
         usual, other = opened(task), streamed(task)
         shown = [picture(seed, (40 + 5 * seed, 56)) for seed in range(2)]
         assert other.forward_decodes() == (task == "pose")
-        found = [other(one, boxes=BOXES) for one in shown]  # the interpreter is for one thread
+        with interpret_triton():
+            found = [other(one, boxes=BOXES) for one in shown]  # the interpreter is for one thread
         monkeypatch.undo()
         for got, want in zip(found, usual(shown, boxes=BOXES), strict=True):
             same(got, want, near=2e-2)  # random heatmaps have saddles, which magnify rounding

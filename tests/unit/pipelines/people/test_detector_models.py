@@ -15,9 +15,9 @@ from tests.families.mask2former import tiny as tiny_mask2former
 from tests.families.maskformer import tiny as tiny_maskformer
 from tests.shared import SHARED, needs_shared
 from vitruvian.errors import CheckpointError, InputError
-from vitruvian.mask_results import Queries
 from vitruvian.models.mask2former.modeling import Mask2FormerForUniversalSegmentation
 from vitruvian.models.mask2former.processing import Mask2FormerImageProcessor
+from vitruvian.models.mask_classification.postprocessing import QueryLogits
 from vitruvian.models.maskformer.modeling import MaskFormerForInstanceSegmentation
 from vitruvian.models.maskformer.processing import MaskFormerImageProcessor
 from vitruvian.pipelines.people import detect_people, open_finder
@@ -256,10 +256,10 @@ def finder_of(**options: Any) -> SegmentationDetector:
     return SegmentationDetector(Mask2FormerForUniversalSegmentation(config).eval(), processor, **options)
 
 
-def queries(masks: NDArray[np.bool_], labels: list[int]) -> Queries:
+def queries(masks: NDArray[np.bool_], labels: list[int]) -> QueryLogits:
     """Sure queries with these masks [Q, h, w] and labels; 3 is no object."""
     classes = torch.nn.functional.one_hot(torch.tensor(labels), 4).float() * 8
-    return Queries(classes[None], torch.from_numpy(np.where(masks, 8.0, -8.0))[None].float())
+    return QueryLogits(classes[None], torch.from_numpy(np.where(masks, 8.0, -8.0))[None].float())
 
 
 class TestSegmenter:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tests.shared import SHARED
 from vitruvian.errors import InputError
-from vitruvian.pipelines.people.tracking import Tracker, assign
+from vitruvian.pipelines.people.tracking import Tracker
 
 Floats = NDArray[np.float64]
 
@@ -196,32 +196,6 @@ def test_many_people_with_noise_and_misses() -> None:
     switches, numbers = zip(*(walk(seed) for seed in range(6)), strict=True)
     assert sum(switches) <= 6, switches
     assert max(numbers) <= 13
-
-
-class TestAssignment:
-    @pytest.mark.parametrize("shape", [(1, 1), (3, 3), (4, 6), (6, 4), (5, 5)])
-    def test_it_is_the_cheapest(self, shape: tuple[int, int]) -> None:
-        rng = np.random.default_rng(0)
-        for _ in range(20):
-            costs = rng.integers(0, 6, shape).astype(np.float64)  # with many ties
-            pairs = assign(costs)
-            assert len({row for row, _ in pairs}) == len({column for _, column in pairs}) == min(shape)
-            small = costs if shape[0] <= shape[1] else costs.T
-            best = min(
-                sum(small[row, column] for row, column in enumerate(columns))
-                for columns in itertools.permutations(range(small.shape[1]), small.shape[0])
-            )
-            assert sum(costs[pair] for pair in pairs) == best
-
-    @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0)])
-    def test_nothing_to_assign(self, shape: tuple[int, int]) -> None:
-        assert assign(np.zeros(shape)) == []
-
-    def test_it_agrees_with_scipy(self) -> None:
-        optimize = pytest.importorskip("scipy.optimize")
-        costs = np.random.default_rng(0).random((60, 90))
-        rows, columns = optimize.linear_sum_assignment(costs)
-        assert sorted(assign(costs)) == list(zip(rows.tolist(), columns.tolist(), strict=True))
 
 
 @pytest.mark.parametrize(
