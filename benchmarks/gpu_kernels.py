@@ -24,11 +24,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from vitruvian.evaluation.speed.timing import difference, time_in_turns
 from vitruvian.kernels import available
-from vitruvian.kernels.draw import draw
 from vitruvian.kernels.fused import add_layer_norm_, norm_and_place
-from vitruvian.kernels.two_way import answer, look
+from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
+from vitruvian.models.sam2.two_way_transformer import CrossAttention
 from vitruvian.ops.deformable_attention import deformable_attention
+from vitruvian.ops.dispatch import disable_triton
+from vitruvian.ops.mask_upscaling import upscale_masks
 from vitruvian.ops.masked_attention import masked_attention
+from vitruvian.ops.two_way_attention import image_to_tokens, tokens_to_image
 from vitruvian.ops.window_attention import window_attention
 
 CUDA = torch.device("cuda")
@@ -86,41 +89,34 @@ def cases() -> dict[str, Callable[[], Case]]:
             (rand(1, 100, 256), rand(1, keys, 256), rand(1, keys, 256), logits),
         )
 
-    def looking(prompts: int, images: int, tokens: int) -> Case:
-        return (
-            lambda folded, image, places: look(folded, image, places, heads=8),
-            (rand(1, prompts, 8 * tokens, 256, scale=0.1), rand(1, images, 4096, 256), rand(4096, 256)),
-        )
+    def to_image(prompts: int, images: int, tokens: int) -> Case:
+        weights = CrossAttention(Sam2MaskDecoderConfig()).to(CUDA)
 
-    def answering(prompts: int, images: int, tokens: int) -> Case:
-        rows = 8 * tokens
-        return (
-            lambda *given: answer(*given, heads=8, eps=1e-5),
-            (
-                rand(1, images, 4096, 256),
-                rand(4096, 256),
-                rand(1, prompts, rows, 256, scale=0.1),
-                rand(1, prompts, rows),
-                rand(1, prompts, rows, 256),
-                rand(256),
-                rand(256),
-            ),
-        )
+        def run(x: Tensor, image: Tensor, positions: Tensor) -> Tensor:
+            return tokens_to_image(x, image, positions, weights.to(x.dtype))[0]
 
-    def drawing(prompts: int) -> Case:
-        return (
-            lambda *given: draw(*given, grid_hw=(64, 64), eps=1e-6),
-            (
-                rand(1, prompts, 4096, 256),
-                rand(4, 256, 64, scale=1 / 16),
-                rand(1, 4096 * 4, 64),
-                rand(64),
-                rand(64),
-                rand(4, 64, 32, scale=1 / 8),
-                rand(1, 4096 * 16, 32),
-                rand(1, prompts, 3, 32),
-            ),
-        )
+        return run, (rand(1, prompts, tokens, 256), rand(1, images, 4096, 256), rand(4096, 256))
+
+    def to_tokens(prompts: int, images: int, tokens: int) -> Case:
+        weights, norm = CrossAttention(Sam2MaskDecoderConfig()).to(CUDA), nn.LayerNorm(256, device=CUDA)
+
+        def run(image: Tensor, positions: Tensor, x: Tensor, token_positions: Tensor) -> Tensor:
+            kind = x.dtype
+            return image_to_tokens(image, positions, x, token_positions, weights.to(kind), norm.to(kind))
+
+        x, token_positions = rand(1, prompts, tokens, 256), rand(1, prompts, tokens, 256)
+        return run, (rand(1, images, 4096, 256), rand(4096, 256), x, token_positions)
+
+    def mask_upscaling(prompts: int) -> Case:
+        conv1, conv2 = nn.ConvTranspose2d(256, 64, 2, 2, device=CUDA), nn.ConvTranspose2d(64, 32, 2, 2, device=CUDA)
+        norm = nn.LayerNorm(64, eps=1e-6, device=CUDA)
+
+        def run(cells: Tensor, finer: Tensor, finest: Tensor, vectors: Tensor) -> Tensor:
+            parts = {"conv1": conv1.to(cells.dtype), "norm": norm.to(cells.dtype), "conv2": conv2.to(cells.dtype)}
+            return upscale_masks(cells, finer, finest, vectors, **parts, act=F.gelu, grid_hw=(64, 64))
+
+        finer, finest = rand(1, 4096 * 4, 64), rand(1, 4096 * 16, 32)
+        return run, (rand(1, prompts, 4096, 256), finer, finest, rand(1, prompts, 3, 32))
 
     return {
         "layer norm 54400 × 96": lambda: norm(54400, 96),
@@ -140,12 +136,12 @@ def cases() -> dict[str, Callable[[], Case]]:
         "deformable": deformable,
         "masked 13600": lambda: masked(13600),
         "masked 850": lambda: masked(850),
-        "look, 128 prompts": lambda: looking(128, 128, 8),
-        "look, 1 prompt": lambda: looking(1, 1, 8),
-        "answer, 128 prompts, one image": lambda: answering(128, 1, 8),
-        "answer, 128 prompts": lambda: answering(128, 128, 8),
-        "answer, 128 boxes": lambda: answering(128, 128, 9),
-        "draw, 128 prompts": lambda: drawing(128),
+        "two_way_attention, to image, 128 prompts": lambda: to_image(128, 128, 8),
+        "two_way_attention, to image, 1 prompt": lambda: to_image(1, 1, 8),
+        "two_way_attention, to tokens, 128 prompts, one image": lambda: to_tokens(128, 1, 8),
+        "two_way_attention, to tokens, 128 prompts": lambda: to_tokens(128, 128, 8),
+        "two_way_attention, to tokens, 128 boxes": lambda: to_tokens(128, 128, 9),
+        "mask_upscaling, 128 prompts": lambda: mask_upscaling(128),
     }
 
 
@@ -161,8 +157,9 @@ def check(name: str, make: Callable[[], Case], seconds: float) -> dict[str, Any]
     got = function(*given)
     available.OFF.add("1")
     try:
-        want = function(*(as_float(value) for value in given))
-        plain = difference(function(*given), want)
+        with disable_triton():
+            want = function(*(as_float(value) for value in given))
+            plain = difference(function(*given), want)
     finally:
         available.OFF.discard("1")
     far = difference(got, want)
@@ -171,7 +168,8 @@ def check(name: str, make: Callable[[], Case], seconds: float) -> dict[str, Any]
     def twin() -> None:
         available.OFF.add("1")
         try:
-            function(*given)
+            with disable_triton():
+                function(*given)
         finally:
             available.OFF.discard("1")
 
@@ -209,7 +207,7 @@ def attention_backends() -> list[dict[str, Any]]:
 def group_of(name: str) -> str:
     """The name by which VITRUVIAN_NO_TRITON knows the kernel of a case."""
     first = name.split()[0].rstrip(",")
-    return {"layer": "layer_norm", "look": "two_way", "answer": "two_way"}.get(first, first)
+    return {"layer": "layer_norm"}.get(first, first)
 
 
 def run(seconds: float = 0.15) -> list[dict[str, Any]]:

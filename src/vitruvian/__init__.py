@@ -77,7 +77,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "vitruvian.models.resnet.configuration": ("ResNetConfig",),
     "vitruvian.models.resnet.modeling": ("ResNetBackbone",),
-    "vitruvian.models.sam2.automatic": (
+    "vitruvian.models.sam2.automatic_masks": (
         "AutomaticMaskOptions",
         "MaskProposals",
         "Sam2AutomaticMaskGenerator",

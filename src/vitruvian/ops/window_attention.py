@@ -10,6 +10,7 @@ tokens into windows, sorted by group. The Triton version copies nothing: padding
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -163,7 +164,8 @@ def _window_index(
     cell_of_token = cell_of_token.scatter(0, token_of_cell, torch.arange(token_of_cell.shape[0], device=device))[:-1]
     is_padded = rows * window != height or columns * window != width
     padding = (token_of_cell == missing)[:, None] if is_padded else None
-    padding_cells = None if padding is None or torch.compiler.is_compiling() else padding.flatten().nonzero().flatten()
+    has_values = device.type != "meta" and not torch.compiler.is_compiling()
+    padding_cells = padding.flatten().nonzero().flatten() if padding is not None and has_values else None
     token_of_cell = token_of_cell.clamp(max=missing - 1)
     return _WindowIndex(token_of_cell, cell_of_token, padding, padding_cells, tuple(groups), window, shift)
 
@@ -175,7 +177,10 @@ def _window_inputs(
     q, k, v = _to_windows(qkv, index, fill=fill).chunk(3, dim=-1)  # [windows, N, C] each
     if pool > 1:
         side = index.window // pool
-        q = unflatten(q, 1, (side, pool, side, pool)).amax((2, 4)).flatten(1, 2)  # [windows, N / pool², C]
+        q = unflatten(q, 1, (side, pool, side, pool))
+        # Comparing slices is several times as fast on a CPU as a reduction over two dimensions.
+        cells = [q[:, :, i, :, j] for i in range(pool) for j in range(pool)]
+        q = functools.reduce(torch.maximum, cells).flatten(1, 2)  # [windows, N / pool², C]
     q, k, v = (unflatten(part, -1, (heads, -1)).transpose(1, 2) for part in (q, k, v))
     masks: Tensor | None = None if bias is None else bias[None].to(q.dtype)  # [1, A, N, N]
     if index.shift:

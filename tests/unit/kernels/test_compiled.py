@@ -39,12 +39,13 @@ def compiled(kernel: Any, constants: dict[str, Any], types: dict[str, str], warp
     return str(made.asm["ptx"])
 
 
-def test_drawing_keeps_to_the_matrix_instructions_of_a_warp() -> None:
+def test_mask_upscaling_keeps_to_the_matrix_instructions_of_a_warp() -> None:
     """Those of four warps made accesses outside of shared memory."""
-    from vitruvian.kernels import draw_triton
+    from vitruvian.ops import mask_upscaling as op
 
-    sizes = {"channels": 256, "middle": 64, "small": 32, "kinds": 3, "slots": draw_triton.SLOTS}
-    code = compiled(draw_triton._draw, sizes | {"rows": draw_triton.ROWS, "eps": 1e-6}, {}, draw_triton.WARPS)
+    sizes = {"channels": 256, "middle": 64, "small": 32, "masks": 3, "padded_masks": op._PADDED_MASKS}
+    sizes |= {"block_cells": op._BLOCK_CELLS, "eps": 1e-6}
+    code = compiled(op._upscale_masks_kernel, sizes, {}, op._WARPS)
     assert "mma.sync" in code
     assert "wgmma" not in code
 

@@ -16,7 +16,7 @@ import torch
 
 from vitruvian.auto import AutoModelForMaskGeneration
 from vitruvian.errors import InputError
-from vitruvian.models.sam2.automatic import AutomaticMaskOptions, MaskProposals, Sam2AutomaticMaskGenerator
+from vitruvian.models.sam2.automatic_masks import AutomaticMaskOptions, MaskProposals, Sam2AutomaticMaskGenerator
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.pipelines.base import Options, TaskPipeline

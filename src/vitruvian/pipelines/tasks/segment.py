@@ -91,7 +91,7 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
         pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
         ambiguous = points is not None and all(len(one) == 1 for one in points) and boxes is None and masks is None
         multimask = ambiguous if options.multimask is None else options.multimask
-        return Prepared(frame, [Unit(self.processor.image_processor.one_picture(pixels), (prompts, multimask))])
+        return Prepared(frame, [Unit(self.processor.image_processor.prepare_image(pixels), (prompts, multimask))])
 
     def forward(self, units: list[Unit]) -> list[tuple[Tensor, Tensor]]:
         """Return low-resolution logits [N, h, w] and scores [N] of each image's masks; images are encoded together."""
