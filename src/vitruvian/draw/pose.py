@@ -27,7 +27,7 @@ from vitruvian.draw.rasterize import Strokes
 from vitruvian.errors import InputError
 from vitruvian.human import KEYPOINTS, Layout
 
-Kind = Literal["body", "extra", "head", "foot", "hand", "face"]
+_Kind = Literal["body", "extra", "head", "foot", "hand", "face"]
 
 _HEAD: Final = ("nose", "left_eye", "right_eye", "left_ear", "right_ear")
 # Landmarks without a bone, drawn small.
@@ -54,7 +54,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Anatomy:
+class _Anatomy:
     """The colours and lines of a layout with J points.
 
     Attributes:
@@ -65,15 +65,15 @@ class Anatomy:
         clusters: Groups of close points of hands and faces, which share a size.
     """
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[_Kind, ...]
     colours: tuple[Colour, ...]
-    bones: tuple[tuple[Kind, Colour], ...]
+    bones: tuple[tuple[_Kind, Colour], ...]
     lines: tuple[Line, ...]
     clusters: tuple[tuple[int, ...], ...]
 
 
 @lru_cache(maxsize=8)
-def anatomy_of(layout: Layout) -> Anatomy:
+def anatomy_of(layout: Layout) -> _Anatomy:
     """Return the colours and lines of a layout."""
     count = range(len(layout.names))
     kinds = tuple(_kind(layout, i) for i in count)
@@ -87,10 +87,10 @@ def anatomy_of(layout: Layout) -> Anatomy:
         for names, colour in FACE_LINES
         if all(name in index for name in names)
     )
-    return Anatomy(kinds, colours, bones, lines, _clusters(layout, kinds, sides))
+    return _Anatomy(kinds, colours, bones, lines, _clusters(layout, kinds, sides))
 
 
-def _kind(layout: Layout, i: int) -> Kind:
+def _kind(layout: Layout, i: int) -> _Kind:
     name, sources = layout.names[i], layout.sources[i]
     if name.startswith("face-") or not sources:
         return "face"
@@ -113,7 +113,7 @@ def _side(layout: Layout, i: int) -> str:
     return sides.pop() if len(sides) == 1 else "middle"
 
 
-def _point_colour(layout: Layout, i: int, kind: Kind, side: str) -> Colour:
+def _point_colour(layout: Layout, i: int, kind: _Kind, side: str) -> Colour:
     source = KEYPOINTS[layout.sources[i][0]].name if layout.sources[i] else ""
     if kind == "hand":
         return next((colour for finger, colour in FINGERS.items() if finger in source), _SIDES[side])
@@ -132,7 +132,7 @@ def _point_colour(layout: Layout, i: int, kind: Kind, side: str) -> Colour:
     return next((colour for words, colour in features if any(word in source for word in words)), _PLAIN)
 
 
-def _bone(name: str, start: Kind, end: Kind, start_side: str, end_side: str) -> tuple[Kind, Colour]:
+def _bone(name: str, start: _Kind, end: _Kind, start_side: str, end_side: str) -> tuple[_Kind, Colour]:
     kinds = {start, end}
     side = start_side if start_side == end_side else "middle"
     if "hand" in kinds:
@@ -142,7 +142,7 @@ def _bone(name: str, start: Kind, end: Kind, start_side: str, end_side: str) -> 
     return ("head" if "head" in kinds else "body"), _SIDES[side]
 
 
-def _clusters(layout: Layout, kinds: tuple[Kind, ...], sides: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+def _clusters(layout: Layout, kinds: tuple[_Kind, ...], sides: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
     """Group the points of hands by hand and those of faces by feature, since the spacing of each differs."""
     groups: dict[str, list[int]] = {}
     for i, (name, kind) in enumerate(zip(layout.names, kinds, strict=True)):
@@ -223,20 +223,20 @@ FACE_LINES: Final[tuple[tuple[tuple[str, ...], Colour], ...]] = (
 """Lines of the face: names of points in order, and a colour."""
 
 
-Points = NDArray[np.float64]
+_Points = NDArray[np.float64]
 
 _LINE = 0.0135  # width of a bone relative to the size of the person
 _HALO = 0.45  # opacity of the dark rim around lines
 # Width of bones and radius of joints by kind, relative to a bone of the body.
-_BONE: dict[Kind, float] = {"body": 1.0, "head": 0.7, "foot": 0.8, "hand": 0.5, "face": 0.3, "extra": 1.0}
-_JOINT: dict[Kind, float] = {"body": 0.95, "head": 0.7, "foot": 0.65, "hand": 0.42, "face": 0.4, "extra": 0.5}
+_BONE: dict[_Kind, float] = {"body": 1.0, "head": 0.7, "foot": 0.8, "hand": 0.5, "face": 0.3, "extra": 1.0}
+_JOINT: dict[_Kind, float] = {"body": 0.95, "head": 0.7, "foot": 0.65, "hand": 0.42, "face": 0.4, "extra": 0.5}
 
 
 @dataclass(frozen=True)
 class _Pen:
     """The points of one person, and sizes in pixels."""
 
-    points: Points  # [J, 2]
+    points: _Points  # [J, 2]
     visible: NDArray[np.bool_]  # [J]
     width: float  # of a bone of the body
     radii: NDArray[np.float64]  # [J] of the joints
@@ -293,7 +293,7 @@ def draw_pose(
     return canvas
 
 
-def _checked_points(keypoints: ArrayLike, scores: ArrayLike | None, *, joints: int) -> tuple[Points, Points]:
+def _checked_points(keypoints: ArrayLike, scores: ArrayLike | None, *, joints: int) -> tuple[_Points, _Points]:
     points = np.asarray(keypoints, dtype=np.float64)
     if points.size == 0 and points.ndim < 3:
         points = points.reshape(0, joints, 2)
@@ -312,7 +312,7 @@ def _checked_points(keypoints: ArrayLike, scores: ArrayLike | None, *, joints: i
     return points, weights
 
 
-def _extents(points: Points, visible: NDArray[np.bool_]) -> Points:
+def _extents(points: _Points, visible: NDArray[np.bool_]) -> _Points:
     """Return boxes around the visible points: [P, J, 2] -> [P, 4], NaN where there are none."""
     boxes = np.full((len(points), 4), np.nan)
     for i, (person, some) in enumerate(zip(points, visible & np.isfinite(points).all(-1), strict=True)):
@@ -322,12 +322,12 @@ def _extents(points: Points, visible: NDArray[np.bool_]) -> Points:
 
 
 def _pen(
-    points: Points,
+    points: _Points,
     visible: NDArray[np.bool_],
-    anatomy: Anatomy,
+    anatomy: _Anatomy,
     *,
     size_hw: tuple[int, int],
-    box: Points | None,
+    box: _Points | None,
     line_width: float | None,
 ) -> _Pen:
     longest, shortest = _extent(points[visible], box, size_hw)
@@ -345,7 +345,7 @@ def _pen(
     return _Pen(points=points, visible=visible, width=width, radii=radii, head=head, detailed=faces >= 12)
 
 
-def _extent(points: Points, box: Points | None, size_hw: tuple[int, int]) -> tuple[float, float]:
+def _extent(points: _Points, box: _Points | None, size_hw: tuple[int, int]) -> tuple[float, float]:
     """Return the longer and shorter side of a person: of its box, or of its points [N, 2] inside of the image."""
     sides = np.zeros(2)
     if box is not None and np.isfinite(box).all():
@@ -356,7 +356,7 @@ def _extent(points: Points, box: Points | None, size_hw: tuple[int, int]) -> tup
     return float(sides.max()), float(sides.min())
 
 
-def _gap(points: Points) -> float:
+def _gap(points: _Points) -> float:
     """Return the median distance of points [N, 2] to their nearest neighbours; 0 for fewer than two points."""
     if len(points) < 2:
         return 0.0
@@ -365,7 +365,7 @@ def _gap(points: Points) -> float:
     return float(np.median(distance.min(1)))
 
 
-def _draw_person(canvas: RgbImage, pen: _Pen, anatomy: Anatomy, layout: Layout) -> None:
+def _draw_person(canvas: RgbImage, pen: _Pen, anatomy: _Anatomy, layout: Layout) -> None:
     strokes = Strokes()
     bones = [
         (kind, colour, bone.start, bone.end)
@@ -385,7 +385,7 @@ def _draw_person(canvas: RgbImage, pen: _Pen, anatomy: Anatomy, layout: Layout) 
     strokes.paint(canvas)
 
 
-def _add_bones(strokes: Strokes, pen: _Pen, bones: list[tuple[Kind, Sequence[int], int, int]]) -> None:
+def _add_bones(strokes: Strokes, pen: _Pen, bones: list[tuple[_Kind, Sequence[int], int, int]]) -> None:
     """Add bones: first the dark rims of all, then the colours, so that no rim crosses a neighbour."""
     for rim in (True, False):
         for kind, colour, start, end in bones:
@@ -407,7 +407,7 @@ def _rim(width: float) -> float:
     return max(0.5, 0.16 * width) if width >= 1 else 0.25
 
 
-def _add_joints(strokes: Strokes, pen: _Pen, anatomy: Anatomy, kinds: tuple[Kind, ...]) -> None:
+def _add_joints(strokes: Strokes, pen: _Pen, anatomy: _Anatomy, kinds: tuple[_Kind, ...]) -> None:
     for i, kind in enumerate(anatomy.kinds):
         if kind not in kinds or not pen.visible[i]:
             continue

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from vitruvian.draw.canvas import Floats, RgbImage, size_of
 
-Ints = NDArray[np.int64]
-Point = Sequence[float] | NDArray[np.float64]  # x, y
+_Ints = NDArray[np.int64]
+_Point = Sequence[float] | NDArray[np.float64]  # x, y
 
 MAX_PIXELS = 2**20  # of strokes painted together: limits memory
 LARGE = 1500  # pixels: strokes that cover more are painted one by one, without sorting
@@ -34,13 +34,13 @@ class Strokes:
 
     rows: list[tuple[float, ...]] = field(default_factory=list)  # x0 y0 x1 y1 radius red green blue opacity
 
-    def line(self, start: Point, end: Point, *, radius: float, colour: Sequence[int], opacity: float = 1.0) -> None:
+    def line(self, start: _Point, end: _Point, *, radius: float, colour: Sequence[int], opacity: float = 1.0) -> None:
         """Add a line between two points (x, y) with round ends."""
         red, green, blue = colour
         row = (start[0], start[1], end[0], end[1], radius, red, green, blue, opacity)
         self.rows.append(tuple(float(value) for value in row))
 
-    def dot(self, point: Point, *, radius: float, colour: Sequence[int], opacity: float = 1.0) -> None:
+    def dot(self, point: _Point, *, radius: float, colour: Sequence[int], opacity: float = 1.0) -> None:
         """Add a disc around a point (x, y)."""
         self.line(point, point, radius=radius, colour=colour, opacity=opacity)
 
@@ -64,14 +64,14 @@ def _paint_strokes(image: RgbImage, table: NDArray[np.float64]) -> None:
         _paint(image, drawn, stroke[rows], y[rows], first[rows], count[rows], alone=bool(alone))
 
 
-def _groups(area: NDArray[np.float64]) -> Ints:
+def _groups(area: NDArray[np.float64]) -> _Ints:
     """Return the group of each stroke, in increasing order: large ones are alone, small ones together."""
     large = area > LARGE
     edge = large | np.concatenate([[False], large[:-1]])  # a large stroke starts a group, and so does the next one
     return np.cumsum(edge) + (np.cumsum(area) // MAX_PIXELS).astype(np.int64)
 
 
-def _runs(values: Ints) -> list[tuple[int, int]]:
+def _runs(values: _Ints) -> list[tuple[int, int]]:
     """Return start and end of each run of equal values."""
     if not len(values):
         return []
@@ -79,7 +79,7 @@ def _runs(values: Ints) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
-def _spans(table: Floats, size_hw: tuple[int, int]) -> tuple[Ints, Ints, Ints, Ints]:
+def _spans(table: Floats, size_hw: tuple[int, int]) -> tuple[_Ints, _Ints, _Ints, _Ints]:
     """Return the rows of pixels that strokes may cover: stroke, y, first x and number of pixels, each [rows]."""
     height, width = size_hw
     x0, y0, x1, y1, radius = table[:, :5].T
@@ -101,14 +101,14 @@ def _spans(table: Floats, size_hw: tuple[int, int]) -> tuple[Ints, Ints, Ints, I
     return stroke, y, left, np.maximum(right - left + 1, 0)
 
 
-def _expand(counts: Ints) -> tuple[Ints, Ints]:
+def _expand(counts: _Ints) -> tuple[_Ints, _Ints]:
     """Repeat each index `counts` times, and count up from 0 within each: two arrays [sum of counts]."""
     index = np.repeat(np.arange(len(counts)), counts)
     start = np.cumsum(counts) - counts
     return index, np.arange(len(index)) - start[index]
 
 
-def _paint(image: RgbImage, table: Floats, stroke: Ints, y: Ints, first: Ints, count: Ints, *, alone: bool) -> None:
+def _paint(image: RgbImage, table: Floats, stroke: _Ints, y: _Ints, first: _Ints, count: _Ints, *, alone: bool) -> None:
     """Paint rows of pixels of strokes; with `alone` they are of one stroke, so that no pixel occurs twice."""
     row, step = _expand(count)
     if not len(row):  # outside of the image
@@ -141,12 +141,12 @@ def _paint(image: RgbImage, table: Floats, stroke: Ints, y: Ints, first: Ints, c
     flat[pixel[starts]] = np.rint(mixed).astype(np.uint8)
 
 
-def _cover(table: Floats, stroke: Ints, x: Ints, y: Ints) -> Floats:
+def _cover(table: Floats, stroke: _Ints, x: _Ints, y: _Ints) -> Floats:
     """Return the share of each pixel that its stroke covers, times the opacity of the stroke: [entries]."""
     x0, y0, x1, y1, radius = table[:, :5].T
     along_x, along_y = x1 - x0, y1 - y0  # [N]
     length2 = np.maximum(along_x**2 + along_y**2, 1e-9)
-    which: Ints | np.int64 = stroke if stroke[0] != stroke[-1] else stroke[0]  # one index is faster
+    which: _Ints | np.int64 = stroke if stroke[0] != stroke[-1] else stroke[0]  # one index is faster
     dx, dy = x - x0[which], y - y0[which]  # [entries]
     t = np.clip(dx * (along_x / length2)[which] + dy * (along_y / length2)[which], 0, 1)
     dx -= t * along_x[which]

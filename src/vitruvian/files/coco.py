@@ -34,7 +34,7 @@ _PERSON_CATEGORY = 1
 _WHOLEBODY_EXTRAS = {"foot": 6, "face": 68, "lefthand": 21, "righthand": 21}
 
 
-def image_record(
+def _image_record(
     *, image_id: int, file_name: str, size_hw: tuple[int, int], frame: int | None = None, time: float | None = None
 ) -> JsonObject:
     """Return the record of an image; frames of a video have their number and time as well."""
@@ -231,7 +231,7 @@ class CocoWriter:
                 png = output_path(self.path.with_suffix(""), safe_name(Path(name).stem), f"_{image_id:06d}.png")
                 write_png(png, result.panoptic_image())
                 records = [record | {"file_name": png.name} for record in records]
-            image = image_record(
+            image = _image_record(
                 image_id=image_id, file_name=name, size_hw=result.size_hw, frame=result.frame, time=result.time
             )
             lines = [json_text(record) for record in records]

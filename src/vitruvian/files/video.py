@@ -207,6 +207,8 @@ def _duration(container: _Container, stream: _Stream) -> float | None:
     return container.duration / 1_000_000 if container.duration else None
 
 
+# ---------------------------------------------------------------------------------------------------------- sound
+
 # Codec and sample rate by container, where it cannot hold the codec of the source. Opus needs 48 kHz.
 _SOUND_CODECS: dict[str, tuple[str, int | None]] = {
     "webm": ("libopus", 48_000),
@@ -295,6 +297,8 @@ class Sound:
         for packet in packets:
             yield (packet.pts or 0) * packet.time_base, packet
 
+
+# -------------------------------------------------------------------------------------------------------- writing
 
 _MIN_TICKS = 20_000  # per second: fine enough for the timestamps of a variable frame rate
 NUMBERED = re.compile(r"%0?\d*d")

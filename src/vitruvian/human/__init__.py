@@ -1,6 +1,6 @@
-"""What a body is: the 308 keypoints, the 29 parts, their flips and skeletons, and the layouts other tools read.
+"""Tables of the human body: the 308 keypoints, the 29 parts, their flips and skeletons, and layouts of other tools.
 
-Plain typed tables; nothing here needs torch.
+Nothing here needs torch.
 """
 
 from vitruvian.human.keypoints import (

@@ -20,6 +20,8 @@ from PIL import Image, ImageFile
 
 from vitruvian.errors import ImageError
 
+# ------------------------------------------------------------------------------------------------ file signatures
+
 _HEIF_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"}
 _AVIF_BRANDS = {b"avif", b"avis"}
 
@@ -124,6 +126,8 @@ def _as_text(head: bytes) -> str | None:
     enough = len(text) >= 0.9 * len(head) / (2 if encoding == "utf-16" else 1) - 4
     return text.lower() if text and printable == len(text) and enough else None
 
+
+# ------------------------------------------------------------------------------------------------ Pillow's plugins
 
 _HEAD_BYTES = 1024
 _REFUSED_PLUGINS = {"EPS"}  # Pillow hands PostScript to an outside interpreter
@@ -258,6 +262,8 @@ def _unreadable(head: bytes, reasons: list[str], *, subject: str) -> ImageError:
         kind = _FileKind(f"a damaged or unsupported {name} file{why}", _DAMAGED)
     return ImageError(f"{subject}: expected an image, got {kind.what}. {kind.advice}")
 
+
+# ------------------------------------------------------------------------------------------- upright 8-bit RGB
 
 _ORIENTATION_TAG = 0x0112
 _TO_UPRIGHT = {

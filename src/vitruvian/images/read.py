@@ -36,70 +36,13 @@ from vitruvian.images.decode import (
     to_upright_rgb,
 )
 
-_MAX_BYTES = 512 * 1024**2
-_CHUNK_BYTES = 1024**2
-
-
-def download(url: str, *, timeout: float | None, max_bytes: int = _MAX_BYTES) -> bytes:
-    """Return the body at `url`. `timeout` in seconds is for each read; None waits forever."""
-    if timeout is not None and not timeout > 0:
-        raise InputError(f"timeout: expected a positive number of seconds or None, got {timeout}. Try 30.")
-    subject = one_line(url)
-    # URLs copied from a browser may have spaces and non-ASCII letters.
-    quoted = urllib.parse.quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]")
-    try:
-        request = urllib.request.Request(quoted, headers={"User-Agent": "Mozilla/5.0 (compatible; vitruvian)"})
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            length = response.headers.get("Content-Length", "")
-            announced = int(length) if length.isdecimal() else 0
-            if announced > max_bytes:
-                raise _too_large(subject, max_bytes)
-            body = read_bounded(response, subject=subject, max_bytes=max_bytes)
-            if len(body) < announced:  # a closed connection is not an error
-                raise _unreachable(subject, f"only {len(body):,} of {announced:,} bytes")
-            return body
-    except ImageError:
-        raise
-    except urllib.error.HTTPError as error:
-        raise ImageError(
-            f"{subject}: expected an image, got HTTP status {error.code} {one_line(error.reason)}. "
-            "Check the URL, and that it needs no login."
-        ) from error
-    except (http.client.HTTPException, ValueError, OSError) as error:
-        cause = error.reason if isinstance(error, urllib.error.URLError) else error
-        reason = f"no answer (timeout {timeout} s)" if isinstance(cause, TimeoutError) else cause
-        raise _unreachable(subject, reason) from error
-
-
-def read_bounded(stream: IO[bytes], *, subject: str, max_bytes: int = _MAX_BYTES) -> bytes:
-    """Read `stream` to its end; more than `max_bytes` is an `ImageError`."""
-    parts: list[bytes] = []
-    total = 0
-    while part := stream.read(_CHUNK_BYTES):
-        total += len(part)
-        if total > max_bytes:
-            raise _too_large(subject, max_bytes)
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _too_large(subject: str, max_bytes: int) -> ImageError:
-    return ImageError(
-        f"{subject}: expected at most {max_bytes // 1024**2} MiB, got more. Save the image to disk and pass its path."
-    )
-
-
-def _unreachable(subject: str, reason: object) -> ImageError:
-    return ImageError(
-        f"{subject}: expected an image, got {one_line(reason)}. Check the URL and the network connection."
-    )
-
-
 ImageSource = (
     str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | npt.NDArray[np.generic] | Tensor
 )
 _MAX_PIXELS = 178_956_970
 _WHITE = (255, 255, 255)
+_MAX_BYTES = 512 * 1024**2
+_CHUNK_BYTES = 1024**2
 _MIN_FILE_BYTES = 26  # of the smallest image file, a GIF
 
 
@@ -300,3 +243,61 @@ def _from_base64(text: str) -> bytes | None:
 def _check_background(background: tuple[int, int, int]) -> None:
     if len(background) != 3 or not all(isinstance(value, int) and 0 <= value <= 255 for value in background):
         raise InputError(f"background: expected three integers from 0 to 255, got {background}. Try (255, 255, 255).")
+
+
+# ----------------------------------------------------------------------------------------------------- downloads
+
+
+def download(url: str, *, timeout: float | None, max_bytes: int = _MAX_BYTES) -> bytes:
+    """Return the body at `url`. `timeout` in seconds is for each read; None waits forever."""
+    if timeout is not None and not timeout > 0:
+        raise InputError(f"timeout: expected a positive number of seconds or None, got {timeout}. Try 30.")
+    subject = one_line(url)
+    # URLs copied from a browser may have spaces and non-ASCII letters.
+    quoted = urllib.parse.quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]")
+    try:
+        request = urllib.request.Request(quoted, headers={"User-Agent": "Mozilla/5.0 (compatible; vitruvian)"})
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            length = response.headers.get("Content-Length", "")
+            announced = int(length) if length.isdecimal() else 0
+            if announced > max_bytes:
+                raise _too_large(subject, max_bytes)
+            body = read_bounded(response, subject=subject, max_bytes=max_bytes)
+            if len(body) < announced:  # a closed connection is not an error
+                raise _unreachable(subject, f"only {len(body):,} of {announced:,} bytes")
+            return body
+    except ImageError:
+        raise
+    except urllib.error.HTTPError as error:
+        raise ImageError(
+            f"{subject}: expected an image, got HTTP status {error.code} {one_line(error.reason)}. "
+            "Check the URL, and that it needs no login."
+        ) from error
+    except (http.client.HTTPException, ValueError, OSError) as error:
+        cause = error.reason if isinstance(error, urllib.error.URLError) else error
+        reason = f"no answer (timeout {timeout} s)" if isinstance(cause, TimeoutError) else cause
+        raise _unreachable(subject, reason) from error
+
+
+def read_bounded(stream: IO[bytes], *, subject: str, max_bytes: int = _MAX_BYTES) -> bytes:
+    """Read `stream` to its end; more than `max_bytes` is an `ImageError`."""
+    parts: list[bytes] = []
+    total = 0
+    while part := stream.read(_CHUNK_BYTES):
+        total += len(part)
+        if total > max_bytes:
+            raise _too_large(subject, max_bytes)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _too_large(subject: str, max_bytes: int) -> ImageError:
+    return ImageError(
+        f"{subject}: expected at most {max_bytes // 1024**2} MiB, got more. Save the image to disk and pass its path."
+    )
+
+
+def _unreachable(subject: str, reason: object) -> ImageError:
+    return ImageError(
+        f"{subject}: expected an image, got {one_line(reason)}. Check the URL and the network connection."
+    )

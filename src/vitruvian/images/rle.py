@@ -87,21 +87,6 @@ def rle_box_xywh(rle: AnyRle) -> list[int]:
     return [int(left.min()), top, int(right.max() - left.min()) + 1, bottom - top + 1]
 
 
-def merge_rles(rles: Sequence[AnyRle], *, intersect: bool = False, compress: bool = False) -> Rle:
-    """Return the union (or, with `intersect`, the common part) of masks of one size."""
-    height, width = _common_size(rles)
-    spans = [_foreground(read_rle(rle)[2]) for rle in rles]
-    edges = np.concatenate([edge for span in spans for edge in span])
-    steps = np.concatenate([np.repeat([1, -1], len(starts)) for starts, _ in spans])
-    order = np.argsort(edges, kind="stable")
-    positions, last = np.unique(edges[order][::-1], return_index=True)  # where depth changes; the last event there
-    depth = np.cumsum(steps[order])[len(edges) - 1 - last]
-    inside = depth >= (len(rles) if intersect else 1)
-    changes = positions[np.diff(inside, prepend=False) & (positions < height * width)]
-    counts = np.diff(changes, prepend=0, append=height * width)
-    return {"size": [height, width], "counts": compress_counts(counts) if compress else counts.tolist()}
-
-
 def rle_iou(
     rles: Sequence[AnyRle],
     others: Sequence[AnyRle],

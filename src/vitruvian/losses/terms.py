@@ -50,7 +50,7 @@ class LossWeights:
 
 
 def weigh(weights: LossWeights, terms: Mapping[str, Callable[[], Tensor]], *, anchor: Tensor) -> LossTerms:
-    """Compute the terms whose weight is not 0 and add them up; `anchor` keeps an empty sum attached to the graph."""
+    """Return the weighted sum of the terms whose weight is not 0; `anchor` keeps an empty sum attached to the graph."""
     computed = {name: term() for name, term in terms.items() if getattr(weights, name) != 0}
     total = zero_like(anchor)
     for name, value in computed.items():
@@ -71,7 +71,7 @@ def pixel_weights(mask: Tensor | None, like: Tensor) -> Tensor:
     if mask.shape not in ((B, 1, H, W), (B, H, W)):
         raise InputError(
             f"mask: expected shape {[B, 1, H, W]} or {[B, H, W]}, got {list(mask.shape)}. "
-            "Give every pixel one weight; resize the mask with nearest neighbours."
+            "Pass one weight for each pixel; resize the mask with nearest neighbours."
         )
     return mask.float().reshape(B, 1, H, W)
 
@@ -88,7 +88,7 @@ def weighted_mean_per_image(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def nonzero(total: Tensor) -> Tensor:
-    """Replace zeros by ones, to divide by."""
+    """Replace zeros by ones, for divisions."""
     return torch.where(total == 0, 1.0, total)
 
 
@@ -97,18 +97,16 @@ def clear_invalid(values: Tensor, weights: Tensor) -> Tensor:
     return torch.where(weights > 0, values.float(), 0.0)
 
 
-def gradient_error(error: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean squared differences of `error` [B, C, H, W] between neighbours, along x and along y.
+def sum_gradient_error(error: Tensor, weights: Tensor) -> Tensor:
+    """Return the mean squared difference of `error` [B, C, H, W] between neighbours along x plus that along y.
 
     As differences are linear, this compares the image gradients of prediction and target. The weight of a pair of
     neighbours is the product of their weights.
     """
     along_x = (error[..., :, 1:] - error[..., :, :-1]).square()  # [B, C, H, W-1]
     along_y = (error[..., 1:, :] - error[..., :-1, :]).square()  # [B, C, H-1, W]
-    return (
-        weighted_mean(along_x, weights[..., :, 1:] * weights[..., :, :-1]),
-        weighted_mean(along_y, weights[..., 1:, :] * weights[..., :-1, :]),
-    )
+    mean_x = weighted_mean(along_x, weights[..., :, 1:] * weights[..., :, :-1])
+    return mean_x + weighted_mean(along_y, weights[..., 1:, :] * weights[..., :-1, :])
 
 
 def check_image_pair(pred: Tensor, target: Tensor, *, channels: int, what: str) -> None:
@@ -116,7 +114,7 @@ def check_image_pair(pred: Tensor, target: Tensor, *, channels: int, what: str) 
     if pred.ndim != 4 or pred.shape[1] != channels:
         raise InputError(
             f"predicted {what}: expected shape [B, {channels}, H, W], got {list(pred.shape)}. "
-            "Pass the model's output as it is."
+            "Pass the output of the model."
         )
     if target.shape != pred.shape:
         raise InputError(

@@ -58,7 +58,7 @@ def crop_boxes(
     """
     if pixels.ndim != 3 or 0 in pixels.shape:
         raise InputError(f"pixels: expected one image [C, H, W], got {list(pixels.shape)}. Crop one at a time.")
-    boxes = boxes_xywh.detach().cpu().numpy() if isinstance(boxes_xywh, Tensor) else boxes_xywh
+    boxes = boxes_xywh.detach().float().cpu().numpy() if isinstance(boxes_xywh, Tensor) else boxes_xywh
     positions = sample_positions(boxes, output_hw, padding=padding)  # [N, 1 + w + h]
     is_rgb8 = pixels.dtype == torch.uint8 and pixels.shape[0] == 3
     if is_rgb8 and use_triton("crop", pixels, dtypes=(torch.uint8,)):
@@ -75,7 +75,7 @@ def crop_boxes(
 
 def crop_params(boxes_xywh: Tensor, output_hw: tuple[int, int], padding: float = 1.25) -> tuple[Tensor, Tensor]:
     """Return the crop windows of boxes [N, 4]: centers [N, 2] (x, y) and sizes [N, 2] (width, height) in pixels."""
-    center_xy, size_wh = crop_windows(boxes_xywh.detach().cpu().numpy(), output_hw, padding=padding)
+    center_xy, size_wh = crop_windows(boxes_xywh.detach().float().cpu().numpy(), output_hw, padding=padding)
     return torch.from_numpy(center_xy).to(boxes_xywh.device), torch.from_numpy(size_wh).to(boxes_xywh.device)
 
 

@@ -1,4 +1,4 @@
-"""`Albedo`: the color of the surface, without light and shadow."""
+"""`Albedo`: the colour of the surface, without light and shadow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitruvian.results.base import Result
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Albedo(Result):
-    """The color of the surface.
+    """The colour of the surface.
 
     Attributes:
         albedo: RGB as sRGB values from 0 to 1, float32 [H, W, 3].
@@ -48,7 +48,7 @@ class Albedo(Result):
         elif ending == ".exr":
             channels = {name: srgb_to_linear(self.albedo[..., i]) for i, name in enumerate("RGB")}
             if self.mask is not None:
-                # Colors of EXR are premultiplied: zero where the mask is empty.
+                # Colours of EXR are premultiplied: zero where the mask is empty.
                 channels = {name: values * self.mask for name, values in channels.items()}
                 channels["A"] = self.mask.astype(np.float32)
             write_exr(path, channels, comments="albedo, linear light, sRGB primaries")

@@ -43,7 +43,7 @@ class Embedding(Result):
         return float(self.cls @ other.cls) / max(lengths, 1e-12)
 
     def plot(self) -> Image.Image:
-        """Show the patches in the colors of their first three principal components."""
+        """Show the patches in the colours of their first three principal components."""
         return Image.fromarray(principal_colours(self.patches, self.size_hw))
 
     def to_dict(self) -> JsonObject:

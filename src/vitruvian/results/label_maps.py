@@ -126,14 +126,14 @@ class Parts(LabelMap):
         return mask
 
     def plot(self, *, opacity: float = 0.55, legend: bool = True, outline: bool = True) -> Image.Image:
-        """Draw the parts in their colors over the image, with a legend of those that occur beside it."""
+        """Draw the parts in their colours over the image, with a legend of those that occur beside it."""
         drawn = draw_labels(
             self.image, self.labels, self.colours, names=self.names, opacity=opacity, legend=legend, outline=outline
         )
         return Image.fromarray(drawn)
 
     def write(self, path: Path, ending: str) -> None:
-        """Write the numbers of the parts as a PNG with their colors as palette, or NPZ, or JSON with a mask each."""
+        """Write the numbers of the parts as a PNG with their colours as palette, or NPZ, or JSON with a mask each."""
         if ending == ".png":
             write_indexed_png(path, self.labels.astype(np.uint8), self.colours)
         else:
@@ -192,11 +192,11 @@ class Semantic(LabelMap):
         return np.isin(self.labels, ids)
 
     def colours(self) -> RgbImage:
-        """Return a color for each class up to the largest that is named or occurs, uint8 [K, 3]."""
+        """Return a colour for each class up to the largest that is named or occurs, uint8 [K, 3]."""
         return class_colours(max(int(self.labels.max()), *self.id2label, 0) + 1)
 
     def plot(self, *, opacity: float = 0.55, legend: bool = True, outline: bool = True) -> Image.Image:
-        """Draw the classes in colors over the image, with a legend of those that occur beside it."""
+        """Draw the classes in colours over the image, with a legend of those that occur beside it."""
         drawn = draw_labels(
             self.image,
             self.labels,

@@ -1,4 +1,4 @@
-"""`Matte`: the opacity of the person at each pixel, and the person's color there."""
+"""`Matte`: the opacity of the person at each pixel, and the person's colour there."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from vitruvian.results.base import Result, check_array
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Matte(Result):
-    """The opacity of the person at each pixel, and the person's color there.
+    """The opacity of the person at each pixel, and the person's colour there.
 
-    The foreground is *premultiplied*: color times alpha, in sRGB values. A composite is
-    ``foreground + (1 − alpha) · background``. *Straight* color is the foreground divided by alpha; PNG, WebP and most
+    The foreground is *premultiplied*: colour times alpha, in sRGB values. A composite is
+    ``foreground + (1 − alpha) · background``. *Straight* colour is the foreground divided by alpha; PNG, WebP and most
     editors expect that, and EXR expects premultiplied linear light: `save` writes each as expected.
 
     Attributes:
@@ -48,12 +48,12 @@ class Matte(Result):
                 raise InputError(f"{name}: expected values from 0 to 1, got {low:.3g} to {high:.3g}.")
 
     def premultiplied(self) -> NDArray[np.float32]:
-        """Return RGBA with color times alpha, float32 [H, W, 4]."""
+        """Return RGBA with colour times alpha, float32 [H, W, 4]."""
         both: NDArray[np.float32] = np.concatenate([self.foreground, self.alpha[..., None]], axis=-1)  # [H, W, 4]
         return np.clip(both, np.float32(0), np.float32(1))
 
     def straight(self) -> NDArray[np.float32]:
-        """Return RGBA with the full color, float32 [H, W, 4]; black where alpha is too small to know the color."""
+        """Return RGBA with the full colour, float32 [H, W, 4]; black where alpha is too small to know the colour."""
         alpha = np.clip(self.alpha, 0, 1)[..., None]  # [H, W, 1]
         visible = alpha >= 0.5 / 255
         colour = np.where(visible, self.foreground / np.where(visible, alpha, 1), 0)
@@ -67,7 +67,7 @@ class Matte(Result):
         """Composite the person over a background: uint8 [H, W, 3].
 
         Args:
-            background: A color, as (red, green, blue) from 0 to 255 or as text ("white", "#00ff00"); or an image, as a
+            background: A colour, as (red, green, blue) from 0 to 255 or as text ("white", "#00ff00"); or an image, as a
                 path, PIL or uint8 [h, w, 3]. An image of another size is resized to cover this one and cropped. For a
                 video, call this for each frame.
         """
@@ -104,7 +104,7 @@ class Matte(Result):
 
 
 def _background(background: object, size_hw: tuple[int, int]) -> RgbImage:
-    """Return a background of this size, uint8 [H, W, 3], from a color or an image."""
+    """Return a background of this size, uint8 [H, W, 3], from a colour or an image."""
     colour = _as_colour(background)
     if colour is not None:
         return np.broadcast_to(np.array(colour, np.uint8), (*size_hw, 3)).copy()
@@ -121,7 +121,7 @@ def _background(background: object, size_hw: tuple[int, int]) -> RgbImage:
 
 
 def _as_colour(background: object) -> tuple[int, ...] | None:
-    """Return the color that this stands for, or None where it is something else."""
+    """Return the colour that this stands for, or None where it is something else."""
     if isinstance(background, (tuple, list)):
         if len(background) != 3 or not all(isinstance(v, (int, np.integer)) and 0 <= v <= 255 for v in background):
             raise InputError(f"background: expected (red, green, blue) from 0 to 255, got {background!r}.")

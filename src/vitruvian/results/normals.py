@@ -54,11 +54,11 @@ class Normals(Result):
         return replace(self, normals=flip_axes(self.normals), convention=convention)
 
     def plot(self) -> Image.Image:
-        """Show directions in the usual colors: red to the right, green up, blue to the viewer."""
+        """Show directions in the usual colours: red to the right, green up, blue to the viewer."""
         return Image.fromarray(colour_normals(self.normals, self.mask, convention=self.convention))
 
     def write(self, path: Path, ending: str) -> None:
-        """Write the usual colors as 8-bit or 16-bit PNG (x right, y up, z to the viewer, whatever the convention),
+        """Write the usual colours as 8-bit or 16-bit PNG (x right, y up, z to the viewer, whatever the convention),
         or the values as NPZ, or as EXR: R, G, B are x, y, z, and A is the mask.
         """
         if ending == ".png":
@@ -74,7 +74,7 @@ class Normals(Result):
             super().write(path, ending)
 
     def colours16(self) -> NDArray[np.uint16]:
-        """Return the usual colors in 16 bits, [H, W, 3]: (n + 1) / 2 · 65535 in OpenGL axes, 0 outside of the mask."""
+        """Return the usual colours in 16 bits, [H, W, 3]: (n + 1) / 2 · 65535 in OpenGL axes, 0 outside of the mask."""
         normals = self.to_convention("opengl").normals
         known: NDArray[np.bool_] = np.all(np.isfinite(normals), axis=-1)  # [H, W]
         if self.mask is not None:

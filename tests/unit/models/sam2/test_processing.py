@@ -119,7 +119,7 @@ def test_label_masks() -> None:
         )
     several = processor()(images=gradient_image(), segmentation_maps=[np.stack([mask] * 3)], return_tensors="pt")
     assert several["labels"].shape == (1, 3, 16, 16)
-    with pytest.raises(InputError, match="one entry for each of the 1 "):
+    with pytest.raises(InputError, match="one entry for each of the 1 images"):
         processor()(images=gradient_image(), segmentation_maps=[mask, mask])
     with pytest.raises(InputError, match="integers"):
         processor()(images=gradient_image(), segmentation_maps=[mask.astype(float)])

@@ -223,11 +223,11 @@ def test_palette_maps_are_read_as_indices(processor: Sapiens2ImageProcessor) -> 
 
 
 BAD_CALLS: list[tuple[dict[str, Any], str]] = [
-    ({"images": []}, "at least one picture"),
+    ({"images": []}, "at least one image"),
     ({"images": np.zeros((4, 4, 4, 4, 4))}, "dimensions"),
     ({"images": np.zeros((9, 9, 5), np.uint8)}, "channels"),
     ({"images": 3.5}, "float"),
-    ({"boxes": [[[1, 1, 5, 5]], [[1, 1, 5, 5]]]}, "each of the 1 pictures"),
+    ({"boxes": [[[1, 1, 5, 5]], [[1, 1, 5, 5]]]}, "each of the 1 images"),
     ({"boxes": [[[1, 1, 5]]]}, "width, height"),
     ({"boxes": [[[1, 1, 0, 5]]]}, "positive"),
     ({"boxes": [[[1, 1, -4, 5]]]}, "positive"),
@@ -238,7 +238,7 @@ BAD_CALLS: list[tuple[dict[str, Any], str]] = [
     ({"boxes": [[[1, 1, 5, 5]]], "keypoints": [[[[1]]]]}, "visibility"),
     ({"segmentation_maps": np.zeros((5, 5), np.uint8)}, "size of the picture"),
     ({"segmentation_maps": np.zeros((40, 60), np.float32)}, "integers"),
-    ({"segmentation_maps": [np.zeros((40, 60), np.uint8)] * 2}, "each of the 1 pictures"),
+    ({"segmentation_maps": [np.zeros((40, 60), np.uint8)] * 2}, "each of the 1 images"),
     ({"return_tensors": "tf"}, "return_tensors"),
     ({"resample": 1}, "resample"),
     ({"size": {"height": 0, "width": 5}}, "size"),
