@@ -1,4 +1,4 @@
-"""Who is in a picture: finders opened by name, boxes clipped and checked, and what happens when nobody is there."""
+"""People detectors: opened by name, boxes clipped and checked, and images without people."""
 
 from __future__ import annotations
 
