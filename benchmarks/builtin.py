@@ -10,11 +10,9 @@ which goals are missed; the exit code is how many. On two cores it takes about a
 512 people. With 128 it takes a third of that, and rare parts move the mean IoU by 0.02 to either side.
 
 Silhouettes in photographs: within a person's box, pixels with any part against the union of all people's masks, since
-the model is not asked whose a pixel is; against the person's own mask alone is printed beside it. Boxes are annotated,
-so silhouettes may fill them (`fill_boxes`, as `post_process_semantic_segmentation` with `boxes` has it); what they are
-without that is printed too, and what it does to synthetic people, whose goals are for silhouettes without it. Crowds
-are left out, and people whose box has fewer than 32 × 32 pixels (COCO's "small"). Keypoints: those that are labelled,
-of all people with some. Finding: all people taller than a quarter of the picture; crowds do not count, found or not.
+the model is not asked whose a pixel is; against the person's own mask alone is printed beside it. Crowds are left out,
+and people whose box has fewer than 32 × 32 pixels (COCO's "small"). Keypoints: those that are labelled, of all people
+with some. Finding: all people taller than a quarter of the picture; crowds do not count, found or not.
 """
 
 from __future__ import annotations
@@ -63,9 +61,8 @@ from vitruvian.evaluation.speed.timing import time_in_turns
 from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.human import LAYOUTS, PART_NAMES
 from vitruvian.images import crop_params
-from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.models.sapiens2.silhouette import fill_boxes, places_in_crops
+from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.pipelines.people import detect_people, open_finder
 from vitruvian.training.views import in_model_axes, normalise
 
@@ -102,7 +99,7 @@ def synthetic_report(
     groups = layout_groups("sapiens308")
     chosen = {"body, feet, hands": [point for name in hands for point in groups[name]], **groups}
     parts = SemanticQuality(len(PART_NAMES))
-    silhouette, filling = SilhouetteQuality(threshold=0.0), SilhouetteQuality(threshold=0.0)
+    silhouette = SilhouetteQuality(threshold=0.0)
     normals, matte, points = NormalQuality(), MattingQuality(), PointQuality(alignment="scale")
     seen = PointQuality(alignment="scale")  # points whose directions are given by the camera, which leaves their depth
     labelled = KeypointAccuracy("sapiens308", groups=chosen)
@@ -124,8 +121,6 @@ def synthetic_report(
         labels = enlarged(logits, size_hw).argmax(1)  # [n, H, W]
         parts.update(labels, crops.parts)
         silhouette.update(labels, crops.parts > 0)
-        filled = fill_boxes(logits, places_in_crops(some.boxes_xywh, size_hw))
-        filling.update(enlarged(filled, size_hw).argmax(1), crops.parts > 0)
         normals.update(enlarged(out["normal"].normals, size_hw), in_model_axes(crops.normals))
         matte.update(enlarged(out["matting"].alphas, size_hw)[:, 0].clamp(0, 1), crops.alpha[:, 0].clamp(0, 1))
         known = crops.points[:, 2] > 0  # [n, H, W]
@@ -152,7 +147,6 @@ def synthetic_report(
         },
     )
     report.add("silhouette", silhouette.compute())
-    report.add("silhouette that fills its box", filling.compute())
     report.add("normals", normals.compute())
     report.add("keypoints", labelled.compute())
     report.add("matte", matte.compute())
@@ -232,7 +226,7 @@ def photo_report(
 ) -> Report:
     """Score silhouettes, keypoints and finding people in real photographs."""
     finder = open_finder(source, device="cpu", threshold=threshold)
-    union, own, plain = (SilhouetteQuality(threshold=0.0) for _ in range(3))
+    union, own = (SilhouetteQuality(threshold=0.0) for _ in range(2))
     matte = SilhouetteQuality()
     accuracy = KeypointAccuracy("coco17", thresholds=(0.1, 0.2))
     found = BoxQuality(thresholds=(0.5,), min_height=0.25)
@@ -263,17 +257,14 @@ def photo_report(
             with torch.inference_mode():
                 out: Any = model(pixels, tasks=["seg", "matting", "pose"])
             logits = out["seg"].logits.float()
-            places = places_in_crops(torch.tensor([person.box_xywh for person in some]), processor.size_hw)
-            margins = [over_background(one) for one in (fill_boxes(logits, places), logits)]  # [n, h, w] each
+            margins = over_background(logits)  # [n, h, w]
             poses = processor.post_process_pose_estimation(out["pose"], boxes=wanted)[0]
             for number, person in enumerate(some):
                 if person.box_xywh[2] * person.box_xywh[3] >= 32 * 32:
-                    spot, inside = in_box(margins[0][number], person, processor, photo.picture.shape[:2])
-                    _, plainly = in_box(margins[1][number], person, processor, photo.picture.shape[:2])
+                    spot, inside = in_box(margins[number], person, processor, photo.picture.shape[:2])
                     _, alpha = in_box(out["matting"].alphas[number, 0], person, processor, photo.picture.shape[:2])
                     union.update(inside, everyone[spot])
                     own.update(inside, person.mask[spot])
-                    plain.update(plainly, everyone[spot])
                     matte.update(alpha, everyone[spot])
                 points, _ = LAYOUTS["coco17"].convert(poses[number]["keypoints"], poses[number]["scores"])
                 x, y, w, h = person.box_xywh
@@ -286,7 +277,6 @@ def photo_report(
     report = Report(f"{photos} photographs with given boxes", goals=REAL)
     report.add("silhouette", union.compute())
     report.add("silhouette against own mask", own.compute())
-    report.add("silhouette, whatever the box", plain.compute())
     report.add("silhouette of matte", matte.compute())
     report.add("keypoints", accuracy.compute())
     report.add("people", found.compute())

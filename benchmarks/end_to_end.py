@@ -45,7 +45,7 @@ from measure import machine  # noqa: E402
 from vitruvian import Sapiens2Config, Sapiens2ForPoseEstimation, Sapiens2ImageProcessor, pipeline  # noqa: E402
 from vitruvian.evaluation.speed.cells import DTYPES  # noqa: E402
 from vitruvian.evaluation.speed.subjects import Given, subject  # noqa: E402
-from vitruvian.graphs import unrecorded  # noqa: E402
+from vitruvian.ops.cuda_graphs import no_capture  # noqa: E402
 from vitruvian.pipelines import Failure, base  # noqa: E402
 from vitruvian.pipelines.engine import runner  # noqa: E402
 from vitruvian.pipelines.engine.cuda_streams import copy_to_host  # noqa: E402
@@ -397,7 +397,7 @@ def check(pipe: Any, path: Path, boxes: list[list[float]]) -> None:
                 unit.pending.wait()
         found = torch.stack([unit.pixels for unit in units])
         rounded = "" if torch.equal(found, there.to(found.dtype)) else "; NOT THE SAME in the model's data type"
-        with unrecorded():
+        with no_capture():
             heatmaps = pipe.model(found.to(pipe.model.dtype), return_dict=True).heatmaps
         points = pose._decode(heatmaps, None, None, 11)[0].cpu()  # [P, J, 3]
         own = pose._decode(heatmaps.cpu().float(), None, None, 11)[0]
@@ -418,7 +418,7 @@ def how_batches_ran(pipe: Any, replays: Counter[int]) -> None:
     graphs = pipe.model.graphs
     replayed = Counter() if graphs is None else graphs.replays - replays
     how = ", ".join(f"{count} of {size}" for size, count in sorted(replayed.items())) or "none"
-    refused = "" if graphs is None or not graphs.refused else f"; refused: {next(iter(graphs.refused.values()))}"
+    refused = "" if graphs is None or not graphs.failed else f"; failed: {next(iter(graphs.failed.values()))}"
     print(f"batches: {ran}; replayed from a recording: {how}{refused}", flush=True)
 
 

@@ -26,6 +26,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from vitruvian import Sapiens2ImageProcessor, pipeline  # noqa: E402
 from vitruvian.evaluation.speed.cells import DTYPES, Cell, Plan, measure, table  # noqa: E402
 from vitruvian.evaluation.speed.subjects import Given, has_reference, reference_of, subject  # noqa: E402
 from vitruvian.evaluation.speed.timing import machine, product_ceiling, time_in_turns  # noqa: E402
-from vitruvian.kernels import available  # noqa: E402
+from vitruvian.ops.dispatch import disable_triton  # noqa: E402
 
 # Model, batch, prompts, and the most time it may take as a share of the reference's.
 QUICK = (
@@ -63,21 +64,21 @@ BATCHES, PROMPTS, SCALES = (1, 2, 4, 8, 16), (1, 8, 64, 256, 1024), (0.5, 1.0, 1
 
 def attempt(name: str, given: Given, plan: Plan, ceiling: float) -> Cell:
     """Measure a cell; where that fails, without graphs, and then without kernels."""
-    ways = (("", plan, set()), ("without graphs", without_graphs(plan), set()), ("without kernels", plan, {"1"}))
+    ways = (
+        ("", plan, nullcontext()),
+        ("without graphs", without_graphs(plan), nullcontext()),
+        ("without kernels", plan, disable_triton()),
+    )
     notes = []
-    for way, tried, off in ways:
-        before = set(available.OFF)
-        available.OFF.update(off)
+    for way, tried, context in ways:
         try:
-            cell = measure(subject(name), given, tried, ceiling=ceiling)
+            with context:
+                cell = measure(subject(name), given, tried, ceiling=ceiling)
         except Exception as error:
             traceback.print_exc()
             notes.append(f"{way or 'optimized'} failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
             torch.cuda.empty_cache()
             continue
-        finally:
-            available.OFF.clear()
-            available.OFF.update(before)
         cell.note = "; ".join(filter(None, [cell.note, *notes, f"measured {way}" if way else ""]))
         return cell
     kind = next(text for text, dtype in DTYPES.items() if dtype == given.dtype)
@@ -90,7 +91,9 @@ def check_kernels(path: Path) -> list[dict[str, Any]]:
     off: list[str] = []
     for _ in range(3):
         path.unlink(missing_ok=True)
-        environment = os.environ | {"VITRUVIAN_NO_TRITON": ",".join([*sorted(available.OFF), *off])}
+        environment = os.environ | {
+            "VITRUVIAN_NO_TRITON": ",".join([*filter(None, [os.environ.get("VITRUVIAN_NO_TRITON")]), *off])
+        }
         command = [sys.executable, str(HERE / "gpu_kernels.py"), "--json", str(path)]
         subprocess.run(command, env=environment, check=False)
         rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
@@ -127,15 +130,12 @@ def parts(name: str, given: Given) -> dict[str, float]:
     ):
         if graphs is not None:
             model.optimize(cuda_graphs=graphs)
-        if not kernels:
-            available.OFF.add("1")
         try:
             call = {"": lambda: one.ask(model, inputs)}
-            found[way] = time_in_turns(call, device=given.device, seconds=0.3)[""].median
+            with nullcontext() if kernels else disable_triton():
+                found[way] = time_in_turns(call, device=given.device, seconds=0.3)[""].median
         except Exception as error:
             print(f"{name}, {way}: {type(error).__name__}: {str(error).splitlines()[0][:160]}", flush=True)
-        finally:
-            available.OFF.discard("1")
     return found
 
 
@@ -256,7 +256,7 @@ def main() -> int:
         bad = sorted({row["group"] for row in written["kernels"] if is_wrong(row)})
         if bad:
             print(f"SWITCHED OFF, failed or wrong: {', '.join(bad)}", flush=True)
-            available.OFF.update(bad)
+            disable_triton(*bad).__enter__()  # until the process ends
         save()
     for kind in options.dtypes:
         ceiling = product_ceiling(device, DTYPES[kind])

@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from vitruvian.evaluation.speed.timing import difference, time_in_turns
 from vitruvian.kernels import available
-from vitruvian.kernels.fused import add_layer_norm_, norm_and_place
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
 from vitruvian.models.sam2.two_way_transformer import CrossAttention
 from vitruvian.ops.deformable_attention import deformable_attention
 from vitruvian.ops.dispatch import disable_triton
+from vitruvian.ops.layer_norm import add_layer_norm, layer_norm_of_sum_and_positions
 from vitruvian.ops.mask_upscaling import upscale_masks
 from vitruvian.ops.masked_attention import masked_attention
 from vitruvian.ops.two_way_attention import image_to_tokens, tokens_to_image
@@ -63,7 +63,7 @@ def cases() -> dict[str, Callable[[], Case]]:
         made = nn.LayerNorm(channels, device=CUDA)
 
         def run(x: Tensor, branch: Tensor, weight: Tensor) -> Any:
-            return add_layer_norm_(x.clone(), branch, made.to(weight.dtype))
+            return add_layer_norm(x, branch, made.to(weight.dtype))
 
         return run, (rand(1, rows, channels), rand(1, rows, channels), rand(1))
 
@@ -71,7 +71,7 @@ def cases() -> dict[str, Callable[[], Case]]:
         made = nn.LayerNorm(256, device=CUDA)
 
         def run(x: Tensor, branch: Tensor, places: Tensor) -> Any:
-            return norm_and_place(x, branch, made.to(x.dtype), places)
+            return layer_norm_of_sum_and_positions(x, branch, made.to(x.dtype), places)
 
         return run, (rand(1, count, 256), rand(1, count, 256), rand(count, 256))
 
@@ -207,7 +207,9 @@ def attention_backends() -> list[dict[str, Any]]:
 def group_of(name: str) -> str:
     """The name by which VITRUVIAN_NO_TRITON knows the kernel of a case."""
     first = name.split()[0].rstrip(",")
-    return {"layer": "layer_norm"}.get(first, first)
+    names = {"layer": "layer_norm", "windows": "window_attention"}
+    names |= {"deformable": "deformable_attention", "masked": "masked_attention"}
+    return names.get(first, first)
 
 
 def run(seconds: float = 0.15) -> list[dict[str, Any]]:

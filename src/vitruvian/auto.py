@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from vitruvian.config import Config, Settings, read_config_dict, read_json
 from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matches
-from vitruvian.hub import CONFIG_FILE, HubOptions, json_file, pinned
+from vitruvian.hub import CONFIG_FILE, HubOptions, has_builtin, json_file, local_path, names_builtin, pinned
 from vitruvian.processor import JOINT_FILE, PROCESSOR_FILE
 
 MASK2FORMER = "vitruvian.models.mask2former"
@@ -124,6 +124,17 @@ def read_config(source: str | Path, options: HubOptions) -> dict[str, Any]:
     if values is None:
         raise CheckpointError(f"{source}: expected {CONFIG_FILE}, found none. Is this a checkpoint?")
     return values
+
+
+def packed_tasks(source: str | Path) -> tuple[str, ...]:
+    """Return the tasks of a local checkpoint of several tasks, such as ``"builtin"``, under their Sapiens2 names.
+
+    None for checkpoints of one task, and for those that are not on this machine: it does not use the network.
+    """
+    from vitruvian.models.sapiens2.packed import packed_table
+
+    is_local = has_builtin() if names_builtin(source) else local_path(source).is_dir()
+    return tuple(packed_table(source) or ()) if is_local else ()
 
 
 class AutoConfig:

@@ -23,7 +23,7 @@ HOUSE: tuple[tuple[str, ...], ...] = (
     ("kernels",),
     ("losses",),
     ("weights",),
-    ("devices", "graphs"),
+    ("devices",),
     ("model", "processor"),
     ("models",),
     ("auto",),

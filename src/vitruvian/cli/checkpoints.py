@@ -13,11 +13,11 @@ from vitruvian.tasks import PIPELINE_TASKS, TASKS, Task
 
 def facts_of(name: str, revision: str | None) -> dict[str, Any]:
     """Return what configuration and local files say about a checkpoint."""
-    from vitruvian.auto import AutoConfig, AutoModel
+    from vitruvian.auto import AutoConfig, AutoModel, packed_tasks
     from vitruvian.hub import HubOptions, is_local, local_folder
     from vitruvian.layers.init import no_init_weights
     from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-    from vitruvian.models.sapiens2.packed import packed_tasks, read_multitask
+    from vitruvian.models.sapiens2.packed import read_multitask
 
     hub = {} if revision is None else {"revision": revision}
     config = AutoConfig.from_pretrained(name, **hub)
@@ -101,9 +101,8 @@ def cached_sizes() -> dict[str, int]:
 
 def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
     """Raise `InputError` for a checkpoint of another task: its head would be initialized at random."""
-    from vitruvian.auto import AutoConfig
+    from vitruvian.auto import AutoConfig, packed_tasks
     from vitruvian.hub import names_builtin
-    from vitruvian.models.sapiens2.packed import packed_tasks
 
     if names_builtin(name) or packed_tasks(name) or Path(name).expanduser().is_file():
         return
@@ -121,8 +120,8 @@ def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
 
 def builtin_detector(name: str | None) -> str | None:
     """Return the checkpoint itself if it can detect people too, as the built-in one does."""
+    from vitruvian.auto import packed_tasks
     from vitruvian.hub import BUILTIN
-    from vitruvian.models.sapiens2.packed import packed_tasks
 
     return (name or BUILTIN) if "people" in packed_tasks(name or BUILTIN) else None
 

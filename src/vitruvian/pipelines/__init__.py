@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from vitruvian.errors import VitruvianWarning
 from vitruvian.hub import BUILTIN, has_builtin
-from vitruvian.pipelines.packed import packed_heads
 from vitruvian.tasks import find_task
 
 if TYPE_CHECKING:
@@ -71,8 +70,10 @@ def default_model(task: str) -> str | None:
     row = find_task(task)
     if row.group != "people" or not has_builtin():
         return None
+    from vitruvian.auto import packed_tasks
+
     # Features need the encoder alone.
-    return BUILTIN if row.head is None or row.head in packed_heads(BUILTIN) else None
+    return BUILTIN if row.head is None or row.head in packed_tasks(BUILTIN) else None
 
 
 @functools.cache

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from vitruvian.auto import HUB_KEYWORDS, AutoProcessor, AutoTaskModel
+from vitruvian.auto import HUB_KEYWORDS, AutoProcessor, AutoTaskModel, packed_tasks
 from vitruvian.devices import checked_device, checked_dtype, devices_of
 from vitruvian.errors import InputError, near_matches
 from vitruvian.model import Model
@@ -26,7 +26,6 @@ from vitruvian.pipelines.engine.cuda_streams import PendingTensors, upload_strea
 from vitruvian.pipelines.engine.memory import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.runner import BATCH_TIMEOUT, Errors, Results, run_many, run_one
 from vitruvian.pipelines.engine.task import InferenceTask, Unit
-from vitruvian.pipelines.packed import packed_heads
 from vitruvian.pipelines.people.detectors import (
     BoxFormat,
     DetectorSpec,
@@ -320,7 +319,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             spec = options.people
         if spec is None and (options.crops_are_required or self.detects_by_default):
             source = self.model.config.name_or_path  # a packed checkpoint may detect people itself
-            spec = source if source and "people" in packed_heads(source) else None
+            spec = source if source and "people" in packed_tasks(source) else None
         if spec is None:
             return None
         if not isinstance(spec, str | Path):

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian import hub
+from vitruvian.auto import packed_tasks
 from vitruvian.draw import draw_boxes, sheet
 from vitruvian.errors import InputError, VitruvianWarning, near_matches
 from vitruvian.files import write_png
 from vitruvian.pipelines import pipeline
-from vitruvian.pipelines.packed import packed_heads
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_finder
 from vitruvian.pipelines.sources import BadFrame, Frame, open_source
 from vitruvian.results.base import Picture
@@ -86,7 +86,7 @@ def run_demo(
     say = progress or (lambda _: None)
     models = _choose_models(model)
     if finder is None:
-        finder = next((one for one in models.values() if one is not None and "people" in packed_heads(one)), None)
+        finder = next((one for one in models.values() if one is not None and "people" in packed_tasks(one)), None)
     detector = None if finder is None else open_finder(finder, device=device, dtype=dtype)
     frames, failures = _read_images(demo_images() if pictures is None else pictures)
     rows = [_Row(frame, folder, stem) for frame, stem in zip(frames, _unique_stems(frames), strict=True)]
@@ -102,7 +102,7 @@ def run_demo(
         else:
             pipe = pipeline(task, source, device=device, dtype=dtype)
         for row in rows:
-            row.run(task, pipe, mask_people=source is not None and bool(packed_heads(source)))
+            row.run(task, pipe, mask_people=source is not None and bool(packed_tasks(source)))
         say(f"{task}: {', '.join(str(folder / f'*_{task}{suffix}') for suffix in _suffixes(task))}")
     write_png(folder / _SHEET, _draw_sheet(rows, detected=detector is not None, random=None in models.values()))
     files = [*(path for row in rows for path in row.files), folder / _SHEET]
@@ -212,7 +212,7 @@ def demo_models(model: Checkpoint | Mapping[str, Checkpoint]) -> dict[str, Check
     elif hub.names_builtin(model) and not hub.has_builtin():
         hub.local_path(model)  # raises
         models = {}
-    elif heads := packed_heads(model):
+    elif heads := packed_tasks(model):
         models = {task: model for task in DEMO_TASKS if TASKS[task].head in heads}
     else:
         models = _models_of_run(model) or dict.fromkeys(_tasks_of_checkpoint(model), model)

@@ -17,11 +17,10 @@ from vitruvian.hub import CONFIG_FILE, HubOptions
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig, task_fields
 from vitruvian.models.sapiens2.encoder import Layer
 from vitruvian.models.sapiens2.heads import DecodeHead
-from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel
+from vitruvian.models.sapiens2.modeling import Sapiens2Model, Sapiens2TaskModel
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES, Sapiens2MultiTask
 from vitruvian.models.sapiens2.packed import packed_table
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.models.sapiens2.trunk import Sapiens2Model
 from vitruvian.training.config import ModelPart
 from vitruvian.training.views import TrainBatch, read_losses
 

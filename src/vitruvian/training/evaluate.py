@@ -26,8 +26,8 @@ from vitruvian.evaluation.report import Goal, Report
 from vitruvian.evaluation.semantic import SemanticQuality
 from vitruvian.evaluation.silhouette import SilhouetteQuality
 from vitruvian.human import PART_NAMES, SIGMAS
-from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.people import decode_people
+from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.training.folder import PeopleFolder
 from vitruvian.training.views import IGNORED_PART, Views, in_model_axes, normalise
 

@@ -19,9 +19,9 @@ from vitruvian.losses.dense import cross_entropy, dice_loss
 from vitruvian.losses.heatmap import heatmap_peaks
 from vitruvian.losses.people import draw_people, people_loss
 from vitruvian.losses.pointmap import aligned_distance, depth_steps
-from vitruvian.models.sapiens2.decoding import draw_heatmaps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
+from vitruvian.models.sapiens2.processing import draw_heatmaps
 from vitruvian.ops.cache import cached_tensors, constant
 from vitruvian.training.synthetic import SHARP, StreamBatch, as_taken, photometric
 from vitruvian.training.views import in_model_axes, normalise

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitruvian.models.sapiens2.trunk import Sapiens2Trunk
+from vitruvian.models.sapiens2.modeling import Sapiens2Trunk
 from vitruvian.training.config import OptimizerPart, SchedulePart
 from vitruvian.training.muon import MuonAdamW
 

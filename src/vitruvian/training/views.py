@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from vitruvian.data.synthetic.camera import points_from_depth
 from vitruvian.errors import InputError
 from vitruvian.losses.people import draw_people
-from vitruvian.models.sapiens2.decoding import draw_heatmaps
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL, NORMAL_AXES
+from vitruvian.models.sapiens2.processing import draw_heatmaps
 from vitruvian.ops.cache import constant
 
 IMAGE_MEAN = (0.485, 0.456, 0.406)

@@ -50,83 +50,16 @@ def test_mask_upscaling_keeps_to_the_matrix_instructions_of_a_warp() -> None:
     assert "wgmma" not in code
 
 
-def test_attention_of_groups_of_warps() -> None:
-    import triton
-
-    if not triton.__version__.startswith("3.6."):
-        pytest.skip("another Triton")
-    from triton.experimental.gluon._runtime import GluonASTSource
-    from triton.experimental.gluon.language import NVMMASharedLayout
-
-    from vitruvian.kernels import attention_hopper
-
-    tile = f"tensordesc<bf16[1, 1, 64, 64],{NVMMASharedLayout(128, 16, rank=4)!r}>"
-    sizes = {"heads": 16, "groups": 2, "head_dim": 64, "rows": 64, "columns": 64, "stages": 4, "parts": 3}
-    sizes |= {"registers": attention_hopper.REGISTERS[3], "polynomials": 1, "unrolled": False}
-    sizes |= {"q_bytes": 2, "o_bytes": 2}
-    types = dict.fromkeys(("q_desc", "k_desc", "v_desc"), tile)
-    code = compiled(attention_hopper._attend, sizes, types, 4, GluonASTSource)
-    assert "wgmma.mma_async" in code
-    assert code.count("wgmma.wait_group.sync.aligned 1") == 3  # scores are waited for, and values go on
-    assert "st.global.v4" in code
-
-
 def test_cropping_and_decoding_keep_to_registers() -> None:
     """Each is one launch of many programs, which hide each other's waiting only where many fit on a chip."""
-    from vitruvian.kernels import peaks_triton
-    from vitruvian.ops import crop
+    from vitruvian.ops import crop, heatmap_peaks
 
     floats = dict.fromkeys(("f0", "f1", "f2", "s0", "s1", "s2"), "fp32")
     types = {"pixels_ptr": "*u8", "positions_ptr": "*fp32", **floats}
     sizes = {"block_rows": crop._BLOCK_ROWS, "block_columns": crop._BLOCK_COLUMNS}
     cropped = compiled(crop._crop_kernel, sizes, types, crop._NUM_WARPS)
     types = {"out_ptr": "*fp32", **{f"g{number}": "fp32" for number in range(6)}}
-    found = compiled(peaks_triton._find, {"chunk": peaks_triton.CHUNK, "columns": 256}, types, 4)
+    found = compiled(heatmap_peaks._decode_kernel, {"chunk": 2048, "columns": 256}, types, 4)
     for code in (cropped, found):
         assert ".local" not in code
         assert "ld.global" in code
-
-
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_gated_products_of_groups_of_warps(has_bias: bool) -> None:
-    """Both groups have matrix instructions of 256 columns, of which two are in flight, and nothing leaves registers."""
-    import triton
-
-    if not triton.__version__.startswith("3.6."):
-        pytest.skip("another Triton")
-    from triton.experimental.gluon._runtime import GluonASTSource
-    from triton.experimental.gluon.language import NVMMASharedLayout
-
-    from vitruvian.kernels import gated_hopper as module
-
-    tiles = {"x": [module.ROWS, module.DEPTH], "w": [1, module.COLUMNS // 2, module.DEPTH]}
-    tiles |= {"out": [module.ROWS, module.COLUMNS // 2]}
-    types = {
-        f"{name}_desc": f"tensordesc<bf16{tile},{NVMMASharedLayout(128, 16, rank=len(tile))!r}>"
-        for name, tile in tiles.items()
-    }
-    code = compiled(module._gated, {"programs": 132, "has_bias": has_bias}, types, 4, GluonASTSource)
-    assert code.count("wgmma.mma_async.sync.aligned.m64n256k16") == module.PARTS * module.DEPTH // 16
-    assert code.count("wgmma.wait_group.sync.aligned 1") == module.PARTS
-    assert ("ld.global" in code) == has_bias  # all else comes by the bulk copy engine
-    assert code.count("stmatrix") == module.PARTS * module.COLUMNS // 32  # neighbours lie in one thread
-    assert "st.global" not in code
-    assert ".local" not in code
-
-
-def test_planes_are_written_in_whole_lines() -> None:
-    from vitruvian.kernels import fused_triton
-
-    filled = compiled(fused_triton._fill_planes, {"block": 8192, "pixels": 49152}, {}, 4)
-    assert "st.global.v4.b32" in filled
-
-
-@pytest.mark.parametrize("has_branch", [True, False])
-def test_norms_write_tokens_where_these_change(has_branch: bool) -> None:
-    from vitruvian.kernels import fused_triton
-
-    sizes = {"channels": 1024, "padded": 1024, "eps": 1e-6, "has_scale": True, "has_branch": has_branch}
-    code = compiled(fused_triton._add_norm, sizes, {}, 4)
-    assert code.count("st.global") == (2 if has_branch else 1)
-    assert "st.global.v4.b32" in code
-    assert ".local" not in code

@@ -10,8 +10,8 @@ from vitruvian.data.synthetic.camera import points_from_depth
 from vitruvian.data.synthetic.set_files import PictureMaps
 from vitruvian.errors import InputError
 from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
-from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.training.config import AugmentPart
 from vitruvian.training.crops import (
     Scene,

@@ -111,11 +111,11 @@ def _kernels() -> dict[str, bool]:
         return {}
     import torch
 
-    from vitruvian.kernels.available import has_triton
+    from vitruvian.ops.dispatch import HAS_TRITON
 
     cuda = torch.cuda.is_available()
     return {
-        "triton (ours)": has_triton() and cuda,
+        "triton (ours)": HAS_TRITON and cuda,
         "flash attention (torch)": cuda and torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
         "cuDNN attention (torch)": cuda and torch.backends.cuda.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
         "flash_attn": _has("flash_attn"),
@@ -168,7 +168,7 @@ def _tiny_run(problems: list[str]) -> Facts | None:
         import torch
 
         from vitruvian.models.sapiens2.configuration import Sapiens2Config
-        from vitruvian.models.sapiens2.trunk import Sapiens2Model
+        from vitruvian.models.sapiens2.modeling import Sapiens2Model
         from vitruvian.pipelines.base import default_placement
 
         dtype = default_placement(None, None)["dtype"]

@@ -38,9 +38,9 @@ class Mask2FormerPreTrainedModel(MaskClassificationPreTrainedModel):
         r"\.encoder\.swin\.layernorm\.",
     )
 
-    def fuse(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Join projections and cache the position biases of the backbone's windows."""
-        super().fuse()
+        super().prepare_for_inference()
         for module in self.modules():
             if isinstance(module, DeformableAttention):
                 module.optimize()
@@ -53,7 +53,7 @@ class Mask2FormerModel(MaskClassificationModel, Mask2FormerPreTrainedModel):
         super().__init__(config)
         self.pixel_level_module = build_pixel_level(config)
         self.transformer_module = TransformerModule(config)
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -72,16 +72,16 @@ class Mask2FormerModel(MaskClassificationModel, Mask2FormerPreTrainedModel):
             output_attentions: Also return the attention of the queries to each other.
             return_dict: Return a `Mask2FormerModelOutput` rather than a tuple.
         """
-        need_weights = self.flag("output_attentions", output_attentions)
+        need_weights = self.resolve_flag("output_attentions", output_attentions)
         features, decoded = self.compute(pixel_values, pixel_mask, need_weights=need_weights)
-        hidden = self.flag("output_hidden_states", output_hidden_states)
+        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
         output = Mask2FormerModelOutput(
             **_hidden_fields(features, decoded, all_states=hidden),
             transformer_decoder_intermediate_states=_queries_first(decoded.normed) if hidden else None,
             masks_queries_logits=tuple(decoded.masks),
             attentions=tuple(decoded.attentions) if need_weights else None,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
     def decode(self, features: PixelFeatures, *, all_masks: bool, need_weights: bool) -> DecoderOutput:
         """Run the transformer decoder."""
@@ -105,7 +105,7 @@ class Mask2FormerForUniversalSegmentation(Mask2FormerPreTrainedModel):
             class_cost_weight=config.class_weight,
             measure=PointMasks(config.train_num_points, config.oversample_ratio, config.importance_sample_ratio),
         )
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -131,8 +131,8 @@ class Mask2FormerForUniversalSegmentation(Mask2FormerPreTrainedModel):
             return_dict: Return a `Mask2FormerForUniversalSegmentationOutput` rather than a tuple.
         """
         has_labels = check_labels(mask_labels, class_labels)
-        return_auxiliary = self.flag("output_auxiliary_logits", output_auxiliary_logits)
-        need_weights = self.flag("output_attentions", output_attentions)
+        return_auxiliary = self.resolve_flag("output_auxiliary_logits", output_auxiliary_logits)
+        need_weights = self.resolve_flag("output_attentions", output_attentions)
         features, decoded = self.model.compute(
             pixel_values,
             pixel_mask,
@@ -146,7 +146,7 @@ class Mask2FormerForUniversalSegmentation(Mask2FormerPreTrainedModel):
         ]
         auxiliary = self.config.use_auxiliary_loss
         loss = prediction_loss(self.criterion, predictions, mask_labels, class_labels, auxiliary=auxiliary)
-        hidden = self.flag("output_hidden_states", output_hidden_states)
+        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
         output = Mask2FormerForUniversalSegmentationOutput(
             loss=None if loss is None else loss.total,
             **predictions[-1],
@@ -155,7 +155,7 @@ class Mask2FormerForUniversalSegmentation(Mask2FormerPreTrainedModel):
             attentions=tuple(decoded.attentions) if need_weights else None,
             loss_terms=None if loss is None else loss.terms,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
 
 def _hidden_fields(features: PixelFeatures, decoded: DecoderOutput, *, all_states: bool) -> dict[str, Any]:

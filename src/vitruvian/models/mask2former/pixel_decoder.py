@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import ConfigError
-from vitruvian.kernels.joint import join
 from vitruvian.layers.init import with_init
+from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask_classification.layers import PointwiseNorm, conv_norm_relu, pointwise
@@ -26,7 +26,6 @@ from vitruvian.models.resnet.modeling import ResNetBackbone
 from vitruvian.models.swin.configuration import SwinConfig
 from vitruvian.models.swin.modeling import SwinBackbone
 from vitruvian.ops.deformable_attention import LevelSizes, deformable_attention
-from vitruvian.ops.dispatch import is_tracing, wants_grad
 from vitruvian.ops.layer_norm import layer_norm_of_sum, layer_norm_of_sum_and_positions
 
 LEVELS = 3  # coarsest maps, which go through deformable attention
@@ -161,15 +160,15 @@ class DeformableAttention(nn.Module):
         self.attention_weights = with_init(nn.Linear(channels, heads * levels * points), "zero")
         self.value_proj = with_init(nn.Linear(channels, channels), "xavier")
         self.output_proj = with_init(nn.Linear(channels, channels), "xavier")
-        self._joined: tuple[Tensor, Tensor | None] | None = None  # weights of offsets and scores
+        self._joined: JoinedLinear | None = None  # of offsets and scores
 
     def forward(self, tokens: Tensor, queries: Tensor, level_hw: LevelSizes) -> Tensor:
         """Attend from queries [B, N, C], tokens with positions, to points around them: [B, N, C]."""
-        if self._joined is None or wants_grad(queries, self.sampling_offsets.weight) or is_tracing():
-            offsets, scores = self.sampling_offsets(queries), self.attention_weights(queries)
+        if self._joined is not None and self._joined.is_usable():
+            samples = math.prod(self.shape)
+            offsets, scores = torch.split(self._joined(queries), [2 * samples, samples], dim=-1)
         else:
-            projected = F.linear(queries, *self._joined)  # [B, N, 3·A·L·P]
-            offsets, scores = torch.split(projected, [2 * math.prod(self.shape), math.prod(self.shape)], dim=-1)
+            offsets, scores = self.sampling_offsets(queries), self.attention_weights(queries)
         sampled = deformable_attention(
             self.value_proj(tokens),
             unflatten(offsets, -1, (*self.shape, 2)),  # [B, N, A, L, P, 2]
@@ -181,7 +180,7 @@ class DeformableAttention(nn.Module):
 
     def optimize(self) -> None:
         """Join the projections to offsets and scores."""
-        self._joined = join([self.sampling_offsets, self.attention_weights])
+        self._joined = JoinedLinear([self.sampling_offsets, self.attention_weights])
 
 
 class SamplingOffsets(nn.Linear):

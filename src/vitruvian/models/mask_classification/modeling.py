@@ -123,9 +123,9 @@ class MaskClassificationPreTrainedModel(Model):
         "num_batches_tracked",
     )
 
-    def start(self) -> None:
+    def post_init(self) -> None:
         """Finish construction."""
-        super().start()
+        super().post_init()
         self._load_backbone()
 
     @classmethod
@@ -147,7 +147,7 @@ class MaskClassificationPreTrainedModel(Model):
         """Initialize weights: normal, Xavier in the decoders."""
         init_layer(module, std=self.config.init_std, gain=self.config.init_xavier_std)
 
-    def fuse(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Join projections and cache the position biases of the backbone's windows."""
         optimize_swin(self)
 

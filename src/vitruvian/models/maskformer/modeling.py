@@ -44,7 +44,7 @@ class MaskFormerModel(MaskClassificationModel, MaskFormerPreTrainedModel):
         self.pixel_level_module = build_pixel_level(config)
         coarsest = self.pixel_level_module.encoder.channels[-1]
         self.transformer_module = TransformerModule(coarsest, config.decoder)
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -63,15 +63,15 @@ class MaskFormerModel(MaskClassificationModel, MaskFormerPreTrainedModel):
             output_attentions: Also return the attention of the queries to each other.
             return_dict: Return a `MaskFormerModelOutput` rather than a tuple.
         """
-        need_weights = self.flag("output_attentions", output_attentions)
+        need_weights = self.resolve_flag("output_attentions", output_attentions)
         features, decoded = self.compute(pixel_values, pixel_mask, need_weights=need_weights)
-        hidden = self.flag("output_hidden_states", output_hidden_states)
+        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
         output = MaskFormerModelOutput(
             **_hidden_fields(features, decoded, all_states=hidden),
             attentions=tuple(decoded.attentions) if need_weights else None,
             auxiliary_hidden_states=tuple(decoded.normed[:-1]) if self.config.use_auxiliary_loss else None,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
     def decode(self, features: PixelFeatures, *, all_masks: bool, need_weights: bool) -> DecoderOutput:
         """Run the transformer decoder, which predicts no masks."""
@@ -97,7 +97,7 @@ class MaskFormerForInstanceSegmentation(MaskFormerPreTrainedModel):
             class_cost_weight=1.0,
             measure=DenseMasks(),
         )
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -124,14 +124,14 @@ class MaskFormerForInstanceSegmentation(MaskFormerPreTrainedModel):
             return_dict: Return a `MaskFormerForInstanceSegmentationOutput` rather than a tuple.
         """
         has_labels = check_labels(mask_labels, class_labels)
-        need_weights = self.flag("output_attentions", output_attentions)
+        need_weights = self.resolve_flag("output_attentions", output_attentions)
         features, decoded = self.model.compute(
             pixel_values, pixel_mask, has_labels=has_labels, need_weights=need_weights
         )
         predictions = [self._predict(queries, features) for queries in decoded.normed]
         loss = prediction_loss(self.criterion, predictions, mask_labels, class_labels, auxiliary=True)
-        hidden = self.flag("output_hidden_states", output_hidden_states)
-        return_auxiliary = self.flag("output_auxiliary_logits", output_auxiliary_logits)
+        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
+        return_auxiliary = self.resolve_flag("output_auxiliary_logits", output_auxiliary_logits)
         output = MaskFormerForInstanceSegmentationOutput(
             loss=None if loss is None else loss.total,
             class_queries_logits=predictions[-1]["class_queries_logits"],
@@ -141,7 +141,7 @@ class MaskFormerForInstanceSegmentation(MaskFormerPreTrainedModel):
             attentions=tuple(decoded.attentions) if need_weights else None,
             loss_terms=None if loss is None else loss.terms,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
     def _predict(self, queries: Tensor, features: PixelFeatures) -> dict[str, Tensor]:
         """Score classes and pixels for queries [B, Q, C]."""

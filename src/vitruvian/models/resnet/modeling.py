@@ -34,7 +34,7 @@ class ResNetBackbone(Model):
         super().__init__(config)
         self.embedder = Stem(config)
         self.encoder = Encoder(config)
-        self.start()
+        self.post_init()
 
     def init_module(self, module: nn.Module) -> None:
         """Initialize weights."""
@@ -63,12 +63,12 @@ class ResNetBackbone(Model):
     ) -> BackboneOutput:
         """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages."""
         maps = dict(zip(self.config.stage_names, self.encoder(self.embedder(pixel_values)), strict=True))
-        hidden = self.flag("output_hidden_states", output_hidden_states)
+        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
         output = BackboneOutput(
             feature_maps=tuple(maps[name] for name in self.out_features),
             hidden_states=tuple(maps.values()) if hidden else None,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
 
 class ConvLayer(nn.Module):

@@ -77,7 +77,7 @@ class Sam2HieraDetModel(Model):
         self.blocks = nn.ModuleList(_build_blocks(config))
         self.stage_ends = [end - 1 for end in itertools.accumulate(config.blocks_per_stage)]
         self.gradient_checkpointing = False
-        self.start()
+        self.post_init()
 
     def init_module(self, module: nn.Module) -> None:
         """Initialize the parameters of `module` itself."""
@@ -93,8 +93,8 @@ class Sam2HieraDetModel(Model):
     ) -> Sam2HieraDetModelOutput:
         """Encode images [B, 3, H, W]; H and W must be multiples of `config.size_multiple`, 32 as published."""
         _check_pixels(pixel_values, self.config)
-        need_states = self.flag("output_hidden_states", output_hidden_states)
-        need_weights = self.flag("output_attentions", output_attentions)
+        need_states = self.resolve_flag("output_hidden_states", output_hidden_states)
+        need_weights = self.resolve_flag("output_attentions", output_attentions)
         x = self.patch_embed(pixel_values)  # [B, h, w, C]
         x = x + self.positions((x.shape[1], x.shape[2])).to(x.dtype)
         branch: Tensor | None = None
@@ -118,7 +118,7 @@ class Sam2HieraDetModel(Model):
             hidden_states=tuple(states) if need_states else None,
             attentions=tuple(weights) if need_weights else None,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
     def positions(self, grid_hw: tuple[int, int]) -> Tensor:
         """Positions of a grid [1, h, w, C]: the coarse table resized to it, plus the fine table in each window."""

@@ -83,7 +83,7 @@ class Sam2Model(Model):
         self.prompt_encoder = PromptEncoder(config.prompt_encoder_config)
         self.mask_decoder = MaskDecoder(config.mask_decoder_config)
         self.no_memory_embedding = nn.Parameter(torch.zeros(1, 1, config.vision_config.fpn_hidden_size))
-        self.start()
+        self.post_init()
 
     def init_module(self, module: nn.Module) -> None:
         """Initialize the parameters of `module` itself."""
@@ -141,8 +141,8 @@ class Sam2Model(Model):
         del original_sizes
         if (pixel_values is None) == (image_embeddings is None):
             raise InputError("pixel_values and image_embeddings: expected exactly one of them. Drop or add one.")
-        need_states = self.flag("output_hidden_states", output_hidden_states)
-        need_weights = self.flag("output_attentions", output_attentions)
+        need_states = self.resolve_flag("output_hidden_states", output_hidden_states)
+        need_weights = self.resolve_flag("output_attentions", output_attentions)
         vision: Sam2VisionEncoderOutput | None = None
         if pixel_values is None:
             levels = self._check_embeddings(image_embeddings)
@@ -150,7 +150,7 @@ class Sam2Model(Model):
             vision = self._encode(pixel_values, need_states, need_weights)
             levels = self._image_embeddings(vision)
         else:
-            levels = self.recorded(self._encode_levels, pixel_values)
+            levels = self.run_captured(self._encode_levels, pixel_values)
         prompts = self._check_prompts(levels[-1], input_points, input_labels, input_boxes, input_masks)
         points, point_labels, boxes, _ = prompts
         objects = next(prompt.shape[1] for prompt in (points, boxes) if prompt is not None)
@@ -160,7 +160,7 @@ class Sam2Model(Model):
                 levels, *prompts, multimask_output, attention_similarity, target_embedding, need_weights
             )
         else:
-            decoded = self.recorded(self._decode, levels, *prompts, multimask_output)
+            decoded = self.run_captured(self._decode, levels, *prompts, multimask_output)
         output = Sam2ImageSegmentationOutput(
             iou_scores=decoded.iou_scores,
             pred_masks=decoded.masks,
@@ -172,12 +172,12 @@ class Sam2Model(Model):
         )
         if labels is not None:
             output.loss = mask_loss(output, labels, counts=_not_padding(point_labels, boxes))
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
     @torch.no_grad()
     def get_image_embeddings(self, pixel_values: Tensor) -> list[Tensor]:
         """Encode images [B, 3, H, W] once for many prompts: three levels, finest first; without gradient."""
-        levels: list[Tensor] = self.recorded(self._encode_levels, pixel_values)
+        levels: list[Tensor] = self.run_captured(self._encode_levels, pixel_values)
         return levels
 
     def get_image_features(
@@ -191,8 +191,8 @@ class Sam2Model(Model):
         """Encode images [B, 3, H, W]; the levels are projected for the mask decoder, each [h·w, B, C]."""
         vision: Sam2VisionEncoderOutput = self.vision_encoder(
             pixel_values,
-            output_hidden_states=self.flag("output_hidden_states", output_hidden_states),
-            output_attentions=self.flag("output_attentions", output_attentions),
+            output_hidden_states=self.resolve_flag("output_hidden_states", output_hidden_states),
+            output_attentions=self.resolve_flag("output_attentions", output_attentions),
             return_dict=True,
         )
         levels = self.mask_decoder.project_levels(vision.fpn_hidden_states or ())
@@ -200,7 +200,7 @@ class Sam2Model(Model):
         vision.fpn_position_encoding = tuple(
             level.flatten(2).permute(2, 0, 1) for level in vision.fpn_position_encoding or ()
         )  # [h·w, B, C]
-        return self.give(vision, return_dict)
+        return self.format_output(vision, return_dict)
 
     @torch.no_grad()
     def get_prompt_embeddings(

@@ -61,7 +61,7 @@ class Sam2VisionModel(Model):
         super().__init__(config)
         self.backbone = build_uninitialized(Sam2HieraDetModel, config.backbone_config)
         self.neck = FeaturePyramid(config)
-        self.start()
+        self.post_init()
 
     def init_module(self, module: nn.Module) -> None:
         """Initialize the parameters of `module` itself."""
@@ -78,12 +78,12 @@ class Sam2VisionModel(Model):
         """Encode images [B, 3, H, W]."""
         output = self.encode(
             pixel_values,
-            output_hidden_states=self.flag("output_hidden_states", output_hidden_states),
-            output_attentions=self.flag("output_attentions", output_attentions),
+            output_hidden_states=self.resolve_flag("output_hidden_states", output_hidden_states),
+            output_attentions=self.resolve_flag("output_attentions", output_attentions),
         )
         levels = output.fpn_hidden_states or ()
         output.fpn_position_encoding = tuple(_level_positions(level) for level in levels)
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
     def encode(
         self, pixel_values: Tensor, *, output_hidden_states: bool = False, output_attentions: bool = False

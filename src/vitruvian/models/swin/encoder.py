@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import InputError
-from vitruvian.kernels.joint import join
+from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.residual import DropPath
 from vitruvian.models.swin.configuration import SwinConfig
@@ -135,17 +135,17 @@ class WindowAttention(nn.Module):
         index = torch.empty(self.window**2, self.window**2, dtype=torch.int64)  # set by `init_weights`, or from files
         self.register_buffer("relative_position_index", index)
         self._cached_bias: tuple[int, Tensor] | None = None  # version of the table, and its bias [A, N, N]
-        self._joined_qkv: tuple[Tensor, Tensor | None] | None = None  # weight [3C, C] and bias [3C]
+        self._joined_qkv: JoinedLinear | None = None
 
     def forward(self, tokens: Tensor, grid_hw: Grid, *, shift: int, need_weights: bool) -> tuple[Tensor, Tensor | None]:
         """Attend inside the windows of tokens [B, h·w, C]; weights are [B · windows, A, N, N]."""
-        biases: list[Tensor] = [part.bias for part in (self.query, self.key, self.value) if part.bias is not None]
-        if self._joined_qkv is None or wants_grad(tokens, self.query.weight) or is_tracing():
-            qkv = torch.cat((self.query(tokens), self.key(tokens), self.value(tokens)), dim=-1)  # [B, h·w, 3C]
-            fill = torch.cat(biases) if biases else None  # the projection of a padding token of zeros
+        # The fill of the padding, tokens of zeros, is their projection: the bias.
+        if self._joined_qkv is not None and self._joined_qkv.is_usable():
+            qkv, fill = self._joined_qkv(tokens), self._joined_qkv.bias  # [B, h·w, 3C], [3C]
         else:
-            weight, fill = self._joined_qkv
-            qkv = F.linear(tokens, weight, fill)  # [B, h·w, 3C]
+            qkv = torch.cat((self.query(tokens), self.key(tokens), self.value(tokens)), dim=-1)  # [B, h·w, 3C]
+            biases: list[Tensor] = [part.bias for part in (self.query, self.key, self.value) if part.bias is not None]
+            fill = torch.cat(biases) if biases else None  # [3C]
         dropout = self.drop_rate if self.training else 0.0
         if need_weights or self.attn_implementation == "eager":
             return window_attention_with_weights(
@@ -171,7 +171,7 @@ class WindowAttention(nn.Module):
     @torch.no_grad()
     def optimize(self) -> None:
         """Join the projections, and cache the position bias until the table changes."""
-        self._joined_qkv = join([self.query, self.key, self.value])
+        self._joined_qkv = JoinedLinear([self.query, self.key, self.value])
         table = self.relative_position_bias_table
         if not table.is_inference():  # inference tensors have no version counter
             self._cached_bias = (table._version, self._compute_bias().contiguous())

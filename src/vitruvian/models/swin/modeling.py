@@ -49,16 +49,16 @@ class SwinPreTrainedModel(Model):
     no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "SwinLayer")
     optional_keys: ClassVar[tuple[str, ...]] = ("relative_position_index", "mask_token")
 
-    def start(self) -> None:
+    def post_init(self) -> None:
         """Finish construction."""
         set_init_std(self, self.config.initializer_range)
-        super().start()
+        super().post_init()
 
     def init_module(self, module: nn.Module) -> None:
         """Initialize weights: normal; positions and biases zero."""
         init_layer(module, std=self.config.initializer_range)
 
-    def fuse(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Join the projections of window attentions and cache their position biases."""
         optimize_swin(self)
 
@@ -90,12 +90,12 @@ class SwinPreTrainedModel(Model):
         output_attentions: bool | None,
     ) -> BackboneOutput:
         """Run a backbone: the maps of the chosen stages before merging, each with its norm."""
-        need_weights = self.flag("output_attentions", output_attentions)
+        need_weights = self.resolve_flag("output_attentions", output_attentions)
         embedded = embeddings(pixel_values)
         output = encoder(embedded, always_shift=True, need_weights=need_weights)
         states = dict(zip(self.config.stage_names, [embedded, *output.before_merging], strict=True))
         normed = [states[name]._replace(tokens=norms[name](states[name].tokens)) for name in self.out_features]
-        hidden = self.flag("output_hidden_states", output_hidden_states)
+        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
         return BackboneOutput(
             feature_maps=tuple(state.as_map() for state in normed),
             hidden_states=tuple(state.as_map() for state in states.values()) if hidden else None,
@@ -118,7 +118,7 @@ class SwinModel(SwinPreTrainedModel):
         self.embeddings = Embeddings(config, use_mask_token=use_mask_token)
         self.encoder = Encoder(config)
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -140,7 +140,7 @@ class SwinModel(SwinPreTrainedModel):
             return_dict: Return a `SwinModelOutput` rather than a tuple.
         """
         embedded = self.embeddings(pixel_values, bool_masked_pos, interpolate=interpolate_pos_encoding)
-        need_weights = self.flag("output_attentions", output_attentions)
+        need_weights = self.resolve_flag("output_attentions", output_attentions)
         encoded = self.encoder(embedded, always_shift=False, need_weights=need_weights)
         last = self.layernorm(encoded.after_merging[-1].tokens)
         output = SwinModelOutput(
@@ -148,11 +148,11 @@ class SwinModel(SwinPreTrainedModel):
             pooler_output=last.mean(1) if self.pooled else None,  # [B, C]
             attentions=tuple(encoded.attentions) if need_weights else None,
         )
-        if self.flag("output_hidden_states", output_hidden_states):
+        if self.resolve_flag("output_hidden_states", output_hidden_states):
             states = [embedded, *encoded.after_merging]
             output.hidden_states = tuple(state.tokens for state in states)
             output.reshaped_hidden_states = tuple(state.as_map() for state in states)
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
 
 class SwinBackbone(SwinPreTrainedModel):
@@ -167,13 +167,13 @@ class SwinBackbone(SwinPreTrainedModel):
         self.encoder = Encoder(config)
         named = zip(self.out_features, self.channels, strict=True)
         self.hidden_states_norms = nn.ModuleDict({name: nn.LayerNorm(channels) for name, channels in named})
-        self.start()
+        self.post_init()
 
     @classmethod
-    def accept(cls, plan: KeyPlan, source: str, *, new_head: bool) -> list[str]:
+    def check_plan(cls, plan: KeyPlan, source: str, *, new_head: bool) -> list[str]:
         """As for all models; a file may also have norms of other stages than `out_features`."""
         unexpected = [name for name in plan.unexpected if not name.startswith("hidden_states_norms.")]
-        return super().accept(replace(plan, unexpected=unexpected), source, new_head=new_head)
+        return super().check_plan(replace(plan, unexpected=unexpected), source, new_head=new_head)
 
     def forward(
         self,
@@ -191,7 +191,7 @@ class SwinBackbone(SwinPreTrainedModel):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
 
 class MaskFormerSwinBackbone(SwinPreTrainedModel):
@@ -209,7 +209,7 @@ class MaskFormerSwinBackbone(SwinPreTrainedModel):
             )
         self.model = SwinModel(config)
         self.hidden_states_norms = nn.ModuleList(nn.LayerNorm(channels) for channels in config.stage_channels)
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -227,4 +227,4 @@ class MaskFormerSwinBackbone(SwinPreTrainedModel):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)

@@ -24,7 +24,7 @@ from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
 
 import torch
 
-from vitruvian.graphs import GraphCache, recording
+from vitruvian.ops.cuda_graphs import GraphCache, capture_only
 from vitruvian.pipelines.engine.cuda_streams import (
     CudaStream,
     HostCopy,
@@ -509,7 +509,7 @@ def _graph_batch_size(task: InferenceTask[Any], batch: BatchSize, graphs: GraphC
     Launching a large batch kernel by kernel contends with the worker threads for the GIL, while replaying a graph is
     one call. One recording is enough for a run if all inputs have one size.
     """
-    if graphs is None or batch.size <= graphs.largest_batch:
+    if graphs is None or batch.size <= graphs.max_batch:
         return None
     return batch.size if task.fixed_input_size else 0
 
@@ -537,7 +537,7 @@ def _forward_units(
             if 0 < padding < size:
                 inputs += inputs[-1:] * padding
             try:
-                with contextlib.nullcontext() if graph_size is None else recording(graph_size):
+                with contextlib.nullcontext() if graph_size is None else capture_only(graph_size):
                     computed = task.forward(inputs)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -549,6 +549,6 @@ def _forward_units(
                 continue
             # The traceback is gone here, and with it the tensors that it kept alive.
             if graphs is not None:
-                graphs.forget()  # a smaller batch needs other recordings
+                graphs.clear()  # a smaller batch needs other graphs
             batch.shrink_below(size, task.device, reason)
     return [outputs[index] for index in range(len(units))]

@@ -19,7 +19,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitruvian.errors import InputError
 from vitruvian.hub import names_builtin
-from vitruvian.pipelines.packed import packed_heads
 from vitruvian.results.base import People, Picture
 
 OnEmpty = Literal["whole", "none", "error"]
@@ -133,7 +132,9 @@ def open_finder(
         from vitruvian.pipelines.people.boxes_file import BoxesFile
 
         return BoxesFile(spec, **options)
-    if names_builtin(spec) or packed_heads(spec):
+    from vitruvian.auto import packed_tasks
+
+    if names_builtin(spec) or packed_tasks(spec):
         from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector
 
         return Sapiens2Detector.open(spec, device=device, dtype=dtype, **options)

@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitruvian.auto import packed_tasks
 from vitruvian.errors import InputError
 from vitruvian.model import Model
-from vitruvian.models.sapiens2.maps import cut_padding
-from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import PeopleOptions, ResultFields, TaskPipeline, people_to_crop
 from vitruvian.pipelines.canvas import Blend, Canvas, Region, plan_tiles
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
-from vitruvian.pipelines.packed import packed_heads
 from vitruvian.pipelines.people.crops import boxes_xywh, crop_regions
 from vitruvian.pipelines.people.detectors import OnEmpty, PeopleDetector, whole_image
 from vitruvian.pipelines.sources import Frame
@@ -95,7 +94,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     def load_processor(cls, source: str | Path, **hub: object) -> Sapiens2ImageProcessor:
         """Load the processor. The one of packed checkpoints is shared, and padding is up to the task."""
         processor: Sapiens2ImageProcessor = super().load_processor(source, **hub)
-        return processor.with_options(do_pad=True) if packed_heads(source) else processor
+        return processor.with_options(do_pad=True) if packed_tasks(source) else processor
 
     def open_detector(self, options: OptionsT) -> PeopleDetector | None:
         """Return the people detector; None with tiles."""
@@ -184,7 +183,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
 
     def unpad(self, one: Tensor, size_hw: tuple[int, int]) -> Tensor:
         """Return the part of a map [C, h, w] that is not padding, for an image or tile of `size_hw`."""
-        return cut_padding(one, size_hw, self.processor.size_hw) if self.processor.do_pad else one
+        return crop_padding(one, size_hw, self.processor.size_hw) if self.processor.do_pad else one
 
     def blend_maps(self, prepared: Prepared, maps: list[Tensor], *, channels: int, blend: Blend) -> dict[str, Tensor]:
         """Blend the maps of regions [C, h, w] on their device, since the result is smaller than the maps."""

@@ -13,8 +13,8 @@ from vitruvian.auto import AutoConfig, AutoModel
 from vitruvian.errors import InputError
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
+from vitruvian.models.sapiens2.modeling import Sapiens2Model, patch_map
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.models.sapiens2.trunk import Sapiens2Model, patch_map
 from vitruvian.pipelines.base import Device, DType, Options, TaskPipeline, default_placement
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit

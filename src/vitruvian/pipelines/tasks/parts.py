@@ -11,8 +11,8 @@ from vitruvian.auto import AutoModelForSemanticSegmentation
 from vitruvian.draw import class_colours
 from vitruvian.human import PART_NAMES
 from vitruvian.images.argmax import resized_argmax
-from vitruvian.models.sapiens2.maps import stretch
 from vitruvian.models.sapiens2.modeling import Sapiens2ForSemanticSegmentation
+from vitruvian.models.sapiens2.processing import resize_map
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.engine.task import Prepared
 from vitruvian.pipelines.tasks.dense_base import DenseOptions, DensePipeline
@@ -60,7 +60,7 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
         labels = resized_argmax(logits, size_hw).to(torch.uint8)  # [H, W]
         if not with_score:
             return labels, None
-        return labels, stretch(logits.softmax(0).amax(0, keepdim=True), size_hw)[0].half()  # [H, W]
+        return labels, resize_map(logits.softmax(0).amax(0, keepdim=True), size_hw)[0].half()  # [H, W]
 
     def finish(self, prepared: Prepared, decoded: tuple[Tensor, Tensor | None]) -> Parts:
         """Build the result."""

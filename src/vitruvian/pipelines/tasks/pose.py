@@ -18,14 +18,13 @@ from torch import Tensor
 
 from vitruvian.auto import AutoModelForPoseEstimation
 from vitruvian.errors import InputError
-from vitruvian.graphs import unrecorded
 from vitruvian.human import FLIP_PAIRS, KEYPOINT_NAMES
-from vitruvian.kernels.peaks import finds_peaks
-from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, flip_back
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.ops.cache import constant
 from vitruvian.ops.crop import crop_windows
+from vitruvian.ops.cuda_graphs import no_capture
+from vitruvian.ops.heatmap_peaks import decode_heatmaps, decodes_without_sync
 from vitruvian.pipelines.base import PeopleOptions, TaskPipeline, people_to_crop
 from vitruvian.pipelines.engine.cuda_streams import HostCopy, LazyValue, copy_to_host, record_stream, stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
@@ -91,9 +90,9 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
         """Run the model; return the keypoints of all people in the batch, and the row of each unit."""
         crops = stack_on_device([unit.pixels for unit in units], self.device, self.model.dtype)  # [B, 3, h, w]
         pairs = self._flip_pairs() if self.options.flip else None
-        if finds_peaks(crops, kernel_size=self.options.kernel_size):
+        if decodes_without_sync(crops, kernel_size=self.options.kernel_size):
             # Decoding is part of the CUDA graph; the graph of the model alone is not recorded.
-            keypoints = self.model.recorded(self._forward_and_decode, crops, pairs, self.options.kernel_size)
+            keypoints = self.model.run_captured(self._forward_and_decode, crops, pairs, self.options.kernel_size)
             copy = LazyValue(lambda: copy_to_host(keypoints))
             copy.get()
         else:
@@ -112,7 +111,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
 
     def _forward_and_decode(self, crops: Tensor, pairs: Tensor | None, kernel_size: int) -> BatchKeypoints:
         """Run the model and decode: crops [B, 3, h, w] -> keypoints."""
-        with unrecorded():
+        with no_capture():
             heatmaps = self.model(crops, return_dict=True).heatmaps  # [B, J, h/4, w/4]
             mirrored = None if pairs is None else self.model(crops.flip(-1), return_dict=True).heatmaps
             return _decode(heatmaps, mirrored, pairs, kernel_size)
@@ -122,7 +121,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
         if self.upload_stream is None:
             return False
         example = torch.empty(0, self.input_hw[1], dtype=self.model.dtype, device=self.device)
-        return finds_peaks(example, kernel_size=self.options.kernel_size)
+        return decodes_without_sync(example, kernel_size=self.options.kernel_size)
 
     def _flip_pairs(self) -> Tensor:
         """Return the pairs of keypoints that swap in a mirrored image [P, 2]."""

@@ -16,15 +16,13 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.unit.kernels.ways import INTERPRETED
 from tests.unit.pipelines.case import SAPIENS, leeway, opened, parts_of, picture
 from tests.unit.pipelines.engine.test_runner import Doubler, results
 from tests.unit.pipelines.engine.test_runner import picture as plain_picture
 from vitruvian import pipeline
 from vitruvian.errors import InputError
-from vitruvian.graphs import GraphCache
-from vitruvian.kernels import peaks
-from vitruvian.ops.dispatch import interpret_triton
+from vitruvian.ops.cuda_graphs import GraphCache
+from vitruvian.ops.dispatch import IS_INTERPRETED, interpret_triton
 from vitruvian.pipelines.base import can_auto_optimize
 from vitruvian.pipelines.canvas import Canvas, Region
 from vitruvian.pipelines.engine.cuda_streams import CudaStream, LazyValue, PendingTensors, upload_stream
@@ -93,16 +91,14 @@ class TestSameResults:
         for got, want in zip(*(pipe(shown, boxes=BOXES, flip=True) for pipe in (other, usual)), strict=True):
             same(got, want)
 
-    @pytest.mark.skipif(not INTERPRETED, reason="kernels need a GPU or Triton's interpreter")
+    @pytest.mark.skipif(not IS_INTERPRETED, reason="kernels need a GPU or Triton's interpreter")
     @pytest.mark.parametrize("task", ["pose", "normals"])
-    def test_with_kernels(self, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(peaks, "takes_kernel", lambda *_, **__: True)
+    def test_with_kernels(self, task: str) -> None:
         usual, other = opened(task), streamed(task)
         shown = [picture(seed, (40 + 5 * seed, 56)) for seed in range(2)]
-        assert other.forward_decodes() == (task == "pose")
         with interpret_triton():
+            assert other.forward_decodes() == (task == "pose")
             found = [other(one, boxes=BOXES) for one in shown]  # the interpreter is for one thread
-        monkeypatch.undo()
         for got, want in zip(found, usual(shown, boxes=BOXES), strict=True):
             same(got, want, near=2e-2)  # random heatmaps have saddles, which magnify rounding
 
@@ -115,7 +111,7 @@ class TestSameResults:
         for pipe in (usual, other):
             pipe.model.config.flip_pairs = [[1, 2], [3, 4]]
         wanted = list(usual(shown, boxes=boxes))
-        monkeypatch.setattr(pose, "finds_peaks", lambda *_, **__: True)
+        monkeypatch.setattr(pose, "decodes_without_sync", lambda *_, **__: True)
         calls, find_points = [], pose.PosePipeline._forward_and_decode
 
         def noted(self: Any, crops: torch.Tensor, *rest: Any) -> Any:
@@ -329,7 +325,7 @@ class TestWhoWaits:
                 assert [one() for one in self.made[prepared.frame.index]] == [None, None]
                 return super().finish(prepared, decoded)
 
-        graphs = GraphCache(largest_batch=1)
+        graphs = GraphCache(max_batch=1)
         for behind in (False, True):
             job = Kept()
             job.decodes_in_workers, job.fixed_input_size = behind, True

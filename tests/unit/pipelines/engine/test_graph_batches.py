@@ -13,7 +13,7 @@ import torch
 
 from tests.unit.pipelines.case import SAPIENS, leeway, opened, parts_of, picture
 from vitruvian import InputError, pipeline
-from vitruvian.graphs import ONLY, GraphCache
+from vitruvian.ops.cuda_graphs import GraphCache, _only_batch
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.memory import BatchSize
 from vitruvian.pipelines.engine.runner import Failure, _forward_units, _graph_batch_size, run_many
@@ -36,7 +36,7 @@ class Recorder:
     def forward(self, units: list[Unit]) -> list[Any]:
         if self.error is not None:
             raise self.error
-        self.calls.append(([unit.extra for unit in units], ONLY.get()))
+        self.calls.append(([unit.extra for unit in units], _only_batch.get()))
         return [10 * unit.extra for unit in units]
 
 
@@ -55,16 +55,16 @@ class TestPadding:
     )
     def test_more_than_half_is_padded(self, count: int, ran: list[int]) -> None:
         task = Recorder()
-        outputs = forward(task, count, BatchSize(8, fixed=True), GraphCache(largest_batch=4))
+        outputs = forward(task, count, BatchSize(8, fixed=True), GraphCache(max_batch=4))
         assert outputs == [10 * number for number in range(count)]
         assert task.calls == [(ran, 8)]
-        assert ONLY.get() is None
+        assert _only_batch.get() is None
 
     @pytest.mark.parametrize(
         ("graphs", "size", "fixed_input_size", "only"),
         [
-            (GraphCache(largest_batch=4), 4, True, None),  # every size is recorded
-            (GraphCache(largest_batch=4), 8, False, 0),  # none is
+            (GraphCache(max_batch=4), 4, True, None),  # every size is recorded
+            (GraphCache(max_batch=4), 8, False, 0),  # none is
             (None, 8, True, None),
         ],
     )
@@ -77,7 +77,7 @@ class TestPadding:
         assert task.calls == [([0, 1, 2], only)]
 
     def test_a_batch_that_shrank(self) -> None:
-        graphs, batch, task = GraphCache(largest_batch=2), BatchSize(12, fixed=False), Recorder()
+        graphs, batch, task = GraphCache(max_batch=2), BatchSize(12, fixed=False), Recorder()
         batch.size = 6
         forward(task, 5, batch, graphs)
         assert task.calls == [([0, 1, 2, 3, 4, 4], 6)]
@@ -87,13 +87,13 @@ class TestPadding:
 
     def test_recordings_are_dropped_when_memory_runs_out(self) -> None:
         graphs = GraphCache()
-        graphs.recordings["key"] = None  # type: ignore[assignment]
+        graphs.captured["key"] = None  # type: ignore[assignment]
         with pytest.raises(ValueError, match="other"):
             forward(Recorder(error=ValueError("something other")), 2, BatchSize(8, fixed=False), graphs)
-        assert len(graphs.recordings) == 1
+        assert len(graphs.captured) == 1
         with pytest.raises(InputError, match="memory"):
             forward(Recorder(error=torch.OutOfMemoryError("out of memory")), 2, BatchSize(8, fixed=False), graphs)
-        assert len(graphs.recordings) == 0
+        assert len(graphs.captured) == 0
 
 
 @pytest.mark.parametrize("task", SAPIENS)
@@ -163,14 +163,14 @@ class TestOnAGpu:
                     share = np.isclose(got.arrays()[name], value, atol=2e-2, rtol=2e-2).mean() if value.size else 1.0
                     assert share > 0.97, name
             assert pipe.model.graphs.replays == {6: 2 * runs}
-            assert len(pipe.model.graphs.recordings) == 1
+            assert len(pipe.model.graphs.captured) == 1
 
     def test_few_calls_of_torch(self) -> None:
         from torch.utils._python_dispatch import TorchDispatchMode
 
-        from vitruvian.kernels.available import has_triton
+        from vitruvian.ops.dispatch import HAS_TRITON
 
-        if not has_triton():
+        if not HAS_TRITON:
             pytest.skip("no Triton")
 
         class Calls(TorchDispatchMode):

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from vitruvian.errors import InputError
-from vitruvian.graphs import GraphCache
+from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.pipelines.engine.cuda_streams import CudaStream, copy_to_host
 from vitruvian.pipelines.engine.memory import BatchSize, initial_batch_size
 from vitruvian.pipelines.engine.runner import Failure, max_in_flight, run_many, run_one
@@ -121,7 +121,7 @@ class TestOrder:
     def test_whole_batches_from_the_first_on(self) -> None:
         job = Doubler(units=2)
         job.fixed_input_size = True
-        graphs = GraphCache(largest_batch=1)
+        graphs = GraphCache(max_batch=1)
         assert results(job, [picture(n) for n in range(5)], batch_timeout=60.0, graphs=graphs) == [
             4 * n for n in range(5)
         ]
