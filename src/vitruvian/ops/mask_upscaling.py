@@ -136,10 +136,10 @@ def _upscale_masks_kernel(  # type: ignore[no-untyped-def]
     j = tl.arange(0, middle)
     k = tl.arange(0, small)
     mask = tl.arange(0, padded_masks)
-    offset = (prompt * count + cell)[:, None] * channels + c[None, :]
-    cells = tl.load(cells_ptr + offset, mask=inside[:, None], other=0.0)
-    offset = (prompt * masks + mask)[None, :] * small + k[:, None]
-    vectors = tl.load(vectors_ptr + offset, mask=(mask < masks)[None, :], other=0.0)
+    cell_offset = (prompt * count + cell)[:, None] * channels + c[None, :]
+    cells = tl.load(cells_ptr + cell_offset, mask=inside[:, None], other=0.0)
+    vector_offset = (prompt * masks + mask)[None, :] * small + k[:, None]
+    vectors = tl.load(vectors_ptr + vector_offset, mask=(mask < masks)[None, :], other=0.0)
     norm_weight = tl.load(norm_weight_ptr + j).to(tl.float32)
     norm_bias = tl.load(norm_bias_ptr + j).to(tl.float32)
     image_cell = (prompt // prompts) * count + cell
@@ -158,6 +158,6 @@ def _upscale_masks_kernel(  # type: ignore[no-untyped-def]
             y = _gelu(tl.dot(x, weight2) + tl.load(finest, mask=inside[:, None], other=0.0).to(tl.float32))
             logits = tl.dot(y.to(cells.dtype), vectors)  # [block_cells, padded_masks]
             step = (2 * (quarter // 2) + sixteenth // 2) * (4 * width) + 2 * (quarter % 2) + sixteenth % 2
-            offset = (prompt * masks + mask)[None, :] * (16 * count) + (pixel + step)[:, None]
+            out_offset = (prompt * masks + mask)[None, :] * (16 * count) + (pixel + step)[:, None]
             in_masks = inside[:, None] & (mask < masks)[None, :]
-            tl.store(out_ptr + offset, logits.to(out_ptr.dtype.element_ty), mask=in_masks)
+            tl.store(out_ptr + out_offset, logits.to(out_ptr.dtype.element_ty), mask=in_masks)

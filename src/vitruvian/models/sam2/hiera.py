@@ -98,7 +98,7 @@ class Sam2HieraDetModel(Model):
         x = self.patch_embed(pixel_values)  # [B, h, w, C]
         x = x + self.positions((x.shape[1], x.shape[2])).to(x.dtype)
         branch: Tensor | None = None
-        states, weights, maps = [x], [], []
+        states, weights, maps = [x] if need_states else [], [], []
         for index, block in enumerate(self.blocks):
             if self.gradient_checkpointing and self.training:
                 x, branch, block_weights = checkpoint(block, x, branch, need_weights, use_reentrant=False)

@@ -157,6 +157,7 @@ class MaskDecoder(nn.Module):
             )
             ious, mask_tokens = self.iou_prediction_head(out[:, :, 1]).sigmoid(), self._mask_tokens(out)
             masks = self._masks(mask_tokens, cells, context, computed)  # [B, P, K, 4h, 4w]
+            del cells  # the next group needs its memory
             masks = masks if computed == wanted else masks[:, :, wanted]
             ious, mask_tokens = ious[:, :, wanted], mask_tokens[:, :, :1] if select else mask_tokens[:, :, wanted]
             if select:
@@ -192,6 +193,7 @@ class MaskDecoder(nn.Module):
                 mask_tokens = self._mask_tokens(out[:, confident])
                 masks = self._masks(mask_tokens, cells[:, confident], context, slice(1, None))  # [1, W, K, 4h, 4w]
                 parts.append((masks[0, row, mask], ious[prompt, mask], prompt + group.start))
+            del cells  # the next group needs its memory
         return ConfidentMasks(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
 
     def _add_output_tokens(self, sparse: Tensor) -> Tensor:
