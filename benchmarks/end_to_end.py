@@ -43,8 +43,11 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 from measure import machine  # noqa: E402
 
 from vitruvian import Sapiens2Config, Sapiens2ForPoseEstimation, Sapiens2ImageProcessor, pipeline  # noqa: E402
-from vitruvian.evaluation.speed.cells import DTYPES  # noqa: E402
-from vitruvian.evaluation.speed.subjects import Given, subject  # noqa: E402
+from vitruvian.benchmarking.models import (  # noqa: E402
+    DTYPES,
+    Workload,
+    subject,
+)
 from vitruvian.ops.cuda_graphs import no_capture  # noqa: E402
 from vitruvian.pipelines import Failure, base  # noqa: E402
 from vitruvian.pipelines.engine import runner  # noqa: E402
@@ -114,7 +117,7 @@ def open_pipeline(options: argparse.Namespace, device: torch.device) -> Any:
         processor = Sapiens2ImageProcessor(size={"height": 128, "width": 96})
     else:
         one = subject(f"sapiens2-{options.model}")
-        model = one.build(Given(1, one.size_hw, 0, dtype, device))
+        model = one.build(Workload(1, one.size_hw, 0, dtype, device))
         processor = Sapiens2ImageProcessor()
     chosen = {} if options.batch_size is None else {"batch_size": options.batch_size}
     return pipeline("pose", model, processor=processor, keep_image=False, workers=options.workers, **chosen)

@@ -26,9 +26,9 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 import vitruvian  # noqa: E402
-from vitruvian.evaluation.speed.timing import machine, time_in_turns  # noqa: E402
-from vitruvian.export.accuracy import task_cost  # noqa: E402
-from vitruvian.export.calibration import calibration_samples  # noqa: E402
+from vitruvian.benchmarking.timing import machine, time_interleaved  # noqa: E402
+from vitruvian.export.comparison import task_cost  # noqa: E402
+from vitruvian.export.int8 import calibration_samples  # noqa: E402
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES  # noqa: E402
 
 CLASSES = {task: cls.__name__ for task, cls in TASK_CLASSES.items() if task != "people"}
@@ -86,7 +86,7 @@ def run_task(task: str, source: str | None, options: argparse.Namespace) -> None
     eight = copy.deepcopy(truth).to(torch.bfloat16).optimize(fp8=True)
     batch = pictures[0].expand(options.batch, -1, -1, -1).contiguous()
     with torch.inference_mode():
-        times = time_in_turns(
+        times = time_interleaved(
             {"bfloat16": lambda: plain(batch), "fp8": lambda: eight(batch)},
             device=batch.device,
             seconds=options.seconds,

@@ -37,9 +37,18 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 from vitruvian import Sapiens2ImageProcessor, pipeline  # noqa: E402
-from vitruvian.evaluation.speed.cells import DTYPES, Cell, Plan, measure, table  # noqa: E402
-from vitruvian.evaluation.speed.subjects import Given, has_reference, reference_of, subject  # noqa: E402
-from vitruvian.evaluation.speed.timing import machine, product_ceiling, time_in_turns  # noqa: E402
+from vitruvian.benchmarking.models import (  # noqa: E402  # noqa: E402
+    DTYPES,
+    Cell,
+    Plan,
+    Workload,
+    has_reference,
+    measure,
+    reference_of,
+    subject,
+    table,
+)
+from vitruvian.benchmarking.timing import machine, product_ceiling, time_interleaved  # noqa: E402
 from vitruvian.ops.dispatch import disable_triton  # noqa: E402
 
 # Model, batch, prompts, and the most time it may take as a share of the reference's.
@@ -62,7 +71,7 @@ MOST = 8  # people of a batch
 BATCHES, PROMPTS, SCALES = (1, 2, 4, 8, 16), (1, 8, 64, 256, 1024), (0.5, 1.0, 1.5)
 
 
-def attempt(name: str, given: Given, plan: Plan, ceiling: float) -> Cell:
+def attempt(name: str, given: Workload, plan: Plan, ceiling: float) -> Cell:
     """Measure a cell; where that fails, without graphs, and then without kernels."""
     ways = (
         ("", plan, nullcontext()),
@@ -117,7 +126,7 @@ def without_graphs(plan: Plan) -> Plan:
 
 
 @torch.no_grad()
-def parts(name: str, given: Given) -> dict[str, float]:
+def parts(name: str, given: Workload) -> dict[str, float]:
     """Milliseconds of our model as it is, with kernels, with graphs, and with both: what each brings."""
     one = subject(name)
     model, inputs = one.build(given), one.inputs(given)
@@ -133,29 +142,29 @@ def parts(name: str, given: Given) -> dict[str, float]:
         try:
             call = {"": lambda: one.ask(model, inputs)}
             with nullcontext() if kernels else disable_triton():
-                found[way] = time_in_turns(call, device=given.device, seconds=0.3)[""].median
+                found[way] = time_interleaved(call, device=given.device, seconds=0.3)[""].median
         except Exception as error:
             print(f"{name}, {way}: {type(error).__name__}: {str(error).splitlines()[0][:160]}", flush=True)
     return found
 
 
 @torch.no_grad()
-def profile(name: str, given: Given) -> str:
+def profile(name: str, given: Workload) -> str:
     """The kernels that take most of our time, without a graph that would hide them."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
     one = subject(name)
     model, inputs = one.build(given).optimize(cuda_graphs=False), one.inputs(given)
-    one.ask(model, inputs)
+    one.call(model, inputs)
     with profiler(activities=[ProfilerActivity.CUDA]) as found:
-        one.ask(model, inputs)
+        one.call(model, inputs)
         torch.cuda.synchronize()
     return str(found.key_averages().table(sort_by="cuda_time_total", row_limit=16, max_name_column_width=60))
 
 
 @torch.no_grad()
-def people_rows(name: str, counts: list[int], given: Given, *, seconds: float) -> Iterator[dict[str, Any]]:
+def people_rows(name: str, counts: list[int], given: Workload, *, seconds: float) -> Iterator[dict[str, Any]]:
     """Time a picture with so many people: our pipeline, and the reference's network without what comes around it."""
     one = subject(name)
     model = one.build(given)
@@ -172,7 +181,7 @@ def people_rows(name: str, counts: list[int], given: Given, *, seconds: float) -
             calls["reference"] = functools.partial(
                 one.ask, theirs, one.inputs(dataclasses.replace(given, batch=people))
             )
-        times = time_in_turns(calls, device=given.device, seconds=seconds)
+        times = time_interleaved(calls, device=given.device, seconds=seconds)
         yield {"model": name, "people": people, "times": {way: dataclasses.asdict(t) for way, t in times.items()}}
 
 
@@ -267,7 +276,7 @@ def main() -> int:
                     print(f"{name}: left out, --limit is over", flush=True)
                     continue
                 begun = time.perf_counter()
-                cell = attempt(name, Given(batch, size_hw, prompts, DTYPES[kind], device), plan, ceiling)
+                cell = attempt(name, Workload(batch, size_hw, prompts, DTYPES[kind], device), plan, ceiling)
                 cells.append(cell)
                 save()
                 print(
@@ -280,7 +289,7 @@ def main() -> int:
         for name in options.models or ():
             if not options.people or not name.startswith("sapiens2-pose") or late():
                 continue
-            given = Given(1, subject(name).size_hw, 0, DTYPES[kind], device)
+            given = Workload(1, subject(name).size_hw, 0, DTYPES[kind], device)
             for row in people_rows(name, options.people, given, seconds=seconds):
                 written["people"].append(row | {"dtype": kind})
                 print(f"{name}, {row['people']} people: {row['times']}", flush=True)
@@ -289,7 +298,7 @@ def main() -> int:
         for name, batch, prompts, _ in dict.fromkeys(planned(options)):
             if late():
                 break
-            given = Given(batch, sizes_of(name, options)[0], prompts, DTYPES[options.dtypes[0]], device)
+            given = Workload(batch, sizes_of(name, options)[0], prompts, DTYPES[options.dtypes[0]], device)
             if on_gpu and prompts != 1:
                 written["profiles"][f"{name} {prompts}"] = profile(name, given)
             written["parts"][f"{name} {prompts}"] = parts(name, given)

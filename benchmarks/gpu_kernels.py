@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from vitruvian.evaluation.speed.timing import difference, time_in_turns
+from vitruvian.benchmarking.timing import difference, time_interleaved
 from vitruvian.kernels import available
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
 from vitruvian.models.sam2.two_way_transformer import CrossAttention
@@ -173,7 +173,7 @@ def check(name: str, make: Callable[[], Case], seconds: float) -> dict[str, Any]
         finally:
             available.OFF.discard("1")
 
-    taken = time_in_turns({"kernel": lambda: function(*given), "twin": twin}, device=CUDA, seconds=seconds)
+    taken = time_interleaved({"kernel": lambda: function(*given), "twin": twin}, device=CUDA, seconds=seconds)
     return {
         "name": name,
         "difference": far[0],
@@ -195,7 +195,7 @@ def attention_backends() -> list[dict[str, Any]]:
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
             try:
                 with sdpa_kernel(backend):
-                    taken = time_in_turns(
+                    taken = time_interleaved(
                         {"": lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v)}, device=CUDA, seconds=0.1
                     )[""]
                 found.append({"name": f"{heads} heads of {dim}, {backend.name}", "us": taken.median * 1e3})

@@ -30,8 +30,7 @@ HOUSE: tuple[tuple[str, ...], ...] = (
     ("draw", "files"),
     ("results",),
     ("pipelines",),
-    ("data", "evaluation"),
-    ("training", "serving", "export"),
+    ("training", "benchmarking", "serving", "export"),
     ("cli",),
     ("__main__",),
 )

@@ -26,12 +26,9 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "exr": (("OpenEXR",), "EXR files"),
     "detect": (("onnxruntime",), "detecting people with ONNX models"),
     "supervision": (("supervision",), "results for supervision"),
-    "train": (("accelerate", "peft", "scipy", "pycocotools", "tensorboard"), "training, models over several GPUs"),
-    "serve": (("fastapi", "uvicorn"), "the server"),
-    "scale": (("ray",), "many machines"),
+    "train": (("accelerate", "scipy", "tensorboard"), "training, models over several GPUs"),
     "export": (("onnx", "onnxruntime", "onnxscript", "openvino"), "ONNX and OpenVINO"),
-    "mesh": (("trimesh",), "meshes"),
-    "synthetic": (("anny",), "packs of synthetic bodies"),
+    "synthetic": (("anny", "scipy"), "packs of synthetic bodies"),
 }
 Facts = dict[str, Any]  # of JSON
 

@@ -28,25 +28,26 @@ def synthesize(
     from rich.console import Console
     from rich.progress import Progress
 
-    from vitruvian.data.synthetic.capsules import procedural_pack
-    from vitruvian.data.synthetic.pack import load_pack
-    from vitruvian.data.synthetic.render import RenderOptions
-    from vitruvian.data.synthetic.set_files import SHEET_FILE
-    from vitruvian.data.synthetic.write import SetOptions, write_set
     from vitruvian.devices import checked_device
+    from vitruvian.training.synthetic.dataset import SHEET_FILE, DatasetOptions, write_dataset
+    from vitruvian.training.synthetic.pack import load_pack
+    from vitruvian.training.synthetic.procedural import procedural_pack
+    from vitruvian.training.synthetic.render import RenderOptions
 
     size_hw = read_size("--size", size, example="384x288")
     place = checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     console = Console(stderr=True, soft_wrap=True)
     if pack is None:
         console.print("no --pack: people are made of tubes. The documentation says how to build a pack of real bodies.")
-    options = SetOptions(
-        render=RenderOptions(size_hw=size_hw, supersample=supersample), people=people, image_format=image_format
+    options = DatasetOptions(
+        render=RenderOptions(size_hw=size_hw, supersample=supersample),
+        people=people,
+        image_format=image_format,
     )
     made = procedural_pack(0) if pack is None else load_pack(pack)
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("images", total=count)
-        path = write_set(
+        path = write_dataset(
             out,
             count,
             seed=seed,
