@@ -325,10 +325,7 @@ class OpenVinoModel(ExportedModel):
         return [np.array(found[name]) for name in self.signature.outputs]
 
 
-_STEPWISE = (
-    "segment",
-    "masks",
-)  # they call an encoder once and a decoder several times; an export is one call
+_PROMPTED = ("segment", "masks")  # they call an encoder once and a decoder several times; an export is one call
 
 
 def exported_pipeline(
@@ -350,7 +347,7 @@ def exported_pipeline(
         options: Options of the task, as the pipeline's call takes them.
     """
     found = pipeline_class(task)
-    if find_task(task).name in _STEPWISE:
+    if find_task(task).name in _PROMPTED:
         raise InputError(f"task: expected one that is a single call of a model, got {task!r}. Use vitruvian.pipeline.")
     found.check_options(options)
     opened = model if isinstance(model, ExportedModel) else _open_exported(model, threads=threads)
