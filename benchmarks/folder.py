@@ -189,13 +189,13 @@ def run_loop(pictures: Path, model: Path, out: Path) -> dict[str, Any]:
 
 def run_command(pictures: Path, model: Path, out: Path) -> dict[str, Any]:
     """The command line, in this process; opening the model is not counted, as in the loop."""
-    import vitruvian.cli.jobs as jobs
+    import vitruvian.cli.run_task as run_task
     from vitruvian import pipeline
     from vitruvian.cli import run
 
     pipe = pipeline(TASK, model, device="cpu")
     pipe(next(path for path in sorted(pictures.glob("*.jpg")) if path.stat().st_size > 5000))
-    jobs.pipeline = lambda *_, **__: pipe
+    run_task.pipeline = lambda *_, **__: pipe
     told = io.StringIO()
     with Memory() as memory, contextlib.redirect_stdout(told):
         start = time.perf_counter()

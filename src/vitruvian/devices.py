@@ -55,11 +55,11 @@ def checked_device(value: object) -> torch.device:
     except (RuntimeError, TypeError) as error:
         raise InputError(f"device: expected a name such as 'cuda', 'mps' or 'cpu', got {value!r}.") from error
     if found.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device: {value!r} asked for, but torch finds no CUDA device here. Use device='cpu'.")
+        raise InputError(f"device: {value!r} asked for, but torch finds no CUDA device here. Use cpu.")
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         raise InputError(f"device: {value!r} asked for, but the last one here is cuda:{torch.cuda.device_count() - 1}.")
     if found.type == "mps" and not torch.backends.mps.is_available():
-        raise InputError(f"device: {value!r} asked for, but torch finds no Metal device here. Use device='cpu'.")
+        raise InputError(f"device: {value!r} asked for, but torch finds no Metal device here. Use cpu.")
     return found
 
 

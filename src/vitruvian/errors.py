@@ -1,24 +1,64 @@
-"""Every exception and warning that vitruvian raises: one small tree.
-
-Messages follow one form: ``subject: expected X, got Y. What to do next.``
+"""Every exception and warning that vitruvian raises.
 
     VitruvianError
     ├── InputError (ValueError)          an argument, prompt, box, label or tensor that cannot be used
-    │   └── ImageError                   a picture that cannot be read, or is too large to read safely
+    │   └── ImageError                   an image that cannot be read, or is too large to read safely
     ├── ConfigError (ValueError)         a configuration field with a wrong type or an impossible value
     ├── CheckpointError (OSError)        files of a checkpoint that are missing, truncated or unreadable
-    │   └── WeightsError (ValueError)    readable weights that do not fit the model
+    │   └── WeightsError (ValueError)    readable weights that do not match the model
     └── MissingExtraError (ImportError)  an optional dependency that is not installed
+
+Messages have the form ``subject: expected X, got Y. What to do next.``
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+# `boxes`, `K and fov`, `boxes[0]`: a subject that names arguments, not a file
+_ARGUMENTS = re.compile(r"[A-Za-z_]\w*(\[\d+\])?((, | and )[A-Za-z_]\w*(\[\d+\])?)*")
 
 
 class VitruvianError(Exception):
-    """Base of all errors that vitruvian raises on purpose."""
+    """Base of all errors that vitruvian raises on purpose.
+
+    The message is written out, ``InputError("boxes: expected …")``, or given in fields,
+    ``InputError(subject="boxes", expected="one or more", got="none", hint="Pass boxes or a finder.")``. Errors can be
+    pickled.
+
+    Args:
+        message: The whole message, or what follows `subject` where that is given.
+        subject: What the error is about: the name of an argument, or a file. Found in `message` where it starts with
+            the name of an argument and a colon.
+        expected: What was expected.
+        got: What was there instead.
+        hint: What to do next: a sentence.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        subject: str | None = None,
+        expected: str | None = None,
+        got: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        if subject is None and expected is None:
+            name, colon, rest = str(message).partition(": ")
+            if colon and _ARGUMENTS.fullmatch(name):
+                subject, message = name, rest
+        if expected is not None:
+            message = f"expected {expected}." if got is None else f"expected {expected}, got {got}."
+        self.subject, self.expected, self.got, self.hint = subject, expected, got, hint
+        self.detail = str(message) if hint is None else f"{message} {hint}".strip()
+        super().__init__(self.about(subject))
+
+    def about(self, subject: str | None) -> str:
+        """Return the message with another subject, such as ``--boxes`` for ``boxes``."""
+        return self.detail if subject is None else f"{subject}: {self.detail}"
 
 
 class InputError(VitruvianError, ValueError):
@@ -26,7 +66,7 @@ class InputError(VitruvianError, ValueError):
 
 
 class ImageError(InputError):
-    """A picture that cannot be read, or is too large to read safely."""
+    """An image that cannot be read, or is too large to read safely."""
 
 
 class ConfigError(VitruvianError, ValueError):
@@ -38,7 +78,7 @@ class CheckpointError(VitruvianError, OSError):
 
 
 class WeightsError(CheckpointError, ValueError):
-    """Weights that were read but do not fit the model they were meant for."""
+    """Weights that were read but do not match the model."""
 
 
 class MissingExtraError(VitruvianError, ImportError):
@@ -46,7 +86,10 @@ class MissingExtraError(VitruvianError, ImportError):
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f'{purpose}: needs the package {package}. Install it with: pip install "vitruvian[{extra}]"')
-        self.package, self.extra = package, extra
+        self.package, self.extra, self.purpose = package, extra, purpose
+
+    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str, str]]:
+        return type(self), (self.package, self.extra, self.purpose)
 
 
 class VitruvianWarning(UserWarning):
@@ -54,7 +97,7 @@ class VitruvianWarning(UserWarning):
 
 
 class NewWeightsWarning(VitruvianWarning):
-    """Some weights were not in the checkpoint and start from fresh random values."""
+    """Some weights were not in the checkpoint and are initialized at random."""
 
 
 def near_matches(name: str, known: Iterable[str]) -> str:

@@ -148,7 +148,7 @@ def _download(repository: str, name: str, options: HubOptions) -> Path | None:
         if is_offline:
             raise CheckpointError(
                 f"{repository}: {name} is not in the local cache and the network is switched off "
-                "(local_files_only or HF_HUB_OFFLINE). Download it once with the network on."
+                "(HF_HUB_OFFLINE or local_files_only). Download it once with the network on."
             ) from error
         raise CheckpointError(
             f"{repository}: cannot reach the Hub and {name} is not in the local cache. "
@@ -158,7 +158,7 @@ def _download(repository: str, name: str, options: HubOptions) -> Path | None:
         return None
     except hub.GatedRepoError as error:
         raise CheckpointError(
-            f"{repository}: access is gated. Accept its licence on the Hub, then run `hf auth login` or pass token=…"
+            f"{repository}: access is gated. Accept its licence on the Hub, then run `hf auth login` or set HF_TOKEN."
         ) from error
     except hub.RevisionNotFoundError as error:
         raise CheckpointError(
@@ -166,7 +166,7 @@ def _download(repository: str, name: str, options: HubOptions) -> Path | None:
         ) from error
     except (hub.RepositoryNotFoundError, hub.HFValidationError) as error:
         raise CheckpointError(
-            f"{repository}: no such repository on the Hub, or it is private. Check the name, or pass token=…"
+            f"{repository}: no such repository on the Hub, or it is private. Check the name, or set HF_TOKEN."
         ) from error
     except Exception as error:  # depends on the HTTP library of huggingface_hub
         raise CheckpointError(f"{repository}: downloading {name} failed ({error}). Try again.") from error
@@ -241,6 +241,6 @@ def upload(
     except Exception as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(
-            f"{repo_id}: uploading failed ({reason}). Check the name, and log in with `hf auth login` or pass token=…"
+            f"{repo_id}: uploading failed ({reason}). Check the name, and log in with `hf auth login` or set HF_TOKEN."
         ) from error
     return str(done.pr_url or done)

@@ -219,7 +219,8 @@ class Model(nn.Module):
                 beside = Path(source).expanduser().parent / CONFIG_FILE
                 if not beside.is_file():
                     raise ConfigError(
-                        f"{source}: expected {CONFIG_FILE} beside the weight file, found none. Pass config=… with it."
+                        f"{source}: expected {CONFIG_FILE} beside the weight file, found none. Put it there, or pass "
+                        "a config."
                     )
             read = cls.config_class.from_pretrained(config or source, **options.__dict__)
         if not overrides:

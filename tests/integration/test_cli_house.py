@@ -16,14 +16,14 @@ from tests.integration.cli_case import one_thread, pixels, process, save_checkpo
 from tests.tiny_checkpoints import working_in
 from tests.tiny_packed import install
 from vitruvian import hub
-from vitruvian.cli import doctor
 from vitruvian.cli.catalogue import LICENCES, SAPIENS2_SIZES, known_checkpoints
-from vitruvian.cli.items import find_items
-from vitruvian.cli.kinds import TASKS, read_kinds
+from vitruvian.cli.commands import doctor
+from vitruvian.cli.inputs import find_inputs
+from vitruvian.cli.outputs import image_kinds, read_save, save_kinds
 from vitruvian.errors import InputError
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES
 from vitruvian.pipelines.demo import DEMO_TASKS
-from vitruvian.tasks import PIPELINE_TASKS, find_task
+from vitruvian.tasks import PIPELINE_TASKS, TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,7 +50,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     inside, *rows = json.loads(capsys.readouterr().out)["checkpoints"]
     assert len(rows) == len({row["name"] for row in rows}) == len(list(known_checkpoints()))
     commands = {command for row in rows for command in row["commands"]}
-    assert commands == set(TASKS) - {"albedo"}  # none is published
+    assert commands == set(PIPELINE_TASKS) - {"albedo"}  # none is published
     assert (inside["name"], inside["licence"]) == ("builtin", "Apache-2.0")
     assert {"pose", "albedo"} <= set(inside["commands"])
     assert 20e6 < inside["cached_bytes"] < 25e6
@@ -68,10 +68,10 @@ def test_sizes_in_the_list_are_those_of_our_models() -> None:
 
 
 def test_every_task_is_a_command() -> None:
-    assert {find_task(task.pipeline).name for task in TASKS.values()} == set(PIPELINE_TASKS)
-    for task in TASKS.values():
-        assert set(task.save) <= set(task.picture_kinds())
-        assert set(task.video) <= set(task.kinds())
+    assert {*cli.COMMANDS[cli.PEOPLE], *cli.COMMANDS[cli.ANYTHING]} == set(PIPELINE_TASKS)
+    for task in (TASKS[name] for name in PIPELINE_TASKS):
+        assert set(task.image_files) <= set(image_kinds(task))
+        assert set(task.video_files) <= set(save_kinds(task))
 
 
 def test_licences_are_those_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,7 +219,7 @@ def stems(folder: Path, *names: str) -> list[str]:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
-    return [item.stem for item in find_items([str(folder / name) for name in names])]
+    return [item.stem for item in find_inputs([str(folder / name) for name in names])]
 
 
 @pytest.mark.parametrize(
@@ -239,21 +239,21 @@ def test_stems(names: list[str], expected: list[str], tmp_path: Path) -> None:
 
 
 def test_stems_of_addresses_and_folders(tmp_path: Path) -> None:
-    found = find_items(["https://a.org/x/photo.jpg?v=1", "https://b.org/photo.jpg", "camera:1", "-", "camera:1"])
+    found = find_inputs(["https://a.org/x/photo.jpg?v=1", "https://b.org/photo.jpg", "camera:1", "-", "camera:1"])
     assert [item.stem for item in found] == ["x/photo", "b.org/photo", "camera1", "stdin"]
-    assert [item.kind for item in found] == ["picture", "picture", "camera", "stdin"]
+    assert [item.kind for item in found] == ["image", "image", "camera", "stdin"]
     for name in ("a.jpg", "b/c.jpg", ".hidden.jpg", ".b/d.jpg", "e.mp4", "f.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert [(item.stem, item.kind) for item in find_items([str(tmp_path)])] == [("a", "picture"), ("e", "video")]
-    assert [item.stem for item in find_items([str(tmp_path)], recursive=True)] == ["a", "b/c", "e"]
+    assert [(item.stem, item.kind) for item in find_inputs([str(tmp_path)])] == [("a", "image"), ("e", "video")]
+    assert [item.stem for item in find_inputs([str(tmp_path)], recursive=True)] == ["a", "b/c", "e"]
 
 
 def test_kinds() -> None:
-    assert read_kinds(TASKS["pose"], "json, PLOT").picture == ("json", "plot")
-    assert read_kinds(TASKS["pose"], "json,plot").video == ("json", "mp4")
-    assert read_kinds(TASKS["pose"], "plot,webm").video == ("webm",)
-    assert read_kinds(TASKS["normals"], "json,png").picture == ("png",)
-    assert read_kinds(TASKS["normals"], "json,png").video == ("json", "png")
+    assert read_save(TASKS["pose"], "json, PLOT").image == ("json", "plot")
+    assert read_save(TASKS["pose"], "json,plot").video == ("json", "mp4")
+    assert read_save(TASKS["pose"], "plot,webm").video == ("webm",)
+    assert read_save(TASKS["normals"], "json,png").image == ("png",)
+    assert read_save(TASKS["normals"], "json,png").video == ("json", "png")
     with pytest.raises(InputError, match="one or more of"):
-        read_kinds(TASKS["normals"], " , ")
+        read_save(TASKS["normals"], " , ")

@@ -16,7 +16,9 @@ import vitruvian.cli as cli
 from tests.integration.cli_case import COMMANDS, command, one_thread, pixels, save_checkpoints
 from tests.tiny_checkpoints import working_in
 from tests.unit.pipelines.case import picture
-from vitruvian.cli.kinds import TASKS
+from vitruvian.cli.commands import demo
+from vitruvian.cli.outputs import image_kinds
+from vitruvian.tasks import TASKS
 
 SIZE = (90, 130)
 COCO = ("pose", "parts", "segment", "masks", "semantic", "instances", "panoptic")
@@ -86,7 +88,7 @@ READERS: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_everything_that_a_command_writes_opens_elsewhere(name: str, tmp_path: Path) -> None:
-    kinds = TASKS[name].picture_kinds()
+    kinds = image_kinds(TASKS[name])
     assert command(name, "photo.jpg", "--out", tmp_path, "--save", ",".join(kinds)) == 0
     found = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
     endings = {kind: f".{kind}" for kind in kinds} | {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}
@@ -152,9 +154,9 @@ def test_a_dataset_is_added_to(tmp_path: Path) -> None:
 
 
 EXAMPLES = [
-    pytest.param(importlib.import_module(f"vitruvian.cli.{name}").EXAMPLE, id=name)
-    for name in (*cli.COMMANDS[cli.PEOPLE], *cli.COMMANDS[cli.ANYTHING], "demo")
-]
+    pytest.param(importlib.import_module(f"vitruvian.cli.commands.{name}").Command.example, id=name)
+    for name in (*cli.COMMANDS[cli.PEOPLE], *cli.COMMANDS[cli.ANYTHING])
+] + [pytest.param(demo.EXAMPLE, id="demo")]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

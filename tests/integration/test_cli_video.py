@@ -113,9 +113,9 @@ def test_what_does_not_fit_a_video(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "1 done, 2 failed" in told
     assert "bad.mp4: expected a video" in told
     assert command("instances", "clip.mp4", "-o", tmp_path, "--coco", tmp_path / "all.json") == 1
-    assert "--coco gathers pictures" in capsys.readouterr().err
+    assert "--coco collects images" in capsys.readouterr().err
     assert command("parts", "clip.mp4", "--out", "-") == 2
-    assert "expected pictures, got a video" in capsys.readouterr().err
+    assert "expected images, got a video" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")

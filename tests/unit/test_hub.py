@@ -156,7 +156,7 @@ class TestDownload:
 
     def test_token(self, hub: HubServer, client: HubClient, checkpoint: Path) -> None:
         hub.add("me/private", checkpoint, token="hf_secret")
-        with pytest.raises(HubError, match=r"me/private: no such repository on the Hub, or it is private\..*token="):
+        with pytest.raises(HubError, match=r"me/private: no such repository on the Hub, or it is private\..*HF_TOKEN"):
             client.run(OPEN.format(name="me/private", options=""))
         with pytest.raises(HubError, match="no such repository on the Hub, or it is private"):
             client.run(OPEN.format(name="me/private", options=", token='hf_wrong'"))

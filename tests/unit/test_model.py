@@ -83,7 +83,7 @@ class TestOpening:
         alone = tmp_path / "weights.safetensors"
         alone.write_bytes(file.read_bytes())
         with pytest.raises(
-            ConfigError, match=r"expected config\.json beside the weight file, found none\. Pass config="
+            ConfigError, match=r"expected config\.json beside the weight file, found none\. Put it there"
         ):
             Sapiens2ForPoseEstimation.from_pretrained(alone)
         assert_same(tiny_task(), Sapiens2ForPoseEstimation.from_pretrained(alone, config=pose))
@@ -356,7 +356,7 @@ class TestDevices:
     @pytest.mark.parametrize("keyword", ["device", "device_map"])
     def test_no_cuda(self, pose: Path, where: Any, keyword: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        with pytest.raises(InputError, match=r"torch finds no CUDA device here\. Use device='cpu'"):
+        with pytest.raises(InputError, match=r"torch finds no CUDA device here\. Use cpu"):
             Sapiens2ForPoseEstimation.from_pretrained(pose, **{keyword: where})
 
     def test_too_few_devices(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,12 @@
-"""The command line: `vitruvian COMMAND …`. One small file a command; errors are one line, `--debug` shows the rest."""
+"""The command line: `vitruvian COMMAND …`. Errors are one line; `--debug` shows where they came from."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import io
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -11,35 +14,34 @@ from typing import Annotated, Any
 
 import typer
 
-from vitruvian.cli.spread import spread
-from vitruvian.cli.start import leave, start
-from vitruvian.cli.tables import import_torch
-from vitruvian.cli.wording import NAMES, as_typed, option_names
+from vitruvian.cli.options import flatten_options
+from vitruvian.cli.report import DONE, INTERRUPTED, WRONG, error_text, option_names, printable, traceback_text
+from vitruvian.cli.task_command import task_function
 from vitruvian.errors import VitruvianError
+from vitruvian.tasks import TASKS
 from vitruvian.version import __version__
 
-# panel of the help -> commands: modules of this package with a function of their own name and an EXAMPLE that works
-PEOPLE, ANYTHING, HOUSE, TRAINING = "People", "Anything", "Around", "Training"
+# panel of the help -> modules of `commands`
+PEOPLE, ANYTHING, TOOLS, TRAINING = "People", "Anything", "Around", "Training"
 COMMANDS = {
-    PEOPLE: ("pose", "parts", "normals", "pointmap", "matte", "albedo", "embed"),
-    ANYTHING: ("segment", "masks", "semantic", "instances", "panoptic"),
-    HOUSE: ("demo", "doctor", "bench", "export"),
+    PEOPLE: tuple(task.name for task in TASKS.values() if task.pipeline is not None and task.group == "people"),
+    ANYTHING: tuple(task.name for task in TASKS.values() if task.pipeline is not None and task.group == "anything"),
+    TOOLS: ("demo", "doctor", "bench", "export"),
     TRAINING: ("synthesize", "train", "evaluate"),
 }
 MODELS = "models"  # has commands of its own
 EXIT_CODES = "Exit codes: 0 all is well; 1 some sources failed; 2 the command or the model is wrong; 130 interrupted."
 
 
-def show_version(wanted: bool) -> None:
-    """Print the version and stop."""
+def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"vitruvian {__version__}")
         raise typer.Exit
 
 
-def options(
+def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
 ) -> None:
@@ -48,10 +50,10 @@ def options(
 
 @functools.cache
 def program(command: str | None = None) -> Any:
-    """Return the command line as click knows it.
+    """Return the command line as click has it.
 
     Args:
-        command: The only command to have. All of them take longer to read than one takes to begin.
+        command: The only command to build, which takes less time than all of them.
     """
     app = typer.Typer(
         name="vitruvian",
@@ -61,65 +63,67 @@ def program(command: str | None = None) -> Any:
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["--help", "-h"]},
     )
-    app.callback()(options)
+    app.callback()(_options)
     for panel, names in COMMANDS.items():
         for name in names:
             if command in (None, name):
-                module = importlib.import_module(f"{__name__}.{name}")
-                add = app.command(name, epilog=f"Example: {module.EXAMPLE}", rich_help_panel=panel)
-                add(spread(getattr(module, name), first=import_torch))
+                module = importlib.import_module(f"{__name__}.commands.{name}")
+                if name in TASKS:
+                    function, example = task_function(module.Command), module.Command.example
+                else:
+                    function, example = flatten_options(getattr(module, name)), module.EXAMPLE
+                app.command(name, epilog=f"Example: {example}", rich_help_panel=panel)(function)
     if command in (None, MODELS):
-        app.add_typer(importlib.import_module(f"{__name__}.{MODELS}").app, name=MODELS, rich_help_panel=HOUSE)
+        module = importlib.import_module(f"{__name__}.commands.{MODELS}")
+        app.add_typer(module.app, name=MODELS, rich_help_panel=TOOLS)
     return typer.main.get_command(app)
-
-
-def program_for(arguments: Sequence[str]) -> Any:
-    """Return as much of the command line as some arguments need."""
-    names = (MODELS, *(name for names in COMMANDS.values() for name in names))
-    return program(arguments[0] if arguments and arguments[0] in names else None)
 
 
 def main() -> None:
     """Run the command line."""
-    start()
-    leave(run(sys.argv[1:]))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names may hold anything
+    sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command and return its exit code; whatever goes wrong is one line on standard error."""
-    warnings.showwarning = show_warning
-    names = NAMES.set(functools.cache(lambda: option_names(program_for(arguments), arguments)))
+    """Run a command and return its exit code; errors are one line on standard error."""
+    warnings.showwarning = _show_warning
+    commands = (MODELS, *(name for names in COMMANDS.values() for name in names))
+    token = option_names.set({})
     try:
-        code = program_for(arguments)(args=list(arguments) or ["--help"], prog_name="vitruvian", standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        command = program(arguments[0] if arguments and arguments[0] in commands else None)
+        code = command(args=list(arguments) or ["--help"], prog_name="vitruvian", standalone_mode=False)
+        return code if isinstance(code, int) else DONE
     except VitruvianError as error:
-        return tell(error, arguments, as_typed(error))
-    except BrokenPipeError:
-        sys.stdout = None  # whoever read it has enough; nothing is left to flush
-        return 0
-    except Exception as error:  # noqa: BLE001 - told in one line; --debug shows it all
-        if hasattr(error, "format_message"):  # what typer finds wrong with a command
+        return _print_error(error, arguments, error_text(error))
+    except typer.Abort:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of standard output has enough; what is left goes nowhere
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except Exception as error:  # noqa: BLE001 - printed in one line; --debug shows it all
+        if hasattr(error, "format_message"):  # a usage error of click
             context = getattr(error, "ctx", None)
             path = "vitruvian" if context is None else context.command_path
-            words = error.format_message().rstrip(".")
-            return tell(error, arguments, f"{words}. See {path} --help.")
-        words = f"{type(error).__name__}: {error}".rstrip(": .")
-        return tell(error, arguments, f"unexpected {words}. This is a mistake of ours: add --debug and report it.")
+            return _print_error(error, arguments, f"{error.format_message().rstrip('.')}. See {path} --help.")
+        text = f"{type(error).__name__}: {error}".rstrip(": .")
+        return _print_error(error, arguments, f"unexpected {text}. This is a mistake of ours: add --debug, report it.")
     finally:
-        NAMES.reset(names)
+        option_names.reset(token)
 
 
-def tell(error: Exception, arguments: Sequence[str], text: str) -> int:
-    """Print an error in one line, or with --debug all of it; return the exit code."""
+def _print_error(error: Exception, arguments: Sequence[str], text: str) -> int:
+    """Print an error in one line, and the traceback with --debug; return the exit code."""
     if "--debug" in arguments:
-        import traceback
-
-        traceback.print_exception(error)
-    typer.echo(f"Error: {' '.join(text.split())}", err=True)
-    return 2
+        typer.echo(traceback_text(error), err=True)
+    typer.echo(f"Error: {printable(' '.join(text.split()))}", err=True)
+    return WRONG
 
 
-def show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    """Print a warning in one line; those of other packages are theirs to see."""
+def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    """Print a warning of ours in one line; those of other packages are hidden."""
     if category.__module__.startswith("vitruvian"):
-        typer.echo(f"Warning: {as_typed(str(message))}", err=True)
+        typer.echo(f"Warning: {error_text(VitruvianError(str(message)))}", err=True)

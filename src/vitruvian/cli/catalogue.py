@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from vitruvian.tasks import find_task, task_of_head
+
 
 @dataclass(frozen=True)
 class Licence:
@@ -25,12 +27,7 @@ LICENCES = (
         "A licence of Meta's own for Sapiens2, linked from each checkpoint's page; read what it says on commercial use "
         "and on pictures of people.",
     ),
-    Licence(
-        "sam2",
-        "facebook/sam2-*, facebook/sam2.1-*",
-        "Apache-2.0",
-        "Apache-2.0, as the SAM 2 release states.",
-    ),
+    Licence("sam2", "facebook/sam2-*, facebook/sam2.1-*", "Apache-2.0", "Apache-2.0, as the SAM 2 release states."),
     Licence(
         "maskformer",
         "facebook/maskformer-*",
@@ -79,14 +76,6 @@ SAPIENS2_SIZES: dict[str, dict[str, int]] = {
     "pointmap": {"0.4b": 529, "0.8b": 967, "1b": 1630, "5b": 5348},
     "matting": {"1b": 1539},
 }
-SAPIENS2_COMMANDS = {
-    "pretrain": "embed",
-    "pose": "pose",
-    "seg": "parts",
-    "normal": "normals",
-    "pointmap": "pointmap",
-    "matting": "matte",
-}
 # As their papers and releases count them.
 SAM2_SIZES = {"tiny": 39, "small": 46, "base-plus": 81, "large": 224}
 MASKFORMER_SIZES = {"tiny": 42, "small": 63, "base": 102, "large": 212}
@@ -102,20 +91,20 @@ MASK2FORMER = {
     "mapillary-vistas-semantic": ("large",),
     "mapillary-vistas-panoptic": ("large",),
 }
-SEGMENTATION_COMMANDS = {"instance": "instances", "semantic": "semantic", "panoptic": "panoptic"}
 
 
 def known_checkpoints() -> Iterator[Known]:
     """List the checkpoints that are known to work, family by family."""
-    for task, sizes in SAPIENS2_SIZES.items():
+    for head, sizes in SAPIENS2_SIZES.items():
+        command = "embed" if head == "pretrain" else task_of_head(head).name
         for variant, millions in sizes.items():
-            yield Known(f"facebook/sapiens2-{task}-{variant}", (SAPIENS2_COMMANDS[task],), "sapiens2", millions)
+            yield Known(f"facebook/sapiens2-{head}-{variant}", (command,), "sapiens2", millions)
     for release in ("sam2.1", "sam2"):
         for size, millions in SAM2_SIZES.items():
             yield Known(f"facebook/{release}-hiera-{size}", ("segment", "masks"), "sam2", millions)
     for data, variants in MASK2FORMER.items():
         for size in variants:
-            command = SEGMENTATION_COMMANDS[data.rpartition("-")[2]]
+            command = find_task(data.rpartition("-")[2]).name
             name = f"facebook/mask2former-swin-{size}-{data}"
             yield Known(name, (command,), "mask2former", MASK2FORMER_SIZES[size])
     for data, commands in (("coco", ("instances", "panoptic")), ("ade", ("semantic",))):

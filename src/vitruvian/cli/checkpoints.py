@@ -1,28 +1,32 @@
-"""What a checkpoint is, without its weights: for `models info`, and to refuse those of other tasks."""
+"""Checkpoints: what one is without its weights, whether it suits a task, and downloading."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vitruvian.cli.kinds import TASKS, Task
-from vitruvian.cli.shown import shown_bytes
+from vitruvian.cli.report import format_bytes
 from vitruvian.errors import CheckpointError, InputError
+from vitruvian.tasks import PIPELINE_TASKS, TASKS, Task
 
 
 def facts_of(name: str, revision: str | None) -> dict[str, Any]:
-    """Read a checkpoint's configuration, and what the files here tell."""
+    """Return what configuration and local files say about a checkpoint."""
     from vitruvian.auto import AutoConfig, AutoModel, packed_tasks
-    from vitruvian.hub import is_local, local_folder
+    from vitruvian.hub import HubOptions, is_local, local_folder
     from vitruvian.layers.init import no_init_weights
+    from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
+    from vitruvian.models.sapiens2.packed import read_multitask
 
     hub = {} if revision is None else {"revision": revision}
     config = AutoConfig.from_pretrained(name, **hub)
     values = config.to_dict()
     tasks = packed_tasks(name)
     with no_init_weights():
-        model = read_packed(name) if tasks else AutoModel.find(values, name)(config)
+        if tasks:
+            encoder, heads, _ = read_multitask(name, HubOptions(), tasks=None)
+        model = Sapiens2MultiTask(encoder, heads) if tasks else AutoModel.find(values, name)(config)
     if is_local(name):
         folder = local_folder(name)
         weights = [file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin", ".pt", ".pth")]
@@ -35,47 +39,28 @@ def facts_of(name: str, revision: str | None) -> dict[str, Any]:
         "name": name,
         "class": type(model).__name__,
         "family": values.get("model_type"),
-        "commands": commands_of(model),
+        "commands": _commands_for({type(one).__name__ for one in getattr(model, "tasks", {"": model}).values()}),
         "parameters": sum(value.numel() for value in set(model.parameters())),
-        "dtype": stored_dtype(name, values),
-        "size": shown_bytes(size) if size else "not downloaded",
+        "dtype": _stored_dtype(name, values),
+        "size": format_bytes(size) if size else "not downloaded",
         "size_bytes": size or None,
-        "licence": licence_of(name, values.get("model_type")),
+        "licence": _licence_of(name, values.get("model_type")),
         "config": {key: value for key, value in values.items() if key not in ("id2label", "label2id")},
     }
 
 
-def read_packed(name: str) -> Any:
-    """Return the tasks that share one encoder in a folder, without their weights."""
-    from vitruvian.hub import HubOptions
-    from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-    from vitruvian.models.sapiens2.packed import read_multitask
-
-    encoder, heads, _ = read_multitask(name, HubOptions(), tasks=None)
-    return Sapiens2MultiTask(encoder, heads)
+def _commands_for(class_names: Iterable[str]) -> list[str]:
+    """Return the commands that take a model of any of these classes."""
+    return [name for name in PIPELINE_TASKS if any(_accepts(TASKS[name], one) for one in class_names)]
 
 
-def commands_of(model: Any) -> list[str]:
-    """Return the commands that take a model, or any of the tasks in it."""
-    tasks = getattr(model, "tasks", None)
-    names = [type(model).__name__] if tasks is None else [type(one).__name__ for one in tasks.values()]
-    return list(dict.fromkeys(command for name in names for command in commands_for(name)))
+def _accepts(task: Task, class_name: str) -> bool:
+    """Whether a task takes a model of this class; features come from any Sapiens2."""
+    accepted = [accepted.__name__ for accepted in task.pipeline_class().accepts]
+    return class_name in accepted or (task.name == "embed" and class_name.startswith("Sapiens2"))
 
 
-def commands_for(class_name: str) -> list[str]:
-    """Return the commands that take a model of this class."""
-    return [task.command for task in TASKS.values() if takes(task, class_name)]
-
-
-def takes(task: Task, class_name: str) -> bool:
-    """Whether a command takes a model of this class; features come from any Sapiens2."""
-    from vitruvian.pipelines import pipeline_class
-
-    accepted = [accepted.__name__ for accepted in pipeline_class(task.pipeline).accepts]
-    return class_name in accepted or (task.command == "embed" and class_name.startswith("Sapiens2"))
-
-
-def stored_dtype(name: str, values: Mapping[str, Any]) -> str | None:
+def _stored_dtype(name: str, values: Mapping[str, Any]) -> str | None:
     """Return the data type of the weights as the configuration or the header of a local file states it."""
     stated = values.get("dtype") or values.get("torch_dtype")
     if stated is not None:
@@ -91,7 +76,7 @@ def stored_dtype(name: str, values: Mapping[str, Any]) -> str | None:
     return None
 
 
-def licence_of(name: str, family: str | None) -> str | None:
+def _licence_of(name: str, family: str | None) -> str | None:
     """Return the licence of the model inside the package, or of a family's published weights, in short."""
     from vitruvian.cli.catalogue import LICENCES
     from vitruvian.hub import names_builtin
@@ -115,7 +100,7 @@ def cached_sizes() -> dict[str, int]:
 
 
 def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
-    """Refuse a checkpoint of another task: opened all the same, its head would answer at random."""
+    """Raise `InputError` for a checkpoint of another task: its head would be initialized at random."""
     from vitruvian.auto import AutoConfig, packed_tasks
     from vitruvian.hub import names_builtin
 
@@ -123,19 +108,54 @@ def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
         return
     config = AutoConfig.from_pretrained(name, **({} if revision is None else {"revision": revision}))
     named = [str(one) for one in config.to_dict().get("architectures") or []]
-    if not named or any(takes(task, one) for one in named):
+    if not named or any(_accepts(task, one) for one in named):
         return
-    able = list(dict.fromkeys(command for one in named for command in commands_for(one)))
+    able = _commands_for(named)
     if able:
         raise InputError(
-            f"{name}: expected a checkpoint for {task.command}, got {named[0]}, which is for {', '.join(able)}. "
-            f"`vitruvian models list --task {task.command}` names some."
+            f"{name}: expected a checkpoint for {task.name}, got {named[0]}, which is for {', '.join(able)}. "
+            f"`vitruvian models list --task {task.name}` names some."
         )
 
 
-def own_finder(name: str | None) -> str | None:
-    """Return the model itself where it can find people too, as the built-in one does."""
+def builtin_detector(name: str | None) -> str | None:
+    """Return the checkpoint itself if it can detect people too, as the built-in one does."""
     from vitruvian.auto import packed_tasks
     from vitruvian.hub import BUILTIN
 
     return (name or BUILTIN) if "people" in packed_tasks(name or BUILTIN) else None
+
+
+def download(name: str, *, revision: str | None = None, quiet: bool = False) -> Path:
+    """Download a checkpoint with progress on standard error, and return its folder in the cache."""
+    from huggingface_hub import HfApi, snapshot_download, utils
+    from huggingface_hub import errors as hub
+
+    from vitruvian.hub import offline
+
+    if name.count("/") != 1 or Path(name).exists():
+        raise InputError(f"{name}: expected a name on the Hub such as facebook/sapiens2-pose-0.4b.")
+    if offline():
+        raise CheckpointError(f"{name}: the network is switched off (HF_HUB_OFFLINE). Switch it on to download.")
+    if quiet:
+        utils.disable_progress_bars()  # type: ignore[attr-defined]
+    try:
+        files = HfApi(library_name="vitruvian").list_repo_files(name, revision=revision)
+        # Many repositories have the weights in both formats.
+        safe = any(file.endswith(".safetensors") for file in files)
+        patterns = ["*.json", "*.safetensors", *(() if safe else ("*.bin", "*.pth"))]
+        folder = snapshot_download(name, revision=revision, allow_patterns=patterns, library_name="vitruvian")
+    except hub.GatedRepoError as error:
+        raise CheckpointError(
+            f"{name}: access is gated. Accept its licence on the Hub, then run `hf auth login`."
+        ) from error
+    except hub.RevisionNotFoundError as error:
+        raise CheckpointError(f"{name}: has no revision {revision!r}. Check the branch, tag or commit.") from error
+    except (hub.RepositoryNotFoundError, hub.HFValidationError) as error:
+        raise CheckpointError(
+            f"{name}: no such repository on the Hub, or it is private. Check the name, or run `hf auth login`."
+        ) from error
+    except Exception as error:  # what a broken connection raises depends on huggingface_hub's HTTP library
+        reason = " ".join(str(error).split())[:160]
+        raise CheckpointError(f"{name}: downloading failed ({reason}). Check the connection and try again.") from error
+    return Path(folder)

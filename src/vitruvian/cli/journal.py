@@ -1,122 +1,229 @@
-"""What is done already: a line in OUT/.vitruvian.jsonl for each source, so that running again goes on.
+"""The journal of an output folder, OUT/.vitruvian.jsonl: which results are done, from what and with which settings.
 
-A file that exists counts as done when it was made from the same source with the same settings. The journal also knows
-which files are results, so that these are not taken for sources.
+It is a write-ahead log. A "begin" record names a source, the settings and the planned files before any file is written;
+a "done" record with the sizes of the files follows when all are written. A file is trusted only if its last record is
+"done" for the same source and settings and its size is the recorded one. A file without a record is unknown: it is
+neither trusted nor replaced. Records of version 1, which were written after the files alone, explain nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from vitruvian.cli.items import Item
+from vitruvian.cli.inputs import Input
 from vitruvian.errors import InputError
 
 JOURNAL = ".vitruvian.jsonl"
+VERSION = 2
+DIGEST_BYTES = 1 << 18  # sources up to this size are compared by content, larger ones by modification time
 State = Literal["new", "done", "changed"]
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a file was made from: the source (its path or address, and size and time of a file) and the settings."""
+    """What a file was made from.
+
+    Attributes:
+        source: Path or address of the source.
+        size: Size of a source file in bytes.
+        mtime_ns: Modification time of a source file.
+        digest: SHA-256 of a small source file.
+        settings: Digest of everything else that the file depends on.
+    """
 
     source: str
-    stamp: tuple[int, int] | None
+    size: int | None
+    mtime_ns: int | None
+    digest: str | None
     settings: str
 
+    @classmethod
+    def of(cls, one: Input, settings: str) -> Origin:
+        """Examine a source."""
+        size = mtime_ns = digest = None
+        try:
+            if one.path is not None:
+                stat = one.path.stat()
+                size, mtime_ns = stat.st_size, stat.st_mtime_ns
+                if size <= DIGEST_BYTES:
+                    digest = hashlib.sha256(one.path.read_bytes()).hexdigest()
+        except OSError:
+            pass
+        return cls(one.identity, size, mtime_ns, digest, settings)
+
+    def same_content(self, other: Origin) -> bool:
+        """Whether the source held the same bytes, as far as size, digest or time tell."""
+        if self.digest is not None and other.digest is not None:
+            return self.digest == other.digest
+        return (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
+
     def same_source(self, other: Origin) -> bool:
-        """Whether it is the same picture; one that was moved still has its size and time."""
-        if self.stamp is not None and other.stamp is not None:
-            same_name = os.path.basename(self.source) == os.path.basename(other.source)
-            return self.source == other.source or (same_name and self.stamp == other.stamp)
-        return self.source == other.source
+        """Whether it is the same source; a file that was moved is recognized by name and content."""
+        moved = os.path.basename(self.source) == os.path.basename(other.source) and self.size is not None
+        return self.source == other.source or (moved and self.same_content(other))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The last record of a file: its origin, and its size once it is done."""
+
+    origin: Origin
+    size: int | None = None
 
 
 @dataclass
 class Journal:
-    """The journal of one folder of results."""
+    """The journal of one output folder. Thread-safe; other processes may append to the file at the same time."""
 
     folder: Path
-    entries: dict[str, Origin] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict)
+    _older: set[str] = field(default_factory=set)  # files that records of version 1 name
+    _position: int = 0
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @classmethod
     def read(cls, folder: Path) -> Journal:
-        """Open the journal of a folder; lines that are broken are passed over."""
-        found = cls(folder)
-        try:
-            lines = (folder / JOURNAL).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError):
-            return found
-        for line in lines:
-            try:
-                entry = json.loads(line)
-                stamp = None if entry["stamp"] is None else (int(entry["stamp"][0]), int(entry["stamp"][1]))
-                origin = Origin(str(entry["source"]), stamp, str(entry["settings"]))
-                found.entries.update({str(name): origin for name in entry["files"]})
-            except (ValueError, KeyError, TypeError, IndexError):
-                continue
-        return found
+        """Open the journal of a folder, which need not exist."""
+        journal = cls(folder)
+        journal.refresh()
+        return journal
 
-    def state(self, item: Item, files: Iterable[Path], settings: str) -> State:
-        """Tell whether the files of an item are there and still right.
+    def refresh(self) -> None:
+        """Read what was appended since, also by other processes. Damaged lines are skipped."""
+        with self._lock:
+            try:
+                with (self.folder / JOURNAL).open("rb") as file:
+                    if os.fstat(file.fileno()).st_size < self._position:  # another file took its place
+                        self._position = 0
+                        self.entries.clear()
+                    file.seek(self._position)
+                    content = file.read()
+            except OSError:
+                return
+            end = content.rfind(b"\n") + 1
+            self._position += end
+            for line in content[:end].splitlines():
+                try:
+                    self._apply(json.loads(line))
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                    continue
+
+    def _apply(self, record: dict[str, object]) -> None:
+        if record.get("version") != VERSION:
+            files = record["files"]
+            self._older |= {str(name) for name in files} if isinstance(files, list) else set()
+            return
+        known = {name: record[name] for name in Origin.__dataclass_fields__}
+        origin = Origin(**known)  # type: ignore[arg-type]
+        files = record["files"]
+        if record["event"] == "begin" and isinstance(files, list):
+            self.entries.update({str(name): Entry(origin) for name in files})
+        elif record["event"] == "done" and isinstance(files, dict):
+            self.entries.update({str(name): Entry(origin, int(size)) for name, size in files.items()})
+
+    # ------------------------------------------------------------------------------------------------ questions
+
+    def state(self, one: Input, files: Iterable[Path], settings: str) -> State:
+        """Return whether the files of a source are "done"; else "changed" where source or settings are, or "new".
 
         Raises:
-            InputError: A file holds the result of another source.
+            InputError: A file holds the result of another source, or the journal does not explain it.
         """
-        mine = origin_of(item, settings)
-        names = {self.name_of(path): path for path in files}
-        there = [name for name, path in names.items() if path.exists()]
-        known = {name: self.entries[name] for name in there if name in self.entries}
-        for name, origin in known.items():
-            if not origin.same_source(mine):
+        paths = list(files)
+        present = [path for path in paths if _has_content(path)]
+        if not present:
+            return "new"
+        origin = Origin.of(one, settings)
+        proven, stale = 0, False
+        for path in present:
+            with self._lock:
+                entry = self.entries.get(self.name_of(path))
+            if entry is None or (entry.size is not None and entry.size != size_of(path)):
+                known = "is not in its journal" if entry is None else "was changed since it was written"
                 raise InputError(
-                    f"{names[name]}: holds the result of {origin.source}. Choose another --out, or add --overwrite."
+                    f"{path}: expected a file of this command, got one that {known}. "
+                    "Choose another --out, or add --overwrite."
                 )
-        if any(origin.settings != settings or origin.stamp != mine.stamp for origin in known.values()):
-            return "changed"
-        return "done" if len(there) == len(names) else "new"
-
-    def add(self, item: Item, files: Iterable[Path], settings: str) -> None:
-        """Note that the files of an item are whole."""
-        origin = origin_of(item, settings)
-        names = [self.name_of(path) for path in files]
-        self.entries.update(dict.fromkeys(names, origin))
-        line: dict[str, Any] = {
-            "source": origin.source,
-            "stamp": origin.stamp,
-            "settings": settings,
-            "files": names,
-        }
-        try:
-            with (self.folder / JOURNAL).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise InputError(f"{self.folder}: expected a folder to write in, got {error.strerror}.") from error
+            if not entry.origin.same_source(origin):
+                raise InputError(
+                    f"{path}: holds the result of {entry.origin.source}. Choose another --out, or add --overwrite."
+                )
+            same = entry.origin.settings == settings and entry.origin.same_content(origin)
+            proven += same and entry.size is not None
+            stale |= not same
+        if proven == len(paths):
+            return "done"
+        return "changed" if stale else "new"
 
     def wrote(self, path: Path) -> bool:
-        """Whether a file is a result that this journal knows, or one of a folder of them."""
-        return self.name_of(path) in self.entries or self.name_of(path.parent) in self.entries
+        """Whether a file, or the folder that it is in, is a result that this journal names."""
+        names = {self.name_of(path), self.name_of(path.parent)}
+        return not names.isdisjoint(self.entries) or not names.isdisjoint(self._older)
 
     def name_of(self, path: Path) -> str:
-        """Name a file as the journal does: below its folder where it is there."""
+        """Return the name of a file in the journal: relative to its folder if it is inside."""
         try:
             return path.absolute().relative_to(self.folder.absolute()).as_posix()
         except ValueError:
             return str(path.absolute())
 
+    # ------------------------------------------------------------------------------------------------ records
 
-def origin_of(item: Item, settings: str) -> Origin:
-    """Tell what an item is, for comparison with later runs."""
-    if item.path is None:
-        return Origin(item.name, None, settings)
-    stamp = None
+    def begin(self, one: Input, files: Iterable[Path], settings: str) -> Origin:
+        """Record what is about to be written."""
+        origin = Origin.of(one, settings)
+        self._append({"event": "begin", "files": [self.name_of(path) for path in files]}, origin)
+        return origin
+
+    def done(self, origin: Origin, files: Iterable[Path]) -> dict[Path, int]:
+        """Record that files are complete, and return their sizes.
+
+        Raises:
+            InputError: A file is missing or empty.
+        """
+        sizes = {path: size_of(path) for path in files}
+        for path, size in sizes.items():
+            if not size:
+                raise InputError(f"{path}: expected a result, got no file or an empty one. Is the disk full?")
+        names = {self.name_of(path): size for path, size in sizes.items()}
+        self._append({"event": "done", "files": names}, origin, sync=True)
+        return sizes
+
+    def _append(self, record: dict[str, object], origin: Origin, *, sync: bool = False) -> None:
+        """Append a line in one write, after the rest of a line that a killed process left."""
+        line = (json.dumps({"version": VERSION} | record | origin.__dict__) + "\n").encode()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self._lock, (self.folder / JOURNAL).open("a+b", buffering=0) as file:
+                end = file.seek(0, os.SEEK_END)
+                if end:
+                    file.seek(end - 1)
+                    line = line if file.read(1) == b"\n" else b"\n" + line
+                file.write(line)
+                if sync:
+                    os.fsync(file.fileno())
+        except OSError as error:
+            raise InputError(f"{self.folder}: expected a folder to write in, got {error.strerror}.") from error
+        self.refresh()
+
+
+def size_of(path: Path) -> int:
+    """Return the size of a file, or of all files in a folder; 0 where there is none."""
     try:
-        facts = item.path.stat()
-        stamp = facts.st_size, facts.st_mtime_ns
+        if path.is_dir():
+            return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
+        return path.stat().st_size
     except OSError:
-        pass
-    return Origin(str(item.path.absolute()), stamp, settings)
+        return 0
+
+
+def _has_content(path: Path) -> bool:
+    """Whether there is a file, or a folder that is not empty."""
+    return any(path.iterdir()) if path.is_dir() else path.exists()

@@ -1,16 +1,16 @@
-"""What people see while a command works: progress and a summary on standard error, JSON on standard output."""
+"""What a command prints: progress and a summary on standard error, JSON on standard output, errors in one line."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -25,62 +25,111 @@ from rich.progress import (
 )
 
 from vitruvian.cli.options import Messages
-from vitruvian.cli.shown import shown_seconds
-from vitruvian.cli.wording import as_typed
+from vitruvian.errors import VitruvianError
 
-DONE, SOME_FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
+DONE, SOME_FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes
 LOG_SECONDS = 15.0  # between lines of progress where there is no terminal
-MOST_LISTED = 4  # files that the summary names one by one
+MAX_LISTED = 4  # files that the summary names one by one
+
+# argument -> option of the command that runs, such as K -> --intrinsics
+option_names: ContextVar[Mapping[str, str]] = ContextVar("option_names", default={})  # noqa: B039 - never modified
+_ITEM = re.compile(r"(\w+)\[(\d+)\]")  # boxes[0]
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
-def console() -> Console:
-    """Standard error as it is now, without guesses at colours for paths and numbers."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+# ------------------------------------------------------------------------------------------------ texts
+
+
+def printable(text: str) -> str:
+    """Return a text that any terminal takes: bytes that are no UTF-8 are escaped, control characters left out."""
+    return _CONTROL.sub(" ", text.encode("utf-8", "backslashreplace").decode("utf-8"))
+
+
+def error_text(error: BaseException | str) -> str:
+    """Return the message of an error on one line, about the option where it is about the argument."""
+    text = str(error)
+    if isinstance(error, VitruvianError) and error.subject is not None:
+        names = option_names.get()
+        text = error.about("".join(_option(part, names) for part in re.split(r"( and |, )", error.subject)))
+    return printable(" ".join(text.split())) or type(error).__name__
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return the traceback of an error, for --debug."""
+    return "\n".join(printable(line) for line in "".join(traceback.format_exception(error)).splitlines())
+
+
+def _option(argument: str, names: Mapping[str, str]) -> str:
+    item = _ITEM.fullmatch(argument)
+    if item and item[1] in names:
+        return f"{names[item[1]]} number {int(item[2]) + 1}"
+    return names.get(argument, argument)
+
+
+def json_line(values: object, *, indent: int | None = None) -> str:
+    """Return JSON that any output takes; bytes of names that are no UTF-8 are escaped."""
+    text = json.dumps(values, ensure_ascii=False, indent=indent, default=str)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def print_json(values: object) -> None:
+    """Print JSON on standard output."""
+    sys.stdout.write(json_line(values, indent=2) + "\n")
+
+
+def format_bytes(size: float) -> str:
+    """Return a number of bytes with its unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def format_millions(millions: float) -> str:
+    """Return a number of parameters, in millions, with its unit."""
+    return f"{millions / 1000:.2f} B" if millions >= 1000 else f"{millions:g} M"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration in seconds, minutes or hours."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+# ------------------------------------------------------------------------------------------------ the report
 
 
 class Report:
-    """Counts what was done, skipped and failed, and tells.
+    """Counts what was done, skipped and failed, and prints it.
 
     Args:
-        messages: How much to say.
-        each: Whether to say a line for each source at once, as is fit for --watch.
+        messages: How much to print.
+        each: Whether to print a line for each source as it is done, as --watch needs it.
     """
 
     def __init__(self, messages: Messages, *, each: bool = False) -> None:
         self.json, self.quiet, self.debug, self.each = messages.json, messages.quiet, messages.debug, each
-        self.console = console()
-        self.done_count = self.skipped_count = self.anew_count = 0
-        self.failures: list[tuple[str, str]] = []
-        self.files: list[Path] = []
-        self.places: set[Path] = set()
-        self.notes: dict[str, int] = {}
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.done_count = self.skipped_count = self.changed_count = 0
+        self.failures: list[str] = []
         self.started = time.monotonic()
-        self.progress: Progress | None = None
-        self.logged = 0.0
-
-    # ------------------------------------------------------------------------------------------------ while it works
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.progress is not None:
-            self.progress.stop()
-            self.progress = None
+        self._files: list[Path] = []
+        self._folders: set[Path] = set()
+        self._notes: dict[str, int] = {}
 
     @contextmanager
     def bar(self, title: str, total: int | None) -> Iterator[Bar]:
-        """Show a bar while the block runs; lines now and then where there is no terminal."""
-        if self.quiet:
-            yield Bar(self, None, title, total)
+        """Show a progress bar while the block runs; lines from time to time where there is no terminal."""
+        if self.quiet or not self.console.is_terminal:
+            yield Bar(self, printable(title), total)
             return
-        if not self.console.is_terminal:
-            self.logged = time.monotonic()
-            yield Bar(self, None, title, total)
-            return
-        progress = Progress(
+        with Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -91,34 +140,30 @@ class Report:
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
-        )
-        with progress:
-            self.progress = progress
-            try:
-                yield Bar(self, progress.add_task(title, total=total, speed=""), title, total)
-            finally:
-                self.progress = None
+        ) as progress:
+            task = progress.add_task(printable(title), total=total, speed="")
+            yield Bar(self, printable(title), total, progress=progress, task=task)
 
     @contextmanager
     def busy(self, text: str) -> Iterator[None]:
-        """Say what takes a while."""
+        """Show what takes a while."""
         if self.quiet or not self.console.is_terminal:
             yield
             return
-        with self.console.status(text):
+        with self.console.status(printable(text)):
             yield
 
     def done(
-        self, name: str, files: Sequence[Path], *, anew: bool = False, note: str | None = None, **facts: Any
+        self, name: str, files: Sequence[Path], *, changed: bool = False, note: str | None = None, **facts: object
     ) -> None:
-        """Count a source that gave results; a note, such as that nobody was found, is told in the summary."""
+        """Count a source that gave results; the summary has the notes, such as that no person was found."""
         self.done_count += 1
-        self.anew_count += anew
-        self.places |= {file.parent for file in files}
-        if len(self.files) <= MOST_LISTED:
-            self.files += files
+        self.changed_count += changed
+        self._folders |= {file.parent for file in files}
+        if len(self._files) <= MAX_LISTED:
+            self._files += files
         if note is not None:
-            self.notes[note] = self.notes.get(note, 0) + 1
+            self._notes[note] = self._notes.get(note, 0) + 1
         self.line(source=name, status="done", files=[str(file) for file in files], **facts)
         if self.each:
             self.say(f"{name} → {', '.join(str(file) for file in files)}")
@@ -130,21 +175,18 @@ class Report:
 
     def failed(self, name: str, error: BaseException | str) -> None:
         """Count a source that gave no result."""
-        message = as_typed(error)
-        message = message if message.startswith(name) else f"{name}: {message}"
-        self.failures.append((name, message))
+        message = error_text(error)
+        message = message if message.startswith(printable(name)) else f"{printable(name)}: {message}"
+        self.failures.append(message)
         self.line(source=name, status="failed", error=message)
         if self.each:
             self.warn(message)
         if self.debug and isinstance(error, BaseException):
-            self.console.print("".join(traceback.format_exception(error)), markup=False, style="dim")
-
-    # ------------------------------------------------------------------------------------------------ at the end
+            self.console.print(traceback_text(error), markup=False, style="dim")
 
     def finish(self, *, interrupted: bool = False) -> int:
-        """Tell how it went and return the exit code."""
+        """Print the summary and return the exit code."""
         seconds = time.monotonic() - self.started
-        code = INTERRUPTED if interrupted else SOME_FAILED if self.failures else DONE
         self.line(
             summary={
                 "done": self.done_count,
@@ -152,75 +194,77 @@ class Report:
                 "failed": len(self.failures),
                 "interrupted": interrupted,
                 "seconds": round(seconds, 2),
-                "failures": [message for _, message in self.failures],
+                "failures": self.failures,
             }
         )
-        if not self.quiet:
-            self.say(self.headline(seconds, interrupted=interrupted))
-            for note, count in self.notes.items():
-                self.say(f"  note: {note}" + (f" ({count} times)" if count > 1 else ""))
-        if not self.each:  # else they were told at once
-            for _, message in self.failures:
+        self.say(self._headline(seconds))
+        for note, count in self._notes.items():
+            self.say(f"  note: {note}" + (f" ({count} times)" if count > 1 else ""))
+        if not self.each:
+            for message in self.failures:
                 self.warn(message)
-        if interrupted and not self.quiet:
+        if interrupted:
             self.say("Interrupted. What is done is whole; run the same command again to go on.")
-        return code
+        return INTERRUPTED if interrupted else SOME_FAILED if self.failures else DONE
 
-    def headline(self, seconds: float, *, interrupted: bool) -> str:
-        """Say the counts, the time and where results are."""
+    def _headline(self, seconds: float) -> str:
         counts = [f"{self.done_count} done"]
-        if self.anew_count:
-            counts[0] += f" ({self.anew_count} anew: the source or the settings changed)"
+        if self.changed_count:
+            counts[0] += f" ({self.changed_count} anew: the source or the settings changed)"
         if self.skipped_count:
             counts.append(f"{self.skipped_count} skipped, done before (--overwrite does them again)")
         if self.failures:
             counts.append(f"{len(self.failures)} failed")
-        text = f"{', '.join(counts)} in {shown_seconds(seconds)}"
+        text = f"{', '.join(counts)} in {format_seconds(seconds)}"
         if self.done_count > 1:
             text += f", {self.done_count / max(seconds, 1e-6):.1f} a second"
-        if 0 < len(self.files) <= MOST_LISTED:
-            return f"{text}: {', '.join(str(file) for file in self.files)}"
-        if len(self.places) == 1:
-            return f"{text}: {next(iter(self.places))}"
-        return f"{text}."
-
-    # ------------------------------------------------------------------------------------------------ ways to say
+        if 0 < len(self._files) <= MAX_LISTED:
+            return f"{text}: {', '.join(str(file) for file in self._files)}"
+        return f"{text}: {next(iter(self._folders))}" if len(self._folders) == 1 else f"{text}."
 
     def say(self, text: str) -> None:
         """Print a line on standard error, unless quiet."""
         if not self.quiet:
-            self.console.print(text, markup=False)
+            self.console.print(printable(text), markup=False)
 
     def warn(self, text: str) -> None:
         """Print a line on standard error even when quiet."""
-        self.console.print(text, markup=False, style="red")
+        self.console.print(printable(text), markup=False, style="red")
 
-    def line(self, **values: Any) -> None:
-        """Print a line of JSON on standard output, if that was asked for."""
+    def line(self, **values: object) -> None:
+        """Print a line of JSON on standard output with --json."""
         if self.json:
-            sys.stdout.write(json.dumps(values, ensure_ascii=False) + "\n")
+            sys.stdout.write(json_line(values) + "\n")
             sys.stdout.flush()
 
 
 class Bar:
     """Progress of one piece of work."""
 
-    def __init__(self, report: Report, task: TaskID | None, title: str, total: int | None) -> None:
-        self.report, self.task, self.title, self.total = report, task, title, total
-        self.started = time.monotonic()
-        self.base: int | None = None  # where it began: a video may go on in the middle
+    def __init__(
+        self,
+        report: Report,
+        title: str,
+        total: int | None,
+        *,
+        progress: Progress | None = None,
+        task: TaskID | None = None,
+    ) -> None:
+        self._report, self._title, self._total, self._progress, self._task = report, title, total, progress, task
+        self._started = self._logged = time.monotonic()
+        self._first: int | None = None  # a video may go on in the middle
 
     def at(self, count: int, total: int | None = None) -> None:
         """Show that `count` of `total` are done."""
-        total = total or self.total
-        self.base = count - 1 if self.base is None else self.base
-        spent, own = time.monotonic() - self.started, max(1, count - self.base)
-        speed = f"{own / spent:.1f}/s" if spent > 1 else ""
-        if self.task is not None and self.report.progress is not None:
-            failed = len(self.report.failures)
+        total = total or self._total
+        self._first = count - 1 if self._first is None else self._first
+        seconds, finished = time.monotonic() - self._started, max(1, count - self._first)
+        if self._progress is not None and self._task is not None:
+            speed = f"{finished / seconds:.1f}/s" if seconds > 1 else ""
+            failed = len(self._report.failures)
             words = f"{speed} [{failed} failed]" if failed else speed
-            self.report.progress.update(self.task, completed=count, total=total, speed=words)
-        elif not self.report.quiet and time.monotonic() - self.report.logged > LOG_SECONDS:
-            self.report.logged = time.monotonic()
-            left = f", {shown_seconds(spent / own * (total - count))} left" if total else ""
-            self.report.say(f"{self.title}: {count} of {total or '?'}{left}")
+            self._progress.update(self._task, completed=count, total=total, speed=words)
+        elif time.monotonic() - self._logged > LOG_SECONDS:
+            self._logged = time.monotonic()
+            left = f", {format_seconds(seconds / finished * (total - count))} left" if total else ""
+            self._report.say(f"{self._title}: {count} of {total or '?'}{left}")

@@ -35,9 +35,13 @@ def write_json(path: str | Path, data: object) -> None:
 
 
 def json_text(data: object) -> str:
-    """Return compact JSON, or raise `InputError` for what it cannot hold."""
+    """Return JSON without spaces, or raise `InputError` for what it cannot hold.
+
+    Bytes of file names that are no UTF-8 (lone surrogates) are escaped, so that the text can be encoded.
+    """
     try:
-        return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")
     except (TypeError, ValueError) as error:
         raise InputError(f"data: expected lists, dicts, finite numbers and text, got {error}.") from error
 

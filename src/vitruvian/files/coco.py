@@ -24,6 +24,7 @@ from vitruvian.atomic import atomic_write
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject, json_text
 from vitruvian.files.images import write_png
+from vitruvian.files.output_paths import output_path, safe_name
 from vitruvian.human import COCO_17, COCO_WHOLEBODY_133, Layout
 from vitruvian.images.rle import Rle, compress_counts, read_rle, rle_area, rle_box_xywh
 from vitruvian.version import __version__
@@ -227,9 +228,9 @@ class CocoWriter:
             name = file_name or result.source or f"{image_id:012d}"
             records = result.to_coco(image_id=image_id, first_id=self.annotations + 1)
             if isinstance(result, PanopticResult):
-                png = f"{Path(name).stem}_{image_id:06d}.png"
-                write_png(self.path.with_suffix("") / png, result.panoptic_image())
-                records = [record | {"file_name": png} for record in records]
+                png = output_path(self.path.with_suffix(""), safe_name(Path(name).stem), f"_{image_id:06d}.png")
+                write_png(png, result.panoptic_image())
+                records = [record | {"file_name": png.name} for record in records]
             image = _image_record(
                 image_id=image_id, file_name=name, size_hw=result.size_hw, frame=result.frame, time=result.time
             )

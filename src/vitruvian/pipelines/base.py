@@ -35,6 +35,7 @@ from vitruvian.pipelines.people.detectors import (
     open_finder,
     people_from_boxes,
 )
+from vitruvian.pipelines.saving import ResultWriter, announced, result_writer
 from vitruvian.pipelines.sources import Frame, open_source
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People, Picture, Result
@@ -67,7 +68,7 @@ class Options:
     batch_size: int | Literal["auto"] = "auto"
     workers: int | None = None
     errors: Errors = "keep"
-    save: Callable[[Any], object] | str | Path | None = None
+    save: Callable[[Any], object] | str | Path | ResultWriter | None = None
     keep_image: bool = True
     batch_timeout: float = BATCH_TIMEOUT
     optimize: bool | Literal["auto"] = "auto"
@@ -116,7 +117,7 @@ class PeopleOptions(Options):
         if self.max_people is not None and self.max_people < 1:
             raise InputError(f"max_people: expected at least 1, got {self.max_people}. Leave it out to keep everyone.")
         if self.crops_are_disabled and self.boxes is not None:
-            raise InputError('boxes and people="whole": expected one of them, got both. Drop one.')
+            raise InputError('boxes and people: expected one of boxes and "whole", got both. Drop one.')
 
     @property
     def crops_are_disabled(self) -> bool:
@@ -193,8 +194,8 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             options: Keywords for the Hub such as `revision`, and options of the task.
         """
         if model is None:
-            names = " or ".join(f"{name!r}" for name in cls.checkpoints) or "'path/to/a/folder'"
-            raise InputError(f"model: expected a checkpoint for {cls.task}, got none. Pass one such as model={names}.")
+            names = " or ".join(cls.checkpoints) or "path/to/a/folder"
+            raise InputError(f"model: expected a checkpoint for {cls.task}, got none. Name one such as {names}.")
         hub = {name: options.pop(name) for name in HUB_KEYWORDS if name in options}
         cls.check_options(options)  # before a large download
         if isinstance(model, str | Path):
@@ -256,13 +257,14 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
 
     def run(self, source: object, **options: object) -> ResultT | Results[ResultT]:
         """Same as calling the pipeline, and available for every task, whatever else its call returns."""
-        opened, call = open_source(source), self._for_call(options)
+        call = self._for_call(options)
+        writer = result_writer(call.options.save)
+        opened = announced(open_source(source), writer)
         batch = self.batch_size(call.options, live=opened.live)
-        save = saver(call.options.save)
         if opened.single:
             result = run_one(call, next(opened.loaders()), batch)
-            if save is not None:
-                save(result, 0)
+            if writer is not None:
+                writer.write(result, 0)
             return result
         results = run_many(
             call,
@@ -270,7 +272,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             batch=batch,
             workers=call.options.workers,
             errors=call.options.errors,
-            save=save,
+            save=None if writer is None else writer.write,
             batch_timeout=call.options.batch_timeout,
             graphs=self.model.graphs if self.device.type == "cuda" else None,
         )
@@ -427,7 +429,7 @@ def people_to_crop(frame: Frame, detected: People | None, options: PeopleOptions
         limit = options.max_people
         return dataclasses.replace(given, boxes_xyxy=given.boxes_xyxy[:limit], scores=given.scores[:limit])
     if options.crops_are_required:
-        raise InputError('people="crop": expected boxes or a finder, got neither. Pass boxes=… or finder=….')
+        raise InputError("people: expected boxes or a finder for crops, got neither. Pass one of them.")
     return None
 
 
@@ -454,20 +456,3 @@ def nesting_depth(values: object) -> int:
     if isinstance(values, list | tuple):
         return 1 + max((nesting_depth(one) for one in values), default=0)
     return 0
-
-
-def saver(save: Callable[[Any], object] | str | Path | None) -> Callable[[Any, int], object] | None:
-    """Return the function that saves a result and its index, from the option `save`: a function or a file name."""
-    if save is None:
-        return None
-    if not isinstance(save, str | Path):
-        return lambda result, _: save(result)
-    pattern = str(save)
-    if "{stem}" not in pattern and "{frame" not in pattern:
-        raise InputError(f'save: expected a function, or a name with {{stem}} in it, got "{pattern}".')
-
-    def write(result: Result, _: int) -> Path:
-        stem = Path(str(result.source or "array").partition("?")[0]).stem or "picture"
-        return result.save(pattern.format(stem=stem, frame=result.frame or 0))
-
-    return write

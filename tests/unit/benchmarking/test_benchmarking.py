@@ -30,7 +30,7 @@ from vitruvian.benchmarking.models import (
     table,
 )
 from vitruvian.benchmarking.timing import Timing, count_flops, difference, time_interleaved
-from vitruvian.cli.bench import bench, parse_size
+from vitruvian.cli.commands.bench import bench
 from vitruvian.errors import InputError
 from vitruvian.models.maskformer.modeling import MaskFormerForInstanceSegmentation
 
@@ -205,6 +205,3 @@ class TestCommand:
         result = self.run("--device", "cpu", "--no-reference", *words)
         assert isinstance(result.exception, InputError)
         assert message in str(result.exception)
-
-    def test_sizes(self) -> None:
-        assert parse_size("800x1088") == parse_size("800×1088") == (800, 1088)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.tiny_packed import tiny_multitask
 from tests.unit.export.tiny_pose import build, pixels
-from vitruvian.cli.export import export, read_size
+from vitruvian.cli.commands.export import export
 from vitruvian.errors import InputError
 from vitruvian.export import OnnxModel, OpenVinoModel
 from vitruvian.export.int8 import held_out
@@ -68,11 +68,9 @@ def test_costs_are_measured_on_other_pictures() -> None:
 
 
 def test_refusals(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="needs pictures"):
+    with pytest.raises(InputError, match="needs images"):
         export(str(checkpoint), tmp_path, int8=True)
     with pytest.raises(InputError, match="with --int8 alone"):
         export(str(checkpoint), tmp_path, calibrate=checkpoint)
     with pytest.raises(InputError, match="--size"):
-        read_size("big")
-    assert read_size("1024x768") == (1024, 768)
-    assert read_size(None) is None
+        export(str(checkpoint), tmp_path, size="big")

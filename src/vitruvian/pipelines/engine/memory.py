@@ -33,9 +33,9 @@ class BatchSize:
         while self.size >= failed_size:
             if self.fixed or self.size == 1:
                 advice = (
-                    'Pass batch_size="auto", or a smaller number.'
+                    "Use a smaller batch size, or auto."
                     if self.fixed and self.size > 1
-                    else "Use a smaller model, a smaller dtype such as 'bfloat16', or device='cpu'."
+                    else "Use a smaller model, a smaller dtype such as bfloat16, or the CPU."
                 )
                 raise InputError(
                     f"memory: expected enough for a batch of {self.size} on {device}, got too little "

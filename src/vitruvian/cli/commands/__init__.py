@@ -1,0 +1,1 @@
+"""The commands, one module each: a `TaskCommand` for tasks, a function for the others."""

@@ -1,0 +1,75 @@
+"""`vitruvian demo`: everything at once, on one sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitruvian.cli.options import MODEL, Debug, Device, Dtype, Messages, Quiet
+from vitruvian.errors import InputError
+
+EXAMPLE = "vitruvian demo photo.jpg --model pose=facebook/sapiens2-pose-0.4b --model parts=facebook/sapiens2-seg-0.4b"
+
+
+def demo(
+    images: Annotated[
+        list[str] | None, typer.Argument(metavar="SOURCE", help="Images; by default those that come along.")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="builtin, a checkpoint, the folder of a training run or a packed model, or TASK=CHECKPOINT, repeated "
+            "for each. By default builtin, and random weights where the installation lacks it.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    finder: Annotated[
+        str | None, typer.Option(help="Who finds people. By default the model where it can.", rich_help_panel=MODEL)
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the sheet and all files.")] = Path("out/demo"),
+    device: Device = None,
+    dtype: Dtype = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Find the people in images, run every task on them, and draw it all on one sheet, OUT/sheet.png."""
+    from vitruvian.cli.report import Report, format_seconds, printable
+    from vitruvian.pipelines.demo import run_demo
+
+    report = Report(Messages(quiet=quiet, debug=debug))
+    with report.busy("processing images"):
+        made = run_demo(
+            images or None,
+            out,
+            model=_read_models(model),
+            finder=finder,
+            device=device,
+            dtype=dtype,
+            progress=report.say,
+        )
+    report.say(f"{len(made.files)} files in {made.sheet.parent}, in {format_seconds(made.seconds)}. All of it:")
+    typer.echo(printable(str(made.sheet)))
+    for name, error in made.failures.items():
+        report.failed(name, error)
+        report.warn(report.failures[-1])
+    raise typer.Exit(1 if made.failures else 0)
+
+
+def _read_models(given: Sequence[str] | None) -> str | dict[str, str] | None:
+    """Read --model: one for all tasks, or which checkpoint each task uses."""
+    pairs = [text.partition("=") for text in given or ()]
+    if not pairs:
+        return None
+    if len(pairs) == 1 and (not pairs[0][1] or Path("".join(pairs[0])).expanduser().exists()):
+        return "".join(pairs[0])
+    for task, _, checkpoint in pairs:
+        if not checkpoint:
+            raise InputError(
+                f"--model: expected one for all tasks, or TASK=CHECKPOINT for each, got {task!r} among {len(pairs)}."
+            )
+    return {task: checkpoint for task, _, checkpoint in pairs}

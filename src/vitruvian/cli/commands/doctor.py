@@ -1,0 +1,234 @@
+"""`vitruvian doctor`: what works on this machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vitruvian.cli.options import Debug, Json
+from vitruvian.cli.report import format_bytes, print_json
+
+EXAMPLE = "vitruvian doctor"
+CORE = ("torch", "numpy", "pillow", "safetensors", "huggingface-hub", "typer", "rich")
+# extra -> (modules it brings, what it enables)
+EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
+    "video": (("av",), "videos and cameras"),
+    "heif": (("pillow_heif",), "HEIC images of phones"),
+    "exr": (("OpenEXR",), "EXR files"),
+    "detect": (("onnxruntime",), "detecting people with ONNX models"),
+    "supervision": (("supervision",), "results for supervision"),
+    "train": (("accelerate", "scipy", "tensorboard"), "training, models over several GPUs"),
+    "export": (("onnx", "onnxruntime", "onnxscript", "openvino"), "ONNX and OpenVINO"),
+    "synthetic": (("anny", "scipy"), "packs of synthetic bodies"),
+}
+Facts = dict[str, Any]  # of JSON
+
+
+def doctor(
+    as_json: Json = False, speed: Annotated[bool, typer.Option(help="Time a tiny model.")] = True, debug: Debug = False
+) -> None:
+    """Check what works here: versions, devices, extras, kernels, caches, and the speed of a tiny model.
+
+    The exit code is 1 where something that everything needs is missing.
+    """
+    facts = _examine(speed=speed)
+    if as_json:
+        print_json(facts)
+    else:
+        _show(facts)
+    if facts["problems"]:
+        raise typer.Exit(1)
+
+
+def _examine(*, speed: bool) -> Facts:
+    """Check everything; each part even if another is broken."""
+    problems: list[str] = []
+    facts: Facts = {"versions": _versions(problems), "devices": _devices(problems), "extras": {}}
+    for name, (modules, purpose) in EXTRAS.items():
+        missing = [module for module in modules if not _has(module)]
+        facts["extras"][name] = {"installed": not missing, "for": purpose}
+        if 0 < len(missing) < len(modules):
+            facts["extras"][name]["missing"] = missing
+    facts |= {"kernels": _kernels(), "caches": _caches(), "temporary": _temporary(problems)}
+    return facts | {"speed": _tiny_run(problems) if speed and not problems else None, "problems": problems}
+
+
+def _has(module: str) -> bool:
+    """Whether a module is installed; it is not imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _versions(problems: list[str]) -> dict[str, str]:
+    from vitruvian.version import __version__
+
+    found = {"vitruvian": __version__, "python": platform.python_version(), "system": platform.platform()}
+    for name in CORE:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            problems.append(f"{name}: not installed. Install it with: pip install {name}")
+    return found
+
+
+def _devices(problems: list[str]) -> list[Facts]:
+    """Return what models can run on, the best first."""
+    try:
+        import torch
+    except Exception as error:  # noqa: BLE001 - a broken torch raises anything
+        problems.append(f"torch: cannot be imported ({' '.join(str(error).split())[:120]}). Install it anew.")
+        return []
+    found: list[Facts] = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        free, total = torch.cuda.mem_get_info(index)
+        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        name = torch.cuda.get_device_name(index)
+        found.append({"device": f"cuda:{index}", "name": name, "memory": total, "free": free, "bfloat16": bf16})
+    if torch.backends.mps.is_available():
+        found.append({"device": "mps", "name": "Metal"})
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    name = torch.backends.cpu.get_cpu_capability()
+    return [*found, {"device": "cpu", "name": name, "cores": cores, "threads": torch.get_num_threads()}]
+
+
+def _kernels() -> dict[str, bool]:
+    """Return which fast kernels can be used."""
+    if not _has("torch"):
+        return {}
+    import torch
+
+    from vitruvian.ops.dispatch import HAS_TRITON
+
+    cuda = torch.cuda.is_available()
+    return {
+        "triton (ours)": HAS_TRITON and cuda,
+        "flash attention (torch)": cuda and torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
+        "cuDNN attention (torch)": cuda and torch.backends.cuda.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
+        "flash_attn": _has("flash_attn"),
+        "torch.compile": _has("triton") or not cuda,
+    }
+
+
+def _caches() -> dict[str, Facts]:
+    """Return where downloads and compiled kernels are, and their size."""
+    from huggingface_hub import constants
+
+    folders = {
+        "checkpoints (HF_HOME)": Path(constants.HF_HUB_CACHE),
+        "kernels (TRITON_CACHE_DIR)": Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache")),
+    }
+    return {
+        name: {"path": str(folder), "exists": folder.is_dir(), "bytes": _size_of(folder)}
+        for name, folder in folders.items()
+    }
+
+
+def _size_of(folder: Path) -> int:
+    """Return the bytes in a folder; links are not counted twice."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                path = os.path.join(parent, name)
+                total += 0 if os.path.islink(path) else os.path.getsize(path)
+            except OSError:
+                continue
+    return total
+
+
+def _temporary(problems: list[str]) -> Facts:
+    """Return whether temporary files can be written."""
+    folder = tempfile.gettempdir()
+    try:
+        with tempfile.NamedTemporaryFile(prefix="vitruvian-") as file:
+            file.write(b"ready")
+    except OSError as error:
+        problems.append(f"{folder}: temporary files cannot be written ({error.strerror}). Set TMPDIR.")
+        return {"path": folder, "writable": False}
+    return {"path": folder, "writable": True}
+
+
+def _tiny_run(problems: list[str]) -> Facts | None:
+    """Time a small encoder on the best device: a 192 wide Sapiens2 of four layers on 256 x 192 pixels."""
+    try:
+        import torch
+
+        from vitruvian.models.sapiens2.configuration import Sapiens2Config
+        from vitruvian.models.sapiens2.modeling import Sapiens2Model
+        from vitruvian.pipelines.base import default_placement
+
+        dtype = default_placement(None, None)["dtype"]
+        mps = torch.backends.mps.is_available()
+        device = torch.device("cuda" if torch.cuda.is_available() else "mps" if mps else "cpu")
+        config = Sapiens2Config(
+            hidden_size=192,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_attention_heads=2,
+            intermediate_size=768,
+            image_size=[256, 192],
+        )
+        model = Sapiens2Model(config).eval().to(device, dtype)
+        pixels = torch.rand(1, 3, 256, 192, device=device, dtype=dtype)
+        times = []
+        with torch.inference_mode():
+            for _ in range(4):
+                start = time.perf_counter()
+                float(model(pixels).last_hidden_state.float().sum())  # synchronizes the device
+                times.append(time.perf_counter() - start)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+        problems.append(f"a tiny model: does not run here ({' '.join(str(error).split())[:160]}).")
+        return None
+    name = str(dtype).removeprefix("torch.")
+    return {"device": str(device), "dtype": name, "milliseconds": round(min(times[1:]) * 1000, 2)}
+
+
+def _show(facts: Facts) -> None:
+    """Print everything for people."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+
+    def section(title: str, rows: list[tuple[str, str, bool | None]]) -> None:
+        console.print(f"\n{title}", style="bold", markup=False)
+        for name, text, good in rows:
+            mark = {True: "✓", False: "–", None: " "}[good]
+            console.print(f"  {mark} {name:<28} {text}", markup=False)
+
+    console.print(f"vitruvian {facts['versions']['vitruvian']} on Python {sys.version.split()[0]}", style="bold")
+    section("Versions", [(name, version, None) for name, version in facts["versions"].items()])
+    rows: list[tuple[str, str, bool | None]] = []
+    for one in facts["devices"]:
+        memory = f", {format_bytes(one['free'])} of {format_bytes(one['memory'])} free" if "memory" in one else ""
+        threads = f", {one['cores']} cores, {one['threads']} threads" if "cores" in one else ""
+        rows.append((one["device"], f"{one['name']}{memory}{threads}", True))
+    section("Devices", rows)
+    rows = []
+    for name, extra in facts["extras"].items():
+        advice = "" if extra["installed"] else f'   pip install "vitruvian[{name}]"'
+        rows.append((name, f"{extra['for']}{advice}", extra["installed"]))
+    section("Extras", rows)
+    section("Kernels", [(name, "yes" if there else "no", there) for name, there in facts["kernels"].items()])
+    rows = [
+        (name, f"{cache['path']} ({format_bytes(cache['bytes']) if cache['exists'] else 'empty'})", None)
+        for name, cache in facts["caches"].items()
+    ]
+    section("Folders", [*rows, ("temporary files", facts["temporary"]["path"], facts["temporary"]["writable"])])
+    if (speed := facts["speed"]) is not None:
+        section("Speed of a tiny model", [(speed["device"], f"{speed['milliseconds']} ms in {speed['dtype']}", True)])
+    console.print()
+    for problem in facts["problems"]:
+        console.print(f"Problem: {problem}", style="red", markup=False)
+    if not facts["problems"]:
+        console.print("All is well.", style="green")

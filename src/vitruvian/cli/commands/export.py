@@ -1,0 +1,56 @@
+"""`vitruvian export`: a model as ONNX, or as int8 for OpenVINO, in a folder that the library runs too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitruvian.cli.options import read_size
+
+EXAMPLE = "vitruvian export facebook/sapiens2-pose-0.4b pose-int8 --int8 --calibrate photos"
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="A checkpoint: folder or name on the Hub.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    int8: Annotated[bool, typer.Option("--int8", help="Write int8 for OpenVINO; needs --calibrate.")] = False,
+    calibrate: Annotated[
+        Path | None, typer.Option(help="Folder of images like those the model will see; a dozen or two do.")
+    ] = None,
+    pictures: Annotated[int, typer.Option(help="Calibrate with so many images at most.", min=1)] = 16,
+    task: Annotated[
+        str | None, typer.Option(help="What to open it for, where it has several: pose, parts, normals, …")
+    ] = None,
+    size: Annotated[str | None, typer.Option(help="Height and width of images, such as 1024x768.")] = None,
+    check: Annotated[bool, typer.Option(help="Compare the file with torch after writing.")] = True,
+) -> None:
+    """Write a model as ONNX, checked against torch; with --int8 also print what the 8 bits cost."""
+    import tempfile
+
+    from vitruvian.auto import AutoModel, AutoProcessor
+    from vitruvian.errors import InputError
+    from vitruvian.export import OpenVinoModel, export_onnx, quantize_int8
+    from vitruvian.export.int8 import HELD_OUT, calibration_samples, held_out, print_costs
+    from vitruvian.pipelines import pipeline_class
+
+    if int8 and calibrate is None:
+        raise InputError("--int8: needs images to calibrate with. Add --calibrate FOLDER.")
+    if calibrate is not None and not int8:
+        raise InputError("--calibrate: is used with --int8 alone. Add --int8, or leave it out.")
+    opened = (AutoModel if task is None else pipeline_class(task).auto).from_pretrained(model)
+    processor = AutoProcessor.from_pretrained(model)
+    size_hw = None if size is None else read_size("--size", size, example="1024x768")
+    if calibrate is None:
+        typer.echo(str(export_onnx(opened, out, size_hw=size_hw, check=check)))
+        processor.save_pretrained(out)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        export_onnx(opened, folder, size_hw=size_hw, check=check)
+        samples = calibration_samples(opened, processor, calibrate, size_hw=size_hw, most=pictures + HELD_OUT)
+        samples, others = held_out(samples)
+        written = quantize_int8(folder, out, samples, most=pictures)
+    processor.save_pretrained(out)
+    typer.echo(str(written))
+    print_costs(opened, OpenVinoModel(out), others, show=typer.echo)

@@ -1,0 +1,65 @@
+"""`vitruvian matte`: people without their background."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from vitruvian.cli.options import STDIO, Batch, People, Results, Tiles
+from vitruvian.cli.task_command import TaskCommand
+from vitruvian.tasks import TASKS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL import Image
+
+    from vitruvian.results import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(TaskCommand):
+    """Cut people out, hair and all: the opacity and the colour of each pixel. With Sapiens2.
+
+    --save takes png and webp (straight alpha), exr (premultiplied, linear), npz, plot, plot.jpg; of videos webm and mov
+    with alpha, mp4 over a ground, json.
+    """
+
+    task = "matte"
+    example = "vitruvian matte photo.jpg --model facebook/sapiens2-matting-1b --save png"
+    groups = (Batch, Tiles, People)
+    panel = "Matte"
+
+    over: Annotated[
+        str | None,
+        Option(
+            help="In drawings, put people over this: a colour (white, #00ff00) or an image, rather than a "
+            "checkerboard. Videos then come as mp4."
+        ),
+    ] = None
+
+    def side_files(self) -> list[str]:
+        """Return the image to put people over."""
+        return [] if self.over is None else [self.over]
+
+    def with_defaults(self, results: Results) -> Results:
+        """With --over, save the drawing too."""
+        from vitruvian.cli.outputs import OUT, file_kind
+
+        if self.over is None or results.save is not None or results.out == STDIO:
+            return results
+        if file_kind(TASKS["matte"], Path(results.out or OUT).expanduser(), None) is not None:
+            return results
+        return dataclasses.replace(results, save="png,plot,mp4")
+
+    def draw(self, result: Result, **options: object) -> NDArray[np.uint8] | Image.Image:
+        """Draw people over a colour or an image, or over the checkerboard."""
+        from vitruvian.results import Matte
+
+        if self.over is None or not isinstance(result, Matte):
+            return super().draw(result, **options)
+        return result.over(self.over)

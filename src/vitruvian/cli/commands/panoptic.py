@@ -1,0 +1,34 @@
+"""`vitruvian panoptic`: objects and regions in one map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from typer import Option
+
+from vitruvian.cli.options import Batch, Coco, Thresholds
+from vitruvian.cli.task_command import TaskCommand
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(TaskCommand):
+    """Divide images into objects, one by one, and regions such as sky. With Mask2Former or MaskFormer.
+
+    --save takes png (COCO's numbers as colours), json (the segments), npz, plot, plot.jpg; of videos also mp4, webm,
+    mov.
+    """
+
+    task = "panoptic"
+    example = "vitruvian panoptic photo.jpg --model facebook/mask2former-swin-small-cityscapes-panoptic --save png,json"
+    groups = (Batch, Coco, Thresholds)
+    panel = "Objects"
+
+    fuse: Annotated[
+        list[int] | None,
+        Option(help="Number of a class of which there is one segment at most, such as sky. Repeat for more."),
+    ] = None
+
+    def call_options(self) -> dict[str, object]:
+        """Return the options of the pipeline's call."""
+        return {"label_ids_to_fuse": self.fuse or None}

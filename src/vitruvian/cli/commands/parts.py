@@ -1,0 +1,36 @@
+"""`vitruvian parts`: the body part of each pixel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from typer import Option
+
+from vitruvian.cli.options import Batch, Coco, People, Tiles
+from vitruvian.cli.task_command import TaskCommand
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(TaskCommand):
+    """Segment 29 parts of the body and clothing. With Sapiens2.
+
+    --save takes png (the numbers, with colours as palette), npz, json (areas and masks), plot, plot.jpg; of videos also
+    mp4, webm, mov.
+    """
+
+    task = "parts"
+    example = "vitruvian parts photo.jpg --model facebook/sapiens2-seg-0.4b --save png,plot"
+    groups = (Batch, Coco, Tiles, People)
+    panel = "Parts"
+
+    with_score: Annotated[bool, Option("--with-score", help="Write the score of each pixel too, in .npz.")] = False
+    opacity: Annotated[float, Option(help="Of the colours in the drawing.", min=0, max=1)] = 0.55
+
+    def call_options(self) -> dict[str, object]:
+        """Return the options of the pipeline's call."""
+        return {"with_score": self.with_score}
+
+    def plot_options(self) -> dict[str, object]:
+        """Return the options of the result's `plot`."""
+        return {"opacity": self.opacity}

@@ -1,0 +1,188 @@
+"""What the user names on the command line → the images and videos to process, each with a name for its results.
+
+photo.jpg                          photo
+photos/ with a.jpg and b/c.jpg     a, b/c (with --recursive)
+one/photo.jpg two/photo.jpg        one/photo, two/photo: as many folders in front as it takes
+photo.jpg photo.png                photo_jpg, photo_png
+
+An input is identified by its real path or address. The names that people read are made from it, never the reverse.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import hashlib
+import os
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from vitruvian.cli.options import STDIO
+from vitruvian.errors import InputError, VitruvianError
+from vitruvian.files.output_paths import DistinctNames, name_key, safe_name
+from vitruvian.pipelines.sources import IMAGE_SUFFIXES, VIDEO_SUFFIXES, FrameLoader, open_source
+
+Kind = Literal["image", "video", "camera", "stdin"]
+_CAMERA = re.compile(r"camera:(\d+)")
+_SEQUENCE = re.compile(r"%(0\d+)?d")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """One image, video or camera.
+
+    Attributes:
+        identity: Its real path or address; no two inputs of a run have the same.
+        name: The path or address as the user gave it, for messages and in results.
+        kind: What it is.
+        source: What `open_source` takes, or a loader of it.
+        path: The file, if it is one.
+        stem: Name of its results, without the task; may begin with folders. No two inputs of a run have the same.
+        listed: Whether it was listed in a folder rather than named.
+        error: Why it cannot be processed, where that is known already.
+    """
+
+    identity: str
+    name: str
+    kind: Kind
+    source: str | int | Path | FrameLoader = ""
+    path: Path | None = None
+    stem: str = ""
+    listed: bool = False
+    error: VitruvianError | None = None
+
+
+def find_inputs(sources: Sequence[str], *, recursive: bool = False) -> list[Input]:
+    """List everything that the sources name, in their order, each once, with distinct names for results."""
+    found: dict[str, Input] = {}
+    for text in sources:
+        try:
+            for one in _inputs_of(text, recursive=recursive):
+                found.setdefault(one.identity, one)
+        except VitruvianError as error:
+            found.setdefault(text, Input(identity=text, name=text, kind="image", error=error))
+    good = iter(_with_distinct_stems([one for one in found.values() if one.error is None]))
+    return [one if one.error is not None else next(good) for one in found.values()]
+
+
+def _inputs_of(text: str, *, recursive: bool) -> Iterator[Input]:
+    """List what one source stands for; an existing file has precedence over patterns."""
+    if not text:
+        raise InputError("source: expected a file or a folder, got nothing. Check the command.")
+    path = Path(text).expanduser()
+    if text == STDIO:
+        yield Input(identity=STDIO, name="standard input", kind="stdin", stem="stdin")
+    elif camera := _CAMERA.fullmatch(text):
+        number = int(camera.group(1))
+        yield Input(identity=f"camera:{number}", name=text, kind="camera", source=number, stem=f"camera{number}")
+    elif text.lower().startswith(("http://", "https://")):
+        parts = urlsplit(text)
+        stem = safe_name(Path(parts.path).stem or parts.hostname or "image")
+        yield Input(identity=text, name=text, kind="image", source=text, stem=stem)
+    elif text[:5].lower() == "data:":
+        digest = hashlib.sha256(os.fsencode(text)).hexdigest()
+        yield Input(identity=f"data:{digest}", name=f"data:{digest[:12]}", kind="image", source=text, stem="data")
+    elif os.path.isdir(path):
+        yield from _files_in(path, recursive=recursive)
+    elif not os.path.exists(path) and _SEQUENCE.search(path.name):
+        for loader in open_source(text).loaders():
+            if loader.path is not None:
+                yield replace(_file_input(loader.path), source=loader)
+    elif not os.path.exists(path) and glob.has_magic(text):
+        yield from _files_like(str(path))
+    else:
+        yield _file_input(path)
+
+
+def _file_input(path: Path, *, folder: Path | None = None) -> Input:
+    """Make the input of a file; below `folder` its results are in the same folders."""
+    parts = () if folder is None else path.parent.relative_to(folder).parts
+    return Input(
+        identity=os.path.join(_real_path(path.parent), path.name),
+        name=str(path),
+        kind="video" if path.suffix.lower() in VIDEO_SUFFIXES else "image",
+        source=path,
+        path=path,
+        stem="/".join(safe_name(part) for part in (*parts, path.stem)),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _real_path(folder: Path) -> str:
+    """Return the path of a folder without links and `..`."""
+    return os.path.realpath(folder)
+
+
+def _files_in(folder: Path, *, recursive: bool) -> Iterator[Input]:
+    """List the images and videos in a folder by name; hidden ones are left out."""
+    try:
+        entries = sorted(folder.rglob("*") if recursive else folder.iterdir())
+    except OSError as error:
+        raise InputError(f"{folder}: expected a readable folder, got {error.strerror or error}.") from error
+    visible = (file for file in entries if not any(part[0] == "." for part in file.relative_to(folder).parts))
+    files = [file for file in visible if file.is_file()]
+    chosen = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
+    if not chosen:
+        deeper = not recursive and any(entry.is_dir() for entry in entries)
+        hint = "Add --recursive to look into its folders." if deeper else "Check the path."
+        got = f"{len(files)} other files" if files else "no files"
+        raise InputError(f"{folder}: expected images or videos in the folder, got {got}. {hint}")
+    for file in chosen:
+        yield replace(_file_input(file, folder=folder), listed=True)
+
+
+def _files_like(pattern: str) -> Iterator[Input]:
+    """List the files that match a glob; where it names no ending, the images and videos among them."""
+    found = [Path(name) for name in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(name)]
+    if glob.has_magic(Path(pattern).suffix) or not Path(pattern).suffix:
+        found = [path for path in found if path.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
+    if not found:
+        raise InputError(f"{pattern}: expected files that match, got none. Check the pattern and the folder.")
+    yield from (_file_input(path) for path in found)
+
+
+# ------------------------------------------------------------------------------------------------ distinct stems
+
+
+def _with_distinct_stems(inputs: list[Input]) -> list[Input]:
+    """Change the stems of inputs whose results would have the same names."""
+    inputs = _changed(inputs, lambda one: f"{_folder_of(one)}/{one.stem}", _with_ending)
+    while (longer := _changed(inputs, lambda one: one.stem, _with_folder)) != inputs:
+        inputs = longer
+    names = DistinctNames()  # numbers for what nothing else tells apart, such as two addresses with other queries
+    return [replace(one, stem=names.add(one.stem)) for one in inputs]
+
+
+def _changed(inputs: list[Input], key: Callable[[Input], str], change: Callable[[Input], Input]) -> list[Input]:
+    """Change the inputs that share a key with others."""
+    counts = Counter(name_key(key(one)) for one in inputs)
+    return [change(one) if counts[name_key(key(one))] > 1 else one for one in inputs]
+
+
+def _folder_of(one: Input) -> str:
+    """Return the folder of an input, or host and folder of an address."""
+    if one.path is not None:
+        return os.path.dirname(one.identity)
+    parts = urlsplit(one.identity)
+    return (parts.hostname or "") + posixpath.normpath(f"/{posixpath.dirname(parts.path).lstrip('/')}")
+
+
+def _with_ending(one: Input) -> Input:
+    """Tell photo.jpg from photo.png beside it."""
+    ending = one.path.suffix.lstrip(".") if one.path is not None else ""
+    return replace(one, stem=f"{one.stem}_{safe_name(ending)}") if ending else one
+
+
+def _with_folder(one: Input) -> Input:
+    """Put one more folder in front of a stem."""
+    parents = [safe_name(part) for part in Path(_folder_of(one)).parts if part not in ("/", "\\")]
+    folders = one.stem.count("/")  # from --recursive, or from earlier calls
+    if folders >= len(parents):
+        return one
+    return replace(one, stem="/".join((*parents[len(parents) - folders - 1 :], one.stem.rpartition("/")[2])))

@@ -1,0 +1,164 @@
+"""What `--save` and `--out` mean: the kinds of files of a task, and the paths that results go to.
+
+A kind is an ending that results of the task can be saved as (json, npz, 16.png, …), or plot and plot.jpg for the
+drawing: OUT/photo_pose.json, OUT/photo_pose_plot.png. Of a video, plot, mp4, webm and mov give a video, json gives a
+line of JSON a frame, and the others a folder of numbered files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitruvian.cli.inputs import Input
+from vitruvian.cli.options import STDIO, Results
+from vitruvian.errors import InputError, near_matches
+from vitruvian.files.output_paths import output_path
+from vitruvian.tasks import Task
+
+OUT = "out"  # the default of --out
+PLOTS = {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}
+VIDEO_KINDS = ("mp4", "webm", "mov")
+IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
+FRAME_NUMBER = "%05d"
+
+
+def image_kinds(task: Task) -> tuple[str, ...]:
+    """Return the kinds of files that can be written for an image."""
+    return (*(ending.lstrip(".") for ending in task.result_class().endings), *PLOTS)
+
+
+def save_kinds(task: Task) -> tuple[str, ...]:
+    """Return everything that `--save` takes for a task; for videos there is always json."""
+    return tuple(dict.fromkeys((*image_kinds(task), *VIDEO_KINDS, "json")))
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """The kinds of files to write: for images, and for videos."""
+
+    image: tuple[str, ...]
+    video: tuple[str, ...]
+
+
+def read_save(task: Task, save: str | None) -> Kinds:
+    """Read `--save`."""
+    if save is None:
+        return Kinds(task.image_files, task.video_files)
+    known = save_kinds(task)
+    words = tuple(dict.fromkeys(word.strip().lower().lstrip(".") for word in save.split(",") if word.strip()))
+    if not words:
+        raise InputError(f"--save: expected one or more of {', '.join(known)}, got nothing.")
+    for word in words:
+        if word not in known:
+            result = task.result_class()
+            reason = result.why_not(result, f".{word}")  # JPEG of mattes, say
+            raise InputError(
+                f"--save: expected one or more of {', '.join(known)} for {task.name}, got {word!r}."
+                f"{near_matches(word, known)}{reason}"
+            )
+    videos = [word for word in words if word in VIDEO_KINDS]
+    if len(videos) > 1:
+        raise InputError(f"--save: expected one kind of video, got {' and '.join(videos)}. Run twice for two.")
+    moving = [word for word in words if word not in PLOTS or not videos]  # the drawing of a video is a video
+    return Kinds(
+        image=tuple(word for word in words if word in image_kinds(task)),
+        video=tuple(dict.fromkeys("mp4" if word in PLOTS else word for word in moving)),
+    )
+
+
+def file_kind(task: Task, out: Path, save: str | None) -> str | None:
+    """Return the kind of file that `--out` names, or None if it names a folder."""
+    if out.is_dir():
+        return None
+    kinds = None if save is None else read_save(task, save)
+    if kinds is not None and len(kinds.image) == 1 and kinds.image[0] in PLOTS and out.suffix.lower() in IMAGE_ENDINGS:
+        return kinds.image[0]
+    name = out.name.lower()
+    matching = [kind for kind in (*save_kinds(task), "jsonl") if kind not in PLOTS and name.endswith(f".{kind}")]
+    if not matching:
+        return None
+    kind = max(matching, key=len).replace("jsonl", "json")
+    if kinds is not None and {kind} != {*kinds.image, *kinds.video}:
+        raise InputError(f"--save {save} and --out {out.name}: expected one or the other, or both alike. Drop --save.")
+    return kind
+
+
+class OutputPlan:
+    """Where the results of a command go: standard output, one file, or files in a folder.
+
+    Attributes:
+        folder: The output folder; that of the file if `--out` names one.
+        stdout_kind: The kind of file for standard output, or None.
+        file: The one file that `--out` names, or None.
+    """
+
+    def __init__(self, task: Task, results: Results, *, to_stdout: bool) -> None:
+        self.task, self.save = task, results.save
+        self.file: Path | None = None
+        self.stdout_kind: str | None = None
+        self._kinds = Kinds((), ())
+        self.folder = out = Path(OUT if to_stdout else results.out or OUT).expanduser()
+        if to_stdout:
+            self.stdout_kind = self._one_kind()
+            return
+        self._file_kind = file_kind(task, out, self.save)
+        if self._file_kind is not None:
+            self.file, self.folder = out, out.parent
+        else:
+            self._kinds = read_save(task, self.save)
+            if out.exists() and not out.is_dir():
+                raise InputError(f"--out {out}: expected a folder for results, got a file. Choose another.")
+
+    def _one_kind(self) -> str:
+        kinds = read_save(self.task, self.save).image if self.save is not None else self.task.image_files[:1]
+        if len(kinds) != 1:
+            raise InputError(f"--out {STDIO}: expected one kind of result in --save, got {self.save!r}. Choose one.")
+        return kinds[0]
+
+    def check(self, inputs: list[Input]) -> None:
+        """Raise `InputError` where the inputs cannot go to standard output or into one file."""
+        if self.file is not None and len(inputs) > 1:
+            raise InputError(
+                f"--out {self.file}: expected a folder for {len(inputs)} sources, got a file's name. Name a folder."
+            )
+        if self.stdout_kind is None:
+            return
+        if len(inputs) > 1 and self.stdout_kind != "json":
+            raise InputError(
+                f"--out {STDIO}: expected one image for {self.stdout_kind}, got {len(inputs)}. Use --save json, or a "
+                "folder."
+            )
+        if any(one.kind in ("video", "camera") for one in inputs):
+            raise InputError(f"--out {STDIO}: expected images, got a video or a camera. Name a folder.")
+
+    def files(self, one: Input) -> dict[str, Path]:
+        """Return the file of each kind for an input; of kinds with a file a frame, their pattern."""
+        moving = one.kind in ("video", "camera")
+        if self.file is not None and self._file_kind is not None:
+            return {self._file_kind: self.file} if moving or self._file_kind in image_kinds(self.task) else {}
+        if not moving:
+            return {kind: self._path(one.stem, PLOTS.get(kind, f".{kind}")) for kind in self._kinds.image}
+        stem = one.stem.replace("%", "_")  # %05d stands for the number of a frame
+        stem = f"{stem}_{time.strftime('%Y%m%d-%H%M%S')}" if one.kind == "camera" else stem
+        kinds = self._kinds.video
+        if not any(kind in VIDEO_KINDS for kind in kinds) and "json" not in kinds:
+            kinds = (*kinds, "json")  # tells which frames are done
+        return {kind: self._video_path(stem, kind) for kind in kinds}
+
+    def _path(self, stem: str, ending: str) -> Path:
+        return output_path(self.folder, stem, f"_{self.task.name}{ending}")
+
+    def _video_path(self, stem: str, kind: str) -> Path:
+        if kind in VIDEO_KINDS or kind == "json":
+            return self._path(stem, ".jsonl" if kind == "json" else f".{kind}")
+        folder = self._path(stem, "")
+        return output_path(folder, folder.name, f"_{FRAME_NUMBER}{PLOTS.get(kind, f'.{kind}')}")
+
+
+def result_paths(files: Mapping[str, Path]) -> list[Path]:
+    """Return the files of a result, and the folder of those that come a file a frame."""
+    paths: Iterable[Path] = files.values()
+    return list(dict.fromkeys(path.parent if FRAME_NUMBER in path.name else path for path in paths))

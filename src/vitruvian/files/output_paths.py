@@ -1,0 +1,130 @@
+"""The paths of result files: made here for the command line, for datasets and for ``save="out/{stem}.npz"``.
+
+A path stays inside its output folder, its name is one that file systems take, and two results never share one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+import unicodedata
+from pathlib import Path
+
+from vitruvian.errors import InputError
+
+MAX_NAME_BYTES = 255  # of one name, on the common file systems
+_TEMPORARY_BYTES = 24  # `.NAME.1a2b3c4d.part` while a file is written, and the like
+_UNSAFE = re.compile(r'[\x00-\x1f\x7f<>:"/\\|?*]+')
+
+
+def output_path(folder: str | Path, stem: str, ending: str) -> Path:
+    """Return the path of a result, `folder`/`stem``ending`.
+
+    Characters that some file systems refuse become ``_``. A long name is cut, with a hash of the whole name in it.
+
+    Args:
+        folder: The output folder.
+        stem: Name without its ending, below folders if it contains slashes.
+        ending: What follows the stem, such as ``_pose.json``.
+
+    Raises:
+        InputError: The path leaves the folder, by its own name or by a symbolic link.
+    """
+    *folders, name = stem.split("/")
+    if any(part in ("", ".", "..") for part in (*folders, name)):
+        raise InputError(f"{stem}{ending}: expected a name inside {folder}, got one that leaves it. Rename the source.")
+    directory = Path(folder, *(short_name(safe_name(part)) for part in folders))
+    path = directory / (short_name(safe_name(name), reserved_bytes=len(os.fsencode(ending))) + ending)
+    check_inside(folder, path)
+    return path
+
+
+def check_inside(folder: str | Path, path: Path) -> None:
+    """Raise `InputError` unless a path lies inside a folder, symbolic links followed."""
+    directory = Path(os.path.realpath(path.parent))
+    if not directory.is_relative_to(os.path.realpath(folder)):
+        raise InputError(f"{path}: expected a file inside {folder}, got one in {directory}. Is there a symbolic link?")
+
+
+def safe_name(name: str) -> str:
+    """Return a file name without characters that some file systems refuse; never empty, ``.`` or ``..``."""
+    cleaned = _UNSAFE.sub("_", name).strip()
+    return "image" if cleaned in ("", ".", "..") else cleaned
+
+
+def short_name(name: str, *, reserved_bytes: int = 0) -> str:
+    """Cut a name to what file systems take; a hash of the whole name keeps cut names distinct."""
+    most = MAX_NAME_BYTES - _TEMPORARY_BYTES - reserved_bytes
+    content = os.fsencode(name)
+    if len(content) <= most:
+        return name
+    mark = f"~{hashlib.sha256(content).hexdigest()[:8]}"
+    while len(os.fsencode(name)) > most - len(mark):
+        name = name[:-1]
+    return name + mark
+
+
+def name_key(name: str) -> str:
+    """Return what two names share that some file system takes for one: without letter case, composed."""
+    return unicodedata.normalize("NFC", name.casefold())
+
+
+class DistinctNames:
+    """Hands out names that differ on every file system: ``a``, ``a_2``, ``a_3``."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def add(self, name: str) -> str:
+        """Return `name`, or `name` with a number behind it where it was handed out before."""
+        distinct = name
+        while name_key(distinct) in self._counts:
+            self._counts[name_key(name)] += 1
+            distinct = f"{name}_{self._counts[name_key(name)]}"
+        self._counts[name_key(distinct)] = 1
+        return distinct
+
+
+class PathPattern:
+    """File names with ``{stem}`` and ``{frame}`` in them, such as ``"out/{stem}_{frame:05d}.png"``.
+
+    Sources are announced in their order, so that two of one stem get the same names in every run: with ``{frame}`` in
+    the pattern each source has a stem of its own, otherwise each result. Thread-safe.
+    """
+
+    def __init__(self, pattern: str | Path) -> None:
+        self.pattern = str(pattern)
+        if "{stem}" not in self.pattern and "{frame" not in self.pattern:
+            raise InputError(f'save: expected a function, or a name with {{stem}} in it, got "{self.pattern}".')
+        self._by_source = "{frame" in self.pattern
+        self._folder = os.path.dirname(self.pattern[: self.pattern.index("{")]) or "."
+        self._names = DistinctNames()
+        self._stems: dict[str | int, str] = {}
+        self._lock = threading.Lock()
+
+    def announce(self, source: str, index: int) -> None:
+        """Choose the stem of the result that is number `index`, before any later one."""
+        key: str | int = source if self._by_source else index
+        with self._lock:
+            if key not in self._stems:
+                stem = Path(source.partition("?")[0]).stem
+                self._stems[key] = self._names.add(safe_name(stem))
+
+    def path(self, source: str, index: int, frame: int) -> Path:
+        """Return where the result that is number `index` goes."""
+        self.announce(source, index)
+        with self._lock:
+            stem = self._stems[source] if self._by_source else self._stems.pop(index)
+        name = self._format(stem, frame)
+        longest = max(len(os.fsencode(part)) for part in Path(name).parts)
+        path = Path(self._format(short_name(stem, reserved_bytes=longest - len(os.fsencode(stem))), frame))
+        check_inside(self._folder, path)
+        return path
+
+    def _format(self, stem: str, frame: int) -> str:
+        try:
+            return self.pattern.format(stem=stem, frame=frame)
+        except (KeyError, IndexError, ValueError) as error:
+            raise InputError(f'save: expected {{stem}} and {{frame}} in the name, got "{self.pattern}".') from error

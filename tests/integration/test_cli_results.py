@@ -1,0 +1,416 @@
+"""No result is lost, swapped, stale, outside the output folder, or written by two processes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitruvian.cli as cli
+from tests.integration.cli_case import (
+    COMMANDS,
+    command,
+    json_lines,
+    one_thread,
+    pixels,
+    process,
+    save_checkpoints,
+    save_pictures,
+)
+from tests.tiny_checkpoints import working_in
+from tests.unit.pipelines.case import picture
+
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    root = tmp_path_factory.mktemp("cli")
+    one_thread()
+    save_checkpoints(root)
+    with working_in(root):
+        yield root
+
+
+def save_image(path: Path, size_hw: tuple[int, int], number: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(picture(number, size_hw)).save(path, "PNG")
+    return path
+
+
+def files(folder: Path) -> set[str]:
+    """The files below a folder, hidden ones left out."""
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts)}
+
+
+def sizes(folder: Path) -> dict[str, tuple[int, int]]:
+    """Height and width that each JSON result states, by the name of its source."""
+    results = [json.loads(path.read_text()) for path in folder.rglob("*.json")]
+    return {result["source"]: tuple(result["size_hw"]) for result in results}
+
+
+# ------------------------------------------------------------------------------------------------ identity (item 1)
+
+
+def test_names_that_differ_in_spaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sources = {str(save_image(tmp_path / "in" / "IMG  1.png", (30, 40))): (30, 40)}
+    sources[str(save_image(tmp_path / "in" / "IMG 1.png", (50, 20)))] = (50, 20)
+    assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--save", "json", "--json") == 0
+    lines = json_lines(capsys.readouterr().out)
+    assert {line["source"]: tuple(line["size_hw"]) for line in lines[:-1]} == sources
+    assert files(tmp_path / "out") == {"IMG  1_pose.json", "IMG 1_pose.json"}
+    assert sizes(tmp_path / "out") == sources
+
+
+def test_names_under_a_long_path(tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 90) / ("b" * 90)
+    sources = {str(save_image(folder / f"{n}.png", (20 + n, 30), n)): (20 + n, 30) for n in range(3)}
+    coco = tmp_path / "all.json"
+    assert command("pose", folder, "-o", tmp_path / "out", "--save", "json", "--coco", coco, "-q") == 0
+    assert sizes(tmp_path / "out") == sources
+    images = json.loads(coco.read_text())["images"]
+    assert {image["file_name"]: (image["height"], image["width"]) for image in images} == sources
+
+
+def test_two_data_addresses(tmp_path: Path) -> None:
+    contents = [save_image(tmp_path / f"{n}.png", (20 + n, 30), n).read_bytes() for n in range(2)]
+    sources = [f"data:image/png;base64,{base64.b64encode(content).decode()}" for content in contents]
+    assert command("pose", *sources, "-o", tmp_path / "out", "--save", "json", "-q") == 0
+    assert files(tmp_path / "out") == {"data_pose.json", "data_2_pose.json"}
+    assert sorted(sizes(tmp_path / "out").values()) == [(20, 30), (21, 30)]
+
+
+def test_two_addresses_with_a_long_common_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitruvian.pipelines import sources as module
+
+    images = {n: save_image(tmp_path / f"{n}.png", (20 + n, 30), n).read_bytes() for n in range(2)}
+    monkeypatch.setattr(module, "download", lambda url, **_: images[int(url[-1])])
+    addresses = [f"https://example.org/photo.png?{'x' * 180}&n={n}" for n in range(2)]
+    assert command("pose", *addresses, "-o", tmp_path / "out", "--save", "json", "-q") == 0
+    assert sizes(tmp_path / "out") == {addresses[0]: (20, 30), addresses[1]: (21, 30)}
+
+
+def test_a_result_that_vanishes_is_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vitruvian.cli.report import Report
+
+    done = Report.done
+
+    def vanish(self: Report, name: str, paths: list[Path], **facts: object) -> None:
+        done(self, name, paths, **facts)  # type: ignore[arg-type]
+        if "001" in name:
+            paths[0].unlink()
+
+    monkeypatch.setattr(Report, "done", vanish)
+    save_pictures(tmp_path / "in", 3)
+    assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--save", "json") == 1
+    err = capsys.readouterr().err
+    assert "2 done, 1 failed" in err
+    assert "001_pose.json: written, but missing or changed since" in err
+
+
+def test_an_empty_result_is_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vitruvian.results import Pose
+
+    monkeypatch.setattr(Pose, "save", lambda self, path: Path(path).touch())
+    save_pictures(tmp_path / "in", 1)
+    (tmp_path / "out").mkdir()
+    assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--save", "json") == 1
+    assert "got no file or an empty one" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------ the journal (item 2)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in files(folder)}
+
+
+@POSIX
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_killed_and_run_with_another_option(
+    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for n in range(60):
+        save_image(tmp_path / "in" / f"{n:03d}.png", (120, 160), n % 5)
+    out = tmp_path / "out"
+    running = process("normals", tmp_path / "in", *COMMANDS["normals"], "-o", out, "--save", "png,npz")
+    end = time.monotonic() + 120
+    while len(list(out.glob("*.npz"))) < 6:
+        assert running.poll() is None, running.communicate()[1].decode()
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    running.send_signal(number)
+    running.communicate(timeout=60)
+    for n in range(20, 60):
+        (tmp_path / "in" / f"{n:03d}.png").unlink()
+    other = (tmp_path / "in", "--save", "png,npz", "--convention", "opengl")
+    assert command("normals", *other, "-o", out) == 0
+    assert "20 done" in capsys.readouterr().err
+    assert command("normals", *other, "-o", tmp_path / "fresh", "-q") == 0
+    fresh = contents(tmp_path / "fresh")
+    assert len(fresh) == 40
+    assert {name: content for name, content in contents(out).items() if name in fresh} == fresh
+
+
+def test_files_that_the_journal_does_not_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_pictures(tmp_path / "in", 2)
+    out = tmp_path / "out"
+    arguments = (tmp_path / "in", "-o", out, "--save", "json")
+    out.mkdir()
+    (out / "000_pose.json").write_text("mine")
+    assert command("pose", *arguments) == 1
+    err = capsys.readouterr().err
+    assert f"{out / '000_pose.json'}: expected a file of this command, got one that is not in its journal" in err
+    assert "--overwrite" in err
+    assert "1 done, 1 failed" in err
+    assert (out / "000_pose.json").read_text() == "mine"
+    assert command("pose", *arguments, "--overwrite") == 0
+    assert command("pose", *arguments) == 0
+    assert "0 done, 2 skipped" in capsys.readouterr().err
+    with (out / "001_pose.json").open("a") as file:
+        file.write("\n")
+    assert command("pose", *arguments) == 1
+    assert "001_pose.json: expected a file of this command, got one that was changed" in capsys.readouterr().err
+    (out / ".vitruvian.jsonl").unlink()
+    assert command("pose", *arguments) == 1
+    assert "0 done, 2 failed" in capsys.readouterr().err
+
+
+def test_a_journal_of_version_1_proves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = save_pictures(tmp_path / "in", 1)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "000_pose.json").write_text("{}")
+    stat = path.stat()
+    line = {"source": str(path), "stamp": [stat.st_size, stat.st_mtime_ns], "settings": "0" * 16}
+    (out / ".vitruvian.jsonl").write_text(json.dumps(line | {"files": ["000_pose.json"]}) + "\n")
+    assert command("pose", path, "-o", out, "--save", "json") == 1
+    assert "not in its journal" in capsys.readouterr().err
+
+
+def test_other_weights_boxes_and_versions_are_other_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vitruvian.cli import settings
+
+    (path,) = save_pictures(tmp_path / "in", 1)
+    model = Path(shutil.copytree("facebook/sapiens2-pose-0.4b", tmp_path / "model"))
+    boxes = tmp_path / "boxes.json"
+    boxes.write_text(json.dumps({"000.jpg": [[2, 2, 20, 30]]}))
+
+    def run() -> str:
+        words = ["pose", str(path), "-m", str(model), "--boxes", str(boxes), "-o", str(tmp_path / "out"), "-s", "json"]
+        assert cli.run(words) == 0
+        return capsys.readouterr().err
+
+    assert "1 done" in run()
+    assert "1 skipped" in run()
+    weights = model / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    stat = weights.stat()
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert "1 anew" in run()
+    config = model / "config.json"
+    config.write_text(config.read_text() + "\n")
+    assert "1 anew" in run()
+    boxes.write_text(json.dumps({"000.jpg": [[3, 2, 20, 30]]}))
+    assert "1 anew" in run()
+    monkeypatch.setattr(settings, "__version__", "99.0")
+    assert "1 anew" in run()
+    assert "1 skipped" in run()
+
+
+# ------------------------------------------------------------------------------------------------ paths (item 3)
+
+
+def test_results_stay_in_the_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitruvian.pipelines import sources as module
+
+    image = save_image(tmp_path / "x.png", (20, 30)).read_bytes()
+    save_image(tmp_path / "work" / "x.png", (24, 30))
+    monkeypatch.setattr(module, "download", lambda url, **_: image)
+    before = files(tmp_path)
+    model = str(Path(COMMANDS["normals"][1]).absolute())
+    with working_in(tmp_path / "work"):
+        assert cli.run(["normals", "../x.png", "x.png", "-m", model, "-o", "out", "-q"]) == 0
+        addresses = ["https://a.org/../../../x.png", "https://a.org/x.png", "https://a.org/z..%2f..%2fx.png"]
+        assert cli.run(["normals", *addresses, "-m", model, "-o", "web", "-q"]) == 0
+    written = files(tmp_path) - before
+    assert len(written) == 5
+    assert all(name.startswith(("work/out/", "work/web/")) for name in written)
+
+
+@POSIX
+def test_a_link_in_the_output_folder_is_not_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_image(tmp_path / "in" / "a" / "x.png", (20, 30))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out" / "a").symlink_to(tmp_path / "elsewhere")
+    assert command("normals", tmp_path / "in", "-r", "-o", tmp_path / "out") == 1
+    assert "expected a file inside" in capsys.readouterr().err
+    assert not files(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("name", ["é" * 120, "x" * 240])
+def test_names_of_240_bytes(name: str, tmp_path: Path) -> None:
+    sources = [save_image(tmp_path / "in" / f"{name[:-1]}{end}.png", (20, 30 + ord(end))) for end in "ab"]
+    assert command("pose", *sources, "-o", tmp_path / "out", "-q") == 0
+    assert len(files(tmp_path / "out")) == 4
+    assert sizes(tmp_path / "out") == {str(path): (20, 30 + ord(path.stem[-1])) for path in sources}
+    assert command("pose", *sources, "-o", tmp_path / "out", "-q") == 0
+
+
+def test_results_that_python_saves_by_a_pattern(tmp_path: Path) -> None:
+    from vitruvian import pipeline
+
+    sources = [save_image(tmp_path / folder / "x.png", (20 + n, 30)) for n, folder in enumerate("abc")]
+    pipe = pipeline("normals", COMMANDS["normals"][1], device="cpu")
+    for _ in range(2):  # the same names in every run
+        with pipe(sources, save=str(tmp_path / "out" / "{stem}.npz"), workers=3, batch_size=1) as results:
+            assert len(list(results)) == 3
+        found = {}
+        for name in files(tmp_path / "out"):
+            with np.load(tmp_path / "out" / name) as values:
+                found[name] = values["normals"].shape[0]
+        assert found == {"x.npz": 20, "x_2.npz": 21, "x_3.npz": 22}
+
+
+# ------------------------------------------------------------------------------------------------ locks (item 4)
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from vitruvian.cli.locks import OutputLock
+lock = OutputLock(Path(sys.argv[1]), {sys.argv[2]: Path(sys.argv[2])})
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_another_process_has_an_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_pictures(tmp_path / "in", 2)
+    out = tmp_path / "out"
+    arguments = (tmp_path / "in", "-o", out, "--save", "json")
+    words = [sys.executable, "-c", HOLD, str(out), "000_pose.json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        assert command("pose", *arguments) == 1
+        err = capsys.readouterr().err
+        assert "1 done, 1 failed" in err
+        assert f"000_pose.json: is being written by process {other.pid} on " in err
+        assert files(out) == {"001_pose.json"}
+        other.kill()
+    assert command("pose", *arguments) == 0  # the lock of a dead process is free
+    assert "1 done, 1 skipped" in capsys.readouterr().err
+    assert not (out / ".vitruvian.locks").exists()
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    pytest.importorskip("av")
+    return make_short_clip(tmp_path / "clip.mp4", 6)
+
+
+def make_short_clip(path: Path, count: int) -> Path:
+    from tests.unit.files.clips import make_clip
+
+    scene = picture(4, (48, 64))
+    make_clip(path, [np.roll(scene, number, 1) for number in range(count)], rate=10)
+    return path
+
+
+def test_another_process_has_a_video(clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    words = [sys.executable, "-c", HOLD, str(out), "clip_parts.jsonl"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        assert command("parts", clip, "-o", out) == 1
+        assert f"clip_parts.jsonl: is being written by process {other.pid} on " in capsys.readouterr().err
+        assert not files(out)
+        other.kill()
+
+
+def test_a_video_that_is_not_in_the_journal_as_done(
+    clip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    arguments = (clip, "-o", out, "--save", "mp4,json,npz")
+    assert command("normals", *arguments) == 0
+    first = contents(out)
+    journal = out / ".vitruvian.jsonl"
+    begin, _ = journal.read_text().splitlines()
+    journal.write_text(begin + "\n")  # killed after the files were complete, before the journal said so
+    assert command("normals", *arguments, "--convention", "opengl") == 0
+    assert command("normals", clip, "-o", tmp_path / "fresh", *arguments[3:], "--convention", "opengl") == 0
+    assert contents(out) == contents(tmp_path / "fresh") != first
+    make_short_clip(clip, 4)
+    assert command("normals", *arguments) == 0
+    assert len([name for name in files(out) if name.endswith(".npz")]) == 4  # none of the longer video is left
+    capsys.readouterr()
+    assert command("normals", *arguments) == 0
+    assert "0 done, 1 skipped" in capsys.readouterr().err
+
+
+def test_two_processes_on_one_video(tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    make_short_clip(tmp_path / "clip.mp4", 60)
+    arguments = ("parts", tmp_path / "clip.mp4", *COMMANDS["parts"], "-o", tmp_path / "out", "--json")
+    running = [process(*arguments) for _ in range(2)]
+    outputs = [one.communicate(timeout=200)[0].decode() for one in running]
+    codes = sorted(one.returncode for one in running)
+    statuses = sorted(json_lines(output)[0]["status"] for output in outputs)
+    assert (codes, statuses) in (([0, 1], ["done", "failed"]), ([0, 0], ["done", "skipped"])), outputs
+    with av.open(str(tmp_path / "out" / "clip_parts.mp4")) as container:
+        assert sum(1 for _ in container.decode(video=0)) == 60
+    assert len(json_lines((tmp_path / "out" / "clip_parts.jsonl").read_text())) == 60
+
+
+# ------------------------------------------------------------------------------------------------ file names (item 5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes")
+def test_names_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_pictures(tmp_path / "in", 2)
+    odd = os.fsdecode(os.fsencode(tmp_path / "in") + b"/caf\xe9.jpg")
+    shutil.copy(tmp_path / "in" / "000.jpg", odd)
+    broken = os.fsdecode(os.fsencode(tmp_path / "in") + b"/\xff\x1b[31m.jpg")
+    Path(broken).write_bytes(b"nothing")
+    arguments = (tmp_path / "in", "-o", tmp_path / "out", "--coco", tmp_path / "all.json")
+    assert command("pose", *arguments, "--json") == 1
+    told = capsys.readouterr()
+    assert {line["source"]: line["status"] for line in json_lines(told.out)[:-1]} == {
+        str(tmp_path / "in" / "000.jpg"): "done",
+        str(tmp_path / "in" / "001.jpg"): "done",
+        odd: "done",
+        broken: "failed",
+    }
+    told.err.encode()
+    assert "\x1b" not in told.err
+    written = Path(os.fsdecode(os.fsencode(tmp_path / "out") + b"/caf\xe9_pose.json"))
+    assert json.loads(written.read_text(encoding="utf-8"))["source"] == odd
+    assert odd in {image["file_name"] for image in json.loads((tmp_path / "all.json").read_text())["images"]}
+    assert command("pose", *arguments) == 1
+    assert "0 done, 3 skipped" in capsys.readouterr().err
+    plot = Path(os.fsdecode(os.fsencode(tmp_path / "out") + b"/caf\xe9_pose_plot.png"))
+    assert pixels(plot).shape == (40, 56, 3)

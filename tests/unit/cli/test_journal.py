@@ -1,0 +1,149 @@
+"""The journal: what it proves, and what it does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vitruvian.cli.inputs import Input
+from vitruvian.cli.journal import DIGEST_BYTES, JOURNAL, Journal
+from vitruvian.errors import InputError
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Input:
+    return make_input(tmp_path / "in" / "a.jpg", b"image")
+
+
+def make_input(path: Path, content: bytes) -> Input:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_bytes(content)
+    return Input(identity=str(path), name=str(path), kind="image", path=path)
+
+
+def finish(folder: Path, one: Input, *paths: Path, settings: str = "s") -> None:
+    journal = Journal.read(folder)
+    origin = journal.begin(one, paths, settings)
+    for path in paths:
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text("result")
+    journal.done(origin, paths)
+
+
+def state(folder: Path, one: Input, *paths: Path, settings: str = "s") -> str:
+    return Journal.read(folder).state(one, paths, settings)
+
+
+def test_states(tmp_path: Path, source: Input) -> None:
+    out = tmp_path / "out"
+    one, two = out / "a.json", out / "b" / "a.png"
+    assert state(out, source, one) == "new"
+    finish(out, source, one)
+    assert state(out, source, one) == "done"
+    assert state(out, source, one, two) == "new"  # one is missing
+    finish(out, source, one, two)
+    assert state(out, source, one, two) == "done"
+    assert state(out, source, one, settings="t") == "changed"
+    make_input(Path(source.name), b"other")
+    assert state(out, source, one) == "changed"
+
+
+def test_what_is_begun_is_not_done(tmp_path: Path, source: Input) -> None:
+    out, path = tmp_path / "out", tmp_path / "out" / "a.json"
+    Journal.read(out).begin(source, [path], "s")
+    path.write_text("half")
+    assert state(out, source, path) == "new"
+    finish(out, source, path, settings="t")
+    Journal.read(out).begin(source, [path], "s")  # killed before or after the file was replaced
+    assert state(out, source, path, settings="t") == "changed"
+    assert state(out, source, path) == "new"
+
+
+def test_large_sources_are_compared_by_time(tmp_path: Path) -> None:
+    import os
+
+    one = make_input(tmp_path / "in" / "large.jpg", bytes(DIGEST_BYTES + 1))
+    path = tmp_path / "out" / "large.json"
+    finish(tmp_path / "out", one, path)
+    assert state(tmp_path / "out", one, path) == "done"
+    os.utime(one.name, ns=(1, 1))
+    assert state(tmp_path / "out", one, path) == "changed"
+
+
+def test_results_of_others(tmp_path: Path, source: Input) -> None:
+    out, path = tmp_path / "out", tmp_path / "out" / "a.json"
+    finish(out, source, path)
+    other = make_input(tmp_path / "else" / "a.jpg", b"another image")
+    with pytest.raises(InputError, match="holds the result of"):
+        state(out, other, path)
+    moved = make_input(tmp_path / "moved" / "a.jpg", b"image")
+    assert state(out, moved, path) == "done"
+
+
+@pytest.mark.parametrize("damage", ["no journal", "no record", "other size", "version 1"])
+def test_unknown_files(damage: str, tmp_path: Path, source: Input) -> None:
+    out, path = tmp_path / "out", tmp_path / "out" / "a.json"
+    finish(out, source, path)
+    if damage == "no journal":
+        (out / JOURNAL).unlink()
+    elif damage == "no record":
+        path = path.rename(out / "b.json")
+    elif damage == "other size":
+        path.write_text("edited")
+        path.write_text("edited by hand")
+    else:
+        line = {"source": source.identity, "stamp": None, "settings": "s", "files": ["a.json"]}
+        (out / JOURNAL).write_text(json.dumps(line) + "\n")
+        assert Journal.read(out).wrote(path)  # still no source
+    with pytest.raises(InputError, match="--overwrite"):
+        state(out, source, path)
+
+
+def test_folders_of_frames(tmp_path: Path, source: Input) -> None:
+    out, folder = tmp_path / "out", tmp_path / "out" / "a_pose"
+    folder.mkdir(parents=True)
+    assert state(out, source, folder) == "new"
+    journal = Journal.read(out)
+    origin = journal.begin(source, [folder], "s")
+    for number in range(3):
+        (folder / f"{number}.npz").write_text("frame")
+    journal.done(origin, [folder])
+    assert state(out, source, folder) == "done"
+    assert journal.wrote(folder / "1.npz")
+    (folder / "1.npz").unlink()
+    with pytest.raises(InputError, match="changed since"):
+        state(out, source, folder)
+
+
+def test_missing_and_empty_files_are_not_done(tmp_path: Path, source: Input) -> None:
+    journal = Journal.read(tmp_path)
+    origin = journal.begin(source, [tmp_path / "a.json"], "s")
+    with pytest.raises(InputError, match="no file or an empty one"):
+        journal.done(origin, [tmp_path / "a.json"])
+    (tmp_path / "a.json").touch()
+    with pytest.raises(InputError, match="no file or an empty one"):
+        journal.done(origin, [tmp_path / "a.json"])
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\x00\xff\n", b"{}\n", b"[]\n", b"7\n", b'{"version": 2}\n', b'{"version": 2, "eve', b"[" * 9999 + b"\n"],
+)
+def test_damaged_lines_are_skipped(garbage: bytes, tmp_path: Path, source: Input) -> None:
+    out, path = tmp_path / "out", tmp_path / "out" / "a.json"
+    finish(out, source, path)
+    journal = out / JOURNAL
+    journal.write_bytes(garbage + journal.read_bytes() if garbage.endswith(b"\n") else journal.read_bytes() + garbage)
+    assert state(out, source, path) == "done"
+    finish(out, source, out / "b.json")
+    assert state(out, source, out / "b.json") == "done"
+
+
+def test_two_processes_share_a_journal(tmp_path: Path, source: Input) -> None:
+    one, two = Journal.read(tmp_path), Journal.read(tmp_path)
+    (tmp_path / "a.json").write_text("result")
+    one.done(one.begin(source, [tmp_path / "a.json"], "s"), [tmp_path / "a.json"])
+    two.refresh()
+    assert two.state(source, [tmp_path / "a.json"], "s") == "done"

@@ -1,0 +1,64 @@
+"""Errors: their messages, their fields, and pickling."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from vitruvian import errors
+from vitruvian.errors import CheckpointError, ConfigError, ImageError, InputError, MissingExtraError, VitruvianError
+
+FIELDS = {"subject": "boxes", "expected": "one or more", "got": "none", "hint": "Pass some."}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (FIELDS, "boxes: expected one or more, got none. Pass some."),
+        ({"subject": "boxes", "expected": "some"}, "boxes: expected some."),
+        ({"expected": "some", "got": "none"}, "expected some, got none."),
+        ({"message": "needs boxes.", "subject": "tight_boxes"}, "tight_boxes: needs boxes."),
+        ({"message": "a.jpg: broken."}, "a.jpg: broken."),
+        ({"message": "broken.", "hint": "Repair it."}, "broken. Repair it."),
+        ({}, ""),
+    ],
+)
+def test_messages(fields: dict[str, str], text: str) -> None:
+    assert str(InputError(**fields)) == text
+
+
+@pytest.mark.parametrize(
+    ("message", "subject"),
+    [
+        ("boxes: expected some.", "boxes"),
+        ("K and fov: expected one of them.", "K and fov"),
+        ("boxes[2]: expected a box.", "boxes[2]"),
+        ("photo.jpg: expected an image.", None),
+        ("https://a.org/x: expected an image.", None),
+        ("no colon", None),
+    ],
+)
+def test_the_subject_of_a_message(message: str, subject: str | None) -> None:
+    error = InputError(message)
+    assert error.subject == subject
+    assert str(error) == message
+    if subject is not None:
+        assert error.about("--boxes") == "--boxes: " + message.partition(": ")[2]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(kind(**FIELDS) for kind in (VitruvianError, InputError, ImageError, ConfigError)),
+        *(kind("a/b: broken.") for kind in (CheckpointError, errors.WeightsError)),
+        CheckpointError(**FIELDS),
+        MissingExtraError("av", "video", "videos"),
+    ],
+)
+def test_errors_can_be_pickled(error: VitruvianError) -> None:
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert vars(again) == vars(error)
