@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vitruvian.human.keypoints import Colour, Side, side_of
+from vitruvian.human.keypoints import Colour, Side
 
 Kind = Literal["background", "clothing", "skin", "hair", "mouth"]
 
@@ -68,14 +68,16 @@ _TABLE: Final[tuple[tuple[str, Kind, Colour], ...]] = (
     ("Tongue", "mouth", (125, 0, 40)),
 )
 _IDS: Final[dict[str, int]] = {name: i for i, (name, _, _) in enumerate(_TABLE)}
-_SWAPPED = {f"{a}_{name.partition('_')[2]}": name for a, b in (("Left", "Right"), ("Right", "Left"))
-            for name in _IDS if name.startswith(f"{b}_")}  # fmt: skip
 
 
-PARTS: Final[tuple[Part, ...]] = tuple(
-    Part(id=i, name=name, kind=kind, side=side_of(name.lower()), swap=_IDS[_SWAPPED.get(name, name)], colour=colour)
-    for i, (name, kind, colour) in enumerate(_TABLE)
-)
+def _part(i: int, name: str, kind: Kind, colour: Colour) -> Part:
+    word, _, rest = name.partition("_")
+    side: Side = "left" if word == "Left" else "right" if word == "Right" else "middle"
+    swap = i if side == "middle" else _IDS[f"{'Right' if side == 'left' else 'Left'}_{rest}"]
+    return Part(id=i, name=name, kind=kind, side=side, swap=swap, colour=colour)
+
+
+PARTS: Final[tuple[Part, ...]] = tuple(_part(i, *row) for i, row in enumerate(_TABLE))
 """All 29 parts in the order of the logits."""
 
 PART_NAMES: Final[tuple[str, ...]] = tuple(part.name for part in PARTS)
