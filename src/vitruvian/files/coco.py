@@ -14,13 +14,12 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Protocol, Self, runtime_checkable
+from typing import IO, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.atomic import atomic_write
+from vitruvian.atomic import Writer, atomic_write
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject, json_text
 from vitruvian.files.images import write_png
@@ -192,7 +191,7 @@ class PanopticResult(Protocol):
         """Segment numbers as colours, uint8 [H, W, 3]."""
 
 
-class CocoWriter:
+class CocoWriter(Writer):
     """Write results as one dataset: ``images``, ``annotations`` and ``categories``.
 
     Records are kept in temporary files, so memory does not grow with their number. Thread-safe. The file is written
@@ -261,17 +260,6 @@ class CocoWriter:
         """Close without writing the file."""
         with self._lock:
             self._release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
 
     def _put(self, name: str, already: int, lines: list[str]) -> None:
         if lines:

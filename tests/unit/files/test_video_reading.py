@@ -31,11 +31,11 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_known_of_a_clip(clip: Path) -> None:
-    with open_video(clip) as reader:
-        assert reader.rate == Fraction(30000, 1001)
-        assert (reader.size_hw, reader.count, reader.has_sound, reader.rotation) == (SIZE, 60, False, 0)
-        assert reader.duration == pytest.approx(60 * 1001 / 30000)
-        assert reader.exact_count() == 60
+    reader = open_video(clip)
+    assert reader.rate == Fraction(30000, 1001)
+    assert (reader.size_hw, reader.count, reader.has_sound, reader.rotation) == (SIZE, 60, False, 0)
+    assert reader.duration == pytest.approx(60 * 1001 / 30000)
+    assert reader.exact_count() == 60
 
 
 def test_frames_in_order_with_their_times(clip: Path) -> None:
