@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
 
@@ -31,18 +31,6 @@ from vitruvian.version import __version__
 _PERSON_CATEGORY = 1
 # Number of the points of COCO-WholeBody beyond the first 17, by the name of their field.
 _WHOLEBODY_EXTRAS = {"foot": 6, "face": 68, "lefthand": 21, "righthand": 21}
-
-
-def _image_record(
-    *, image_id: int, file_name: str, size_hw: tuple[int, int], frame: int | None = None, time: float | None = None
-) -> JsonObject:
-    """Return the record of an image; frames of a video have their number and time as well."""
-    record: JsonObject = {"id": image_id, "file_name": file_name, "height": size_hw[0], "width": size_hw[1]}
-    if frame is not None:
-        record["frame"] = frame
-    if time is not None:
-        record["time"] = round(time, 6)
-    return record
 
 
 def keypoint_category(layout: Layout) -> JsonObject:
@@ -70,7 +58,7 @@ def keypoint_record(
 ) -> JsonObject:
     """Return the record of one person with keypoints [J, 2] and scores [J] in `layout`."""
     triples, visible = _keypoint_triples(keypoints, scores, threshold=threshold)
-    box = _xywh(box_xyxy)
+    box = box_xywh(box_xyxy)
     record: JsonObject = {
         "id": annotation_id,
         "image_id": image_id,
@@ -122,20 +110,6 @@ def mask_record(
     return record
 
 
-def segment_record(
-    *, segment_id: int, category_id: int, area: int, box_xyxy: tuple[float, float, float, float], score: float
-) -> JsonObject:
-    """Return an entry of ``segments_info`` in a panoptic record."""
-    return {
-        "id": segment_id,
-        "category_id": category_id,
-        "area": area,
-        "bbox": _xywh(np.array(box_xyxy)),
-        "iscrowd": 0,
-        "score": round(score, 4),
-    }
-
-
 def panoptic_image(segmentation: NDArray[np.int32]) -> NDArray[np.uint8]:
     """Encode segment numbers [H, W] as in COCO's panoptic PNGs: number = R + 256·G + 256²·B, uint8 [H, W, 3]."""
     if segmentation.min() < 0 or segmentation.max() >= 1 << 24:
@@ -151,7 +125,7 @@ def _compressed(rle: Rle | Mapping[str, object]) -> JsonObject:
     return {"size": [height, width], "counts": compress_counts(counts)}
 
 
-def _xywh(box_xyxy: NDArray[np.floating]) -> list[float]:
+def box_xywh(box_xyxy: Iterable[float]) -> list[float]:
     """Convert corners [4] to x, y, width, height, rounded to a hundredth of a pixel."""
     x1, y1, x2, y2 = (float(value) for value in box_xyxy)
     return [round(value, 2) for value in (x1, y1, x2 - x1, y2 - y1)]
@@ -230,9 +204,10 @@ class CocoWriter(Writer):
                 png = output_path(self.path.with_suffix(""), safe_name(Path(name).stem), f"_{image_id:06d}.png")
                 write_png(png, result.panoptic_image())
                 records = [record | {"file_name": png.name} for record in records]
-            image = _image_record(
-                image_id=image_id, file_name=name, size_hw=result.size_hw, frame=result.frame, time=result.time
-            )
+            height, width = result.size_hw
+            image: JsonObject = {"id": image_id, "file_name": name, "height": height, "width": width}
+            image |= {} if result.frame is None else {"frame": result.frame}
+            image |= {} if result.time is None else {"time": round(result.time, 6)}
             lines = [json_text(record) for record in records]
             self._put("images", self.images, [json_text(image)])
             self._put("annotations", self.annotations, lines)

@@ -34,6 +34,10 @@ class Matte(Result):
 
     task: ClassVar[str] = "matte"
     endings: ClassVar[tuple[str, ...]] = (".png", ".webp", ".npz", ".exr")
+    refused_endings: ClassVar[dict[str, str]] = dict.fromkeys(
+        (".jpg", ".jpeg"),
+        " JPEG has no alpha: choose .png, or put the person over a colour with over() and save that.",
+    )
 
     alpha: NDArray[np.float32]
     foreground: NDArray[np.float32]
@@ -88,12 +92,6 @@ class Matte(Result):
             write_exr(path, channels, comments="premultiplied alpha, linear light, sRGB primaries")
         else:
             super().write(path, ending)
-
-    def why_not(self, ending: str) -> str:
-        """Return the reason why a matte cannot be saved as JPEG."""
-        if ending in (".jpg", ".jpeg"):
-            return " JPEG has no alpha: choose .png, or put the person over a colour with over() and save that."
-        return ""
 
     def to_dict(self) -> JsonObject:
         """Return the share of the image that the person covers; NPZ and EXR hold the maps."""

@@ -12,7 +12,7 @@ from PIL import Image
 
 from vitruvian.draw import colour_normals
 from vitruvian.files.arrays import JsonObject, write_exr
-from vitruvian.files.images import write_image, write_png16
+from vitruvian.files.images import write_png16
 from vitruvian.results.base import Result, check_choice
 from vitruvian.results.camera import CONVENTIONS, Convention, flip_axes
 
@@ -34,6 +34,7 @@ class Normals(Result):
 
     task: ClassVar[str] = "normals"
     endings: ClassVar[tuple[str, ...]] = (".png", ".16.png", ".npz", ".exr")
+    info_fields: ClassVar[tuple[str, ...]] = ("convention",)
 
     normals: NDArray[np.float32]
     mask: NDArray[np.bool_] | None = None
@@ -42,8 +43,7 @@ class Normals(Result):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check("normals", np.float32, *self.size_hw, 3)
-        if self.mask is not None:
-            self.check("mask", np.bool_, *self.size_hw)
+        self.check("mask", np.bool_, *self.size_hw, optional=True)
         check_choice("convention", self.convention, CONVENTIONS)
 
     def to_convention(self, convention: Convention) -> Normals:
@@ -61,9 +61,7 @@ class Normals(Result):
         """Write the usual colours as 8-bit or 16-bit PNG (x right, y up, z to the viewer, whatever the convention),
         or the values as NPZ, or as EXR: R, G, B are x, y, z, and A is the mask.
         """
-        if ending == ".png":
-            write_image(path, np.asarray(self.plot()))
-        elif ending == ".16.png":
+        if ending == ".16.png":
             write_png16(path, self.colours16())
         elif ending == ".exr":
             channels = {name: self.normals[..., axis] for axis, name in enumerate("RGB")}
@@ -81,10 +79,6 @@ class Normals(Result):
             known = known & self.mask
         values = np.round((np.clip(normals, -1, 1) + 1) * (65535 / 2))  # [H, W, 3]
         return np.where(known[..., None], values, 0).astype(np.uint16)
-
-    def info(self) -> JsonObject:
-        """Return everything but the arrays."""
-        return super().info() | {"convention": self.convention}
 
     def to_dict(self) -> JsonObject:
         """Return everything but the map of normals, which NPZ and EXR hold."""
