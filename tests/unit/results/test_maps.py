@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.unit.results.made import HW, MIDDLE, PICTURE, sample
+from tests.unit.results.samples import HW, IMAGE, MIDDLE, sample
 from vitruvian.errors import InputError
 from vitruvian.files import CocoWriter
 from vitruvian.human import PART_COLOURS, PART_NAMES
@@ -130,7 +130,7 @@ class TestNormals:
 class TestAlbedo:
     def test_png(self, tmp_path: Path) -> None:
         sample("albedo").save(tmp_path / "a.png")
-        np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "a.png")), PICTURE * MIDDLE[..., None])
+        np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "a.png")), IMAGE * MIDDLE[..., None])
 
     def test_exr_is_linear(self, tmp_path: Path) -> None:
         exr = pytest.importorskip("OpenEXR")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.unit.results.made import HW, masks_fields, sample
+from tests.unit.results.samples import HW, masks_fields, sample
 from vitruvian.errors import InputError
 from vitruvian.files import CocoWriter
 from vitruvian.images.rle import encode_rles

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.unit.results.made import HW, MIDDLE, PICTURE, flat_points, sample
+from tests.unit.results.samples import HW, IMAGE, MIDDLE, flat_points, sample
 from vitruvian.errors import InputError
 from vitruvian.results.camera import check_intrinsics, flip_axes, fov_degrees
 
@@ -52,7 +52,7 @@ class TestPointmap:
         result = sample("pointmap")
         points, colours = result.cloud()
         np.testing.assert_array_equal(points, result.points[MIDDLE])
-        np.testing.assert_array_equal(colours, PICTURE[MIDDLE])
+        np.testing.assert_array_equal(colours, IMAGE[MIDDLE])
         assert set(result.without_image().cloud()[1].ravel()) == {200}
 
     def test_points_at_jumps_of_depth_are_dropped(self) -> None:

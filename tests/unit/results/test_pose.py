@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.unit.results.made import HW, people, pose_fields, sample
+from tests.unit.results.samples import HW, people, pose_fields, sample
 from vitruvian.errors import InputError, MissingExtraError
 from vitruvian.files import CocoWriter
 from vitruvian.human import COCO_17, KEYPOINT_INDEX, LAYOUTS, SAPIENS_308
