@@ -178,3 +178,9 @@ LAYOUTS: Final[dict[str, Layout]] = {
     layout.name: layout for layout in (SAPIENS_308, COCO_17, COCO_WHOLEBODY_133, BODY_25)
 }
 """Every layout by its name: sapiens308, coco17, wholebody133, body25."""
+
+FACE_LINES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = tuple(
+    (feature, tuple(names)) for feature, names in _TABLES["face_lines"]
+)
+"""Lines of the face, from image left to image right: a feature such as ``left_brow``, and points of the 308 or of
+COCO-WholeBody."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,18 +70,6 @@ class MaskLossWeights(LossWeights):
     loss_dice: float = 1.0
 
 
-class MaskMeasure(Protocol):
-    """A comparison of masks: costs for the matching, and losses."""
-
-    def cost(self, logits: Tensor, target: Target, frame_hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Compare all queries [Q, h, w] with all objects of an image: mask and dice costs [Q, T]."""
-
-    def losses(
-        self, logits: Tensor, targets: Sequence[Target], pairs: Pairs, frame_hw: tuple[int, int]
-    ) -> tuple[Tensor, Tensor]:
-        """Compare matched queries of [B, Q, h, w] with their objects: sums of the mask and dice losses."""
-
-
 class MaskSetLoss(nn.Module):
     """Match queries with objects and compare them.
 
@@ -104,7 +92,7 @@ class MaskSetLoss(nn.Module):
         no_object_weight: float,
         weights: MaskLossWeights,
         class_cost_weight: float,
-        measure: MaskMeasure,
+        measure: DenseMasks | PointMasks,
     ) -> None:
         super().__init__()
         self.num_labels, self.no_object_weight = num_labels, no_object_weight
@@ -224,16 +212,11 @@ def read_targets(
                 f"class_labels[{number}]: expected classes from 0 to {num_labels - 1}, got {labels.tolist()}. "
                 "Build the model with a larger num_labels, or leave out masks that should be ignored."
             )
-        stack = _clear_padding(stack.to(like.device))
+        stack = stack.to(like.device)
+        if stack.dtype != torch.bool and stack.numel() and stack.max() > 1:
+            stack = stack.masked_fill(stack > 1, 0)  # processors fill the padding of a batch with their ignore index
         targets.append(Target(stack.contiguous(), labels.to(like.device, torch.int64)))
     return targets
-
-
-def _clear_padding(masks: Tensor) -> Tensor:
-    """Set values above 1 to 0: processors fill the padding of a batch with their ignore index."""
-    if masks.dtype == torch.bool or not masks.numel() or masks.max() <= 1:
-        return masks
-    return masks.masked_fill(masks > 1, 0)
 
 
 def _decode_rles(rles: Sequence[Mapping[str, object]]) -> Tensor:

@@ -171,7 +171,7 @@ def test_every_line_of_the_face_is_found(layout: Layout, lines: int) -> None:
 
 def test_lines_of_the_face_name_points_that_exist() -> None:
     known = set(KEYPOINT_INDEX) | set(COCO_WHOLEBODY_133.names)
-    assert [name for names, _ in FACE_LINES for name in names if name not in known] == []
+    assert [name for _, names in FACE_LINES for name in names if name not in known] == []
 
 
 def test_nobody() -> None:
