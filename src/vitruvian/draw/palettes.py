@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from vitruvian.draw.canvas import Colour, RgbImage
+from vitruvian.draw.canvas import Colour, RgbImage, checked_colours
 from vitruvian.errors import InputError
 
 LEFT: Final[Colour] = (48, 176, 255)
@@ -55,6 +55,13 @@ def class_colours(count: int) -> RgbImage:
 def colours_of(ids: Sequence[int]) -> RgbImage:
     """Return a colour for each identity, uint8 [N, 3]: the same one in every frame; they repeat after 64."""
     return class_colours(64)[np.asarray(ids, dtype=np.int64).reshape(-1) % 64]
+
+
+def object_colours(count: int, colours: ArrayLike | None, ids: Sequence[int] | None) -> RgbImage:
+    """Return the colours of `count` objects, uint8 [N, 3]: `colours`, or by identity, or distinct ones."""
+    if colours is None:
+        return class_colours(count) if ids is None else colours_of(ids)
+    return checked_colours(colours, count=count) if count else class_colours(0)
 
 
 @lru_cache(maxsize=16)

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vitruvian.draw.boxes import checked_boxes, draw_boxes
-from vitruvian.draw.canvas import BLACK, WHITE, Colour, RgbImage, checked_image, diagonal, size_of
-from vitruvian.draw.palettes import FINGERS, LEFT, MIDDLE, RIGHT, class_colours, colours_of
+from vitruvian.draw.canvas import BLACK, WHITE, Colour, RgbImage, checked_image, checked_line_width, diagonal, size_of
+from vitruvian.draw.palettes import FINGERS, LEFT, MIDDLE, RIGHT, object_colours
 from vitruvian.draw.rasterize import Strokes
 from vitruvian.errors import InputError
 from vitruvian.human import FACE_LINES, KEYPOINTS, Layout
@@ -213,12 +213,8 @@ def draw_pose(
         raise InputError(
             f"ids: expected one for each of {len(points)} people, got {len(ids)}. Pass ids in the order of people."
         )
-    if line_width is not None and not (math.isfinite(line_width) and line_width > 0):
-        raise InputError(
-            f"line_width: expected a number of pixels over 0, got {line_width}. Leave it out for the default."
-        )
-    anatomy = anatomy_of(layout)
-    tones = class_colours(len(points)) if ids is None else colours_of(ids)
+    line_width, anatomy = checked_line_width(line_width), anatomy_of(layout)
+    tones = object_colours(len(points), None, ids)
     canvas = np.array(image, order="C")
     for i, (person, weight) in enumerate(zip(points, weights, strict=True)):
         visible = np.isfinite(person).all(1) & (weight >= threshold)

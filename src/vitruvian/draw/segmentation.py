@@ -26,7 +26,7 @@ from vitruvian.draw.canvas import (
     tint,
 )
 from vitruvian.draw.layout import add_legend
-from vitruvian.draw.palettes import class_colours, colours_of
+from vitruvian.draw.palettes import class_colours, object_colours
 from vitruvian.draw.text import Tag, draw_tags, tag_hw, text_size
 from vitruvian.errors import InputError
 
@@ -208,9 +208,7 @@ def draw_masks(
     size_hw = size_of(image)
     pieces, count = _crop_masks(masks, size_hw)
     texts = captions(count, labels=labels, scores=scores, ids=ids)
-    if colours is None:
-        colours = colours_of(ids) if ids is not None else class_colours(count)
-    tones = checked_colours(colours, count=count) if count else class_colours(0)
+    tones = object_colours(count, colours, ids)
     canvas, width = np.array(image, order="C"), fine_width(size_hw)
     pieces.sort(key=lambda piece: -piece.area)
     for piece in pieces:

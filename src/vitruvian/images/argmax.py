@@ -20,9 +20,9 @@ def resized_argmax(scores: Tensor, size_hw: tuple[int, int]) -> Tensor:
     ahead = torch.empty(winner.shape, dtype=torch.bool, device=scores.device)
     number = torch.empty_like(winner)
     as_number = ahead.view(torch.uint8) if small == torch.uint8 else ahead
-    resize_into(best, scores[0])
+    _resize_into(best, scores[0])
     for index in range(1, len(scores)):
-        resize_into(rival, scores[index])
+        _resize_into(rival, scores[index])
         torch.gt(rival, best, out=ahead)
         # Numbers only grow, so the larger of the old and the new one is right; arithmetic beats a masked write.
         torch.mul(as_number, index, out=number)
@@ -31,7 +31,7 @@ def resized_argmax(scores: Tensor, size_hw: tuple[int, int]) -> Tensor:
     return winner[0, 0].long()
 
 
-def resize_into(out: Tensor, one: Tensor) -> None:
+def _resize_into(out: Tensor, one: Tensor) -> None:
     """Resize a map [h, w] bilinearly into [1, 1, H, W]."""
     size_hw = (out.shape[-2], out.shape[-1])
     if tuple(one.shape) == size_hw:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
@@ -16,8 +16,8 @@ from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject, write_exr
 from vitruvian.files.images import write_png16
 from vitruvian.files.point_clouds import write_glb, write_ply
-from vitruvian.results.base import Result, check_choice
-from vitruvian.results.camera import CONVENTIONS, Convention, check_intrinsics, flip_axes, fov_degrees
+from vitruvian.results.base import check_choice
+from vitruvian.results.camera import CameraMap, check_intrinsics, fov_degrees
 
 IntrinsicsFrom = Literal["given", "exif", "field of view", "estimated"]
 _EDGE_THRESHOLD = 0.04  # relative to the depth: about the thickness of an arm at two metres
@@ -25,7 +25,7 @@ _NO_COLOUR = 200
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Pointmap(Result):
+class Pointmap(CameraMap):
     """A 3D point for each pixel, in camera axes.
 
     | convention | x | y | z | depth |
@@ -47,6 +47,7 @@ class Pointmap(Result):
     """
 
     task: ClassVar[str] = "pointmap"
+    vectors: ClassVar[str] = "points"
     endings: ClassVar[tuple[str, ...]] = (".ply", ".glb", ".npz", ".exr", ".png", ".16.png", ".json")
     info_fields: ClassVar[tuple[str, ...]] = ("intrinsics_from", "metric", "scale", "convention")
 
@@ -56,16 +57,13 @@ class Pointmap(Result):
     intrinsics_from: IntrinsicsFrom
     metric: bool
     scale: float | None = None
-    convention: Convention = "opencv"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check("points", np.float32, *self.size_hw, 3)
         self.check("mask", np.bool_, *self.size_hw)
         self.check("intrinsics", np.float32, 3, 3)
         check_intrinsics(self.intrinsics)
         check_choice("intrinsics_from", self.intrinsics_from, get_args(IntrinsicsFrom))
-        check_choice("convention", self.convention, CONVENTIONS)
         if self.scale is not None and not 0 < self.scale < np.inf:
             raise InputError(f"scale: expected a number above 0, got {self.scale}.")
 
@@ -78,13 +76,6 @@ class Pointmap(Result):
     def focal(self) -> float:
         """Focal length in source pixels: the mean of fx and fy."""
         return float(self.intrinsics[0, 0] + self.intrinsics[1, 1]) / 2
-
-    def to_convention(self, convention: Convention) -> Pointmap:
-        """Return the same points in other axes; intrinsics do not change."""
-        check_choice("convention", convention, CONVENTIONS)
-        if convention == self.convention:
-            return self
-        return replace(self, points=flip_axes(self.points), convention=convention)
 
     def cloud(
         self, *, edge_threshold: float | None = _EDGE_THRESHOLD, max_points: int | None = None
