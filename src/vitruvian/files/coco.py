@@ -131,38 +131,26 @@ def box_xywh(box_xyxy: Iterable[float]) -> list[float]:
     return [round(value, 2) for value in (x1, y1, x2 - x1, y2 - y1)]
 
 
-class CocoResult(Protocol):
-    """A result that can be written to a COCO dataset."""
+class _CocoResult(Protocol):
+    """A result that can be written to a COCO dataset: a `Result` with COCO records, numbered from `first_id`."""
 
     @property
-    def size_hw(self) -> tuple[int, int]:
-        """Height and width of the image."""
-
+    def size_hw(self) -> tuple[int, int]: ...
     @property
-    def source(self) -> str | None:
-        """Name of the image."""
-
+    def source(self) -> str | None: ...
     @property
-    def frame(self) -> int | None:
-        """Number of the frame in a video."""
-
+    def frame(self) -> int | None: ...
     @property
-    def time(self) -> float | None:
-        """Its time in seconds."""
-
-    def to_coco(self, *, image_id: int, first_id: int) -> list[JsonObject]:
-        """Records of its annotations, numbered from `first_id`."""
-
-    def coco_categories(self) -> list[JsonObject]:
-        """The categories that the records may name."""
+    def time(self) -> float | None: ...
+    def to_coco(self, *, image_id: int, first_id: int) -> list[JsonObject]: ...
+    def coco_categories(self) -> list[JsonObject]: ...
 
 
 @runtime_checkable
-class PanopticResult(Protocol):
-    """A result whose annotation is an image of segment numbers."""
+class _PanopticResult(Protocol):
+    """A result whose annotation is an image of segment numbers as colours, uint8 [H, W, 3]."""
 
-    def panoptic_image(self) -> NDArray[np.uint8]:
-        """Segment numbers as colours, uint8 [H, W, 3]."""
+    def panoptic_image(self) -> NDArray[np.uint8]: ...
 
 
 class CocoWriter(Writer):
@@ -191,7 +179,7 @@ class CocoWriter(Writer):
         self._lock = threading.Lock()
         self._open = True
 
-    def add(self, result: CocoResult, *, file_name: str | None = None) -> int:
+    def add(self, result: _CocoResult, *, file_name: str | None = None) -> int:
         """Add a result and return the id of its image. `file_name` is `result.source` by default."""
         with self._lock:
             if not self._open:
@@ -200,7 +188,7 @@ class CocoWriter(Writer):
             image_id = self.images + 1
             name = file_name or result.source or f"{image_id:012d}"
             records = result.to_coco(image_id=image_id, first_id=self.annotations + 1)
-            if isinstance(result, PanopticResult):
+            if isinstance(result, _PanopticResult):
                 png = output_path(self.path.with_suffix(""), safe_name(Path(name).stem), f"_{image_id:06d}.png")
                 write_png(png, result.panoptic_image())
                 records = [record | {"file_name": png.name} for record in records]

@@ -43,7 +43,8 @@ class CameraMap(Result):
         check_choice("convention", convention, _CONVENTIONS)
         if convention == self.convention:
             return self
-        return replace(self, convention=convention, **{self.vectors: flip_axes(getattr(self, self.vectors))})
+        flipped = {self.vectors: flip_axes(getattr(self, self.vectors))}
+        return replace(self, convention=convention, **flipped)  # type: ignore[arg-type]
 
 
 def flip_axes(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

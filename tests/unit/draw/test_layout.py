@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vitruvian.draw import class_colours, sheet
-from vitruvian.draw.palettes import _perceived, colours_of
+from vitruvian.draw.palettes import colours_of
 from vitruvian.draw.text import line_height, shortened, text_size, text_width, write
 from vitruvian.errors import ImageError, InputError
 
@@ -126,6 +126,27 @@ def test_letters_are_never_too_small() -> None:
     assert text_size((2000, 2000), count=100) < text_size((2000, 2000))
 
 
+def perceived(rgb: np.ndarray) -> np.ndarray:
+    """Convert RGB [N, 3] to OKLab, for normal vision and for deuteranopia: [N, 6]."""
+    linear = (rgb / 255) ** 2.2
+    blind = np.stack([linear @ (0.29, 0.71, 0.0), linear @ (0.29, 0.71, 0.0), linear @ (-0.02, 0.02, 1.0)], -1)
+    return np.concatenate([oklab(linear), oklab(blind.clip(0, 1))], -1)
+
+
+def oklab(linear: np.ndarray) -> np.ndarray:
+    cones = linear @ np.array(
+        [[0.4122214708, 0.2119034982, 0.0883024619],
+         [0.5363325363, 0.6806995451, 0.2817188376],
+         [0.0514459929, 0.1073969566, 0.6299787005]]
+    )  # fmt: skip
+    lab: np.ndarray = np.cbrt(cones) @ np.array(
+        [[0.2104542553, 1.9779984951, 0.0259040371],
+         [0.7936177850, -2.4285922050, 0.7827717662],
+         [-0.0040720468, 0.4505937099, -0.8086757660]]
+    )  # fmt: skip
+    return lab
+
+
 @pytest.mark.parametrize("count", [0, 1, 8, 9, 64, 133, 300])
 def test_colours_are_distinct_and_the_same_for_every_count(count: int) -> None:
     colours = class_colours(count)
@@ -137,7 +158,7 @@ def test_colours_are_distinct_and_the_same_for_every_count(count: int) -> None:
 
 @pytest.mark.parametrize(("count", "gap"), [(8, 0.15), (20, 0.12)])
 def test_the_first_colours_are_far_apart_for_all_eyes_together(count: int, gap: float) -> None:
-    seen = _perceived(class_colours(count).astype(float))
+    seen = perceived(class_colours(count).astype(float))
     normal, blind = (np.linalg.norm(eyes[:, None] - eyes[None], axis=-1) for eyes in (seen[:, :3], seen[:, 3:]))
     others = ~np.eye(count, dtype=bool)
     assert normal[others].min() > gap
