@@ -1,4 +1,4 @@
-"""The paths of result files: made here for the command line, for datasets and for ``save="out/{stem}.npz"``.
+"""The paths of result files: for the command line, for datasets and for ``save="out/{stem}.npz"``.
 
 A path stays inside its output folder, its name is one that file systems take, and two results never share one.
 """

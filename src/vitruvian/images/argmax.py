@@ -11,7 +11,7 @@ from torch.nn import functional as F
 def resized_argmax(scores: Tensor, size_hw: tuple[int, int]) -> Tensor:
     """Resize scores [K, h, w] bilinearly and return the best class of each pixel, int64 [H, W].
 
-    Equal to resizing all at once and taking the argmax, but one class at a time, in buffers that are used again: what
+    Equal to resizing all classes and taking the argmax, but one class at a time, in buffers that are used again: what
     is live stays in the cache, and memory does not grow with the number of classes.
     """
     small = torch.uint8 if len(scores) <= 256 else torch.int32
