@@ -103,11 +103,11 @@ def test_text_is_measured_as_it_is_written() -> None:
     assert ((canvas > 20) & (canvas < 235)).any()  # smooth
 
 
-@pytest.mark.parametrize("place", [(-30, 5), (90, 5), (10, -9), (10, 55), (500, 500), (-500, -500)])
-def test_text_over_the_edge_is_cut(place: tuple[int, int]) -> None:
+@pytest.mark.parametrize("position", [(-30, 5), (90, 5), (10, -9), (10, 55), (500, 500), (-500, -500)])
+def test_text_over_the_edge_is_cut(position: tuple[int, int]) -> None:
     canvas, large = plain(60, 100, 255), plain(1200, 1300, 255)
-    write(canvas, "people", left_top=place, size=20, colour=(10, 20, 30))
-    write(large, "people", left_top=(place[0] + 600, place[1] + 600), size=20, colour=(10, 20, 30))
+    write(canvas, "people", left_top=position, size=20, colour=(10, 20, 30))
+    write(large, "people", left_top=(position[0] + 600, position[1] + 600), size=20, colour=(10, 20, 30))
     assert (large < 50).any()
     np.testing.assert_array_equal(canvas, large[600:660, 600:700])
 
@@ -158,8 +158,8 @@ def test_colours_are_distinct_and_the_same_for_every_count(count: int) -> None:
 
 @pytest.mark.parametrize(("count", "gap"), [(8, 0.15), (20, 0.12)])
 def test_the_first_colours_are_far_apart_for_all_eyes_together(count: int, gap: float) -> None:
-    seen = perceived(class_colours(count).astype(float))
-    normal, blind = (np.linalg.norm(eyes[:, None] - eyes[None], axis=-1) for eyes in (seen[:, :3], seen[:, 3:]))
+    lab = perceived(class_colours(count).astype(float))
+    normal, blind = (np.linalg.norm(eyes[:, None] - eyes[None], axis=-1) for eyes in (lab[:, :3], lab[:, 3:]))
     others = ~np.eye(count, dtype=bool)
     assert normal[others].min() > gap
     assert blind[others].min() > gap / 3

@@ -114,9 +114,9 @@ class TestAlpha:
         frames = decoded(tmp_path / name, decoder, "rgba")
         assert len(frames) == 10
         assert frames[5].shape == (*size, 4)
-        found = corners(frames[5])
-        np.testing.assert_allclose(found[:, 3], self.ALPHAS, atol=2)
-        np.testing.assert_allclose(found[:, :3], QUARTERS, atol=5)
+        actual = corners(frames[5])
+        np.testing.assert_allclose(actual[:, 3], self.ALPHAS, atol=2)
+        np.testing.assert_allclose(actual[:, :3], QUARTERS, atol=5)
 
     def test_browsers_are_told(self, tmp_path: Path) -> None:
         with VideoWriter(tmp_path / "a.webm", 25, SIZE, alpha=True) as writer:
@@ -181,9 +181,9 @@ class TestSound:
             for _, time, image in open_video(clip):
                 writer.write(image, time)
         with av.open(str(tmp_path / "b.mp4")) as container:
-            found = sorted((p.pos, p.stream.type, float(p.pts * p.time_base)) for p in container.demux() if p.size)
+            actual = sorted((p.pos, p.stream.type, float(p.pts * p.time_base)) for p in container.demux() if p.size)
         reached = {"video": 0.0, "audio": 0.0}
-        for _, kind, time in found:  # in the order of the file
+        for _, kind, time in actual:  # in the order of the file
             reached[kind] = time
             assert abs(reached["video"] - reached["audio"]) < 2
 
@@ -203,8 +203,8 @@ class TestSound:
 def times_of_sound(path: Path) -> dict[bytes, float]:
     """When each packet of sound is heard, in seconds after the first image of its file says zero."""
     with av.open(str(path)) as container:
-        found = [packet for packet in container.demux(audio=0) if packet.size]
-        return {bytes(packet): float(packet.pts * packet.time_base) for packet in found}
+        actual = [packet for packet in container.demux(audio=0) if packet.size]
+        return {bytes(packet): float(packet.pts * packet.time_base) for packet in actual}
 
 
 class TestWholeOrNot:
@@ -245,13 +245,13 @@ def test_pictures_that_do_not_fit(tmp_path: Path, image: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "exact"),
+    ("rate", "exact"),
     [(25, Fraction(25)), (29.97, Fraction(30000, 1001)), (23.976, Fraction(24000, 1001)),
      (59.94, Fraction(60000, 1001)), (12.5, Fraction(25, 2)),
      (Fraction(30000, 1001), Fraction(30000, 1001)), (30.0, Fraction(30))],
 )  # fmt: skip
-def test_rates(given: float, exact: Fraction) -> None:
-    assert exact_rate(given) == exact
+def test_rates(rate: float, exact: Fraction) -> None:
+    assert exact_rate(rate) == exact
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf")])

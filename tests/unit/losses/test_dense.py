@@ -100,8 +100,8 @@ def test_dice_leaves_out_background_absent_classes_and_images_without_foreground
 
 def test_dice_does_not_look_at_ignored_pixels():
     logits, labels = draw(1, 3, 2, 3), torch.tensor([[[0, 1, 255], [2, 1, 255]]])
-    kept = losses.dice_loss(logits[..., :2], labels[..., :2])
-    torch.testing.assert_close(losses.dice_loss(logits, labels), kept)
+    left = losses.dice_loss(logits[..., :2], labels[..., :2])
+    torch.testing.assert_close(losses.dice_loss(logits, labels), left)
 
 
 def test_dice_is_added_with_its_weight():

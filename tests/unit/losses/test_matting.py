@@ -49,8 +49,8 @@ def test_the_background_decides_what_compositing_sees():
 def test_composite_compares_what_premultiplied_compositing_shows():
     pred, target = matte(seed=1), matte(seed=2)
     behind = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(3))
-    seen = [m[:, :3] + (1 - m[:, 3:]) * behind for m in (pred, target)]
-    expected = (seen[0] - seen[1]).abs().sum(1).mean()
+    composites = [m[:, :3] + (1 - m[:, 3:]) * behind for m in (pred, target)]
+    expected = (composites[0] - composites[1]).abs().sum(1).mean()
     torch.testing.assert_close(losses.matting_loss(pred, target, background=behind).terms["composite"], expected)
 
 

@@ -53,7 +53,7 @@ def test_the_total_is_the_weighted_sum() -> None:
 def test_only_the_best_mask_is_trained_and_every_quality() -> None:
     logits, ious, objects, targets = case()
     with torch.no_grad():
-        logits[:, :, 1] = (targets - 0.4) * 6  # the second mask fits best everywhere
+        logits[:, :, 1] = (targets - 0.4) * 6  # the second mask is best everywhere
     prompted_mask_loss(logits, ious, objects, targets).total.backward()
     assert logits.grad is not None
     moved = logits.grad.abs().sum(dim=(0, 1, 3, 4))

@@ -34,8 +34,8 @@ class TestPeople:
             )
 
     def test_to_dict(self) -> None:
-        found = people(1, ids=True).to_dict()
-        assert found == {
+        actual = people(1, ids=True).to_dict()
+        assert actual == {
             "boxes_xyxy": [[1, 2, 11, 14]], "scores": [0.9], "ids": [0], "finder": "test", "note": "a note",
         }  # fmt: skip
 
@@ -50,11 +50,11 @@ class TestEveryResult:
         assert "20×30" in repr(result)
 
     def test_to_dict_is_ready_for_json(self, task: str) -> None:
-        found = json.loads(json.dumps(sample(task).to_dict(), allow_nan=False))
-        assert found["task"] == task
-        assert found["size_hw"] == [20, 30]
-        assert (found["source"], found["model"], found["frame"], found["time"]) == ("a.jpg", "tiny", 4, 0.5)
-        assert found["people"]["finder"] == "test"
+        actual = json.loads(json.dumps(sample(task).to_dict(), allow_nan=False))
+        assert actual["task"] == task
+        assert actual["size_hw"] == [20, 30]
+        assert (actual["source"], actual["model"], actual["frame"], actual["time"]) == ("a.jpg", "tiny", 4, 0.5)
+        assert actual["people"]["finder"] == "test"
 
     def test_without_its_image(self, task: str) -> None:
         result = sample(task)

@@ -37,10 +37,10 @@ def test_straight_colour_stays_a_colour() -> None:
 
 @pytest.mark.parametrize("colour", [(0, 0, 255), "blue", "#0000ff", "rgb(0, 0, 255)"])
 def test_over_a_colour(colour: object) -> None:
-    found = half().over(colour)  # type: ignore[arg-type]
-    np.testing.assert_array_equal(found[3, 0], [0, 0, 255])
-    np.testing.assert_allclose(found[3, 5], [127.5, 25.5, 127.5], atol=1)
-    np.testing.assert_array_equal(found[3, -1], [255, 51, 0])
+    actual = half().over(colour)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(actual[3, 0], [0, 0, 255])
+    np.testing.assert_allclose(actual[3, 5], [127.5, 25.5, 127.5], atol=1)
+    np.testing.assert_array_equal(actual[3, -1], [255, 51, 0])
 
 
 def test_over_a_image(tmp_path: Path) -> None:
