@@ -96,11 +96,13 @@ def mask_record(
     rle: Rle | Mapping[str, object], *, image_id: int, annotation_id: int, category_id: int, score: float | None = None
 ) -> JsonObject:
     """Return the record of one mask, with its box and area."""
+    height, width, lengths = read_rle(rle)
+    counts = rle["counts"] if isinstance(rle["counts"], str) else compress_counts(lengths)
     record: JsonObject = {
         "id": annotation_id,
         "image_id": image_id,
         "category_id": category_id,
-        "segmentation": _compressed(rle),
+        "segmentation": {"size": [height, width], "counts": counts},
         "area": rle_area(rle),
         "bbox": rle_box_xywh(rle),
         "iscrowd": 0,
@@ -115,14 +117,6 @@ def panoptic_image(segmentation: NDArray[np.int32]) -> NDArray[np.uint8]:
     if segmentation.min() < 0 or segmentation.max() >= 1 << 24:
         raise InputError(f"segmentation: expected numbers from 0 to 2²⁴ − 1, got {segmentation.max()}.")
     return np.stack([segmentation & 255, segmentation >> 8 & 255, segmentation >> 16], axis=-1).astype(np.uint8)
-
-
-def _compressed(rle: Rle | Mapping[str, object]) -> JsonObject:
-    """Return an RLE with its counts as COCO's string."""
-    if isinstance(rle["counts"], str):
-        return dict(rle)
-    height, width, counts = read_rle(rle)
-    return {"size": [height, width], "counts": compress_counts(counts)}
 
 
 def box_xywh(box_xyxy: Iterable[float]) -> list[float]:

@@ -44,7 +44,7 @@ from vitruvian.losses.point_sampling import (
     sample_logits_at,
     uncertain_points,
 )
-from vitruvian.losses.terms import LossTerms, LossWeights, zero_like
+from vitruvian.losses.terms import LossTerms, LossWeights, sum_over_processes, zero_like
 from vitruvian.ops.assignment import assign
 
 _MAX_PIXELS = 1 << 22  # of a step of the dense loss, to bound temporary memory
@@ -171,19 +171,9 @@ class MaskSetLoss(nn.Module):
         objects = [len(target.classes) for target in targets]
         matched = sum(min(count, queries) for count in objects)
         empty = len(targets) * queries - matched
-        sums = [float(sum(objects)), matched + empty * self.no_object_weight]
-        masks, weights = average_over_processes(torch.tensor(sums, device=logits.device)).unbind()
-        return masks.clamp(min=1), weights.clamp(min=torch.finfo(torch.float32).tiny)
-
-
-def average_over_processes(values: Tensor) -> Tensor:
-    """Average a tensor over the processes of a distributed run; in a single process, return it."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return values
-    summed = values.clone()
-    distributed.all_reduce(summed)
-    return summed / distributed.get_world_size()
+        sums = [float(sum(objects)), matched + empty * self.no_object_weight, 1.0]
+        masks, weights, processes = sum_over_processes(torch.tensor(sums, device=logits.device)).unbind()
+        return (masks / processes).clamp(min=1), (weights / processes).clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def read_targets(

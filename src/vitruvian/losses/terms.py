@@ -111,6 +111,13 @@ def sum_gradient_error(error: Tensor, weights: Tensor, *, power: int = 2) -> Ten
     return mean_x + weighted_mean(along_y, weights[..., 1:, :] * weights[..., :-1, :])
 
 
+def sum_over_processes(values: Tensor) -> Tensor:
+    """Sum a tensor over the processes of a distributed run, in place; in a single process, return it."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(values)
+    return values
+
+
 def prepare(
     pred: Tensor, target: Tensor, mask: Tensor | None, *, channels: int, what: str
 ) -> tuple[Tensor, Tensor, Tensor]:

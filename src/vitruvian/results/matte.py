@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -103,9 +104,14 @@ class Matte(Result):
 
 def _background(background: object, size_hw: tuple[int, int]) -> RgbImage:
     """Return a background of this size, uint8 [H, W, 3], from a colour or an image."""
-    colour = _as_colour(background)
-    if colour is not None:
-        return np.broadcast_to(np.array(colour, np.uint8), (*size_hw, 3)).copy()
+    colour: object = background
+    if isinstance(background, str):
+        with contextlib.suppress(ValueError):  # the name of a file
+            colour = ImageColor.getrgb(background)[:3]
+    if isinstance(colour, (tuple, list)):
+        if len(colour) != 3 or not all(isinstance(v, (int, np.integer)) and 0 <= v <= 255 for v in colour):
+            raise InputError(f"background: expected (red, green, blue) from 0 to 255, got {background!r}.")
+        return np.full((*size_hw, 3), colour, np.uint8)
     if isinstance(background, np.ndarray):
         check_array("background", background, dtype=np.uint8, shape=("h", "w", 3))
         image = Image.fromarray(background)
@@ -116,17 +122,3 @@ def _background(background: object, size_hw: tuple[int, int]) -> RgbImage:
     if image.size != size_hw[::-1]:
         image = ImageOps.fit(image, size_hw[::-1], Image.Resampling.LANCZOS)  # resizes to cover, and crops
     return np.asarray(image)
-
-
-def _as_colour(background: object) -> tuple[int, ...] | None:
-    """Return the colour that this stands for, or None where it is something else."""
-    if isinstance(background, (tuple, list)):
-        if len(background) != 3 or not all(isinstance(v, (int, np.integer)) and 0 <= v <= 255 for v in background):
-            raise InputError(f"background: expected (red, green, blue) from 0 to 255, got {background!r}.")
-        return tuple(int(value) for value in background)
-    if isinstance(background, str):
-        try:
-            return ImageColor.getrgb(background)[:3]
-        except ValueError:
-            return None
-    return None

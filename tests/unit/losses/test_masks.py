@@ -17,7 +17,6 @@ from vitruvian.losses.masks import (
     MaskLossWeights,
     MaskSetLoss,
     PointMasks,
-    average_over_processes,
     read_targets,
 )
 
@@ -274,8 +273,3 @@ def test_two_processes_equal_one_with_the_whole_batch(tmp_path: Path, monkeypatc
             # Data-parallel training averages the processes' gradients, as if their losses were averaged.
             both = torch.cat((one, other)) / 2 if name.startswith("grad") else (one + other) / 2
             torch.testing.assert_close(both, value, rtol=1e-5, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
-
-
-def test_alone_nothing_is_averaged() -> None:
-    values = torch.tensor([3.0])
-    assert average_over_processes(values) is values
