@@ -58,7 +58,7 @@ def cpu_seconds(ours: Any, theirs: Any, inputs: dict[str, Tensor], rounds: int) 
 
 def compared_fields(output: Any) -> list[Any]:
     """Return the fields of an output that are compared."""
-    return [output[name] for name in FIELDS if name in output]
+    return [getattr(output, name) for name in FIELDS if hasattr(output, name)]
 
 
 def main() -> None:
