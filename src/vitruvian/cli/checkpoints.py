@@ -56,7 +56,7 @@ def _commands_for(class_names: Iterable[str]) -> list[str]:
 
 def _accepts(task: Task, class_name: str) -> bool:
     """Whether a task takes a model of this class; features come from any Sapiens2."""
-    accepted = [accepted.__name__ for accepted in task.pipeline_class().accepts]
+    accepted = [accepted.__name__ for accepted in task.pipeline_class().accepts()]
     return class_name in accepted or (task.name == "embed" and class_name.startswith("Sapiens2"))
 
 

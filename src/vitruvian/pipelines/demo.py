@@ -234,7 +234,7 @@ def _tasks_of_checkpoint(model: Checkpoint) -> list[str]:
     from vitruvian.auto import AutoConfig
 
     named = [str(name) for name in AutoConfig.from_pretrained(model).to_dict().get("architectures") or []]
-    return [task for task in DEMO_TASKS if any(one.__name__ in named for one in TASKS[task].pipeline_class().accepts)]
+    return [task for task in DEMO_TASKS if any(one.__name__ in named for one in TASKS[task].pipeline_class().accepts())]
 
 
 def random_pipeline(task: str, *, device: str | None) -> Any:

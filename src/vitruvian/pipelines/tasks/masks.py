@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from vitruvian.auto import AutoModelForMaskGeneration
 from vitruvian.errors import InputError
 from vitruvian.models.sam2.automatic_masks import AutomaticMaskOptions, MaskProposals, Sam2AutomaticMaskGenerator
 from vitruvian.models.sam2.modeling import Sam2Model
@@ -52,8 +51,6 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
 
     processor: Sam2Processor
     task = "masks"
-    auto = AutoModelForMaskGeneration
-    accepts = (Sam2Model,)
     options_class = MaskGenerationOptions
     blocking_decode: ClassVar[bool] = True
 

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from vitruvian.auto import AutoModelForPointmapEstimation
 from vitruvian.errors import InputError
 from vitruvian.images import fit_inside_hw
-from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL, Sapiens2ForPointmapEstimation
+from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.canvas import Region
 from vitruvian.pipelines.engine.task import Prepared
@@ -69,8 +68,6 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
     """A point for each pixel, metric if the scale or the camera is known."""
 
     task = "pointmap"
-    auto = AutoModelForPointmapEstimation
-    accepts = (Sapiens2ForPointmapEstimation,)
     options_class = PointmapOptions
 
     def maps(self, out: ModelOutput) -> list[PointsAndScale]:

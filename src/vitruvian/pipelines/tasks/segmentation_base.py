@@ -8,9 +8,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from vitruvian.auto import AutoModelForUniversalSegmentation
-from vitruvian.models.mask2former.modeling import Mask2FormerForUniversalSegmentation
-from vitruvian.models.maskformer.modeling import MaskFormerForInstanceSegmentation
 from vitruvian.pipelines.base import Options, TaskPipeline
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
@@ -43,8 +40,6 @@ class SegmentOptions(Options):
 class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT]):
     """Queries of whole images; subclasses post-process them."""
 
-    auto = AutoModelForUniversalSegmentation
-    accepts = (Mask2FormerForUniversalSegmentation, MaskFormerForInstanceSegmentation)
     blocking_decode: ClassVar[bool] = True
 
     @property
