@@ -13,6 +13,7 @@ from typing import Any, Literal
 from vitruvian.errors import InputError, near_matches
 
 Group = Literal["people", "anything"]
+PLOTS = {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}  # kinds of files that hold the drawing of a result
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class Task:
         if self.result is None:
             raise InputError(f"task: {self.name!r} has no results of its own.")
         return _import("vitruvian.results", self.result)
+
+
+def file_ending(kind: str) -> str:
+    """Return what follows the name of a source and a task in the name of a file of this kind."""
+    return PLOTS.get(kind, f".{kind}")
 
 
 def _import(module: str, name: str) -> Any:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vitruvian.auto import HUB_KEYWORDS, AutoProcessor, AutoTaskModel, auto_class, model_classes, packed_tasks
 from vitruvian.devices import checked_device, checked_dtype, devices_of
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
 from vitruvian.model import Model
 from vitruvian.pipelines.engine.cuda_streams import PendingTensors, upload_stream
@@ -38,7 +39,7 @@ from vitruvian.pipelines.people.detectors import (
 from vitruvian.pipelines.saving import ResultWriter, announced, result_writer
 from vitruvian.pipelines.sources import Frame, open_source
 from vitruvian.processor import as_tensor
-from vitruvian.results.base import People, Picture, Result
+from vitruvian.results.base import People, Result
 from vitruvian.tasks import TASKS
 
 ResultT = TypeVar("ResultT", bound=Result)
@@ -134,7 +135,7 @@ class ResultFields(TypedDict):
     """The fields that every result has."""
 
     size_hw: tuple[int, int]
-    image: Picture | None
+    image: RgbImage | None
     source: str
     model: str
     people: People | None

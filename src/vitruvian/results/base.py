@@ -18,8 +18,6 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject, json_text, write_json, write_npz
 
-Picture = RgbImage  # the name that pipelines import
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class People:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -137,13 +138,9 @@ def _caches() -> dict[str, Facts]:
 def _size_of(folder: Path) -> int:
     """Return the bytes in a folder; links are not counted twice."""
     total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                path = os.path.join(parent, name)
-                total += 0 if os.path.islink(path) else os.path.getsize(path)
-            except OSError:
-                continue
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += 0 if path.is_symlink() or path.is_dir() else path.stat().st_size
     return total
 
 
@@ -160,38 +157,29 @@ def _temporary(problems: list[str]) -> Facts:
 
 
 def _tiny_run(problems: list[str]) -> Facts | None:
-    """Time a small encoder on the best device: a 192 wide Sapiens2 of four layers on 256 x 192 pixels."""
+    """Time a pose model with random weights on the best device, on 256 x 192 pixels."""
     try:
         import torch
 
-        from vitruvian.models.sapiens2.configuration import Sapiens2Config
-        from vitruvian.models.sapiens2.modeling import Sapiens2Model
         from vitruvian.pipelines.base import default_placement
+        from vitruvian.pipelines.demo import random_pipeline
 
+        kinds = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        device = next((kind for kind, there in kinds.items() if there), "cpu")
         dtype = default_placement(None, None)["dtype"]
-        mps = torch.backends.mps.is_available()
-        device = torch.device("cuda" if torch.cuda.is_available() else "mps" if mps else "cpu")
-        config = Sapiens2Config(
-            hidden_size=192,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_attention_heads=2,
-            intermediate_size=768,
-            image_size=[256, 192],
-        )
-        model = Sapiens2Model(config).eval().to(device, dtype)
+        model = random_pipeline("pose", device=device).model.to(dtype)
         pixels = torch.rand(1, 3, 256, 192, device=device, dtype=dtype)
         times = []
         with torch.inference_mode():
             for _ in range(4):
                 start = time.perf_counter()
-                float(model(pixels).last_hidden_state.float().sum())  # synchronizes the device
+                float(model(pixels).heatmaps.float().sum())  # synchronizes the device
                 times.append(time.perf_counter() - start)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
         problems.append(f"a tiny model: does not run here ({' '.join(str(error).split())[:160]}).")
         return None
     name = str(dtype).removeprefix("torch.")
-    return {"device": str(device), "dtype": name, "milliseconds": round(min(times[1:]) * 1000, 2)}
+    return {"device": device, "dtype": name, "milliseconds": round(min(times[1:]) * 1000, 2)}
 
 
 def _show(facts: Facts) -> None:

@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
-from vitruvian.results.base import People, Picture
+from vitruvian.results.base import People
 
 # Our name of a column -> names in CSV files.
 _COLUMNS = {
@@ -69,7 +70,7 @@ class BoxesFile:
             if row.box_xyxy is not None and row.score >= threshold:
                 rows.append(row)
 
-    def find(self, image: Picture, /) -> People:
+    def find(self, image: RgbImage, /) -> People:
         """Return the people of the only image that the file lists."""
         listed = [path for same_name in self._images.values() for path in same_name]
         if len(listed) != 1:
@@ -78,7 +79,7 @@ class BoxesFile:
             )
         return self.find_in(image, source=str(listed[0]), frame=None)
 
-    def find_in(self, image: Picture, /, *, source: str, frame: int | None) -> People:
+    def find_in(self, image: RgbImage, /, *, source: str, frame: int | None) -> People:
         """Return the people of an image or frame, with a note if the file does not list it."""
         frames = self._look_up(source)
         if frames is None:

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.hub import names_builtin
-from vitruvian.results.base import People, Picture
+from vitruvian.results.base import People
 
 OnEmpty = Literal["whole", "none", "error"]
 BoxFormat = Literal["xyxy", "xywh"]
@@ -36,7 +37,7 @@ class PeopleDetector(Protocol):
 
     name: str
 
-    def find(self, image: Picture, /) -> People:
+    def find(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3]; possibly none."""
         ...
 
@@ -45,12 +46,12 @@ class PeopleDetector(Protocol):
 class SourceDetector(PeopleDetector, Protocol):
     """A detector whose answer depends on the file of the image."""
 
-    def find_in(self, image: Picture, /, *, source: str, frame: int | None) -> People:
+    def find_in(self, image: RgbImage, /, *, source: str, frame: int | None) -> People:
         """Return the people in an image [H, W, 3] of a file, or in one frame of a video."""
         ...
 
 
-DetectorSpec: TypeAlias = str | Path | PeopleDetector | Callable[[Picture], object]
+DetectorSpec: TypeAlias = str | Path | PeopleDetector | Callable[[RgbImage], object]
 
 
 class FunctionDetector:
@@ -61,11 +62,11 @@ class FunctionDetector:
         name: Its name in results; by default the name of the function.
     """
 
-    def __init__(self, function: Callable[[Picture], object], *, name: str | None = None) -> None:
+    def __init__(self, function: Callable[[RgbImage], object], *, name: str | None = None) -> None:
         self.function = function
         self.name: str = name or str(getattr(function, "__name__", type(function).__name__))
 
-    def find(self, image: Picture, /) -> People:
+    def find(self, image: RgbImage, /) -> People:
         """Return what the function returns, checked."""
         found = self.function(image)
         if isinstance(found, People):
@@ -86,7 +87,7 @@ class WholeImageDetector:
 
     name = _WHOLE_IMAGE
 
-    def find(self, image: Picture, /) -> People:
+    def find(self, image: RgbImage, /) -> People:
         """Return the box of the image."""
         return whole_image((image.shape[0], image.shape[1]))
 
@@ -143,7 +144,7 @@ def open_finder(
     return SegmentationDetector.open(spec, device=device, dtype=dtype, **options)
 
 
-def run_detector(detector: PeopleDetector, image: Picture, *, source: str, frame: int | None) -> People:
+def run_detector(detector: PeopleDetector, image: RgbImage, *, source: str, frame: int | None) -> People:
     """Run a detector of either kind on an image [H, W, 3]."""
     if isinstance(detector, SourceDetector):
         return detector.find_in(image, source=source, frame=frame)
@@ -152,7 +153,7 @@ def run_detector(detector: PeopleDetector, image: Picture, *, source: str, frame
 
 def detect_people(
     detector: PeopleDetector,
-    image: Picture,
+    image: RgbImage,
     *,
     source: str = "",
     frame: int | None = None,

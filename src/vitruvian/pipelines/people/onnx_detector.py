@@ -27,11 +27,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.images.nms import box_nms
 from vitruvian.images.resize import fit_inside_hw, resize
 from vitruvian.processor import as_tensor
-from vitruvian.results.base import People, Picture
+from vitruvian.results.base import People
 
 Floats = NDArray[np.float32]
 Array = NDArray[np.generic]
@@ -108,7 +109,7 @@ class OnnxDetector:
             raise InputError(f"kind: expected yolox or rtmdet, got {kind!r}.")
         self.kind = kind or _detect_kind(self.path, [output.shape for output in self.session.get_outputs()])
 
-    def find(self, image: Picture, /) -> People:
+    def find(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3], by score."""
         pixels, inner_hw = letterbox(image, self.layout.size_hw)
         values = self.session.run(None, {self.layout.name: self._to_input(pixels)})
@@ -206,7 +207,7 @@ def _detect_kind(path: Path, output_shapes: Sequence[Sequence[object]]) -> Detec
     )
 
 
-def letterbox(image: Picture, size_hw: tuple[int, int]) -> tuple[Floats, tuple[int, int]]:
+def letterbox(image: RgbImage, size_hw: tuple[int, int]) -> tuple[Floats, tuple[int, int]]:
     """Resize an image to fit the top left of a grey one [H, W, 3], float32; return it and the resized size.
 
     Downsampling is antialiased, unlike in the training of these models, whose photographs were small.

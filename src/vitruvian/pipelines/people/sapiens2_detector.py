@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN
 from vitruvian.images import resize
@@ -23,7 +24,7 @@ from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection, decode_
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines.canvas import Region, plan_tiles
 from vitruvian.processor import as_tensor
-from vitruvian.results.base import People, Picture
+from vitruvian.results.base import People
 
 _THRESHOLD = 0.3  # tuned on photographs: precision 0.8, recall 0.6 of large people
 _LONG_SIDE = 384  # of training images
@@ -80,7 +81,7 @@ class Sapiens2Detector:
         name = source if source == BUILTIN else Path(source).name
         return cls(model, processor, threshold=threshold, long_side=long_side, tiles=tiles, name=str(name))
 
-    def find(self, image: Picture, /) -> People:
+    def find(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3], by score."""
         pixels = as_tensor(image).permute(2, 0, 1)  # [3, H, W]
         boxes, scores = self._detect(pixels)

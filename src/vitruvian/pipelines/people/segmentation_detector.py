@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.auto import AutoImageProcessor, AutoModelForUniversalSegmentation
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.images.components import label_regions
 from vitruvian.images.nms import mask_boxes
@@ -24,7 +25,7 @@ from vitruvian.models.mask_classification.postprocessing import QueryLogits
 from vitruvian.models.mask_classification.processing import MaskProcessor
 from vitruvian.models.mask_classification.segments import SmallMask, instance_masks
 from vitruvian.processor import as_tensor
-from vitruvian.results.base import People, Picture
+from vitruvian.results.base import People
 
 _MAX_PIXELS = 1 << 20
 _MIN_COMPONENT = 0.05  # share of a mask's pixels below which a separate component is a speck
@@ -79,7 +80,7 @@ class SegmentationDetector:
         return cls(loaded, processor, threshold=threshold, name=Path(model).name)
 
     @torch.inference_mode()
-    def find(self, image: Picture, /) -> People:
+    def find(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3], by score."""
         weight = next(self.model.parameters())
         pixels = as_tensor(image).permute(2, 0, 1)  # [3, H, W]

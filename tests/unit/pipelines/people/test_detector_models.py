@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tests.families.mask2former import tiny as tiny_mask2former
 from tests.families.maskformer import tiny as tiny_maskformer
 from tests.shared import SHARED, needs_shared
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.models.mask2former.modeling import Mask2FormerForUniversalSegmentation
 from vitruvian.models.mask2former.processing import Mask2FormerImageProcessor
@@ -24,9 +25,8 @@ from vitruvian.pipelines.people import detect_people, open_finder
 from vitruvian.pipelines.people.boxes_file import BoxesFile
 from vitruvian.pipelines.people.onnx_detector import OnnxDetector, letterbox
 from vitruvian.pipelines.people.segmentation_detector import SegmentationDetector
-from vitruvian.results.base import Picture
 
-PICTURE: Picture = np.zeros((40, 80, 3), np.uint8)
+PICTURE: RgbImage = np.zeros((40, 80, 3), np.uint8)
 Arrays = dict[str, NDArray[Any]]
 
 
