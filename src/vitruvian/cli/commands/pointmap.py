@@ -28,6 +28,7 @@ class Command(TaskCommand):
     example = "vitruvian pointmap photo.jpg --model facebook/sapiens2-pointmap-0.4b --save ply,png"
     groups = (Batch, Tiles, People)
     panel = "Camera"
+    call_names = ("fov", "exif", "convention")
 
     intrinsics: Annotated[
         str | None,
@@ -47,7 +48,7 @@ class Command(TaskCommand):
     def call_options(self) -> dict[str, object]:
         """Return the options of the pipeline's call."""
         matrix = None if self.intrinsics is None else _read_intrinsics(self.intrinsics)
-        return {"K": matrix, "fov": self.fov, "exif": self.exif, "convention": self.convention}
+        return super().call_options() | {"K": matrix}
 
 
 def _read_intrinsics(text: str) -> list[list[float]]:

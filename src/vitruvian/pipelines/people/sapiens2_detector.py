@@ -71,15 +71,13 @@ class Sapiens2Detector:
         device: str | int | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         threshold: float = _THRESHOLD,
-        long_side: int = _LONG_SIDE,
-        tiles: bool | None = None,
     ) -> Self:
         """Load the model inside the package, or a packed checkpoint with a detection head."""
         device_map = "auto" if device is None else None
         model = Sapiens2ForPeopleDetection.from_pretrained(source, dtype=dtype, device=device, device_map=device_map)
         processor = Sapiens2ImageProcessor.from_pretrained(source)
         name = source if source == BUILTIN else Path(source).name
-        return cls(model, processor, threshold=threshold, long_side=long_side, tiles=tiles, name=str(name))
+        return cls(model, processor, threshold=threshold, name=str(name))
 
     def find(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3], by score."""
