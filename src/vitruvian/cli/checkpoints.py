@@ -93,10 +93,10 @@ def cached_sizes() -> dict[str, int]:
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        found = scan_cache_dir()
+        cache = scan_cache_dir()
     except (CacheNotFound, OSError):
         return {}
-    return {repo.repo_id: repo.size_on_disk for repo in found.repos if repo.repo_type == "model" and repo.size_on_disk}
+    return {repo.repo_id: repo.size_on_disk for repo in cache.repos if repo.repo_type == "model" and repo.size_on_disk}
 
 
 def check_model(name: str, task: Task, *, revision: str | None = None) -> None:

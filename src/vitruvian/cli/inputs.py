@@ -66,15 +66,15 @@ class Input:
 
 def find_inputs(sources: Sequence[str], *, recursive: bool = False) -> list[Input]:
     """List everything that the sources name, in their order, each once, with distinct names for results."""
-    found: dict[str, Input] = {}
+    inputs: dict[str, Input] = {}
     for text in sources:
         try:
             for one in _inputs_of(text, recursive=recursive):
-                found.setdefault(one.identity, one)
+                inputs.setdefault(one.identity, one)
         except VitruvianError as error:
-            found.setdefault(text, Input(identity=text, name=text, kind="image", error=error))
-    good = iter(_with_distinct_stems([one for one in found.values() if one.error is None]))
-    return [one if one.error is not None else next(good) for one in found.values()]
+            inputs.setdefault(text, Input(identity=text, name=text, kind="image", error=error))
+    good = iter(_with_distinct_stems([one for one in inputs.values() if one.error is None]))
+    return [one if one.error is not None else next(good) for one in inputs.values()]
 
 
 def _inputs_of(text: str, *, recursive: bool) -> Iterator[Input]:
@@ -136,7 +136,7 @@ def _files_in(folder: Path, *, recursive: bool) -> Iterator[Input]:
     chosen = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
     if not chosen:
         deeper = not recursive and any(entry.is_dir() for entry in entries)
-        hint = "Add --recursive to look into its folders." if deeper else "Check the path."
+        hint = "Add --recursive to search its folders." if deeper else "Check the path."
         got = f"{len(files)} other files" if files else "no files"
         raise InputError(f"{folder}: expected images or videos in the folder, got {got}. {hint}")
     for file in chosen:

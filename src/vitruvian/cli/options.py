@@ -87,7 +87,7 @@ class Sources(OptionGroup):
             "image on standard input.",
         ),
     ]
-    recursive: Annotated[bool, Option("--recursive", "-r", help="Look into folders inside folders too.")] = False
+    recursive: Annotated[bool, Option("--recursive", "-r", help="Search folders inside folders too.")] = False
     watch: Annotated[bool, Option("--watch", help="Keep watching the folders for new files, until Ctrl-C.")] = False
 
 
@@ -151,7 +151,7 @@ class Batch(OptionGroup):
 
     panel = MODEL
     batch_size: Annotated[
-        str, Option(help="Inputs at once: a number, or auto, which shrinks when memory runs out.")
+        str, Option(help="Inputs in a batch: a number, or auto, which shrinks when memory runs out.")
     ] = "auto"
 
     def call_options(self) -> dict[str, object]:
@@ -178,14 +178,14 @@ class People(OptionGroup):
     finder: Annotated[
         str | None,
         Option(
-            help="Who finds people: builtin, a Mask2Former or MaskFormer trained on COCO (folder or Hub name), or a "
+            help="What detects people: builtin, a Mask2Former or MaskFormer trained on COCO (folder or Hub name), or a "
             "YOLOX or RTMDet file (.onnx)."
         ),
     ] = None
     finder_threshold: Annotated[
         float | None,
         Option(
-            help="Lowest score of a person. By default the finder's own, and 0.1 in videos, where people are tracked.",
+            help="Lowest score of a person. By default the detector's, and 0.1 in videos, where people are tracked.",
             min=0,
             max=1,
         ),
@@ -201,7 +201,7 @@ class People(OptionGroup):
     nobody: Annotated[
         Literal["whole", "none", "error"] | None,
         Option(
-            help="When no person is found: process the whole image, write an empty result, or fail. By default none "
+            help="When no person is detected: process the whole image, write an empty result, or fail. By default none "
             "for poses and whole for maps."
         ),
     ] = None

@@ -284,18 +284,18 @@ class TaskRun:
         writer = _StdoutWriter(self) if to_stdout else _FileWriter(self.job.own, self._files, images)
         source = Source(lambda: (self._loader(one) for one in images), count=len(images))
         with self.report.bar("images", len(images)) as bar, pipe.run(source, save=writer, **options) as results:
-            for index, found in enumerate(results):
+            for index, result in enumerate(results):
                 if index >= len(images):  # the source itself failed
-                    self.report.failed(found.name, found.error)
+                    self.report.failed(result.name, result.error)
                     continue
                 one = images[index]
                 try:
-                    if isinstance(found, Failure):
-                        raise found.error
+                    if isinstance(result, Failure):
+                        raise result.error
                     if isinstance(writer, _StdoutWriter):
                         writer.print(index)
                     paths = [] if to_stdout else self.complete(one)
-                    self._report_image(one, found, paths, changed=one.identity in changed)
+                    self._report_image(one, result, paths, changed=one.identity in changed)
                 except AlreadyDoneError:
                     self.report.skipped(one.name, result_paths(self._files[one.identity]))
                 except BrokenPipeError:

@@ -98,7 +98,7 @@ def run_demo(
         row.detect(detector)
     people = sum(len(row.boxes) for row in rows)
     if detector is not None:
-        say(f"people: {people} found in {len(rows)} {'picture' if len(rows) == 1 else 'pictures'}")
+        say(f"people: {people} found in {len(rows)} {'image' if len(rows) == 1 else 'images'}")
     for task, source in models.items():
         if source is None:
             pipe = random_pipeline(task, device=device)
@@ -158,7 +158,7 @@ class _Row:
 
 def _draw_sheet(rows: list[_Row], *, detected: bool, random: bool) -> RgbImage:
     """Draw the contact sheet; with `random` it states that the weights are random."""
-    titles = {"people": "people" if detected else "picture"}
+    titles = {"people": "people" if detected else "image"}
     titles |= {name: name for name in TASKS if name in rows[0].drawings and name != "people"}
     titles |= {name: title for name, title in _LONG_TITLES.items() if name in titles}
     drawn = sheet(
@@ -182,8 +182,8 @@ def _choose_models(model: Checkpoint | Mapping[str, Checkpoint] | None) -> Mappi
         return demo_models(hub.BUILTIN if model is None else model)
     warnings.warn(
         "model: none was named and this installation has none inside, so the demo runs models with random weights: it "
-        "shows the way from picture to files, not the skill. Install vitruvian from a wheel, or name checkpoints such "
-        "as facebook/sapiens2-pose-0.4b.",
+        "shows the steps from image to files, not their quality. Install vitruvian from a wheel, or name checkpoints "
+        "such as facebook/sapiens2-pose-0.4b.",
         VitruvianWarning,
         stacklevel=3,
     )

@@ -74,13 +74,13 @@ def _has(module: str) -> bool:
 def _versions(problems: list[str]) -> dict[str, str]:
     from vitruvian.version import __version__
 
-    found = {"vitruvian": __version__, "python": platform.python_version(), "system": platform.platform()}
+    facts = {"vitruvian": __version__, "python": platform.python_version(), "system": platform.platform()}
     for name in CORE:
         try:
-            found[name] = importlib.metadata.version(name)
+            facts[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             problems.append(f"{name}: not installed. Install it with: pip install {name}")
-    return found
+    return facts
 
 
 def _devices(problems: list[str]) -> list[Facts]:
@@ -90,17 +90,17 @@ def _devices(problems: list[str]) -> list[Facts]:
     except Exception as error:  # noqa: BLE001 - a broken torch raises anything
         problems.append(f"torch: cannot be imported ({' '.join(str(error).split())[:120]}). Install it anew.")
         return []
-    found: list[Facts] = []
+    facts: list[Facts] = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free, total = torch.cuda.mem_get_info(index)
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         name = torch.cuda.get_device_name(index)
-        found.append({"device": f"cuda:{index}", "name": name, "memory": total, "free": free, "bfloat16": bf16})
+        facts.append({"device": f"cuda:{index}", "name": name, "memory": total, "free": free, "bfloat16": bf16})
     if torch.backends.mps.is_available():
-        found.append({"device": "mps", "name": "Metal"})
+        facts.append({"device": "mps", "name": "Metal"})
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     name = torch.backends.cpu.get_cpu_capability()
-    return [*found, {"device": "cpu", "name": name, "cores": cores, "threads": torch.get_num_threads()}]
+    return [*facts, {"device": "cpu", "name": name, "cores": cores, "threads": torch.get_num_threads()}]
 
 
 def _kernels() -> dict[str, bool]:

@@ -36,6 +36,6 @@ class Command(TaskCommand):
     points_per_batch: Annotated[int, Option(help="Points in a batch.", min=1)] = 64
     quality: Annotated[float, Option(help="Predicted IoU that a mask must exceed.")] = 0.88
     stability: Annotated[float, Option(help="How little a mask may change with its threshold.")] = 0.95
-    crop_layers: Annotated[int, Option(help="Look at 4, 16, … crops too, for small things.", min=0, max=4)] = 0
+    crop_layers: Annotated[int, Option(help="Process 4, 16, … crops too, for small things.", min=0, max=4)] = 0
     max_hole_area: Annotated[float, Option(help="Fill holes of up to so many pixels.", min=0)] = 0.0
     max_sprinkle_area: Annotated[float, Option(help="Remove islands of up to so many pixels.", min=0)] = 0.0

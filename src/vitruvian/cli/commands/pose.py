@@ -32,7 +32,7 @@ class Command(TaskCommand):
     ] = "sapiens308"
     threshold: Annotated[float, Option(help="Draw keypoints that reach this score.", min=0, max=1)] = 0.3
     draw_boxes: Annotated[bool, Option("--draw-boxes", help="Draw the boxes too.")] = False
-    flip: Annotated[bool, Option("--flip", help="Look at people mirrored too: steadier, at twice the work.")] = False
+    flip: Annotated[bool, Option("--flip", help="Average with mirrored crops: more stable, at twice the work.")] = False
 
     def plot_options(self) -> dict[str, object]:
         """Return the options of the result's `plot`."""

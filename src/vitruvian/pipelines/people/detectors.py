@@ -68,10 +68,10 @@ class FunctionDetector:
 
     def find(self, image: RgbImage, /) -> People:
         """Return what the function returns, checked."""
-        found = self.function(image)
-        if isinstance(found, People):
-            return found
-        table = np.asarray(found, dtype=np.float32)
+        detected = self.function(image)
+        if isinstance(detected, People):
+            return detected
+        table = np.asarray(detected, dtype=np.float32)
         table = table.reshape(0, 4) if table.size == 0 else table  # [P, 4 or 5]
         if table.ndim != 2 or table.shape[1] not in (4, 5):
             raise InputError(
@@ -118,11 +118,11 @@ def open_finder(
         if callable(spec):
             return FunctionDetector(spec)
         raise InputError(
-            f"finder: expected a name, a path, a function or an object with find(picture), got {type(spec).__name__}. "
+            f"finder: expected a name, a path, a function or an object with find(image), got {type(spec).__name__}. "
             "See open_finder."
         )
     if not str(spec).strip():
-        raise InputError('finder: expected a name or a path, got nothing. Use "whole" for the whole picture.')
+        raise InputError('finder: expected a name or a path, got nothing. Use "whole" for the whole image.')
     suffix = Path(spec).suffix.lower()
     options: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
     if suffix == ".onnx":
@@ -188,7 +188,7 @@ def detect_people(
     if len(people):
         return people
     if on_empty == "error":
-        raise InputError(f"{source or 'picture'}: expected people, but {detected.finder} found nobody. Give boxes.")
+        raise InputError(f"{source or 'image'}: expected people, but {detected.finder} detected no one. Pass boxes.")
     note = f"{detected.note}: nobody found" if detected.note else "nobody found"
     if on_empty == "none":
         return replace(people, note=note)
@@ -241,7 +241,7 @@ def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, form: BoxFo
             raise InputError(f"{subject} of a box with some area, got {row.tolist()}. Is it in another form?")
         if not (inside[2:] > inside[:2]).all():
             raise InputError(
-                f"{subject} of a box in the {size_hw[1]}×{size_hw[0]} picture, got {row.tolist()}, which lies outside. "
-                "Boxes are in pixels of the upright source picture."
+                f"{subject} of a box in the {size_hw[1]}×{size_hw[0]} image, got {row.tolist()}, which lies outside. "
+                "Boxes are in pixels of the upright source image."
             )
     return People(boxes_xyxy=corners, scores=np.ones(len(corners), np.float32), finder="given")

@@ -132,8 +132,8 @@ class OnnxDetector:
         order = order[np.argsort(-detections.scores[order], kind="stable")][:_MAX_CANDIDATES]
         boxes, scores = detections.boxes_xyxy[order], detections.scores[order]
         if not detections.suppressed:
-            kept = box_nms(torch.from_numpy(boxes), torch.from_numpy(scores), _NMS_IOU).numpy()
-            boxes, scores = boxes[kept], scores[kept]
+            selected = box_nms(torch.from_numpy(boxes), torch.from_numpy(scores), _NMS_IOU).numpy()
+            boxes, scores = boxes[selected], scores[selected]
         return boxes, scores
 
 

@@ -86,10 +86,10 @@ class Sapiens2Detector:
         for tile in self._plan_tiles((image.shape[0], image.shape[1])):
             tile_boxes, tile_scores = self._detect_in_tile(pixels, tile)
             boxes, scores = torch.cat([boxes, tile_boxes]), torch.cat([scores, tile_scores])
-        kept = box_nms(boxes, scores, _NMS_IOU)
+        selected = box_nms(boxes, scores, _NMS_IOU)
         return People(
-            boxes_xyxy=boxes[kept].cpu().numpy().astype(np.float32).reshape(-1, 4),
-            scores=scores[kept].cpu().numpy().astype(np.float32),
+            boxes_xyxy=boxes[selected].cpu().numpy().astype(np.float32).reshape(-1, 4),
+            scores=scores[selected].cpu().numpy().astype(np.float32),
             finder=self.name,
         )
 

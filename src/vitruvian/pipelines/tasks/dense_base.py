@@ -56,7 +56,7 @@ class DenseOptions(PeopleOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tile and (self.boxes is not None or (self.people is not None and not self.crops_are_disabled)):
-            raise InputError("tile and people: expected one of them, got both. Tiles are for whole pictures.")
+            raise InputError("tile and people: expected one of them, got both. Tiles are for whole images.")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         if not processor.do_resize or processor.do_center_crop:
             raise InputError(
                 "processor: expected one that resizes and does not cut (do_resize, no do_center_crop), got another. "
-                "Its maps would not cover the picture."
+                "Its maps would not cover the image."
             )
 
     @classmethod

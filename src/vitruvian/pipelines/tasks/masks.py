@@ -100,7 +100,7 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
     def batch_size(self, options: MaskGenerationOptions, *, live: bool) -> BatchSize:
         """One image at a time: batches consist of points."""
         if options.batch_size != "auto":
-            raise InputError("batch_size: pictures go one at a time here, so there is none. Use points_per_batch.")
+            raise InputError("batch_size: images are processed one by one here. Use points_per_batch.")
         return BatchSize(1, fixed=True)
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:

@@ -179,7 +179,7 @@ def _check_matrix(K: ArrayLike | Tensor, frame: Frame) -> Floats:
         raise InputError(f"K: expected a camera matrix [3, 3], got {type(K).__name__}.") from error
     if table.ndim == 3:
         if frame.index >= len(table):
-            raise InputError(f"K: expected a matrix for each picture, got {len(table)}, none for {frame.name}.")
+            raise InputError(f"K: expected a matrix for each image, got {len(table)}, none for {frame.name}.")
         table = table[frame.index]
     if table.shape != (3, 3):
         raise InputError(f"K: expected the shape [3, 3], got {list(table.shape)}.")

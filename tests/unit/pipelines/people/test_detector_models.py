@@ -389,7 +389,7 @@ class TestFiles:
 
     def test_a_picture_without_a_name(self, tmp_path: Path) -> None:
         assert boxes_file(tmp_path, {"a.jpg": [[1, 2, 3, 4]]}).find(PICTURE).boxes_xyxy.tolist() == [[1, 2, 4, 6]]
-        with pytest.raises(InputError, match="lists 2 pictures"):
+        with pytest.raises(InputError, match="lists 2 images"):
             boxes_file(tmp_path, {"a.jpg": [], "b.jpg": []}).find(PICTURE)
 
     @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_nobody_is_explicit() -> None:
     assert whole.note == "nobody found; looked at the whole picture"
     none = detect_people(Fake(found([], note="not listed")), PICTURE, on_empty="none")
     assert (len(none), none.note) == (0, "not listed: nobody found")
-    with pytest.raises(InputError, match=r"a\.jpg: expected people, but fake found nobody"):
+    with pytest.raises(InputError, match=r"a\.jpg: expected people, but fake detected no one"):
         detect_people(nobody, PICTURE, source="a.jpg", on_empty="error")
 
 
