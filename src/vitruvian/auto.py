@@ -26,24 +26,22 @@ def _family(package: str, **addresses: str) -> dict[str, str]:
     return {task.replace("_", "-"): f"vitruvian.models.{package}.{address}" for task, address in addresses.items()}
 
 
+def _mask_family(name: str, model: str) -> dict[str, str]:
+    """Return the family of a mask classification model, which does instance and universal segmentation alike."""
+    return _family(
+        name.lower(),
+        config=f"configuration:{name}Config",
+        processor=f"processing:{name}ImageProcessor",
+        model=f"modeling:{name}Model",
+        instance=f"modeling:{model}",
+        universal=f"modeling:{model}",
+    )
+
+
 # model_type -> task -> "module:class"; "config", "processor" and "model" are tasks of every family.
 TABLE: dict[str, dict[str, str]] = {
-    "mask2former": _family(
-        "mask2former",
-        config="configuration:Mask2FormerConfig",
-        processor="processing:Mask2FormerImageProcessor",
-        model="modeling:Mask2FormerModel",
-        instance="modeling:Mask2FormerForUniversalSegmentation",
-        universal="modeling:Mask2FormerForUniversalSegmentation",
-    ),
-    "maskformer": _family(
-        "maskformer",
-        config="configuration:MaskFormerConfig",
-        processor="processing:MaskFormerImageProcessor",
-        model="modeling:MaskFormerModel",
-        instance="modeling:MaskFormerForInstanceSegmentation",
-        universal="modeling:MaskFormerForInstanceSegmentation",
-    ),
+    "mask2former": _mask_family("Mask2Former", "Mask2FormerForUniversalSegmentation"),
+    "maskformer": _mask_family("MaskFormer", "MaskFormerForInstanceSegmentation"),
     "maskformer-swin": _family(
         "swin", config="configuration:MaskFormerSwinConfig", backbone="modeling:MaskFormerSwinBackbone"
     ),

@@ -14,7 +14,6 @@ class AlbedoPipeline(DensePipeline[Albedo, DenseOptions]):
     """A colour for each pixel."""
 
     task = "albedo"
-    options_class = DenseOptions
     channels = 3
 
     def maps(self, out: ModelOutput) -> list[Tensor]:

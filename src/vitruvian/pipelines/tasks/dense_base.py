@@ -23,7 +23,7 @@ from vitruvian.errors import InputError
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
 from vitruvian.outputs import ModelOutput
-from vitruvian.pipelines.base import PeopleOptions, ResultFields, TaskPipeline, people_to_crop
+from vitruvian.pipelines.base import Options, PeopleOptions, ResultFields, TaskPipeline, people_to_crop
 from vitruvian.pipelines.canvas import Blend, Canvas, Region, plan_tiles
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
@@ -78,6 +78,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     """A map of the image from a Sapiens2 model; subclasses define the map and build the result."""
 
     processor: Sapiens2ImageProcessor
+    options_class: ClassVar[type[Options]] = DenseOptions
     channels: ClassVar[int]
     blend: ClassVar[Blend] = "mean"
     fixed_input_size = True

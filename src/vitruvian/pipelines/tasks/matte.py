@@ -16,7 +16,6 @@ class MattePipeline(DensePipeline[Matte, DenseOptions]):
     """Alpha and premultiplied foreground; both are zero outside of the people that are processed."""
 
     task = "matte"
-    options_class = DenseOptions
     channels = 4
     blend = "alpha"
 
