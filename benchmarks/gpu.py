@@ -216,7 +216,7 @@ def main() -> int:
     start, on_gpu = time.perf_counter(), device.type == "cuda"
     options.out.mkdir(parents=True, exist_ok=True)
     seconds = min(options.seconds, 0.5) if options.quick else options.seconds
-    plan = Plan(seconds, reference=has_reference(), truth=True, cold=options.cold, compiled=options.compile)
+    plan = Plan(seconds, reference=has_reference(), truth=True, cold=options.cold, plain=True, compiled=options.compile)
     written: dict[str, Any] = {"machine": machine(device), "cells": [], "people": []}
     written |= {"parts": {}, "profiles": {}}
     print(machine(device), flush=True)
