@@ -10,78 +10,70 @@ import dataclasses
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitruvian.config import Config, Settings, read_config_dict, read_json
 from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions, has_builtin, json_file, local_path, names_builtin, pinned
 from vitruvian.processor import JOINT_FILE, PROCESSOR_FILE
 
-MASK2FORMER = "vitruvian.models.mask2former"
-MASKFORMER = "vitruvian.models.maskformer"
-RESNET = "vitruvian.models.resnet"
-SAM2 = "vitruvian.models.sam2"
-SAPIENS2 = "vitruvian.models.sapiens2"
-SWIN = "vitruvian.models.swin"
+if TYPE_CHECKING:
+    from vitruvian.model import Model
+
+
+def _family(package: str, **addresses: str) -> dict[str, str]:
+    """Return task -> "module:class" of a package of `vitruvian.models`."""
+    return {task.replace("_", "-"): f"vitruvian.models.{package}.{address}" for task, address in addresses.items()}
+
+
+def _mask_family(name: str, model: str) -> dict[str, str]:
+    """Return the family of a mask classification model, which does instance and universal segmentation alike."""
+    return _family(
+        name.lower(),
+        config=f"configuration:{name}Config",
+        processor=f"processing:{name}ImageProcessor",
+        model=f"modeling:{name}Model",
+        instance=f"modeling:{model}",
+        universal=f"modeling:{model}",
+    )
+
 
 # model_type -> task -> "module:class"; "config", "processor" and "model" are tasks of every family.
 TABLE: dict[str, dict[str, str]] = {
-    "mask2former": {
-        "config": f"{MASK2FORMER}.configuration:Mask2FormerConfig",
-        "processor": f"{MASK2FORMER}.processing:Mask2FormerImageProcessor",
-        "model": f"{MASK2FORMER}.modeling:Mask2FormerModel",
-        "instance": f"{MASK2FORMER}.modeling:Mask2FormerForUniversalSegmentation",
-        "universal": f"{MASK2FORMER}.modeling:Mask2FormerForUniversalSegmentation",
-    },
-    "maskformer": {
-        "config": f"{MASKFORMER}.configuration:MaskFormerConfig",
-        "processor": f"{MASKFORMER}.processing:MaskFormerImageProcessor",
-        "model": f"{MASKFORMER}.modeling:MaskFormerModel",
-        "instance": f"{MASKFORMER}.modeling:MaskFormerForInstanceSegmentation",
-        "universal": f"{MASKFORMER}.modeling:MaskFormerForInstanceSegmentation",
-    },
-    "maskformer-swin": {
-        "config": f"{SWIN}.configuration:MaskFormerSwinConfig",
-        "backbone": f"{SWIN}.modeling:MaskFormerSwinBackbone",
-    },
-    "resnet": {
-        "config": f"{RESNET}.configuration:ResNetConfig",
-        "backbone": f"{RESNET}.modeling:ResNetBackbone",
-    },
-    "sam2": {
-        "config": f"{SAM2}.configuration:Sam2Config",
-        "processor": f"{SAM2}.processing:Sam2ImageProcessor",
-        "prompts": f"{SAM2}.processing:Sam2Processor",
-        "model": f"{SAM2}.modeling:Sam2Model",
-        "mask-generation": f"{SAM2}.modeling:Sam2Model",
-    },
-    "sam2_hiera_det_model": {
-        "config": f"{SAM2}.configuration:Sam2HieraDetConfig",
-        "model": f"{SAM2}.hiera:Sam2HieraDetModel",
-    },
-    "sam2_vision_model": {
-        "config": f"{SAM2}.configuration:Sam2VisionConfig",
-        "model": f"{SAM2}.vision:Sam2VisionModel",
-    },
-    "sapiens2": {
-        "config": f"{SAPIENS2}.configuration:Sapiens2Config",
-        "processor": f"{SAPIENS2}.processing:Sapiens2ImageProcessor",
-        "model": f"{SAPIENS2}.modeling:Sapiens2Model",
-        "backbone": f"{SAPIENS2}.modeling:Sapiens2Backbone",
-        "pretraining": f"{SAPIENS2}.pretraining:Sapiens2ForPreTraining",
-        "pose": f"{SAPIENS2}.modeling:Sapiens2ForPoseEstimation",
-        "semantic": f"{SAPIENS2}.modeling:Sapiens2ForSemanticSegmentation",
-        "normal": f"{SAPIENS2}.modeling:Sapiens2ForNormalEstimation",
-        "pointmap": f"{SAPIENS2}.modeling:Sapiens2ForPointmapEstimation",
-        "matting": f"{SAPIENS2}.modeling:Sapiens2ForImageMatting",
-        "albedo": f"{SAPIENS2}.modeling:Sapiens2ForAlbedoEstimation",
-        "people": f"{SAPIENS2}.people:Sapiens2ForPeopleDetection",
-    },
-    "swin": {
-        "config": f"{SWIN}.configuration:SwinConfig",
-        "model": f"{SWIN}.modeling:SwinModel",
-        "backbone": f"{SWIN}.modeling:SwinBackbone",
-    },
+    "mask2former": _mask_family("Mask2Former", "Mask2FormerForUniversalSegmentation"),
+    "maskformer": _mask_family("MaskFormer", "MaskFormerForInstanceSegmentation"),
+    "maskformer-swin": _family(
+        "swin", config="configuration:MaskFormerSwinConfig", backbone="modeling:MaskFormerSwinBackbone"
+    ),
+    "resnet": _family("resnet", config="configuration:ResNetConfig", backbone="modeling:ResNetBackbone"),
+    "sam2": _family(
+        "sam2",
+        config="configuration:Sam2Config",
+        processor="processing:Sam2ImageProcessor",
+        prompts="processing:Sam2Processor",
+        model="modeling:Sam2Model",
+        mask_generation="modeling:Sam2Model",
+    ),
+    "sam2_hiera_det_model": _family("sam2", config="configuration:Sam2HieraDetConfig", model="hiera:Sam2HieraDetModel"),
+    "sam2_vision_model": _family("sam2", config="configuration:Sam2VisionConfig", model="vision:Sam2VisionModel"),
+    "sapiens2": _family(
+        "sapiens2",
+        config="configuration:Sapiens2Config",
+        processor="processing:Sapiens2ImageProcessor",
+        model="modeling:Sapiens2Model",
+        backbone="modeling:Sapiens2Backbone",
+        pretraining="pretraining:Sapiens2ForPreTraining",
+        pose="modeling:Sapiens2ForPoseEstimation",
+        semantic="modeling:Sapiens2ForSemanticSegmentation",
+        normal="modeling:Sapiens2ForNormalEstimation",
+        pointmap="modeling:Sapiens2ForPointmapEstimation",
+        matting="modeling:Sapiens2ForImageMatting",
+        albedo="modeling:Sapiens2ForAlbedoEstimation",
+        people="people:Sapiens2ForPeopleDetection",
+    ),
+    "swin": _family(
+        "swin", config="configuration:SwinConfig", model="modeling:SwinModel", backbone="modeling:SwinBackbone"
+    ),
 }
 # Checkpoints of SAM 2 on the Hub were saved from its video model, which is the image model and a memory.
 TABLE["sam2_video"] = TABLE["sam2"]
@@ -213,8 +205,7 @@ class AutoTaskModel:
         """Return the class for a configuration."""
         family = _family_of(values.get("model_type"), source)
         if cls.task not in family:
-            autos: list[type[AutoTaskModel]] = [AutoModel, *AUTO_CLASSES.values()]
-            names = [auto.__name__ for auto in autos if auto.task in family]
+            names = [auto.__name__ for auto in AutoTaskModel.__subclasses__() if auto.task in family]
             raise InputError(
                 f"{cls.__name__}: has no class for model_type {values.get('model_type')!r}. "
                 f"This checkpoint opens with {', '.join(names)}."
@@ -252,54 +243,42 @@ class AutoModel(AutoTaskModel, task="model"):
         return super().find(values, source) if address is None else find_class(address)
 
 
-class AutoBackbone(AutoTaskModel, task="backbone"):
-    """Loads a checkpoint as a backbone."""
+def _auto_class(name: str, task: str, purpose: str) -> type[AutoTaskModel]:
+    """Create the auto class of a task."""
+    body = {"__doc__": f"Loads a checkpoint {purpose}.", "__module__": __name__}
+    created: type[AutoTaskModel] = type(name, (AutoTaskModel,), body, task=task)
+    return created
 
 
-class AutoModelForPreTraining(AutoTaskModel, task="pretraining"):
-    """Loads a checkpoint for pretraining."""
-
-
-class AutoModelForPoseEstimation(AutoTaskModel, task="pose"):
-    """Loads a checkpoint for keypoints."""
-
-
-class AutoModelForSemanticSegmentation(AutoTaskModel, task="semantic"):
-    """Loads a checkpoint for semantic segmentation."""
-
-
-class AutoModelForNormalEstimation(AutoTaskModel, task="normal"):
-    """Loads a checkpoint for surface normals."""
-
-
-class AutoModelForPointmapEstimation(AutoTaskModel, task="pointmap"):
-    """Loads a checkpoint for pointmaps."""
-
-
-class AutoModelForImageMatting(AutoTaskModel, task="matting"):
-    """Loads a checkpoint for mattes."""
-
-
-class AutoModelForAlbedoEstimation(AutoTaskModel, task="albedo"):
-    """Loads a checkpoint for albedo."""
-
-
-class AutoModelForPeopleDetection(AutoTaskModel, task="people"):
-    """Loads a checkpoint for people detection."""
-
-
-class AutoModelForMaskGeneration(AutoTaskModel, task="mask-generation"):
-    """Loads a checkpoint for masks from prompts."""
-
-
-class AutoModelForInstanceSegmentation(AutoTaskModel, task="instance"):
-    """Loads a checkpoint for instance segmentation."""
-
-
-class AutoModelForUniversalSegmentation(AutoTaskModel, task="universal"):
-    """Loads a checkpoint for semantic, instance and panoptic segmentation."""
-
-
+AutoBackbone = _auto_class("AutoBackbone", "backbone", "as a backbone")
+AutoModelForPreTraining = _auto_class("AutoModelForPreTraining", "pretraining", "for pretraining")
+AutoModelForPoseEstimation = _auto_class("AutoModelForPoseEstimation", "pose", "for keypoints")
+AutoModelForSemanticSegmentation = _auto_class(
+    "AutoModelForSemanticSegmentation", "semantic", "for semantic segmentation"
+)
+AutoModelForNormalEstimation = _auto_class("AutoModelForNormalEstimation", "normal", "for surface normals")
+AutoModelForPointmapEstimation = _auto_class("AutoModelForPointmapEstimation", "pointmap", "for pointmaps")
+AutoModelForImageMatting = _auto_class("AutoModelForImageMatting", "matting", "for mattes")
+AutoModelForAlbedoEstimation = _auto_class("AutoModelForAlbedoEstimation", "albedo", "for albedo")
+AutoModelForPeopleDetection = _auto_class("AutoModelForPeopleDetection", "people", "for people detection")
+AutoModelForMaskGeneration = _auto_class("AutoModelForMaskGeneration", "mask-generation", "for masks from prompts")
+AutoModelForInstanceSegmentation = _auto_class(
+    "AutoModelForInstanceSegmentation", "instance", "for instance segmentation"
+)
+AutoModelForUniversalSegmentation = _auto_class(
+    "AutoModelForUniversalSegmentation", "universal", "for semantic, instance and panoptic segmentation"
+)
 AUTO_CLASSES: dict[str, type[AutoTaskModel]] = {
     auto.__name__: auto for auto in AutoTaskModel.__subclasses__() if auto is not AutoModel
 }
+
+
+def auto_class(task: str) -> type[AutoTaskModel]:
+    """Return the auto class of a task, a key in `TABLE`."""
+    return next(auto for auto in AutoTaskModel.__subclasses__() if auto.task == task)
+
+
+def model_classes(task: str) -> tuple[type[Model], ...]:
+    """Import the model classes of a task, a key in `TABLE`, in all families."""
+    addresses = dict.fromkeys(family[task] for family in TABLE.values() if task in family)
+    return tuple(find_class(address) for address in addresses)

@@ -51,16 +51,16 @@ def choose_devices(
 def checked_device(value: object) -> torch.device:
     """Return a device that exists here."""
     try:
-        found: torch.device = torch.device(f"cuda:{value}" if isinstance(value, int) else value)  # type: ignore[call-overload]
+        chosen: torch.device = torch.device(f"cuda:{value}" if isinstance(value, int) else value)  # type: ignore[call-overload]
     except (RuntimeError, TypeError) as error:
         raise InputError(f"device: expected a name such as 'cuda', 'mps' or 'cpu', got {value!r}.") from error
-    if found.type == "cuda" and not torch.cuda.is_available():
+    if chosen.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device: {value!r} asked for, but torch finds no CUDA device here. Use cpu.")
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise InputError(f"device: {value!r} asked for, but the last one here is cuda:{torch.cuda.device_count() - 1}.")
-    if found.type == "mps" and not torch.backends.mps.is_available():
+    if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise InputError(f"device: {value!r} asked for, but torch finds no Metal device here. Use cpu.")
-    return found
+    return chosen
 
 
 def _automatic_devices(model: nn.Module, dtype: torch.dtype, keep_whole: Sequence[str]) -> dict[str, torch.device]:
@@ -90,32 +90,32 @@ def devices_of(model: nn.Module) -> set[torch.device]:
 
 def check_one_device(model: nn.Module, task: str) -> None:
     """Raise `InputError` for a model on several devices."""
-    if len(found := devices_of(model)) > 1:
-        names = ", ".join(sorted(map(str, found)))
+    if len(chosen := devices_of(model)) > 1:
+        names = ", ".join(sorted(map(str, chosen)))
         raise InputError(f"{task}: expected a model on one device, got one on {names}. Load it without device_map.")
 
 
-def place_of(name: str, places: dict[str, torch.device]) -> torch.device:
+def device_for(name: str, devices: dict[str, torch.device]) -> torch.device:
     """Return the device of the longest entry that contains a name."""
-    under = [entry for entry in places if _lies_under(name, entry)]
+    under = [entry for entry in devices if _lies_under(name, entry)]
     if not under:
         raise InputError(f"device_map: no entry covers {name}. Add one, or an entry '' for the rest.")
-    return places[max(under, key=len)]
+    return devices[max(under, key=len)]
 
 
-def spread(model: nn.Module, places: dict[str, torch.device], keep_whole: Sequence[str]) -> None:
+def add_device_hooks(model: nn.Module, devices: dict[str, torch.device], keep_whole: Sequence[str]) -> None:
     """Let accelerate move activations between the devices of a model, and weights that are offloaded to the CPU."""
-    if len(set(places.values())) > 1:
+    if len(set(devices.values())) > 1:
         try:
             from accelerate import dispatch_model
         except ImportError as error:
             raise MissingExtraError("accelerate", "train", "a model over several devices") from error
         # accelerate identifies devices by number and by the word "cpu".
-        table = {name: place.type if place.index is None else place.index for name, place in places.items()}
-        dispatch_model(model, device_map=table, preload_module_classes=used_as_one(model, keep_whole))
+        table = {name: device.type if device.index is None else device.index for name, device in devices.items()}
+        dispatch_model(model, device_map=table, preload_module_classes=preloaded_classes(model, keep_whole))
 
 
-def used_as_one(model: nn.Module, keep_whole: Sequence[str]) -> list[str]:
+def preloaded_classes(model: nn.Module, keep_whole: Sequence[str]) -> list[str]:
     """Return the classes whose weights are loaded together, since they use weights of modules that they do not call.
 
     Those are the blocks that stay on one device, and all other modules of ours without such a block.
@@ -134,12 +134,12 @@ def _class_name(module: nn.Module) -> str:
     return type(module).__name__
 
 
-def with_residents(places: dict[str, torch.device], residents: Sequence[str]) -> dict[str, torch.device]:
+def with_resident_modules(devices: dict[str, torch.device], residents: Sequence[str]) -> dict[str, torch.device]:
     """Move these parts of a model to its first accelerator, if it is on more than one device."""
-    first = next((place for place in places.values() if place.type not in ("cpu", "meta")), None)
-    if first is None or len(set(places.values())) == 1:
-        return places
-    others = {name: place for name, place in places.items() if not any(_lies_under(name, one) for one in residents)}
+    first = next((device for device in devices.values() if device.type not in ("cpu", "meta")), None)
+    if first is None or len(set(devices.values())) == 1:
+        return devices
+    others = {name: device for name, device in devices.items() if not any(_lies_under(name, one) for one in residents)}
     return others | dict.fromkeys(residents, first)
 
 

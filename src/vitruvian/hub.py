@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,9 +128,9 @@ def _download(repository: str, name: str, options: HubOptions) -> Path | None:
     is_commit = re.fullmatch(r"[0-9a-f]{40}", options.revision or "")
     if is_commit and not options.force_download and _known_absent(repository, name, options, trust_snapshot=False):
         return None  # a commit is immutable
-    try:
-        return Path(
-            hf_hub_download(
+    with hub_errors(repository, f"downloading {name}", options.revision):
+        try:
+            path = hf_hub_download(
                 repository,
                 name,
                 subfolder=options.subfolder or None,
@@ -140,36 +141,50 @@ def _download(repository: str, name: str, options: HubOptions) -> Path | None:
                 force_download=options.force_download,
                 library_name="vitruvian",
             )
-        )
-    except hub.LocalEntryNotFoundError as error:
-        is_offline = options.local_files_only or offline()
-        if _known_absent(repository, name, options, trust_snapshot=is_offline):
-            return None
-        if is_offline:
+            return Path(path)
+        except hub.LocalEntryNotFoundError as error:
+            is_offline = options.local_files_only or offline()
+            if _known_absent(repository, name, options, trust_snapshot=is_offline):
+                return None
+            if is_offline:
+                raise CheckpointError(
+                    f"{repository}: {name} is not in the local cache and the network is switched off "
+                    "(HF_HUB_OFFLINE or local_files_only). Download it once with the network on."
+                ) from error
             raise CheckpointError(
-                f"{repository}: {name} is not in the local cache and the network is switched off "
-                "(HF_HUB_OFFLINE or local_files_only). Download it once with the network on."
+                f"{repository}: cannot reach the Hub and {name} is not in the local cache. "
+                "Check the connection, or give the path of a downloaded folder."
             ) from error
-        raise CheckpointError(
-            f"{repository}: cannot reach the Hub and {name} is not in the local cache. "
-            "Check the connection, or give the path of a downloaded folder."
-        ) from error
-    except hub.EntryNotFoundError:
-        return None
+        except hub.EntryNotFoundError:
+            return None
+
+
+@contextmanager
+def hub_errors(repository: str, action: str, revision: str | None) -> Iterator[None]:
+    """Raise errors of huggingface_hub as `CheckpointError`; the action is what fails, such as "downloading"."""
+    from huggingface_hub import errors as hub
+
+    try:
+        yield
+    except CheckpointError:
+        raise
     except hub.GatedRepoError as error:
         raise CheckpointError(
             f"{repository}: access is gated. Accept its licence on the Hub, then run `hf auth login` or set HF_TOKEN."
         ) from error
     except hub.RevisionNotFoundError as error:
         raise CheckpointError(
-            f"{repository}: has no revision {options.revision!r}. Check the branch, tag or commit."
+            f"{repository}: has no revision {revision!r}. Check the branch, tag or commit."
         ) from error
     except (hub.RepositoryNotFoundError, hub.HFValidationError) as error:
         raise CheckpointError(
             f"{repository}: no such repository on the Hub, or it is private. Check the name, or set HF_TOKEN."
         ) from error
     except Exception as error:  # depends on the HTTP library of huggingface_hub
-        raise CheckpointError(f"{repository}: downloading {name} failed ({error}). Try again.") from error
+        reason = " ".join(str(error).split())[:160]
+        raise CheckpointError(
+            f"{repository}: {action} failed ({reason}). Check the connection and try again."
+        ) from error
 
 
 def _known_absent(repository: str, name: str, options: HubOptions, *, trust_snapshot: bool) -> bool:

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from vitruvian.config import Config
 from vitruvian.devices import (
+    add_device_hooks,
     check_one_device,
     checked_device,
     checked_dtype,
     choose_devices,
     choose_dtype,
-    place_of,
-    spread,
-    with_residents,
+    device_for,
+    with_resident_modules,
 )
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, WeightsError
 from vitruvian.hub import CONFIG_FILE, HubOptions, pinned, upload, weight_file
@@ -182,7 +182,7 @@ class Model(nn.Module):
         new = cls.check_plan(plan, source, new_head=ignore_mismatched_sizes or new_labels)
         weight_dtype = choose_dtype(torch_dtype if dtype is None else dtype, settings.dtype, files)
         devices = choose_devices(model, device, device_map, weight_dtype, keep_whole=cls.no_split_modules)
-        devices = with_residents(devices, cls.resident_modules)
+        devices = with_resident_modules(devices, cls.resident_modules)
         loaded = model._assign_weights(files, plan, weight_dtype, devices, source if check_finite else None)
         model._init_missing(set(wanted) - loaded, weight_dtype, devices)
         if new:
@@ -194,7 +194,7 @@ class Model(nn.Module):
             )
         settings.name_or_path, settings.dtype = source, str(weight_dtype).removeprefix("torch.")
         model.eval()
-        spread(model, devices, cls.no_split_modules)
+        add_device_hooks(model, devices, cls.no_split_modules)
         return model
 
     @classmethod
@@ -273,7 +273,7 @@ class Model(nn.Module):
                 check_finite(name, tensor, check)
             target_dtype = dtype if tensor.is_floating_point() else tensor.dtype
             path, _, leaf = name.rpartition(".")
-            _set_tensor(self.get_submodule(path), leaf, tensor.to(device=place_of(name, devices), dtype=target_dtype))
+            _set_tensor(self.get_submodule(path), leaf, tensor.to(device=device_for(name, devices), dtype=target_dtype))
         return set(plan.pairs.values())
 
     def _init_missing(self, names: set[str], dtype: torch.dtype, devices: dict[str, torch.device]) -> None:
@@ -282,7 +282,7 @@ class Model(nn.Module):
             prefix = f"{path}." if path else ""
 
             def device_of(leaf: str, prefix: str = prefix) -> torch.device:
-                return place_of(prefix + leaf, devices)
+                return device_for(prefix + leaf, devices)
 
             leaves = [leaf for leaf, value in module._parameters.items() if value is not None]
             leaves += [leaf for leaf in module._buffers if leaf not in module._non_persistent_buffers_set]

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from vitruvian.errors import InputError, near_matches
 
 Group = Literal["people", "anything"]
+PLOTS = {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}  # kinds of files that hold the drawing of a result
 
 
 @dataclass(frozen=True)
@@ -21,201 +22,105 @@ class Task:
 
     Attributes:
         name: Its name everywhere: `pipeline(name)`, `vitruvian NAME`, `photo_NAME.json`.
-        summary: What it does, in one line.
         group: Whether it is about people or about anything.
-        aliases: Further names that `find_task` takes.
+        summary: What it does, in one line.
         head: What Sapiens2 checkpoints call it (`facebook/sapiens2-HEAD-0.4b`); None where Sapiens2 does not do it.
-        auto_task: The key of its model class in `vitruvian.auto`.
-        pipeline: Its pipeline class, as "module:class"; None for tasks that are only trained.
-        result: Its result class, as "module:class".
+        auto_task: The key of its model classes in `vitruvian.auto`.
+        pipeline: Its pipeline class in `vitruvian.pipelines.tasks.NAME`; None for tasks that are only trained.
+        result: Its result class in `vitruvian.results`.
         image_files: The kinds of files that are written for an image by default.
         video_files: The kinds of files that are written for a video by default.
-        checkpoints: Published checkpoints to name to people who gave none.
+        aliases: Further names that `find_task` takes.
+        checkpoints: Published checkpoints to suggest.
     """
 
     name: str
-    summary: str
     group: Group
+    summary: str
     auto_task: str
-    aliases: tuple[str, ...] = ()
     head: str | None = None
     pipeline: str | None = None
     result: str | None = None
     image_files: tuple[str, ...] = ()
     video_files: tuple[str, ...] = ("mp4", "json")
+    aliases: tuple[str, ...] = ()
     checkpoints: tuple[str, ...] = ()
 
     def pipeline_class(self) -> Any:
         """Import the class of its pipeline."""
         if self.pipeline is None:
             raise InputError(f"task: {self.name!r} has no pipeline of its own.")
-        return _import(self.pipeline)
+        return _import(f"vitruvian.pipelines.tasks.{self.name}", self.pipeline)
 
     def result_class(self) -> Any:
         """Import the class of its results."""
         if self.result is None:
             raise InputError(f"task: {self.name!r} has no results of its own.")
-        return _import(self.result)
+        return _import("vitruvian.results", self.result)
 
 
-def _import(address: str) -> Any:
-    """Import a class from "module:class"."""
-    module, _, name = address.partition(":")
+def file_ending(kind: str) -> str:
+    """Return what follows the name of a source and a task in the name of a file of this kind."""
+    return PLOTS.get(kind, f".{kind}")
+
+
+def _import(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-_PIPELINES = "vitruvian.pipelines.tasks"
-
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        Task(
-            "pose",
-            "308 keypoints of each person: body, hands, feet and face.",
-            "people",
-            auto_task="pose",
-            aliases=("keypoints", "pose-estimation", "keypoint-detection"),
-            head="pose",
-            pipeline=f"{_PIPELINES}.pose:PosePipeline",
-            result="vitruvian.results:Pose",
-            image_files=("json", "plot"),
-            checkpoints=("facebook/sapiens2-pose-0.4b", "facebook/sapiens2-pose-1b"),
-        ),
-        Task(
-            "parts",
-            "29 body parts and clothes of each person.",
-            "people",
-            auto_task="semantic",
-            aliases=("seg", "body-parts"),
-            head="seg",
-            pipeline=f"{_PIPELINES}.parts:PartsPipeline",
-            result="vitruvian.results:Parts",
-            image_files=("png", "plot"),
-            checkpoints=("facebook/sapiens2-seg-0.4b", "facebook/sapiens2-seg-1b"),
-        ),
-        Task(
-            "normals",
-            "Surface normals of people.",
-            "people",
-            auto_task="normal",
-            aliases=("normal", "normal-estimation"),
-            head="normal",
-            pipeline=f"{_PIPELINES}.normals:NormalsPipeline",
-            result="vitruvian.results:Normals",
-            image_files=("png",),
-            checkpoints=("facebook/sapiens2-normal-0.4b", "facebook/sapiens2-normal-1b"),
-        ),
-        Task(
-            "pointmap",
-            "A 3D point for each pixel of people.",
-            "people",
-            auto_task="pointmap",
-            aliases=("depth", "pointmap-estimation"),
-            head="pointmap",
-            pipeline=f"{_PIPELINES}.pointmap:PointmapPipeline",
-            result="vitruvian.results:Pointmap",
-            image_files=("ply", "png"),
-            checkpoints=("facebook/sapiens2-pointmap-0.4b", "facebook/sapiens2-pointmap-1b"),
-        ),
-        Task(
-            "matte",
-            "People cut out of their background, with soft edges.",
-            "people",
-            auto_task="matting",
-            aliases=("matting", "cutout", "image-matting"),
-            head="matting",
-            pipeline=f"{_PIPELINES}.matte:MattePipeline",
-            result="vitruvian.results:Matte",
-            image_files=("png",),
-            video_files=("webm", "json"),
-            checkpoints=("facebook/sapiens2-matting-1b",),
-        ),
-        Task(
-            "albedo",
-            "The colours of people without light and shadow.",
-            "people",
-            auto_task="albedo",
-            aliases=("albedo-estimation",),
-            head="albedo",
-            pipeline=f"{_PIPELINES}.albedo:AlbedoPipeline",
-            result="vitruvian.results:Albedo",
-            image_files=("png",),  # no checkpoint is published on the Hub
-        ),
-        Task(
-            "embed",
-            "Feature vectors of images, or of each patch.",
-            "people",
-            auto_task="model",
-            aliases=("embedding", "features", "image-feature-extraction"),
-            pipeline=f"{_PIPELINES}.embed:EmbedPipeline",
-            result="vitruvian.results:Embedding",
-            image_files=("npz",),
-            checkpoints=("facebook/sapiens2-pretrain-0.4b", "facebook/sapiens2-pretrain-0.1b"),
-        ),
-        Task(
-            "people",
-            "Bounding boxes of people.",
-            "people",
-            auto_task="people",
-            aliases=("person-detection",),
-            head="people",
-        ),
-        Task(
-            "segment",
-            "Masks of anything, from points, boxes or masks.",
-            "anything",
-            auto_task="mask-generation",
-            pipeline=f"{_PIPELINES}.segment:SegmentPipeline",
-            result="vitruvian.results:Masks",
-            image_files=("json", "plot"),
-            checkpoints=("facebook/sam2.1-hiera-large", "facebook/sam2.1-hiera-tiny"),
-        ),
-        Task(
-            "masks",
-            "Masks of everything in an image, without prompts.",
-            "anything",
-            auto_task="mask-generation",
-            aliases=("mask-generation", "everything"),
-            pipeline=f"{_PIPELINES}.masks:MaskGenerationPipeline",
-            result="vitruvian.results:Masks",
-            image_files=("json", "plot"),
-            checkpoints=("facebook/sam2.1-hiera-large", "facebook/sam2.1-hiera-tiny"),
-        ),
-        Task(
-            "semantic",
-            "A class for each pixel.",
-            "anything",
-            auto_task="universal",
-            aliases=("semantic-segmentation",),
-            pipeline=f"{_PIPELINES}.semantic:SemanticPipeline",
-            result="vitruvian.results:Semantic",
-            image_files=("png", "plot"),
-            checkpoints=("facebook/mask2former-swin-small-ade-semantic", "facebook/maskformer-swin-base-ade"),
-        ),
-        Task(
-            "instances",
-            "A mask, a class and a score for each object.",
-            "anything",
-            auto_task="universal",
-            aliases=("instance", "instance-segmentation"),
-            pipeline=f"{_PIPELINES}.instances:InstancePipeline",
-            result="vitruvian.results:Masks",
-            image_files=("json", "plot"),
-            checkpoints=("facebook/mask2former-swin-small-coco-instance", "facebook/maskformer-swin-base-coco"),
-        ),
-        Task(
-            "panoptic",
-            "A class for each pixel, and objects told apart.",
-            "anything",
-            auto_task="universal",
-            aliases=("panoptic-segmentation", "image-segmentation"),
-            pipeline=f"{_PIPELINES}.panoptic:PanopticPipeline",
-            result="vitruvian.results:Panoptic",
-            image_files=("png", "json", "plot"),
-            checkpoints=("facebook/mask2former-swin-small-cityscapes-panoptic", "facebook/maskformer-swin-base-coco"),
-        ),
-    )
-}
+# fmt: off
+_ROWS = (
+    Task("pose", "people", "308 keypoints of each person: body, hands, feet and face.",
+         auto_task="pose", head="pose", pipeline="PosePipeline", result="Pose", image_files=("json", "plot"),
+         aliases=("keypoints", "pose-estimation", "keypoint-detection"),
+         checkpoints=("facebook/sapiens2-pose-0.4b", "facebook/sapiens2-pose-1b")),
+    Task("parts", "people", "29 body parts and clothes of each person.",
+         auto_task="semantic", head="seg", pipeline="PartsPipeline", result="Parts", image_files=("png", "plot"),
+         aliases=("seg", "body-parts"),
+         checkpoints=("facebook/sapiens2-seg-0.4b", "facebook/sapiens2-seg-1b")),
+    Task("normals", "people", "Surface normals of people.",
+         auto_task="normal", head="normal", pipeline="NormalsPipeline", result="Normals", image_files=("png",),
+         aliases=("normal", "normal-estimation"),
+         checkpoints=("facebook/sapiens2-normal-0.4b", "facebook/sapiens2-normal-1b")),
+    Task("pointmap", "people", "A 3D point for each pixel of people.",
+         auto_task="pointmap", head="pointmap", pipeline="PointmapPipeline", result="Pointmap",
+         image_files=("ply", "png"), aliases=("depth", "pointmap-estimation"),
+         checkpoints=("facebook/sapiens2-pointmap-0.4b", "facebook/sapiens2-pointmap-1b")),
+    Task("matte", "people", "People cut out of their background, with soft edges.",
+         auto_task="matting", head="matting", pipeline="MattePipeline", result="Matte",
+         image_files=("png",), video_files=("webm", "json"), aliases=("matting", "cutout", "image-matting"),
+         checkpoints=("facebook/sapiens2-matting-1b",)),
+    Task("albedo", "people", "The colours of people without light and shadow.",  # no checkpoint is published
+         auto_task="albedo", head="albedo", pipeline="AlbedoPipeline", result="Albedo", image_files=("png",),
+         aliases=("albedo-estimation",)),
+    Task("embed", "people", "Feature vectors of images, or of each patch.",
+         auto_task="model", pipeline="EmbedPipeline", result="Embedding", image_files=("npz",),
+         aliases=("embedding", "features", "image-feature-extraction"),
+         checkpoints=("facebook/sapiens2-pretrain-0.4b", "facebook/sapiens2-pretrain-0.1b")),
+    Task("people", "people", "Bounding boxes of people.",
+         auto_task="people", head="people", aliases=("person-detection",)),
+    Task("segment", "anything", "Masks of anything, from points, boxes or masks.",
+         auto_task="mask-generation", pipeline="SegmentPipeline", result="Masks", image_files=("json", "plot"),
+         checkpoints=("facebook/sam2.1-hiera-large", "facebook/sam2.1-hiera-tiny")),
+    Task("masks", "anything", "Masks of everything in an image, without prompts.",
+         auto_task="mask-generation", pipeline="MaskGenerationPipeline", result="Masks", image_files=("json", "plot"),
+         aliases=("mask-generation", "everything"),
+         checkpoints=("facebook/sam2.1-hiera-large", "facebook/sam2.1-hiera-tiny")),
+    Task("semantic", "anything", "A class for each pixel.",
+         auto_task="universal", pipeline="SemanticPipeline", result="Semantic", image_files=("png", "plot"),
+         aliases=("semantic-segmentation",),
+         checkpoints=("facebook/mask2former-swin-small-ade-semantic", "facebook/maskformer-swin-base-ade")),
+    Task("instances", "anything", "A mask, a class and a score for each object.",
+         auto_task="universal", pipeline="InstancePipeline", result="Masks", image_files=("json", "plot"),
+         aliases=("instance", "instance-segmentation"),
+         checkpoints=("facebook/mask2former-swin-small-coco-instance", "facebook/maskformer-swin-base-coco")),
+    Task("panoptic", "anything", "A class for each pixel, and objects told apart.",
+         auto_task="universal", pipeline="PanopticPipeline", result="Panoptic", image_files=("png", "json", "plot"),
+         aliases=("panoptic-segmentation", "image-segmentation"),
+         checkpoints=("facebook/mask2former-swin-small-cityscapes-panoptic", "facebook/maskformer-swin-base-coco")),
+)
+# fmt: on
+TASKS = {task.name: task for task in _ROWS}
 _BY_NAME = {name: task for task in TASKS.values() for name in (task.name, *task.aliases)}
 PIPELINE_TASKS = tuple(task.name for task in TASKS.values() if task.pipeline is not None)
 

@@ -247,15 +247,16 @@ def match_keys(
     renames, ignored = list(renames), list(ignored)
     names = {file_name: renamed(file_name, renames) for file_name in given}
     names = {file_name: name for file_name, name in names.items() if not any(re.search(p, name) for p in ignored)}
-    added, dropped = (f"{prefix}." if prefix else ""), False
-    hits = sum(name in wanted for name in names.values())
-    if prefix and sum(added + name in wanted for name in names.values()) > hits:
-        names = {file_name: added + name for file_name, name in names.items()}
-        return compare(wanted, given, names, added_prefix=True)
-    if prefix and sum(name.removeprefix(added) in wanted for name in names.values() if name.startswith(added)) > hits:
-        inner = {f: name.removeprefix(added) for f, name in names.items() if name.startswith(added)}
-        names, dropped = inner, True
-    return compare(wanted, given, names, dropped_prefix=dropped)
+    if prefix:
+        prefix += "."
+        longer = {file_name: prefix + name for file_name, name in names.items()}
+        shorter = {f: name.removeprefix(prefix) for f, name in names.items() if name.startswith(prefix)}
+        hits, with_prefix, without = (sum(name in wanted for name in n.values()) for n in (names, longer, shorter))
+        if with_prefix > hits:
+            return compare(wanted, given, longer, added_prefix=True)
+        if without > hits:
+            return compare(wanted, given, shorter, dropped_prefix=True)
+    return compare(wanted, given, names)
 
 
 def compare(

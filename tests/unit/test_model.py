@@ -341,11 +341,11 @@ class TestDevices:
     def test_residents_stay_on_the_first_accelerator(self) -> None:
         cpu, first, second = torch.device("cpu"), torch.device("cuda", 1), torch.device("cuda", 0)
         table = {"encoder": first, "encoder.late": second, "decoder.a": cpu, "decoder.b": second, "decoders": cpu}
-        got = devices.with_residents(table, ("decoder",))
+        got = devices.with_resident_modules(table, ("decoder",))
         assert got == {"encoder": first, "encoder.late": second, "decoders": cpu, "decoder": first}
-        assert devices.with_residents(table, ()) == table
+        assert devices.with_resident_modules(table, ()) == table
         for alone in ({"": cpu}, {"": first}, {"": cpu, "decoder": cpu}):
-            assert devices.with_residents(alone, ("decoder",)) == alone
+            assert devices.with_resident_modules(alone, ("decoder",)) == alone
 
     def test_several_devices_need_accelerate(self, pose: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "accelerate", None)

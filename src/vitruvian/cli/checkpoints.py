@@ -56,7 +56,7 @@ def _commands_for(class_names: Iterable[str]) -> list[str]:
 
 def _accepts(task: Task, class_name: str) -> bool:
     """Whether a task takes a model of this class; features come from any Sapiens2."""
-    accepted = [accepted.__name__ for accepted in task.pipeline_class().accepts]
+    accepted = [accepted.__name__ for accepted in task.pipeline_class().accepts()]
     return class_name in accepted or (task.name == "embed" and class_name.startswith("Sapiens2"))
 
 
@@ -93,10 +93,10 @@ def cached_sizes() -> dict[str, int]:
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        found = scan_cache_dir()
+        cache = scan_cache_dir()
     except (CacheNotFound, OSError):
         return {}
-    return {repo.repo_id: repo.size_on_disk for repo in found.repos if repo.repo_type == "model" and repo.size_on_disk}
+    return {repo.repo_id: repo.size_on_disk for repo in cache.repos if repo.repo_type == "model" and repo.size_on_disk}
 
 
 def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
@@ -129,9 +129,8 @@ def builtin_detector(name: str | None) -> str | None:
 def download(name: str, *, revision: str | None = None, quiet: bool = False) -> Path:
     """Download a checkpoint with progress on standard error, and return its folder in the cache."""
     from huggingface_hub import HfApi, snapshot_download, utils
-    from huggingface_hub import errors as hub
 
-    from vitruvian.hub import offline
+    from vitruvian.hub import hub_errors, offline
 
     if name.count("/") != 1 or Path(name).exists():
         raise InputError(f"{name}: expected a name on the Hub such as facebook/sapiens2-pose-0.4b.")
@@ -139,23 +138,9 @@ def download(name: str, *, revision: str | None = None, quiet: bool = False) -> 
         raise CheckpointError(f"{name}: the network is switched off (HF_HUB_OFFLINE). Switch it on to download.")
     if quiet:
         utils.disable_progress_bars()  # type: ignore[attr-defined]
-    try:
+    with hub_errors(name, "downloading", revision):
         files = HfApi(library_name="vitruvian").list_repo_files(name, revision=revision)
         # Many repositories have the weights in both formats.
         safe = any(file.endswith(".safetensors") for file in files)
         patterns = ["*.json", "*.safetensors", *(() if safe else ("*.bin", "*.pth"))]
-        folder = snapshot_download(name, revision=revision, allow_patterns=patterns, library_name="vitruvian")
-    except hub.GatedRepoError as error:
-        raise CheckpointError(
-            f"{name}: access is gated. Accept its licence on the Hub, then run `hf auth login`."
-        ) from error
-    except hub.RevisionNotFoundError as error:
-        raise CheckpointError(f"{name}: has no revision {revision!r}. Check the branch, tag or commit.") from error
-    except (hub.RepositoryNotFoundError, hub.HFValidationError) as error:
-        raise CheckpointError(
-            f"{name}: no such repository on the Hub, or it is private. Check the name, or run `hf auth login`."
-        ) from error
-    except Exception as error:  # what a broken connection raises depends on huggingface_hub's HTTP library
-        reason = " ".join(str(error).split())[:160]
-        raise CheckpointError(f"{name}: downloading failed ({reason}). Check the connection and try again.") from error
-    return Path(folder)
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, library_name="vitruvian"))

@@ -15,7 +15,6 @@ import glob
 import hashlib
 import os
 import posixpath
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,11 +25,18 @@ from urllib.parse import urlsplit
 from vitruvian.cli.options import STDIO
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.output_paths import DistinctNames, name_key, safe_name
-from vitruvian.pipelines.sources import IMAGE_SUFFIXES, VIDEO_SUFFIXES, FrameLoader, open_source
+from vitruvian.pipelines.sources import (
+    CAMERA,
+    FRAME_NUMBER,
+    IMAGE_SUFFIXES,
+    URL_SCHEMES,
+    VIDEO_SUFFIXES,
+    FrameLoader,
+    glob_files,
+    open_source,
+)
 
 Kind = Literal["image", "video", "camera", "stdin"]
-_CAMERA = re.compile(r"camera:(\d+)")
-_SEQUENCE = re.compile(r"%(0\d+)?d")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +66,15 @@ class Input:
 
 def find_inputs(sources: Sequence[str], *, recursive: bool = False) -> list[Input]:
     """List everything that the sources name, in their order, each once, with distinct names for results."""
-    found: dict[str, Input] = {}
+    inputs: dict[str, Input] = {}
     for text in sources:
         try:
             for one in _inputs_of(text, recursive=recursive):
-                found.setdefault(one.identity, one)
+                inputs.setdefault(one.identity, one)
         except VitruvianError as error:
-            found.setdefault(text, Input(identity=text, name=text, kind="image", error=error))
-    good = iter(_with_distinct_stems([one for one in found.values() if one.error is None]))
-    return [one if one.error is not None else next(good) for one in found.values()]
+            inputs.setdefault(text, Input(identity=text, name=text, kind="image", error=error))
+    good = iter(_with_distinct_stems([one for one in inputs.values() if one.error is None]))
+    return [one if one.error is not None else next(good) for one in inputs.values()]
 
 
 def _inputs_of(text: str, *, recursive: bool) -> Iterator[Input]:
@@ -78,10 +84,10 @@ def _inputs_of(text: str, *, recursive: bool) -> Iterator[Input]:
     path = Path(text).expanduser()
     if text == STDIO:
         yield Input(identity=STDIO, name="standard input", kind="stdin", stem="stdin")
-    elif camera := _CAMERA.fullmatch(text):
+    elif camera := CAMERA.fullmatch(text):
         number = int(camera.group(1))
         yield Input(identity=f"camera:{number}", name=text, kind="camera", source=number, stem=f"camera{number}")
-    elif text.lower().startswith(("http://", "https://")):
+    elif text.lower().startswith(URL_SCHEMES):
         parts = urlsplit(text)
         stem = safe_name(Path(parts.path).stem or parts.hostname or "image")
         yield Input(identity=text, name=text, kind="image", source=text, stem=stem)
@@ -90,12 +96,12 @@ def _inputs_of(text: str, *, recursive: bool) -> Iterator[Input]:
         yield Input(identity=f"data:{digest}", name=f"data:{digest[:12]}", kind="image", source=text, stem="data")
     elif os.path.isdir(path):
         yield from _files_in(path, recursive=recursive)
-    elif not os.path.exists(path) and _SEQUENCE.search(path.name):
+    elif not os.path.exists(path) and FRAME_NUMBER.search(path.name):
         for loader in open_source(text).loaders():
             if loader.path is not None:
                 yield replace(_file_input(loader.path), source=loader)
     elif not os.path.exists(path) and glob.has_magic(text):
-        yield from _files_like(str(path))
+        yield from map(_file_input, glob_files(str(path)))
     else:
         yield _file_input(path)
 
@@ -130,21 +136,11 @@ def _files_in(folder: Path, *, recursive: bool) -> Iterator[Input]:
     chosen = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
     if not chosen:
         deeper = not recursive and any(entry.is_dir() for entry in entries)
-        hint = "Add --recursive to look into its folders." if deeper else "Check the path."
+        hint = "Add --recursive to search its folders." if deeper else "Check the path."
         got = f"{len(files)} other files" if files else "no files"
         raise InputError(f"{folder}: expected images or videos in the folder, got {got}. {hint}")
     for file in chosen:
         yield replace(_file_input(file, folder=folder), listed=True)
-
-
-def _files_like(pattern: str) -> Iterator[Input]:
-    """List the files that match a glob; where it names no ending, the images and videos among them."""
-    found = [Path(name) for name in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(name)]
-    if glob.has_magic(Path(pattern).suffix) or not Path(pattern).suffix:
-        found = [path for path in found if path.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
-    if not found:
-        raise InputError(f"{pattern}: expected files that match, got none. Check the pattern and the folder.")
-    yield from (_file_input(path) for path in found)
 
 
 # ------------------------------------------------------------------------------------------------ distinct stems

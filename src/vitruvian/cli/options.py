@@ -58,7 +58,24 @@ Debug = Annotated[bool, Option("--debug", help="Show where errors came from.")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sources:
+class OptionGroup:
+    """Options of a command as the fields of a dataclass.
+
+    Attributes:
+        panel: The panel of the help that they are under.
+        call_names: Arguments of the pipeline's call that they are passed as.
+    """
+
+    panel: ClassVar[str | None] = None
+    call_names: ClassVar[tuple[str, ...]] = ()
+
+    def call_options(self) -> dict[str, object]:
+        """Return the options of the pipeline's call."""
+        return {name: getattr(self, _OTHER_NAMES.get(name, name)) for name in self.call_names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources(OptionGroup):
     """What to process."""
 
     sources: Annotated[
@@ -70,15 +87,15 @@ class Sources:
             "image on standard input.",
         ),
     ]
-    recursive: Annotated[bool, Option("--recursive", "-r", help="Look into folders inside folders too.")] = False
+    recursive: Annotated[bool, Option("--recursive", "-r", help="Search folders inside folders too.")] = False
     watch: Annotated[bool, Option("--watch", help="Keep watching the folders for new files, until Ctrl-C.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Results:
+class Results(OptionGroup):
     """Where results go, and in which form."""
 
-    panel: ClassVar = "Results"
+    panel = "Results"
     out: Annotated[
         str | None,
         Option(
@@ -100,18 +117,18 @@ class Results:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coco:
+class Coco(OptionGroup):
     """One dataset of everything."""
 
-    panel: ClassVar = "Results"
+    panel = "Results"
     coco: Annotated[Path | None, Option(help="Collect all results in one COCO dataset, a .json file.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class Model(OptionGroup):
     """Which model, and how it runs."""
 
-    panel: ClassVar = MODEL
+    panel = MODEL
     model: Annotated[
         str | None,
         Option(
@@ -129,12 +146,12 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class Batch(OptionGroup):
     """How many inputs the model gets at a time."""
 
-    panel: ClassVar = MODEL
+    panel = MODEL
     batch_size: Annotated[
-        str, Option(help="Inputs at once: a number, or auto, which shrinks when memory runs out.")
+        str, Option(help="Inputs in a batch: a number, or auto, which shrinks when memory runs out.")
     ] = "auto"
 
     def call_options(self) -> dict[str, object]:
@@ -147,10 +164,10 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class People:
+class People(OptionGroup):
     """Which people are processed."""
 
-    panel: ClassVar = "People"
+    panel = "People"
     people: Annotated[
         Literal["crop", "whole"] | None,
         Option(
@@ -161,14 +178,14 @@ class People:
     finder: Annotated[
         str | None,
         Option(
-            help="Who finds people: builtin, a Mask2Former or MaskFormer trained on COCO (folder or Hub name), or a "
+            help="What detects people: builtin, a Mask2Former or MaskFormer trained on COCO (folder or Hub name), or a "
             "YOLOX or RTMDet file (.onnx)."
         ),
     ] = None
     finder_threshold: Annotated[
         float | None,
         Option(
-            help="Lowest score of a person. By default the finder's own, and 0.1 in videos, where people are tracked.",
+            help="Lowest score of a person. By default the detector's, and 0.1 in videos, where people are tracked.",
             min=0,
             max=1,
         ),
@@ -184,7 +201,7 @@ class People:
     nobody: Annotated[
         Literal["whole", "none", "error"] | None,
         Option(
-            help="When no person is found: process the whole image, write an empty result, or fail. By default none "
+            help="When no person is detected: process the whole image, write an empty result, or fail. By default none "
             "for poses and whole for maps."
         ),
     ] = None
@@ -206,10 +223,10 @@ class People:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiles:
+class Tiles(OptionGroup):
     """Very large images."""
 
-    panel: ClassVar = MODEL
+    panel = MODEL
     tile: Annotated[
         str | None,
         Option(
@@ -235,30 +252,23 @@ class Tiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Thresholds:
+class Thresholds(OptionGroup):
     """What counts as an object."""
 
-    panel: ClassVar = "Objects"
+    panel = "Objects"
+    call_names = ("threshold", "mask_threshold", "overlap_mask_area_threshold")
     threshold: Annotated[float, Option(help="Lowest score of an object.", min=0, max=1)] = 0.5
     mask_threshold: Annotated[float, Option(help="Lowest probability of a pixel in a mask.", min=0, max=1)] = 0.5
     keep_share: Annotated[
         float, Option(help="Share of its mask that an object must keep against others.", min=0, max=1)
     ] = 0.8
 
-    def call_options(self) -> dict[str, object]:
-        """Return the options of the pipeline's call."""
-        return {
-            "threshold": self.threshold,
-            "mask_threshold": self.mask_threshold,
-            "overlap_mask_area_threshold": self.keep_share,
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
-class Video:
+class Video(OptionGroup):
     """Videos and cameras."""
 
-    panel: ClassVar = "Video and cameras"
+    panel = "Video and cameras"
     smooth: Annotated[bool, Option(help="Smooth results over time.")] = True
     sound: Annotated[bool, Option(help="Keep the sound.")] = True
     detect_every: Annotated[
@@ -269,10 +279,10 @@ class Video:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Messages:
+class Messages(OptionGroup):
     """What is printed."""
 
-    panel: ClassVar = "Messages"
+    panel = "Messages"
     json: Annotated[bool, Option("--json", help="One line of JSON a source on standard output, then a summary.")] = (
         False
     )
@@ -307,7 +317,7 @@ def read_size(option: str, text: str, *, example: str) -> tuple[int, int]:
 
 
 def flatten_options(
-    command: Callable[..., None], groups: Sequence[tuple[str, type]] | None = None
+    command: Callable[..., None], groups: Sequence[tuple[str, type[OptionGroup]]] | None = None
 ) -> Callable[..., None]:
     """Return a command that typer can read, for one whose parameters are option groups (dataclasses).
 
@@ -335,7 +345,7 @@ def flatten_options(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
-                annotation=_in_panel(hints[field.name], getattr(group, "panel", None)),
+                annotation=_in_panel(hints[field.name], group.panel),
             )
             for field in fields
         ]

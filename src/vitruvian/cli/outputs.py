@@ -16,10 +16,9 @@ from vitruvian.cli.inputs import Input
 from vitruvian.cli.options import STDIO, Results
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.output_paths import output_path
-from vitruvian.tasks import Task
+from vitruvian.tasks import PLOTS, Task, file_ending
 
 OUT = "out"  # the default of --out
-PLOTS = {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}
 VIDEO_KINDS = ("mp4", "webm", "mov")
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 FRAME_NUMBER = "%05d"
@@ -140,7 +139,7 @@ class OutputPlan:
         if self.file is not None and self._file_kind is not None:
             return {self._file_kind: self.file} if moving or self._file_kind in image_kinds(self.task) else {}
         if not moving:
-            return {kind: self._path(one.stem, PLOTS.get(kind, f".{kind}")) for kind in self._kinds.image}
+            return {kind: self._path(one.stem, file_ending(kind)) for kind in self._kinds.image}
         stem = one.stem.replace("%", "_")  # %05d stands for the number of a frame
         stem = f"{stem}_{time.strftime('%Y%m%d-%H%M%S')}" if one.kind == "camera" else stem
         kinds = self._kinds.video
@@ -155,7 +154,7 @@ class OutputPlan:
         if kind in VIDEO_KINDS or kind == "json":
             return self._path(stem, ".jsonl" if kind == "json" else f".{kind}")
         folder = self._path(stem, "")
-        return output_path(folder, folder.name, f"_{FRAME_NUMBER}{PLOTS.get(kind, f'.{kind}')}")
+        return output_path(folder, folder.name, f"_{FRAME_NUMBER}{file_ending(kind)}")
 
 
 def result_paths(files: Mapping[str, Path]) -> list[Path]:

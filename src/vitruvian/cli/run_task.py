@@ -20,7 +20,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import typer
 
 from vitruvian.cli.checkpoints import builtin_detector, check_model
@@ -29,19 +28,20 @@ from vitruvian.cli.inputs import Input, find_inputs
 from vitruvian.cli.journal import JOURNAL, Journal, Origin, size_of
 from vitruvian.cli.locks import OutputLock
 from vitruvian.cli.options import STDIO
-from vitruvian.cli.outputs import PLOTS, OutputPlan, result_paths
+from vitruvian.cli.outputs import OutputPlan, result_paths
 from vitruvian.cli.report import Report
 from vitruvian.cli.settings import settings_digest
 from vitruvian.cli.task_command import TaskCommand, TaskJob
 from vitruvian.cli.video import Preview, run_camera, run_video_file
 from vitruvian.errors import InputError
-from vitruvian.files import json_text, write_image
+from vitruvian.files import json_text
 from vitruvian.files.output_paths import name_key
 from vitruvian.pipelines import Failure, pipeline
 from vitruvian.pipelines.people.detectors import open_finder
-from vitruvian.pipelines.saving import ResultWriter
+from vitruvian.pipelines.saving import ResultWriter, save_as
 from vitruvian.pipelines.sources import Frame, FrameLoader, Source, open_source
 from vitruvian.results import Result
+from vitruvian.tasks import file_ending
 
 if TYPE_CHECKING:
     from vitruvian.pipelines.people.detectors import PeopleDetector
@@ -284,18 +284,18 @@ class TaskRun:
         writer = _StdoutWriter(self) if to_stdout else _FileWriter(self.job.own, self._files, images)
         source = Source(lambda: (self._loader(one) for one in images), count=len(images))
         with self.report.bar("images", len(images)) as bar, pipe.run(source, save=writer, **options) as results:
-            for index, found in enumerate(results):
+            for index, result in enumerate(results):
                 if index >= len(images):  # the source itself failed
-                    self.report.failed(found.name, found.error)
+                    self.report.failed(result.name, result.error)
                     continue
                 one = images[index]
                 try:
-                    if isinstance(found, Failure):
-                        raise found.error
+                    if isinstance(result, Failure):
+                        raise result.error
                     if isinstance(writer, _StdoutWriter):
                         writer.print(index)
                     paths = [] if to_stdout else self.complete(one)
-                    self._report_image(one, found, paths, changed=one.identity in changed)
+                    self._report_image(one, result, paths, changed=one.identity in changed)
                 except AlreadyDoneError:
                     self.report.skipped(one.name, result_paths(self._files[one.identity]))
                 except BrokenPipeError:
@@ -373,7 +373,7 @@ class _FileWriter(ResultWriter):
         """Write all files of a result."""
         changed = self._own.change(result)
         for kind, path in self._files[index].items():
-            write_kind(self._own, changed, kind, path)
+            save_as(kind, changed, path, draw=self._own.draw)
 
 
 class _StdoutWriter(ResultWriter):
@@ -394,22 +394,14 @@ class _StdoutWriter(ResultWriter):
             self._content[index] = (json_text(changed.to_dict()) + "\n").encode()
             return
         with tempfile.TemporaryDirectory(prefix="vitruvian-") as folder:
-            path = Path(folder) / f"result{PLOTS.get(self._kind, f'.{self._kind}')}"
-            write_kind(self._own, changed, self._kind, path)
+            path = Path(folder) / f"result{file_ending(self._kind)}"
+            save_as(self._kind, changed, path, draw=self._own.draw)
             self._content[index] = path.read_bytes()
 
     def print(self, index: int) -> None:
         """Write the bytes of a result."""
         sys.stdout.buffer.write(self._content.pop(index))
         sys.stdout.buffer.flush()
-
-
-def write_kind(own: TaskCommand, result: Result, kind: str, path: Path) -> None:
-    """Write a result as one kind of file."""
-    if kind in PLOTS:
-        write_image(path, np.asarray(own.draw(result)))
-    else:
-        result.save(path)
 
 
 def _goes_to_stdout(job: TaskJob) -> bool:

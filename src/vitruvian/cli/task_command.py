@@ -11,6 +11,7 @@ from vitruvian.cli.options import (
     Coco,
     Messages,
     Model,
+    OptionGroup,
     People,
     Results,
     Sources,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskCommand:
+class TaskCommand(OptionGroup):
     """A command that runs a task on images and videos.
 
     A subclass has the name of the task as `task`, an `example` that works, the shared option groups that it takes as
@@ -39,16 +40,12 @@ class TaskCommand:
 
     task: ClassVar[str]
     example: ClassVar[str]
-    groups: ClassVar[tuple[type, ...]] = (Batch,)
-    panel: ClassVar[str] = ""
-
-    def call_options(self) -> dict[str, object]:
-        """Return the options of the pipeline's call."""
-        return {}
+    groups: ClassVar[tuple[type[OptionGroup], ...]] = (Batch,)
+    plot_names: ClassVar[tuple[str, ...]] = ()  # fields that are arguments of the result's `plot`
 
     def plot_options(self) -> dict[str, object]:
         """Return the options of the result's `plot`."""
-        return {}
+        return {name: getattr(self, name) for name in self.plot_names}
 
     def side_files(self) -> list[str]:
         """Return files that results depend on, beside the model and the boxes."""
@@ -91,10 +88,8 @@ class TaskJob:
 
     def call_options(self) -> dict[str, object]:
         """Return the options of the pipeline's call, without those about people."""
-        options: dict[str, object] = {}
-        for group in (self.batch, self.tiles, self.thresholds, self.own):
-            options |= {} if group is None else group.call_options()
-        return options
+        groups = [group for group in (self.batch, self.tiles, self.thresholds, self.own) if group is not None]
+        return {name: value for group in groups for name, value in group.call_options().items()}
 
 
 def task_function(command: type[TaskCommand]) -> Callable[..., None]:
@@ -105,8 +100,9 @@ def task_function(command: type[TaskCommand]) -> Callable[..., None]:
 
         run_task(TaskJob(**groups))  # type: ignore[arg-type]
 
+    every: dict[str, type[OptionGroup]]
     every = {"sources": Sources, "results": Results, "coco": Coco, "model": Model, "batch": Batch, "tiles": Tiles}
     every |= {"people": People, "thresholds": Thresholds, "own": command, "video": Video, "messages": Messages}
-    optional = {Coco, Batch, Tiles, People, Thresholds} - set(command.groups)
+    optional: set[type[OptionGroup]] = {Coco, Batch, Tiles, People, Thresholds} - set(command.groups)
     run.__doc__ = command.__doc__
     return flatten_options(run, [(name, group) for name, group in every.items() if group not in optional])

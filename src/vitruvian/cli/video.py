@@ -37,22 +37,22 @@ def run_video_file(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> Non
     restart = run.job.results.overwrite or not any(path.is_dir() for path in parts)  # nothing to go on with
     if restart:
         frames.remove()
-    made = _run_loop(run, pipe, one, frames, restart=restart)
-    if made.failures:
-        raise InputError(f"{one.name}: {made.failures} of {made.frames} frames gave no result. Its .jsonl says which.")
-    frames.check(made.frames)
-    run.report.done(one.name, run.complete(one), changed=changed, frames=made.frames, resumed_at=made.resumed_at)
+    report = _run_loop(run, pipe, one, frames, restart=restart)
+    if report.failures:
+        raise InputError(f"{one.name}: {report.failures} of {report.frames} frames failed. Its .jsonl says which.")
+    frames.check(report.frames)
+    run.report.done(one.name, run.complete(one), changed=changed, frames=report.frames, resumed_at=report.resumed_at)
 
 
 def run_camera(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> None:
     """Process a camera until Ctrl-C, or for the number of frames asked for; the video is complete either way."""
     count = run.job.video.frames
     run.report.say(f"{one.name}: " + (f"{count} frames" if count else "Ctrl-C ends"))
-    made = _run_loop(run, pipe, one, FrameWriter(run.job, run.claim(one)), restart=True)
-    if made.frames:
-        done, failed = made.frames - made.failures, made.failures
+    report = _run_loop(run, pipe, one, FrameWriter(run.job, run.claim(one)), restart=True)
+    if report.frames:
+        done, failed = report.frames - report.failures, report.failures
         run.report.done(one.name, run.complete(one), changed=changed, frames=done, failed_frames=failed)
-    if made.interrupted:
+    if report.interrupted:
         raise KeyboardInterrupt
 
 
@@ -125,11 +125,11 @@ class FrameWriter:
 
     def check(self, count: int) -> None:
         """Raise `InputError` unless there is a record and a file of each kind for every frame."""
-        found = {pattern.parent: len(self._frames(pattern)) for pattern in self._patterns}
+        counts = {pattern.parent: len(self._frames(pattern)) for pattern in self._patterns}
         if self.records is not None:
             with self.records.open("rb") as file:
-                found[self.records] = sum(1 for _ in file)
-        for path, frames in found.items():
+                counts[self.records] = sum(1 for _ in file)
+        for path, frames in counts.items():
             if frames != count:
                 raise InputError(f"{path}: expected {count} frames, got {frames}. Run it again with --overwrite.")
 

@@ -351,8 +351,8 @@ def exported_pipeline(
         raise InputError(f"task: expected one that is a single call of a model, got {task!r}. Use vitruvian.pipeline.")
     found.check_options(options)
     opened = model if isinstance(model, ExportedModel) else _open_exported(model, threads=threads)
-    if not issubclass(opened.model_class, found.accepts):
-        able = ", ".join(one.__name__ for one in found.accepts)
+    if not issubclass(opened.model_class, found.accepts()):
+        able = ", ".join(one.__name__ for one in found.accepts())
         raise InputError(f"model: expected an export of {able} for {task}, got one of {opened.signature.model}.")
     if processor is None:
         processor = AutoProcessor.from_pretrained(opened.config.name_or_path)

@@ -18,8 +18,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from vitruvian.auto import HUB_KEYWORDS, AutoProcessor, AutoTaskModel, packed_tasks
+from vitruvian.auto import HUB_KEYWORDS, AutoProcessor, AutoTaskModel, auto_class, model_classes, packed_tasks
 from vitruvian.devices import checked_device, checked_dtype, devices_of
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
 from vitruvian.model import Model
 from vitruvian.pipelines.engine.cuda_streams import PendingTensors, upload_stream
@@ -38,7 +39,7 @@ from vitruvian.pipelines.people.detectors import (
 from vitruvian.pipelines.saving import ResultWriter, announced, result_writer
 from vitruvian.pipelines.sources import Frame, open_source
 from vitruvian.processor import as_tensor
-from vitruvian.results.base import People, Picture, Result
+from vitruvian.results.base import People, Result
 from vitruvian.tasks import TASKS
 
 ResultT = TypeVar("ResultT", bound=Result)
@@ -134,7 +135,7 @@ class ResultFields(TypedDict):
     """The fields that every result has."""
 
     size_hw: tuple[int, int]
-    image: Picture | None
+    image: RgbImage | None
     source: str
     model: str
     people: People | None
@@ -153,9 +154,8 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
 
     task: ClassVar[str]
     checkpoints: ClassVar[tuple[str, ...]]  # published ones, from the table of tasks
-    auto: ClassVar[type[AutoTaskModel]]
-    accepts: ClassVar[tuple[type[Model], ...]]
-    options_class: ClassVar[type[Options]]
+    auto: ClassVar[type[AutoTaskModel]]  # from the table of tasks too
+    options_class: ClassVar[type[Options]] = Options
     on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector returns no one
     detects_by_default: ClassVar[bool] = False  # whether to detect people if no option says whom to process
     blocking_decode: ClassVar[bool] = False  # whether `decode` synchronizes with the device
@@ -163,7 +163,8 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "task" in vars(cls):
-            cls.checkpoints = TASKS[cls.task].checkpoints
+            row = TASKS[cls.task]
+            cls.checkpoints, cls.auto = row.checkpoints, auto_class(row.auto_task)
 
     def __init__(self, model: Any, processor: Any, **options: object) -> None:
         self.model, self.processor = model.eval(), processor
@@ -203,14 +204,19 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             path = Path(model).expanduser()
             folder = path.parent if path.is_file() else model
             return cls(loaded, processor or cls.load_processor(folder, **hub), **options)
-        if not isinstance(model, cls.accepts):
-            names = ", ".join(accepted.__name__ for accepted in cls.accepts)
+        if not isinstance(model, cls.accepts()):
+            names = ", ".join(accepted.__name__ for accepted in cls.accepts())
             raise InputError(f"model: expected a checkpoint or {names} for {cls.task}, got {type(model).__name__}.")
         if processor is None:
             raise InputError("processor: expected one for a model that is loaded already. Pass processor=…")
         if device is not None:
             model = model.to(checked_device(device))
         return cls(model if dtype is None else model.to(checked_dtype(dtype)), processor, **options)
+
+    @classmethod
+    def accepts(cls) -> tuple[type[Model], ...]:
+        """Return the classes of models that the pipeline runs."""
+        return model_classes(cls.auto.task)
 
     @classmethod
     def check_options(cls, options: Mapping[str, object]) -> None:

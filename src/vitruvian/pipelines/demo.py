@@ -22,13 +22,15 @@ from numpy.typing import NDArray
 from vitruvian import hub
 from vitruvian.auto import packed_tasks
 from vitruvian.draw import draw_boxes, sheet
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, VitruvianWarning, near_matches
 from vitruvian.files import write_png
+from vitruvian.files.output_paths import DistinctNames, output_path, safe_name
 from vitruvian.pipelines import pipeline
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_finder
+from vitruvian.pipelines.saving import save_as
 from vitruvian.pipelines.sources import BadFrame, Frame, open_source
-from vitruvian.results.base import Picture
-from vitruvian.tasks import TASKS
+from vitruvian.tasks import TASKS, file_ending
 
 # Mattes come first, since they mask the others.
 DEMO_TASKS = tuple(sorted((t.name for t in TASKS.values() if t.head and t.pipeline), key=lambda name: name != "matte"))
@@ -89,13 +91,14 @@ def run_demo(
         finder = next((one for one in models.values() if one is not None and "people" in packed_tasks(one)), None)
     detector = None if finder is None else open_finder(finder, device=device, dtype=dtype)
     frames, failures = _read_images(demo_images() if pictures is None else pictures)
-    rows = [_Row(frame, folder, stem) for frame, stem in zip(frames, _unique_stems(frames), strict=True)]
+    names = DistinctNames()
+    rows = [_Row(one, folder, names.add(safe_name(Path(one.name.partition("?")[0]).stem))) for one in frames]
     folder.mkdir(parents=True, exist_ok=True)
     for row in rows:
         row.detect(detector)
     people = sum(len(row.boxes) for row in rows)
     if detector is not None:
-        say(f"people: {people} found in {len(rows)} {'picture' if len(rows) == 1 else 'pictures'}")
+        say(f"people: {people} found in {len(rows)} {'image' if len(rows) == 1 else 'images'}")
     for task, source in models.items():
         if source is None:
             pipe = random_pipeline(task, device=device)
@@ -103,14 +106,10 @@ def run_demo(
             pipe = pipeline(task, source, device=device, dtype=dtype)
         for row in rows:
             row.run(task, pipe, mask_people=source is not None and bool(packed_tasks(source)))
-        say(f"{task}: {', '.join(str(folder / f'*_{task}{suffix}') for suffix in _suffixes(task))}")
+        say(f"{task}: {', '.join(str(folder / f'*_{task}{file_ending(kind)}') for kind in TASKS[task].image_files)}")
     write_png(folder / _SHEET, _draw_sheet(rows, detected=detector is not None, random=None in models.values()))
     files = [*(path for row in rows for path in row.files), folder / _SHEET]
     return DemoReport(folder / _SHEET, files, people, time.perf_counter() - start, failures)
-
-
-def _suffixes(task: str) -> list[str]:
-    return ["_plot.png" if kind == "plot" else f".{kind}" for kind in TASKS[task].image_files]
 
 
 class _Row:
@@ -120,7 +119,7 @@ class _Row:
         self.frame, self.folder, self.stem = frame, folder, stem
         self.boxes: NDArray[np.float32] = np.zeros((0, 4), np.float32)  # people [P, 4]
         self.mask: NDArray[np.bool_] | None = None  # of people [H, W]
-        self.drawings: dict[str, Picture] = {"people": frame.image}
+        self.drawings: dict[str, RgbImage] = {"people": frame.image}
         self.files: list[Path] = []
 
     def detect(self, detector: PeopleDetector | None) -> None:
@@ -131,7 +130,7 @@ class _Row:
         people = detect_people(detector, image, source=source, on_empty="none")
         self.boxes = people.boxes_xyxy
         self.drawings["people"] = draw_boxes(image, people.boxes_xyxy, scores=people.scores.tolist())
-        self.files.append(self.folder / f"{self.stem}_people.png")
+        self.files.append(output_path(self.folder, self.stem, "_people.png"))
         write_png(self.files[-1], self.drawings["people"])
 
     def run(self, task: str, pipe: Any, *, mask_people: bool) -> None:
@@ -147,13 +146,9 @@ class _Row:
             self.mask = result.alpha > 0.5
         elif mask_people and self.mask is not None and task in ("normals", "pointmap", "albedo"):
             result = replace(result, mask=self.mask if result.mask is None else result.mask & self.mask)
-        for suffix in _suffixes(task):
-            path = self.folder / f"{self.stem}_{task}{suffix}"
-            if suffix == "_plot.png":
-                write_png(path, np.asarray(result.plot().convert("RGB")))
-            else:
-                result.save(path)
-            self.files.append(path)
+        for kind in TASKS[task].image_files:
+            self.files.append(output_path(self.folder, self.stem, f"_{task}{file_ending(kind)}"))
+            save_as(kind, result, self.files[-1], draw=lambda one: one.plot())
         options = {"legend": False} if task == "parts" else {}  # too small to read on the sheet
         drawing = np.asarray(result.plot(**options).convert("RGB"))
         if task == "albedo" and result.mask is not None:  # on grey, as normals and points are drawn
@@ -161,9 +156,9 @@ class _Row:
         self.drawings[task] = drawing
 
 
-def _draw_sheet(rows: list[_Row], *, detected: bool, random: bool) -> Picture:
+def _draw_sheet(rows: list[_Row], *, detected: bool, random: bool) -> RgbImage:
     """Draw the contact sheet; with `random` it states that the weights are random."""
-    titles = {"people": "people" if detected else "picture"}
+    titles = {"people": "people" if detected else "image"}
     titles |= {name: name for name in TASKS if name in rows[0].drawings and name != "people"}
     titles |= {name: title for name, title in _LONG_TITLES.items() if name in titles}
     drawn = sheet(
@@ -187,8 +182,8 @@ def _choose_models(model: Checkpoint | Mapping[str, Checkpoint] | None) -> Mappi
         return demo_models(hub.BUILTIN if model is None else model)
     warnings.warn(
         "model: none was named and this installation has none inside, so the demo runs models with random weights: it "
-        "shows the way from picture to files, not the skill. Install vitruvian from a wheel, or name checkpoints such "
-        "as facebook/sapiens2-pose-0.4b.",
+        "shows the steps from image to files, not their quality. Install vitruvian from a wheel, or name checkpoints "
+        "such as facebook/sapiens2-pose-0.4b.",
         VitruvianWarning,
         stacklevel=3,
     )
@@ -234,7 +229,7 @@ def _tasks_of_checkpoint(model: Checkpoint) -> list[str]:
     from vitruvian.auto import AutoConfig
 
     named = [str(name) for name in AutoConfig.from_pretrained(model).to_dict().get("architectures") or []]
-    return [task for task in DEMO_TASKS if any(one.__name__ in named for one in TASKS[task].pipeline_class().accepts)]
+    return [task for task in DEMO_TASKS if any(one.__name__ in named for one in TASKS[task].pipeline_class().accepts())]
 
 
 def random_pipeline(task: str, *, device: str | None) -> Any:
@@ -246,16 +241,10 @@ def random_pipeline(task: str, *, device: str | None) -> Any:
     from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 
     name = str(TASKS[task].head)
-    config = Sapiens2Config(
-        hidden_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_attention_heads=1,
-        intermediate_size=128,
-        image_size=[256, 192],
-        num_first_full_attention_layers=1,
-        num_last_full_attention_layers=1,
-    )
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
+    sizes |= {"num_attention_heads": 2, "num_key_value_attention_heads": 1}
+    sizes |= {"num_first_full_attention_layers": 1, "num_last_full_attention_layers": 1}
+    config = Sapiens2Config(image_size=[256, 192], **sizes)
     head: dict[str, Any] = {"upsample_out_channels": [32, 16, 16], "conv_out_channels": [16]}
     if task == "pointmap":
         head |= {"scale_conv_out_channels": [8], "scale_final_hidden_sizes": [8, 8]}
@@ -287,9 +276,3 @@ def _read_images(source: object) -> tuple[list[Frame], dict[str, Exception]]:
     if not frames:
         raise next(iter(failures.values()), InputError("pictures: expected at least one, got none."))
     return frames, failures
-
-
-def _unique_stems(frames: list[Frame]) -> list[str]:
-    """Return a unique stem of file names for each image."""
-    names = [Path(frame.name.partition("?")[0]).stem or "picture" for frame in frames]
-    return [f"{name}_{number}" if names.count(name) > 1 else name for number, name in enumerate(names)]

@@ -5,10 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from vitruvian.files import write_image
 from vitruvian.files.output_paths import PathPattern
 from vitruvian.pipelines.sources import FrameLoader, Source
 from vitruvian.results.base import Result
+from vitruvian.tasks import PLOTS
 
 
 class ResultWriter(ABC):
@@ -43,6 +48,14 @@ class _PatternWriter(ResultWriter):
 
     def write(self, result: Result, index: int) -> None:
         result.save(self._paths.path(str(result.source or "array"), index, result.frame or 0))
+
+
+def save_as(kind: str, result: Result, path: Path, *, draw: Callable[[Result], Any]) -> None:
+    """Write a result as one kind of file: with `draw` if it is a drawing, else by the ending of the path."""
+    if kind in PLOTS:
+        write_image(path, np.asarray(draw(result)))
+    else:
+        result.save(path)
 
 
 def result_writer(save: Callable[[Result], object] | str | Path | ResultWriter | None) -> ResultWriter | None:

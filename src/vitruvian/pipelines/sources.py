@@ -23,12 +23,12 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, VitruvianError, near_matches
 from vitruvian.images import load_image
 from vitruvian.images.decode import one_line
 from vitruvian.images.read import download
 from vitruvian.pipelines.exif import focal_of_file, focal_of_image
-from vitruvian.results.base import Picture
 
 # fmt: off
 IMAGE_SUFFIXES = frozenset({
@@ -40,9 +40,9 @@ VIDEO_SUFFIXES = frozenset({
     ".wmv",
 })
 # fmt: on
-_FRAME_NUMBER = re.compile(r"%(0(\d+))?d")
-_CAMERA = re.compile(r"camera:(\d+)")
-_URL_SCHEMES = ("http://", "https://")
+FRAME_NUMBER = re.compile(r"%(0(\d+))?d")
+CAMERA = re.compile(r"camera:(\d+)")
+URL_SCHEMES = ("http://", "https://")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,7 +59,7 @@ class Frame:
         exif_focal_px: Focal length in pixels, if the file states it.
     """
 
-    image: Picture
+    image: RgbImage
     name: str
     path: Path | None = None
     index: int = 0
@@ -184,10 +184,10 @@ def _single(loader: FrameLoader) -> Source:
 
 def _from_text(text: str) -> Source:
     """Interpret a string. A file or folder that exists takes precedence over patterns."""
-    camera = _CAMERA.fullmatch(text)
+    camera = CAMERA.fullmatch(text)
     if camera:
         return _from_camera(int(camera.group(1)))
-    if text.lower().startswith(_URL_SCHEMES):
+    if text.lower().startswith(URL_SCHEMES):
         if Path(text.partition("?")[0]).suffix.lower() in VIDEO_SUFFIXES:
             raise InputError(f"{one_line(text)}: expected the URL of an image, got a video. Download it first.")
         return _single(_url_loader(text))
@@ -200,10 +200,10 @@ def _from_text(text: str) -> Source:
     if path.suffix.lower() in VIDEO_SUFFIXES:
         return _from_video(path)
     if not os.path.exists(path):
-        if _FRAME_NUMBER.search(path.name):
+        if FRAME_NUMBER.search(path.name):
             return _from_sequence(path)
         if glob.has_magic(text):
-            return _from_files(_glob(str(path)))
+            return _from_files(glob_files(str(path)))
     return _single(_file_loader(path, text=text))
 
 
@@ -222,7 +222,7 @@ def _images_in(folder: Path) -> list[Path]:
     return images
 
 
-def _glob(pattern: str) -> list[Path]:
+def glob_files(pattern: str) -> list[Path]:
     """List the files that match a glob, by name; only images and videos if it has no fixed suffix."""
     paths = [Path(name) for name in sorted(glob.glob(pattern, recursive=True)) if not os.path.isdir(name)]
     if glob.has_magic(Path(pattern).suffix) or not Path(pattern).suffix:
@@ -238,8 +238,8 @@ def _from_files(paths: list[Path]) -> Source:
 
 def _from_sequence(pattern: Path) -> Source:
     """Open ``name_%04d.png``: the matching files in the order of their numbers, with or without gaps."""
-    number = _FRAME_NUMBER.search(pattern.name)
-    if number is None or _FRAME_NUMBER.search(pattern.name[number.end() :]):
+    number = FRAME_NUMBER.search(pattern.name)
+    if number is None or FRAME_NUMBER.search(pattern.name[number.end() :]):
         raise InputError(f"{pattern}: expected one %d or %04d in the name.")
     before, after = re.escape(pattern.name[: number.start()]), re.escape(pattern.name[number.end() :])
     file_name = re.compile(f"{before}(\\d{{{int(number.group(2) or 1)},}}){after}")
@@ -349,7 +349,7 @@ def _memory_loader(item: object) -> FrameLoader:
     return FrameLoader(name=name, load=load)
 
 
-def load_rgb(item: object) -> Picture:
+def load_rgb(item: object) -> RgbImage:
     """Read one image of any kind as upright RGB, uint8 [H, W, 3]. An array of that form is not copied."""
     if isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim == 3 and item.shape[2] == 3 and item.size:
         return np.ascontiguousarray(item)

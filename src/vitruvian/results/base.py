@@ -19,8 +19,6 @@ from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject, json_text, write_json, write_npz
 from vitruvian.files.images import write_image
 
-Picture = RgbImage  # the name that pipelines import
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class People:

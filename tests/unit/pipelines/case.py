@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from tests.families.sam2 import SIDE, tiny
@@ -22,6 +25,7 @@ from vitruvian import (
     SwinConfig,
     pipeline,
 )
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.tasks import find_task
 
 # task -> what tests/tiny.py calls its model, and whether its pictures are padded
@@ -106,3 +110,16 @@ def opened(task: str, **options: Any) -> Any:
 def arrays(result: Any) -> dict[str, np.ndarray]:
     """All arrays of a result; masks too."""
     return result.arrays()
+
+
+def write_clip(path: Path, frames: Sequence[RgbImage]) -> Path:
+    """Write a video of 10 frames per second, if PyAV is installed."""
+    av = pytest.importorskip("av")
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.height, stream.width = frames[0].shape[:2]
+        stream.pix_fmt = "yuv420p"
+        for image in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode())
+    return path

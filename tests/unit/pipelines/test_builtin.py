@@ -15,6 +15,7 @@ from PIL import Image
 from tests.tiny_packed import install, tiny_multitask
 from tests.unit.pipelines.case import picture
 from vitruvian import InputError, VitruvianWarning, hub, pipeline
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import CheckpointError
 from vitruvian.models.sapiens2.packed import pack_multitask
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
@@ -23,7 +24,6 @@ from vitruvian.pipelines import default_model, warn_about_builtin
 from vitruvian.pipelines.demo import DEMO_TASKS, demo_images, demo_models, random_pipeline, run_demo
 from vitruvian.pipelines.people import open_finder
 from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector
-from vitruvian.results.base import Picture
 
 DENSE = ("parts", "normals", "pointmap", "matte", "albedo")
 
@@ -77,7 +77,7 @@ def stand_in(**options: Any) -> tuple[Sapiens2Detector, Seen]:
     return Sapiens2Detector(model, processor, **options), model
 
 
-def with_spot(size_hw: tuple[int, int], *, x: int, y: int, side: int = 8) -> Picture:
+def with_spot(size_hw: tuple[int, int], *, x: int, y: int, side: int = 8) -> RgbImage:
     """A black picture with a white square around (x, y)."""
     made = np.zeros((*size_hw, 3), np.uint8)
     made[y - side // 2 : y + side // 2, x - side // 2 : x + side // 2] = 255

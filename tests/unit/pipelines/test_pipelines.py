@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import vitruvian
-from tests.unit.pipelines.case import NEEDS, TASKS, arrays, leeway, opened, parts_of, picture
+from tests.unit.pipelines.case import NEEDS, TASKS, arrays, leeway, opened, parts_of, picture, write_clip
 from vitruvian.errors import ImageError, InputError, VitruvianWarning
 from vitruvian.hub import BUILTIN
 from vitruvian.pipelines import Failure, Results, default_model, pipeline, pipeline_class, warn_about_builtin
@@ -227,17 +227,7 @@ class TestMemory:
 
 class TestMovingPictures:
     def test_a_video(self, tmp_path: Path) -> None:
-        av = pytest.importorskip("av")
-        path = tmp_path / "clip.mp4"
-        with av.open(str(path), "w") as container:
-            stream = container.add_stream("mpeg4", rate=10)
-            stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-            for number in range(5):
-                frame = av.VideoFrame.from_ndarray(picture(number, (48, 64)), format="rgb24")
-                for packet in stream.encode(frame):
-                    container.mux(packet)
-            for packet in stream.encode():
-                container.mux(packet)
+        path = write_clip(tmp_path / "clip.mp4", [picture(number, (48, 64)) for number in range(5)])
         found = opened("pose")(path)
         assert found.video is not None
         assert found.video.size_hw == (48, 64)

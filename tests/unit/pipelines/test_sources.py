@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.unit.pipelines.case import write_clip
 from vitruvian.errors import ImageError, InputError
 from vitruvian.pipelines.sources import BadFrame, Frame, open_source
 
@@ -218,18 +219,8 @@ class TestMany:
 class TestMoving:
     @pytest.fixture
     def clip(self, tmp_path: Path) -> Path:
-        av = pytest.importorskip("av")
-        path = tmp_path / "clip.mp4"
-        with av.open(str(path), "w") as container:
-            stream = container.add_stream("mpeg4", rate=10)
-            stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-            for number in range(7):
-                values = np.full((48, 64, 3), number * 30, np.uint8)
-                for packet in stream.encode(av.VideoFrame.from_ndarray(values, format="rgb24")):
-                    container.mux(packet)
-            for packet in stream.encode():
-                container.mux(packet)
-        return path
+        frames = [np.full((48, 64, 3), number * 30, np.uint8) for number in range(7)]
+        return write_clip(tmp_path / "clip.mp4", frames)
 
     def test_a_video(self, clip: Path) -> None:
         opened = open_source(clip)

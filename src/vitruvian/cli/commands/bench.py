@@ -34,44 +34,35 @@ def bench(
     import torch
     from rich.console import Console
 
-    from vitruvian.benchmarking.models import (
-        DTYPES,
-        Cell,
-        Plan,
-        Workload,
-        has_reference,
-        measure,
-        names,
-        subject,
-        table,
-    )
+    from vitruvian.benchmarking import models
     from vitruvian.benchmarking.timing import machine, product_ceiling
     from vitruvian.devices import checked_device
     from vitruvian.errors import InputError, near_matches
 
     if available:
-        typer.echo("\n".join(names()))
+        typer.echo("\n".join(models.names()))
         return
-    place = checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    kinds = dtype or ["bfloat16" if place.type == "cuda" else "float32"]
+    target = checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    kinds = dtype or ["bfloat16" if target.type == "cuda" else "float32"]
     for kind in kinds:
-        if kind not in DTYPES:
-            raise InputError(f"--dtype: expected one of {', '.join(DTYPES)}.{near_matches(kind, DTYPES)}")
-    subjects = [subject(name) for name in model or ["mask2former-swin-small"]]
-    plan = Plan(seconds, has_reference() if reference is None else reference, cold=cold, cuda_graphs=graphs)
+        if kind not in models.DTYPES:
+            raise InputError(f"--dtype: expected one of {', '.join(models.DTYPES)}.{near_matches(kind, models.DTYPES)}")
+    subjects = [models.subject(name) for name in model or ["mask2former-swin-small"]]
+    compare = models.has_reference() if reference is None else reference
+    plan = models.Plan(seconds, compare, cold=cold, cuda_graphs=graphs)
     console = Console(stderr=True)
-    console.print(machine(place))
-    cells: list[Cell] = []
+    console.print(machine(target))
+    cells: list[models.Cell] = []
     for kind in kinds:
-        ceiling = product_ceiling(place, DTYPES[kind])
+        ceiling = product_ceiling(target, models.DTYPES[kind])
         for one in subjects:
             sizes = [read_size("--size", text, example="800x1088") for text in size] if size else [one.size_hw]
             counts = (prompts or [one.prompts]) if one.prompts else [0]
             for images, size_hw, count in ((b, s, p) for b in batch or [1] for s in sizes for p in counts):
-                given = Workload(images, size_hw, count, DTYPES[kind], place)
+                workload = models.Workload(images, size_hw, count, models.DTYPES[kind], target)
                 with console.status(f"{one.name}, batch {images}, {size_hw[0]}×{size_hw[1]}, {kind}"):
-                    cells.append(measure(one, given, plan, ceiling=ceiling))
-    typer.echo(table(cells))
+                    cells.append(models.measure(one, workload, plan, ceiling=ceiling))
+    typer.echo(models.table(cells))
     if json_file is not None:
-        found = {"machine": machine(place), "cells": [cell.to_dict() for cell in cells]}
-        json_file.write_text(json.dumps(found, indent=2), encoding="utf-8")
+        report = {"machine": machine(target), "cells": [cell.to_dict() for cell in cells]}
+        json_file.write_text(json.dumps(report, indent=2), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`vitruvian demo`: everything at once, on one sheet."""
+"""`vitruvian demo`: every task about people, on one sheet."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def demo(
         ),
     ] = None,
     finder: Annotated[
-        str | None, typer.Option(help="Who finds people. By default the model where it can.", rich_help_panel=MODEL)
+        str | None, typer.Option(help="What detects people. By default the model if it can.", rich_help_panel=MODEL)
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the sheet and all files.")] = Path("out/demo"),
     device: Device = None,
@@ -43,7 +43,7 @@ def demo(
 
     report = Report(Messages(quiet=quiet, debug=debug))
     with report.busy("processing images"):
-        made = run_demo(
+        done = run_demo(
             images or None,
             out,
             model=_read_models(model),
@@ -52,12 +52,12 @@ def demo(
             dtype=dtype,
             progress=report.say,
         )
-    report.say(f"{len(made.files)} files in {made.sheet.parent}, in {format_seconds(made.seconds)}. All of it:")
-    typer.echo(printable(str(made.sheet)))
-    for name, error in made.failures.items():
+    report.say(f"{len(done.files)} files in {done.sheet.parent}, in {format_seconds(done.seconds)}. All of it:")
+    typer.echo(printable(str(done.sheet)))
+    for name, error in done.failures.items():
         report.failed(name, error)
         report.warn(report.failures[-1])
-    raise typer.Exit(1 if made.failures else 0)
+    raise typer.Exit(1 if done.failures else 0)
 
 
 def _read_models(given: Sequence[str] | None) -> str | dict[str, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -73,13 +74,13 @@ def _has(module: str) -> bool:
 def _versions(problems: list[str]) -> dict[str, str]:
     from vitruvian.version import __version__
 
-    found = {"vitruvian": __version__, "python": platform.python_version(), "system": platform.platform()}
+    facts = {"vitruvian": __version__, "python": platform.python_version(), "system": platform.platform()}
     for name in CORE:
         try:
-            found[name] = importlib.metadata.version(name)
+            facts[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             problems.append(f"{name}: not installed. Install it with: pip install {name}")
-    return found
+    return facts
 
 
 def _devices(problems: list[str]) -> list[Facts]:
@@ -89,17 +90,17 @@ def _devices(problems: list[str]) -> list[Facts]:
     except Exception as error:  # noqa: BLE001 - a broken torch raises anything
         problems.append(f"torch: cannot be imported ({' '.join(str(error).split())[:120]}). Install it anew.")
         return []
-    found: list[Facts] = []
+    facts: list[Facts] = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free, total = torch.cuda.mem_get_info(index)
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         name = torch.cuda.get_device_name(index)
-        found.append({"device": f"cuda:{index}", "name": name, "memory": total, "free": free, "bfloat16": bf16})
+        facts.append({"device": f"cuda:{index}", "name": name, "memory": total, "free": free, "bfloat16": bf16})
     if torch.backends.mps.is_available():
-        found.append({"device": "mps", "name": "Metal"})
+        facts.append({"device": "mps", "name": "Metal"})
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     name = torch.backends.cpu.get_cpu_capability()
-    return [*found, {"device": "cpu", "name": name, "cores": cores, "threads": torch.get_num_threads()}]
+    return [*facts, {"device": "cpu", "name": name, "cores": cores, "threads": torch.get_num_threads()}]
 
 
 def _kernels() -> dict[str, bool]:
@@ -137,13 +138,9 @@ def _caches() -> dict[str, Facts]:
 def _size_of(folder: Path) -> int:
     """Return the bytes in a folder; links are not counted twice."""
     total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                path = os.path.join(parent, name)
-                total += 0 if os.path.islink(path) else os.path.getsize(path)
-            except OSError:
-                continue
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += 0 if path.is_symlink() or path.is_dir() else path.stat().st_size
     return total
 
 
@@ -160,38 +157,29 @@ def _temporary(problems: list[str]) -> Facts:
 
 
 def _tiny_run(problems: list[str]) -> Facts | None:
-    """Time a small encoder on the best device: a 192 wide Sapiens2 of four layers on 256 x 192 pixels."""
+    """Time a pose model with random weights on the best device, on 256 x 192 pixels."""
     try:
         import torch
 
-        from vitruvian.models.sapiens2.configuration import Sapiens2Config
-        from vitruvian.models.sapiens2.modeling import Sapiens2Model
         from vitruvian.pipelines.base import default_placement
+        from vitruvian.pipelines.demo import random_pipeline
 
+        kinds = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        device = next((kind for kind, there in kinds.items() if there), "cpu")
         dtype = default_placement(None, None)["dtype"]
-        mps = torch.backends.mps.is_available()
-        device = torch.device("cuda" if torch.cuda.is_available() else "mps" if mps else "cpu")
-        config = Sapiens2Config(
-            hidden_size=192,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_attention_heads=2,
-            intermediate_size=768,
-            image_size=[256, 192],
-        )
-        model = Sapiens2Model(config).eval().to(device, dtype)
+        model = random_pipeline("pose", device=device).model.to(dtype)
         pixels = torch.rand(1, 3, 256, 192, device=device, dtype=dtype)
         times = []
         with torch.inference_mode():
             for _ in range(4):
                 start = time.perf_counter()
-                float(model(pixels).last_hidden_state.float().sum())  # synchronizes the device
+                float(model(pixels).heatmaps.float().sum())  # synchronizes the device
                 times.append(time.perf_counter() - start)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
         problems.append(f"a tiny model: does not run here ({' '.join(str(error).split())[:160]}).")
         return None
     name = str(dtype).removeprefix("torch.")
-    return {"device": str(device), "dtype": name, "milliseconds": round(min(times[1:]) * 1000, 2)}
+    return {"device": device, "dtype": name, "milliseconds": round(min(times[1:]) * 1000, 2)}
 
 
 def _show(facts: Facts) -> None:

@@ -16,7 +16,7 @@ def evaluate(
     task: Annotated[list[str] | None, typer.Option(help="Judge this task alone. Repeat for more.")] = None,
     view: Annotated[Literal["person", "picture"], typer.Option(help="Crops of people, or whole images.")] = "person",
     pictures: Annotated[int | None, typer.Option(help="Use the first so many views.", min=1)] = None,
-    batch_size: Annotated[int, typer.Option(help="Views at once.", min=1)] = 16,
+    batch_size: Annotated[int, typer.Option(help="Views in a batch.", min=1)] = 16,
     device: Annotated[str | None, typer.Option(help="cuda or cpu. By default cuda where there is one.")] = None,
     precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Data type of the model.")] = "float32",
     details: Annotated[bool, typer.Option("--details", help="Show every class and keypoint.")] = False,
@@ -33,12 +33,12 @@ def evaluate(
     from vitruvian.training.evaluate import evaluate_folder
     from vitruvian.training.models import open_models
 
-    place = checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target = checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     models = open_models(model)
     for name in task or ():
         if name not in models:
             raise InputError(f"--task: {model} has {', '.join(models)}, got {name!r}.{near_matches(name, models)}")
-    chosen = {name: one.to(place) for name, one in models.items() if not task or name in task}
+    chosen = {name: one.to(target) for name, one in models.items() if not task or name in task}
     sizes = {one.config.image_hw for one in chosen.values()}
     if len(sizes) > 1:
         raise InputError(f"{model}: expected tasks for images of one size, got {sorted(sizes)}. Judge one --task.")
@@ -52,7 +52,7 @@ def evaluate(
             tasks=list(chosen),
             batch_size=batch_size,
             pictures=pictures,
-            device=place,
+            device=target,
             precision=precision,
             title=f"{model} on {folder}",
             progress=lambda done, total: bar.update(row, completed=done, total=total),

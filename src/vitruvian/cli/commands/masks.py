@@ -22,23 +22,20 @@ class Command(TaskCommand):
     example = "vitruvian masks photo.jpg --model facebook/sam2.1-hiera-large --save json,plot"
     groups = (Coco,)
     panel = "Masks"
+    call_names = (
+        "points_per_crop",
+        "points_per_batch",
+        "pred_iou_thresh",
+        "stability_score_thresh",
+        "crops_n_layers",
+        "max_hole_area",
+        "max_sprinkle_area",
+    )
 
     points_per_side: Annotated[int, Option(help="Points along each side of the grid.", min=1)] = 32
     points_per_batch: Annotated[int, Option(help="Points in a batch.", min=1)] = 64
     quality: Annotated[float, Option(help="Predicted IoU that a mask must exceed.")] = 0.88
     stability: Annotated[float, Option(help="How little a mask may change with its threshold.")] = 0.95
-    crop_layers: Annotated[int, Option(help="Look at 4, 16, … crops too, for small things.", min=0, max=4)] = 0
+    crop_layers: Annotated[int, Option(help="Process 4, 16, … crops too, for small things.", min=0, max=4)] = 0
     max_hole_area: Annotated[float, Option(help="Fill holes of up to so many pixels.", min=0)] = 0.0
     max_sprinkle_area: Annotated[float, Option(help="Remove islands of up to so many pixels.", min=0)] = 0.0
-
-    def call_options(self) -> dict[str, object]:
-        """Return the options of the pipeline's call."""
-        return {
-            "points_per_crop": self.points_per_side,
-            "points_per_batch": self.points_per_batch,
-            "pred_iou_thresh": self.quality,
-            "stability_score_thresh": self.stability,
-            "crops_n_layers": self.crop_layers,
-            "max_hole_area": self.max_hole_area,
-            "max_sprinkle_area": self.max_sprinkle_area,
-        }

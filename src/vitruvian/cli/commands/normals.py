@@ -22,12 +22,9 @@ class Command(TaskCommand):
     example = "vitruvian normals photo.jpg --model facebook/sapiens2-normal-0.4b --save png,npz"
     groups = (Batch, Tiles, People)
     panel = "Normals"
+    call_names = ("convention",)
 
     convention: Annotated[
         Literal["opencv", "opengl"],
         Option(help="opencv: x right, y down, z away; opengl: x right, y up, z towards you."),
     ] = "opencv"
-
-    def call_options(self) -> dict[str, object]:
-        """Return the options of the pipeline's call."""
-        return {"convention": self.convention}

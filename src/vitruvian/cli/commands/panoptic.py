@@ -23,12 +23,9 @@ class Command(TaskCommand):
     example = "vitruvian panoptic photo.jpg --model facebook/mask2former-swin-small-cityscapes-panoptic --save png,json"
     groups = (Batch, Coco, Thresholds)
     panel = "Objects"
+    call_names = ("label_ids_to_fuse",)
 
     fuse: Annotated[
         list[int] | None,
         Option(help="Number of a class of which there is one segment at most, such as sky. Repeat for more."),
     ] = None
-
-    def call_options(self) -> dict[str, object]:
-        """Return the options of the pipeline's call."""
-        return {"label_ids_to_fuse": self.fuse or None}

@@ -23,14 +23,8 @@ class Command(TaskCommand):
     example = "vitruvian parts photo.jpg --model facebook/sapiens2-seg-0.4b --save png,plot"
     groups = (Batch, Coco, Tiles, People)
     panel = "Parts"
+    call_names = ("with_score",)
+    plot_names = ("opacity",)
 
     with_score: Annotated[bool, Option("--with-score", help="Write the score of each pixel too, in .npz.")] = False
     opacity: Annotated[float, Option(help="Of the colours in the drawing.", min=0, max=1)] = 0.55
-
-    def call_options(self) -> dict[str, object]:
-        """Return the options of the pipeline's call."""
-        return {"with_score": self.with_score}
-
-    def plot_options(self) -> dict[str, object]:
-        """Return the options of the result's `plot`."""
-        return {"opacity": self.opacity}

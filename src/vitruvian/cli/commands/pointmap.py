@@ -28,6 +28,7 @@ class Command(TaskCommand):
     example = "vitruvian pointmap photo.jpg --model facebook/sapiens2-pointmap-0.4b --save ply,png"
     groups = (Batch, Tiles, People)
     panel = "Camera"
+    call_names = ("fov", "exif", "convention")
 
     intrinsics: Annotated[
         str | None,
@@ -47,7 +48,7 @@ class Command(TaskCommand):
     def call_options(self) -> dict[str, object]:
         """Return the options of the pipeline's call."""
         matrix = None if self.intrinsics is None else _read_intrinsics(self.intrinsics)
-        return {"K": matrix, "fov": self.fov, "exif": self.exif, "convention": self.convention}
+        return super().call_options() | {"K": matrix}
 
 
 def _read_intrinsics(text: str) -> list[list[float]]:
@@ -59,10 +60,10 @@ def _read_intrinsics(text: str) -> list[list[float]]:
         fx, fy, cx, cy = read_numbers("--intrinsics", text, 4)
         return [[fx, 0, cx], [0, fy, cy], [0, 0, 1]]
     try:
-        found = np.load(path) if path.suffix.lower() == ".npy" else json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):  # as `--save json` of this command writes it
-            found = found.get("intrinsics", found.get("K"))
-        table = np.asarray([] if found is None else found, dtype=np.float64)
+        values = np.load(path) if path.suffix.lower() == ".npy" else json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(values, dict):  # as `--save json` of this command writes it
+            values = values.get("intrinsics", values.get("K"))
+        table = np.asarray([] if values is None else values, dtype=np.float64)
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{path}: expected a file with a camera matrix, got {type(error).__name__}.") from error
     if table.shape != (3, 3):

@@ -25,17 +25,14 @@ class Command(TaskCommand):
     example = "vitruvian pose photo.jpg --model facebook/sapiens2-pose-0.4b --save json,plot"
     groups = (Batch, Coco, People)
     panel = "Poses"
+    call_names = ("flip",)
 
     layout: Annotated[
         Literal["sapiens308", "coco17", "coco133", "openpose"], Option(help="Which keypoints to write and draw.")
     ] = "sapiens308"
     threshold: Annotated[float, Option(help="Draw keypoints that reach this score.", min=0, max=1)] = 0.3
     draw_boxes: Annotated[bool, Option("--draw-boxes", help="Draw the boxes too.")] = False
-    flip: Annotated[bool, Option("--flip", help="Look at people mirrored too: steadier, at twice the work.")] = False
-
-    def call_options(self) -> dict[str, object]:
-        """Return the options of the pipeline's call."""
-        return {"flip": self.flip}
+    flip: Annotated[bool, Option("--flip", help="Average with mirrored crops: more stable, at twice the work.")] = False
 
     def plot_options(self) -> dict[str, object]:
         """Return the options of the result's `plot`."""

@@ -25,6 +25,7 @@ class Command(TaskCommand):
     example = 'vitruvian segment photo.jpg --model facebook/sam2.1-hiera-large --points "120,80 90,60,0"'
     groups = (Batch, Coco)
     panel = "Prompts and masks"
+    call_names = ("mask_threshold", "max_hole_area", "max_sprinkle_area")
 
     points: Annotated[
         list[str] | None, Option(help='Points on one object: "x,y x,y"; "x,y,0" lies off it. Repeat for more objects.')
@@ -43,11 +44,7 @@ class Command(TaskCommand):
         """Return the options of the pipeline's call."""
         if not self.points and not self.boxes:
             raise InputError('prompts: expected --points or --boxes, got none. Add --points "x,y", say.')
-        options: dict[str, object] = {
-            "mask_threshold": self.mask_threshold,
-            "max_hole_area": self.max_hole_area,
-            "max_sprinkle_area": self.max_sprinkle_area,
-        }
+        options = super().call_options()
         if self.points:
             objects = [_read_points(text) for text in self.points]
             options["points"] = [[row[:2] for row in rows] for rows in objects]

@@ -22,9 +22,6 @@ class Command(TaskCommand):
     example = "vitruvian semantic photo.jpg --model facebook/mask2former-swin-small-ade-semantic --save png,plot"
     groups = (Batch, Coco)
     panel = "Classes"
+    plot_names = ("opacity",)
 
     opacity: Annotated[float, Option(help="Of the colours in the drawing.", min=0, max=1)] = 0.55
-
-    def plot_options(self) -> dict[str, object]:
-        """Return the options of the result's `plot`."""
-        return {"opacity": self.opacity}

@@ -35,7 +35,7 @@ def synthesize(
     from vitruvian.training.synthetic.render import RenderOptions
 
     size_hw = read_size("--size", size, example="384x288")
-    place = checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target = checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     console = Console(stderr=True, soft_wrap=True)
     if pack is None:
         console.print("no --pack: people are made of tubes. The documentation says how to build a pack of real bodies.")
@@ -51,7 +51,7 @@ def synthesize(
             out,
             count,
             seed=seed,
-            pack=made.to(place),
+            pack=made.to(target),
             options=options,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )

@@ -15,9 +15,9 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.outputs import map_tensors
-from vitruvian.results.base import Picture
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class CudaStream:
         with torch.cuda.stream(self._stream):
             yield
 
-    def upload(self, image: Picture) -> Tensor:
+    def upload(self, image: RgbImage) -> Tensor:
         """Copy an image [H, W, 3] to the device as [3, H, W]; call it while the stream is active."""
         return pinned_copy(image, self.device).permute(2, 0, 1)  # [3, H, W]
 

@@ -547,7 +547,7 @@ def _forward_units(
                 outputs.update(zip(remaining[:size], computed[:size], strict=True))
                 del remaining[:size]
                 continue
-            # The traceback is gone here, and with it the tensors that it kept alive.
+            # The traceback is gone here, and with it the tensors that it referenced.
             if graphs is not None:
                 graphs.clear()  # a smaller batch needs other graphs
             batch.shrink_below(size, task.device, reason)

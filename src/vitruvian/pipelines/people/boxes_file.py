@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
-from vitruvian.results.base import People, Picture
+from vitruvian.results.base import People
 
 # Our name of a column -> names in CSV files.
 _COLUMNS = {
@@ -69,20 +70,20 @@ class BoxesFile:
             if row.box_xyxy is not None and row.score >= threshold:
                 rows.append(row)
 
-    def find(self, image: Picture, /) -> People:
+    def find(self, image: RgbImage, /) -> People:
         """Return the people of the only image that the file lists."""
         listed = [path for same_name in self._images.values() for path in same_name]
         if len(listed) != 1:
             raise InputError(
-                f"{self.name}: lists {len(listed)} pictures, so the picture's name is needed. Pass a file or a folder."
+                f"{self.name}: lists {len(listed)} images, so the name of the image is needed. Pass a file or a folder."
             )
         return self.find_in(image, source=str(listed[0]), frame=None)
 
-    def find_in(self, image: Picture, /, *, source: str, frame: int | None) -> People:
+    def find_in(self, image: RgbImage, /, *, source: str, frame: int | None) -> People:
         """Return the people of an image or frame, with a note if the file does not list it."""
         frames = self._look_up(source)
         if frames is None:
-            return self._people([], note=f"{_plain_path(source).name or 'picture'} is not listed in {self.name}")
+            return self._people([], note=f"{_plain_path(source).name or 'image'} is not listed in {self.name}")
         rows = frames.get(_EVERY_FRAME, []) + ([] if frame is None else frames.get(frame, []))
         return self._people(rows)
 
@@ -101,7 +102,7 @@ class BoxesFile:
         matches = [path for path, length in shared.items() if length == best]
         if len(matches) > 1:
             raise InputError(
-                f"{source}: fits {matches[0]} and {matches[1]} in {self.name} alike. Give the picture with its folder."
+                f"{source}: fits {matches[0]} and {matches[1]} in {self.name} alike. Pass the image with its folder."
             )
         return listed[matches[0]]
 

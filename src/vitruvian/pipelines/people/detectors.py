@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.hub import names_builtin
-from vitruvian.results.base import People, Picture
+from vitruvian.results.base import People
 
 OnEmpty = Literal["whole", "none", "error"]
 BoxFormat = Literal["xyxy", "xywh"]
@@ -36,7 +37,7 @@ class PeopleDetector(Protocol):
 
     name: str
 
-    def find(self, image: Picture, /) -> People:
+    def find(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3]; possibly none."""
         ...
 
@@ -45,12 +46,12 @@ class PeopleDetector(Protocol):
 class SourceDetector(PeopleDetector, Protocol):
     """A detector whose answer depends on the file of the image."""
 
-    def find_in(self, image: Picture, /, *, source: str, frame: int | None) -> People:
+    def find_in(self, image: RgbImage, /, *, source: str, frame: int | None) -> People:
         """Return the people in an image [H, W, 3] of a file, or in one frame of a video."""
         ...
 
 
-DetectorSpec: TypeAlias = str | Path | PeopleDetector | Callable[[Picture], object]
+DetectorSpec: TypeAlias = str | Path | PeopleDetector | Callable[[RgbImage], object]
 
 
 class FunctionDetector:
@@ -61,16 +62,16 @@ class FunctionDetector:
         name: Its name in results; by default the name of the function.
     """
 
-    def __init__(self, function: Callable[[Picture], object], *, name: str | None = None) -> None:
+    def __init__(self, function: Callable[[RgbImage], object], *, name: str | None = None) -> None:
         self.function = function
         self.name: str = name or str(getattr(function, "__name__", type(function).__name__))
 
-    def find(self, image: Picture, /) -> People:
+    def find(self, image: RgbImage, /) -> People:
         """Return what the function returns, checked."""
-        found = self.function(image)
-        if isinstance(found, People):
-            return found
-        table = np.asarray(found, dtype=np.float32)
+        detected = self.function(image)
+        if isinstance(detected, People):
+            return detected
+        table = np.asarray(detected, dtype=np.float32)
         table = table.reshape(0, 4) if table.size == 0 else table  # [P, 4 or 5]
         if table.ndim != 2 or table.shape[1] not in (4, 5):
             raise InputError(
@@ -86,7 +87,7 @@ class WholeImageDetector:
 
     name = _WHOLE_IMAGE
 
-    def find(self, image: Picture, /) -> People:
+    def find(self, image: RgbImage, /) -> People:
         """Return the box of the image."""
         return whole_image((image.shape[0], image.shape[1]))
 
@@ -117,11 +118,11 @@ def open_finder(
         if callable(spec):
             return FunctionDetector(spec)
         raise InputError(
-            f"finder: expected a name, a path, a function or an object with find(picture), got {type(spec).__name__}. "
+            f"finder: expected a name, a path, a function or an object with find(image), got {type(spec).__name__}. "
             "See open_finder."
         )
     if not str(spec).strip():
-        raise InputError('finder: expected a name or a path, got nothing. Use "whole" for the whole picture.')
+        raise InputError('finder: expected a name or a path, got nothing. Use "whole" for the whole image.')
     suffix = Path(spec).suffix.lower()
     options: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
     if suffix == ".onnx":
@@ -143,7 +144,7 @@ def open_finder(
     return SegmentationDetector.open(spec, device=device, dtype=dtype, **options)
 
 
-def run_detector(detector: PeopleDetector, image: Picture, *, source: str, frame: int | None) -> People:
+def run_detector(detector: PeopleDetector, image: RgbImage, *, source: str, frame: int | None) -> People:
     """Run a detector of either kind on an image [H, W, 3]."""
     if isinstance(detector, SourceDetector):
         return detector.find_in(image, source=source, frame=frame)
@@ -152,7 +153,7 @@ def run_detector(detector: PeopleDetector, image: Picture, *, source: str, frame
 
 def detect_people(
     detector: PeopleDetector,
-    image: Picture,
+    image: RgbImage,
     *,
     source: str = "",
     frame: int | None = None,
@@ -187,7 +188,7 @@ def detect_people(
     if len(people):
         return people
     if on_empty == "error":
-        raise InputError(f"{source or 'picture'}: expected people, but {detected.finder} found nobody. Give boxes.")
+        raise InputError(f"{source or 'image'}: expected people, but {detected.finder} detected no one. Pass boxes.")
     note = f"{detected.note}: nobody found" if detected.note else "nobody found"
     if on_empty == "none":
         return replace(people, note=note)
@@ -240,7 +241,7 @@ def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, form: BoxFo
             raise InputError(f"{subject} of a box with some area, got {row.tolist()}. Is it in another form?")
         if not (inside[2:] > inside[:2]).all():
             raise InputError(
-                f"{subject} of a box in the {size_hw[1]}×{size_hw[0]} picture, got {row.tolist()}, which lies outside. "
-                "Boxes are in pixels of the upright source picture."
+                f"{subject} of a box in the {size_hw[1]}×{size_hw[0]} image, got {row.tolist()}, which lies outside. "
+                "Boxes are in pixels of the upright source image."
             )
     return People(boxes_xyxy=corners, scores=np.ones(len(corners), np.float32), finder="given")

@@ -27,11 +27,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.images.nms import box_nms
 from vitruvian.images.resize import fit_inside_hw, resize
 from vitruvian.processor import as_tensor
-from vitruvian.results.base import People, Picture
+from vitruvian.results.base import People
 
 Floats = NDArray[np.float32]
 Array = NDArray[np.generic]
@@ -50,6 +51,8 @@ _RTMDET_STD = np.array((57.375, 57.12, 58.395), np.float32)
 _PAD_VALUE = 114.0
 _DEFAULT_SIDE = 640  # of a graph with a dynamic input size
 _MAX_CANDIDATES = 1000
+_NMS_IOU = 0.6
+_PERSON = 0  # index of the class in models of COCO
 _DTYPES: dict[str, type[np.generic]] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -81,10 +84,7 @@ class OnnxDetector:
     Args:
         path: The .onnx file.
         threshold: Lowest score of a person.
-        iou_threshold: IoU above which NMS drops a box; unused if the graph includes NMS.
         kind: ``"yolox"`` or ``"rtmdet"``; by default derived from the file.
-        person_label: Index of the class person; 0 in models of COCO.
-        size_hw: Input size of a graph with a dynamic one; by default 640×640.
         device: ``"cpu"`` or ``"cuda"``; by default CUDA if this onnxruntime supports it.
     """
 
@@ -93,29 +93,24 @@ class OnnxDetector:
         path: str | Path,
         *,
         threshold: float = 0.5,
-        iou_threshold: float = 0.6,
         kind: DetectorKind | None = None,
-        person_label: int = 0,
-        size_hw: tuple[int, int] | None = None,
         device: str | int | torch.device | None = None,
     ) -> None:
         self.path = Path(path)
         self.name = self.path.name
-        self.threshold, self.iou_threshold, self.person_label = threshold, iou_threshold, person_label
+        self.threshold = threshold
         self.session = _open_session(self.path, device)
-        self.layout = _read_input(self.session.get_inputs(), self.name, size_hw)
+        self.layout = _read_input(self.session.get_inputs(), self.name)
         if kind is not None and kind not in _KINDS:
             raise InputError(f"kind: expected yolox or rtmdet, got {kind!r}.")
         self.kind = kind or _detect_kind(self.path, [output.shape for output in self.session.get_outputs()])
 
-    def find(self, image: Picture, /) -> People:
+    def find(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3], by score."""
         pixels, inner_hw = letterbox(image, self.layout.size_hw)
         values = self.session.run(None, {self.layout.name: self._to_input(pixels)})
         names = [output.name for output in self.session.get_outputs()]
-        detections = read_outputs(
-            dict(zip(names, values, strict=True)), self.layout.size_hw, self.person_label, subject=self.name
-        )
+        detections = read_outputs(dict(zip(names, values, strict=True)), self.layout.size_hw, subject=self.name)
         boxes, scores = self._select(detections)
         height, width = image.shape[:2]
         scale = np.array([width / inner_hw[1], height / inner_hw[0]] * 2, np.float32)
@@ -137,8 +132,8 @@ class OnnxDetector:
         order = order[np.argsort(-detections.scores[order], kind="stable")][:_MAX_CANDIDATES]
         boxes, scores = detections.boxes_xyxy[order], detections.scores[order]
         if not detections.suppressed:
-            kept = box_nms(torch.from_numpy(boxes), torch.from_numpy(scores), self.iou_threshold).numpy()
-            boxes, scores = boxes[kept], scores[kept]
+            selected = box_nms(torch.from_numpy(boxes), torch.from_numpy(scores), _NMS_IOU).numpy()
+            boxes, scores = boxes[selected], scores[selected]
         return boxes, scores
 
 
@@ -169,7 +164,7 @@ def _open_session(path: Path, device: str | int | torch.device | None) -> Any:
         ) from error
 
 
-def _read_input(inputs: Sequence[Any], name: str, size_hw: tuple[int, int] | None) -> InputLayout:
+def _read_input(inputs: Sequence[Any], name: str) -> InputLayout:
     """Read size, layout and data type of a graph's only input."""
     shapes = {entry.name: list(entry.shape) for entry in inputs}
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _DTYPES:
@@ -182,10 +177,7 @@ def _read_input(inputs: Sequence[Any], name: str, size_hw: tuple[int, int] | Non
     if not channels_last and only.shape[1] not in (3, None) and not isinstance(only.shape[1], str):
         raise InputError(f"{name}: expected an input with 3 channels, got {shapes}.")
     sides = only.shape[1:3] if channels_last else only.shape[2:4]
-    fixed = [side if isinstance(side, int) and side > 0 else None for side in sides]
-    if size_hw is not None and any(side not in (None, want) for side, want in zip(fixed, size_hw, strict=True)):
-        raise InputError(f"size_hw: expected {fixed[0]}×{fixed[1]}, which {name} is fixed to, got {size_hw}.")
-    height, width = (side or want for side, want in zip(fixed, size_hw or (_DEFAULT_SIDE, _DEFAULT_SIDE), strict=True))
+    height, width = (side if isinstance(side, int) and side > 0 else _DEFAULT_SIDE for side in sides)
     return InputLayout(only.name, (height, width), channels_last, _DTYPES[only.type])
 
 
@@ -206,7 +198,7 @@ def _detect_kind(path: Path, output_shapes: Sequence[Sequence[object]]) -> Detec
     )
 
 
-def letterbox(image: Picture, size_hw: tuple[int, int]) -> tuple[Floats, tuple[int, int]]:
+def letterbox(image: RgbImage, size_hw: tuple[int, int]) -> tuple[Floats, tuple[int, int]]:
     """Resize an image to fit the top left of a grey one [H, W, 3], float32; return it and the resized size.
 
     Downsampling is antialiased, unlike in the training of these models, whose photographs were small.
@@ -221,8 +213,8 @@ def letterbox(image: Picture, size_hw: tuple[int, int]) -> tuple[Floats, tuple[i
 # ------------------------------------------------------------------------------------------------------ outputs
 
 
-def read_outputs(outputs: Mapping[str, Array], size_hw: tuple[int, int], person: int, *, subject: str) -> Detections:
-    """Read a detector's outputs for one image; `person` is the index of that class."""
+def read_outputs(outputs: Mapping[str, Array], size_hw: tuple[int, int], *, subject: str) -> Detections:
+    """Read a detector's outputs for one image."""
     arrays = [value[0] for value in outputs.values() if value.ndim >= 2 and value.shape[0] == 1]
     tables = [array for array in arrays if array.ndim == 2]
     rows = [array for array in arrays if array.ndim == 1]
@@ -231,36 +223,36 @@ def read_outputs(outputs: Mapping[str, Array], size_hw: tuple[int, int], person:
     corners = [table for table in tables if table.shape[1] == 4]
     detections: Detections | None = None
     if len(packed) == 1 and len(tables) == 1:
-        detections = _packed_detections(packed[0].astype(np.float32), rows, person)
+        detections = _packed_detections(packed[0].astype(np.float32), rows)
     elif len(corners) == 1 and len(tables) == 1 and rows:
-        detections = _listed_detections(corners[0].astype(np.float32), rows, person)
+        detections = _listed_detections(corners[0].astype(np.float32), rows)
     elif len(corners) == 1 and len(tables) == 2:
         scores = next(table for table in tables if table is not corners[0])
-        if len(scores) == len(corners[0]) and person < scores.shape[1]:
-            detections = Detections(corners[0].astype(np.float32), scores[:, person].astype(np.float32), False)
-    elif len(tables) == 1 and len(arrays) == 1 and tables[0].shape[1] > 5 + person:
-        detections = _yolox_detections(tables[0].astype(np.float32), size_hw, person)
+        if len(scores) == len(corners[0]) and scores.shape[1] > _PERSON:
+            detections = Detections(corners[0].astype(np.float32), scores[:, _PERSON].astype(np.float32), False)
+    elif len(tables) == 1 and len(arrays) == 1 and tables[0].shape[1] > 5 + _PERSON:
+        detections = _yolox_detections(tables[0].astype(np.float32), size_hw)
     elif maps and len(maps) == len(arrays):
-        detections = _map_detections(maps, size_hw, person)
+        detections = _map_detections(maps, size_hw)
     if detections is None:
         shapes = {name: list(value.shape) for name, value in outputs.items()}
         raise InputError(
             f"{subject}: expected the outputs of YOLOX or RTMDet, got {shapes} for an input of "
-            f"{size_hw[0]}×{size_hw[1]}. Export it with mmdeploy or YOLOX's own tool, or write a finder for it."
+            f"{size_hw[0]}×{size_hw[1]}. Export it with mmdeploy or YOLOX's own tool, or write a detector for it."
         )
     return detections
 
 
-def _packed_detections(table: Floats, rows: Sequence[Array], person: int) -> Detections | None:
+def _packed_detections(table: Floats, rows: Sequence[Array]) -> Detections | None:
     """Read rows of corners and score [N, 5] with labels [N], or without in a model with one class."""
     labels = [row for row in rows if len(row) == len(table)]
     if len(labels) > 1 or len(labels) != len(rows):
         return None
-    keep = np.isfinite(table).all(1) & (labels[0] == person if labels else True)  # [N]
+    keep = np.isfinite(table).all(1) & (labels[0] == _PERSON if labels else True)  # [N]
     return Detections(table[keep, :4], table[keep, 4], True)
 
 
-def _listed_detections(corners: Floats, rows: Sequence[Array], person: int) -> Detections | None:
+def _listed_detections(corners: Floats, rows: Sequence[Array]) -> Detections | None:
     """Read corners [N, 4] with scores [N], optional labels [N] and the number of valid rows [1]."""
     long = [row for row in rows if len(row) == len(corners)]
     counts = [row for row in rows if len(row) == 1 != len(corners) and np.issubdtype(row.dtype, np.integer)]
@@ -268,13 +260,13 @@ def _listed_detections(corners: Floats, rows: Sequence[Array], person: int) -> D
     labels = [row for row in long if np.issubdtype(row.dtype, np.integer)]
     if len(scores) != 1 or len(labels) > 1:
         return None
-    keep = labels[0] == person if labels else np.ones(len(corners), np.bool_)  # [N]
+    keep = labels[0] == _PERSON if labels else np.ones(len(corners), np.bool_)  # [N]
     if counts:
         keep &= np.arange(len(corners)) < int(counts[0][0])
     return Detections(corners[keep], scores[0][keep].astype(np.float32), True)
 
 
-def _yolox_detections(table: Floats, size_hw: tuple[int, int], person: int) -> Detections | None:
+def _yolox_detections(table: Floats, size_hw: tuple[int, int]) -> Detections | None:
     """Read YOLOX's [N, 5 + K], and decode it unless the graph does."""
     grid = next((g for g in (_yolox_grid(size_hw, s) for s in _YOLOX_STRIDES) if len(g) == len(table)), None)
     if grid is None:
@@ -286,7 +278,7 @@ def _yolox_detections(table: Floats, size_hw: tuple[int, int], person: int) -> D
         center_xy = (center_xy + grid[:, :2]) * strides
         size_wh = np.exp(size_wh) * strides
     boxes = np.concatenate((center_xy - size_wh / 2, center_xy + size_wh / 2), axis=1)  # [N, 4]
-    return Detections(boxes.astype(np.float32), table[:, 4] * table[:, 5 + person], False)
+    return Detections(boxes.astype(np.float32), table[:, 4] * table[:, 5 + _PERSON], False)
 
 
 def _yolox_grid(size_hw: tuple[int, int], strides: Sequence[int]) -> Floats:
@@ -298,7 +290,7 @@ def _yolox_grid(size_hw: tuple[int, int], strides: Sequence[int]) -> Floats:
     return np.concatenate(levels)
 
 
-def _map_detections(maps: Sequence[Floats], size_hw: tuple[int, int], person: int) -> Detections | None:
+def _map_detections(maps: Sequence[Floats], size_hw: tuple[int, int]) -> Detections | None:
     """Read maps of class logits [K, h, w] and of distances [4, h, w], a pair for each level in any order."""
     boxes, scores = [], []
     for grid_hw in dict.fromkeys(one.shape[1:] for one in maps):
@@ -307,11 +299,11 @@ def _map_detections(maps: Sequence[Floats], size_hw: tuple[int, int], person: in
             return None
         # Class logits come first if both have four channels.
         classes, distances = pair if pair[1].shape[0] == 4 else pair[::-1]
-        if person >= len(classes):
+        if len(classes) <= _PERSON:
             return None
         rows, columns = np.indices(grid_hw, dtype=np.float32)
         center_xy = np.stack((columns * (size_hw[1] / grid_hw[1]), rows * (size_hw[0] / grid_hw[0])))  # [2, h, w]
         level = np.concatenate((center_xy - distances[:2], center_xy + distances[2:]))  # [4, h, w]
         boxes.append(level.reshape(4, -1).T)  # [h·w, 4]
-        scores.append(1 / (1 + np.exp(-classes[person].reshape(-1))))  # [h·w]
+        scores.append(1 / (1 + np.exp(-classes[_PERSON].reshape(-1))))  # [h·w]
     return Detections(np.concatenate(boxes), np.concatenate(scores).astype(np.float32), False)

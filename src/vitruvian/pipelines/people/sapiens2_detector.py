@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN
 from vitruvian.images import resize
@@ -23,7 +24,7 @@ from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection, decode_
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines.canvas import Region, plan_tiles
 from vitruvian.processor import as_tensor
-from vitruvian.results.base import People, Picture
+from vitruvian.results.base import People
 
 _THRESHOLD = 0.3  # tuned on photographs: precision 0.8, recall 0.6 of large people
 _LONG_SIDE = 384  # of training images
@@ -70,27 +71,25 @@ class Sapiens2Detector:
         device: str | int | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         threshold: float = _THRESHOLD,
-        long_side: int = _LONG_SIDE,
-        tiles: bool | None = None,
     ) -> Self:
         """Load the model inside the package, or a packed checkpoint with a detection head."""
         device_map = "auto" if device is None else None
         model = Sapiens2ForPeopleDetection.from_pretrained(source, dtype=dtype, device=device, device_map=device_map)
         processor = Sapiens2ImageProcessor.from_pretrained(source)
         name = source if source == BUILTIN else Path(source).name
-        return cls(model, processor, threshold=threshold, long_side=long_side, tiles=tiles, name=str(name))
+        return cls(model, processor, threshold=threshold, name=str(name))
 
-    def find(self, image: Picture, /) -> People:
+    def find(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3], by score."""
         pixels = as_tensor(image).permute(2, 0, 1)  # [3, H, W]
         boxes, scores = self._detect(pixels)
         for tile in self._plan_tiles((image.shape[0], image.shape[1])):
             tile_boxes, tile_scores = self._detect_in_tile(pixels, tile)
             boxes, scores = torch.cat([boxes, tile_boxes]), torch.cat([scores, tile_scores])
-        kept = box_nms(boxes, scores, _NMS_IOU)
+        selected = box_nms(boxes, scores, _NMS_IOU)
         return People(
-            boxes_xyxy=boxes[kept].cpu().numpy().astype(np.float32).reshape(-1, 4),
-            scores=scores[kept].cpu().numpy().astype(np.float32),
+            boxes_xyxy=boxes[selected].cpu().numpy().astype(np.float32).reshape(-1, 4),
+            scores=scores[selected].cpu().numpy().astype(np.float32),
             finder=self.name,
         )
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.auto import AutoImageProcessor, AutoModelForUniversalSegmentation
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.images.components import label_regions
 from vitruvian.images.nms import mask_boxes
@@ -24,9 +25,10 @@ from vitruvian.models.mask_classification.postprocessing import QueryLogits
 from vitruvian.models.mask_classification.processing import MaskProcessor
 from vitruvian.models.mask_classification.segments import SmallMask, instance_masks
 from vitruvian.processor import as_tensor
-from vitruvian.results.base import People, Picture
+from vitruvian.results.base import People
 
 _MAX_PIXELS = 1 << 20
+_MIN_VISIBLE = 0.5  # minimum share of its mask that a person retains against those with a higher score
 _MIN_COMPONENT = 0.05  # share of a mask's pixels below which a separate component is a speck
 
 
@@ -37,18 +39,11 @@ class SegmentationDetector:
         model: The model; one of its labels must be ``person``.
         processor: Its image processor.
         threshold: Lowest score of a person: class score × mean probability of the mask.
-        min_visible: Minimum share of its mask that a person keeps against those with a higher score.
         name: Its name in results.
     """
 
     def __init__(
-        self,
-        model: Model,
-        processor: MaskProcessor,
-        *,
-        threshold: float = 0.5,
-        min_visible: float = 0.5,
-        name: str | None = None,
+        self, model: Model, processor: MaskProcessor, *, threshold: float = 0.5, name: str | None = None
     ) -> None:
         labels = {str(text).lower(): number for number, text in (model.config.id2label or {}).items()}
         if "person" not in labels:
@@ -58,7 +53,7 @@ class SegmentationDetector:
             )
         self.model, self.processor = model, processor
         self.person_class = labels["person"]
-        self.threshold, self.min_visible = threshold, min_visible
+        self.threshold = threshold
         self.name = name or type(model).__name__
 
     @classmethod
@@ -79,7 +74,7 @@ class SegmentationDetector:
         return cls(loaded, processor, threshold=threshold, name=Path(model).name)
 
     @torch.inference_mode()
-    def find(self, image: Picture, /) -> People:
+    def find(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3], by score."""
         weight = next(self.model.parameters())
         pixels = as_tensor(image).permute(2, 0, 1)  # [3, H, W]
@@ -97,7 +92,7 @@ class SegmentationDetector:
             self._person_logits(queries.classes[0]),
             grid,
             threshold=self.threshold,
-            overlap_mask_area_threshold=self.min_visible,
+            overlap_mask_area_threshold=_MIN_VISIBLE,
         )
         to_source = np.array([size_hw[1] / target_hw[1], size_hw[0] / target_hw[0]] * 2, np.float32)
         boxes = np.array([_body_box(mask) for mask in masks], np.float32).reshape(-1, 4) * to_source  # [P, 4]

@@ -13,23 +13,56 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.images.resize import resize
 from vitruvian.processor import as_tensor
 from vitruvian.results import Albedo, Matte, Normals, Pointmap, Pose, Result
-from vitruvian.results.base import Picture
 
 FloatOrArray = TypeVar("FloatOrArray", float, NDArray[np.float64])
 Floats = NDArray[np.float64]
 State = dict[str, NDArray[np.generic]]
-_MIN_CONFIDENCE = 1e-3
 _UNTRACKED = -1
+_MIN_CONFIDENCE = 1e-3
+# Of keypoints: cutoffs in hertz, and the increase of the cutoff per body size a second.
+_MIN_CUTOFF, _BETA, _VELOCITY_CUTOFF = 1.5, 10.0, 1.5
+_FULL_CONFIDENCE = 0.3  # score from which a keypoint has full weight
+_MAX_GAP = 1.0  # seconds without a person after which their filter is dropped
+_MAX_JUMP = 0.5  # median motion in a step, in body sizes, above which it is someone else or a cut
+# Of maps: differences of an image from its average in grey levels, due to noise, and from which nothing is averaged.
+_STILL, _MOVING = 3.0, 10.0
+_CELL = 8  # side in pixels of the cells in which motion is measured
+# Of scene cuts: the minimum mean difference in grey levels, and its minimum ratio to the average difference.
+_CUT_DIFFERENCE, _CUT_RATIO = 18.0, 3.0
+_CUT_GRID_HW = (18, 32)
+
+
+class _Filter:
+    """A filter whose state is the attributes in `names`; the first is None until there is a value."""
+
+    names: ClassVar[tuple[str, ...]]
+
+    def reset(self) -> None:
+        """Restart with the next value, as after a scene cut."""
+        setattr(self, self.names[0], None)
+
+    def state(self) -> State:
+        """Return the state as arrays, for `restore`."""
+        if getattr(self, self.names[0]) is None:
+            return {}
+        return {name: np.asarray(getattr(self, name)) for name in self.names}
+
+    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+        """Continue from what `state` returned."""
+        self.reset()
+        for name in self.names if state else ():
+            setattr(self, name, np.array(state[name])[()])  # arrays without dimensions become numbers
 
 
 class OneEuroFilter:
@@ -44,8 +77,6 @@ class OneEuroFilter:
     """
 
     def __init__(self, *, min_cutoff: float = 1.0, beta: float = 0.0, d_cutoff: float = 1.0) -> None:
-        if not (min_cutoff > 0 and d_cutoff > 0 and beta >= 0):
-            raise InputError(f"OneEuro: expected positive cutoffs and beta ≥ 0, got {min_cutoff}, {d_cutoff}, {beta}.")
         self._min_cutoff, self._beta, self._d_cutoff = min_cutoff, beta, d_cutoff
         self.time = 0.0
         self.values = self.velocities = self.confidence = self.velocity_confidence = np.zeros(0)
@@ -95,31 +126,10 @@ class KeypointSmoother:
 
     Speeds are in body sizes per second, so smoothing does not depend on the distance of people or the size of images.
     Keypoints with low scores move little until the score rises. The filter of a person restarts after a gap or a jump.
-
-    Args:
-        min_cutoff, beta, d_cutoff: See `OneEuroFilter`.
-        full_confidence: Score from which a keypoint has full weight.
-        max_gap: Seconds without a person after which their filter is dropped.
-        max_jump: Median motion of keypoints in one step, in body sizes, above which it is someone else or a cut.
     """
 
-    def __init__(
-        self,
-        *,
-        min_cutoff: float = 1.5,
-        beta: float = 10.0,
-        d_cutoff: float = 1.5,
-        full_confidence: float = 0.3,
-        max_gap: float = 1.0,
-        max_jump: float = 0.5,
-    ) -> None:
-        self._new_filter = partial(OneEuroFilter, min_cutoff=min_cutoff, beta=beta, d_cutoff=d_cutoff)
-        if not (full_confidence > 0 and max_gap > 0 and max_jump > 0):
-            raise InputError(
-                "full_confidence, max_gap, max_jump: expected positive numbers, got "
-                f"{full_confidence}, {max_gap}, {max_jump}."
-            )
-        self._full_confidence, self._max_gap, self._max_jump = full_confidence, max_gap, max_jump
+    def __init__(self) -> None:
+        self._new_filter = partial(OneEuroFilter, min_cutoff=_MIN_CUTOFF, beta=_BETA, d_cutoff=_VELOCITY_CUTOFF)
         self._people: dict[int, OneEuroFilter] = {}
         self._sizes: dict[int, float] = {}  # in pixels
 
@@ -143,14 +153,14 @@ class KeypointSmoother:
         for row, number in enumerate(int(one) for one in ids):
             if number != _UNTRACKED:
                 smooth[row] = self._smooth_person(number, keypoints[row].astype(np.float64), scores[row], time)
-        for number in [n for n, one in self._people.items() if not 0 <= time - one.time <= self._max_gap]:
+        for number in [n for n, one in self._people.items() if not 0 <= time - one.time <= _MAX_GAP]:
             del self._people[number], self._sizes[number]
         return smooth
 
     def _smooth_person(self, number: int, points: Floats, scores: NDArray[np.float32], time: float) -> Floats:
         """Smooth the keypoints [J, 2] of one person."""
         known = np.isfinite(points).all(axis=1, keepdims=True)  # [J, 1]
-        confidence: Floats = np.clip(np.nan_to_num(scores) / self._full_confidence, _MIN_CONFIDENCE, 1)[:, None]
+        confidence: Floats = np.clip(np.nan_to_num(scores) / _FULL_CONFIDENCE, _MIN_CONFIDENCE, 1)[:, None]
         confidence = np.where(known, confidence, _MIN_CONFIDENCE)  # [J, 1]
         both_axes = np.broadcast_to(confidence, points.shape)  # [J, 2]
         person = self._people.setdefault(number, self._new_filter())
@@ -165,11 +175,11 @@ class KeypointSmoother:
     def _is_new(self, number: int, points: Floats, confidence: Floats, time: float) -> bool:
         """Return whether a person's state does not apply to these keypoints, after a gap or a jump."""
         person, size = self._people[number], self._sizes[number]
-        if not 0 <= time - person.time <= self._max_gap:
+        if not 0 <= time - person.time <= _MAX_GAP:
             return True
         reliable = (confidence[:, 0] >= 1) & (person.confidence[:, 0] > 0.5)
         distance = np.linalg.norm(points - person.values, axis=-1)[reliable] / size
-        return bool(len(distance)) and float(np.median(distance)) > self._max_jump
+        return bool(len(distance)) and float(np.median(distance)) > _MAX_JUMP
 
     def reset(self) -> None:
         """Restart the filters of all people, as after a scene cut."""
@@ -207,83 +217,58 @@ def _body_size(points: Floats, confidence: Floats) -> float:
     return max(1.0, float(np.ptp(chosen, axis=0).max())) if len(chosen) else 1.0
 
 
-class ExponentialAverage:
-    """Exponential moving average of a number or an array; non-finite values have no weight.
+class ExponentialAverage(_Filter):
+    """Exponential moving average of a number; non-finite values have no weight.
 
     Args:
         time_constant: Seconds after which the weight of an old value is 1 / e.
     """
 
+    names = ("value", "time")
+
     def __init__(self, time_constant: float = 0.5) -> None:
-        if not time_constant > 0:
-            raise InputError(f"time_constant: expected seconds above 0, got {time_constant}.")
         self.time_constant = time_constant
-        self.value: Floats | None = None
+        self.value: float | None = None
         self.time = 0.0
 
-    def __call__(self, value: ArrayLike, time: float) -> Floats:
-        """Return the average at `time` in seconds. Going back in time, or another shape, resets it."""
-        new = np.asarray(value, np.float64)
-        if self.value is None or self.value.shape != new.shape or time < self.time:
-            self.value = new.copy()
-        else:
-            mixed = new + math.exp(-(time - self.time) / self.time_constant) * (self.value - new)
-            self.value = np.where(np.isfinite(mixed), mixed, np.where(np.isfinite(new), new, self.value))
-        self.time = time
-        return self.value.copy()
-
-    def reset(self) -> None:
-        """Restart with the next value."""
-        self.value = None
-
-    def state(self) -> State:
-        """Return the state as arrays, for `restore`."""
-        return {} if self.value is None else {"value": self.value, "time": np.array(self.time)}
-
-    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
-        """Continue from what `state` returned."""
-        self.value = np.array(state["value"]) if "value" in state else None
-        self.time = float(state["time"]) if "time" in state else 0.0
+    def __call__(self, value: float, time: float) -> float:
+        """Return the average at `time` in seconds. Going back in time resets it."""
+        if self.value is not None and time >= self.time:
+            mixed = value + math.exp(-(time - self.time) / self.time_constant) * (self.value - value)
+            value = next((one for one in (mixed, value) if math.isfinite(one)), self.value)
+        self.value, self.time = value, time
+        return value
 
 
-class DenseSmoother:
+class DenseSmoother(_Filter):
     """Averages maps over time in static areas of the image.
 
     In areas where the image differs from its own average, only the newest map counts.
 
     Args:
         time_constant: Seconds after which the weight of an old map is 1 / e, in static areas.
-        still: Difference of an image from its average due to noise, in grey levels of 255.
-        moving: Difference from which on nothing is averaged.
         unit: Whether maps are unit vectors.
     """
 
-    cell = 8  # side in pixels of the cells in which motion is measured
+    names = ("average", "grey", "time")
 
-    def __init__(
-        self, time_constant: float = 0.2, *, still: float = 3.0, moving: float = 10.0, unit: bool = False
-    ) -> None:
-        if not time_constant > 0 or not 0 <= still < moving:
-            raise InputError(
-                f"DenseSmoother: expected time_constant > 0 and 0 ≤ still < moving, got {time_constant}, {still} "
-                f"and {moving}."
-            )
-        self.time_constant, self.still, self.moving, self.unit = time_constant, still, moving, unit
+    def __init__(self, time_constant: float = 0.2, *, unit: bool = False) -> None:
+        self.time_constant, self.unit = time_constant, unit
         self.average: NDArray[np.float32] | None = None
         self.grey: NDArray[np.float32] | None = None
         self.time = 0.0
 
-    def __call__(self, values: NDArray[np.floating], image: Picture, time: float) -> NDArray[np.float32]:
+    def __call__(self, values: NDArray[np.floating], image: RgbImage, time: float) -> NDArray[np.float32]:
         """Return a map [H, W] or [H, W, C] averaged with earlier ones, from its image [H, W, 3] and its time."""
         if values.ndim not in (2, 3) or values.shape[:2] != image.shape[:2]:
             raise InputError(f"values: expected a map of the image's {image.shape[:2]}, got {list(values.shape)}.")
         newest = values.astype(np.float32)
-        grey = _small_grey(image, (max(1, image.shape[0] // self.cell), max(1, image.shape[1] // self.cell)))
+        grey = _small_grey(image, (max(1, image.shape[0] // _CELL), max(1, image.shape[1] // _CELL)))
         if self.average is None or self.grey is None or self.average.shape != newest.shape or time < self.time:
             self.average, self.grey, self.time = newest, grey, time
             return newest.copy()
         decay = math.exp(-(time - self.time) / self.time_constant)
-        moved = np.clip((np.abs(grey - self.grey) - self.still) / (self.moving - self.still), 0, 1)  # [h, w]
+        moved = np.clip((np.abs(grey - self.grey) - _STILL) / (_MOVING - _STILL), 0, 1)  # [h, w]
         old_weight = (decay * (1 - moved)).astype(np.float32)  # [h, w]
         self.grey = grey + old_weight * (self.grey - grey)
         large = resize(torch.from_numpy(old_weight)[None], (values.shape[0], values.shape[1]))[0].numpy()  # [H, W]
@@ -296,64 +281,24 @@ class DenseSmoother:
         self.average, self.time = mixed, time
         return mixed.copy()
 
-    def reset(self) -> None:
-        """Restart with the next map, as after a scene cut."""
-        self.average = self.grey = None
 
-    def state(self) -> State:
-        """Return the state as arrays, for `restore`."""
-        if self.average is None or self.grey is None:
-            return {}
-        return {"average": self.average, "grey": self.grey, "time": np.array(self.time)}
+class SceneCuts(_Filter):
+    """Detects scene cuts: an image that differs from the one before far more than recent ones did."""
 
-    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
-        """Continue from what `state` returned."""
-        self.reset()
-        if "average" in state:
-            self.average, self.grey = np.array(state["average"]), np.array(state["grey"])
-            self.time = float(state["time"])
+    names = ("last", "average")
 
-
-class SceneCuts:
-    """Detects scene cuts: an image that differs from the one before far more than recent ones did.
-
-    Args:
-        threshold: Minimum mean difference in grey levels of 255.
-        factor: Minimum ratio to the average difference.
-    """
-
-    grid_hw = (18, 32)
-
-    def __init__(self, threshold: float = 18.0, factor: float = 3.0) -> None:
-        if not (threshold > 0 and factor > 0):
-            raise InputError(f"threshold, factor: expected positive numbers, got {threshold} and {factor}.")
-        self.threshold, self.factor = threshold, factor
+    def __init__(self) -> None:
         self.last: NDArray[np.float32] | None = None
         self.average = 0.0
 
-    def __call__(self, image: Picture) -> bool:
+    def __call__(self, image: RgbImage) -> bool:
         """Return whether an image [H, W, 3] is the first after a cut."""
-        grey = _small_grey(image, self.grid_hw)
+        grey = _small_grey(image, _CUT_GRID_HW)
         difference = 0.0 if self.last is None else float(np.abs(grey - self.last).mean())
-        cut = difference > max(self.threshold, self.factor * self.average)
+        cut = difference > max(_CUT_DIFFERENCE, _CUT_RATIO * self.average)
         self.last = grey
         self.average += 0.2 * (difference - self.average)
         return cut
-
-    def state(self) -> State:
-        """Return the state as arrays, for `restore`."""
-        return {} if self.last is None else {"last": self.last, "average": np.array(self.average)}
-
-    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
-        """Continue from what `state` returned."""
-        self.last = np.array(state["last"]) if "last" in state else None
-        self.average = float(state["average"]) if "average" in state else 0.0
-
-
-class _Stateful(Protocol):
-    def state(self) -> State: ...
-
-    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None: ...
 
 
 class ResultSmoother:
@@ -369,7 +314,7 @@ class ResultSmoother:
         self._scale = ExponentialAverage(0.5)
         self._maps = DenseSmoother()
         self._vectors = DenseSmoother(unit=True)
-        self._parts: dict[str, _Stateful] = {
+        self._parts: dict[str, _Filter | KeypointSmoother] = {
             "cuts": self._cuts,
             "keypoints": self._keypoints,
             "scale": self._scale,
@@ -383,8 +328,9 @@ class ResultSmoother:
             raise InputError("smoothing: expected results with their image and time. Use keep_image=True on a video.")
         image, time = result.image, result.time
         if self._cuts(image):
-            for part in (self._keypoints, self._scale, self._maps, self._vectors):
-                part.reset()
+            for name, part in self._parts.items():
+                if name != "cuts":
+                    part.reset()
         if isinstance(result, Pose):
             ids = None if result.people is None else result.people.ids
             numbers = np.arange(len(result.keypoints)) if ids is None else ids
@@ -399,7 +345,7 @@ class ResultSmoother:
         if isinstance(result, Pointmap):
             points, scale = result.points, result.scale
             if scale is not None:
-                smooth_scale = float(self._scale(scale, time))
+                smooth_scale = self._scale(float(scale), time)
                 points, scale = points * np.float32(scale / smooth_scale), smooth_scale
             return replace(result, points=self._maps(points, image, time), scale=scale)
         return result
@@ -419,7 +365,7 @@ def substate(state: Mapping[str, NDArray[np.generic]], prefix: str) -> State:
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
-def _small_grey(image: Picture, size_hw: tuple[int, int]) -> NDArray[np.float32]:
+def _small_grey(image: RgbImage, size_hw: tuple[int, int]) -> NDArray[np.float32]:
     """Downsample an image [H, W, 3] to grey levels [h, w]."""
     pixels = as_tensor(image).permute(2, 0, 1)  # [3, H, W]
     small: NDArray[np.float32] = resize(pixels, size_hw).float().mean(0).numpy()

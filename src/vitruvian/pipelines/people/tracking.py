@@ -5,32 +5,45 @@
 Each track is a Kalman filter with constant velocity on centre, width and height; noise is relative to the person's
 height. The rounds match high-score boxes by IoU; low-score boxes with the remaining visible tracks, since occluded
 people have low scores; and high-score boxes again with enlarged boxes, for fast people and low frame rates. An occluded
-person is remembered for a while. The state is a few arrays of T tracks.
+person is remembered for a while. The state is one array of T tracks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.ops.assignment import assign
 from vitruvian.pipelines.people.detectors import PeopleDetector, run_detector
 from vitruvian.pipelines.people.smoothing import SceneCuts, State, substate
-from vitruvian.results.base import People, Picture
+from vitruvian.results.base import People
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 Rows = NDArray[np.intp]
+# A track. Boxes and velocities are of centre x, centre y, width and height.
+_TRACK = np.dtype(
+    [
+        ("id", np.int64),
+        ("box", np.float64, 4),
+        ("velocity", np.float64, 4),  # per step
+        ("covariance", np.float64, (4, 3)),  # variance of the position, covariance, variance of the velocity
+        ("score", np.float64),
+        ("age", np.float64),  # steps since the last detection
+        ("detections", np.int64),
+    ]
+)
 _UNTRACKED = -1  # identity of boxes whose score is too low
+_HIGH_SCORE = 0.5  # boxes from this score on are matched first and start new tracks
+_LOW_SCORE = 0.1  # boxes from this score on continue a track, but do not start one
 # Standard deviations in person heights: of a measured box, of its position and of its velocity after a step.
 _BOX_NOISE, _POSITION_NOISE, _VELOCITY_NOISE = 1 / 20, 1 / 20, 1 / 40
-_LOW_SCORE_IOU = 0.5  # minimum IoU of the second round
-_ENLARGED_IOU = 0.1  # minimum IoU of the third round
+_MIN_IOU, _LOW_SCORE_IOU, _ENLARGED_IOU = 0.2, 0.5, 0.1  # of the three rounds
 _ENLARGEMENT = 0.4  # of a side, in each direction
 _MAX_AGE_UNCONFIRMED = 2.0  # steps for which a person detected once is remembered: most are false positives
 _OCCLUDED_DISCOUNT = 0.95  # visible people take precedence over occluded ones
@@ -46,101 +59,52 @@ class Tracks(NamedTuple):
     scores: NDArray[np.float32]  # [T], of the last detection
 
 
-@dataclass
-class TrackTable:
-    """All tracks, one per row. Boxes and velocities are of centre x, centre y, width and height."""
-
-    ids: Ids  # [T]
-    boxes: Floats  # [T, 4]
-    velocities: Floats  # [T, 4], per step
-    covariance: Floats  # [T, 4, 3]: variance of the position, covariance, variance of the velocity
-    scores: Floats  # [T]
-    age: Floats  # [T] steps since the last detection
-    detections: Ids  # [T] number of detections
-
-    @classmethod
-    def empty(cls) -> TrackTable:
-        """Return a table without tracks."""
-        return cls(
-            ids=np.zeros(0, np.int64),
-            boxes=np.zeros((0, 4)),
-            velocities=np.zeros((0, 4)),
-            covariance=np.zeros((0, 4, 3)),
-            scores=np.zeros(0),
-            age=np.zeros(0),
-            detections=np.zeros(0, np.int64),
-        )
-
-
 class Tracker:
     """Assigns identities to people in a video.
 
     Call `update` for each frame with detections, and `predict` for each frame without.
 
     Args:
-        high_threshold: Boxes with at least this score are matched first and start new tracks.
-        low_threshold: Boxes with at least this score continue a track, but do not start one.
-        min_iou: Lowest IoU of a box and the predicted box of a track.
         max_age: Steps for which an occluded person is remembered.
         max_occluded: Maximum number of occluded people to remember; those occluded longest are dropped first.
     """
 
-    def __init__(
-        self,
-        *,
-        high_threshold: float = 0.5,
-        low_threshold: float = 0.1,
-        min_iou: float = 0.2,
-        max_age: float = 30.0,
-        max_occluded: int = 256,
-    ) -> None:
-        if not 0 <= low_threshold <= high_threshold <= 1:
-            raise InputError(
-                "low_threshold, high_threshold: expected 0 ≤ low_threshold ≤ high_threshold ≤ 1, got "
-                f"{low_threshold} and {high_threshold}."
-            )
-        if not 0 < min_iou < 1 or max_age < 0 or max_occluded < 1:
-            raise InputError(
-                f"Tracker: expected 0 < min_iou < 1, max_age ≥ 0 and max_occluded ≥ 1, got {min_iou}, {max_age} and "
-                f"{max_occluded}."
-            )
-        self.high_threshold, self.low_threshold, self.min_iou = high_threshold, low_threshold, min_iou
+    def __init__(self, *, max_age: float = 30.0, max_occluded: int = 256) -> None:
         self.max_age, self.max_occluded = max_age, max_occluded
         self.next_id = 1
-        self.table = TrackTable.empty()
+        self.tracks = np.zeros(0, _TRACK)  # [T]
 
-    def update(self, boxes_xyxy: ArrayLike, scores: ArrayLike, *, steps: float = 1.0) -> Ids:
-        """Match the people detected in a frame with the tracks.
+    def update(self, boxes_xyxy: ArrayLike, scores: ArrayLike) -> Ids:
+        """Match the people detected in the next frame with the tracks.
 
         Args:
             boxes_xyxy: Boxes [P, 4].
             scores: Their scores [P].
-            steps: Frames since the last call of `update` or `predict`.
 
         Returns:
             Identities int64 [P]; -1 for boxes whose score is too low to start a track.
         """
         boxes, confidence = _check_people(boxes_xyxy, scores)
-        self._advance(steps)
-        table = self.table
+        self._advance()
+        tracks = self.tracks
         ids = np.full(len(boxes), _UNTRACKED, np.int64)
-        unmatched: Rows = np.arange(len(table.ids))
-        visible = table.age <= steps  # [T] at the last call
+        unmatched: Rows = np.arange(len(tracks))
+        visible = tracks["age"] <= 1  # [T] in the last frame
 
-        def match(tracks: Rows, people: Rows, similarity: Floats, min_similarity: float) -> None:
+        def match(rows: Rows, people: Rows, similarity: Floats, min_similarity: float) -> None:
             nonlocal unmatched
-            for track, person in _best_pairs(similarity, min_similarity):
-                ids[people[person]] = table.ids[tracks[track]]
-            unmatched = unmatched[~np.isin(table.ids[unmatched], ids)]
+            for row, person in _best_pairs(similarity, min_similarity):
+                ids[people[person]] = tracks["id"][rows[row]]
+            unmatched = unmatched[~np.isin(tracks["id"][unmatched], ids)]
 
-        high = np.flatnonzero(confidence >= self.high_threshold)
-        similarity = box_iou(_to_corners(table.boxes), boxes[high])  # [T, P]
-        match(unmatched, high, similarity * np.where(visible, 1, _OCCLUDED_DISCOUNT)[:, None], self.min_iou)
-        low = np.flatnonzero((confidence >= self.low_threshold) & (confidence < self.high_threshold))
+        high = np.flatnonzero(confidence >= _HIGH_SCORE)
+        similarity = box_iou(_to_corners(tracks["box"]), boxes[high])  # [T, P]
+        match(unmatched, high, similarity * np.where(visible, 1, _OCCLUDED_DISCOUNT)[:, None], _MIN_IOU)
+        low = np.flatnonzero((confidence >= _LOW_SCORE) & (confidence < _HIGH_SCORE))
         candidates = unmatched[visible[unmatched]]
-        match(candidates, low, box_iou(_to_corners(table.boxes[candidates]), boxes[low]), _LOW_SCORE_IOU)
+        match(candidates, low, box_iou(_to_corners(tracks["box"][candidates]), boxes[low]), _LOW_SCORE_IOU)
         rest = high[ids[high] == _UNTRACKED]
-        match(unmatched, rest, _enlarged_iou(table.boxes[unmatched], boxes[rest]), _ENLARGED_IOU)
+        match(unmatched, rest, _enlarged_iou(tracks["box"][unmatched], boxes[rest]), _ENLARGED_IOU)
 
         self._drop_old(unmatched)
         tracked = ids != _UNTRACKED
@@ -149,96 +113,80 @@ class Tracker:
         ids[new] = self._start(boxes[new], confidence[new])
         return ids
 
-    def predict(self, steps: float = 1.0) -> Tracks:
-        """Advance without detections, and return the predicted boxes of visible people."""
-        visible = self.table.age <= 0
-        self._advance(steps)
-        self.table.age[visible] = 0
-        boxes = _to_corners(self.table.boxes[visible]).astype(np.float32)
-        return Tracks(self.table.ids[visible].copy(), boxes, self.table.scores[visible].astype(np.float32))
+    def predict(self) -> Tracks:
+        """Advance by a frame without detections, and return the predicted boxes of visible people."""
+        visible = self.tracks["age"] <= 0
+        self._advance()
+        self.tracks["age"][visible] = 0
+        shown = self.tracks[visible]
+        boxes = _to_corners(shown["box"]).astype(np.float32)
+        return Tracks(shown["id"], boxes, shown["score"].astype(np.float32))
 
     def reset(self) -> None:
         """Drop all tracks, as after a scene cut. Identities are not reused."""
-        self.table = TrackTable.empty()
+        self.tracks = self.tracks[:0]
 
     def state(self) -> State:
         """Return the state as arrays, for `restore`."""
-        table = {field.name: getattr(self.table, field.name).copy() for field in fields(self.table)}
-        return table | {"next_id": np.array(self.next_id)}
+        return {"tracks": self.tracks.copy(), "next_id": np.array(self.next_id)}
 
     def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
         """Continue from what `state` returned."""
-        self.table = TrackTable(**{field.name: np.array(state[field.name]) for field in fields(TrackTable)})
-        self.next_id = int(state["next_id"])
+        self.tracks, self.next_id = np.array(state["tracks"], _TRACK), int(state["next_id"])
 
     # ------------------------------------------------------------------------------------------------ Kalman filter
 
-    def _advance(self, steps: float) -> None:
-        """Predict all tracks: constant velocity, growing covariance."""
-        table = self.table
+    def _advance(self) -> None:
+        """Predict all tracks one step ahead: constant velocity, growing covariance."""
+        tracks = self.tracks
         # Boxes grow or shrink just before people disappear: the size of occluded people stays.
-        table.velocities[:, 2:] = np.where(table.age[:, None] > 0, 0, table.velocities[:, 2:])
-        table.boxes = table.boxes + table.velocities * steps
-        table.boxes[:, 2:] = np.maximum(table.boxes[:, 2:], 1)
-        height = table.boxes[:, 3:]  # [T, 1]
-        position, cross, velocity = np.moveaxis(table.covariance, -1, 0)  # [T, 4] each
-        table.covariance = np.stack(
-            (
-                position + 2 * steps * cross + steps**2 * velocity + steps * (_POSITION_NOISE * height) ** 2,
-                cross + steps * velocity,
-                velocity + steps * (_VELOCITY_NOISE * height) ** 2,
-            ),
-            axis=-1,
-        )  # [T, 4, 3]
-        table.age = table.age + steps
+        tracks["velocity"][:, 2:] = np.where(tracks["age"][:, None] > 0, 0, tracks["velocity"][:, 2:])
+        tracks["box"] += tracks["velocity"]
+        tracks["box"][:, 2:] = np.maximum(tracks["box"][:, 2:], 1)
+        height = tracks["box"][:, 3:]  # [T, 1]
+        position, cross, velocity = np.moveaxis(tracks["covariance"], -1, 0).copy()  # [T, 4] each
+        tracks["covariance"][..., 0] = position + 2 * cross + velocity + (_POSITION_NOISE * height) ** 2
+        tracks["covariance"][..., 1] = cross + velocity
+        tracks["covariance"][..., 2] = velocity + (_VELOCITY_NOISE * height) ** 2
+        tracks["age"] += 1
 
     def _correct(self, ids: Ids, boxes: Floats, scores: Floats) -> None:
         """Correct tracks with the boxes that were matched to them."""
-        table = self.table
-        order = np.argsort(table.ids)
-        rows = order[np.searchsorted(table.ids, ids, sorter=order)]
+        tracks = self.tracks
+        order = np.argsort(tracks["id"])
+        rows = order[np.searchsorted(tracks["id"], ids, sorter=order)]
         measured = _to_centers(boxes)  # [P, 4]
-        position, cross, velocity = np.moveaxis(table.covariance[rows], -1, 0)  # [P, 4] each
+        position, cross, velocity = np.moveaxis(tracks["covariance"][rows], -1, 0)  # [P, 4] each
         total = position + (_BOX_NOISE * measured[:, 3:]) ** 2
-        residual = measured - table.boxes[rows]
-        table.boxes[rows] += position / total * residual
-        table.velocities[rows] += cross / total * residual
+        residual = measured - tracks["box"][rows]
+        tracks["box"][rows] += position / total * residual
+        tracks["velocity"][rows] += cross / total * residual
         remaining = 1 - position / total
-        table.covariance[rows] = np.stack((position * remaining, cross * remaining, velocity - cross**2 / total), -1)
-        table.scores[rows], table.age[rows] = scores, 0
-        table.detections[rows] += 1
+        updated = np.stack((position * remaining, cross * remaining, velocity - cross**2 / total), -1)
+        tracks["covariance"][rows] = updated
+        tracks["score"][rows], tracks["age"][rows] = scores, 0
+        tracks["detections"][rows] += 1
 
     def _start(self, boxes: Floats, scores: Floats) -> Ids:
         """Start a track for each box, and return their identities [P]."""
-        count, table = len(boxes), self.table
-        height = (boxes[:, 3] - boxes[:, 1])[:, None, None]  # [P, 1, 1]
+        new = np.zeros(len(boxes), _TRACK)
+        new["id"] = self.next_id + np.arange(len(boxes))
+        new["box"], new["score"], new["detections"] = _to_centers(boxes), scores, 1
         # The position is as certain as the box, the velocity can be that of any person.
-        deviation = np.array([2 * _BOX_NOISE, 0, 5 * _VELOCITY_NOISE]) * np.broadcast_to(height, (count, 4, 1))
-        new = TrackTable(
-            ids=self.next_id + np.arange(count),
-            boxes=_to_centers(boxes),
-            velocities=np.zeros((count, 4)),
-            covariance=deviation**2,  # [P, 4, 3]
-            scores=scores,
-            age=np.zeros(count),
-            detections=np.ones(count, np.int64),
-        )
-        self.next_id += count
-        self.table = TrackTable(
-            **{f.name: np.concatenate((getattr(table, f.name), getattr(new, f.name))) for f in fields(table)}
-        )
-        return new.ids
+        height = (boxes[:, 3] - boxes[:, 1])[:, None, None]  # [P, 1, 1]
+        new["covariance"] = (np.array([2 * _BOX_NOISE, 0, 5 * _VELOCITY_NOISE]) * height) ** 2  # [P, 4, 3]
+        self.next_id += len(boxes)
+        self.tracks = np.concatenate((self.tracks, new))
+        ids: Ids = new["id"]
+        return ids
 
     def _drop_old(self, unmatched: Rows) -> None:
         """Drop unmatched tracks that are too old, and of the others the oldest beyond `max_occluded`."""
-        table = self.table
-        limit = np.where(table.detections[unmatched] < 2, min(_MAX_AGE_UNCONFIRMED, self.max_age), self.max_age)
-        remembered = unmatched[table.age[unmatched] <= limit]
-        newest = remembered[np.argsort(table.age[remembered], kind="stable")][: self.max_occluded]
-        kept = np.ones(len(table.ids), np.bool_)
-        kept[unmatched] = False
-        kept[newest] = True
-        self.table = TrackTable(**{field.name: getattr(table, field.name)[kept] for field in fields(table)})
+        candidates = self.tracks[unmatched]
+        limit = np.where(candidates["detections"] < 2, min(_MAX_AGE_UNCONFIRMED, self.max_age), self.max_age)
+        remembered = unmatched[candidates["age"] <= limit]
+        newest = remembered[np.argsort(self.tracks["age"][remembered], kind="stable")][: self.max_occluded]
+        self.tracks = np.delete(self.tracks, np.setdiff1d(unmatched, newest))
 
 
 class TrackedDetector:
@@ -247,34 +195,26 @@ class TrackedDetector:
     Args:
         detector: The detector. Give it a low threshold: the tracker handles low scores.
         every: Run the detector in every so many frames, and after a scene cut; in between, tracks are predicted.
-        tracker: The tracker.
-        checkpoint_every: Keep the state before each frame whose number is a multiple of this, for `state_before`; 0 for
-            none.
+        checkpoint_every: Store the state before each frame whose number is a multiple of this, for `state_before`; 0
+            for none.
     """
 
-    def __init__(
-        self,
-        detector: PeopleDetector,
-        *,
-        every: int = 1,
-        tracker: Tracker | None = None,
-        checkpoint_every: int = 0,
-    ) -> None:
+    def __init__(self, detector: PeopleDetector, *, every: int = 1, checkpoint_every: int = 0) -> None:
         if every < 1 or checkpoint_every < 0:
             raise InputError(f"every, checkpoint_every: expected at least 1 and 0, got {every} and {checkpoint_every}.")
         self._detector, self._every, self._checkpoint_every = detector, every, checkpoint_every
         self.name = detector.name
-        self._tracker = tracker or Tracker()
+        self._tracker = Tracker()
         self._cuts = SceneCuts()
         self._since = every  # frames since the last detection
         self._number = 0
         self._checkpoints: dict[int, State] = {}
 
-    def find(self, image: Picture, /) -> People:
+    def find(self, image: RgbImage, /) -> People:
         """Return the people in the next frame."""
         return self.find_in(image, source="", frame=self._number)
 
-    def find_in(self, image: Picture, /, *, source: str, frame: int | None) -> People:
+    def find_in(self, image: RgbImage, /, *, source: str, frame: int | None) -> People:
         """Return the people in a frame, which must be the next one."""
         self._number = self._number if frame is None else frame
         if self._checkpoint_every and self._number % self._checkpoint_every == 0:
@@ -287,7 +227,7 @@ class TrackedDetector:
         self._number += 1
         return people
 
-    def _detect(self, image: Picture, source: str) -> People:
+    def _detect(self, image: RgbImage, source: str) -> People:
         detected = run_detector(self._detector, image, source=source, frame=self._number)
         sides = detected.boxes_xyxy[:, 2:] - detected.boxes_xyxy[:, :2]  # [P, 2]
         valid = np.isfinite(detected.boxes_xyxy).all(1) & np.isfinite(detected.scores) & (sides > 0).all(1)  # [P]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitruvian.auto import AutoModelForAlbedoEstimation
-from vitruvian.models.sapiens2.modeling import Sapiens2ForAlbedoEstimation
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields
 from vitruvian.pipelines.tasks.dense_base import DenseOptions, DensePipeline, Floats, Mask
@@ -16,9 +14,6 @@ class AlbedoPipeline(DensePipeline[Albedo, DenseOptions]):
     """A colour for each pixel."""
 
     task = "albedo"
-    auto = AutoModelForAlbedoEstimation
-    accepts = (Sapiens2ForAlbedoEstimation,)
-    options_class = DenseOptions
     channels = 3
 
     def maps(self, out: ModelOutput) -> list[Tensor]:

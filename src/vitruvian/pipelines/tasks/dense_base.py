@@ -23,7 +23,7 @@ from vitruvian.errors import InputError
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
 from vitruvian.outputs import ModelOutput
-from vitruvian.pipelines.base import PeopleOptions, ResultFields, TaskPipeline, people_to_crop
+from vitruvian.pipelines.base import Options, PeopleOptions, ResultFields, TaskPipeline, people_to_crop
 from vitruvian.pipelines.canvas import Blend, Canvas, Region, plan_tiles
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
@@ -56,7 +56,7 @@ class DenseOptions(PeopleOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tile and (self.boxes is not None or (self.people is not None and not self.crops_are_disabled)):
-            raise InputError("tile and people: expected one of them, got both. Tiles are for whole pictures.")
+            raise InputError("tile and people: expected one of them, got both. Tiles are for whole images.")
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     """A map of the image from a Sapiens2 model; subclasses define the map and build the result."""
 
     processor: Sapiens2ImageProcessor
+    options_class: ClassVar[type[Options]] = DenseOptions
     channels: ClassVar[int]
     blend: ClassVar[Blend] = "mean"
     fixed_input_size = True
@@ -87,7 +88,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         if not processor.do_resize or processor.do_center_crop:
             raise InputError(
                 "processor: expected one that resizes and does not cut (do_resize, no do_center_crop), got another. "
-                "Its maps would not cover the picture."
+                "Its maps would not cover the image."
             )
 
     @classmethod

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from vitruvian.auto import AutoConfig, AutoModel
+from vitruvian.auto import AutoConfig
 from vitruvian.errors import InputError
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
@@ -23,19 +22,16 @@ from vitruvian.processor import as_tensor
 from vitruvian.results import Embedding, People
 
 
-@dataclass(frozen=True, kw_only=True)
-class EmbedOptions(Options):
-    """Options of features: those of every pipeline."""
-
-
-class EmbedPipeline(TaskPipeline[Embedding, EmbedOptions]):
+class EmbedPipeline(TaskPipeline[Embedding, Options]):
     """CLS and patch features after the final norm. Takes the checkpoint of any task, without its head."""
 
     processor: Sapiens2ImageProcessor
     task = "embed"
-    auto = AutoModel
-    accepts = (Sapiens2Model,)
-    options_class = EmbedOptions
+
+    @classmethod
+    def accepts(cls) -> tuple[type[Model], ...]:
+        """Return the encoder alone: other families have no such features."""
+        return (Sapiens2Model,)
 
     @classmethod
     def load(cls, source: str | Path, *, device: Device, dtype: DType, **hub: Any) -> Model:

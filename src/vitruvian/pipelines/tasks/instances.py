@@ -19,7 +19,7 @@ class InstancePipeline(SegmentationPipeline[Masks, SegmentOptions]):
     def decode(self, prepared: Prepared, outputs: list[QueryOutputs]) -> Segmentation:
         """Return run lengths, and class and score of each object."""
         (segmentation,) = self.processor.post_process_instance_segmentation(
-            **self.post_process_args(prepared, outputs), **self.thresholds(self.options), return_coco_annotation=True
+            **self.post_process_args(prepared, outputs), return_coco_annotation=True
         )
         return dict(segmentation)
 

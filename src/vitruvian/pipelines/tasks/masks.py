@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from vitruvian.auto import AutoModelForMaskGeneration
 from vitruvian.errors import InputError
 from vitruvian.models.sam2.automatic_masks import AutomaticMaskOptions, MaskProposals, Sam2AutomaticMaskGenerator
 from vitruvian.models.sam2.modeling import Sam2Model
@@ -52,8 +51,6 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
 
     processor: Sam2Processor
     task = "masks"
-    auto = AutoModelForMaskGeneration
-    accepts = (Sam2Model,)
     options_class = MaskGenerationOptions
     blocking_decode: ClassVar[bool] = True
 
@@ -103,7 +100,7 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
     def batch_size(self, options: MaskGenerationOptions, *, live: bool) -> BatchSize:
         """One image at a time: batches consist of points."""
         if options.batch_size != "auto":
-            raise InputError("batch_size: pictures go one at a time here, so there is none. Use points_per_batch.")
+            raise InputError("batch_size: images are processed one by one here. Use points_per_batch.")
         return BatchSize(1, fixed=True)
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:

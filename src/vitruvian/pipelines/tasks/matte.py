@@ -6,8 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvian.auto import AutoModelForImageMatting
-from vitruvian.models.sapiens2.modeling import Sapiens2ForImageMatting
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields
 from vitruvian.pipelines.tasks.dense_base import DenseOptions, DensePipeline, Floats, Mask
@@ -18,9 +16,6 @@ class MattePipeline(DensePipeline[Matte, DenseOptions]):
     """Alpha and premultiplied foreground; both are zero outside of the people that are processed."""
 
     task = "matte"
-    auto = AutoModelForImageMatting
-    accepts = (Sapiens2ForImageMatting,)
-    options_class = DenseOptions
     channels = 4
     blend = "alpha"
 

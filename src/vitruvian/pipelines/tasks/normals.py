@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitruvian.auto import AutoModelForNormalEstimation
-from vitruvian.models.sapiens2.modeling import Sapiens2ForNormalEstimation
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields
 from vitruvian.pipelines.tasks.dense_base import DenseOptions, DensePipeline, Floats, Mask, normalize_vectors
@@ -31,8 +29,6 @@ class NormalsPipeline(DensePipeline[Normals, NormalsOptions]):
     """A unit vector for each pixel."""
 
     task = "normals"
-    auto = AutoModelForNormalEstimation
-    accepts = (Sapiens2ForNormalEstimation,)
     options_class = NormalsOptions
     channels = 3
     blend = "unit"

@@ -34,7 +34,6 @@ class PanopticPipeline(SegmentationPipeline[Panoptic, PanopticOptions]):
         """Return the map of segment ids [H, W], and class and score of each."""
         (segmentation,) = self.processor.post_process_panoptic_segmentation(
             **self.post_process_args(prepared, outputs),
-            **self.thresholds(self.options),
             label_ids_to_fuse=self.options.label_ids_to_fuse,
         )
         return dict(segmentation)

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitruvian.auto import AutoModelForSemanticSegmentation
 from vitruvian.draw import class_colours
 from vitruvian.human import PART_NAMES
 from vitruvian.images.argmax import resized_argmax
-from vitruvian.models.sapiens2.modeling import Sapiens2ForSemanticSegmentation
 from vitruvian.models.sapiens2.processing import resize_map
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.engine.task import Prepared
@@ -34,8 +32,6 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
     """A part for each pixel; background outside of the people that are processed."""
 
     task = "parts"
-    auto = AutoModelForSemanticSegmentation
-    accepts = (Sapiens2ForSemanticSegmentation,)
     options_class = PartsOptions
 
     @property

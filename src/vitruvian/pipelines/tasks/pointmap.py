@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from vitruvian.auto import AutoModelForPointmapEstimation
 from vitruvian.errors import InputError
 from vitruvian.images import fit_inside_hw
-from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL, Sapiens2ForPointmapEstimation
+from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.canvas import Region
 from vitruvian.pipelines.engine.task import Prepared
@@ -69,8 +68,6 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
     """A point for each pixel, metric if the scale or the camera is known."""
 
     task = "pointmap"
-    auto = AutoModelForPointmapEstimation
-    accepts = (Sapiens2ForPointmapEstimation,)
     options_class = PointmapOptions
 
     def maps(self, out: ModelOutput) -> list[PointsAndScale]:
@@ -182,7 +179,7 @@ def _check_matrix(K: ArrayLike | Tensor, frame: Frame) -> Floats:
         raise InputError(f"K: expected a camera matrix [3, 3], got {type(K).__name__}.") from error
     if table.ndim == 3:
         if frame.index >= len(table):
-            raise InputError(f"K: expected a matrix for each picture, got {len(table)}, none for {frame.name}.")
+            raise InputError(f"K: expected a matrix for each image, got {len(table)}, none for {frame.name}.")
         table = table[frame.index]
     if table.shape != (3, 3):
         raise InputError(f"K: expected the shape [3, 3], got {list(table.shape)}.")

@@ -16,10 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitruvian.auto import AutoModelForPoseEstimation
 from vitruvian.errors import InputError
 from vitruvian.human import FLIP_PAIRS, KEYPOINT_NAMES
-from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, flip_back
+from vitruvian.models.sapiens2.modeling import flip_back
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.ops.cache import constant
 from vitruvian.ops.crop import crop_windows
@@ -58,8 +57,6 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
 
     processor: Sapiens2ImageProcessor
     task = "pose"
-    auto = AutoModelForPoseEstimation
-    accepts = (Sapiens2ForPoseEstimation,)
     options_class = PoseOptions
     on_empty = "none"
     detects_by_default = True

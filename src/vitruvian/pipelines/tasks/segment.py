@@ -10,11 +10,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from vitruvian.auto import AutoModelForMaskGeneration
 from vitruvian.errors import InputError
 from vitruvian.images.nms import mask_boxes
 from vitruvian.images.rle import Rle, encode_rles
-from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.pipelines.base import Options, TaskPipeline, nesting_depth
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
@@ -67,8 +65,6 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
 
     processor: Sam2Processor
     task = "segment"
-    auto = AutoModelForMaskGeneration
-    accepts = (Sam2Model,)
     options_class = PromptOptions
     blocking_decode: ClassVar[bool] = True
 

@@ -8,9 +8,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from vitruvian.auto import AutoModelForUniversalSegmentation
-from vitruvian.models.mask2former.modeling import Mask2FormerForUniversalSegmentation
-from vitruvian.models.maskformer.modeling import MaskFormerForInstanceSegmentation
 from vitruvian.pipelines.base import Options, TaskPipeline
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
@@ -22,6 +19,7 @@ ResultT = TypeVar("ResultT", bound=Result)
 OptionsT = TypeVar("OptionsT", bound=Options)
 QueryOutputs = tuple[Tensor, Tensor, Tensor]  # class logits [1, Q, K+1], mask logits [1, Q, h, w], pixel mask [1, H, W]
 Segmentation = dict[str, Any]  # what post-processing returns
+_THRESHOLDS = ("threshold", "mask_threshold", "overlap_mask_area_threshold")
 _TYPICAL_HW = (768, 1024)  # of a photograph
 
 
@@ -43,8 +41,6 @@ class SegmentOptions(Options):
 class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT]):
     """Queries of whole images; subclasses post-process them."""
 
-    auto = AutoModelForUniversalSegmentation
-    accepts = (Mask2FormerForUniversalSegmentation, MaskFormerForInstanceSegmentation)
     blocking_decode: ClassVar[bool] = True
 
     @property
@@ -76,13 +72,7 @@ class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, Opt
         """Return the arguments of the processor's post-processing for one image."""
         classes, masks, pixel_mask = outputs[0]
         queries = SimpleNamespace(class_queries_logits=classes, masks_queries_logits=masks)
-        return {"outputs": queries, "target_sizes": [prepared.frame.size_hw], "pixel_mask": pixel_mask}
-
-    @staticmethod
-    def thresholds(options: SegmentOptions) -> dict[str, float]:
-        """Return the thresholds of instance and panoptic post-processing."""
-        return {
-            "threshold": options.threshold,
-            "mask_threshold": options.mask_threshold,
-            "overlap_mask_area_threshold": options.overlap_mask_area_threshold,
-        }
+        arguments = {"outputs": queries, "target_sizes": [prepared.frame.size_hw], "pixel_mask": pixel_mask}
+        if isinstance(self.options, SegmentOptions):
+            arguments |= {name: getattr(self.options, name) for name in _THRESHOLDS}
+        return arguments

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from torch import Tensor
 
@@ -13,16 +11,10 @@ from vitruvian.pipelines.tasks.segmentation_base import QueryOutputs, Segmentati
 from vitruvian.results import Semantic
 
 
-@dataclass(frozen=True, kw_only=True)
-class SemanticOptions(Options):
-    """Options of semantic segmentation: those of every pipeline."""
-
-
-class SemanticPipeline(SegmentationPipeline[Semantic, SemanticOptions]):
+class SemanticPipeline(SegmentationPipeline[Semantic, Options]):
     """One class for each pixel."""
 
     task = "semantic"
-    options_class = SemanticOptions
 
     def decode(self, prepared: Prepared, outputs: list[QueryOutputs]) -> Tensor:
         """Return the class map [H, W]."""

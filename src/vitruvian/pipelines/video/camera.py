@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, MissingExtraError
 from vitruvian.images.decode import one_line
-from vitruvian.results.base import Picture
 
 # Platform → format of PyAV and the name of camera number n.
 _FORMATS = {"linux": ("v4l2", "/dev/video{}"), "darwin": ("avfoundation", "{}"), "win32": ("dshow", "video={}")}
 
 
-def camera_frames(number: int) -> Iterator[tuple[float, Picture]]:
+def camera_frames(number: int) -> Iterator[tuple[float, RgbImage]]:
     """Yield (seconds since the first frame, image uint8 [H, W, 3]) of camera `number` for as long as it runs."""
     try:
         import av
@@ -33,5 +33,5 @@ def camera_frames(number: int) -> Iterator[tuple[float, Picture]]:
     start = time.monotonic()
     with container:
         for frame in container.decode(video=0):
-            image: Picture = frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False)
+            image: RgbImage = frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False)
             yield time.monotonic() - start, image

@@ -20,6 +20,7 @@ from typing import ParamSpec, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.video import VideoReader, open_video
 from vitruvian.pipelines.engine.runner import Failure
@@ -29,7 +30,6 @@ from vitruvian.pipelines.people.tracking import TrackedDetector
 from vitruvian.pipelines.sources import Frame, Source, open_source
 from vitruvian.pipelines.video.segments import SegmentFiles, SegmentFolder, VideoSegment
 from vitruvian.results import Parts, Result, Semantic
-from vitruvian.results.base import Picture
 
 P = ParamSpec("P")
 Drawing = NDArray[np.uint8]  # [H, W, 3] or [H, W, 4]
@@ -198,7 +198,7 @@ def _to_dict(result: Result) -> Mapping[str, object]:
     return result.to_dict()
 
 
-def _plot(result: Result) -> Picture:
+def _plot(result: Result) -> RgbImage:
     """Draw a result as `plot` does, without a legend, which would change the size."""
     options = {"legend": False} if isinstance(result, Parts | Semantic) else {}
     return np.asarray(result.plot(**options).convert("RGB"))

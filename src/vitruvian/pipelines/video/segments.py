@@ -24,7 +24,7 @@ from vitruvian.files.video import NUMBERED, SequenceWriter, Sound, VideoReader, 
 from vitruvian.pipelines.people.smoothing import State
 
 _PLAN = "plan.json"
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -82,23 +82,23 @@ class SegmentFolder:
 
     def resume(self) -> list[VideoSegment]:
         """Return the complete segments, in order. Clears a folder of another plan, and creates a missing one."""
-        found: list[VideoSegment] = []
+        segments: list[VideoSegment] = []
         if _read_json(self.path / _PLAN) == self.plan:
             for path in sorted(self.path.glob("*.json")):
                 segment = None if path.name == _PLAN else _read_segment(path)
                 if segment is None:
                     continue
-                follows = segment.start == (found[-1].stop if found else 0) and segment.start % self.length == 0
+                follows = segment.start == (segments[-1].stop if segments else 0) and segment.start % self.length == 0
                 if not follows or not all(file.exists() for file in self.files(segment.start)[:-1]):
                     break
-                found.append(segment)
-            while found and not self.files(found[-1].start)[-1].exists():  # only the last states are kept
-                found.pop()
+                segments.append(segment)
+            while segments and not self.files(segments[-1].start)[-1].exists():  # only the last states are stored
+                segments.pop()
         else:
             self.clear()
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / _PLAN, self.plan)
-        return found
+        return segments
 
     def files(self, start: int) -> list[Path]:
         """Return the files of the segment that starts with a frame: video, records, and the state at its end."""

@@ -5,10 +5,8 @@ Without a GPU the streams are forced onto the CPU, where the same functions run 
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,17 +35,6 @@ BOXES = [[4.0, 3.0, 30.0, 38.0], [22.0, 5.0, 50.0, 36.0]]
 CALLS: dict[str, dict[str, Any]] = {"whole": {}, "people": {"boxes": BOXES}, "nobody": {"boxes": []}}
 CALLS |= {"tiles": {"tile": 24}}
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
-
-
-@pytest.fixture(autouse=True)
-def no_thread_stays() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    gc.collect()
-    left = [thread for thread in threading.enumerate() if thread not in before]
-    assert not [
-        thread for thread in left if not thread.name.startswith("vitruvian-lane_")
-    ]  # models on a CPU keep those
 
 
 def streamed(task: str, **options: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -97,15 +96,6 @@ class Doubler:
 
 def results(job: Doubler, source: Any, *, batch: int = 3, fixed: bool = True, **options: Any) -> list[Any]:
     return list(run_many(job, open_source(source), batch=BatchSize(batch, fixed=fixed), **options))
-
-
-@pytest.fixture(autouse=True)
-def no_thread_stays() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    gc.collect()
-    left = [thread for thread in threading.enumerate() if thread not in before]
-    assert not left
 
 
 class TestOrder:

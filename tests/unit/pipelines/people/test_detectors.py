@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.pipelines.people import PeopleDetector, detect_people, open_finder, people_from_boxes
 from vitruvian.pipelines.people.detectors import FunctionDetector, WholeImageDetector
-from vitruvian.results.base import People, Picture
+from vitruvian.results.base import People
 
-PICTURE: Picture = np.zeros((60, 80, 3), np.uint8)
+PICTURE: RgbImage = np.zeros((60, 80, 3), np.uint8)
 
 
 def found(boxes: list[list[float]], scores: list[float] | None = None, note: str | None = None) -> People:
@@ -28,7 +29,7 @@ class Fake:
     def __init__(self, people: People) -> None:
         self.people = people
 
-    def find(self, picture: Picture) -> People:
+    def find(self, picture: RgbImage) -> People:
         return self.people
 
 
@@ -49,13 +50,13 @@ def test_nobody_is_explicit() -> None:
     assert whole.note == "nobody found; looked at the whole picture"
     none = detect_people(Fake(found([], note="not listed")), PICTURE, on_empty="none")
     assert (len(none), none.note) == (0, "not listed: nobody found")
-    with pytest.raises(InputError, match=r"a\.jpg: expected people, but fake found nobody"):
+    with pytest.raises(InputError, match=r"a\.jpg: expected people, but fake detected no one"):
         detect_people(nobody, PICTURE, source="a.jpg", on_empty="error")
 
 
 def test_a_finder_that_wants_the_file_gets_it() -> None:
     class Asks(Fake):
-        def find_in(self, picture: Picture, *, source: str, frame: int | None) -> People:
+        def find_in(self, picture: RgbImage, *, source: str, frame: int | None) -> People:
             assert (source, frame) == ("clip.mp4", 7)
             return found([[1, 2, 30, 40]])
 
@@ -73,7 +74,7 @@ class TestOpening:
         assert (people.scores.tolist(), people.finder, people.note) == ([1.0], "whole picture", None)
 
     def test_a_function(self) -> None:
-        def faces(picture: Picture) -> list[list[float]]:
+        def faces(picture: RgbImage) -> list[list[float]]:
             return [[1, 2, 3, 4, 0.5]] if picture.size else []
 
         finder = open_finder(faces)

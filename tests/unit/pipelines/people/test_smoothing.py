@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.shared import SHARED
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.pipelines.people.smoothing import (
     DenseSmoother,
@@ -18,7 +19,6 @@ from vitruvian.pipelines.people.smoothing import (
     OneEuroFilter,
     SceneCuts,
 )
-from vitruvian.results.base import Picture
 
 Points = NDArray[np.float32]
 
@@ -56,11 +56,6 @@ class TestOneEuro:
             rate = alpha(0.7 + 0.3 * abs(speed), step)
             smooth = rate * value + (1 - rate) * smooth
             np.testing.assert_allclose(smoother.step(value, time, ones), smooth, rtol=1e-12)
-
-    @pytest.mark.parametrize("options", [{"min_cutoff": 0}, {"beta": -1}, {"d_cutoff": 0}])
-    def test_bad_options_are_refused(self, options: Any) -> None:
-        with pytest.raises(InputError, match="expected"):
-            OneEuroFilter(**options)
 
 
 def body(x: float = 0.0, y: float = 0.0, size: float = 200.0) -> Points:
@@ -137,10 +132,10 @@ class TestKeypoints:
         assert np.abs(smoother(body(20)[None], SURE, [1], 1 / 30)[0] - body(20)).max() > 1
 
     def test_memory_is_bounded(self) -> None:
-        smoother = KeypointSmoother(max_gap=0.5)
+        smoother = KeypointSmoother()
         for t in range(300):
             smoother(body()[None], SURE, [t], t / 30)
-        assert len(smoother._people) == len(smoother._sizes) <= 17
+        assert len(smoother._people) == len(smoother._sizes) <= 32
 
     def test_a_restored_smoother_goes_on_alike(self) -> None:
         rng = np.random.default_rng(2)
@@ -158,8 +153,6 @@ class TestKeypoints:
     def test_bad_input_is_refused(self) -> None:
         with pytest.raises(InputError, match="shapes"):
             KeypointSmoother()(body()[None], SURE, [1, 2], 0.0)
-        with pytest.raises(InputError, match="positive"):
-            KeypointSmoother(full_confidence=0)
 
 
 class TestExponentialAverage:
@@ -174,20 +167,17 @@ class TestExponentialAverage:
 
     def test_gaps_in_the_values_and_restarts(self) -> None:
         average = ExponentialAverage(0.5)
-        average([1.0, np.nan], 0.0)
-        np.testing.assert_array_equal(average([np.nan, 3.0], 0.1), [1, 3])
-        np.testing.assert_array_equal(average([5.0, 5.0], 0.05), [5, 5])
-        np.testing.assert_array_equal(average(7.0, 0.2), 7)
+        average(1.0, 0.0)
+        assert average(np.nan, 0.1) == 1
+        assert average(5.0, 0.05) == 5
         average.reset()
         assert average(2.0, 0.3) == 2
         other = ExponentialAverage(0.5)
         other.restore(average.state())
         assert other(3.0, 0.4) == average(3.0, 0.4)
-        with pytest.raises(InputError, match="time_constant"):
-            ExponentialAverage(0)
 
 
-def noise(seed: int, size_hw: tuple[int, int] = (64, 96)) -> Picture:
+def noise(seed: int, size_hw: tuple[int, int] = (64, 96)) -> RgbImage:
     coarse = np.random.default_rng(seed).integers(0, 256, (size_hw[0] // 16, size_hw[1] // 16, 3), dtype=np.uint8)
     return np.kron(coarse, np.ones((16, 16, 1), np.uint8))
 
@@ -242,8 +232,6 @@ class TestDense:
     def test_bad_input_is_refused(self) -> None:
         with pytest.raises(InputError, match="map of the image"):
             DenseSmoother()(np.zeros((3, 3)), noise(0), 0.0)
-        with pytest.raises(InputError, match="expected"):
-            DenseSmoother(still=10, moving=5)
 
 
 class TestCuts:

@@ -65,7 +65,7 @@ def test_a_size_is_held_through_a_gap() -> None:
         follow(tracker, [80 + cut, 50, 120, 150])
     for _ in range(10):
         follow(tracker)
-    width = tracker.table.boxes[0, 2]
+    width = tracker.tracks["box"][0, 2]
     assert 15 < width < 40
     assert follow(tracker, box(118)) == [1]
 
@@ -135,13 +135,6 @@ def test_predictions_between_looks() -> None:
     assert tracker.predict().ids.tolist() == [1]  # who was not found is not in sight
 
 
-def test_frames_left_out_are_steps() -> None:
-    tracker = Tracker()
-    for step in range(5):
-        tracker.update([box(100 + 30 * step)], [0.9], steps=3)
-    np.testing.assert_allclose(tracker.predict(1.5).boxes_xyxy[0], box(235), atol=5)
-
-
 def test_memory_is_bounded() -> None:
     tracker = Tracker(max_occluded=10, max_age=1000)
     rng = np.random.default_rng(0)
@@ -149,7 +142,7 @@ def test_memory_is_bounded() -> None:
         place = rng.uniform(0, 50000, 2)
         for _ in range(2):
             follow(tracker, box(*place))
-    assert len(tracker.table.ids) <= 11
+    assert len(tracker.tracks) <= 11
     assert tracker.next_id > 190
 
 
@@ -211,14 +204,6 @@ def test_many_people_with_noise_and_misses() -> None:
 def test_bad_people_are_refused(boxes: Any, scores: Any) -> None:
     with pytest.raises(InputError, match="expected"):
         Tracker().update(boxes, scores)
-
-
-@pytest.mark.parametrize(
-    "options", [{"high_threshold": 0.1, "low_threshold": 0.5}, {"min_iou": 0}, {"max_age": -1}, {"max_occluded": 0}]
-)
-def test_bad_options_are_refused(options: Any) -> None:
-    with pytest.raises(InputError, match="expected"):
-        Tracker(**options)
 
 
 FRAMES = SHARED / "photos/video/bedroom"

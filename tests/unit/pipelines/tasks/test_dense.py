@@ -148,7 +148,7 @@ class TestWhoIsLookedAt:
         )
         empty = pipe(picture(), nobody="none")
         assert (len(empty.people), empty.people.note) == (0, "nobody found")
-        with pytest.raises(InputError, match="nobody"):
+        with pytest.raises(InputError, match="no one"):
             pipe(picture(), nobody="error")
 
     def test_crops_without_anyone_to_crop(self, task: str) -> None:

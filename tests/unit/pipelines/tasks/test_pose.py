@@ -96,7 +96,7 @@ class TestWhoIsLookedAt:
         assert result.people.note == "nobody found; looked at the whole picture"
         assert result.people.scores.tolist() == [0]
         found = list(opened("pose", finder=Finder([]), nobody="error")([picture()]))
-        assert "nobody" in found[0].message
+        assert "no one" in found[0].message
 
     def test_a_finder_from_a_file(self, tmp_path: Path) -> None:
         Image.fromarray(picture()).save(tmp_path / "a.png")
@@ -132,7 +132,7 @@ class TestWhoIsLookedAt:
             opened("pose")(picture(), boxes=boxes)
 
     def test_boxes_of_the_whole_picture(self) -> None:
-        with pytest.raises(InputError, match="expected one of boxes"):
+        with pytest.raises(InputError, match="boxes and people"):
             opened("pose")(picture(), boxes=BOXES, people="whole")
 
 

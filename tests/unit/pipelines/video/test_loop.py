@@ -17,24 +17,29 @@ av = pytest.importorskip("av")
 from tests.shared import SHARED  # noqa: E402
 from tests.unit.files.clips import make_clip, packets  # noqa: E402
 from tests.unit.pipelines.case import opened, parts_of  # noqa: E402
+from vitruvian.draw.canvas import RgbImage  # noqa: E402
 from vitruvian.errors import InputError  # noqa: E402
 from vitruvian.files.video import open_video  # noqa: E402
 from vitruvian.pipelines import Failure  # noqa: E402
-from vitruvian.pipelines.people import PeopleDetector, detect_people  # noqa: E402
+from vitruvian.pipelines.people import (  # noqa: E402
+    PeopleDetector,
+    detect_people,
+    smoothing,
+)
 from vitruvian.pipelines.people.detectors import FunctionDetector, WholeImageDetector  # noqa: E402
-from vitruvian.pipelines.people.smoothing import DenseSmoother, ResultSmoother  # noqa: E402
+from vitruvian.pipelines.people.smoothing import ResultSmoother  # noqa: E402
 from vitruvian.pipelines.people.tracking import TrackedDetector  # noqa: E402
 from vitruvian.pipelines.sources import Frame  # noqa: E402
 from vitruvian.pipelines.tasks.pose import PosePipeline  # noqa: E402
 from vitruvian.pipelines.video import camera, pipeline_task, run_video, segments  # noqa: E402
 from vitruvian.results import Albedo, Matte, Normals, Parts, Pointmap, Pose, Result  # noqa: E402
-from vitruvian.results.base import People, Picture  # noqa: E402
+from vitruvian.results.base import People  # noqa: E402
 
 SIZE = (64, 96)
 COUNT = 24
 
 
-def scene(number: int) -> Picture:
+def scene(number: int) -> RgbImage:
     """Two bright people on a dark ground, one walking right and one standing."""
     picture = np.full((*SIZE, 3), 30, np.uint8)
     picture[16:56, 8 + 2 * number : 20 + 2 * number] = 220
@@ -42,7 +47,7 @@ def scene(number: int) -> Picture:
     return picture
 
 
-def bright(picture: Picture) -> NDArray[np.float32]:
+def bright(picture: RgbImage) -> NDArray[np.float32]:
     """Find the two by their brightness."""
     boxes = []
     for low, high in ((190, 255), (130, 189)):
@@ -99,7 +104,7 @@ class Task:
         yield from ahead
 
 
-def draw(result: Result) -> Picture:
+def draw(result: Result) -> RgbImage:
     assert result.image is not None
     return 255 - result.image
 
@@ -213,7 +218,7 @@ def test_a_frame_that_fails_is_told_and_the_video_stays_whole(clip: Path, tmp_pa
 
 
 def test_an_error_while_drawing_stops_the_run_and_leaves_whole_segments(clip: Path, tmp_path: Path) -> None:
-    def bad(result: Result) -> Picture:
+    def bad(result: Result) -> RgbImage:
         if result.frame == 9:
             raise ZeroDivisionError
         return draw(result)
@@ -260,7 +265,7 @@ def test_a_real_pipeline(clip: Path, tmp_path: Path) -> None:
     model, processor = parts_of("pose")
     looked: list[int] = []
 
-    def counted(picture: Picture) -> NDArray[np.float32]:
+    def counted(picture: RgbImage) -> NDArray[np.float32]:
         looked.append(1)
         return bright(picture)
 
@@ -352,9 +357,10 @@ class TestResultSmoother:
         assert 1.0 < result.scale < 1.9
         assert 2.2 < result.points.mean() < 3.9
 
-    def test_a_cut_starts_everything_anew(self) -> None:
+    def test_a_cut_starts_everything_anew(self, monkeypatch: pytest.MonkeyPatch) -> None:
         smoother = ResultSmoother()
-        smoother.maps = DenseSmoother(still=254.0, moving=255.0)  # one that does not see motion itself
+        monkeypatch.setattr(smoothing, "_STILL", 254.0)  # the maps themselves ignore motion
+        monkeypatch.setattr(smoothing, "_MOVING", 255.0)
         other = np.full((*SIZE, 3), 250, np.uint8)
         found = []
         for picture, value in ((scene(0), 0.0), (scene(0), 1.0), (other, 1.0)):
@@ -407,7 +413,7 @@ def test_a_real_clip_keeps_its_length_and_rate(tmp_path: Path) -> None:
 class TestCamera:
     @staticmethod
     def plug_in(monkeypatch: pytest.MonkeyPatch, *, stop: int = 1000, error: Exception | None = None) -> None:
-        def frames(number: int) -> Iterator[tuple[float, Picture]]:
+        def frames(number: int) -> Iterator[tuple[float, RgbImage]]:
             assert number == 2
             for index in range(stop):
                 yield index / 30, scene(index % COUNT)
