@@ -151,21 +151,20 @@ class MaskClassificationPreTrainedModel(Model):
         """Join projections and cache the position biases of the backbone's windows."""
         optimize_swin(self)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward`, as a CUDA graph where `optimize` allows it and the call can be captured."""
-        if self.graphs is None:
-            return super().__call__(*args, **kwargs)
+    def _captured_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the `forward` of the class, as a CUDA graph if the call can be captured."""
         capturable = self._capturable_call(args, kwargs)
         if capturable is None:
-            return nn.Module.__call__(self, *args, **kwargs)
-        return super().__call__(**capturable)
+            return type(self).forward(self, *args, **kwargs)
+        return super()._captured_forward(**capturable)
 
     def _capturable_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
         """Return a call's arguments for a CUDA graph, or None where it cannot be captured.
 
         Labels are matched on the CPU, and padding splits the batch. A mask without padding is left out.
         """
-        arguments = dict(inspect.signature(self.forward).bind(*args, **kwargs).arguments)
+        arguments = dict(inspect.signature(type(self).forward).bind(self, *args, **kwargs).arguments)
+        del arguments["self"]
         mask = arguments.pop("pixel_mask", None)
         if arguments.get("mask_labels") is not None:
             return None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +70,7 @@ class Sam2Model(Model):
     no_split_modules = ("HieraBlock", "TwoWayTransformer")
     resident_modules = ("shared_image_embedding", "prompt_encoder", "mask_decoder", "no_memory_embedding")
     ignored_keys = VIDEO_KEYS
+    captures_forward = False  # encoder and decoder are captured separately, as their batch sizes differ
     # Some writers store the frequencies once, since both tables are the same.
     optional_keys = ("prompt_encoder.shared_embedding.positional_embedding",)
 
@@ -96,10 +96,6 @@ class Sam2Model(Model):
             # Cells of the image and points are comparable only with the same frequencies.
             frequencies = self.shared_image_embedding.positional_embedding
             self.prompt_encoder.shared_embedding.positional_embedding.copy_(frequencies)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward`. It records encoder and decoder as separate CUDA graphs, as their batch sizes differ."""
-        return nn.Module.__call__(self, *args, **kwargs)
 
     def forward(
         self,
