@@ -32,7 +32,7 @@ from vitruvian.hub import CONFIG_FILE, HubOptions, pinned, upload, weight_file
 from vitruvian.layers.init import no_init_weights
 from vitruvian.ops.attention import check_implementation
 from vitruvian.ops.cuda_graphs import GraphCache
-from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
+from vitruvian.outputs import ModelOutput, OutputFlags
 from vitruvian.weights import (
     SAVED_FILES,
     KeyPlan,
@@ -47,7 +47,6 @@ from vitruvian.weights import (
 
 OutputT = TypeVar("OutputT", bound=ModelOutput)
 R = TypeVar("R")
-_OUTPUT_OPTIONS = ("output_hidden_states", "output_attentions", "return_dict")  # the fields of `OutputFlags`
 
 
 class Model(nn.Module):
@@ -446,14 +445,18 @@ class Model(nn.Module):
         """Whether layers are recomputed in the backward pass."""
         return any(getattr(module, "gradient_checkpointing", False) for module in self.modules())
 
-    def output_flags(self, options: OutputOptions) -> OutputFlags:
+    def output_flags(
+        self,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> OutputFlags:
         """Return the flags of a call, with those of the configuration where the call leaves them out."""
-        flags = {name: getattr(self.config, name) for name in _OUTPUT_OPTIONS}
-        for name, value in options.items():
-            if name not in flags:
-                raise TypeError(f"{type(self).__name__}.forward() got an unexpected keyword argument {name!r}")
-            flags[name] = flags[name] if value is None else bool(value)
-        return OutputFlags(*flags.values())
+        return OutputFlags(
+            self.resolve_flag("output_hidden_states", output_hidden_states),
+            self.resolve_flag("output_attentions", output_attentions),
+            self.resolve_flag("return_dict", return_dict),
+        )
 
     def resolve_flag(self, name: str, value: bool | None) -> bool:
         """Return the flag of a call, or that of the configuration if the call leaves it out."""

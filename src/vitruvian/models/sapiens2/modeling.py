@@ -162,7 +162,7 @@ class Sapiens2Trunk(Sapiens2PreTrainedModel):
             bool_masked_pos: Patches to replace by the mask token, [B, number of patches].
             options: See `OutputOptions`. Attention weights are [B, A, N, N].
         """
-        flags = self.output_flags(options)
+        flags = self.output_flags(**options)
         grid_hw = check_pixels(pixel_values, self.config)
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.weight.dtype)
         x = self.embeddings(pixel_values, bool_masked_pos)  # [B, 1 + R + h·w, C]
@@ -228,7 +228,7 @@ class Sapiens2Backbone(Sapiens2Trunk):
             return_class_token: Return the class token of each chosen stage too.
             options: See `OutputOptions`.
         """
-        flags = self.output_flags(options)
+        flags = self.output_flags(**options)
         inner = flags._replace(hidden_states=True).for_inner()
         encoded = super().forward(pixel_values, **inner)
         states = encoded.hidden_states or ()
@@ -288,7 +288,7 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
 
     def encoder_options(self, options: OutputOptions) -> OutputOptions:
         """Return the options of a call to the encoder."""
-        return self.output_flags(options).for_inner()
+        return self.output_flags(**options).for_inner()
 
     def features(self, encoded: BaseModelOutputWithPooling, pixel_values: Tensor) -> Tensor:
         """Return the map [B, C, h, w] that the heads read, from the output of the encoder."""
@@ -309,7 +309,7 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
             output["loss"], output["loss_terms"] = loss.total, loss.terms
         else:
             output["loss"] = loss
-        return self.format_output(output, self.output_flags(options).return_dict)
+        return self.format_output(output, self.output_flags(**options).return_dict)
 
 
 class Sapiens2ForPoseEstimation(Sapiens2TaskModel):

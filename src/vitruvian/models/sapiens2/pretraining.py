@@ -66,7 +66,7 @@ class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
             distillation_weight: Weight of the self-distillation beside the reconstruction.
             options: See `OutputOptions`.
         """
-        flags = self.output_flags(options)
+        flags = self.output_flags(**options)
         encoded = self.model(pixel_values, bool_masked_pos, **flags.for_inner())
         patches = encoded.last_hidden_state[:, 1 + self.config.num_register_tokens :]  # [B, N, C]
         output = Sapiens2PreTrainingOutput(
