@@ -17,7 +17,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, Unpack, cast
 
 import numpy as np
 import torch
@@ -37,7 +37,9 @@ from vitruvian.processor import (
     JOINT_FILE,
     PROCESSOR_FILE,
     ImageInput,
+    ImageOptions,
     ImageProcessor,
+    SizeOption,
     as_pixels,
     check_count,
     height_width,
@@ -85,54 +87,35 @@ class Sam2ImageProcessor(ImageProcessor):
         images: ImageInput,
         segmentation_maps: object = None,
         *,
-        do_resize: bool | None = None,
-        size: dict[str, int] | None = None,
-        mask_size: dict[str, int] | None = None,
-        resample: int | None = None,
-        do_rescale: bool | None = None,
-        rescale_factor: float | None = None,
-        do_normalize: bool | None = None,
-        image_mean: list[float] | float | None = None,
-        image_std: list[float] | float | None = None,
-        do_convert_rgb: bool | None = None,
+        mask_size: SizeOption | None = None,
         input_data_format: str | None = None,
         device: str | torch.device | None = None,
         return_tensors: str | None = None,
+        **options: Unpack[ImageOptions],
     ) -> BatchFeature:
         """Prepare images, and label masks with them.
 
         Args:
             images: One image or several: PIL, numpy, torch, paths, URLs or bytes.
             segmentation_maps: For each image a mask [H, W], or one for each object [P, H, W].
-            do_resize, size, mask_size, resample, do_rescale, rescale_factor, do_normalize, image_mean, image_std,
-                do_convert_rgb: Options of the processor for this call.
+            mask_size: Size of label masks for this call.
             input_data_format: Layout of arrays: "channels_first" or "channels_last".
             device: Device to compute on; by default that of the images.
             return_tensors: "pt" or "np" for stacked arrays.
+            options: Options of the processor for this call.
 
         Returns:
             `pixel_values` [B, 3, H, W], `original_sizes` [B, 2], and `labels` [B, h, w] or [B, P, h, w], int64.
         """
-        options = self.with_options(
-            do_resize=do_resize,
-            size=size,
-            mask_size=mask_size,
-            resample=resample,
-            do_rescale=do_rescale,
-            rescale_factor=rescale_factor,
-            do_normalize=do_normalize,
-            image_mean=image_mean,
-            image_std=image_std,
-            do_convert_rgb=do_convert_rgb,
-        )
+        used = self.with_options(mask_size=mask_size, **options)
         tensors = as_pixels(images, input_data_format=input_data_format, device=device)
         data: dict[str, object] = {
-            "pixel_values": [options.prepare_image(pixels) for pixels in tensors],
+            "pixel_values": [used.prepare_image(pixels) for pixels in tensors],
             "original_sizes": [(pixels.shape[-2], pixels.shape[-1]) for pixels in tensors],
         }
         if segmentation_maps is not None:
             label_maps = _label_maps(segmentation_maps, len(tensors))
-            data["labels"] = [options._resize_labels(labels) for labels in label_maps]
+            data["labels"] = [used._resize_labels(labels) for labels in label_maps]
         return BatchFeature(data, tensor_type=return_tensors)
 
     def prepare_image(self, pixels: Tensor) -> Tensor:
