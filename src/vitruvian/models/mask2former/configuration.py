@@ -109,8 +109,7 @@ class Mask2FormerConfig(MaskClassificationConfig):
                 "Mask2FormerConfig: expected oversample_ratio of at least 1 and importance_sample_ratio from 0 to 1, "
                 f"got {self.oversample_ratio} and {self.importance_sample_ratio}."
             )
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"Mask2FormerConfig.dropout: expected at least 0 and below 1, got {self.dropout}.")
+        self.require_range(("dropout",), 0, below=1)
         activation(self.activation_function)
 
     @classmethod

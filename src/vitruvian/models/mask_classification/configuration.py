@@ -69,12 +69,8 @@ class MaskClassificationConfig(Config):
 
     def validate(self) -> None:
         """Raise `ConfigError` for sizes below 1 and for weights that are negative or not finite."""
-        for name in self.positive_fields:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{type(self).__name__}.{name}: expected at least 1, got {getattr(self, name)}.")
-        for name in self.non_negative_fields:
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"{type(self).__name__}.{name}: expected at least 0, got {getattr(self, name)}.")
+        self.require_range(self.positive_fields, 1)
+        self.require_range(self.non_negative_fields, 0)
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:

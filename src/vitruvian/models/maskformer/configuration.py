@@ -92,17 +92,14 @@ class DetrConfig(Config):
 
     def validate(self) -> None:
         """Check the fields that the decoder is built from."""
-        for name in ("num_queries", "decoder_layers", "decoder_ffn_dim", "decoder_attention_heads", "d_model"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"DetrConfig.{name}: expected at least 1, got {getattr(self, name)}.")
+        sizes = ("num_queries", "decoder_layers", "decoder_ffn_dim", "decoder_attention_heads", "d_model")
+        self.require_range(sizes, 1)
         if self.d_model % self.decoder_attention_heads or self.d_model % 4:
             raise ConfigError(
                 f"DetrConfig.d_model: expected a multiple of 4 and of {self.decoder_attention_heads} heads, "
                 f"got {self.d_model}."
             )
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"DetrConfig.{name}: expected at least 0 and below 1, got {getattr(self, name)}.")
+        self.require_range(("dropout", "attention_dropout", "activation_dropout"), 0, below=1)
         activation(self.activation_function)
 
     def to_dict(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.config import Settings, nested, read_config_dict, settings
+from vitruvian.config import Settings, nested, read_config_dict, settings, split_hub_options
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.hub import HubOptions
 from vitruvian.images import resample_mode, resize
@@ -79,7 +79,7 @@ class Sam2ImageProcessor(ImageProcessor):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
         """Read from a folder or the Hub. Keywords are options of the Hub, such as `revision`, or fields to override."""
-        hub_options, overrides = _split_options(options)
+        hub_options, overrides = split_hub_options(options)
         return cls.from_dict(_read_image_settings(pretrained_model_name_or_path, hub_options), **overrides)
 
     def preprocess(
@@ -208,7 +208,7 @@ class Sam2Processor(Settings):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
         """Read from a folder or the Hub. Keywords are options of the Hub, such as `revision`, or fields to override."""
-        hub_options, overrides = _split_options(options)
+        hub_options, overrides = split_hub_options(options)
         values = read_config_dict(pretrained_model_name_or_path, hub_options, JOINT_FILE) or {}
         if "image_processor" not in values:
             values["image_processor"] = _read_image_settings(pretrained_model_name_or_path, hub_options)
@@ -351,13 +351,6 @@ def _label_maps(maps: object, count: int) -> list[Tensor]:
                 f"{labels.dtype} {list(labels.shape)}."
             )
     return tensors
-
-
-def _split_options(options: dict[str, Any]) -> tuple[HubOptions, dict[str, object]]:
-    """Split keywords of `from_pretrained` into options of the Hub and fields to override."""
-    names = {field.name for field in dataclasses.fields(HubOptions)}
-    hub_options = {key: value for key, value in options.items() if key in names}
-    return HubOptions(**hub_options), {key: value for key, value in options.items() if key not in names}
 
 
 def _read_image_settings(source: str | Path, options: HubOptions) -> dict[str, object]:

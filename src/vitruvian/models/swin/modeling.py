@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitruvian.config import Config
 from vitruvian.errors import ConfigError
+from vitruvian.layers.backbone_stages import ChosenStages
 from vitruvian.layers.init import init_layer, set_init_std
 from vitruvian.model import Model
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
@@ -63,20 +64,11 @@ class SwinPreTrainedModel(Model):
         optimize_swin(self)
 
 
-class _SwinBackboneBase(SwinPreTrainedModel):
+class _SwinBackboneBase(ChosenStages, SwinPreTrainedModel):
     """A Swin that returns the maps of chosen stages before merging, each with its norm."""
 
+    config: SwinConfig
     optional_keys: ClassVar[tuple[str, ...]] = (*SwinPreTrainedModel.optional_keys, "hidden_states_norms")
-
-    @property
-    def out_features(self) -> list[str]:
-        """Names of the stages that the backbone returns."""
-        return list(self.config.out_features or [])
-
-    @property
-    def channels(self) -> list[int]:
-        """Channels of each map that the backbone returns."""
-        return [self.config.channels_of[name] for name in self.out_features]
 
     @property
     def strides_hw(self) -> list[tuple[int, int]]:
