@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import tempfile
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -60,6 +61,15 @@ class Settings:
     def validate(self) -> None:
         """Raise `ConfigError` for values of the right type that are invalid. Subclasses extend it."""
 
+    def require_range(self, names: Iterable[str], lowest: float, *, below: float = math.inf) -> None:
+        """Raise `ConfigError` for the first of these fields whose value is not in [lowest, below)."""
+        for name in names:
+            if not lowest <= getattr(self, name) < below:
+                limit = "" if below == math.inf else f" and below {below}"
+                raise ConfigError(
+                    f"{type(self).__name__}.{name}: expected at least {lowest}{limit}, got {getattr(self, name)}."
+                )
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
         """Build from a JSON object; unknown keys are preserved, `overrides` must be known fields."""
@@ -87,24 +97,10 @@ class Settings:
     def from_pretrained(
         cls,
         pretrained_model_name_or_path: str | Path,
-        *,
-        revision: str | None = None,
-        cache_dir: str | Path | None = None,
-        token: str | bool | None = None,
-        local_files_only: bool = False,
-        force_download: bool = False,
-        subfolder: str = "",
-        **overrides: Any,
+        **keywords: Any,
     ) -> Self:
-        """Read from a folder, a file or the Hub; further keywords override fields."""
-        options = HubOptions(
-            revision=revision,
-            cache_dir=cache_dir,
-            token=token,
-            local_files_only=local_files_only,
-            force_download=force_download,
-            subfolder=subfolder,
-        )
+        """Read from a folder, a file or the Hub. Keywords are options of the Hub (`HubOptions`) or override fields."""
+        options, overrides = split_hub_options(keywords)
         source = pretrained_model_name_or_path
         return cls.from_dict(read_json(json_file(source) or require_file(source, cls.file_name, options)), **overrides)
 
@@ -254,6 +250,13 @@ def _set_label_names(config: Config, names: dict[int, str], indices: dict[str, i
     if indices is None:
         indices = {name: index for index, name in names.items()}
     config.__dict__.update(id2label=names, label2id=indices, num_labels=len(names), _ready=True)
+
+
+def split_hub_options(keywords: Mapping[str, Any]) -> tuple[HubOptions, dict[str, Any]]:
+    """Split the keywords of a `from_pretrained` into options of the Hub and others."""
+    names = {field.name for field in dataclasses.fields(HubOptions)}
+    hub = {name: value for name, value in keywords.items() if name in names}
+    return HubOptions(**hub), {name: value for name, value in keywords.items() if name not in names}
 
 
 def nested(value: Any, cls: type[Settings]) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,7 @@ from vitruvian.hub import CONFIG_FILE, HubOptions, pinned, upload, weight_file
 from vitruvian.layers.init import no_init_weights
 from vitruvian.ops.attention import check_implementation
 from vitruvian.ops.cuda_graphs import GraphCache
-from vitruvian.outputs import ModelOutput
+from vitruvian.outputs import ModelOutput, OutputFlags
 from vitruvian.weights import (
     SAVED_FILES,
     KeyPlan,
@@ -64,6 +65,7 @@ class Model(nn.Module):
     renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
     ignored_keys: ClassVar[tuple[str, ...]] = ()
     optional_keys: ClassVar[tuple[str, ...]] = ()
+    captures_forward: ClassVar[bool] = True  # whether `optimize` captures `forward` as a whole in a CUDA graph
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -376,6 +378,10 @@ class Model(nn.Module):
         self.prepare_for_inference()
         self.optimized = True
         self.graphs = GraphCache() if cuda_graphs else None
+        # On the instance, so that models without graphs, such as a model inside another, call `forward` directly.
+        self.__dict__.pop("forward", None)
+        if cuda_graphs and self.captures_forward:
+            self.forward = self._captured_forward
         return self
 
     def prepare_for_inference(self) -> None:
@@ -395,9 +401,9 @@ class Model(nn.Module):
         self._reoptimize()
         return self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward`, as a CUDA graph if `optimize` allows it."""
-        return self.run_captured(super().__call__, *args, **kwargs)
+    def _captured_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the `forward` of the class, as a CUDA graph if the call can be captured."""
+        return self.run_captured(types.MethodType(type(self).forward, self), *args, **kwargs)
 
     def run_captured(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """Call a function of the model, as a CUDA graph if `optimize` allows it."""
@@ -438,6 +444,19 @@ class Model(nn.Module):
     def is_gradient_checkpointing(self) -> bool:
         """Whether layers are recomputed in the backward pass."""
         return any(getattr(module, "gradient_checkpointing", False) for module in self.modules())
+
+    def output_flags(
+        self,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> OutputFlags:
+        """Return the flags of a call, with those of the configuration where the call leaves them out."""
+        return OutputFlags(
+            self.resolve_flag("output_hidden_states", output_hidden_states),
+            self.resolve_flag("output_attentions", output_attentions),
+            self.resolve_flag("return_dict", return_dict),
+        )
 
     def resolve_flag(self, name: str, value: bool | None) -> bool:
         """Return the flag of a call, or that of the configuration if the call leaves it out."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, TypedDict
 
 import numpy as np
 import torch
@@ -122,6 +122,36 @@ class SemanticSegmenterOutput(ModelOutput):
     logits: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
+
+
+class OutputOptions(TypedDict, total=False):
+    """Keyword arguments of every `forward`. One that is None or absent follows the configuration.
+
+    Attributes:
+        output_hidden_states: Return the hidden states of the embeddings and of every layer or stage.
+        output_attentions: Return the attention weights of every layer.
+        return_dict: Return a `ModelOutput` rather than a tuple.
+    """
+
+    output_hidden_states: bool | None
+    output_attentions: bool | None
+    return_dict: bool | None
+
+
+class OutputFlags(NamedTuple):
+    """`OutputOptions` of a call after the defaults of the configuration; see `Model.output_flags`."""
+
+    hidden_states: bool
+    attentions: bool
+    return_dict: bool
+
+    def for_inner(self) -> OutputOptions:
+        """Return the options with which one model calls another inside it."""
+        return {
+            "output_hidden_states": self.hidden_states,
+            "output_attentions": self.attentions,
+            "return_dict": True,
+        }
 
 
 class BatchFeature(dict[str, Any]):

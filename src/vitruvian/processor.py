@@ -9,7 +9,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypedDict
 
 import numpy as np
 import torch
@@ -28,6 +28,23 @@ ImageInput = Any  # an image or a list of images: PIL, NumPy [H, W, C] or [C, H,
 
 _IMAGENET_MEAN = [0.485, 0.456, 0.406]
 _IMAGENET_STD = [0.229, 0.224, 0.225]
+
+
+SizeOption = Mapping[str, int] | Sequence[int] | int  # a table, (height, width), or one number
+
+
+class ImageOptions(TypedDict, total=False):
+    """Options of a processor that a call of `preprocess` may override; `ImageProcessor` documents them."""
+
+    do_resize: bool | None
+    size: SizeOption | None
+    resample: int | None
+    do_rescale: bool | None
+    rescale_factor: float | None
+    do_normalize: bool | None
+    image_mean: list[float] | float | None
+    image_std: list[float] | float | None
+    do_convert_rgb: bool | None
 
 
 @settings

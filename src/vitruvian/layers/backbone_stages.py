@@ -1,13 +1,13 @@
-"""Which stages a backbone returns, by name or by index: rules that the configurations of backbones share."""
+"""Which stages a backbone returns, by name or by index: what backbones and their configurations share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import field
+from typing import Any
 
+from vitruvian.config import Config, settings
 from vitruvian.errors import ConfigError, near_matches
-
-T = TypeVar("T")
 
 
 def stage_names(count: int) -> list[str]:
@@ -45,8 +45,62 @@ def align_stages(
     return [names[stage] for stage in stages], stages
 
 
-def drop_overridden_stages(values: Mapping[str, T], overrides: Mapping[str, object]) -> dict[str, T]:
-    """Drop a file's out_features where out_indices is overridden, and the other way round: they would disagree."""
-    pairs = (("out_features", "out_indices"), ("out_indices", "out_features"))
-    stale = {other for name, other in pairs if name in overrides and other not in overrides}
-    return {key: value for key, value in values.items() if key not in stale}
+@settings
+class BackboneConfig(Config):
+    """Fields of backbones that return the maps of chosen stages.
+
+    Args:
+        depths: Number of layers in each stage.
+        out_features: Stages that the backbone returns: "stem", "stage1", …; by default the last.
+        out_indices: The same as indices.
+    """
+
+    depths: list[int] = field(default_factory=list)
+    out_features: list[str] | None = None
+    out_indices: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.set_stages(self.out_features, self.out_indices)
+
+    def set_stages(self, out_features: list[str] | None = None, out_indices: list[int] | None = None) -> None:
+        """Choose the stages that the backbone returns, by name or by index."""
+        self.out_features, self.out_indices = align_stages(
+            type(self).__name__, self.stage_names, out_features, out_indices
+        )
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Drop what follows from other fields."""
+        values.pop("stage_names", None)
+        return super().upgrade(values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object, with the names of the stages, which other readers expect."""
+        return super().to_dict() | {"stage_names": self.stage_names}
+
+    @property
+    def stage_names(self) -> list[str]:
+        """Names of what the backbone can return."""
+        return stage_names(len(self.depths))
+
+    @property
+    def channels_of(self) -> dict[str, int]:
+        """Channels of the stem and of each stage."""
+        raise NotImplementedError
+
+
+class ChosenStages:
+    """Properties of a backbone with a `BackboneConfig`."""
+
+    config: BackboneConfig
+
+    @property
+    def out_features(self) -> list[str]:
+        """Names of the stages that the backbone returns."""
+        return list(self.config.out_features or [])
+
+    @property
+    def channels(self) -> list[int]:
+        """Channels of each map that the backbone returns."""
+        return [self.config.channels_of[name] for name in self.out_features]

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
 from vitruvian.ops.rms_norm import add_rms_norm
-from vitruvian.ops.swiglu import has_tensor_descriptors, num_multiprocessors
+from vitruvian.ops.swiglu import has_tensor_descriptors, num_multiprocessors, tile_position
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
@@ -234,10 +234,7 @@ def _gated_linear_kernel(  # type: ignore[no-untyped-def]
     down = tl.cdiv(M, rows)
     across = tl.cdiv(F2, columns)
     for tile in tl.range(tl.program_id(0), down * across, programs, flatten=True):
-        first = tile // (group * across) * group
-        size = min(down - first, group)
-        i = first + (tile % (group * across)) % size
-        j = (tile % (group * across)) // size
+        i, j = tile_position(tile, down, across, group)
         total = tl.zeros([rows, columns], tl.float32)
         for k in tl.range(0, K // depth, num_stages=3):
             x = x_desc.load([i * rows, k * depth])

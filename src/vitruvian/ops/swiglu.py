@@ -95,6 +95,14 @@ def _gated_linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
 
 
 @triton_jit
+def tile_position(tile, down, across, group: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Row and column of a tile of a product; consecutive tiles share rows and columns, which are in the L2 cache."""
+    first = tile // (group * across) * group
+    size = min(down - first, group)
+    return first + (tile % (group * across)) % size, (tile % (group * across)) // size
+
+
+@triton_jit
 def _gated_linear_kernel(  # type: ignore[no-untyped-def]
     x_desc, w_desc, out_desc, bias_ptr, M, F2, K,
     rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, group: tl.constexpr, programs: tl.constexpr,
@@ -104,11 +112,7 @@ def _gated_linear_kernel(  # type: ignore[no-untyped-def]
     down = tl.cdiv(M, rows)
     across = tl.cdiv(F2, columns)
     for tile in tl.range(tl.program_id(0), down * across, programs, flatten=True):
-        # Consecutive tiles share rows and columns, which are then in the L2 cache.
-        first = tile // (group * across) * group
-        size = min(down - first, group)
-        i = first + (tile % (group * across)) % size
-        j = (tile % (group * across)) // size
+        i, j = tile_position(tile, down, across, group)
         total = tl.zeros([rows, columns], tl.float32)
         for k in tl.range(0, K // depth, num_stages=3):
             x = x_desc.load([i * rows, k * depth])

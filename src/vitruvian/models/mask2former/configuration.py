@@ -17,10 +17,11 @@ from vitruvian.models.swin.configuration import SwinConfig
 class Mask2FormerConfig(MaskClassificationConfig):
     """Mask2Former. The defaults are those of facebook/mask2former-swin-small-coco-instance, but for its labels.
 
+    `MaskClassificationConfig` documents the other fields.
+
     Args:
         backbone_config: Configuration of the backbone: Swin or ResNet; by default Swin-Small.
         feature_size: Channels of the pixel decoder's maps.
-        mask_feature_size: Channels of the pixel embeddings that masks are scored with.
         hidden_dim: Channels of a query.
         encoder_feedforward_dim: Hidden channels of the pixel decoder's feed-forward layers.
         activation_function: Activation of the transformer decoder's feed-forward layers.
@@ -35,26 +36,12 @@ class Mask2FormerConfig(MaskClassificationConfig):
         ignore_value: Class of pixels that the loss ignores. Leave such masks out of the labels, as the image processor
             does with its `ignore_index`.
         num_queries: Number of queries: the most objects that an image can have.
-        no_object_weight: Weight of the class "no object" in the class loss.
         class_weight: Weight of the class loss, and of its cost in the matching.
         mask_weight: Weight of the cross-entropy of the masks, and of its cost in the matching.
-        dice_weight: Weight of the dice loss, and of its cost in the matching.
         train_num_points: Number of points at which masks are compared.
         oversample_ratio: Candidates drawn for each point.
         importance_sample_ratio: Share of the points that are chosen for their uncertainty.
-        init_std: Standard deviation of initialized weights.
-        init_xavier_std: Gain of Xavier initialization.
-        use_auxiliary_loss: Train the predictions after every decoder layer, not only after the last.
         feature_strides: Strides of the backbone's maps.
-        output_auxiliary_logits: Return the predictions after every decoder layer unless a call says otherwise.
-        backbone: A folder or Hub name to read `backbone_config` from.
-        use_pretrained_backbone: Initialize a new model with the weights of `backbone`.
-        use_timm_backbone: Must be False; timm is not supported.
-        backbone_kwargs: Fields to change in the configuration that `backbone` gives.
-        use_pixel_mask: Compute each image without the padding that `pixel_mask` marks, so that a batch of mixed sizes
-            gives the results of single images. None does so in calls without labels; with labels the padded batch is
-            computed, as in the training of the published weights. True crops in both cases. False ignores
-            `pixel_mask`, as the reference does.
     """
 
     model_type: ClassVar[str] = "mask2former"
@@ -122,8 +109,7 @@ class Mask2FormerConfig(MaskClassificationConfig):
                 "Mask2FormerConfig: expected oversample_ratio of at least 1 and importance_sample_ratio from 0 to 1, "
                 f"got {self.oversample_ratio} and {self.importance_sample_ratio}."
             )
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"Mask2FormerConfig.dropout: expected at least 0 and below 1, got {self.dropout}.")
+        self.require_range(("dropout",), 0, below=1)
         activation(self.activation_function)
 
     @classmethod

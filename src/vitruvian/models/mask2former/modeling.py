@@ -7,7 +7,7 @@ pixel_values [B, 3, H, W] ─▶ PixelLevelModule ─▶ maps at 1/32 … 1/8 �
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -19,12 +19,12 @@ from vitruvian.models.mask2former.pixel_decoder import DeformableAttention, buil
 from vitruvian.models.mask2former.transformer_decoder import TransformerModule
 from vitruvian.models.mask_classification.modeling import (
     DecoderOutput,
+    MaskClassificationForSegmentation,
     MaskClassificationModel,
     MaskClassificationPreTrainedModel,
     PixelFeatures,
-    check_labels,
-    prediction_loss,
 )
+from vitruvian.outputs import OutputFlags
 
 
 class Mask2FormerPreTrainedModel(MaskClassificationPreTrainedModel):
@@ -55,33 +55,19 @@ class Mask2FormerModel(MaskClassificationModel, Mask2FormerPreTrainedModel):
         self.transformer_module = TransformerModule(config)
         self.post_init()
 
-    def forward(
-        self,
-        pixel_values: Tensor,
-        pixel_mask: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
+    def build_output(
+        self, features: PixelFeatures, decoded: DecoderOutput, flags: OutputFlags
     ) -> Mask2FormerModelOutput:
-        """Compute queries and masks.
-
-        Args:
-            pixel_values: Normalised images [B, 3, H, W] of any size.
-            pixel_mask: 1 for the image, 0 in the padding [B, H, W]; see `Mask2FormerConfig.use_pixel_mask`.
-            output_hidden_states: Also return maps and queries of every stage.
-            output_attentions: Also return the attention of the queries to each other.
-            return_dict: Return a `Mask2FormerModelOutput` rather than a tuple.
-        """
-        need_weights = self.resolve_flag("output_attentions", output_attentions)
-        features, decoded = self.compute(pixel_values, pixel_mask, need_weights=need_weights)
-        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
-        output = Mask2FormerModelOutput(
-            **_hidden_fields(features, decoded, all_states=hidden),
-            transformer_decoder_intermediate_states=_queries_first(decoded.normed) if hidden else None,
+        """Return the output of `forward`."""
+        return Mask2FormerModelOutput(
+            **self.hidden_fields(features, decoded, flags),
+            transformer_decoder_intermediate_states=_queries_first(decoded.normed) if flags.hidden_states else None,
             masks_queries_logits=tuple(decoded.masks),
-            attentions=tuple(decoded.attentions) if need_weights else None,
         )
-        return self.format_output(output, return_dict)
+
+    def query_states(self, decoded: DecoderOutput) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the last queries [B, Q, C], and those of all layers [Q, B, C]."""
+        return decoded.states[-1], _queries_first(decoded.states)
 
     def decode(self, features: PixelFeatures, *, all_masks: bool, need_weights: bool) -> DecoderOutput:
         """Run the transformer decoder."""
@@ -91,7 +77,7 @@ class Mask2FormerModel(MaskClassificationModel, Mask2FormerPreTrainedModel):
         return output
 
 
-class Mask2FormerForUniversalSegmentation(Mask2FormerPreTrainedModel):
+class Mask2FormerForUniversalSegmentation(MaskClassificationForSegmentation, Mask2FormerPreTrainedModel):
     """Mask2Former with a class and a mask for each query: semantic, instance and panoptic segmentation."""
 
     def __init__(self, config: Mask2FormerConfig) -> None:
@@ -130,46 +116,17 @@ class Mask2FormerForUniversalSegmentation(Mask2FormerPreTrainedModel):
             output_attentions: Also return the attention of the queries to each other.
             return_dict: Return a `Mask2FormerForUniversalSegmentationOutput` rather than a tuple.
         """
-        has_labels = check_labels(mask_labels, class_labels)
-        return_auxiliary = self.resolve_flag("output_auxiliary_logits", output_auxiliary_logits)
-        need_weights = self.resolve_flag("output_attentions", output_attentions)
-        features, decoded = self.model.compute(
-            pixel_values,
-            pixel_mask,
-            has_labels=has_labels,
-            all_masks=return_auxiliary or (has_labels and self.config.use_auxiliary_loss),
-            need_weights=need_weights,
-        )
-        predictions = [
+        flags = self.output_flags(output_hidden_states, output_attentions, return_dict)
+        auxiliary = self.resolve_flag("output_auxiliary_logits", output_auxiliary_logits)
+        labels, output_class = (mask_labels, class_labels), Mask2FormerForUniversalSegmentationOutput
+        return self.segment(output_class, pixel_values, *labels, pixel_mask, flags, return_auxiliary=auxiliary)
+
+    def predict(self, features: PixelFeatures, decoded: DecoderOutput) -> list[dict[str, Tensor]]:
+        """Score the classes of the queries; the decoder has predicted their masks."""
+        return [
             {"class_queries_logits": self.class_predictor(queries), "masks_queries_logits": masks}
             for queries, masks in zip(decoded.normed[-len(decoded.masks) :], decoded.masks, strict=True)
         ]
-        auxiliary = self.config.use_auxiliary_loss
-        loss = prediction_loss(self.criterion, predictions, mask_labels, class_labels, auxiliary=auxiliary)
-        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
-        output = Mask2FormerForUniversalSegmentationOutput(
-            loss=None if loss is None else loss.total,
-            **predictions[-1],
-            auxiliary_logits=predictions[:-1] if return_auxiliary else None,
-            **_hidden_fields(features, decoded, all_states=hidden),
-            attentions=tuple(decoded.attentions) if need_weights else None,
-            loss_terms=None if loss is None else loss.terms,
-        )
-        return self.format_output(output, return_dict)
-
-
-def _hidden_fields(features: PixelFeatures, decoded: DecoderOutput, *, all_states: bool) -> dict[str, Any]:
-    """Fields with hidden states of both outputs: the last of each part, or all."""
-    fields: dict[str, Any] = {
-        "encoder_last_hidden_state": features.encoder[-1],
-        "pixel_decoder_last_hidden_state": features.pixels,
-        "transformer_decoder_last_hidden_state": decoded.states[-1],
-    }
-    if all_states:
-        fields["encoder_hidden_states"] = features.encoder
-        fields["pixel_decoder_hidden_states"] = features.levels
-        fields["transformer_decoder_hidden_states"] = _queries_first(decoded.states)
-    return fields
 
 
 def _queries_first(states: Sequence[Tensor]) -> tuple[Tensor, ...]:

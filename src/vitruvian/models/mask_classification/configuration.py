@@ -16,7 +16,27 @@ ALL_STAGES = ["stage1", "stage2", "stage3", "stage4"]
 
 @settings
 class MaskClassificationConfig(Config):
-    """Base of `MaskFormerConfig` and `Mask2FormerConfig`, which document the fields."""
+    """The fields that `MaskFormerConfig` and `Mask2FormerConfig` share.
+
+    Args:
+        backbone_config: Configuration of the backbone: Swin or ResNet.
+        mask_feature_size: Channels of the pixel embeddings that masks are scored with.
+        no_object_weight: Weight of the class "no object" in the class loss.
+        mask_weight: Weight of the pixel loss of the masks, and of its cost in the matching.
+        dice_weight: Weight of the dice loss, and of its cost in the matching.
+        init_std: Standard deviation of initialized weights.
+        init_xavier_std: Gain of Xavier initialization.
+        use_auxiliary_loss: Train the predictions after every decoder layer, not only after the last.
+        output_auxiliary_logits: Return the predictions after every decoder layer unless a call says otherwise.
+        backbone: A folder or Hub name to read `backbone_config` from.
+        use_pretrained_backbone: Initialize a new model with the weights of `backbone`.
+        use_timm_backbone: Must be False; timm is not supported.
+        backbone_kwargs: Fields to change in the configuration that `backbone` gives.
+        use_pixel_mask: Compute each image without the padding that `pixel_mask` marks, so that a batch of mixed sizes
+            gives the results of single images. None does so in calls without labels; with labels the padded batch is
+            computed, as in the training of the published weights. True crops in both cases. False ignores
+            `pixel_mask`, as the reference does.
+    """
 
     written_unless_default: ClassVar[frozenset[str]] = Config.written_unless_default | {"use_pixel_mask"}
     backbone_types: ClassVar[dict[str, type[SwinConfig] | type[ResNetConfig]]]
@@ -49,12 +69,8 @@ class MaskClassificationConfig(Config):
 
     def validate(self) -> None:
         """Raise `ConfigError` for sizes below 1 and for weights that are negative or not finite."""
-        for name in self.positive_fields:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{type(self).__name__}.{name}: expected at least 1, got {getattr(self, name)}.")
-        for name in self.non_negative_fields:
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"{type(self).__name__}.{name}: expected at least 0, got {getattr(self, name)}.")
+        self.require_range(self.positive_fields, 1)
+        self.require_range(self.non_negative_fields, 0)
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:

@@ -19,12 +19,13 @@ from vitruvian.errors import InputError
 from vitruvian.layers.init import init_layer
 from vitruvian.losses.masks import MaskLabels, MaskSetLoss
 from vitruvian.losses.terms import LossTerms
-from vitruvian.model import Model
+from vitruvian.model import Model, OutputT
 from vitruvian.models.mask_classification.configuration import MaskClassificationConfig
 from vitruvian.models.mask_classification.padding import PADDING_LOGIT, ImageGroups, check_pixel_mask, group_by_size
 from vitruvian.models.resnet.modeling import ResNetBackbone
 from vitruvian.models.swin.encoder import optimize_swin
 from vitruvian.models.swin.modeling import MaskFormerSwinBackbone, SwinBackbone
+from vitruvian.outputs import ModelOutput, OutputFlags
 
 Backbone = SwinBackbone | MaskFormerSwinBackbone | ResNetBackbone
 StrideHW = tuple[int, int]
@@ -151,21 +152,20 @@ class MaskClassificationPreTrainedModel(Model):
         """Join projections and cache the position biases of the backbone's windows."""
         optimize_swin(self)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward`, as a CUDA graph where `optimize` allows it and the call can be captured."""
-        if self.graphs is None:
-            return super().__call__(*args, **kwargs)
+    def _captured_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the `forward` of the class, as a CUDA graph if the call can be captured."""
         capturable = self._capturable_call(args, kwargs)
         if capturable is None:
-            return nn.Module.__call__(self, *args, **kwargs)
-        return super().__call__(**capturable)
+            return type(self).forward(self, *args, **kwargs)
+        return super()._captured_forward(**capturable)
 
     def _capturable_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
         """Return a call's arguments for a CUDA graph, or None where it cannot be captured.
 
         Labels are matched on the CPU, and padding splits the batch. A mask without padding is left out.
         """
-        arguments = dict(inspect.signature(self.forward).bind(*args, **kwargs).arguments)
+        arguments = dict(inspect.signature(type(self).forward).bind(self, *args, **kwargs).arguments)
+        del arguments["self"]
         mask = arguments.pop("pixel_mask", None)
         if arguments.get("mask_labels") is not None:
             return None
@@ -181,9 +181,54 @@ class MaskClassificationModel(MaskClassificationPreTrainedModel):
 
     pixel_level_module: PixelLevelModule
 
+    def forward(
+        self,
+        pixel_values: Tensor,
+        pixel_mask: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> ModelOutput:
+        """Compute queries and pixel embeddings.
+
+        Args:
+            pixel_values: Normalised images [B, 3, H, W] of any size.
+            pixel_mask: 1 for the image, 0 in the padding [B, H, W]; see `MaskClassificationConfig.use_pixel_mask`.
+            output_hidden_states: Also return maps and queries of every stage.
+            output_attentions: Also return the attention of the queries to each other.
+            return_dict: Return a `ModelOutput` rather than a tuple.
+        """
+        flags = self.output_flags(output_hidden_states, output_attentions, return_dict)
+        features, decoded = self.compute(pixel_values, pixel_mask, need_weights=flags.attentions)
+        return self.format_output(self.build_output(features, decoded, flags), flags.return_dict)
+
+    def build_output(self, features: PixelFeatures, decoded: DecoderOutput, flags: OutputFlags) -> ModelOutput:
+        """Return the output of `forward`."""
+        raise NotImplementedError
+
     def decode(self, features: PixelFeatures, *, all_masks: bool, need_weights: bool) -> DecoderOutput:
         """Run the transformer decoder."""
         raise NotImplementedError
+
+    def query_states(self, decoded: DecoderOutput) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the last queries [B, Q, C], and those of all layers in the layout of the published models."""
+        raise NotImplementedError
+
+    def hidden_fields(self, features: PixelFeatures, decoded: DecoderOutput, flags: OutputFlags) -> dict[str, Any]:
+        """Return the fields of outputs with hidden states, the last of each part or all, and with attentions."""
+        last, queries = self.query_states(decoded)
+        fields: dict[str, Any] = {
+            "encoder_last_hidden_state": features.encoder[-1],
+            "pixel_decoder_last_hidden_state": features.pixels,
+            "transformer_decoder_last_hidden_state": last,
+        }
+        if flags.hidden_states:
+            fields["encoder_hidden_states"] = features.encoder
+            fields["pixel_decoder_hidden_states"] = features.levels
+            fields["transformer_decoder_hidden_states"] = queries
+        if flags.attentions:
+            fields["attentions"] = tuple(decoded.attentions)
+        return fields
 
     def compute(
         self,
@@ -230,28 +275,48 @@ class MaskClassificationModel(MaskClassificationPreTrainedModel):
         )
 
 
-def check_labels(mask_labels: Sequence[MaskLabels] | None, class_labels: Sequence[Tensor] | None) -> bool:
-    """Tell whether a call has labels. Raise `InputError` for one kind without the other."""
-    if (mask_labels is None) != (class_labels is None):
-        raise InputError("mask_labels and class_labels: expected both for a loss, got one. Give both or neither.")
-    return mask_labels is not None
+class MaskClassificationForSegmentation(MaskClassificationPreTrainedModel):
+    """Base of the models with a class and a mask for each query."""
 
+    model: MaskClassificationModel
+    criterion: MaskSetLoss
 
-def prediction_loss(
-    criterion: MaskSetLoss,
-    predictions: Sequence[dict[str, Tensor]],
-    mask_labels: Sequence[MaskLabels] | None,
-    class_labels: Sequence[Tensor] | None,
-    *,
-    auxiliary: bool,
-) -> LossTerms | None:
-    """Return the loss of the last prediction and, with `auxiliary`, of those before; None without labels."""
-    if mask_labels is None or class_labels is None:
-        return None
-    loss: LossTerms = criterion(
-        **predictions[-1],
-        mask_labels=mask_labels,
-        class_labels=class_labels,
-        auxiliary_predictions=predictions[:-1] if auxiliary else (),
-    )
-    return loss
+    def predict(self, features: PixelFeatures, decoded: DecoderOutput) -> list[dict[str, Tensor]]:
+        """Return `class_queries_logits` and `masks_queries_logits` of each prediction; the last is the result."""
+        raise NotImplementedError
+
+    def segment(
+        self,
+        output_class: type[OutputT],
+        pixel_values: Tensor,
+        mask_labels: Sequence[MaskLabels] | None,
+        class_labels: Sequence[Tensor] | None,
+        pixel_mask: Tensor | None,
+        flags: OutputFlags,
+        *,
+        return_auxiliary: bool,
+    ) -> OutputT:
+        """Run `forward`, which documents the arguments; the order of its arguments differs between the models."""
+        if (mask_labels is None) != (class_labels is None):
+            raise InputError("mask_labels and class_labels: expected both for a loss, got one. Give both or neither.")
+        auxiliary = self.config.use_auxiliary_loss
+        features, decoded = self.model.compute(
+            pixel_values,
+            pixel_mask,
+            has_labels=mask_labels is not None,
+            all_masks=return_auxiliary or (mask_labels is not None and auxiliary),
+            need_weights=flags.attentions,
+        )
+        predictions = self.predict(features, decoded)
+        fields: dict[str, Any] = predictions[-1] | self.model.hidden_fields(features, decoded, flags)
+        if return_auxiliary:
+            fields["auxiliary_logits"] = predictions[:-1]
+        if mask_labels is not None:
+            loss: LossTerms = self.criterion(
+                **predictions[-1],
+                mask_labels=mask_labels,
+                class_labels=class_labels,
+                auxiliary_predictions=predictions[:-1] if auxiliary else (),
+            )
+            fields |= {"loss": loss.total, "loss_terms": loss.terms}
+        return self.format_output(output_class(**fields), flags.return_dict)

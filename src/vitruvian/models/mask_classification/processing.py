@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +54,9 @@ from vitruvian.models.mask_classification.reference_results import (
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
     ImageInput,
+    ImageOptions,
     ImageProcessor,
+    SizeOption,
     as_list,
     as_pixels,
     check_count,
@@ -65,10 +67,22 @@ from vitruvian.processor import (
 
 InstanceTable = Mapping[int, int] | Sequence[Mapping[int, int]]
 MaskFormat = Literal["float", "bool", "rle"]
-SizeOption = Mapping[str, int] | Sequence[int] | int
 Array = Tensor | npt.NDArray[np.generic]
 
 _DEFAULT_LONGEST_EDGE = 1333
+
+
+class MaskImageOptions(ImageOptions, total=False):
+    """Options that a call of `MaskProcessor.preprocess` may override."""
+
+    size_divisor: int | None
+    do_center_crop: bool | None
+    crop_size: SizeOption | None
+    ignore_index: int | None
+    do_reduce_labels: bool | None
+    num_labels: int | None
+    do_pad: bool | None
+    pad_size: SizeOption | None
 
 
 @settings
@@ -167,34 +181,16 @@ class MaskProcessor(ImageProcessor):
         segmentation_maps: object = None,
         instance_id_to_semantic_id: InstanceTable | None = None,
         *,
-        do_resize: bool | None = None,
-        size: SizeOption | None = None,
         default_to_square: bool = False,
-        size_divisor: int | None = None,
-        resample: int | None = None,
-        do_center_crop: bool | None = None,
-        crop_size: SizeOption | None = None,
-        do_rescale: bool | None = None,
-        rescale_factor: float | None = None,
-        do_normalize: bool | None = None,
-        image_mean: float | list[float] | None = None,
-        image_std: float | list[float] | None = None,
-        ignore_index: int | None = None,
-        do_reduce_labels: bool | None = None,
-        num_labels: int | None = None,
-        do_pad: bool | None = None,
-        pad_size: SizeOption | None = None,
-        do_convert_rgb: bool | None = None,
         mask_format: MaskFormat = "float",
         return_tensors: str | None = None,
         data_format: str = "channels_first",
         input_data_format: str | None = None,
         device: str | torch.device | None = None,
         disable_grouping: bool | None = None,
+        **options: Unpack[MaskImageOptions],
     ) -> BatchFeature:
         """Turn images, with or without segmentation maps, into model inputs; see `encode_inputs` for the result.
-
-        Options that are None have the values of the processor.
 
         Args:
             images: An image or a list of images of any sizes: PIL, numpy, torch, path, URL or bytes; values from 0 to
@@ -210,40 +206,24 @@ class MaskProcessor(ImageProcessor):
             input_data_format: The layout of arrays; inferred from the shape by default.
             device: Device to compute on.
             disable_grouping: Resize images one by one (True, the default on the CPU) or those of one size together.
+            options: Options of the processor for this call.
         """
+        size = options.get("size")
         if isinstance(size, int) and default_to_square:
-            size = {"height": size, "width": size}
-        options = self.with_options(
-            do_resize=do_resize,
-            size=size,
-            size_divisor=size_divisor,
-            resample=resample,
-            do_center_crop=do_center_crop,
-            crop_size=crop_size,
-            do_rescale=do_rescale,
-            rescale_factor=rescale_factor,
-            do_normalize=do_normalize,
-            image_mean=image_mean,
-            image_std=image_std,
-            ignore_index=ignore_index,
-            do_reduce_labels=do_reduce_labels,
-            num_labels=num_labels,
-            do_pad=do_pad,
-            pad_size=pad_size,
-            do_convert_rgb=do_convert_rgb,
-        )
-        convert_rgb = bool(options.do_convert_rgb)
+            options["size"] = {"height": size, "width": size}
+        used = self.with_options(**options)
+        convert_rgb = bool(used.do_convert_rgb)
         arrays = [_as_rgb_array(image, input_data_format, convert_rgb) for image in as_list(images)]
         pixels = as_pixels(arrays, input_data_format=input_data_format, device=device)
         maps = _read_maps(segmentation_maps, pixels)
-        sizes = [options.scaled_hw(_size_of(image)) for image in pixels]
+        sizes = [used.scaled_hw(_size_of(image)) for image in pixels]
         group = pixels[0].device.type != "cpu" if disable_grouping is None else not disable_grouping
-        scaled = _resize_all(pixels, sizes, resample_mode(options.resample), group=group)
-        values = [options.finish_pixels(image) for image in _crop_center(scaled, options.crop_hw)]
+        scaled = _resize_all(pixels, sizes, resample_mode(used.resample), group=group)
+        values = [used.finish_pixels(image) for image in _crop_center(scaled, used.crop_hw)]
         if maps is not None:
             resized = [resize(m[None], hw, mode="nearest-exact") for m, hw in zip(maps, sizes, strict=True)]
-            maps = [plane[0] for plane in _crop_center(resized, options.crop_hw)]
-        return options.encode_inputs(
+            maps = [plane[0] for plane in _crop_center(resized, used.crop_hw)]
+        return used.encode_inputs(
             values,
             maps,
             instance_id_to_semantic_id,

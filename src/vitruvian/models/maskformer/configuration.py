@@ -92,17 +92,14 @@ class DetrConfig(Config):
 
     def validate(self) -> None:
         """Check the fields that the decoder is built from."""
-        for name in ("num_queries", "decoder_layers", "decoder_ffn_dim", "decoder_attention_heads", "d_model"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"DetrConfig.{name}: expected at least 1, got {getattr(self, name)}.")
+        sizes = ("num_queries", "decoder_layers", "decoder_ffn_dim", "decoder_attention_heads", "d_model")
+        self.require_range(sizes, 1)
         if self.d_model % self.decoder_attention_heads or self.d_model % 4:
             raise ConfigError(
                 f"DetrConfig.d_model: expected a multiple of 4 and of {self.decoder_attention_heads} heads, "
                 f"got {self.d_model}."
             )
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"DetrConfig.{name}: expected at least 0 and below 1, got {getattr(self, name)}.")
+        self.require_range(("dropout", "attention_dropout", "activation_dropout"), 0, below=1)
         activation(self.activation_function)
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,27 +131,14 @@ class DetrConfig(Config):
 class MaskFormerConfig(MaskClassificationConfig):
     """MaskFormer. The defaults are those of facebook/maskformer-swin-base-ade, but for its labels.
 
+    `MaskClassificationConfig` documents the other fields.
+
     Args:
         fpn_feature_size: Channels of the feature pyramid.
-        mask_feature_size: Channels of the pixel embeddings that masks are scored with.
-        no_object_weight: Weight of the class "no object" in the class loss.
-        use_auxiliary_loss: Train the predictions after every decoder layer, not only after the last.
         backbone_config: Configuration of the backbone: Swin (in either name) or ResNet; by default Swin-Base.
         decoder_config: Configuration of the decoder; by default that of DETR.
-        init_std: Standard deviation of initialized weights.
-        init_xavier_std: Gain of Xavier initialization.
-        dice_weight: Weight of the dice loss, and of its cost in the matching.
         cross_entropy_weight: Weight of the class loss.
         mask_weight: Weight of the focal loss of the masks, and of its cost in the matching.
-        output_auxiliary_logits: Return the predictions after every decoder layer unless a call says otherwise.
-        backbone: A folder or Hub name to read `backbone_config` from.
-        use_pretrained_backbone: Initialize a new model with the weights of `backbone`.
-        use_timm_backbone: Must be False; timm is not supported.
-        backbone_kwargs: Fields to change in the configuration that `backbone` gives.
-        use_pixel_mask: Compute each image without the padding that `pixel_mask` marks, so that a batch of mixed sizes
-            gives the results of single images. None does so in calls without labels; with labels the padded batch is
-            computed, as in the training of the published weights. True crops in both cases. False ignores
-            `pixel_mask`, as the reference does.
     """
 
     model_type: ClassVar[str] = "maskformer"

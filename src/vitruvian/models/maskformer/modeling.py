@@ -16,17 +16,17 @@ from vitruvian.losses.masks import DenseMasks, MaskLabels, MaskLossWeights, Mask
 from vitruvian.models.mask_classification.layers import mask_head, mask_logits
 from vitruvian.models.mask_classification.modeling import (
     DecoderOutput,
+    MaskClassificationForSegmentation,
     MaskClassificationModel,
     MaskClassificationPreTrainedModel,
     PixelFeatures,
-    check_labels,
-    prediction_loss,
 )
 from vitruvian.models.mask_classification.padding import PADDING_LOGIT
 from vitruvian.models.maskformer.configuration import MaskFormerConfig
 from vitruvian.models.maskformer.outputs import MaskFormerForInstanceSegmentationOutput, MaskFormerModelOutput
 from vitruvian.models.maskformer.pixel_decoder import build_pixel_level
 from vitruvian.models.maskformer.transformer_decoder import TransformerModule
+from vitruvian.outputs import OutputFlags
 
 
 class MaskFormerPreTrainedModel(MaskClassificationPreTrainedModel):
@@ -46,32 +46,27 @@ class MaskFormerModel(MaskClassificationModel, MaskFormerPreTrainedModel):
         self.transformer_module = TransformerModule(coarsest, config.decoder)
         self.post_init()
 
-    def forward(
-        self,
-        pixel_values: Tensor,
-        pixel_mask: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
+    def build_output(
+        self, features: PixelFeatures, decoded: DecoderOutput, flags: OutputFlags
     ) -> MaskFormerModelOutput:
-        """Compute queries and pixel embeddings.
-
-        Args:
-            pixel_values: Normalised images [B, 3, H, W] of any size.
-            pixel_mask: 1 for the image, 0 in the padding [B, H, W]; see `MaskFormerConfig.use_pixel_mask`.
-            output_hidden_states: Also return maps and queries of every stage.
-            output_attentions: Also return the attention of the queries to each other.
-            return_dict: Return a `MaskFormerModelOutput` rather than a tuple.
-        """
-        need_weights = self.resolve_flag("output_attentions", output_attentions)
-        features, decoded = self.compute(pixel_values, pixel_mask, need_weights=need_weights)
-        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
-        output = MaskFormerModelOutput(
-            **_hidden_fields(features, decoded, all_states=hidden),
-            attentions=tuple(decoded.attentions) if need_weights else None,
+        """Return the output of `forward`."""
+        return MaskFormerModelOutput(
+            **self.hidden_fields(features, decoded, flags),
             auxiliary_hidden_states=tuple(decoded.normed[:-1]) if self.config.use_auxiliary_loss else None,
         )
-        return self.format_output(output, return_dict)
+
+    def query_states(self, decoded: DecoderOutput) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the last queries, normed, and those of all layers, each [B, Q, C]."""
+        last = decoded.normed[-1]
+        return last, (*decoded.states[:-1], last)
+
+    def hidden_fields(self, features: PixelFeatures, decoded: DecoderOutput, flags: OutputFlags) -> dict[str, Any]:
+        """Return the fields of outputs with hidden states, also those of all parts in one tuple, and attentions."""
+        fields = super().hidden_fields(features, decoded, flags)
+        if flags.hidden_states:
+            queries = fields["transformer_decoder_hidden_states"]
+            fields["hidden_states"] = (*features.encoder, *features.levels, *queries)
+        return fields
 
     def decode(self, features: PixelFeatures, *, all_masks: bool, need_weights: bool) -> DecoderOutput:
         """Run the transformer decoder, which predicts no masks."""
@@ -81,7 +76,7 @@ class MaskFormerModel(MaskClassificationModel, MaskFormerPreTrainedModel):
         return output
 
 
-class MaskFormerForInstanceSegmentation(MaskFormerPreTrainedModel):
+class MaskFormerForInstanceSegmentation(MaskClassificationForSegmentation, MaskFormerPreTrainedModel):
     """MaskFormer with a class and a mask for each query: semantic, instance and panoptic segmentation."""
 
     def __init__(self, config: MaskFormerConfig) -> None:
@@ -123,45 +118,17 @@ class MaskFormerForInstanceSegmentation(MaskFormerPreTrainedModel):
             output_attentions: Also return the attention of the queries to each other.
             return_dict: Return a `MaskFormerForInstanceSegmentationOutput` rather than a tuple.
         """
-        has_labels = check_labels(mask_labels, class_labels)
-        need_weights = self.resolve_flag("output_attentions", output_attentions)
-        features, decoded = self.model.compute(
-            pixel_values, pixel_mask, has_labels=has_labels, need_weights=need_weights
-        )
-        predictions = [self._predict(queries, features) for queries in decoded.normed]
-        loss = prediction_loss(self.criterion, predictions, mask_labels, class_labels, auxiliary=True)
-        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
-        return_auxiliary = self.resolve_flag("output_auxiliary_logits", output_auxiliary_logits)
-        output = MaskFormerForInstanceSegmentationOutput(
-            loss=None if loss is None else loss.total,
-            class_queries_logits=predictions[-1]["class_queries_logits"],
-            masks_queries_logits=predictions[-1]["masks_queries_logits"],
-            auxiliary_logits=predictions[:-1] if return_auxiliary else None,
-            **_hidden_fields(features, decoded, all_states=hidden),
-            attentions=tuple(decoded.attentions) if need_weights else None,
-            loss_terms=None if loss is None else loss.terms,
-        )
-        return self.format_output(output, return_dict)
+        flags = self.output_flags(output_hidden_states, output_attentions, return_dict)
+        auxiliary = self.resolve_flag("output_auxiliary_logits", output_auxiliary_logits)
+        labels, output_class = (mask_labels, class_labels), MaskFormerForInstanceSegmentationOutput
+        return self.segment(output_class, pixel_values, *labels, pixel_mask, flags, return_auxiliary=auxiliary)
 
-    def _predict(self, queries: Tensor, features: PixelFeatures) -> dict[str, Tensor]:
-        """Score classes and pixels for queries [B, Q, C]."""
-        masks = mask_logits(self.mask_embedder(queries), features.pixels)  # [B, Q, H/4, W/4]
-        if features.padding is not None:
-            masks = masks.masked_fill(features.padding, PADDING_LOGIT)
-        return {"class_queries_logits": self.class_predictor(queries), "masks_queries_logits": masks}
-
-
-def _hidden_fields(features: PixelFeatures, decoded: DecoderOutput, *, all_states: bool) -> dict[str, Any]:
-    """Fields with hidden states of both outputs: the last of each part, or all."""
-    fields: dict[str, Any] = {
-        "encoder_last_hidden_state": features.encoder[-1],
-        "pixel_decoder_last_hidden_state": features.pixels,
-        "transformer_decoder_last_hidden_state": decoded.normed[-1],
-    }
-    if all_states:
-        queries = (*decoded.states[:-1], decoded.normed[-1])
-        fields["encoder_hidden_states"] = features.encoder
-        fields["pixel_decoder_hidden_states"] = features.levels
-        fields["transformer_decoder_hidden_states"] = queries
-        fields["hidden_states"] = (*features.encoder, *features.levels, *queries)
-    return fields
+    def predict(self, features: PixelFeatures, decoded: DecoderOutput) -> list[dict[str, Tensor]]:
+        """Score classes and pixels for the queries of each prediction."""
+        predictions = []
+        for queries in decoded.normed:
+            masks = mask_logits(self.mask_embedder(queries), features.pixels)  # [B, Q, H/4, W/4]
+            if features.padding is not None:
+                masks = masks.masked_fill(features.padding, PADDING_LOGIT)
+            predictions.append({"class_queries_logits": self.class_predictor(queries), "masks_queries_logits": masks})
+        return predictions

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitruvian.config import Config
 from vitruvian.errors import InputError
+from vitruvian.layers.backbone_stages import ChosenStages
 from vitruvian.layers.init import init_layer, with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.model import Model
@@ -20,7 +21,7 @@ from vitruvian.outputs import BackboneOutput
 REDUCTION = 4  # a bottleneck works on a quarter of the channels
 
 
-class ResNetBackbone(Model):
+class ResNetBackbone(ChosenStages, Model):
     """ResNet as a source of feature maps: each stage in `out_features`."""
 
     config_class: ClassVar[type[Config]] = ResNetConfig
@@ -39,16 +40,6 @@ class ResNetBackbone(Model):
     def init_module(self, module: nn.Module) -> None:
         """Initialize weights."""
         init_layer(module)
-
-    @property
-    def out_features(self) -> list[str]:
-        """Names of the stages that the backbone returns."""
-        return list(self.config.out_features or [])
-
-    @property
-    def channels(self) -> list[int]:
-        """Channels of each map that the backbone returns."""
-        return [self.config.channels_of[name] for name in self.out_features]
 
     @property
     def strides_hw(self) -> list[tuple[int, int]]:

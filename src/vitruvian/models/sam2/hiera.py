@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn, unflatten
@@ -27,7 +28,7 @@ from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import is_tracing
 from vitruvian.ops.layer_norm import add_layer_norm
 from vitruvian.ops.window_attention import window_attention
-from vitruvian.outputs import ModelOutput
+from vitruvian.outputs import ModelOutput, OutputOptions
 
 # Keys of the video model's memory, which checkpoints on the Hub include and models for images ignore.
 VIDEO_KEYS = (
@@ -83,18 +84,10 @@ class Sam2HieraDetModel(Model):
         """Initialize the parameters of `module` itself."""
         init_weights(module, self.config.initializer_range)
 
-    def forward(
-        self,
-        pixel_values: Tensor,
-        *,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Sam2HieraDetModelOutput:
+    def forward(self, pixel_values: Tensor, **options: Unpack[OutputOptions]) -> Sam2HieraDetModelOutput:
         """Encode images [B, 3, H, W]; H and W must be multiples of `config.size_multiple`, 32 as published."""
         _check_pixels(pixel_values, self.config)
-        need_states = self.resolve_flag("output_hidden_states", output_hidden_states)
-        need_weights = self.resolve_flag("output_attentions", output_attentions)
+        need_states, need_weights, return_dict = self.output_flags(**options)
         x = self.patch_embed(pixel_values)  # [B, h, w, C]
         x = x + self.positions((x.shape[1], x.shape[2])).to(x.dtype)
         branch: Tensor | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from vitruvian.models.sam2.prompt_encoder import (
     mask_logits,
 )
 from vitruvian.models.sam2.vision import Sam2VisionEncoderOutput, Sam2VisionModel, build_uninitialized
-from vitruvian.outputs import ModelOutput
+from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 
 _MAX_RECORDED_PROMPTS = 1024  # more are bound by arithmetic, so that a CUDA graph would not help
 
@@ -71,6 +71,7 @@ class Sam2Model(Model):
     no_split_modules = ("HieraBlock", "TwoWayTransformer")
     resident_modules = ("shared_image_embedding", "prompt_encoder", "mask_decoder", "no_memory_embedding")
     ignored_keys = VIDEO_KEYS
+    captures_forward = False  # encoder and decoder are captured separately, as their batch sizes differ
     # Some writers store the frequencies once, since both tables are the same.
     optional_keys = ("prompt_encoder.shared_embedding.positional_embedding",)
 
@@ -97,10 +98,6 @@ class Sam2Model(Model):
             frequencies = self.shared_image_embedding.positional_embedding
             self.prompt_encoder.shared_embedding.positional_embedding.copy_(frequencies)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward`. It records encoder and decoder as separate CUDA graphs, as their batch sizes differ."""
-        return nn.Module.__call__(self, *args, **kwargs)
-
     def forward(
         self,
         pixel_values: Tensor | None = None,
@@ -115,9 +112,7 @@ class Sam2Model(Model):
         *,
         labels: Tensor | None = None,
         original_sizes: object = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
+        **options: Unpack[OutputOptions],
     ) -> Sam2ImageSegmentationOutput:
         """Predict masks of P objects in each of B images. Coordinates are in pixels of the model input.
 
@@ -134,30 +129,27 @@ class Sam2Model(Model):
             target_embedding: Embedding of the target concept, added to the tokens [..., C] (PerSAM).
             labels: True masks [B, P, h, w], or [B, h, w] with one object an image; adds `loss`.
             original_sizes: Ignored, so that all outputs of the processor can be passed.
-            output_hidden_states: Return hidden states of the vision encoder.
-            output_attentions: Return attention weights.
-            return_dict: Return an output object rather than a tuple.
+            options: See `OutputOptions`; hidden states are those of the vision encoder.
         """
         del original_sizes
         if (pixel_values is None) == (image_embeddings is None):
             raise InputError("pixel_values and image_embeddings: expected exactly one of them. Drop or add one.")
-        need_states = self.resolve_flag("output_hidden_states", output_hidden_states)
-        need_weights = self.resolve_flag("output_attentions", output_attentions)
+        flags = self.output_flags(**options)
         vision: Sam2VisionEncoderOutput | None = None
         if pixel_values is None:
             levels = self._check_embeddings(image_embeddings)
-        elif need_states or need_weights:
-            vision = self._encode(pixel_values, need_states, need_weights)
+        elif flags.hidden_states or flags.attentions:
+            vision = self._encode(pixel_values, flags)
             levels = self._image_embeddings(vision)
         else:
             levels = self.run_captured(self._encode_levels, pixel_values)
         prompts = self._check_prompts(levels[-1], input_points, input_labels, input_boxes, input_masks)
         points, point_labels, boxes, _ = prompts
         objects = next(prompt.shape[1] for prompt in (points, boxes) if prompt is not None)
-        special = attention_similarity is not None or target_embedding is not None or need_weights
+        special = attention_similarity is not None or target_embedding is not None or flags.attentions
         if special or objects > _MAX_RECORDED_PROMPTS:
             decoded = self._decode(
-                levels, *prompts, multimask_output, attention_similarity, target_embedding, need_weights
+                levels, *prompts, multimask_output, attention_similarity, target_embedding, flags.attentions
             )
         else:
             decoded = self.run_captured(self._decode, levels, *prompts, multimask_output)
@@ -172,7 +164,7 @@ class Sam2Model(Model):
         )
         if labels is not None:
             output.loss = mask_loss(output, labels, counts=_not_padding(point_labels, boxes))
-        return self.format_output(output, return_dict)
+        return self.format_output(output, flags.return_dict)
 
     @torch.no_grad()
     def get_image_embeddings(self, pixel_values: Tensor) -> list[Tensor]:
@@ -180,27 +172,16 @@ class Sam2Model(Model):
         levels: list[Tensor] = self.run_captured(self._encode_levels, pixel_values)
         return levels
 
-    def get_image_features(
-        self,
-        pixel_values: Tensor,
-        *,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Sam2VisionEncoderOutput:
+    def get_image_features(self, pixel_values: Tensor, **options: Unpack[OutputOptions]) -> Sam2VisionEncoderOutput:
         """Encode images [B, 3, H, W]; the levels are projected for the mask decoder, each [h·w, B, C]."""
-        vision: Sam2VisionEncoderOutput = self.vision_encoder(
-            pixel_values,
-            output_hidden_states=self.resolve_flag("output_hidden_states", output_hidden_states),
-            output_attentions=self.resolve_flag("output_attentions", output_attentions),
-            return_dict=True,
-        )
+        flags = self.output_flags(**options)
+        vision: Sam2VisionEncoderOutput = self.vision_encoder(pixel_values, **flags.for_inner())
         levels = self.mask_decoder.project_levels(vision.fpn_hidden_states or ())
         vision.fpn_hidden_states = tuple(level.flatten(2).permute(2, 0, 1) for level in levels)  # [h·w, B, C]
         vision.fpn_position_encoding = tuple(
             level.flatten(2).permute(2, 0, 1) for level in vision.fpn_position_encoding or ()
         )  # [h·w, B, C]
-        return self.format_output(vision, return_dict)
+        return self.format_output(vision, flags.return_dict)
 
     @torch.no_grad()
     def get_prompt_embeddings(
@@ -242,9 +223,7 @@ class Sam2Model(Model):
         """Positions of the cells of the image embedding [1, C, h, w]."""
         return self.shared_image_embedding.grid(self.prompt_encoder.grid_hw)
 
-    def _encode(
-        self, pixel_values: Tensor, output_hidden_states: bool = False, output_attentions: bool = False
-    ) -> Sam2VisionEncoderOutput:
+    def _encode(self, pixel_values: Tensor, flags: OutputFlags) -> Sam2VisionEncoderOutput:
         """Run the vision encoder on images of the configured size."""
         expected = self.prompt_encoder.image_hw
         if pixel_values.ndim == 4 and tuple(pixel_values.shape[2:]) != expected:
@@ -253,13 +232,12 @@ class Sam2Model(Model):
                 f"{pixel_values.shape[2]} × {pixel_values.shape[3]}. Prepare them with Sam2Processor, or build the "
                 "model for another size with Sam2Config.with_image_size."
             )
-        return self.vision_encoder.encode(
-            pixel_values, output_hidden_states=output_hidden_states, output_attentions=output_attentions
-        )
+        return self.vision_encoder.encode(pixel_values, flags)
 
     def _encode_levels(self, pixel_values: Tensor) -> list[Tensor]:
         """Encode images [B, 3, H, W] to the three levels of the mask decoder."""
-        return self._image_embeddings(self._encode(pixel_values))
+        plain = OutputFlags(hidden_states=False, attentions=False, return_dict=True)
+        return self._image_embeddings(self._encode(pixel_values, plain))
 
     def _image_embeddings(self, vision: Sam2VisionEncoderOutput) -> list[Tensor]:
         """Project the levels for the mask decoder and add `no_memory_embedding` to the coarsest: no frames before."""

@@ -17,7 +17,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, Unpack, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.config import Settings, nested, read_config_dict, settings
+from vitruvian.config import Settings, nested, read_config_dict, settings, split_hub_options
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.hub import HubOptions
 from vitruvian.images import resample_mode, resize
@@ -37,7 +37,9 @@ from vitruvian.processor import (
     JOINT_FILE,
     PROCESSOR_FILE,
     ImageInput,
+    ImageOptions,
     ImageProcessor,
+    SizeOption,
     as_pixels,
     check_count,
     height_width,
@@ -77,7 +79,7 @@ class Sam2ImageProcessor(ImageProcessor):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
         """Read from a folder or the Hub. Keywords are options of the Hub, such as `revision`, or fields to override."""
-        hub_options, overrides = _split_options(options)
+        hub_options, overrides = split_hub_options(options)
         return cls.from_dict(_read_image_settings(pretrained_model_name_or_path, hub_options), **overrides)
 
     def preprocess(
@@ -85,54 +87,35 @@ class Sam2ImageProcessor(ImageProcessor):
         images: ImageInput,
         segmentation_maps: object = None,
         *,
-        do_resize: bool | None = None,
-        size: dict[str, int] | None = None,
-        mask_size: dict[str, int] | None = None,
-        resample: int | None = None,
-        do_rescale: bool | None = None,
-        rescale_factor: float | None = None,
-        do_normalize: bool | None = None,
-        image_mean: list[float] | float | None = None,
-        image_std: list[float] | float | None = None,
-        do_convert_rgb: bool | None = None,
+        mask_size: SizeOption | None = None,
         input_data_format: str | None = None,
         device: str | torch.device | None = None,
         return_tensors: str | None = None,
+        **options: Unpack[ImageOptions],
     ) -> BatchFeature:
         """Prepare images, and label masks with them.
 
         Args:
             images: One image or several: PIL, numpy, torch, paths, URLs or bytes.
             segmentation_maps: For each image a mask [H, W], or one for each object [P, H, W].
-            do_resize, size, mask_size, resample, do_rescale, rescale_factor, do_normalize, image_mean, image_std,
-                do_convert_rgb: Options of the processor for this call.
+            mask_size: Size of label masks for this call.
             input_data_format: Layout of arrays: "channels_first" or "channels_last".
             device: Device to compute on; by default that of the images.
             return_tensors: "pt" or "np" for stacked arrays.
+            options: Options of the processor for this call.
 
         Returns:
             `pixel_values` [B, 3, H, W], `original_sizes` [B, 2], and `labels` [B, h, w] or [B, P, h, w], int64.
         """
-        options = self.with_options(
-            do_resize=do_resize,
-            size=size,
-            mask_size=mask_size,
-            resample=resample,
-            do_rescale=do_rescale,
-            rescale_factor=rescale_factor,
-            do_normalize=do_normalize,
-            image_mean=image_mean,
-            image_std=image_std,
-            do_convert_rgb=do_convert_rgb,
-        )
+        used = self.with_options(mask_size=mask_size, **options)
         tensors = as_pixels(images, input_data_format=input_data_format, device=device)
         data: dict[str, object] = {
-            "pixel_values": [options.prepare_image(pixels) for pixels in tensors],
+            "pixel_values": [used.prepare_image(pixels) for pixels in tensors],
             "original_sizes": [(pixels.shape[-2], pixels.shape[-1]) for pixels in tensors],
         }
         if segmentation_maps is not None:
             label_maps = _label_maps(segmentation_maps, len(tensors))
-            data["labels"] = [options._resize_labels(labels) for labels in label_maps]
+            data["labels"] = [used._resize_labels(labels) for labels in label_maps]
         return BatchFeature(data, tensor_type=return_tensors)
 
     def prepare_image(self, pixels: Tensor) -> Tensor:
@@ -225,7 +208,7 @@ class Sam2Processor(Settings):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
         """Read from a folder or the Hub. Keywords are options of the Hub, such as `revision`, or fields to override."""
-        hub_options, overrides = _split_options(options)
+        hub_options, overrides = split_hub_options(options)
         values = read_config_dict(pretrained_model_name_or_path, hub_options, JOINT_FILE) or {}
         if "image_processor" not in values:
             values["image_processor"] = _read_image_settings(pretrained_model_name_or_path, hub_options)
@@ -368,13 +351,6 @@ def _label_maps(maps: object, count: int) -> list[Tensor]:
                 f"{labels.dtype} {list(labels.shape)}."
             )
     return tensors
-
-
-def _split_options(options: dict[str, Any]) -> tuple[HubOptions, dict[str, object]]:
-    """Split keywords of `from_pretrained` into options of the Hub and fields to override."""
-    names = {field.name for field in dataclasses.fields(HubOptions)}
-    hub_options = {key: value for key, value in options.items() if key in names}
-    return HubOptions(**hub_options), {key: value for key, value in options.items() if key not in names}
 
 
 def _read_image_settings(source: str | Path, options: HubOptions) -> dict[str, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import TypeVar, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.model import Model
 from vitruvian.models.sam2.configuration import Sam2VisionConfig
 from vitruvian.models.sam2.hiera import VIDEO_KEYS, Sam2HieraDetModel, init_weights
-from vitruvian.outputs import ModelOutput
+from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 
 ModelT = TypeVar("ModelT", bound=Model)
 
@@ -67,34 +67,17 @@ class Sam2VisionModel(Model):
         """Initialize the parameters of `module` itself."""
         init_weights(module, self.config.initializer_range)
 
-    def forward(
-        self,
-        pixel_values: Tensor,
-        *,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Sam2VisionEncoderOutput:
+    def forward(self, pixel_values: Tensor, **options: Unpack[OutputOptions]) -> Sam2VisionEncoderOutput:
         """Encode images [B, 3, H, W]."""
-        output = self.encode(
-            pixel_values,
-            output_hidden_states=self.resolve_flag("output_hidden_states", output_hidden_states),
-            output_attentions=self.resolve_flag("output_attentions", output_attentions),
-        )
+        flags = self.output_flags(**options)
+        output = self.encode(pixel_values, flags)
         levels = output.fpn_hidden_states or ()
         output.fpn_position_encoding = tuple(_level_positions(level) for level in levels)
-        return self.format_output(output, return_dict)
+        return self.format_output(output, flags.return_dict)
 
-    def encode(
-        self, pixel_values: Tensor, *, output_hidden_states: bool = False, output_attentions: bool = False
-    ) -> Sam2VisionEncoderOutput:
+    def encode(self, pixel_values: Tensor, flags: OutputFlags) -> Sam2VisionEncoderOutput:
         """Encode images without the positions of the levels, which masks do not need."""
-        stages = self.backbone(
-            pixel_values,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            return_dict=True,
-        )
+        stages = self.backbone(pixel_values, **flags.for_inner())
         levels = self.neck(stages.intermediate_hidden_states)
         return Sam2VisionEncoderOutput(
             last_hidden_state=stages.last_hidden_state,

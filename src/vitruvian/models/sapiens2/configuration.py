@@ -230,9 +230,8 @@ class Sapiens2Config(Config):
 
     def validate(self) -> None:
         """Check sizes that must divide each other or be positive."""
-        for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"Sapiens2Config.{name}: expected at least 1, got {getattr(self, name)}.")
+        sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels")
+        self.require_range(sizes, 1)
         for name in ("patch_size", "image_size"):
             value = getattr(self, name)
             if (isinstance(value, list | tuple) and len(value) != 2) or min(_pair(value)) < 1:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import InputError
 from vitruvian.layers.joined_linear import JoinedLinear
@@ -34,15 +33,6 @@ from vitruvian.ops.fp8 import (
 )
 from vitruvian.ops.rms_norm import add_rms_norm
 from vitruvian.ops.rope import Rope, augment_centers, patch_centers, rms_norm_rope, rope_tables
-
-
-class Encoded(NamedTuple):
-    """Output of the encoder: normalized tokens [B, N, C], and on demand the tokens of every stage before the norm and
-    the attention weights."""
-
-    tokens: Tensor
-    hidden_states: tuple[Tensor, ...] | None
-    attentions: tuple[Tensor, ...] | None
 
 
 class Fp8Weights(NamedTuple):
@@ -138,31 +128,13 @@ class WindowTokenizer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The transformer layers, in carried-residual form: a layer adds the last branch and returns its own."""
+    """The transformer layers. `Sapiens2Model` runs them."""
 
     def __init__(self, config: Sapiens2Config) -> None:
         super().__init__()
         heads = config.num_key_value_heads_per_layer or []
         self.layer = nn.ModuleList(Layer(config, kv_heads=h, hidden=config.intermediate_size) for h in heads)
         self.gradient_checkpointing = False
-
-    def forward(
-        self, tokens: Tensor, rope: Rope, norm: RMSNorm, *, hidden_states: bool = False, attentions: bool = False
-    ) -> Encoded:
-        """Pass [B, N, C] through all layers and the final norm."""
-        x, branch = tokens, None
-        states, weights = [tokens] if hidden_states else [], []
-        for layer in self.layer:
-            if self.gradient_checkpointing and self.training:
-                x, branch, weight = checkpoint(layer, x, branch, rope, attentions, use_reentrant=False)
-            else:
-                x, branch, weight = layer(x, branch, rope, attentions)
-            if hidden_states:
-                states.append(x + branch)
-            if attentions:
-                weights.append(weight)
-        out: Tensor = norm(x, branch)
-        return Encoded(out, tuple(states) if hidden_states else None, tuple(weights) if attentions else None)
 
     def prepare_for_inference(self, *, fp8: bool) -> None:
         """Join the weights of all layers on CUDA, and quantize them with `fp8`."""
@@ -172,7 +144,9 @@ class Encoder(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each on a residual branch; `plain` omits qk-norm and layer scale.
+    """Attention and feed-forward in carried-residual form: a layer adds the last branch and returns its own.
+
+    `plain` omits qk-norm and layer scale.
 
     Attributes:
         fp8: Quantized weights for inference, made by `prepare_for_inference`.

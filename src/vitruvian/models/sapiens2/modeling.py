@@ -6,10 +6,11 @@ pixel_values [B, 3, H, W] -> Sapiens2Model -> tokens [B, 1 + R + h·w, C] -> map
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vitruvian.config import Config
 from vitruvian.errors import InputError
@@ -20,17 +21,11 @@ from vitruvian.losses.dense import albedo_loss, normal_loss, segmentation_loss
 from vitruvian.losses.heatmap import heatmap_loss, heatmap_mse
 from vitruvian.losses.matting import matting_loss
 from vitruvian.losses.pointmap import canonical_scales, pointmap_loss
-from vitruvian.model import Model
+from vitruvian.losses.terms import LossTerms
+from vitruvian.model import Model, OutputT
 from vitruvian.models.sapiens2.checkpoint_keys import is_gated, is_original, target_names
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
-from vitruvian.models.sapiens2.encoder import (
-    Embeddings,
-    Encoded,
-    Encoder,
-    WindowTokenizer,
-    check_pixels,
-    positions,
-)
+from vitruvian.models.sapiens2.encoder import Embeddings, Encoder, WindowTokenizer, check_pixels, positions
 from vitruvian.models.sapiens2.heads import DecodeHead, ScaleHead
 from vitruvian.models.sapiens2.outputs import (
     Sapiens2AlbedoEstimatorOutput,
@@ -43,7 +38,7 @@ from vitruvian.models.sapiens2.outputs import (
 )
 from vitruvian.models.sapiens2.packed import packed_config, packed_files, packed_table
 from vitruvian.ops.fp8 import missing_for_fp8
-from vitruvian.outputs import BaseModelOutputWithPooling
+from vitruvian.outputs import BaseModelOutputWithPooling, OutputOptions
 from vitruvian.weights import WeightFiles
 
 # Weights of the 29 body parts in the published segmentation recipe, in the order of `vitruvian.human.PARTS`.
@@ -157,52 +152,43 @@ class Sapiens2Trunk(Sapiens2PreTrainedModel):
         """Return the patch embedding."""
         return self.embeddings.patch_embeddings
 
-    def encode(
-        self, pixel_values: Tensor, bool_masked_pos: Tensor | None, *, hidden_states: bool, attentions: bool
-    ) -> Encoded:
-        """Embed images, run the layers and apply the final norm."""
-        grid_hw = check_pixels(pixel_values, self.config)
-        pixel_values = pixel_values.to(self.embeddings.patch_embeddings.weight.dtype)
-        tokens = self.embeddings(pixel_values, bool_masked_pos)
-        rope = positions(self.config, grid_hw, device=tokens.device, training=self.training)
-        encoded: Encoded = self.model(tokens, rope, self.norm, hidden_states=hidden_states, attentions=attentions)
-        return encoded
-
-
-class Sapiens2Model(Sapiens2Trunk):
-    """The encoder: tokens of all patches, and the class token as a feature vector of the image."""
-
     def forward(
-        self,
-        pixel_values: Tensor,
-        bool_masked_pos: Tensor | None = None,
-        *,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
+        self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None, **options: Unpack[OutputOptions]
     ) -> BaseModelOutputWithPooling:
         """Encode images.
 
         Args:
             pixel_values: Prepared images [B, 3, H, W], with sides that are multiples of the patch size.
             bool_masked_pos: Patches to replace by the mask token, [B, number of patches].
-            output_hidden_states: Return the tokens after the embeddings and after each layer.
-            output_attentions: Return the attention weights [B, A, N, N] of each layer.
-            return_dict: Return a `ModelOutput` rather than a tuple.
+            options: See `OutputOptions`. Attention weights are [B, A, N, N].
         """
-        encoded = self.encode(
-            pixel_values,
-            bool_masked_pos,
-            hidden_states=self.resolve_flag("output_hidden_states", output_hidden_states),
-            attentions=self.resolve_flag("output_attentions", output_attentions),
-        )
+        flags = self.output_flags(**options)
+        grid_hw = check_pixels(pixel_values, self.config)
+        pixel_values = pixel_values.to(self.embeddings.patch_embeddings.weight.dtype)
+        x = self.embeddings(pixel_values, bool_masked_pos)  # [B, 1 + R + h·w, C]
+        rope = positions(self.config, grid_hw, device=x.device, training=self.training)
+        branch: Tensor | None = None
+        states, weights = [x], []
+        for layer in self.model.layer:
+            if self.model.gradient_checkpointing and self.training:
+                x, branch, weight = checkpoint(layer, x, branch, rope, flags.attentions, use_reentrant=False)
+            else:
+                x, branch, weight = layer(x, branch, rope, flags.attentions)
+            if flags.hidden_states:
+                states.append(x + branch)
+            weights.append(weight)
+        tokens = self.norm(x, branch)
         output = BaseModelOutputWithPooling(
-            last_hidden_state=encoded.tokens,  # [B, 1 + R + h·w, C]
-            pooler_output=encoded.tokens[:, 0],
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
+            last_hidden_state=tokens,
+            pooler_output=tokens[:, 0],
+            hidden_states=tuple(states) if flags.hidden_states else None,
+            attentions=tuple(weights) if flags.attentions else None,
         )
-        return self.format_output(output, return_dict)
+        return self.format_output(output, flags.return_dict)
+
+
+class Sapiens2Model(Sapiens2Trunk):
+    """The encoder: tokens of all patches, and the class token as a feature vector of the image."""
 
 
 class Sapiens2Backbone(Sapiens2Trunk):
@@ -232,30 +218,19 @@ class Sapiens2Backbone(Sapiens2Trunk):
         """Channels of each returned map."""
         return [self.config.hidden_size] * len(self.out_features)
 
-    def forward(
-        self,
-        pixel_values: Tensor,
-        *,
-        return_class_token: bool | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
+    def forward(  # type: ignore[override]
+        self, pixel_values: Tensor, *, return_class_token: bool | None = None, **options: Unpack[OutputOptions]
     ) -> Sapiens2BackboneOutput:
         """Return feature maps of images [B, 3, H, W].
 
         Args:
             pixel_values: Prepared images.
             return_class_token: Return the class token of each chosen stage too.
-            output_hidden_states: Return the tokens after the embeddings and after each layer.
-            output_attentions: Return the attention weights of each layer.
-            return_dict: Return a `ModelOutput` rather than a tuple.
+            options: See `OutputOptions`.
         """
-        encoded = self.encode(
-            pixel_values,
-            None,
-            hidden_states=True,
-            attentions=self.resolve_flag("output_attentions", output_attentions),
-        )
+        flags = self.output_flags(**options)
+        inner = flags._replace(hidden_states=True).for_inner()
+        encoded = super().forward(pixel_values, **inner)
         states = encoded.hidden_states or ()
         chosen = [states[index] for index in sorted(index % len(states) for index in self.out_indices)]
         if self.config.normalize_backbone_outputs:
@@ -264,10 +239,10 @@ class Sapiens2Backbone(Sapiens2Trunk):
         output = Sapiens2BackboneOutput(
             feature_maps=tuple(self._to_map(state, pixel_values) for state in chosen),
             cls_tokens=tuple(state[:, 0] for state in chosen) if with_class else None,
-            hidden_states=states if self.resolve_flag("output_hidden_states", output_hidden_states) else None,
+            hidden_states=states if flags.hidden_states else None,
             attentions=encoded.attentions,
         )
-        return self.format_output(output, return_dict)
+        return self.format_output(output, flags.return_dict)
 
     def _to_map(self, tokens: Tensor, pixel_values: Tensor) -> Tensor:
         """Return patch tokens as a map, or as tokens if the configuration says so."""
@@ -281,6 +256,16 @@ def patch_map(tokens: Tensor, config: Sapiens2Config, pixel_values: Tensor) -> T
     height, width = config.grid_hw((pixel_values.shape[-2], pixel_values.shape[-1]))
     patches = tokens[:, 1 + config.num_register_tokens :]  # [B, h·w, C]
     return torch.unflatten(patches, 1, (height, width)).permute(0, 3, 1, 2)  # [B, C, h, w]
+
+
+class TaskOptions(OutputOptions, total=False):
+    """Keyword arguments of the `forward` of all task models: those of `OutputOptions`, and one more.
+
+    Attributes:
+        encoded: Output of `self.model` for these images, for several tasks over one encoder.
+    """
+
+    encoded: BaseModelOutputWithPooling | None
 
 
 class Sapiens2TaskModel(Sapiens2PreTrainedModel):
@@ -301,24 +286,30 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
         """Return the patch embedding."""
         return self.model.get_input_embeddings()
 
-    def features(
-        self,
-        pixel_values: Tensor,
-        hidden_states: bool | None,
-        attentions: bool | None,
-        encoded: BaseModelOutputWithPooling | None = None,
-    ) -> tuple[Tensor, BaseModelOutputWithPooling]:
-        """Return the token map [B, C, h, w] of the heads, and the output of the encoder."""
-        if encoded is None:
-            encoded = self.model(
-                pixel_values,
-                output_hidden_states=self.resolve_flag("output_hidden_states", hidden_states),
-                output_attentions=self.resolve_flag("output_attentions", attentions),
-                return_dict=True,
-            )
+    def encoder_options(self, options: OutputOptions) -> OutputOptions:
+        """Return the options of a call to the encoder."""
+        return self.output_flags(**options).for_inner()
+
+    def features(self, encoded: BaseModelOutputWithPooling, pixel_values: Tensor) -> Tensor:
+        """Return the map [B, C, h, w] that the heads read, from the output of the encoder."""
         if encoded.last_hidden_state is None:
             raise InputError("encoded: expected the output of the encoder for these images, got one without tokens.")
-        return patch_map(encoded.last_hidden_state, self.config, pixel_values), encoded
+        return patch_map(encoded.last_hidden_state, self.config, pixel_values)
+
+    def finish(
+        self,
+        output: OutputT,
+        encoded: BaseModelOutputWithPooling,
+        options: OutputOptions,
+        loss: LossTerms | Tensor | None = None,
+    ) -> OutputT:
+        """Complete the output of a task: hidden states, attentions, the loss; a tuple if the options say so."""
+        output["hidden_states"], output["attentions"] = encoded.hidden_states, encoded.attentions
+        if isinstance(loss, LossTerms):
+            output["loss"], output["loss_terms"] = loss.total, loss.terms
+        else:
+            output["loss"] = loss
+        return self.format_output(output, self.output_flags(**options).return_dict)
 
 
 class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
@@ -332,11 +323,7 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
         flip_pairs: Tensor | None = None,
         labels: Tensor | None = None,
         label_weights: Tensor | None = None,
-        *,
-        encoded: BaseModelOutputWithPooling | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
+        **options: Unpack[TaskOptions],
     ) -> Sapiens2PoseEstimatorOutput:
         """Predict heatmaps of people, one in each image.
 
@@ -346,24 +333,17 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
                 swapped.
             labels: Target heatmaps [B, J, H/4, W/4], as the image processor draws them.
             label_weights: Weight of each keypoint, [B, J], [B, J, 1, 1] or [B, J, H/4, W/4].
-            encoded: Output of `self.model` for these images, for several tasks over one encoder.
-            output_hidden_states: Return the tokens after the embeddings and after each layer.
-            output_attentions: Return the attention weights of each layer.
-            return_dict: Return a `ModelOutput` rather than a tuple.
+            options: See `TaskOptions`.
         """
-        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions, encoded)
-        heatmaps = self.decode_head(features)  # [B, J, H/4, W/4]
+        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
+        heatmaps = self.decode_head(self.features(encoded, pixel_values))  # [B, J, H/4, W/4]
         if flip_pairs is not None:
             heatmaps = flip_back(heatmaps, flip_pairs)
-        output = Sapiens2PoseEstimatorOutput(
-            heatmaps=heatmaps, hidden_states=encoded.hidden_states, attentions=encoded.attentions
-        )
-        if labels is not None and self.config.use_loss_recipe:
-            loss = heatmap_loss(heatmaps, labels, label_weights)
-            output.loss, output.loss_terms = loss.total, loss.terms
-        elif labels is not None:
-            output.loss = heatmap_mse(heatmaps, labels, label_weights)
-        return self.format_output(output, return_dict)
+        loss: LossTerms | Tensor | None = None
+        if labels is not None:
+            loss_function = heatmap_loss if self.config.use_loss_recipe else heatmap_mse
+            loss = loss_function(heatmaps, labels, label_weights)
+        return self.finish(Sapiens2PoseEstimatorOutput(heatmaps=heatmaps), encoded, options, loss)
 
 
 class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
@@ -372,42 +352,31 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
     packed_task = "seg"
 
     def forward(
-        self,
-        pixel_values: Tensor,
-        labels: Tensor | None = None,
-        *,
-        encoded: BaseModelOutputWithPooling | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
+        self, pixel_values: Tensor, labels: Tensor | None = None, **options: Unpack[TaskOptions]
     ) -> Sapiens2SemanticSegmenterOutput:
         """Predict class scores.
 
         Args:
             pixel_values: Prepared images [B, 3, H, W].
             labels: Class of each pixel [B, H, W]; `semantic_loss_ignore_index` is left out of the loss.
-            encoded: Output of `self.model` for these images, for several tasks over one encoder.
-            output_hidden_states: Return the tokens after the embeddings and after each layer.
-            output_attentions: Return the attention weights of each layer.
-            return_dict: Return a `ModelOutput` rather than a tuple.
+            options: See `TaskOptions`.
         """
         if labels is not None and self.config.num_labels == 1:
             raise InputError("labels: segmentation needs at least two classes, and this model has one.")
-        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions, encoded)
-        output = Sapiens2SemanticSegmenterOutput(
-            logits=self.decode_head(features), hidden_states=encoded.hidden_states, attentions=encoded.attentions
-        )
-        if labels is not None and output.logits is not None:
-            loss = segmentation_loss(
-                output.logits,
+        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
+        logits = self.decode_head(self.features(encoded, pixel_values))  # [B, K, H, W]
+        loss: LossTerms | Tensor | None = None
+        if labels is not None:
+            recipe = self.config.use_loss_recipe
+            terms = segmentation_loss(
+                logits,
                 labels,
                 ignore_index=self.config.semantic_loss_ignore_index,
                 class_weights=self.class_weights(),
-                dice_weight=float(self.config.use_loss_recipe),
+                dice_weight=float(recipe),
             )
-            output.loss = loss.total
-            output.loss_terms = loss.terms if self.config.use_loss_recipe else None
-        return self.format_output(output, return_dict)
+            loss = terms if recipe else terms.total
+        return self.finish(Sapiens2SemanticSegmenterOutput(logits=logits), encoded, options, loss)
 
     def class_weights(self) -> tuple[float, ...] | None:
         """Return the weights of the 29 body parts of the published recipe, if the configuration asks for them."""
@@ -425,11 +394,7 @@ class Sapiens2ForNormalEstimation(Sapiens2TaskModel):
         pixel_values: Tensor,
         labels: Tensor | None = None,
         label_mask: Tensor | None = None,
-        *,
-        encoded: BaseModelOutputWithPooling | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
+        **options: Unpack[TaskOptions],
     ) -> Sapiens2NormalEstimatorOutput:
         """Predict normals.
 
@@ -438,19 +403,12 @@ class Sapiens2ForNormalEstimation(Sapiens2TaskModel):
             labels: Normals [B, 3, H, W] (x right, y up, z to the viewer); pixels whose normal has no length are left
                 out of the loss.
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
-            encoded: Output of `self.model` for these images, for several tasks over one encoder.
-            output_hidden_states: Return the tokens after the embeddings and after each layer.
-            output_attentions: Return the attention weights of each layer.
-            return_dict: Return a `ModelOutput` rather than a tuple.
+            options: See `TaskOptions`.
         """
-        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions, encoded)
-        output = Sapiens2NormalEstimatorOutput(
-            normals=self.decode_head(features), hidden_states=encoded.hidden_states, attentions=encoded.attentions
-        )
-        if labels is not None and output.normals is not None:
-            loss = normal_loss(output.normals, labels, label_mask)
-            output.loss, output.loss_terms = loss.total, loss.terms
-        return self.format_output(output, return_dict)
+        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
+        normals = self.decode_head(self.features(encoded, pixel_values))  # [B, 3, H, W]
+        loss = None if labels is None else normal_loss(normals, labels, label_mask)
+        return self.finish(Sapiens2NormalEstimatorOutput(normals=normals), encoded, options, loss)
 
 
 class Sapiens2ForAlbedoEstimation(Sapiens2TaskModel):
@@ -463,11 +421,7 @@ class Sapiens2ForAlbedoEstimation(Sapiens2TaskModel):
         pixel_values: Tensor,
         labels: Tensor | None = None,
         label_mask: Tensor | None = None,
-        *,
-        encoded: BaseModelOutputWithPooling | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
+        **options: Unpack[TaskOptions],
     ) -> Sapiens2AlbedoEstimatorOutput:
         """Predict albedo.
 
@@ -475,19 +429,12 @@ class Sapiens2ForAlbedoEstimation(Sapiens2TaskModel):
             pixel_values: Prepared images [B, 3, H, W].
             labels: Albedo [B, 3, H, W] in [0, 1].
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
-            encoded: Output of `self.model` for these images, for several tasks over one encoder.
-            output_hidden_states: Return the tokens after the embeddings and after each layer.
-            output_attentions: Return the attention weights of each layer.
-            return_dict: Return a `ModelOutput` rather than a tuple.
+            options: See `TaskOptions`.
         """
-        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions, encoded)
-        output = Sapiens2AlbedoEstimatorOutput(
-            albedos=self.decode_head(features), hidden_states=encoded.hidden_states, attentions=encoded.attentions
-        )
-        if labels is not None and output.albedos is not None:
-            loss = albedo_loss(output.albedos, labels, label_mask)
-            output.loss, output.loss_terms = loss.total, loss.terms
-        return self.format_output(output, return_dict)
+        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
+        albedos = self.decode_head(self.features(encoded, pixel_values))  # [B, 3, H, W]
+        loss = None if labels is None else albedo_loss(albedos, labels, label_mask)
+        return self.finish(Sapiens2AlbedoEstimatorOutput(albedos=albedos), encoded, options, loss)
 
 
 class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
@@ -508,11 +455,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
         label_scales: Tensor | None = None,
         label_intrinsics: Tensor | None = None,
         label_mask: Tensor | None = None,
-        *,
-        encoded: BaseModelOutputWithPooling | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
+        **options: Unpack[TaskOptions],
     ) -> Sapiens2PointmapEstimatorOutput:
         """Predict points in the canonical camera.
 
@@ -523,32 +466,27 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
                 given. With neither, labels are taken as points of the canonical camera, and the scale is not trained.
             label_intrinsics: Camera matrices [B, 3, 3] for images of the labels' size; adds the consistency term.
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W]; by default those with depth above 0.
-            encoded: Output of `self.model` for these images, for several tasks over one encoder.
-            output_hidden_states: Return the tokens after the embeddings and after each layer.
-            output_attentions: Return the attention weights of each layer.
-            return_dict: Return a `ModelOutput` rather than a tuple.
+            options: See `TaskOptions`.
         """
-        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions, encoded)
-        output = Sapiens2PointmapEstimatorOutput(
-            pointmaps=self.decode_head(features),
-            scales=None if self.scale_head is None else self.scale_head(features),  # [B, 1]
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
-        )
-        if labels is not None and output.pointmaps is not None:
+        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
+        features = self.features(encoded, pixel_values)
+        pointmaps = self.decode_head(features)  # [B, 3, H, W]
+        scales = None if self.scale_head is None else self.scale_head(features)  # [B, 1]
+        loss: LossTerms | None = None
+        if labels is not None:
             known = label_scales
             if known is None and label_intrinsics is not None:
                 known = canonical_scales(label_intrinsics, canonical_focal=CANONICAL_FOCAL * labels.shape[-2])
             loss = pointmap_loss(
-                output.pointmaps,
+                pointmaps,
                 labels,
-                pred_scales=None if known is None else output.scales,
+                pred_scales=None if known is None else scales,
                 target_scales=labels.new_ones(len(labels), 1) if known is None else known,
                 intrinsics=label_intrinsics,
                 mask=label_mask,
             )
-            output.loss, output.loss_terms = loss.total, loss.terms
-        return self.format_output(output, return_dict)
+        output = Sapiens2PointmapEstimatorOutput(pointmaps=pointmaps, scales=scales)
+        return self.finish(output, encoded, options, loss)
 
 
 class Sapiens2ForImageMatting(Sapiens2TaskModel):
@@ -561,11 +499,7 @@ class Sapiens2ForImageMatting(Sapiens2TaskModel):
         pixel_values: Tensor,
         labels: Tensor | None = None,
         label_mask: Tensor | None = None,
-        *,
-        encoded: BaseModelOutputWithPooling | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
+        **options: Unpack[TaskOptions],
     ) -> Sapiens2ImageMattingOutput:
         """Predict mattes.
 
@@ -573,23 +507,13 @@ class Sapiens2ForImageMatting(Sapiens2TaskModel):
             pixel_values: Prepared images [B, 3, H, W].
             labels: Premultiplied RGB, then alpha [B, 4, H, W], in [0, 1].
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
-            encoded: Output of `self.model` for these images, for several tasks over one encoder.
-            output_hidden_states: Return the tokens after the embeddings and after each layer.
-            output_attentions: Return the attention weights of each layer.
-            return_dict: Return a `ModelOutput` rather than a tuple.
+            options: See `TaskOptions`.
         """
-        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions, encoded)
-        matte = self.decode_head(features).sigmoid()  # [B, 4, H, W]
-        output = Sapiens2ImageMattingOutput(
-            alphas=matte[:, 3:],  # [B, 1, H, W]
-            foregrounds=matte[:, :3],  # [B, 3, H, W]
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
-        )
-        if labels is not None:
-            loss = matting_loss(matte, labels, label_mask)
-            output.loss, output.loss_terms = loss.total, loss.terms
-        return self.format_output(output, return_dict)
+        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
+        matte = self.decode_head(self.features(encoded, pixel_values)).sigmoid()  # [B, 4, H, W]
+        loss = None if labels is None else matting_loss(matte, labels, label_mask)
+        output = Sapiens2ImageMattingOutput(alphas=matte[:, 3:], foregrounds=matte[:, :3])
+        return self.finish(output, encoded, options, loss)
 
 
 def flip_back(heatmaps: Tensor, flip_pairs: Tensor) -> Tensor:

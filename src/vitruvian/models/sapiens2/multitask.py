@@ -79,12 +79,7 @@ class Sapiens2MultiTask(nn.Module):
         tasks: Iterable[str] | None = None,
         dtype: torch.dtype | str = torch.float32,
         device: str | torch.device | int = "cpu",
-        revision: str | None = None,
-        cache_dir: str | Path | None = None,
-        token: str | bool | None = None,
-        local_files_only: bool = False,
-        force_download: bool = False,
-        subfolder: str = "",
+        **hub_options: Any,
     ) -> Self:
         """Load a packed model, for example ``"builtin"``, in evaluation mode.
 
@@ -93,15 +88,10 @@ class Sapiens2MultiTask(nn.Module):
             tasks: Tasks to load; by default all.
             dtype: Data type of the weights.
             device: Device of the weights.
-            revision: Branch, tag or commit on the Hub.
-            cache_dir: Folder of downloads.
-            token: Access token of the Hub.
-            local_files_only: Do not use the network.
-            force_download: Download again even if cached.
-            subfolder: Folder inside the checkpoint.
+            hub_options: `revision`, `cache_dir` and the other options of the Hub; see `Model.from_pretrained`.
         """
         source = pretrained_model_name_or_path
-        options = pinned(source, HubOptions(revision, cache_dir, token, local_files_only, force_download, subfolder))
+        options = pinned(source, HubOptions(**hub_options))
         encoder, heads, files = read_multitask(source, options, tasks=None if tasks is None else list(tasks))
         target, weight_dtype = checked_device(device), checked_dtype(dtype)
         for config in (encoder, *heads.values()):

@@ -6,6 +6,7 @@ pixel_values [B, 3, H, W] -> encoder -> map [B, C, h, w] -> head -> centers [B, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -14,8 +15,8 @@ from torch.nn import functional as F
 from vitruvian.errors import InputError
 from vitruvian.images.nms import box_nms
 from vitruvian.losses.people import PeopleTarget, people_loss
-from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel
-from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput
+from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel, TaskOptions
+from vitruvian.outputs import ModelOutput
 
 _CHANNELS = 5  # one for centers, four for sides
 
@@ -41,42 +42,26 @@ class Sapiens2ForPeopleDetection(Sapiens2TaskModel):
     packed_task = "people"
 
     def forward(
-        self,
-        pixel_values: Tensor,
-        labels: PeopleTarget | None = None,
-        *,
-        encoded: BaseModelOutputWithPooling | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
+        self, pixel_values: Tensor, labels: PeopleTarget | None = None, **options: Unpack[TaskOptions]
     ) -> Sapiens2PeopleDetectorOutput:
         """Detect people.
 
         Args:
             pixel_values: Prepared images [B, 3, H, W].
             labels: Targets of `vitruvian.losses.people.draw_people` for the grid of this head.
-            encoded: Output of `self.model` for these images, for several tasks over one encoder.
-            output_hidden_states: Return the tokens after the embeddings and after each layer.
-            output_attentions: Return the attention weights of each layer.
-            return_dict: Return a `ModelOutput` rather than a tuple.
+            options: See `TaskOptions`.
         """
         if self.config.num_labels != _CHANNELS:
             raise InputError(
                 f"Sapiens2Config.num_labels: expected {_CHANNELS} for person detection, got {self.config.num_labels}."
             )
-        features, encoded = self.features(pixel_values, output_hidden_states, output_attentions, encoded)
-        maps = self.decode_head(features)  # [B, 5, g, g']
+        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
+        maps = self.decode_head(self.features(encoded, pixel_values))  # [B, 5, g, g']
+        logits = maps[:, :1]  # [B, 1, g, g']
         # Softplus: sides are positive, and linear in the output of the head where they are large.
-        output = Sapiens2PeopleDetectorOutput(
-            logits=maps[:, :1],
-            sides=8 * F.softplus(maps[:, 1:].float()).to(maps.dtype),
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
-        )
-        if labels is not None and output.logits is not None and output.sides is not None:
-            terms = people_loss(output.logits, output.sides, labels)
-            output.loss, output.loss_terms = terms.total, terms.terms
-        return self.format_output(output, return_dict)
+        sides = 8 * F.softplus(maps[:, 1:].float()).to(maps.dtype)  # [B, 4, g, g']
+        loss = None if labels is None else people_loss(logits, sides, labels)
+        return self.finish(Sapiens2PeopleDetectorOutput(logits=logits, sides=sides), encoded, options, loss)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ teacher(other view) -> projections [B, K], an exponential moving average of the 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from vitruvian.losses.pretraining import Center, ema_update, masked_reconstructi
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.modeling import Sapiens2Model, Sapiens2PreTrainedModel
 from vitruvian.models.sapiens2.outputs import Sapiens2PreTrainingOutput
+from vitruvian.outputs import OutputOptions
 
 
 class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
@@ -51,9 +52,7 @@ class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
         student_temp: float = 0.1,
         teacher_temp: float = 0.04,
         distillation_weight: float = 1.0,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
+        **options: Unpack[OutputOptions],
     ) -> Sapiens2PreTrainingOutput:
         """Reconstruct patches and project the class token.
 
@@ -65,17 +64,10 @@ class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
             student_temp: Temperature of the student's distribution.
             teacher_temp: Temperature of the teacher's distribution.
             distillation_weight: Weight of the self-distillation beside the reconstruction.
-            output_hidden_states: Return the tokens after the embeddings and after each layer.
-            output_attentions: Return the attention weights of each layer.
-            return_dict: Return a `ModelOutput` rather than a tuple.
+            options: See `OutputOptions`.
         """
-        encoded = self.model(
-            pixel_values,
-            bool_masked_pos,
-            output_hidden_states=self.resolve_flag("output_hidden_states", output_hidden_states),
-            output_attentions=self.resolve_flag("output_attentions", output_attentions),
-            return_dict=True,
-        )
+        flags = self.output_flags(**options)
+        encoded = self.model(pixel_values, bool_masked_pos, **flags.for_inner())
         patches = encoded.last_hidden_state[:, 1 + self.config.num_register_tokens :]  # [B, N, C]
         output = Sapiens2PreTrainingOutput(
             reconstructions=self.reconstruction_head(patches),  # [B, N, p·p·3]
@@ -94,7 +86,7 @@ class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
             )
         if terms:
             output.loss, output.loss_terms = torch.stack(list(terms.values())).sum(), terms
-        return self.format_output(output, return_dict)
+        return self.format_output(output, flags.return_dict)
 
 
 class _ProjectionHead(nn.Module):

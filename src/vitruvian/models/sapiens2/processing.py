@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -31,7 +31,9 @@ from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
     ImageInput,
+    ImageOptions,
     ImageProcessor,
+    SizeOption,
     as_list,
     as_pixels,
     channels_first,
@@ -42,6 +44,18 @@ from vitruvian.processor import (
 )
 
 _NEAREST = 0
+
+
+class Sapiens2ImageOptions(ImageOptions, total=False):
+    """Options that a call of `Sapiens2ImageProcessor.preprocess` may override."""
+
+    do_pad: bool | None
+    do_center_crop: bool | None
+    crop_size: SizeOption | None
+    do_reduce_labels: bool | None
+    keypoint_heatmap_downscale_factor: int | None
+    keypoint_heatmap_sigma: float | None
+    label_resample: int | None
 
 
 @settings
@@ -89,25 +103,10 @@ class Sapiens2ImageProcessor(ImageProcessor):
         boxes: Any = None,
         keypoints: Any = None,
         *,
-        do_resize: bool | None = None,
-        size: Any = None,
-        resample: int | None = None,
-        do_pad: bool | None = None,
-        do_center_crop: bool | None = None,
-        crop_size: Any = None,
-        do_rescale: bool | None = None,
-        rescale_factor: float | None = None,
-        do_normalize: bool | None = None,
-        image_mean: float | list[float] | None = None,
-        image_std: float | list[float] | None = None,
-        do_convert_rgb: bool | None = None,
-        do_reduce_labels: bool | None = None,
-        keypoint_heatmap_downscale_factor: int | None = None,
-        keypoint_heatmap_sigma: float | None = None,
-        label_resample: int | None = None,
         input_data_format: str | None = None,
         device: str | torch.device | None = None,
         return_tensors: str | None = None,
+        **options: Unpack[Sapiens2ImageOptions],
     ) -> BatchFeature:
         """Prepare whole images, or crops of people.
 
@@ -119,44 +118,12 @@ class Sapiens2ImageProcessor(ImageProcessor):
                 size. The result has the crops of all images in order.
             keypoints: For each image, for each box, keypoints (x, y, visibility) in pixels; returns `labels`
                 [N, J, H/4, W/4] and `label_weights` [N, J] for training.
-            do_resize: This and the following override the options of the processor for one call.
-            size: Size of the model's input.
-            resample: Filter for pictures.
-            do_pad: Keep the aspect ratio.
-            do_center_crop: Crop the center.
-            crop_size: Size of that crop.
-            do_rescale: Multiply by `rescale_factor`.
-            rescale_factor: By default 1/255.
-            do_normalize: Subtract the mean and divide by the standard deviation.
-            image_mean: Mean of each channel.
-            image_std: Standard deviation of each channel.
-            do_convert_rgb: Whether images of other modes are converted to RGB (PIL images always are).
-            do_reduce_labels: Count labels from 1, with 0 as "ignore".
-            keypoint_heatmap_downscale_factor: How much smaller than the input heatmap targets are.
-            keypoint_heatmap_sigma: Width of their Gaussians.
-            label_resample: Filter for segmentation maps.
             input_data_format: ``"channels_first"`` or ``"channels_last"`` if the shape of an array is ambiguous.
             device: Device of the computation.
             return_tensors: ``"pt"`` or ``"np"`` to stack the batch; by default lists.
+            options: Options of the processor for this call.
         """
-        used = self.with_options(
-            do_resize=do_resize,
-            size=size,
-            resample=resample,
-            do_pad=do_pad,
-            do_center_crop=do_center_crop,
-            crop_size=crop_size,
-            do_rescale=do_rescale,
-            rescale_factor=rescale_factor,
-            do_normalize=do_normalize,
-            image_mean=image_mean,
-            image_std=image_std,
-            do_convert_rgb=do_convert_rgb,
-            do_reduce_labels=do_reduce_labels,
-            keypoint_heatmap_downscale_factor=keypoint_heatmap_downscale_factor,
-            keypoint_heatmap_sigma=keypoint_heatmap_sigma,
-            label_resample=label_resample,
-        )
+        used = self.with_options(**options)
         if segmentation_maps is not None and keypoints is not None:
             raise InputError(
                 "segmentation_maps and keypoints: expected one of them, got both. Train one task at a time."

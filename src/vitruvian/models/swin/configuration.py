@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from vitruvian.config import Config, settings
+from vitruvian.config import settings
 from vitruvian.errors import ConfigError
-from vitruvian.layers.backbone_stages import align_stages, drop_overridden_stages, stage_names
+from vitruvian.layers.backbone_stages import BackboneConfig
 from vitruvian.layers.mlp import activation
 
 Size = int | list[int]
 
 
 @settings
-class SwinConfig(Config):
+class SwinConfig(BackboneConfig):
     """Swin. The defaults are those of microsoft/swin-tiny-patch4-window7-224.
 
     Args:
@@ -36,8 +35,7 @@ class SwinConfig(Config):
         initializer_range: Standard deviation of initialized weights.
         layer_norm_eps: Epsilon of the layers' norms.
         encoder_stride: Pixels a side that one last token stands for in masked image modelling.
-        out_features: Stages that the backbone returns: "stem", "stage1", …; by default the last.
-        out_indices: The same as indices.
+        out_features, out_indices: See `BackboneConfig`.
     """
 
     model_type: ClassVar[str] = "swin"
@@ -59,18 +57,6 @@ class SwinConfig(Config):
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-5
     encoder_stride: int = 32
-    out_features: list[str] | None = None
-    out_indices: list[int] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.set_stages(self.out_features, self.out_indices)
-
-    def set_stages(self, out_features: list[str] | None = None, out_indices: list[int] | None = None) -> None:
-        """Choose the stages that the backbone returns, by name or by index."""
-        self.out_features, self.out_indices = align_stages(
-            type(self).__name__, self.stage_names, out_features, out_indices
-        )
 
     def validate(self) -> None:
         """Check stages, heads and sizes."""
@@ -86,30 +72,20 @@ class SwinConfig(Config):
             value = getattr(self, size)
             if (not isinstance(value, int) and len(value) != 2) or min(pair(value)) < 1:
                 raise ConfigError(f"{name}.{size}: expected a side or (height, width), got {value}.")
-        for count in ("num_channels", "embed_dim", "window_size"):
-            if getattr(self, count) < 1:
-                raise ConfigError(f"{name}.{count}: expected at least 1, got {getattr(self, count)}.")
-        for rate in ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"):
-            if not 0 <= getattr(self, rate) < 1:
-                raise ConfigError(f"{name}.{rate}: expected at least 0 and below 1, got {getattr(self, rate)}.")
+        self.require_range(("num_channels", "embed_dim", "window_size"), 1)
+        self.require_range(("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"), 0, below=1)
         activation(self.hidden_act)
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Drop derived fields."""
-        for name in ("stage_names", "hidden_size", "num_layers", "num_hidden_layers", "path_norm"):
+        for name in ("hidden_size", "num_layers", "num_hidden_layers", "path_norm"):
             values.pop(name, None)
         return super().upgrade(values)
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
-        """Build from a JSON object; overriding the stages in one spelling replaces both."""
-        return super().from_dict(drop_overridden_stages(values, overrides), **overrides)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object, with derived values that other readers expect."""
-        derived = {"stage_names": self.stage_names, "hidden_size": self.hidden_size, "num_layers": self.num_layers}
-        return super().to_dict() | derived
+        return super().to_dict() | {"hidden_size": self.hidden_size, "num_layers": self.num_layers}
 
     @property
     def stage_channels(self) -> list[int]:
@@ -120,11 +96,6 @@ class SwinConfig(Config):
     def channels_of(self) -> dict[str, int]:
         """Channels of the stem and of each stage."""
         return dict(zip(self.stage_names, [self.embed_dim, *self.stage_channels], strict=True))
-
-    @property
-    def stage_names(self) -> list[str]:
-        """Names of what the backbone can return."""
-        return stage_names(len(self.depths))
 
     @property
     def num_layers(self) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitruvian.config import Config
 from vitruvian.errors import ConfigError
+from vitruvian.layers.backbone_stages import ChosenStages
 from vitruvian.layers.init import init_layer, set_init_std
 from vitruvian.model import Model
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
@@ -62,45 +63,44 @@ class SwinPreTrainedModel(Model):
         """Join the projections of window attentions and cache their position biases."""
         optimize_swin(self)
 
-    @property
-    def out_features(self) -> list[str]:
-        """Names of the stages that a backbone returns."""
-        return list(self.config.out_features or [])
 
-    @property
-    def channels(self) -> list[int]:
-        """Channels of each map that a backbone returns."""
-        return [self.config.channels_of[name] for name in self.out_features]
+class _SwinBackboneBase(ChosenStages, SwinPreTrainedModel):
+    """A Swin that returns the maps of chosen stages before merging, each with its norm."""
+
+    config: SwinConfig
+    optional_keys: ClassVar[tuple[str, ...]] = (*SwinPreTrainedModel.optional_keys, "hidden_states_norms")
 
     @property
     def strides_hw(self) -> list[tuple[int, int]]:
-        """Pixels of the image, down and across, for a cell of each map that a backbone returns."""
+        """Pixels of the image, down and across, for a cell of each map that the backbone returns."""
         levels = [max(self.config.stage_names.index(name) - 1, 0) for name in self.out_features]
         height, width = self.config.patch_hw
         return [(height << level, width << level) for level in levels]
 
-    def _feature_maps(
+    def parts(self) -> tuple[Embeddings, Encoder, dict[str, nn.Module]]:
+        """Return the modules that `forward` runs; norms by the name of their stage."""
+        raise NotImplementedError
+
+    def forward(
         self,
         pixel_values: Tensor,
-        embeddings: Embeddings,
-        encoder: Encoder,
-        norms: dict[str, nn.Module],
-        *,
-        output_hidden_states: bool | None,
-        output_attentions: bool | None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
     ) -> BackboneOutput:
-        """Run a backbone: the maps of the chosen stages before merging, each with its norm."""
-        need_weights = self.resolve_flag("output_attentions", output_attentions)
+        """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages."""
+        flags = self.output_flags(output_hidden_states, output_attentions, return_dict)
+        embeddings, encoder, norms = self.parts()
         embedded = embeddings(pixel_values)
-        output = encoder(embedded, always_shift=True, need_weights=need_weights)
+        output = encoder(embedded, always_shift=True, need_weights=flags.attentions)
         states = dict(zip(self.config.stage_names, [embedded, *output.before_merging], strict=True))
         normed = [states[name]._replace(tokens=norms[name](states[name].tokens)) for name in self.out_features]
-        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
-        return BackboneOutput(
+        result = BackboneOutput(
             feature_maps=tuple(state.as_map() for state in normed),
-            hidden_states=tuple(state.as_map() for state in states.values()) if hidden else None,
-            attentions=tuple(output.attentions) if need_weights else None,
+            hidden_states=tuple(state.as_map() for state in states.values()) if flags.hidden_states else None,
+            attentions=tuple(output.attentions) if flags.attentions else None,
         )
+        return self.format_output(result, flags.return_dict)
 
 
 class SwinModel(SwinPreTrainedModel):
@@ -139,27 +139,26 @@ class SwinModel(SwinPreTrainedModel):
             interpolate_pos_encoding: Resize absolute positions to images of another size than the configured one.
             return_dict: Return a `SwinModelOutput` rather than a tuple.
         """
+        flags = self.output_flags(output_hidden_states, output_attentions, return_dict)
         embedded = self.embeddings(pixel_values, bool_masked_pos, interpolate=interpolate_pos_encoding)
-        need_weights = self.resolve_flag("output_attentions", output_attentions)
-        encoded = self.encoder(embedded, always_shift=False, need_weights=need_weights)
+        encoded = self.encoder(embedded, always_shift=False, need_weights=flags.attentions)
         last = self.layernorm(encoded.after_merging[-1].tokens)
         output = SwinModelOutput(
             last_hidden_state=last,
             pooler_output=last.mean(1) if self.pooled else None,  # [B, C]
-            attentions=tuple(encoded.attentions) if need_weights else None,
+            attentions=tuple(encoded.attentions) if flags.attentions else None,
         )
-        if self.resolve_flag("output_hidden_states", output_hidden_states):
+        if flags.hidden_states:
             states = [embedded, *encoded.after_merging]
             output.hidden_states = tuple(state.tokens for state in states)
             output.reshaped_hidden_states = tuple(state.as_map() for state in states)
-        return self.format_output(output, return_dict)
+        return self.format_output(output, flags.return_dict)
 
 
-class SwinBackbone(SwinPreTrainedModel):
+class SwinBackbone(_SwinBackboneBase):
     """Swin as a backbone: the feature maps of the stages in `out_features`, before merging, each with its norm."""
 
     ignored_keys: ClassVar[tuple[str, ...]] = (r"^(swin\.)?layernorm\.", r"^classifier\.")
-    optional_keys: ClassVar[tuple[str, ...]] = (*SwinPreTrainedModel.optional_keys, "hidden_states_norms")
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__(config)
@@ -175,31 +174,16 @@ class SwinBackbone(SwinPreTrainedModel):
         unexpected = [name for name in plan.unexpected if not name.startswith("hidden_states_norms.")]
         return super().check_plan(replace(plan, unexpected=unexpected), source, new_head=new_head)
 
-    def forward(
-        self,
-        pixel_values: Tensor,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> BackboneOutput:
-        """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages."""
-        output = self._feature_maps(
-            pixel_values,
-            self.embeddings,
-            self.encoder,
-            dict(self.hidden_states_norms.items()),
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
-        return self.format_output(output, return_dict)
+    def parts(self) -> tuple[Embeddings, Encoder, dict[str, nn.Module]]:
+        """Return the modules that `forward` runs."""
+        return self.embeddings, self.encoder, dict(self.hidden_states_norms.items())
 
 
-class MaskFormerSwinBackbone(SwinPreTrainedModel):
+class MaskFormerSwinBackbone(_SwinBackboneBase):
     """`SwinBackbone` with the parameter names of MaskFormer checkpoints: an inner model, and a norm for every stage."""
 
     config_class: ClassVar[type[Config]] = MaskFormerSwinConfig
     base_model_prefix: ClassVar[str] = "model"
-    optional_keys: ClassVar[tuple[str, ...]] = (*SwinPreTrainedModel.optional_keys, "hidden_states_norms")
 
     def __init__(self, config: MaskFormerSwinConfig) -> None:
         super().__init__(config)
@@ -211,20 +195,7 @@ class MaskFormerSwinBackbone(SwinPreTrainedModel):
         self.hidden_states_norms = nn.ModuleList(nn.LayerNorm(channels) for channels in config.stage_channels)
         self.post_init()
 
-    def forward(
-        self,
-        pixel_values: Tensor,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> BackboneOutput:
-        """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages."""
-        output = self._feature_maps(
-            pixel_values,
-            self.model.embeddings,
-            self.model.encoder,
-            dict(zip(self.config.stage_names[1:], self.hidden_states_norms, strict=True)),
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
-        return self.format_output(output, return_dict)
+    def parts(self) -> tuple[Embeddings, Encoder, dict[str, nn.Module]]:
+        """Return the modules that `forward` runs."""
+        norms = dict(zip(self.config.stage_names[1:], self.hidden_states_norms, strict=True))
+        return self.model.embeddings, self.model.encoder, norms

@@ -49,7 +49,7 @@ def test_values_are_normalised_and_options_of_a_call_count() -> None:
     assert (raw == 255).all()
     assert processor()(images=white, return_tensors="pt", size=32)["pixel_values"].shape[-1] == 32
     assert processor()(images=white, return_tensors="pt", do_resize=False)["pixel_values"].shape[-1] == 8
-    with pytest.raises(TypeError, match="do_resise"):
+    with pytest.raises(ConfigError, match="Did you mean do_resize"):
         processor()(images=white, do_resise=True)
 
 
