@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
 from vitruvian.ops.cache import constant
+from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.synthetic.mesh import CLASS
 from vitruvian.training.synthetic.render import hide_keypoints, mask_boxes
@@ -66,62 +66,6 @@ class Crops(TensorBatch):
     intrinsics: Tensor  # [n, 3, 3]
     keypoints: Tensor  # [n, 308, 3]
     height: Tensor  # [n]
-
-
-@dataclass(frozen=True)
-class CropWindow:
-    """Axis-aligned crops of n images: source xy = xy · step + start, mirrored where `flipped`."""
-
-    start_xy: Tensor  # [n, 2] source pixel of the first output pixel
-    step_xy: Tensor  # [n, 2] source pixels per output pixel, positive
-    flipped: Tensor  # [n] bool
-    size_hw: tuple[int, int]
-
-    def source_xy(self) -> tuple[Tensor, Tensor]:
-        """Return the source x of the columns [n, W] and the source y of the rows [n, H]."""
-        H, W = self.size_hw
-        device = self.start_xy.device
-        x = torch.arange(W, device=device, dtype=torch.float32).expand(len(self.flipped), W)
-        x = torch.where(self.flipped[:, None], W - 1 - x, x)
-        y = torch.arange(H, device=device, dtype=torch.float32)
-        return x * self.step_xy[:, :1] + self.start_xy[:, :1], y * self.step_xy[:, 1:] + self.start_xy[:, 1:]
-
-    def sample(self, images: Tensor, *, mode: str = "bilinear", padding: str = "zeros") -> Tensor:
-        """Crop images [n, C, h, w]: [n, C, H, W]."""
-        H, W = self.size_hw
-        height, width = images.shape[-2:]
-        x, y = self.source_xy()
-        x, y = (2 * x + 1) / width - 1, (2 * y + 1) / height - 1
-        grid = torch.stack([x[:, None].expand(-1, H, W), y[:, :, None].expand(-1, H, W)], dim=-1)
-        return F.grid_sample(images, grid, mode=mode, padding_mode=padding, align_corners=False)
-
-    def sample_parts(self, parts: Tensor) -> Tensor:
-        """Crop labels [n, 1, h, w]; left and right are swapped where flipped: int64 [n, H, W]."""
-        labels = self.sample(parts.float(), mode="nearest")[:, 0].long()
-        swapped = constant(PART_FLIP_PERMUTATION, labels.device)[labels]
-        return torch.where(self.flipped[:, None, None], swapped, labels)
-
-    def move_keypoints(self, keypoints: Tensor) -> Tensor:
-        """Move keypoints [n, 308, 3] into the crop; those outside become unknown."""
-        H, W = self.size_hw
-        x, y = ((keypoints[..., :2] - self.start_xy[:, None]) / self.step_xy[:, None]).unbind(-1)
-        flipped = self.flipped[:, None]
-        x = torch.where(flipped, W - 1 - x, x)
-        inside = (x >= 0) & (x <= W - 1) & (y >= 0) & (y <= H - 1)
-        moved = torch.stack([x, y, keypoints[..., 2] * inside], dim=-1)  # [n, 308, 3]
-        return torch.where(flipped[..., None], moved[:, constant(FLIP_PERMUTATION, moved.device)], moved)
-
-    def camera(self, intrinsics: Tensor) -> Tensor:
-        """Return the intrinsics of the crops, with the principal point in the middle.
-
-        A model cannot see where in a larger image a crop lies, and pipelines restore points by their depth alone.
-        """
-        K = intrinsics.clone()
-        K[:, 0, 0] = intrinsics[:, 0, 0] / self.step_xy[:, 0]
-        K[:, 1, 1] = intrinsics[:, 1, 1] / self.step_xy[:, 1]
-        H, W = self.size_hw
-        K[:, :2, 2] = constant(((W - 1) / 2, (H - 1) / 2), K.device)
-        return K
 
 
 def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: CropOptions) -> Crops:
@@ -235,14 +179,10 @@ def _crop(samples: Samples, window: CropWindow) -> Crops:
     depth = depth_metres(samples)
     inverse = torch.where(depth > 0, 1 / depth.clamp_min(1e-3), 0.0)  # linear across a plane, unlike depth
     colours = [getattr(samples, name) / 255 for name in ("image", "foreground", "alpha", "albedo")]
-    stack = torch.cat([*colours, samples.normals / 127, inverse, (samples.depth > 0).float()], dim=1)  # [n, 15, h, w]
-    image, foreground, alpha, albedo, normals, inverse, share = torch.split(
-        window.sample(stack), [3, 3, 1, 3, 3, 1, 1], dim=1
-    )
+    stack = torch.cat([*colours, inverse, (samples.depth > 0).float()], dim=1)  # [n, 12, h, w]
+    image, foreground, alpha, albedo, inverse, share = torch.split(window.sample(stack), [3, 3, 1, 3, 1, 1], dim=1)
     parts = window.sample_parts(samples.parts)
     known = (share > 0.99) & (parts > 0)[:, None]
-    normals = torch.where(known, F.normalize(normals, dim=1), 0.0)
-    sign = torch.where(window.flipped, -1.0, 1.0)[:, None, None, None]
     K = window.camera(samples.intrinsics)
     depth = torch.where(known, 1 / inverse.clamp_min(1e-4), 0.0)  # [n, 1, H, W]
     return Crops(
@@ -250,7 +190,7 @@ def _crop(samples: Samples, window: CropWindow) -> Crops:
         foreground=foreground,
         alpha=alpha,
         albedo=albedo,
-        normals=torch.cat([normals[:, :1] * sign, normals[:, 1:]], dim=1),
+        normals=window.sample_normals(samples.normals / 127) * known,
         points=points_from_depth(depth[:, 0], K),
         parts=parts,
         intrinsics=K,
@@ -556,7 +496,7 @@ def crop_scenes(scenes: Scenes, *, rng: Rng, size_hw: tuple[int, int]) -> Scenes
     Crops are around the visible part. Images without people are replaced by others; where all are empty, crops are
     anywhere. What lies outside an image is black and empty.
     """
-    n, (H, W) = len(scenes.image), size_hw
+    n = len(scenes.image)
     height, width = scenes.image.shape[-2:]
     has_people = scenes.present.any(dim=1)  # [n]
     row = torch.arange(n, device=has_people.device)
@@ -571,16 +511,14 @@ def crop_scenes(scenes: Scenes, *, rng: Rng, size_hw: tuple[int, int]) -> Scenes
     start, step = crop_around(torch.cat([box[:, :2], box[:, 2:] - box[:, :2]], dim=1), rng, options)
     window = CropWindow(start, step, torch.zeros_like(has_people), size_hw)
     matte = window.sample(torch.cat([scenes.foreground, scenes.alpha], dim=1))
-    limit = constant((W, H, W, H), lot.device)
-    moved = (scenes.boxes_xyxy - 0.5 - start.repeat(1, 2)[:, None]) / step.repeat(1, 2)[:, None] + 0.5  # [n, m, 4]
-    moved = moved.clamp_min(0).minimum(limit)
-    inside = (moved[..., 2:] - moved[..., :2] > 1).all(dim=-1)
+    boxes = window.move_boxes(scenes.boxes_xyxy)
+    inside = (boxes[..., 2:] > boxes[..., :2]).all(dim=-1)  # [n, m]
     return Scenes(
         image=window.sample(scenes.image, mode="bicubic").clamp(0, 1),
         alpha=matte[:, 3:],
         foreground=matte[:, :3],
         parts=window.sample_parts(scenes.parts[:, None]),
-        boxes_xyxy=moved * inside[..., None],
+        boxes_xyxy=boxes,
         present=scenes.present & inside,
         ignored=scenes.ignored & inside,
     )

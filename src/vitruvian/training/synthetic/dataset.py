@@ -49,7 +49,7 @@ ImageFormat = Literal["jpg", "png"]
 JSONObject = dict[str, Any]
 ANNOTATIONS_FILE: Final = "annotations.json"
 SHEET_FILE: Final = "contact-sheet.jpg"
-_MAPS: Final = frozenset({"matte", "albedo", "parts", "geometry"})
+MAPS: Final = frozenset({"matte", "albedo", "parts", "geometry"})
 GROUP = 8
 _FORMAT: Final = "vitruvian-people-set-1"
 _SET_FILE: Final = "set.json"
@@ -117,7 +117,7 @@ def _write_maps(folder: Path, names: Mapping[str, str], maps: ImageMaps, *, qual
         )
 
 
-def read_maps(folder: Path, names: Mapping[str, str], wanted: frozenset[str] = _MAPS) -> ImageMaps:
+def read_maps(folder: Path, names: Mapping[str, str], wanted: frozenset[str] = MAPS) -> ImageMaps:
     """Read an image and those of its maps that are `wanted`: "matte", "albedo", "parts", "geometry"."""
     image = image_to_tensor(load_image(folder / names["images"]))  # [3, H, W]
     size_hw = (image.shape[1], image.shape[2])
@@ -415,7 +415,7 @@ def _write_sheet(folder: Path) -> None:
     record = _read_record(folder, 0)
     strips = []
     for image in record["images"]:
-        names = {kind: image[f"{kind}_file"] for kind in _MAPS} | {"images": image["file_name"]}
+        names = {kind: image[f"{kind}_file"] for kind in MAPS} | {"images": image["file_name"]}
         people = [person["keypoints"] for person in record["annotations"] if person["image_id"] == image["id"]]
         points = torch.tensor(people, dtype=torch.float32).reshape(len(people), len(KEYPOINT_NAMES), 3)  # [M, 308, 3]
         strips.append(_sheet_row(read_maps(folder, names), points))

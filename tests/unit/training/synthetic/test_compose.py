@@ -10,10 +10,10 @@ from torch import Tensor
 
 from vitruvian.errors import InputError
 from vitruvian.human import KEYPOINT_INDEX, PART_NAMES
+from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.synthetic.compose import (
     CropOptions,
     Crops,
-    CropWindow,
     SceneOptions,
     Scenes,
     compose_crops,
