@@ -191,6 +191,12 @@ class DataPart(Part):
         self.at_least(0, "workers")
         if self.folder is not None and self.stream.pack is not None:
             raise ConfigError("data: expected a folder or a stream.pack, got both. Leave one out.")
+        stream = self.stream
+        if stream.pack is not None and (stream.ring % stream.chunk or stream.ring < self.batch_size):
+            raise ConfigError(
+                f"data.stream.ring: expected a multiple of chunk={stream.chunk} of at least {self.batch_size}, got "
+                f"{stream.ring}."
+            )
         if self.heatmap_sigma is not None and self.heatmap_sigma <= 0:
             raise ConfigError(f"data.heatmap_sigma: expected a number above 0, got {self.heatmap_sigma}.")
 

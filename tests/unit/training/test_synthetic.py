@@ -8,6 +8,7 @@ import torch
 from vitruvian.errors import ConfigError
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
+from vitruvian.training.config import TrainConfig
 from vitruvian.training.datasets.augmentation import (
     darken,
     degrade_crops,
@@ -16,29 +17,18 @@ from vitruvian.training.datasets.augmentation import (
     random_defocus,
     random_filters,
 )
-from vitruvian.training.datasets.stream import StreamOptions, SyntheticStream
+from vitruvian.training.datasets.stream import SyntheticStream
 from vitruvian.training.objectives import MultiTaskObjective, damp_heads, keypoint_targets
-from vitruvian.training.synthetic.compose import CropOptions, SceneOptions
 from vitruvian.training.synthetic.procedural import procedural_pack
-from vitruvian.training.synthetic.render import RenderOptions
 from vitruvian.training.synthetic.rng import Rng
 
 SIZE = (64, 48)
-OPTIONS = StreamOptions(
-    crops=4,
-    scenes=2,
-    ring=8,
-    chunk=4,
-    reuse=2.0,
-    seed=3,
-    render=RenderOptions(size_hw=SIZE, surroundings=2, surroundings_size=16, shadow_size=32),
-    crop=CropOptions(size_hw=SIZE),
-    scene=SceneOptions(size_hw=(48, 64)),
-)
+STREAM = {"pack": "procedural", "scenes": 2, "ring": 8, "chunk": 4, "reuse": 2.0}
+CONFIG = {"seed": 3, "model": {"image_size": list(SIZE)}, "data": {"batch_size": 4, "stream": STREAM}}
 
 
 def stream() -> SyntheticStream:
-    return SyntheticStream(procedural_pack(0), OPTIONS)
+    return SyntheticStream(procedural_pack(0), TrainConfig.from_dict(CONFIG))
 
 
 class TestStream:
@@ -57,8 +47,8 @@ class TestStream:
         people = stream()
         first, second = people.batch(0), people.batch(1)
         assert not torch.equal(first.crops.image, second.crops.image)
-        assert OPTIONS.chunks_before(0) == 2
-        assert OPTIONS.chunks_before(4) == 4  # 4 steps of 4 crops, used twice each: 8 people, 2 chunks
+        assert people.chunks_before(0) == 2
+        assert people.chunks_before(4) == 4  # 4 steps of 4 crops, used twice each: 8 people, 2 chunks
 
     def test_scenes_lie_and_stand_in_turn(self) -> None:
         people = stream()
@@ -71,7 +61,7 @@ class TestStream:
 
     def test_a_ring_that_is_no_multiple_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="multiple of chunk=4"):
-            StreamOptions(ring=10, chunk=4, crops=4)
+            TrainConfig.from_dict({"data": {"batch_size": 4, "stream": STREAM | {"ring": 10}}})
 
 
 def test_photometric_stays_a_picture_and_follows_its_seed() -> None:

@@ -240,8 +240,8 @@ def write_dataset(
         for first in range(0, count, GROUP):
             number, last = first // GROUP, min(first + GROUP, count)
             if len(_read_record(folder, number)["images"]) < last - first:
-                group = draw_group(pack, seed, number, options, pyramid=pyramid)
-                _write_group(folder, number, group, options, count=last - first, writers=writers)
+                truth = draw_group(pack, seed, number, options, pyramid=pyramid)
+                _write_group(folder, number, truth, options, count=last - first, writers=writers)
             if progress is not None:
                 progress(last, count)
     _write_annotations(folder, about, count)
@@ -249,36 +249,27 @@ def write_dataset(
     return folder / ANNOTATIONS_FILE
 
 
-@dataclass(frozen=True)
-class Group:
-    """Eight images and the stature of everybody in them."""
-
-    truth: Truth
-    statures: list[float]  # metres, by `truth.person_index`
-
-
-def draw_group(pack: Pack, seed: int, number: int, options: DatasetOptions, *, pyramid: TexturePyramid) -> Group:
+def draw_group(pack: Pack, seed: int, number: int, options: DatasetOptions, *, pyramid: TexturePyramid) -> Truth:
     """Draw the images of one group, which depend on nothing but the arguments."""
     generator = torch.Generator().manual_seed(derive_seed(seed, number))
     extra = int(torch.poisson(torch.tensor((options.people - 1) * GROUP), generator=generator))
     people = sample_people(pack, GROUP + extra, generator, pack.textures.device)
     drawing = replace(options.render, chunk=GROUP)
-    truth = render(people, pack, generator=generator, image_count=GROUP, options=drawing, pyramid=pyramid)
-    return Group(truth.to("cpu"), people.height.tolist())
+    return render(people, pack, generator=generator, image_count=GROUP, options=drawing, pyramid=pyramid).to("cpu")
 
 
 def _write_group(
-    folder: Path, number: int, group: Group, options: DatasetOptions, *, count: int, writers: ThreadPoolExecutor
+    folder: Path, number: int, truth: Truth, options: DatasetOptions, *, count: int, writers: ThreadPoolExecutor
 ) -> None:
     """Write the first `count` images of a group and, when their files are complete, its record."""
     images, annotations, jobs = [], [], []
     for row in range(count):
         index = number * GROUP + row
         names = file_names(index, options.image_format)
-        maps = ImageMaps.of(group.truth, row)
+        maps = ImageMaps.of(truth, row)
         jobs.append(writers.submit(_write_maps, folder, names, maps, quality=options.quality))
-        images.append(_image_entry(group.truth, row, index, names))
-        annotations += _person_entries(group, row, index)
+        images.append(_image_entry(truth, row, index, names))
+        annotations += _person_entries(truth, row, index)
     for job in jobs:
         job.result()
     write_text(_record_path(folder, number), json.dumps({"images": images, "annotations": annotations}) + "\n")
@@ -294,13 +285,12 @@ def _image_entry(truth: Truth, row: int, index: int, names: Mapping[str, str]) -
     }
 
 
-def _person_entries(group: Group, row: int, index: int) -> list[JSONObject]:
+def _person_entries(truth: Truth, row: int, index: int) -> list[JSONObject]:
     """Return the entries of the people of one image, the subject first, without those that are not visible."""
-    truth = group.truth
     entries: list[JSONObject] = []
-    for slot, person in enumerate(truth.person_index[row].tolist()):
+    for slot, stature in enumerate(truth.stature[row].tolist()):
         box = truth.boxes_xywh[row, slot].tolist()
-        if person < 0 or min(box[2:]) <= 0:
+        if min(box[2:]) <= 0:
             continue
         points = truth.keypoints[row, slot]  # [308, 3]
         mask = encode_rle(truth.instance_masks[row, slot], compress=True)
@@ -316,7 +306,7 @@ def _person_entries(group: Group, row: int, index: int) -> list[JSONObject]:
                 "segmentation": mask,
                 "keypoints": [value for point in rows for value in point],
                 "num_keypoints": int((points[:, 2] > 0).sum()),
-                "stature": round(group.statures[person], 4),
+                "stature": round(stature, 4),
             }
         )
     return entries

@@ -58,6 +58,11 @@ class PeopleBatch(TensorBatch):
         """Return the number of people P."""
         return len(self.vertices)
 
+    @property
+    def clear(self) -> Tensor:
+        """Which faces are transparent, [P, F] bool."""
+        return self.materials.clear.gather(1, self.face_material)
+
 
 def sample_people(
     pack: Pack, count: int, generator: torch.Generator, device: torch.device | str = "cpu"

@@ -111,7 +111,7 @@ class Truth(TensorBatch):
     keypoints: Tensor  # [B, M, 308, 3] x, y pixels, and 0 unknown or outside, 1 hidden, 2 visible
     boxes_xywh: Tensor  # [B, M, 4] pixels, around the visible part; zero for absent people
     instance_masks: Tensor  # [B, M, H, W] bool
-    person_index: Tensor  # [B, M] int64 into the people that were drawn; -1: absent
+    stature: Tensor  # [B, M] metres, in the rest pose; zero for absent people
 
     def __len__(self) -> int:
         """Return the number of images B."""
@@ -174,43 +174,33 @@ def render(
                 light = sample_lights(scenery.environments, len(background), rng=rng, tint=tint)
             else:
                 light = lights.select(index)
-            scene = _Scene.of(people, placement, cameras, index, pyramid=pyramid)
+            scene = _place(people, placement, cameras, index, pyramid)
             chunks.append(_draw(scene, light, background, scenery, most=most, options=options, rng=rng))
         return Truth.cat(chunks)
 
 
 @dataclass(frozen=True)
 class _Scene:
-    """The people of a few images, placed; `person_index` [p] are their indices in the whole batch."""
+    """The people of a few images in the world of those."""
 
     people: PeopleBatch
-    meshes: Meshes
-    lenses: Meshes  # the same meshes, of which transparent faces are present
+    meshes: Meshes  # without transparent faces
     cameras: Cameras
     pyramid: TexturePyramid
-    person_index: Tensor
 
-    @classmethod
-    def of(
-        cls, people: PeopleBatch, placement: Placement, cameras: Cameras, index: Tensor, *, pyramid: TexturePyramid
-    ) -> _Scene:
-        first = int(index[0])
-        inside = (placement.image_index >= first) & (placement.image_index < first + len(index))
-        chosen = inside.nonzero()[:, 0]  # [p]
-        people = people.select(chosen)
-        local = placement.select(chosen)
-        local = replace(local, image_index=local.image_index - first, image_count=len(index))
-        clear = people.materials.clear.gather(1, people.face_material)  # [p, F]
-        meshes = Meshes(
-            vertices=local.place(people.vertices),
-            faces=people.faces,
-            present=(people.face_class > 0) & ~clear,
-            image_index=local.image_index,
-            image_count=len(index),
-        )
-        lenses = replace(meshes, present=(people.face_class > 0) & clear)
-        people = replace(people, keypoints=local.place(people.keypoints))
-        return cls(people, meshes, lenses, cameras.select(index), pyramid, chosen)
+
+def _place(
+    people: PeopleBatch, placement: Placement, cameras: Cameras, index: Tensor, pyramid: TexturePyramid
+) -> _Scene:
+    """Place the people of images `index`, which are consecutive."""
+    first = int(index[0])
+    inside = (placement.image_index >= first) & (placement.image_index < first + len(index))
+    chosen = inside.nonzero()[:, 0]  # [p]
+    people, local = people.select(chosen), placement.select(chosen)
+    people = replace(people, vertices=local.place(people.vertices), keypoints=local.place(people.keypoints))
+    present = (people.face_class > 0) & ~people.clear
+    meshes = Meshes(people.vertices, people.faces, present, local.image_index - first, len(index))
+    return _Scene(people, meshes, cameras.select(index), pyramid)
 
 
 def _draw(
@@ -242,9 +232,9 @@ def _draw(
     masks, boxes = masks_and_boxes(pixels.slots, most)
     image, foreground, alpha = _composite(pixels, backgrounds, options, rng)
 
-    def by_image(values: Tensor, empty: float) -> Tensor:
-        """Sort rows of people into images, [P, ...] -> [B, M, ...]; `empty` where an image has fewer people."""
-        table = torch.full((B, most, *values.shape[1:]), empty, dtype=values.dtype, device=values.device)
+    def by_image(values: Tensor) -> Tensor:
+        """Sort rows of people into images, [P, ...] -> [B, M, ...]; zero where an image has fewer people."""
+        table = values.new_zeros(B, most, *values.shape[1:])
         table[meshes.image_index, slot] = values
         return table
 
@@ -259,10 +249,10 @@ def _draw(
         parts=pixels.parts,
         intrinsics=cameras.intrinsics,
         scale=cameras.scale,
-        keypoints=by_image(keypoints, 0.0),
+        keypoints=by_image(keypoints),
         boxes_xywh=boxes,
         instance_masks=masks,
-        person_index=by_image(scene.person_index, -1),
+        stature=by_image(people.height),
     )
     if options.occluders > 0:
         truth = add_occluders(truth, scenery, rng=rng, probability=options.occluders)
@@ -433,8 +423,9 @@ def _add_lenses(scene: _Scene, screen: Tensor, pixels: _Pixels, depth: Tensor, r
     """
     B, H, _ = pixels.parts.shape
     s = depth.shape[1] // H
-    ids = scene.lenses.rasterize(screen, (depth.shape[1], depth.shape[2]))  # [B, sH, sW]
-    in_front = depth_map(ids, screen, scene.lenses.faces, empty=math.inf) < depth
+    lenses = replace(scene.meshes, present=(scene.people.face_class > 0) & scene.people.clear)
+    ids = lenses.rasterize(screen, (depth.shape[1], depth.shape[2]))  # [B, sH, sW]
+    in_front = depth_map(ids, screen, lenses.faces, empty=math.inf) < depth
     share = F.avg_pool2d(in_front[:, None].float(), s)  # [B, 1, H, W]
     brightness = pixels.radiance.flatten(1).mean(dim=1) / pixels.alpha.flatten(1).mean(dim=1).clamp_min(1e-3)  # [B]
     haze = (rng.uniform(0.0, 0.5, B) ** 2 * brightness)[:, None, None, None]

@@ -63,7 +63,7 @@ class TestSamples:
         pack, generator = procedural_pack(0), torch.Generator().manual_seed(5)
         people = sample_people(pack, 3, generator, "cpu")
         truth = render(people, pack, generator=generator, options=RENDER)
-        small = compress(truth, height=people.height)
+        small = compress(truth)
         assert torch.allclose(small.image / 255, truth.image, atol=0.003)
         assert torch.allclose(small.normals / 127, truth.normals, atol=0.005)
         assert torch.allclose(depth_metres(small), truth.pointmap[:, 2:], atol=2e-4)
@@ -80,7 +80,7 @@ class TestSamples:
         people = sample_people(pack, 2, generator, "cpu")
         truth = render(people, pack, generator=generator, options=RENDER, image_count=1)
         with pytest.raises(InputError, match="one person in each image"):
-            compress(truth, height=people.height)
+            compress(truth)
 
     def test_put_overwrites_a_slice(self, samples: Samples) -> None:
         ring = samples.new_empty(8)

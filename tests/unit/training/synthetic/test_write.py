@@ -96,8 +96,8 @@ def test_other_seeds_give_other_people(whole: Path, pack: Pack, tmp_path: Path):
 
 
 def test_files_hold_the_truths(whole: Path, pack: Pack):
-    group = draw_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
-    truth = group.truth
+    truth = draw_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
+    truth = truth
     entries = table(whole)["images"]
     for index in range(GROUP):
         maps = read_maps(whole, file_names(index, "png"))
@@ -139,10 +139,10 @@ def test_annotations_are_those_of_coco(whole: Path, pack: Pack):
         known = points[points[:, 2] > 0]
         assert ((known[:, 0] >= -0.5) & (known[:, 0] <= SIZE_HW[1] - 0.5)).all()
         assert 0.5 < person["stature"] < 2.5
-    group = draw_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
+    truth = draw_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
     first = next(person for person in found["annotations"] if person["image_id"] == 3)
     assert np.allclose(
-        np.array(first["keypoints"]).reshape(308, 3)[:, 2], group.truth.keypoints[3, 0, :, 2].numpy()
+        np.array(first["keypoints"]).reshape(308, 3)[:, 2], truth.keypoints[3, 0, :, 2].numpy()
     )  # the subject comes first
 
 
