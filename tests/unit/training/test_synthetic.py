@@ -17,8 +17,9 @@ from vitruvian.training.datasets.augmentation import (
     random_defocus,
     random_filters,
 )
+from vitruvian.training.datasets.labels import keypoint_targets
 from vitruvian.training.datasets.stream import SyntheticStream
-from vitruvian.training.objectives import MultiTaskObjective, damp_heads, keypoint_targets
+from vitruvian.training.objectives import MultiTaskObjective, damp_heads
 from vitruvian.training.synthetic.procedural import procedural_pack
 from vitruvian.training.synthetic.rng import Rng
 
@@ -85,7 +86,7 @@ def test_heatmaps_peak_where_keypoints_are() -> None:
     assert maps[0, 1].argmax() == 16 * 12 - 1
     assert maps[0, 0].max() == pytest.approx(1.0)
     assert maps[0, 0, 0, 1] == pytest.approx(torch.tensor(-0.5).exp().item(), abs=1e-6)
-    assert weights.tolist() == [[1.0, pytest.approx(0.6), 0.0]]
+    assert weights.tolist() == [[1.0, 1.0, 0.0]]
 
 
 def test_calm_start_shrinks_predictors_alone() -> None:

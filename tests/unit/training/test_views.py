@@ -24,7 +24,7 @@ from vitruvian.training.datasets.augmentation import (
 from vitruvian.training.datasets.labels import (
     LabeledImages,
     downsample,
-    keypoint_heatmaps,
+    keypoint_targets,
     make_batch,
     sum_losses,
     task_labels,
@@ -217,13 +217,13 @@ def test_labels_of_heads_at_half_size():
 
 def test_heatmaps_decode_to_their_keypoints():
     view = crop_image(*person(), person_crop(BOX, (256, 192)))
-    heatmaps, weights = keypoint_heatmaps(view, sigma=2.0)
+    heatmaps, weights = keypoint_targets(view.keypoints, size_hw=(256, 192), sigma=2.0)
     xy, _ = decode_heatmaps(heatmaps)
     xy = xy * torch.tensor([191 / 47, 255 / 63])
     known = weights[0] > 0
     assert known.nonzero().flatten().tolist() == [0, 1]
     assert torch.allclose(xy[0, known], view.keypoints[0, known, :2], atol=0.2)
-    wide, narrow = keypoint_heatmaps(view)[0].sum(), keypoint_heatmaps(view, sigma=0.75)[0].sum()
+    wide, narrow = (keypoint_targets(view.keypoints, size_hw=(256, 192), sigma=s)[0].sum() for s in (None, 0.75))
     assert wide / narrow == pytest.approx((1.5 / 0.75) ** 2, rel=0.05)  # 6 at 256 rows is 1.5 at 64
 
 

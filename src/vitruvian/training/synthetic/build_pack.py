@@ -98,7 +98,7 @@ def build_pack(
         bone_mean=bone_mean, bone_basis=bone_basis, bone_names=source.bone_names, bone_parents=source.bone_parents,
         weights=source.weights, identities=coefficients, traits=source.traits,
         expression_names=source.expression_names, expressions=source.expressions,
-        keypoints=points, rotations=rotations, rotated_bones=rotated, finger_bones=fingers,
+        **points, rotations=rotations, rotated_bones=rotated, finger_bones=fingers,
         finger_axes=axes, pieces=pieces, images=images, skins=skins, eyes=eyes,
         scenery=scenery_arrays(index.folder, backgrounds) if index else {},
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -61,22 +61,17 @@ class Materials(TensorBatch):
     clear: Tensor  # [P, M] bool: transparent lenses, which set the part class alone
 
 
-@dataclass(frozen=True)
-class _Paint:
-    """The first five fields of `Materials` for one material of P people."""
+_Paint = dict[str, Tensor]  # the first five fields of `Materials` for one material of P people, without the axis M
 
-    texture: Tensor  # [P] int64
-    tint: Tensor  # [P, 3]
-    tint2: Tensor  # [P, 3]
-    pattern: Tensor  # [P] int64
-    pattern_param: Tensor  # [P, 4]
 
-    @classmethod
-    def plain(cls, texture: Tensor, tint: Tensor) -> _Paint:
-        """Return a paint without a pattern."""
-        P = len(texture)
-        param = torch.tensor([1.0, 0.0, 0.5, 0.0], device=tint.device).expand(P, 4)
-        return cls(texture, tint, tint, torch.zeros(P, dtype=torch.int64, device=tint.device), param)
+def _plain(texture: Tensor, tint: Tensor) -> _Paint:
+    """Return a paint without a pattern: texture [P], tint [P, 3]."""
+    param = torch.tensor([1.0, 0.0, 0.5, 0.0], device=tint.device).expand(len(texture), 4)
+    return _patterned(texture, tint, tint, torch.full_like(texture, PATTERN_NONE), param)
+
+
+def _patterned(texture: Tensor, tint: Tensor, tint2: Tensor, pattern: Tensor, param: Tensor) -> _Paint:
+    return {"texture": texture, "tint": tint, "tint2": tint2, "pattern": pattern, "pattern_param": param}
 
 
 def sample_materials(pack: Pack, pieces: Tensor, traits: Tensor, rng: Rng) -> Materials:
@@ -94,7 +89,7 @@ def sample_materials(pack: Pack, pieces: Tensor, traits: Tensor, rng: Rng) -> Ma
             brightness, plain = _MOUTH_AND_LASHES[slot]
             colour = rng.uniform(*brightness, P, 1).expand(P, 3)
             untextured = colour * torch.tensor(plain, device=colour.device)
-            paints[slot, 0] = _Paint.plain(textures[:, 0], torch.where(textures[:, :1] >= 0, colour, untextured))
+            paints[slot, 0] = _plain(textures[:, 0], torch.where(textures[:, :1] >= 0, colour, untextured))
         else:
             for part in range(2):
                 patterned = 0.35 if slot in ("upper", "lower", "outer") else 0.06
@@ -102,7 +97,7 @@ def sample_materials(pack: Pack, pieces: Tensor, traits: Tensor, rng: Rng) -> Ma
     lens = rng.uniform(0.0, 0.06, P, 1).expand(P, 3) * rng.uniform(0.3, 1.0, P, 3)
     none = torch.full((P,), -1, dtype=torch.int64, device=pieces.device)
     frame = torch.where(rng.bernoulli(0.6, P, 1), rng.uniform(0.0, 0.05, P, 1).expand(P, 3), cloth_colours(P, rng))
-    paints["glasses", 0], paints["glasses", 1] = _Paint.plain(none, frame), _Paint.plain(none, lens)
+    paints["glasses", 0], paints["glasses", 1] = _plain(none, frame), _plain(none, lens)
 
     gloss = torch.cat([rng.uniform(*_GLOSS.get(slot, (0.0, 0.2)), P, 1).expand(P, PARTS) for slot in SLOTS], 1).clone()
     lens_index = SLOT["glasses"] * PARTS + 1
@@ -110,7 +105,7 @@ def sample_materials(pack: Pack, pieces: Tensor, traits: Tensor, rng: Rng) -> Ma
     gloss[:, SLOT["shoes"] * PARTS + 1] = 0.05
     gloss[rng.bernoulli(0.15, P), SLOT["outer"] * PARTS] = 0.45  # leather
     order = [paints.get((slot, part), paints[slot, 0]) for slot in SLOTS for part in range(PARTS)]
-    stacked = {f.name: torch.stack([getattr(paint, f.name) for paint in order], 1) for f in fields(_Paint)}
+    stacked = {name: torch.stack([paint[name] for paint in order], 1) for name in order[0]}
     texture = stacked["texture"]  # [P, M]
     glasses = pieces[:, SLOT["glasses"]]
     transparent = torch.tensor([style == "glasses" for style in pack.wardrobe.styles], device=pieces.device)
@@ -180,7 +175,7 @@ def _cloth(pack: Pack, textures: Tensor, rng: Rng, *, patterned: float) -> _Pain
     level = torch.where(texture >= 0, 1 / GREY_MEAN, 1.0)[:, None]
     tint, tint2 = cloth_colours(P, rng) * level, cloth_colours(P, rng) * level
     tint = torch.where(keep[:, None], rng.uniform(0.75, 1.1, P, 1) * rng.uniform(0.92, 1.08, P, 3), tint)
-    return _Paint(texture, tint, tint2, kind, param)
+    return _patterned(texture, tint, tint2, kind, param)
 
 
 def _skin(pack: Pack, traits: Tensor, rng: Rng) -> tuple[_Paint, _Paint, _Paint, Tensor]:
@@ -200,14 +195,14 @@ def _skin(pack: Pack, traits: Tensor, rng: Rng) -> tuple[_Paint, _Paint, _Paint,
     tint = torch.exp(-tan * darkening) * rng.uniform(0.85, 1.12, P, 1) * rng.uniform(0.95, 1.05, P, 3)
     paler = rng.uniform(0.8, 1.6, P, 1) ** torch.tensor([0.9, 1.1, 1.25], device=traits.device)
     tint = torch.where(light, tint, tint * paler)
-    body, face = (_Paint.plain(pack.skins[index, k], tint) for k in range(2))
+    body, face = (_plain(pack.skins[index, k], tint) for k in range(2))
     dark = ~light[:, 0] | (tan[:, 0] > 0.6)
     eye = pack.eyes[rng.categorical_rows(torch.where(dark[:, None] & ~pack.eyes_brown, 0.02, 1.0))]
-    return body, face, _Paint.plain(eye, rng.uniform(0.8, 1.0, P, 1).expand(P, 3)), dark
+    return body, face, _plain(eye, rng.uniform(0.8, 1.0, P, 1).expand(P, 3)), dark
 
 
 def _hair(pack: Pack, original: Tensor, colours: Tensor, rng: Rng) -> _Paint:
     """Paint hair or brows: the grey copy of textures [P] (or the noise of plain cloth) in `colours` [P, 3]."""
     grey = pack.grey_of[original.clamp_min(0)]
     texture = torch.where((original >= 0) & (grey >= 0), grey, torch.where(original >= 0, original, pack.fabrics[0]))
-    return _Paint.plain(texture, colours / GREY_MEAN * rng.uniform(0.9, 1.1, len(original), 1))
+    return _plain(texture, colours / GREY_MEAN * rng.uniform(0.9, 1.1, len(original), 1))

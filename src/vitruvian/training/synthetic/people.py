@@ -87,8 +87,8 @@ def sample_people(
     mouth_open = (expressions[:, lip_columns] > 0.04).any(1)
     outfit = choose_outfit(pack, traits, mouth_open, rng)
     materials = sample_materials(pack, outfit.pieces, traits, rng)
-    skeleton = pose_bones(body, bones, sample_poses(pack.poses, body, traits[:, 3], rng=rng))
-    transforms = vertex_transforms(body, skeleton)
+    ends, bone_transforms = pose_bones(body, bones, sample_poses(pack.poses, body, traits[:, 3], rng=rng))
+    transforms = vertex_transforms(body, bone_transforms)
     dressed = dress(pack, outfit, rest)
     vertices = pose_vertices(dressed, transforms)
     ground = torch.where(dressed.present, vertices[..., 2], torch.inf).amin(1)  # [P]
@@ -97,7 +97,7 @@ def sample_people(
     return PeopleBatch(
         vertices=vertices + lift, rest_vertices=dressed.vertices, faces=dressed.faces, face_uv=dressed.face_uv,
         face_class=dressed.face_class, face_material=dressed.face_material, materials=materials,
-        keypoints=pose_keypoints(body, skeleton, rest, transforms) + lift, keypoint_known=body.keypoint_known,
+        keypoints=pose_keypoints(body, ends, rest, transforms) + lift, keypoint_known=body.keypoint_known,
         keypoint_depth=height[:, None] * body.keypoint_depth, height=height,
     )  # fmt: skip
 

@@ -6,7 +6,6 @@ P people, B bones, R body vertices, E expressions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,8 @@ from torch import Tensor
 
 from vitruvian.human import GROUPS, KEYPOINT_INDEX
 from vitruvian.training.synthetic.mesh import Floats, Ints
-from vitruvian.training.synthetic.pack import KEYPOINTS, Body, KeypointRules, Poses
+from vitruvian.training.synthetic.pack import KEYPOINTS, Body, Poses
 from vitruvian.training.synthetic.rng import Rng
-
-
-@dataclass(frozen=True)
-class Skeleton:
-    """Posed bones of P people, the head of the root at the origin."""
-
-    rotations: Tensor  # [P, B, 3, 3] from rest
-    heads: Tensor  # [P, B, 3]
-    tails: Tensor  # [P, B, 3]
-    transforms: Tensor  # [P, B, 3, 4] from rest to posed points
 
 
 def quaternion_matrices(quaternions: Tensor) -> Tensor:
@@ -223,8 +212,11 @@ def stature(vertices: Tensor, body: Body) -> Tensor:
     return drawn.amax(1) - drawn.amin(1)
 
 
-def pose_bones(body: Body, bones: Tensor, local: Tensor) -> Skeleton:
-    """Pose the bones: rest ends [P, B, 2, 3] and local rotations [P, B, 4] -> skeleton, its root at the origin."""
+def pose_bones(body: Body, bones: Tensor, local: Tensor) -> tuple[Tensor, Tensor]:
+    """Pose the bones, the root at the origin: rest ends [P, B, 2, 3] and local rotations [P, B, 4].
+
+    Returns the posed ends [P, B, 2, 3] and the transforms from rest to posed points [P, B, 3, 4].
+    """
     matrices = quaternion_matrices(local)  # [P, B, 3, 3]
     rest = bones[:, :, 0]  # [P, B, 3]
     rotations, heads = torch.empty_like(matrices), torch.zeros_like(rest)
@@ -235,7 +227,7 @@ def pose_bones(body: Body, bones: Tensor, local: Tensor) -> Skeleton:
         heads[:, children] = heads[:, parents] + (rotations[:, parents] @ reach)[..., 0]
     tails = heads + (rotations @ (bones[:, :, 1] - rest)[..., None])[..., 0]  # [P, B, 3]
     shift = heads - (rotations @ rest[..., None])[..., 0]  # [P, B, 3]
-    return Skeleton(rotations, heads, tails, torch.cat([rotations, shift[..., None]], -1))
+    return torch.stack([heads, tails], 2), torch.cat([rotations, shift[..., None]], -1)
 
 
 def _bone_levels(parents: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
@@ -247,18 +239,17 @@ def _bone_levels(parents: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
     return [(children, [parents[b] for b in children]) for children in levels]
 
 
-def vertex_transforms(body: Body, skeleton: Skeleton) -> Tensor:
-    """Blend the bones' transforms for every body vertex: [P, R, 3, 4]."""
-    blended = torch.einsum("rb,pbk->prk", body.weights, skeleton.transforms.flatten(2))  # [P, R, 12]
+def vertex_transforms(body: Body, transforms: Tensor) -> Tensor:
+    """Blend the bones' transforms [P, B, 3, 4] for every body vertex: [P, R, 3, 4]."""
+    blended = torch.einsum("rb,pbk->prk", body.weights, transforms.flatten(2))  # [P, R, 12]
     return torch.unflatten(blended, -1, (3, 4))  # [P, R, 3, 4]
 
 
-def pose_keypoints(body: Body, skeleton: Skeleton, vertices: Tensor, transforms: Tensor) -> Tensor:
-    """Pose the 308 keypoints: rest vertices [P, R, 3] and their transforms [P, R, 3, 4] -> [P, 308, 3]."""
+def pose_keypoints(body: Body, ends: Tensor, vertices: Tensor, transforms: Tensor) -> Tensor:
+    """Pose the 308 keypoints: posed bone ends, rest vertices [P, R, 3] and their transforms -> [P, 308, 3]."""
     ids = body.keypoint_vertices
     moved = apply_transforms(transforms[:, ids.flatten()], vertices[:, ids.flatten()])  # [P, 308 * W, 3]
     surface = (torch.unflatten(moved, 1, ids.shape) * body.keypoint_weights[..., None]).sum(2)  # [P, 308, 3]
-    ends = torch.stack([skeleton.heads, skeleton.tails], 2)  # [P, B, 2, 3]
     joints = ends[:, body.keypoint_bone.clamp_min(0), body.keypoint_end]  # [P, 308, 3]
     return torch.where((body.keypoint_bone >= 0)[None, :, None], joints, surface)
 
@@ -273,8 +264,8 @@ _FINGERS = ("thumb", "forefinger", "middle_finger", "ring_finger", "pinky_finger
 
 def keypoint_rules(
     template: Floats, bones: Floats, names: tuple[str, ...], table: dict[str, NDArray[Any]] | None, *, surface: int
-) -> KeypointRules:
-    """Return where the 308 keypoints are, from a table or, without one, for those that are joints.
+) -> dict[str, Any]:
+    """Return the `keypoint_` fields of `PackParts`, from a table or, without one, for those that are joints.
 
     `template` is [N, 3], of which the first `surface` vertices are skin; `bones` [B, 2, 3] with their `names`.
     """
@@ -297,7 +288,10 @@ def keypoint_rules(
     margin[[*GROUPS["face"], *GROUPS["irises"], *GROUPS["ears"]]] = 0.007
     margin[[*GROUPS["left_hand"], *GROUPS["right_hand"]]] = 0.012
     stature = float(body[:, 2].max() - body[:, 2].min())
-    return KeypointRules(vertices, weights, bone, end, known, (1.35 * inside + margin) / stature)
+    return {
+        "keypoint_vertices": vertices, "keypoint_weights": weights, "keypoint_bone": bone, "keypoint_end": end,
+        "keypoint_known": known, "keypoint_depth": (1.35 * inside + margin) / stature,
+    }  # fmt: skip
 
 
 def joint_keypoints(index: dict[str, int]) -> tuple[Ints, Ints]:

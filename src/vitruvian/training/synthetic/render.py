@@ -33,7 +33,7 @@ from vitruvian.training.synthetic.camera import (
     sample_cameras,
     sample_placement,
 )
-from vitruvian.training.synthetic.camera_effects import blur, degrade, sample_blur, sample_grading
+from vitruvian.training.synthetic.camera_effects import add_noise_and_jpeg, blur, sample_blur, sample_grading
 from vitruvian.training.synthetic.lighting import (
     AmbientShadows,
     Lights,
@@ -261,7 +261,7 @@ def _draw(
         blurred = blur(torch.cat([truth.image, truth.foreground, truth.alpha], dim=1), kernels)  # [B, 7, H, W]
         truth = replace(
             truth,
-            image=degrade(blurred[:, :3], rng=rng),
+            image=add_noise_and_jpeg(blurred[:, :3], rng=rng, sharpen=0.35),
             foreground=blurred[:, 3:6],
             alpha=blurred[:, 6:].clamp(0.0, 1.0),
         )

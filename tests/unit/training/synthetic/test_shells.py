@@ -253,7 +253,7 @@ def test_keypoint_rules_from_a_table(form: Form):
     table["vertex_weights"][0, 0] = 1
     table["bone"][1:3] = "head"
     rules = keypoint_rules(body.template, body.template_bones, body.bone_names, table, surface=len(body.template))
-    assert rules.known.sum() == 3
-    assert rules.bone[:4].tolist() == [-1, 1, 1, -1]
-    assert rules.end[1:3].tolist() == [0, 1]
-    assert rules.depth[1] > rules.depth[0]  # a joint lies deeper than the skin
+    assert rules["keypoint_known"].sum() == 3
+    assert rules["keypoint_bone"][:4].tolist() == [-1, 1, 1, -1]
+    assert rules["keypoint_end"][1:3].tolist() == [0, 1]
+    assert rules["keypoint_depth"][1] > rules["keypoint_depth"][0]  # a joint lies deeper than the skin
