@@ -315,11 +315,13 @@ def _measure(subject: Subject, workload: Workload, plan: Plan, ceiling: float) -
             cell.compiled_difference = difference(calls["compiled"](), calls["reference"]())
     ours.optimize(cuda_graphs=plan.cuda_graphs)
     # Ours comes last: its first call records CUDA graphs, which hold memory.
-    order = [name for name in ("reference", "compiled", "optimized") if name in calls]
-    peaks = {name: peak_bytes(calls[name], workload.device) for name in order}
-    cell.memory = {name: used for name in calls if (used := peaks.get(name)) is not None}
+    for name in sorted(calls.keys() - {"plain"}, key=["reference", "compiled", "optimized"].index):
+        used = peak_bytes(calls[name], workload.device)
+        if used is not None:
+            cell.memory[name] = used
+    cell.memory = {name: cell.memory[name] for name in calls if name in cell.memory}
     got = subject.call(ours, inputs)
-    if theirs is not None:
+    if model is not None:
         want = calls["reference"]()
         cell.difference = difference(got, want)
         if plan.truth:

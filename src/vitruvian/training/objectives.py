@@ -57,7 +57,7 @@ def make_objective(config: TrainConfig, model: Sapiens2MultiTask) -> nn.Module:
             f"model.heads: expected dense heads of one size, full or half, for a stream, got 1/{sorted(dense)}."
         )
     if config.model.pretrained is None:
-        damp_heads(model)
+        _damp_heads(model)
     sigma = config.data.heatmap_sigma
     return MultiTaskObjective(
         model,
@@ -255,7 +255,7 @@ class MultiTaskObjective(nn.Module):
 
 
 @torch.no_grad()
-def damp_heads(model: Sapiens2MultiTask, *, scale: float = 0.05, people: float = -4.0) -> None:
+def _damp_heads(model: Sapiens2MultiTask, *, scale: float = 0.05, people: float = -4.0) -> None:
     """Scale the last layers of new heads down, so that no task dominates the first steps.
 
     `scale` multiplies their weights; `people` is the initial logit of people anywhere.

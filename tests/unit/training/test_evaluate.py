@@ -12,7 +12,7 @@ from tests.unit.training.tiny_runs import SIZE_HW, TASKS, make_set
 from vitruvian.errors import InputError
 from vitruvian.training.datasets.folder import PeopleFolder
 from vitruvian.training.datasets.labels import LabeledImages, keypoint_targets, people_targets
-from vitruvian.training.evaluate import HEADLINES, evaluate_folder, headlines, task_evaluator
+from vitruvian.training.evaluate import HEADLINES, _task_evaluator, evaluate_folder, headlines
 from vitruvian.training.evaluation import Goal
 
 
@@ -122,4 +122,4 @@ def test_a_scale_of_nothing_gives_numbers(people: PeopleFolder):
 
 def test_unknown_tasks_are_refused():
     with pytest.raises(InputError, match="expected one of pose"):
-        task_evaluator("mood")
+        _task_evaluator("mood")

@@ -10,16 +10,16 @@ from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.training.config import TrainConfig
 from vitruvian.training.datasets.augmentation import (
+    _lower_resolution,
+    _random_defocus,
+    _random_filters,
     darken,
     degrade_crops,
-    lower_resolution,
     photometric,
-    random_defocus,
-    random_filters,
 )
 from vitruvian.training.datasets.labels import keypoint_targets
 from vitruvian.training.datasets.stream import SyntheticStream
-from vitruvian.training.objectives import MultiTaskObjective, damp_heads
+from vitruvian.training.objectives import MultiTaskObjective, _damp_heads
 from vitruvian.training.synthetic.procedural import procedural_pack
 from vitruvian.training.synthetic.rng import Rng
 
@@ -97,7 +97,7 @@ def test_calm_start_shrinks_predictors_alone() -> None:
     torch.manual_seed(0)
     model = Sapiens2MultiTask(config, {"people": {"upsample_out_channels": [8]}, "normal": {"conv_out_channels": [8]}})
     before = {name: value.clone() for name, value in model.weights().items()}
-    damp_heads(model, scale=0.5, people=-3.0)
+    _damp_heads(model, scale=0.5, people=-3.0)
     for name, value in model.weights().items():
         if name.endswith("predictor.weight"):
             assert torch.allclose(value, before[name] * 0.5)
@@ -143,13 +143,13 @@ def test_pictures_from_afar_lose_detail_and_keep_their_colours():
     images = torch.rand(64, 3, 48, 48, generator=draw)
     images[:, 0] += 1
     images = images / 2
-    found = lower_resolution(images, Rng(torch.Generator().manual_seed(1), "cpu"))
+    found = _lower_resolution(images, Rng(torch.Generator().manual_seed(1), "cpu"))
     same = (found == images).flatten(1).all(1)
     assert 24 < same.sum() < 54  # about six in ten
     detail = (found[..., 1:] - found[..., :-1]).abs().mean(dim=(1, 2, 3))
     assert detail[~same].max() < 0.6 * detail[same].min()
     torch.testing.assert_close(found.mean(dim=(2, 3)), images.mean(dim=(2, 3)), rtol=0, atol=0.02)
-    again = lower_resolution(images, Rng(torch.Generator().manual_seed(1), "cpu"))
+    again = _lower_resolution(images, Rng(torch.Generator().manual_seed(1), "cpu"))
     assert torch.equal(found, again)
 
 
@@ -176,7 +176,7 @@ def test_a_tenth_of_the_pictures_is_dim_and_some_of_those_have_a_colour():
 def test_some_pictures_are_out_of_focus_and_keep_their_light():
     images = torch.zeros(300, 3, 48, 36)
     images[:, :, 24, 18] = 1.0  # a point of light becomes a disc
-    found = random_defocus(images, Rng(torch.Generator().manual_seed(1), "cpu"))
+    found = _random_defocus(images, Rng(torch.Generator().manual_seed(1), "cpu"))
     changed = (found != images).flatten(1).any(1)
     assert 0.03 < changed.float().mean() < 0.12
     assert found[changed].amax() < 0.9
@@ -186,12 +186,12 @@ def test_some_pictures_are_out_of_focus_and_keep_their_light():
 def test_some_pictures_have_other_textures_and_the_same_light():
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(400, 3, 24, 18, generator=generator) * 0.5 + 0.25
-    found = random_filters(images, Rng(torch.Generator().manual_seed(1), "cpu"))
+    found = _random_filters(images, Rng(torch.Generator().manual_seed(1), "cpu"))
     changed = (found != images).flatten(1).any(1)
     assert 0.06 < changed.float().mean() < 0.15
     torch.testing.assert_close(found.mean((2, 3)), images.mean((2, 3)), rtol=0, atol=0.02)
     apart = (found - images)[changed].flatten(1).norm(dim=1) / images[changed].flatten(1).std(1)
     assert apart.min() > 0
     assert apart.max() > 10
-    again = random_filters(images, Rng(torch.Generator().manual_seed(1), "cpu"))
+    again = _random_filters(images, Rng(torch.Generator().manual_seed(1), "cpu"))
     assert torch.equal(found, again)

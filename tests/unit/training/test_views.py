@@ -14,7 +14,7 @@ from vitruvian.training.config import AugmentPart
 from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.datasets.augmentation import (
     Annotations,
-    adjust_crop,
+    _adjust_crop,
     colour_jitter,
     crop_image,
     image_crop,
@@ -72,7 +72,7 @@ def smooth() -> tuple[ImageMaps, Annotations]:
 
 
 def adjusted(window: CropWindow, scale: float, shift_xy: tuple[float, float], flipped: bool = False) -> CropWindow:
-    return adjust_crop(window, scale=scale, shift_xy=torch.tensor(shift_xy), flipped=torch.tensor([flipped]))
+    return _adjust_crop(window, scale=scale, shift_xy=torch.tensor(shift_xy), flipped=torch.tensor([flipped]))
 
 
 WINDOWS = {

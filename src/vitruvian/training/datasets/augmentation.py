@@ -43,10 +43,12 @@ def random_crop(crop: CropWindow, augment: AugmentPart, generator: torch.Generat
     """Zoom, shift and mirror a crop at random."""
     draw = 2 * torch.rand(4, generator=generator) - 1
     scale = math.exp(float(draw[0]) * math.log1p(augment.scale))
-    return adjust_crop(crop, scale=scale, shift_xy=draw[1:3] * augment.shift, flipped=(draw[3:] + 1) / 2 < augment.flip)
+    return _adjust_crop(
+        crop, scale=scale, shift_xy=draw[1:3] * augment.shift, flipped=(draw[3:] + 1) / 2 < augment.flip
+    )
 
 
-def adjust_crop(crop: CropWindow, *, scale: float, shift_xy: Tensor, flipped: Tensor) -> CropWindow:
+def _adjust_crop(crop: CropWindow, *, scale: float, shift_xy: Tensor, flipped: Tensor) -> CropWindow:
     """Zoom about the middle by `scale`, shift by shares [2] of the crop, and mirror where `flipped` [1]."""
     size = torch.tensor([crop.size_hw[1], crop.size_hw[0]])
     middle = (size - 1) / 2
@@ -143,10 +145,10 @@ _RANDOM_FILTERS = 0.1
 def degrade_crops(images: Tensor, rng: Rng) -> Tensor:
     """Degrade crops as cameras and files do; pixels outside the image stay black."""
     inside = (images > 0).any(dim=1, keepdim=True)
-    return photometric(lower_resolution(images, rng), rng) * inside
+    return photometric(_lower_resolution(images, rng), rng) * inside
 
 
-def lower_resolution(images: Tensor, rng: Rng) -> Tensor:
+def _lower_resolution(images: Tensor, rng: Rng) -> Tensor:
     """Shrink some images, add noise and JPEG, and enlarge them again, as crops of small people are."""
     H, W = images.shape[-2:]
     probabilities = torch.tensor(list(_SHRINK.values()), device=rng.generator.device)
@@ -170,7 +172,7 @@ def photometric(images: Tensor, rng: Rng) -> Tensor:
     """Change light, colour, sharpness and noise."""
     n = len(images)
     shape = (n, 1, 1, 1)
-    images = darken(random_filters(images, rng) * rng.log_uniform(0.65, 1.5, n).view(shape), rng)
+    images = darken(_random_filters(images, rng) * rng.log_uniform(0.65, 1.5, n).view(shape), rng)
     mean = images.mean(dim=(1, 2, 3), keepdim=True)
     images = mean + (images - mean) * rng.log_uniform(0.65, 1.45, n).view(shape)
     grey = images.mean(dim=1, keepdim=True)
@@ -182,7 +184,7 @@ def photometric(images: Tensor, rng: Rng) -> Tensor:
     softer = F.avg_pool2d(soft, 5, stride=1, padding=2, count_include_pad=False)
     blur = rng.uniform(0.0, 1.0, n).view(shape)
     images = torch.where(blur < 0.12, softer, torch.where(blur < 0.35, soft, images))
-    images = random_defocus(images, rng)
+    images = _random_defocus(images, rng)
     noise = rng.uniform(0.0, 0.05, n) * rng.bernoulli(0.4, n)
     return (images + noise.view(shape) * rng.normal_field(*images.shape)).clamp(0, 1)
 
@@ -195,7 +197,7 @@ def darken(images: Tensor, rng: Rng) -> Tensor:
     return images * gain[:, :, None, None]
 
 
-def random_filters(images: Tensor, rng: Rng) -> Tensor:
+def _random_filters(images: Tensor, rng: Rng) -> Tensor:
     """Apply random convolutions to some images, which change colours and textures but not shapes.
 
     As in "Robust and Generalizable Visual Representation Learning via Random Convolutions" (Xu et al., 2021): a model
@@ -216,7 +218,7 @@ def random_filters(images: Tensor, rng: Rng) -> Tensor:
     return images.index_copy(0, index, torch.lerp(some, filtered, share).clamp(0, 1))
 
 
-def random_defocus(images: Tensor, rng: Rng) -> Tensor:
+def _random_defocus(images: Tensor, rng: Rng) -> Tensor:
     """Defocus some images."""
     index = rng.subset(len(images), _DEFOCUSED)
     if not len(index):

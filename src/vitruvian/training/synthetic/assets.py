@@ -61,7 +61,7 @@ def read_table(path: Path) -> dict[str, NDArray[Any]]:
         raise InputError(f"table {path}: expected an .npz file, got {error}. Check the assets folder.") from error
 
 
-def read_obj(path: Path) -> tuple[Ints, Floats, Ints]:
+def _read_obj(path: Path) -> tuple[Ints, Floats, Ints]:
     """Read an .obj file: triangles [f, 3], their texture coordinates [f, 3, 2], and the `f` line of each [f]."""
     coordinates: list[tuple[float, float]] = []
     faces: list[tuple[int, int, int]] = []
@@ -89,7 +89,7 @@ def read_obj(path: Path) -> tuple[Ints, Floats, Ints]:
     return np.array(faces, np.int64), uv[np.array(corners, np.int64)], np.array(polygon, np.int64)
 
 
-def read_mhclo(path: Path) -> dict[str, Any]:
+def _read_mhclo(path: Path) -> dict[str, Any]:
     """Read a .mhclo file: the fields of a `Piece` that bind it to the body, in the body's axes (metres, z up).
 
     The axes of the file are y up, z front, in decimetres.
@@ -129,7 +129,7 @@ def read_pieces(index: AssetIndex) -> list[Piece]:
     tables = read_table(index.folder / "classes.npz")
     pieces = []
     for name, entry in index.assets.items():
-        faces, uv, polygon = read_obj(index.folder / entry["obj"])
+        faces, uv, polygon = _read_obj(index.folder / entry["obj"])
         number = tables[f"{name}/face_piece"][polygon].astype(np.int64)
         face_class = tables[f"{name}/face_class"][polygon].astype(np.int64)
         hides = tables.get(f"{name}/delete_vertices", np.zeros(0, np.int64)).astype(np.int64)
@@ -138,7 +138,7 @@ def read_pieces(index: AssetIndex) -> list[Piece]:
         piece = Piece(
             name=name, slot=_SLOT_OF_KIND.get(entry["kind"], "upper"), faces=faces, uv=uv, face_class=face_class,
             face_part=sock.astype(np.int64), hides=hides, textures=_texture_files(entry), suits=_SEX[entry["sex"]],
-            **read_mhclo(index.folder / entry["mhclo"]),
+            **_read_mhclo(index.folder / entry["mhclo"]),
         )  # fmt: skip
         if entry["kind"] != "full":
             pieces.append(piece)

@@ -15,19 +15,19 @@ from vitruvian.training.synthetic.rng import Rng
 _RADIUS = 7  # kernels are 15 x 15
 
 
-def gaussian_kernels(sigma: Tensor) -> Tensor:
+def _gaussian_kernels(sigma: Tensor) -> Tensor:
     """Return Gaussian kernels of `sigma` [B] pixels, [B, 15, 15]; 0 is the identity."""
     _, _, distance = _kernel_grid(sigma)
     return _normalized((-0.5 * (distance / sigma.clamp_min(0.05)[:, None, None]) ** 2).exp())
 
 
-def disc_kernels(radius: Tensor) -> Tensor:
+def _disc_kernels(radius: Tensor) -> Tensor:
     """Return kernels of defocus: discs of `radius` [B] pixels, [B, 15, 15]."""
     _, _, distance = _kernel_grid(radius)
     return _normalized((radius[:, None, None] - distance + 0.5).clamp(0.0, 1.0) + 1e-6 * (distance == 0))
 
 
-def motion_kernels(length: Tensor, angle: Tensor) -> Tensor:
+def _motion_kernels(length: Tensor, angle: Tensor) -> Tensor:
     """Return kernels of motion blur along lines of `length` [B] pixels at `angle` [B], [B, 15, 15]."""
     x, y, _ = _kernel_grid(length)
     cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
@@ -59,9 +59,9 @@ def defocus(images: Tensor, radius: Tensor) -> Tensor:
     """Defocus by `radius` [B] pixels of any size; large discs are applied at a quarter of the resolution."""
     H, W = images.shape[-2:]
     small = F.interpolate(images, size=(max(H // 4, 1), max(W // 4, 1)), mode="area")
-    small = blur(small, disc_kernels((radius / 4).clamp_max(_RADIUS)))
+    small = blur(small, _disc_kernels((radius / 4).clamp_max(_RADIUS)))
     large = F.interpolate(small, size=(H, W), mode="bilinear", align_corners=False)
-    near = blur(images, disc_kernels(radius.clamp_max(_RADIUS)))
+    near = blur(images, _disc_kernels(radius.clamp_max(_RADIUS)))
     return torch.where((radius > _RADIUS - 1)[:, None, None, None], large, near)
 
 
@@ -111,10 +111,10 @@ def sample_blur(B: int, *, rng: Rng, reach: float, probability: float) -> Tensor
     sigma, radius = rng.uniform(0.2, reach / 2, B), rng.uniform(0.3, reach, B)
     kinds = torch.stack(
         [
-            gaussian_kernels(torch.zeros(B, device=rng.device)),
-            gaussian_kernels(sigma),
-            disc_kernels(radius),
-            motion_kernels(radius * 2, rng.uniform(0.0, math.pi, B)),
+            _gaussian_kernels(torch.zeros(B, device=rng.device)),
+            _gaussian_kernels(sigma),
+            _disc_kernels(radius),
+            _motion_kernels(radius * 2, rng.uniform(0.0, math.pi, B)),
         ]
     )  # [4, B, 15, 15]
     kind = rng.categorical((1 - probability, probability / 2, probability / 4, probability / 4), B)
@@ -124,8 +124,8 @@ def sample_blur(B: int, *, rng: Rng, reach: float, probability: float) -> Tensor
 def add_noise_and_jpeg(images: Tensor, *, rng: Rng, sharpen: float) -> Tensor:
     """Apply noise, sharpening with probability `sharpen`, and JPEG, [B, 3, H, W] in steps of 1/255."""
     B = len(images)
-    images = add_noise(images, level=rng.log_uniform(0.002, 0.03, B) * rng.bernoulli(0.85, B), rng=rng)
-    crisp = images + (images - blur(images, gaussian_kernels(torch.full((B,), 1.0, device=images.device))))
+    images = _add_noise(images, level=rng.log_uniform(0.002, 0.03, B) * rng.bernoulli(0.85, B), rng=rng)
+    crisp = images + (images - blur(images, _gaussian_kernels(torch.full((B,), 1.0, device=images.device))))
     amount = (rng.uniform(0.1, 2 * sharpen, B) * rng.bernoulli(sharpen, B))[:, None, None, None]
     images = (images + (crisp - images) * amount).clamp(0.0, 1.0)
     coded = jpeg(images, quality=rng.uniform(30.0, 95.0, B))
@@ -133,7 +133,7 @@ def add_noise_and_jpeg(images: Tensor, *, rng: Rng, sharpen: float) -> Tensor:
     return (images.clamp(0.0, 1.0) * 255.0).round() / 255.0
 
 
-def add_noise(images: Tensor, *, level: Tensor, rng: Rng) -> Tensor:
+def _add_noise(images: Tensor, *, level: Tensor, rng: Rng) -> Tensor:
     """Add sensor noise of `level` [B] at mid-grey: stronger in bright areas, partly coloured, partly smoothed."""
     B, _, H, W = images.shape
     grain = rng.normal_field(B, 3, H, W)

@@ -74,15 +74,15 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: C
     `backgrounds` [G, S, S, 3] uint8 are images without people; without any, backgrounds stay and nothing occludes.
     """
     n, size_hw = len(samples), options.size_hw
-    edges = draw_edges(samples, rng, probability=options.edge if len(backgrounds) else 0.0)
+    edges = _draw_edges(samples, rng, probability=options.edge if len(backgrounds) else 0.0)
     window = CropWindow(
-        *crop_around(edges.boxes_xywh, rng, options), flipped=rng.bernoulli(options.flip, n), size_hw=size_hw
+        *_crop_around(edges.boxes_xywh, rng, options), flipped=rng.bernoulli(options.flip, n), size_hw=size_hw
     )
     crops = _crop(samples, window)
     if len(backgrounds):
         crops = _print_on_clothes(crops, backgrounds, rng, options)
         replaced = rng.bernoulli(options.new_background, n)[:, None, None, None]
-        behind = crop_backgrounds(backgrounds, n, size_hw, rng=rng)
+        behind = _crop_backgrounds(backgrounds, n, size_hw, rng=rng)
         lit = _relight(crops.foreground, crops.alpha, rng)
         lit = match_background(lit, crops.alpha, behind, rng, probability=options.blended)
         foreground = torch.where(replaced, lit, crops.foreground)
@@ -140,7 +140,7 @@ class Edges:
         return (along > self.offset[:, None, None])[:, None]
 
 
-def draw_edges(samples: Samples, rng: Rng, *, probability: float) -> Edges:
+def _draw_edges(samples: Samples, rng: Rng, *, probability: float) -> Edges:
     """Draw edges for some people: most hide the legs, some one side."""
     n = len(samples)
     x, y, w, h = samples.boxes_xywh.unbind(1)
@@ -161,7 +161,7 @@ def draw_edges(samples: Samples, rng: Rng, *, probability: float) -> Edges:
     return Edges(torch.stack([normal_x, normal_y], dim=1), offset, torch.stack([x, y, w, h], dim=1))
 
 
-def crop_around(boxes_xywh: Tensor, rng: Rng, options: CropOptions) -> tuple[Tensor, Tensor]:
+def _crop_around(boxes_xywh: Tensor, rng: Rng, options: CropOptions) -> tuple[Tensor, Tensor]:
     """Draw crops around boxes [n, 4]: their start and step, [n, 2] each."""
     n, (H, W) = len(boxes_xywh), options.size_hw
     x, y, w, h = boxes_xywh.unbind(1)
@@ -199,7 +199,7 @@ def _crop(samples: Samples, window: CropWindow) -> Crops:
     )
 
 
-def crop_backgrounds(backgrounds: Tensor, count: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
+def _crop_backgrounds(backgrounds: Tensor, count: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
     """Crop images [G, S, S, 3] uint8 at random, some blurred, all recoloured: [count, 3, H, W] 0..1."""
     H, W = size_hw
     side = backgrounds.shape[1]
@@ -302,7 +302,7 @@ def _print_on_clothes(crops: Crops, backgrounds: Tensor, rng: Rng, options: Crop
     shape = _draw_shapes(len(crops.image), rng, options, probability=options.printed, radius=(0.03, 0.25))
     clothes = torch.isin(crops.parts, constant(_CLOTHES, crops.parts.device))[:, None]
     printed = shape & clothes & (crops.alpha > 0.99)
-    paint = crop_backgrounds(backgrounds, len(crops.image), options.size_hw, rng=rng)
+    paint = _crop_backgrounds(backgrounds, len(crops.image), options.size_hw, rng=rng)
     light = crops.image.mean(dim=1, keepdim=True) / crops.albedo.mean(dim=1, keepdim=True).clamp_min(0.05)
     lit = (paint * light.clamp(0.2, 2.0)).clamp(0, 1)
     return replace(
@@ -316,7 +316,7 @@ def _print_on_clothes(crops: Crops, backgrounds: Tensor, rng: Rng, options: Crop
 def _occlude(crops: Crops, shape: Tensor, backgrounds: Tensor, rng: Rng) -> Crops:
     """Cover crops with other images where `shape` [n, 1, H, W] is set."""
     H, W = shape.shape[-2:]
-    cover = crop_backgrounds(backgrounds, len(shape), (H, W), rng=rng)
+    cover = _crop_backgrounds(backgrounds, len(shape), (H, W), rng=rng)
     clear = ~shape
     return replace(
         crops,
@@ -394,7 +394,7 @@ def compose_scenes(samples: Samples, backgrounds: Tensor, count: int, *, rng: Rn
     most = len(options.people) - 1
     number = rng.categorical(options.people, count)  # [n]
     if len(backgrounds):
-        image = crop_backgrounds(backgrounds, count, options.size_hw, rng=rng)
+        image = _crop_backgrounds(backgrounds, count, options.size_hw, rng=rng)
     else:
         image = rng.uniform_field(count, 3, 1, 1).expand(-1, -1, H, W).clone()
     truncated = _truncated_sides(samples)
@@ -508,7 +508,7 @@ def crop_scenes(scenes: Scenes, *, rng: Rng, size_hw: tuple[int, int]) -> Scenes
     anywhere = torch.cat([low, low + 0.4 * min(height, width)], dim=1)
     box = torch.where(scenes.present.any(dim=1, keepdim=True), box, anywhere)
     options = CropOptions(size_hw=size_hw, scale=(0.85, 1.2), shift=0.06)
-    start, step = crop_around(torch.cat([box[:, :2], box[:, 2:] - box[:, :2]], dim=1), rng, options)
+    start, step = _crop_around(torch.cat([box[:, :2], box[:, 2:] - box[:, :2]], dim=1), rng, options)
     window = CropWindow(start, step, torch.zeros_like(has_people), size_hw)
     matte = window.sample(torch.cat([scenes.foreground, scenes.alpha], dim=1))
     boxes = window.move_boxes(scenes.boxes_xyxy)

@@ -7,7 +7,7 @@
     DATASET/matte/000000.png         people without background: straight sRGB and alpha, 8 bit
     DATASET/albedo/000000.png        surface colour without light, sRGB, 8 bit
     DATASET/parts/000000.png         one of 29 classes a pixel, as palette indices
-    DATASET/geometry/000000.npz      `normals` float16 [3, H, W]; `depth` uint16 [H, W], see `decode_depth`
+    DATASET/geometry/000000.npz      `normals` float16 [3, H, W]; `depth` uint16 [H, W], see `_decode_depth`
     DATASET/records/000000.json      annotations of eight images: what `annotations.json` is joined from
 
 Axes are the camera's (x right, y down, z forward); `camera.points_from_depth` unprojects depth.
@@ -88,7 +88,7 @@ class ImageMaps:
         )
 
 
-def file_names(index: int, image_format: ImageFormat) -> dict[str, str]:
+def _file_names(index: int, image_format: ImageFormat) -> dict[str, str]:
     """Return the names of an image's files, relative to the dataset."""
     endings = {"images": image_format, "matte": "png", "albedo": "png", "parts": "png", "geometry": "npz"}
     return {folder: f"{folder}/{index:06d}.{ending}" for folder, ending in endings.items()}
@@ -106,7 +106,7 @@ def _write_maps(folder: Path, names: Mapping[str, str], maps: ImageMaps, *, qual
     labels = Image.fromarray(parts.contiguous().numpy()).convert("L")
     labels.putpalette([channel for colour in PART_COLOURS for channel in colour])  # converts to palette mode
     labels.save(folder / names["parts"])
-    codes, low, step = encode_depth(depth.contiguous().numpy())
+    codes, low, step = _encode_depth(depth.contiguous().numpy())
     with (folder / names["geometry"]).open("wb") as file:
         np.savez_compressed(
             file,
@@ -133,7 +133,7 @@ def read_maps(folder: Path, names: Mapping[str, str], wanted: frozenset[str] = M
     return ImageMaps(image=image, **maps)
 
 
-def encode_depth(depth: NDArray[np.float32]) -> tuple[NDArray[np.uint16], float, float]:
+def _encode_depth(depth: NDArray[np.float32]) -> tuple[NDArray[np.uint16], float, float]:
     """Encode depth [H, W] (0: nothing): codes, the depth of code 1, and the step to the next code."""
     covered = depth > 0
     if not covered.any():
@@ -144,8 +144,8 @@ def encode_depth(depth: NDArray[np.float32]) -> tuple[NDArray[np.uint16], float,
     return np.where(covered, codes, 0).astype(np.uint16), low, step
 
 
-def decode_depth(codes: NDArray[np.uint16], low: float, step: float) -> NDArray[np.float32]:
-    """Undo `encode_depth`: depth = low + step · (code − 1), and 0 where the code is 0."""
+def _decode_depth(codes: NDArray[np.uint16], low: float, step: float) -> NDArray[np.float32]:
+    """Undo `_encode_depth`: depth = low + step · (code − 1), and 0 where the code is 0."""
     depth = low + step * (codes.astype(np.float64) - 1)
     return np.where(codes > 0, depth, 0.0).astype(np.float32)
 
@@ -155,7 +155,7 @@ def _read_geometry(path: Path, size_hw: tuple[int, int]) -> tuple[Tensor, Tensor
     try:
         with np.load(path, allow_pickle=False) as file:
             normals = file["normals"].astype(np.float32)
-            depth = decode_depth(file["depth"], float(file["depth_low"]), float(file["depth_step"]))
+            depth = _decode_depth(file["depth"], float(file["depth_low"]), float(file["depth_step"]))
     except (OSError, ValueError, KeyError, EOFError) as error:
         raise CheckpointError(f"{path}: expected normals and depth, but {error}. Write the dataset again.") from error
     if normals.shape != (3, *size_hw) or depth.shape != size_hw:
@@ -265,7 +265,7 @@ def _write_group(
     images, annotations, jobs = [], [], []
     for row in range(count):
         index = number * GROUP + row
-        names = file_names(index, options.image_format)
+        names = _file_names(index, options.image_format)
         maps = ImageMaps.of(truth, row)
         jobs.append(writers.submit(_write_maps, folder, names, maps, quality=options.quality))
         images.append(_image_entry(truth, row, index, names))

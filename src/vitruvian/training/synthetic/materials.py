@@ -78,7 +78,7 @@ def sample_materials(pack: Pack, pieces: Tensor, traits: Tensor, rng: Rng) -> Ma
     """Draw the materials of everything people wear: pieces [P, S] (-1: none), traits [P, 4] -> [P, S * PARTS]."""
     P = len(pieces)
     body, face, eyes, dark = _skin(pack, traits, rng)
-    hair = hair_colours(traits[:, 1], dark, rng)
+    hair = _hair_colours(traits[:, 1], dark, rng)
     paints = {("body", 0): body, ("body", 1): face, ("body", 2): eyes}
     for slot in SLOTS[1:]:
         textures = torch.where(pieces[:, SLOT[slot], None] >= 0, pack.wardrobe.textures[pieces[:, SLOT[slot]]], -1)
@@ -96,7 +96,7 @@ def sample_materials(pack: Pack, pieces: Tensor, traits: Tensor, rng: Rng) -> Ma
                 paints[slot, part] = _cloth(pack, textures, rng, patterned=patterned)
     lens = rng.uniform(0.0, 0.06, P, 1).expand(P, 3) * rng.uniform(0.3, 1.0, P, 3)
     none = torch.full((P,), -1, dtype=torch.int64, device=pieces.device)
-    frame = torch.where(rng.bernoulli(0.6, P, 1), rng.uniform(0.0, 0.05, P, 1).expand(P, 3), cloth_colours(P, rng))
+    frame = torch.where(rng.bernoulli(0.6, P, 1), rng.uniform(0.0, 0.05, P, 1).expand(P, 3), _cloth_colours(P, rng))
     paints["glasses", 0], paints["glasses", 1] = _plain(none, frame), _plain(none, lens)
 
     gloss = torch.cat([rng.uniform(*_GLOSS.get(slot, (0.0, 0.2)), P, 1).expand(P, PARTS) for slot in SLOTS], 1).clone()
@@ -118,7 +118,7 @@ def sample_materials(pack: Pack, pieces: Tensor, traits: Tensor, rng: Rng) -> Ma
     )
 
 
-def cloth_colours(count: int, rng: Rng) -> Tensor:
+def _cloth_colours(count: int, rng: Rng) -> Tensor:
     """Draw colours of clothes in linear light [P, 3]: mostly common ones, else any hue."""
     table = torch.tensor(_CLOTH_COLOURS, device=rng.device)
     common = (table[rng.integers(len(table), count)] + rng.normal(0.0, 0.04, count, 3)).clamp(0.03, 0.97)
@@ -128,7 +128,7 @@ def cloth_colours(count: int, rng: Rng) -> Tensor:
     return srgb_to_linear(torch.where(rng.bernoulli(0.6, count, 1), common, vivid))
 
 
-def hair_colours(age: Tensor, dark: Tensor, rng: Rng) -> Tensor:
+def _hair_colours(age: Tensor, dark: Tensor, rng: Rng) -> Tensor:
     """Draw colours of hair in linear light [P, 3]: grey with age [P], black with `dark` skin [P] bool."""
     count = len(age)
     table = torch.tensor(_HAIR_COLOURS, device=rng.device)
@@ -138,7 +138,7 @@ def hair_colours(age: Tensor, dark: Tensor, rng: Rng) -> Tensor:
     greying = rng.uniform(0.0, 1.0, count) < ((age - 0.75) * 3.2).clamp(0, 0.85)
     colour = table[torch.where(greying, old, natural)] * rng.uniform(0.85, 1.15, count, 1)
     dyed = rng.bernoulli(0.03, count, 1)
-    return torch.where(dyed, cloth_colours(count, rng), srgb_to_linear(colour.clamp(0.02, 0.95)))
+    return torch.where(dyed, _cloth_colours(count, rng), srgb_to_linear(colour.clamp(0.02, 0.95)))
 
 
 def patterns(count: int, rng: Rng, *, probability: float) -> tuple[Tensor, Tensor]:
@@ -173,7 +173,7 @@ def _cloth(pack: Pack, textures: Tensor, rng: Rng, *, patterned: float) -> _Pain
     # A grey texture has folds and seams already; patterns on top are less frequent.
     kind = torch.where(keep | ((original >= 0) & rng.bernoulli(0.4, P)), PATTERN_NONE, kind)
     level = torch.where(texture >= 0, 1 / GREY_MEAN, 1.0)[:, None]
-    tint, tint2 = cloth_colours(P, rng) * level, cloth_colours(P, rng) * level
+    tint, tint2 = _cloth_colours(P, rng) * level, _cloth_colours(P, rng) * level
     tint = torch.where(keep[:, None], rng.uniform(0.75, 1.1, P, 1) * rng.uniform(0.92, 1.08, P, 3), tint)
     return _patterned(texture, tint, tint2, kind, param)
 

@@ -20,13 +20,13 @@ from vitruvian.training.synthetic.bodies import BodySource
 from vitruvian.training.synthetic.mesh import Bools, Floats, Ints
 
 
-def to_quaternions(matrices: Floats) -> Floats:
+def _to_quaternions(matrices: Floats) -> Floats:
     """Convert rotation matrices [..., 3, 3] to unit quaternions [..., 4] (w, x, y, z), w >= 0."""
     quaternions = Rotation.from_matrix(matrices.reshape(-1, 3, 3)).as_quat(canonical=True)  # x, y, z, w
     return np.asarray(np.roll(quaternions, 1, axis=1), np.float32).reshape(*matrices.shape[:-2], 4)
 
 
-def to_matrices(quaternions: Floats) -> Floats:
+def _to_matrices(quaternions: Floats) -> Floats:
     """Convert unit quaternions [..., 4] to rotation matrices [..., 3, 3]."""
     rotation = Rotation.from_quat(np.roll(quaternions.reshape(-1, 4), -1, axis=1))
     return np.asarray(rotation.as_matrix(), np.float32).reshape(*quaternions.shape[:-1], 3, 3)
@@ -37,7 +37,7 @@ def _rotate_towards(start: Rotation, end: Rotation, share: Floats | float) -> Ro
     return start * Rotation.from_rotvec((start.inv() * end).as_rotvec() * np.asarray(share)[..., None])
 
 
-def cmu_rotations(
+def _cmu_rotations(
     table: dict[str, NDArray[Any]], rules: dict[str, Any], names: tuple[str, ...], parents: Ints
 ) -> Floats:
     """Return the rotation of every bone from rest [N, B, 3, 3] in every pose, by the rules of `cmu_to_anny.json`."""
@@ -79,7 +79,7 @@ def _apply_rule(rule: dict[str, Any], rules: dict[str, Any], rotations: dict[str
     return value
 
 
-def bvh_rotations(path: Path, names: tuple[str, ...], parents: Ints) -> Floats:
+def _bvh_rotations(path: Path, names: tuple[str, ...], parents: Ints) -> Floats:
     """Return the rotation of every bone from rest [B, 3, 3] in a one-frame .bvh file with the names of our bones."""
     joints: list[tuple[str, int, list[str]]] = []
     stack: list[int] = []
@@ -118,17 +118,17 @@ def bvh_rotations(path: Path, names: tuple[str, ...], parents: Ints) -> Floats:
     return out
 
 
-def local_quaternions(rotations: Floats, parents: Ints) -> Floats:
+def _local_quaternions(rotations: Floats, parents: Ints) -> Floats:
     """Convert rotations from rest [N, B, 3, 3] to quaternions relative to the parent [N, B, 4], without heading."""
-    root = to_quaternions(rotations[:, 0])  # [N, 4]
+    root = _to_quaternions(rotations[:, 0])  # [N, 4]
     heading = Rotation.from_euler("z", -2 * np.arctan2(root[:, 3], root[:, 0])[:, None])
     rotations = heading.as_matrix()[:, None] @ rotations
     above = rotations[:, np.maximum(parents, 0)]
     local = np.where((parents < 0)[:, None, None], rotations, np.swapaxes(above, -1, -2) @ rotations)
-    return to_quaternions(local)
+    return _to_quaternions(local)
 
 
-def joint_positions(rotations: Floats, heads: Floats, parents: Ints) -> Floats:
+def _joint_positions(rotations: Floats, heads: Floats, parents: Ints) -> Floats:
     """Return positions of heads: rotations [N, B, 3, 3], rest heads [B, 3] -> [N, B, 3], the root at the origin."""
     out = np.zeros((*rotations.shape[:2], 3), np.float32)
     for bone in range(1, len(parents)):
@@ -188,17 +188,17 @@ def recorded_poses(source: BodySource, folder: Path | None, count: int, seed: in
         _set_standing_poses(quaternions, names, seed)
     else:
         rules = json.loads((folder / "poses" / "cmu_to_anny.json").read_text())
-        rotations = cmu_rotations(read_table(folder / "poses" / "cmu.npz"), rules, names, parents)
-        positions = joint_positions(rotations, source.template_bones[:, 0], parents)
+        rotations = _cmu_rotations(read_table(folder / "poses" / "cmu.npz"), rules, names, parents)
+        positions = _joint_positions(rotations, source.template_bones[:, 0], parents)
         good = np.flatnonzero(plausible(positions, names))
-        local = local_quaternions(rotations[good], parents)
-        rooted = joint_positions(_global_rotations(local, parents), source.template_bones[:, 0], parents)
+        local = _local_quaternions(rotations[good], parents)
+        rooted = _joint_positions(_global_rotations(local, parents), source.template_bones[:, 0], parents)
         joints = [i for i, name in enumerate(names) if not name.startswith(("toe", "finger"))]
         chosen = _choose_poses(rooted, names, joints, count, seed)
         extra = np.stack(
-            [bvh_rotations(path, names, parents) for path in sorted((folder / "poses" / "makehuman").glob("*.bvh"))]
+            [_bvh_rotations(path, names, parents) for path in sorted((folder / "poses" / "makehuman").glob("*.bvh"))]
         )
-        quaternions = np.concatenate([local[chosen], local_quaternions(extra, parents)])
+        quaternions = np.concatenate([local[chosen], _local_quaternions(extra, parents)])
         axes = np.array([rules["finger_flexion_axis"][names[bone]] for bone in fingers], np.float32)
         quaternions[: len(chosen), fingers] = [1, 0, 0, 0]  # the recordings have none
     rotating = np.flatnonzero(np.abs(quaternions[..., 1:]).max((0, 2)) > 1e-3)
@@ -217,7 +217,7 @@ def _choose_poses(positions: Floats, names: tuple[str, ...], joints: list[int], 
 
 
 def _global_rotations(local: Floats, parents: Ints) -> Floats:
-    rotations = to_matrices(local)
+    rotations = _to_matrices(local)
     for bone in range(1, len(parents)):
         rotations[:, bone] = rotations[:, parents[bone]] @ rotations[:, bone]
     return rotations
@@ -248,4 +248,4 @@ def _set_standing_poses(quaternions: Floats, names: tuple[str, ...], seed: int) 
             mirrored = np.array(axis) * (1.0, sign, sign)
             angle = np.deg2rad(generator.uniform(low, high, len(quaternions)))[:, None]
             turned = Rotation.from_rotvec(angle * mirrored / np.linalg.norm(mirrored))
-            quaternions[:, names.index(f"{bone}.{side}")] = to_quaternions(turned.as_matrix())
+            quaternions[:, names.index(f"{bone}.{side}")] = _to_quaternions(turned.as_matrix())

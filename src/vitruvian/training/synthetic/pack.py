@@ -374,7 +374,7 @@ def pack_from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Pack:
         cutout=torch.tensor(cutout + [False] * missing, dtype=torch.bool),
         grey_of=F.pad(grey_of, (0, len(stacked) - len(grey_of)), value=-1), fabrics=fabrics,
         skins=skins[:, :2].long(), skin_traits=skins[:, 2:].contiguous(),
-        eyes=eyes[:, 0].contiguous(), eyes_brown=eyes[:, 1] > 0, scenery=read_scenery(arrays),
+        eyes=eyes[:, 0].contiguous(), eyes_brown=eyes[:, 1] > 0, scenery=_read_scenery(arrays),
     )  # fmt: skip
 
 
@@ -429,7 +429,7 @@ def _read_wardrobe(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) 
     )  # fmt: skip
 
 
-def read_scenery(arrays: Mapping[str, NDArray[Any]]) -> Scenery:
+def _read_scenery(arrays: Mapping[str, NDArray[Any]]) -> Scenery:
     """Open what `scenery_arrays` made, or return an empty scenery; an image gives two squares, its start and end."""
     if "scenery/environments" not in arrays:
         return Scenery.empty()
@@ -465,7 +465,7 @@ def held_out_part(pack: Pack) -> Pack:
     return _part(pack, held_out=True)
 
 
-def held_out_pieces(pack: Pack) -> list[int]:
+def _held_out_pieces(pack: Pack) -> list[int]:
     """Return the indices of held-out garments; both halves of an outfit go together."""
     slots = pack.wardrobe.slot.tolist()
     many = {slot for slot in slots if slots.count(slot) >= _FEWEST_PIECES}
@@ -483,7 +483,7 @@ def _part(pack: Pack, *, held_out: bool) -> Pack:
     keep_people = people if held_out and people.any() else ~people
     keep_poses = runs if held_out and runs.any() else ~runs
     slot = pack.wardrobe.slot.clone()
-    hidden = held_out_pieces(pack)
+    hidden = _held_out_pieces(pack)
     if held_out:
         split = {int(slot[number]) for number in hidden}
         hidden = [number for number in range(len(slot)) if int(slot[number]) in split and number not in hidden]

@@ -90,7 +90,7 @@ def sample_people(
     ends, bone_transforms = pose_bones(body, bones, sample_poses(pack.poses, body, traits[:, 3], rng=rng))
     transforms = vertex_transforms(body, bone_transforms)
     dressed = dress(pack, outfit, rest)
-    vertices = pose_vertices(dressed, transforms)
+    vertices = _pose_vertices(dressed, transforms)
     ground = torch.where(dressed.present, vertices[..., 2], torch.inf).amin(1)  # [P]
     lift = torch.stack([torch.zeros_like(ground), torch.zeros_like(ground), -ground], -1)[:, None]  # [P, 1, 3]
     height = stature(rest, body)
@@ -111,7 +111,7 @@ def _sample_identities(body: Body, count: int, rng: Rng) -> tuple[Tensor, Tensor
     return torch.lerp(body.identities[first], body.identities[second], share), torch.lerp(a, b, share)
 
 
-def pose_vertices(dressed: DressedBodies, transforms: Tensor) -> Tensor:
+def _pose_vertices(dressed: DressedBodies, transforms: Tensor) -> Tensor:
     """Move rest vertices with the body: transforms [P, R, 3, 4] -> posed vertices [P, V, 3]."""
     person = torch.arange(len(transforms), device=transforms.device)[:, None]
     blended = torch.zeros(*dressed.weights.shape[:2], 3, 4, device=transforms.device)

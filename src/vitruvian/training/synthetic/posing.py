@@ -19,7 +19,7 @@ from vitruvian.training.synthetic.pack import KEYPOINTS, Body, Poses
 from vitruvian.training.synthetic.rng import Rng
 
 
-def quaternion_matrices(quaternions: Tensor) -> Tensor:
+def _quaternion_matrices(quaternions: Tensor) -> Tensor:
     """Unit quaternions (w, x, y, z) [..., 4] -> rotation matrices [..., 3, 3]."""
     w, x, y, z = quaternions.unbind(-1)
     rows = [
@@ -30,20 +30,20 @@ def quaternion_matrices(quaternions: Tensor) -> Tensor:
     return torch.unflatten(torch.stack(rows, -1), -1, (3, 3))  # [..., 3, 3]
 
 
-def axis_quaternions(axes: Tensor, angles: Tensor) -> Tensor:
+def _axis_quaternions(axes: Tensor, angles: Tensor) -> Tensor:
     """Rotation by `angles` [...] (radians) about unit `axes` [..., 3] -> [..., 4]."""
     half = angles[..., None] / 2
     return torch.cat([half.cos(), half.sin() * axes], -1)  # [..., 4]
 
 
-def quaternion_product(a: Tensor, b: Tensor) -> Tensor:
+def _quaternion_product(a: Tensor, b: Tensor) -> Tensor:
     """Multiply quaternions, [..., 4]: rotate by b, then by a."""
     aw, av, bw, bv = a[..., :1], a[..., 1:], b[..., :1], b[..., 1:]
     real = aw * bw - (av * bv).sum(-1, keepdim=True)
     return torch.cat([real, aw * bv + bw * av + torch.linalg.cross(av, bv)], -1)  # [..., 4]
 
 
-def mirror_bones(names: tuple[str, ...]) -> list[int]:
+def _mirror_bones(names: tuple[str, ...]) -> list[int]:
     """Return for each bone the one on the other side of the body (itself on the midline)."""
     index = {name: i for i, name in enumerate(names)}
     swap = {"L": "R", "R": "L"}
@@ -65,9 +65,9 @@ def sample_poses(poses: Poses, body: Body, stoutness: Tensor, *, rng: Rng) -> Te
         mixed = rng.bernoulli(0.25, count, 1, 1) & torch.tensor(arms, device=first.device)[None, :, None]
         local[:, poses.bones] = torch.where(mixed, second, first)
     local = torch.where(rng.bernoulli(0.12, count, 1, 1), _seated(local, names, rng), local)
-    local = quaternion_product(_arms_out(names, stoutness), quaternion_product(local, _jitter(names, count, rng)))
-    local = quaternion_product(local, _fingers(poses, len(names), count, rng))
-    mirrored = local[:, mirror_bones(names)] * torch.tensor([1.0, 1.0, -1.0, -1.0], device=local.device)
+    local = _quaternion_product(_arms_out(names, stoutness), _quaternion_product(local, _jitter(names, count, rng)))
+    local = _quaternion_product(local, _fingers(poses, len(names), count, rng))
+    mirrored = local[:, _mirror_bones(names)] * torch.tensor([1.0, 1.0, -1.0, -1.0], device=local.device)
     local = torch.where(rng.bernoulli(0.5, count, 1, 1), mirrored, local)
     return torch.nn.functional.normalize(local, dim=-1)
 
@@ -83,7 +83,7 @@ def _seated(local: Tensor, names: tuple[str, ...], rng: Rng) -> Tensor:
 
     def rotation(axis: tuple[float, float, float], degrees: Tensor) -> Tensor:
         axes = torch.tensor(axis, device=local.device).expand(P, 3)
-        return axis_quaternions(axes, torch.deg2rad(degrees))
+        return _axis_quaternions(axes, torch.deg2rad(degrees))
 
     identity = torch.zeros_like(local[:, 0])
     identity[:, 0] = 1
@@ -94,7 +94,7 @@ def _seated(local: Tensor, names: tuple[str, ...], rng: Rng) -> Tensor:
             continue
         forward, apart = rng.normal(-82.0, 9.0, P), rng.normal(2.0, 8.0, P).clamp(-12, 25)
         bend = rng.normal(82.0, 18.0, P).clamp(20, 125)
-        out[:, hip] = quaternion_product(
+        out[:, hip] = _quaternion_product(
             rotation((0.0, 0.0, 1.0), sign * apart), rotation((1.0, 0.0, 0.0), forward - lean)
         )
         out[:, knee] = rotation((1.0, 0.0, 0.0), bend)
@@ -115,7 +115,7 @@ def _arms_out(names: tuple[str, ...], stoutness: Tensor) -> Tensor:
     for name, sign in (("upperarm01.L", -1.0), ("upperarm01.R", 1.0)):
         if name in names:
             axes = torch.tensor([0.0, 1.0, 0.0], device=angle.device).expand(len(angle), 3)
-            out[:, names.index(name)] = axis_quaternions(axes, sign * angle)
+            out[:, names.index(name)] = _axis_quaternions(axes, sign * angle)
     return out
 
 
@@ -130,7 +130,7 @@ def _jitter(names: tuple[str, ...], count: int, rng: Rng) -> Tensor:
     size = torch.tensor(degrees_of, device=rng.device).deg2rad()
     vector = rng.normal(0.0, 0.6, count, len(names), 3) * size[:, None]  # [P, B, 3]
     angle = vector.norm(dim=-1)
-    return axis_quaternions(vector / angle[..., None].clamp_min(1e-9), angle)
+    return _axis_quaternions(vector / angle[..., None].clamp_min(1e-9), angle)
 
 
 def _fingers(poses: Poses, bones: int, count: int, rng: Rng) -> Tensor:
@@ -147,7 +147,7 @@ def _fingers(poses: Poses, bones: int, count: int, rng: Rng) -> Tensor:
     pointing = rng.bernoulli(0.12, count, hands, 5, 1) * -45.0
     angles = (curl + finger + joint + pointing).clamp(-8, 88)  # [P, hands, 5, 3]
     angles[:, :, 0] *= 0.45  # a thumb bends less
-    out[:, poses.finger_bones] = axis_quaternions(poses.finger_axes.expand(count, G, 3), angles.flatten(1).deg2rad())
+    out[:, poses.finger_bones] = _axis_quaternions(poses.finger_axes.expand(count, G, 3), angles.flatten(1).deg2rad())
     return out
 
 
@@ -217,7 +217,7 @@ def pose_bones(body: Body, bones: Tensor, local: Tensor) -> tuple[Tensor, Tensor
 
     Returns the posed ends [P, B, 2, 3] and the transforms from rest to posed points [P, B, 3, 4].
     """
-    matrices = quaternion_matrices(local)  # [P, B, 3, 3]
+    matrices = _quaternion_matrices(local)  # [P, B, 3, 3]
     rest = bones[:, :, 0]  # [P, B, 3]
     rotations, heads = torch.empty_like(matrices), torch.zeros_like(rest)
     rotations[:, 0] = matrices[:, 0]
@@ -278,7 +278,7 @@ def keypoint_rules(
         bone = np.array([index[name] if k >= 2 else -1 for name, k in zip(table["bone"], kind, strict=True)])
         end, known = (kind == 3).astype(np.int64), kind > 0
     else:
-        bone, end = joint_keypoints(index)
+        bone, end = _joint_keypoints(index)
         vertices, weights, known = np.zeros((len(bone), 1), np.int64), np.zeros((len(bone), 1), np.float32), bone >= 0
     point = (template[vertices] * weights[..., None]).sum(1)
     point = np.where((bone >= 0)[:, None], bones[np.maximum(bone, 0), end], point)
@@ -294,7 +294,7 @@ def keypoint_rules(
     }  # fmt: skip
 
 
-def joint_keypoints(index: dict[str, int]) -> tuple[Ints, Ints]:
+def _joint_keypoints(index: dict[str, int]) -> tuple[Ints, Ints]:
     """Return the keypoints at the ends of bones: bone [308] (-1: none) and end [308]."""
     bone, end = np.full(KEYPOINTS, -1, np.int64), np.zeros(KEYPOINTS, np.int64)
 

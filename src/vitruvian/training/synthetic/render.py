@@ -229,7 +229,7 @@ def _draw(
     shaded = rng.bernoulli(options.ground_shadows, B)[:, None, None, None]
     backgrounds = torch.where(shaded, linear_to_srgb(srgb_to_linear(backgrounds) * ground), backgrounds)
     slot = person_slots(meshes.image_index)
-    masks, boxes = masks_and_boxes(pixels.slots, most)
+    masks, boxes = _masks_and_boxes(pixels.slots, most)
     image, foreground, alpha = _composite(pixels, backgrounds, options, rng)
 
     def by_image(values: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ def _draw(
         stature=by_image(people.height),
     )
     if options.occluders > 0:
-        truth = add_occluders(truth, scenery, rng=rng, probability=options.occluders)
+        truth = _add_occluders(truth, scenery, rng=rng, probability=options.occluders)
     if options.camera_effects:  # the lens blurs image, foreground and alpha alike
         kernels = sample_blur(B, rng=rng, reach=1.6, probability=0.6)
         blurred = blur(torch.cat([truth.image, truth.foreground, truth.alpha], dim=1), kernels)  # [B, 7, H, W]
@@ -472,7 +472,7 @@ def mask_boxes(masks: Tensor) -> Tensor:
     return torch.stack(sides, dim=-1).flatten(-2).float()
 
 
-def masks_and_boxes(slots: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def _masks_and_boxes(slots: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Split the person of each pixel, [B, H, W], into masks [B, M, H, W] bool and boxes [B, M, 4] xywh."""
     masks = slots[:, None] == torch.arange(most, device=slots.device)[None, :, None, None]  # [B, M, H, W]
     low, high = torch.split(mask_boxes(masks), 2, dim=-1)
@@ -523,7 +523,7 @@ def _composite(pixels: _Pixels, backgrounds: Tensor, options: RenderOptions, rng
     return foreground + (1 - alpha) * backgrounds, foreground, alpha
 
 
-def add_occluders(truth: Truth, scenery: Scenery, *, rng: Rng, probability: float) -> Truth:
+def _add_occluders(truth: Truth, scenery: Scenery, *, rng: Rng, probability: float) -> Truth:
     """Draw textured boxes and ellipses in front of some images, and correct every truth behind them."""
     B, _, H, W = truth.image.shape
     cover = torch.maximum(*(soft_shape(B, (H, W), rng=rng, largest=0.35) for _ in range(2)))

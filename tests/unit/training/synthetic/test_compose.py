@@ -16,12 +16,12 @@ from vitruvian.training.synthetic.compose import (
     Crops,
     SceneOptions,
     Scenes,
+    _crop_around,
+    _crop_backgrounds,
+    _draw_edges,
     compose_crops,
     compose_scenes,
-    crop_around,
-    crop_backgrounds,
     crop_scenes,
-    draw_edges,
     halve_crops,
     halve_scenes,
     match_background,
@@ -174,8 +174,8 @@ class TestCrops:
         self, samples: Samples, walls: Tensor, seed: int
     ) -> None:
         draws = rng(seed)  # compose_crops draws the same first
-        edges = draw_edges(samples, draws, probability=1.0)
-        window = CropWindow(*crop_around(edges.boxes_xywh, draws, PLAIN), draws.bernoulli(0.5, len(samples)), SIZE)
+        edges = _draw_edges(samples, draws, probability=1.0)
+        window = CropWindow(*_crop_around(edges.boxes_xywh, draws, PLAIN), draws.bernoulli(0.5, len(samples)), SIZE)
         area = edges.boxes_xywh[:, 2:].prod(dim=1) / samples.boxes_xywh[:, 2:].prod(dim=1)
         assert ((area > 0.29) & (area < 0.86)).all()
         hidden = edges.beyond(window)[:, 0]  # [n, H, W]
@@ -322,7 +322,7 @@ class TestScenes:
 
 
 def test_pictures_are_cut_inside_the_stored_ones(walls: Tensor) -> None:
-    cut = crop_backgrounds(walls, 16, (24, 32), rng=rng())
+    cut = _crop_backgrounds(walls, 16, (24, 32), rng=rng())
     assert cut.shape == (16, 3, 24, 32)
     assert (cut[:, 1] == 0).all()  # no green was ever there
     assert (cut.amax(dim=(1, 2, 3)) > 0.2).all()

@@ -13,7 +13,7 @@ from tests.unit.training.synthetic.shapes import alone, card, front_camera, pers
 from vitruvian.training.synthetic.camera import Placement, person_slots
 from vitruvian.training.synthetic.materials import Materials
 from vitruvian.training.synthetic.people import PeopleBatch
-from vitruvian.training.synthetic.render import NORMALS_FOR_DISPLAY, RenderOptions, Truth, masks_and_boxes, render
+from vitruvian.training.synthetic.render import NORMALS_FOR_DISPLAY, RenderOptions, Truth, _masks_and_boxes, render
 
 SIZE = (64, 48)
 PLAIN = RenderOptions(
@@ -276,6 +276,6 @@ def test_slots_count_the_people_of_each_picture() -> None:
 def test_boxes_of_masks() -> None:
     slots = torch.full((1, 6, 8), -1)
     slots[0, 2:5, 3:7] = 1
-    masks, boxes = masks_and_boxes(slots, 2)
+    masks, boxes = _masks_and_boxes(slots, 2)
     assert boxes.tolist() == [[[0, 0, 0, 0], [3, 2, 4, 3]]]
     assert masks.sum(dim=(2, 3)).tolist() == [[0, 12]]
