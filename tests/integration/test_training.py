@@ -246,7 +246,7 @@ def test_people_who_are_drawn_meanwhile(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_without_data(tmp_path: Path):
-    with pytest.raises(InputError, match="expected a set to train on, got none"):
+    with pytest.raises(InputError, match="expected a dataset to train on, got none"):
         train(small_run(tmp_path, None, "pose"))
 
 
