@@ -1,18 +1,17 @@
-"""How good and how quick the built-in model is, beside the goals it was made for.
+"""Accuracy and speed of the built-in model, next to its goals.
 
     python benchmarks/builtin.py [--model builtin] [--pack people-pack.npz] [--photos ../shared/photos]
 
-Synthetic people are made of the bodies, clothes and poses of a pack that training leaves out (`held_out_part`), with
-seeds that it never uses, cropped as poses are, with nothing added. Real photographs are cropped by the boxes they come
-with. Numbers are the same at every run, but for those of time; what is absent (the pack, the photographs) is left out
-and said. Prints a table for synthetic people, one for photographs and one of times, each number beside its goal, then
-which goals are missed; the exit code is how many. On two cores it takes about a quarter of an hour, most of it for the
-512 people. With 128 it takes a third of that, and rare parts move the mean IoU by 0.02 to either side.
+Synthetic people use the bodies, clothes and poses of a pack that are held out from training (`held_out_part`) and other
+seeds, without augmentation. Photographs are cropped by their annotated boxes. Except for times, numbers are the same in
+every run. Without the pack or the photographs their table is skipped. Prints a table for synthetic people, one for
+photographs and one of times, each number next to its goal, then the missed goals; their number is the exit code. It
+takes about a quarter of an hour on two cores, most of it for the 512 people. With 128 it takes a third of that, and the
+mean IoU varies by ±0.02 because of rare parts.
 
-Silhouettes in photographs: within a person's box, pixels with any part against the union of all people's masks, since
-the model is not asked whose a pixel is; against the person's own mask alone is printed beside it. Crowds are left out,
-and people whose box has fewer than 32 × 32 pixels (COCO's "small"). Keypoints: those that are labelled, of all people
-with some. Finding: all people taller than a quarter of the picture; crowds do not count, found or not.
+Silhouettes in photographs: inside a person's box, pixels of any part compared with the union of all people's masks; the
+score against the person's mask alone is printed too. Crowds and boxes of fewer than 32 × 32 pixels (COCO's "small") are
+skipped. Keypoints: the labelled ones. Detection: people taller than a quarter of the image; crowds are ignored.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.samples import Samples, render_samples
 from vitruvian.training.synthetic.textures import build_pyramid
 
-HELD_OUT = 1_000_000_000  # seeds from here on are never trained on
+HELD_OUT = 1_000_000_000  # training uses smaller seeds
 SYNTHETIC = [
     Goal("parts", "mean_iou", at_least=0.70),
     Goal("silhouette", "mean_iou", at_least=0.95),
@@ -81,15 +80,15 @@ REAL = [
 ]
 TASKS = ("pose", "parts", "normals", "pointmap", "matte", "albedo")
 FROM_SHELL = "{} from the shell"
-QUICK = [Goal("seconds", task, at_most=0.3) for task in TASKS]
-QUICK += [Goal("seconds", FROM_SHELL.format(task), at_most=2.5) for task in TASKS]
+SPEED = [Goal("seconds", task, at_most=0.3) for task in TASKS]
+SPEED += [Goal("seconds", FROM_SHELL.format(task), at_most=2.5) for task in TASKS]
 # ------------------------------------------------------------------------------------------------- synthetic people
 
 
 def synthetic_report(
     model: Sapiens2MultiTask, pack_path: Path, count: int, *, device: str = "cpu", batch: int = 8
 ) -> Report:
-    """Score all tasks on people that training never saw."""
+    """Score all tasks on held-out synthetic people."""
     pack = held_out_part(load_pack(pack_path)).to(device)
     pyramid = build_pyramid(pack.textures)
     model = model.to(device)
@@ -100,7 +99,7 @@ def synthetic_report(
     parts = MeanIoU(len(PART_NAMES))
     silhouette = ForegroundIoU(threshold=0.0)
     normals, matte, points = AngularError(), MattingError(), PointError(alignment="scale")
-    seen = PointError(alignment="scale")  # points whose directions are given by the camera, which leaves their depth
+    depth = PointError(alignment="scale")  # with directions from the known camera, which leaves the depth
     labelled = PCK("sapiens308", groups=chosen)
     for start in track(range(0, count, batch), "synthetic people", console=Console(stderr=True)):
         some = render_samples(
@@ -117,50 +116,47 @@ def synthetic_report(
         with torch.inference_mode():
             out: Any = model(normalize(crops.image), tasks=["seg", "normal", "matting", "pointmap", "pose"])
         logits = out["seg"].logits.float()
-        labels = enlarged(logits, size_hw).argmax(1)  # [n, H, W]
+        labels = upsample(logits, size_hw).argmax(1)  # [n, H, W]
         parts.update(labels, crops.parts)
         silhouette.update(labels, crops.parts > 0)
-        normals.update(enlarged(out["normal"].normals, size_hw), to_model_axes(crops.normals))
-        matte.update(enlarged(out["matting"].alphas, size_hw)[:, 0].clamp(0, 1), crops.alpha[:, 0].clamp(0, 1))
+        normals.update(upsample(out["normal"].normals, size_hw), to_model_axes(crops.normals))
+        matte.update(upsample(out["matting"].alphas, size_hw)[:, 0].clamp(0, 1), crops.alpha[:, 0].clamp(0, 1))
         known = crops.points[:, 2] > 0  # [n, H, W]
-        found = enlarged(out["pointmap"].pointmaps, size_hw)
+        found = upsample(out["pointmap"].pointmaps, size_hw)
         points.update(found, crops.points, mask=known, length=crops.height)
         along = points_from_depth(found[:, 2], crops.intrinsics)
-        seen.update(along, crops.points, mask=known, length=crops.height)
+        depth.update(along, crops.points, mask=known, length=crops.height)
         labelled.update(
             crop_keypoints(out["pose"].heatmaps, size_hw),
             crops.keypoints[..., :2],
             reference=box_lengths(some, crops),
             mask=crops.keypoints[..., 2] > 0,
         )
-    report = Report(f"{count} synthetic people that training never saw", goals=SYNTHETIC)
+    report = Report(f"{count} held-out synthetic people", goals=SYNTHETIC)
     scores = parts.compute()
-    there = np.isfinite(scores.accuracy)  # classes that occur in the truth
+    present = np.isfinite(scores.accuracy)  # classes that occur in the labels
     report.add(
         "parts",
         {
-            "mean_iou": float(np.nanmean(scores.iou[there])),
-            "classes": int(there.sum()),
+            "mean_iou": float(np.nanmean(scores.iou[present])),
+            "classes": int(present.sum()),
             "pixel_accuracy": scores.pixel_accuracy,
             "iou": {name: float(value) for name, value in zip(PART_NAMES, scores.iou, strict=True)},
         },
     )
-    report.add("silhouette", silhouette.compute())
-    report.add("normals", normals.compute())
-    report.add("keypoints", labelled.compute())
-    report.add("matte", matte.compute())
-    report.add("points", points.compute())
-    report.add("points, camera known", seen.compute())
+    metrics = {"silhouette": silhouette, "normals": normals, "keypoints": labelled, "matte": matte, "points": points}
+    for name, metric in {**metrics, "points, camera known": depth}.items():
+        report.add(name, metric.compute())
     return report
 
 
-def enlarged(maps: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """Maps [n, C, h, w] at the size of the crop."""
+def upsample(maps: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    """Resize maps [n, C, h, w] to the size of the crop: [n, C, H, W]."""
     return F.interpolate(maps.float(), size=size_hw, mode="bilinear", align_corners=False)
 
 
 def crop_keypoints(heatmaps: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """Keypoints [n, J, 2] in pixels of the crop."""
+    """Return keypoints [n, J, 2] in pixels of the crop."""
     xy, _ = decode_heatmaps(heatmaps)
     return xy * xy.new_tensor(
         [(size_hw[1] - 1) / (heatmaps.shape[-1] - 1), (size_hw[0] - 1) / (heatmaps.shape[-2] - 1)]
@@ -168,7 +164,7 @@ def crop_keypoints(heatmaps: Tensor, size_hw: tuple[int, int]) -> Tensor:
 
 
 def box_lengths(samples: Samples, crops: Crops) -> Tensor:
-    """The larger side of people's boxes [n], in pixels of the crop."""
+    """Return the larger side of people's boxes [n], in pixels of the crop."""
     width, height = samples.boxes_xywh[:, 2:].unbind(1)
     H, W = crops.image.shape[-2:]
     shown = torch.maximum(height * 1.25, width * 1.25 * H / W)  # source pixels that the crop's height spans
@@ -185,14 +181,14 @@ class Person:
     box_xywh: tuple[float, float, float, float]
     mask: np.ndarray[Any, np.dtype[np.bool_]]  # [H, W]
     crowd: bool
-    keypoints: np.ndarray[Any, np.dtype[np.float64]]  # [17, 3]; nothing labelled: zeros
+    keypoints: np.ndarray[Any, np.dtype[np.float64]]  # [17, 3]; zeros if not labelled
 
 
 @dataclass
 class Photo:
     """A photograph with its people."""
 
-    picture: np.ndarray[Any, np.dtype[np.uint8]]
+    image: np.ndarray[Any, np.dtype[np.uint8]]
     people: list[Person] = field(default_factory=list)
 
 
@@ -202,18 +198,18 @@ def read_photos(root: Path) -> Iterator[Photo]:
 
     for file in ("coco/instances.json", "wholebody/keypoints.json", "wholebody/wholebody.json"):
         table = json.loads((root / file).read_text())
-        for image in sorted(table["images"], key=lambda image: image["id"]):
-            path = (root / file).parent / image["file_name"]
-            picture = np.asarray(load_image(path if path.exists() else path.parent / "images" / path.name))
-            photo = Photo(picture)
+        for record in sorted(table["images"], key=lambda record: record["id"]):
+            path = (root / file).parent / record["file_name"]
+            image = np.asarray(load_image(path if path.exists() else path.parent / "images" / path.name))
+            photo = Photo(image)
             for entry in table["annotations"]:
-                if entry["image_id"] != image["id"] or entry["category_id"] != 1:
+                if entry["image_id"] != record["id"] or entry["category_id"] != 1:
                     continue
                 shape = entry["segmentation"]
                 if isinstance(shape, list):
-                    shape = coco_mask.merge(coco_mask.frPyObjects(shape, *picture.shape[:2]))
+                    shape = coco_mask.merge(coco_mask.frPyObjects(shape, *image.shape[:2]))
                 elif isinstance(shape["counts"], list):
-                    shape = coco_mask.frPyObjects(shape, *picture.shape[:2])
+                    shape = coco_mask.frPyObjects(shape, *image.shape[:2])
                 points = np.array(entry.get("keypoints") or [0] * 51, float).reshape(17, 3)
                 mask = coco_mask.decode(shape).astype(bool)
                 photo.people.append(Person(tuple(entry["bbox"]), mask, bool(entry["iscrowd"]), points))
@@ -223,24 +219,24 @@ def read_photos(root: Path) -> Iterator[Photo]:
 def photo_report(
     model: Sapiens2MultiTask, processor: Sapiens2ImageProcessor, root: Path, source: str, threshold: float | None
 ) -> Report:
-    """Score silhouettes, keypoints and finding people in real photographs."""
-    finder = open_finder(source, device="cpu", threshold=threshold)
-    union, own = (ForegroundIoU(threshold=0.0) for _ in range(2))
+    """Score silhouettes, keypoints and person detection in photographs."""
+    detector = open_finder(source, device="cpu", threshold=threshold)
+    union, person_mask = (ForegroundIoU(threshold=0.0) for _ in range(2))
     matte = ForegroundIoU()
     accuracy = PCK("coco17", thresholds=(0.1, 0.2))
-    found = BoxAP(thresholds=(0.5,), min_height=0.25)
+    detection = BoxAP(thresholds=(0.5,), min_height=0.25)
     photos = 0
     for photo in read_photos(root):
         photos += 1
         boxes = np.array([person.box_xywh for person in photo.people], float).reshape(-1, 4)
         boxes_xyxy = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
-        people = detect_people(finder, photo.picture, on_empty="none")
-        found.update(
+        people = detect_people(detector, photo.image, on_empty="none")
+        detection.update(
             people.boxes_xyxy,
             people.scores,
             boxes_xyxy,
             crowd=[person.crowd for person in photo.people],
-            size_hw=photo.picture.shape[:2],
+            size_hw=photo.image.shape[:2],
         )
         everyone = np.any([person.mask for person in photo.people], axis=0) if photo.people else None
         chosen = [
@@ -252,19 +248,19 @@ def photo_report(
         for start in range(0, len(chosen), 8):
             some = chosen[start : start + 8]
             wanted = [[list(person.box_xywh) for person in some]]
-            pixels = processor(photo.picture, boxes=wanted, return_tensors="pt")["pixel_values"]
+            pixels = processor(photo.image, boxes=wanted, return_tensors="pt")["pixel_values"]
             with torch.inference_mode():
                 out: Any = model(pixels, tasks=["seg", "matting", "pose"])
             logits = out["seg"].logits.float()
-            margins = over_background(logits)  # [n, h, w]
+            margins = foreground_margin(logits)  # [n, h, w]
             poses = processor.post_process_pose_estimation(out["pose"], boxes=wanted)[0]
             for number, person in enumerate(some):
                 if person.box_xywh[2] * person.box_xywh[3] >= 32 * 32:
-                    spot, inside = in_box(margins[number], person, processor, photo.picture.shape[:2])
-                    _, alpha = in_box(out["matting"].alphas[number, 0], person, processor, photo.picture.shape[:2])
-                    union.update(inside, everyone[spot])
-                    own.update(inside, person.mask[spot])
-                    matte.update(alpha, everyone[spot])
+                    area, inside = in_box(margins[number], person, processor, photo.image.shape[:2])
+                    _, alpha = in_box(out["matting"].alphas[number, 0], person, processor, photo.image.shape[:2])
+                    union.update(inside, everyone[area])
+                    person_mask.update(inside, person.mask[area])
+                    matte.update(alpha, everyone[area])
                 points, _ = LAYOUTS["coco17"].convert(poses[number]["keypoints"], poses[number]["scores"])
                 x, y, w, h = person.box_xywh
                 accuracy.update(
@@ -273,24 +269,22 @@ def photo_report(
                     reference=box_length([[x, y, x + w, y + h]], side="larger", factor=0.5),
                     mask=person.keypoints[:, 2] > 0,
                 )
-    report = Report(f"{photos} photographs with given boxes", goals=REAL)
-    report.add("silhouette", union.compute())
-    report.add("silhouette against own mask", own.compute())
-    report.add("silhouette of matte", matte.compute())
-    report.add("keypoints", accuracy.compute())
-    report.add("people", found.compute())
+    report = Report(f"{photos} photographs with annotated boxes", goals=REAL)
+    metrics = {"silhouette": union, "silhouette, person's mask": person_mask, "silhouette of matte": matte}
+    for name, metric in {**metrics, "keypoints": accuracy, "people": detection}.items():
+        report.add(name, metric.compute())
     return report
 
 
-def over_background(logits: Tensor) -> Tensor:
-    """How far the likeliest part lies over background: [n, K, h, w] -> [n, h, w]."""
+def foreground_margin(logits: Tensor) -> Tensor:
+    """Return the margin of the best part over the background: [n, K, h, w] -> [n, h, w]."""
     return logits[:, 1:].amax(1) - logits[:, 0]
 
 
 def in_box(
     values: Tensor, person: Person, processor: Sapiens2ImageProcessor, size_hw: tuple[int, int]
 ) -> tuple[tuple[slice, slice], Tensor]:
-    """Read a crop's map [h, w] at the pixels of the person's box: which those are, and the values there."""
+    """Sample a crop's map [h, w] at the pixels of the person's box: their slices, and the values."""
     x, y, w, h = person.box_xywh
     columns = torch.arange(max(0, round(x)), min(size_hw[1], max(round(x + w), round(x) + 1)))
     rows = torch.arange(max(0, round(y)), min(size_hw[0], max(round(y + h), round(y) + 1)))
@@ -306,17 +300,17 @@ def in_box(
 # ------------------------------------------------------------------------------------------------- time
 
 
-def speed_report(source: str, picture: Path) -> Report:
-    """Measure every task on one person in one picture, by itself and as a command from the shell: medians of seven."""
-    report = Report(f"seconds on {torch.get_num_threads()} threads, one person", goals=QUICK)
+def speed_report(source: str, image: Path) -> Report:
+    """Time every task on one person, in Python and as a command: medians of seven."""
+    report = Report(f"seconds on {torch.get_num_threads()} threads, one person", goals=SPEED)
     pipes = {task: pipeline(task, source, device="cpu", people="whole") for task in TASKS}
-    calls: dict[str, Callable[[], Any]] = {task: functools.partial(pipe, str(picture)) for task, pipe in pipes.items()}
+    calls: dict[str, Callable[[], Any]] = {task: functools.partial(pipe, str(image)) for task, pipe in pipes.items()}
     with tempfile.TemporaryDirectory() as folder:
-        rest = [str(picture), "--model", source, "--device", "cpu", "--out", folder, "--overwrite", "--quiet"]
-        given = ["--people", "whole"]  # one person, who need not be found
-        commands = {FROM_SHELL.format(task): ["-m", "vitruvian", task, *rest, *given] for task in TASKS}
-        commands["pose, and people found first"] = ["-m", "vitruvian", "pose", *rest]
-        commands["import torch, all of it, for comparison"] = ["-c", "import torch"]
+        rest = [str(image), "--model", source, "--device", "cpu", "--out", folder, "--overwrite", "--quiet"]
+        whole = ["--people", "whole"]
+        commands = {FROM_SHELL.format(task): ["-m", "vitruvian", task, *rest, *whole] for task in TASKS}
+        commands["pose, with detection"] = ["-m", "vitruvian", "pose", *rest]
+        commands["import torch, for comparison"] = ["-c", "import torch"]
         for name, command in commands.items():
             calls[name] = functools.partial(subprocess.run, [sys.executable, *command], check=True)
         times = time_interleaved(calls, device=torch.device("cpu"), seconds=60.0, rounds=7)
@@ -325,23 +319,23 @@ def speed_report(source: str, picture: Path) -> Report:
 
 
 def main() -> int:
-    """Print the reports; the exit code is the number of missed goals, or 1 where there is no model."""
+    """Print the reports; return the number of missed goals, or 1 if there is no model."""
     here = Path(__file__).resolve().parents[1]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=BUILTIN, help="builtin, or a folder packed like it")
-    parser.add_argument("--pack", type=Path, default=here.parent / "people-pack.npz", help="what people are made of")
+    parser.add_argument("--pack", type=Path, default=here.parent / "people-pack.npz", help="assets of synthetic people")
     parser.add_argument("--photos", type=Path, default=here.parent / "shared" / "photos")
-    parser.add_argument("--count", type=int, default=512, help="synthetic people; 128 are quicker and say less")
-    parser.add_argument("--threshold", type=float, help="lowest score of people that are found")
+    parser.add_argument("--count", type=int, default=512, help="synthetic people; 128 are faster and less precise")
+    parser.add_argument("--threshold", type=float, help="minimum score of detected people")
     parser.add_argument("--out", type=Path, help="folder for the numbers as JSON")
-    parser.add_argument("--threads", type=int, default=2, help="threads that torch works with")
-    parser.add_argument("--device", default="cpu", help="where synthetic people are drawn and scored")
-    parser.add_argument("--no-speed", action="store_true", help="leave out times")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads")
+    parser.add_argument("--device", default="cpu", help="device for synthetic people")
+    parser.add_argument("--no-speed", action="store_true", help="skip times")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     console = Console(soft_wrap=True)
     if options.model == BUILTIN and not has_builtin():
-        console.print("builtin: this installation has no model inside, so nothing is scored. Name one with --model.")
+        console.print("builtin: this installation has no built-in model. Name one with --model.")
         return 1
     model = Sapiens2MultiTask.from_pretrained(options.model)
     processor = Sapiens2ImageProcessor.from_pretrained(options.model)
@@ -350,11 +344,11 @@ def main() -> int:
         reports["synthetic"] = synthetic_report(model, options.pack, options.count, device=options.device)
         model = model.to("cpu")
     else:
-        console.print(f"{options.pack}: not there, so no synthetic people are scored. Name a pack with --pack.")
+        console.print(f"{options.pack}: no such file; synthetic people are skipped. Name a pack with --pack.")
     if options.photos.is_dir():
         reports["photos"] = photo_report(model, processor, options.photos, options.model, options.threshold)
     else:
-        console.print(f"{options.photos}: not there, so no photographs are scored. Name a folder with --photos.")
+        console.print(f"{options.photos}: no such folder; photographs are skipped. Name one with --photos.")
     if not options.no_speed:
         reports["speed"] = speed_report(options.model, here / "src" / "vitruvian" / "builtin" / "standing.jpg")
     missed = 0

@@ -1,11 +1,11 @@
-"""Multi-scale deformable attention on the CPU next to transformers, in one run: time, and how far the numbers differ.
+"""Multi-scale deformable attention on the CPU next to transformers: time and difference of the results.
 
     python benchmarks/deformable.py [--size 800x1088] [--batch 1] [--threads 1 2] [--train]
 
-The core is the sampling alone; the layer adds its four projections; the pixel decoder encoder has six such layers with
-their feed-forward parts, as in Mask2Former. Times are the best of several calls, ours and theirs taking turns.
+The core is the sampling; the layer adds its four projections; the pixel decoder encoder has six layers with
+feed-forward parts, as in Mask2Former. Times are the minimum of several calls, ours and the reference's alternately.
 
-Prints a table: threads, part, both times, how many times as quick ours is, and the largest difference.
+Prints a table: threads, part, both times, their ratio, and the largest difference.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from vitruvian.ops.deformable_attention import deformable_attention
 HEADS, CHANNELS, POINTS = 8, 256, 4
 
 
-def best(calls: list[Callable[[], object]], rounds: int) -> list[float]:
-    """Seconds of the fastest of several calls of each function, in turns."""
+def fastest(calls: list[Callable[[], object]], rounds: int) -> list[float]:
+    """Return the minimum seconds of each function over several alternating calls."""
     ours, theirs = calls
     return [min(seconds) for seconds in alternate(ours, theirs, rounds=rounds)]
 
 
 def training(call: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
-    """A call with its backward pass."""
+    """Return a function that runs the call and its backward pass."""
 
     def run() -> list[torch.Tensor]:
         leaves = [x.detach().requires_grad_() for x in inputs]
@@ -95,13 +95,13 @@ def main() -> None:
         "layer": (lambda: ours.layers[0].self_attn(tokens, tokens + positions, levels), their_layer),
         "pixel decoder encoder": (lambda: ours(tokens, positions, levels), their_encoder),
     }
-    print(f"| threads | what | vitruvian | transformers | faster | largest difference |\n|{'---|' * 6}")
+    print(f"| threads | what | vitruvian | transformers | ratio | largest difference |\n|{'---|' * 6}")
     for threads in options.threads:
         torch.set_num_threads(threads)
         for name, (our_call, their_call) in cells.items():
             with torch.no_grad():
                 difference = (our_call() - their_call()).abs().max().item()
-                mine, other = best([our_call, their_call], options.rounds)
+                mine, other = fastest([our_call, their_call], options.rounds)
             print(
                 f"| {threads} | {name} | {mine * 1e3:.0f} ms | {other * 1e3:.0f} ms | {other / mine:.1f}× "
                 f"| {difference:.1e} |",
@@ -109,7 +109,7 @@ def main() -> None:
             )
         if options.train:
             calls = [training(core, [value, offsets, scores]) for core in (our_core, their_core)]
-            mine, other = best(calls, 1)
+            mine, other = fastest(calls, 1)
             print(
                 f"| {threads} | core, with backward | {mine:.2f} s | {other:.2f} s | {other / mine:.1f}× | |",
                 flush=True,

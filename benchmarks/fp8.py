@@ -1,13 +1,12 @@
-"""What 8-bit floating point brings and costs, task by task, on trained and on random weights.
+"""Speed and error of fp8 for each task, with trained and with random weights.
 
     python benchmarks/fp8.py                                     # the built-in model, then 0.4b with random weights
     python benchmarks/fp8.py --model facebook/sapiens2-pose-0.4b --tasks pose --pictures photos
-    python benchmarks/fp8.py --emulate --pictures people         # what it costs the built-in model, on any machine
+    python benchmarks/fp8.py --emulate --pictures people         # errors of the built-in model, on any machine
 
-Needs an NVIDIA GPU of the Hopper generation or newer; --emulate rounds in the same way on a CPU, in float32 otherwise,
-and times nothing. Prints for each task the milliseconds of a batch in bfloat16 and
-with fp8, in turns, and how far both are from float32 in terms of the task: what bfloat16 costs by itself stands beside
-what fp8 costs. With random weights answers are decided by noise, so their costs say little.
+Needs an NVIDIA GPU of the Hopper generation or newer; --emulate rounds in the same way on a CPU and measures errors
+only. Prints for each task the milliseconds of a batch in bfloat16 and with fp8, measured alternately, and the errors of
+both against float32 in terms of the task. Errors are meaningless with random weights.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ CLASSES = {task: cls.__name__ for task, cls in TASK_CLASSES.items() if task != "
 
 
 def build(task: str, source: str | None, *, device: str = "cuda") -> Any:
-    """A trained model, or 0.4b with random weights, in float32."""
+    """Return a trained model, or 0.4b with random weights, in float32."""
     cls = getattr(vitruvian, CLASSES[task])
     if source is not None:
         return cls.from_pretrained(source, dtype=torch.float32, device=device).eval()
@@ -44,33 +43,33 @@ def build(task: str, source: str | None, *, device: str = "cuda") -> Any:
 
 
 @torch.inference_mode()
-def costs(model: Any, truth: Any, pictures: list[Tensor]) -> dict[str, float]:
-    """How far a model's answers are from those of another on pictures [1, 3, H, W], in terms of the task."""
+def errors(model: Any, truth: Any, images: list[Tensor]) -> dict[str, float]:
+    """Return the mean errors of a model against another on images [1, 3, H, W], in terms of the task."""
     found: dict[str, list[float]] = {}
-    for pixels in pictures:
+    for pixels in images:
         for name, value in task_cost(model(pixels), truth(pixels.float())).items():
             found.setdefault(name, []).append(value)
     return {name: statistics.mean(values) for name, values in found.items()}
 
 
 def emulated(model: Any) -> Any:
-    """Quantize the matrices of a model on the CPU, where their inputs are quantized too and products are in float32."""
+    """Quantize a model on the CPU, where products of quantized matrices are computed in float32."""
     for layer in model.model.model.layer:
         layer.prepare_for_inference(fp8=True)
     return model
 
 
 def emulate_task(task: str, source: str, options: argparse.Namespace) -> None:
-    """Print the costs of a task without a GPU."""
+    """Print the errors of a task without a GPU."""
     truth = build(task, source, device="cpu")
-    found = costs(emulated(copy.deepcopy(truth)), truth, prepared(truth, options))
+    found = errors(emulated(copy.deepcopy(truth)), truth, prepared(truth, options))
     print(f"{task}, {source}, emulated on a CPU", flush=True)
     for name, value in found.items():
         print(f"  {name}: {value:.4g}", flush=True)
 
 
 def prepared(model: Any, options: argparse.Namespace) -> list[Tensor]:
-    """Pictures [1, 3, H, W] of the folder, at the model's size."""
+    """Return images [1, 3, H, W] of the folder, at the model's size."""
     size_hw = model.config.image_hw
     processor = vitruvian.Sapiens2ImageProcessor(size={"height": size_hw[0], "width": size_hw[1]})
     found = calibration_samples(model, processor, options.pictures, size_hw=size_hw, most=options.most)
@@ -78,13 +77,13 @@ def prepared(model: Any, options: argparse.Namespace) -> list[Tensor]:
 
 
 def run_task(task: str, source: str | None, options: argparse.Namespace) -> None:
-    """Print the times and costs of a task."""
+    """Print the times and errors of a task."""
     truth = build(task, source)
     size_hw = truth.config.image_hw
-    pictures = [pixels.to("cuda", torch.bfloat16) for pixels in prepared(truth, options)]
+    images = [pixels.to("cuda", torch.bfloat16) for pixels in prepared(truth, options)]
     plain = copy.deepcopy(truth).to(torch.bfloat16).optimize()
     eight = copy.deepcopy(truth).to(torch.bfloat16).optimize(fp8=True)
-    batch = pictures[0].expand(options.batch, -1, -1, -1).contiguous()
+    batch = images[0].expand(options.batch, -1, -1, -1).contiguous()
     with torch.inference_mode():
         times = time_interleaved(
             {"bfloat16": lambda: plain(batch), "fp8": lambda: eight(batch)},
@@ -94,21 +93,21 @@ def run_task(task: str, source: str | None, options: argparse.Namespace) -> None
     print(f"{task}, {source or '0.4b, random weights'}, {size_hw[0]}×{size_hw[1]}, batch {options.batch}", flush=True)
     ratio = times["fp8"].median / times["bfloat16"].median
     print(f"  bfloat16 {times['bfloat16']} ms, fp8 {times['fp8']} ms: {ratio:.3f} ×")
-    rounded, coarse = costs(plain, truth, pictures), costs(eight, truth, pictures)
+    rounded, coarse = errors(plain, truth, images), errors(eight, truth, images)
     for name, value in coarse.items():
-        print(f"  {name}: fp8 {value:.4g}, bfloat16 {rounded[name]:.4g} ({len(pictures)} pictures)", flush=True)
+        print(f"  {name}: fp8 {value:.4g}, bfloat16 {rounded[name]:.4g} ({len(images)} images)", flush=True)
 
 
 def main() -> None:
-    """Run the tasks that were asked for."""
+    """Run the tasks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a checkpoint; by default the built-in one, then 0.4b with random weights")
     parser.add_argument("--tasks", nargs="+", default=list(CLASSES), choices=CLASSES)
-    parser.add_argument("--pictures", type=Path, default=HERE.parent / "examples", help="folder of pictures of people")
-    parser.add_argument("--most", type=int, default=16, help="pictures to compare on")
+    parser.add_argument("--pictures", type=Path, default=HERE.parent / "examples", help="folder of images of people")
+    parser.add_argument("--most", type=int, default=16, help="number of images to compare")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=0.5, help="how long each is timed, about")
-    parser.add_argument("--emulate", action="store_true", help="costs alone, on a CPU")
+    parser.add_argument("--seconds", type=float, default=0.5, help="measuring time of each, about")
+    parser.add_argument("--emulate", action="store_true", help="errors only, on a CPU")
     options = parser.parse_args()
     if options.emulate:
         for task in options.tasks:

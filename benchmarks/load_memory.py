@@ -1,13 +1,13 @@
-"""Peak memory of opening a checkpoint, as a multiple of its size, next to transformers, in one run.
+"""Peak memory of loading a checkpoint, as a multiple of its size, next to transformers.
 
     python benchmarks/load_memory.py [--layers 16] [--limit 1.15]
 
-A Sapiens2 pose checkpoint of about 1 GB is written to a temporary folder, as one file and as shards. Each opening runs
-in a fresh process; memory is the highest resident size, mapped pages of the file included, less that after imports.
-Every weight is read once afterwards, so that pages that were only mapped so far count too.
+A Sapiens2 pose checkpoint of about 1 GB is written to a temporary folder, as one file and as shards. Each row loads it
+in a new process. Memory is the peak resident memory, mapped pages of the file included, above that after imports. Every
+weight is read once, so that pages that are only mapped count too.
 
-Prints the gigabytes, the multiple of the checkpoint's size and the seconds of each opening. Ends with 1 where ours
-takes more than the limit.
+Prints the gigabytes, the multiple of the checkpoint's size and the seconds of each row. The exit code is 1 if ours
+exceeds the limit.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from measure import run_in_new_process
 
 # name, library, folder, keywords of from_pretrained
 CELLS = (
@@ -33,7 +34,7 @@ CELLS = (
 
 
 def write_checkpoints(folder: Path, layers: int) -> int:
-    """Write the checkpoint both ways and return the bytes of its weights."""
+    """Write the checkpoint in both layouts and return the bytes of its weights."""
     import torch
 
     from vitruvian import Sapiens2Config, Sapiens2ForPoseEstimation
@@ -50,31 +51,31 @@ def write_checkpoints(folder: Path, layers: int) -> int:
     return (folder / "single" / "model.safetensors").stat().st_size
 
 
-def status(name: str) -> int:
-    """Read a size in bytes that Linux keeps of this process."""
+def status_bytes(name: str) -> int:
+    """Return a memory field of `/proc/self/status` in bytes."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) * 1024
 
 
-def forget_peak() -> int:
-    """Start the highest resident size anew where the system can, and return the present one."""
+def reset_peak() -> int:
+    """Reset the peak resident memory if the system can, and return the present resident memory."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
-        return status("VmRSS")
+        return status_bytes("VmRSS")
     except OSError:
-        return peak()
+        return peak_bytes()
 
 
-def peak() -> int:
-    """Highest resident size in bytes."""
+def peak_bytes() -> int:
+    """Return the peak resident memory in bytes."""
     try:
-        return status("VmHWM")
+        return status_bytes("VmHWM")
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def open_checkpoint(library: str, folder: str, options: dict[str, str]) -> dict[str, float]:
-    """Open the checkpoint in this process and return what it took."""
+def load_checkpoint(library: str, folder: str, options: dict[str, str]) -> dict[str, float]:
+    """Load the checkpoint in this process; return bytes and seconds."""
     import torch
 
     if library == "transformers":
@@ -84,24 +85,24 @@ def open_checkpoint(library: str, folder: str, options: dict[str, str]) -> dict[
         logging.disable_progress_bar()
     else:
         from vitruvian import Sapiens2ForPoseEstimation
-    torch.ones(8, 8) @ torch.ones(8, 8)  # what torch sets up on first use is no part of opening
-    before = forget_peak()
+    torch.ones(8, 8) @ torch.ones(8, 8)  # initialize torch first
+    before = reset_peak()
     start = time.perf_counter()
     model = Sapiens2ForPoseEstimation.from_pretrained(folder, **options)
     for parameter in model.parameters():
         parameter.detach().sum()
-    return {"bytes": peak() - before, "seconds": time.perf_counter() - start}
+    return {"bytes": peak_bytes() - before, "seconds": time.perf_counter() - start}
 
 
 def main() -> int:
-    """Measure every cell and print the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--limit", type=float, default=1.15)
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
-        print(json.dumps(open_checkpoint(**json.loads(args.cell))))
+        print(json.dumps(load_checkpoint(**json.loads(args.cell))))
         return 0
     worst = 0.0
     with tempfile.TemporaryDirectory() as folder:
@@ -110,13 +111,11 @@ def main() -> int:
         print(f"{'':28}{'peak GB':>9}{'× size':>9}{'seconds':>9}")
         for name, library, inner, options in CELLS:
             cell = {"library": library, "folder": str(Path(folder) / inner), "options": options}
-            command = [sys.executable, __file__, "--cell", json.dumps(cell)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                print(f"{name:28}failed: {done.stderr.strip().splitlines()[-1]}")
+            found = run_in_new_process(__file__, "--cell", json.dumps(cell))
+            if "error" in found:
+                print(f"{name:28}failed: {found['error']}")
                 worst = max(worst, float("inf") if library == "vitruvian" else 0.0)
                 continue
-            found = json.loads(done.stdout.splitlines()[-1])
             ratio = found["bytes"] / size
             print(f"{name:28}{found['bytes'] / 1e9:9.2f}{ratio:9.2f}{found['seconds']:9.2f}")
             worst = max(worst, ratio if library == "vitruvian" else 0.0)

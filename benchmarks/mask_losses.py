@@ -2,12 +2,12 @@
 
     python benchmarks/mask_losses.py [--instances 200] [--side 1024] [--predictions 10] [--threads 1] [--limit-gb 14]
 
-One picture, 200 queries, masks of a quarter of the side, the loss of the last prediction and of the auxiliary ones, and
-the gradient. Each cell runs in a process of its own; memory is the highest resident size minus that before the call,
-when logits and labels are there already (labels as bool, or as RLE; the reference takes float alone, which its cell
-converts beforehand). A process that wants more address space than the limit is reported as out of memory.
+One image, 200 queries, masks of a quarter of the side, the loss of the last prediction and of the auxiliary ones, and
+the gradient. Each row runs in a new process. Memory is the peak resident memory above that before the call, when logits
+and labels exist already (labels as bool, or as RLE; the reference accepts float only, converted before the call). A
+process that exceeds the limit of address space is reported as out of memory.
 
-Prints a table: family, library, form of the labels, seconds, memory, and the budget that ours has.
+Prints a table: family, library, format of the labels, seconds, memory, and our budget.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from measure import print_cell, run_cell, watch
+from measure import as_arguments, print_limited, run_in_new_process, time_and_peak
 
-BUDGET_GB = {"mask2former": 1.0, "maskformer": 1.0}  # what our losses may take over the baseline
+BUDGET_GB = {"mask2former": 1.0, "maskformer": 1.0}  # above the gradient of the logits
 LABELS = 80
 NUMBERS = ("instances", "side", "predictions", "threads", "limit_gb")
 
@@ -54,7 +54,7 @@ def our_loss(family: str) -> Any:
         class_cost_weight=2.0,
         measure=PointMasks() if family == "mask2former" else DenseMasks(),
     )
-    return lambda *given: criterion(*given).total
+    return lambda *inputs: criterion(*inputs).total
 
 
 def their_loss(family: str) -> Any:
@@ -68,15 +68,15 @@ def their_loss(family: str) -> Any:
     else:
         criterion = MaskFormerLoss(LABELS, MaskFormerHungarianMatcher(2.0, 5.0, 5.0), weights, 0.1)
 
-    def total(*given: Any) -> Any:
-        terms = criterion(*given)
+    def total(*inputs: Any) -> Any:
+        terms = criterion(*inputs)
         return sum(weights[name.rstrip("_0123456789")] * value for name, value in terms.items())
 
     return total
 
 
 def run_one(library: str, family: str, kind: str, options: argparse.Namespace) -> None:
-    """Measure one cell and print it as JSON."""
+    """Measure one row and print it as JSON."""
     import torch
 
     from vitruvian.images.rle import encode_rle
@@ -97,9 +97,7 @@ def run_one(library: str, family: str, kind: str, options: argparse.Namespace) -
     elif kind == "float":
         labels = labels.float()
     torch.manual_seed(0)
-    print_cell(
-        lambda: dict(zip(("seconds", "gb"), watch(lambda: step(batch, labels)), strict=True)), limit_gb=options.limit_gb
-    )
+    print_limited(lambda: time_and_peak(lambda: step(batch, labels)), limit_gb=options.limit_gb)
 
 
 def main() -> None:
@@ -127,11 +125,11 @@ def main() -> None:
         for library, kind in (("vitruvian", "bool"), ("vitruvian", "rle"), ("transformers", "float")):
             if library == "transformers" and options.ours:
                 continue
-            result = run_cell(__file__, (library, family, kind), options, NUMBERS)
+            result = run_in_new_process(__file__, "--one", library, family, kind, *as_arguments(options, NUMBERS))
             if "error" in result:
                 print(f"| {family} | {library} | {kind} | {result['error']} | | |", flush=True)
                 continue
-            verdict = f"{budget + grad:.2f} GB: {'kept' if result['gb'] <= budget + grad else 'EXCEEDED'}"
+            verdict = f"{budget + grad:.2f} GB: {'met' if result['gb'] <= budget + grad else 'EXCEEDED'}"
             verdict = verdict if library == "vitruvian" else ""
             print(
                 f"| {family} | {library} | {kind} | {result['seconds']:.1f} s | {result['gb']:.2f} GB | {verdict} |",

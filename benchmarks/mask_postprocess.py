@@ -2,10 +2,10 @@
 
     python benchmarks/mask_postprocess.py [--sizes 1080x1920 3000x4000] [--threads 1] [--limit-gb 12]
 
-Each cell runs in a process of its own, so that peaks do not mix; memory is the highest resident size minus that before
-the call. A process that wants more address space than the limit is reported as out of memory.
+Each row runs in new processes, so that peaks do not mix. Memory is the peak resident memory above that before the call.
+A process that exceeds the limit of address space is reported as out of memory.
 
-Prints a table: for each size and task the seconds and memory of both, and how many times as quick and lean ours is.
+Prints a table: for each size and task the seconds and memory of both, and their ratios.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from types import SimpleNamespace
 
-from measure import print_cell, run_cell, watch
+from measure import as_arguments, print_limited, run_in_new_process, time_and_peak
 
 NUMBERS = ("threads", "limit_gb")
 GRID, QUERIES, OBJECTS, LABELS = (200, 272), 100, 24, 133
@@ -28,7 +28,7 @@ TASKS = {
 
 
 def make_outputs(objects: int) -> SimpleNamespace:
-    """Logits as a trained model gives them: a few sure queries that share out the picture, many that found nothing."""
+    """Return logits like those of a trained model: few confident queries that cover the image, many without object."""
     import torch
     import torch.nn.functional as F
 
@@ -48,7 +48,7 @@ def make_outputs(objects: int) -> SimpleNamespace:
 
 
 def run_one(library: str, task: str, size: tuple[int, int], threads: int, limit_gb: float) -> None:
-    """Measure one cell and print it as JSON: time of the second of two calls, memory of the first."""
+    """Measure one row and print it as JSON: time of the second of two calls, memory of the first."""
     import torch
 
     if library == "vitruvian":
@@ -63,12 +63,11 @@ def run_one(library: str, task: str, size: tuple[int, int], threads: int, limit_
     method = getattr(processor, name)
     method(outputs, target_sizes=[(64, 64)], **options)
 
-    def both() -> dict[str, float]:
-        _, memory = watch(lambda: method(outputs, target_sizes=[size], **options))
-        seconds, _ = watch(lambda: method(outputs, target_sizes=[size], **options))
-        return {"seconds": seconds, "gb": memory}
+    def first_and_second() -> dict[str, float]:
+        first, second = (time_and_peak(lambda: method(outputs, target_sizes=[size], **options)) for _ in range(2))
+        return {"seconds": second["seconds"], "gb": first["gb"]}
 
-    print_cell(both, limit_gb=limit_gb)
+    print_limited(first_and_second, limit_gb=limit_gb)
 
 
 def cell(result: dict) -> str:
@@ -88,11 +87,12 @@ def main() -> None:
         run_one(library, task, (height, width), options.threads, options.limit_gb)
         return
     print(f"{QUERIES} queries, {LABELS} labels, grid {GRID[0]}×{GRID[1]}, {options.threads} threads")
-    print(f"| target | task | vitruvian | transformers | faster | leaner |\n|{'---|' * 6}")
+    print(f"| target | task | vitruvian | transformers | time ratio | memory ratio |\n|{'---|' * 6}")
     for size in options.sizes:
         for task in TASKS:
             ours, theirs = (
-                run_cell(__file__, (library, task, size), options, NUMBERS) for library in ("vitruvian", "transformers")
+                run_in_new_process(__file__, "--one", library, task, size, *as_arguments(options, NUMBERS))
+                for library in ("vitruvian", "transformers")
             )
             ratios = [
                 f"{theirs[key] / max(ours[key], 0.05 if key == 'gb' else 1e-3):.1f}×"

@@ -1,11 +1,10 @@
-"""Timing two functions side by side, memory of one, cells in processes of their own, and naming the machine."""
+"""Time and memory of calls on the CPU: alternating timers, resident memory, measurements in new processes."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -13,8 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
+
+_SECTIONS, _MAX_GROWTH = 8, 1.1  # sections of a run, and how much more memory the last ones may use than the first
 
 
 def alternate(
@@ -24,9 +25,9 @@ def alternate(
     rounds: int = 5,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[list[float], list[float]]:
-    """Time both functions in turns, after one run of each to warm up: seconds of each round.
+    """Time two functions alternately, after one warmup call of each; return the seconds of each round.
 
-    With `time.process_time` as the clock it is time of the processor, which other work on the machine blurs less.
+    With `time.process_time` as the clock it is CPU time, which depends less on other processes.
     """
     first()
     second()
@@ -39,51 +40,8 @@ def alternate(
     return times
 
 
-def watch(call: Callable[[], Any]) -> tuple[float, float]:
-    """Return the seconds of a call, and the highest resident size meanwhile over that before, in GB."""
-    import psutil
-
-    process, done = psutil.Process(), threading.Event()
-    before = peak = process.memory_info().rss
-
-    def sample() -> None:
-        nonlocal peak
-        while not done.wait(0.002):
-            peak = max(peak, process.memory_info().rss)
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    start = time.perf_counter()
-    try:
-        call()
-    finally:
-        seconds = time.perf_counter() - start
-        done.set()
-        thread.join()
-    return seconds, (peak - before) / 1e9
-
-
-def print_cell(measure: Callable[[], dict[str, float]], *, limit_gb: float) -> None:
-    """Print what a cell measures as JSON, or that it wanted more memory than the limit (over 4 GB for libraries)."""
-    resource.setrlimit(resource.RLIMIT_AS, (int(limit_gb * 1e9) + 4 * 10**9,) * 2)
-    try:
-        print(json.dumps(measure()))
-    except (MemoryError, RuntimeError) as error:
-        print(json.dumps({"error": "out of memory" if "alloc" in str(error) or not str(error) else str(error)[:80]}))
-
-
-def run_cell(script: str, cell: Sequence[str], options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    """Run one cell of a script, ``--one`` and its words, in a fresh process with the options of these names."""
-    flags = [part for name in names for part in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
-    done = subprocess.run([sys.executable, script, "--one", *cell, *flags], capture_output=True, text=True, check=False)
-    if done.returncode:
-        return {"error": "killed" if done.returncode < 0 else done.stderr.strip().splitlines()[-1][:80]}
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
-
-
-def row(name: str, ours: list[float], theirs: list[float], note: str = "") -> None:
-    """Print the medians with their spread, and the ratio."""
+def print_row(name: str, ours: list[float], theirs: list[float], note: str = "") -> None:
+    """Print medians with their range, and the ratio."""
 
     def text(values: list[float]) -> str:
         return f"{statistics.median(values) * 1e3:8.1f} ms ({min(values) * 1e3:.1f}–{max(values) * 1e3:.1f})"
@@ -92,11 +50,87 @@ def row(name: str, ours: list[float], theirs: list[float], note: str = "") -> No
     print(f"{name:44s} ours {text(ours):30s} reference {text(theirs):30s} {ratio:6.2f} × faster  {note}")
 
 
-def machine() -> str:
-    """Name the processor, its cores and the libraries."""
-    import torch
+class MemorySampler:
+    """Samples the resident memory of this process in a thread, and measures wall and CPU time meanwhile.
 
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), platform.processor())
-    threads, load = torch.get_num_threads(), os.getloadavg()[0]
-    return f"{model}, {os.cpu_count()} cores, torch {torch.__version__}, {threads} threads, load {load:.1f}"
+    Attributes:
+        samples: Resident memory in MB, oldest first; the first is from before.
+        seconds: Wall time.
+        cpu_seconds: CPU time of all threads.
+    """
+
+    def __init__(self, interval: float = 0.002) -> None:
+        self._interval = interval
+
+    def __enter__(self) -> MemorySampler:
+        import psutil
+
+        process, self._done = psutil.Process(), threading.Event()
+        self.samples = [process.memory_info().rss / 1e6]
+
+        def sample() -> None:
+            while not self._done.wait(self._interval):
+                self.samples.append(process.memory_info().rss / 1e6)
+
+        self._thread = threading.Thread(target=sample)
+        self._thread.start()
+        self._start = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds, self.cpu_seconds = time.perf_counter() - self._start[0], time.process_time() - self._start[1]
+        self._done.set()
+        self._thread.join()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the times, and the peak memory in MB of each section of the run."""
+        ends = [round(index * len(self.samples) / _SECTIONS) for index in range(_SECTIONS + 1)]
+        peaks = [max(self.samples[start:end], default=0.0) for start, end in pairwise(ends)]
+        return {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds, "peaks_mb": peaks}
+
+
+def describe_memory(measured: dict[str, Any]) -> tuple[str, bool]:
+    """Describe memory over time, from `MemorySampler.to_dict`; return whether it was constant after warmup too."""
+    peaks = measured["peaks_mb"]
+    early, late = max(peaks[1:4]), max(peaks[-2:])
+    constant = late <= early * _MAX_GROWTH
+    over_time = " ".join(f"{peak:.0f}" for peak in peaks)
+    verdict = "constant" if constant else "GROWS"
+    return f"memory: peak {max(peaks):.0f} MB; over time {over_time}: {late / early - 1:+.1%}, {verdict}", constant
+
+
+def time_and_peak(call: Callable[[], Any]) -> dict[str, float]:
+    """Return the seconds of a call, and its peak resident memory above that before, in GB."""
+    with MemorySampler() as memory:
+        call()
+    return {"seconds": memory.seconds, "gb": (max(memory.samples) - memory.samples[0]) / 1e3}
+
+
+def print_limited(measure: Callable[[], dict[str, float]], *, limit_gb: float) -> None:
+    """Print a measurement as JSON, or that it ran out of memory: the limit, and 4 GB for libraries."""
+    resource.setrlimit(resource.RLIMIT_AS, (int(limit_gb * 1e9) + 4 * 10**9,) * 2)
+    try:
+        print(json.dumps(measure()))
+    except (MemoryError, RuntimeError) as error:
+        print(json.dumps({"error": "out of memory" if "alloc" in str(error) or not str(error) else str(error)[:80]}))
+
+
+def run_in_new_process(*arguments: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
+    """Run a script in a new process and return the JSON in its last line, or {"error": …}."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | (environment or {}),
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        return {"error": "killed" if done.returncode < 0 or not lines else lines[-1][:200]}
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def as_arguments(options: argparse.Namespace, names: Sequence[str]) -> list[str]:
+    """Return options as command-line arguments."""
+    return [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names]

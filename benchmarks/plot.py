@@ -1,13 +1,13 @@
-"""Draw what was measured: our time as a share of the reference's, or how times grow.
+"""Plot the measurements: our time as a share of the reference's, or times over batch, size, prompts and people.
 
     python benchmarks/plot.py docs/images/speed.png                        # bars, from benchmarks/results/*.json
     python benchmarks/plot.py docs/images/curves.png --curves benchmarks/results/curves/h200.json
     python benchmarks/plot.py curves.png --curves results/results.json     # what benchmarks/gpu.py --curves wrote
 
-Bars: grey is the reference, colour is ours, a tick is the goal, a dot our share where the reference was quicker on
-another day. Curves: one panel for each thing that varies (batch, size, prompts, people), a line for each model, dashed
-for the reference. The picture has a background of its own, so that it can be read on dark pages too; a digest of what
-was drawn is kept inside, by which a test sees that data and picture agree. Prints the size of the picture.
+Bars: grey is the reference, colour is ours, a tick is the goal, a dot our share if the reference was faster on another
+day. Curves: one panel for each variable (batch, size, prompts, people), a line for each model, dashed for the
+reference. The image is opaque, for dark pages. Its metadata has a digest of the plotted values, which a test compares
+with the data. Prints the size of the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from PIL.PngImagePlugin import PngInfo
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from tables import is_met, load, number, quickest, share, subject  # noqa: E402
+from tables import fastest_reference, is_met, load, number, share, subject  # noqa: E402
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402
@@ -40,7 +40,7 @@ from matplotlib.ticker import LogLocator  # noqa: E402
 PAPER, INK, FAINT, REFERENCE = "#fbfbf9", "#20242a", "#6b7280", "#dcdfe4"
 OURS, MISSED = "#1f7a6d", "#c2611f"
 LINES = ("#1f7a6d", "#c2611f", "#3b5bab", "#a23b72", "#7a6a1f", "#555555")
-# Panels of bars: file, run, what stands above.
+# Panels of bars: file, run, title.
 PANELS = (
     ("h200", "sapiens2", "Sapiens2 on an H200, bfloat16, 1024×768"),
     ("h200", "masks", "SAM 2, Mask2Former and MaskFormer on an H200, bfloat16, batch 1"),
@@ -63,7 +63,7 @@ STYLE: Any = {
 
 
 def bars(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """What each bar shows, panel by panel."""
+    """Return the values of all bars, by panel."""
     found = []
     for file, name, title in PANELS:
         run = data[file]["runs"][name]
@@ -77,8 +77,8 @@ def bars(data: dict[str, Any]) -> list[dict[str, Any]]:
                 "text": times + ("*" if "reference_elsewhere" in row else ""),
                 "goal": goal,
                 "missed": goal is not None and not is_met(row),
-                "quickest": row["ours"]["median"] / quickest(row)
-                if quickest(row) < row["reference"]["median"]
+                "quickest": row["ours"]["median"] / fastest_reference(row)
+                if fastest_reference(row) < row["reference"]["median"]
                 else None,
             }
             found.append(bar)
@@ -86,45 +86,45 @@ def bars(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def digest(drawn: Any) -> str:
-    """Tell one set of drawn values from another."""
+    """Return a digest of plotted values."""
     return hashlib.sha256(json.dumps(drawn, sort_keys=True).encode()).hexdigest()
 
 
 def draw_bars(drawn: list[dict[str, Any]], out: Path) -> None:
-    """A panel for each table; bars as long as our share of the reference's time."""
+    """Draw a panel for each table; the length of a bar is our share of the reference's time."""
     panels: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for bar in drawn:
         panels[bar["panel"]].append(bar)
     heights = [len(rows) + 0.9 for rows in panels.values()]
     size = (8.6, 0.27 * sum(heights) + 1.1)
-    figure, places = plt.subplots(len(panels), 1, figsize=size, height_ratios=heights, sharex=True)
-    for place, (title, rows) in zip(places, panels.items(), strict=True):
-        place.set_title(title, loc="left", fontsize=9.5, fontweight="bold")
+    figure, axes = plt.subplots(len(panels), 1, figsize=size, height_ratios=heights, sharex=True)
+    for axis, (title, rows) in zip(axes, panels.items(), strict=True):
+        axis.set_title(title, loc="left", fontsize=9.5, fontweight="bold")
         for index, bar in enumerate(rows):
-            place.barh(index, 1, height=0.62, color=REFERENCE)
-            place.barh(index, bar["share"], height=0.62, color=MISSED if bar["missed"] else OURS)
+            axis.barh(index, 1, height=0.62, color=REFERENCE)
+            axis.barh(index, bar["share"], height=0.62, color=MISSED if bar["missed"] else OURS)
             if bar["goal"] is not None:
-                place.plot([bar["goal"]] * 2, [index - 0.42, index + 0.42], color=INK, linewidth=1.6)
+                axis.plot([bar["goal"]] * 2, [index - 0.42, index + 0.42], color=INK, linewidth=1.6)
             if bar["quickest"] is not None:
-                place.plot(bar["quickest"], index, "o", color=PAPER, markeredgecolor=INK, markersize=4.5)
-            place.text(1.015, index, bar["text"], va="center", fontsize=8.5)
-        place.set_yticks(range(len(rows)), [bar["label"] for bar in rows])
-        place.set_xlim(0, 1)
-        place.set_ylim(len(rows) - 0.4, -0.6)
-        place.tick_params(length=0)
-        place.spines[["left", "bottom"]].set_visible(False)
-    places[-1].set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "¼", "½", "¾", "the reference's time"])
+                axis.plot(bar["quickest"], index, "o", color=PAPER, markeredgecolor=INK, markersize=4.5)
+            axis.text(1.015, index, bar["text"], va="center", fontsize=8.5)
+        axis.set_yticks(range(len(rows)), [bar["label"] for bar in rows])
+        axis.set_xlim(0, 1)
+        axis.set_ylim(len(rows) - 0.4, -0.6)
+        axis.tick_params(length=0)
+        axis.spines[["left", "bottom"]].set_visible(False)
+    axes[-1].set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "¼", "½", "¾", "the reference's time"])
     marks: list[Any] = [Rectangle((0, 0), 1, 1, color=color) for color in (OURS, MISSED, REFERENCE)]
     marks.append(Line2D([], [], color=INK, linewidth=0, marker="|", markersize=10, markeredgewidth=1.6))
     marks.append(Line2D([], [], color=PAPER, markeredgecolor=INK, marker="o", markersize=4.5, linewidth=0))
-    names = ["ours", "ours, goal missed", "reference", "goal", "where the reference was quicker another day"]
+    names = ["ours", "ours, goal missed", "reference", "goal", "if the reference was faster another day"]
     figure.legend(marks, names, loc="upper center", ncols=5, frameon=False, fontsize=8.5, columnspacing=1.4)
     figure.text(0.01, 0.012, "* reference timed another day", ha="left", fontsize=7.5, color=FAINT)
     figure.subplots_adjust(left=0.21, right=0.83, top=0.905, bottom=0.05, hspace=0.4)
     save(figure, out, drawn)
 
 
-WAYS: dict[str, Callable[[dict[str, Any]], float]] = {
+VARIABLES: dict[str, Callable[[dict[str, Any]], float]] = {
     "batch": lambda cell: cell["batch"],
     "megapixels": lambda cell: round(cell["size_hw"][0] * cell["size_hw"][1] / 1e6, 2),
     "prompts": lambda cell: cell["prompts"],
@@ -132,28 +132,28 @@ WAYS: dict[str, Callable[[dict[str, Any]], float]] = {
 
 
 def lines(cells: list[dict[str, Any]]) -> dict[str, dict[str, list[tuple[float, ...]]]]:
-    """Points (place, milliseconds, and the reference's where known) by what varies, then by model and what is fixed."""
+    """Return points (x, milliseconds, and the reference's if known) by variable, then by model and fixed values."""
     found: dict[str, dict[str, list[tuple[float, ...]]]] = {}
     timed = [cell for cell in cells if "optimized" in cell["times"]]
-    for way in WAYS:
+    for variable in VARIABLES:
         for model in dict.fromkeys(f"{cell['model']} {cell['dtype']}" for cell in timed):
             groups: dict[tuple[float, ...], dict[float, tuple[float, ...]]] = defaultdict(dict)
             for cell in timed:
                 if f"{cell['model']} {cell['dtype']}" == model:
-                    place = WAYS[way](cell)
+                    x = VARIABLES[variable](cell)
                     times = (cell["times"].get(name) for name in ("optimized", "reference"))
-                    fixed = tuple(take(cell) for other, take in WAYS.items() if other != way)
-                    groups[fixed][place] = (place, *(time["median"] for time in times if time))
-            fixed = representative(groups, [other for other in WAYS if other != way])
+                    fixed = tuple(take(cell) for other, take in VARIABLES.items() if other != variable)
+                    groups[fixed][x] = (x, *(time["median"] for time in times if time))
+            fixed = representative(groups, [other for other in VARIABLES if other != variable])
             if len(groups[fixed]) > 1:
-                told = zip((other for other in WAYS if other != way), fixed, strict=True)
-                label = ", ".join([model, *(f"{other} {value:g}" for other, value in told if value)])
-                found.setdefault(way, {})[label] = [groups[fixed][key] for key in sorted(groups[fixed])]
+                values = zip((other for other in VARIABLES if other != variable), fixed, strict=True)
+                label = ", ".join([model, *(f"{other} {value:g}" for other, value in values if value)])
+                found.setdefault(variable, {})[label] = [groups[fixed][key] for key in sorted(groups[fixed])]
     return found
 
 
 def representative(groups: dict[tuple[float, ...], Any], names: list[str]) -> tuple[float, ...]:
-    """Which group to draw: of those with most points the least batch, and the middle of sizes and prompts."""
+    """Return the group to draw: of those with most points the smallest batch, and the median size and prompts."""
     most = max(len(points) for points in groups.values())
     keys = [key for key, points in groups.items() if len(points) == most]
     for index, name in enumerate(names):
@@ -164,7 +164,7 @@ def representative(groups: dict[tuple[float, ...], Any], names: list[str]) -> tu
 
 
 def curves(written: dict[str, Any]) -> dict[str, dict[str, list[tuple[float, ...]]]]:
-    """What the panels of the curves show."""
+    """Return the lines of all panels."""
     drawn = lines(written["cells"])
     for row in written.get("people", ()):
         times = (row["times"][way]["median"] for way in ("optimized", "reference") if way in row["times"])
@@ -174,37 +174,37 @@ def curves(written: dict[str, Any]) -> dict[str, dict[str, list[tuple[float, ...
 
 
 def draw_curves(written: dict[str, Any], out: Path) -> None:
-    """A panel for each thing that varies; both axes grow by factors."""
+    """Draw a panel for each variable, with logarithmic axes."""
     drawn = curves(written)
     if not drawn:
         raise SystemExit("--curves: expected cells of which batch, size or prompts vary. Run gpu.py with --curves.")
     across = min(2, len(drawn))
     down = -(-len(drawn) // across)
-    figure, places = plt.subplots(down, across, figsize=(4.5 * across, 3.7 * down), squeeze=False)
-    for place in places.flat[len(drawn) :]:
-        place.set_axis_off()
+    figure, axes = plt.subplots(down, across, figsize=(4.5 * across, 3.7 * down), squeeze=False)
+    for axis in axes.flat[len(drawn) :]:
+        axis.set_axis_off()
     models = list(dict.fromkeys(label.partition(",")[0] for panel in drawn.values() for label in panel))
-    for place, (way, panel) in zip(places.flat, drawn.items(), strict=False):
+    for axis, (variable, panel) in zip(axes.flat, drawn.items(), strict=False):
         for label, points in panel.items():
             color = LINES[models.index(label.partition(",")[0]) % len(LINES)]
-            place.plot([p[0] for p in points], [p[1] for p in points], "o-", color=color, markersize=4, label=label)
+            axis.plot([p[0] for p in points], [p[1] for p in points], "o-", color=color, markersize=4, label=label)
             theirs = [p for p in points if len(p) > 2]
-            place.plot([p[0] for p in theirs], [p[2] for p in theirs], "o--", color=color, markersize=3, alpha=0.6)
-        place.set(xscale="log", yscale="log", xlabel=way, ylabel="milliseconds")
+            axis.plot([p[0] for p in theirs], [p[2] for p in theirs], "o--", color=color, markersize=3, alpha=0.6)
+        axis.set(xscale="log", yscale="log", xlabel=variable, ylabel="milliseconds")
         ticks = sorted({p[0] for points in panel.values() for p in points})
-        place.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        place.minorticks_off()
-        place.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        place.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        place.grid(visible=True, color=REFERENCE, linewidth=0.6)
-        place.legend(frameon=False, fontsize=7.5, loc="lower center", bbox_to_anchor=(0.5, 1))
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.grid(visible=True, color=REFERENCE, linewidth=0.6)
+        axis.legend(frameon=False, fontsize=7.5, loc="lower center", bbox_to_anchor=(0.5, 1))
     figure.suptitle(f"{written['machine']}; dashed: the reference", fontsize=9, color=FAINT)
     figure.tight_layout()
     save(figure, out, drawn)
 
 
 def save(figure: Any, out: Path, drawn: Any) -> None:
-    """Write a picture with few colours, which is light, and the digest of what it shows."""
+    """Write an image with few colours, for a small file, and the digest of its values."""
     if out.suffix != ".png":
         figure.savefig(out, metadata={"Description": digest(drawn)})
     else:
@@ -217,9 +217,9 @@ def save(figure: Any, out: Path, drawn: Any) -> None:
 
 
 def main() -> None:
-    """Draw one picture."""
+    """Draw one image."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="a picture to write: .png or .svg")
+    parser.add_argument("out", type=Path, help="image to write: .png or .svg")
     parser.add_argument("--curves", type=Path, metavar="RESULTS", help="results.json of benchmarks/gpu.py --curves")
     options = parser.parse_args()
     with mpl.rc_context(STYLE):

@@ -1,11 +1,11 @@
-"""Run the CPU benchmarks one after the other, each in a process of its own: `make bench`.
+"""Run the CPU benchmarks one after another, each in a new process: `make bench`.
 
-    python benchmarks/run.py                   # all of the list below but the slow ones
-    python benchmarks/run.py folder clip       # those alone
+    python benchmarks/run.py                   # all of the list below, except slow ones
+    python benchmarks/run.py folder clip       # only these
 
-Prints what each script prints, its seconds, and at the end which failed; the exit code is 1 where any did. Scripts can
-be run on their own too, with options that their --help shows; those of a GPU are gpu.py, ablation.py,
-fp8.py and end_to_end.py.
+Prints the output and the seconds of each script, and at the end which failed; the exit code is 1 if any did. Each
+script has options of its own, see --help. GPU benchmarks are gpu.py, ablation.py, fp8.py and end_to_end.py. builtin.py
+scores the built-in model. tables.py and plot.py write the tables and plots of docs/speed.md.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "mask_models": (),
     "mask_losses": (),
     "sam2": (),
-    "cpu_forward": ("--layers", "6", "--no-int8"),  # all 24 layers and int8 take many minutes
+    "cpu_forward": ("--layers", "6", "--no-int8"),  # 24 layers and int8 take many minutes
     "folder": (),
 }
-SLOW: dict[str, tuple[str, ...]] = {"clip": ()}  # run when they are named
+SLOW: dict[str, tuple[str, ...]] = {"clip": ()}  # run only if named
 
 
 def summary(name: str) -> str:
-    """The first line of a script's docstring."""
+    """Return the first line of a script's docstring."""
     text = ast.get_docstring(ast.parse((HERE / f"{name}.py").read_text(encoding="utf-8"))) or ""
     return text.partition("\n")[0]
 
 
 def listing() -> str:
-    """All scripts, for --help."""
+    """Return the list of scripts for --help."""
     lines = [f"  {name:20s} {summary(name)}" for name in SCRIPTS]
-    lines += [f"  {name:20s} (slow: only when named) {summary(name)}" for name in SLOW]
+    lines += [f"  {name:20s} (slow: only if named) {summary(name)}" for name in SLOW]
     return "\n".join(["scripts:", *lines])
 
 
 def main() -> int:
-    """Run those named on the command line, or all that are not slow; the exit code tells whether any failed."""
+    """Run the named scripts, or all that are not slow."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=listing(), formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="what to run, of the scripts below")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="scripts to run")
     names = parser.parse_args().names or list(SCRIPTS)
     known = SCRIPTS | SLOW
     for name in names:

@@ -1,17 +1,16 @@
-"""SAM 2 next to the reference, in one run: automatic masks of a 1024² picture, the encoder, prompts in one call.
+"""SAM 2 next to the reference: automatic masks of a 1024² image, the encoder, and many prompts in one call.
 
     make bench                                   # all benchmarks
     .venv-bench/bin/python benchmarks/sam2.py    # a few minutes on two cores
     .venv-bench/bin/python benchmarks/sam2.py --side 32 --variant large --device cuda
 
-The reference for automatic masks is its own mask-generation pipeline, with one help: torchvision's compiled suppression
-is not installed here, so it calls ours. Weights are random, so the IoU threshold is set where the wished share of masks
-passes, the same for both. The stability filter and suppression compute but drop nothing, since random masks are all
-unstable and as large as the picture, and no masks would come to the end.
+The reference for automatic masks is its mask-generation pipeline with our non-maximum suppression, since the compiled
+one of torchvision is not installed. Weights are random: the IoU threshold is a quantile of the scores, the same for
+both, and the stability filter and suppression run but remove nothing, since they would remove all random masks.
 
 Prints, for each of the three, seconds, CPU seconds (all threads) and memory of both, and our share of the reference's.
-Each measurement has a process of its own, so that peak memory is its own; rounds alternate. CPU seconds tell more than
-seconds where other work runs on the machine: take --threads 1 there.
+Each measurement runs in a new process, so that peaks do not mix; rounds alternate. On a busy machine compare CPU
+seconds, with --threads 1.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ import argparse
 import json
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import torch
+from measure import as_arguments, run_in_new_process
 from PIL import Image
 from reference import load_reference
 from torch import Tensor
@@ -43,8 +41,8 @@ from vitruvian.models.sam2.processing import Sam2Processor
 IMAGE = 1024
 
 
-def picture() -> Tensor:
-    """A picture with soft shapes [3, 1024, 1024], uint8."""
+def smooth_image() -> Tensor:
+    """Return smooth random colours [3, 1024, 1024], uint8."""
     torch.manual_seed(0)
     small = torch.rand(1, 3, 24, 24) * 255
     return F.interpolate(small, size=(IMAGE, IMAGE), mode="bicubic").clamp(0, 255)[0].to(torch.uint8)
@@ -70,7 +68,7 @@ def their_model(options: argparse.Namespace) -> Any:
 
 
 def threshold(model: Any, embeddings: Any, options: argparse.Namespace) -> float:
-    """The predicted IoU that the wished share of masks exceeds."""
+    """Return the predicted IoU that the share `--keep` of masks exceeds."""
     points = point_grid(4)[None, :, None].to(options.device) * IMAGE
     with torch.no_grad():
         scores = model(input_points=points, image_embeddings=embeddings).iou_scores
@@ -78,7 +76,7 @@ def threshold(model: Any, embeddings: Any, options: argparse.Namespace) -> float
 
 
 def settings(options: argparse.Namespace, level: float) -> dict[str, Any]:
-    """What both are told."""
+    """Return the settings of both generators."""
     return {
         "points_per_crop": options.side,
         "points_per_batch": options.batch,
@@ -90,19 +88,19 @@ def settings(options: argparse.Namespace, level: float) -> dict[str, Any]:
 
 def ours(options: argparse.Namespace) -> dict[str, Any]:
     model, processor = our_model(options), Sam2Processor()
-    prepared = processor(images=picture(), return_tensors="pt")["pixel_values"].to(options.device)
+    prepared = processor(images=smooth_image(), return_tensors="pt")["pixel_values"].to(options.device)
     level = threshold(model, model.get_image_embeddings(prepared), options)
     calls: list[int] = []
     decode = model.mask_decoder.confident_masks
 
-    def counted(*given: Any, **named: Any) -> Any:
-        calls.append(given[2].shape[1])
-        return decode(*given, **named)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args[2].shape[1])
+        return decode(*args, **kwargs)
 
     model.mask_decoder.confident_masks = counted  # type: ignore[method-assign]
     generator = Sam2AutomaticMaskGenerator(model, processor, **settings(options, level))
     start = clock(options)
-    found = generator(picture())
+    found = generator(smooth_image())
     assert isinstance(found, MaskProposals)
     taken = since(start, options)
     return {
@@ -119,33 +117,33 @@ def theirs(options: argparse.Namespace) -> dict[str, Any]:
 
     torchvision.ops.boxes.nms = box_nms
     processor = transformers.Sam2ImageProcessor()
-    prepared = processor(images=picture(), return_tensors="pt")["pixel_values"].to(options.device)
+    prepared = processor(images=smooth_image(), return_tensors="pt")["pixel_values"].to(options.device)
     level = threshold(model, model.get_image_embeddings(prepared), options)
     calls: list[int] = []
     model.mask_decoder.register_forward_hook(
-        lambda module, given, named, out: calls.append(named["sparse_prompt_embeddings"].shape[1]), with_kwargs=True
+        lambda module, args, kwargs, out: calls.append(kwargs["sparse_prompt_embeddings"].shape[1]), with_kwargs=True
     )
-    find = transformers.pipeline("mask-generation", model=model, image_processor=processor, device=options.device)
-    shown = Image.fromarray(picture().permute(1, 2, 0).numpy())
+    generate = transformers.pipeline("mask-generation", model=model, image_processor=processor, device=options.device)
+    image = Image.fromarray(smooth_image().permute(1, 2, 0).numpy())
     start = clock(options)
-    found = find(shown, **settings(options, level))
+    found = generate(image, **settings(options, level))
     taken, masks = since(start, options), [torch.as_tensor(mask) for mask in found["masks"]]
     return {"decoder calls": len(calls), "points": sum(calls), "masks": len(masks), "covered": covered(masks)} | taken
 
 
 def covered(masks: Iterable[Tensor]) -> int:
-    """Pixels of all masks together, to see that both found the same."""
+    """Return the number of pixels of all masks, to check that both agree."""
     return sum(int(mask.sum()) for mask in masks)
 
 
 def encoder(options: argparse.Namespace, model: Any) -> dict[str, Any]:
-    """One picture to its embeddings."""
+    """Encode one image."""
     pixels = torch.randn(1, 3, IMAGE, IMAGE, device=options.device, dtype=getattr(torch, options.dtype))
     return repeated(options, lambda: model.get_image_embeddings(pixels))
 
 
 def prompts(options: argparse.Namespace, model: Any) -> dict[str, Any]:
-    """One call with many prompts for one encoded picture."""
+    """Decode many prompts of one encoded image in one call."""
     torch.manual_seed(1)
     kind = getattr(torch, options.dtype)
     sizes = ((32, 256), (64, 128), (256, 64))
@@ -157,7 +155,7 @@ def prompts(options: argparse.Namespace, model: Any) -> dict[str, Any]:
 
 
 def repeated(options: argparse.Namespace, run: Callable[[], Any]) -> dict[str, Any]:
-    """The quickest of some repetitions, after one to warm up."""
+    """Return the minimum of several repetitions, after one warmup."""
     taken = []
     with torch.no_grad():
         for _ in range(options.repeats + 1):
@@ -167,15 +165,15 @@ def repeated(options: argparse.Namespace, run: Callable[[], Any]) -> dict[str, A
     return {name: min(one[name] for one in taken[1:]) for name in taken[0]}
 
 
-def cleaning() -> None:
-    """Holes of 64 masks of 1024², against scipy, an independent implementation that labels only."""
+def print_fill_holes() -> None:
+    """Print the time to fill the holes of 64 masks of 1024², next to labelling them with scipy."""
     random = np.random.default_rng(0)
     small = torch.from_numpy(random.standard_normal((64, 1, 32, 32))).float()
     masks = F.interpolate(small, size=(IMAGE, IMAGE), mode="bicubic")[:, 0] > 0
     start = time.perf_counter()
     fill_holes(masks, 200)
     mine = time.perf_counter() - start
-    line = f"clean-up of 64 masks of 1024²: {mine:.2f} s, {mine / 64 * 1e3:.1f} ms a mask"
+    line = f"fill_holes of 64 masks of 1024²: {mine:.2f} s, {mine / 64 * 1e3:.1f} ms each"
     try:
         from scipy import ndimage
     except ImportError:
@@ -184,7 +182,7 @@ def cleaning() -> None:
     start = time.perf_counter()
     for mask in masks.numpy():
         ndimage.label(~mask, np.ones((3, 3)))
-    print(f"{line}  (scipy, labels alone: {time.perf_counter() - start:.2f} s)")
+    print(f"{line}  (scipy, labelling only: {time.perf_counter() - start:.2f} s)")
 
 
 def clock(options: argparse.Namespace) -> tuple[float, float]:
@@ -199,14 +197,14 @@ def since(start: tuple[float, float], options: argparse.Namespace) -> dict[str, 
 
 
 def peak(options: argparse.Namespace) -> float:
-    """Most memory held so far, in MiB: of the process, or on the GPU."""
+    """Return the peak memory in MiB, of the process or on the GPU."""
     if options.device != "cpu":
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Do one measurement; memory counts from when the model stands."""
+    """Run one measurement; memory counts above that of the model."""
     model = (our_model if options.only.startswith("our") else their_model)(options)
     base = peak(options)
     what = options.only.split()[1]
@@ -218,25 +216,24 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return found | {"peak MiB above the model": peak(options) - base}
 
 
-def apart(options: argparse.Namespace, only: str) -> dict[str, Any]:
-    """Measure in a process of its own."""
-    given = [f"--{name}={value}" for name, value in vars(options).items() if name != "only"]
-    out = subprocess.run([sys.executable, __file__, f"--only={only}", *given], capture_output=True, text=True)
-    if out.returncode:
-        raise SystemExit(out.stderr)
-    found: dict[str, Any] = json.loads(out.stdout.splitlines()[-1])
+def measure_in_new_process(options: argparse.Namespace, only: str) -> dict[str, Any]:
+    """Run one measurement in a new process."""
+    names = [name for name in vars(options) if name != "only"]
+    found = run_in_new_process(__file__, f"--only={only}", *as_arguments(options, names))
+    if "error" in found:
+        raise SystemExit(found["error"])
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", default="tiny")
-    parser.add_argument("--side", type=int, default=12, help="points along a side of the grid; 32 is customary")
+    parser.add_argument("--side", type=int, default=12, help="points along a side of the grid; usually 32")
     parser.add_argument("--batch", type=int, default=64, help="points a batch")
     parser.add_argument("--keep", type=float, default=0.3, help="share of masks that pass the IoU filter")
     parser.add_argument("--prompts", type=int, default=64, help="prompts in one call")
-    parser.add_argument("--repeats", type=int, default=2, help="repetitions in a process, of which the best counts")
-    parser.add_argument("--rounds", type=int, default=1, help="processes for each measurement, in turns")
+    parser.add_argument("--repeats", type=int, default=2, help="repetitions in a process; the minimum counts")
+    parser.add_argument("--rounds", type=int, default=1, help="processes for each measurement, alternating")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
@@ -249,7 +246,10 @@ def main() -> None:
     print(f"SAM 2 {options.variant}, {options.dtype}, {options.device}, {options.threads} threads")
     titles = {"masks": f"automatic masks, grid {options.side}²", "encoder": "encoder", "prompts": "prompts in one call"}
     for what, title in titles.items():
-        rounds = [(apart(options, f"their {what}"), apart(options, f"our {what}")) for _ in range(options.rounds)]
+        rounds = [
+            tuple(measure_in_new_process(options, f"{whose} {what}") for whose in ("their", "our"))
+            for _ in range(options.rounds)
+        ]
         print(title)
         for name, value in rounds[0][1].items():
             if isinstance(value, int):
@@ -258,7 +258,7 @@ def main() -> None:
                 reference, mine = (statistics.median(each[side][name] for each in rounds) for side in (0, 1))
                 ratio = f"{mine / max(reference, 1e-9):.2f} × the reference"
                 print(f"  {name:26} reference {reference:>9.2f}   ours {mine:>9.2f}   {ratio}", flush=True)
-    cleaning()
+    print_fill_holes()
 
 
 if __name__ == "__main__":

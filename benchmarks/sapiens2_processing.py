@@ -2,9 +2,9 @@
 
     make bench          (or: .venv-bench/bin/python benchmarks/sapiens2_processing.py)
 
-Prints a line for each: decoding 8 people's 308 heatmaps, 29 classes to 1080p, preparing a 1080p picture and cutting 8
-people out of it. A line has the milliseconds of both, taken in turns, how many times as quick ours is, and how far the
-results differ.
+Prints a line for each step: decoding the 308 heatmaps of 8 people, resizing 29 classes to 1080p, preprocessing a 1080p
+image, and cropping 8 people. A line has the milliseconds of both, measured alternately, their ratio, and the difference
+of the results.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from measure import alternate, machine, row
+from measure import alternate, print_row
 from PIL import Image
 from reference import load_reference
 
 import vitruvian
+from vitruvian.benchmarking.timing import machine
 
 
 def heatmaps(people: int = 8, joints: int = 308) -> torch.Tensor:
-    """Gaussians at random places and heights over a little noise, as a trained model gives them."""
+    """Return heatmaps [P, J, 256, 192] like those of a trained model: Gaussians at random positions, and noise."""
     generator = torch.Generator().manual_seed(0)
     maps = torch.empty(people, joints, 256, 192)
     rows, columns = torch.arange(256.0), torch.arange(192.0)
@@ -36,7 +37,7 @@ def heatmaps(people: int = 8, joints: int = 308) -> torch.Tensor:
 
 def main() -> None:
     reference = load_reference()
-    print(machine())
+    print(machine(torch.device("cpu")))
     ours, theirs = vitruvian.Sapiens2ImageProcessor(), reference.Sapiens2ImageProcessor()
     boxes = [[[100.0 + 30 * i, 50.0, 300.0, 600.0] for i in range(8)]]
 
@@ -50,7 +51,7 @@ def main() -> None:
         a = ours.post_process_pose_estimation(output, boxes=boxes)[0]
         b = theirs.post_process_pose_estimation(output, boxes=boxes)[0]
         gap = torch.stack([(x["keypoints"] - y["keypoints"]).abs().amax(-1) for x, y in zip(a, b, strict=True)])
-        row(f"decode 8 × 308 × 256×192, {name}", *times, note=f"median difference {gap.median():.1g} px")
+        print_row(f"decode 8 × 308 × 256×192, {name}", *times, note=f"median difference {gap.median():.1g} px")
         del output, maps
 
     smooth = torch.nn.functional.interpolate(torch.randn(1, 29, 32, 24), size=(1024, 768), mode="bicubic")
@@ -62,15 +63,15 @@ def main() -> None:
         )
         a = ours.post_process_semantic_segmentation(output, [(1080, 1920)])[0]
         b = theirs.post_process_semantic_segmentation(output, [(1080, 1920)])[0]
-        row(f"29 classes to 1080p, {name}", *times, note=f"{(a != b).float().mean():.1%} of pixels differ")
+        print_row(f"29 classes to 1080p, {name}", *times, note=f"{(a != b).float().mean():.1%} of pixels differ")
 
     image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (1080, 1920, 3), dtype=np.uint8))
-    row(
-        "prepare a 1080p picture",
+    print_row(
+        "preprocess a 1080p image",
         *alternate(lambda: ours(image, return_tensors="pt"), lambda: theirs(image, return_tensors="pt")),
     )
-    row(
-        "cut 8 people out of it",
+    print_row(
+        "crop 8 people",
         *alternate(
             lambda: ours(image, boxes=boxes, return_tensors="pt"),
             lambda: theirs(image, boxes=boxes, return_tensors="pt"),

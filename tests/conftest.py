@@ -1,4 +1,4 @@
-"""What all tests need."""
+"""The environment of all tests: threads, Triton's interpreter, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 
-# Before anything imports torch: workers share the cores, and more threads than cores wait for one another.
+# Before torch is imported: the workers of pytest-xdist share the cores.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
@@ -14,6 +14,6 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Jobs in the background of a shell ignore Ctrl-C, and so would the commands that tests start and interrupt.
+# Background jobs of a shell ignore SIGINT, and so would the commands that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

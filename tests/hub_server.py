@@ -1,7 +1,7 @@
-"""A small Hub on this machine: the parts of its HTTP protocol that downloads and uploads use, and a client process.
+"""A local Hub server with the HTTP endpoints that downloads and uploads use, and a client process.
 
-huggingface_hub reads `HF_ENDPOINT`, `HF_HOME` and `HF_HUB_OFFLINE` when it is imported, so the code under test runs in
-processes of its own (`HubClient`), which stay open between tests since starting one takes seconds.
+huggingface_hub reads `HF_ENDPOINT`, `HF_HOME` and `HF_HUB_OFFLINE` on import, so the code under test runs in separate
+processes (`HubClient`). They are reused, since starting one takes seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 @dataclass
 class Repository:
-    """Files by branch; `token` must be sent to see a private one, `gated` ones are seen but not read."""
+    """Files by branch; private repositories need `token`, `gated` ones are listed but not readable."""
 
     branches: dict[str, dict[str, bytes]] = field(default_factory=lambda: {"main": {}})
     token: str | None = None
@@ -32,21 +32,21 @@ class Repository:
     messages: list[str] = field(default_factory=list)
 
     def commit(self, branch: str) -> str:
-        """A number for the state of a branch."""
+        """Return the hash of a branch."""
         digest = hashlib.sha1()
         for name, content in sorted(self.branches[branch].items()):
             digest.update(name.encode() + content)
         return digest.hexdigest()
 
     def find(self, revision: str) -> str | None:
-        """The branch that a branch's name or a commit's number means."""
+        """Return the branch of a branch name or commit hash."""
         if revision in self.branches:
             return revision
         return next((branch for branch in self.branches if self.commit(branch) == revision), None)
 
 
 class HubServer:
-    """Repositories served on a free port of this machine."""
+    """Serves repositories on a free local port."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
@@ -56,7 +56,7 @@ class HubServer:
         handler = type("BoundHandler", (Handler,), {"hub": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         port = self.server.server_address[1]
-        self.address, self.storage = f"http://127.0.0.1:{port}", f"http://localhost:{port}"  # two hosts, as there
+        self.address, self.storage = f"http://127.0.0.1:{port}", f"http://localhost:{port}"  # two hosts, as on the Hub
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def add(self, name: str, folder: Path | None = None, **options: Any) -> Repository:
@@ -66,7 +66,7 @@ class HubServer:
         return self.repositories[name]
 
     def asked(self, text: str) -> list[tuple[str, str, str | None]]:
-        """Requests whose path holds a text."""
+        """Return the requests whose path contains a text."""
         return [entry for entry in self.log if text in entry[1]]
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
-        """Keep quiet."""
+        """Do not log."""
 
     def do_HEAD(self) -> None:
         self.read()
@@ -96,7 +96,7 @@ class Handler(BaseHTTPRequestHandler):
     # ------------------------------------------------------------------ downloads
 
     def read(self) -> None:
-        """Serve /owner/name/resolve/revision/path, large files through a redirect as the Hub's storage does."""
+        """Serve /owner/name/resolve/revision/path, large files through a redirect, as the Hub does."""
         path = self.note()
         if path == "/change":
             self.hub.on_change()
@@ -176,7 +176,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_json(table)
 
     def allowed(self, name: str) -> Repository | None:
-        """The repository, or None after answering that the caller must not see it."""
+        """Return the repository, or None after refusing access."""
         repository = self.hub.repositories.get(name)
         sent = self.headers.get("Authorization")
         if repository is None or (repository.token is not None and sent != f"Bearer {repository.token}"):
@@ -187,7 +187,7 @@ class Handler(BaseHTTPRequestHandler):
     # ------------------------------------------------------------------ uploads
 
     def write(self) -> None:
-        """Serve the making of repositories and branches, the question how to upload, and commits."""
+        """Create repositories and branches, and accept uploads and commits."""
         path = self.note()
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if not self.headers.get("Authorization"):
@@ -216,18 +216,18 @@ class Handler(BaseHTTPRequestHandler):
         elif verb == "commit":
             self.commit(f"{owner}/{name}", repository, branch, body)
 
-    def create(self, asked: dict[str, Any]) -> None:
-        """Make a repository; one that is there answers 409, as the Hub does."""
-        name = f"{asked.get('organization') or 'me'}/{asked['name']}"
-        there = name in self.hub.repositories
-        if not there:
+    def create(self, request: dict[str, Any]) -> None:
+        """Create a repository; respond 409 if it exists, as the Hub does."""
+        name = f"{request.get('organization') or 'me'}/{request['name']}"
+        exists = name in self.hub.repositories
+        if not exists:
             self.hub.add(name)
-            self.hub.repositories[name].messages.append(f"made {asked.get('visibility')}")
-        self.send_json({"url": f"{self.hub.address}/{name}", "name": name}, status=409 if there else 200)
+            self.hub.repositories[name].messages.append(f"made {request.get('visibility')}")
+        self.send_json({"url": f"{self.hub.address}/{name}", "name": name}, status=409 if exists else 200)
 
     def commit(self, name: str, repository: Repository, branch: str, body: bytes) -> None:
-        """Take a commit's lines: a header, files and deletions."""
-        if parse_qs(urlsplit(self.path).query).get("create_pr"):  # how older clients open a pull request
+        """Apply the lines of a commit: a header, files and deletions."""
+        if parse_qs(urlsplit(self.path).query).get("create_pr"):  # from older clients
             branch = "refs/pr/1"
         files = repository.branches.setdefault(branch, dict(repository.branches["main"]))
         for line in body.splitlines():
@@ -248,24 +248,24 @@ class Handler(BaseHTTPRequestHandler):
             }
         )
 
-    # ------------------------------------------------------------------ answers
+    # ------------------------------------------------------------------ responses
 
     def note(self) -> str:
-        """Write the request down and return its path."""
+        """Log the request and return its path."""
         path = urlsplit(self.path).path
         self.hub.log.append((self.command, path, self.headers.get("Authorization")))
         return path
 
     def refuse(self, status: int, code: str | None, headers: dict[str, str] | None = None) -> None:
-        """Answer with the Hub's code for what is wrong."""
+        """Respond with an error code of the Hub."""
         self.send(status, b"{}", (headers or {}) | ({"X-Error-Code": code} if code else {}))
 
     def send_json(self, value: Any, *, status: int = 200) -> None:
-        """Answer with JSON."""
+        """Respond with JSON."""
         self.send(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def send(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
-        """Answer, without the content where only headers were asked for."""
+        """Respond; HEAD requests get no content."""
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
@@ -293,7 +293,7 @@ for line in sys.stdin:
 
 
 class HubError(Exception):
-    """What the code in a client's process raised: `kinds` are the names of its classes."""
+    """An exception in the client process: `kinds` are the names of its classes."""
 
     def __init__(self, kinds: list[str], message: str) -> None:
         super().__init__(f"{kinds[0]}: {message}")
@@ -301,12 +301,12 @@ class HubError(Exception):
 
 
 class HubClient:
-    """A process that talks to a `HubServer` and keeps its cache in a folder; `run` executes code there."""
+    """A process that uses a `HubServer`, with its cache in a folder; `run` executes code in it."""
 
     def __init__(self, address: str, home: Path, **environment: str) -> None:
         foreign = ("HF_", "HUGGING", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
         inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(foreign)}
-        own = {
+        settings = {
             "HF_ENDPOINT": address,
             "HF_HOME": str(home),
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -318,11 +318,11 @@ class HubClient:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=inherited | own | environment,
+            env=inherited | settings | environment,
         )
 
     def run(self, code: str) -> Any:
-        """Execute code and return what it leaves in `result`; raise `HubError` for what it raises."""
+        """Execute code and return its variable `result`; raise `HubError` if it raises."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(code) + "\n")

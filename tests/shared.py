@@ -1,4 +1,4 @@
-"""Where the shared material lies, for the tests that can use it; they skip where it is absent."""
+"""The folder of shared data beside the checkout; tests that need it are skipped without it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Sapiens2 at toy size, for tests of everything that models share."""
+"""Tiny Sapiens2 models, for tests of everything that models share."""
 
 from __future__ import annotations
 
@@ -6,41 +6,37 @@ from typing import Any
 
 import torch
 
-from vitruvian import (
-    Sapiens2Config,
-    Sapiens2ForAlbedoEstimation,
-    Sapiens2ForImageMatting,
-    Sapiens2ForNormalEstimation,
-    Sapiens2ForPointmapEstimation,
-    Sapiens2ForPoseEstimation,
-    Sapiens2ForSemanticSegmentation,
-)
+from vitruvian import Sapiens2Config
 from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel
+from vitruvian.models.sapiens2.multitask import TASK_CLASSES
 
 SIZE_HW = (48, 32)
 DECONVOLUTION = {"upsample_out_channels": [24, 16], "conv_out_channels": [16, 12]}
-SHUFFLE = {
-    "upsample_out_channels": [16, 8],
-    "upsample_kernel_sizes": [3, 3],
-    "use_pixel_shuffle": True,
-    "conv_out_channels": [8],
-    "conv_kernel_sizes": [3],
-}
+
+
+def shuffle_head(*channels: int, kernel_size: int = 3) -> dict[str, Any]:
+    """Return the configuration of a head with pixel shuffles and one convolution."""
+    last, kernels = channels[-1], [kernel_size] * len(channels)
+    sizes = {"upsample_out_channels": list(channels), "upsample_kernel_sizes": kernels}
+    return sizes | {"use_pixel_shuffle": True, "conv_out_channels": [last], "conv_kernel_sizes": [kernel_size]}
+
+
+SHUFFLE = shuffle_head(16, 8)
 SCALE = {"scale_conv_out_channels": [8], "scale_final_hidden_sizes": [8, 4]}
 
 # task -> class, number of labels, head
 TASKS: dict[str, tuple[type[Sapiens2TaskModel], int, dict[str, Any]]] = {
-    "pose": (Sapiens2ForPoseEstimation, 5, DECONVOLUTION),
-    "semantic": (Sapiens2ForSemanticSegmentation, 4, DECONVOLUTION),
-    "normal": (Sapiens2ForNormalEstimation, 3, SHUFFLE),
-    "pointmap": (Sapiens2ForPointmapEstimation, 3, SHUFFLE | SCALE),
-    "matting": (Sapiens2ForImageMatting, 4, SHUFFLE),
-    "albedo": (Sapiens2ForAlbedoEstimation, 3, SHUFFLE | {"norm": "rms"}),
+    "pose": (TASK_CLASSES["pose"], 5, DECONVOLUTION),
+    "semantic": (TASK_CLASSES["seg"], 4, DECONVOLUTION),
+    "normal": (TASK_CLASSES["normal"], 3, SHUFFLE),
+    "pointmap": (TASK_CLASSES["pointmap"], 3, SHUFFLE | SCALE),
+    "matting": (TASK_CLASSES["matting"], 4, SHUFFLE),
+    "albedo": (TASK_CLASSES["albedo"], 3, SHUFFLE | {"norm": "rms"}),
 }
 
 
 def tiny_config(**changes: Any) -> Sapiens2Config:
-    """A configuration of four layers with grouped keys in the middle."""
+    """Return a configuration of four layers, those in the middle with grouped queries."""
     fields = {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -56,12 +52,12 @@ def tiny_config(**changes: Any) -> Sapiens2Config:
 
 
 def tiny_task(task: str = "pose", **changes: Any) -> Sapiens2TaskModel:
-    """A task's model with random weights, in evaluation mode."""
+    """Return the model of a task with random weights, in evaluation mode."""
     cls, labels, head = TASKS[task]
     torch.manual_seed(7)
     return cls(tiny_config(**({"num_labels": labels, "head_config": head} | changes))).eval()
 
 
 def pixels(batch: int = 2) -> torch.Tensor:
-    """Prepared pictures [B, 3, 48, 32]."""
+    """Return random inputs [B, 3, 48, 32]."""
     return torch.randn(batch, 3, *SIZE_HW, generator=torch.Generator().manual_seed(1))

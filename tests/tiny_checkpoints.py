@@ -1,4 +1,4 @@
-"""Tiny checkpoints in folders named like the Hub's, so that published examples run as they are written."""
+"""Tiny checkpoints in folders with the names of published ones, so that published examples run unchanged."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 import vitruvian
+from tests.tiny import shuffle_head
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 
-# The real input size, so that the shapes that examples print are right; one thin layer, so that it is quick.
+# The published input size, so that examples print the same shapes; one narrow layer, so that they are fast.
 THIN = {
     "hidden_size": 32,
     "num_hidden_layers": 1,
@@ -23,18 +24,12 @@ THIN = {
 }
 WIDE = THIN | {"hidden_size": 1024}  # the width that examples print
 DECONVOLUTION = {"conv_out_channels": [4]}
-SHUFFLE = {
-    "upsample_out_channels": [8, 4, 4, 4],
-    "upsample_kernel_sizes": [1] * 4,
-    "use_pixel_shuffle": True,
-    "conv_out_channels": [4],
-    "conv_kernel_sizes": [1],
-}
+SHUFFLE = shuffle_head(8, 4, 4, 4, kernel_size=1)
 SCALE = {"scale_conv_out_channels": [4, 4, 4], "scale_final_hidden_sizes": [8, 4]}
 
 
 def sapiens2_checkpoints() -> dict[str, tuple[str, dict[str, Any], bool]]:
-    """Hub name → class, fields beside the encoder's, and whether pictures are padded."""
+    """Return Hub name → class, configuration beside the encoder's, and whether images are padded."""
     from vitruvian.human import FLIP_PAIRS
 
     pose = DECONVOLUTION | {"upsample_out_channels": [4, 4]}
@@ -87,7 +82,7 @@ SMALL_SIZE = {"shortest_edge": 64, "longest_edge": 128}
 
 
 def save_maskformer(root: Path) -> None:
-    """Write the MaskFormer checkpoints that the pages name; queries are as many and as wide as they print."""
+    """Write the MaskFormer checkpoints that the pages name, with the number and width of queries that they print."""
     torch.manual_seed(0)
     decoder = {"d_model": 256, "decoder_layers": 1, "decoder_ffn_dim": 16, "decoder_attention_heads": 4}
     for name in ("facebook/maskformer-swin-base-ade", "facebook/maskformer-swin-base-coco"):
@@ -131,10 +126,10 @@ def save_sam2(root: Path) -> None:
     torch.manual_seed(0)
     for name in ("facebook/sam2.1-hiera-large", "danelcsb/sam2.1_hiera_tiny"):
         vitruvian.Sam2Model(tiny()).save_pretrained(root / name)
-        pictures = vitruvian.Sam2ImageProcessor(
+        images = vitruvian.Sam2ImageProcessor(
             size={"height": SIDE, "width": SIDE}, mask_size={"height": SIDE // 4, "width": SIDE // 4}
         )
-        vitruvian.Sam2Processor(pictures).save_pretrained(root / name)
+        vitruvian.Sam2Processor(images).save_pretrained(root / name)
 
 
 @contextlib.contextmanager

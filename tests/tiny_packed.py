@@ -1,4 +1,4 @@
-"""A tiny model of all tasks, packed like the one inside the package."""
+"""A tiny multi-task model, packed like the built-in one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.models.sapiens2.packed import pack_multitask
 
 DENSE = {"upsample_out_channels": [16, 12, 8], "conv_out_channels": [8]}
-FEW = -4.2  # the logit with which a random head sees a few people, not a crowd
+FEW = -4.2  # logit bias with which a random head detects a few people
 HEADS = {
     "pose": DECONVOLUTION,
     "seg": DENSE,
@@ -26,7 +26,7 @@ HEADS = {
 
 
 def tiny_multitask(*tasks: str) -> Sapiens2MultiTask:
-    """A model of some tasks, by default all, with random weights: pictures of 48×32, dense maps of half that size."""
+    """Return a model of some tasks, by default all, with random weights: inputs of 48×32, dense maps of half that."""
     torch.manual_seed(5)
     model = Sapiens2MultiTask(tiny_config(), {task: HEADS[task] for task in tasks or HEADS}).eval()
     if "people" in model.tasks:
@@ -36,7 +36,7 @@ def tiny_multitask(*tasks: str) -> Sapiens2MultiTask:
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *tasks: str) -> Path:
-    """Pack a tiny model and let the package take the folder for the one inside it."""
+    """Pack a tiny model into a folder and use it as the built-in model."""
     pack_multitask(tiny_multitask(*tasks), folder)
     monkeypatch.setattr(hub, "BUILTIN_FOLDER", folder)
     return folder

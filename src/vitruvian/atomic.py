@@ -1,4 +1,4 @@
-"""Atomic file writes: to a temporary file beside the target, which replaces the target when it is complete."""
+"""Atomic file writes, to a temporary file beside the target, which replaces the target when it is complete."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from vitruvian.errors import InputError
 
@@ -46,3 +48,24 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a UTF-8 text file atomically."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+class Writer:
+    """Base of writers that are context managers: `close` at the end, `discard` after an error."""
+
+    def close(self) -> object:
+        """Finish the file."""
+
+    def discard(self) -> None:
+        """Close without finishing the file."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()

@@ -1,6 +1,6 @@
-"""The code in README and docs runs as it is written, against tiny checkpoints named like the real ones.
+"""The code in README and docs runs, with tiny checkpoints under the names of the published ones.
 
-Shell lines that call `vitruvian` are read by the real command line, so that every option in them exists.
+The command line parses shell commands that call `vitruvian`, so that every option in them exists.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 import vitruvian
-from tests.pages import Block, python_blocks
+from tests.markdown_code import Block, fenced_blocks, python_blocks
 from tests.tiny_checkpoints import SHUFFLE, THIN, save_mask2former, save_sam2, save_sapiens2, working_in
 from vitruvian.cli import program, run
 from vitruvian.files.video import VideoWriter
@@ -33,18 +33,11 @@ BLOCKS = [
     for page in PAGES
     for block in python_blocks(page)
 ]
-MOST_PICTURES, LARGEST_PICTURE = 11, 150_000  # pictures of the docs, and bytes of each
+MAX_IMAGES, MAX_IMAGE_BYTES = 11, 150_000
 
 
-def fenced(page: Path, language: str) -> list[tuple[int, str]]:
-    """Return the first line and the text of the blocks of a language."""
-    text = page.read_text(encoding="utf-8")
-    found = re.finditer(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return [(text.count("\n", 0, match.start()) + 2, match[1]) for match in found]
-
-
-def shell_lines(text: str) -> list[list[str]]:
-    """Split a block into commands; a backslash at the end joins lines, and a pipe or an arrow ends a command."""
+def shell_commands(text: str) -> list[list[str]]:
+    """Split a block into commands; a trailing backslash joins lines, and a pipe or redirection ends a command."""
     commands = []
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
@@ -58,85 +51,85 @@ def shell_lines(text: str) -> list[list[str]]:
 COMMANDS = [
     pytest.param(words[1:], id=f"{page.relative_to(ROOT)}-{' '.join(words)[:70]}")
     for page in PAGES
-    for _, text in fenced(page, "sh")
-    for words in shell_lines(text)
+    for _, text in fenced_blocks(page, "sh")
+    for words in shell_commands(text)
     if words[0] == "vitruvian"
 ]
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Path, dict[str, Any]]]:
-    """A folder with tiny checkpoints, a short clip and the examples; blocks of one page share their names."""
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Path, dict[str, Any]]]:
+    """Work in a folder with tiny checkpoints, a short video and the examples; return the namespace of each page."""
     root = tmp_path_factory.mktemp("docs")
     save_sapiens2(root)
     save_albedo(root / "runs/albedo/model")
     save_sam2(root)
     save_mask2former(root)
-    name_a_person(root / "facebook/mask2former-swin-small-coco-instance")
+    set_person_label(root / "facebook/mask2former-swin-small-coco-instance")
     shutil.copytree(ROOT / "examples", root / "examples")
-    write_clip(root / "clip.mp4", root / "examples/astronaut.jpg")
+    write_video(root / "clip.mp4", root / "examples/astronaut.jpg")
     with working_in(root):
         yield {}
 
 
 def save_albedo(folder: Path) -> None:
-    """Write an albedo checkpoint, of which the Hub has none."""
+    """Write an albedo checkpoint; the Hub has none."""
     torch.manual_seed(0)
     config = Sapiens2Config(**(THIN | {"num_labels": 3, "head_config": SHUFFLE}))
     vitruvian.Sapiens2ForAlbedoEstimation(config).save_pretrained(folder)
     vitruvian.Sapiens2ImageProcessor(do_pad=True).save_pretrained(folder)
 
 
-def name_a_person(folder: Path) -> None:
-    """Give a checkpoint the class `person`, as those of COCO have it."""
+def set_person_label(folder: Path) -> None:
+    """Rename class 0 of a checkpoint to `person`, as in COCO."""
     config = vitruvian.Mask2FormerConfig.from_pretrained(folder)
     names = dict(config.id2label) | {0: "person"}
     vitruvian.Mask2FormerForUniversalSegmentation.from_pretrained(folder, id2label=names).save_pretrained(folder)
 
 
-def write_clip(path: Path, picture: Path) -> None:
-    """Write three frames of a small picture as a video."""
-    with Image.open(picture) as opened:
+def write_video(path: Path, image: Path) -> None:
+    """Write a video of three small frames."""
+    with Image.open(image) as opened:
         small = np.asarray(opened.convert("RGB").resize((96, 96)))
     with VideoWriter(path, 25, (96, 96)) as writer:
         for shift in range(3):
             writer.write(np.ascontiguousarray(np.roll(small, shift, axis=1)))
 
 
-@pytest.mark.filterwarnings("ignore:model. none was named")  # the small model inside the package is at work
+@pytest.mark.filterwarnings("ignore:model. none was named")  # the built-in model runs
 @pytest.mark.parametrize(("page", "block"), BLOCKS)
-def test_block_runs(page: Path, block: Block, here: dict[Path, dict[str, Any]]) -> None:
-    names = here.setdefault(page, {})
+def test_block_runs(page: Path, block: Block, workspace: dict[Path, dict[str, Any]]) -> None:
+    names = workspace.setdefault(page, {})
     for source, _ in block.steps:
         exec(compile(source, f"{page.name}:{block.line}", "exec"), names)
     assert names
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_command_line_takes(words: list[str], here: dict[Path, dict[str, Any]]) -> None:
-    read_command(words)
+def test_command_line_parses(words: list[str], workspace: dict[Path, dict[str, Any]]) -> None:
+    parse_command(words)
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [(["pose", "a.jpg", "--no-such"], "--no-such"), (["no-such"], "no-such"), (["pose"], "sources")],
 )
-def test_command_line_that_does_not_exist_is_noticed(words: list[str], complaint: str) -> None:
-    with pytest.raises(Exception, match=complaint):  # a usage error of click, which typer may carry inside
-        read_command(words)
+def test_unknown_commands_and_options_are_rejected(words: list[str], complaint: str) -> None:
+    with pytest.raises(Exception, match=complaint):  # a usage error of click or typer
+        parse_command(words)
 
 
 @pytest.mark.parametrize("words", [one for one in COMMANDS if "examples/astronaut.jpg" in one.values[0]])
-@pytest.mark.filterwarnings("default::vitruvian.errors.VitruvianWarning")  # that the small model is at work
-def test_command_line_works(words: list[str], here: dict[Path, dict[str, Any]]) -> None:
+@pytest.mark.filterwarnings("default::vitruvian.errors.VitruvianWarning")  # that the built-in model runs
+def test_command_line_runs(words: list[str], workspace: dict[Path, dict[str, Any]]) -> None:
     model = words[words.index("--model") + 1] if "--model" in words else "builtin"
     if model != "builtin" and not Path(model).is_dir():
-        pytest.skip("its model is trained on the page")
+        pytest.skip("the page trains its model")
     assert run([*words, "--quiet"]) == 0
 
 
-def read_command(words: list[str]) -> None:
-    """Let the command line read words up to the point where it would start to work."""
+def parse_command(words: list[str]) -> None:
+    """Parse a command without running it."""
     command: Any = program()
     context: Any = None
     name = "vitruvian"
@@ -146,9 +139,9 @@ def read_command(words: list[str]) -> None:
     command.make_context(name, list(words), parent=context)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if fenced(page, "toml")], ids=lambda page: page.name)
-def test_configurations_are_read(page: Path, tmp_path: Path) -> None:
-    for _, text in fenced(page, "toml"):
+@pytest.mark.parametrize("page", [page for page in PAGES if fenced_blocks(page, "toml")], ids=lambda page: page.name)
+def test_configurations_parse(page: Path, tmp_path: Path) -> None:
+    for _, text in fenced_blocks(page, "toml"):
         (tmp_path / "run.toml").write_text(text, encoding="utf-8")
         assert isinstance(read_config(tmp_path / "run.toml"), TrainConfig)
 
@@ -156,31 +149,31 @@ def test_configurations_are_read(page: Path, tmp_path: Path) -> None:
 def test_pages_link_to_pages_that_exist() -> None:
     for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
         for target in re.findall(r"\]\((?!https?:)([^)]+)", page.read_text(encoding="utf-8")):
-            name, _, place = target.partition("#")
+            name, _, heading = target.partition("#")
             linked = page.parent / name if name else page
             assert linked.exists(), f"{page.name} links to {target}"
-            assert not place or place in headings(linked), f"{page.name} links to {target}"
+            assert not heading or heading in headings(linked), f"{page.name} links to {target}"
 
 
 def headings(page: Path) -> set[str]:
-    """Return the places in a page that can be linked to, as GitHub names them."""
+    """Return the anchors of the headings of a page, as GitHub names them."""
     found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in found}
 
 
-def test_index_leads_to_every_page() -> None:
+def test_index_links_every_page() -> None:
     text = (DOCS / "index.md").read_text(encoding="utf-8")
     for page in sorted(DOCS.glob("*.md")):
-        assert page.name == "index.md" or f"]({page.name})" in text, f"index.md does not lead to {page.name}"
+        assert page.name == "index.md" or f"]({page.name})" in text, f"index.md does not link {page.name}"
 
 
-def test_pictures_are_few_and_light_and_shown() -> None:
-    pictures = sorted((DOCS / "images").iterdir())
+def test_images_are_few_small_and_used() -> None:
+    images = sorted((DOCS / "images").iterdir())
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    assert len(pictures) <= MOST_PICTURES
-    for picture in pictures:
-        assert picture.stat().st_size < LARGEST_PICTURE, picture.name
-        assert f"images/{picture.name}" in text, f"{picture.name} is shown nowhere"
+    assert len(images) <= MAX_IMAGES
+    for image in images:
+        assert image.stat().st_size < MAX_IMAGE_BYTES, image.name
+        assert f"images/{image.name}" in text, f"{image.name} is not used"
 
 
 def test_readme_names_the_two_commands() -> None:

@@ -1,4 +1,4 @@
-"""`import vitruvian` is light, and every public name is where it says."""
+"""`import vitruvian` is light, and every public name can be imported."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ HEAVY = {
 }
 
 
-def fresh(code: str) -> str:
-    """Run code in an interpreter of its own and return what it prints."""
+def run_in_new_process(code: str) -> str:
+    """Run code in a new interpreter and return its output."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     return done.stdout
 
 
-def loaded_by(statement: str) -> set[str]:
-    """The heavy packages that a statement loads in a fresh interpreter."""
+def heavy_imports(statement: str) -> set[str]:
+    """Return the heavy packages that a statement imports in a new interpreter."""
     code = f"""
 import sys, time
 before = set(sys.modules)
@@ -44,7 +44,7 @@ spent = time.perf_counter() - start
 print(*sorted({{name.split(".")[0] for name in set(sys.modules) - before}}))
 print(spent)
 """
-    names, spent = fresh(code).splitlines()
+    names, spent = run_in_new_process(code).splitlines()
     print(f"{statement}: {float(spent) * 1000:.1f} ms")
     return set(names.split()) & HEAVY
 
@@ -59,23 +59,23 @@ print(spent)
         "from vitruvian import Config, Sapiens2Config; Sapiens2Config()",
     ],
 )
-def test_light_statements_load_nothing_heavy(statement: str) -> None:
-    assert loaded_by(statement) == set()
+def test_light_statements_import_nothing_heavy(statement: str) -> None:
+    assert heavy_imports(statement) == set()
 
 
-def test_models_load_torch_and_nothing_of_the_reference() -> None:
-    found = loaded_by("from vitruvian import AutoModel, Sapiens2ForPoseEstimation, Sapiens2ImageProcessor")
+def test_models_import_torch_but_not_the_reference() -> None:
+    found = heavy_imports("from vitruvian import AutoModel, Sapiens2ForPoseEstimation, Sapiens2ImageProcessor")
     assert {"torch", "PIL"} <= found
     assert not found & {"transformers", "accelerate", "scipy", "huggingface_hub"}
 
 
 @pytest.mark.parametrize("name", vitruvian.__all__)
-def test_every_public_name_is_there(name: str) -> None:
+def test_every_public_name_exists(name: str) -> None:
     found = getattr(vitruvian, name)
     module = vitruvian.ADDRESS.get(name)
     if module is not None:
         assert found is getattr(importlib.import_module(module), name)
-        assert vitruvian.__dict__[name] is found  # looked up once
+        assert vitruvian.__dict__[name] is found  # cached
 
 
 def test_names_are_listed_once() -> None:
@@ -92,7 +92,7 @@ def test_dir_and_star() -> None:
 
 def test_modules_are_attributes() -> None:
     code = "import vitruvian; print(vitruvian.layers.__name__, vitruvian.image_utils.load_image.__name__)"
-    assert fresh(code).split() == ["vitruvian.layers", "load_image"]
+    assert run_in_new_process(code).split() == ["vitruvian.layers", "load_image"]
 
 
 def test_unknown_names_are_explained() -> None:
@@ -105,7 +105,7 @@ def test_unknown_names_are_explained() -> None:
     assert not hasattr(vitruvian, "nothing_like_it")
 
 
-def test_a_module_that_fails_inside_is_not_called_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_errors_inside_a_module_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> object:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
@@ -114,7 +114,7 @@ def test_a_module_that_fails_inside_is_not_called_unknown(monkeypatch: pytest.Mo
         _ = vitruvian.some_module
 
 
-def test_types_ship() -> None:
+def test_py_typed_is_packaged() -> None:
     assert (files("vitruvian") / "py.typed").is_file()
 
 

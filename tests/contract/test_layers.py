@@ -1,46 +1,50 @@
-"""The layer rule of the house: a module imports only from rooms above its own, and families leave each other alone."""
+"""The import order: a module imports only from layers above its own, and model families only what they share.
+
+CONTRIBUTING.md has the same layers as a table with a line about each.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 import vitruvian
 
-ROOT = Path(vitruvian.__file__).parent
+PACKAGE = Path(vitruvian.__file__).parent
+CONTRIBUTING = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 
-# From the top of the house down; rooms on one line ignore each other.
-HOUSE: tuple[tuple[str, ...], ...] = (
+# Folders and root modules of the package in import order. Those on one line do not import each other.
+LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
     ("atomic", "tasks"),
-    ("ops",),
-    ("hub",),
-    ("config", "outputs"),
-    ("layers", "images", "human"),
-    ("image_utils",),
-    ("losses",),
+    ("hub", "outputs"),
+    ("config",),
     ("weights",),
     ("devices",),
+    ("ops",),
+    ("layers", "images", "human"),
+    ("image_utils", "losses"),
     ("model", "processor"),
     ("models",),
     ("auto",),
     ("draw", "files"),
     ("results",),
     ("pipelines",),
-    ("training", "benchmarking", "serving", "export"),
+    ("training", "benchmarking", "export"),
     ("cli",),
     ("__main__",),
 )
-FLOOR = {room: floor for floor, rooms in enumerate(HOUSE) for room in rooms}
-# The families that a family may use beside its own.
-MASK_PARTS = {"swin", "resnet", "mask_classification"}
-GUESTS = {"maskformer": MASK_PARTS, "mask2former": MASK_PARTS, "mask_classification": {"swin", "resnet"}}
+DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
+# The families that a model family may import beside itself.
+_MASK_PARTS = {"swin", "resnet", "mask_classification"}
+SHARED_FAMILIES = {"maskformer": _MASK_PARTS, "mask2former": _MASK_PARTS, "mask_classification": {"swin", "resnet"}}
 
 
 def imported(source: str, package: str) -> set[str]:
-    """Names of our modules that a source imports, anywhere in it; `package` is where relative imports start."""
+    """Return the modules of the package that a source imports, anywhere in it; `package` resolves relative imports."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -48,7 +52,7 @@ def imported(source: str, package: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             start = package.rsplit(".", node.level - 1)[0] if node.level else ""
             base = ".".join(part for part in (start, node.module) if part)
-            # A name may be a module of its own; from the top-level package it may stand for another module's name.
+            # A name may be a module; from the top-level package it may be a public name of another module.
             found |= {
                 vitruvian.ADDRESS.get(alias.name, f"{base}.{alias.name}")
                 if base == "vitruvian"
@@ -60,25 +64,25 @@ def imported(source: str, package: str) -> set[str]:
     return {name for name in found if name.startswith("vitruvian.")}
 
 
-def complaint(importer: str, target: str) -> str | None:
-    """Say what is wrong with a module importing another, both with dots and without the package's name."""
-    room, other = importer.split(".")[0], target.split(".")[0]
-    if other not in FLOOR:
-        return None if other == "__version__" else f"{importer} imports {target}, which has no room in HOUSE"
-    if room != other and FLOOR[other] >= FLOOR[room]:
+def violation(importer: str, target: str) -> str | None:
+    """Describe what is wrong with an import; both modules are named without the package. None if it is allowed."""
+    layer, other = importer.split(".")[0], target.split(".")[0]
+    if other not in DEPTH:
+        return None if other == "__version__" else f"{importer} imports {target}, which is not in LAYERS"
+    if layer != other and DEPTH[other] >= DEPTH[layer]:
         return f"{importer} imports {target}, which is not above it"
-    if room == other == "models" and "." in importer and "." in target:
-        family, guest = importer.split(".")[1], target.split(".")[1]
-        if family != guest and guest not in GUESTS.get(family, set()):
+    if layer == other == "models" and "." in importer and "." in target:
+        family, other_family = importer.split(".")[1], target.split(".")[1]
+        if family != other_family and other_family not in SHARED_FAMILIES.get(family, set()):
             return f"{importer} imports {target}, of another family"
     return None
 
 
 def modules() -> list[tuple[str, Path]]:
-    """Every module of the package: its name without the package's, and its file."""
+    """Return every module of the package: its name without the package, and its file."""
     found = []
-    for path in sorted(ROOT.rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         if name:
             found.append((name, path))
@@ -87,20 +91,54 @@ def modules() -> list[tuple[str, Path]]:
 
 @pytest.mark.parametrize(("name", "path"), modules(), ids=[name for name, _ in modules()])
 def test_imports_come_from_above(name: str, path: Path) -> None:
-    assert name.split(".")[0] in FLOOR, f"{name} has no room in HOUSE"
+    assert name.split(".")[0] in DEPTH, f"{name} is not in LAYERS"
     package = f"vitruvian.{name}" if path.name == "__init__.py" else f"vitruvian.{name}".rpartition(".")[0]
     found = imported(path.read_text(encoding="utf-8"), package)
-    wrong = [complaint(name, target.removeprefix("vitruvian.")) for target in sorted(found)]
+    wrong = [violation(name, target.removeprefix("vitruvian.")) for target in sorted(found)]
     assert not [text for text in wrong if text]
 
 
-def test_the_top_level_package_imports_only_what_is_light() -> None:
-    found = imported((ROOT / "__init__.py").read_text(encoding="utf-8"), "vitruvian")
+def test_layers_list_exactly_what_exists() -> None:
+    assert sorted(DEPTH) == sorted({name.split(".")[0] for name, _ in modules()})
+
+
+def test_families_that_are_shared_exist() -> None:
+    families = {name.split(".")[1] for name, _ in modules() if name.startswith("models.")}
+    assert families >= {name for family, shared in SHARED_FAMILIES.items() for name in (family, *shared)}
+
+
+def test_contributing_lists_the_layers_in_this_order() -> None:
+    text = CONTRIBUTING.read_text(encoding="utf-8").partition("## Layout")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)/?` \|", text, re.MULTILINE)
+    assert rows == [name for names in LAYERS for name in names]
+
+
+def test_contributing_names_files_that_exist() -> None:
+    paths = re.findall(r"`([\w./]+/[\w./]*)`", CONTRIBUTING.read_text(encoding="utf-8"))
+    real = {path for path in paths if "NAME" not in path and "FAMILY" not in path}
+    assert not [path for path in sorted(real) if not (CONTRIBUTING.parent / path).exists() | (PACKAGE / path).exists()]
+
+
+def test_contributing_names_functions_that_exist() -> None:
+    text = CONTRIBUTING.read_text(encoding="utf-8").partition("## How a call travels")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| \d+ \| (.+?) \| `(.+?)` \|", text, re.MULTILINE)
+    assert len(rows) > 10
+    for functions, file in rows:
+        path = PACKAGE / file
+        source = "".join(one.read_text(encoding="utf-8") for one in (path.glob("*.py") if path.is_dir() else [path]))
+        for function in re.findall(r"`(.+?)`", functions):
+            holder, _, name = function.rpartition(".")
+            assert re.search(rf"\bdef {name}\(", source), f"{file} has no {name}"
+            assert not holder or re.search(rf"^class {holder}\b", source, re.MULTILINE), f"{file} has no {holder}"
+
+
+def test_the_top_level_package_imports_only_light_modules() -> None:
+    found = imported((PACKAGE / "__init__.py").read_text(encoding="utf-8"), "vitruvian")
     assert {name.split(".")[1] for name in found} <= {"errors", "version"}
 
 
-class TestTheRuleItself:
-    """The checks above find what they are for."""
+class TestChecks:
+    """The checks above detect what they are for."""
 
     @pytest.mark.parametrize(
         "source",
@@ -116,29 +154,29 @@ class TestTheRuleItself:
             "if TYPE_CHECKING:\n    from vitruvian.model import Model",
         ],
     )
-    def test_every_way_to_import_is_seen(self, source: str) -> None:
+    def test_every_form_of_import_is_detected(self, source: str) -> None:
         found = imported(source, "vitruvian.layers")
         assert [name for name in found if name.startswith("vitruvian.model")]
 
     @pytest.mark.parametrize(
-        ("importer", "target", "fine"),
+        ("importer", "target", "allowed"),
         [
-            ("layers.attention", "errors.InputError", True),
-            ("layers.attention", "ops.cache.cached_tensors", True),
-            ("layers.attention", "images.resize", False),
-            ("layers.attention", "model.Model", False),
+            ("layers.mlp", "errors.InputError", True),
+            ("layers.mlp", "ops.cache.cached_tensors", True),
+            ("layers.mlp", "images.resize", False),
+            ("layers.mlp", "model.Model", False),
             ("config", "hub.find_file", True),
             ("hub", "config.read_json", False),
-            ("config", "outputs.ModelOutput", False),
+            ("outputs", "hub.find_file", False),
             ("models.sam2.modeling", "models.swin.modeling", False),
             ("models.maskformer.modeling", "models.swin.modeling", True),
             ("models.mask2former.modeling", "models.maskformer.modeling", False),
             ("models.swin.modeling", "models.maskformer.modeling", False),
             ("models.sam2.modeling", "models.sam2.hiera", True),
             ("models.sam2.modeling", "auto.AutoModel", False),
-            ("cli.pose", "auto.AutoModel", True),
-            ("model", "attic.things", False),
+            ("cli.commands.pose", "auto.AutoModel", True),
+            ("model", "unlisted.module", False),
         ],
     )
-    def test_complaints(self, importer: str, target: str, fine: bool) -> None:
-        assert (complaint(importer, target) is None) == fine
+    def test_violations(self, importer: str, target: str, allowed: bool) -> None:
+        assert (violation(importer, target) is None) == allowed

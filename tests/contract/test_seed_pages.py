@@ -1,7 +1,7 @@
-"""The examples of the pages that define the public API run with only the import changed.
+"""The examples of transformers' model pages run with only the import changed.
 
-What the examples take from the network lies here: tiny checkpoints in folders of the same names, pictures of the sizes
-that the examples print, and a `requests`/`httpx` that hands those out.
+Everything that they download is local: tiny checkpoints in folders of the same names, images of the sizes that the
+examples print, and fake modules `requests` and `httpx` that return them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import torch
 from PIL import Image
 
 import vitruvian
-from tests.pages import Block, python_blocks
+from tests.markdown_code import Block, python_blocks
 from tests.shared import SHARED
 from tests.tiny_checkpoints import save_mask2former, save_maskformer, save_sam2, save_sapiens2, working_in
 
-# End of an address in the examples → size of the picture there (width, height).
-PICTURES = {
+# End of a URL in the examples → size of the image (width, height).
+IMAGES = {
     "000000004016.jpg": (640, 427),
     "000000039769.jpg": (640, 480),
     "ADE_val_00000001.jpg": (683, 512),
@@ -47,9 +47,9 @@ def blocks(start: str) -> list[Any]:
     return [pytest.param(b, id=f"{start}-line{b.line}") for b in python_blocks(found) if b.steps] if found else []
 
 
-def picture_bytes(address: str) -> io.BytesIO:
-    """The picture at an address, as a file."""
-    size = next(size for end, size in PICTURES.items() if address.endswith(end))
+def image_file(url: str) -> io.BytesIO:
+    """Return the image of a URL as a file."""
+    size = next(size for end, size in IMAGES.items() if url.endswith(end))
     values = np.random.default_rng(0).integers(0, 255, (size[1] // 8 + 1, size[0] // 8 + 1, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(values).resize(size).save(file, format="PNG")
@@ -58,11 +58,11 @@ def picture_bytes(address: str) -> io.BytesIO:
 
 
 @contextlib.contextmanager
-def network() -> Iterator[None]:
-    """Hand pictures out to `requests.get(url, stream=True).raw` and `httpx.stream("GET", url)`."""
+def fake_network() -> Iterator[None]:
+    """Replace `requests.get(url, stream=True).raw` and `httpx.stream("GET", url)`."""
     requests, httpx = ModuleType("requests"), ModuleType("httpx")
-    requests.get = lambda url, stream=False: SimpleNamespace(raw=picture_bytes(url))  # type: ignore[attr-defined]
-    httpx.stream = lambda method, url: contextlib.nullcontext(picture_bytes(url))  # type: ignore[attr-defined]
+    requests.get = lambda url, stream=False: SimpleNamespace(raw=image_file(url))  # type: ignore[attr-defined]
+    httpx.stream = lambda method, url: contextlib.nullcontext(image_file(url))  # type: ignore[attr-defined]
     before = {name: sys.modules.get(name) for name in ("requests", "httpx")}
     sys.modules |= {"requests": requests, "httpx": httpx}
     try:
@@ -76,16 +76,16 @@ def network() -> Iterator[None]:
 
 
 def run(block: Block, namespace: dict[str, Any]) -> None:
-    """Run a block with its import changed; check what it says it prints."""
+    """Run a block with its import changed, and compare its output."""
     for source, want in block.steps:
         code = re.sub(r"\bfrom transformers", "from vitruvian", source).replace(", device=0)", ")")
         for address in re.findall(r'load_image\("(.*?)"\)|image_url = "(.*?)"', code):
             found = address[0] or address[1]
             path = Path(found.rsplit("/", 1)[1]).resolve()
-            path.write_bytes(picture_bytes(found).read())
+            path.write_bytes(image_file(found).read())
             code = code.replace(found, str(path)) if "pipeline" in code or "load_image" in code else code
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), network():
+        with contextlib.redirect_stdout(printed), fake_network():
             exec(compile(code, f"line {block.line}", "single" if want else "exec"), namespace)
         if want:
             assert printed.getvalue() == want
@@ -111,15 +111,15 @@ mask2former = checkpoints(save_mask2former)
 @pytest.mark.parametrize("block", blocks("000"))
 def test_sapiens2_page(block: Block, sapiens2: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    # The page uses the result of another of its examples by this name.
+    # The page uses the result of an earlier example.
     run(block, {"segmentation": torch.randint(0, 29, (427, 640))})
 
 
 @pytest.mark.parametrize("block", blocks("002"))
 def test_sam2_page(block: Block, sam2: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    sam2.setdefault("Sam2Config", vitruvian.Sam2Config)  # which one example uses without importing it
-    run(block, sam2)  # later examples go on where earlier ones stopped
+    sam2.setdefault("Sam2Config", vitruvian.Sam2Config)  # one example does not import it
+    run(block, sam2)  # examples share variables
 
 
 @pytest.mark.parametrize("block", blocks("003"))

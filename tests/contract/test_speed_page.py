@@ -1,4 +1,4 @@
-"""docs/speed.md and its picture show what was measured: benchmarks/results/*.json. Nothing here is timed."""
+"""The tables, plots and numbers of docs/speed.md are those of benchmarks/results/*.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitruvian.benchmarking.timing import Timing
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
 PAGE = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-PICTURE = ROOT / "docs" / "images" / "speed.png"
+PLOT = ROOT / "docs" / "images" / "speed.png"
 DATA: dict[str, Any] = TABLES["load"]()
 CURVES = ROOT / "benchmarks" / "results" / "curves" / "h200.json"
 RUNS = [pytest.param(run, id=f"{file}-{name}") for file, data in DATA.items() for name, run in data["runs"].items()]
@@ -29,18 +29,18 @@ COUNTS = ("No", "One", "Two", "Three", "Four", "Five", "Six")
 
 @pytest.fixture(scope="module")
 def plot() -> dict[str, Any]:
-    """The names of the script that draws."""
+    """Return the names in `benchmarks/plot.py`."""
     pytest.importorskip("matplotlib")
     return runpy.run_path(str(ROOT / "benchmarks" / "plot.py"))
 
 
-def run_plot(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["plot.py", *words])
+def run_plot(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["plot.py", *arguments])
     runpy.run_path(str(ROOT / "benchmarks" / "plot.py"), run_name="__main__")
 
 
 def leaves(value: Any) -> Iterator[float]:
-    """All numbers inside."""
+    """Yield all numbers in a JSON value."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -51,7 +51,7 @@ def leaves(value: Any) -> Iterator[float]:
 
 
 def measured() -> list[float]:
-    """All numbers of the data, and our shares of others' times."""
+    """Return all numbers of the data, and our shares of other times."""
     found = [*leaves(DATA), *leaves(json.loads(CURVES.read_text(encoding="utf-8")))]
     for data in DATA.values():
         for run in data["runs"].values():
@@ -66,13 +66,13 @@ def measured() -> list[float]:
 
 
 def prose(page: str) -> str:
-    """The page without tables, pictures, links and code."""
-    page = TABLES["PLACE"].sub("", page)
+    """Return the page without tables, images, links and code."""
+    page = TABLES["TABLE"].sub("", page)
     return re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|^\|[^\n]*$", "", page, flags=re.DOTALL | re.MULTILINE)
 
 
-def strangers(page: str) -> list[str]:
-    """Numbers of the prose, with a unit or below one or with digits behind a point, that were not measured."""
+def unmeasured_numbers(page: str) -> list[str]:
+    """Return the numbers in the prose, with a unit or a decimal point, that are not in the data."""
     unit = r"(?=\s(?:ms|s|GiB|MB|TFLOP/s|%)\b)"
     texts = re.findall(rf"(?<![\w.])(\d+\.\d+|\d+{unit})(?![\w]|\.\d)", prose(page))
     values = measured()
@@ -84,60 +84,60 @@ def strangers(page: str) -> list[str]:
     ]
 
 
-def test_tables_are_those_of_the_data() -> None:
-    assert TABLES["renewed"](PAGE, TABLES["tables"](DATA)) == PAGE, "run benchmarks/tables.py"
+def test_tables_match_the_data() -> None:
+    assert TABLES["replace_tables"](PAGE, TABLES["tables"](DATA)) == PAGE, "run benchmarks/tables.py"
 
 
 def test_a_changed_number_changes_the_page() -> None:
     other = copy.deepcopy(DATA)
     other["h200"]["runs"]["sapiens2"]["rows"][0]["ours"]["median"] *= 1.1
-    assert TABLES["renewed"](PAGE, TABLES["tables"](other)) != PAGE
+    assert TABLES["replace_tables"](PAGE, TABLES["tables"](other)) != PAGE
 
 
-def test_numbers_of_the_prose_were_measured() -> None:
-    assert not strangers(PAGE)
-    assert strangers(PAGE.replace("11.8 s", "11.8371 s")) == ["11.8371"]
-    assert strangers(PAGE + "\nIt takes 6789 ms, 0.123 of what it took.") == ["6789", "0.123"]
+def test_numbers_in_the_prose_are_measured() -> None:
+    assert not unmeasured_numbers(PAGE)
+    assert unmeasured_numbers(PAGE.replace("11.8 s", "11.8371 s")) == ["11.8371"]
+    assert unmeasured_numbers(PAGE + "\nIt takes 6789 ms, 0.123 of what it took.") == ["6789", "0.123"]
 
 
-def test_as_many_goals_are_missed_as_the_page_says() -> None:
+def test_number_of_missed_goals() -> None:
     rows = [row for data in DATA.values() for run in data["runs"].values() for row in run["rows"]]
     missed = sum(TABLES["share"](row, of) > goal for row in rows for of, goal in TABLES["goals"](row))
     assert f"{COUNTS[missed]} goals are missed" in PAGE
     assert TABLES["missed"](DATA).count("\n") == missed + 1
 
 
-def test_a_share_that_misses_its_goal_is_not_rounded_to_it() -> None:
+def test_missed_shares_are_not_rounded_to_the_goal() -> None:
     row = {"ours": {"median": 25.2}, "reference": {"median": 100.0}, "goal": 0.25}
     assert TABLES["share_text"](row) == "0.252"
     assert TABLES["share_text"](row | {"goal": 0.2}) == "0.25"
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_runs_say_when_and_how(run: dict[str, Any]) -> None:
+def test_runs_have_date_and_command(run: dict[str, Any]) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", run["date"])
     assert run["command"] or "throw-away script" in run["how"]
     if run["command"].startswith("python "):
-        script, *words = run["command"].split()[1:]
+        script, *arguments = run["command"].split()[1:]
         text = (ROOT / script).read_text(encoding="utf-8")
-        assert all(f'"{word}"' in text for word in words if word.startswith("--"))
+        assert all(f'"{argument}"' in text for argument in arguments if argument.startswith("--"))
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_medians_lie_between_the_least_and_the_most(run: dict[str, Any]) -> None:
+def test_medians_are_between_minimum_and_maximum(run: dict[str, Any]) -> None:
     for row in run["rows"]:
         for found in row.values():
             if isinstance(found, dict) and "low" in found:
                 assert 0 < found["low"] <= found["median"] <= found["high"]
 
 
-def test_picture_shows_the_data(plot: dict[str, Any]) -> None:
-    with Image.open(PICTURE) as picture:
+def test_bars_match_the_data(plot: dict[str, Any]) -> None:
+    with Image.open(PLOT) as picture:
         assert picture.text["Description"] == plot["digest"](plot["bars"](DATA)), "run benchmarks/plot.py"
 
 
-def test_curves_are_those_of_the_data(plot: dict[str, Any]) -> None:
-    with Image.open(PICTURE.with_name("curves.png")) as picture:
+def test_curves_match_the_data(plot: dict[str, Any]) -> None:
+    with Image.open(PLOT.with_name("curves.png")) as picture:
         drawn = plot["curves"](json.loads(CURVES.read_text(encoding="utf-8")))
         assert picture.text["Description"] == plot["digest"](drawn), "run benchmarks/plot.py with --curves"
     assert list(drawn) == ["batch", "megapixels", "prompts", "people in a picture"]
@@ -145,7 +145,7 @@ def test_curves_are_those_of_the_data(plot: dict[str, Any]) -> None:
 
 def test_bars_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plot: dict[str, Any]) -> None:
     run_plot(monkeypatch, str(tmp_path / "bars.png"))
-    with Image.open(tmp_path / "bars.png") as drawn, Image.open(PICTURE) as shown:
+    with Image.open(tmp_path / "bars.png") as drawn, Image.open(PLOT) as shown:
         assert abs(drawn.width - shown.width) < 40
         assert drawn.text["Description"] == shown.text["Description"]
         colours = {colour for _, colour in drawn.convert("RGB").getcolors(4096)}
@@ -155,7 +155,7 @@ def test_bars_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plot: d
 
 
 def curve_cells() -> list[Cell]:
-    """What gpu.py --curves measures: batches × sizes, and prompts."""
+    """Return cells as gpu.py --curves measures them: batches × sizes, and prompts."""
     found = []
     for batch in (1, 2, 8):
         for size_hw in ((512, 384), (1024, 768)):
@@ -169,7 +169,7 @@ def curve_cells() -> list[Cell]:
     return found
 
 
-def test_lines_hold_all_but_one_thing_fixed(plot: dict[str, Any]) -> None:
+def test_lines_vary_one_variable(plot: dict[str, Any]) -> None:
     drawn = plot["lines"]([cell.to_dict() for cell in curve_cells()])
     assert {way: list(panel) for way, panel in drawn.items()} == {
         "batch": ["sapiens2-pose-0.4b bfloat16, megapixels 0.79"],

@@ -1,4 +1,4 @@
-"""House rules that no linter checks."""
+"""Rules that no linter checks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 FOLDERS = ("src", "tests", "docs", "benchmarks", "examples", ".ci")
 KINDS = {".py", ".md", ".toml", ".txt", ".json", ".yaml", ".yml", ".html", ".js", ".css", ".sh", ""}
-# Folders of one person's machine; built from pieces so that this file passes its own test.
-MACHINE = re.compile(
+# Absolute paths of one machine; built from parts so that this file passes its own test.
+LOCAL_PATH = re.compile(
     r"(?<![\w.:/~-])/(?:" + "|".join(("home", "root", "work", "Users", "mnt")) + r")/\w|[A-Z]:\\\\?Users"
 )
 
 
 def texts() -> list[Path]:
-    """Text files of the project."""
-    found = [path for path in ROOT.iterdir() if path.is_file()]
+    """Return the text files of the project; `.git` is a file in git worktrees."""
+    found = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
     for folder in FOLDERS:
         found += [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     return sorted(path for path in found if path.suffix in KINDS and path.stat().st_size < 2**20)
@@ -29,19 +29,19 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def test_no_paths_of_one_machine() -> None:
+def test_no_local_paths() -> None:
     found = []
     for path in texts():
         text = path.read_text(encoding="utf-8", errors="replace")
-        found += [f"{name_of(path)}: {match.group()}" for match in MACHINE.finditer(text)]
+        found += [f"{name_of(path)}: {match.group()}" for match in LOCAL_PATH.finditer(text)]
     assert not found
 
 
-def test_no_drawers_for_odds_and_ends() -> None:
+def test_no_modules_for_unrelated_helpers() -> None:
     assert not [name_of(path) for path in SOURCES if path.stem in ("utils", "util", "helpers", "misc", "common")]
 
 
-def test_no_source_needs_the_shared_folder_or_the_reference() -> None:
+def test_sources_do_not_use_the_shared_folder_or_the_reference() -> None:
     pattern = re.compile(r"^\s*(?:import|from)\s+(?:transformers|torchvision|cv2)\b|\.\./shared", re.MULTILINE)
     assert not [name_of(path) for path in SOURCES if pattern.search(path.read_text(encoding="utf-8"))]
 
@@ -55,5 +55,5 @@ def test_no_source_needs_the_shared_folder_or_the_reference() -> None:
         ("~/work", False),
     ],
 )
-def test_the_pattern_for_paths(text: str, bad: bool) -> None:
-    assert bool(MACHINE.search(text)) == bad
+def test_pattern_of_local_paths(text: str, bad: bool) -> None:
+    assert bool(LOCAL_PATH.search(text)) == bad

@@ -293,7 +293,7 @@ class TestUpload:
         call = f"str(model.save_pretrained({str(folder)!r}, push_to_hub=True, repo_id='me/named', token='hf_me'))"
         self.push(client, checkpoint, call)
         assert "me/named" in hub.repositories
-        with pytest.raises(HubError, match="InputError: save_pretrained: got repo_id, which is used with push_to_hub"):
+        with pytest.raises(HubError, match="save_pretrained: got repo_id, which only push_to_hub=True uses"):
             self.push(client, checkpoint, f"str(model.save_pretrained({str(folder)!r}, repo_id='me/x'))")
 
     def test_config_and_processor(self, hub: HubServer, client: HubClient, checkpoint: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitruvian.draw.canvas import BLACK, RgbImage, checked_colours, checked_image, fine_width, size_of
-from vitruvian.draw.palettes import class_colours, colours_of
+from vitruvian.draw.canvas import BLACK, RgbImage, checked_image, checked_line_width, fine_width, size_of
+from vitruvian.draw.palettes import object_colours
 from vitruvian.draw.text import Tag, draw_tags, tag_hw, text_size
 from vitruvian.errors import InputError
 
@@ -75,15 +74,9 @@ def draw_boxes(
     image = checked_image(image)
     boxes = checked_boxes(boxes_xyxy)
     texts = captions(len(boxes), labels=labels, scores=scores, ids=ids)
-    if colours is None:
-        colours = colours_of(ids) if ids is not None else class_colours(len(boxes))
-    tones = checked_colours(colours, count=len(boxes)) if len(boxes) else class_colours(0)
-    if line_width is not None and not (math.isfinite(line_width) and line_width > 0):
-        raise InputError(
-            f"line_width: expected a number of pixels over 0, got {line_width}. Leave it out for the default."
-        )
+    tones = object_colours(len(boxes), colours, ids)
     size_hw = size_of(image)
-    width = max(1, round(line_width or fine_width(size_hw)))
+    width = max(1, round(checked_line_width(line_width) or fine_width(size_hw)))
     canvas = np.array(image, order="C")
     size = text_size(size_hw, count=len(boxes))
     tags: list[Tag] = []

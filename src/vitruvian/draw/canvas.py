@@ -89,6 +89,15 @@ def checked_opacity(opacity: float) -> float:
     return float(opacity)
 
 
+def checked_line_width(line_width: float | None) -> float | None:
+    """Return a line width, None for the default."""
+    if line_width is not None and not (math.isfinite(line_width) and line_width > 0):
+        raise InputError(
+            f"line_width: expected a number of pixels over 0, got {line_width}. Leave it out for the default."
+        )
+    return line_width
+
+
 def size_of(image: NDArray[np.generic]) -> tuple[int, int]:
     """Return height and width of an array [H, W, ...]."""
     return image.shape[0], image.shape[1]

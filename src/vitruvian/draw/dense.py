@@ -64,10 +64,10 @@ def colour_depth(
         near: Depth of the near end; by default the first percentile.
         far: Depth of the far end; by default the 99th percentile.
     """
-    given = checked_map(depth, name="depth")
-    if given.dtype.kind not in "fui":
-        raise InputError(f"depth: expected numbers, got {given.dtype}. Pass one distance for each pixel.")
-    values = given.astype(np.float32)
+    array = checked_map(depth, name="depth")
+    if array.dtype.kind not in "fui":
+        raise InputError(f"depth: expected numbers, got {array.dtype}. Pass one distance for each pixel.")
+    values = array.astype(np.float32)
     table = np.concatenate([turbo_map(), np.array([NEUTRAL], dtype=np.uint8)])
     levels = len(table) - 1
     known = np.isfinite(values) & (values > 0)

@@ -102,9 +102,7 @@ def sheet(
     size = text_size((tallest, tallest), share=0.028)
     band = round(line_height(size) * 1.35)
     left, top = band if row_titles else 0, band if titles else 0
-    canvas = np.full(
-        (top + sum(highs) + space * (len(highs) - 1), left + sum(wides) + space * (columns - 1), 3), _PAPER, np.uint8
-    )
+    canvas = _paper(top + sum(highs) + space * (len(highs) - 1), left + sum(wides) + space * (columns - 1))
     xs = [left + sum(wides[:c]) + space * c for c in range(columns)]
     ys = [top + sum(highs[:r]) + space * r for r in range(len(highs))]
     for y, high, row in zip(ys, highs, grid, strict=True):
@@ -112,10 +110,10 @@ def sheet(
             down, across = y + (high - len(image)) // 2, x + (wide - image.shape[1]) // 2
             canvas[down : down + len(image), across : across + image.shape[1]] = image
     for x, wide, title in zip(xs, wides, titles or (), strict=False):
-        _centre(canvas, title, left=x, top=0, wide=wide, high=band, size=size)
-    rotated = np.full((left, len(canvas), 3), _PAPER, dtype=np.uint8)  # written horizontally, then rotated
+        _centre(canvas, title, left=x, wide=wide, high=band, size=size)
+    rotated = _paper(left, len(canvas))  # written horizontally, then rotated
     for y, high, title in zip(ys, highs, row_titles or (), strict=False):
-        _centre(rotated, title, left=len(canvas) - y - high, top=0, wide=high, high=band, size=size)
+        _centre(rotated, title, left=len(canvas) - y - high, wide=high, high=band, size=size)
     if left:
         canvas[:, :left] = np.rot90(rotated)
     return canvas
@@ -134,7 +132,7 @@ def _at_height(image: RgbImage, height: int) -> RgbImage:
     return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.LANCZOS))
 
 
-def _centre(canvas: RgbImage, text: str, *, left: int, top: int, wide: int, high: int, size: int) -> None:
+def _centre(canvas: RgbImage, text: str, *, left: int, wide: int, high: int, size: int) -> None:
     words = shortened(text, size, wide)
     x = left + (wide - text_width(words, size)) // 2
-    write(canvas, words, left_top=(x, top + (high - line_height(size)) // 2), size=size, colour=_INK)
+    write(canvas, words, left_top=(x, (high - line_height(size)) // 2), size=size, colour=_INK)

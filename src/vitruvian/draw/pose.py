@@ -5,7 +5,7 @@ faces a dot never fills more than a part of the gap to its neighbours, so that t
 are painted from large to small: bones, joints, feet, fingers, face.
 
 A layout states which of the 308 points each of its points comes from, so one table of colours serves all layouts. Faces
-have no bones: their lines are listed by the names of points, of the 308 and of the 68 of COCO-WholeBody.
+have no bones: their lines are `vitruvian.human.FACE_LINES`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vitruvian.draw.boxes import checked_boxes, draw_boxes
-from vitruvian.draw.canvas import BLACK, WHITE, Colour, RgbImage, checked_image, diagonal, size_of
-from vitruvian.draw.palettes import FINGERS, LEFT, MIDDLE, RIGHT, class_colours, colours_of
+from vitruvian.draw.canvas import BLACK, WHITE, Colour, RgbImage, checked_image, checked_line_width, diagonal, size_of
+from vitruvian.draw.palettes import FINGERS, LEFT, MIDDLE, RIGHT, object_colours
 from vitruvian.draw.rasterize import Strokes
 from vitruvian.errors import InputError
-from vitruvian.human import KEYPOINTS, Layout
+from vitruvian.human import FACE_LINES, KEYPOINTS, Layout
 
 _Kind = Literal["body", "extra", "head", "foot", "hand", "face"]
 
@@ -34,15 +34,25 @@ _HEAD: Final = ("nose", "left_eye", "right_eye", "left_ear", "right_ear")
 _EXTRA: Final = ("olecranon", "cubital_fossa", "acromion", "neck")
 _SIDES: Final[dict[str, Colour]] = {"left": LEFT, "right": RIGHT, "middle": MIDDLE}
 
-_BROW: Final[dict[str, Colour]] = {"left": (120, 205, 255), "right": (255, 180, 90), "middle": (255, 255, 255)}
-_LID: Final[dict[str, Colour]] = {"left": (150, 230, 255), "right": (255, 214, 140), "middle": (255, 255, 255)}
-_IRIS: Final[Colour] = (110, 255, 170)
-_PUPIL: Final[Colour] = (255, 255, 255)
-_NOSE: Final[Colour] = (255, 246, 200)
-_OUTER_LIP: Final[Colour] = (255, 96, 140)
-_INNER_LIP: Final[Colour] = (255, 170, 190)
-_EAR: Final[dict[str, Colour]] = {"left": (120, 190, 255), "right": (255, 165, 80), "middle": (255, 255, 255)}
 _PLAIN: Final[Colour] = (244, 244, 250)
+_FACE: Final[dict[str, Colour]] = {
+    "left_brow": (120, 205, 255), "right_brow": (255, 180, 90),
+    "left_lid": (150, 230, 255), "right_lid": (255, 214, 140),
+    "left_ear": (120, 190, 255), "right_ear": (255, 165, 80),
+    "iris": (110, 255, 170), "pupil": WHITE, "nose": (255, 246, 200),
+    "outer_lip": (255, 96, 140), "inner_lip": (255, 170, 190), "plain": _PLAIN,
+}  # fmt: skip
+# Words in the names of points of a face, and the feature that they belong to.
+_FEATURES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("brow", ("eyebrow",)),
+    ("lid", ("lash_line", "eyelid_line", "crease_line")),
+    ("iris", ("iris",)),
+    ("pupil", ("pupil",)),
+    ("nose", ("nose", "nostril")),
+    ("outer_lip", ("outer_lip", "outer_corner_of_mouth", "cupid_bow")),
+    ("inner_lip", ("inner_lip", "inner_corner_of_mouth")),
+    ("ear", ("crus", "helix", "tragus", "concha", "lobe", "between_22_15")),
+)
 
 
 @dataclass(frozen=True)
@@ -83,8 +93,8 @@ def anatomy_of(layout: Layout) -> _Anatomy:
                   for bone in layout.skeleton)  # fmt: skip
     index = {name: i for i, name in enumerate(layout.names)}
     lines = tuple(
-        Line(points=tuple(index[name] for name in names), colour=colour)
-        for names, colour in FACE_LINES
+        Line(points=tuple(index[name] for name in names), colour=_FACE[feature])
+        for feature, names in FACE_LINES
         if all(name in index for name in names)
     )
     return _Anatomy(kinds, colours, bones, lines, _clusters(layout, kinds, sides))
@@ -119,17 +129,8 @@ def _point_colour(layout: Layout, i: int, kind: _Kind, side: str) -> Colour:
         return next((colour for finger, colour in FINGERS.items() if finger in source), _SIDES[side])
     if kind != "face":
         return _SIDES[side]
-    features: tuple[tuple[tuple[str, ...], Colour], ...] = (
-        (("eyebrow",), _BROW[side]),
-        (("lash_line", "eyelid_line", "crease_line"), _LID[side]),
-        (("iris",), _IRIS),
-        (("pupil",), _PUPIL),
-        (("nose", "nostril"), _NOSE),
-        (("outer_lip", "outer_corner_of_mouth", "cupid_bow"), _OUTER_LIP),
-        (("inner_lip", "inner_corner_of_mouth"), _INNER_LIP),
-        (("crus", "helix", "tragus", "concha", "lobe", "between_22_15"), _EAR[side]),
-    )
-    return next((colour for words, colour in features if any(word in source for word in words)), _PLAIN)
+    feature = next((feature for feature, words in _FEATURES if any(word in source for word in words)), "plain")
+    return _FACE.get(feature) or _FACE.get(f"{side}_{feature}", WHITE)
 
 
 def _bone(name: str, start: _Kind, end: _Kind, start_side: str, end_side: str) -> tuple[_Kind, Colour]:
@@ -158,69 +159,6 @@ def _feature(name: str) -> str:
         if any(word in name for word in words):
             return words[0]
     return "rest"
-
-
-def _lash(side: str, line: str, *, ends: bool = True) -> tuple[str, ...]:
-    """Return the names along a line of an eye from image left to image right."""
-    inner, outer = (f"{side}_{end}_end_of_{line}" for end in ("inner", "outer"))
-    if line.endswith("eyelid_line"):
-        inner = f"{side}_inner_end_of_{line.replace('eyelid', 'lash')}"  # both start at the inner corner
-    middle = [f"{side}_midpoint_{n}_of_{line}" for n in (3, 1, 4, 5, 2, 6)]
-    middle.insert(3, f"{side}_centerpoint_of_{line}")
-    if not ends:
-        return tuple(middle)
-    return (outer, *middle, inner) if side == "r" else (inner, *middle, outer)
-
-
-def _brow(side: str, edge: str) -> tuple[str, ...]:
-    start, end = f"{edge}_startpoint_of_{side}_eyebrow", f"end_of_{side}_eyebrow"
-    middle = tuple(f"{edge}_midpoint_{n}_of_{side}_eyebrow" for n in (2, 1, 3))
-    return (end, *middle, start) if side == "r" else (start, *middle, end)
-
-
-def _lip(half: str, edge: str, centre: str) -> tuple[str, ...]:
-    middle = [f"midpoint_{n}_of_{half}_{edge}_lip" for n in (3, 1, 4, 5, 2, 6)]
-    middle.insert(3, centre)
-    return (f"r_{edge}_corner_of_mouth", *middle, f"l_{edge}_corner_of_mouth")
-
-
-def _ring(side: str, what: str) -> tuple[str, ...]:
-    hours = ("3", "midpoint_1", "12", "midpoint_4", "9", "midpoint_3", "6", "midpoint_2", "3")
-    return tuple(f"{side}_border_of_{what}_{hour}" for hour in hours)
-
-
-def _ibug(first: int, last: int, *, closed: bool = False) -> tuple[str, ...]:
-    names = tuple(f"face-{i}" for i in range(first, last + 1))
-    return (*names, names[0]) if closed else names
-
-
-_SIDE_NAMES: Final = (("l", "left"), ("r", "right"))
-FACE_LINES: Final[tuple[tuple[tuple[str, ...], Colour], ...]] = (
-    *((_brow(s, edge), _BROW[side]) for s, side in _SIDE_NAMES for edge in ("upper", "lower")),
-    *((_lash(s, "upper_crease_line", ends=False), _LID[side]) for s, side in _SIDE_NAMES),
-    *((_lash(s, f"{half}_{line}_line"), _LID[side])
-      for s, side in _SIDE_NAMES for half in ("upper", "lower") for line in ("eyelid", "lash")),
-    *((_ring(s, "iris"), _IRIS) for s, _ in _SIDE_NAMES),
-    *((_ring(s, "pupil"), _PUPIL) for s, _ in _SIDE_NAMES),
-    (("center_of_nose_root", "midpoint_2_of_nose_bridge", "midpoint_1_of_nose_bridge", "midpoint_3_of_nose_bridge",
-      "tip_of_nose_bridge"), _NOSE),
-    (("r_outer_corner_of_nose", "outer_corner_of_r_nostril", "inner_corner_of_r_nostril", "bottom_center_of_nose",
-      "inner_corner_of_l_nostril", "outer_corner_of_l_nostril", "l_outer_corner_of_nose"), _NOSE),
-    (_lip("upper", "outer", "center_of_cupid_bow"), _OUTER_LIP),
-    (_lip("lower", "outer", "center_of_lower_outer_lip"), _OUTER_LIP),
-    (_lip("upper", "inner", "center_of_upper_inner_lip"), _INNER_LIP),
-    (_lip("lower", "inner", "center_of_lower_inner_lip"), _INNER_LIP),
-    (_ibug(0, 16), _PLAIN),
-    (_ibug(17, 21), _BROW["right"]),
-    (_ibug(22, 26), _BROW["left"]),
-    (_ibug(27, 30), _NOSE),
-    (_ibug(31, 35), _NOSE),
-    (_ibug(36, 41, closed=True), _LID["right"]),
-    (_ibug(42, 47, closed=True), _LID["left"]),
-    (_ibug(48, 59, closed=True), _OUTER_LIP),
-    (_ibug(60, 67, closed=True), _INNER_LIP),
-)  # fmt: skip
-"""Lines of the face: names of points in order, and a colour."""
 
 
 _Points = NDArray[np.float64]
@@ -275,12 +213,8 @@ def draw_pose(
         raise InputError(
             f"ids: expected one for each of {len(points)} people, got {len(ids)}. Pass ids in the order of people."
         )
-    if line_width is not None and not (math.isfinite(line_width) and line_width > 0):
-        raise InputError(
-            f"line_width: expected a number of pixels over 0, got {line_width}. Leave it out for the default."
-        )
-    anatomy = anatomy_of(layout)
-    tones = class_colours(len(points)) if ids is None else colours_of(ids)
+    line_width, anatomy = checked_line_width(line_width), anatomy_of(layout)
+    tones = object_colours(len(points), None, ids)
     canvas = np.array(image, order="C")
     for i, (person, weight) in enumerate(zip(points, weights, strict=True)):
         visible = np.isfinite(person).all(1) & (weight >= threshold)

@@ -45,23 +45,19 @@ class Strokes:
         self.line(point, point, radius=radius, colour=colour, opacity=opacity)
 
     def paint(self, image: RgbImage) -> None:
-        """Paint all strokes onto `image` uint8 [H, W, 3], in place."""
-        if self.rows:
-            _paint_strokes(image, np.asarray(self.rows, dtype=np.float64))
-
-
-def _paint_strokes(image: RgbImage, table: NDArray[np.float64]) -> None:
-    """Paint strokes [N, 9] (see `Strokes.rows`) onto `image` uint8 [H, W, 3], in place, the first one lowest."""
-    size_hw = size_of(image)
-    near = np.abs(table[:, :4]).max(1) <= _MAX_DISTANCE * max(size_hw)  # false for NaN
-    drawn: Floats = table[near & (table[:, 4] > 0) & (table[:, 8] > 0)].astype(np.float32)
-    stroke, y, first, count = _spans(drawn, size_hw)
-    area = np.bincount(stroke, weights=count, minlength=len(drawn)).astype(np.float64)  # [N] pixels
-    group = _groups(area)[stroke]  # [rows]
-    for start, end in _runs(group):
-        rows = slice(start, end)
-        alone = stroke[start] == stroke[end - 1]
-        _paint(image, drawn, stroke[rows], y[rows], first[rows], count[rows], alone=bool(alone))
+        """Paint all strokes onto `image` uint8 [H, W, 3], in place, the first one lowest."""
+        size_hw = size_of(image)
+        table = np.asarray(self.rows, dtype=np.float64).reshape(-1, 9)  # [N, 9]
+        near = np.abs(table[:, :4]).max(1) <= _MAX_DISTANCE * max(size_hw)  # false for NaN
+        drawn: Floats = table[near & (table[:, 4] > 0) & (table[:, 8] > 0)].astype(np.float32)
+        stroke, y, first, count = _spans(drawn, size_hw)
+        area = np.bincount(stroke, weights=count, minlength=len(drawn)).astype(np.float64)  # [N] pixels
+        cuts = np.flatnonzero(np.diff(_groups(area)[stroke])) + 1  # between groups of rows
+        for start, end in itertools.pairwise([0, *cuts.tolist(), len(stroke)]):
+            if start < end:
+                rows = slice(start, end)
+                alone = bool(stroke[start] == stroke[end - 1])
+                _paint(image, drawn, stroke[rows], y[rows], first[rows], count[rows], alone=alone)
 
 
 def _groups(area: NDArray[np.float64]) -> _Ints:
@@ -69,14 +65,6 @@ def _groups(area: NDArray[np.float64]) -> _Ints:
     large = area > LARGE
     edge = large | np.concatenate([[False], large[:-1]])  # a large stroke starts a group, and so does the next one
     return np.cumsum(edge) + (np.cumsum(area) // MAX_PIXELS).astype(np.int64)
-
-
-def _runs(values: _Ints) -> list[tuple[int, int]]:
-    """Return start and end of each run of equal values."""
-    if not len(values):
-        return []
-    cuts = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
-    return list(itertools.pairwise(cuts))
 
 
 def _spans(table: Floats, size_hw: tuple[int, int]) -> tuple[_Ints, _Ints, _Ints, _Ints]:

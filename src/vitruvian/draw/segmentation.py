@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ from vitruvian.draw.canvas import (
     tint,
 )
 from vitruvian.draw.layout import add_legend
-from vitruvian.draw.palettes import class_colours, colours_of
+from vitruvian.draw.palettes import class_colours, object_colours
 from vitruvian.draw.text import Tag, draw_tags, tag_hw, text_size
 from vitruvian.errors import InputError
 
@@ -159,15 +160,15 @@ def _renumbered(values: NDArray[np.integer]) -> tuple[list[int], NDArray[np.int6
     else:
         low, high = int(values.min()), int(values.max())
         if high - low >= 2**24:  # a table of this length would be slower than sorting
-            found, dense, areas = np.unique(values, return_inverse=True, return_counts=True)
-            return found.tolist(), areas, dense.reshape(values.shape).astype(np.int64)
+            present, dense, areas = np.unique(values, return_inverse=True, return_counts=True)
+            return present.tolist(), areas, dense.reshape(values.shape).astype(np.int64)
         values = values.astype(np.int64) - low
         counts = np.bincount(values.ravel())
-    found = np.flatnonzero(counts)
-    table = np.zeros(len(counts), dtype=np.uint8 if len(found) <= 256 else np.int32)
-    table[found] = np.arange(len(found))
+    present = np.flatnonzero(counts)
+    table = np.zeros(len(counts), dtype=np.uint8 if len(present) <= 256 else np.int32)
+    table[present] = np.arange(len(present))
     dense = np.take(table, values)
-    return [int(number) + low for number in found], counts[found], dense
+    return [int(number) + low for number in present], counts[present], dense
 
 
 @dataclass(frozen=True)
@@ -208,9 +209,7 @@ def draw_masks(
     size_hw = size_of(image)
     pieces, count = _crop_masks(masks, size_hw)
     texts = captions(count, labels=labels, scores=scores, ids=ids)
-    if colours is None:
-        colours = colours_of(ids) if ids is not None else class_colours(count)
-    tones = checked_colours(colours, count=count) if count else class_colours(0)
+    tones = object_colours(count, colours, ids)
     canvas, width = np.array(image, order="C"), fine_width(size_hw)
     pieces.sort(key=lambda piece: -piece.area)
     for piece in pieces:
@@ -316,22 +315,14 @@ def draw_panoptic(
 def _segment_colours(numbers: Sequence[int], classes: Mapping[int, int] | None, background: int | None) -> RgbImage:
     """Return a colour for each segment, [N, 3]: a shade of its class, or its own."""
     segments = [number for number in numbers if number != background]
-    if classes is None:
-        rank = {number: i for i, number in enumerate(segments)}
-        bases, shades = rank, dict.fromkeys(segments, 0)
-    else:
-        if any(classes[number] < 0 for number in segments):
-            raise InputError("classes: expected classes from 0 on, got a negative one. Number them from 0.")
-        bases, shades, counts = {}, {}, dict[int, int]()
-        for number in segments:
-            bases[number] = int(classes[number])
-            shades[number] = counts.get(bases[number], 0)
-            counts[bases[number]] = shades[number] + 1
-    palette = class_colours(max(bases.values(), default=0) + 1)
-    tones = np.zeros((len(numbers), 3), dtype=np.uint8)
-    for i, number in enumerate(numbers):
-        if number != background:
-            tones[i] = _shade(palette[bases[number]], shades[number])
+    bases = [i if classes is None else int(classes[number]) for i, number in enumerate(segments)]
+    if min(bases, default=0) < 0:
+        raise InputError("classes: expected classes from 0 on, got a negative one. Number them from 0.")
+    palette = class_colours(max(bases, default=0) + 1)
+    tones, shades = np.zeros((len(numbers), 3), dtype=np.uint8), Counter[int]()
+    for number, base in zip(segments, bases, strict=True):
+        tones[numbers.index(number)] = _shade(palette[base], shades[base])
+        shades[base] += 1
     return tones
 
 

@@ -59,16 +59,10 @@ def shortened(text: str, size: int, width: int) -> str:
 
 def write(image: RgbImage, text: str, *, left_top: tuple[int, int], size: int, colour: Sequence[int] = BLACK) -> None:
     """Write one line onto `image` uint8 [H, W, 3], in place, clipped to the image."""
-    left, top = left_top
-    _stamp(image, _letters(text, size), left=left, top=top, colour=colour)
-
-
-def _letters(text: str, size: int) -> RgbImage:
-    """Render one line of text as coverage uint8 [h, w]."""
     text = _one_line(text)
-    mask = Image.new("L", (max(1, text_width(text, size)), line_height(size)))
-    ImageDraw.Draw(mask).text((0, 0), text, font=_font(size), fill=255)
-    return np.asarray(mask)
+    cover = Image.new("L", (max(1, text_width(text, size)), line_height(size)))
+    ImageDraw.Draw(cover).text((0, 0), text, font=_font(size), fill=255)
+    _stamp(image, np.asarray(cover), left=left_top[0], top=left_top[1], colour=colour)
 
 
 def _stamp(image: RgbImage, cover: RgbImage, *, left: int, top: int, colour: Sequence[int]) -> None:

@@ -7,14 +7,13 @@ from vitruvian.files.arrays import json_text, write_exr, write_json, write_npz
 from vitruvian.files.coco import CocoWriter
 from vitruvian.files.images import write_image, write_indexed_png, write_png, write_png16, write_rgba
 from vitruvian.files.point_clouds import write_glb, write_ply
-from vitruvian.files.video import SequenceWriter, VideoReader, VideoWriter, create_video, open_video
+from vitruvian.files.video import SequenceWriter, VideoReader, VideoWriter, open_video
 
 __all__ = [
     "CocoWriter",
     "SequenceWriter",
     "VideoReader",
     "VideoWriter",
-    "create_video",
     "json_text",
     "open_video",
     "write_exr",

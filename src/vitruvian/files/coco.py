@@ -12,15 +12,14 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Protocol, Self, runtime_checkable
+from typing import IO, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.atomic import atomic_write
+from vitruvian.atomic import Writer, atomic_write
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject, json_text
 from vitruvian.files.images import write_png
@@ -32,18 +31,6 @@ from vitruvian.version import __version__
 _PERSON_CATEGORY = 1
 # Number of the points of COCO-WholeBody beyond the first 17, by the name of their field.
 _WHOLEBODY_EXTRAS = {"foot": 6, "face": 68, "lefthand": 21, "righthand": 21}
-
-
-def _image_record(
-    *, image_id: int, file_name: str, size_hw: tuple[int, int], frame: int | None = None, time: float | None = None
-) -> JsonObject:
-    """Return the record of an image; frames of a video have their number and time as well."""
-    record: JsonObject = {"id": image_id, "file_name": file_name, "height": size_hw[0], "width": size_hw[1]}
-    if frame is not None:
-        record["frame"] = frame
-    if time is not None:
-        record["time"] = round(time, 6)
-    return record
 
 
 def keypoint_category(layout: Layout) -> JsonObject:
@@ -71,7 +58,7 @@ def keypoint_record(
 ) -> JsonObject:
     """Return the record of one person with keypoints [J, 2] and scores [J] in `layout`."""
     triples, visible = _keypoint_triples(keypoints, scores, threshold=threshold)
-    box = _xywh(box_xyxy)
+    box = box_xywh(box_xyxy)
     record: JsonObject = {
         "id": annotation_id,
         "image_id": image_id,
@@ -109,11 +96,13 @@ def mask_record(
     rle: Rle | Mapping[str, object], *, image_id: int, annotation_id: int, category_id: int, score: float | None = None
 ) -> JsonObject:
     """Return the record of one mask, with its box and area."""
+    height, width, lengths = read_rle(rle)
+    counts = rle["counts"] if isinstance(rle["counts"], str) else compress_counts(lengths)
     record: JsonObject = {
         "id": annotation_id,
         "image_id": image_id,
         "category_id": category_id,
-        "segmentation": _compressed(rle),
+        "segmentation": {"size": [height, width], "counts": counts},
         "area": rle_area(rle),
         "bbox": rle_box_xywh(rle),
         "iscrowd": 0,
@@ -123,20 +112,6 @@ def mask_record(
     return record
 
 
-def segment_record(
-    *, segment_id: int, category_id: int, area: int, box_xyxy: tuple[float, float, float, float], score: float
-) -> JsonObject:
-    """Return an entry of ``segments_info`` in a panoptic record."""
-    return {
-        "id": segment_id,
-        "category_id": category_id,
-        "area": area,
-        "bbox": _xywh(np.array(box_xyxy)),
-        "iscrowd": 0,
-        "score": round(score, 4),
-    }
-
-
 def panoptic_image(segmentation: NDArray[np.int32]) -> NDArray[np.uint8]:
     """Encode segment numbers [H, W] as in COCO's panoptic PNGs: number = R + 256·G + 256²·B, uint8 [H, W, 3]."""
     if segmentation.min() < 0 or segmentation.max() >= 1 << 24:
@@ -144,55 +119,35 @@ def panoptic_image(segmentation: NDArray[np.int32]) -> NDArray[np.uint8]:
     return np.stack([segmentation & 255, segmentation >> 8 & 255, segmentation >> 16], axis=-1).astype(np.uint8)
 
 
-def _compressed(rle: Rle | Mapping[str, object]) -> JsonObject:
-    """Return an RLE with its counts as COCO's string."""
-    if isinstance(rle["counts"], str):
-        return dict(rle)
-    height, width, counts = read_rle(rle)
-    return {"size": [height, width], "counts": compress_counts(counts)}
-
-
-def _xywh(box_xyxy: NDArray[np.floating]) -> list[float]:
+def box_xywh(box_xyxy: Iterable[float]) -> list[float]:
     """Convert corners [4] to x, y, width, height, rounded to a hundredth of a pixel."""
     x1, y1, x2, y2 = (float(value) for value in box_xyxy)
     return [round(value, 2) for value in (x1, y1, x2 - x1, y2 - y1)]
 
 
-class CocoResult(Protocol):
-    """A result that can be written to a COCO dataset."""
+class _CocoResult(Protocol):
+    """A result that can be written to a COCO dataset: a `Result` with COCO records, numbered from `first_id`."""
 
     @property
-    def size_hw(self) -> tuple[int, int]:
-        """Height and width of the image."""
-
+    def size_hw(self) -> tuple[int, int]: ...
     @property
-    def source(self) -> str | None:
-        """Name of the image."""
-
+    def source(self) -> str | None: ...
     @property
-    def frame(self) -> int | None:
-        """Number of the frame in a video."""
-
+    def frame(self) -> int | None: ...
     @property
-    def time(self) -> float | None:
-        """Its time in seconds."""
-
-    def to_coco(self, *, image_id: int, first_id: int) -> list[JsonObject]:
-        """Records of its annotations, numbered from `first_id`."""
-
-    def coco_categories(self) -> list[JsonObject]:
-        """The categories that the records may name."""
+    def time(self) -> float | None: ...
+    def to_coco(self, *, image_id: int, first_id: int) -> list[JsonObject]: ...
+    def coco_categories(self) -> list[JsonObject]: ...
 
 
 @runtime_checkable
-class PanopticResult(Protocol):
-    """A result whose annotation is an image of segment numbers."""
+class _PanopticResult(Protocol):
+    """A result whose annotation is an image of segment numbers as colours, uint8 [H, W, 3]."""
 
-    def panoptic_image(self) -> NDArray[np.uint8]:
-        """Segment numbers as colours, uint8 [H, W, 3]."""
+    def panoptic_image(self) -> NDArray[np.uint8]: ...
 
 
-class CocoWriter:
+class CocoWriter(Writer):
     """Write results as one dataset: ``images``, ``annotations`` and ``categories``.
 
     Records are kept in temporary files, so memory does not grow with their number. Thread-safe. The file is written
@@ -218,7 +173,7 @@ class CocoWriter:
         self._lock = threading.Lock()
         self._open = True
 
-    def add(self, result: CocoResult, *, file_name: str | None = None) -> int:
+    def add(self, result: _CocoResult, *, file_name: str | None = None) -> int:
         """Add a result and return the id of its image. `file_name` is `result.source` by default."""
         with self._lock:
             if not self._open:
@@ -227,13 +182,14 @@ class CocoWriter:
             image_id = self.images + 1
             name = file_name or result.source or f"{image_id:012d}"
             records = result.to_coco(image_id=image_id, first_id=self.annotations + 1)
-            if isinstance(result, PanopticResult):
+            if isinstance(result, _PanopticResult):
                 png = output_path(self.path.with_suffix(""), safe_name(Path(name).stem), f"_{image_id:06d}.png")
                 write_png(png, result.panoptic_image())
                 records = [record | {"file_name": png.name} for record in records]
-            image = _image_record(
-                image_id=image_id, file_name=name, size_hw=result.size_hw, frame=result.frame, time=result.time
-            )
+            height, width = result.size_hw
+            image: JsonObject = {"id": image_id, "file_name": name, "height": height, "width": width}
+            image |= {} if result.frame is None else {"frame": result.frame}
+            image |= {} if result.time is None else {"time": round(result.time, 6)}
             lines = [json_text(record) for record in records]
             self._put("images", self.images, [json_text(image)])
             self._put("annotations", self.annotations, lines)
@@ -261,17 +217,6 @@ class CocoWriter:
         """Close without writing the file."""
         with self._lock:
             self._release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
 
     def _put(self, name: str, already: int, lines: list[str]) -> None:
         if lines:

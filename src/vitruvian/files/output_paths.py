@@ -1,4 +1,4 @@
-"""The paths of result files: made here for the command line, for datasets and for ``save="out/{stem}.npz"``.
+"""The paths of result files: for the command line, for datasets and for ``save="out/{stem}.npz"``.
 
 A path stays inside its output folder, its name is one that file systems take, and two results never share one.
 """
@@ -35,13 +35,13 @@ def output_path(folder: str | Path, stem: str, ending: str) -> Path:
     *folders, name = stem.split("/")
     if any(part in ("", ".", "..") for part in (*folders, name)):
         raise InputError(f"{stem}{ending}: expected a name inside {folder}, got one that leaves it. Rename the source.")
-    directory = Path(folder, *(short_name(safe_name(part)) for part in folders))
-    path = directory / (short_name(safe_name(name), reserved_bytes=len(os.fsencode(ending))) + ending)
-    check_inside(folder, path)
+    directory = Path(folder, *(_short_name(safe_name(part)) for part in folders))
+    path = directory / (_short_name(safe_name(name), reserved_bytes=len(os.fsencode(ending))) + ending)
+    _check_inside(folder, path)
     return path
 
 
-def check_inside(folder: str | Path, path: Path) -> None:
+def _check_inside(folder: str | Path, path: Path) -> None:
     """Raise `InputError` unless a path lies inside a folder, symbolic links followed."""
     directory = Path(os.path.realpath(path.parent))
     if not directory.is_relative_to(os.path.realpath(folder)):
@@ -54,7 +54,7 @@ def safe_name(name: str) -> str:
     return "image" if cleaned in ("", ".", "..") else cleaned
 
 
-def short_name(name: str, *, reserved_bytes: int = 0) -> str:
+def _short_name(name: str, *, reserved_bytes: int = 0) -> str:
     """Cut a name to what file systems take; a hash of the whole name keeps cut names distinct."""
     most = MAX_NAME_BYTES - _TEMPORARY_BYTES - reserved_bytes
     content = os.fsencode(name)
@@ -119,8 +119,8 @@ class PathPattern:
             stem = self._stems[source] if self._by_source else self._stems.pop(index)
         name = self._format(stem, frame)
         longest = max(len(os.fsencode(part)) for part in Path(name).parts)
-        path = Path(self._format(short_name(stem, reserved_bytes=longest - len(os.fsencode(stem))), frame))
-        check_inside(self._folder, path)
+        path = Path(self._format(_short_name(stem, reserved_bytes=longest - len(os.fsencode(stem))), frame))
+        _check_inside(self._folder, path)
         return path
 
     def _format(self, stem: str, frame: int) -> str:

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.atomic import temporary_path
+from vitruvian.atomic import Writer, temporary_path
 from vitruvian.errors import ImageError, InputError, MissingExtraError
 from vitruvian.files.images import write_image, write_rgba
 from vitruvian.images.decode import one_line
@@ -102,17 +102,6 @@ class VideoReader:
         """Count the frames by reading the whole file, without decoding where its timestamps allow it."""
         times = self._timestamps()
         return len(times) if times is not None else sum(1 for _ in self._skip(0))
-
-    def close(self) -> None:
-        """Do nothing: no file stays open between iterations."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @contextmanager
     def _open(self) -> Iterator[tuple[_Container, _Stream]]:
@@ -222,14 +211,14 @@ _PREROLL = Fraction(1, 10)  # seconds of sound before the first frame, which dec
 class Sound:
     """The first audio track of a file, muxed into an open output in step with its frames.
 
-    _Packets are copied where the container can hold the codec, else encoded again. Times count from the start of the
+    Packets are copied where the container can hold the codec, else encoded again. Times count from the start of the
     video track of the source.
     """
 
-    def __init__(self, source: _Container, output: _Container, *, until: float | None) -> None:
+    def __init__(self, source: _Container, output: _Container) -> None:
         track = source.streams.audio[0]
         video = source.streams.video
-        self._source, self._output, self._until = source, output, until
+        self._source, self._output = source, output
         self._shift = (video[0].start_time or 0) * video[0].time_base if video else Fraction(0)
         self.copied = track.codec_context.codec.canonical_name in output.supported_codecs
         if self.copied:
@@ -241,7 +230,7 @@ class Sound:
         self._next: tuple[Fraction, _Packet] | None = next(self._packets, None)
 
     @classmethod
-    def open(cls, path: str | Path, output: _Container, *, until: float | None = None) -> Self | None:
+    def open(cls, path: str | Path, output: _Container) -> Self | None:
         """Open the sound of `path` for `output`; None where it has no audio track."""
         av = import_av()
         try:
@@ -251,7 +240,7 @@ class Sound:
         if not source.streams.audio:
             source.close()
             return None
-        return cls(source, output, until=until)
+        return cls(source, output)
 
     def advance(self, seconds: Fraction) -> None:
         """Mux the sound up to this time."""
@@ -276,8 +265,6 @@ class Sound:
             packet.dts -= shift
             packet.pts = packet.dts if packet.pts is None else packet.pts - shift
             start = packet.pts * packet.time_base
-            if self._until is not None and start >= self._until:
-                return
             if start > -_PREROLL:
                 packet.stream = self._stream
                 yield start, packet
@@ -288,8 +275,6 @@ class Sound:
                 frame.pts -= round(self._shift / frame.time_base)
                 if frame.pts < 0:
                     continue
-                if self._until is not None and frame.pts * frame.time_base >= self._until:
-                    break
             yield from self._timed(self._stream.encode(frame))
         yield from self._timed(self._stream.encode(None))
 
@@ -330,21 +315,7 @@ _CODECS: dict[tuple[str, bool], Codec] = {
 }
 
 
-def create_video(
-    path: str | Path,
-    rate: Fraction | float,
-    size_hw: tuple[int, int],
-    *,
-    alpha: bool = False,
-    sound_from: str | Path | None = None,
-) -> VideoWriter | SequenceWriter:
-    """Return a `SequenceWriter` for names like ``name_%05d.png``, else a `VideoWriter`."""
-    if NUMBERED.search(Path(path).name):
-        return SequenceWriter(path, alpha=alpha)
-    return VideoWriter(path, rate, size_hw, alpha=alpha, sound_from=sound_from)
-
-
-class VideoWriter:
+class VideoWriter(Writer):
     """Write a video atomically, in the format of the file name's suffix.
 
     | suffix | codec | alpha |
@@ -362,7 +333,6 @@ class VideoWriter:
         alpha: Whether frames are RGBA with straight alpha.
         sound_from: A file whose first audio track is added: copied where the container can hold its codec (MP4 and MOV
             nearly always; WebM only Opus and Vorbis), else encoded again.
-        sound_until: Seconds after which the sound ends; by default all of it is added.
     """
 
     def __init__(
@@ -373,7 +343,6 @@ class VideoWriter:
         *,
         alpha: bool = False,
         sound_from: str | Path | None = None,
-        sound_until: float | None = None,
     ) -> None:
         av = import_av()
         self.codec = codec_for(path, alpha=alpha)
@@ -396,7 +365,7 @@ class VideoWriter:
         try:
             self._stream = self._new_stream()
             if sound_from is not None:
-                self._sound = Sound.open(sound_from, self._container, until=sound_until)
+                self._sound = Sound.open(sound_from, self._container)
         except BaseException:
             self.discard()
             raise
@@ -446,17 +415,6 @@ class VideoWriter:
         finally:
             self._temporary.unlink(missing_ok=True)
             self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
 
     def _new_stream(self) -> _Stream:
         stream = self._container.add_stream(self.codec.name, rate=self.rate, options=dict(self.codec.options))
@@ -508,10 +466,11 @@ class VideoWriter:
                 self._sound.close()
 
 
-class SequenceWriter:
+class SequenceWriter(Writer):
     """Write frames as numbered image files, ``name_%05d.png`` (or .jpg, .webp), each atomically.
 
-    With alpha they are straight RGBA. The `time` of frames is not stored.
+    With alpha they are straight RGBA. The `time` of frames is not stored. Each file is complete when `write` returns;
+    `discard` keeps them.
     """
 
     def __init__(self, path: str | Path, *, alpha: bool = False, start: int = 0) -> None:
@@ -525,20 +484,6 @@ class SequenceWriter:
         name = NUMBERED.sub(lambda match: match.group() % (self._start + self.count), self.path.name)
         (write_rgba if self.alpha else write_image)(self.path.with_name(name), image)
         self.count += 1
-
-    def close(self) -> None:
-        """Do nothing: each file is complete when `write` returns."""
-
-    def discard(self) -> None:
-        """Keep the files that were written; the same as `close`."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def codec_for(path: str | Path, *, alpha: bool) -> Codec:

@@ -15,7 +15,7 @@ from vitruvian.human.keypoints import (
     Bone,
     Keypoint,
 )
-from vitruvian.human.layouts import BODY_25, COCO_17, COCO_WHOLEBODY_133, LAYOUTS, SAPIENS_308, Layout
+from vitruvian.human.layouts import BODY_25, COCO_17, COCO_WHOLEBODY_133, FACE_LINES, LAYOUTS, SAPIENS_308, Layout
 from vitruvian.human.parts import (
     PART_COLOURS,
     PART_FLIP_PERMUTATION,
@@ -31,6 +31,7 @@ __all__ = [
     "BODY_25",
     "COCO_17",
     "COCO_WHOLEBODY_133",
+    "FACE_LINES",
     "FLIP_PAIRS",
     "FLIP_PERMUTATION",
     "GROUPS",

@@ -7,14 +7,16 @@ COCO-17 has points of the same names, in COCO's order. BODY_25 has a neck and a 
 of the shoulders and of the hips. Of the 133 points of COCO-WholeBody (17 body, 6 feet, 68 face in iBUG order, 21 left
 hand, 21 right hand), 117 have a counterpart: the outline of the jaw has none except for the chin, so `face-0` to
 `face-7` and `face-9` to `face-16` become NaN with score 0. Finger joints 1 are the ``*_third_joint`` points: the same
-joint, annotated under another rule, so expect a few pixels of difference. The lids, brows and lips of iBUG follow
-where its annotations fall along each line of the 308; `_FACE_RIGHT_AND_MIDDLE` lists them.
+joint, annotated under another rule, so expect a few pixels of difference. The lids, brows and lips of iBUG are
+assigned by where its annotations fall along each line of the 308; its chin is a little lower, on the outline. The
+tables are in ``layouts.json``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import json
+from dataclasses import dataclass
+from importlib import resources
 from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
@@ -27,8 +29,6 @@ from vitruvian.human.keypoints import (
     KEYPOINTS,
     SKELETON,
     Bone,
-    Colour,
-    side_of,
 )
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     _Floats = NDArray[np.floating]
-
-_Source = str | tuple[str, str] | None
 
 
 @dataclass(frozen=True)
@@ -142,31 +140,6 @@ def _check_points(keypoints: Any, scores: Any) -> None:
         )
 
 
-def _sources(names: Sequence[_Source]) -> tuple[tuple[int, ...], ...]:
-    """Return `Layout.sources` for names of the 308: one name, a pair (its midpoint), or None (undefined)."""
-    return tuple(
-        () if name is None else tuple(KEYPOINT_INDEX[part] for part in ((name,) if isinstance(name, str) else name))
-        for name in names
-    )
-
-
-def _bones_between(sources: Sequence[tuple[int, ...]], *, start: int = 0) -> tuple[Bone, ...]:
-    """Return the bones of the 308 whose two ends are single sources; the first source has index `start`."""
-    index = {ids[0]: start + i for i, ids in enumerate(sources) if len(ids) == 1}
-    return tuple(
-        replace(bone, start=index[bone.start], end=index[bone.end])
-        for bone in SKELETON
-        if bone.start in index and bone.end in index
-    )
-
-
-def _mirror(names: Sequence[str], left: str = "left_", right: str = "right_") -> list[int]:
-    """Return the index of each name with `left` and `right` exchanged; other names map to themselves."""
-    swapped = {left + name.removeprefix(right): name for name in names if name.startswith(right)}
-    swapped |= {name: other for other, name in swapped.items()}
-    return [names.index(swapped.get(name, name)) for name in names]
-
-
 SAPIENS_308: Final[Layout] = Layout(
     name="sapiens308",
     names=KEYPOINT_NAMES,
@@ -176,142 +149,38 @@ SAPIENS_308: Final[Layout] = Layout(
 )
 """All 308 points."""
 
-# -------------------------------------------------------------------------------------------------------- COCO-17
+_TABLES = json.loads(resources.files(__package__).joinpath("layouts.json").read_text(encoding="utf-8"))
 
-_COCO_17_NAMES: Final[tuple[str, ...]] = (
-    "nose",
-    *(f"{side}_{point}" for point in ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
-      for side in ("left", "right")),
-)  # fmt: skip
 
-COCO_17: Final[Layout] = Layout(
-    name="coco17",
-    names=_COCO_17_NAMES,
-    sources=_sources(_COCO_17_NAMES),
-    skeleton=_bones_between(_sources(_COCO_17_NAMES)),
-    flip_permutation=tuple(_mirror(_COCO_17_NAMES)),
-)
+def _layout(name: str) -> Layout:
+    """Return a layout of ``layouts.json``: points with their sources and mirror images, and bones, all by name."""
+    points, bones = _TABLES[name]["points"], _TABLES[name]["bones"]
+    index = {point: i for i, (point, _, _) in enumerate(points)}
+    return Layout(
+        name=name,
+        names=tuple(index),
+        sources=tuple(tuple(KEYPOINT_INDEX[source] for source in sources) for _, sources, _ in points),
+        skeleton=tuple(Bone(bone, index[start], index[end], (r, g, b)) for bone, start, end, (r, g, b) in bones),
+        flip_permutation=tuple(index[mirror] for _, _, mirror in points),
+    )
+
+
+COCO_17: Final[Layout] = _layout("coco17")
 """The 17 body points of COCO; every one is a point of the 308."""
 
-# -------------------------------------------------------------------------------------------------------- BODY_25
-
-_BODY_25_POINTS: Final[dict[str, _Source]] = {
-    "Nose": "nose", "Neck": ("left_shoulder", "right_shoulder"),
-    "RShoulder": "right_shoulder", "RElbow": "right_elbow", "RWrist": "right_wrist",
-    "LShoulder": "left_shoulder", "LElbow": "left_elbow", "LWrist": "left_wrist",
-    "MidHip": ("left_hip", "right_hip"),
-    "RHip": "right_hip", "RKnee": "right_knee", "RAnkle": "right_ankle",
-    "LHip": "left_hip", "LKnee": "left_knee", "LAnkle": "left_ankle",
-    "REye": "right_eye", "LEye": "left_eye", "REar": "right_ear", "LEar": "left_ear",
-    "LBigToe": "left_big_toe", "LSmallToe": "left_small_toe", "LHeel": "left_heel",
-    "RBigToe": "right_big_toe", "RSmallToe": "right_small_toe", "RHeel": "right_heel",
-}  # fmt: skip
-_BODY_25_BONES: Final[tuple[tuple[str, int, int], ...]] = (
-    ("spine", 1, 8),
-    ("right_collar", 1, 2), ("right_upper_arm", 2, 3), ("right_forearm", 3, 4),
-    ("left_collar", 1, 5), ("left_upper_arm", 5, 6), ("left_forearm", 6, 7),
-    ("right_pelvis", 8, 9), ("right_thigh", 9, 10), ("right_shin", 10, 11),
-    ("left_pelvis", 8, 12), ("left_thigh", 12, 13), ("left_shin", 13, 14),
-    ("neck", 1, 0),
-    ("right_nose_to_eye", 0, 15), ("right_temple", 15, 17),
-    ("left_nose_to_eye", 0, 16), ("left_temple", 16, 18),
-    ("left_big_toe", 14, 19), ("left_toes", 19, 20), ("left_heel", 14, 21),
-    ("right_big_toe", 11, 22), ("right_toes", 22, 23), ("right_heel", 11, 24),
-)  # fmt: skip
-_SIDE_COLOURS: Final[dict[str, Colour]] = {"left": (0, 255, 0), "right": (255, 128, 0), "middle": (51, 153, 255)}
-
-BODY_25: Final[Layout] = Layout(
-    name="body25",
-    names=tuple(_BODY_25_POINTS),
-    sources=_sources(list(_BODY_25_POINTS.values())),
-    skeleton=tuple(Bone(name, start, end, _SIDE_COLOURS[side_of(name)]) for name, start, end in _BODY_25_BONES),
-    flip_permutation=tuple(_mirror(list(_BODY_25_POINTS), "L", "R")),
-)
+BODY_25: Final[Layout] = _layout("body25")
 """The 25 body and foot points of OpenPose; the neck and the middle of the hips are midpoints."""
 
-# ------------------------------------------------------------------------------------------------- COCO-WholeBody
-
-_FINGERS = ("thumb", "forefinger", "middle_finger", "ring_finger", "pinky_finger")
-_FEET: Final[tuple[str, ...]] = tuple(
-    f"{side}_{point}" for side in ("left", "right") for point in ("big_toe", "small_toe", "heel")
-)
-# The middle and the person's right, by number within the 68 of iBUG; the person's left mirrors it.
-_FACE_RIGHT_AND_MIDDLE: Final[dict[int, _Source]] = {
-    8: "tip_of_chin",  # iBUG's point is a little lower, on the outline
-    17: "end_of_r_eyebrow",
-    18: "upper_midpoint_2_of_r_eyebrow",
-    19: "upper_midpoint_1_of_r_eyebrow",
-    20: "upper_midpoint_3_of_r_eyebrow",
-    21: "upper_startpoint_of_r_eyebrow",
-    27: "center_of_nose_root",
-    28: ("midpoint_2_of_nose_bridge", "midpoint_1_of_nose_bridge"),
-    29: ("midpoint_1_of_nose_bridge", "tip_of_nose"),
-    30: "tip_of_nose",
-    31: "r_outer_corner_of_nose",
-    32: ("inner_corner_of_r_nostril", "outer_corner_of_r_nostril"),
-    33: "bottom_center_of_nose",
-    36: ("r_outer_end_of_upper_lash_line", "r_outer_end_of_lower_lash_line"),
-    37: ("r_midpoint_1_of_upper_lash_line", "r_midpoint_4_of_upper_lash_line"),
-    38: ("r_midpoint_5_of_upper_lash_line", "r_midpoint_2_of_upper_lash_line"),
-    39: ("r_inner_end_of_upper_lash_line", "r_inner_end_of_lower_lash_line"),
-    40: ("r_midpoint_5_of_lower_lash_line", "r_midpoint_2_of_lower_lash_line"),
-    41: ("r_midpoint_1_of_lower_lash_line", "r_midpoint_4_of_lower_lash_line"),
-    48: "r_outer_corner_of_mouth",
-    49: ("midpoint_3_of_upper_outer_lip", "midpoint_1_of_upper_outer_lip"),
-    50: "midpoint_4_of_upper_outer_lip",
-    51: "center_of_cupid_bow",
-    57: "center_of_lower_outer_lip",
-    58: "midpoint_4_of_lower_outer_lip",
-    59: ("midpoint_3_of_lower_outer_lip", "midpoint_1_of_lower_outer_lip"),
-    60: "r_inner_corner_of_mouth",
-    61: "midpoint_1_of_upper_inner_lip",
-    62: "center_of_upper_inner_lip",
-    66: "center_of_lower_inner_lip",
-    67: "midpoint_1_of_lower_inner_lip",
-}
-# iBUG lists each symmetric line from one side to the other: first and last number of what mirrors end to end.
-_FACE_MIRROR_RUNS: Final = ((0, 16), (17, 26), (31, 35), (48, 54), (55, 59), (60, 64))
-_FACE_MIRROR_PAIRS: Final = ((36, 45), (37, 44), (38, 43), (39, 42), (40, 47), (41, 46), (65, 67))
-
-
-def _face_mirror() -> list[int]:
-    mirror = list(range(68))
-    for first, last in _FACE_MIRROR_RUNS:
-        mirror[first : last + 1] = range(last, first - 1, -1)
-    for a, b in _FACE_MIRROR_PAIRS:
-        mirror[a], mirror[b] = b, a
-    return mirror
-
-
-def _face_sources() -> list[tuple[int, ...]]:
-    known = dict(zip(_FACE_RIGHT_AND_MIDDLE, _sources(list(_FACE_RIGHT_AND_MIDDLE.values())), strict=True))
-    return [
-        known[i] if i in known else tuple(FLIP_PERMUTATION[source] for source in known.get(swap, ()))
-        for i, swap in enumerate(_face_mirror())
-    ]
-
-
-def _wholebody() -> Layout:
-    body = [*_COCO_17_NAMES, *_FEET]
-    names, sources, skeleton = [*body], [*_sources(body)], [*_bones_between(_sources(body))]
-    face = len(names)
-    names += [f"face-{i}" for i in range(68)]
-    sources += _face_sources()
-    for side in ("left", "right"):
-        joints = [f"{side}_{finger}{n}" for finger in _FINGERS for n in ("_third_joint", "2", "3", "4")]
-        hand = _sources([f"{side}_wrist", *joints])
-        skeleton += _bones_between(hand, start=len(names))
-        names += [f"{side}_hand_root", *(f"{side}_{finger}{n}" for finger in _FINGERS for n in (1, 2, 3, 4))]
-        sources += hand
-    mirror = _mirror(names)
-    mirror[face : face + 68] = [face + i for i in _face_mirror()]
-    return Layout("wholebody133", tuple(names), tuple(sources), tuple(skeleton), tuple(mirror))
-
-
-COCO_WHOLEBODY_133: Final[Layout] = _wholebody()
-"""The 133 points of COCO-WholeBody. Hands start at their own roots."""
+COCO_WHOLEBODY_133: Final[Layout] = _layout("wholebody133")
+"""The 133 points of COCO-WholeBody. Each hand starts at its root, the wrist."""
 
 LAYOUTS: Final[dict[str, Layout]] = {
     layout.name: layout for layout in (SAPIENS_308, COCO_17, COCO_WHOLEBODY_133, BODY_25)
 }
 """Every layout by its name: sapiens308, coco17, wholebody133, body25."""
+
+FACE_LINES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = tuple(
+    (feature, tuple(names)) for feature, names in _TABLES["face_lines"]
+)
+"""Lines of the face, from image left to image right: a feature such as ``left_brow``, and points of the 308 or of
+COCO-WholeBody."""

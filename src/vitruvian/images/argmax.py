@@ -11,7 +11,7 @@ from torch.nn import functional as F
 def resized_argmax(scores: Tensor, size_hw: tuple[int, int]) -> Tensor:
     """Resize scores [K, h, w] bilinearly and return the best class of each pixel, int64 [H, W].
 
-    Equal to resizing all at once and taking the argmax, but one class at a time, in buffers that are used again: what
+    Equal to resizing all classes and taking the argmax, but one class at a time, in buffers that are used again: what
     is live stays in the cache, and memory does not grow with the number of classes.
     """
     small = torch.uint8 if len(scores) <= 256 else torch.int32
@@ -20,9 +20,9 @@ def resized_argmax(scores: Tensor, size_hw: tuple[int, int]) -> Tensor:
     ahead = torch.empty(winner.shape, dtype=torch.bool, device=scores.device)
     number = torch.empty_like(winner)
     as_number = ahead.view(torch.uint8) if small == torch.uint8 else ahead
-    resize_into(best, scores[0])
+    _resize_into(best, scores[0])
     for index in range(1, len(scores)):
-        resize_into(rival, scores[index])
+        _resize_into(rival, scores[index])
         torch.gt(rival, best, out=ahead)
         # Numbers only grow, so the larger of the old and the new one is right; arithmetic beats a masked write.
         torch.mul(as_number, index, out=number)
@@ -31,7 +31,7 @@ def resized_argmax(scores: Tensor, size_hw: tuple[int, int]) -> Tensor:
     return winner[0, 0].long()
 
 
-def resize_into(out: Tensor, one: Tensor) -> None:
+def _resize_into(out: Tensor, one: Tensor) -> None:
     """Resize a map [h, w] bilinearly into [1, 1, H, W]."""
     size_hw = (out.shape[-2], out.shape[-1])
     if tuple(one.shape) == size_hw:

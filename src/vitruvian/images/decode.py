@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from typing import IO, NamedTuple
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -61,13 +61,6 @@ _OTHER_SIGNATURES = (
 )
 
 
-class _FileKind(NamedTuple):
-    """What a file is (`a PDF document`) and what to do about it."""
-
-    what: str
-    advice: str
-
-
 def _brands(head: bytes) -> set[bytes]:
     """Return the brands of an ISO media file (MP4, HEIC, AVIF …), or none for other files."""
     if head[4:8] != b"ftyp":
@@ -95,27 +88,23 @@ def image_format(head: bytes) -> str | None:
     return "HEIF" if brands & _HEIF_BRANDS else None
 
 
-def _other_kind(head: bytes) -> _FileKind:
-    """Return what bytes that are not an image probably are."""
+def _other_kind(head: bytes) -> tuple[str, str]:
+    """Return what bytes that are not an image probably are (`a PDF document`), and what to do about it."""
     for start, what, advice in _OTHER_SIGNATURES:
         if head.startswith(start):
-            return _FileKind(what, advice)
+            return what, advice
     if _brands(head):
-        return _FileKind("a video or other MPEG-4 file", _VIDEO)
+        return "a video or other MPEG-4 file", _VIDEO
     if head[:4] == b"RIFF" and head[8:11] == b"AVI":
-        return _FileKind("an AVI video", _VIDEO)
+        return "an AVI video", _VIDEO
     text = _as_text(head)
     if text is None:
-        return _FileKind(
-            f"bytes of an unknown format (they start with {head[:8].hex(' ')})", "Save it as PNG or JPEG first."
-        )
+        return f"bytes of an unknown format (they start with {head[:8].hex(' ')})", "Save it as PNG or JPEG first."
     if "<svg" in text:
-        return _FileKind("an SVG drawing, which holds shapes and no pixels", "Render it to PNG first.")
+        return "an SVG drawing, which holds shapes and no pixels", "Render it to PNG first."
     if "<html" in text or "<!doctype html" in text:
-        return _FileKind(
-            "an HTML page, often an error page saved under an image's name", "Download the image's own address."
-        )
-    return _FileKind("a text file", "Pass the image itself; check that the name or download is right.")
+        return "an HTML page, often an error page saved under an image's name", "Download the image's own address."
+    return "a text file", "Pass the image itself; check that the name or download is right."
 
 
 def _as_text(head: bytes) -> str | None:
@@ -256,11 +245,11 @@ def _unreadable(head: bytes, reasons: list[str], *, subject: str) -> ImageError:
     if name is None:
         kind = _other_kind(head)
     elif name == "AVIF" and name not in Image.OPEN:
-        kind = _FileKind("an AVIF file, which this Pillow cannot read", "Upgrade Pillow to 11.3 or later.")
+        kind = ("an AVIF file, which this Pillow cannot read", "Upgrade Pillow to 11.3 or later.")
     else:
         why = f" ({reasons[0]})" if reasons else ""
-        kind = _FileKind(f"a damaged or unsupported {name} file{why}", _DAMAGED)
-    return ImageError(f"{subject}: expected an image, got {kind.what}. {kind.advice}")
+        kind = (f"a damaged or unsupported {name} file{why}", _DAMAGED)
+    return ImageError(f"{subject}: expected an image, got {kind[0]}. {kind[1]}")
 
 
 # ------------------------------------------------------------------------------------------- upright 8-bit RGB

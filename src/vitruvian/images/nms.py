@@ -1,6 +1,6 @@
 """Non-maximum suppression of boxes and masks, without torchvision, and bounding boxes of masks.
 
-Overlaps of boxes are computed row by row, for the kept ones only; those of masks as one matrix product, N × N.
+Overlaps of boxes are computed row by row, only for boxes that stay; those of masks as one matrix product, N × N.
 """
 
 from __future__ import annotations
@@ -83,17 +83,17 @@ def mask_boxes(masks: Tensor) -> Tensor:
 def _suppress(overlaps: Callable[[int, slice], Tensor], count: int, threshold: float, groups: Tensor | None) -> Tensor:
     """Return the indices of `count` candidates, sorted by score, that no better one suppresses."""
     alive = torch.ones(count, dtype=torch.bool)
-    kept = []
+    chosen = []
     for best in range(count):
         if not alive[best]:
             continue
-        kept.append(best)
+        chosen.append(best)
         rest = slice(best + 1, count)
         hit = overlaps(best, rest) > threshold
         if groups is not None:
             hit &= groups[rest] == groups[best]
         alive[rest] &= ~hit
-    return torch.tensor(kept, dtype=torch.long)
+    return torch.tensor(chosen, dtype=torch.long)
 
 
 def _sorted_groups(groups: Tensor | None, order: Tensor) -> Tensor | None:

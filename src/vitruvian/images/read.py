@@ -188,7 +188,7 @@ def _open_path(path: str) -> IO[bytes]:
     if stream.seekable():
         return stream
     with stream:  # a pipe: decoders need to seek
-        return io.BytesIO(read_bounded(stream, subject=subject))
+        return io.BytesIO(_read_bounded(stream, subject=subject))
 
 
 def _no_such_file(path: str) -> ImageError:
@@ -205,7 +205,7 @@ def _read_file_object(source: IO[bytes], *, subject: str) -> bytes:
             source.seek(0)
         if isinstance(source.read(0), str):
             raise ImageError(f'{subject}: expected a binary file object, got a text one. Open it with mode "rb".')
-        return read_bounded(source, subject=subject)
+        return _read_bounded(source, subject=subject)
     except (OSError, ValueError, AttributeError) as error:
         if isinstance(error, ImageError):
             raise
@@ -262,7 +262,7 @@ def download(url: str, *, timeout: float | None, max_bytes: int = _MAX_BYTES) ->
             announced = int(length) if length.isdecimal() else 0
             if announced > max_bytes:
                 raise _too_large(subject, max_bytes)
-            body = read_bounded(response, subject=subject, max_bytes=max_bytes)
+            body = _read_bounded(response, subject=subject, max_bytes=max_bytes)
             if len(body) < announced:  # a closed connection is not an error
                 raise _unreachable(subject, f"only {len(body):,} of {announced:,} bytes")
             return body
@@ -279,7 +279,7 @@ def download(url: str, *, timeout: float | None, max_bytes: int = _MAX_BYTES) ->
         raise _unreachable(subject, reason) from error
 
 
-def read_bounded(stream: IO[bytes], *, subject: str, max_bytes: int = _MAX_BYTES) -> bytes:
+def _read_bounded(stream: IO[bytes], *, subject: str, max_bytes: int = _MAX_BYTES) -> bytes:
     """Read `stream` to its end; more than `max_bytes` is an `ImageError`."""
     parts: list[bytes] = []
     total = 0

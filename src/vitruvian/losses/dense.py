@@ -10,17 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.losses.terms import (
-    LossTerms,
-    LossWeights,
-    check_image_pair,
-    clear_invalid,
-    nonzero,
-    pixel_weights,
-    sum_gradient_error,
-    weigh,
-    weighted_mean,
-)
+from vitruvian.losses import terms
 
 # Shorter predictions are not normalized, so that the gradient of a zero vector stays finite and small.
 _MIN_NORMAL = 1e-3
@@ -29,7 +19,7 @@ _DICE_SMOOTHING = 1e-3
 
 
 @dataclass(frozen=True)
-class _SegmentationLossWeights(LossWeights):
+class _SegmentationLossWeights(terms.LossWeights):
     """Weights of the terms of `segmentation_loss`."""
 
     cross_entropy: float = 1.0
@@ -37,7 +27,7 @@ class _SegmentationLossWeights(LossWeights):
 
 
 @dataclass(frozen=True)
-class NormalLossWeights(LossWeights):
+class NormalLossWeights(terms.LossWeights):
     """Weights of the terms of `normal_loss`, by default the published ones."""
 
     cosine: float = 10.0
@@ -46,7 +36,7 @@ class NormalLossWeights(LossWeights):
 
 
 @dataclass(frozen=True)
-class AlbedoLossWeights(LossWeights):
+class AlbedoLossWeights(terms.LossWeights):
     """Weights of the terms of `albedo_loss`, by default the published ones."""
 
     l1: float = 2.0
@@ -61,7 +51,7 @@ def segmentation_loss(
     ignore_index: int = 255,
     class_weights: Tensor | Sequence[float] | None = None,
     dice_weight: float = 0.0,
-) -> LossTerms:
+) -> terms.LossTerms:
     """Return cross-entropy, and Dice where `dice_weight` is not 0.
 
     Logits of another size than the labels are resized bilinearly first. With the defaults the total is torch's
@@ -81,21 +71,15 @@ def segmentation_loss(
             weights.
     """
     _check_labels(labels, logits, ignore_index=ignore_index)
-    weights = _SegmentationLossWeights(dice=dice_weight)
     logits = logits.float()
     if logits.shape[-2:] != labels.shape[-2:]:
         logits = F.interpolate(logits, size=labels.shape[-2:], mode="bilinear", align_corners=False)  # [B, K, H, W]
     labels = labels.long()
-    return weigh(
-        weights,
-        {
-            "cross_entropy": lambda: cross_entropy(
-                logits, labels, ignore_index=ignore_index, class_weights=class_weights
-            ),
-            "dice": lambda: dice_loss(logits, labels, ignore_index=ignore_index),
-        },
-        anchor=logits,
-    )
+    functions = {
+        "cross_entropy": lambda: cross_entropy(logits, labels, ignore_index=ignore_index, class_weights=class_weights),
+        "dice": lambda: dice_loss(logits, labels, ignore_index=ignore_index),
+    }
+    return terms.weigh(_SegmentationLossWeights(dice=dice_weight), functions, anchor=logits)
 
 
 def cross_entropy(
@@ -114,7 +98,7 @@ def cross_entropy(
             "Leave it out to weight all classes alike."
         )
     summed = F.cross_entropy(logits, labels, weight=per_class, ignore_index=ignore_index, reduction="sum")
-    return summed / nonzero(per_class[labels.where(valid, 0)].where(valid, 0.0).sum())
+    return summed / terms.nonzero(per_class[labels.where(valid, 0)].where(valid, 0.0).sum())
 
 
 def dice_loss(logits: Tensor, labels: Tensor, *, ignore_index: int = 255) -> Tensor:
@@ -142,8 +126,8 @@ def dice_loss(logits: Tensor, labels: Tensor, *, ignore_index: int = 255) -> Ten
     present = (area > 0).float()  # [B, K]
     present[:, 0] = 0
     counted = present.sum(dim=1)  # [B]
-    per_image = ((1 - dice) * present).sum(dim=1) / nonzero(counted)  # [B]
-    return per_image.sum() / nonzero((counted > 0).float().sum())
+    per_image = ((1 - dice) * present).sum(dim=1) / terms.nonzero(counted)  # [B]
+    return per_image.sum() / terms.nonzero((counted > 0).float().sum())
 
 
 def _check_labels(labels: Tensor, logits: Tensor, *, ignore_index: int) -> None:
@@ -173,7 +157,7 @@ def _check_labels(labels: Tensor, logits: Tensor, *, ignore_index: int) -> None:
 
 def normal_loss(
     pred: Tensor, target: Tensor, mask: Tensor | None = None, *, weights: NormalLossWeights | None = None
-) -> LossTerms:
+) -> terms.LossTerms:
     """Return the loss of the recipe for surface normals.
 
     The target n is normalized; pixels where it is zero or not finite are ignored. The prediction p is not normalized,
@@ -183,35 +167,30 @@ def normal_loss(
         l1: ``Σ_xyz |p − n|``, which also moves |p| to 1
         gradient: squared difference of the image gradients of p and n, Σ over xyz; along x plus along y
 
-    Args:
-        pred: Predicted normals [B, 3, H, W], of any length.
-        target: Target normals [B, 3, H, W], of any length; zero where unknown.
-        mask: Weight of each pixel [B, 1, H, W] or [B, H, W].
-        weights: Weights of the terms.
+    Normals are [B, 3, H, W], of any length. See `terms` for the other arguments.
     """
-    check_image_pair(pred, target, channels=3, what="normals")
-    pred = pred.float()
-    length = torch.linalg.vector_norm(target.float(), dim=1, keepdim=True)  # [B, 1, H, W]
+    pred, goal, valid = terms.prepare(pred, target, mask, channels=3, what="normals")
+    length = torch.linalg.vector_norm(goal, dim=1, keepdim=True)  # [B, 1, H, W]
     known = length.isfinite() & (length > 0)
-    valid = pixel_weights(mask, pred) * known  # [B, 1, H, W]
-    unit = clear_invalid(target, valid) / torch.where(known, length, 1.0)  # [B, 3, H, W]
+    valid = valid * known  # [B, 1, H, W]
+    unit = terms.clear_invalid(goal, valid) / torch.where(known, length, 1.0)  # [B, 3, H, W]
     error = pred - unit  # [B, 3, H, W]
 
     def cosine() -> Tensor:
         direction = F.normalize(pred, dim=1, eps=_MIN_NORMAL)  # [B, 3, H, W]
-        return weighted_mean(1 - (direction * unit).sum(dim=1, keepdim=True), valid)
+        return terms.weighted_mean(1 - (direction * unit).sum(dim=1, keepdim=True), valid)
 
-    terms = {
+    functions = {
         "cosine": cosine,
-        "l1": lambda: weighted_mean(error.abs(), valid),
-        "gradient": lambda: sum_gradient_error(error, valid),
+        "l1": lambda: terms.weighted_mean(error.abs(), valid),
+        "gradient": lambda: terms.sum_gradient_error(error, valid),
     }
-    return weigh(weights or NormalLossWeights(), terms, anchor=pred)
+    return terms.weigh(weights or NormalLossWeights(), functions, anchor=pred)
 
 
 def albedo_loss(
     pred: Tensor, target: Tensor, mask: Tensor | None = None, *, weights: AlbedoLossWeights | None = None
-) -> LossTerms:
+) -> terms.LossTerms:
     """Return the loss of the recipe for albedo.
 
     Terms, as masked means over the pixels with a finite target:
@@ -221,24 +200,17 @@ def albedo_loss(
         chromaticity: ``Σ_rgb |c(p) − c(a)|`` with ``c(x) = x / (Σ_rgb x + 1e-3)`` and p clamped to [0, 1]: the colour
             regardless of brightness
 
-    Args:
-        pred: Predicted albedo [B, 3, H, W], before it is clamped to [0, 1].
-        target: Target albedo [B, 3, H, W], 0 to 1.
-        mask: Weight of each pixel [B, 1, H, W] or [B, H, W].
-        weights: Weights of the terms.
+    Albedo is [B, 3, H, W]; predictions are those before they are clamped to [0, 1]. See `terms` for the other
+    arguments.
     """
-    check_image_pair(pred, target, channels=3, what="albedo")
-    pred = pred.float()
-    valid = pixel_weights(mask, pred) * target.isfinite().all(dim=1, keepdim=True)  # [B, 1, H, W]
-    goal = clear_invalid(target, valid)  # [B, 3, H, W]
-    error = pred - goal
-
-    terms = {
-        "l1": lambda: weighted_mean(error.abs(), valid),
-        "gradient": lambda: sum_gradient_error(error, valid) / 2,
-        "chromaticity": lambda: weighted_mean((chromaticity(pred.clamp(0, 1)) - chromaticity(goal)).abs(), valid),
+    pred, goal, valid = terms.prepare(pred, target, mask, channels=3, what="albedo")
+    error = pred - goal  # [B, 3, H, W]
+    functions = {
+        "l1": lambda: terms.weighted_mean(error.abs(), valid),
+        "gradient": lambda: terms.sum_gradient_error(error, valid) / 2,
+        "chromaticity": lambda: terms.weighted_mean((chromaticity(pred.clamp(0, 1)) - chromaticity(goal)).abs(), valid),
     }
-    return weigh(weights or AlbedoLossWeights(), terms, anchor=pred)
+    return terms.weigh(weights or AlbedoLossWeights(), functions, anchor=pred)
 
 
 def chromaticity(rgb: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ from vitruvian.losses.point_sampling import (
     sample_logits_at,
     uncertain_points,
 )
-from vitruvian.losses.terms import LossTerms, LossWeights, zero_like
+from vitruvian.losses.terms import LossTerms, LossWeights, sum_over_processes, zero_like
 from vitruvian.ops.assignment import assign
 
 _MAX_PIXELS = 1 << 22  # of a step of the dense loss, to bound temporary memory
@@ -70,18 +70,6 @@ class MaskLossWeights(LossWeights):
     loss_dice: float = 1.0
 
 
-class MaskMeasure(Protocol):
-    """A comparison of masks: costs for the matching, and losses."""
-
-    def cost(self, logits: Tensor, target: Target, frame_hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Compare all queries [Q, h, w] with all objects of an image: mask and dice costs [Q, T]."""
-
-    def losses(
-        self, logits: Tensor, targets: Sequence[Target], pairs: Pairs, frame_hw: tuple[int, int]
-    ) -> tuple[Tensor, Tensor]:
-        """Compare matched queries of [B, Q, h, w] with their objects: sums of the mask and dice losses."""
-
-
 class MaskSetLoss(nn.Module):
     """Match queries with objects and compare them.
 
@@ -104,7 +92,7 @@ class MaskSetLoss(nn.Module):
         no_object_weight: float,
         weights: MaskLossWeights,
         class_cost_weight: float,
-        measure: MaskMeasure,
+        measure: DenseMasks | PointMasks,
     ) -> None:
         super().__init__()
         self.num_labels, self.no_object_weight = num_labels, no_object_weight
@@ -183,19 +171,9 @@ class MaskSetLoss(nn.Module):
         objects = [len(target.classes) for target in targets]
         matched = sum(min(count, queries) for count in objects)
         empty = len(targets) * queries - matched
-        sums = [float(sum(objects)), matched + empty * self.no_object_weight]
-        masks, weights = average_over_processes(torch.tensor(sums, device=logits.device)).unbind()
-        return masks.clamp(min=1), weights.clamp(min=torch.finfo(torch.float32).tiny)
-
-
-def average_over_processes(values: Tensor) -> Tensor:
-    """Average a tensor over the processes of a distributed run; in a single process, return it."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return values
-    summed = values.clone()
-    distributed.all_reduce(summed)
-    return summed / distributed.get_world_size()
+        sums = [float(sum(objects)), matched + empty * self.no_object_weight, 1.0]
+        masks, weights, processes = sum_over_processes(torch.tensor(sums, device=logits.device)).unbind()
+        return (masks / processes).clamp(min=1), (weights / processes).clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def read_targets(
@@ -224,16 +202,11 @@ def read_targets(
                 f"class_labels[{number}]: expected classes from 0 to {num_labels - 1}, got {labels.tolist()}. "
                 "Build the model with a larger num_labels, or leave out masks that should be ignored."
             )
-        stack = _clear_padding(stack.to(like.device))
+        stack = stack.to(like.device)
+        if stack.dtype != torch.bool and stack.numel() and stack.max() > 1:
+            stack = stack.masked_fill(stack > 1, 0)  # processors fill the padding of a batch with their ignore index
         targets.append(Target(stack.contiguous(), labels.to(like.device, torch.int64)))
     return targets
-
-
-def _clear_padding(masks: Tensor) -> Tensor:
-    """Set values above 1 to 0: processors fill the padding of a batch with their ignore index."""
-    if masks.dtype == torch.bool or not masks.numel() or masks.max() <= 1:
-        return masks
-    return masks.masked_fill(masks > 1, 0)
 
 
 def _decode_rles(rles: Sequence[Mapping[str, object]]) -> Tensor:

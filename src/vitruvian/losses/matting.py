@@ -13,17 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.losses.terms import (
-    LossTerms,
-    LossWeights,
-    check_image_pair,
-    clear_invalid,
-    nonzero,
-    pixel_weights,
-    sum_gradient_error,
-    weigh,
-    weighted_mean,
-)
+from vitruvian.losses import terms
 
 _PYRAMID_LEVELS = 5
 _MID_GREY = 0.5
@@ -31,7 +21,7 @@ _BINOMIAL = (1 / 16, 4 / 16, 6 / 16, 4 / 16, 1 / 16)
 
 
 @dataclass(frozen=True)
-class MattingLossWeights(LossWeights):
+class MattingLossWeights(terms.LossWeights):
     """Weights of the terms of `matting_loss`. No recipe is published: these are our own."""
 
     alpha: float = 1.0
@@ -48,7 +38,7 @@ def matting_loss(
     *,
     background: Tensor | None = None,
     weights: MattingLossWeights | None = None,
-) -> LossTerms:
+) -> terms.LossTerms:
     """Return the loss for mattes.
 
     Terms, as masked means:
@@ -67,21 +57,18 @@ def matting_loss(
             for each image, ``torch.rand(B, 3, 1, 1)``, penalizes halos of every hue.
         weights: Weights of the terms.
     """
-    check_image_pair(pred, target, channels=4, what="mattes")
-    pred = pred.float()
+    pred, goal, valid = terms.prepare(pred, target, mask, channels=4, what="mattes")
     behind = _check_background(background, pred)  # broadcasts to [B, 3, H, W]
-    valid = pixel_weights(mask, pred) * target.isfinite().all(dim=1, keepdim=True)  # [B, 1, H, W]
-    error = torch.where(valid > 0, pred - clear_invalid(target, valid), 0.0)  # [B, 4, H, W]
+    error = terms.clear_invalid(pred - goal, valid)  # [B, 4, H, W]
     colour, alpha = error[:, :3], error[:, 3:]  # [B, 3, H, W], [B, 1, H, W]
-
-    terms = {
-        "alpha": lambda: weighted_mean(alpha.abs(), valid),
-        "colour": lambda: weighted_mean(colour.abs(), valid),
+    functions = {
+        "alpha": lambda: terms.weighted_mean(alpha.abs(), valid),
+        "colour": lambda: terms.weighted_mean(colour.abs(), valid),
         "laplacian": lambda: laplacian_error(alpha, valid),
-        "composite": lambda: weighted_mean((colour - alpha * behind).abs(), valid),
-        "gradient": lambda: sum_gradient_error(alpha, valid),
+        "composite": lambda: terms.weighted_mean((colour - alpha * behind).abs(), valid),
+        "gradient": lambda: terms.sum_gradient_error(alpha, valid),
     }
-    return weigh(weights or MattingLossWeights(), terms, anchor=pred)
+    return terms.weigh(weights or MattingLossWeights(), functions, anchor=pred)
 
 
 def laplacian_error(error: Tensor, weights: Tensor, *, levels: int = _PYRAMID_LEVELS) -> Tensor:
@@ -101,10 +88,8 @@ def laplacian_error(error: Tensor, weights: Tensor, *, levels: int = _PYRAMID_LE
         bands.append(level - smooth)
         level = coarser
     bands.append(level)
-    total = error.new_zeros(())
-    for i, band in enumerate(bands):
-        total = total + 2**i * band.abs().sum(dim=1).mean()
-    return total / len(bands) / nonzero(share)
+    means = torch.stack([2**i * band.abs().sum(dim=1).mean() for i, band in enumerate(bands)])  # [L]
+    return means.mean() / terms.nonzero(share)
 
 
 def _halve(image: Tensor) -> Tensor:

@@ -33,17 +33,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.losses.terms import (
-    LossTerms,
-    LossWeights,
-    check_image_pair,
-    clear_invalid,
-    nonzero,
-    pixel_weights,
-    weigh,
-    weighted_mean,
-    weighted_mean_per_image,
-)
+from vitruvian.losses import terms
 
 _POOLED_SIZES = (2, 4, 8)
 _MIN_DEPTH = 1e-4
@@ -51,7 +41,7 @@ _MIN_CROSS = 1e-4
 
 
 @dataclass(frozen=True)
-class PointmapLossWeights(LossWeights):
+class PointmapLossWeights(terms.LossWeights):
     """Weights of the terms of `pointmap_loss`, by default the published ones."""
 
     l1: float = 2.0
@@ -72,7 +62,7 @@ def pointmap_loss(
     intrinsics: Tensor | None = None,
     mask: Tensor | None = None,
     weights: PointmapLossWeights | None = None,
-) -> LossTerms:
+) -> terms.LossTerms:
     """Return the loss of the recipe for pointmaps; the table above defines its terms.
 
     Without `pred_scales` there is no term "scale", without `intrinsics` none called "intrinsics". Target points that
@@ -88,20 +78,17 @@ def pointmap_loss(
         mask: Weight of each pixel [B, 1, H, W] or [B, H, W].
         weights: Weights of the terms.
     """
-    check_image_pair(pred, target, channels=3, what="pointmaps")
+    pred, goal, valid = terms.prepare(pred, target, mask, channels=3, what="pointmaps")
     scales = _check_scales(target_scales, batch=pred.shape[0], what="target_scales")  # [B, 1]
-    pred = pred.float()
-    in_front = target.isfinite().all(dim=1, keepdim=True) & (target[:, 2:] > 0)  # [B, 1, H, W]
-    valid = pixel_weights(mask, pred) * in_front  # [B, 1, H, W]
-    goal = clear_invalid(target, valid) * scales[:, :, None, None]  # [B, 3, H, W]
-    depth = nonzero(weighted_mean_per_image(goal[:, 2:], valid))  # [B, 1, 1, 1]
-    error = torch.where(valid > 0, (pred - goal) / depth, 0.0)  # [B, 3, H, W]
-
-    terms: dict[str, Callable[[], Tensor]] = {
-        "l1": lambda: weighted_mean(error.abs(), valid),
+    valid = valid * (goal[:, 2:] > 0)  # [B, 1, H, W], in front of the camera
+    goal = terms.clear_invalid(goal, valid) * scales[:, :, None, None]  # [B, 3, H, W]
+    depth = terms.nonzero(terms.weighted_mean_per_image(goal[:, 2:], valid))  # [B, 1, 1, 1]
+    error = terms.clear_invalid((pred - goal) / depth, valid)  # [B, 3, H, W]
+    functions: dict[str, Callable[[], Tensor]] = {
+        "l1": lambda: terms.weighted_mean(error.abs(), valid),
         "multiscale": lambda: multiscale_error(error, valid),
         "silog": lambda: silog_error(pred[:, 2:], goal[:, 2:], valid),
-        "shift": lambda: weighted_mean((error - weighted_mean_per_image(error, valid)).abs(), valid),
+        "shift": lambda: terms.weighted_mean((error - terms.weighted_mean_per_image(error, valid)).abs(), valid),
         "normals": lambda: pointmap_normal_error(pred, goal, valid),
     }
     if intrinsics is not None:
@@ -112,11 +99,11 @@ def pointmap_loss(
                 "Repeat a shared camera with .expand(B, 3, 3)."
             )
         rays_xy = pixel_rays(intrinsics, size_hw=(pred.shape[2], pred.shape[3]))  # [B, 2, H, W]
-        terms["intrinsics"] = lambda: weighted_mean((pred[:, :2] - rays_xy * pred[:, 2:]).abs(), valid)
+        functions["intrinsics"] = lambda: terms.weighted_mean((pred[:, :2] - rays_xy * pred[:, 2:]).abs(), valid)
     if pred_scales is not None:
-        predicted = _check_scale_shape(pred_scales, batch=pred.shape[0], what="pred_scales").float()  # [B, 1]
-        terms["scale"] = lambda: (predicted - scales).abs().mean()
-    return weigh(weights or PointmapLossWeights(), terms, anchor=pred)
+        predicted = _check_scales(pred_scales, batch=pred.shape[0], what="pred_scales", positive=False)  # [B, 1]
+        functions["scale"] = lambda: (predicted - scales).abs().mean()
+    return terms.weigh(weights or PointmapLossWeights(), functions, anchor=pred)
 
 
 def canonical_scales(intrinsics: Tensor, *, canonical_focal: float = 768.0) -> Tensor:
@@ -142,12 +129,12 @@ def pixel_rays(intrinsics: Tensor, *, size_hw: tuple[int, int]) -> Tensor:
 
 def multiscale_error(error: Tensor, weights: Tensor) -> Tensor:
     """Return the mean L1 of `error` [B, C, H, W] averaged over blocks of 2, 4 and 8 pixels (weights [B, 1, H, W])."""
-    total = error.new_zeros(())
+    means = []
     for size in _POOLED_SIZES:
         share = F.avg_pool2d(weights, size, ceil_mode=True)  # [B, 1, H/size, W/size]
-        pooled = F.avg_pool2d(error * weights, size, ceil_mode=True) / nonzero(share)  # [B, C, H/size, W/size]
-        total = total + weighted_mean(pooled.abs(), share)
-    return total / len(_POOLED_SIZES)
+        pooled = F.avg_pool2d(error * weights, size, ceil_mode=True) / terms.nonzero(share)  # [B, C, H/size, W/size]
+        means.append(terms.weighted_mean(pooled.abs(), share))
+    return torch.stack(means).mean()
 
 
 def silog_error(pred_depth: Tensor, target_depth: Tensor, weights: Tensor, *, variance_focus: float = 0.5) -> Tensor:
@@ -155,16 +142,15 @@ def silog_error(pred_depth: Tensor, target_depth: Tensor, weights: Tensor, *, va
 
     ``√(mean d² − variance_focus · (mean d)²)``, d the difference of logarithms; depths are clamped to at least 1e-4.
     """
-    log_pred, log_target = (x.float().clamp(min=_MIN_DEPTH).log() for x in (pred_depth, target_depth))
-    difference = torch.where(weights > 0, log_pred - log_target, 0.0)  # [B, 1, H, W]
-    mean = weighted_mean_per_image(difference, weights)  # [B, 1, 1, 1]
-    variance = weighted_mean_per_image((difference - mean).square(), weights)  # [B, 1, 1, 1]
+    difference = _log_ratio(pred_depth, target_depth, weights)  # [B, 1, H, W]
+    mean = terms.weighted_mean_per_image(difference, weights)  # [B, 1, 1, 1]
+    variance = terms.weighted_mean_per_image((difference - mean).square(), weights)  # [B, 1, 1, 1]
     squared = variance + (1 - variance_focus) * mean.square()  # [B, 1, 1, 1]
     positive = squared > 0
     # The gradient of the root is infinite at 0.
     per_image = torch.where(positive, torch.where(positive, squared, 1.0).sqrt(), 0.0)  # [B, 1, 1, 1]
     counted = (weights.sum(dim=(1, 2, 3)) > 0).float()  # [B]
-    return (per_image.flatten() * counted).sum() / nonzero(counted.sum())
+    return (per_image.flatten() * counted).sum() / terms.nonzero(counted.sum())
 
 
 def depth_steps(pred_depth: Tensor, target_depth: Tensor, weights: Tensor) -> Tensor:
@@ -178,11 +164,13 @@ def depth_steps(pred_depth: Tensor, target_depth: Tensor, weights: Tensor) -> Te
         target_depth: Target depths [B, 1, H, W]; 0 where unknown.
         weights: Weight of each pixel [B, 1, H, W]; a pair of neighbours has the product of both.
     """
+    return terms.sum_gradient_error(_log_ratio(pred_depth, target_depth, weights), weights, power=1)
+
+
+def _log_ratio(pred_depth: Tensor, target_depth: Tensor, weights: Tensor) -> Tensor:
+    """Return log pred − log target [B, 1, H, W], 0 where the weights are 0."""
     log_pred, log_target = (x.float().clamp(min=_MIN_DEPTH).log() for x in (pred_depth, target_depth))
-    error = torch.where(weights > 0, log_pred - log_target, 0.0)  # [B, 1, H, W]
-    across = weighted_mean((error[..., 1:] - error[..., :-1]).abs(), weights[..., 1:] * weights[..., :-1])
-    down = weighted_mean((error[..., 1:, :] - error[..., :-1, :]).abs(), weights[..., 1:, :] * weights[..., :-1, :])
-    return across + down
+    return terms.clear_invalid(log_pred - log_target, weights)
 
 
 def aligned_distance(pred: Tensor, target: Tensor, weights: Tensor, length: Tensor) -> Tensor:
@@ -197,24 +185,23 @@ def aligned_distance(pred: Tensor, target: Tensor, weights: Tensor, length: Tens
         weights: Weight of each pixel [B, 1, H, W].
         length: [B], in the unit of the target.
     """
-    pred, target = pred.float(), torch.where(weights > 0, target.float(), 0.0)
-    pred = torch.where(weights > 0, pred, 0.0)
+    pred, target = terms.clear_invalid(pred, weights), terms.clear_invalid(target, weights)
     both = (pred * target * weights).sum(dim=(1, 2, 3), keepdim=True)  # [B, 1, 1, 1]
-    factor = both / nonzero((pred.square() * weights).sum(dim=(1, 2, 3), keepdim=True))
+    factor = both / terms.nonzero((pred.square() * weights).sum(dim=(1, 2, 3), keepdim=True))
     error = (factor * pred - target).square().sum(dim=1, keepdim=True)  # [B, 1, H, W]
     distance = (error + 1e-8).sqrt()  # keeps the gradient finite at 0
-    shares = weighted_mean_per_image(distance, weights).flatten() / nonzero(length.float())  # [B]
-    return weighted_mean(shares, (weights > 0).flatten(1).any(dim=1).float())
+    shares = terms.weighted_mean_per_image(distance, weights).flatten() / terms.nonzero(length.float())  # [B]
+    return terms.weighted_mean(shares, (weights > 0).flatten(1).any(dim=1).float())
 
 
 def pointmap_normal_error(pred: Tensor, target: Tensor, weights: Tensor) -> Tensor:
     """Compare the surface normals of two pointmaps [B, 3, H, W]: 1 − cos + ⅓ L1, a mean over [B, 1, H-1, W-1]."""
-    depth = weighted_mean_per_image(target[:, 2:], weights)  # [B, 1, 1, 1]
-    size = max(pred.shape[-2:]) / nonzero(depth)  # the distance of neighbours becomes about 1
+    depth = terms.weighted_mean_per_image(target[:, 2:], weights)  # [B, 1, 1, 1]
+    size = max(pred.shape[-2:]) / terms.nonzero(depth)  # the distance of neighbours becomes about 1
     ours, _ = pointmap_normals(pred * size, weights)  # [B, 3, H-1, W-1]
     theirs, valid = pointmap_normals(target * size, weights)  # [B, 3, H-1, W-1], [B, 1, H-1, W-1]
     cosine = (ours * theirs).sum(dim=1, keepdim=True)  # [B, 1, H-1, W-1]
-    return weighted_mean(1 - cosine + (ours - theirs).abs().mean(dim=1, keepdim=True), valid)
+    return terms.weighted_mean(1 - cosine + (ours - theirs).abs().mean(dim=1, keepdim=True), valid)
 
 
 def pointmap_normals(points: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -237,18 +224,15 @@ def pointmap_normals(points: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     return F.normalize(cross, dim=1, eps=_MIN_CROSS), least * (length > _MIN_CROSS)
 
 
-def _check_scale_shape(scales: Tensor, *, batch: int, what: str) -> Tensor:
+def _check_scales(scales: Tensor, *, batch: int, what: str, positive: bool = True) -> Tensor:
+    """Return scales [B] or [B, 1] as float32 [B, 1]."""
     if scales.shape not in ((batch, 1), (batch,)):
         raise InputError(
             f"{what}: expected shape [{batch}, 1], got {list(scales.shape)}. Pass the canonical focal length "
             "divided by the actual one for each image."
         )
-    return scales.reshape(batch, 1)  # [B, 1]
-
-
-def _check_scales(scales: Tensor, *, batch: int, what: str) -> Tensor:
-    scales = _check_scale_shape(scales, batch=batch, what=what).float()
-    if _can_check(scales) and not bool((scales.isfinite() & (scales > 0)).all()):
+    scales = scales.float().reshape(batch, 1)  # [B, 1]
+    if positive and _can_check(scales) and not bool((scales.isfinite() & (scales > 0)).all()):
         raise InputError(
             f"{what}: expected positive numbers, got {scales.flatten().tolist()}. "
             "Compute them from the camera with canonical_scales(intrinsics)."

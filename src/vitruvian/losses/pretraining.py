@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.errors import InputError
-from vitruvian.losses.terms import nonzero
+from vitruvian.losses.terms import nonzero, sum_over_processes
 
 _PATCH_VARIANCE_FLOOR = 1e-6
 
@@ -123,7 +123,7 @@ def sinkhorn(logits: Tensor, *, temperature: float, iterations: int = 3) -> Tens
     """
     share = (logits.float() / temperature).softmax(dim=1)  # [M, K]
     for _ in range(iterations):
-        share = share / nonzero(_sum_over_processes(share.sum(dim=0)))
+        share = share / nonzero(sum_over_processes(share.sum(dim=0)))
         share = share / nonzero(share.sum(dim=1, keepdim=True))
     return share
 
@@ -152,8 +152,8 @@ class Center(nn.Module):
                 "Create the Center with as many classes as the head."
             )
         rows = teacher_logits.float().flatten(0, -2)  # [M, K]
-        total = _sum_over_processes(rows.sum(dim=0))  # [K]
-        count = _sum_over_processes(torch.tensor(float(len(rows)), device=rows.device))  # []
+        total = sum_over_processes(rows.sum(dim=0))  # [K]
+        count = sum_over_processes(torch.tensor(float(len(rows)), device=rows.device))  # []
         if count > 0:
             self.value.lerp_((total / count).to(self.value), 1 - self.momentum)
 
@@ -182,9 +182,3 @@ def ema_update(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
 def _check_momentum(momentum: float) -> None:
     if not 0 <= momentum <= 1:
         raise InputError(f"momentum: expected a number from 0 to 1, got {momentum}. Usual: 0.9 to 0.9999.")
-
-
-def _sum_over_processes(tensor: Tensor) -> Tensor:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.all_reduce(tensor)
-    return tensor

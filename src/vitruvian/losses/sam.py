@@ -68,18 +68,19 @@ def prompted_mask_loss(
         """Mean of [B, P] over some prompts; 0 without any."""
         return (values * which).sum() / which.sum().clamp(min=1)
 
-    def object_term() -> Tensor:
+    def object_score() -> Tensor:
         if object_scores is None:
             return zero_like(logits)
-        return mean(object_score_loss(object_scores[..., 0], present), valid)
+        scores = object_scores[..., 0].float()  # [B, P]
+        return mean(F.binary_cross_entropy_with_logits(scores, present, reduction="none"), valid)
 
     return weigh(
         weights,
         {
             "focal": lambda: mean(focal.gather(-1, best)[..., 0], valid * present),
             "dice": lambda: mean(dice.gather(-1, best)[..., 0], valid * present),
-            "iou": lambda: mean(iou_regression_loss(iou_scores, wide, expanded).mean(dim=-1), valid * present),
-            "object_score": object_term,
+            "iou": lambda: mean((iou_scores.float() - mask_iou(wide, expanded)).abs().mean(-1), valid * present),
+            "object_score": object_score,
         },
         anchor=logits,
     )
@@ -90,17 +91,6 @@ def mask_iou(logits: Tensor, targets: Tensor) -> Tensor:
     predicted, truth = (logits.detach() > 0).flatten(-2), (targets > 0).flatten(-2)
     union = (predicted | truth).sum(dim=-1)
     return torch.where(union > 0, (predicted & truth).sum(dim=-1) / union.clamp(min=1), 1.0)
-
-
-def iou_regression_loss(predicted: Tensor, logits: Tensor, targets: Tensor, *, squared: bool = False) -> Tensor:
-    """Distance of a predicted IoU [...] to the true one of masks [..., H, W]: absolute, or squared."""
-    error = predicted.float() - mask_iou(logits, targets)
-    return error.square() if squared else error.abs()
-
-
-def object_score_loss(logits: Tensor, present: Tensor) -> Tensor:
-    """Cross-entropy of object logits [...] with the presence of the object (0 or 1) [...]."""
-    return F.binary_cross_entropy_with_logits(logits.float(), present.float(), reduction="none")
 
 
 def _check_shapes(logits: Tensor, iou_scores: Tensor, targets: Tensor) -> None:

@@ -6,6 +6,8 @@ Conventions:
 - A mask holds the weights of the pixels: bool, or non-negative numbers; [B, 1, H, W] or [B, H, W]. A mean over pixels
   is ``Σ mask · value / Σ mask``, and 0, still attached to the graph, where all weights are 0.
 - Targets may have any values, NaN too, where the weight is 0.
+- `pred` and `target` are predictions and targets [B, C, H, W]; `weights` are those of the terms, by default the
+  published ones, where there are any.
 - The L1 of a vector is the sum of its components' absolute values, so a mean over pixels does not divide by channels.
 """
 
@@ -97,20 +99,32 @@ def clear_invalid(values: Tensor, weights: Tensor) -> Tensor:
     return torch.where(weights > 0, values.float(), 0.0)
 
 
-def sum_gradient_error(error: Tensor, weights: Tensor) -> Tensor:
+def sum_gradient_error(error: Tensor, weights: Tensor, *, power: int = 2) -> Tensor:
     """Return the mean squared difference of `error` [B, C, H, W] between neighbours along x plus that along y.
 
     As differences are linear, this compares the image gradients of prediction and target. The weight of a pair of
-    neighbours is the product of their weights.
+    neighbours is the product of their weights. `power` 1 is for absolute differences.
     """
-    along_x = (error[..., :, 1:] - error[..., :, :-1]).square()  # [B, C, H, W-1]
-    along_y = (error[..., 1:, :] - error[..., :-1, :]).square()  # [B, C, H-1, W]
+    along_x = (error[..., :, 1:] - error[..., :, :-1]).abs() ** power  # [B, C, H, W-1]
+    along_y = (error[..., 1:, :] - error[..., :-1, :]).abs() ** power  # [B, C, H-1, W]
     mean_x = weighted_mean(along_x, weights[..., :, 1:] * weights[..., :, :-1])
     return mean_x + weighted_mean(along_y, weights[..., 1:, :] * weights[..., :-1, :])
 
 
-def check_image_pair(pred: Tensor, target: Tensor, *, channels: int, what: str) -> None:
-    """Raise `InputError` unless predictions and targets are both [B, channels, H, W]."""
+def sum_over_processes(values: Tensor) -> Tensor:
+    """Sum a tensor over the processes of a distributed run, in place; in a single process, return it."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(values)
+    return values
+
+
+def prepare(
+    pred: Tensor, target: Tensor, mask: Tensor | None, *, channels: int, what: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Check images [B, channels, H, W]; return predictions, targets and pixel weights [B, 1, H, W] in float32.
+
+    Pixels whose target is not finite have weight 0; targets are 0 there.
+    """
     if pred.ndim != 4 or pred.shape[1] != channels:
         raise InputError(
             f"predicted {what}: expected shape [B, {channels}, H, W], got {list(pred.shape)}. "
@@ -125,3 +139,6 @@ def check_image_pair(pred: Tensor, target: Tensor, *, channels: int, what: str) 
         raise InputError(
             f"target {what}: expected floating point, got {target.dtype}. Convert it with .float(), and rescale bytes."
         )
+    pred = pred.float()
+    valid = pixel_weights(mask, pred) * target.isfinite().all(dim=1, keepdim=True)  # [B, 1, H, W]
+    return pred, clear_invalid(target, valid), valid

@@ -39,7 +39,7 @@ def bounded_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
     Queries include the factor `query_scale`; `has_bounded_scores` must hold.
     """
-    if use_triton("attention", q, k, v):
+    if use_triton("bounded_attention", q, k, v):
         return _bounded_attention_triton(q, k, v)
     return attention(q, k, v, scale=math.log(2))[0].transpose(1, 2)  # [B, N, A, D]
 

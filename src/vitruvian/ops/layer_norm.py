@@ -19,6 +19,8 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 def add_layer_norm(x: Tensor, branch: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """Return x + branch and its layer norm, both [..., C]; without a branch, x and its norm. For pre-norm blocks."""
     if branch is None:
+        if use_triton("layer_norm", x, norm.weight, dtypes=_DTYPES):
+            return x, _layer_norm_triton(x, None, norm)[0]
         return x, norm(x)
     if use_triton("layer_norm", x, branch, norm.weight, dtypes=_DTYPES):
         total = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -51,13 +53,18 @@ def layer_norm_of_sum_and_positions(
 
 
 def _layer_norm_triton(
-    x: Tensor, branch: Tensor, norm: nn.LayerNorm, *, total: Tensor | None = None, positions: Tensor | None = None
+    x: Tensor,
+    branch: Tensor | None,
+    norm: nn.LayerNorm,
+    *,
+    total: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Norm x + branch [..., C]: the norm, and the norm plus positions [N, C], which repeat over rows.
 
     The sum is written into `total` where that is given.
     """
-    x, branch = x.contiguous(), branch.contiguous()
+    x, branch = x.contiguous(), None if branch is None else branch.contiguous()
     positions = None if positions is None else positions.contiguous()
     channels = x.shape[-1]
     rows = x.numel() // channels
@@ -69,7 +76,8 @@ def _layer_norm_triton(
         x, branch, norm.weight, norm.bias, positions, total, out, with_positions,
         rows, 1 if positions is None else positions.numel() // channels,
         channels=channels, padded=padded, block_rows=block_rows, eps=norm.eps,
-        has_bias=norm.bias is not None, has_total=total is not None, has_positions=positions is not None,
+        has_branch=branch is not None, has_bias=norm.bias is not None,
+        has_total=total is not None, has_positions=positions is not None,
         num_warps=4 if padded <= 2048 else 8,
     )  # fmt: skip
     return out, with_positions
@@ -79,14 +87,15 @@ def _layer_norm_triton(
 def _layer_norm_kernel(  # type: ignore[no-untyped-def]
     x_ptr, branch_ptr, weight_ptr, bias_ptr, positions_ptr, total_ptr, out_ptr, with_positions_ptr, rows, period,
     channels: tl.constexpr, padded: tl.constexpr, block_rows: tl.constexpr, eps: tl.constexpr,
-    has_bias: tl.constexpr, has_total: tl.constexpr, has_positions: tl.constexpr,
+    has_branch: tl.constexpr, has_bias: tl.constexpr, has_total: tl.constexpr, has_positions: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     channel = tl.arange(0, padded)
     inside = (row[:, None] < rows) & (channel[None, :] < channels)
     offset = row[:, None].to(tl.int64) * channels + channel[None, :]
     x = tl.load(x_ptr + offset, mask=inside, other=0.0).to(tl.float32)
-    x += tl.load(branch_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+    if has_branch:
+        x += tl.load(branch_ptr + offset, mask=inside, other=0.0).to(tl.float32)
     total = x.to(out_ptr.dtype.element_ty)
     if has_total:
         tl.store(total_ptr + offset, total, mask=inside)

@@ -45,7 +45,7 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Returns:
         [..., F].
     """
-    if use_triton("gated_linear", x, weight):
+    if use_triton("swiglu", x, weight):
         rows = x.reshape(-1, x.shape[-1])  # [M, K]
         fused = _suits_fused_kernel(rows, weight)
         out = _gated_linear_triton(rows, weight, bias) if fused else _gate_triton(F.linear(rows, weight, bias))

@@ -17,6 +17,7 @@ from PIL.Image import Image
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject, json_text, write_json, write_npz
+from vitruvian.files.images import write_image
 
 Picture = RgbImage  # the name that pipelines import
 
@@ -66,6 +67,8 @@ class Result:
     Attributes:
         task: Name of the task that returns this result.
         endings: File name suffixes that `save` accepts.
+        refused_endings: Advice for common suffixes that it does not accept.
+        info_fields: Fields that are not arrays and that `info` adds.
         size_hw: Height and width of the source image.
         image: The source image, for `plot`; `without_image` drops it.
         source: File name, URL or "array".
@@ -77,6 +80,8 @@ class Result:
 
     task: ClassVar[str] = ""
     endings: ClassVar[tuple[str, ...]] = ()
+    refused_endings: ClassVar[dict[str, str]] = {}
+    info_fields: ClassVar[tuple[str, ...]] = ()
 
     size_hw: tuple[int, int]
     image: RgbImage | None = None
@@ -90,12 +95,12 @@ class Result:
         size: object = self.size_hw
         if not (isinstance(size, tuple) and len(size) == 2 and all(isinstance(v, int) and v > 0 for v in size)):
             raise InputError(f"size_hw: expected (height, width) of at least 1×1 as whole numbers, got {size!r}.")
-        if self.image is not None:
-            self.check("image", np.uint8, *self.size_hw, 3)
+        self.check("image", np.uint8, *self.size_hw, 3, optional=True)
 
-    def check(self, name: str, dtype: type[np.generic], *shape: int | str) -> None:
-        """Raise `InputError` unless a field is an array of this data type and shape, see `check_array`."""
-        check_array(name, getattr(self, name), dtype=dtype, shape=shape)
+    def check(self, name: str, dtype: type[np.generic], *shape: int | str, optional: bool = False) -> None:
+        """Raise `InputError` unless a field is an array of this data type and shape, or None where it is optional."""
+        if not optional or getattr(self, name) is not None:
+            check_array(name, getattr(self, name), dtype=dtype, shape=shape)
 
     def plot(self) -> Image:
         """Draw the result, over its image where that helps, at the size of the source."""
@@ -110,9 +115,10 @@ class Result:
         name = target.name.lower()
         matching = [ending for ending in self.endings if name.endswith(ending) and name != ending]
         if not matching:
+            advice = self.refused_endings.get(target.suffix.lower(), "")
             raise InputError(
                 f"{target.name}: expected a name that ends in {', '.join(self.endings)} for {self.task}, "
-                f"got {target.suffix or 'no ending'!r}.{self.why_not(target.suffix.lower())}"
+                f"got {target.suffix or 'no ending'!r}.{advice}"
             )
         self.write(target, max(matching, key=len))
         return target
@@ -120,19 +126,15 @@ class Result:
     def write(self, path: Path, ending: str) -> None:
         """Write the result as `ending`, one of `endings`. Called by `save`.
 
-        This base class writes NPZ (every array by its name, all else as JSON in the text ``info``) and JSON of
-        `to_dict`.
+        This base class writes NPZ (every array by its name, all else as JSON in the text ``info``), JSON of `to_dict`,
+        and other endings as an image of `plot`.
         """
         if ending == ".npz":
             write_npz(path, {**self.arrays(), "info": np.array(json_text(self.info()))})
         elif ending == ".json":
             write_json(path, self.to_dict())
         else:
-            raise NotImplementedError(f"{type(self).__name__}: {ending} is in endings, and nothing writes it")
-
-    def why_not(self, ending: str) -> str:
-        """Return the reason why this result cannot be saved as `ending`, or an empty string."""
-        return ""
+            write_image(path, np.asarray(self.plot()))
 
     def to_dict(self) -> JsonObject:
         """Return the result as plain lists, numbers and text, ready for JSON; dense maps are summarized."""
@@ -148,6 +150,10 @@ class Result:
             "frame": self.frame,
             "time": self.time,
             "people": None if self.people is None else self.people.to_dict(),
+            **{
+                name: list(value) if isinstance(value := getattr(self, name), tuple) else value
+                for name in self.info_fields
+            },
         }
 
     def without_image(self) -> Self:

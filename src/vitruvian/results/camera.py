@@ -1,4 +1,4 @@
-"""Camera axes and intrinsics.
+"""Camera axes and intrinsics, and `CameraMap`, the base of results in camera axes.
 
 Camera axes are x right, y down, z forward (OpenCV) or x right, y up, z backward (OpenGL). A point in OpenCV axes
 projects to column fx·x/z + cx and row fy·y/z + cy, where whole numbers are centres of pixels.
@@ -7,15 +7,44 @@ projects to column fx·x/z + cx and row fy·y/z + cy, where whole numbers are ce
 from __future__ import annotations
 
 import math
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.errors import InputError
+from vitruvian.results.base import Result, check_choice
 
 Convention = Literal["opencv", "opengl"]
-CONVENTIONS: tuple[Convention, ...] = ("opencv", "opengl")
+_CONVENTIONS: tuple[Convention, ...] = ("opencv", "opengl")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class CameraMap(Result):
+    """Base of results with a vector for each pixel, in camera axes.
+
+    Attributes:
+        vectors: Name of the field with the vectors [H, W, 3].
+        convention: The axes.
+    """
+
+    vectors: ClassVar[str]
+
+    convention: Convention = "opencv"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(self.vectors, np.float32, *self.size_hw, 3)
+        check_choice("convention", self.convention, _CONVENTIONS)
+
+    def to_convention(self, convention: Convention) -> Self:
+        """Return the same result in other axes."""
+        check_choice("convention", convention, _CONVENTIONS)
+        if convention == self.convention:
+            return self
+        flipped = {self.vectors: flip_axes(getattr(self, self.vectors))}
+        return replace(self, convention=convention, **flipped)  # type: ignore[arg-type]
 
 
 def flip_axes(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -17,7 +17,7 @@ from vitruvian.files.arrays import JsonObject
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_indexed_png, write_png16
 from vitruvian.human import PART_COLOURS, PART_NAMES
-from vitruvian.images.rle import encode_rle
+from vitruvian.images.rle import Rle, encode_rle
 from vitruvian.results.base import Result
 
 _MAX_BINS = 1 << 20
@@ -41,11 +41,16 @@ class LabelMap(Result):
     """
 
     endings: ClassVar[tuple[str, ...]] = (".png", ".npz", ".json")
+    background: ClassVar[int | None] = None
 
     labels: NDArray[np.integer]
 
     def name(self, label: int) -> str:
         """Return the name of a class."""
+        raise NotImplementedError
+
+    def palette(self) -> RgbImage:
+        """Return a colour for each class, uint8 [K, 3]."""
         raise NotImplementedError
 
     def areas(self) -> dict[str, int]:
@@ -59,29 +64,47 @@ class LabelMap(Result):
         """Return the names of the classes that occur, in the order of their numbers, the background too."""
         return tuple(self.areas())
 
-    def _class_dicts(self) -> list[JsonObject]:
-        """Return number, name, area and mask (RLE) of each class that occurs."""
-        return [
-            {
-                "id": label,
-                "name": self.name(label),
-                "area": area,
-                "rle": encode_rle(self.labels == label, compress=True),
-            }
+    def plot(self, *, opacity: float = 0.55, legend: bool = True, outline: bool = True) -> Image.Image:
+        """Draw the classes in colours over the image, with a legend of those that occur beside it."""
+        drawn = draw_labels(
+            self.image,
+            self.labels,
+            self.palette(),
+            names={label: self.name(label) for label in count_labels(self.labels)},
+            opacity=opacity,
+            legend=legend,
+            outline=outline,
+            background=self.background,
+        )
+        return Image.fromarray(drawn)
+
+    def write(self, path: Path, ending: str) -> None:
+        """Write the numbers as PNG (with a palette up to 255, else 16-bit gray), or NPZ, or JSON with a mask each."""
+        if ending != ".png":
+            super().write(path, ending)
+        elif self.labels.max() < 256:
+            write_indexed_png(path, self.labels.astype(np.uint8), self.palette()[:256])
+        else:
+            write_png16(path, self.labels.astype(np.uint16))
+
+    def to_dict(self) -> JsonObject:
+        """Return the classes that occur (as "parts" or "classes"), each with its area and its mask as COCO RLE."""
+        classes = [
+            {"id": label, "name": self.name(label), "area": area, "rle": self._rle(label)}
             for label, area in count_labels(self.labels).items()
         ]
+        return super().to_dict() | {"parts" if self.task == "parts" else "classes": classes}
 
-    def _records(self, classes: list[int], *, image_id: int, first_id: int) -> list[JsonObject]:
-        """Return a COCO record with a mask for each of these classes."""
+    def to_coco(self, *, image_id: int = 1, first_id: int = 1) -> list[JsonObject]:
+        """Return a COCO annotation for each class that occurs, without the background."""
+        classes = [label for label in count_labels(self.labels) if label != self.background]
         return [
-            mask_record(
-                encode_rle(self.labels == label, compress=True),
-                image_id=image_id,
-                annotation_id=first_id + index,
-                category_id=label,
-            )
-            for index, label in enumerate(classes)
+            mask_record(self._rle(label), image_id=image_id, annotation_id=number, category_id=label)
+            for number, label in enumerate(classes, first_id)
         ]
+
+    def _rle(self, label: int) -> Rle:
+        return encode_rle(self.labels == label, compress=True)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -96,6 +119,8 @@ class Parts(LabelMap):
     """
 
     task: ClassVar[str] = "parts"
+    background: ClassVar[int | None] = 0
+    info_fields: ClassVar[tuple[str, ...]] = ("names",)
 
     names: tuple[str, ...] = PART_NAMES
     colours: NDArray[np.uint8] = field(default_factory=lambda: np.array(PART_COLOURS, np.uint8))
@@ -105,8 +130,7 @@ class Parts(LabelMap):
         super().__post_init__()
         self.check("labels", np.uint8, *self.size_hw)
         self.check("colours", np.uint8, len(self.names), 3)
-        if self.score is not None:
-            self.check("score", np.float16, *self.size_hw)
+        self.check("score", np.float16, *self.size_hw, optional=True)
         if self.labels.max() >= len(self.names):
             raise InputError(
                 f"labels: expected numbers from 0 to {len(self.names) - 1}, got {self.labels.max()}. Add names for all."
@@ -125,32 +149,9 @@ class Parts(LabelMap):
         mask: NDArray[np.bool_] = np.equal(self.labels, self.names.index(name))
         return mask
 
-    def plot(self, *, opacity: float = 0.55, legend: bool = True, outline: bool = True) -> Image.Image:
-        """Draw the parts in their colours over the image, with a legend of those that occur beside it."""
-        drawn = draw_labels(
-            self.image, self.labels, self.colours, names=self.names, opacity=opacity, legend=legend, outline=outline
-        )
-        return Image.fromarray(drawn)
-
-    def write(self, path: Path, ending: str) -> None:
-        """Write the numbers of the parts as a PNG with their colours as palette, or NPZ, or JSON with a mask each."""
-        if ending == ".png":
-            write_indexed_png(path, self.labels.astype(np.uint8), self.colours)
-        else:
-            super().write(path, ending)
-
-    def info(self) -> JsonObject:
-        """Return everything but the arrays."""
-        return super().info() | {"names": list(self.names)}
-
-    def to_dict(self) -> JsonObject:
-        """Return the parts that occur, each with its area and its mask as COCO RLE."""
-        return super().to_dict() | {"parts": self._class_dicts()}
-
-    def to_coco(self, *, image_id: int = 1, first_id: int = 1) -> list[JsonObject]:
-        """Return a COCO annotation for each part that occurs, without the background (number 0)."""
-        classes = [label for label in count_labels(self.labels) if label > 0]
-        return self._records(classes, image_id=image_id, first_id=first_id)
+    def palette(self) -> RgbImage:
+        """Return `colours`."""
+        return self.colours
 
     def coco_categories(self) -> list[JsonObject]:
         """Return a category for each part; its id is the label."""
@@ -195,40 +196,13 @@ class Semantic(LabelMap):
         """Return a colour for each class up to the largest that is named or occurs, uint8 [K, 3]."""
         return class_colours(max(int(self.labels.max()), *self.id2label, 0) + 1)
 
-    def plot(self, *, opacity: float = 0.55, legend: bool = True, outline: bool = True) -> Image.Image:
-        """Draw the classes in colours over the image, with a legend of those that occur beside it."""
-        drawn = draw_labels(
-            self.image,
-            self.labels,
-            self.colours(),
-            names={label: self.name(label) for label in count_labels(self.labels)},
-            opacity=opacity,
-            legend=legend,
-            outline=outline,
-            background=None,
-        )
-        return Image.fromarray(drawn)
-
-    def write(self, path: Path, ending: str) -> None:
-        """Write the numbers as PNG (with a palette up to 255, else 16-bit gray), or NPZ, or JSON with a mask each."""
-        if ending != ".png":
-            super().write(path, ending)
-        elif self.labels.max() < 256:
-            write_indexed_png(path, self.labels.astype(np.uint8), self.colours()[:256])
-        else:
-            write_png16(path, self.labels.astype(np.uint16))
+    def palette(self) -> RgbImage:
+        """Return `colours`."""
+        return self.colours()
 
     def info(self) -> JsonObject:
         """Return everything but the arrays."""
         return super().info() | {"id2label": {str(label): name for label, name in self.id2label.items()}}
-
-    def to_dict(self) -> JsonObject:
-        """Return the classes that occur, each with its area and its mask as COCO RLE."""
-        return super().to_dict() | {"classes": self._class_dicts()}
-
-    def to_coco(self, *, image_id: int = 1, first_id: int = 1) -> list[JsonObject]:
-        """Return a COCO annotation for each class that occurs."""
-        return self._records(list(count_labels(self.labels)), image_id=image_id, first_id=first_id)
 
     def coco_categories(self) -> list[JsonObject]:
         """Return a category for each class that has a name or occurs; its id is the label."""

@@ -44,6 +44,7 @@ class Masks(Result):
 
     task: ClassVar[str] = "segment"
     endings: ClassVar[tuple[str, ...]] = (".json", ".npz", ".png")
+    info_fields: ClassVar[tuple[str, ...]] = ("label_names",)
 
     kind: MasksKind
     runs: Sequence[Rle] | NDArray[np.bool_]
@@ -60,8 +61,7 @@ class Masks(Result):
         count = len(self.runs)
         self.check("scores", np.float32, count)
         self.check("boxes_xyxy", np.float32, count, 4)
-        if self.label_ids is not None:
-            self.check("label_ids", np.int64, count)
+        self.check("label_ids", np.int64, count, optional=True)
         if self.label_names is not None and (self.label_ids is None or len(self.label_names) != count):
             raise InputError(
                 f"label_names: expected one for each of the {count} masks beside label_ids, "
@@ -122,10 +122,6 @@ class Masks(Result):
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return the arrays by name, decoded masks among them."""
         return super().arrays() | {"masks": self.masks}
-
-    def info(self) -> JsonObject:
-        """Return everything but the arrays."""
-        return super().info() | {"label_names": None if self.label_names is None else list(self.label_names)}
 
     def to_dict(self) -> JsonObject:
         """Return everything: a list of objects with mask (COCO RLE), score, box and class."""

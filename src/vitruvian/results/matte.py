@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -34,6 +35,10 @@ class Matte(Result):
 
     task: ClassVar[str] = "matte"
     endings: ClassVar[tuple[str, ...]] = (".png", ".webp", ".npz", ".exr")
+    refused_endings: ClassVar[dict[str, str]] = dict.fromkeys(
+        (".jpg", ".jpeg"),
+        " JPEG has no alpha: choose .png, or put the person over a colour with over() and save that.",
+    )
 
     alpha: NDArray[np.float32]
     foreground: NDArray[np.float32]
@@ -89,12 +94,6 @@ class Matte(Result):
         else:
             super().write(path, ending)
 
-    def why_not(self, ending: str) -> str:
-        """Return the reason why a matte cannot be saved as JPEG."""
-        if ending in (".jpg", ".jpeg"):
-            return " JPEG has no alpha: choose .png, or put the person over a colour with over() and save that."
-        return ""
-
     def to_dict(self) -> JsonObject:
         """Return the share of the image that the person covers; NPZ and EXR hold the maps."""
         return super().to_dict() | {"coverage": round(float(self.alpha.mean()), 6)}
@@ -105,9 +104,14 @@ class Matte(Result):
 
 def _background(background: object, size_hw: tuple[int, int]) -> RgbImage:
     """Return a background of this size, uint8 [H, W, 3], from a colour or an image."""
-    colour = _as_colour(background)
-    if colour is not None:
-        return np.broadcast_to(np.array(colour, np.uint8), (*size_hw, 3)).copy()
+    colour: object = background
+    if isinstance(background, str):
+        with contextlib.suppress(ValueError):  # the name of a file
+            colour = ImageColor.getrgb(background)[:3]
+    if isinstance(colour, (tuple, list)):
+        if len(colour) != 3 or not all(isinstance(v, (int, np.integer)) and 0 <= v <= 255 for v in colour):
+            raise InputError(f"background: expected (red, green, blue) from 0 to 255, got {background!r}.")
+        return np.full((*size_hw, 3), colour, np.uint8)
     if isinstance(background, np.ndarray):
         check_array("background", background, dtype=np.uint8, shape=("h", "w", 3))
         image = Image.fromarray(background)
@@ -118,17 +122,3 @@ def _background(background: object, size_hw: tuple[int, int]) -> RgbImage:
     if image.size != size_hw[::-1]:
         image = ImageOps.fit(image, size_hw[::-1], Image.Resampling.LANCZOS)  # resizes to cover, and crops
     return np.asarray(image)
-
-
-def _as_colour(background: object) -> tuple[int, ...] | None:
-    """Return the colour that this stands for, or None where it is something else."""
-    if isinstance(background, (tuple, list)):
-        if len(background) != 3 or not all(isinstance(v, (int, np.integer)) and 0 <= v <= 255 for v in background):
-            raise InputError(f"background: expected (red, green, blue) from 0 to 255, got {background!r}.")
-        return tuple(int(value) for value in background)
-    if isinstance(background, str):
-        try:
-            return ImageColor.getrgb(background)[:3]
-        except ValueError:
-            return None
-    return None

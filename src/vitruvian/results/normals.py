@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,13 +12,12 @@ from PIL import Image
 
 from vitruvian.draw import colour_normals
 from vitruvian.files.arrays import JsonObject, write_exr
-from vitruvian.files.images import write_image, write_png16
-from vitruvian.results.base import Result, check_choice
-from vitruvian.results.camera import CONVENTIONS, Convention, flip_axes
+from vitruvian.files.images import write_png16
+from vitruvian.results.camera import CameraMap, Convention
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Normals(Result):
+class Normals(CameraMap):
     """Surface normals: unit vectors that point out of the surface, in camera axes.
 
     | convention | x | y | z | a surface that faces the camera |
@@ -33,7 +32,9 @@ class Normals(Result):
     """
 
     task: ClassVar[str] = "normals"
+    vectors: ClassVar[str] = "normals"
     endings: ClassVar[tuple[str, ...]] = (".png", ".16.png", ".npz", ".exr")
+    info_fields: ClassVar[tuple[str, ...]] = ("convention",)
 
     normals: NDArray[np.float32]
     mask: NDArray[np.bool_] | None = None
@@ -41,17 +42,7 @@ class Normals(Result):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check("normals", np.float32, *self.size_hw, 3)
-        if self.mask is not None:
-            self.check("mask", np.bool_, *self.size_hw)
-        check_choice("convention", self.convention, CONVENTIONS)
-
-    def to_convention(self, convention: Convention) -> Normals:
-        """Return the same normals in other axes."""
-        check_choice("convention", convention, CONVENTIONS)
-        if convention == self.convention:
-            return self
-        return replace(self, normals=flip_axes(self.normals), convention=convention)
+        self.check("mask", np.bool_, *self.size_hw, optional=True)
 
     def plot(self) -> Image.Image:
         """Show directions in the usual colours: red to the right, green up, blue to the viewer."""
@@ -61,10 +52,8 @@ class Normals(Result):
         """Write the usual colours as 8-bit or 16-bit PNG (x right, y up, z to the viewer, whatever the convention),
         or the values as NPZ, or as EXR: R, G, B are x, y, z, and A is the mask.
         """
-        if ending == ".png":
-            write_image(path, np.asarray(self.plot()))
-        elif ending == ".16.png":
-            write_png16(path, self.colours16())
+        if ending == ".16.png":
+            write_png16(path, self._colours16())
         elif ending == ".exr":
             channels = {name: self.normals[..., axis] for axis, name in enumerate("RGB")}
             if self.mask is not None:
@@ -73,7 +62,7 @@ class Normals(Result):
         else:
             super().write(path, ending)
 
-    def colours16(self) -> NDArray[np.uint16]:
+    def _colours16(self) -> NDArray[np.uint16]:
         """Return the usual colours in 16 bits, [H, W, 3]: (n + 1) / 2 · 65535 in OpenGL axes, 0 outside of the mask."""
         normals = self.to_convention("opengl").normals
         known: NDArray[np.bool_] = np.all(np.isfinite(normals), axis=-1)  # [H, W]
@@ -81,10 +70,6 @@ class Normals(Result):
             known = known & self.mask
         values = np.round((np.clip(normals, -1, 1) + 1) * (65535 / 2))  # [H, W, 3]
         return np.where(known[..., None], values, 0).astype(np.uint16)
-
-    def info(self) -> JsonObject:
-        """Return everything but the arrays."""
-        return super().info() | {"convention": self.convention}
 
     def to_dict(self) -> JsonObject:
         """Return everything but the map of normals, which NPZ and EXR hold."""

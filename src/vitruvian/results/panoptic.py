@@ -14,7 +14,7 @@ from vitruvian.draw import draw_panoptic
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject
-from vitruvian.files.coco import panoptic_image, segment_record
+from vitruvian.files.coco import box_xywh, panoptic_image
 from vitruvian.files.images import write_png
 from vitruvian.results.base import Result
 from vitruvian.results.label_maps import count_labels
@@ -116,13 +116,14 @@ class Panoptic(Result):
         `file_name` is that of the PNG of segment numbers, by default `first_id` as the dataset numbers its files.
         """
         segments = [
-            segment_record(
-                segment_id=segment.id,
-                category_id=segment.label_id,
-                area=segment.area,
-                box_xyxy=segment.box_xyxy,
-                score=segment.score,
-            )
+            {
+                "id": segment.id,
+                "category_id": segment.label_id,
+                "area": segment.area,
+                "bbox": box_xywh(segment.box_xyxy),
+                "iscrowd": 0,
+                "score": round(segment.score, 4),
+            }
             for segment in self.segments
         ]
         return [{"image_id": image_id, "file_name": file_name or f"{first_id:012d}.png", "segments_info": segments}]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
@@ -14,10 +14,10 @@ from vitruvian.draw import colour_depth
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject, write_exr
-from vitruvian.files.images import write_image, write_png16
+from vitruvian.files.images import write_png16
 from vitruvian.files.point_clouds import write_glb, write_ply
-from vitruvian.results.base import Result, check_choice
-from vitruvian.results.camera import CONVENTIONS, Convention, check_intrinsics, flip_axes, fov_degrees
+from vitruvian.results.base import check_choice
+from vitruvian.results.camera import CameraMap, check_intrinsics, fov_degrees
 
 IntrinsicsFrom = Literal["given", "exif", "field of view", "estimated"]
 _EDGE_THRESHOLD = 0.04  # relative to the depth: about the thickness of an arm at two metres
@@ -25,7 +25,7 @@ _NO_COLOUR = 200
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Pointmap(Result):
+class Pointmap(CameraMap):
     """A 3D point for each pixel, in camera axes.
 
     | convention | x | y | z | depth |
@@ -47,7 +47,9 @@ class Pointmap(Result):
     """
 
     task: ClassVar[str] = "pointmap"
+    vectors: ClassVar[str] = "points"
     endings: ClassVar[tuple[str, ...]] = (".ply", ".glb", ".npz", ".exr", ".png", ".16.png", ".json")
+    info_fields: ClassVar[tuple[str, ...]] = ("intrinsics_from", "metric", "scale", "convention")
 
     points: NDArray[np.float32]
     mask: NDArray[np.bool_]
@@ -55,16 +57,13 @@ class Pointmap(Result):
     intrinsics_from: IntrinsicsFrom
     metric: bool
     scale: float | None = None
-    convention: Convention = "opencv"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check("points", np.float32, *self.size_hw, 3)
         self.check("mask", np.bool_, *self.size_hw)
         self.check("intrinsics", np.float32, 3, 3)
         check_intrinsics(self.intrinsics)
         check_choice("intrinsics_from", self.intrinsics_from, get_args(IntrinsicsFrom))
-        check_choice("convention", self.convention, CONVENTIONS)
         if self.scale is not None and not 0 < self.scale < np.inf:
             raise InputError(f"scale: expected a number above 0, got {self.scale}.")
 
@@ -77,13 +76,6 @@ class Pointmap(Result):
     def focal(self) -> float:
         """Focal length in source pixels: the mean of fx and fy."""
         return float(self.intrinsics[0, 0] + self.intrinsics[1, 1]) / 2
-
-    def to_convention(self, convention: Convention) -> Pointmap:
-        """Return the same points in other axes; intrinsics do not change."""
-        check_choice("convention", convention, CONVENTIONS)
-        if convention == self.convention:
-            return self
-        return replace(self, points=flip_axes(self.points), convention=convention)
 
     def cloud(
         self, *, edge_threshold: float | None = _EDGE_THRESHOLD, max_points: int | None = None
@@ -145,18 +137,21 @@ class Pointmap(Result):
         if mesh and (edge_threshold is None or max_points is not None):
             raise InputError("mesh: expected an edge_threshold and no max_points, got the options of a cloud.")
         if ending == ".ply":
-            self._write_ply(target, edge_threshold, max_points)
+            cloud = self.cloud(edge_threshold=edge_threshold, max_points=max_points)
+            write_ply(target, *cloud, comments=self._describe())
         elif ending == ".glb":
-            self._write_glb(target, mesh, edge_threshold, max_points)
+            upright = self.to_convention("opengl")
+            if mesh and edge_threshold is not None:
+                write_glb(target, *upright.surface(edge_threshold=edge_threshold))
+            else:
+                write_glb(target, *upright.cloud(edge_threshold=edge_threshold, max_points=max_points))
         else:
             return super().save(target)
         return target
 
     def write(self, path: Path, ending: str) -> None:
         """Write the formats that are not point clouds."""
-        if ending == ".png":
-            write_image(path, np.asarray(self.plot()))
-        elif ending == ".16.png":
+        if ending == ".16.png":
             thousandths = np.where(self._usable(), np.nan_to_num(self.depth) * 1000, 0)
             write_png16(path, np.clip(np.round(thousandths), 0, 65535).astype(np.uint16))
         elif ending == ".exr":
@@ -169,15 +164,6 @@ class Pointmap(Result):
     def plot(self, *, near: float | None = None, far: float | None = None) -> Image.Image:
         """Show depth in colours, warm near and cold far; `near` and `far` set the ends, in the unit of the points."""
         return Image.fromarray(colour_depth(self.depth, self._usable(), near=near, far=far))
-
-    def info(self) -> JsonObject:
-        """Return everything but the arrays."""
-        return super().info() | {
-            "intrinsics_from": self.intrinsics_from,
-            "metric": self.metric,
-            "scale": self.scale,
-            "convention": self.convention,
-        }
 
     def to_dict(self) -> JsonObject:
         """Return the camera and the range of depth; the points are in NPZ, EXR, PLY and GLB."""
@@ -192,7 +178,9 @@ class Pointmap(Result):
         }
 
     def _usable(self) -> NDArray[np.bool_]:
-        return _usable_pixels(self.points, self.depth, self.mask)
+        """Return the pixels [H, W] of the mask whose points are finite and in front of the camera."""
+        with np.errstate(invalid="ignore"):
+            return self.mask & np.isfinite(self.points).all(axis=-1) & (self.depth > 0)
 
     def _colours(self) -> RgbImage:
         return np.full((*self.size_hw, 3), _NO_COLOUR, np.uint8) if self.image is None else self.image
@@ -200,26 +188,6 @@ class Pointmap(Result):
     def _describe(self) -> str:
         unit = "metres" if self.metric else "an unknown unit"
         return f"points x, y, z in {self.convention} camera axes, in {unit}"
-
-    def _write_ply(self, path: Path, edge_threshold: float | None, max_points: int | None) -> None:
-        points, colours = self.cloud(edge_threshold=edge_threshold, max_points=max_points)
-        write_ply(path, points, colours, comments=self._describe())
-
-    def _write_glb(self, path: Path, mesh: bool, edge_threshold: float | None, max_points: int | None) -> None:
-        upright = self.to_convention("opengl")
-        if mesh and edge_threshold is not None:
-            write_glb(path, *upright.surface(edge_threshold=edge_threshold))
-        else:
-            write_glb(path, *upright.cloud(edge_threshold=edge_threshold, max_points=max_points))
-
-
-def _usable_pixels(
-    points: NDArray[np.float32], depth: NDArray[np.float32], mask: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
-    """Return the pixels [H, W] of the mask whose points [H, W, 3] are finite and in front of the camera."""
-    finite = np.isfinite(points[..., 0]) & np.isfinite(points[..., 1]) & np.isfinite(points[..., 2])
-    with np.errstate(invalid="ignore"):
-        return mask & finite & (depth > 0)
 
 
 def _depth_edges(depth: NDArray[np.float32], usable: NDArray[np.bool_], *, threshold: float) -> NDArray[np.bool_]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -15,7 +14,6 @@ from vitruvian.draw import draw_pose
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.arrays import JsonObject
 from vitruvian.files.coco import keypoint_category, keypoint_record
-from vitruvian.files.images import write_image
 from vitruvian.human import LAYOUTS, SAPIENS_308, Layout
 from vitruvian.results.base import Result, plain
 from vitruvian.results.supervision import key_points
@@ -156,13 +154,6 @@ class Pose(Result):
             line_width=line_width,
         )
         return Image.fromarray(drawn)
-
-    def write(self, path: Path, ending: str) -> None:
-        """Write JSON, NPZ, or the drawing as an image."""
-        if ending in (".json", ".npz"):
-            super().write(path, ending)
-        else:
-            write_image(path, np.asarray(self.plot()))
 
     def info(self) -> JsonObject:
         """Return everything but the arrays."""

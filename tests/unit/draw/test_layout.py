@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vitruvian.draw import class_colours, sheet
-from vitruvian.draw.palettes import _perceived, colours_of
+from vitruvian.draw.palettes import colours_of
 from vitruvian.draw.text import line_height, shortened, text_size, text_width, write
 from vitruvian.errors import ImageError, InputError
 
@@ -103,11 +103,11 @@ def test_text_is_measured_as_it_is_written() -> None:
     assert ((canvas > 20) & (canvas < 235)).any()  # smooth
 
 
-@pytest.mark.parametrize("place", [(-30, 5), (90, 5), (10, -9), (10, 55), (500, 500), (-500, -500)])
-def test_text_over_the_edge_is_cut(place: tuple[int, int]) -> None:
+@pytest.mark.parametrize("position", [(-30, 5), (90, 5), (10, -9), (10, 55), (500, 500), (-500, -500)])
+def test_text_over_the_edge_is_cut(position: tuple[int, int]) -> None:
     canvas, large = plain(60, 100, 255), plain(1200, 1300, 255)
-    write(canvas, "people", left_top=place, size=20, colour=(10, 20, 30))
-    write(large, "people", left_top=(place[0] + 600, place[1] + 600), size=20, colour=(10, 20, 30))
+    write(canvas, "people", left_top=position, size=20, colour=(10, 20, 30))
+    write(large, "people", left_top=(position[0] + 600, position[1] + 600), size=20, colour=(10, 20, 30))
     assert (large < 50).any()
     np.testing.assert_array_equal(canvas, large[600:660, 600:700])
 
@@ -126,6 +126,27 @@ def test_letters_are_never_too_small() -> None:
     assert text_size((2000, 2000), count=100) < text_size((2000, 2000))
 
 
+def perceived(rgb: np.ndarray) -> np.ndarray:
+    """Convert RGB [N, 3] to OKLab, for normal vision and for deuteranopia: [N, 6]."""
+    linear = (rgb / 255) ** 2.2
+    blind = np.stack([linear @ (0.29, 0.71, 0.0), linear @ (0.29, 0.71, 0.0), linear @ (-0.02, 0.02, 1.0)], -1)
+    return np.concatenate([oklab(linear), oklab(blind.clip(0, 1))], -1)
+
+
+def oklab(linear: np.ndarray) -> np.ndarray:
+    cones = linear @ np.array(
+        [[0.4122214708, 0.2119034982, 0.0883024619],
+         [0.5363325363, 0.6806995451, 0.2817188376],
+         [0.0514459929, 0.1073969566, 0.6299787005]]
+    )  # fmt: skip
+    lab: np.ndarray = np.cbrt(cones) @ np.array(
+        [[0.2104542553, 1.9779984951, 0.0259040371],
+         [0.7936177850, -2.4285922050, 0.7827717662],
+         [-0.0040720468, 0.4505937099, -0.8086757660]]
+    )  # fmt: skip
+    return lab
+
+
 @pytest.mark.parametrize("count", [0, 1, 8, 9, 64, 133, 300])
 def test_colours_are_distinct_and_the_same_for_every_count(count: int) -> None:
     colours = class_colours(count)
@@ -137,8 +158,8 @@ def test_colours_are_distinct_and_the_same_for_every_count(count: int) -> None:
 
 @pytest.mark.parametrize(("count", "gap"), [(8, 0.15), (20, 0.12)])
 def test_the_first_colours_are_far_apart_for_all_eyes_together(count: int, gap: float) -> None:
-    seen = _perceived(class_colours(count).astype(float))
-    normal, blind = (np.linalg.norm(eyes[:, None] - eyes[None], axis=-1) for eyes in (seen[:, :3], seen[:, 3:]))
+    lab = perceived(class_colours(count).astype(float))
+    normal, blind = (np.linalg.norm(eyes[:, None] - eyes[None], axis=-1) for eyes in (lab[:, :3], lab[:, 3:]))
     others = ~np.eye(count, dtype=bool)
     assert normal[others].min() > gap
     assert blind[others].min() > gap / 3

@@ -20,14 +20,14 @@ def image(height: int = 200, width: int = 160) -> np.ndarray:
     return np.full((height, width, 3), GREY, dtype=np.uint8)
 
 
-def nobody(layout: Layout, people: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def missing_points(layout: Layout, people: int = 1) -> tuple[np.ndarray, np.ndarray]:
     return np.full((people, len(layout.names), 2), np.nan), np.ones((people, len(layout.names)))
 
 
-def pose(layout: Layout, **places: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    points, scores = nobody(layout)
-    for name, place in places.items():
-        points[0, layout.names.index(name)] = place
+def pose(layout: Layout, **positions: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
+    points, scores = missing_points(layout)
+    for name, position in positions.items():
+        points[0, layout.names.index(name)] = position
     return points, scores
 
 
@@ -66,8 +66,8 @@ def test_points_that_are_not_finite_are_left_out(bad: float) -> None:
     points, scores = pose(COCO_17, left_hip=(80, 40), left_knee=(80, 160))
     expected = draw_pose(image(), points, scores, layout=COCO_17)
     assert changed(expected)[100, 80]
-    for place in ((bad, 190), (80, bad), (bad, bad)):
-        points[0, COCO_17.names.index("left_ankle")] = place
+    for position in ((bad, 190), (80, bad), (bad, bad)):
+        points[0, COCO_17.names.index("left_ankle")] = position
         np.testing.assert_array_equal(draw_pose(image(), points, scores, layout=COCO_17), expected)
     scores[:] = np.nan
     assert not changed(draw_pose(image(), points, scores, layout=COCO_17)).any()
@@ -115,8 +115,8 @@ def test_edges_are_smooth() -> None:
 
 
 def face(size: float, corner: float) -> tuple[np.ndarray, np.ndarray]:
-    """All points of the face of the 308: each feature fills a disc of its own, as densely as there is room."""
-    points, scores = nobody(SAPIENS_308)
+    """All points of the face of the 308: each feature fills a disc of its own, as densely as possible."""
+    points, scores = missing_points(SAPIENS_308)
     anatomy = anatomy_of(SAPIENS_308)
     features = [cluster for cluster in anatomy.clusters if anatomy.kinds[cluster[0]] == "face"]
     cell = size / 4
@@ -141,8 +141,8 @@ def test_a_face_never_becomes_a_blob(size: int, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_fingers_have_colours_of_their_own() -> None:
-    places = {f"left_forefinger{n}": (80.0, 20.0 + 40 * n) for n in (2, 3, 4)}
-    points, scores = pose(SAPIENS_308, left_wrist=(80, 20), left_forefinger_third_joint=(80, 60), **places)
+    positions = {f"left_forefinger{n}": (80.0, 20.0 + 40 * n) for n in (2, 3, 4)}
+    points, scores = pose(SAPIENS_308, left_wrist=(80, 20), left_forefinger_third_joint=(80, 60), **positions)
     drawn = draw_pose(image(), points, scores, layout=SAPIENS_308, line_width=12)
     assert drawn[120, 80].tolist() == list(FINGERS["forefinger"])
 
@@ -171,7 +171,7 @@ def test_every_line_of_the_face_is_found(layout: Layout, lines: int) -> None:
 
 def test_lines_of_the_face_name_points_that_exist() -> None:
     known = set(KEYPOINT_INDEX) | set(COCO_WHOLEBODY_133.names)
-    assert [name for names, _ in FACE_LINES for name in names if name not in known] == []
+    assert [name for _, names in FACE_LINES for name in names if name not in known] == []
 
 
 def test_nobody() -> None:
@@ -181,7 +181,7 @@ def test_nobody() -> None:
 
 
 def test_a_person_without_points_still_has_a_box() -> None:
-    points, scores = nobody(COCO_17)
+    points, scores = missing_points(COCO_17)
     drawn = draw_pose(image(), points, scores, layout=COCO_17, boxes_xyxy=[[20, 30, 120, 150]])
     assert drawn[90, 20].tolist() == class_colours(1)[0].tolist()
     assert not changed(draw_pose(image(), points, scores, layout=COCO_17, ids=[4])).any()
@@ -195,13 +195,13 @@ def test_one_pixel() -> None:
 
 def test_what_comes_in_stays_as_it_is() -> None:
     points, scores = pose(COCO_17, left_hip=(80, 40), left_knee=(80, 160))
-    given, boxes = image(), np.array([[10.0, 10, 90, 190]])
-    kept = given.copy(), points.copy(), scores.copy(), boxes.copy()
-    for array in (given, points, scores, boxes):
+    source, boxes = image(), np.array([[10.0, 10, 90, 190]])
+    copies = source.copy(), points.copy(), scores.copy(), boxes.copy()
+    for array in (source, points, scores, boxes):
         array.flags.writeable = False
-    drawn = draw_pose(given, points, scores, layout=COCO_17, boxes_xyxy=boxes, ids=[1])
+    drawn = draw_pose(source, points, scores, layout=COCO_17, boxes_xyxy=boxes, ids=[1])
     assert changed(drawn).any()
-    for now, before in zip((given, points, scores, boxes), kept, strict=True):
+    for now, before in zip((source, points, scores, boxes), copies, strict=True):
         np.testing.assert_array_equal(now, before)
     crop = np.asfortranarray(image(300, 300))[50:250, 70:230]  # neither own memory nor rows in order
     np.testing.assert_array_equal(draw_pose(crop, points, scores, layout=COCO_17, boxes_xyxy=boxes, ids=[1]), drawn)

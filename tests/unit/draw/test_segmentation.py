@@ -92,9 +92,9 @@ def test_tags_keep_clear_of_one_another() -> None:
     assert taken[0][:2] == (50, 50)
 
 
-@pytest.mark.parametrize("place", [(-500.0, -500.0), (1e4, 1e4), (295.0, 3.0)])
-def test_tags_stay_inside_the_image(place: tuple[float, float]) -> None:
-    left, top, right, bottom = _place(Tag("person", (0, 0, 0), (place,)), (200, 300), [], size=12)
+@pytest.mark.parametrize("position", [(-500.0, -500.0), (1e4, 1e4), (295.0, 3.0)])
+def test_tags_stay_inside_the_image(position: tuple[float, float]) -> None:
+    left, top, right, bottom = _place(Tag("person", (0, 0, 0), (position,)), (200, 300), [], size=12)
     assert left >= 0
     assert top >= 0
     assert right <= 300
@@ -120,7 +120,7 @@ def test_segments_have_colours_and_the_rest_stays() -> None:
 
 def test_segments_of_a_class_have_shades_of_one_colour() -> None:
     drawn = draw_panoptic(grey(), panoptic(), classes={7: 1, 65536 * 9: 1, 300: 0}, opacity=1, outline=False)
-    first, second, other = (drawn[place].astype(int) for place in ((30, 40), (30, 120), (90, 40)))
+    first, second, other = (drawn[position].astype(int) for position in ((30, 40), (30, 120), (90, 40)))
     assert first.tolist() == class_colours(2)[1].tolist()
     assert other.tolist() == class_colours(1)[0].tolist()
     assert first.tolist() != second.tolist()

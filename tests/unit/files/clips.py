@@ -1,4 +1,4 @@
-"""Small clips to test with, made with PyAV alone."""
+"""Small clips to test with, written with PyAV."""
 
 from __future__ import annotations
 

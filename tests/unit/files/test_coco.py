@@ -62,9 +62,9 @@ class TestKeypoints:
     def test_triples(self, layout: Any) -> None:
         keypoints, scores = person(len(layout.names))
         record = record_of(keypoints, scores, layout)
-        found = np.array(record["keypoints"]).reshape(-1, 3)
-        np.testing.assert_allclose(found[:, :2], keypoints, atol=0.0051)
-        np.testing.assert_array_equal(found[:, 2], np.where(scores >= 0.4, 2, 0))
+        actual = np.array(record["keypoints"]).reshape(-1, 3)
+        np.testing.assert_allclose(actual[:, :2], keypoints, atol=0.0051)
+        np.testing.assert_array_equal(actual[:, 2], np.where(scores >= 0.4, 2, 0))
         assert record["num_keypoints"] == (scores >= 0.4).sum()
         assert record["bbox"] == [10.13, 20, 19.87, 40]
         assert record["area"] == pytest.approx(19.87 * 40)
@@ -81,7 +81,7 @@ class TestKeypoints:
 
     def test_whole_bodies_are_stored_as_their_dataset_does(self) -> None:
         keypoints, scores = person(133)
-        scores[17:23] = 0.1  # no foot is seen
+        scores[17:23] = 0.1  # no foot is visible
         record = record_of(keypoints, scores, COCO_WHOLEBODY_133)
         parts = {"keypoints": 17, "foot_kpts": 6, "face_kpts": 68, "lefthand_kpts": 21, "righthand_kpts": 21}
         assert {name: len(record[name]) // 3 for name in parts} == parts
@@ -100,8 +100,8 @@ class TestKeypoints:
         with CocoWriter(path) as writer:
             writer.add(Thing([record], [keypoint_category(COCO_17)]))
         truth = coco.COCO(str(path))
-        found = truth.loadRes([{k: v for k, v in a.items() if k != "id"} for a in truth.loadAnns([1])])
-        evaluation = cocoeval.COCOeval(truth, found, "keypoints")
+        actual = truth.loadRes([{k: v for k, v in a.items() if k != "id"} for a in truth.loadAnns([1])])
+        evaluation = cocoeval.COCOeval(truth, actual, "keypoints")
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()

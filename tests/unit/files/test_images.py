@@ -26,9 +26,9 @@ def test_images(tmp_path: Path, ending: str) -> None:
     with Image.open(tmp_path / f"a.{ending}") as image:
         assert image.format == {"png": "PNG", "jpg": "JPEG", "webp": "WEBP"}[ending]
         assert image.mode == "RGB"
-        found = np.asarray(image).astype(int)
-    assert np.abs(found - image).max() <= (0 if ending == "png" else 16)
-    assert np.abs(found - image).mean() < 2
+        actual = np.asarray(image).astype(int)
+    assert np.abs(actual - image).max() <= (0 if ending == "png" else 16)
+    assert np.abs(actual - image).mean() < 2
 
 
 def test_gray_png(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_gray_png(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", ["png", "webp"])
 def test_straight_rgba_keeps_every_value(tmp_path: Path, ending: str) -> None:
     image = noise(13, 11, 4)
-    image[:4, ..., 3] = 0  # the colour under full transparency is kept too
+    image[:4, ..., 3] = 0  # the colour under full transparency stays too
     write_rgba(tmp_path / f"a.{ending}", image)
     with Image.open(tmp_path / f"a.{ending}") as image:
         assert image.mode == "RGBA"

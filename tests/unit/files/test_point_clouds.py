@@ -75,9 +75,9 @@ class TestGlb:
     def test_what_the_standard_asks_for(self, tmp_path: Path) -> None:
         write_glb(tmp_path / "a.glb", POINTS, COLOURS, TRIANGLES)
         document, body = read_glb(tmp_path / "a.glb")
-        places, colours, indices = document["accessors"]
-        np.testing.assert_array_equal(np.array(places["min"], np.float32), POINTS.min(0))
-        np.testing.assert_array_equal(np.array(places["max"], np.float32), POINTS.max(0))
+        positions, colours, indices = document["accessors"]
+        np.testing.assert_array_equal(np.array(positions["min"], np.float32), POINTS.min(0))
+        np.testing.assert_array_equal(np.array(positions["max"], np.float32), POINTS.max(0))
         for accessor, view in zip(document["accessors"], document["bufferViews"], strict=True):
             assert view["byteOffset"] % 4 == 0
             assert accessor["bufferView"] < len(document["bufferViews"])
@@ -90,9 +90,9 @@ class TestGlb:
         write_glb(tmp_path / "a.glb", POINTS[:2], gray)
         document, body = read_glb(tmp_path / "a.glb")
         view = document["bufferViews"][1]
-        found = np.frombuffer(body, "<u2", offset=view["byteOffset"]).reshape(2, 4) / 65535
-        np.testing.assert_allclose(found[0], [0, 1 / 255 / 12.92, 1, 1], atol=1e-5)
-        np.testing.assert_allclose(found[1], [0.21586] * 3 + [1], atol=1e-4)
+        actual = np.frombuffer(body, "<u2", offset=view["byteOffset"]).reshape(2, 4) / 65535
+        np.testing.assert_allclose(actual[0], [0, 1 / 255 / 12.92, 1, 1], atol=1e-5)
+        np.testing.assert_allclose(actual[1], [0.21586] * 3 + [1], atol=1e-4)
 
 
 @pytest.mark.parametrize("write", [write_ply, write_glb])

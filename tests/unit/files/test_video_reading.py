@@ -31,11 +31,11 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_known_of_a_clip(clip: Path) -> None:
-    with open_video(clip) as reader:
-        assert reader.rate == Fraction(30000, 1001)
-        assert (reader.size_hw, reader.count, reader.has_sound, reader.rotation) == (SIZE, 60, False, 0)
-        assert reader.duration == pytest.approx(60 * 1001 / 30000)
-        assert reader.exact_count() == 60
+    reader = open_video(clip)
+    assert reader.rate == Fraction(30000, 1001)
+    assert (reader.size_hw, reader.count, reader.has_sound, reader.rotation) == (SIZE, 60, False, 0)
+    assert reader.duration == pytest.approx(60 * 1001 / 30000)
+    assert reader.exact_count() == 60
 
 
 def test_frames_in_order_with_their_times(clip: Path) -> None:
@@ -82,11 +82,11 @@ def test_rotation(tmp_path: Path, degrees: int, corner: tuple[int, int]) -> None
     path = make_clip(tmp_path / "a.mp4", [image] * 3, rotation=degrees)
     reader = open_video(path)
     assert reader.size_hw == (SIZE if degrees % 180 == 0 else SIZE[::-1])
-    for _, _, found in reader:
-        assert found.shape == (*reader.size_hw, 3)
-        quarters = found.mean(-1).reshape(2, reader.size_hw[0] // 2, 2, reader.size_hw[1] // 2).mean((1, 3))
+    for _, _, actual in reader:
+        assert actual.shape == (*reader.size_hw, 3)
+        quarters = actual.mean(-1).reshape(2, reader.size_hw[0] // 2, 2, reader.size_hw[1] // 2).mean((1, 3))
         assert np.unravel_index(quarters.argmax(), (2, 2)) == corner
-        assert found.flags.c_contiguous
+        assert actual.flags.c_contiguous
 
 
 def test_times_start_at_zero_where_the_clip_does_not(tmp_path: Path) -> None:
@@ -157,6 +157,6 @@ def test_a_clip_that_breaks_off(tmp_path: Path) -> None:
     whole = make_clip(tmp_path / "whole.mkv", [shade(i * 4) for i in range(60)])
     data = whole.read_bytes()
     (tmp_path / "a.mkv").write_bytes(data[: len(data) // 2])
-    found = [(time, image.mean()) for _, time, image in open_video(tmp_path / "a.mkv")]
-    assert 0 < len(found) < 60
-    np.testing.assert_allclose([mean for _, mean in found], [time * 25 * 4 for time, _ in found], atol=2)
+    actual = [(time, image.mean()) for _, time, image in open_video(tmp_path / "a.mkv")]
+    assert 0 < len(actual) < 60
+    np.testing.assert_allclose([mean for _, mean in actual], [time * 25 * 4 for time, _ in actual], atol=2)

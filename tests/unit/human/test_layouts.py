@@ -74,12 +74,12 @@ def test_undefined_points_are_nan_with_score_zero_and_all_others_are_numbers(lay
 
 def test_the_input_is_left_alone():
     points, scores = people()
-    kept = points.copy(), scores.copy()
+    copies = points.copy(), scores.copy()
     for layout in LAYOUTS.values():
         xy, low = layout.convert(points, scores)
         xy[:], low[:] = 0, 0
-    np.testing.assert_array_equal(points, kept[0])
-    np.testing.assert_array_equal(scores, kept[1])
+    np.testing.assert_array_equal(points, copies[0])
+    np.testing.assert_array_equal(scores, copies[1])
 
 
 def test_308_to_308_changes_nothing():
@@ -150,7 +150,7 @@ def test_wholebody_lacks_only_the_jaw():
         (129, "right_pinky_finger1", "right_pinky_finger_third_joint"),
     ],
 )
-def test_wholebody_takes_known_points_from_known_places(index, name, source):
+def test_wholebody_takes_known_points_from_known_sources(index, name, source):
     points, scores = people()
     xy, _ = COCO_WHOLEBODY_133.convert(points, scores)
     assert COCO_WHOLEBODY_133.names[index] == name
@@ -158,7 +158,7 @@ def test_wholebody_takes_known_points_from_known_places(index, name, source):
 
 
 def symmetric_face():
-    """Lay the face points of the 308 out on straight lines, the way the names describe a person facing the camera."""
+    """Lay the face points of the 308 out on straight lines, as the names describe a person facing the camera."""
     points = np.full((308, 2), np.nan)
 
     def put(name, x, y):
@@ -181,7 +181,7 @@ def symmetric_face():
     return points
 
 
-def test_eyes_and_lips_run_the_way_ibug_runs():
+def test_eyes_and_lips_run_in_the_order_of_ibug():
     xy, _ = COCO_WHOLEBODY_133.convert(symmetric_face(), np.ones(308))
     face = xy[23:91]
     assert np.diff(face[36:40, 0]).min() > 0  # right eye, upper line: outer corner to inner

@@ -1,4 +1,4 @@
-"""Small images made on the spot, shared by the tests of this folder."""
+"""Small images, shared by the tests of this folder."""
 
 import io
 from typing import Any

@@ -209,7 +209,7 @@ def test_colour_profile_is_carried_and_pixels_are_left():
 
 # ---------------------------------------------------------------- orientation
 
-# What a camera held that way stores, for each EXIF orientation.
+# What a camera in this orientation stores, for each EXIF orientation.
 STORED = {
     1: lambda a: a,
     2: lambda a: a[:, ::-1],

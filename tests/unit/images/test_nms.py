@@ -18,11 +18,11 @@ def iou(a: list[float], b: list[float]) -> float:
 
 
 def plain_nms(boxes: Tensor, scores: Tensor, threshold: float) -> list[int]:
-    kept: list[int] = []
+    chosen: list[int] = []
     for index in sorted(range(len(boxes)), key=lambda i: -scores[i].item()):
-        if all(iou(boxes[index].tolist(), boxes[k].tolist()) <= threshold for k in kept):
-            kept.append(index)
-    return kept
+        if all(iou(boxes[index].tolist(), boxes[k].tolist()) <= threshold for k in chosen):
+            chosen.append(index)
+    return chosen
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.7])

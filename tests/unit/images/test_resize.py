@@ -279,7 +279,7 @@ def test_pad_bottom_right():
         pad_bottom_right(pixels(), (23, 40))
 
 
-# ---------------------------------------------------------------- stored cases, made with torchvision
+# ---------------------------------------------------------------- stored cases, computed with torchvision
 
 CASES = SHARED / "golden" / "cases"
 

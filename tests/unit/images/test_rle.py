@@ -63,8 +63,8 @@ def theirs(mask: np.ndarray) -> dict:
 
 def test_strings_are_those_of_pycocotools(mask: np.ndarray) -> None:
     expected = theirs(mask)
-    found = encode_rle(mask, compress=True)
-    assert found == {"size": list(expected["size"]), "counts": expected["counts"].decode()}
+    actual = encode_rle(mask, compress=True)
+    assert actual == {"size": list(expected["size"]), "counts": expected["counts"].decode()}
 
 
 def test_lists_are_columns_with_background_first(mask: np.ndarray) -> None:
@@ -79,10 +79,10 @@ def test_lists_are_columns_with_background_first(mask: np.ndarray) -> None:
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_round_trip(mask: np.ndarray, compress: bool) -> None:
-    found = decode_rle(encode_rle(mask, compress=compress))
-    assert found.dtype == torch.bool
-    assert found.is_contiguous()
-    assert torch.equal(found, torch.from_numpy(mask))
+    actual = decode_rle(encode_rle(mask, compress=compress))
+    assert actual.dtype == torch.bool
+    assert actual.is_contiguous()
+    assert torch.equal(actual, torch.from_numpy(mask))
 
 
 def test_pycocotools_reads_ours_and_we_read_its_bytes(mask: np.ndarray) -> None:
@@ -127,8 +127,8 @@ def test_iou_is_that_of_pycocotools() -> None:
     crowd = [0, 1, 0, 0, 1, 0]
     for flags in ([0] * 6, crowd):
         expected = coco.iou([theirs(m) for m in first], [theirs(m) for m in second], flags)
-        found = rle_iou(encode_rles(first), encode_rles(second, compress=True), crowd=[bool(f) for f in flags])
-        assert np.allclose(found.numpy(), expected, rtol=1e-12, atol=0)
+        actual = rle_iou(encode_rles(first), encode_rles(second, compress=True), crowd=[bool(f) for f in flags])
+        assert np.allclose(actual.numpy(), expected, rtol=1e-12, atol=0)
     assert rle_iou([], encode_rles(second)).shape == (0, 6)
     assert rle_iou(encode_rles(first), []).shape == (7, 0)
 

@@ -1,4 +1,4 @@
-"""Every place an image can come from, and every wrong thing a person can pass instead."""
+"""Every position an image can come from, and every wrong thing a person can pass instead."""
 
 import base64
 import io

@@ -4,16 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from vitruvian import losses
 from vitruvian.errors import ConfigError, InputError
-from vitruvian.losses import (
-    AlbedoLossWeights,
-    NormalLossWeights,
-    albedo_loss,
-    chromaticity,
-    dice_loss,
-    normal_loss,
-    segmentation_loss,
-)
 
 
 def draw(*shape, seed=0):
@@ -32,7 +24,7 @@ def test_the_default_is_cross_entropy_on_resized_logits(size):
     logits, labels = draw(2, 5, 4, 6), label_map(2, *size, classes=5)
     labels[0, :2] = 255
     resized = F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
-    out = segmentation_loss(logits, labels)
+    out = losses.segmentation_loss(logits, labels)
     torch.testing.assert_close(out.total, F.cross_entropy(resized, labels, ignore_index=255))
     assert list(out.terms) == ["cross_entropy"]
 
@@ -42,11 +34,13 @@ def test_the_default_is_transformers_loss():
     reference = pytest.importorskip("transformers.loss.loss_utils").ForSemanticSegmentationLoss
     logits, labels = draw(2, 29, 8, 6), label_map(2, 32, 24, classes=29)
     labels[1, 10:] = 255
-    torch.testing.assert_close(segmentation_loss(logits, labels).total, reference(logits, labels, ignore_index=255))
+    torch.testing.assert_close(
+        losses.segmentation_loss(logits, labels).total, reference(logits, labels, ignore_index=255)
+    )
     labels[labels == 255] = 7
     labels[:, 3] = 6
     torch.testing.assert_close(
-        segmentation_loss(logits, labels, ignore_index=6).total, reference(logits, labels, ignore_index=6)
+        losses.segmentation_loss(logits, labels, ignore_index=6).total, reference(logits, labels, ignore_index=6)
     )
 
 
@@ -55,17 +49,19 @@ def test_class_weights_are_torchs():
     labels[0, 0] = 255
     weights = [0.1, 2.0, 3.0, 0.0]
     expected = F.cross_entropy(logits, labels, weight=torch.tensor(weights), ignore_index=255)
-    torch.testing.assert_close(segmentation_loss(logits, labels, class_weights=weights).total, expected)
-    torch.testing.assert_close(segmentation_loss(logits, labels, class_weights=torch.tensor(weights)).total, expected)
+    torch.testing.assert_close(losses.segmentation_loss(logits, labels, class_weights=weights).total, expected)
+    torch.testing.assert_close(
+        losses.segmentation_loss(logits, labels, class_weights=torch.tensor(weights)).total, expected
+    )
     with pytest.raises(InputError, match="class_weights: expected 4 numbers"):
-        segmentation_loss(logits, labels, class_weights=[1.0, 2.0])
+        losses.segmentation_loss(logits, labels, class_weights=[1.0, 2.0])
 
 
 @pytest.mark.parametrize("class_weights", [None, [1.0, 2.0, 3.0]])
 def test_everything_ignored_is_zero_with_a_graph(class_weights):
     logits = draw(1, 3, 4, 4).requires_grad_()
     labels = torch.full((1, 4, 4), 255)
-    out = segmentation_loss(logits, labels, class_weights=class_weights, dice_weight=1.0)
+    out = losses.segmentation_loss(logits, labels, class_weights=class_weights, dice_weight=1.0)
     out.total.backward()
     assert out.total.item() == 0
     assert not logits.grad.any()
@@ -77,49 +73,51 @@ def one_hot_logits(labels, classes, height=50.0):
 
 def test_dice_is_zero_for_the_right_answer_and_one_for_the_opposite():
     labels = torch.tensor([[[0, 1], [2, 2]]])
-    assert float(dice_loss(one_hot_logits(labels, 3), labels)) == pytest.approx(0, abs=1e-4)
+    assert float(losses.dice_loss(one_hot_logits(labels, 3), labels)) == pytest.approx(0, abs=1e-4)
     wrong = torch.tensor([[[0, 2], [1, 1]]])
-    assert float(dice_loss(one_hot_logits(wrong, 3), labels)) == pytest.approx(1, abs=1e-3)
+    assert float(losses.dice_loss(one_hot_logits(wrong, 3), labels)) == pytest.approx(1, abs=1e-3)
 
 
 def test_dice_by_hand():
     p = torch.tensor([0.2, 0.7])  # probability of class 1 at two pixels; the label of the second is 1
     logits = torch.stack((torch.zeros(2), torch.logit(p))).reshape(1, 2, 1, 2)
     expected = 1 - (2 * 0.7 + 1e-3) / (0.2**2 + 0.7**2 + 1 + 1e-3)
-    assert float(dice_loss(logits, torch.tensor([[[0, 1]]]))) == pytest.approx(expected, rel=1e-5)
+    assert float(losses.dice_loss(logits, torch.tensor([[[0, 1]]]))) == pytest.approx(expected, rel=1e-5)
 
 
 def test_dice_leaves_out_background_absent_classes_and_images_without_foreground():
     labels = torch.tensor([[[0, 1], [1, 0]]])
     logits = draw(1, 4, 2, 2)
-    alone = dice_loss(logits, labels)
+    alone = losses.dice_loss(logits, labels)
     p = logits.softmax(1)[0, 1]
     area, inside = 2.0, p[labels[0] == 1].sum()
     torch.testing.assert_close(alone, 1 - (2 * inside + 1e-3) / (p.square().sum() + area + 1e-3))
-    with_empty = dice_loss(torch.cat((logits, draw(1, 4, 2, 2, seed=1))), torch.cat((labels, torch.zeros_like(labels))))
+    with_empty = losses.dice_loss(
+        torch.cat((logits, draw(1, 4, 2, 2, seed=1))), torch.cat((labels, torch.zeros_like(labels)))
+    )
     torch.testing.assert_close(with_empty, alone)
 
 
 def test_dice_does_not_look_at_ignored_pixels():
     logits, labels = draw(1, 3, 2, 3), torch.tensor([[[0, 1, 255], [2, 1, 255]]])
-    kept = dice_loss(logits[..., :2], labels[..., :2])
-    torch.testing.assert_close(dice_loss(logits, labels), kept)
+    left = losses.dice_loss(logits[..., :2], labels[..., :2])
+    torch.testing.assert_close(losses.dice_loss(logits, labels), left)
 
 
 def test_dice_is_added_with_its_weight():
     logits, labels = draw(2, 3, 4, 4), label_map(2, 4, 4, classes=3)
-    out = segmentation_loss(logits, labels, dice_weight=0.5)
+    out = losses.segmentation_loss(logits, labels, dice_weight=0.5)
     torch.testing.assert_close(out.total, out.terms["cross_entropy"] + 0.5 * out.terms["dice"])
-    torch.testing.assert_close(out.terms["dice"], dice_loss(logits, labels))
+    torch.testing.assert_close(out.terms["dice"], losses.dice_loss(logits, labels))
     with pytest.raises(ConfigError, match="dice"):
-        segmentation_loss(logits, labels, dice_weight=-1)
+        losses.segmentation_loss(logits, labels, dice_weight=-1)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
 def test_every_integer_type_of_labels_works(dtype):
     logits, labels = draw(1, 3, 4, 4), label_map(1, 4, 4, classes=3)
-    expected = segmentation_loss(logits, labels).total
-    torch.testing.assert_close(segmentation_loss(logits, labels.to(dtype)).total, expected)
+    expected = losses.segmentation_loss(logits, labels).total
+    torch.testing.assert_close(losses.segmentation_loss(logits, labels.to(dtype)).total, expected)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +133,7 @@ def test_every_integer_type_of_labels_works(dtype):
 )
 def test_wrong_labels_are_named_by_their_worst_value(labels, message):
     with pytest.raises(InputError, match=message):
-        segmentation_loss(torch.zeros(1, 3, 4, 4), labels)
+        losses.segmentation_loss(torch.zeros(1, 3, 4, 4), labels)
 
 
 # Normals
@@ -147,7 +145,7 @@ def unit_normals(*shape, seed=0):
 
 def test_perfect_normals_cost_nothing_whatever_the_targets_length():
     pred = unit_normals(2, 3, 5, 6)
-    out = normal_loss(pred, pred * 7)
+    out = losses.normal_loss(pred, pred * 7)
     assert {name: pytest.approx(0, abs=1e-6) for name in ("cosine", "l1", "gradient")} == out.terms
     assert float(out.total) == pytest.approx(0, abs=1e-5)
 
@@ -155,7 +153,7 @@ def test_perfect_normals_cost_nothing_whatever_the_targets_length():
 def test_normals_by_hand():
     pred = torch.tensor([2.0, 0.0, 0.0]).reshape(1, 3, 1, 1).expand(1, 3, 1, 2)
     target = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]).T.reshape(1, 3, 1, 2)
-    out = normal_loss(pred, target)
+    out = losses.normal_loss(pred, target)
     assert float(out.terms["cosine"]) == pytest.approx((0 + 1) / 2)
     assert float(out.terms["l1"]) == pytest.approx((1 + 3) / 2)
     assert float(out.terms["gradient"]) == pytest.approx(1 + 1)  # the target turns by (-1, 1, 0), the prediction not
@@ -164,7 +162,7 @@ def test_normals_by_hand():
 
 def test_cosine_ignores_length_and_l1_does_not():
     pred, target = unit_normals(1, 3, 4, 4), unit_normals(1, 3, 4, 4, seed=1)
-    once, twice = normal_loss(pred, target), normal_loss(pred * 2, target)
+    once, twice = losses.normal_loss(pred, target), losses.normal_loss(pred * 2, target)
     torch.testing.assert_close(once.terms["cosine"], twice.terms["cosine"])
     assert not torch.allclose(once.terms["l1"], twice.terms["l1"])
 
@@ -172,13 +170,13 @@ def test_cosine_ignores_length_and_l1_does_not():
 @pytest.mark.parametrize("filler", [0.0, math.nan])
 def test_normals_without_length_and_masked_ones_do_not_count(filler):
     pred, target = draw(1, 3, 4, 6), unit_normals(1, 3, 4, 6, seed=1)
-    expected = normal_loss(pred[..., :3], target[..., :3])
+    expected = losses.normal_loss(pred[..., :3], target[..., :3])
     holed = target.clone()
     holed[..., 3:] = filler
-    out = normal_loss(pred, holed)
+    out = losses.normal_loss(pred, holed)
     mask = torch.ones(1, 4, 6, dtype=torch.bool)
     mask[..., 3:] = False
-    masked = normal_loss(pred, target, mask)
+    masked = losses.normal_loss(pred, target, mask)
     for name in ("cosine", "l1", "gradient"):
         torch.testing.assert_close(out.terms[name], expected.terms[name])
         torch.testing.assert_close(masked.terms[name], expected.terms[name])
@@ -190,7 +188,7 @@ def test_normals_without_length_and_masked_ones_do_not_count(filler):
 def test_albedo_by_hand():
     pred = torch.tensor([[0.6, 0.3, 0.1], [0.5, 0.5, 0.5]]).T.reshape(1, 3, 2, 1)
     target = torch.tensor([[0.3, 0.3, 0.4], [0.5, 0.5, 0.5]]).T.reshape(1, 3, 2, 1)
-    out = albedo_loss(pred, target)
+    out = losses.albedo_loss(pred, target)
     assert float(out.terms["l1"]) == pytest.approx(0.6 / 2)
     assert float(out.terms["gradient"]) == pytest.approx((0.3**2 + 0.3**2) / 2)
     assert float(out.terms["chromaticity"]) == pytest.approx(0.6 / 2, rel=2e-3)
@@ -199,38 +197,39 @@ def test_albedo_by_hand():
 
 def test_chromaticity_sees_colour_and_not_brightness():
     rgb = torch.rand(1, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * 0.5 + 0.3
-    dimmed = albedo_loss(rgb * 0.5, rgb)
+    dimmed = losses.albedo_loss(rgb * 0.5, rgb)
     assert float(dimmed.terms["chromaticity"]) < 2e-3
     assert float(dimmed.terms["l1"]) > 0.1
-    assert float(albedo_loss(rgb.roll(1, dims=1), rgb).terms["chromaticity"]) > 0.05
-    torch.testing.assert_close(chromaticity(rgb).sum(1), torch.ones(1, 4, 4), atol=2e-3, rtol=0)
+    assert float(losses.albedo_loss(rgb.roll(1, dims=1), rgb).terms["chromaticity"]) > 0.05
+    torch.testing.assert_close(losses.chromaticity(rgb).sum(1), torch.ones(1, 4, 4), atol=2e-3, rtol=0)
 
 
 def test_chromaticity_takes_predictions_as_they_will_be_decoded():
     target = torch.tensor([1.0, 0.0, 0.0]).reshape(1, 3, 1, 1)
     overshoot = torch.tensor([1.5, -0.2, 0.0]).reshape(1, 3, 1, 1)
-    assert float(albedo_loss(overshoot, target).terms["chromaticity"]) == 0
+    assert float(losses.albedo_loss(overshoot, target).terms["chromaticity"]) == 0
 
 
 def test_albedo_gradient_ignores_a_common_offset():
     rgb = torch.rand(1, 3, 4, 4)
-    out = albedo_loss(rgb + 0.25, rgb)
+    out = losses.albedo_loss(rgb + 0.25, rgb)
     assert float(out.terms["gradient"]) == pytest.approx(0, abs=1e-6)
     assert float(out.terms["l1"]) == pytest.approx(0.75, rel=1e-4)
 
 
 def test_albedo_that_is_not_finite_does_not_count():
     pred, target = torch.rand(1, 3, 4, 6), torch.rand(1, 3, 4, 6)
-    expected = albedo_loss(pred[..., :4], target[..., :4])
+    expected = losses.albedo_loss(pred[..., :4], target[..., :4])
     target[:, 1, :, 4:] = math.inf
-    torch.testing.assert_close(albedo_loss(pred, target).total, expected.total)
+    torch.testing.assert_close(losses.albedo_loss(pred, target).total, expected.total)
 
 
 # Both
 
 
 RECIPES = pytest.mark.parametrize(
-    "recipe, none", [(normal_loss, NormalLossWeights(0, 0, 0)), (albedo_loss, AlbedoLossWeights(0, 0, 0))]
+    "recipe, none",
+    [(losses.normal_loss, losses.NormalLossWeights(0, 0, 0)), (losses.albedo_loss, losses.AlbedoLossWeights(0, 0, 0))],
 )
 
 

@@ -17,7 +17,6 @@ from vitruvian.losses.masks import (
     MaskLossWeights,
     MaskSetLoss,
     PointMasks,
-    average_over_processes,
     read_targets,
 )
 
@@ -41,8 +40,8 @@ def batch(numbers: tuple[int, ...] = (3, 0, 1, 2), seed: int = 0) -> dict[str, A
     }
 
 
-def part(given: dict[str, Any], places: slice) -> dict[str, Any]:
-    return {name: value[places] for name, value in given.items()}
+def part(inputs: dict[str, Any], positions: slice) -> dict[str, Any]:
+    return {name: value[positions] for name, value in inputs.items()}
 
 
 @pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
@@ -65,22 +64,22 @@ def test_perfect_predictions_cost_almost_nothing(measure: Any) -> None:
 @pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
 @pytest.mark.parametrize("name", ["loss_cross_entropy", "loss_mask", "loss_dice"])
 def test_every_weight_counts(measure: Any, name: str) -> None:
-    given = batch()
+    inputs = batch()
     zero = {"loss_cross_entropy": 0.0, "loss_mask": 0.0, "loss_dice": 0.0}
     torch.manual_seed(0)
-    loss = criterion(measure, weights=MaskLossWeights(**(zero | {name: 3.0})))(**given)
+    loss = criterion(measure, weights=MaskLossWeights(**(zero | {name: 3.0})))(**inputs)
     torch.testing.assert_close(loss.total, 3 * loss.terms[name])
     assert loss.total > 0
 
 
 def test_no_object_weight_counts() -> None:
-    given = batch(numbers=(0, 0))
-    queries = given["class_queries_logits"]
-    light = criterion(DenseMasks(), no_object_weight=0.1)(**given)
+    inputs = batch(numbers=(0, 0))
+    queries = inputs["class_queries_logits"]
+    light = criterion(DenseMasks(), no_object_weight=0.1)(**inputs)
     want = F.cross_entropy(queries.flatten(0, 1), torch.full((2 * QUERIES,), CLASSES))
     torch.testing.assert_close(light.terms["loss_cross_entropy"], want)  # alone, the weight cancels
-    given = batch()
-    values = [criterion(DenseMasks(), no_object_weight=w)(**given).total for w in (0.1, 1.0)]
+    inputs = batch()
+    values = [criterion(DenseMasks(), no_object_weight=w)(**inputs).total for w in (0.1, 1.0)]
     assert abs(values[0] - values[1]) > 0.01
     nothing = criterion(DenseMasks(), no_object_weight=0.0)(**batch(numbers=(0, 0)))
     assert nothing.total == 0
@@ -88,15 +87,15 @@ def test_no_object_weight_counts() -> None:
 
 @pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
 def test_no_objects_at_all(measure: Any) -> None:
-    given = batch(numbers=(0, 0))
-    given["mask_labels"] = [[], torch.zeros(0, 32, 40)]
+    inputs = batch(numbers=(0, 0))
+    inputs["mask_labels"] = [[], torch.zeros(0, 32, 40)]
     for name in ("masks_queries_logits", "class_queries_logits"):
-        given[name].requires_grad_()
-    loss = criterion(measure)(**given)
+        inputs[name].requires_grad_()
+    loss = criterion(measure)(**inputs)
     loss.total.backward()
     assert loss.terms["loss_mask"] == loss.terms["loss_dice"] == 0
-    assert given["masks_queries_logits"].grad.abs().sum() == 0
-    assert given["class_queries_logits"].grad.abs().sum() > 0
+    assert inputs["masks_queries_logits"].grad.abs().sum() == 0
+    assert inputs["class_queries_logits"].grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
@@ -107,7 +106,7 @@ def test_more_objects_than_queries(measure: Any) -> None:
 
 @pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
 def test_labels_of_every_form_give_the_same(measure: Any) -> None:
-    given = batch()
+    inputs = batch()
     values = []
     for convert in (
         lambda masks: masks,
@@ -117,21 +116,21 @@ def test_labels_of_every_form_give_the_same(measure: Any) -> None:
         lambda masks: [encode_rle(mask, compress=True) for mask in masks],
     ):
         torch.manual_seed(0)
-        labels = [convert(masks) for masks in given["mask_labels"]]
-        values.append(criterion(measure)(**(given | {"mask_labels": labels})).total)
+        labels = [convert(masks) for masks in inputs["mask_labels"]]
+        values.append(criterion(measure)(**(inputs | {"mask_labels": labels})).total)
     for value in values[1:]:
         torch.testing.assert_close(value, values[0])
 
 
 @pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
 def test_smaller_labels_are_padded_to_the_largest(measure: Any) -> None:
-    given = batch(numbers=(2, 2))
-    cut = given["mask_labels"][1][:, :20, :25]
+    inputs = batch(numbers=(2, 2))
+    cut = inputs["mask_labels"][1][:, :20, :25]
     padded = F.pad(cut.float(), (0, 15, 0, 12))
     values = []
     for labels in (cut, padded):
         torch.manual_seed(0)
-        values.append(criterion(measure)(**(given | {"mask_labels": [given["mask_labels"][0], labels]})).total)
+        values.append(criterion(measure)(**(inputs | {"mask_labels": [inputs["mask_labels"][0], labels]})).total)
     torch.testing.assert_close(*values)
 
 
@@ -146,24 +145,24 @@ def test_padding_with_the_ignore_index_is_no_object() -> None:
 
 
 def test_dense_chunks_and_reruns_change_neither_loss_nor_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for at_once in (1, 1 << 22):
-        monkeypatch.setattr(masks_module, "_MAX_PIXELS", at_once)
-        given = batch()
-        logits = given["masks_queries_logits"].requires_grad_()
-        loss = criterion(DenseMasks())(**given).total
+    actual = []
+    for limit in (1, 1 << 22):
+        monkeypatch.setattr(masks_module, "_MAX_PIXELS", limit)
+        inputs = batch()
+        logits = inputs["masks_queries_logits"].requires_grad_()
+        loss = criterion(DenseMasks())(**inputs).total
         loss.backward()
-        found.append((loss.detach(), logits.grad))
-    torch.testing.assert_close(*(value for value, _ in found))
-    torch.testing.assert_close(*(gradient for _, gradient in found))
+        actual.append((loss.detach(), logits.grad))
+    torch.testing.assert_close(*(value for value, _ in actual))
+    torch.testing.assert_close(*(gradient for _, gradient in actual))
     with torch.no_grad():
-        torch.testing.assert_close(criterion(DenseMasks())(**batch()).total, found[0][0])
+        torch.testing.assert_close(criterion(DenseMasks())(**batch()).total, actual[0][0])
 
 
 def test_dense_losses_and_gradients_are_those_of_the_plain_functions() -> None:
-    given = batch()
-    logits = given["masks_queries_logits"].requires_grad_()
-    targets = read_targets(given["mask_labels"], given["class_labels"], like=logits, num_labels=CLASSES)
+    inputs = batch()
+    logits = inputs["masks_queries_logits"].requires_grad_()
+    targets = read_targets(inputs["mask_labels"], inputs["class_labels"], like=logits, num_labels=CLASSES)
     pairs = [(torch.tensor([4, 0, 2]), torch.tensor([1, 2, 0])), (torch.tensor([]).long(),) * 2]
     pairs += [(torch.tensor([5]), torch.tensor([0])), (torch.tensor([1, 3]), torch.tensor([0, 1]))]
     focal, dice = DenseMasks().losses(logits, targets, pairs, (32, 40))
@@ -200,9 +199,9 @@ def test_downsampling_reads_the_pixels_of_interpolate(size: tuple[int, int]) -> 
 
 
 def test_auxiliary_predictions_get_an_ending_and_count_once_each() -> None:
-    given = batch()
-    auxiliary = [{name: given[name] * 0.5 for name in ("masks_queries_logits", "class_queries_logits")}]
-    loss = criterion(DenseMasks())(**given, auxiliary_predictions=auxiliary)
+    inputs = batch()
+    auxiliary = [{name: inputs[name] * 0.5 for name in ("masks_queries_logits", "class_queries_logits")}]
+    loss = criterion(DenseMasks())(**inputs, auxiliary_predictions=auxiliary)
     assert list(loss.terms) == [
         f"loss_{kind}{ending}" for ending in ("", "_0") for kind in ("mask", "dice", "cross_entropy")
     ]
@@ -228,10 +227,10 @@ def test_auxiliary_predictions_get_an_ending_and_count_once_each() -> None:
     ],
 )
 def test_labels_that_cannot_be_used(change: dict[str, Any], message: str) -> None:
-    given = batch() | change
+    inputs = batch() | change
     with pytest.raises(InputError, match=message):
         read_targets(
-            given["mask_labels"], given["class_labels"], like=given["masks_queries_logits"], num_labels=CLASSES
+            inputs["mask_labels"], inputs["class_labels"], like=inputs["masks_queries_logits"], num_labels=CLASSES
         )
 
 
@@ -244,22 +243,22 @@ def fixed_points(*shape: int, **_: Any) -> Tensor:
     return (steps % 1).expand(shape)
 
 
-def losses(measure: Any, given: dict[str, Any]) -> dict[str, Tensor]:
+def losses(measure: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
     for name in ("masks_queries_logits", "class_queries_logits"):
-        given[name] = given[name].detach().clone().requires_grad_()
-    found = criterion(measure)(**given)
-    found.total.backward()
-    gradients = {f"grad_{name}": given[name].grad for name in ("masks_queries_logits", "class_queries_logits")}
-    return {"total": found.total.detach()} | {n: v.detach() for n, v in found.terms.items()} | gradients
+        inputs[name] = inputs[name].detach().clone().requires_grad_()
+    actual = criterion(measure)(**inputs)
+    actual.total.backward()
+    gradients = {f"grad_{name}": inputs[name].grad for name in ("masks_queries_logits", "class_queries_logits")}
+    return {"total": actual.total.detach()} | {n: v.detach() for n, v in actual.terms.items()} | gradients
 
 
 def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)  # a forked process must not enter the parent's thread pool
     torch.rand = fixed_points
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    places = slice(0, 1) if rank == 0 else slice(1, 4)  # three masks in one image, and three in three images
-    found = [losses(measure, part(batch(), places)) for measure in MEASURES]
-    torch.save(found, f"{folder}/{rank}.pt")
+    positions = slice(0, 1) if rank == 0 else slice(1, 4)  # three masks in one image, and three in three images
+    actual = [losses(measure, part(batch(), positions)) for measure in MEASURES]
+    torch.save(actual, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -274,8 +273,3 @@ def test_two_processes_equal_one_with_the_whole_batch(tmp_path: Path, monkeypatc
             # Data-parallel training averages the processes' gradients, as if their losses were averaged.
             both = torch.cat((one, other)) / 2 if name.startswith("grad") else (one + other) / 2
             torch.testing.assert_close(both, value, rtol=1e-5, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
-
-
-def test_alone_nothing_is_averaged() -> None:
-    values = torch.tensor([3.0])
-    assert average_over_processes(values) is values

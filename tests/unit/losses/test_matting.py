@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
+from vitruvian import losses
 from vitruvian.errors import InputError
-from vitruvian.losses import MattingLossWeights, laplacian_error, matting_loss
 from vitruvian.losses.matting import _halve
 
 TERMS = ["alpha", "colour", "laplacian", "composite", "gradient"]
@@ -17,7 +17,7 @@ def matte(B=1, H=8, W=8, seed=0):
 
 
 def test_a_perfect_matte_costs_nothing():
-    out = matting_loss(matte(), matte())
+    out = losses.matting_loss(matte(), matte())
     assert list(out.terms) == TERMS
     assert all(float(value) == 0 for value in out.terms.values())
 
@@ -25,7 +25,7 @@ def test_a_perfect_matte_costs_nothing():
 def test_by_hand():
     target = torch.zeros(1, 4, 1, 2)
     pred = torch.tensor([[0.2, 0.0, 0.0, 0.4], [0.0, 0.0, 0.0, 0.0]]).T.reshape(1, 4, 1, 2)
-    out = matting_loss(pred, target)
+    out = losses.matting_loss(pred, target)
     assert float(out.terms["alpha"]) == pytest.approx(0.2)
     assert float(out.terms["colour"]) == pytest.approx(0.1)
     # over mid-grey: |0.2 − 0.4·½| + 2·|−0.4·½| = 0.4, on one of two pixels
@@ -38,9 +38,9 @@ def test_the_background_decides_what_compositing_sees():
     target = matte()
     pred = target.clone()
     pred[:, 3] += 0.1  # alpha too high, colour right: a dark halo over white, invisible over black
-    black = matting_loss(pred, target, background=torch.zeros(1, 3, 1, 1)).terms["composite"]
-    white = matting_loss(pred, target, background=torch.ones(1, 3, 8, 8)).terms["composite"]
-    grey = matting_loss(pred, target).terms["composite"]
+    black = losses.matting_loss(pred, target, background=torch.zeros(1, 3, 1, 1)).terms["composite"]
+    white = losses.matting_loss(pred, target, background=torch.ones(1, 3, 8, 8)).terms["composite"]
+    grey = losses.matting_loss(pred, target).terms["composite"]
     assert float(black) == pytest.approx(0, abs=1e-6)
     assert float(white) == pytest.approx(0.3, rel=1e-4)
     assert float(grey) == pytest.approx(0.15, rel=1e-4)
@@ -49,16 +49,16 @@ def test_the_background_decides_what_compositing_sees():
 def test_composite_compares_what_premultiplied_compositing_shows():
     pred, target = matte(seed=1), matte(seed=2)
     behind = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(3))
-    seen = [m[:, :3] + (1 - m[:, 3:]) * behind for m in (pred, target)]
-    expected = (seen[0] - seen[1]).abs().sum(1).mean()
-    torch.testing.assert_close(matting_loss(pred, target, background=behind).terms["composite"], expected)
+    composites = [m[:, :3] + (1 - m[:, 3:]) * behind for m in (pred, target)]
+    expected = (composites[0] - composites[1]).abs().sum(1).mean()
+    torch.testing.assert_close(losses.matting_loss(pred, target, background=behind).terms["composite"], expected)
 
 
 def test_each_term_reacts_to_what_it_names():
     target = matte(H=16, W=16)
     raised = target.clone()
     raised[:, 3] += 0.1
-    terms = matting_loss(raised, target).terms
+    terms = losses.matting_loss(raised, target).terms
     assert float(terms["gradient"]) == pytest.approx(0, abs=1e-6)  # a constant offset has no edges
     assert float(terms["colour"]) == 0
     assert float(terms["alpha"]) == pytest.approx(0.1, rel=1e-4)
@@ -66,7 +66,7 @@ def test_each_term_reacts_to_what_it_names():
     assert float(terms["laplacian"]) == pytest.approx(16 * 0.1 / 5, rel=1e-3)
     tinted = target.clone()
     tinted[:, 0] += 0.1
-    terms = matting_loss(tinted, target).terms
+    terms = losses.matting_loss(tinted, target).terms
     assert float(terms["alpha"]) == float(terms["laplacian"]) == float(terms["gradient"]) == 0
     assert float(terms["colour"]) == pytest.approx(0.1, rel=1e-4)
 
@@ -75,9 +75,13 @@ def test_the_pyramid_separates_fine_from_coarse():
     fine = (torch.arange(16) % 2 * 2.0 - 1).expand(1, 1, 16, 16)  # stripes one pixel wide
     coarse = torch.cat((torch.ones(8), -torch.ones(8))).expand(1, 1, 16, 16)
     every = torch.ones(1, 1, 16, 16)
-    assert float(laplacian_error(fine, every, levels=2)) < float(laplacian_error(coarse, every, levels=2))
+    assert float(losses.laplacian_error(fine, every, levels=2)) < float(losses.laplacian_error(coarse, every, levels=2))
     assert float(_halve(fine)[..., 2:-2].abs().max()) < 0.01
-    assert float(laplacian_error(fine, every, levels=1)) == float(laplacian_error(coarse, every, levels=1)) == 1
+    assert (
+        float(losses.laplacian_error(fine, every, levels=1))
+        == float(losses.laplacian_error(coarse, every, levels=1))
+        == 1
+    )
 
 
 def test_halving_keeps_constants_and_rounds_sizes_up():
@@ -88,8 +92,8 @@ def test_halving_keeps_constants_and_rounds_sizes_up():
 
 def test_a_pyramid_is_linear():
     pred, target, every = matte(seed=1)[:, 3:], matte(seed=2)[:, 3:], torch.ones(1, 1, 8, 8)
-    shifted = laplacian_error((pred + 5) - (target + 5), every)
-    torch.testing.assert_close(laplacian_error(pred - target, every), shifted, rtol=1e-4, atol=1e-6)
+    shifted = losses.laplacian_error((pred + 5) - (target + 5), every)
+    torch.testing.assert_close(losses.laplacian_error(pred - target, every), shifted, rtol=1e-4, atol=1e-6)
 
 
 def test_masked_and_unknown_pixels_do_not_count():
@@ -98,11 +102,11 @@ def test_masked_and_unknown_pixels_do_not_count():
     mask[..., 5:] = 0
     spoiled = target.clone()
     spoiled[..., 5:] = math.nan
-    first = matting_loss(pred, target, mask)
-    for other in (matting_loss(pred, spoiled, mask), matting_loss(pred, spoiled)):
+    first = losses.matting_loss(pred, target, mask)
+    for other in (losses.matting_loss(pred, spoiled, mask), losses.matting_loss(pred, spoiled)):
         for name in TERMS:
             torch.testing.assert_close(other.terms[name], first.terms[name])
-    cropped = matting_loss(pred[..., :5], target[..., :5])
+    cropped = losses.matting_loss(pred[..., :5], target[..., :5])
     for name in ("alpha", "colour", "composite", "gradient"):
         torch.testing.assert_close(first.terms[name], cropped.terms[name])
 
@@ -112,12 +116,14 @@ def test_the_share_that_counts_normalises_the_pyramid():
     error[..., :16] = 0.5
     mask = torch.zeros(1, 1, 32, 32)
     mask[..., :16] = 1
-    torch.testing.assert_close(laplacian_error(error, mask), 2 * laplacian_error(error, torch.ones_like(mask)))
+    torch.testing.assert_close(
+        losses.laplacian_error(error, mask), 2 * losses.laplacian_error(error, torch.ones_like(mask))
+    )
 
 
 def test_empty_masks_give_zero_with_a_graph():
     pred = matte().requires_grad_()
-    out = matting_loss(pred, matte(seed=1), torch.zeros(1, 8, 8))
+    out = losses.matting_loss(pred, matte(seed=1), torch.zeros(1, 8, 8))
     out.total.backward()
     assert out.total.item() == 0
     assert not pred.grad.any()
@@ -126,7 +132,7 @@ def test_empty_masks_give_zero_with_a_graph():
 def test_gradients_are_finite_for_every_size_and_precision():
     for shape in ((1, 4, 1, 1), (2, 4, 3, 17), (1, 4, 33, 8)):
         pred = torch.rand(shape).bfloat16().requires_grad_()
-        out = matting_loss(pred, torch.rand(shape))
+        out = losses.matting_loss(pred, torch.rand(shape))
         out.total.backward()
         assert out.total.dtype == torch.float32
         assert pred.grad.isfinite().all()
@@ -134,14 +140,14 @@ def test_gradients_are_finite_for_every_size_and_precision():
 
 def test_weights_tune_the_total():
     pred, target = matte(seed=1), matte(seed=2)
-    out = matting_loss(pred, target, weights=MattingLossWeights(3, 0, 0, 2, 0))
+    out = losses.matting_loss(pred, target, weights=losses.MattingLossWeights(3, 0, 0, 2, 0))
     assert list(out.terms) == ["alpha", "composite"]
     torch.testing.assert_close(out.total, 3 * out.terms["alpha"] + 2 * out.terms["composite"])
 
 
 def test_wrong_inputs_are_named():
     with pytest.raises(InputError, match=r"predicted mattes: expected shape \[B, 4, H, W\]"):
-        matting_loss(matte()[:, :3], matte()[:, :3])
+        losses.matting_loss(matte()[:, :3], matte()[:, :3])
     for shape in ((3,), (1, 4, 1, 1), (2, 3, 8, 8), (1, 3, 4, 4)):
         with pytest.raises(InputError, match="background: expected a shape that broadcasts"):
-            matting_loss(matte(), matte(), background=torch.zeros(shape))
+            losses.matting_loss(matte(), matte(), background=torch.zeros(shape))

@@ -48,14 +48,14 @@ def test_logits_are_sampled_one_by_one_or_together() -> None:
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     masks, points = masks_and_points()
     maps = torch.randn(4, 6, 5)
-    found = []
-    for at_once in (1 << 20, 61):
-        monkeypatch.setattr(points_module, "_MAX_POINTS", at_once)
+    actual = []
+    for limit in (1 << 20, 61):
+        monkeypatch.setattr(points_module, "_MAX_POINTS", limit)
         torch.manual_seed(0)
         chosen = uncertain_points(maps, count=20, oversample_ratio=3.0, importance_sample_ratio=0.75)
         own = sample_labels(masks, torch.tensor([2, 0, 0, 1]), points, (13, 17))
-        found.append((own, sample_labels_at(masks, points[0], (13, 17)), chosen))
-    for one, other in zip(*found, strict=True):
+        actual.append((own, sample_labels_at(masks, points[0], (13, 17)), chosen))
+    for one, other in zip(*actual, strict=True):
         assert torch.equal(one, other)
 
 

@@ -3,19 +3,8 @@ import math
 import pytest
 import torch
 
+from vitruvian import losses
 from vitruvian.errors import InputError
-from vitruvian.losses import (
-    PointmapLossWeights,
-    aligned_distance,
-    canonical_scales,
-    depth_steps,
-    multiscale_error,
-    pixel_rays,
-    pointmap_loss,
-    pointmap_normal_error,
-    pointmap_normals,
-    silog_error,
-)
 
 TERMS = ["l1", "multiscale", "silog", "shift", "normals", "intrinsics", "scale"]
 
@@ -28,31 +17,31 @@ def scene(H=6, W=8, K=None, seed=0):
     """Return metric points on a bumpy surface about 2 m away, exactly on the rays of the camera."""
     K = camera() if K is None else K
     z = 2 + 0.3 * torch.rand(1, 1, H, W, generator=torch.Generator().manual_seed(seed))
-    return torch.cat((pixel_rays(K, size_hw=(H, W)) * z, z), dim=1), K
+    return torch.cat((losses.pixel_rays(K, size_hw=(H, W)) * z, z), dim=1), K
 
 
 def loss(pred, target, K, **kwargs):
-    scales = canonical_scales(K)
+    scales = losses.canonical_scales(K)
     kwargs.setdefault("pred_scales", scales)
-    return pointmap_loss(pred, target, target_scales=scales, intrinsics=K, **kwargs)
+    return losses.pointmap_loss(pred, target, target_scales=scales, intrinsics=K, **kwargs)
 
 
 def test_a_perfect_prediction_costs_nothing():
     metric, K = scene()
-    out = loss(metric * canonical_scales(K)[..., None, None], metric, K)
+    out = loss(metric * losses.canonical_scales(K)[..., None, None], metric, K)
     assert list(out.terms) == TERMS
     for name, value in out.terms.items():
         assert float(value) == pytest.approx(0, abs=2e-5), name
 
 
 def test_scales_are_canonical_over_actual_focal_length():
-    assert canonical_scales(camera(focal=1536.0)).tolist() == [[0.5]]
-    assert canonical_scales(camera(focal=100.0), canonical_focal=50.0).tolist() == [[0.5]]
+    assert losses.canonical_scales(camera(focal=1536.0)).tolist() == [[0.5]]
+    assert losses.canonical_scales(camera(focal=100.0), canonical_focal=50.0).tolist() == [[0.5]]
 
 
 def test_points_are_compared_in_the_canonical_camera():
     metric, K = scene()
-    scale = float(canonical_scales(K))
+    scale = float(losses.canonical_scales(K))
     right = loss(metric * scale, metric, K)
     left_metric = loss(metric, metric, K)  # forgot to change cameras
     assert float(right.terms["l1"]) < 1e-6 < 0.1 < float(left_metric.terms["l1"])
@@ -62,7 +51,7 @@ def test_l1_by_hand_is_relative_to_the_mean_depth():
     target = torch.zeros(1, 3, 1, 2)
     target[:, 2] = torch.tensor([2.0, 6.0])
     pred = target + torch.tensor([1.0, -2.0, 0.5]).reshape(1, 3, 1, 1)
-    out = pointmap_loss(pred, target, target_scales=torch.ones(1, 1))
+    out = losses.pointmap_loss(pred, target, target_scales=torch.ones(1, 1))
     assert float(out.terms["l1"]) == pytest.approx(3.5 / 4)
     assert float(out.terms["multiscale"]) == pytest.approx(3.5 / 4)
     assert float(out.terms["shift"]) == pytest.approx(0, abs=1e-6)
@@ -70,7 +59,7 @@ def test_l1_by_hand_is_relative_to_the_mean_depth():
 
 def test_nearness_does_not_change_the_relative_terms():
     metric, K = scene()
-    scale = canonical_scales(K)[..., None, None]
+    scale = losses.canonical_scales(K)[..., None, None]
     noise = torch.randn(metric.shape, generator=torch.Generator().manual_seed(3)) * 0.01
     near = loss((metric + noise) * scale, metric, K)
     far = loss((metric + noise) * 5 * scale, metric * 5, K)
@@ -80,7 +69,7 @@ def test_nearness_does_not_change_the_relative_terms():
 
 def test_each_term_reacts_to_what_it_names_and_only_to_that():
     metric, K = scene()
-    scale = canonical_scales(K)[..., None, None]
+    scale = losses.canonical_scales(K)[..., None, None]
     canonical = metric * scale
 
     moved = loss(canonical + torch.tensor([0.1, 0.0, 0.0]).reshape(1, 3, 1, 1), metric, K).terms
@@ -96,7 +85,7 @@ def test_each_term_reacts_to_what_it_names_and_only_to_that():
     assert float(grown["silog"]) == pytest.approx(math.sqrt(0.5) * math.log(1.5), rel=1e-4)
     assert float(grown["l1"]) > 0.4
 
-    wrong_scale = loss(canonical, metric, K, pred_scales=canonical_scales(K) + 0.25).terms
+    wrong_scale = loss(canonical, metric, K, pred_scales=losses.canonical_scales(K) + 0.25).terms
     assert float(wrong_scale["scale"]) == pytest.approx(0.25)
     assert float(wrong_scale["l1"]) < 1e-6
 
@@ -109,9 +98,9 @@ def test_each_term_reacts_to_what_it_names_and_only_to_that():
 
 def test_without_camera_or_predicted_scale_those_terms_are_absent():
     metric, K = scene()
-    out = pointmap_loss(metric, metric, target_scales=torch.ones(1))
+    out = losses.pointmap_loss(metric, metric, target_scales=torch.ones(1))
     assert list(out.terms) == ["l1", "multiscale", "silog", "shift", "normals"]
-    with_camera = pointmap_loss(metric, metric, target_scales=torch.ones(1, 1), intrinsics=K)
+    with_camera = losses.pointmap_loss(metric, metric, target_scales=torch.ones(1, 1), intrinsics=K)
     assert "intrinsics" in with_camera.terms
     assert "scale" not in with_camera.terms
 
@@ -119,11 +108,11 @@ def test_without_camera_or_predicted_scale_those_terms_are_absent():
 def test_the_total_is_the_weighted_sum():
     metric, K = scene()
     pred = metric + 0.05 * torch.randn(metric.shape, generator=torch.Generator().manual_seed(1))
-    weights = PointmapLossWeights()
+    weights = losses.PointmapLossWeights()
     out = loss(pred, metric, K, pred_scales=torch.tensor([[0.9]]))
     total = sum(getattr(weights, name) * float(out.terms[name]) for name in TERMS)
     assert float(out.total) == pytest.approx(total, rel=1e-5)
-    only = loss(pred, metric, K, weights=PointmapLossWeights(2, 0, 0, 0, 0, 0, 0))
+    only = loss(pred, metric, K, weights=losses.PointmapLossWeights(2, 0, 0, 0, 0, 0, 0))
     assert list(only.terms) == ["l1"]
 
 
@@ -146,7 +135,7 @@ def test_each_image_is_shifted_and_scaled_on_its_own():
     other, _ = scene(seed=1)
     both = torch.cat((metric, other))
     pred = both + torch.tensor([0.2, -0.3])[:, None, None, None]
-    out = pointmap_loss(pred, both, target_scales=torch.ones(2, 1))
+    out = losses.pointmap_loss(pred, both, target_scales=torch.ones(2, 1))
     assert float(out.terms["shift"]) == pytest.approx(0, abs=1e-5)
 
 
@@ -157,20 +146,20 @@ def test_empty_masks_give_zero_with_a_graph():
     out.total.backward()
     assert out.total.item() == 0
     assert not pred.grad.any()
-    all_nan = pointmap_loss(pred, metric * math.nan, target_scales=torch.ones(1, 1))
+    all_nan = losses.pointmap_loss(pred, metric * math.nan, target_scales=torch.ones(1, 1))
     assert all_nan.total.item() == 0
 
 
 def test_an_empty_image_in_a_batch_does_not_dilute_silog():
     depth = torch.full((2, 1, 2, 2), 2.0)
     weights = torch.tensor([1.0, 0.0])[:, None, None, None].expand(2, 1, 2, 2)
-    alone = silog_error(depth[:1] * 3, depth[:1], weights[:1])
-    torch.testing.assert_close(silog_error(depth * 3, depth, weights), alone)
+    alone = losses.silog_error(depth[:1] * 3, depth[:1], weights[:1])
+    torch.testing.assert_close(losses.silog_error(depth * 3, depth, weights), alone)
 
 
 def test_gradients_are_finite_at_the_target_at_zero_and_behind_the_camera():
     metric, K = scene()
-    scale = canonical_scales(K)[..., None, None]
+    scale = losses.canonical_scales(K)[..., None, None]
     stripes = metric[..., :1].expand_as(metric)  # neighbours along x coincide: no surface, no normal
     for start in (metric * scale, torch.zeros_like(metric), -metric, stripes, (metric * scale).bfloat16()):
         pred = start.clone().requires_grad_()
@@ -185,33 +174,35 @@ def test_gradients_are_finite_at_the_target_at_zero_and_behind_the_camera():
 def test_silog_forgets_a_common_factor_as_far_as_it_is_told():
     depth = 1 + torch.rand(1, 1, 3, 3, generator=torch.Generator().manual_seed(0))
     every = torch.ones_like(depth)
-    assert float(silog_error(depth * 4, depth, every, variance_focus=1.0)) == pytest.approx(0, abs=1e-3)
-    assert float(silog_error(depth * 4, depth, every, variance_focus=0.0)) == pytest.approx(math.log(4), rel=1e-4)
+    assert float(losses.silog_error(depth * 4, depth, every, variance_focus=1.0)) == pytest.approx(0, abs=1e-3)
+    assert float(losses.silog_error(depth * 4, depth, every, variance_focus=0.0)) == pytest.approx(
+        math.log(4), rel=1e-4
+    )
     two = torch.tensor([1.0, 1.0]).reshape(1, 1, 1, 2)
     pred = torch.tensor([math.e, 1.0]).reshape(1, 1, 1, 2)
     expected = math.sqrt(0.5 - 0.5 * 0.25)
-    assert float(silog_error(pred, two, torch.ones_like(two))) == pytest.approx(expected, rel=1e-5)
+    assert float(losses.silog_error(pred, two, torch.ones_like(two))) == pytest.approx(expected, rel=1e-5)
 
 
 def test_multiscale_averages_before_it_compares():
     error = torch.tensor([[1.0, -1.0], [1.0, -1.0]]).repeat(4, 4)[None, None]
     every = torch.ones_like(error)
-    assert float(multiscale_error(error, every)) == 0
-    assert float(multiscale_error(error.abs(), every)) == 1
+    assert float(losses.multiscale_error(error, every)) == 0
+    assert float(losses.multiscale_error(error.abs(), every)) == 1
     half = every.clone()
     half[..., 1::2] = 0  # only the +1 count: their blocks average to 1, not to ½
-    assert float(multiscale_error(error, half)) == pytest.approx(1)
+    assert float(losses.multiscale_error(error, half)) == pytest.approx(1)
 
 
 def test_rays_point_through_pixel_centres_and_know_skew():
     K = camera(focal=100.0, cx=3.0, cy=1.0)
-    rays = pixel_rays(K, size_hw=(4, 6))
+    rays = losses.pixel_rays(K, size_hw=(4, 6))
     assert rays.shape == (1, 2, 4, 6)
     assert rays[0, :, 1, 3].tolist() == [0, 0]
     assert rays[0, 0, 0, 5].item() == pytest.approx(0.02)
     assert rays[0, 1, 3, 0].item() == pytest.approx(2 / 110)
     skewed = camera(focal=100.0, skew=7.0)
-    x, y = pixel_rays(skewed, size_hw=(4, 6))[0, :, 3, 5]
+    x, y = losses.pixel_rays(skewed, size_hw=(4, 6))[0, :, 3, 5]
     u, v, _ = skewed[0] @ torch.stack((x, y, torch.ones(())))
     assert (float(u), float(v)) == (pytest.approx(5, abs=1e-4), pytest.approx(3, abs=1e-4))
 
@@ -219,14 +210,14 @@ def test_rays_point_through_pixel_centres_and_know_skew():
 def test_normals_of_a_plane_facing_the_camera_point_away_from_it():
     u, v = torch.meshgrid(torch.arange(4.0), torch.arange(3.0), indexing="xy")
     plane = torch.stack((u, v, torch.full_like(u, 5.0)))[None]
-    normals, valid = pointmap_normals(plane, torch.ones(1, 1, 3, 4))
+    normals, valid = losses.pointmap_normals(plane, torch.ones(1, 1, 3, 4))
     assert normals.shape == (1, 3, 2, 3)
     torch.testing.assert_close(normals[0, :, 0, 0], torch.tensor([0.0, 0.0, 1.0]))
     assert valid.all()
     tilted = plane + torch.stack((torch.zeros_like(u), torch.zeros_like(u), u))[None]
-    turned, _ = pointmap_normals(tilted, torch.ones(1, 1, 3, 4))
+    turned, _ = losses.pointmap_normals(tilted, torch.ones(1, 1, 3, 4))
     torch.testing.assert_close(turned[0, :, 1, 1], torch.tensor([-(0.5**0.5), 0.0, 0.5**0.5]))
-    error = float(pointmap_normal_error(tilted, plane, torch.ones(1, 1, 3, 4)))
+    error = float(losses.pointmap_normal_error(tilted, plane, torch.ones(1, 1, 3, 4)))
     assert error == pytest.approx(1 - 0.5**0.5 + (0.5**0.5 + 1 - 0.5**0.5) / 3, rel=1e-4)
 
 
@@ -235,46 +226,46 @@ def test_normals_need_three_valid_points_that_span_a_plane():
     plane = torch.stack((u, v, torch.ones_like(u)))[None]
     weights = torch.ones(1, 1, 3, 3)
     weights[..., 0, 1] = 0
-    _, valid = pointmap_normals(plane, weights)
+    _, valid = losses.pointmap_normals(plane, weights)
     assert valid[0, 0].tolist() == [[0, 0], [1, 1]]
     line = torch.stack((u + v, torch.zeros_like(u), torch.ones_like(u)))[None]
-    assert not pointmap_normals(line, torch.ones(1, 1, 3, 3))[1].any()
+    assert not losses.pointmap_normals(line, torch.ones(1, 1, 3, 3))[1].any()
 
 
 def test_wrong_inputs_are_named():
     metric, K = scene()
     with pytest.raises(InputError, match=r"target_scales: expected shape \[1, 1\], got \[2, 1\]"):
-        pointmap_loss(metric, metric, target_scales=torch.ones(2, 1))
+        losses.pointmap_loss(metric, metric, target_scales=torch.ones(2, 1))
     with pytest.raises(InputError, match=r"target_scales: expected positive numbers, got \[-1.0\]"):
-        pointmap_loss(metric, metric, target_scales=-torch.ones(1, 1))
+        losses.pointmap_loss(metric, metric, target_scales=-torch.ones(1, 1))
     with pytest.raises(InputError, match=r"pred_scales: expected shape"):
-        pointmap_loss(metric, metric, target_scales=torch.ones(1, 1), pred_scales=torch.ones(3))
+        losses.pointmap_loss(metric, metric, target_scales=torch.ones(1, 1), pred_scales=torch.ones(3))
     with pytest.raises(InputError, match=r"intrinsics: expected shape \[B, 3, 3\], got \[3, 3\]"):
-        pointmap_loss(metric, metric, target_scales=torch.ones(1, 1), intrinsics=torch.eye(3))
+        losses.pointmap_loss(metric, metric, target_scales=torch.ones(1, 1), intrinsics=torch.eye(3))
     with pytest.raises(InputError, match="expected one camera for each of 1 images, got 2"):
-        pointmap_loss(metric, metric, target_scales=torch.ones(1, 1), intrinsics=K.expand(2, 3, 3))
+        losses.pointmap_loss(metric, metric, target_scales=torch.ones(1, 1), intrinsics=K.expand(2, 3, 3))
     with pytest.raises(InputError, match="expected positive focal lengths"):
-        canonical_scales(-K)
+        losses.canonical_scales(-K)
     with pytest.raises(InputError, match="target pointmaps"):
-        pointmap_loss(metric, metric[..., :3], target_scales=torch.ones(1, 1))
+        losses.pointmap_loss(metric, metric[..., :3], target_scales=torch.ones(1, 1))
 
 
 def test_steps_of_depth_are_those_of_the_logarithm_whatever_the_factor():
     target = torch.full((1, 1, 1, 4), 2.0)
     pred = 3 * torch.tensor([[[[1.0, math.e, 1.0, 1.0]]]])  # one pixel too far by the factor e
     everywhere = torch.ones(1, 1, 1, 4)
-    assert float(depth_steps(pred, target, everywhere)) == pytest.approx(2 / 3)  # of three steps, two are 1
-    assert float(depth_steps(5 * target, target, everywhere)) == pytest.approx(0, abs=1e-6)
+    assert float(losses.depth_steps(pred, target, everywhere)) == pytest.approx(2 / 3)  # of three steps, two are 1
+    assert float(losses.depth_steps(5 * target, target, everywhere)) == pytest.approx(0, abs=1e-6)
     hidden = torch.tensor([[[[1.0, 0.0, 1.0, 1.0]]]])  # pairs with an unknown pixel do not count
-    assert float(depth_steps(pred, target * hidden, hidden)) == pytest.approx(0, abs=1e-6)
-    assert float(depth_steps(pred.mT, target.mT, everywhere.mT)) == pytest.approx(2 / 3)
+    assert float(losses.depth_steps(pred, target * hidden, hidden)) == pytest.approx(0, abs=1e-6)
+    assert float(losses.depth_steps(pred.mT, target.mT, everywhere.mT)) == pytest.approx(2 / 3)
 
 
 def test_steps_of_depth_push_against_a_ripple_of_any_height():
     ripple = torch.tensor([1.0, -1.0]).repeat(4).view(1, 1, 1, 8)
     for height in (0.001, 0.1):
         pred = (2 * (1 + height * ripple)).requires_grad_()
-        depth_steps(pred, torch.full_like(pred, 2.0), torch.ones_like(pred)).backward()
+        losses.depth_steps(pred, torch.full_like(pred, 2.0), torch.ones_like(pred)).backward()
         assert (pred.grad[..., 1:-1] * ripple[..., 1:-1]).min() > 0.1
 
 
@@ -283,14 +274,16 @@ def test_points_are_compared_after_the_best_factor():
     target[:, 2] = 2.0
     target[:, 0, 0, 1] = 1.0  # points (0, 0, 2) and (1, 0, 2)
     weights, length = torch.ones(2, 1, 1, 2), torch.tensor([1.0, 4.0])
-    assert float(aligned_distance(0.3 * target, target, weights, length)) == pytest.approx(0, abs=2e-4)
+    assert float(losses.aligned_distance(0.3 * target, target, weights, length)) == pytest.approx(0, abs=2e-4)
     pred = target.clone()
     pred[:, 0] = 0.0  # the factor is 1, and one of two points is off by 1
-    assert float(aligned_distance(7 * pred, target, weights, length)) == pytest.approx((0.5 + 0.125) / 2, abs=2e-4)
-    assert float(aligned_distance(7 * pred, target, weights * torch.tensor([1.0, 0.0]), length)) < 2e-4
+    assert float(losses.aligned_distance(7 * pred, target, weights, length)) == pytest.approx(
+        (0.5 + 0.125) / 2, abs=2e-4
+    )
+    assert float(losses.aligned_distance(7 * pred, target, weights * torch.tensor([1.0, 0.0]), length)) < 2e-4
     weights[1, ..., 0] = 0  # the second image has one point, and counts as much as the first
-    assert float(aligned_distance(pred, target, weights, length)) == pytest.approx((0.5 + 0.25) / 2, abs=2e-4)
+    assert float(losses.aligned_distance(pred, target, weights, length)) == pytest.approx((0.5 + 0.25) / 2, abs=2e-4)
     nothing = torch.zeros_like(pred, requires_grad=True)
-    aligned_distance(nothing, target, weights, length).backward()
+    losses.aligned_distance(nothing, target, weights, length).backward()
     assert nothing.grad is not None
     assert nothing.grad.isfinite().all()

@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import ConfigError, InputError
-from vitruvian.losses.sam import (
-    PromptedMaskLossWeights,
-    iou_regression_loss,
-    mask_iou,
-    object_score_loss,
-    prompted_mask_loss,
-)
+from vitruvian.losses.sam import PromptedMaskLossWeights, mask_iou, prompted_mask_loss
 
 
 def case() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -31,16 +25,18 @@ def test_iou_and_its_regression() -> None:
     targets = torch.tensor([[0.0, 1.0, 1.0, 0.0]])[None]
     assert mask_iou(logits, targets).item() == pytest.approx(1 / 3)
     assert mask_iou(-torch.ones(1, 2, 2), torch.zeros(1, 2, 2)).item() == 1
-    predicted = torch.tensor([0.5])
-    assert iou_regression_loss(predicted, logits, targets).item() == pytest.approx(1 / 6)
-    assert iou_regression_loss(predicted, logits, targets, squared=True).item() == pytest.approx(1 / 36)
+    terms = prompted_mask_loss(logits[:, None, None], torch.full((1, 1, 1), 0.5), None, targets[:, None]).terms
+    assert terms["iou"].item() == pytest.approx(1 / 6)
 
 
 def test_object_score_is_cross_entropy() -> None:
-    assert object_score_loss(torch.tensor(0.0), torch.tensor(1.0)).item() == pytest.approx(math.log(2))
-    assert object_score_loss(torch.tensor(5.0), torch.tensor(1.0)) < object_score_loss(
-        torch.tensor(5.0), torch.tensor(0.0)
+    logits, ious, _, targets = case()
+    low, high = (
+        prompted_mask_loss(logits, ious, torch.full((2, 2, 1), score), targets).terms["object_score"]
+        for score in (0.0, 5.0)
     )
+    assert low.item() == pytest.approx(math.log(2))
+    assert high < low
 
 
 def test_the_total_is_the_weighted_sum() -> None:
@@ -57,7 +53,7 @@ def test_the_total_is_the_weighted_sum() -> None:
 def test_only_the_best_mask_is_trained_and_every_quality() -> None:
     logits, ious, objects, targets = case()
     with torch.no_grad():
-        logits[:, :, 1] = (targets - 0.4) * 6  # the second mask fits best everywhere
+        logits[:, :, 1] = (targets - 0.4) * 6  # the second mask is best everywhere
     prompted_mask_loss(logits, ious, objects, targets).total.backward()
     assert logits.grad is not None
     moved = logits.grad.abs().sum(dim=(0, 1, 3, 4))

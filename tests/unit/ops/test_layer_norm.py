@@ -39,8 +39,9 @@ def test_positions_repeat_over_the_batch(version: str) -> None:
     assert_close(with_positions, norm(x + branch) + positions)
 
 
-def test_without_a_branch_x_is_returned_as_it_is() -> None:
-    x, norm = torch.randn(2, 8), nn.LayerNorm(8)
+@every_version
+def test_without_a_branch_x_is_returned_as_it_is(version: str) -> None:
+    x, norm = randn(2, 8, version=version), norm_of(8, version)
     total, normed = add_layer_norm(x, None, norm)
     assert total is x
     assert_close(normed, norm(x))

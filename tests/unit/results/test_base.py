@@ -8,21 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.results.made import HW, SAMPLES, people, sample
+from tests.unit.results.samples import HW, SAMPLES, people, sample
+from vitruvian import results
 from vitruvian.errors import InputError
-from vitruvian.results import (
-    Albedo,
-    Embedding,
-    Masks,
-    Matte,
-    Normals,
-    Panoptic,
-    Parts,
-    People,
-    Pointmap,
-    Pose,
-    Semantic,
-)
 from vitruvian.results.base import plain
 
 EVERY = sorted(SAMPLES)
@@ -34,11 +22,11 @@ class TestPeople:
         with pytest.raises(
             InputError, match=r"people.boxes_xyxy: expected a numpy array of float32 and shape \[P, 4\]"
         ):
-            People(boxes_xyxy=np.zeros((2, 5), np.float32), scores=np.zeros(2, np.float32), finder="given")
+            results.People(boxes_xyxy=np.zeros((2, 5), np.float32), scores=np.zeros(2, np.float32), finder="given")
         with pytest.raises(InputError, match=r"people.scores: .* shape \[2\], got the shape \[3\]"):
-            People(boxes_xyxy=np.zeros((2, 4), np.float32), scores=np.zeros(3, np.float32), finder="given")
+            results.People(boxes_xyxy=np.zeros((2, 4), np.float32), scores=np.zeros(3, np.float32), finder="given")
         with pytest.raises(InputError, match=r"people.ids: .*int64.*, got float32"):
-            People(
+            results.People(
                 boxes_xyxy=np.zeros((1, 4), np.float32),
                 scores=np.zeros(1, np.float32),
                 ids=np.zeros(1, np.float32),
@@ -46,8 +34,8 @@ class TestPeople:
             )
 
     def test_to_dict(self) -> None:
-        found = people(1, ids=True).to_dict()
-        assert found == {
+        actual = people(1, ids=True).to_dict()
+        assert actual == {
             "boxes_xyxy": [[1, 2, 11, 14]], "scores": [0.9], "ids": [0], "finder": "test", "note": "a note",
         }  # fmt: skip
 
@@ -62,11 +50,11 @@ class TestEveryResult:
         assert "20×30" in repr(result)
 
     def test_to_dict_is_ready_for_json(self, task: str) -> None:
-        found = json.loads(json.dumps(sample(task).to_dict(), allow_nan=False))
-        assert found["task"] == task
-        assert found["size_hw"] == [20, 30]
-        assert (found["source"], found["model"], found["frame"], found["time"]) == ("a.jpg", "tiny", 4, 0.5)
-        assert found["people"]["finder"] == "test"
+        actual = json.loads(json.dumps(sample(task).to_dict(), allow_nan=False))
+        assert actual["task"] == task
+        assert actual["size_hw"] == [20, 30]
+        assert (actual["source"], actual["model"], actual["frame"], actual["time"]) == ("a.jpg", "tiny", 4, 0.5)
+        assert actual["people"]["finder"] == "test"
 
     def test_without_its_image(self, task: str) -> None:
         result = sample(task)
@@ -164,7 +152,7 @@ def test_what_does_not_fit_is_named(task: str, change: dict, message: str) -> No
 
 
 def test_tasks_of_all_classes_are_different() -> None:
-    classes = (Albedo, Embedding, Masks, Matte, Normals, Panoptic, Parts, Pointmap, Pose, Semantic)
+    classes = {cls for cls, _ in SAMPLES.values()}
     assert len({cls.task for cls in classes}) == len(classes)
 
 

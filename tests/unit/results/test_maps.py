@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.unit.results.made import HW, MIDDLE, PICTURE, sample
+from tests.unit.results.samples import HW, IMAGE, MIDDLE, sample
 from vitruvian.errors import InputError
 from vitruvian.files import CocoWriter
 from vitruvian.human import PART_COLOURS, PART_NAMES
@@ -37,12 +37,12 @@ class TestParts:
         mask_tools = pytest.importorskip("pycocotools.mask")
         parts = sample("parts")
         parts.save(tmp_path / "a.json")
-        found = json.loads((tmp_path / "a.json").read_text())["parts"]
-        assert [(one["id"], one["name"], one["area"]) for one in found[:2]] == [
+        actual = json.loads((tmp_path / "a.json").read_text())["parts"]
+        assert [(one["id"], one["name"], one["area"]) for one in actual[:2]] == [
             (0, "Background", 25),
             (1, "Apparel", 25),
         ]
-        for one in found:
+        for one in actual:
             np.testing.assert_array_equal(mask_tools.decode(one["rle"]), parts.labels == one["id"])
 
     def test_coco_leaves_the_background_out(self) -> None:
@@ -107,8 +107,8 @@ class TestNormals:
         normals = sample("normals")
         expected = (np.array([0.6, 0, 0.8]) + 1) / 2
         normals.save(tmp_path / "a.png")
-        found = np.asarray(Image.open(tmp_path / "a.png"))
-        np.testing.assert_allclose(found[10, 10] / 255, expected, atol=0.003)
+        actual = np.asarray(Image.open(tmp_path / "a.png"))
+        np.testing.assert_allclose(actual[10, 10] / 255, expected, atol=0.003)
         normals.save(tmp_path / "a.16.png")
         _, _, rows, about = png.Reader(str(tmp_path / "a.16.png")).read()
         assert about["bitdepth"] == 16
@@ -130,7 +130,7 @@ class TestNormals:
 class TestAlbedo:
     def test_png(self, tmp_path: Path) -> None:
         sample("albedo").save(tmp_path / "a.png")
-        np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "a.png")), PICTURE * MIDDLE[..., None])
+        np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "a.png")), IMAGE * MIDDLE[..., None])
 
     def test_exr_is_linear(self, tmp_path: Path) -> None:
         exr = pytest.importorskip("OpenEXR")
@@ -153,7 +153,7 @@ class TestEmbedding:
     def test_json(self, tmp_path: Path) -> None:
         result = sample("embed")
         result.save(tmp_path / "a.json")
-        found = json.loads((tmp_path / "a.json").read_text())
-        np.testing.assert_array_equal(np.array(found["cls"], np.float32), result.cls)
-        assert found["grid_hw"] == [4, 6]
+        actual = json.loads((tmp_path / "a.json").read_text())
+        np.testing.assert_array_equal(np.array(actual["cls"], np.float32), result.cls)
+        assert actual["grid_hw"] == [4, 6]
         assert result.plot().size == (30, 20)

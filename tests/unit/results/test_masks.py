@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.unit.results.made import HW, masks_fields, sample
+from tests.unit.results.samples import HW, masks_fields, sample
 from vitruvian.errors import InputError
 from vitruvian.files import CocoWriter
 from vitruvian.images.rle import encode_rles
@@ -54,8 +54,8 @@ class TestMasks:
     def test_small_ones_lie_on_top_in_the_png(self, tmp_path: Path) -> None:
         masks = sample("instance")
         masks.save(tmp_path / "a.png")
-        found = np.asarray(Image.open(tmp_path / "a.png"))
-        assert (found[0, 0], found[3, 4], found[12, 16], found[19, 29], found[19, 0]) == (1, 3, 2, 2, 0)
+        actual = np.asarray(Image.open(tmp_path / "a.png"))
+        assert (actual[0, 0], actual[3, 4], actual[12, 16], actual[19, 29], actual[19, 0]) == (1, 3, 2, 2, 0)
 
     def test_many_of_them_need_16_bits(self, tmp_path: Path) -> None:
         many = np.zeros((300, *HW), bool)
@@ -93,9 +93,9 @@ class TestMasks:
 
     def test_supervision(self) -> None:
         pytest.importorskip("supervision")
-        found = sample("instance").to_supervision()
-        np.testing.assert_array_equal(found.mask, TRUTH)
-        assert found.data["class_name"].tolist() == ["cat", "dog", "cat"]
+        actual = sample("instance").to_supervision()
+        np.testing.assert_array_equal(actual.mask, TRUTH)
+        assert actual.data["class_name"].tolist() == ["cat", "dog", "cat"]
 
 
 class TestPanoptic:
@@ -132,5 +132,5 @@ class TestPanoptic:
 
     def test_json(self, tmp_path: Path) -> None:
         sample("panoptic").save(tmp_path / "a.json")
-        found = json.loads((tmp_path / "a.json").read_text())["segments"]
-        assert [(one["id"], one["label"], one["area"]) for one in found] == [(1, "sky", 300), (300, "person", 100)]
+        actual = json.loads((tmp_path / "a.json").read_text())["segments"]
+        assert [(one["id"], one["label"], one["area"]) for one in actual] == [(1, "sky", 300), (300, "person", 100)]

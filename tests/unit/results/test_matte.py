@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.unit.results.made import HW, PICTURE, sample
+from tests.unit.results.samples import HW, IMAGE, sample
 from vitruvian.errors import InputError
 from vitruvian.results import Matte
 
@@ -37,18 +37,18 @@ def test_straight_colour_stays_a_colour() -> None:
 
 @pytest.mark.parametrize("colour", [(0, 0, 255), "blue", "#0000ff", "rgb(0, 0, 255)"])
 def test_over_a_colour(colour: object) -> None:
-    found = half().over(colour)  # type: ignore[arg-type]
-    np.testing.assert_array_equal(found[3, 0], [0, 0, 255])
-    np.testing.assert_allclose(found[3, 5], [127.5, 25.5, 127.5], atol=1)
-    np.testing.assert_array_equal(found[3, -1], [255, 51, 0])
+    actual = half().over(colour)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(actual[3, 0], [0, 0, 255])
+    np.testing.assert_allclose(actual[3, 5], [127.5, 25.5, 127.5], atol=1)
+    np.testing.assert_array_equal(actual[3, -1], [255, 51, 0])
 
 
 def test_over_a_image(tmp_path: Path) -> None:
     matte = sample("matte")
     black = np.zeros((*HW, 3), np.uint8)
-    expected = np.round(matte.foreground * 255 + (1 - matte.alpha[..., None]) * PICTURE)
-    Image.fromarray(PICTURE).save(tmp_path / "a.png")
-    for background in (PICTURE, Image.fromarray(PICTURE), tmp_path / "a.png", str(tmp_path / "a.png")):
+    expected = np.round(matte.foreground * 255 + (1 - matte.alpha[..., None]) * IMAGE)
+    Image.fromarray(IMAGE).save(tmp_path / "a.png")
+    for background in (IMAGE, Image.fromarray(IMAGE), tmp_path / "a.png", str(tmp_path / "a.png")):
         np.testing.assert_allclose(matte.over(background), expected, atol=1)
     np.testing.assert_allclose(matte.over(black), np.round(matte.foreground * 255), atol=1)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.unit.results.made import HW, MIDDLE, PICTURE, flat_points, sample
+from tests.unit.results.samples import HW, IMAGE, MIDDLE, flat_points, sample
 from vitruvian.errors import InputError
 from vitruvian.results.camera import check_intrinsics, flip_axes, fov_degrees
 
@@ -52,7 +52,7 @@ class TestPointmap:
         result = sample("pointmap")
         points, colours = result.cloud()
         np.testing.assert_array_equal(points, result.points[MIDDLE])
-        np.testing.assert_array_equal(colours, PICTURE[MIDDLE])
+        np.testing.assert_array_equal(colours, IMAGE[MIDDLE])
         assert set(result.without_image().cloud()[1].ravel()) == {200}
 
     def test_points_at_jumps_of_depth_are_dropped(self) -> None:
@@ -75,9 +75,9 @@ class TestPointmap:
     def test_points_that_are_none_are_dropped(self) -> None:
         points = flat_points(np.full(HW, 2.0))
         points[5, 10], points[6, 11], points[7, 12] = np.nan, np.inf, -1
-        found, _ = sample("pointmap", points=points).cloud()
-        assert len(found) == MIDDLE.sum() - 3
-        assert np.isfinite(found).all()
+        actual, _ = sample("pointmap", points=points).cloud()
+        assert len(actual) == MIDDLE.sum() - 3
+        assert np.isfinite(actual).all()
 
     def test_fewer_points(self) -> None:
         result = sample("pointmap")
@@ -100,11 +100,11 @@ class TestPointmap:
         assert (normals[:, 2] < 0).all(), "counter-clockwise as the camera sees them: outwards is towards it"
 
     def test_to_dict(self) -> None:
-        found = sample("pointmap").to_dict()
-        assert found["focal"] == 25
-        assert found["depth_range"] == [2, 2]
-        assert found["pixels"] == MIDDLE.sum()
-        assert (found["metric"], found["scale"], found["intrinsics_from"]) == (True, 0.5, "given")
+        actual = sample("pointmap").to_dict()
+        assert actual["focal"] == 25
+        assert actual["depth_range"] == [2, 2]
+        assert actual["pixels"] == MIDDLE.sum()
+        assert (actual["metric"], actual["scale"], actual["intrinsics_from"]) == (True, 0.5, "given")
         empty = sample("pointmap", mask=np.zeros(HW, bool))
         assert empty.to_dict()["depth_range"] is None
 
@@ -151,9 +151,9 @@ class TestFiles:
         depth = np.full(HW, 2.3456)
         depth[10, 10], depth[10, 11], depth[10, 12] = 100, np.nan, -3
         sample("pointmap", points=flat_points(depth)).save(tmp_path / "a.16.png")
-        found = np.asarray(Image.open(tmp_path / "a.16.png"))
-        assert found.dtype == np.uint16
-        assert (found[8, 8], found[10, 10], found[10, 11], found[10, 12], found[0, 0]) == (2346, 65535, 0, 0, 0)
+        actual = np.asarray(Image.open(tmp_path / "a.16.png"))
+        assert actual.dtype == np.uint16
+        assert (actual[8, 8], actual[10, 10], actual[10, 11], actual[10, 12], actual[0, 0]) == (2346, 65535, 0, 0, 0)
 
     def test_exr(self, tmp_path: Path) -> None:
         exr = pytest.importorskip("OpenEXR")
@@ -168,6 +168,6 @@ class TestFiles:
 
     def test_camera_json(self, tmp_path: Path) -> None:
         sample("pointmap").save(tmp_path / "a.json")
-        found = json.loads((tmp_path / "a.json").read_text())
-        assert found["intrinsics"] == [[25, 0, 14.5], [0, 25, 9.5], [0, 0, 1]]
-        assert found["convention"] == "opencv"
+        actual = json.loads((tmp_path / "a.json").read_text())
+        assert actual["intrinsics"] == [[25, 0, 14.5], [0, 25, 9.5], [0, 0, 1]]
+        assert actual["convention"] == "opencv"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.unit.results.made import HW, people, pose_fields, sample
+from tests.unit.results.samples import HW, people, pose_fields, sample
 from vitruvian.errors import InputError, MissingExtraError
 from vitruvian.files import CocoWriter
 from vitruvian.human import COCO_17, KEYPOINT_INDEX, LAYOUTS, SAPIENS_308
@@ -21,8 +21,8 @@ def test_by_number_and_by_name() -> None:
     pose = sample("pose")
     assert len(pose) == 2
     wrist = KEYPOINT_INDEX["left_wrist"]
-    found = pose[1]["left_wrist"]
-    assert found == Keypoint(*pose.keypoints[1, wrist].tolist(), float(pose.scores[1, wrist]))
+    actual = pose[1]["left_wrist"]
+    assert actual == Keypoint(*pose.keypoints[1, wrist].tolist(), float(pose.scores[1, wrist]))
     assert [person.id for person in pose] == [0, 1]
     np.testing.assert_array_equal(pose[1].box_xyxy, pose.people.boxes_xyxy[1])
     with pytest.raises(IndexError):
@@ -91,11 +91,11 @@ def test_layouts_are_known_by_their_names() -> None:
 def test_json_and_images(tmp_path: Path) -> None:
     pose = sample("pose").to_layout("coco133")
     pose.save(tmp_path / "a.json")
-    found = json.loads((tmp_path / "a.json").read_text())
-    assert (found["layout"], found["names"]) == ("wholebody133", list(pose.names))
-    keypoints = np.array([person["keypoints"] for person in found["poses"]], float)
+    actual = json.loads((tmp_path / "a.json").read_text())
+    assert (actual["layout"], actual["names"]) == ("wholebody133", list(pose.names))
+    keypoints = np.array([person["keypoints"] for person in actual["poses"]], float)
     np.testing.assert_allclose(keypoints, pose.keypoints, atol=0.0051)
-    assert [person["id"] for person in found["poses"]] == [0, 1]
+    assert [person["id"] for person in actual["poses"]] == [0, 1]
     pose.save(tmp_path / "a.png")
     assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), np.asarray(pose.plot()))
     assert not np.array_equal(np.asarray(pose.plot()), pose.image), "something is drawn"
@@ -118,8 +118,8 @@ def test_coco(tmp_path: Path, layout: str, capsys: pytest.CaptureFixture[str]) -
     np.testing.assert_allclose(
         np.array(record["keypoints"]).reshape(-1, 3)[:, :2], pose.keypoints[1, :count], atol=0.01
     )
-    seen = pose.scores[1][pose.scores[1] >= 0.3]
-    assert record["score"] == pytest.approx(0.9 * seen.mean(), abs=1e-4)
+    visible = pose.scores[1][pose.scores[1] >= 0.3]
+    assert record["score"] == pytest.approx(0.9 * visible.mean(), abs=1e-4)
     assert dataset.imgs[1]["file_name"] == "a.jpg"
 
 
@@ -132,7 +132,7 @@ def test_supervision_is_asked_for_when_needed(monkeypatch: pytest.MonkeyPatch) -
 
 def test_supervision() -> None:
     pytest.importorskip("supervision")
-    found = sample("pose").to_layout("coco133").to_supervision()
-    assert found.xy.shape == (2, 133, 2)
-    assert np.isfinite(found.xy).all()
+    actual = sample("pose").to_layout("coco133").to_supervision()
+    assert actual.xy.shape == (2, 133, 2)
+    assert np.isfinite(actual.xy).all()
     assert len(Pose(size_hw=HW, **pose_fields(0)).to_supervision()) == 0

@@ -52,35 +52,39 @@ class DecodeHead(nn.Module):
         In inference, a few images at a time: maps at full size take most of the memory of these models.
         """
         if self.training or torch.is_grad_enabled() or is_tracing():
-            return self._decode(features, batch=features.shape[0])
-        parts = [
-            self._decode(part, batch=len(features)) for part in torch.split(features, self._images_at_a_time(features))
-        ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            return self._predict(self._decode(features, batch=features.shape[0]))
+        step = self._images_at_a_time(features)
+        planes: Tensor | None = None
+        for first in range(0, len(features), step):
+            x = self._decode(features[first : first + step], batch=len(features))  # [b, C, H, W]
+            if planes is None:
+                shape = (len(features), self.predictor.out_channels, *x.shape[2:])
+                planes = x.new_empty(shape, dtype=self.predictor.weight.dtype)
+            self._predict(x, planes[first : first + step])
+            del x  # the next images need its memory
+        return features.new_empty(0) if planes is None else planes
 
     def _decode(self, features: Tensor, *, batch: int) -> Tensor:
-        """Predict from the maps of some images of a batch."""
+        """Run all blocks on the maps of some images of a batch."""
         fused = use_triton("instance_norm", features)
         features = features.contiguous(memory_format=torch.channels_last if fused else torch.contiguous_format)
         maps = FeatureMaps(features)
         for block in self._blocks():
             maps = block(maps, batch)
-        x = maps.activated(features.dtype, inplace=True)
+        return maps.activated(features.dtype, inplace=True)
+
+    def _predict(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Run the last convolution on [B, C, H, W], into `out` where that is given."""
+        predictor = self.predictor
         # Rounded to bfloat16, a depth of 4 m would have steps of 3 cm, and finer ones could not be learned.
         with torch.autocast(x.device.type, enabled=False):
-            return self._predict(x.to(self.predictor.weight.dtype))
-
-    def _predict(self, x: Tensor) -> Tensor:
-        """Run the last convolution on [B, C, H, W]."""
-        predictor = self.predictor
-        if not use_triton("instance_norm", x):
-            out: Tensor = predictor(x)
-            return out
-        # As a matrix product, any number of outputs (308) is fast and planes are contiguous.
-        weight = predictor.weight.flatten(1).expand(len(x), -1, -1)  # [B, K, C]
-        assert predictor.bias is not None
-        planes = torch.baddbmm(predictor.bias[None, :, None], weight, x.flatten(2))  # [B, K, H·W]
-        return planes.view(len(x), -1, *x.shape[2:])
+            x = x.to(predictor.weight.dtype)
+            if out is None or not use_triton("instance_norm", x):
+                planes: Tensor = predictor(x)
+                return planes if out is None else out.copy_(planes)
+            # As a matrix product, any number of outputs (308) is fast and planes are contiguous.
+            torch.bmm(predictor.weight.flatten(1).expand(len(x), -1, -1), x.flatten(2), out=out.flatten(2))
+            return out if predictor.bias is None else out.add_(predictor.bias[:, None, None])
 
     def _blocks(self) -> list[ConvBlock]:
         """Return all blocks in order."""

@@ -132,7 +132,7 @@ class TestWhoIsLookedAt:
             opened("pose")(picture(), boxes=boxes)
 
     def test_boxes_of_the_whole_picture(self) -> None:
-        with pytest.raises(InputError, match="expected one of them"):
+        with pytest.raises(InputError, match="expected one of boxes"):
             opened("pose")(picture(), boxes=BOXES, people="whole")
 
 

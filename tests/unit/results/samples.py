@@ -1,4 +1,4 @@
-"""A small result of each task, made up."""
+"""A small result of each task."""
 
 from __future__ import annotations
 
@@ -6,32 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from vitruvian.results import (
-    Albedo,
-    Embedding,
-    Masks,
-    Matte,
-    Normals,
-    Panoptic,
-    Parts,
-    People,
-    Pointmap,
-    Pose,
-    Result,
-    Segment,
-    Semantic,
-)
+from vitruvian import results
 
 HW = (20, 30)
 RANDOM = np.random.default_rng(0)
-PICTURE = RANDOM.integers(0, 256, (*HW, 3), dtype=np.uint8)
+IMAGE = RANDOM.integers(0, 256, (*HW, 3), dtype=np.uint8)
 MIDDLE = np.zeros(HW, bool)
 MIDDLE[4:16, 6:24] = True
 
 
-def people(count: int, *, ids: bool = False) -> People:
+def people(count: int, *, ids: bool = False) -> results.People:
     boxes = np.tile(np.array([1, 2, 11, 14], np.float32), (count, 1)) + 3 * np.arange(count, dtype=np.float32)[:, None]
-    return People(
+    return results.People(
         boxes_xyxy=boxes,
         scores=np.full(count, 0.9, np.float32),
         ids=np.arange(count) if ids else None,
@@ -55,7 +41,7 @@ def flat_points(depth: np.ndarray, focal: float = 25.0) -> np.ndarray:
 
 def matte_fields() -> dict[str, Any]:
     alpha = np.linspace(0, 1, HW[0] * HW[1], dtype=np.float32).reshape(HW)
-    return {"alpha": alpha, "foreground": PICTURE.astype(np.float32) / 255 * alpha[..., None]}
+    return {"alpha": alpha, "foreground": IMAGE.astype(np.float32) / 255 * alpha[..., None]}
 
 
 def masks_fields() -> dict[str, Any]:
@@ -77,17 +63,24 @@ def panoptic_fields() -> dict[str, Any]:
     return {
         "segmentation": segmentation,
         "segments": (
-            Segment(id=1, label_id=40, label="sky", score=0.9, area=300, box_xyxy=(0, 0, 30, 10), is_thing=False),
-            Segment(id=300, label_id=0, label="person", score=0.8, area=100, box_xyxy=(20, 10, 30, 20), is_thing=True),
+            results.Segment(
+                id=1, label_id=40, label="sky", score=0.9, area=300, box_xyxy=(0, 0, 30, 10), is_thing=False
+            ),
+            results.Segment(
+                id=300, label_id=0, label="person", score=0.8, area=100, box_xyxy=(20, 10, 30, 20), is_thing=True
+            ),
         ),
     }
 
 
-SAMPLES: dict[str, tuple[type[Result], dict[str, Any]]] = {
-    "pose": (Pose, pose_fields()),
-    "parts": (Parts, {"labels": (np.arange(600).reshape(HW) // 25).astype(np.uint8), "score": np.ones(HW, np.float16)}),
+SAMPLES: dict[str, tuple[type[results.Result], dict[str, Any]]] = {
+    "pose": (results.Pose, pose_fields()),
+    "parts": (
+        results.Parts,
+        {"labels": (np.arange(600).reshape(HW) // 25).astype(np.uint8), "score": np.ones(HW, np.float16)},
+    ),
     "normals": (
-        Normals,
+        results.Normals,
         {
             "normals": np.tile(np.array([0.6, 0, -0.8], np.float32), (*HW, 1)),
             "mask": MIDDLE,
@@ -95,7 +88,7 @@ SAMPLES: dict[str, tuple[type[Result], dict[str, Any]]] = {
         },
     ),
     "pointmap": (
-        Pointmap,
+        results.Pointmap,
         {
             "points": flat_points(np.full(HW, 2.0)),
             "mask": MIDDLE,
@@ -105,13 +98,13 @@ SAMPLES: dict[str, tuple[type[Result], dict[str, Any]]] = {
             "scale": 0.5,
         },
     ),
-    "matte": (Matte, matte_fields()),
-    "albedo": (Albedo, {"albedo": PICTURE.astype(np.float32) / 255, "mask": MIDDLE}),
-    "instance": (Masks, masks_fields()),
-    "semantic": (Semantic, {"labels": np.indices(HW, np.int32)[0], "id2label": {0: "wall"}}),
-    "panoptic": (Panoptic, panoptic_fields()),
+    "matte": (results.Matte, matte_fields()),
+    "albedo": (results.Albedo, {"albedo": IMAGE.astype(np.float32) / 255, "mask": MIDDLE}),
+    "instance": (results.Masks, masks_fields()),
+    "semantic": (results.Semantic, {"labels": np.indices(HW, np.int32)[0], "id2label": {0: "wall"}}),
+    "panoptic": (results.Panoptic, panoptic_fields()),
     "embed": (
-        Embedding,
+        results.Embedding,
         {
             "cls": RANDOM.normal(size=8).astype(np.float32),
             "patches": RANDOM.normal(size=(4, 6, 8)).astype(np.float32),
@@ -125,7 +118,7 @@ def sample(task: str, **change: Any) -> Any:
     cls, fields = SAMPLES[task]
     rest = {
         "size_hw": HW,
-        "image": PICTURE,
+        "image": IMAGE,
         "source": "a.jpg",
         "model": "tiny",
         "people": people(2, ids=True),
