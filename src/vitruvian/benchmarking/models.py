@@ -1,7 +1,6 @@
 """Benchmarks of models: ours with random weights, the reference with the same weights, and inputs for both.
 
 sapiens2-pose-0.4b · sam2-tiny-encoder · sam2-tiny-decoder · maskformer-swin-small · mask2former-swin-small · …
-
 """
 
 from __future__ import annotations
@@ -14,24 +13,26 @@ import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import vitruvian
 from vitruvian.benchmarking.timing import Timing, count_flops, difference, peak_bytes, time_interleaved
 from vitruvian.errors import InputError, near_matches
 from vitruvian.model import Model
 from vitruvian.ops.dispatch import disable_triton
 
-_SAPIENS_TASKS = {"pose": "PoseEstimation", "seg": "SemanticSegmentation", "normal": "NormalEstimation"}
-
-
-_SAPIENS_TASKS |= {"pointmap": "PointmapEstimation"}
-
-
-_SAPIENS_FIELDS = {"pose": "heatmaps", "seg": "logits", "normal": "normals", "pointmap": "pointmaps"}
+# Model class and output field of each task.
+_SAPIENS_TASKS = {
+    "pose": ("Sapiens2ForPoseEstimation", "heatmaps"),
+    "seg": ("Sapiens2ForSemanticSegmentation", "logits"),
+    "normal": ("Sapiens2ForNormalEstimation", "normals"),
+    "pointmap": ("Sapiens2ForPointmapEstimation", "pointmaps"),
+}
 _SAPIENS_SIZES = ("0.1b", "0.4b", "0.8b", "1b", "5b")
 _SAM_SIZES = ("tiny", "small", "base-plus", "large")
 # Channels, layers and heads of the stages of Swin, and the side of its windows.
@@ -49,9 +50,9 @@ class Workload:
     """Batch, size and data type of a measurement.
 
     Attributes:
-        batch: Pictures at once.
-        size_hw: Height and width of the image_inputs.
-        prompts: Prompts a picture, for decoders of prompts.
+        batch: Images a call.
+        size_hw: Height and width of the images.
+        prompts: Prompts an image, for decoders of prompts.
         dtype: Data type of weights and inputs.
         device: Where to run.
     """
@@ -63,13 +64,13 @@ class Workload:
     device: torch.device
 
     def pixels(self) -> Tensor:
-        """Random image_inputs [B, 3, H, W]."""
+        """Random images [B, 3, H, W]."""
         return torch.randn(self.batch, 3, *self.size_hw, device=self.device, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, how both libraries are asked for its results, and the size of image_inputs it was made for."""
+    """A model, how both libraries are asked for its results, and the size of images it was made for."""
 
     name: str
     build: Callable[[Workload], Model]
@@ -95,30 +96,27 @@ def subject(name: str) -> Subject:
         return _sapiens(name, middle, last)
     if family == "sam2":
         return _sam_encoder(name, middle) if last == "encoder" else _sam_decoder(name, middle)
-    return segmenter(name, family, last)
+    return _segmenter(name, family, last)
 
 
 def _sapiens(name: str, task: str, size: str) -> Subject:
     """A Sapiens2 model of a task."""
+    cls, output = _SAPIENS_TASKS[task]
 
     def build(workload: Workload) -> Model:
-        config = package().Sapiens2Config.variant(size, task=task, image_size=list(workload.size_hw))
-        return random_model(getattr(package(), f"Sapiens2For{_SAPIENS_TASKS[task]}"), config, workload)
+        config = vitruvian.Sapiens2Config.variant(size, task=task, image_size=list(workload.size_hw))
+        return random_model(getattr(vitruvian, cls), config, workload)
 
-    return Subject(
-        name, build, image_inputs, lambda model, inputs: model(**inputs)[_SAPIENS_FIELDS[task]], size_hw=(1024, 768)
-    )
+    return Subject(name, build, image_inputs, lambda model, inputs: model(**inputs)[output], size_hw=(1024, 768))
 
 
 def _sam_encoder(name: str, size: str) -> Subject:
     """The vision encoder of SAM 2."""
-    return Subject(
-        name,
-        lambda workload: sam(size, workload),
-        image_inputs,
-        lambda model, inputs: tuple(model.get_image_embeddings(**inputs)),
-        size_hw=(1024, 1024),
-    )
+
+    def call(model: Any, inputs: dict[str, Any]) -> Any:
+        return tuple(model.get_image_embeddings(**inputs))
+
+    return Subject(name, partial(_sam, size), image_inputs, call, size_hw=(1024, 1024))
 
 
 def _sam_decoder(name: str, size: str) -> Subject:
@@ -139,22 +137,22 @@ def _sam_decoder(name: str, size: str) -> Subject:
         out = model(**workload)
         return out.pred_masks, out.iou_scores
 
-    return Subject(name, lambda workload: sam(size, workload), inputs, call, size_hw=(1024, 1024), prompts=64)
+    return Subject(name, partial(_sam, size), inputs, call, size_hw=(1024, 1024), prompts=64)
 
 
-def segmenter(name: str, family: str, size: str) -> Subject:
+def _segmenter(name: str, family: str, size: str) -> Subject:
     """MaskFormer or Mask2Former on Swin."""
 
     def build(workload: Workload) -> Model:
         channels, depths, heads, window = _SWINS[size]
-        swin = package().SwinConfig(
+        swin = vitruvian.SwinConfig(
             embed_dim=channels, depths=depths, num_heads=heads, window_size=window, out_features=STAGES
         )
         if family == "maskformer":
-            config = package().MaskFormerConfig(backbone_config=swin)
-            return random_model(package().MaskFormerForInstanceSegmentation, config, workload)
-        config = package().Mask2FormerConfig(backbone_config=swin)
-        return random_model(package().Mask2FormerForUniversalSegmentation, config, workload)
+            config: Any = vitruvian.MaskFormerConfig(backbone_config=swin)
+            return random_model(vitruvian.MaskFormerForInstanceSegmentation, config, workload)
+        config = vitruvian.Mask2FormerConfig(backbone_config=swin)
+        return random_model(vitruvian.Mask2FormerForUniversalSegmentation, config, workload)
 
     def call(model: Any, inputs: dict[str, Any]) -> Any:
         out = model(**inputs)
@@ -163,15 +161,10 @@ def segmenter(name: str, family: str, size: str) -> Subject:
     return Subject(name, build, image_inputs, call, size_hw=(800, 1088))
 
 
-def sam(size: str, workload: Workload) -> Model:
-    """A SAM 2 for image_inputs of a size."""
-    config = package().Sam2Config.variant(size, image_size=workload.size_hw)
-    return random_model(package().Sam2Model, config, workload)
-
-
-def package() -> Any:
-    """Return our package, which imports its public names lazily."""
-    return importlib.import_module("vitruvian")
+def _sam(size: str, workload: Workload) -> Model:
+    """A SAM 2 for images of a size."""
+    config = vitruvian.Sam2Config.variant(size, image_size=workload.size_hw)
+    return random_model(vitruvian.Sam2Model, config, workload)
 
 
 def image_inputs(workload: Workload) -> dict[str, Any]:
@@ -207,16 +200,16 @@ def reference_of(model: Model, workload: Workload) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         path = Path(folder) / "config.json"
-        path.write_text(json.dumps(known_keys(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
+        path.write_text(json.dumps(_known_keys(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
         theirs = getattr(library, type(model).__name__).from_pretrained(folder, dtype=workload.dtype)
     return theirs.eval().to(workload.device)
 
 
-def known_keys(config: Any) -> Any:
+def _known_keys(config: Any) -> Any:
     """Remove the keys of a configuration that some releases of the reference reject."""
     if not isinstance(config, dict):
         return config
-    return {key: known_keys(value) for key, value in config.items() if key not in ("stage_names", "vitruvian_version")}
+    return {key: _known_keys(value) for key, value in config.items() if key not in ("stage_names", "vitruvian_version")}
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -290,7 +283,7 @@ class Plan:
 def measure(subject: Subject, workload: Workload, plan: Plan, *, ceiling: float = 0.0) -> Cell:
     """Measure one cell, and free its memory."""
     try:
-        return measured(subject, workload, plan, ceiling)
+        return _measure(subject, workload, plan, ceiling)
     finally:
         gc.collect()
         if workload.device.type == "cuda":
@@ -298,8 +291,7 @@ def measure(subject: Subject, workload: Workload, plan: Plan, *, ceiling: float 
 
 
 @torch.no_grad()
-def measured(subject: Subject, workload: Workload, plan: Plan, ceiling: float) -> Cell:
-    """Do the work of `measure`."""
+def _measure(subject: Subject, workload: Workload, plan: Plan, ceiling: float) -> Cell:
     if plan.reference and not has_reference():
         raise InputError("--reference: needs transformers, which is not installed. Leave it out, or install it.")
     ours = subject.build(workload)
@@ -317,40 +309,33 @@ def measured(subject: Subject, workload: Workload, plan: Plan, ceiling: float) -
         calls["plain"] = lambda: subject.call(plain, inputs)
     model = their_inputs = None
     if theirs is not None:
-        model, their_inputs = runnable(subject, theirs, inputs, cell)
+        model, their_inputs = _runnable(subject, theirs, inputs, cell)
         calls["reference"] = lambda: subject.call(model, their_inputs)
         if plan.compiled:
             compiled = torch.compile(model)
             calls["compiled"] = lambda: subject.call(compiled, their_inputs)
             cell.compiled_difference = difference(calls["compiled"](), calls["reference"]())
     ours.optimize(cuda_graphs=plan.cuda_graphs)
-    peaks: dict[str, int | None] = {}
-    for way in (
-        "reference",
-        "compiled",
-        "optimized",
-    ):  # ours comes last: its first call records CUDA graphs, which hold memory
-        peaks[way] = peak_bytes(calls[way], workload.device) if way in calls else None
-    cell.memory = {way: used for way in calls if (used := peaks.get(way)) is not None}
+    # Ours comes last: its first call records CUDA graphs, which hold memory.
+    for name in sorted(calls.keys() - {"plain"}, key=["reference", "compiled", "optimized"].index):
+        used = peak_bytes(calls[name], workload.device)
+        if used is not None:
+            cell.memory[name] = used
+    cell.memory = {name: cell.memory[name] for name in calls if name in cell.memory}
     got = subject.call(ours, inputs)
-    if theirs is not None:
-        compare(subject, got, model, inputs, calls["reference"](), cell, truth=plan.truth)
+    if model is not None:
+        want = calls["reference"]()
+        cell.difference = difference(got, want)
+        if plan.truth:
+            wide = subject.call(copy.deepcopy(model).float(), _as_dtype(inputs, torch.float32))
+            cell.to_float32 = {"optimized": difference(got, wide), "reference": difference(want, wide)}
+        del want
     del got
     cell.times = time_interleaved(calls, device=workload.device, seconds=plan.seconds, cold=plan.cold)
     return cell
 
 
-def compare(
-    subject: Subject, got: Any, theirs: Any, inputs: dict[str, Any], want: Any, cell: Cell, *, truth: bool
-) -> None:
-    """Store the difference of our results to the reference's, and of both to the reference in float32."""
-    cell.difference = difference(got, want)
-    if truth:
-        wide = subject.call(copy.deepcopy(theirs).float(), _as_dtype(inputs, torch.float32))
-        cell.to_float32 = {"optimized": difference(got, wide), "reference": difference(want, wide)}
-
-
-def runnable(subject: Subject, theirs: Any, inputs: dict[str, Any], cell: Cell) -> tuple[Any, dict[str, Any]]:
+def _runnable(subject: Subject, theirs: Any, inputs: dict[str, Any], cell: Cell) -> tuple[Any, dict[str, Any]]:
     """Return the reference in a data type in which it runs, with inputs of it: some of its models need float32."""
     try:
         subject.call(theirs, inputs)

@@ -36,7 +36,7 @@ from vitruvian.processor import JOINT_FILE, PROCESSOR_FILE
 _PRODUCTS = ("MatMul", "Convolution", "GroupConvolution", "ConvolutionBackpropData")
 
 
-def outer_products(graph: Any) -> list[str]:
+def _outer_products(graph: Any) -> list[str]:
     """Return the names of the products that read an input, and of the cheap ones before an output."""
     found = _names_of(_nearest_products(graph.get_parameters(), _consumers))
     ends = _nearest_products(graph.get_results())
@@ -47,7 +47,7 @@ def outer_products(graph: Any) -> list[str]:
     return sorted(found)
 
 
-def gated_products(graph: Any) -> list[str]:
+def _gated_products(graph: Any) -> list[str]:
     """Return the names of the matrix products that read one product times another, as gated feed-forwards have it."""
     found = []
     for node in graph.get_ordered_ops():
@@ -193,7 +193,7 @@ def quantize_int8(
     manager = passes.Manager()
     manager.register_pass(passes.ConstantFolding())  # NNCF wants weights in the shape in which they are multiplied
     manager.run_passes(graph)
-    names = sorted({*outer_products(graph), *gated_products(graph), *_check_names(keep, graph)})
+    names = sorted({*_outer_products(graph), *_gated_products(graph), *_check_names(keep, graph)})
     with contextlib.redirect_stdout(sys.stderr):  # progress is no output
         quantized = nncf.quantize(
             graph,

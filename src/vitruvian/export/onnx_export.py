@@ -51,7 +51,7 @@ def _is_upsampling(module: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def subpixel_convolutions(model: nn.Module) -> Iterator[None]:
+def _subpixel_convolutions(model: nn.Module) -> Iterator[None]:
     """Replace a model's transposed convolutions by plain ones within the context."""
     replaced = [
         (owner, name, child)
@@ -184,7 +184,7 @@ def _write_file(
         pair = tuple(tensor[:1] for tensor in pair)
     traced = _Traced(model, list(example), options, names)
     batch = torch.export.Dim("batch", min=1, max=4096)
-    with subpixel_convolutions(model), _silence(), torch.no_grad():
+    with _subpixel_convolutions(model), _silence(), torch.no_grad():
         program = torch.onnx.export(
             traced,
             pair,

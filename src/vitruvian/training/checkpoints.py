@@ -69,7 +69,7 @@ def save_checkpoint(
         _save(unique_weights(model), partial / "weights.safetensors")
         if ema is not None:
             _save(ema.values, partial / "average.safetensors")
-        _save(optimizer_tensors(optimizer), partial / "optimizer.safetensors")
+        _save(_optimizer_tensors(optimizer), partial / "optimizer.safetensors")
         scores = {name: value for name, value in state.scores.items() if math.isfinite(value)}
         about = {
             "format": _FORMAT,
@@ -140,7 +140,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return [numbered[step] for step in sorted(numbered)]
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the optimizer's state as ``name/weight``; weights without a gradient so far have none."""
     found: dict[str, Tensor] = {}
     for name, parameter in named_weights(optimizer):
@@ -150,7 +150,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Restore the state that `optimizer_tensors` returned."""
+    """Restore the state that `_optimizer_tensors` returned."""
     unknown = set(tensors)
     states: dict[int, dict[str, Tensor]] = {}
     for number, (name, parameter) in enumerate(named_weights(optimizer)):

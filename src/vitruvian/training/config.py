@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -28,6 +29,10 @@ class Part(Settings):
     """A table of a training configuration. Unknown names raise `ConfigError`."""
 
     not_saved: ClassVar[frozenset[str]] = frozenset({"extra"})
+    # Names of fields that are at least 0, at least 1, and from 0 to 1.
+    from_0: ClassVar[tuple[str, ...]] = ()
+    from_1: ClassVar[tuple[str, ...]] = ()
+    shares: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if self.extra:
@@ -40,19 +45,14 @@ class Part(Settings):
         built: Self = _build(cls, {**values, **overrides}, path="")
         return built
 
-    def at_least(self, low: float, *names: str) -> None:
-        """Raise `ConfigError` for a field that is a number below `low`."""
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and not value >= low:
-                raise ConfigError(f"{type(self).__name__}.{name}: expected at least {low}, got {value}.")
-
-    def share(self, *names: str) -> None:
-        """Raise `ConfigError` for a field that is not between 0 and 1."""
-        for name in names:
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ConfigError(f"{type(self).__name__}.{name}: expected a number from 0 to 1, got {value}.")
+    def validate(self) -> None:
+        """Check the fields that have limits."""
+        for names, low in ((self.from_0, 0), (self.from_1, 1), (self.shares, 0)):
+            for name in names:
+                value, bounded = getattr(self, name), names is self.shares
+                if value is not None and not low <= value <= (1 if bounded else math.inf):
+                    wanted = "a number from 0 to 1" if bounded else f"at least {low}"
+                    raise ConfigError(f"{type(self).__name__}.{name}: expected {wanted}, got {value}.")
 
 
 @settings
@@ -120,15 +120,13 @@ class AugmentPart(Part):
         grey: Probability of a greyscale image.
     """
 
+    shares = ("flip", "scale", "shift", "colour", "grey")
+
     flip: float = 0.5
     scale: float = 0.25
     shift: float = 0.08
     colour: float = 0.2
     grey: float = 0.05
-
-    def validate(self) -> None:
-        """Check that all are shares."""
-        self.share("flip", "shift", "grey", "scale", "colour")
 
 
 @settings
@@ -145,6 +143,8 @@ class StreamPart(Part):
         size: Height and width of the images where they differ from those of the model.
     """
 
+    from_0, from_1 = ("scenes",), ("ring", "chunk", "at_once")
+
     pack: str | None = None
     scenes: int = 0
     ring: int = 4096
@@ -155,8 +155,9 @@ class StreamPart(Part):
 
     def validate(self) -> None:
         """Check counts and the size."""
-        self.at_least(0, "scenes")
-        self.at_least(1, "ring", "chunk", "at_once")
+        super().validate()
+        if self.reuse <= 0:
+            raise ConfigError(f"data.stream.reuse: expected a number above 0, got {self.reuse}.")
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
             raise ConfigError(f"data.stream.size: expected [height, width], got {self.size}.")
 
@@ -176,6 +177,8 @@ class DataPart(Part):
         augment: Random changes of images.
     """
 
+    from_0, from_1 = ("workers",), ("batch_size",)
+
     folder: str | None = None
     stream: StreamPart = dataclasses.field(default_factory=StreamPart)
     validation: str | None = None
@@ -187,10 +190,15 @@ class DataPart(Part):
 
     def validate(self) -> None:
         """Check counts."""
-        self.at_least(1, "batch_size")
-        self.at_least(0, "workers")
+        super().validate()
         if self.folder is not None and self.stream.pack is not None:
             raise ConfigError("data: expected a folder or a stream.pack, got both. Leave one out.")
+        stream = self.stream
+        if stream.pack is not None and (stream.ring % stream.chunk or stream.ring < self.batch_size):
+            raise ConfigError(
+                f"data.stream.ring: expected a multiple of chunk={stream.chunk} of at least {self.batch_size}, got "
+                f"{stream.ring}."
+            )
         if self.heatmap_sigma is not None and self.heatmap_sigma <= 0:
             raise ConfigError(f"data.heatmap_sigma: expected a number above 0, got {self.heatmap_sigma}.")
 
@@ -210,6 +218,8 @@ class OptimizerPart(Part):
         clip: Largest norm of the gradient; None leaves it.
     """
 
+    from_0 = ("lr", "eps", "weight_decay")
+
     kind: Literal["adamw", "muon"] = "adamw"
     lr: float = 5e-4
     betas: tuple[float, float] = (0.9, 0.999)
@@ -220,7 +230,7 @@ class OptimizerPart(Part):
 
     def validate(self) -> None:
         """Check ranges."""
-        self.at_least(0, "lr", "eps", "weight_decay")
+        super().validate()
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"optimizer.betas: expected numbers from 0 to below 1, got {list(self.betas)}.")
         if not 0 < self.layer_decay <= 1:
@@ -241,16 +251,13 @@ class SchedulePart(Part):
         final: Share of the learning rate after the last step.
     """
 
+    from_0, shares = ("warmup",), ("warmup_start", "hold", "final")
+
     warmup: int = 500
     warmup_start: float = 1e-3
     hold: float = 0.0
     decay: Literal["linear", "cosine", "constant"] = "linear"
     final: float = 0.0
-
-    def validate(self) -> None:
-        """Check ranges."""
-        self.at_least(0, "warmup")
-        self.share("warmup_start", "hold", "final")
 
 
 @settings
@@ -262,12 +269,14 @@ class AveragePart(Part):
         warmup: The decay is ``(1 + n) / (warmup + n)`` after n steps where that is lower; 0 for no warm-up.
     """
 
+    from_0 = ("warmup",)
+
     decay: float = 0.999
     warmup: int = 10
 
     def validate(self) -> None:
         """Check ranges."""
-        self.at_least(0, "warmup")
+        super().validate()
         if not 0 <= self.decay < 1:
             raise ConfigError(f"ema.decay: expected from 0 to below 1, got {self.decay}.")
 
@@ -284,14 +293,12 @@ class CheckpointPart(Part):
             and a path resumes from that checkpoint.
     """
 
+    from_1 = ("every", "keep")
+
     every: int = 1000
     keep: int = 2
     models: bool = True
     resume: str = "auto"
-
-    def validate(self) -> None:
-        """Check counts."""
-        self.at_least(1, "every", "keep")
 
 
 @settings
@@ -304,13 +311,11 @@ class LogPart(Part):
         tensorboard: Write events for TensorBoard where that is installed. `metrics.jsonl` is always written.
     """
 
+    from_1 = ("every",)
+
     every: int = 20
     console: bool = True
     tensorboard: bool = True
-
-    def validate(self) -> None:
-        """Check counts."""
-        self.at_least(1, "every")
 
 
 @settings
@@ -323,13 +328,11 @@ class EvaluationPart(Part):
         batch_size: Images a batch.
     """
 
+    from_1 = ("every", "pictures", "batch_size")
+
     every: int = 1000
     pictures: int | None = None
     batch_size: int = 16
-
-    def validate(self) -> None:
-        """Check counts."""
-        self.at_least(1, "every", "pictures", "batch_size")
 
 
 @settings
@@ -354,6 +357,8 @@ class TrainConfig(Part):
         evaluation: When to evaluate.
     """
 
+    from_0, from_1 = ("seed",), ("steps", "accumulation", "most_bad_steps")
+
     file_name: ClassVar[str] = "train.json"
 
     out: str = "run"
@@ -374,8 +379,7 @@ class TrainConfig(Part):
 
     def validate(self) -> None:
         """Check counts."""
-        self.at_least(1, "steps", "accumulation", "most_bad_steps")
-        self.at_least(0, "seed")
+        super().validate()
         if not self.out:
             raise ConfigError("out: expected a folder for the run, got nothing.")
         if "people" in self.model.tasks and self.data.stream.pack is not None and not self.data.stream.scenes:

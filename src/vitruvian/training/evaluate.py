@@ -75,7 +75,7 @@ def evaluate_folder(
         title: Title of the report.
         progress: Called with the number of crops that are done, and all.
     """
-    evaluators = {task: task_evaluator(task) for task in tasks}
+    evaluators = {task: _task_evaluator(task) for task in tasks}
     count = min(len(people), pictures or len(people))
     for first in range(0, count, batch_size):
         last = min(first + batch_size, count)
@@ -138,7 +138,7 @@ class TaskEvaluator:
         return scores.get("", scores)
 
 
-def task_evaluator(task: str) -> TaskEvaluator:
+def _task_evaluator(task: str) -> TaskEvaluator:
     """Return the evaluator of a task."""
     if task not in _EVALUATORS:
         raise InputError(f"task: expected one of {', '.join(_EVALUATORS)}, got {task!r}.")

@@ -209,7 +209,7 @@ class _Run:
                 accelerator.backward(loss / config.accumulation)
             self.accumulate({"loss": loss, **terms}, batch)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, config.optimizer.clip or math.inf)
-        finite = update_weights(self.optimizer, norm)
+        finite = _update_weights(self.optimizer, norm)
         self.bad = torch.where(finite, 0.0, self.bad + 1)
         self.skipped = self.skipped + torch.where(finite, 0.0, 1.0)
         self.accumulate({"gradient_norm": norm}, None)
@@ -300,7 +300,7 @@ class _Run:
         return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
 
 
-def update_weights(optimizer: torch.optim.AdamW, norm: Tensor) -> Tensor:
+def _update_weights(optimizer: torch.optim.AdamW, norm: Tensor) -> Tensor:
     """Update the weights unless the gradient norm is not finite; return whether it is, a bool tensor []."""
     finite = norm.isfinite()
     if optimizer.defaults.get("fused"):

@@ -31,7 +31,7 @@ def build_model(part: ModelPart) -> Sapiens2MultiTask:
     common = {"image_size": list(part.image_size), "use_loss_recipe": part.loss_recipe, **part.encoder}
     if part.pretrained is None:
         encoder = Sapiens2Config.variant(part.variant, **common)
-        return _prepare(Sapiens2MultiTask(encoder, {task: head_fields(part, task, None) for task in part.tasks}), part)
+        return _prepare(Sapiens2MultiTask(encoder, {task: _head_fields(part, task, None) for task in part.tasks}), part)
     packed = packed_table(part.pretrained, HubOptions())
     if packed is not None:
         return _prepare(_from_packed(part, part.pretrained, packed, common), part)
@@ -39,7 +39,7 @@ def build_model(part: ModelPart) -> Sapiens2MultiTask:
     configs = [Sapiens2Config.from_pretrained(folder, **common) for folder in source]
     encoder = Sapiens2Config.from_pretrained(source[0], **common)
     stored = {task: head for config in configs for task, head in _stored_heads(config).items()}
-    model = Sapiens2MultiTask(encoder, {task: head_fields(part, task, stored.get(task)) for task in part.tasks})
+    model = Sapiens2MultiTask(encoder, {task: _head_fields(part, task, stored.get(task)) for task in part.tasks})
     for folder, config in zip(source, configs, strict=True):
         _load_pretrained(model, str(folder), config, [task for task in _stored_heads(config) if task in part.tasks])
     return _prepare(model, part)
@@ -53,7 +53,7 @@ def _from_packed(part: ModelPart, source: str, packed: list[str], common: dict[s
     opened = Sapiens2MultiTask.from_pretrained(source, tasks=[task for task in part.tasks if task in packed])
     stored = {task: _stored_heads(opened.task_model(task).config)[task] for task in opened.tasks}
     encoder = Sapiens2Config.from_pretrained(source, **common)
-    model = Sapiens2MultiTask(encoder, {task: head_fields(part, task, stored.get(task)) for task in part.tasks})
+    model = Sapiens2MultiTask(encoder, {task: _head_fields(part, task, stored.get(task)) for task in part.tasks})
     model.encoder.load_state_dict(opened.encoder.state_dict())
     for task in opened.tasks:
         mine, theirs = model.task_model(task), opened.task_model(task)
@@ -99,7 +99,7 @@ def _stored_heads(config: Sapiens2Config) -> dict[str, dict[str, Any]]:
     return {} if config.head_config is None else {task: config.head_config.to_dict() for task in found}
 
 
-def head_fields(part: ModelPart, task: str, stored: dict[str, Any] | None) -> dict[str, Any]:
+def _head_fields(part: ModelPart, task: str, stored: dict[str, Any] | None) -> dict[str, Any]:
     """Return the fields of a task's head: the checkpoint's or the published ones, with the configuration's changes."""
     if stored is not None:
         base = dict(stored)

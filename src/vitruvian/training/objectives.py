@@ -17,11 +17,10 @@ from vitruvian.losses.people import draw_people, people_loss
 from vitruvian.losses.pointmap import aligned_distance, depth_steps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.models.sapiens2.processing import draw_heatmaps
 from vitruvian.ops.cache import cached_tensors, constant
 from vitruvian.training.config import ModelPart, TrainConfig
 from vitruvian.training.datasets.augmentation import SHARPEN, degrade_crops, photometric
-from vitruvian.training.datasets.labels import TrainBatch, normalize, sum_losses, to_model_axes
+from vitruvian.training.datasets.labels import TrainBatch, keypoint_targets, normalize, sum_losses, to_model_axes
 from vitruvian.training.datasets.stream import StreamBatch
 from vitruvian.training.models import head_strides
 from vitruvian.training.synthetic.camera_effects import add_noise_and_jpeg
@@ -58,7 +57,7 @@ def make_objective(config: TrainConfig, model: Sapiens2MultiTask) -> nn.Module:
             f"model.heads: expected dense heads of one size, full or half, for a stream, got 1/{sorted(dense)}."
         )
     if config.model.pretrained is None:
-        damp_heads(model)
+        _damp_heads(model)
     sigma = config.data.heatmap_sigma
     return MultiTaskObjective(
         model,
@@ -115,19 +114,6 @@ _GROUP_WEIGHTS = {
     "irises": 0.5,
     "ears": 0.5,
 }
-
-
-def keypoint_targets(
-    keypoints: Tensor, *, size_hw: tuple[int, int], stride: int, sigma: float
-) -> tuple[Tensor, Tensor]:
-    """Draw keypoints [n, J, 3]: heatmaps [n, J, h, w] and weights [n, J]."""
-    H, W = size_hw
-    h, w = H // stride, W // stride
-    # The centres of the corner pixels of both grids coincide, as decoding assumes.
-    xy = keypoints[..., :2] * constant(((w - 1) / (W - 1), (h - 1) / (H - 1)), keypoints.device)
-    state = keypoints[..., 2]
-    maps, counts = draw_heatmaps(xy, state > 0, size_hw=(h, w), sigma=sigma)
-    return maps, torch.where(state < VISIBLE, _HIDDEN_WEIGHT, 1.0) * counts
 
 
 @cached_tensors
@@ -200,6 +186,7 @@ class MultiTaskObjective(nn.Module):
         labels: dict[str, dict[str, Any]] = {}
         if "pose" in tasks:
             maps, counts = keypoint_targets(crops.keypoints, size_hw=size_hw, stride=4, sigma=self.sigma)
+            counts = counts * torch.where(crops.keypoints[..., 2] < VISIBLE, _HIDDEN_WEIGHT, 1.0)
             labels["pose"] = {"labels": maps, "label_weights": counts * _point_weights(maps.device)}
         labels["normal"] = {"labels": to_model_axes(crops.normals)}
         labels["pointmap"] = {"labels": crops.points, "label_intrinsics": crops.intrinsics}
@@ -268,7 +255,7 @@ class MultiTaskObjective(nn.Module):
 
 
 @torch.no_grad()
-def damp_heads(model: Sapiens2MultiTask, *, scale: float = 0.05, people: float = -4.0) -> None:
+def _damp_heads(model: Sapiens2MultiTask, *, scale: float = 0.05, people: float = -4.0) -> None:
     """Scale the last layers of new heads down, so that no task dominates the first steps.
 
     `scale` multiplies their weights; `people` is the initial logit of people anywhere.

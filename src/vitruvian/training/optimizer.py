@@ -33,7 +33,7 @@ def build_optimizer(model: nn.Module, part: OptimizerPart) -> torch.optim.AdamW:
     AdamW is fused on CUDA. With Muon the matrices of the encoders' layers have their own groups.
     """
     orthogonal = part.kind == "muon"
-    groups = parameter_groups(
+    groups = _parameter_groups(
         model, weight_decay=part.weight_decay, layer_decay=part.layer_decay, orthogonal=orthogonal
     )
     device = next(model.parameters()).device
@@ -46,7 +46,7 @@ def build_optimizer(model: nn.Module, part: OptimizerPart) -> torch.optim.AdamW:
     )
 
 
-def parameter_groups(
+def _parameter_groups(
     model: nn.Module, *, weight_decay: float, layer_decay: float, orthogonal: bool = False
 ) -> list[dict[str, Any]]:
     """Sort weights into groups with `params`, `names`, `weight_decay` and `lr_scale`, the lowest first.
@@ -159,7 +159,7 @@ class MuonAdamW(torch.optim.AdamW):
 
     def _muon_step(self, group: dict[str, Any], found_inf: Tensor | None) -> None:
         """Update the matrices of a group."""
-        for weights in group_by_shape([weight for weight in group["params"] if weight.grad is not None]):
+        for weights in _group_by_shape([weight for weight in group["params"] if weight.grad is not None]):
             for weight in weights:
                 state = self.state[weight]
                 if not state:
@@ -176,7 +176,7 @@ class MuonAdamW(torch.optim.AdamW):
             torch._foreach_copy_(momenta, list(momentum))
             nesterov = torch.lerp(gradient, momentum, _MOMENTUM)
             size = _STEP_LENGTH * max(momentum.shape[1:]) ** 0.5
-            update = orthogonalize(nesterov) * (-group["lr"] * size)
+            update = _orthogonalize(nesterov) * (-group["lr"] * size)
             shrink: float | Tensor = group["lr"] * group["weight_decay"]
             if found_inf is not None:
                 update, shrink = update * (1 - found_inf), shrink * (1 - found_inf)
@@ -184,7 +184,7 @@ class MuonAdamW(torch.optim.AdamW):
             torch._foreach_copy_(weights, list(stacked * (1 - shrink) + update))
 
 
-def group_by_shape(weights: list[Tensor]) -> list[list[Tensor]]:
+def _group_by_shape(weights: list[Tensor]) -> list[list[Tensor]]:
     """Group matrices by their shapes."""
     found: dict[tuple[int, ...], list[Tensor]] = {}
     for weight in weights:
@@ -192,7 +192,7 @@ def group_by_shape(weights: list[Tensor]) -> list[list[Tensor]]:
     return list(found.values())
 
 
-def orthogonalize(matrices: Tensor) -> Tensor:
+def _orthogonalize(matrices: Tensor) -> Tensor:
     """Return approximately the nearest orthogonal matrices: singular values of [k, m, n] become 0.7 to 1.2.
 
     The Newton-Schulz iteration runs in bfloat16; the result is float32.

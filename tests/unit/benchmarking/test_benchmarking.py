@@ -21,8 +21,8 @@ from vitruvian.benchmarking.models import (
     Plan,
     Subject,
     Workload,
+    _known_keys,
     image_inputs,
-    known_keys,
     measure,
     names,
     random_model,
@@ -125,7 +125,7 @@ def test_a_reference_that_fails_in_a_type_runs_in_float32() -> None:
     cell = Cell("x", 1, (1, 1), 0, "bfloat16")
     inputs = {"x": torch.ones(2, dtype=torch.bfloat16)}
     one = Subject("x", lambda given: None, lambda given: inputs, lambda m, i: m(**i), (1, 1))  # type: ignore[arg-type, return-value]
-    _, given = cells.runnable(one, Fussy(), inputs, cell)
+    _, given = cells._runnable(one, Fussy(), inputs, cell)
     assert given["x"].dtype == torch.float32
     assert "float32" in cell.note
 
@@ -161,7 +161,7 @@ def test_every_name_is_a_subject() -> None:
 
 def test_keys_the_reference_refuses() -> None:
     given = {"a": 1, "stage_names": [], "inner": {"stage_names": [], "b": 2}, "vitruvian_version": "1"}
-    assert known_keys(given) == {"a": 1, "inner": {"b": 2}}
+    assert _known_keys(given) == {"a": 1, "inner": {"b": 2}}
 
 
 def test_decoder_inputs() -> None:

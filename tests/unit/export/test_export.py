@@ -17,7 +17,7 @@ from vitruvian.auto import AutoModel
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.export import OnnxModel, OpenVinoModel, compare_outputs, example_inputs, export_onnx
 from vitruvian.export import onnx_export as onnx_export
-from vitruvian.export.onnx_export import SubPixelConvolution, subpixel_convolutions
+from vitruvian.export.onnx_export import SubPixelConvolution, _subpixel_convolutions
 from vitruvian.export.runtime import Signature, flatten, require, unflatten
 from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, Sapiens2Model
 from vitruvian.models.sapiens2.outputs import Sapiens2PoseEstimatorOutput
@@ -148,7 +148,7 @@ def test_transposed_convolution_as_a_plain_one(bias: bool) -> None:
     torch.testing.assert_close(SubPixelConvolution(conv)(x), conv(x))
     other = nn.ConvTranspose2d(6, 5, 2, 2)
     model = nn.Sequential(conv, nn.Sequential(other))
-    with subpixel_convolutions(model):
+    with _subpixel_convolutions(model):
         assert isinstance(model[0], SubPixelConvolution)
         assert model[1][0] is other
     assert model[0] is conv

@@ -14,7 +14,7 @@ from tests.unit.export.tiny_pose import build, pixels
 from vitruvian.errors import InputError
 from vitruvian.export import OnnxModel, OpenVinoModel, quantize_int8
 from vitruvian.export.comparison import _peaks, compare_outputs, task_cost
-from vitruvian.export.int8 import _PRODUCTS, _single_inputs, gated_products, outer_products
+from vitruvian.export.int8 import _PRODUCTS, _gated_products, _outer_products, _single_inputs
 from vitruvian.export.runtime import Signature
 from vitruvian.models.sapiens2.outputs import (
     Sapiens2NormalEstimatorOutput,
@@ -53,8 +53,8 @@ def test_ends_stay_in_floating_point(folder: Path, tmp_path: Path) -> None:
     graph = openvino.Core().read_model(folder / "model.onnx")
     names = list(products(folder / "model.onnx"))
     ends = {names[0], *names[-3:]}  # the embedding; the predictor and the two 1×1 convolutions before it
-    assert set(outer_products(graph)) == ends
-    (gated,) = gated_products(graph)  # the last product of the one layer
+    assert set(_outer_products(graph)) == ends
+    (gated,) = _gated_products(graph)  # the last product of the one layer
     assert gated == names[-6]
     quantize_int8(folder, tmp_path / "a", [{"pixel_values": pixels()}])
     before = int8_ones(tmp_path / "a" / "model.xml")
@@ -82,8 +82,8 @@ def test_vectors_stay_in_floating_point_and_ways_through_shapes_do_not_count() -
     shape = ops.convert(ops.shape_of(tokens), np.float32)
     other = times(ops.reshape(shape, ops.constant(np.array([1, 3])), False), (3, 8), "of shape")
     graph = openvino.Model([vector, ops.add(inner, other)], [tokens])
-    assert set(outer_products(graph)) == {"embedding", "first", "last", "of shape"}
-    assert "of shape" not in outer_products(openvino.Model([vector], [tokens]))
+    assert set(_outer_products(graph)) == {"embedding", "first", "last", "of shape"}
+    assert "of shape" not in _outer_products(openvino.Model([vector], [tokens]))
 
 
 def test_norms_are_no_gates() -> None:
@@ -99,7 +99,7 @@ def test_norms_are_no_gates() -> None:
     x = times(ops.multiply(x, ops.constant(np.ones(8, np.float32))), "after a norm")
     x = times(ops.multiply(x, ops.sigmoid(x)), "after an activation")
     x = times(ops.multiply(ops.swish(times(x, "gate")), times(x, "value")), "after a gate")
-    assert gated_products(openvino.Model([x], [tokens])) == ["after a gate"]
+    assert _gated_products(openvino.Model([x], [tokens])) == ["after a gate"]
 
 
 def test_bfloat16_only_for_int8_and_where_the_machine_has_it(folder: Path, tmp_path: Path) -> None:

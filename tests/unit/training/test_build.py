@@ -10,7 +10,7 @@ from tests.unit.training.tiny_runs import ENCODER, HEADS, SIZE_HW, TASKS, model_
 from vitruvian import AutoImageProcessor, AutoModelForPoseEstimation, Sapiens2Config, Sapiens2Model, Sapiens2MultiTask
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.training.config import ModelPart
-from vitruvian.training.models import build_model, head_fields, head_strides, open_models, save_models
+from vitruvian.training.models import _head_fields, build_model, head_strides, open_models, save_models
 
 
 def part(*tasks: str, **changes: Any) -> ModelPart:
@@ -39,9 +39,9 @@ def test_every_task_over_one_encoder():
 
 
 def test_heads_are_the_published_ones_with_changes():
-    plain = head_fields(part("normal", heads={}), "normal", None)
+    plain = _head_fields(part("normal", heads={}), "normal", None)
     assert plain["upsample_out_channels"] == [768, 512, 256, 128]
-    changed = head_fields(part("normal"), "normal", None)
+    changed = _head_fields(part("normal"), "normal", None)
     assert changed["upsample_out_channels"] == HEADS["normal"]["upsample_out_channels"]
     model = build_model(part("normal"))
     head = model.task_model("normal").config.head_config

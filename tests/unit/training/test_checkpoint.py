@@ -13,10 +13,10 @@ from vitruvian.errors import CheckpointError, InputError
 from vitruvian.training import checkpoints as checkpoint
 from vitruvian.training.checkpoints import (
     RunState,
+    _optimizer_tensors,
     find_checkpoint,
     list_checkpoints,
     load_checkpoint,
-    optimizer_tensors,
     save_checkpoint,
     seed_step,
 )
@@ -55,7 +55,7 @@ class Setup:
 
     def everything(self) -> dict[str, torch.Tensor]:
         found = {f"w/{name}": value.detach().clone() for name, value in self.model.named_parameters()}
-        found |= {f"o/{name}": value.clone() for name, value in optimizer_tensors(self.optimizer).items()}
+        found |= {f"o/{name}": value.clone() for name, value in _optimizer_tensors(self.optimizer).items()}
         return found | {f"a/{name}": value.clone() for name, value in self.average.values.items()}
 
 
@@ -164,7 +164,7 @@ def test_weights_without_gradients_have_nothing_to_remember(tmp_path: Path):
     other = Setup(seed=3, steps=0)
     other.load(place)
     assert same(setup.everything(), other.everything())
-    assert not [name for name in optimizer_tensors(other.optimizer) if "encoder" in name]
+    assert not [name for name in _optimizer_tensors(other.optimizer) if "encoder" in name]
 
 
 def test_every_step_has_its_own_chance():

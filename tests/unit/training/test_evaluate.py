@@ -11,8 +11,8 @@ from torch.nn.functional import one_hot
 from tests.unit.training.tiny_runs import SIZE_HW, TASKS, make_set
 from vitruvian.errors import InputError
 from vitruvian.training.datasets.folder import PeopleFolder
-from vitruvian.training.datasets.labels import LabeledImages, keypoint_heatmaps, people_targets
-from vitruvian.training.evaluate import HEADLINES, evaluate_folder, headlines, task_evaluator
+from vitruvian.training.datasets.labels import LabeledImages, keypoint_targets, people_targets
+from vitruvian.training.evaluate import HEADLINES, _task_evaluator, evaluate_folder, headlines
 from vitruvian.training.evaluation import Goal
 
 
@@ -26,7 +26,9 @@ def truth_outputs(views: LabeledImages) -> dict[str, Any]:
     """What a perfect model would return."""
     target = people_targets(views, stride=8)
     return {
-        "pose": SimpleNamespace(heatmaps=keypoint_heatmaps(views, sigma=1.5)[0]),
+        "pose": SimpleNamespace(
+            heatmaps=keypoint_targets(views.keypoints, size_hw=tuple(views.image.shape[-2:]), sigma=1.5)[0]
+        ),
         "seg": SimpleNamespace(logits=one_hot(views.require("parts")[:, 0], 29).movedim(-1, 1).float()),
         "normal": SimpleNamespace(normals=views.require("normals") * torch.tensor([3.0, -3.0, -3.0])[:, None, None]),
         "pointmap": SimpleNamespace(pointmaps=views.points * views.scales[:, :, None, None], scales=views.scales),
@@ -120,4 +122,4 @@ def test_a_scale_of_nothing_gives_numbers(people: PeopleFolder):
 
 def test_unknown_tasks_are_refused():
     with pytest.raises(InputError, match="expected one of pose"):
-        task_evaluator("mood")
+        _task_evaluator("mood")

@@ -10,25 +10,25 @@ from tests.tiny import tiny_config, tiny_task
 from tests.unit.training.tiny_runs import model_table
 from vitruvian import Sapiens2Backbone, Sapiens2Model
 from vitruvian.training.config import ModelPart, OptimizerPart, SchedulePart
-from vitruvian.training.loop import update_weights
+from vitruvian.training.loop import _update_weights
 from vitruvian.training.models import build_model
 from vitruvian.training.objectives import TaskObjective
 from vitruvian.training.optimizer import (
+    _parameter_groups,
     build_optimizer,
     learning_rate_factor,
     named_weights,
-    parameter_groups,
     set_learning_rate,
 )
 
 
 def scales(model: nn.Module, layer_decay: float = 0.5) -> dict[str, float]:
-    groups = parameter_groups(model, weight_decay=0.1, layer_decay=layer_decay)
+    groups = _parameter_groups(model, weight_decay=0.1, layer_decay=layer_decay)
     return {name: group["lr_scale"] for group in groups for name in group["names"]}
 
 
 def decays(model: nn.Module) -> dict[str, float]:
-    groups = parameter_groups(model, weight_decay=0.1, layer_decay=0.5)
+    groups = _parameter_groups(model, weight_decay=0.1, layer_decay=0.5)
     return {name: group["weight_decay"] for group in groups for name in group["names"]}
 
 
@@ -131,7 +131,7 @@ def test_gradients_that_are_not_finite_move_nothing(fused: bool):
 
     def step(*gradient: float) -> bool:
         weight.grad = torch.tensor(gradient)
-        return bool(update_weights(optimizer, weight.grad.norm()))
+        return bool(_update_weights(optimizer, weight.grad.norm()))
 
     assert step(1.0, -1.0)
     moved = weight.detach().clone()

@@ -11,9 +11,10 @@ from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.training.config import AugmentPart
+from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.datasets.augmentation import (
-    AnnotatedImage,
-    CropTransform,
+    Annotations,
+    _adjust_crop,
     colour_jitter,
     crop_image,
     image_crop,
@@ -23,7 +24,7 @@ from vitruvian.training.datasets.augmentation import (
 from vitruvian.training.datasets.labels import (
     LabeledImages,
     downsample,
-    keypoint_heatmaps,
+    keypoint_targets,
     make_batch,
     sum_losses,
     task_labels,
@@ -37,7 +38,7 @@ CAMERA = torch.tensor([[50.0, 0, 14.0], [0, 50.0, 20.0], [0, 0, 1]])
 LEFT_HAND, RIGHT_HAND = 6, 15
 
 
-def person(device_noise: int = 0) -> AnnotatedImage:
+def person(device_noise: int = 0) -> tuple[ImageMaps, Annotations]:
     """A slanted plane that stands in a box, left hand on one half."""
     generator = torch.Generator().manual_seed(device_noise)
     inside = torch.zeros(H, W)
@@ -53,50 +54,54 @@ def person(device_noise: int = 0) -> AnnotatedImage:
     points[0] = torch.tensor([10.0, 12.0, 2.0])
     points[1] = torch.tensor([15.5, 20.25, 1.0])
     normals = torch.tensor([0.6, 0.0, -0.8])[:, None, None] * inside
-    return AnnotatedImage(
-        maps=ImageMaps(
-            image=(image * 255).round().byte(), matte=torch.cat([colour, alpha]),
-            albedo=colour, parts=parts, normals=normals, depth=inside / nearness,
-        ),
-        intrinsics=CAMERA, keypoints=points, boxes_xywh=torch.stack([BOX, torch.tensor([0.0, 0, 1, 1])]),
-        stature=1.7, area=float(inside.sum()),
+    maps = ImageMaps(
+        image=(image * 255).round().byte(), matte=torch.cat([colour, alpha]),
+        albedo=colour, parts=parts, normals=normals, depth=inside / nearness,
+    )  # fmt: skip
+    return maps, Annotations(
+        files={}, size_hw=(H, W), intrinsics=CAMERA, keypoints=points,
+        boxes_xywh=torch.stack([BOX, torch.tensor([0.0, 0, 1, 1])]), stature=1.7, area=float(inside.sum()),
     )  # fmt: skip
 
 
-def smooth(scene: AnnotatedImage) -> AnnotatedImage:
-    """The same with a picture whose colour tells the place: red is x, green is y."""
+def smooth() -> tuple[ImageMaps, Annotations]:
+    """The same person in an image whose colour is the position: red is x, green is y."""
     y, x = torch.meshgrid(torch.arange(H), torch.arange(W), indexing="ij")
-    image = torch.stack([x * 6, y * 6, torch.zeros_like(x)]).byte()
-    return AnnotatedImage(**{**vars(scene), "maps": ImageMaps(**{**vars(scene.maps), "image": image})})
+    maps, known = person()
+    return replace(maps, image=torch.stack([x * 6, y * 6, torch.zeros_like(x)]).byte()), known
+
+
+def adjusted(window: CropWindow, scale: float, shift_xy: tuple[float, float], flipped: bool = False) -> CropWindow:
+    return _adjust_crop(window, scale=scale, shift_xy=torch.tensor(shift_xy), flipped=torch.tensor([flipped]))
 
 
 WINDOWS = {
     "same": image_crop((H, W), (H, W)),
     "larger": image_crop((H, W), (2 * H, 2 * W)),
     "person": person_crop(BOX, (64, 48)),
-    "moved": person_crop(BOX, (64, 48)).adjusted(scale=1.2, shift_xy=(0.05, -0.1), mirrored=False),
-    "mirrored": person_crop(BOX, (64, 48)).adjusted(scale=0.9, shift_xy=(0.05, 0.1), mirrored=True),
+    "moved": adjusted(person_crop(BOX, (64, 48)), 1.2, (0.05, -0.1)),
+    "mirrored": adjusted(person_crop(BOX, (64, 48)), 0.9, (0.05, 0.1), flipped=True),
 }
 
 
 def test_the_whole_picture_at_its_size_is_the_picture():
-    scene = person()
-    view = crop_image(scene, WINDOWS["same"])
-    assert torch.allclose(view.image[0], scene.maps.image / 255, atol=1e-5)
-    assert scene.maps.matte is not None
-    assert torch.allclose(view.alpha[0], scene.maps.matte[3:], atol=1e-5)  # type: ignore[index]
-    assert torch.equal(view.parts[0, 0], scene.maps.parts.long())  # type: ignore[index,union-attr]
-    assert torch.allclose(view.depth[0, 0], scene.maps.depth, atol=1e-5)  # type: ignore[index,arg-type]
+    maps, known = person()
+    view = crop_image(maps, known, WINDOWS["same"])
+    assert torch.allclose(view.image[0], maps.image / 255, atol=1e-5)
+    assert maps.matte is not None
+    assert torch.allclose(view.alpha[0], maps.matte[3:], atol=1e-5)  # type: ignore[index]
+    assert torch.equal(view.parts[0, 0], maps.parts.long())  # type: ignore[index,union-attr]
+    assert torch.allclose(view.depth[0, 0], maps.depth, atol=1e-5)  # type: ignore[index,arg-type]
     assert torch.equal(view.intrinsics[0], CAMERA)
-    assert torch.equal(view.keypoints[0], scene.keypoints)
+    assert torch.equal(view.keypoints[0], known.keypoints)
     assert view.boxes_xyxy[0].tolist() == [[6, 5, 22, 29], [0, 0, 0, 0]]  # one pixel is no person
     assert view.area.item() == 16 * 24
 
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_keypoints_follow_the_pixels(name: str):
-    view = crop_image(smooth(person()), WINDOWS[name])
-    order = FLIP_PERMUTATION if WINDOWS[name].mirrored else range(308)
+    view = crop_image(*smooth(), WINDOWS[name])
+    order = FLIP_PERMUTATION if WINDOWS[name].flipped else range(308)
     for number, (x, y) in ((0, (10.0, 12.0)), (1, (15.5, 20.25))):
         u, v, state = view.keypoints[0, order[number]].tolist()
         assert state > 0
@@ -107,21 +112,21 @@ def test_keypoints_follow_the_pixels(name: str):
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_points_in_space_stay_where_they_are(name: str):
-    scene = person()
+    maps, known = person()
     window = WINDOWS[name]
-    view = crop_image(scene, window)
-    before = points_from_depth(scene.maps.depth[None], CAMERA[None])[0]  # type: ignore[index]
+    view = crop_image(maps, known, window)
+    before = points_from_depth(maps.depth[None], CAMERA[None])[0]  # type: ignore[index]
     seen = before[2] > 0
     plane = torch.linalg.lstsq(before[:, seen].T, torch.ones(int(seen.sum()), 1)).solution  # n · p = 1
     after = view.points[0]
     inner = (after[2] > 0) & (torch.nn.functional.avg_pool2d((after[2:] > 0).float()[None], 5, 1, 2)[0, 0] > 0.99)
     assert inner.sum() > 50
     found = after[:, inner].T
-    if window.mirrored:
+    if window.flipped:
         found = found * torch.tensor([-1.0, 1.0, 1.0])
-    if window.person:  # its camera looks at the middle: back to where the picture's own looks
-        own = replace(window, person=False).camera(CAMERA)
-        middle = window.camera(CAMERA)[:2, 2]
+    if window.centred:  # its camera looks at the middle: back to where the picture's own looks
+        own = replace(window, centred=False, flipped=torch.zeros(1, dtype=torch.bool)).camera(CAMERA[None])[0]
+        middle = window.camera(CAMERA[None])[0, :2, 2]
         assert middle.tolist() == [(window.size_hw[1] - 1) / 2, (window.size_hw[0] - 1) / 2]
         found[:, :2] += (middle - own[:2, 2]) / own.diagonal()[:2] * found[:, 2:]
     assert torch.allclose(found @ plane, torch.ones(len(found), 1), atol=2e-3)
@@ -132,8 +137,8 @@ def test_points_in_space_stay_where_they_are(name: str):
 
 def test_a_mirror_swaps_sides():
     window = WINDOWS["same"]
-    view = crop_image(person(), window)
-    mirrored = crop_image(person(), CropTransform(window.factor_xy, window.offset_xy, window.size_hw, mirrored=True))
+    view = crop_image(*person(), window)
+    mirrored = crop_image(*person(), replace(window, flipped=torch.tensor([True])))
     assert torch.allclose(mirrored.image, view.image.flip(-1))
     assert PART_FLIP_PERMUTATION[LEFT_HAND] == RIGHT_HAND
     assert mirrored.parts is not None
@@ -147,27 +152,27 @@ def test_a_mirror_swaps_sides():
 
 
 def test_a_person_is_cut_out_as_the_image_processor_does():
-    scene = smooth(person())
-    view = crop_image(scene, WINDOWS["person"])
+    maps, known = smooth()
+    view = crop_image(maps, known, WINDOWS["person"])
     processor = Sapiens2ImageProcessor(size={"height": 64, "width": 48}, do_normalize=False)
-    theirs = processor(scene.maps.image, boxes=[[BOX.tolist()]], return_tensors="pt").pixel_values
+    theirs = processor(maps.image, boxes=[[BOX.tolist()]], return_tensors="pt").pixel_values
     inner = view.valid[0, 0].clone()
     inner &= torch.nn.functional.avg_pool2d(view.valid.float(), 7, 1, 3)[0, 0] > 0.999
     assert (view.image[0] - theirs[0])[:, inner].abs().max() < 0.01  # cubic there, linear here
 
 
 def test_what_lies_outside_does_not_count():
-    view = crop_image(person(), WINDOWS["larger"].adjusted(scale=0.5, shift_xy=(0.4, 0.0), mirrored=False))
+    view = crop_image(*person(), adjusted(WINDOWS["larger"], 0.5, (0.4, 0.0)))
     assert 0.4 < 1 - view.valid.float().mean() < 0.9
     assert (task_labels(view, "seg", stride=1)["labels"] == 255).eq(~view.valid[:, 0]).all()
     for task in ("normal", "matting", "albedo"):
         assert not (task_labels(view, task, stride=1)["label_mask"] & ~view.valid).any()
-    away = crop_image(person(), WINDOWS["same"].adjusted(scale=1.0, shift_xy=(-0.6, 0.0), mirrored=False))
+    away = crop_image(*person(), adjusted(WINDOWS["same"], 1.0, (-0.6, 0.0)))
     assert (away.keypoints[..., 2] == 0).all()
 
 
 def test_labels_of_every_task():
-    view = crop_image(person(), WINDOWS["person"])
+    view = crop_image(*person(), WINDOWS["person"])
     tasks = ["pose", "seg", "normal", "pointmap", "matting", "albedo", "people"]
     batch = make_batch(LabeledImages.cat([view, view]), tasks)
     assert len(batch) == 2
@@ -187,7 +192,7 @@ def test_labels_of_every_task():
 
 
 def test_labels_of_heads_at_half_size():
-    view = crop_image(person(), WINDOWS["person"])
+    view = crop_image(*person(), WINDOWS["person"])
     small = downsample(view, 2)
     assert small.image.shape == (1, 3, 32, 24)
     strides = dict.fromkeys(("seg", "normal", "pointmap", "matting", "albedo"), 2) | {"pose": 8}
@@ -211,19 +216,19 @@ def test_labels_of_heads_at_half_size():
 
 
 def test_heatmaps_decode_to_their_keypoints():
-    view = crop_image(person(), person_crop(BOX, (256, 192)))
-    heatmaps, weights = keypoint_heatmaps(view, sigma=2.0)
+    view = crop_image(*person(), person_crop(BOX, (256, 192)))
+    heatmaps, weights = keypoint_targets(view.keypoints, size_hw=(256, 192), sigma=2.0)
     xy, _ = decode_heatmaps(heatmaps)
     xy = xy * torch.tensor([191 / 47, 255 / 63])
     known = weights[0] > 0
     assert known.nonzero().flatten().tolist() == [0, 1]
     assert torch.allclose(xy[0, known], view.keypoints[0, known, :2], atol=0.2)
-    wide, narrow = keypoint_heatmaps(view)[0].sum(), keypoint_heatmaps(view, sigma=0.75)[0].sum()
+    wide, narrow = (keypoint_targets(view.keypoints, size_hw=(256, 192), sigma=s)[0].sum() for s in (None, 0.75))
     assert wide / narrow == pytest.approx((1.5 / 0.75) ** 2, rel=0.05)  # 6 at 256 rows is 1.5 at 64
 
 
 def test_colours_change_picture_and_foreground_alike():
-    view = crop_image(person(), WINDOWS["same"])
+    view = crop_image(*person(), WINDOWS["same"])
     assert view.foreground is not None
     assert view.alpha is not None
     part = AugmentPart(colour=0.3, grey=0.0)
@@ -249,18 +254,19 @@ def test_random_windows_stay_within_their_limits():
     base, part = WINDOWS["person"], AugmentPart(flip=0.25, scale=0.2, shift=0.1)
     generator = torch.Generator().manual_seed(0)
     drawn = [random_crop(base, part, generator) for _ in range(200)]
-    scales = [window.factor_xy[0] / base.factor_xy[0] for window in drawn]
-    assert 1 / 1.2 <= min(scales) < 0.87
-    assert 1.15 < max(scales) <= 1.2
-    assert 20 < sum(window.mirrored for window in drawn) < 80
+    scales = [float(base.step_xy[0, 0] / window.step_xy[0, 0]) for window in drawn]
+    assert 1 / 1.2 - 1e-6 <= min(scales) < 0.87
+    assert 1.15 < max(scales) <= 1.2 + 1e-6
+    assert 20 < sum(bool(window.flipped) for window in drawn) < 80
     middle = Tensor([(47) / 2, (63) / 2])
-    kept = (middle - Tensor(base.offset_xy)) / Tensor(base.factor_xy)  # what was in the middle
-    shifts = torch.stack([(window.points(kept) - middle) / Tensor([48, 64]) for window in drawn])
+    kept = middle * base.step_xy + base.start_xy  # what was in the middle
+    shifts = torch.stack([((kept - w.start_xy) / w.step_xy - middle) / Tensor([48, 64]) for w in drawn])
     assert shifts.abs().max() <= 0.1 + 1e-5
     assert shifts.abs().max() > 0.08
     still = random_crop(base, AugmentPart(flip=0, scale=0, shift=0), generator)
-    assert (*still.factor_xy, *still.offset_xy) == pytest.approx((*base.factor_xy, *base.offset_xy))
-    assert not still.mirrored
+    assert torch.allclose(still.start_xy, base.start_xy)
+    assert torch.allclose(still.step_xy, base.step_xy)
+    assert not still.flipped
 
 
 class Output:

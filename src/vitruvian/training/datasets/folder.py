@@ -10,20 +10,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from vitruvian.config import read_json
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.training.config import AugmentPart
 from vitruvian.training.datasets.augmentation import (
-    AnnotatedImage,
-    CropTransform,
+    Annotations,
     colour_jitter,
     crop_image,
     image_crop,
@@ -31,7 +27,7 @@ from vitruvian.training.datasets.augmentation import (
     random_crop,
 )
 from vitruvian.training.datasets.labels import LabeledImages, TrainBatch, make_batch
-from vitruvian.training.synthetic.dataset import ANNOTATIONS_FILE, read_maps
+from vitruvian.training.synthetic.dataset import ANNOTATIONS_FILE, MAPS, read_maps
 from vitruvian.training.synthetic.pack import KEYPOINTS
 from vitruvian.training.synthetic.rng import derive_seed
 
@@ -45,34 +41,6 @@ _MAPS_OF: Mapping[str, frozenset[str]] = {
     "albedo": frozenset({"albedo", "parts"}),
     "matting": frozenset({"matte"}),
 }
-
-
-@dataclass(frozen=True)
-class _Person:
-    """A person in an image."""
-
-    box_xywh: tuple[float, float, float, float]
-    keypoints: NDArray[np.float32]  # [308, 3]
-    area: float  # pixels
-    stature: float  # metres; 0: not known
-
-
-@dataclass(frozen=True)
-class _ImageFile:
-    """An image of a dataset: its files and its camera."""
-
-    files: Mapping[str, str]  # "images", "matte" …
-    size_hw: tuple[int, int]
-    intrinsics: tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """An image, its people, and the subject of the crop (None: nobody)."""
-
-    image: _ImageFile
-    people: Sequence[_Person]
-    subject: int | None
 
 
 class PeopleFolder:
@@ -104,42 +72,22 @@ class PeopleFolder:
         """Return the number of crops."""
         return len(self.entries)
 
-    def source(self, index: int) -> AnnotatedImage:
-        """Read the image of a crop and its annotations."""
-        entry = self.entries[index]
-        files = entry.image.files
-        missing = sorted(self.maps - files.keys())
-        if missing:
-            raise CheckpointError(
-                f"{self.folder}: {files['images']} has no {', '.join(missing)}. Write the dataset again."
-            )
-        subject = None if entry.subject is None else entry.people[entry.subject]
-        others = [person for number, person in enumerate(entry.people) if number != entry.subject]
-        order = others if subject is None else [subject, *others]
-        return AnnotatedImage(
-            maps=read_maps(self.folder, dict(files), self.maps),
-            intrinsics=torch.tensor(entry.image.intrinsics),
-            keypoints=torch.zeros(KEYPOINTS, 3) if subject is None else torch.from_numpy(subject.keypoints),
-            boxes_xywh=torch.tensor([person.box_xywh for person in order]).reshape(-1, 4),
-            stature=0.0 if subject is None else subject.stature,
-            area=0.0 if subject is None else subject.area,
-        )
-
-    def crop(self, index: int) -> CropTransform:
-        """Return where a crop lies in its image."""
-        entry = self.entries[index]
-        if self.view == "person" and entry.subject is not None:
-            return person_crop(torch.tensor(entry.people[entry.subject].box_xywh), self.size_hw)
-        return image_crop(entry.image.size_hw, self.size_hw)
-
     def read(self, index: int, *, augment: AugmentPart | None = None, seed: int = 0) -> LabeledImages:
         """Read one crop (B = 1), with random changes where `augment` is not None."""
-        crop = self.crop(index)
+        known = self.entries[index]
+        missing = sorted(self.maps - known.files.keys())
+        if missing:
+            raise CheckpointError(
+                f"{self.folder}: {known.files['images']} has no {', '.join(missing)}. Write the dataset again."
+            )
+        maps = read_maps(self.folder, known.files, self.maps)
+        by_person = self.view == "person"
+        crop = person_crop(known.boxes_xywh[0], self.size_hw) if by_person else image_crop(known.size_hw, self.size_hw)
         if augment is None:
-            return crop_image(self.source(index), crop)
+            return crop_image(maps, known, crop)
         generator = torch.Generator().manual_seed(seed)
         crop = random_crop(crop, augment, generator)
-        return colour_jitter(crop_image(self.source(index), crop), augment, generator)
+        return colour_jitter(crop_image(maps, known, crop), augment, generator)
 
 
 class FolderBatches:
@@ -214,7 +162,7 @@ class FolderBatches:
         return self.pending.pop(step).result()
 
 
-def _read_entries(folder: Path, view: str) -> list[_Entry]:
+def _read_entries(folder: Path, view: str) -> list[Annotations]:
     """Read annotations: an entry for each person who is large enough, or for each image."""
     path = folder / ANNOTATIONS_FILE
     if not path.is_file():
@@ -224,18 +172,18 @@ def _read_entries(folder: Path, view: str) -> list[_Entry]:
         )
     table = read_json(path)
     try:
-        people: dict[object, list[_Person]] = {image["id"]: [] for image in table["images"]}
+        people: dict[object, list[dict[str, Any]]] = {image["id"]: [] for image in table["images"]}
         for person in table["annotations"]:
-            people[person["image_id"]].append(_read_person(person))
+            people[person["image_id"]].append(person)
         found = []
         for image in table["images"]:
-            file, members = _read_image_file(image), people[image["id"]]
-            large = [number for number, person in enumerate(members) if min(person.box_xywh[2:]) >= _SMALLEST_SIDE]
+            members = people[image["id"]]
+            large = [person for person in members if min(person["bbox"][2:]) >= _SMALLEST_SIDE]
             if view == "person":
-                found += [_Entry(file, members, number) for number in large]
+                found += [_read_entry(image, members, subject) for subject in large]
             else:
-                subject = max(large, key=lambda n: members[n].area, default=None)
-                found.append(_Entry(file, members, subject))
+                subject = max(large, key=lambda person: float(person["area"]), default=None)
+                found.append(_read_entry(image, members, subject))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CheckpointError(f"{path}: expected COCO's tables, but met {error!r}. Write the dataset again.") from error
     if not found:
@@ -243,21 +191,25 @@ def _read_entries(folder: Path, view: str) -> list[_Entry]:
     return found
 
 
-def _read_image_file(entry: Mapping[str, Any]) -> _ImageFile:
-    """Read an image's entry of the annotations."""
-    known = [kind for kind in ("matte", "albedo", "parts", "geometry") if f"{kind}_file" in entry]
-    files = {kind: str(entry[f"{kind}_file"]) for kind in known}
-    rows = tuple(tuple(float(value) for value in row) for row in entry["intrinsics"])
-    return _ImageFile(files | {"images": entry["file_name"]}, (int(entry["height"]), int(entry["width"])), rows)
-
-
-def _read_person(entry: Mapping[str, Any]) -> _Person:
-    """Read a person's entry of the annotations."""
-    if len(entry["keypoints"]) != 3 * KEYPOINTS:
-        raise CheckpointError(
-            f"keypoints: expected {3 * KEYPOINTS} numbers for each person, got {len(entry['keypoints'])}. "
-            "Write the dataset again."
-        )
-    x, y, width, height = (float(value) for value in entry["bbox"])
-    points = np.array(entry["keypoints"], np.float32).reshape(KEYPOINTS, 3)
-    return _Person((x, y, width, height), points, float(entry["area"]), float(entry.get("stature", 0.0)))
+def _read_entry(
+    image: Mapping[str, Any], people: Sequence[Mapping[str, Any]], subject: Mapping[str, Any] | None
+) -> Annotations:
+    """Read an image and its people; `subject` is one of them, or None."""
+    for person in people:
+        if len(person["keypoints"]) != 3 * KEYPOINTS:
+            raise CheckpointError(
+                f"keypoints: expected {3 * KEYPOINTS} numbers for each person, got {len(person['keypoints'])}. "
+                "Write the dataset again."
+            )
+    first = subject or {"keypoints": [0.0] * (3 * KEYPOINTS), "area": 0.0}
+    order = [*([] if subject is None else [subject]), *(person for person in people if person is not subject)]
+    return Annotations(
+        files={kind: image[f"{kind}_file"] for kind in MAPS if f"{kind}_file" in image}
+        | {"images": image["file_name"]},
+        size_hw=(int(image["height"]), int(image["width"])),
+        intrinsics=torch.tensor(image["intrinsics"], dtype=torch.float32),
+        boxes_xywh=torch.tensor([person["bbox"] for person in order], dtype=torch.float32).reshape(-1, 4),
+        keypoints=torch.tensor(first["keypoints"], dtype=torch.float32).view(KEYPOINTS, 3),
+        stature=float(first.get("stature", 0.0)),
+        area=float(first["area"]),
+    )

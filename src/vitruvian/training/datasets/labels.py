@@ -108,7 +108,8 @@ def make_batch(
 def task_labels(images: LabeledImages, task: str, *, stride: int, sigma: float | None = None) -> dict[str, Any]:
     """Return the arguments of a task's loss."""
     if task == "pose":
-        heatmaps, weights = keypoint_heatmaps(images, stride=stride, sigma=sigma)
+        size_hw = (images.image.shape[-2], images.image.shape[-1])
+        heatmaps, weights = keypoint_targets(images.keypoints, size_hw=size_hw, stride=stride, sigma=sigma)
         return {"labels": heatmaps, "label_weights": weights}
     if task == "people":
         return {"labels": people_targets(images, stride=stride)}
@@ -151,15 +152,19 @@ def downsample(images: LabeledImages, stride: int) -> LabeledImages:
     return replace(images, intrinsics=camera, keypoints=points, area=area, boxes_xyxy=boxes, **maps)
 
 
-def keypoint_heatmaps(images: LabeledImages, *, stride: int = 4, sigma: float | None = None) -> tuple[Tensor, Tensor]:
-    """Draw known keypoints, also hidden ones: heatmaps [B, 308, H/4, W/4] and weights [B, 308]."""
-    H, W = images.image.shape[-2:]
-    size_hw = (H // stride, W // stride)
-    width = _SIGMA * size_hw[0] / _SIGMA_ROWS if sigma is None else sigma
+def keypoint_targets(
+    keypoints: Tensor, *, size_hw: tuple[int, int], stride: int = 4, sigma: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Draw known keypoints [B, J, 3], also hidden ones: heatmaps [B, J, h, w] and weights [B, J], 0 for unknown ones.
+
+    `size_hw` is the size of the images.
+    """
+    H, W = size_hw
+    h, w = H // stride, W // stride
+    width = _SIGMA * h / _SIGMA_ROWS if sigma is None else sigma
     # The centres of the corner pixels of both grids coincide, as decoding assumes.
-    factor = images.keypoints.new_tensor([(size_hw[1] - 1) / (W - 1), (size_hw[0] - 1) / (H - 1)])
-    xy = images.keypoints[..., :2] * factor  # [B, 308, 2]
-    return draw_heatmaps(xy, images.keypoints[..., 2] > 0, size_hw=size_hw, sigma=max(width, 0.5))
+    xy = keypoints[..., :2] * constant(((w - 1) / (W - 1), (h - 1) / (H - 1)), keypoints.device)
+    return draw_heatmaps(xy, keypoints[..., 2] > 0, size_hw=(h, w), sigma=max(width, 0.5))
 
 
 def people_targets(images: LabeledImages, *, stride: int = 8) -> PeopleTarget:

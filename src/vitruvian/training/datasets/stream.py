@@ -10,13 +10,13 @@ be resumed exactly. Rendering runs in the training process: separate processes w
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from vitruvian.errors import ConfigError, InputError
+from vitruvian.errors import InputError
 from vitruvian.training.config import TrainConfig
 from vitruvian.training.datasets.folder import FolderBatches, PeopleFolder
 from vitruvian.training.models import head_strides
@@ -37,46 +37,6 @@ from vitruvian.training.synthetic.textures import build_pyramid
 
 
 @dataclass(frozen=True)
-class StreamOptions:
-    """Options of a `SyntheticStream`.
-
-    Args:
-        crops: Crops of one person in a step.
-        scenes: Whole images in a step.
-        ring: People in the ring buffer on the device.
-        chunk: People rendered together.
-        reuse: How often a person is cropped, on average, before it is replaced.
-        seed: Seed of everything.
-        render: How people are drawn.
-        crop: How they are cropped.
-        scene: How whole images are composed; portrait and landscape alternate.
-    """
-
-    crops: int = 96
-    scenes: int = 32
-    ring: int = 12288
-    chunk: int = 64
-    reuse: float = 6.0
-    seed: int = 0
-    render: RenderOptions = field(default_factory=RenderOptions)
-    crop: CropOptions = field(default_factory=CropOptions)
-    scene: SceneOptions = field(default_factory=SceneOptions)
-
-    def __post_init__(self) -> None:
-        if self.ring % self.chunk or self.ring < max(self.chunk, self.crops):
-            raise ConfigError(
-                f"StreamOptions.ring: expected a multiple of chunk={self.chunk} of at least {self.crops}, "
-                f"got {self.ring}."
-            )
-        if self.reuse <= 0 or self.crops < 1 or self.scenes < 0:
-            raise ConfigError("StreamOptions: expected reuse above 0, crops of at least 1 and scenes of at least 0.")
-
-    def chunks_before(self, step: int) -> int:
-        """Return the number of chunks that were written into the ring before step `step`."""
-        return self.ring // self.chunk + int(step * self.crops / self.reuse / self.chunk)
-
-
-@dataclass(frozen=True)
 class StreamBatch:
     """The images of one step."""
 
@@ -89,16 +49,24 @@ class StreamBatch:
 
 
 class SyntheticStream:
-    """An endless stream of synthetic people.
+    """An endless stream of synthetic people: `data.batch_size` crops and `data.stream.scenes` whole images a step.
+
+    Portrait and landscape scenes alternate.
 
     Args:
         pack: What people are drawn from.
-        options: Its options.
+        config: The configuration of a run with a `data.stream`.
         device: Where images are drawn.
     """
 
-    def __init__(self, pack: Pack, options: StreamOptions | None = None, *, device: torch.device | str = "cpu") -> None:
-        self.options, self.device = options or StreamOptions(), torch.device(device)
+    def __init__(self, pack: Pack, config: TrainConfig, *, device: torch.device | str = "cpu") -> None:
+        self.device, self.seed = torch.device(device), config.seed
+        self.part, self.crops = config.data.stream, config.data.batch_size
+        height, width = self.part.size or config.model.image_size
+        # Many images teach more than fewer with softer shadows.
+        self.render = RenderOptions(size_hw=(height, width), chunk=self.part.chunk, surroundings=6, shadow_taps=6)
+        self.crop = CropOptions(size_hw=(height, width), flip=config.data.augment.flip)
+        self.scenes = (SceneOptions(size_hw=(height, width)), SceneOptions(size_hw=(width, height)))
         self.pack = pack.to(self.device)
         self.pyramid = build_pyramid(self.pack.textures)
         self.ring: Samples | None = None
@@ -106,46 +74,43 @@ class SyntheticStream:
 
     def batch(self, step: int) -> StreamBatch:
         """Return the images of step `step`; steps are cheapest in order."""
-        ring = self._advance_ring(step)
-        options = self.options
-        generator = torch.Generator().manual_seed(derive_seed(options.seed, 2, step))
-        rng = Rng(generator, self.device)
-        chosen = torch.randperm(options.ring, generator=generator)[: options.crops].to(self.device, non_blocking=True)
-        crops = compose_crops(ring.select(chosen), self.pack.scenery.backgrounds, rng=rng, options=options.crop)
+        ring, backgrounds = self._advance_ring(step), self.pack.scenery.backgrounds
+        rng = Rng(torch.Generator().manual_seed(derive_seed(self.seed, 2, step)), self.device)
+        crops = compose_crops(
+            ring.select(rng.permutation(len(ring))[: self.crops]), backgrounds, rng=rng, options=self.crop
+        )
         scenes = None
-        if options.scenes:
-            H, W = options.scene.size_hw
-            which = options.scene if step % 2 else replace(options.scene, size_hw=(W, H))
-            scenes = compose_scenes(ring, self.pack.scenery.backgrounds, options.scenes, rng=rng, options=which)
+        if self.part.scenes:
+            scenes = compose_scenes(ring, backgrounds, self.part.scenes, rng=rng, options=self.scenes[step % 2])
         return StreamBatch(crops, scenes)
+
+    def chunks_before(self, step: int) -> int:
+        """Return the number of chunks that were written into the ring before step `step`."""
+        return self.part.ring // self.part.chunk + int(step * self.crops / self.part.reuse / self.part.chunk)
 
     def _advance_ring(self, step: int) -> Samples:
         """Bring the ring to its state before `step`."""
-        wanted = self.options.chunks_before(step)
-        capacity = self.options.ring // self.options.chunk
+        wanted = self.chunks_before(step)
+        chunk, capacity = self.part.chunk, self.part.ring // self.part.chunk
         first = wanted - capacity
         if self.ring is None or self.written > wanted or self.written < first:
             self.written = first
         for number in range(self.written, wanted):
-            samples = self._chunk(number)
+            samples = render_samples(
+                self.pack,
+                chunk,
+                seed=derive_seed(self.seed, 1, number),
+                device=self.device,
+                options=self.render,
+                pyramid=self.pyramid,
+            )
             if self.ring is None:
-                self.ring = samples.new_empty(self.options.ring)
-            self.ring.write(number % capacity * self.options.chunk, samples)
+                self.ring = samples.new_empty(self.part.ring)
+            self.ring.write(number % capacity * chunk, samples)
         self.written = wanted
         if self.ring is None:
             raise InputError(f"step: expected at least 0, got {step}.")
         return self.ring
-
-    def _chunk(self, number: int) -> Samples:
-        options = self.options
-        return render_samples(
-            self.pack,
-            options.chunk,
-            seed=derive_seed(options.seed, 1, number),
-            device=self.device,
-            options=options.render,
-            pyramid=self.pyramid,
-        )
 
 
 def open_batches(
@@ -157,9 +122,11 @@ def open_batches(
     stack: contextlib.ExitStack,
 ) -> FolderBatches | SyntheticStream:
     """Open the batches of a configuration; `stack` closes them."""
-    if config.data.stream.pack is not None:
-        return _open_stream(config, device=device)
     data = config.data
+    if data.stream.pack is not None:
+        procedural = data.stream.pack == "procedural"
+        pack = procedural_pack(config.seed) if procedural else load_pack(Path(data.stream.pack).expanduser())
+        return SyntheticStream(training_part(pack), config, device=device)
     if data.folder is None:
         raise InputError(
             "data.folder: expected a dataset to train on, got none. Write one with: vitruvian synthesize --count 1000 "
@@ -180,24 +147,3 @@ def open_batches(
         heatmap_sigma=data.heatmap_sigma,
     )
     return stack.enter_context(contextlib.closing(batches))
-
-
-def _open_stream(config: TrainConfig, *, device: torch.device) -> SyntheticStream:
-    """Open the stream of a configuration."""
-    part = config.data.stream
-    height, width = part.size or config.model.image_size
-    options = StreamOptions(
-        crops=config.data.batch_size,
-        scenes=part.scenes,
-        ring=part.ring,
-        chunk=part.chunk,
-        reuse=part.reuse,
-        seed=config.seed,
-        # Many images teach more than fewer with softer shadows.
-        render=RenderOptions(size_hw=(height, width), chunk=part.chunk, surroundings=6, shadow_taps=6),
-        crop=CropOptions(size_hw=(height, width), flip=config.data.augment.flip),
-        scene=SceneOptions(size_hw=(width, height)),
-    )
-    procedural = part.pack == "procedural"
-    pack = procedural_pack(config.seed) if procedural else load_pack(Path(part.pack or "").expanduser())
-    return SyntheticStream(training_part(pack), options, device=device)

@@ -313,7 +313,7 @@ class KeypointAP(Mergeable):
         best = np.argsort(-rank, kind="stable")[:_MAX_PEOPLE]
         self.matches.append(
             match_detections(
-                keypoint_similarity(found[best], truth, visible, areas, boxes, np.array(self.sigmas)),
+                _keypoint_similarity(found[best], truth, visible, areas, boxes, np.array(self.sigmas)),
                 scores=rank[best],
                 areas=_extents(found[best]),
                 target_areas=areas,
@@ -338,7 +338,7 @@ class KeypointAP(Mergeable):
         return KeypointAPScores(**values)
 
 
-def keypoint_similarity(
+def _keypoint_similarity(
     found: Floats, truth: Floats, visible: Bools, areas: Floats, boxes_xyxy: Floats, sigmas: Floats
 ) -> Floats:
     """Return the similarity of people by their keypoints, 0 to 1: [D, J, 2] and [G, J, 2] -> [D, G].

@@ -90,7 +90,7 @@ def _check_opacity(name: str, opacity: Tensor) -> None:
 def _matting_errors(prediction: Tensor, target: Tensor, region: Tensor) -> dict[str, float]:
     """Return the errors of one image by their names: opacities [H, W] and [H, W], region [H, W]."""
     error = (prediction - target)[region]  # [pixels]
-    steepness = (gradient_strength(prediction) - gradient_strength(target))[region]  # [pixels]
+    steepness = (_gradient_strength(prediction) - _gradient_strength(target))[region]  # [pixels]
     return {
         "sad": float(error.abs().sum()) / _THOUSAND,
         "mad": float(error.abs().mean()),
@@ -100,7 +100,7 @@ def _matting_errors(prediction: Tensor, target: Tensor, region: Tensor) -> dict[
     }
 
 
-def gradient_strength(opacity: Tensor) -> Tensor:
+def _gradient_strength(opacity: Tensor) -> Tensor:
     """Return the length of the gradient of a smoothed map: [H, W] -> [H, W]. Borders repeat the outermost pixels."""
     bell, slope = (kernel.to(opacity) for kernel in _gaussian_kernels(_GRADIENT_SIGMA))
     reach = len(bell) // 2
@@ -121,7 +121,7 @@ def _gaussian_kernels(sigma: float, *, smallest: float = 1e-2) -> tuple[Tensor, 
 
 def _connectivity_error(prediction: Tensor, target: Tensor) -> Tensor:
     """Return the difference in connectivity of each pixel: [H, W] and [H, W] -> [H, W]."""
-    levels = torch.from_numpy(connected_levels(torch.minimum(prediction, target).cpu().numpy())).to(target)
+    levels = torch.from_numpy(_connected_levels(torch.minimum(prediction, target).cpu().numpy())).to(target)
 
     def connectedness(opacity: Tensor) -> Tensor:
         apart = opacity - levels
@@ -130,7 +130,7 @@ def _connectivity_error(prediction: Tensor, target: Tensor) -> Tensor:
     return (connectedness(prediction) - connectedness(target)).abs()
 
 
-def connected_levels(opacity: Floats) -> Floats:
+def _connected_levels(opacity: Floats) -> Floats:
     """Return up to which level, 0 to 1, each pixel belongs to the largest region of that opacity: [H, W] -> [H, W]."""
     levels: Floats = np.zeros(opacity.shape)
     inside: Bools = np.ones(opacity.shape, dtype=np.bool_)

@@ -61,17 +61,8 @@ def read_table(path: Path) -> dict[str, NDArray[Any]]:
         raise InputError(f"table {path}: expected an .npz file, got {error}. Check the assets folder.") from error
 
 
-@dataclass(frozen=True)
-class ObjMesh:
-    """Triangles of an .obj file."""
-
-    faces: Ints  # [f, 3]
-    uv: Floats  # [f, 3, 2]
-    polygon: Ints  # [f] which `f` line a triangle comes from
-
-
-def read_obj(path: Path) -> ObjMesh:
-    """Read the connectivity and texture coordinates of an .obj file; polygons become fans of triangles."""
+def _read_obj(path: Path) -> tuple[Ints, Floats, Ints]:
+    """Read an .obj file: triangles [f, 3], their texture coordinates [f, 3, 2], and the `f` line of each [f]."""
     coordinates: list[tuple[float, float]] = []
     faces: list[tuple[int, int, int]] = []
     corners: list[tuple[int, int, int]] = []
@@ -95,22 +86,14 @@ def read_obj(path: Path) -> ObjMesh:
     if not faces:
         raise InputError(f"mesh {path}: expected an .obj file with faces, got none. Check the assets folder.")
     uv = np.array(coordinates or [(0.0, 0.0)], np.float32)
-    return ObjMesh(np.array(faces, np.int64), uv[np.array(corners, np.int64)], np.array(polygon, np.int64))
+    return np.array(faces, np.int64), uv[np.array(corners, np.int64)], np.array(polygon, np.int64)
 
 
-@dataclass(frozen=True)
-class Binding:
-    """How the vertices of a mesh are bound to the body, in the body's axes (metres, z up)."""
+def _read_mhclo(path: Path) -> dict[str, Any]:
+    """Read a .mhclo file: the fields of a `Piece` that bind it to the body, in the body's axes (metres, z up).
 
-    ids: Ints  # [n, 3]
-    weights: Floats  # [n, 3]
-    offsets: Floats  # [n, 3]
-    scale_ids: Ints  # [3, 2]
-    scale_base: Floats  # [3]
-
-
-def read_mhclo(path: Path) -> Binding:
-    """Read a .mhclo file; its axes (y up, z front, decimetres) are converted to the body's."""
+    The axes of the file are y up, z front, in decimetres.
+    """
     rows: list[tuple[float, ...]] = []
     scale_ids, scale_base = np.zeros((3, 2), np.int64), np.zeros(3, np.float32)
     axis_of = {"x_scale": 0, "z_scale": 1, "y_scale": 2}
@@ -135,7 +118,10 @@ def read_mhclo(path: Path) -> Binding:
     table = np.array(rows, np.float32)
     x, y, z = table[:, 6], table[:, 7], table[:, 8]
     offsets = np.stack([x, -z, y], 1) / 10
-    return Binding(table[:, :3].astype(np.int64), table[:, 3:6], offsets, scale_ids, scale_base)
+    return {
+        "ids": table[:, :3].astype(np.int64), "weights": table[:, 3:6], "offsets": offsets, "scale_ids": scale_ids,
+        "scale_base": scale_base,
+    }  # fmt: skip
 
 
 def read_pieces(index: AssetIndex) -> list[Piece]:
@@ -143,17 +129,16 @@ def read_pieces(index: AssetIndex) -> list[Piece]:
     tables = read_table(index.folder / "classes.npz")
     pieces = []
     for name, entry in index.assets.items():
-        mesh, binding = read_obj(index.folder / entry["obj"]), read_mhclo(index.folder / entry["mhclo"])
-        number = tables[f"{name}/face_piece"][mesh.polygon].astype(np.int64)
-        face_class = tables[f"{name}/face_class"][mesh.polygon].astype(np.int64)
+        faces, uv, polygon = _read_obj(index.folder / entry["obj"])
+        number = tables[f"{name}/face_piece"][polygon].astype(np.int64)
+        face_class = tables[f"{name}/face_class"][polygon].astype(np.int64)
         hides = tables.get(f"{name}/delete_vertices", np.zeros(0, np.int64)).astype(np.int64)
         mask = tables.get(f"{name}/delete_piece_mask", np.zeros(len(hides), np.int64)).astype(np.int64)
         sock = np.isin(face_class, [CLASS["Left_Sock"], CLASS["Right_Sock"]])
         piece = Piece(
-            name=name, slot=_SLOT_OF_KIND.get(entry["kind"], "upper"), ids=binding.ids, weights=binding.weights,
-            offsets=binding.offsets, faces=mesh.faces, uv=mesh.uv, face_class=face_class,
-            face_part=sock.astype(np.int64), scale_ids=binding.scale_ids, scale_base=binding.scale_base, hides=hides,
-            textures=_texture_files(entry), suits=_SEX[entry["sex"]],
+            name=name, slot=_SLOT_OF_KIND.get(entry["kind"], "upper"), faces=faces, uv=uv, face_class=face_class,
+            face_part=sock.astype(np.int64), hides=hides, textures=_texture_files(entry), suits=_SEX[entry["sex"]],
+            **_read_mhclo(index.folder / entry["mhclo"]),
         )  # fmt: skip
         if entry["kind"] != "full":
             pieces.append(piece)

@@ -1,60 +1,43 @@
-"""Backgrounds: crops of photos, blurred panoramas, and procedural backdrops, noise, shapes and rooms."""
+"""Backgrounds: crops of photos, blurred panoramas, and procedural backdrops and rooms."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.training.synthetic.camera import Cameras
-from vitruvian.training.synthetic.camera_effects import defocus
+from vitruvian.training.synthetic.camera_effects import defocus, sample_grading
 from vitruvian.training.synthetic.lighting import look_up
 from vitruvian.training.synthetic.pack import Scenery
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.textures import linear_to_srgb
-
-# Probabilities of the kinds of backgrounds.
-_KINDS = {"photo": 0.62, "panorama": 0.08, "backdrop": 0.09, "noise": 0.05, "shapes": 0.07, "room": 0.09}
 
 
 def sample_backgrounds(scenery: Scenery, cameras: Cameras, *, rng: Rng) -> Tensor:
     """Draw one background for each camera, sRGB [B, 3, H, W]."""
     H, W = cameras.size_hw
     B = len(cameras.intrinsics)
-    weights = dict(_KINDS)
-    if not len(scenery.backgrounds):
-        weights["photo"] = 0.0
-    if not len(scenery.environments):
-        weights["panorama"] = 0.0
-    kinds = rng.categorical(list(weights.values()), B)  # [B]
+    has_photos, has_probes = len(scenery.backgrounds) > 0, len(scenery.environments) > 0
+    draw: list[tuple[float, Callable[[Cameras], Tensor]]] = [  # probabilities and kinds
+        (0.62 * has_photos, lambda some: photo_crops(scenery.backgrounds, len(some.rotation), (H, W), rng=rng)),
+        (0.08 * has_probes, lambda some: _panoramas(scenery.environments, some, rng)),
+        (0.14, lambda some: _backdrops(len(some.rotation), (H, W), rng)),
+        (0.16, lambda some: _rooms(len(some.rotation), (H, W), rng)),
+    ]
+    kinds = rng.categorical([weight for weight, _ in draw], B)  # [B]
     images = torch.zeros(B, 3, H, W, device=rng.device)
-    for number, kind in enumerate(_KINDS):
+    for number, (_, kind) in enumerate(draw):
         chosen = (kinds == number).nonzero()[:, 0]  # [b]
         if len(chosen):
-            images[chosen] = _draw_kind(kind, scenery, cameras.select(chosen), rng)
+            images[chosen] = kind(cameras.select(chosen))
     strength = rng.categorical((0.35, 0.4, 0.25), B)
     reach = torch.tensor([0.0015, 0.008, 0.045], device=rng.device)[strength] * H
     images = defocus(images, reach * rng.uniform(0.3, 1.0, B))
-    return _colour_jitter(images, rng).clamp(0.0, 1.0)
-
-
-def _draw_kind(kind: str, scenery: Scenery, cameras: Cameras, rng: Rng) -> Tensor:
-    size_hw = cameras.size_hw
-    B = len(cameras.intrinsics)
-    if kind == "photo":
-        return photo_crops(scenery.backgrounds, B, size_hw, rng=rng)
-    if kind == "panorama":
-        return _panoramas(scenery.environments, cameras, rng)
-    if kind == "backdrop":
-        return _backdrops(B, size_hw, rng)
-    if kind == "noise":
-        return coloured_noise(B, size_hw, rng=rng)
-    if kind == "shapes":
-        start = coloured_noise(B, size_hw, rng=rng) * 0.5 + 0.5 * _backdrops(B, size_hw, rng)
-        return _with_shapes(start, 14, rng, upright=False)
-    return _rooms(B, size_hw, rng)
+    return sample_grading(B, rng=rng)(images * rng.log_uniform(0.75, 1.2, B, 1, 1, 1))
 
 
 def photo_crops(photos: Tensor, count: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
@@ -154,19 +137,13 @@ def soft_shape(B: int, size_hw: tuple[int, int], *, rng: Rng, upright: bool = Fa
     return (0.5 - distance * size_hw[0] / 2 / rng.log_uniform(1.0, 6.0, B, 1, 1, 1)).clamp(0.0, 1.0)
 
 
-def _with_shapes(images: Tensor, count: int, rng: Rng, *, upright: bool) -> Tensor:
-    """Draw boxes and ellipses with gradients over images [B, 3, H, W]."""
-    B, size_hw = len(images), (images.shape[2], images.shape[3])
-    for _ in range(count):
-        cover = soft_shape(B, size_hw, rng=rng, upright=upright) * rng.bernoulli(0.6, B, 1, 1, 1)
-        images = images + cover * (_backdrops(B, size_hw, rng) - images)
-    return images
-
-
 def _rooms(B: int, size_hw: tuple[int, int], rng: Rng) -> Tensor:
     """Draw a wall with pictures and windows, a floor of boards or tiles, sometimes a second wall."""
     x, y = _grid(size_hw, rng.device)
-    wall = _with_shapes(_backdrops(B, size_hw, rng), 5, rng, upright=True)
+    wall = _backdrops(B, size_hw, rng)
+    for _ in range(5):
+        cover = soft_shape(B, size_hw, rng=rng, upright=True) * rng.bernoulli(0.6, B, 1, 1, 1)
+        wall = wall + cover * (_backdrops(B, size_hw, rng) - wall)
     corner = rng.uniform(-0.8, 0.8, B, 1, 1, 1)
     second = wall * rng.uniform(0.5, 0.95, B, 1, 1, 1)
     wall = torch.where((x > corner) & rng.bernoulli(0.5, B, 1, 1, 1), second, wall)
@@ -179,13 +156,3 @@ def _rooms(B: int, size_hw: tuple[int, int], rng: Rng) -> Tensor:
     floor = floor * (1 + 0.2 * (y - line))
     floor = floor + 0.06 * (coloured_noise(B, size_hw, rng=rng) - 0.5)
     return torch.where(y > line, floor, wall).clamp(0.0, 1.0)
-
-
-def _colour_jitter(images: Tensor, rng: Rng) -> Tensor:
-    """Change brightness, contrast and colour of images [B, 3, H, W] at random."""
-    B = len(images)
-    gamma = rng.log_uniform(0.65, 1.6, B, 1, 1, 1)
-    images = images.clamp(1e-4, 1.0) ** gamma
-    grey = images.mean(dim=1, keepdim=True)
-    images = grey + (images - grey) * rng.uniform(0.5, 1.3, B, 1, 1, 1)
-    return images * rng.log_uniform(0.75, 1.2, B, 1, 1, 1) * rng.normal(0.0, 0.04, B, 3, 1, 1).exp()

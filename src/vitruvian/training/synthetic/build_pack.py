@@ -87,8 +87,8 @@ def build_pack(
         *make_glasses(form), *make_cap(form), *make_bags(form), *(read_pieces(index) if index else []),
     ]  # fmt: skip
     has_tongue = any(piece.slot == "tongue" for piece in garments)
-    pieces = [body_piece(source, surface, index, with_tongue=not has_tongue)]
-    pieces += [add_cover(form, piece) for piece in garments]
+    pieces = [_body_piece(source, surface, index, with_tongue=not has_tongue)]
+    pieces += [_add_cover(form, piece) for piece in garments]
     vertex_mean, vertex_basis, bone_mean, bone_basis, coefficients = shape_basis(source, components)
     rotations, rotated, fingers, axes = recorded_poses(source, index.folder if index else None, poses, seed)
     images, skins, eyes = _textures(index, pieces)
@@ -98,14 +98,14 @@ def build_pack(
         bone_mean=bone_mean, bone_basis=bone_basis, bone_names=source.bone_names, bone_parents=source.bone_parents,
         weights=source.weights, identities=coefficients, traits=source.traits,
         expression_names=source.expression_names, expressions=source.expressions,
-        keypoints=points, rotations=rotations, rotated_bones=rotated, finger_bones=fingers,
+        **points, rotations=rotations, rotated_bones=rotated, finger_bones=fingers,
         finger_axes=axes, pieces=pieces, images=images, skins=skins, eyes=eyes,
         scenery=scenery_arrays(index.folder, backgrounds) if index else {},
     )  # fmt: skip
     return save_pack(pack_arrays(parts), out)
 
 
-def body_piece(
+def _body_piece(
     source: BodySource, surface: dict[str, NDArray[Any]], index: AssetIndex | None, *, with_tongue: bool
 ) -> Piece:
     """The body as a piece: skin, face (part 1) and eyes (part 2), its triangles split along the borders of parts."""
@@ -177,7 +177,7 @@ def _surface_from_weights(source: BodySource) -> dict[str, NDArray[Any]]:
     }  # fmt: skip
 
 
-def add_cover(form: Form, piece: Piece) -> Piece:
+def _add_cover(form: Form, piece: Piece) -> Piece:
     """Find the body vertices that a piece covers, and those so deep beneath it that they need not be drawn."""
     if piece.slot not in _REACH:
         return replace(piece, hides=np.zeros(0, np.int64))

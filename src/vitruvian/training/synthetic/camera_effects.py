@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -15,19 +15,19 @@ from vitruvian.training.synthetic.rng import Rng
 _RADIUS = 7  # kernels are 15 x 15
 
 
-def gaussian_kernels(sigma: Tensor) -> Tensor:
+def _gaussian_kernels(sigma: Tensor) -> Tensor:
     """Return Gaussian kernels of `sigma` [B] pixels, [B, 15, 15]; 0 is the identity."""
     _, _, distance = _kernel_grid(sigma)
     return _normalized((-0.5 * (distance / sigma.clamp_min(0.05)[:, None, None]) ** 2).exp())
 
 
-def disc_kernels(radius: Tensor) -> Tensor:
+def _disc_kernels(radius: Tensor) -> Tensor:
     """Return kernels of defocus: discs of `radius` [B] pixels, [B, 15, 15]."""
     _, _, distance = _kernel_grid(radius)
     return _normalized((radius[:, None, None] - distance + 0.5).clamp(0.0, 1.0) + 1e-6 * (distance == 0))
 
 
-def motion_kernels(length: Tensor, angle: Tensor) -> Tensor:
+def _motion_kernels(length: Tensor, angle: Tensor) -> Tensor:
     """Return kernels of motion blur along lines of `length` [B] pixels at `angle` [B], [B, 15, 15]."""
     x, y, _ = _kernel_grid(length)
     cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
@@ -59,9 +59,9 @@ def defocus(images: Tensor, radius: Tensor) -> Tensor:
     """Defocus by `radius` [B] pixels of any size; large discs are applied at a quarter of the resolution."""
     H, W = images.shape[-2:]
     small = F.interpolate(images, size=(max(H // 4, 1), max(W // 4, 1)), mode="area")
-    small = blur(small, disc_kernels((radius / 4).clamp_max(_RADIUS)))
+    small = blur(small, _disc_kernels((radius / 4).clamp_max(_RADIUS)))
     large = F.interpolate(small, size=(H, W), mode="bilinear", align_corners=False)
-    near = blur(images, disc_kernels(radius.clamp_max(_RADIUS)))
+    near = blur(images, _disc_kernels(radius.clamp_max(_RADIUS)))
     return torch.where((radius > _RADIUS - 1)[:, None, None, None], large, near)
 
 
@@ -86,37 +86,24 @@ _CHROMA_TABLE = (
 )  # ITU-T T.81, table K.2
 
 
-@dataclass(frozen=True)
-class ColourGrading:
-    """Gamma, contrast, saturation, gains and vignette of each image."""
+def sample_grading(B: int, *, rng: Rng) -> Callable[[Tensor], Tensor]:
+    """Draw the colour grading of B images [B, 3, H, W] in 0..1; a few are black and white."""
+    shape = (B, 1, 1, 1)
+    gamma, contrast = rng.normal(0.0, 0.14, *shape).exp(), rng.normal(1.0, 0.12, *shape).clamp(0.6, 1.5)
+    saturation = rng.normal(0.95, 0.18, *shape).clamp(0.2, 1.5) * ~rng.bernoulli(0.03, *shape)
+    gains = rng.normal(0.0, 0.04, B, 3, 1, 1).exp()
+    vignette = rng.uniform(0.0, 0.45, *shape) * rng.bernoulli(0.3, *shape)  # how dark the corners are, 0..1
 
-    gamma: Tensor  # [B, 1, 1, 1]
-    contrast: Tensor  # [B, 1, 1, 1]
-    saturation: Tensor  # [B, 1, 1, 1]
-    gains: Tensor  # [B, 3, 1, 1]
-    vignette: Tensor  # [B, 1, 1, 1] how dark the corners are, 0..1
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Apply it to images [B, 3, H, W] in 0..1."""
+    def grade(images: Tensor) -> Tensor:
         H, W = images.shape[-2:]
         y = torch.linspace(-1, 1, H, device=images.device).view(1, 1, H, 1)
         x = torch.linspace(-1, 1, W, device=images.device).view(1, 1, 1, W)
-        images = images.clamp(1e-5, 1.0) ** self.gamma * self.gains * (1 - self.vignette * (x**2 + y**2) / 2)
-        images = (images - 0.45) * self.contrast + 0.45
+        images = images.clamp(1e-5, 1.0) ** gamma * gains * (1 - vignette * (x**2 + y**2) / 2)
+        images = (images - 0.45) * contrast + 0.45
         grey = images.mean(dim=1, keepdim=True)
-        return (grey + (images - grey) * self.saturation).clamp(0.0, 1.0)
+        return (grey + (images - grey) * saturation).clamp(0.0, 1.0)
 
-
-def sample_grading(B: int, *, rng: Rng) -> ColourGrading:
-    """Draw the grading of B images; a few are black and white."""
-    mono = rng.bernoulli(0.03, B, 1, 1, 1)
-    return ColourGrading(
-        gamma=rng.normal(0.0, 0.14, B, 1, 1, 1).exp(),
-        contrast=rng.normal(1.0, 0.12, B, 1, 1, 1).clamp(0.6, 1.5),
-        saturation=torch.where(mono, 0.0, rng.normal(0.95, 0.18, B, 1, 1, 1).clamp(0.2, 1.5)),
-        gains=rng.normal(0.0, 0.04, B, 3, 1, 1).exp(),
-        vignette=rng.uniform(0.0, 0.45, B, 1, 1, 1) * rng.bernoulli(0.3, B, 1, 1, 1),
-    )
+    return grade
 
 
 def sample_blur(B: int, *, rng: Rng, reach: float, probability: float) -> Tensor:
@@ -124,27 +111,21 @@ def sample_blur(B: int, *, rng: Rng, reach: float, probability: float) -> Tensor
     sigma, radius = rng.uniform(0.2, reach / 2, B), rng.uniform(0.3, reach, B)
     kinds = torch.stack(
         [
-            gaussian_kernels(torch.zeros(B, device=rng.device)),
-            gaussian_kernels(sigma),
-            disc_kernels(radius),
-            motion_kernels(radius * 2, rng.uniform(0.0, math.pi, B)),
+            _gaussian_kernels(torch.zeros(B, device=rng.device)),
+            _gaussian_kernels(sigma),
+            _disc_kernels(radius),
+            _motion_kernels(radius * 2, rng.uniform(0.0, math.pi, B)),
         ]
     )  # [4, B, 15, 15]
     kind = rng.categorical((1 - probability, probability / 2, probability / 4, probability / 4), B)
     return kinds[kind, torch.arange(B, device=rng.device)]
 
 
-def degrade(images: Tensor, *, rng: Rng) -> Tensor:
-    """Apply low resolution, noise, sharpening and JPEG, [B, 3, H, W] -> [B, 3, H, W] in steps of 1/255."""
-    images = _lower_resolution(images, rng.categorical((0.65, 0.2, 0.1, 0.05), len(images)))
-    return add_noise_and_jpeg(images, rng=rng, sharpen=0.35)
-
-
 def add_noise_and_jpeg(images: Tensor, *, rng: Rng, sharpen: float) -> Tensor:
     """Apply noise, sharpening with probability `sharpen`, and JPEG, [B, 3, H, W] in steps of 1/255."""
     B = len(images)
-    images = add_noise(images, level=rng.log_uniform(0.002, 0.03, B) * rng.bernoulli(0.85, B), rng=rng)
-    crisp = images + (images - blur(images, gaussian_kernels(torch.full((B,), 1.0, device=images.device))))
+    images = _add_noise(images, level=rng.log_uniform(0.002, 0.03, B) * rng.bernoulli(0.85, B), rng=rng)
+    crisp = images + (images - blur(images, _gaussian_kernels(torch.full((B,), 1.0, device=images.device))))
     amount = (rng.uniform(0.1, 2 * sharpen, B) * rng.bernoulli(sharpen, B))[:, None, None, None]
     images = (images + (crisp - images) * amount).clamp(0.0, 1.0)
     coded = jpeg(images, quality=rng.uniform(30.0, 95.0, B))
@@ -152,21 +133,7 @@ def add_noise_and_jpeg(images: Tensor, *, rng: Rng, sharpen: float) -> Tensor:
     return (images.clamp(0.0, 1.0) * 255.0).round() / 255.0
 
 
-def _lower_resolution(images: Tensor, choice: Tensor) -> Tensor:
-    """Shrink and enlarge by one of four factors, choice [B]; the first is 1."""
-    H, W = images.shape[-2:]
-    result = images
-    for number, factor in ((1, 0.75), (2, 0.5), (3, 0.36)):
-        chosen = (choice == number).nonzero()[:, 0]
-        if len(chosen):
-            size = (max(round(H * factor), 1), max(round(W * factor), 1))
-            small = F.interpolate(images[chosen], size=size, mode="bilinear", antialias=True, align_corners=False)
-            large = F.interpolate(small, size=(H, W), mode="bicubic", align_corners=False).clamp(0.0, 1.0)
-            result = result.index_copy(0, chosen, large)
-    return result
-
-
-def add_noise(images: Tensor, *, level: Tensor, rng: Rng) -> Tensor:
+def _add_noise(images: Tensor, *, level: Tensor, rng: Rng) -> Tensor:
     """Add sensor noise of `level` [B] at mid-grey: stronger in bright areas, partly coloured, partly smoothed."""
     B, _, H, W = images.shape
     grain = rng.normal_field(B, 3, H, W)

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
 from vitruvian.ops.cache import constant
+from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.synthetic.mesh import CLASS
 from vitruvian.training.synthetic.render import hide_keypoints, mask_boxes
@@ -68,77 +68,21 @@ class Crops(TensorBatch):
     height: Tensor  # [n]
 
 
-@dataclass(frozen=True)
-class CropWindow:
-    """Axis-aligned crops of n images: source xy = xy · step + start, mirrored where `flipped`."""
-
-    start_xy: Tensor  # [n, 2] source pixel of the first output pixel
-    step_xy: Tensor  # [n, 2] source pixels per output pixel, positive
-    flipped: Tensor  # [n] bool
-    size_hw: tuple[int, int]
-
-    def source_xy(self) -> tuple[Tensor, Tensor]:
-        """Return the source x of the columns [n, W] and the source y of the rows [n, H]."""
-        H, W = self.size_hw
-        device = self.start_xy.device
-        x = torch.arange(W, device=device, dtype=torch.float32).expand(len(self.flipped), W)
-        x = torch.where(self.flipped[:, None], W - 1 - x, x)
-        y = torch.arange(H, device=device, dtype=torch.float32)
-        return x * self.step_xy[:, :1] + self.start_xy[:, :1], y * self.step_xy[:, 1:] + self.start_xy[:, 1:]
-
-    def sample(self, images: Tensor, *, mode: str = "bilinear", padding: str = "zeros") -> Tensor:
-        """Crop images [n, C, h, w]: [n, C, H, W]."""
-        H, W = self.size_hw
-        height, width = images.shape[-2:]
-        x, y = self.source_xy()
-        x, y = (2 * x + 1) / width - 1, (2 * y + 1) / height - 1
-        grid = torch.stack([x[:, None].expand(-1, H, W), y[:, :, None].expand(-1, H, W)], dim=-1)
-        return F.grid_sample(images, grid, mode=mode, padding_mode=padding, align_corners=False)
-
-    def sample_parts(self, parts: Tensor) -> Tensor:
-        """Crop labels [n, 1, h, w]; left and right are swapped where flipped: int64 [n, H, W]."""
-        labels = self.sample(parts.float(), mode="nearest")[:, 0].long()
-        swapped = constant(PART_FLIP_PERMUTATION, labels.device)[labels]
-        return torch.where(self.flipped[:, None, None], swapped, labels)
-
-    def move_keypoints(self, keypoints: Tensor) -> Tensor:
-        """Move keypoints [n, 308, 3] into the crop; those outside become unknown."""
-        H, W = self.size_hw
-        x, y = ((keypoints[..., :2] - self.start_xy[:, None]) / self.step_xy[:, None]).unbind(-1)
-        flipped = self.flipped[:, None]
-        x = torch.where(flipped, W - 1 - x, x)
-        inside = (x >= 0) & (x <= W - 1) & (y >= 0) & (y <= H - 1)
-        moved = torch.stack([x, y, keypoints[..., 2] * inside], dim=-1)  # [n, 308, 3]
-        return torch.where(flipped[..., None], moved[:, constant(FLIP_PERMUTATION, moved.device)], moved)
-
-    def camera(self, intrinsics: Tensor) -> Tensor:
-        """Return the intrinsics of the crops, with the principal point in the middle.
-
-        A model cannot see where in a larger image a crop lies, and pipelines restore points by their depth alone.
-        """
-        K = intrinsics.clone()
-        K[:, 0, 0] = intrinsics[:, 0, 0] / self.step_xy[:, 0]
-        K[:, 1, 1] = intrinsics[:, 1, 1] / self.step_xy[:, 1]
-        H, W = self.size_hw
-        K[:, :2, 2] = constant(((W - 1) / 2, (H - 1) / 2), K.device)
-        return K
-
-
 def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: CropOptions) -> Crops:
     """Crop n people as a pose model reads them, each in new surroundings.
 
     `backgrounds` [G, S, S, 3] uint8 are images without people; without any, backgrounds stay and nothing occludes.
     """
     n, size_hw = len(samples), options.size_hw
-    edges = draw_edges(samples, rng, probability=options.edge if len(backgrounds) else 0.0)
+    edges = _draw_edges(samples, rng, probability=options.edge if len(backgrounds) else 0.0)
     window = CropWindow(
-        *crop_around(edges.boxes_xywh, rng, options), flipped=rng.bernoulli(options.flip, n), size_hw=size_hw
+        *_crop_around(edges.boxes_xywh, rng, options), flipped=rng.bernoulli(options.flip, n), size_hw=size_hw
     )
     crops = _crop(samples, window)
     if len(backgrounds):
         crops = _print_on_clothes(crops, backgrounds, rng, options)
         replaced = rng.bernoulli(options.new_background, n)[:, None, None, None]
-        behind = crop_backgrounds(backgrounds, n, size_hw, rng=rng)
+        behind = _crop_backgrounds(backgrounds, n, size_hw, rng=rng)
         lit = _relight(crops.foreground, crops.alpha, rng)
         lit = match_background(lit, crops.alpha, behind, rng, probability=options.blended)
         foreground = torch.where(replaced, lit, crops.foreground)
@@ -196,7 +140,7 @@ class Edges:
         return (along > self.offset[:, None, None])[:, None]
 
 
-def draw_edges(samples: Samples, rng: Rng, *, probability: float) -> Edges:
+def _draw_edges(samples: Samples, rng: Rng, *, probability: float) -> Edges:
     """Draw edges for some people: most hide the legs, some one side."""
     n = len(samples)
     x, y, w, h = samples.boxes_xywh.unbind(1)
@@ -217,7 +161,7 @@ def draw_edges(samples: Samples, rng: Rng, *, probability: float) -> Edges:
     return Edges(torch.stack([normal_x, normal_y], dim=1), offset, torch.stack([x, y, w, h], dim=1))
 
 
-def crop_around(boxes_xywh: Tensor, rng: Rng, options: CropOptions) -> tuple[Tensor, Tensor]:
+def _crop_around(boxes_xywh: Tensor, rng: Rng, options: CropOptions) -> tuple[Tensor, Tensor]:
     """Draw crops around boxes [n, 4]: their start and step, [n, 2] each."""
     n, (H, W) = len(boxes_xywh), options.size_hw
     x, y, w, h = boxes_xywh.unbind(1)
@@ -235,14 +179,10 @@ def _crop(samples: Samples, window: CropWindow) -> Crops:
     depth = depth_metres(samples)
     inverse = torch.where(depth > 0, 1 / depth.clamp_min(1e-3), 0.0)  # linear across a plane, unlike depth
     colours = [getattr(samples, name) / 255 for name in ("image", "foreground", "alpha", "albedo")]
-    stack = torch.cat([*colours, samples.normals / 127, inverse, (samples.depth > 0).float()], dim=1)  # [n, 15, h, w]
-    image, foreground, alpha, albedo, normals, inverse, share = torch.split(
-        window.sample(stack), [3, 3, 1, 3, 3, 1, 1], dim=1
-    )
+    stack = torch.cat([*colours, inverse, (samples.depth > 0).float()], dim=1)  # [n, 12, h, w]
+    image, foreground, alpha, albedo, inverse, share = torch.split(window.sample(stack), [3, 3, 1, 3, 1, 1], dim=1)
     parts = window.sample_parts(samples.parts)
     known = (share > 0.99) & (parts > 0)[:, None]
-    normals = torch.where(known, F.normalize(normals, dim=1), 0.0)
-    sign = torch.where(window.flipped, -1.0, 1.0)[:, None, None, None]
     K = window.camera(samples.intrinsics)
     depth = torch.where(known, 1 / inverse.clamp_min(1e-4), 0.0)  # [n, 1, H, W]
     return Crops(
@@ -250,7 +190,7 @@ def _crop(samples: Samples, window: CropWindow) -> Crops:
         foreground=foreground,
         alpha=alpha,
         albedo=albedo,
-        normals=torch.cat([normals[:, :1] * sign, normals[:, 1:]], dim=1),
+        normals=window.sample_normals(samples.normals / 127) * known,
         points=points_from_depth(depth[:, 0], K),
         parts=parts,
         intrinsics=K,
@@ -259,7 +199,7 @@ def _crop(samples: Samples, window: CropWindow) -> Crops:
     )
 
 
-def crop_backgrounds(backgrounds: Tensor, count: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
+def _crop_backgrounds(backgrounds: Tensor, count: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
     """Crop images [G, S, S, 3] uint8 at random, some blurred, all recoloured: [count, 3, H, W] 0..1."""
     H, W = size_hw
     side = backgrounds.shape[1]
@@ -362,7 +302,7 @@ def _print_on_clothes(crops: Crops, backgrounds: Tensor, rng: Rng, options: Crop
     shape = _draw_shapes(len(crops.image), rng, options, probability=options.printed, radius=(0.03, 0.25))
     clothes = torch.isin(crops.parts, constant(_CLOTHES, crops.parts.device))[:, None]
     printed = shape & clothes & (crops.alpha > 0.99)
-    paint = crop_backgrounds(backgrounds, len(crops.image), options.size_hw, rng=rng)
+    paint = _crop_backgrounds(backgrounds, len(crops.image), options.size_hw, rng=rng)
     light = crops.image.mean(dim=1, keepdim=True) / crops.albedo.mean(dim=1, keepdim=True).clamp_min(0.05)
     lit = (paint * light.clamp(0.2, 2.0)).clamp(0, 1)
     return replace(
@@ -376,7 +316,7 @@ def _print_on_clothes(crops: Crops, backgrounds: Tensor, rng: Rng, options: Crop
 def _occlude(crops: Crops, shape: Tensor, backgrounds: Tensor, rng: Rng) -> Crops:
     """Cover crops with other images where `shape` [n, 1, H, W] is set."""
     H, W = shape.shape[-2:]
-    cover = crop_backgrounds(backgrounds, len(shape), (H, W), rng=rng)
+    cover = _crop_backgrounds(backgrounds, len(shape), (H, W), rng=rng)
     clear = ~shape
     return replace(
         crops,
@@ -454,7 +394,7 @@ def compose_scenes(samples: Samples, backgrounds: Tensor, count: int, *, rng: Rn
     most = len(options.people) - 1
     number = rng.categorical(options.people, count)  # [n]
     if len(backgrounds):
-        image = crop_backgrounds(backgrounds, count, options.size_hw, rng=rng)
+        image = _crop_backgrounds(backgrounds, count, options.size_hw, rng=rng)
     else:
         image = rng.uniform_field(count, 3, 1, 1).expand(-1, -1, H, W).clone()
     truncated = _truncated_sides(samples)
@@ -556,7 +496,7 @@ def crop_scenes(scenes: Scenes, *, rng: Rng, size_hw: tuple[int, int]) -> Scenes
     Crops are around the visible part. Images without people are replaced by others; where all are empty, crops are
     anywhere. What lies outside an image is black and empty.
     """
-    n, (H, W) = len(scenes.image), size_hw
+    n = len(scenes.image)
     height, width = scenes.image.shape[-2:]
     has_people = scenes.present.any(dim=1)  # [n]
     row = torch.arange(n, device=has_people.device)
@@ -568,19 +508,17 @@ def crop_scenes(scenes: Scenes, *, rng: Rng, size_hw: tuple[int, int]) -> Scenes
     anywhere = torch.cat([low, low + 0.4 * min(height, width)], dim=1)
     box = torch.where(scenes.present.any(dim=1, keepdim=True), box, anywhere)
     options = CropOptions(size_hw=size_hw, scale=(0.85, 1.2), shift=0.06)
-    start, step = crop_around(torch.cat([box[:, :2], box[:, 2:] - box[:, :2]], dim=1), rng, options)
+    start, step = _crop_around(torch.cat([box[:, :2], box[:, 2:] - box[:, :2]], dim=1), rng, options)
     window = CropWindow(start, step, torch.zeros_like(has_people), size_hw)
     matte = window.sample(torch.cat([scenes.foreground, scenes.alpha], dim=1))
-    limit = constant((W, H, W, H), lot.device)
-    moved = (scenes.boxes_xyxy - 0.5 - start.repeat(1, 2)[:, None]) / step.repeat(1, 2)[:, None] + 0.5  # [n, m, 4]
-    moved = moved.clamp_min(0).minimum(limit)
-    inside = (moved[..., 2:] - moved[..., :2] > 1).all(dim=-1)
+    boxes = window.move_boxes(scenes.boxes_xyxy)
+    inside = (boxes[..., 2:] > boxes[..., :2]).all(dim=-1)  # [n, m]
     return Scenes(
         image=window.sample(scenes.image, mode="bicubic").clamp(0, 1),
         alpha=matte[:, 3:],
         foreground=matte[:, :3],
         parts=window.sample_parts(scenes.parts[:, None]),
-        boxes_xyxy=moved * inside[..., None],
+        boxes_xyxy=boxes,
         present=scenes.present & inside,
         ignored=scenes.ignored & inside,
     )

@@ -7,7 +7,7 @@
     DATASET/matte/000000.png         people without background: straight sRGB and alpha, 8 bit
     DATASET/albedo/000000.png        surface colour without light, sRGB, 8 bit
     DATASET/parts/000000.png         one of 29 classes a pixel, as palette indices
-    DATASET/geometry/000000.npz      `normals` float16 [3, H, W]; `depth` uint16 [H, W], see `decode_depth`
+    DATASET/geometry/000000.npz      `normals` float16 [3, H, W]; `depth` uint16 [H, W], see `_decode_depth`
     DATASET/records/000000.json      annotations of eight images: what `annotations.json` is joined from
 
 Axes are the camera's (x right, y down, z forward); `camera.points_from_depth` unprojects depth.
@@ -49,7 +49,7 @@ ImageFormat = Literal["jpg", "png"]
 JSONObject = dict[str, Any]
 ANNOTATIONS_FILE: Final = "annotations.json"
 SHEET_FILE: Final = "contact-sheet.jpg"
-_MAPS: Final = frozenset({"matte", "albedo", "parts", "geometry"})
+MAPS: Final = frozenset({"matte", "albedo", "parts", "geometry"})
 GROUP = 8
 _FORMAT: Final = "vitruvian-people-set-1"
 _SET_FILE: Final = "set.json"
@@ -88,7 +88,7 @@ class ImageMaps:
         )
 
 
-def file_names(index: int, image_format: ImageFormat) -> dict[str, str]:
+def _file_names(index: int, image_format: ImageFormat) -> dict[str, str]:
     """Return the names of an image's files, relative to the dataset."""
     endings = {"images": image_format, "matte": "png", "albedo": "png", "parts": "png", "geometry": "npz"}
     return {folder: f"{folder}/{index:06d}.{ending}" for folder, ending in endings.items()}
@@ -106,7 +106,7 @@ def _write_maps(folder: Path, names: Mapping[str, str], maps: ImageMaps, *, qual
     labels = Image.fromarray(parts.contiguous().numpy()).convert("L")
     labels.putpalette([channel for colour in PART_COLOURS for channel in colour])  # converts to palette mode
     labels.save(folder / names["parts"])
-    codes, low, step = encode_depth(depth.contiguous().numpy())
+    codes, low, step = _encode_depth(depth.contiguous().numpy())
     with (folder / names["geometry"]).open("wb") as file:
         np.savez_compressed(
             file,
@@ -117,7 +117,7 @@ def _write_maps(folder: Path, names: Mapping[str, str], maps: ImageMaps, *, qual
         )
 
 
-def read_maps(folder: Path, names: Mapping[str, str], wanted: frozenset[str] = _MAPS) -> ImageMaps:
+def read_maps(folder: Path, names: Mapping[str, str], wanted: frozenset[str] = MAPS) -> ImageMaps:
     """Read an image and those of its maps that are `wanted`: "matte", "albedo", "parts", "geometry"."""
     image = image_to_tensor(load_image(folder / names["images"]))  # [3, H, W]
     size_hw = (image.shape[1], image.shape[2])
@@ -133,7 +133,7 @@ def read_maps(folder: Path, names: Mapping[str, str], wanted: frozenset[str] = _
     return ImageMaps(image=image, **maps)
 
 
-def encode_depth(depth: NDArray[np.float32]) -> tuple[NDArray[np.uint16], float, float]:
+def _encode_depth(depth: NDArray[np.float32]) -> tuple[NDArray[np.uint16], float, float]:
     """Encode depth [H, W] (0: nothing): codes, the depth of code 1, and the step to the next code."""
     covered = depth > 0
     if not covered.any():
@@ -144,8 +144,8 @@ def encode_depth(depth: NDArray[np.float32]) -> tuple[NDArray[np.uint16], float,
     return np.where(covered, codes, 0).astype(np.uint16), low, step
 
 
-def decode_depth(codes: NDArray[np.uint16], low: float, step: float) -> NDArray[np.float32]:
-    """Undo `encode_depth`: depth = low + step · (code − 1), and 0 where the code is 0."""
+def _decode_depth(codes: NDArray[np.uint16], low: float, step: float) -> NDArray[np.float32]:
+    """Undo `_encode_depth`: depth = low + step · (code − 1), and 0 where the code is 0."""
     depth = low + step * (codes.astype(np.float64) - 1)
     return np.where(codes > 0, depth, 0.0).astype(np.float32)
 
@@ -155,7 +155,7 @@ def _read_geometry(path: Path, size_hw: tuple[int, int]) -> tuple[Tensor, Tensor
     try:
         with np.load(path, allow_pickle=False) as file:
             normals = file["normals"].astype(np.float32)
-            depth = decode_depth(file["depth"], float(file["depth_low"]), float(file["depth_step"]))
+            depth = _decode_depth(file["depth"], float(file["depth_low"]), float(file["depth_step"]))
     except (OSError, ValueError, KeyError, EOFError) as error:
         raise CheckpointError(f"{path}: expected normals and depth, but {error}. Write the dataset again.") from error
     if normals.shape != (3, *size_hw) or depth.shape != size_hw:
@@ -240,8 +240,8 @@ def write_dataset(
         for first in range(0, count, GROUP):
             number, last = first // GROUP, min(first + GROUP, count)
             if len(_read_record(folder, number)["images"]) < last - first:
-                group = draw_group(pack, seed, number, options, pyramid=pyramid)
-                _write_group(folder, number, group, options, count=last - first, writers=writers)
+                truth = draw_group(pack, seed, number, options, pyramid=pyramid)
+                _write_group(folder, number, truth, options, count=last - first, writers=writers)
             if progress is not None:
                 progress(last, count)
     _write_annotations(folder, about, count)
@@ -249,36 +249,27 @@ def write_dataset(
     return folder / ANNOTATIONS_FILE
 
 
-@dataclass(frozen=True)
-class Group:
-    """Eight images and the stature of everybody in them."""
-
-    truth: Truth
-    statures: list[float]  # metres, by `truth.person_index`
-
-
-def draw_group(pack: Pack, seed: int, number: int, options: DatasetOptions, *, pyramid: TexturePyramid) -> Group:
+def draw_group(pack: Pack, seed: int, number: int, options: DatasetOptions, *, pyramid: TexturePyramid) -> Truth:
     """Draw the images of one group, which depend on nothing but the arguments."""
     generator = torch.Generator().manual_seed(derive_seed(seed, number))
     extra = int(torch.poisson(torch.tensor((options.people - 1) * GROUP), generator=generator))
     people = sample_people(pack, GROUP + extra, generator, pack.textures.device)
     drawing = replace(options.render, chunk=GROUP)
-    truth = render(people, pack, generator=generator, image_count=GROUP, options=drawing, pyramid=pyramid)
-    return Group(truth.to("cpu"), people.height.tolist())
+    return render(people, pack, generator=generator, image_count=GROUP, options=drawing, pyramid=pyramid).to("cpu")
 
 
 def _write_group(
-    folder: Path, number: int, group: Group, options: DatasetOptions, *, count: int, writers: ThreadPoolExecutor
+    folder: Path, number: int, truth: Truth, options: DatasetOptions, *, count: int, writers: ThreadPoolExecutor
 ) -> None:
     """Write the first `count` images of a group and, when their files are complete, its record."""
     images, annotations, jobs = [], [], []
     for row in range(count):
         index = number * GROUP + row
-        names = file_names(index, options.image_format)
-        maps = ImageMaps.of(group.truth, row)
+        names = _file_names(index, options.image_format)
+        maps = ImageMaps.of(truth, row)
         jobs.append(writers.submit(_write_maps, folder, names, maps, quality=options.quality))
-        images.append(_image_entry(group.truth, row, index, names))
-        annotations += _person_entries(group, row, index)
+        images.append(_image_entry(truth, row, index, names))
+        annotations += _person_entries(truth, row, index)
     for job in jobs:
         job.result()
     write_text(_record_path(folder, number), json.dumps({"images": images, "annotations": annotations}) + "\n")
@@ -294,13 +285,12 @@ def _image_entry(truth: Truth, row: int, index: int, names: Mapping[str, str]) -
     }
 
 
-def _person_entries(group: Group, row: int, index: int) -> list[JSONObject]:
+def _person_entries(truth: Truth, row: int, index: int) -> list[JSONObject]:
     """Return the entries of the people of one image, the subject first, without those that are not visible."""
-    truth = group.truth
     entries: list[JSONObject] = []
-    for slot, person in enumerate(truth.person_index[row].tolist()):
+    for slot, stature in enumerate(truth.stature[row].tolist()):
         box = truth.boxes_xywh[row, slot].tolist()
-        if person < 0 or min(box[2:]) <= 0:
+        if min(box[2:]) <= 0:
             continue
         points = truth.keypoints[row, slot]  # [308, 3]
         mask = encode_rle(truth.instance_masks[row, slot], compress=True)
@@ -316,7 +306,7 @@ def _person_entries(group: Group, row: int, index: int) -> list[JSONObject]:
                 "segmentation": mask,
                 "keypoints": [value for point in rows for value in point],
                 "num_keypoints": int((points[:, 2] > 0).sum()),
-                "stature": round(group.statures[person], 4),
+                "stature": round(stature, 4),
             }
         )
     return entries
@@ -415,7 +405,7 @@ def _write_sheet(folder: Path) -> None:
     record = _read_record(folder, 0)
     strips = []
     for image in record["images"]:
-        names = {kind: image[f"{kind}_file"] for kind in _MAPS} | {"images": image["file_name"]}
+        names = {kind: image[f"{kind}_file"] for kind in MAPS} | {"images": image["file_name"]}
         people = [person["keypoints"] for person in record["annotations"] if person["image_id"] == image["id"]]
         points = torch.tensor(people, dtype=torch.float32).reshape(len(people), len(KEYPOINT_NAMES), 3)  # [M, 308, 3]
         strips.append(_sheet_row(read_maps(folder, names), points))

@@ -83,7 +83,7 @@ def make_form(source: BodySource, quads: Ints, quad_uv: Floats) -> Form:
         way = first * (1 - bend) + second * bend
         along = np.where(here, way * arm - 0.05 * (1 - arm), along)
     trunk = (arm < 0.5) & (share(("head", "neck", "upperleg", "lowerleg", "foot", "toe")) < 0.5)
-    surface = remove_relief(vertices, faces, trunk)
+    surface = _remove_relief(vertices, faces, trunk)
     return Form(
         vertices=vertices, surface=surface, normals=vertex_normals(surface, faces), faces=faces,
         uv=uv.astype(np.float32),
@@ -101,7 +101,7 @@ def _scale_of(form: Form, span: Span) -> dict[str, Any]:
     return {"scale_ids": ids, "scale_base": base.astype(np.float32)}
 
 
-def remove_relief(vertices: Floats, faces: Ints, where: Bools) -> Floats:
+def _remove_relief(vertices: Floats, faces: Ints, where: Bools) -> Floats:
     """Smooth small relief [N, 3]: vertices in `where` [N] with edges shorter than 9 mm (nipples, navel)."""
     edges, _ = mesh_edges(faces)
     length = np.linalg.norm(vertices[edges[:, 0]] - vertices[edges[:, 1]], axis=1)
@@ -165,7 +165,7 @@ def _above(form: Form, z: float) -> Floats:
     return form.vertices[:, 2] - z + 2.0 * form.arm
 
 
-def neckline(form: Form, *, front: float, back: float, vee: float = 0.0, narrow: float = 0.0) -> Floats:
+def _neckline(form: Form, *, front: float, back: float, vee: float = 0.0, narrow: float = 0.0) -> Floats:
     """Positive below a tilted plane through the neck: `front`, `back` are metres above the base of the neck."""
     x, y, z = form.vertices.T
     base = form.at["neck01"]
@@ -174,12 +174,12 @@ def neckline(form: Form, *, front: float, back: float, vee: float = 0.0, narrow:
     return np.asarray(rim - z)
 
 
-def top_field(form: Form, *, sleeve: float, hem: float, neck: Floats) -> Floats:
-    """A top: down to height `hem`, sleeves `sleeve` metres long, below the neckline. [3, N]."""
+def _top_field(form: Form, *, sleeve: float, hem: float, neck: Floats) -> Floats:
+    """A top: down to height `hem`, sleeves `sleeve` metres long, below the _neckline. [3, N]."""
     return np.stack([_above(form, hem), sleeve - form.along_arm, neck])
 
 
-def legs_field(form: Form, *, waist: float, cuff: float) -> Floats:
+def _legs_field(form: Form, *, waist: float, cuff: float) -> Floats:
     """Trousers: from height `waist` down to height `cuff`, never on the arms. [3, N]."""
     z = form.vertices[:, 2]
     return np.stack([waist - z, z - cuff, (0.35 - form.arm) * 0.3])
@@ -276,14 +276,14 @@ def make_tops(form: Form) -> list[Piece]:
     """Shirts, sweaters, tank tops."""
     hip, waist = form.at["upperleg01.L"][2], form.at["spine04"][2]
     bust = form.at["spine01"][2]
-    crew = neckline(form, front=-0.035, back=0.03)
-    vee = neckline(form, front=-0.13, back=0.025, vee=1.6)
-    scoop = neckline(form, front=-0.10, back=-0.02, narrow=0.25)
-    roll = neckline(form, front=0.035, back=0.075)
+    crew = _neckline(form, front=-0.035, back=0.03)
+    vee = _neckline(form, front=-0.13, back=0.025, vee=1.6)
+    scoop = _neckline(form, front=-0.10, back=-0.02, narrow=0.25)
+    roll = _neckline(form, front=0.035, back=0.075)
     short, three_quarter, long = 0.62 * form.upper_arm, form.upper_arm + 0.08, form.whole_arm + 0.005
 
     def top(name: str, sleeve: float, hem: float, neck: Floats, thickness: float, smooth: int, **more: object) -> Piece:
-        field = top_field(form, sleeve=sleeve, hem=hem, neck=neck)
+        field = _top_field(form, sleeve=sleeve, hem=hem, neck=neck)
         options = {"part_class": "Upper_Clothing", "style": "top", **more}
         return shell(form, name, "upper", field, thickness=thickness, smooth=smooth, **options)  # type: ignore[arg-type]
 
@@ -319,13 +319,13 @@ def make_bottoms(form: Form) -> list[Piece]:
     def legs(
         name: str, top: float, cuff: float, thickness: float, smooth: int, style: str, suits: int = ANYONE
     ) -> Piece:
-        field = legs_field(form, waist=top, cuff=cuff)
+        field = _legs_field(form, waist=top, cuff=cuff)
         return shell(form, name, "lower", field, thickness=thickness, smooth=smooth, part_class="Lower_Clothing",
                      style=style, suits=suits)  # fmt: skip
 
     side = np.abs(form.vertices[:, 0])
     briefs = np.vstack(
-        [legs_field(form, waist=hip + 0.07, cuff=crotch - 0.05), form.vertices[:, 2] - crotch - 0.75 * (side - 0.05)]
+        [_legs_field(form, waist=hip + 0.07, cuff=crotch - 0.05), form.vertices[:, 2] - crotch - 0.75 * (side - 0.05)]
     )
     pieces = [
         legs("leggings", waist, ankle + 0.03, 0.004, 1, "tight"),
@@ -360,8 +360,8 @@ def make_dresses(form: Form) -> list[Piece]:
     waist = form.at["spine05"][2] + 0.05
     knee, ankle, hip = (form.at[f"{bone}.L"][2] for bone in ("lowerleg01", "foot", "upperleg01"))
     necks = {
-        "scoop": neckline(form, front=-0.10, back=-0.02, narrow=0.25),
-        "crew": neckline(form, front=-0.04, back=0.03),
+        "scoop": _neckline(form, front=-0.10, back=-0.02, narrow=0.25),
+        "crew": _neckline(form, front=-0.04, back=0.03),
     }
     dresses = []
     for name, neck, sleeve, hem, flare in (
@@ -374,7 +374,7 @@ def make_dresses(form: Form) -> list[Piece]:
         ("dress_swing", "crew", 0.35 * form.upper_arm, knee + 0.1, 0.11),
         ("sundress", "scoop", -0.03, knee + 0.16, 0.1),
     ):  # fmt: skip
-        field = top_field(form, sleeve=sleeve, hem=waist - 0.01, neck=necks[neck])
+        field = _top_field(form, sleeve=sleeve, hem=waist - 0.01, neck=necks[neck])
         top = shell(form, name, "upper", field, thickness=0.007, smooth=4, part_class="Upper_Clothing", suits=WOMEN)
         bottom = skirt(
             form, name, "upper", top=waist + 0.03, hem=hem, flare=flare, part_class="Lower_Clothing", out=0.006
@@ -389,12 +389,12 @@ def make_outers(form: Form) -> list[Piece]:
     hip, knee = form.at["upperleg01.L"][2], form.at["lowerleg01.L"][2]
     waist = form.at["spine05"][2] + 0.05
     front = (y < form.at["spine03"][1] - 0.02) & (form.arm < 0.5)
-    collar = neckline(form, front=-0.02, back=0.05)
+    collar = _neckline(form, front=-0.02, back=0.05)
     long = form.whole_arm + 0.01
 
     def body(name: str, sleeve: float, hem: float, gap: float, thickness: float, style: str) -> Piece:
         opening = np.where(front, np.abs(x) - gap * np.clip((z - hem + 0.1) / 0.5, 0.4, 1.0), 1.0)
-        field = np.vstack([top_field(form, sleeve=sleeve, hem=hem, neck=collar), opening])
+        field = np.vstack([_top_field(form, sleeve=sleeve, hem=hem, neck=collar), opening])
         return shell(
             form, name, "outer", field, thickness=thickness, smooth=14, part_class="Upper_Clothing", style=style
         )
@@ -474,7 +474,7 @@ def make_small_things(form: Form) -> list[Piece]:
     ]  # fmt: skip
 
 
-def rigid_piece(form: Form, name: str, slot: str, points: Floats, faces: Ints, *, anchor: Floats,
+def _rigid_piece(form: Form, name: str, slot: str, points: Floats, faces: Ints, *, anchor: Floats,
           span: Span, part_class: str, part: int = 0, style: str = "") -> Piece:  # fmt: skip
     """Bind a rigid mesh (points [n, 3] on the template, faces [f, 3]) to the body vertex nearest to `anchor`."""
     vertex = int(np.linalg.norm(form.vertices[:BODY_VERTICES] - anchor, axis=1).argmin())
@@ -562,14 +562,14 @@ def make_glasses(form: Form) -> list[Piece]:
         points, faces = _merge_meshes(meshes)
         nose = np.array([0.0, eye[1] - 0.01, eye[2]])
         style = "sunglasses" if dark else "glasses"
-        piece = rigid_piece(
+        piece = _rigid_piece(
             form, name, "glasses", points, faces, anchor=nose, span=_HEAD_SPAN, part_class="Eyeglass", style=style
         )
         middle = plate(np.array([eye[0]]), np.array([eye[2]]))
         disc = np.concatenate([middle - [0.0, 0.002, 0.0], rims])
         fan = np.stack([np.zeros(28, np.int64), 1 + np.arange(28), 1 + (np.arange(28) + 1) % 28], 1)
         points, faces = _merge_meshes([(disc, fan), (disc * [-1.0, 1.0, 1.0], fan)])
-        lens = rigid_piece(
+        lens = _rigid_piece(
             form, name, "glasses", points, faces, anchor=nose, span=_HEAD_SPAN, part_class="Eyeglass", part=1
         )
         piece = join_pieces(piece, lens)
@@ -594,12 +594,12 @@ def make_cap(form: Form) -> list[Piece]:
     z = form.eye_z + 0.056 - 0.012 * out - 0.016 * across**2 * (0.4 + out)
     visor = np.stack([x, y, z], -1).reshape(-1, 3)
     brow = np.array([0.0, brow_y, form.eye_z + 0.05])
-    brim = rigid_piece(form, "cap", "hat", visor, _grid_faces(13, 6, False, False), anchor=brow, span=_HEAD_SPAN,
+    brim = _rigid_piece(form, "cap", "hat", visor, _grid_faces(13, 6, False, False), anchor=brow, span=_HEAD_SPAN,
                  part_class="Apparel", part=1)  # fmt: skip
     return [join_pieces(crown, brim)]
 
 
-def rounded_box(
+def _rounded_box(
     centre: Floats, half: Floats, *, power: float = 4.0, rows: int = 14, columns: int = 24
 ) -> tuple[Floats, Ints]:
     """Build a box with soft edges (a superellipsoid): points and triangles."""
@@ -627,9 +627,9 @@ def make_bags(form: Form) -> list[Piece]:
     straps = np.vstack([straps, at["neck01"][2] + 0.1 - z])
     strap = shell(form, "backpack", "accessory", straps, thickness=0.03, smooth=8, part_class="Apparel", style="bag")
     middle = np.array([0.0, back_y + 0.105, (chest + waist) / 2 + 0.03])
-    points, faces = rounded_box(middle, np.array([0.145, 0.085, 0.215]))
+    points, faces = _rounded_box(middle, np.array([0.145, 0.085, 0.215]))
     anchor = np.array([0.0, back_y, chest])
-    sack = rigid_piece(
+    sack = _rigid_piece(
         form, "backpack", "accessory", points, faces, anchor=anchor, span=TRUNK_SPAN, part_class="Apparel", part=1
     )
     backpack = replace(join_pieces(strap, sack), hides=np.zeros(0, np.int64))
@@ -642,8 +642,8 @@ def make_bags(form: Form) -> list[Piece]:
     fields = np.vstack([stripe, z - hip[2], (0.25 - form.arm) * 0.2, (0.2 - form.head) * 0.2])
     sling = shell(form, "shoulder_bag", "accessory", fields, thickness=0.028, smooth=8,
                   part_class="Apparel", style="bag")  # fmt: skip
-    points, faces = rounded_box(hip + np.array([0.025, 0.01, -0.06]), np.array([0.045, 0.15, 0.11]))
-    pouch = rigid_piece(
+    points, faces = _rounded_box(hip + np.array([0.025, 0.01, -0.06]), np.array([0.045, 0.15, 0.11]))
+    pouch = _rigid_piece(
         form, "shoulder_bag", "accessory", points, faces, anchor=hip, span=TRUNK_SPAN, part_class="Apparel", part=1
     )
     bag = replace(join_pieces(sling, pouch), hides=np.zeros(0, np.int64))

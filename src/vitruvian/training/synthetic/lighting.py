@@ -48,11 +48,11 @@ class Lights(TensorBatch):
 
     def ambient(self, normals: Tensor, image_index: Tensor) -> Tensor:
         """Irradiance / π of the environment on surfaces: world normals [N, 3], image_index [N] -> [N, 3]."""
-        basis = harmonic_basis(normals)  # [N, 9]
+        basis = _harmonic_basis(normals)  # [N, 9]
         return (basis[..., None] * self.harmonics[image_index]).sum(dim=1).clamp_min(0.0)
 
 
-def map_directions(height: int, width: int, *, device: torch.device | str) -> tuple[Tensor, Tensor]:
+def _map_directions(height: int, width: int, *, device: torch.device | str) -> tuple[Tensor, Tensor]:
     """Return unit directions [H·W, 3] of a map's cells, and their solid angles [H·W]."""
     polar = (torch.arange(height, device=device) + 0.5) / height * math.pi
     azimuth = (torch.arange(width, device=device) + 0.5) / width * 2 * math.pi - math.pi
@@ -71,7 +71,7 @@ def look_up(maps: Tensor, directions: Tensor, image_index: Tensor) -> Tensor:
     return bilinear_lookup(maps.reshape(-1, 3), image_index * (H * W), (H, W), yx)
 
 
-def harmonic_basis(directions: Tensor) -> Tensor:
+def _harmonic_basis(directions: Tensor) -> Tensor:
     """The nine real spherical harmonics up to degree 2, [..., 3] -> [..., 9]."""
     x, y, z = directions.unbind(-1)
     return torch.stack(
@@ -90,17 +90,17 @@ def harmonic_basis(directions: Tensor) -> Tensor:
     )
 
 
-def irradiance_harmonics(maps: Tensor) -> Tensor:
+def _irradiance_harmonics(maps: Tensor) -> Tensor:
     """Project maps [B, H, W, 3] onto harmonics of irradiance / π, [B, 9, 3]."""
-    directions, angles = map_directions(maps.shape[1], maps.shape[2], device=maps.device)
-    basis = harmonic_basis(directions) * angles[:, None]  # [H·W, 9]
+    directions, angles = _map_directions(maps.shape[1], maps.shape[2], device=maps.device)
+    basis = _harmonic_basis(directions) * angles[:, None]  # [H·W, 9]
     coefficients = torch.einsum("nk,bnc->bkc", basis, maps.flatten(1, 2))
     # The cosine of a matte surface is a factor per degree: π, 2π/3, π/4, here over π.
     cosine = torch.tensor([1.0] + [2 / 3] * 3 + [1 / 4] * 5, device=maps.device)
     return coefficients * cosine[:, None]  # [B, 9, 3]
 
 
-def blur_maps(maps: Tensor, *, power: float, size_hw: tuple[int, int]) -> Tensor:
+def _blur_maps(maps: Tensor, *, power: float, size_hw: tuple[int, int]) -> Tensor:
     """Average maps [B, H, W, 3] with the lobe cos^power around each direction of a smaller map, [B, h, w, 3]."""
     lobe = _lobes((maps.shape[1], maps.shape[2]), size_hw, power, str(maps.device))  # [h·w, H·W]
     return torch.einsum("mn,bnc->bmc", lobe, maps.flatten(1, 2)).view(-1, *size_hw, 3)  # [B, h, w, 3]
@@ -109,15 +109,15 @@ def blur_maps(maps: Tensor, *, power: float, size_hw: tuple[int, int]) -> Tensor
 @lru_cache(maxsize=8)
 def _lobes(source_hw: tuple[int, int], target_hw: tuple[int, int], power: float, device: str) -> Tensor:
     """Return the weights of the directions of a large map for those of a small one, [h·w, H·W]; rows sum to 1."""
-    source, angles = map_directions(*source_hw, device=device)
-    target, _ = map_directions(*target_hw, device=device)
+    source, angles = _map_directions(*source_hw, device=device)
+    target, _ = _map_directions(*target_hw, device=device)
     lobe = (target @ source.T).clamp_min(0.0) ** power * angles
     return lobe / lobe.sum(dim=1, keepdim=True)
 
 
-def split_sun(maps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _split_sun(maps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Split the sun off maps [B, H, W, 3]: the rest, the sun's direction [B, 3] and its colour [B, 3]."""
-    directions, angles = map_directions(maps.shape[1], maps.shape[2], device=maps.device)
+    directions, angles = _map_directions(maps.shape[1], maps.shape[2], device=maps.device)
     flat = maps.flatten(1, 2)  # [B, H·W, 3]
     level = flat.mean(dim=-1)  # [B, H·W]
     typical = (level.sqrt() * angles).sum(dim=1, keepdim=True) / angles.sum()
@@ -145,8 +145,8 @@ def sample_lights(environments: Tensor, count: int, *, rng: Rng, tint: Tensor | 
         small = F.adaptive_avg_pool2d(chosen.permute(0, 3, 1, 2), _MAP_HW).permute(0, 2, 3, 1)  # [B, 32, 64, 3]
         measured = rng.bernoulli(0.7, B)[:, None, None, None]
         maps = torch.where(measured, _rotated(small, rng), maps)
-    maps, sun, sun_colour = split_sun(maps)
-    soft = irradiance_harmonics(maps)  # [B, 9, 3]
+    maps, sun, sun_colour = _split_sun(maps)
+    soft = _irradiance_harmonics(maps)  # [B, 9, 3]
     level = soft[:, 0].mean(dim=1) * 0.282095 + 1e-4  # mean irradiance / π over all directions
     gain = (1.0 / level)[:, None]
 
@@ -170,8 +170,8 @@ def sample_lights(environments: Tensor, count: int, *, rng: Rng, tint: Tensor | 
     scaled = maps * (gain * balance)[:, None, None]
     return Lights(
         harmonics=soft * (gain * balance)[:, None],
-        sharp=blur_maps(scaled, power=_SHARP_POWER, size_hw=_SHARP_HW),
-        dull=blur_maps(scaled, power=_DULL_POWER, size_hw=_DULL_HW),
+        sharp=_blur_maps(scaled, power=_SHARP_POWER, size_hw=_SHARP_HW),
+        dull=_blur_maps(scaled, power=_DULL_POWER, size_hw=_DULL_HW),
         key_direction=direction,
         key_colour=key * balance,
         key_softness=softness,
@@ -192,7 +192,7 @@ def _rotated(maps: Tensor, rng: Rng) -> Tensor:
 
 def _procedural_maps(B: int, rng: Rng) -> Tensor:
     """Draw ground, horizon and sky with a few bright windows or lamps, [B, 32, 64, 3]."""
-    directions, _ = map_directions(*_MAP_HW, device=rng.device)  # [N, 3]
+    directions, _ = _map_directions(*_MAP_HW, device=rng.device)  # [N, 3]
     up = directions[:, 2][None, :, None]  # [1, N, 1]
     sky = _warmth(rng.normal(-0.2, 0.3, B))[:, None] * rng.log_uniform(0.5, 2.0, B, 1, 1)
     horizon = _warmth(rng.normal(0.0, 0.2, B))[:, None] * rng.log_uniform(0.3, 1.5, B, 1, 1)

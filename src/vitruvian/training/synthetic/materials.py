@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -61,29 +61,24 @@ class Materials(TensorBatch):
     clear: Tensor  # [P, M] bool: transparent lenses, which set the part class alone
 
 
-@dataclass(frozen=True)
-class _Paint:
-    """The first five fields of `Materials` for one material of P people."""
+_Paint = dict[str, Tensor]  # the first five fields of `Materials` for one material of P people, without the axis M
 
-    texture: Tensor  # [P] int64
-    tint: Tensor  # [P, 3]
-    tint2: Tensor  # [P, 3]
-    pattern: Tensor  # [P] int64
-    pattern_param: Tensor  # [P, 4]
 
-    @classmethod
-    def plain(cls, texture: Tensor, tint: Tensor) -> _Paint:
-        """Return a paint without a pattern."""
-        P = len(texture)
-        param = torch.tensor([1.0, 0.0, 0.5, 0.0], device=tint.device).expand(P, 4)
-        return cls(texture, tint, tint, torch.zeros(P, dtype=torch.int64, device=tint.device), param)
+def _plain(texture: Tensor, tint: Tensor) -> _Paint:
+    """Return a paint without a pattern: texture [P], tint [P, 3]."""
+    param = torch.tensor([1.0, 0.0, 0.5, 0.0], device=tint.device).expand(len(texture), 4)
+    return _patterned(texture, tint, tint, torch.full_like(texture, PATTERN_NONE), param)
+
+
+def _patterned(texture: Tensor, tint: Tensor, tint2: Tensor, pattern: Tensor, param: Tensor) -> _Paint:
+    return {"texture": texture, "tint": tint, "tint2": tint2, "pattern": pattern, "pattern_param": param}
 
 
 def sample_materials(pack: Pack, pieces: Tensor, traits: Tensor, rng: Rng) -> Materials:
     """Draw the materials of everything people wear: pieces [P, S] (-1: none), traits [P, 4] -> [P, S * PARTS]."""
     P = len(pieces)
     body, face, eyes, dark = _skin(pack, traits, rng)
-    hair = hair_colours(traits[:, 1], dark, rng)
+    hair = _hair_colours(traits[:, 1], dark, rng)
     paints = {("body", 0): body, ("body", 1): face, ("body", 2): eyes}
     for slot in SLOTS[1:]:
         textures = torch.where(pieces[:, SLOT[slot], None] >= 0, pack.wardrobe.textures[pieces[:, SLOT[slot]]], -1)
@@ -94,15 +89,15 @@ def sample_materials(pack: Pack, pieces: Tensor, traits: Tensor, rng: Rng) -> Ma
             brightness, plain = _MOUTH_AND_LASHES[slot]
             colour = rng.uniform(*brightness, P, 1).expand(P, 3)
             untextured = colour * torch.tensor(plain, device=colour.device)
-            paints[slot, 0] = _Paint.plain(textures[:, 0], torch.where(textures[:, :1] >= 0, colour, untextured))
+            paints[slot, 0] = _plain(textures[:, 0], torch.where(textures[:, :1] >= 0, colour, untextured))
         else:
             for part in range(2):
                 patterned = 0.35 if slot in ("upper", "lower", "outer") else 0.06
                 paints[slot, part] = _cloth(pack, textures, rng, patterned=patterned)
     lens = rng.uniform(0.0, 0.06, P, 1).expand(P, 3) * rng.uniform(0.3, 1.0, P, 3)
     none = torch.full((P,), -1, dtype=torch.int64, device=pieces.device)
-    frame = torch.where(rng.bernoulli(0.6, P, 1), rng.uniform(0.0, 0.05, P, 1).expand(P, 3), cloth_colours(P, rng))
-    paints["glasses", 0], paints["glasses", 1] = _Paint.plain(none, frame), _Paint.plain(none, lens)
+    frame = torch.where(rng.bernoulli(0.6, P, 1), rng.uniform(0.0, 0.05, P, 1).expand(P, 3), _cloth_colours(P, rng))
+    paints["glasses", 0], paints["glasses", 1] = _plain(none, frame), _plain(none, lens)
 
     gloss = torch.cat([rng.uniform(*_GLOSS.get(slot, (0.0, 0.2)), P, 1).expand(P, PARTS) for slot in SLOTS], 1).clone()
     lens_index = SLOT["glasses"] * PARTS + 1
@@ -110,7 +105,7 @@ def sample_materials(pack: Pack, pieces: Tensor, traits: Tensor, rng: Rng) -> Ma
     gloss[:, SLOT["shoes"] * PARTS + 1] = 0.05
     gloss[rng.bernoulli(0.15, P), SLOT["outer"] * PARTS] = 0.45  # leather
     order = [paints.get((slot, part), paints[slot, 0]) for slot in SLOTS for part in range(PARTS)]
-    stacked = {f.name: torch.stack([getattr(paint, f.name) for paint in order], 1) for f in fields(_Paint)}
+    stacked = {name: torch.stack([paint[name] for paint in order], 1) for name in order[0]}
     texture = stacked["texture"]  # [P, M]
     glasses = pieces[:, SLOT["glasses"]]
     transparent = torch.tensor([style == "glasses" for style in pack.wardrobe.styles], device=pieces.device)
@@ -123,7 +118,7 @@ def sample_materials(pack: Pack, pieces: Tensor, traits: Tensor, rng: Rng) -> Ma
     )
 
 
-def cloth_colours(count: int, rng: Rng) -> Tensor:
+def _cloth_colours(count: int, rng: Rng) -> Tensor:
     """Draw colours of clothes in linear light [P, 3]: mostly common ones, else any hue."""
     table = torch.tensor(_CLOTH_COLOURS, device=rng.device)
     common = (table[rng.integers(len(table), count)] + rng.normal(0.0, 0.04, count, 3)).clamp(0.03, 0.97)
@@ -133,7 +128,7 @@ def cloth_colours(count: int, rng: Rng) -> Tensor:
     return srgb_to_linear(torch.where(rng.bernoulli(0.6, count, 1), common, vivid))
 
 
-def hair_colours(age: Tensor, dark: Tensor, rng: Rng) -> Tensor:
+def _hair_colours(age: Tensor, dark: Tensor, rng: Rng) -> Tensor:
     """Draw colours of hair in linear light [P, 3]: grey with age [P], black with `dark` skin [P] bool."""
     count = len(age)
     table = torch.tensor(_HAIR_COLOURS, device=rng.device)
@@ -143,7 +138,7 @@ def hair_colours(age: Tensor, dark: Tensor, rng: Rng) -> Tensor:
     greying = rng.uniform(0.0, 1.0, count) < ((age - 0.75) * 3.2).clamp(0, 0.85)
     colour = table[torch.where(greying, old, natural)] * rng.uniform(0.85, 1.15, count, 1)
     dyed = rng.bernoulli(0.03, count, 1)
-    return torch.where(dyed, cloth_colours(count, rng), srgb_to_linear(colour.clamp(0.02, 0.95)))
+    return torch.where(dyed, _cloth_colours(count, rng), srgb_to_linear(colour.clamp(0.02, 0.95)))
 
 
 def patterns(count: int, rng: Rng, *, probability: float) -> tuple[Tensor, Tensor]:
@@ -178,9 +173,9 @@ def _cloth(pack: Pack, textures: Tensor, rng: Rng, *, patterned: float) -> _Pain
     # A grey texture has folds and seams already; patterns on top are less frequent.
     kind = torch.where(keep | ((original >= 0) & rng.bernoulli(0.4, P)), PATTERN_NONE, kind)
     level = torch.where(texture >= 0, 1 / GREY_MEAN, 1.0)[:, None]
-    tint, tint2 = cloth_colours(P, rng) * level, cloth_colours(P, rng) * level
+    tint, tint2 = _cloth_colours(P, rng) * level, _cloth_colours(P, rng) * level
     tint = torch.where(keep[:, None], rng.uniform(0.75, 1.1, P, 1) * rng.uniform(0.92, 1.08, P, 3), tint)
-    return _Paint(texture, tint, tint2, kind, param)
+    return _patterned(texture, tint, tint2, kind, param)
 
 
 def _skin(pack: Pack, traits: Tensor, rng: Rng) -> tuple[_Paint, _Paint, _Paint, Tensor]:
@@ -200,14 +195,14 @@ def _skin(pack: Pack, traits: Tensor, rng: Rng) -> tuple[_Paint, _Paint, _Paint,
     tint = torch.exp(-tan * darkening) * rng.uniform(0.85, 1.12, P, 1) * rng.uniform(0.95, 1.05, P, 3)
     paler = rng.uniform(0.8, 1.6, P, 1) ** torch.tensor([0.9, 1.1, 1.25], device=traits.device)
     tint = torch.where(light, tint, tint * paler)
-    body, face = (_Paint.plain(pack.skins[index, k], tint) for k in range(2))
+    body, face = (_plain(pack.skins[index, k], tint) for k in range(2))
     dark = ~light[:, 0] | (tan[:, 0] > 0.6)
     eye = pack.eyes[rng.categorical_rows(torch.where(dark[:, None] & ~pack.eyes_brown, 0.02, 1.0))]
-    return body, face, _Paint.plain(eye, rng.uniform(0.8, 1.0, P, 1).expand(P, 3)), dark
+    return body, face, _plain(eye, rng.uniform(0.8, 1.0, P, 1).expand(P, 3)), dark
 
 
 def _hair(pack: Pack, original: Tensor, colours: Tensor, rng: Rng) -> _Paint:
     """Paint hair or brows: the grey copy of textures [P] (or the noise of plain cloth) in `colours` [P, 3]."""
     grey = pack.grey_of[original.clamp_min(0)]
     texture = torch.where((original >= 0) & (grey >= 0), grey, torch.where(original >= 0, original, pack.fabrics[0]))
-    return _Paint.plain(texture, colours / GREY_MEAN * rng.uniform(0.9, 1.1, len(original), 1))
+    return _plain(texture, colours / GREY_MEAN * rng.uniform(0.9, 1.1, len(original), 1))

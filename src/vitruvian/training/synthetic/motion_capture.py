@@ -20,82 +20,66 @@ from vitruvian.training.synthetic.bodies import BodySource
 from vitruvian.training.synthetic.mesh import Bools, Floats, Ints
 
 
-def rotation_matrices(degrees: Floats, axis: int) -> Floats:
-    """Return rotations about one coordinate axis: [...] -> [..., 3, 3]."""
-    rotation = Rotation.from_euler("xyz"[axis], np.ravel(degrees)[:, None], degrees=True)
-    return np.asarray(rotation.as_matrix(), np.float32).reshape(*np.shape(degrees), 3, 3)
-
-
-def to_quaternions(matrices: Floats) -> Floats:
+def _to_quaternions(matrices: Floats) -> Floats:
     """Convert rotation matrices [..., 3, 3] to unit quaternions [..., 4] (w, x, y, z), w >= 0."""
     quaternions = Rotation.from_matrix(matrices.reshape(-1, 3, 3)).as_quat(canonical=True)  # x, y, z, w
     return np.asarray(np.roll(quaternions, 1, axis=1), np.float32).reshape(*matrices.shape[:-2], 4)
 
 
-def to_matrices(quaternions: Floats) -> Floats:
+def _to_matrices(quaternions: Floats) -> Floats:
     """Convert unit quaternions [..., 4] to rotation matrices [..., 3, 3]."""
     rotation = Rotation.from_quat(np.roll(quaternions.reshape(-1, 4), -1, axis=1))
     return np.asarray(rotation.as_matrix(), np.float32).reshape(*quaternions.shape[:-1], 3, 3)
 
 
-def _axis_angle(axis: Floats, half: Floats) -> Floats:
-    """Return rotations by 2 `half` [...] radians about `axis` [..., 3]: [..., 3, 3]."""
-    axis = axis / np.maximum(np.linalg.norm(axis, axis=-1, keepdims=True), 1e-9)
-    return to_matrices(np.concatenate([np.cos(half)[..., None], np.sin(half)[..., None] * axis], -1))
-
-
-def _slerp(start: Floats, end: Floats, share: NDArray[Any] | float) -> Floats:
+def _rotate_towards(start: Rotation, end: Rotation, share: Floats | float) -> Rotation:
     """Rotate from one rotation towards another by a share of the angle between them."""
-    q = to_quaternions(np.swapaxes(start, -1, -2) @ end)
-    half = np.arccos(np.clip(q[..., 0], -1, 1)) * share
-    return start @ _axis_angle(q[..., 1:], half)
+    return start * Rotation.from_rotvec((start.inv() * end).as_rotvec() * np.asarray(share)[..., None])
 
 
-def _swing(rotation: Floats, target: Floats, direction: Floats, share: float) -> Floats:
-    """Pre-rotate by a share of the smallest rotation that carries rotation @ direction to target @ direction."""
-    a, b = rotation @ direction, target @ direction
-    cross, dot = np.cross(a, b), np.clip((a * b).sum(-1), -1, 1)
-    return _axis_angle(cross, np.arccos(dot) * share / 2) @ rotation
-
-
-def cmu_rotations(
+def _cmu_rotations(
     table: dict[str, NDArray[Any]], rules: dict[str, Any], names: tuple[str, ...], parents: Ints
 ) -> Floats:
     """Return the rotation of every bone from rest [N, B, 3, 3] in every pose, by the rules of `cmu_to_anny.json`."""
-    axes = np.array(rules["axes_matrix"], np.float32)
-    rotations: dict[str, Floats] = {}
-    raw: list[Floats] = []
+    axes = np.array(rules["axes_matrix"])
+    rotations: dict[str, Rotation] = {}
+    raw: list[Rotation] = []
     for joint, parent, start in zip(table["joint_names"], table["parents"], table["channel_start"], strict=True):
         first = int(start) + (3 if int(parent) < 0 else 0)
-        z, y, x = (table["channels"][:, first + k].astype(np.float32) for k in range(3))
-        local = rotation_matrices(z, 2) @ rotation_matrices(y, 1) @ rotation_matrices(x, 0)  # [N, 3, 3]
-        raw.append(local if int(parent) < 0 else raw[int(parent)] @ local)
-        offset = np.array(rules["offsets"].get(str(joint), np.eye(3)), np.float32)
-        rotations[str(joint)] = axes @ raw[-1] @ axes.T @ offset
+        angles = table["channels"][:, first : first + 3].astype(np.float64)  # [N, 3]: z, y, x
+        local = Rotation.from_euler("ZYX", angles, degrees=True)
+        raw.append(local if int(parent) < 0 else raw[int(parent)] * local)
+        offset = np.array(rules["offsets"].get(str(joint), np.eye(3)))
+        rotations[str(joint)] = Rotation.from_matrix(axes @ raw[-1].as_matrix() @ axes.T @ offset)
     out = np.zeros((len(table["channels"]), len(names), 3, 3), np.float32)
     for bone, name in enumerate(names):
         rule = rules["bones"].get(name)
-        if rule is None:
-            out[:, bone] = out[:, parents[bone]]
-            continue
-        value = rotations[rule["joint"]]
-        if "blend" in rule:
-            value = _slerp(value, rotations[rule["blend"]["other"]], rule["blend"]["share"])
-        if "swing" in rule:
-            of = rule["swing"]["of"]
-            value = _swing(
-                value, rotations[of], np.array(rules["arm_rest_direction"][of], np.float32), rule["swing"]["share"]
-            )
-        if "clamp" in rule:
-            target = rotations[rule["clamp"]["to"]]
-            between = to_quaternions(np.swapaxes(value, -1, -2) @ target)
-            angle = 2 * np.arccos(np.clip(between[..., 0], -1, 1))
-            value = _slerp(value, target, np.minimum(1, np.deg2rad(rule["clamp"]["max_deg"]) / np.maximum(angle, 1e-6)))
-        out[:, bone] = value
+        out[:, bone] = out[:, parents[bone]] if rule is None else _apply_rule(rule, rules, rotations).as_matrix()
     return out
 
 
-def bvh_rotations(path: Path, names: tuple[str, ...], parents: Ints) -> Floats:
+def _apply_rule(rule: dict[str, Any], rules: dict[str, Any], rotations: dict[str, Rotation]) -> Rotation:
+    """Return the rotation [N] of a bone: that of a joint, blended with others as the rule says."""
+    value = rotations[rule["joint"]]
+    if "blend" in rule:
+        value = _rotate_towards(value, rotations[rule["blend"]["other"]], rule["blend"]["share"])
+    if "swing" in rule:  # the smallest rotation that carries one direction to another
+        other = rule["swing"]["of"]
+        direction = rules["arm_rest_direction"][other]
+        a, b = value.apply(direction), rotations[other].apply(direction)  # [N, 3]
+        axis = np.cross(a, b)
+        axis = axis / np.maximum(np.linalg.norm(axis, axis=-1, keepdims=True), 1e-9)
+        angle = np.arccos(np.clip((a * b).sum(-1, keepdims=True), -1, 1))
+        value = Rotation.from_rotvec(axis * angle * rule["swing"]["share"]) * value
+    if "clamp" in rule:
+        target = rotations[rule["clamp"]["to"]]
+        angle = (value.inv() * target).magnitude()
+        share = np.minimum(1, np.deg2rad(rule["clamp"]["max_deg"]) / np.maximum(angle, 1e-6))
+        value = _rotate_towards(value, target, share)
+    return value
+
+
+def _bvh_rotations(path: Path, names: tuple[str, ...], parents: Ints) -> Floats:
     """Return the rotation of every bone from rest [B, 3, 3] in a one-frame .bvh file with the names of our bones."""
     joints: list[tuple[str, int, list[str]]] = []
     stack: list[int] = []
@@ -119,34 +103,32 @@ def bvh_rotations(path: Path, names: tuple[str, ...], parents: Ints) -> Floats:
         raise InputError(
             f"pose {path}: expected one frame for every channel, got {len(numbers)} numbers. Check the file."
         )
-    rotations: list[Floats] = []
-    by_name: dict[str, Floats] = {}
-    at = 0
-    for name, parent, channels in joints:
-        local: Floats = np.eye(3, dtype=np.float32)
-        for channel in channels:
-            if channel.endswith("rotation"):
-                local = local @ rotation_matrices(np.array(numbers[at]), "XYZ".index(channel[0]))
-            at += 1
-        rotations.append(local if parent < 0 else rotations[parent] @ local)
-        by_name[name] = rotations[-1]
+    rotations: list[Rotation] = []
+    values = iter(numbers)
+    for _, parent, channels in joints:
+        angles = {channel[0]: value for channel, value in zip(channels, values) if channel.endswith("rotation")}  # noqa: B905
+        local = (
+            Rotation.from_euler("".join(angles), [*angles.values()], degrees=True) if angles else Rotation.identity()
+        )
+        rotations.append(local if parent < 0 else rotations[parent] * local)
+    by_name = {joint[0]: rotation.as_matrix() for joint, rotation in zip(joints, rotations, strict=True)}
     out = np.zeros((len(names), 3, 3), np.float32)
     for bone, name in enumerate(names):
-        out[bone] = by_name[name] if name in by_name else out[parents[bone]]
+        out[bone] = by_name.get(name, out[parents[bone]])
     return out
 
 
-def local_quaternions(rotations: Floats, parents: Ints) -> Floats:
+def _local_quaternions(rotations: Floats, parents: Ints) -> Floats:
     """Convert rotations from rest [N, B, 3, 3] to quaternions relative to the parent [N, B, 4], without heading."""
-    root = to_quaternions(rotations[:, 0])  # [N, 4]
-    heading = np.arctan2(root[:, 3], root[:, 0]) * 2
-    rotations = rotation_matrices(np.rad2deg(-heading), 2)[:, None] @ rotations
+    root = _to_quaternions(rotations[:, 0])  # [N, 4]
+    heading = Rotation.from_euler("z", -2 * np.arctan2(root[:, 3], root[:, 0])[:, None])
+    rotations = heading.as_matrix()[:, None] @ rotations
     above = rotations[:, np.maximum(parents, 0)]
     local = np.where((parents < 0)[:, None, None], rotations, np.swapaxes(above, -1, -2) @ rotations)
-    return to_quaternions(local)
+    return _to_quaternions(local)
 
 
-def joint_positions(rotations: Floats, heads: Floats, parents: Ints) -> Floats:
+def _joint_positions(rotations: Floats, heads: Floats, parents: Ints) -> Floats:
     """Return positions of heads: rotations [N, B, 3, 3], rest heads [B, 3] -> [N, B, 3], the root at the origin."""
     out = np.zeros((*rotations.shape[:2], 3), np.float32)
     for bone in range(1, len(parents)):
@@ -206,17 +188,17 @@ def recorded_poses(source: BodySource, folder: Path | None, count: int, seed: in
         _set_standing_poses(quaternions, names, seed)
     else:
         rules = json.loads((folder / "poses" / "cmu_to_anny.json").read_text())
-        rotations = cmu_rotations(read_table(folder / "poses" / "cmu.npz"), rules, names, parents)
-        positions = joint_positions(rotations, source.template_bones[:, 0], parents)
+        rotations = _cmu_rotations(read_table(folder / "poses" / "cmu.npz"), rules, names, parents)
+        positions = _joint_positions(rotations, source.template_bones[:, 0], parents)
         good = np.flatnonzero(plausible(positions, names))
-        local = local_quaternions(rotations[good], parents)
-        rooted = joint_positions(_global_rotations(local, parents), source.template_bones[:, 0], parents)
+        local = _local_quaternions(rotations[good], parents)
+        rooted = _joint_positions(_global_rotations(local, parents), source.template_bones[:, 0], parents)
         joints = [i for i, name in enumerate(names) if not name.startswith(("toe", "finger"))]
         chosen = _choose_poses(rooted, names, joints, count, seed)
         extra = np.stack(
-            [bvh_rotations(path, names, parents) for path in sorted((folder / "poses" / "makehuman").glob("*.bvh"))]
+            [_bvh_rotations(path, names, parents) for path in sorted((folder / "poses" / "makehuman").glob("*.bvh"))]
         )
-        quaternions = np.concatenate([local[chosen], local_quaternions(extra, parents)])
+        quaternions = np.concatenate([local[chosen], _local_quaternions(extra, parents)])
         axes = np.array([rules["finger_flexion_axis"][names[bone]] for bone in fingers], np.float32)
         quaternions[: len(chosen), fingers] = [1, 0, 0, 0]  # the recordings have none
     rotating = np.flatnonzero(np.abs(quaternions[..., 1:]).max((0, 2)) > 1e-3)
@@ -235,7 +217,7 @@ def _choose_poses(positions: Floats, names: tuple[str, ...], joints: list[int], 
 
 
 def _global_rotations(local: Floats, parents: Ints) -> Floats:
-    rotations = to_matrices(local)
+    rotations = _to_matrices(local)
     for bone in range(1, len(parents)):
         rotations[:, bone] = rotations[:, parents[bone]] @ rotations[:, bone]
     return rotations
@@ -264,8 +246,6 @@ def _set_standing_poses(quaternions: Floats, names: tuple[str, ...], seed: int) 
             ("upperleg01", (1.0, 0.0, 0.0), -35.0, 15.0), ("lowerleg01", (1.0, 0.0, 0.0), 0.0, 45.0),
         ):  # fmt: skip
             mirrored = np.array(axis) * (1.0, sign, sign)
-            half = np.deg2rad(generator.uniform(low, high, len(quaternions))) / 2
-            direction = mirrored / np.linalg.norm(mirrored)
-            quaternions[:, names.index(f"{bone}.{side}")] = np.column_stack(
-                [np.cos(half), np.sin(half)[:, None] * direction]
-            )
+            angle = np.deg2rad(generator.uniform(low, high, len(quaternions)))[:, None]
+            turned = Rotation.from_rotvec(angle * mirrored / np.linalg.norm(mirrored))
+            quaternions[:, names.index(f"{bone}.{side}")] = _to_quaternions(turned.as_matrix())

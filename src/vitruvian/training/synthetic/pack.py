@@ -147,18 +147,6 @@ class Pack(TensorBatch):
 
 
 @dataclass(frozen=True)
-class KeypointRules:
-    """Where the 308 keypoints are: weighted sums of vertices, or ends of bones."""
-
-    vertices: Ints  # [308, W]
-    weights: Floats  # [308, W]
-    bone: Ints  # [308], -1: none
-    end: Ints  # [308]: 0 head, 1 tail
-    known: Bools  # [308]
-    depth: Floats  # [308] share of the stature
-
-
-@dataclass(frozen=True)
 class PackParts:
     """What a pack is built from, before unused vertices are dropped."""
 
@@ -175,7 +163,12 @@ class PackParts:
     traits: Floats  # [I, 4]
     expression_names: tuple[str, ...]
     expressions: Floats  # [E, R, 3]
-    keypoints: KeypointRules
+    keypoint_vertices: Ints  # [308, W] the 308 keypoints: weighted sums of vertices, or ends of bones
+    keypoint_weights: Floats  # [308, W]
+    keypoint_bone: Ints  # [308], -1: none
+    keypoint_end: Ints  # [308]: 0 head, 1 tail
+    keypoint_known: Bools  # [308]
+    keypoint_depth: Floats  # [308] share of the stature
     rotations: Floats  # [N, J, 4]
     rotated_bones: Ints  # [J]
     finger_bones: Ints  # [G]
@@ -187,14 +180,24 @@ class PackParts:
     scenery: Arrays = field(default_factory=dict)
 
 
+# Parts that are stored as they are, by their type.
+_AS_IS: dict[type[np.generic], tuple[str, ...]] = {
+    np.float16: ("bone_basis", "identities", "traits", "rotations"),
+    np.float32: ("bone_mean", "keypoint_weights", "keypoint_depth", "finger_axes"),
+    np.int16: ("keypoint_bone",),
+    np.uint8: ("keypoint_end", "rotated_bones", "finger_bones"),
+    np.bool_: ("keypoint_known",),
+}
+
+
 def pack_arrays(parts: PackParts) -> Arrays:
     """Turn parts into the arrays of a pack; unused vertices are dropped."""
-    pieces, keypoints = parts.pieces, parts.keypoints
+    pieces = parts.pieces
     if not pieces or pieces[0].slot != "body":
         raise InputError("parts of a pack: expected the body as the first piece, got another. Put the body first.")
     used = np.unique(np.concatenate([
         *(piece.ids.ravel() for piece in pieces), *(piece.scale_ids.ravel() for piece in pieces),
-        keypoints.vertices[keypoints.weights != 0],
+        parts.keypoint_vertices[parts.keypoint_weights != 0],
     ]))  # fmt: skip
     index = np.zeros(len(parts.template), np.int64)
     index[used] = np.arange(len(used))
@@ -224,24 +227,12 @@ def pack_arrays(parts: PackParts) -> Arrays:
         "vertex_mean": parts.vertex_mean[used].astype(np.float32),
         "vertex_basis": parts.vertex_basis[:, used].astype(np.float16),
         "normals": parts.normals[used].astype(np.float16),
-        "bone_mean": parts.bone_mean.astype(np.float32),
-        "bone_basis": parts.bone_basis.astype(np.float16),
         "weight_bones": bones.astype(np.uint8),
         "weight_values": np.take_along_axis(parts.weights[used], bones, 1).astype(np.float16),
-        "identities": parts.identities.astype(np.float16),
-        "traits": parts.traits.astype(np.float16),
         "expression_vertices": np.asarray(moving, np.uint16),
         "expressions": (parts.expressions[:, used][:, moving] * 1e3).astype(np.float16),  # mm: small float16 are coarse
-        "keypoint_vertices": index[keypoints.vertices].astype(np.uint16),
-        "keypoint_weights": keypoints.weights.astype(np.float32),
-        "keypoint_bone": keypoints.bone.astype(np.int16),
-        "keypoint_end": keypoints.end.astype(np.uint8),
-        "keypoint_known": keypoints.known,
-        "keypoint_depth": keypoints.depth.astype(np.float32),
-        "rotations": parts.rotations.astype(np.float16),
-        "rotated_bones": parts.rotated_bones.astype(np.uint8),
-        "finger_bones": parts.finger_bones.astype(np.uint8),
-        "finger_axes": parts.finger_axes.astype(np.float32),
+        "keypoint_vertices": index[parts.keypoint_vertices].astype(np.uint16),
+        **{name: getattr(parts, name).astype(kind) for kind, names in _AS_IS.items() for name in names},
         "piece_slot": np.array([SLOT[piece.slot] for piece in pieces], np.uint8),
         "piece_suits": np.array([piece.suits for piece in pieces], np.uint8),
         "piece_counts": np.array([[len(piece.ids), len(piece.faces)] for piece in pieces], np.int64),
@@ -383,7 +374,7 @@ def pack_from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Pack:
         cutout=torch.tensor(cutout + [False] * missing, dtype=torch.bool),
         grey_of=F.pad(grey_of, (0, len(stacked) - len(grey_of)), value=-1), fabrics=fabrics,
         skins=skins[:, :2].long(), skin_traits=skins[:, 2:].contiguous(),
-        eyes=eyes[:, 0].contiguous(), eyes_brown=eyes[:, 1] > 0, scenery=read_scenery(arrays),
+        eyes=eyes[:, 0].contiguous(), eyes_brown=eyes[:, 1] > 0, scenery=_read_scenery(arrays),
     )  # fmt: skip
 
 
@@ -438,7 +429,7 @@ def _read_wardrobe(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) 
     )  # fmt: skip
 
 
-def read_scenery(arrays: Mapping[str, NDArray[Any]]) -> Scenery:
+def _read_scenery(arrays: Mapping[str, NDArray[Any]]) -> Scenery:
     """Open what `scenery_arrays` made, or return an empty scenery; an image gives two squares, its start and end."""
     if "scenery/environments" not in arrays:
         return Scenery.empty()
@@ -474,7 +465,7 @@ def held_out_part(pack: Pack) -> Pack:
     return _part(pack, held_out=True)
 
 
-def held_out_pieces(pack: Pack) -> list[int]:
+def _held_out_pieces(pack: Pack) -> list[int]:
     """Return the indices of held-out garments; both halves of an outfit go together."""
     slots = pack.wardrobe.slot.tolist()
     many = {slot for slot in slots if slots.count(slot) >= _FEWEST_PIECES}
@@ -492,7 +483,7 @@ def _part(pack: Pack, *, held_out: bool) -> Pack:
     keep_people = people if held_out and people.any() else ~people
     keep_poses = runs if held_out and runs.any() else ~runs
     slot = pack.wardrobe.slot.clone()
-    hidden = held_out_pieces(pack)
+    hidden = _held_out_pieces(pack)
     if held_out:
         split = {int(slot[number]) for number in hidden}
         hidden = [number for number in range(len(slot)) if int(slot[number]) in split and number not in hidden]

@@ -58,6 +58,11 @@ class PeopleBatch(TensorBatch):
         """Return the number of people P."""
         return len(self.vertices)
 
+    @property
+    def clear(self) -> Tensor:
+        """Which faces are transparent, [P, F] bool."""
+        return self.materials.clear.gather(1, self.face_material)
+
 
 def sample_people(
     pack: Pack, count: int, generator: torch.Generator, device: torch.device | str = "cpu"
@@ -82,17 +87,17 @@ def sample_people(
     mouth_open = (expressions[:, lip_columns] > 0.04).any(1)
     outfit = choose_outfit(pack, traits, mouth_open, rng)
     materials = sample_materials(pack, outfit.pieces, traits, rng)
-    skeleton = pose_bones(body, bones, sample_poses(pack.poses, body, traits[:, 3], rng=rng))
-    transforms = vertex_transforms(body, skeleton)
+    ends, bone_transforms = pose_bones(body, bones, sample_poses(pack.poses, body, traits[:, 3], rng=rng))
+    transforms = vertex_transforms(body, bone_transforms)
     dressed = dress(pack, outfit, rest)
-    vertices = pose_vertices(dressed, transforms)
+    vertices = _pose_vertices(dressed, transforms)
     ground = torch.where(dressed.present, vertices[..., 2], torch.inf).amin(1)  # [P]
     lift = torch.stack([torch.zeros_like(ground), torch.zeros_like(ground), -ground], -1)[:, None]  # [P, 1, 3]
     height = stature(rest, body)
     return PeopleBatch(
         vertices=vertices + lift, rest_vertices=dressed.vertices, faces=dressed.faces, face_uv=dressed.face_uv,
         face_class=dressed.face_class, face_material=dressed.face_material, materials=materials,
-        keypoints=pose_keypoints(body, skeleton, rest, transforms) + lift, keypoint_known=body.keypoint_known,
+        keypoints=pose_keypoints(body, ends, rest, transforms) + lift, keypoint_known=body.keypoint_known,
         keypoint_depth=height[:, None] * body.keypoint_depth, height=height,
     )  # fmt: skip
 
@@ -106,7 +111,7 @@ def _sample_identities(body: Body, count: int, rng: Rng) -> tuple[Tensor, Tensor
     return torch.lerp(body.identities[first], body.identities[second], share), torch.lerp(a, b, share)
 
 
-def pose_vertices(dressed: DressedBodies, transforms: Tensor) -> Tensor:
+def _pose_vertices(dressed: DressedBodies, transforms: Tensor) -> Tensor:
     """Move rest vertices with the body: transforms [P, R, 3, 4] -> posed vertices [P, V, 3]."""
     person = torch.arange(len(transforms), device=transforms.device)[:, None]
     blended = torch.zeros(*dressed.weights.shape[:2], 3, 4, device=transforms.device)

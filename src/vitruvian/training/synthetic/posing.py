@@ -6,7 +6,6 @@ P people, B bones, R body vertices, E expressions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,21 +15,11 @@ from torch import Tensor
 
 from vitruvian.human import GROUPS, KEYPOINT_INDEX
 from vitruvian.training.synthetic.mesh import Floats, Ints
-from vitruvian.training.synthetic.pack import KEYPOINTS, Body, KeypointRules, Poses
+from vitruvian.training.synthetic.pack import KEYPOINTS, Body, Poses
 from vitruvian.training.synthetic.rng import Rng
 
 
-@dataclass(frozen=True)
-class Skeleton:
-    """Posed bones of P people, the head of the root at the origin."""
-
-    rotations: Tensor  # [P, B, 3, 3] from rest
-    heads: Tensor  # [P, B, 3]
-    tails: Tensor  # [P, B, 3]
-    transforms: Tensor  # [P, B, 3, 4] from rest to posed points
-
-
-def quaternion_matrices(quaternions: Tensor) -> Tensor:
+def _quaternion_matrices(quaternions: Tensor) -> Tensor:
     """Unit quaternions (w, x, y, z) [..., 4] -> rotation matrices [..., 3, 3]."""
     w, x, y, z = quaternions.unbind(-1)
     rows = [
@@ -41,20 +30,20 @@ def quaternion_matrices(quaternions: Tensor) -> Tensor:
     return torch.unflatten(torch.stack(rows, -1), -1, (3, 3))  # [..., 3, 3]
 
 
-def axis_quaternions(axes: Tensor, angles: Tensor) -> Tensor:
+def _axis_quaternions(axes: Tensor, angles: Tensor) -> Tensor:
     """Rotation by `angles` [...] (radians) about unit `axes` [..., 3] -> [..., 4]."""
     half = angles[..., None] / 2
     return torch.cat([half.cos(), half.sin() * axes], -1)  # [..., 4]
 
 
-def quaternion_product(a: Tensor, b: Tensor) -> Tensor:
+def _quaternion_product(a: Tensor, b: Tensor) -> Tensor:
     """Multiply quaternions, [..., 4]: rotate by b, then by a."""
     aw, av, bw, bv = a[..., :1], a[..., 1:], b[..., :1], b[..., 1:]
     real = aw * bw - (av * bv).sum(-1, keepdim=True)
     return torch.cat([real, aw * bv + bw * av + torch.linalg.cross(av, bv)], -1)  # [..., 4]
 
 
-def mirror_bones(names: tuple[str, ...]) -> list[int]:
+def _mirror_bones(names: tuple[str, ...]) -> list[int]:
     """Return for each bone the one on the other side of the body (itself on the midline)."""
     index = {name: i for i, name in enumerate(names)}
     swap = {"L": "R", "R": "L"}
@@ -76,9 +65,9 @@ def sample_poses(poses: Poses, body: Body, stoutness: Tensor, *, rng: Rng) -> Te
         mixed = rng.bernoulli(0.25, count, 1, 1) & torch.tensor(arms, device=first.device)[None, :, None]
         local[:, poses.bones] = torch.where(mixed, second, first)
     local = torch.where(rng.bernoulli(0.12, count, 1, 1), _seated(local, names, rng), local)
-    local = quaternion_product(_arms_out(names, stoutness), quaternion_product(local, _jitter(names, count, rng)))
-    local = quaternion_product(local, _fingers(poses, len(names), count, rng))
-    mirrored = local[:, mirror_bones(names)] * torch.tensor([1.0, 1.0, -1.0, -1.0], device=local.device)
+    local = _quaternion_product(_arms_out(names, stoutness), _quaternion_product(local, _jitter(names, count, rng)))
+    local = _quaternion_product(local, _fingers(poses, len(names), count, rng))
+    mirrored = local[:, _mirror_bones(names)] * torch.tensor([1.0, 1.0, -1.0, -1.0], device=local.device)
     local = torch.where(rng.bernoulli(0.5, count, 1, 1), mirrored, local)
     return torch.nn.functional.normalize(local, dim=-1)
 
@@ -94,7 +83,7 @@ def _seated(local: Tensor, names: tuple[str, ...], rng: Rng) -> Tensor:
 
     def rotation(axis: tuple[float, float, float], degrees: Tensor) -> Tensor:
         axes = torch.tensor(axis, device=local.device).expand(P, 3)
-        return axis_quaternions(axes, torch.deg2rad(degrees))
+        return _axis_quaternions(axes, torch.deg2rad(degrees))
 
     identity = torch.zeros_like(local[:, 0])
     identity[:, 0] = 1
@@ -105,7 +94,7 @@ def _seated(local: Tensor, names: tuple[str, ...], rng: Rng) -> Tensor:
             continue
         forward, apart = rng.normal(-82.0, 9.0, P), rng.normal(2.0, 8.0, P).clamp(-12, 25)
         bend = rng.normal(82.0, 18.0, P).clamp(20, 125)
-        out[:, hip] = quaternion_product(
+        out[:, hip] = _quaternion_product(
             rotation((0.0, 0.0, 1.0), sign * apart), rotation((1.0, 0.0, 0.0), forward - lean)
         )
         out[:, knee] = rotation((1.0, 0.0, 0.0), bend)
@@ -126,7 +115,7 @@ def _arms_out(names: tuple[str, ...], stoutness: Tensor) -> Tensor:
     for name, sign in (("upperarm01.L", -1.0), ("upperarm01.R", 1.0)):
         if name in names:
             axes = torch.tensor([0.0, 1.0, 0.0], device=angle.device).expand(len(angle), 3)
-            out[:, names.index(name)] = axis_quaternions(axes, sign * angle)
+            out[:, names.index(name)] = _axis_quaternions(axes, sign * angle)
     return out
 
 
@@ -141,7 +130,7 @@ def _jitter(names: tuple[str, ...], count: int, rng: Rng) -> Tensor:
     size = torch.tensor(degrees_of, device=rng.device).deg2rad()
     vector = rng.normal(0.0, 0.6, count, len(names), 3) * size[:, None]  # [P, B, 3]
     angle = vector.norm(dim=-1)
-    return axis_quaternions(vector / angle[..., None].clamp_min(1e-9), angle)
+    return _axis_quaternions(vector / angle[..., None].clamp_min(1e-9), angle)
 
 
 def _fingers(poses: Poses, bones: int, count: int, rng: Rng) -> Tensor:
@@ -158,7 +147,7 @@ def _fingers(poses: Poses, bones: int, count: int, rng: Rng) -> Tensor:
     pointing = rng.bernoulli(0.12, count, hands, 5, 1) * -45.0
     angles = (curl + finger + joint + pointing).clamp(-8, 88)  # [P, hands, 5, 3]
     angles[:, :, 0] *= 0.45  # a thumb bends less
-    out[:, poses.finger_bones] = axis_quaternions(poses.finger_axes.expand(count, G, 3), angles.flatten(1).deg2rad())
+    out[:, poses.finger_bones] = _axis_quaternions(poses.finger_axes.expand(count, G, 3), angles.flatten(1).deg2rad())
     return out
 
 
@@ -223,9 +212,12 @@ def stature(vertices: Tensor, body: Body) -> Tensor:
     return drawn.amax(1) - drawn.amin(1)
 
 
-def pose_bones(body: Body, bones: Tensor, local: Tensor) -> Skeleton:
-    """Pose the bones: rest ends [P, B, 2, 3] and local rotations [P, B, 4] -> skeleton, its root at the origin."""
-    matrices = quaternion_matrices(local)  # [P, B, 3, 3]
+def pose_bones(body: Body, bones: Tensor, local: Tensor) -> tuple[Tensor, Tensor]:
+    """Pose the bones, the root at the origin: rest ends [P, B, 2, 3] and local rotations [P, B, 4].
+
+    Returns the posed ends [P, B, 2, 3] and the transforms from rest to posed points [P, B, 3, 4].
+    """
+    matrices = _quaternion_matrices(local)  # [P, B, 3, 3]
     rest = bones[:, :, 0]  # [P, B, 3]
     rotations, heads = torch.empty_like(matrices), torch.zeros_like(rest)
     rotations[:, 0] = matrices[:, 0]
@@ -235,7 +227,7 @@ def pose_bones(body: Body, bones: Tensor, local: Tensor) -> Skeleton:
         heads[:, children] = heads[:, parents] + (rotations[:, parents] @ reach)[..., 0]
     tails = heads + (rotations @ (bones[:, :, 1] - rest)[..., None])[..., 0]  # [P, B, 3]
     shift = heads - (rotations @ rest[..., None])[..., 0]  # [P, B, 3]
-    return Skeleton(rotations, heads, tails, torch.cat([rotations, shift[..., None]], -1))
+    return torch.stack([heads, tails], 2), torch.cat([rotations, shift[..., None]], -1)
 
 
 def _bone_levels(parents: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
@@ -247,18 +239,17 @@ def _bone_levels(parents: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
     return [(children, [parents[b] for b in children]) for children in levels]
 
 
-def vertex_transforms(body: Body, skeleton: Skeleton) -> Tensor:
-    """Blend the bones' transforms for every body vertex: [P, R, 3, 4]."""
-    blended = torch.einsum("rb,pbk->prk", body.weights, skeleton.transforms.flatten(2))  # [P, R, 12]
+def vertex_transforms(body: Body, transforms: Tensor) -> Tensor:
+    """Blend the bones' transforms [P, B, 3, 4] for every body vertex: [P, R, 3, 4]."""
+    blended = torch.einsum("rb,pbk->prk", body.weights, transforms.flatten(2))  # [P, R, 12]
     return torch.unflatten(blended, -1, (3, 4))  # [P, R, 3, 4]
 
 
-def pose_keypoints(body: Body, skeleton: Skeleton, vertices: Tensor, transforms: Tensor) -> Tensor:
-    """Pose the 308 keypoints: rest vertices [P, R, 3] and their transforms [P, R, 3, 4] -> [P, 308, 3]."""
+def pose_keypoints(body: Body, ends: Tensor, vertices: Tensor, transforms: Tensor) -> Tensor:
+    """Pose the 308 keypoints: posed bone ends, rest vertices [P, R, 3] and their transforms -> [P, 308, 3]."""
     ids = body.keypoint_vertices
     moved = apply_transforms(transforms[:, ids.flatten()], vertices[:, ids.flatten()])  # [P, 308 * W, 3]
     surface = (torch.unflatten(moved, 1, ids.shape) * body.keypoint_weights[..., None]).sum(2)  # [P, 308, 3]
-    ends = torch.stack([skeleton.heads, skeleton.tails], 2)  # [P, B, 2, 3]
     joints = ends[:, body.keypoint_bone.clamp_min(0), body.keypoint_end]  # [P, 308, 3]
     return torch.where((body.keypoint_bone >= 0)[None, :, None], joints, surface)
 
@@ -273,8 +264,8 @@ _FINGERS = ("thumb", "forefinger", "middle_finger", "ring_finger", "pinky_finger
 
 def keypoint_rules(
     template: Floats, bones: Floats, names: tuple[str, ...], table: dict[str, NDArray[Any]] | None, *, surface: int
-) -> KeypointRules:
-    """Return where the 308 keypoints are, from a table or, without one, for those that are joints.
+) -> dict[str, Any]:
+    """Return the `keypoint_` fields of `PackParts`, from a table or, without one, for those that are joints.
 
     `template` is [N, 3], of which the first `surface` vertices are skin; `bones` [B, 2, 3] with their `names`.
     """
@@ -287,7 +278,7 @@ def keypoint_rules(
         bone = np.array([index[name] if k >= 2 else -1 for name, k in zip(table["bone"], kind, strict=True)])
         end, known = (kind == 3).astype(np.int64), kind > 0
     else:
-        bone, end = joint_keypoints(index)
+        bone, end = _joint_keypoints(index)
         vertices, weights, known = np.zeros((len(bone), 1), np.int64), np.zeros((len(bone), 1), np.float32), bone >= 0
     point = (template[vertices] * weights[..., None]).sum(1)
     point = np.where((bone >= 0)[:, None], bones[np.maximum(bone, 0), end], point)
@@ -297,10 +288,13 @@ def keypoint_rules(
     margin[[*GROUPS["face"], *GROUPS["irises"], *GROUPS["ears"]]] = 0.007
     margin[[*GROUPS["left_hand"], *GROUPS["right_hand"]]] = 0.012
     stature = float(body[:, 2].max() - body[:, 2].min())
-    return KeypointRules(vertices, weights, bone, end, known, (1.35 * inside + margin) / stature)
+    return {
+        "keypoint_vertices": vertices, "keypoint_weights": weights, "keypoint_bone": bone, "keypoint_end": end,
+        "keypoint_known": known, "keypoint_depth": (1.35 * inside + margin) / stature,
+    }  # fmt: skip
 
 
-def joint_keypoints(index: dict[str, int]) -> tuple[Ints, Ints]:
+def _joint_keypoints(index: dict[str, int]) -> tuple[Ints, Ints]:
     """Return the keypoints at the ends of bones: bone [308] (-1: none) and end [308]."""
     bone, end = np.full(KEYPOINTS, -1, np.int64), np.zeros(KEYPOINTS, np.int64)
 

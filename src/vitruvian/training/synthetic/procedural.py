@@ -72,7 +72,7 @@ def procedural_pack(seed: int = 0) -> Pack:
         template=vertices, normals=normals, vertex_mean=vertices, vertex_basis=basis, bone_mean=ends,
         bone_basis=bone_basis, bone_names=names, bone_parents=parents, weights=weights, identities=identities,
         traits=traits, expression_names=("jawOpen",), expressions=jaw,
-        keypoints=keypoint_rules(vertices, ends, names, None, surface=len(vertices)), rotations=rotations,
+        **keypoint_rules(vertices, ends, names, None, surface=len(vertices)), rotations=rotations,
         rotated_bones=np.arange(len(names)), finger_bones=np.zeros(0, np.int64), finger_axes=np.zeros((0, 3)),
         pieces=_pieces(vertices, normals, faces, face_class, bones),
     )  # fmt: skip

@@ -33,7 +33,7 @@ from vitruvian.training.synthetic.camera import (
     sample_cameras,
     sample_placement,
 )
-from vitruvian.training.synthetic.camera_effects import blur, degrade, sample_blur, sample_grading
+from vitruvian.training.synthetic.camera_effects import add_noise_and_jpeg, blur, sample_blur, sample_grading
 from vitruvian.training.synthetic.lighting import (
     AmbientShadows,
     Lights,
@@ -111,7 +111,7 @@ class Truth(TensorBatch):
     keypoints: Tensor  # [B, M, 308, 3] x, y pixels, and 0 unknown or outside, 1 hidden, 2 visible
     boxes_xywh: Tensor  # [B, M, 4] pixels, around the visible part; zero for absent people
     instance_masks: Tensor  # [B, M, H, W] bool
-    person_index: Tensor  # [B, M] int64 into the people that were drawn; -1: absent
+    stature: Tensor  # [B, M] metres, in the rest pose; zero for absent people
 
     def __len__(self) -> int:
         """Return the number of images B."""
@@ -174,43 +174,33 @@ def render(
                 light = sample_lights(scenery.environments, len(background), rng=rng, tint=tint)
             else:
                 light = lights.select(index)
-            scene = _Scene.of(people, placement, cameras, index, pyramid=pyramid)
+            scene = _place(people, placement, cameras, index, pyramid)
             chunks.append(_draw(scene, light, background, scenery, most=most, options=options, rng=rng))
         return Truth.cat(chunks)
 
 
 @dataclass(frozen=True)
 class _Scene:
-    """The people of a few images, placed; `person_index` [p] are their indices in the whole batch."""
+    """The people of a few images in the world of those."""
 
     people: PeopleBatch
-    meshes: Meshes
-    lenses: Meshes  # the same meshes, of which transparent faces are present
+    meshes: Meshes  # without transparent faces
     cameras: Cameras
     pyramid: TexturePyramid
-    person_index: Tensor
 
-    @classmethod
-    def of(
-        cls, people: PeopleBatch, placement: Placement, cameras: Cameras, index: Tensor, *, pyramid: TexturePyramid
-    ) -> _Scene:
-        first = int(index[0])
-        inside = (placement.image_index >= first) & (placement.image_index < first + len(index))
-        chosen = inside.nonzero()[:, 0]  # [p]
-        people = people.select(chosen)
-        local = placement.select(chosen)
-        local = replace(local, image_index=local.image_index - first, image_count=len(index))
-        clear = people.materials.clear.gather(1, people.face_material)  # [p, F]
-        meshes = Meshes(
-            vertices=local.place(people.vertices),
-            faces=people.faces,
-            present=(people.face_class > 0) & ~clear,
-            image_index=local.image_index,
-            image_count=len(index),
-        )
-        lenses = replace(meshes, present=(people.face_class > 0) & clear)
-        people = replace(people, keypoints=local.place(people.keypoints))
-        return cls(people, meshes, lenses, cameras.select(index), pyramid, chosen)
+
+def _place(
+    people: PeopleBatch, placement: Placement, cameras: Cameras, index: Tensor, pyramid: TexturePyramid
+) -> _Scene:
+    """Place the people of images `index`, which are consecutive."""
+    first = int(index[0])
+    inside = (placement.image_index >= first) & (placement.image_index < first + len(index))
+    chosen = inside.nonzero()[:, 0]  # [p]
+    people, local = people.select(chosen), placement.select(chosen)
+    people = replace(people, vertices=local.place(people.vertices), keypoints=local.place(people.keypoints))
+    present = (people.face_class > 0) & ~people.clear
+    meshes = Meshes(people.vertices, people.faces, present, local.image_index - first, len(index))
+    return _Scene(people, meshes, cameras.select(index), pyramid)
 
 
 def _draw(
@@ -239,12 +229,12 @@ def _draw(
     shaded = rng.bernoulli(options.ground_shadows, B)[:, None, None, None]
     backgrounds = torch.where(shaded, linear_to_srgb(srgb_to_linear(backgrounds) * ground), backgrounds)
     slot = person_slots(meshes.image_index)
-    masks, boxes = masks_and_boxes(pixels.slots, most)
+    masks, boxes = _masks_and_boxes(pixels.slots, most)
     image, foreground, alpha = _composite(pixels, backgrounds, options, rng)
 
-    def by_image(values: Tensor, empty: float) -> Tensor:
-        """Sort rows of people into images, [P, ...] -> [B, M, ...]; `empty` where an image has fewer people."""
-        table = torch.full((B, most, *values.shape[1:]), empty, dtype=values.dtype, device=values.device)
+    def by_image(values: Tensor) -> Tensor:
+        """Sort rows of people into images, [P, ...] -> [B, M, ...]; zero where an image has fewer people."""
+        table = values.new_zeros(B, most, *values.shape[1:])
         table[meshes.image_index, slot] = values
         return table
 
@@ -259,19 +249,19 @@ def _draw(
         parts=pixels.parts,
         intrinsics=cameras.intrinsics,
         scale=cameras.scale,
-        keypoints=by_image(keypoints, 0.0),
+        keypoints=by_image(keypoints),
         boxes_xywh=boxes,
         instance_masks=masks,
-        person_index=by_image(scene.person_index, -1),
+        stature=by_image(people.height),
     )
     if options.occluders > 0:
-        truth = add_occluders(truth, scenery, rng=rng, probability=options.occluders)
+        truth = _add_occluders(truth, scenery, rng=rng, probability=options.occluders)
     if options.camera_effects:  # the lens blurs image, foreground and alpha alike
         kernels = sample_blur(B, rng=rng, reach=1.6, probability=0.6)
         blurred = blur(torch.cat([truth.image, truth.foreground, truth.alpha], dim=1), kernels)  # [B, 7, H, W]
         truth = replace(
             truth,
-            image=degrade(blurred[:, :3], rng=rng),
+            image=add_noise_and_jpeg(blurred[:, :3], rng=rng, sharpen=0.35),
             foreground=blurred[:, 3:6],
             alpha=blurred[:, 6:].clamp(0.0, 1.0),
         )
@@ -433,8 +423,9 @@ def _add_lenses(scene: _Scene, screen: Tensor, pixels: _Pixels, depth: Tensor, r
     """
     B, H, _ = pixels.parts.shape
     s = depth.shape[1] // H
-    ids = scene.lenses.rasterize(screen, (depth.shape[1], depth.shape[2]))  # [B, sH, sW]
-    in_front = depth_map(ids, screen, scene.lenses.faces, empty=math.inf) < depth
+    lenses = replace(scene.meshes, present=(scene.people.face_class > 0) & scene.people.clear)
+    ids = lenses.rasterize(screen, (depth.shape[1], depth.shape[2]))  # [B, sH, sW]
+    in_front = depth_map(ids, screen, lenses.faces, empty=math.inf) < depth
     share = F.avg_pool2d(in_front[:, None].float(), s)  # [B, 1, H, W]
     brightness = pixels.radiance.flatten(1).mean(dim=1) / pixels.alpha.flatten(1).mean(dim=1).clamp_min(1e-3)  # [B]
     haze = (rng.uniform(0.0, 0.5, B) ** 2 * brightness)[:, None, None, None]
@@ -481,7 +472,7 @@ def mask_boxes(masks: Tensor) -> Tensor:
     return torch.stack(sides, dim=-1).flatten(-2).float()
 
 
-def masks_and_boxes(slots: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def _masks_and_boxes(slots: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Split the person of each pixel, [B, H, W], into masks [B, M, H, W] bool and boxes [B, M, 4] xywh."""
     masks = slots[:, None] == torch.arange(most, device=slots.device)[None, :, None, None]  # [B, M, H, W]
     low, high = torch.split(mask_boxes(masks), 2, dim=-1)
@@ -532,7 +523,7 @@ def _composite(pixels: _Pixels, backgrounds: Tensor, options: RenderOptions, rng
     return foreground + (1 - alpha) * backgrounds, foreground, alpha
 
 
-def add_occluders(truth: Truth, scenery: Scenery, *, rng: Rng, probability: float) -> Truth:
+def _add_occluders(truth: Truth, scenery: Scenery, *, rng: Rng, probability: float) -> Truth:
     """Draw textured boxes and ellipses in front of some images, and correct every truth behind them."""
     B, _, H, W = truth.image.shape
     cover = torch.maximum(*(soft_shape(B, (H, W), rng=rng, largest=0.35) for _ in range(2)))

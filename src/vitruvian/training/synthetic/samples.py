@@ -72,11 +72,11 @@ def render_samples(
     generator = torch.Generator().manual_seed(seed)
     people = sample_people(pack, count, generator, device)
     truth = render(people, pack, generator=generator, options=options, pyramid=pyramid)
-    return compress(truth, height=people.height)
+    return compress(truth)
 
 
-def compress(truth: Truth, *, height: Tensor) -> Samples:
-    """Store images with one person each in few bytes; `height` [n] metres."""
+def compress(truth: Truth) -> Samples:
+    """Store images with one person each in few bytes."""
     if truth.keypoints.shape[1] != 1:
         raise InputError(
             f"compress: expected one person in each image, got up to {truth.keypoints.shape[1]}. Render with "
@@ -101,7 +101,7 @@ def compress(truth: Truth, *, height: Tensor) -> Samples:
         intrinsics=truth.intrinsics,
         keypoints=truth.keypoints[:, 0],
         boxes_xywh=truth.boxes_xywh[:, 0],
-        height=height[truth.person_index[:, 0]],
+        height=truth.stature[:, 0],
     )
 
 

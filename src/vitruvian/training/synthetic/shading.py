@@ -32,7 +32,7 @@ from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.textures import TexturePyramid, linear_to_srgb, sample_texture, srgb_to_linear
 
 
-def pattern_weight(pattern: Tensor, parameters: Tensor, rest: Tensor, footprint: Tensor) -> Tensor:
+def _pattern_weight(pattern: Tensor, parameters: Tensor, rest: Tensor, footprint: Tensor) -> Tensor:
     """Weight of the second colour: pattern [N], parameters [N, 4], rest positions [N, 3] -> [N] in 0..1.
 
     `footprint` [N] is the size of a sample in metres, to which edges are softened against aliasing.
@@ -49,7 +49,7 @@ def pattern_weight(pattern: Tensor, parameters: Tensor, rest: Tensor, footprint:
     noisy = pattern == PATTERN_NOISE
     speckle = torch.zeros_like(u)
     if bool(noisy.any()):
-        value = value_noise(rest[noisy] * frequency[noisy, None] + phase[noisy, None])
+        value = _value_noise(rest[noisy] * frequency[noisy, None] + phase[noisy, None])
         speckle[noisy] = ((value - 1.0 + width[noisy]) * 5.0 + 0.5).clamp(0.0, 1.0)
     weight = torch.zeros_like(u)
     for number, value in (
@@ -70,7 +70,7 @@ def _stripe(t: Tensor, width: Tensor, soft: Tensor) -> Tensor:
     return ((width / 2 - distance) / soft + 0.5).clamp(0.0, 1.0)
 
 
-def value_noise(points: Tensor) -> Tensor:
+def _value_noise(points: Tensor) -> Tensor:
     """Smooth noise with a lattice of 1: points [N, 3] -> [N] in 0..1."""
     cell = points.floor()
     t = points - cell
@@ -158,7 +158,7 @@ def describe_surface(
     footprint = hits.depth / cameras.focal[image_index] / samples
     albedo = _albedo(hits, people, material, rest, footprint, pyramid, levels)
     albedo = torch.where(
-        skin[:, None], _skin_colour(albedo, rest), albedo * (1 + 0.08 * (value_noise(rest * 400.0) - 0.5))[:, None]
+        skin[:, None], _skin_colour(albedo, rest), albedo * (1 + 0.08 * (_value_noise(rest * 400.0) - 0.5))[:, None]
     )
 
     position = hits.interpolate(meshes.vertices)  # [N, 3]
@@ -198,7 +198,7 @@ def _albedo(
     textured = texture >= 0
     texel = sample_texture(pyramid, texture.clamp_min(0), levels.flatten()[hits.face], uv)[:, :3]
     colour = torch.where(textured[:, None], srgb_to_linear(texel), 1.0)
-    weight = pattern_weight(
+    weight = _pattern_weight(
         materials.pattern.flatten()[material], materials.pattern_param.flatten(0, 1)[material], rest, footprint
     )
     tint, tint2 = materials.tint.flatten(0, 1)[material], materials.tint2.flatten(0, 1)[material]
@@ -207,7 +207,7 @@ def _albedo(
 
 def _skin_colour(albedo: Tensor, rest: Tensor) -> Tensor:
     """Vary the colour of skin: slow changes of redness, and fine grain."""
-    blotches, grain = value_noise(rest * 22.0) - 0.5, value_noise(rest * 260.0) - 0.5
+    blotches, grain = _value_noise(rest * 22.0) - 0.5, _value_noise(rest * 260.0) - 0.5
     red = torch.stack([0.03 * blotches, -0.10 * blotches, -0.08 * blotches], dim=1)
     return (albedo * (1 + red + 0.035 * grain[:, None])).clamp(0.0, 1.0)
 
@@ -221,7 +221,7 @@ def _hair_strands(albedo: Tensor, normal: Tensor, rest: Tensor, person: Tensor) 
     # Strands fall from the crown: across them the angle about the crown changes, along them the rest.
     around = torch.atan2(x, y) + 0.04 * torch.sin(z * 70.0)
     at = torch.stack([around * 34.0, torch.hypot(x, y) * 25.0, z * 25.0], dim=1) + 17.0 * person[:, None]
-    streak, locks = value_noise(at) - 0.5, value_noise(at * 0.27 + 5.0) - 0.5
+    streak, locks = _value_noise(at) - 0.5, _value_noise(at * 0.27 + 5.0) - 0.5
     up = torch.tensor([[0.0, 0.0, 1.0]], device=rest.device).expand_as(normal)
     side = F.normalize(torch.linalg.cross(normal, up), dim=1, eps=1e-3)
     varied = F.normalize(normal + side * (0.5 * streak + 0.5 * locks)[:, None], dim=1)
@@ -252,7 +252,7 @@ def _fold_normals(normal: Tensor, position: Tensor, person: Tensor, people: int,
         position[:, [2, 0, 1]] * 37.0
     )
     angle = (wave * (position + bend)[:, None]).sum(dim=-1) + phase  # [n, 6]
-    strength = torch.stack([value_noise(position * 6.0 + 7.0 * k) for k in range(3)], dim=1).repeat(1, 2)  # [n, 6]
+    strength = torch.stack([_value_noise(position * 6.0 + 7.0 * k) for k in range(3)], dim=1).repeat(1, 2)  # [n, 6]
     amount = slope * ((strength - 0.35) * 2.5).clamp(0.0, 1.5)
     # Folds are narrow ridges between wide valleys: the slope of exp(sin) rather than of sin.
     ridge = angle.cos() * (1.2 * angle.sin() - 0.4).exp() * 0.8

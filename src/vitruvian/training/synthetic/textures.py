@@ -152,11 +152,11 @@ def procedural_fabrics() -> Tensor:
     generator = torch.Generator().manual_seed(7)
     y, x = torch.meshgrid(torch.arange(TEXTURE_SIZE), torch.arange(TEXTURE_SIZE), indexing="ij")
     turn = 2 * torch.pi / TEXTURE_SIZE
-    cotton = tiling_noise(generator, cells=64)
+    cotton = _tiling_noise(generator, cells=64)
     knit = torch.sin(turn * 40 * x) * 0.6 + torch.sin(turn * 80 * y + 2 * torch.sin(turn * 40 * x)) * 0.4
-    twill = torch.sin(turn * 60 * (x + y)) * 0.7 + tiling_noise(generator, cells=128)
+    twill = torch.sin(turn * 60 * (x + y)) * 0.7 + _tiling_noise(generator, cells=128)
     levels = [
-        GREY_MEAN * (1 + strength * weave + 0.06 * tiling_noise(generator, cells=6))
+        GREY_MEAN * (1 + strength * weave + 0.06 * _tiling_noise(generator, cells=6))
         for weave, strength in ((cotton, 0.05), (knit, 0.10), (twill, 0.08))
     ]
     return _opaque(linear_to_srgb(torch.stack(levels).clamp(0, 1))[..., None].expand(-1, -1, -1, 3))
@@ -167,7 +167,7 @@ def procedural_skins() -> Tensor:
     generator = torch.Generator().manual_seed(11)
     skins = []
     for colour in ((0.86, 0.67, 0.57), (0.66, 0.47, 0.36), (0.36, 0.24, 0.18)):
-        noise = torch.stack([tiling_noise(generator, cells=cells) / cells**0.5 for cells in (8, 24, 96)]).sum(0)
+        noise = torch.stack([_tiling_noise(generator, cells=cells) / cells**0.5 for cells in (8, 24, 96)]).sum(0)
         skins.append(torch.tensor(colour) * (1 + 0.12 * noise[..., None] * torch.tensor([0.7, 1.0, 1.1])))
     return _opaque(torch.stack(skins))
 
@@ -180,7 +180,7 @@ def procedural_eye() -> Tensor:
     return _opaque(torch.where(radius < 0.07, black, torch.where(radius < 0.17, brown, white)))
 
 
-def tiling_noise(generator: torch.Generator, *, cells: int) -> Tensor:
+def _tiling_noise(generator: torch.Generator, *, cells: int) -> Tensor:
     """Draw smooth noise of mean 0 and about unit size that repeats without a seam: [512, 512]."""
     coarse = F.pad(torch.randn(1, 1, cells, cells, generator=generator), (2, 2, 2, 2), mode="circular")
     step = TEXTURE_SIZE // cells

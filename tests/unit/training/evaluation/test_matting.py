@@ -10,7 +10,7 @@ from scipy import ndimage
 
 from vitruvian.errors import InputError
 from vitruvian.training.evaluation import MattingError, unknown_band
-from vitruvian.training.evaluation.matting import connected_levels, gradient_strength
+from vitruvian.training.evaluation.matting import _connected_levels, _gradient_strength
 
 
 def plain_gradient(opacity: np.ndarray) -> np.ndarray:
@@ -65,7 +65,7 @@ def test_gradient_of_a_ramp_by_hand() -> None:
     expected = (
         0.01 * (x * x * bell).sum() / math.sqrt(((x * bell) ** 2).sum()) * bell.sum() / math.sqrt((bell**2).sum())
     )
-    assert gradient_strength(torch.from_numpy(ramp))[10:20, 10:20].numpy() == pytest.approx(expected)
+    assert _gradient_strength(torch.from_numpy(ramp))[10:20, 10:20].numpy() == pytest.approx(expected)
     quality = MattingError()
     inner = np.zeros((30, 30))
     inner[10:20, 10:20] = 1
@@ -76,9 +76,9 @@ def test_gradient_of_a_ramp_by_hand() -> None:
 def test_levels_by_hand() -> None:
     row = np.array([[1.0, 0.85, 0.3, 0.9, 0.0, 0.2]])
     # At 0.4 the row falls apart: the left end is larger. At 0.9 only the first pixel is left on that side.
-    assert connected_levels(row).tolist() == pytest.approx(np.array([[1.0, 0.8, 0.3, 0.3, 0.0, 0.0]]))
+    assert _connected_levels(row).tolist() == pytest.approx(np.array([[1.0, 0.8, 0.3, 0.3, 0.0, 0.0]]))
     diagonal = np.array([[1.0, 0.0], [0.0, 1.0]])
-    assert connected_levels(diagonal).tolist() == [[1.0, 0.0], [0.0, 0.0]]
+    assert _connected_levels(diagonal).tolist() == [[1.0, 0.0], [0.0, 0.0]]
 
 
 def test_random_mattes_against_plain_code_and_merged_halves() -> None:

@@ -13,7 +13,7 @@ from pycocotools.cocoeval import COCOeval
 
 from vitruvian.errors import InputError
 from vitruvian.training.evaluation import PCK, KeypointAP, KeypointAPScores, box_length, layout_sigmas
-from vitruvian.training.evaluation.keypoints import keypoint_similarity
+from vitruvian.training.evaluation.keypoints import _keypoint_similarity
 
 NAMES = [field.name for field in dataclasses.fields(KeypointAPScores)]  # in the order of COCO
 COUNTS = {"coco17": 17, "wholebody133": 133, "sapiens308": 308}
@@ -85,10 +85,10 @@ def test_similarity_by_hand() -> None:
     found = np.array([[[13.0, 14], [20, 20], [99, 99]]])
     sigmas = np.array([0.1, 0.05, 0.05])
     visible = np.array([[True, True, False]])
-    value = keypoint_similarity(found, truth, visible, np.array([500.0]), np.zeros((1, 4)), sigmas)
+    value = _keypoint_similarity(found, truth, visible, np.array([500.0]), np.zeros((1, 4)), sigmas)
     assert value == pytest.approx((np.exp(-25 / (2 * 500 * 0.2**2)) + 1) / 2)
     found[0, 1] = np.nan
-    value = keypoint_similarity(found, truth, visible, np.array([500.0]), np.zeros((1, 4)), sigmas)
+    value = _keypoint_similarity(found, truth, visible, np.array([500.0]), np.zeros((1, 4)), sigmas)
     assert value == pytest.approx(np.exp(-25 / (2 * 500 * 0.2**2)) / 2)
 
 

@@ -10,10 +10,10 @@ from PIL import Image
 from tests.shared import SHARED
 from vitruvian.errors import InputError
 from vitruvian.training.synthetic.assets import (
+    _read_mhclo,
+    _read_obj,
     encode_texture,
     read_index,
-    read_mhclo,
-    read_obj,
     read_pieces,
     read_table,
 )
@@ -28,17 +28,17 @@ def test_obj_polygons_become_triangles(tmp_path: Path):
     path.write_text(
         "# x\nv 0 0 0\nv 1 0 0\nv 1 1 0\nv 0 1 0\nvt 0 0\nvt 1 0\nvt 1 1\nvt 0 1\nf 1/1 2/2 3/3 4/4\nf 1/1 2/2 4/4\n"
     )
-    mesh = read_obj(path)
-    assert mesh.faces.tolist() == [[0, 1, 2], [0, 2, 3], [0, 1, 3]]
-    assert mesh.polygon.tolist() == [0, 0, 1]
-    assert mesh.uv[1].tolist() == [[0, 0], [1, 1], [0, 1]]
+    faces, uv, polygon = _read_obj(path)
+    assert faces.tolist() == [[0, 1, 2], [0, 2, 3], [0, 1, 3]]
+    assert polygon.tolist() == [0, 0, 1]
+    assert uv[1].tolist() == [[0, 0], [1, 1], [0, 1]]
 
 
 def test_obj_without_faces_is_an_error(tmp_path: Path):
     path = tmp_path / "a.obj"
     path.write_text("v 0 0 0\n")
     with pytest.raises(InputError, match=r"expected an \.obj file with faces"):
-        read_obj(path)
+        _read_obj(path)
 
 
 MHCLO = """name x
@@ -57,23 +57,23 @@ delete_verts
 def test_mhclo_axes_scale_and_single_vertices(tmp_path: Path):
     path = tmp_path / "a.mhclo"
     path.write_text(MHCLO)
-    binding = read_mhclo(path)
-    assert binding.ids.tolist() == [[0, 1, 2], [3, 3, 3]]
-    assert binding.weights[1].tolist() == [1, 0, 0]
+    binding = _read_mhclo(path)
+    assert binding["ids"].tolist() == [[0, 1, 2], [3, 3, 3]]
+    assert binding["weights"][1].tolist() == [1, 0, 0]
     # x right, y up, z front in decimetres -> x right, y back, z up in metres
-    assert np.allclose(binding.offsets[0], [0.01, -0.03, 0.02])
-    assert np.allclose(binding.scale_base, [0.4, 0.8, 0.5])
-    assert binding.scale_ids.tolist() == [[0, 1], [0, 3], [0, 2]]
+    assert np.allclose(binding["offsets"][0], [0.01, -0.03, 0.02])
+    assert np.allclose(binding["scale_base"], [0.4, 0.8, 0.5])
+    assert binding["scale_ids"].tolist() == [[0, 1], [0, 3], [0, 2]]
 
 
 def test_fit_follows_the_body_and_stretches_the_offset(tmp_path: Path):
     path = tmp_path / "a.mhclo"
     path.write_text(MHCLO)
-    binding = read_mhclo(path)
+    binding = _read_mhclo(path)
     piece = Piece(
-        name="x", slot="upper", ids=binding.ids, weights=binding.weights, offsets=binding.offsets,
+        name="x", slot="upper", ids=binding["ids"], weights=binding["weights"], offsets=binding["offsets"],
         faces=np.zeros((1, 3), np.int64), uv=np.zeros((1, 3, 2)), face_class=np.ones(1, np.int64),
-        face_part=np.zeros(1, np.int64), scale_ids=binding.scale_ids, scale_base=binding.scale_base,
+        face_part=np.zeros(1, np.int64), scale_ids=binding["scale_ids"], scale_base=binding["scale_base"],
     )  # fmt: skip
     body = np.array([[0, 0, 0], [0.8, 0, 0], [0, 0, 0.5], [0, -1.6, 0]], np.float32)
     # x and y pairs are twice as far apart as their base, z is as made
@@ -85,7 +85,7 @@ def test_mhclo_without_vertices_is_an_error(tmp_path: Path):
     path = tmp_path / "a.mhclo"
     path.write_text("name x\n")
     with pytest.raises(InputError, match="expected vertex lines"):
-        read_mhclo(path)
+        _read_mhclo(path)
 
 
 def test_keep_and_join():

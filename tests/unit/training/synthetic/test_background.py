@@ -16,18 +16,18 @@ from vitruvian.errors import InputError
 from vitruvian.training.synthetic.backgrounds import sample_backgrounds
 from vitruvian.training.synthetic.camera import sample_cameras, sample_placement
 from vitruvian.training.synthetic.camera_effects import (
-    add_noise,
+    _add_noise,
+    _disc_kernels,
+    _gaussian_kernels,
+    _motion_kernels,
+    add_noise_and_jpeg,
     blur,
     defocus,
-    degrade,
-    disc_kernels,
-    gaussian_kernels,
     jpeg,
-    motion_kernels,
     sample_grading,
 )
-from vitruvian.training.synthetic.pack import Scenery, read_scenery, scenery_arrays
-from vitruvian.training.synthetic.render import RenderOptions, add_occluders, render
+from vitruvian.training.synthetic.pack import Scenery, _read_scenery, scenery_arrays
+from vitruvian.training.synthetic.render import RenderOptions, _add_occluders, render
 from vitruvian.training.synthetic.rng import Rng
 
 
@@ -50,7 +50,7 @@ def assets(tmp_path: Path) -> Path:
 def test_scenery_survives_the_pack(assets: Path) -> None:
     arrays = scenery_arrays(assets)
     assert all(key.startswith("scenery/") for key in arrays)
-    scenery = read_scenery(arrays)
+    scenery = _read_scenery(arrays)
     with np.load(assets / "hdri" / "env_64x128.npz") as archive:
         assert torch.equal(scenery.environments, torch.from_numpy(archive["rgb"].astype(np.float32)))
     first, last = scenery.backgrounds.float()
@@ -62,7 +62,7 @@ def test_scenery_survives_the_pack(assets: Path) -> None:
 def test_scenery_of_a_wrong_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="people-assets"):
         scenery_arrays(tmp_path)
-    empty = read_scenery({})
+    empty = _read_scenery({})
     assert len(empty.environments) == len(empty.backgrounds) == 0
 
 
@@ -70,7 +70,7 @@ def test_scenery_of_a_wrong_folder_is_refused(tmp_path: Path) -> None:
 def test_scenery_of_the_shared_assets_is_small() -> None:
     arrays = scenery_arrays(SHARED / "people-assets")
     assert sum(array.nbytes for array in arrays.values()) < 3_000_000
-    scenery = read_scenery(arrays)
+    scenery = _read_scenery(arrays)
     assert scenery.environments.shape == (18, 64, 128, 3)
     assert len(scenery.backgrounds) == 66
 
@@ -101,12 +101,12 @@ def test_kernels_keep_brightness_and_spread_as_told() -> None:
     dot = torch.zeros(3, 2, 31, 31)
     dot[:, :, 15, 15] = 1.0
     size = torch.tensor([0.0, 1.5, 3.0])
-    for kernels in (gaussian_kernels(size), disc_kernels(size), motion_kernels(size, torch.zeros(3))):
+    for kernels in (_gaussian_kernels(size), _disc_kernels(size), _motion_kernels(size, torch.zeros(3))):
         spread = blur(dot, kernels)
         assert torch.allclose(spread.sum(dim=(2, 3)), torch.ones(3, 2), atol=1e-4)
         assert torch.allclose(spread[0], dot[0], atol=1e-4)
         assert spread[1].max() > spread[2].max()
-    streak = blur(dot, motion_kernels(torch.full((3,), 6.0), torch.full((3,), torch.pi / 2)))[0, 0]
+    streak = blur(dot, _motion_kernels(torch.full((3,), 6.0), torch.full((3,), torch.pi / 2)))[0, 0]
     assert streak[:, 15].sum() > 0.99
     wide = defocus(torch.eye(64)[None, None].repeat(2, 3, 1, 1), torch.tensor([0.0, 20.0]))
     assert torch.allclose(wide[0], torch.eye(64).expand(3, 64, 64), atol=1e-4)
@@ -123,7 +123,7 @@ def reference_jpeg(image: torch.Tensor, quality: int) -> torch.Tensor:
 def test_jpeg_errs_as_a_real_coder_does() -> None:
     y, x = torch.meshgrid(torch.arange(40), torch.arange(56), indexing="ij")
     image = torch.stack([torch.sin(x / 5) * 0.4 + 0.5, torch.cos(y / 3) * 0.3 + 0.5, (x + y) / 96.0])
-    image = add_noise(image[None], level=torch.tensor([0.05]), rng=rng())[0]
+    image = _add_noise(image[None], level=torch.tensor([0.05]), rng=rng())[0]
     for quality in (20, 60, 90):
         ours = jpeg(image[None], quality=torch.tensor([float(quality)]))[0]
         theirs = reference_jpeg(image, quality)
@@ -133,7 +133,7 @@ def test_jpeg_errs_as_a_real_coder_does() -> None:
 
 def test_noise_has_the_level_it_was_given() -> None:
     grey = torch.full((2, 3, 64, 64), 0.5)
-    noisy = add_noise(grey, level=torch.tensor([0.0, 0.04]), rng=rng())
+    noisy = _add_noise(grey, level=torch.tensor([0.0, 0.04]), rng=rng())
     assert torch.equal(noisy[0], grey[0])
     assert 0.015 < noisy[1].std().item() < 0.08
 
@@ -142,7 +142,7 @@ def test_looks_and_files_keep_pictures_in_range() -> None:
     images = torch.rand(16, 3, 40, 30)
     changed = sample_grading(16, rng=rng())(images)
     assert 0 <= changed.min() < changed.max() <= 1
-    filed = degrade(changed, rng=rng())
+    filed = add_noise_and_jpeg(changed, rng=rng(), sharpen=0.35)
     assert filed.shape == images.shape
     assert torch.equal((filed * 255).round() / 255, filed)
     assert (filed - changed).abs().mean() < 0.2
@@ -162,7 +162,7 @@ def test_occluders_correct_every_truth() -> None:
         someone, generator=torch.Generator().manual_seed(0), options=options, placement=alone(), cameras=camera
     )
     for seed in range(60):
-        after = add_occluders(before, Scenery.empty(), rng=rng(seed), probability=1.0)
+        after = _add_occluders(before, Scenery.empty(), rng=rng(seed), probability=1.0)
         if 60 < (after.parts != before.parts).sum() < 1000 and not torch.equal(after.boxes_xywh, before.boxes_xywh):
             break
     gone = (after.parts == 0) & (before.parts > 0)

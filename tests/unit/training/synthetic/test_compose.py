@@ -10,18 +10,18 @@ from torch import Tensor
 
 from vitruvian.errors import InputError
 from vitruvian.human import KEYPOINT_INDEX, PART_NAMES
+from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.synthetic.compose import (
     CropOptions,
     Crops,
-    CropWindow,
     SceneOptions,
     Scenes,
+    _crop_around,
+    _crop_backgrounds,
+    _draw_edges,
     compose_crops,
     compose_scenes,
-    crop_around,
-    crop_backgrounds,
     crop_scenes,
-    draw_edges,
     halve_crops,
     halve_scenes,
     match_background,
@@ -63,7 +63,7 @@ class TestSamples:
         pack, generator = procedural_pack(0), torch.Generator().manual_seed(5)
         people = sample_people(pack, 3, generator, "cpu")
         truth = render(people, pack, generator=generator, options=RENDER)
-        small = compress(truth, height=people.height)
+        small = compress(truth)
         assert torch.allclose(small.image / 255, truth.image, atol=0.003)
         assert torch.allclose(small.normals / 127, truth.normals, atol=0.005)
         assert torch.allclose(depth_metres(small), truth.pointmap[:, 2:], atol=2e-4)
@@ -80,7 +80,7 @@ class TestSamples:
         people = sample_people(pack, 2, generator, "cpu")
         truth = render(people, pack, generator=generator, options=RENDER, image_count=1)
         with pytest.raises(InputError, match="one person in each image"):
-            compress(truth, height=people.height)
+            compress(truth)
 
     def test_put_overwrites_a_slice(self, samples: Samples) -> None:
         ring = samples.new_empty(8)
@@ -174,8 +174,8 @@ class TestCrops:
         self, samples: Samples, walls: Tensor, seed: int
     ) -> None:
         draws = rng(seed)  # compose_crops draws the same first
-        edges = draw_edges(samples, draws, probability=1.0)
-        window = CropWindow(*crop_around(edges.boxes_xywh, draws, PLAIN), draws.bernoulli(0.5, len(samples)), SIZE)
+        edges = _draw_edges(samples, draws, probability=1.0)
+        window = CropWindow(*_crop_around(edges.boxes_xywh, draws, PLAIN), draws.bernoulli(0.5, len(samples)), SIZE)
         area = edges.boxes_xywh[:, 2:].prod(dim=1) / samples.boxes_xywh[:, 2:].prod(dim=1)
         assert ((area > 0.29) & (area < 0.86)).all()
         hidden = edges.beyond(window)[:, 0]  # [n, H, W]
@@ -322,7 +322,7 @@ class TestScenes:
 
 
 def test_pictures_are_cut_inside_the_stored_ones(walls: Tensor) -> None:
-    cut = crop_backgrounds(walls, 16, (24, 32), rng=rng())
+    cut = _crop_backgrounds(walls, 16, (24, 32), rng=rng())
     assert cut.shape == (16, 3, 24, 32)
     assert (cut[:, 1] == 0).all()  # no green was ever there
     assert (cut.amax(dim=(1, 2, 3)) > 0.2).all()

@@ -9,14 +9,14 @@ from vitruvian.human import label2id
 from vitruvian.training.synthetic.clothing import BARE_STYLES, Outfit, choose_outfit, dress
 from vitruvian.training.synthetic.materials import (
     PATTERN_NONE,
-    cloth_colours,
-    hair_colours,
+    _cloth_colours,
+    _hair_colours,
     patterns,
     sample_materials,
 )
 from vitruvian.training.synthetic.mesh import MEN, PARTS, SLOT, SLOTS, WOMEN
 from vitruvian.training.synthetic.pack import Pack
-from vitruvian.training.synthetic.people import pose_vertices
+from vitruvian.training.synthetic.people import _pose_vertices
 from vitruvian.training.synthetic.procedural import procedural_pack
 from vitruvian.training.synthetic.rng import Rng
 
@@ -198,7 +198,7 @@ def test_a_vertex_moves_with_the_mean_of_its_three(pack: Pack):
     one = replace(dressed, vertices=torch.tensor([[[1.0, 2.0, 3.0]]]), ids=ids, weights=weights)
     transforms = torch.randn(1, len(pack.body.vertex_mean), 3, 4, generator=torch.Generator().manual_seed(0))
     expected = (transforms[0, 3] / 3 + transforms[0, 9] * 2 / 3) @ torch.tensor([1.0, 2.0, 3.0, 1.0])
-    assert torch.allclose(pose_vertices(one, transforms)[0, 0], expected, atol=1e-5)
+    assert torch.allclose(_pose_vertices(one, transforms)[0, 0], expected, atol=1e-5)
 
 
 def test_weights_for_moving_are_shares(pack: Pack):
@@ -218,12 +218,12 @@ def test_pick_follows_the_weights():
 
 
 def test_colours_and_patterns_are_in_range():
-    cloth = cloth_colours(500, rng())
+    cloth = _cloth_colours(500, rng())
     assert cloth.shape == (500, 3)
     assert cloth.min() >= 0
     assert cloth.max() <= 1
     age, dark = torch.full((800,), 0.98), torch.zeros(800, dtype=torch.bool)
-    old, young = hair_colours(age, dark, rng()), hair_colours(age * 0.6, dark, rng())
+    old, young = _hair_colours(age, dark, rng()), _hair_colours(age * 0.6, dark, rng())
     grey = [float(((c.amax(1) - c.amin(1)) < 0.06).float().mean() * 1.0) for c in (old, young)]
     assert grey[0] > grey[1]
     kind, param = patterns(600, rng(), probability=0.5)

@@ -12,15 +12,15 @@ from tests.unit.training.synthetic.shapes import card, sphere
 from vitruvian.training.synthetic.lighting import (
     Lights,
     Meshes,
-    blur_maps,
+    _blur_maps,
+    _harmonic_basis,
+    _irradiance_harmonics,
+    _map_directions,
+    _split_sun,
     draw_ambient_shadows,
     draw_shadow_map,
-    harmonic_basis,
-    irradiance_harmonics,
     look_up,
-    map_directions,
     sample_lights,
-    split_sun,
 )
 from vitruvian.training.synthetic.materials import (
     PATTERN_CHECKS,
@@ -30,7 +30,7 @@ from vitruvian.training.synthetic.materials import (
     PATTERN_STRIPES,
 )
 from vitruvian.training.synthetic.rng import Rng
-from vitruvian.training.synthetic.shading import pattern_weight, tone_map, value_noise, vertex_normals
+from vitruvian.training.synthetic.shading import _pattern_weight, _value_noise, tone_map, vertex_normals
 from vitruvian.training.synthetic.textures import (
     build_pyramid,
     face_levels,
@@ -45,42 +45,42 @@ def rng(seed: int = 0) -> Rng:
 
 
 def test_solid_angles_fill_the_sphere() -> None:
-    directions, angles = map_directions(32, 64, device="cpu")
+    directions, angles = _map_directions(32, 64, device="cpu")
     assert angles.sum().item() == pytest.approx(4 * math.pi, rel=1e-3)
     assert torch.allclose((directions * angles[:, None]).sum(dim=0), torch.zeros(3), atol=1e-4)
 
 
 def test_harmonics_give_the_light_of_a_half_bright_sky() -> None:
-    directions, _ = map_directions(32, 64, device="cpu")
+    directions, _ = _map_directions(32, 64, device="cpu")
     sky = (directions[:, 2] > 0).float().view(1, 32, 64, 1).expand(-1, -1, -1, 3)
-    coefficients = irradiance_harmonics(sky)[0]  # [9, 3]
+    coefficients = _irradiance_harmonics(sky)[0]  # [9, 3]
     normals = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
-    light = harmonic_basis(normals) @ coefficients
+    light = _harmonic_basis(normals) @ coefficients
     # Irradiance over π of a white half sphere is (1 + cos) / 2.
     assert torch.allclose(light[:, 0], torch.tensor([1.0, 0.5, 0.0]), atol=0.01)
 
 
 def test_look_up_reads_the_direction_it_was_written_for() -> None:
-    directions, _ = map_directions(16, 32, device="cpu")
+    directions, _ = _map_directions(16, 32, device="cpu")
     maps = directions.view(1, 16, 32, 3).repeat(2, 1, 1, 1)
     maps[1] = 5.0
     read = look_up(maps, directions, torch.zeros(len(directions), dtype=torch.int64))
     assert torch.allclose(read, directions, atol=1e-4)
     assert (look_up(maps, directions, torch.ones(len(directions), dtype=torch.int64)) == 5).all()
-    blurred = blur_maps(maps, power=100.0, size_hw=(16, 32))[0].view(-1, 3)
+    blurred = _blur_maps(maps, power=100.0, size_hw=(16, 32))[0].view(-1, 3)
     assert (F.normalize(blurred, dim=1) * directions).sum(dim=1).min() > 0.99
 
 
 def test_the_sun_is_taken_out_of_the_sky() -> None:
-    directions, angles = map_directions(32, 64, device="cpu")
+    directions, angles = _map_directions(32, 64, device="cpu")
     maps = torch.ones(1, 32 * 64, 3)
     spot = 300
     maps[0, spot] = 1000.0
-    rest, direction, colour = split_sun(maps.view(1, 32, 64, 3))
+    rest, direction, colour = _split_sun(maps.view(1, 32, 64, 3))
     assert (direction[0] * directions[spot]).sum() > 0.99
     assert rest.max() < 10
     assert colour[0, 0].item() == pytest.approx(1000 * angles[spot].item() / math.pi, rel=0.05)
-    flat, _, nothing = split_sun(torch.ones(1, 32, 64, 3))
+    flat, _, nothing = _split_sun(torch.ones(1, 32, 64, 3))
     assert nothing.abs().max() == 0
     assert torch.equal(flat, torch.ones(1, 32, 64, 3))
 
@@ -242,23 +242,23 @@ def test_patterns_follow_their_definitions() -> None:
         PATTERN_GRADIENT: torch.sigmoid(frequency * (rest[:, 2] - phase)),
     }
     for pattern, answer in expected.items():
-        found = pattern_weight(torch.full((count,), pattern), parameters, rest, torch.zeros(count))
+        found = _pattern_weight(torch.full((count,), pattern), parameters, rest, torch.zeros(count))
         assert (found - answer).abs().mean() < 0.03, pattern
         assert ((found - answer).abs() < 0.01).float().mean() > 0.85, pattern
     for wide, low, high in ((0.1, 0.0, 0.15), (0.9, 0.85, 1.0)):
         parameters = torch.tensor([[frequency, angle, wide, phase]]).expand(count, 4)
-        share = pattern_weight(torch.full((count,), PATTERN_NOISE), parameters, rest, torch.zeros(count)).mean()
+        share = _pattern_weight(torch.full((count,), PATTERN_NOISE), parameters, rest, torch.zeros(count)).mean()
         assert low <= share <= high
-    assert (pattern_weight(torch.zeros(count, dtype=torch.int64), parameters, rest, torch.zeros(count)) == 0).all()
+    assert (_pattern_weight(torch.zeros(count, dtype=torch.int64), parameters, rest, torch.zeros(count)) == 0).all()
 
 
 def test_noise_is_smooth_and_fills_its_range() -> None:
     points = torch.rand(4000, 3, generator=torch.Generator().manual_seed(1)) * 40 - 20
-    values = value_noise(points)
+    values = _value_noise(points)
     assert values.min() >= 0
     assert values.max() <= 1
     assert values.std() > 0.1
-    assert (value_noise(points + 1e-3) - values).abs().max() < 0.01
+    assert (_value_noise(points + 1e-3) - values).abs().max() < 0.01
 
 
 def test_srgb_there_and_back() -> None:

@@ -15,10 +15,10 @@ from vitruvian.training.synthetic.pack import KEYPOINTS, load_pack, pack_arrays,
 from vitruvian.training.synthetic.textures import (
     GREY_MEAN,
     TEXTURE_SIZE,
+    _tiling_noise,
     grey_copy,
     procedural_fabrics,
     srgb_to_linear,
-    tiling_noise,
 )
 
 
@@ -139,7 +139,7 @@ def test_grey_twin_has_no_colour_and_a_set_mean():
 
 
 def test_made_up_cloth_tiles():
-    noise = tiling_noise(torch.Generator().manual_seed(0), cells=8)
+    noise = _tiling_noise(torch.Generator().manual_seed(0), cells=8)
     step = (noise[1:] - noise[:-1]).abs().max()
     assert (noise[0] - noise[-1]).abs().max() <= 1.5 * step
     assert procedural_fabrics().shape == (3, TEXTURE_SIZE, TEXTURE_SIZE, 4)

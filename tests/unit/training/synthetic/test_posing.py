@@ -8,13 +8,13 @@ import torch
 from vitruvian.human import KEYPOINT_INDEX
 from vitruvian.training.synthetic.pack import Pack, Poses
 from vitruvian.training.synthetic.posing import (
+    _axis_quaternions,
+    _mirror_bones,
+    _quaternion_matrices,
+    _quaternion_product,
     apply_transforms,
-    axis_quaternions,
-    mirror_bones,
     pose_bones,
     pose_keypoints,
-    quaternion_matrices,
-    quaternion_product,
     rest_shape,
     sample_expressions,
     sample_poses,
@@ -45,16 +45,16 @@ def posed(pack: Pack, local: torch.Tensor, coefficients: torch.Tensor | None = N
     count = len(local)
     coefficients = torch.zeros(count, body.identities.shape[1]) if coefficients is None else coefficients
     rest, bones = rest_shape(body, coefficients, torch.zeros(count, len(body.expression_names)))
-    skeleton = pose_bones(body, bones, local)
-    transforms = vertex_transforms(body, skeleton)
-    return rest, bones, skeleton, transforms, apply_transforms(transforms, rest)
+    ends, bone_transforms = pose_bones(body, bones, local)
+    transforms = vertex_transforms(body, bone_transforms)
+    return rest, bones, ends, transforms, apply_transforms(transforms, rest)
 
 
 def test_quaternions():
     a, b = torch.nn.functional.normalize(torch.randn(2, 50, 4, generator=torch.Generator().manual_seed(0)), dim=-1)
-    product = quaternion_matrices(a) @ quaternion_matrices(b)
-    assert torch.allclose(quaternion_matrices(quaternion_product(a, b)), product, atol=1e-5)
-    turn = quaternion_matrices(axis_quaternions(torch.tensor([0.0, 0.0, 1.0]), torch.tensor(torch.pi / 2)))
+    product = _quaternion_matrices(a) @ _quaternion_matrices(b)
+    assert torch.allclose(_quaternion_matrices(_quaternion_product(a, b)), product, atol=1e-5)
+    turn = _quaternion_matrices(_axis_quaternions(torch.tensor([0.0, 0.0, 1.0]), torch.tensor(torch.pi / 2)))
     assert torch.allclose(turn @ torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 1.0, 0.0]), atol=1e-6)
 
 
@@ -65,34 +65,34 @@ def test_no_rotation_is_the_rest_pose_with_the_root_at_the_origin(pack: Pack):
 
 def test_turning_the_root_turns_everything(pack: Pack):
     local = still(pack, 1)
-    local[0, 0] = axis_quaternions(torch.tensor([0.0, 0.0, 1.0]), torch.tensor(0.7))
+    local[0, 0] = _axis_quaternions(torch.tensor([0.0, 0.0, 1.0]), torch.tensor(0.7))
     *_, turned = posed(pack, local)
     *_, before = posed(pack, still(pack, 1))
-    assert torch.allclose(turned, before @ quaternion_matrices(local[0, 0]).T, atol=1e-5)
+    assert torch.allclose(turned, before @ _quaternion_matrices(local[0, 0]).T, atol=1e-5)
 
 
 def test_an_elbow_moves_only_what_hangs_below_it(pack: Pack):
     names = pack.body.bone_names
     local = still(pack, 1)
     elbow = names.index("lowerarm01.L")
-    local[0, elbow] = axis_quaternions(torch.tensor([1.0, 0.0, 0.0]), torch.tensor(1.2))
-    rest, bones, skeleton, _, after = posed(pack, local)
+    local[0, elbow] = _axis_quaternions(torch.tensor([1.0, 0.0, 0.0]), torch.tensor(1.2))
+    rest, bones, ends, _, after = posed(pack, local)
     moved = (after - (rest - bones[:, :1, 0])).norm(dim=-1)[0] > 1e-4
     below = pack.body.weights[:, [elbow, names.index("wrist.L")]].sum(1) > 0
     assert moved.any()
     assert not moved[~below].any()
     # the hand is as far from the elbow as before
     wrist = names.index("wrist.L")
-    reach = (skeleton.heads[0, wrist] - skeleton.heads[0, elbow]).norm()
+    reach = (ends[0, wrist, 0] - ends[0, elbow, 0]).norm()
     assert torch.isclose(reach, (bones[0, wrist, 0] - bones[0, elbow, 0]).norm(), atol=1e-5)
 
 
 def test_keypoints_sit_on_the_bones(pack: Pack):
     local = sample_poses(pack.poses, pack.body, torch.full((4,), 0.9), rng=rng())
-    rest, _, skeleton, transforms, _ = posed(pack, local)
-    points = pose_keypoints(pack.body, skeleton, rest, transforms)
+    rest, _, ends, transforms, _ = posed(pack, local)
+    points = pose_keypoints(pack.body, ends, rest, transforms)
     wrist = pack.body.bone_names.index("wrist.R")
-    assert torch.equal(points[:, KEYPOINT_INDEX["right_wrist"]], skeleton.heads[:, wrist])
+    assert torch.equal(points[:, KEYPOINT_INDEX["right_wrist"]], ends[:, wrist, 0])
     assert points.shape == (4, 308, 3)
 
 
@@ -103,14 +103,14 @@ def test_weighted_keypoints_follow_the_skin(pack: Pack):
     weights[0] = torch.tensor([0.25, 0.75])
     body = replace(pack.body, keypoint_vertices=ids, keypoint_weights=weights, keypoint_bone=torch.full((308,), -1))
     local = sample_poses(pack.poses, pack.body, torch.full((3,), 0.5), rng=rng(1))
-    rest, _, skeleton, transforms, vertices = posed(pack, local)
-    points = pose_keypoints(body, skeleton, rest, transforms)
+    rest, _, ends, transforms, vertices = posed(pack, local)
+    points = pose_keypoints(body, ends, rest, transforms)
     assert torch.allclose(points[:, 0], 0.25 * vertices[:, 10] + 0.75 * vertices[:, 400], atol=1e-5)
 
 
 def test_mirrored_bones_are_the_others(pack: Pack):
     names = pack.body.bone_names
-    other = mirror_bones(names)
+    other = _mirror_bones(names)
     assert names[other[names.index("foot.L")]] == "foot.R"
     assert other[names.index("head")] == names.index("head")
     assert [other[i] for i in other] == list(range(len(names)))
@@ -120,9 +120,9 @@ def test_mirroring_a_pose_mirrors_the_people(pack: Pack):
     names = pack.body.bone_names
     generator = torch.Generator().manual_seed(4)
     local = torch.nn.functional.normalize(torch.randn(1, len(names), 4, generator=generator), dim=-1)
-    mirrored = local[:, mirror_bones(names)] * torch.tensor([1.0, 1.0, -1.0, -1.0])
-    heads = posed(pack, local)[2].heads
-    flipped = posed(pack, mirrored)[2].heads[:, mirror_bones(names)] * torch.tensor([-1.0, 1.0, 1.0])
+    mirrored = local[:, _mirror_bones(names)] * torch.tensor([1.0, 1.0, -1.0, -1.0])
+    heads = posed(pack, local)[2][:, :, 0]
+    flipped = posed(pack, mirrored)[2][:, _mirror_bones(names), 0] * torch.tensor([-1.0, 1.0, 1.0])
     assert torch.allclose(heads, flipped, atol=1e-5)
 
 
@@ -136,9 +136,9 @@ def test_poses_are_unit_rotations_and_follow_the_seed(pack: Pack):
 
 def test_some_people_sit(pack: Pack):
     local = sample_poses(pack.poses, pack.body, torch.full((300,), 0.5), rng=rng(2))
-    skeleton = posed(pack, local)[2]
+    ends = posed(pack, local)[2]
     place = pack.body.bone_names.index
-    thigh = skeleton.heads[:, place("lowerleg01.L")] - skeleton.heads[:, place("upperleg01.L")]
+    thigh = ends[:, place("lowerleg01.L"), 0] - ends[:, place("upperleg01.L"), 0]
     level = -thigh[:, 1] > 0.8 * thigh.norm(dim=-1)  # the knee is in front of the hip
     assert 10 < int(level.sum()) < 90
 
@@ -148,7 +148,7 @@ def test_stout_people_hold_their_arms_out(pack: Pack):
     slim = sample_poses(empty, pack.body, torch.full((40,), 0.4), rng=rng(3))
     stout = sample_poses(empty, pack.body, torch.full((40,), 1.0), rng=rng(3))
     hand = pack.body.bone_names.index("lowerarm01.L")
-    out = [posed(pack, local)[2].heads[:, hand, 0].mean() for local in (slim, stout)]
+    out = [posed(pack, local)[2][:, hand, 0, 0].mean() for local in (slim, stout)]
     assert out[1] > out[0] + 0.01
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from tests.unit.training.synthetic.shapes import alone, front_camera, person, sphere
 from vitruvian.errors import InputError
-from vitruvian.training.synthetic.lighting import Lights, irradiance_harmonics
+from vitruvian.training.synthetic.lighting import Lights, _irradiance_harmonics
 from vitruvian.training.synthetic.render import RenderOptions, Truth, render
 from vitruvian.training.synthetic.shading import Surface, light_surface
 
@@ -25,7 +25,7 @@ def lights(*, ambient: float, key: float, direction: tuple[float, float, float] 
     maps = torch.full((1, 32, 64, 3), ambient)
     towards = F.normalize(torch.tensor([direction]), dim=1)
     return Lights(
-        harmonics=irradiance_harmonics(maps),
+        harmonics=_irradiance_harmonics(maps),
         sharp=maps,
         dull=maps[:, :16, :32],
         key_direction=towards,

@@ -1,27 +1,27 @@
-"""Garments and rigid_piece things made on a small body."""
+"""Garments and _rigid_piece things made on a small body."""
 
 import numpy as np
 import pytest
 
 from vitruvian.human import KEYPOINT_INDEX
 from vitruvian.training.synthetic.bodies import BodySource, shape_basis
-from vitruvian.training.synthetic.build_pack import add_cover, body_piece
+from vitruvian.training.synthetic.build_pack import _add_cover, _body_piece
 from vitruvian.training.synthetic.garments import (
     Form,
+    _legs_field,
+    _neckline,
+    _remove_relief,
+    _rigid_piece,
+    _rounded_box,
+    _top_field,
     band,
     covered_vertices,
-    legs_field,
-    neckline,
-    remove_relief,
-    rigid_piece,
-    rounded_box,
     shell,
     skirt,
-    top_field,
     tube,
 )
 from vitruvian.training.synthetic.mesh import CLASS, fit_piece, mesh_edges, vertex_normals
-from vitruvian.training.synthetic.posing import joint_keypoints, keypoint_rules
+from vitruvian.training.synthetic.posing import _joint_keypoints, keypoint_rules
 
 SPAN = ((0, 1), (0, 1), (0, 1))
 
@@ -89,9 +89,9 @@ def test_fine_relief_is_evened_out_and_coarse_shape_kept():
     a = (np.arange(40)[:, None] * 41 + np.arange(40)).ravel()
     faces = np.concatenate([np.stack([a, a + 1, a + 42], 1), np.stack([a, a + 42, a + 41], 1)])
     inner = (np.abs(x - 0.05) < 0.03) & (np.abs(y - 0.05) < 0.03)
-    assert remove_relief(points, faces, inner)[:, 2].max() < 0.004
+    assert _remove_relief(points, faces, inner)[:, 2].max() < 0.004
     large = points * 20
-    assert np.array_equal(remove_relief(large, faces, inner), large)
+    assert np.array_equal(_remove_relief(large, faces, inner), large)
 
 
 def test_hems_do_not_zigzag(form: Form):
@@ -112,14 +112,14 @@ def test_classes_by_vertex(form: Form):
 
 def test_fields(form: Form):
     z = form.vertices[:, 2]
-    trousers = legs_field(form, waist=1.0, cuff=0.2).min(0)
+    trousers = _legs_field(form, waist=1.0, cuff=0.2).min(0)
     assert np.array_equal(trousers > 1e-6, (z < 1.0 - 1e-6) & (z > 0.2 + 1e-6))
-    neck = neckline(form, front=-0.1, back=0.05)
-    top = top_field(form, sleeve=0.1, hem=0.8, neck=neck).min(0)
+    neck = _neckline(form, front=-0.1, back=0.05)
+    top = _top_field(form, sleeve=0.1, hem=0.8, neck=neck).min(0)
     assert (top[z < 0.79] < 0).all()
     front, back = form.vertices[:, 1] < -0.09, form.vertices[:, 1] > 0.09
     assert neck[front & (z > 1.31)].max() < 0 < neck[back & (z < 1.44)].min()
-    sleeveless = top_field(form, sleeve=-0.06, hem=0.8, neck=neck).min(0)
+    sleeveless = _top_field(form, sleeve=-0.06, hem=0.8, neck=neck).min(0)
     assert sleeveless.max() < 0  # along_arm is -0.05 everywhere on this trunk
 
 
@@ -156,18 +156,18 @@ def test_cover_is_found_by_looking_outwards(form: Form):
 
 def test_cover_of_a_piece(form: Form):
     plain = made(form, 0.8 - form.vertices[:, 2], thickness=0.02)
-    piece = add_cover(form, type(plain)(**{**vars(plain), "hides": np.zeros(0, np.int64)}))
+    piece = _add_cover(form, type(plain)(**{**vars(plain), "hides": np.zeros(0, np.int64)}))
     z = form.vertices[:, 2]
     # rows are 5 cm apart: two are kept beneath the hem, and one above it still counts as covered
     assert np.isclose(z[piece.hides].max(), 0.65, atol=0.051)
     assert np.isclose(z[piece.covers].max(), 0.85, atol=0.01)
     glasses = type(piece)(**{**vars(piece), "slot": "glasses"})
-    assert len(add_cover(form, glasses).hides) == 0
+    assert len(_add_cover(form, glasses).hides) == 0
 
 
 def test_stiff_things_hang_on_one_vertex(form: Form):
-    points, faces = rounded_box(np.array([0.0, 0.3, 1.0]), np.array([0.1, 0.05, 0.2]))
-    bag = rigid_piece(
+    points, faces = _rounded_box(np.array([0.0, 0.3, 1.0]), np.array([0.1, 0.05, 0.2]))
+    bag = _rigid_piece(
         form, "bag", "accessory", points, faces, anchor=np.array([0, 0.1, 1.0]), span=SPAN, part_class="Apparel"
     )
     assert len(np.unique(bag.ids)) == 1
@@ -225,18 +225,18 @@ def test_body_piece_is_cut_at_the_borders_of_parts(form: Form, monkeypatch: pyte
     monkeypatch.setattr(
         "vitruvian.training.synthetic.build_pack._eye_uv", lambda template: np.zeros((len(template), 2))
     )
-    piece = body_piece(body, surface, None, with_tongue=True)
+    piece = _body_piece(body, surface, None, with_tongue=True)
     placed = fit_piece(piece, form.vertices)
     low, high = (placed[piece.faces[piece.face_class == CLASS[name]], 2] for name in ("Torso", "Face_Neck"))
     assert np.isclose(low.max(), 1.13, atol=1e-4)
     assert np.isclose(high.min(), 1.13, atol=1e-4)
     surface["fixed_face"][:] = True
-    assert set(body_piece(body, surface, None, with_tongue=True).face_class.tolist()) == {CLASS["Upper_Lip"]}
+    assert set(_body_piece(body, surface, None, with_tongue=True).face_class.tolist()) == {CLASS["Upper_Lip"]}
 
 
 def test_joint_keypoints():
     place = {"wrist.L": 3, "finger2-3.R": 5, "neck01": 1}
-    bone, end = joint_keypoints(place)
+    bone, end = _joint_keypoints(place)
     assert bone[KEYPOINT_INDEX["left_wrist"]] == 3
     assert (bone[KEYPOINT_INDEX["right_forefinger4"]], end[KEYPOINT_INDEX["right_forefinger4"]]) == (5, 1)
     assert (bone[KEYPOINT_INDEX["right_forefinger3"]], end[KEYPOINT_INDEX["right_forefinger3"]]) == (5, 0)
@@ -253,7 +253,7 @@ def test_keypoint_rules_from_a_table(form: Form):
     table["vertex_weights"][0, 0] = 1
     table["bone"][1:3] = "head"
     rules = keypoint_rules(body.template, body.template_bones, body.bone_names, table, surface=len(body.template))
-    assert rules.known.sum() == 3
-    assert rules.bone[:4].tolist() == [-1, 1, 1, -1]
-    assert rules.end[1:3].tolist() == [0, 1]
-    assert rules.depth[1] > rules.depth[0]  # a joint lies deeper than the skin
+    assert rules["keypoint_known"].sum() == 3
+    assert rules["keypoint_bone"][:4].tolist() == [-1, 1, 1, -1]
+    assert rules["keypoint_end"][1:3].tolist() == [0, 1]
+    assert rules["keypoint_depth"][1] > rules["keypoint_depth"][0]  # a joint lies deeper than the skin

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vitruvian.training.synthetic.mesh import SLOTS
-from vitruvian.training.synthetic.pack import NEVER_WORN, Pack, held_out_part, held_out_pieces, training_part
+from vitruvian.training.synthetic.pack import NEVER_WORN, Pack, _held_out_pieces, held_out_part, training_part
 from vitruvian.training.synthetic.people import sample_people
 from vitruvian.training.synthetic.procedural import procedural_pack
 
@@ -45,7 +45,7 @@ def test_garments_are_parted_where_there_are_many(pack: Pack) -> None:
     slot = torch.full_like(pack.wardrobe.slot, upper)
     slot[0] = 0  # the body
     pack = replace(pack, wardrobe=replace(pack.wardrobe, names=names, slot=slot))
-    apart = held_out_pieces(pack)
+    apart = _held_out_pieces(pack)
     if len(names) < 7 or not apart:
         pytest.skip("the procedural wardrobe is too small to be parted")
     learned, judged = training_part(pack).wardrobe.slot, held_out_part(pack).wardrobe.slot

@@ -13,7 +13,7 @@ from tests.unit.training.synthetic.shapes import alone, card, front_camera, pers
 from vitruvian.training.synthetic.camera import Placement, person_slots
 from vitruvian.training.synthetic.materials import Materials
 from vitruvian.training.synthetic.people import PeopleBatch
-from vitruvian.training.synthetic.render import NORMALS_FOR_DISPLAY, RenderOptions, Truth, masks_and_boxes, render
+from vitruvian.training.synthetic.render import NORMALS_FOR_DISPLAY, RenderOptions, Truth, _masks_and_boxes, render
 
 SIZE = (64, 48)
 PLAIN = RenderOptions(
@@ -160,7 +160,7 @@ def test_the_person_in_front_hides_the_one_behind() -> None:
     camera = front_camera(distance=2.0, focal=40.0, size_hw=SIZE)
     truth = render(people, generator=seeded(), options=PLAIN, placement=placement, cameras=camera)
     front, back = truth.instance_masks[0]
-    assert truth.person_index.tolist() == [[0, 1]]
+    assert torch.equal(truth.stature, people.height[None])
     assert front.sum() > back.sum() > 20
     assert not (front & back).any()
     depth = truth.pointmap[0, 2]
@@ -182,7 +182,7 @@ def test_pictures_with_fewer_people_have_empty_places() -> None:
     for chunk in (1, 2):
         options = replace(PLAIN, chunk=chunk)
         truth = render(people, generator=seeded(), options=options, placement=placement, cameras=cameras)
-        assert truth.person_index.tolist() == [[0, 2], [1, -1]]
+        assert torch.equal(truth.stature, torch.stack([people.height[[0, 2]], people.height[1] * torch.tensor([1, 0])]))
         assert truth.boxes_xywh[1, 1].tolist() == [0, 0, 0, 0]
         assert not truth.instance_masks[1, 1].any()
         assert truth.instance_masks[0].any(dim=(1, 2)).all()
@@ -276,6 +276,6 @@ def test_slots_count_the_people_of_each_picture() -> None:
 def test_boxes_of_masks() -> None:
     slots = torch.full((1, 6, 8), -1)
     slots[0, 2:5, 3:7] = 1
-    masks, boxes = masks_and_boxes(slots, 2)
+    masks, boxes = _masks_and_boxes(slots, 2)
     assert boxes.tolist() == [[[0, 0, 0, 0], [3, 2, 4, 3]]]
     assert masks.sum(dim=(2, 3)).tolist() == [[0, 12]]

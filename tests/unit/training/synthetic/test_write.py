@@ -20,10 +20,10 @@ from vitruvian.training.synthetic.dataset import (
     GROUP,
     SHEET_FILE,
     DatasetOptions,
-    decode_depth,
+    _decode_depth,
+    _encode_depth,
+    _file_names,
     draw_group,
-    encode_depth,
-    file_names,
     read_maps,
     write_dataset,
 )
@@ -96,11 +96,11 @@ def test_other_seeds_give_other_people(whole: Path, pack: Pack, tmp_path: Path):
 
 
 def test_files_hold_the_truths(whole: Path, pack: Pack):
-    group = draw_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
-    truth = group.truth
+    truth = draw_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
+    truth = truth
     entries = table(whole)["images"]
     for index in range(GROUP):
-        maps = read_maps(whole, file_names(index, "png"))
+        maps = read_maps(whole, _file_names(index, "png"))
         assert maps.matte is not None
         assert maps.albedo is not None
         assert maps.normals is not None
@@ -139,10 +139,10 @@ def test_annotations_are_those_of_coco(whole: Path, pack: Pack):
         known = points[points[:, 2] > 0]
         assert ((known[:, 0] >= -0.5) & (known[:, 0] <= SIZE_HW[1] - 0.5)).all()
         assert 0.5 < person["stature"] < 2.5
-    group = draw_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
+    truth = draw_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
     first = next(person for person in found["annotations"] if person["image_id"] == 3)
     assert np.allclose(
-        np.array(first["keypoints"]).reshape(308, 3)[:, 2], group.truth.keypoints[3, 0, :, 2].numpy()
+        np.array(first["keypoints"]).reshape(308, 3)[:, 2], truth.keypoints[3, 0, :, 2].numpy()
     )  # the subject comes first
 
 
@@ -165,21 +165,21 @@ def test_jpeg(pack: Pack, tmp_path: Path):
     write_dataset(tmp_path, 1, pack=pack, options=DatasetOptions(render=PLAIN))
     with Image.open(tmp_path / "images" / "000000.jpg") as image:
         assert image.format == "JPEG"
-    assert read_maps(tmp_path, file_names(0, "jpg"), frozenset()).image.shape == (3, *SIZE_HW)
+    assert read_maps(tmp_path, _file_names(0, "jpg"), frozenset()).image.shape == (3, *SIZE_HW)
 
 
 def test_depth_loses_less_than_its_step():
     generator = np.random.default_rng(0)
     depth = generator.uniform(2.0, 4.5, (20, 30)).astype(np.float32) * (generator.random((20, 30)) > 0.4)
-    codes, low, step = encode_depth(depth)
-    again = decode_depth(codes, low, step)
+    codes, low, step = _encode_depth(depth)
+    again = _decode_depth(codes, low, step)
     assert codes.dtype == np.uint16
     assert step < 4e-5
     assert np.abs(again - depth).max() <= step / 2 + 1e-6
     assert ((again == 0) == (depth == 0)).all()
-    assert (decode_depth(*encode_depth(np.zeros((2, 2), np.float32))) == 0).all()
+    assert (_decode_depth(*_encode_depth(np.zeros((2, 2), np.float32))) == 0).all()
     flat = np.full((2, 2), 3.0, np.float32)
-    assert (decode_depth(*encode_depth(flat)) == flat).all()
+    assert (_decode_depth(*_encode_depth(flat)) == flat).all()
 
 
 def test_folders_that_hold_something_else(whole: Path, pack: Pack, tmp_path: Path):
@@ -208,7 +208,7 @@ def test_options_that_cannot_be(options: dict[str, Any]):
 
 def test_files_that_are_damaged(pack: Pack, tmp_path: Path):
     write_dataset(tmp_path, 1, pack=pack, options=OPTIONS)
-    names = file_names(0, "png")
+    names = _file_names(0, "png")
     Image.new("L", (5, 5)).save(tmp_path / names["parts"])
     with pytest.raises(ImageError, match="expected P of 64×48, got L of 5×5"):
         read_maps(tmp_path, names)
