@@ -168,7 +168,7 @@ class Sapiens2Trunk(Sapiens2PreTrainedModel):
         x = self.embeddings(pixel_values, bool_masked_pos)  # [B, 1 + R + h·w, C]
         rope = positions(self.config, grid_hw, device=x.device, training=self.training)
         branch: Tensor | None = None
-        states, weights = [x], []
+        states, weights = [x] if flags.hidden_states else [], []
         for layer in self.model.layer:
             if self.model.gradient_checkpointing and self.training:
                 x, branch, weight = checkpoint(layer, x, branch, rope, flags.attentions, use_reentrant=False)
