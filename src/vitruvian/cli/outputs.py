@@ -52,8 +52,7 @@ def read_save(task: Task, save: str | None) -> Kinds:
         raise InputError(f"--save: expected one or more of {', '.join(known)}, got nothing.")
     for word in words:
         if word not in known:
-            result = task.result_class()
-            reason = result.why_not(result, f".{word}")  # JPEG of mattes, say
+            reason = task.result_class().refused_endings.get(f".{word}", "")  # JPEG of mattes, say
             raise InputError(
                 f"--save: expected one or more of {', '.join(known)} for {task.name}, got {word!r}."
                 f"{near_matches(word, known)}{reason}"
