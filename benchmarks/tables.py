@@ -18,6 +18,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "speed.md"
+ABLATION = HERE / "results" / "ablation" / "h200.json"
 TABLE = re.compile(r"(<!-- table (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 Row = dict[str, Any]
 
@@ -140,6 +141,29 @@ def details_table(*runs: Row) -> str:
     return grid(titles, [row for run in runs for row in cells(run, titles)])
 
 
+def ablation_table(rows: list[Row]) -> str:
+    """Return what each switch of `benchmarks/ablation.py` saves: a row for each switch, a column for each model."""
+    models = list(dict.fromkeys((row["model"], row["batch"], row["prompts"]) for row in rows))
+    by_switch: dict[str, dict[tuple[str, int, int], Row]] = {}
+    for row in rows:
+        by_switch.setdefault(row["off"], {})[row["model"], row["batch"], row["prompts"]] = row
+    base = by_switch.pop("nothing")
+
+    def saved(switch: str, model: tuple[str, int, int]) -> str:
+        row = by_switch[switch].get(model)
+        if row is None:
+            return ""
+        time, memory = (1 - base[model][name] / row[name] for name in ("milliseconds", "memory"))
+        return f"{time:.0%} · {memory:.0%}".replace("-0%", "0%").replace("-", "−")
+
+    def title(model: tuple[str, int, int]) -> str:
+        name, batch, prompts = model
+        return f"{name}, {f'{prompts} prompts' if prompts else f'batch {batch}'}"
+
+    lines = [[title(model), *(saved(switch, model) for switch in by_switch)] for model in models]
+    return "Time saved · memory saved:\n\n" + grid(["model", *by_switch], lines)
+
+
 def missed(data: dict[str, Row]) -> str:
     """Return a table of missed goals, the worst first."""
     rows = []
@@ -204,6 +228,7 @@ def tables(data: dict[str, Row]) -> dict[str, str]:
         "sapiens2_source": source(gpu["machine"], on_gpu["sapiens2"]),
         "masks": times_table(on_gpu["masks"]),
         "masks_source": source(gpu["machine"], on_gpu["masks"]),
+        "ablation": ablation_table(json.loads(ABLATION.read_text(encoding="utf-8"))["rows"]),
         "beside": details_table(on_gpu["sapiens2"], on_gpu["masks"]),
         "missed": missed(data),
         "fp8": fp8_table(on_gpu["fp8"]),
