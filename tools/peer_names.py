@@ -1,7 +1,7 @@
 """Counterparts of transformers' private names, for the copy of its tests that `peer_tests.py` runs on our classes.
 
 A name that vitruvian does not have is imported from here too: it becomes a class that raises on use, so that the tests
-which need it fail and the others run.
+which need it fail and the others run. Importing this module also sets private flags on our model classes.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+import transformers
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from transformers.processing_utils import MODALITY_TO_AUTOPROCESSOR_MAPPING as AUTO_CLASSES
@@ -61,6 +62,24 @@ MODALITY_TO_AUTOPROCESSOR_MAPPING = {
     "image_processor": vitruvian.AutoImageProcessor,
 }
 get_image_processor_class_from_name = our_class
+
+
+def copy_private_flags() -> None:
+    """Set private booleans of the reference's models (`_supports_sdpa`, …) on our classes of the same name.
+
+    Tests read them to decide what a model can do. Flags that our class has itself stay as they are.
+    """
+    for name in vitruvian.__all__:
+        theirs, ours = getattr(transformers, name, None), getattr(vitruvian, name)
+        if not (isinstance(theirs, type) and issubclass(theirs, transformers.PreTrainedModel)):
+            continue
+        for flag in dir(theirs):
+            private = flag.startswith("_") and not flag.startswith("__")
+            if private and isinstance(getattr(theirs, flag), bool) and not hasattr(ours, flag):
+                setattr(ours, flag, getattr(theirs, flag))
+
+
+copy_private_flags()
 
 
 def __getattr__(name: str) -> type:

@@ -59,15 +59,17 @@ PRIVATE_NAMES = {
 
 # The first pattern that a test's name matches is its subject.
 SUBJECTS = {
-    "export and compile": r"export|onnx|compile|jit|trace",
-    "attention implementations": r"sdpa|flash|flex|eager|attn|attention_mask",
-    "training": r"train|grad|loss|checkpointing|peft|adapter|problem_types",
-    "saving and loading": r"save|load|pretrained|safetensors|keys|init|tied|reload|json|mismatched|variant",
-    "devices and parallelism": r"offload|parallel|device|memory|accelerate|quant|bitsandbytes|fp16|bf16|fp32|dtype",
-    "configuration": r"config|attributes|embeddings|backbone|channels|stages",
-    "outputs": r"output|hidden|attention|batching|determinism|equivalence|forward|model",
-    "post-processing": r"post_process",
-    "preprocessing": r"call|image|mask|point|box|pad|crop|resize|normalize|kwargs|process",
+    "features of other modalities": r"get_(text|image|video|audio)_features",  # methods that no model here has
+    "post-processing": r"post_process|rle",
+    "export and compile": r"export|onnx|compile",
+    "attention implementations": r"sdpa|attn|attention_dynamically|flash|flex",
+    "training": r"(?<!pre)train|grad|loss|peft|problem_types",
+    "saving and loading": r"save|load|pretrained|safetensors|keys|json|from_dict|initialized",
+    "initial weights": r"init_|resize_embeddings",
+    "devices and precision": r"offload|parallel|device|fp16|bf16|fp32|dtype|buffer",
+    "configuration": r"config|attributes|embeddings|backbone_stage|channels|prefix|is_small|name|properties|default",
+    "preprocessing": r"call|processor|backends|size_divisor|kwargs",
+    "outputs": r"output|hidden|attention|batching|determinism|signature|model|backbone|for_",
 }
 
 
@@ -194,12 +196,20 @@ def last_line(error: str) -> str:
 
 
 def error_group(error: str) -> str:
-    """Return an error with what differs from test to test (numbers, addresses, paths) left out."""
+    """Return an error with what differs from test to test (class names, numbers, addresses, paths) left out."""
+    error = error.split(" Did you mean ")[0]
+    if "vitruvian has no" not in error:
+        error = re.sub(rf"\b({'|'.join(CLASS_PREFIXES)})\w+", class_kind, error)
     error = re.sub(r"/\S*/(\S+)", r"…/\1", error)
     error = re.sub(r"0x[0-9a-f]+", "0x…", error)
     error = re.sub(r"\btmp\w+", "tmp…", error)
     error = re.sub(r"-?\d+\.\d+(e[-+]?\d+)?", "#", error)
     return re.sub(r"(?<![\w#])\d+\b", "#", error)[:200]
+
+
+def class_kind(match: re.Match[str]) -> str:
+    """Return `*Config` for `Sam2Config`, `*Model` for every model class, and so on."""
+    return next((f"*{kind}" for kind in ("Config", "ImageProcessor", "Processor") if match[0].endswith(kind)), "*Model")
 
 
 def category(test: str) -> str:
@@ -294,7 +304,13 @@ def write_report(
     for failure in failures:
         report += [f"- **{failure['count']}** `{failure['error']}`"]
         report += [f"  - {test}" for test in failure["tests"]]
-    report += ["", "## Names", "", "Private names that were adapted:", ""]
+    report += [
+        "",
+        "## Names",
+        "",
+        "Private booleans of model classes, such as `_supports_sdpa`, are copied where missing.",
+    ]
+    report += ["Private names that were adapted:", ""]
     report += [f"- `{name}` → `{target}`" for name, target in sorted(imports.private.items())]
     report += ["", "Names that vitruvian does not have:", ""]
     report += [f"- `{name}`" for name in sorted(imports.missing)]
@@ -328,6 +344,8 @@ def main() -> None:
         rewritten = copy_tests(peer, Path(temporary, "ours"))
         for file in rewritten.joinpath("tests").rglob("*.py"):
             file.write_text(imports.rewrite(file.read_text()))
+        with rewritten.joinpath("conftest.py").open("a") as conftest:
+            conftest.write("import peer_names\n")
         for family in families:
             tests, collected = outcomes(reference_run(theirs, family, release, out))
             expected = sorted(test for test, outcome in tests.items() if outcome.status == "passed")

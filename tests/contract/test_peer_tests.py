@@ -68,7 +68,9 @@ def test_a_failed_subtest_or_teardown_fails_the_test_and_skips_do_not_pass(tool)
     }
 
 
-def test_errors_that_differ_in_numbers_and_paths_are_one_group(tool):
-    first = "OSError: /tmp/tmpab12/x.json is 3 bytes, loss 1.5e-3 at 0x7f00 of [2, 4]"
-    second = "OSError: /tmp/tmpcd34/x.json is 12 bytes, loss 0.25 at 0x7f11 of [1, 8]"
+def test_errors_that_differ_in_classes_numbers_and_paths_are_one_group(tool):
+    first = "OSError: Sam2Config: /tmp/tmpab12/x.json is 3 bytes, loss 1.5e-3 at 0x7f00 of [2, 4]. Did you mean a?"
+    second = "OSError: SwinConfig: /tmp/tmpcd34/x.json is 12 bytes, loss 0.25 at 0x7f11 of [1, 8]."
     assert tool.error_group(first) == tool.error_group(second)
+    assert tool.error_group(first).startswith("OSError: *Config: …/x.json is # bytes")
+    assert "Swin" in tool.error_group("NotImplementedError: vitruvian has no SwinForImageClassification")
