@@ -65,18 +65,21 @@ get_image_processor_class_from_name = our_class
 
 
 def copy_private_flags() -> None:
-    """Set private booleans of the reference's models (`_supports_sdpa`, …) on our classes of the same name.
+    """Set private flags of the reference's models (`_supports_sdpa`, …) on our classes of the same name.
 
-    Tests read them to decide what a model can do. Flags that our class has itself stay as they are.
+    Flags are attributes that are True, False or None. Tests read them to decide what a model can do. Those that our
+    class has itself stay as they are.
     """
     for name in vitruvian.__all__:
         theirs, ours = getattr(transformers, name, None), getattr(vitruvian, name)
         if not (isinstance(theirs, type) and issubclass(theirs, transformers.PreTrainedModel)):
             continue
         for flag in dir(theirs):
-            private = flag.startswith("_") and not flag.startswith("__")
-            if private and isinstance(getattr(theirs, flag), bool) and not hasattr(ours, flag):
-                setattr(ours, flag, getattr(theirs, flag))
+            if flag.startswith("__") or not flag.startswith("_") or hasattr(ours, flag):
+                continue
+            value = getattr(theirs, flag)
+            if value is None or isinstance(value, bool):
+                setattr(ours, flag, value)
 
 
 copy_private_flags()
