@@ -10,11 +10,9 @@ which goals are missed; the exit code is how many. On two cores it takes about a
 512 people. With 128 it takes a third of that, and rare parts move the mean IoU by 0.02 to either side.
 
 Silhouettes in photographs: within a person's box, pixels with any part against the union of all people's masks, since
-the model is not asked whose a pixel is; against the person's own mask alone is printed beside it. Boxes are annotated,
-so silhouettes may fill them (`fill_boxes`, as `post_process_semantic_segmentation` with `boxes` has it); what they are
-without that is printed too, and what it does to synthetic people, whose goals are for silhouettes without it. Crowds
-are left out, and people whose box has fewer than 32 × 32 pixels (COCO's "small"). Keypoints: those that are labelled,
-of all people with some. Finding: all people taller than a quarter of the picture; crowds do not count, found or not.
+the model is not asked whose a pixel is; against the person's own mask alone is printed beside it. Crowds are left out,
+and people whose box has fewer than 32 × 32 pixels (COCO's "small"). Keypoints: those that are labelled, of all people
+with some. Finding: all people taller than a quarter of the picture; crowds do not count, found or not.
 """
 
 from __future__ import annotations
@@ -38,36 +36,34 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian import Sapiens2ImageProcessor, load_image, pipeline
-from vitruvian.data.synthetic.camera import points_from_depth
-from vitruvian.data.synthetic.chance import Chance
-from vitruvian.data.synthetic.compose import CropOptions, Crops, compose_crops
-from vitruvian.data.synthetic.pack import load_pack
-from vitruvian.data.synthetic.render import RenderOptions
-from vitruvian.data.synthetic.samples import Samples, render_samples
-from vitruvian.data.synthetic.split import held_out_part
-from vitruvian.data.synthetic.texture import build_pyramid
-from vitruvian.evaluation import (
-    BoxQuality,
+from vitruvian.benchmarking.timing import time_interleaved
+from vitruvian.hub import BUILTIN, has_builtin
+from vitruvian.human import LAYOUTS, PART_NAMES
+from vitruvian.images import crop_params
+from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
+from vitruvian.ops.heatmap_peaks import decode_heatmaps
+from vitruvian.pipelines.people import detect_people, open_finder
+from vitruvian.training.datasets.labels import normalize, to_model_axes
+from vitruvian.training.evaluation import (
+    PCK,
+    AngularError,
+    BoxAP,
+    ForegroundIoU,
     Goal,
-    KeypointAccuracy,
-    MattingQuality,
-    NormalQuality,
-    PointQuality,
+    MattingError,
+    MeanIoU,
+    PointError,
     Report,
-    SemanticQuality,
-    SilhouetteQuality,
     box_length,
     layout_groups,
 )
-from vitruvian.evaluation.speed.timing import time_in_turns
-from vitruvian.hub import BUILTIN, has_builtin
-from vitruvian.human import LAYOUTS, PART_NAMES
-from vitruvian.images.crop import crop_params
-from vitruvian.models.sapiens2.decoding import decode_heatmaps
-from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.models.sapiens2.silhouette import fill_boxes, places_in_crops
-from vitruvian.pipelines.people import find_people, open_finder
-from vitruvian.training.views import in_model_axes, normalise
+from vitruvian.training.synthetic.camera import points_from_depth
+from vitruvian.training.synthetic.compose import CropOptions, Crops, compose_crops
+from vitruvian.training.synthetic.pack import held_out_part, load_pack
+from vitruvian.training.synthetic.render import RenderOptions
+from vitruvian.training.synthetic.rng import Rng
+from vitruvian.training.synthetic.samples import Samples, render_samples
+from vitruvian.training.synthetic.textures import build_pyramid
 
 HELD_OUT = 1_000_000_000  # seeds from here on are never trained on
 SYNTHETIC = [
@@ -101,11 +97,11 @@ def synthetic_report(
     hands = ("body", "feet", "left_hand", "right_hand")
     groups = layout_groups("sapiens308")
     chosen = {"body, feet, hands": [point for name in hands for point in groups[name]], **groups}
-    parts = SemanticQuality(len(PART_NAMES))
-    silhouette, filling = SilhouetteQuality(threshold=0.0), SilhouetteQuality(threshold=0.0)
-    normals, matte, points = NormalQuality(), MattingQuality(), PointQuality(alignment="scale")
-    seen = PointQuality(alignment="scale")  # points whose directions are given by the camera, which leaves their depth
-    labelled = KeypointAccuracy("sapiens308", groups=chosen)
+    parts = MeanIoU(len(PART_NAMES))
+    silhouette = ForegroundIoU(threshold=0.0)
+    normals, matte, points = AngularError(), MattingError(), PointError(alignment="scale")
+    seen = PointError(alignment="scale")  # points whose directions are given by the camera, which leaves their depth
+    labelled = PCK("sapiens308", groups=chosen)
     for start in track(range(0, count, batch), "synthetic people", console=Console(stderr=True)):
         some = render_samples(
             pack,
@@ -115,18 +111,16 @@ def synthetic_report(
             options=RenderOptions(chunk=batch),
             pyramid=pyramid,
         )
-        chance = Chance(torch.Generator().manual_seed(start), torch.device(device))
-        crops = compose_crops(some, pack.backgrounds, chance=chance, options=options)
+        rng = Rng(torch.Generator().manual_seed(start), torch.device(device))
+        crops = compose_crops(some, pack.scenery.backgrounds, rng=rng, options=options)
         size_hw = (crops.image.shape[-2], crops.image.shape[-1])
         with torch.inference_mode():
-            out: Any = model(normalise(crops.image), tasks=["seg", "normal", "matting", "pointmap", "pose"])
+            out: Any = model(normalize(crops.image), tasks=["seg", "normal", "matting", "pointmap", "pose"])
         logits = out["seg"].logits.float()
         labels = enlarged(logits, size_hw).argmax(1)  # [n, H, W]
         parts.update(labels, crops.parts)
         silhouette.update(labels, crops.parts > 0)
-        filled = fill_boxes(logits, places_in_crops(some.boxes_xywh, size_hw))
-        filling.update(enlarged(filled, size_hw).argmax(1), crops.parts > 0)
-        normals.update(enlarged(out["normal"].normals, size_hw), in_model_axes(crops.normals))
+        normals.update(enlarged(out["normal"].normals, size_hw), to_model_axes(crops.normals))
         matte.update(enlarged(out["matting"].alphas, size_hw)[:, 0].clamp(0, 1), crops.alpha[:, 0].clamp(0, 1))
         known = crops.points[:, 2] > 0  # [n, H, W]
         found = enlarged(out["pointmap"].pointmaps, size_hw)
@@ -152,7 +146,6 @@ def synthetic_report(
         },
     )
     report.add("silhouette", silhouette.compute())
-    report.add("silhouette that fills its box", filling.compute())
     report.add("normals", normals.compute())
     report.add("keypoints", labelled.compute())
     report.add("matte", matte.compute())
@@ -232,16 +225,16 @@ def photo_report(
 ) -> Report:
     """Score silhouettes, keypoints and finding people in real photographs."""
     finder = open_finder(source, device="cpu", threshold=threshold)
-    union, own, plain = (SilhouetteQuality(threshold=0.0) for _ in range(3))
-    matte = SilhouetteQuality()
-    accuracy = KeypointAccuracy("coco17", thresholds=(0.1, 0.2))
-    found = BoxQuality(thresholds=(0.5,), min_height=0.25)
+    union, own = (ForegroundIoU(threshold=0.0) for _ in range(2))
+    matte = ForegroundIoU()
+    accuracy = PCK("coco17", thresholds=(0.1, 0.2))
+    found = BoxAP(thresholds=(0.5,), min_height=0.25)
     photos = 0
     for photo in read_photos(root):
         photos += 1
         boxes = np.array([person.box_xywh for person in photo.people], float).reshape(-1, 4)
         boxes_xyxy = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
-        people = find_people(finder, photo.picture, nobody="none")
+        people = detect_people(finder, photo.picture, on_empty="none")
         found.update(
             people.boxes_xyxy,
             people.scores,
@@ -263,17 +256,14 @@ def photo_report(
             with torch.inference_mode():
                 out: Any = model(pixels, tasks=["seg", "matting", "pose"])
             logits = out["seg"].logits.float()
-            places = places_in_crops(torch.tensor([person.box_xywh for person in some]), processor.size_hw)
-            margins = [over_background(one) for one in (fill_boxes(logits, places), logits)]  # [n, h, w] each
+            margins = over_background(logits)  # [n, h, w]
             poses = processor.post_process_pose_estimation(out["pose"], boxes=wanted)[0]
             for number, person in enumerate(some):
                 if person.box_xywh[2] * person.box_xywh[3] >= 32 * 32:
-                    spot, inside = in_box(margins[0][number], person, processor, photo.picture.shape[:2])
-                    _, plainly = in_box(margins[1][number], person, processor, photo.picture.shape[:2])
+                    spot, inside = in_box(margins[number], person, processor, photo.picture.shape[:2])
                     _, alpha = in_box(out["matting"].alphas[number, 0], person, processor, photo.picture.shape[:2])
                     union.update(inside, everyone[spot])
                     own.update(inside, person.mask[spot])
-                    plain.update(plainly, everyone[spot])
                     matte.update(alpha, everyone[spot])
                 points, _ = LAYOUTS["coco17"].convert(poses[number]["keypoints"], poses[number]["scores"])
                 x, y, w, h = person.box_xywh
@@ -286,7 +276,6 @@ def photo_report(
     report = Report(f"{photos} photographs with given boxes", goals=REAL)
     report.add("silhouette", union.compute())
     report.add("silhouette against own mask", own.compute())
-    report.add("silhouette, whatever the box", plain.compute())
     report.add("silhouette of matte", matte.compute())
     report.add("keypoints", accuracy.compute())
     report.add("people", found.compute())
@@ -330,7 +319,7 @@ def speed_report(source: str, picture: Path) -> Report:
         commands["import torch, all of it, for comparison"] = ["-c", "import torch"]
         for name, command in commands.items():
             calls[name] = functools.partial(subprocess.run, [sys.executable, *command], check=True)
-        times = time_in_turns(calls, device=torch.device("cpu"), seconds=60.0, rounds=7)
+        times = time_interleaved(calls, device=torch.device("cpu"), seconds=60.0, rounds=7)
     report.add("seconds", {name: timing.median / 1e3 for name, timing in times.items()})
     return report
 

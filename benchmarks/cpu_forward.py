@@ -34,8 +34,8 @@ from measure import machine, watch
 from torch import Tensor
 
 import vitruvian
-from vitruvian.export.accuracy import compare_outputs, task_cost
-from vitruvian.export.calibration import calibration_samples
+from vitruvian.export.comparison import compare_outputs, task_cost
+from vitruvian.export.int8 import calibration_samples
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"

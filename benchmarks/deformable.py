@@ -18,9 +18,9 @@ from measure import alternate
 from transformers import Mask2FormerConfig as TheirConfig
 from transformers.models.mask2former import modeling_mask2former as theirs
 
-from vitruvian.layers.deformable import deformable_attention, level_centers
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.pixel_decoder import DeformableEncoder
+from vitruvian.ops.deformable_attention import deformable_attention
 
 HEADS, CHANNELS, POINTS = 8, 256, 4
 
@@ -43,7 +43,7 @@ def training(call: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> C
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="800x1088", help="height x width of the picture")
+    parser.add_argument("--size", default="800x1088", help="height x width of the image")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3)
@@ -56,18 +56,19 @@ def main() -> None:
 
     torch.manual_seed(0)
     batch = options.batch
-    value = torch.randn(batch, tokens_count, HEADS, CHANNELS // HEADS)
+    value = torch.randn(batch, tokens_count, CHANNELS)
     offsets = torch.randn(batch, tokens_count, HEADS, 3, POINTS, 2) * 3
-    weights = torch.randn(batch, tokens_count, HEADS, 3 * POINTS).softmax(-1).unflatten(-1, (3, POINTS))
-    sizes = torch.tensor([(w, h) for h, w in levels])[:, None]
-    xy = offsets + level_centers(levels, value.device)[:, None, :, None]
-    places, x, y = (xy + 0.5) / sizes, xy[..., 0].contiguous(), xy[..., 1].contiguous()
+    scores = torch.randn(batch, tokens_count, HEADS, 3, POINTS)
+    sizes = torch.tensor([(w, h) for h, w in levels])[:, None]  # [L, 1, 2]
 
-    def their_core(v: torch.Tensor, p: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return theirs.multi_scale_deformable_attention(v, levels, p, w)
+    def their_core(value: torch.Tensor, offsets: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        weights = scores.flatten(3).softmax(-1).view(scores.shape)
+        centers = points[:, :, None, :, None]  # [B, N, 1, L, 1, 2] in [0, 1]
+        heads = value.unflatten(-1, (HEADS, -1))
+        return theirs.multi_scale_deformable_attention(heads, levels, centers + offsets / sizes, weights)
 
-    def our_core(v: torch.Tensor, px: torch.Tensor, py: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return deformable_attention(v, levels, px, py, w)
+    def our_core(value: torch.Tensor, offsets: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return deformable_attention(value, offsets, scores, levels)
 
     ours = DeformableEncoder(Mask2FormerConfig()).eval()
     reference = theirs.Mask2FormerPixelDecoderEncoderOnly(TheirConfig()).eval()
@@ -90,8 +91,8 @@ def main() -> None:
         ).last_hidden_state
 
     cells = {
-        "core": (lambda: our_core(value, x, y, weights), lambda: their_core(value, places, weights)),
-        "layer": (lambda: ours.layers[0].self_attn(tokens, positions, levels)[0], their_layer),
+        "core": (lambda: our_core(value, offsets, scores), lambda: their_core(value, offsets, scores)),
+        "layer": (lambda: ours.layers[0].self_attn(tokens, tokens + positions, levels), their_layer),
         "pixel decoder encoder": (lambda: ours(tokens, positions, levels), their_encoder),
     }
     print(f"| threads | what | vitruvian | transformers | faster | largest difference |\n|{'---|' * 6}")
@@ -107,7 +108,7 @@ def main() -> None:
                 flush=True,
             )
         if options.train:
-            calls = [training(our_core, [value, x, y, weights]), training(their_core, [value, places, weights])]
+            calls = [training(core, [value, offsets, scores]) for core in (our_core, their_core)]
             mine, other = best(calls, 1)
             print(
                 f"| {threads} | core, with backward | {mine:.2f} s | {other:.2f} s | {other / mine:.1f}× | |",

@@ -29,7 +29,6 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,13 +43,18 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 from measure import machine  # noqa: E402
 
 from vitruvian import Sapiens2Config, Sapiens2ForPoseEstimation, Sapiens2ImageProcessor, pipeline  # noqa: E402
-from vitruvian.evaluation.speed.cells import DTYPES  # noqa: E402
-from vitruvian.evaluation.speed.subjects import Given, subject  # noqa: E402
-from vitruvian.graphs import unrecorded  # noqa: E402
-from vitruvian.pipelines import base, runner  # noqa: E402
-from vitruvian.pipelines.job import Failure  # noqa: E402
-from vitruvian.pipelines.memory import to_host  # noqa: E402
-from vitruvian.pipelines.sources import Frame, as_picture  # noqa: E402
+from vitruvian.benchmarking.models import (  # noqa: E402
+    DTYPES,
+    Workload,
+    subject,
+)
+from vitruvian.ops.cuda_graphs import no_capture  # noqa: E402
+from vitruvian.pipelines import Failure, base  # noqa: E402
+from vitruvian.pipelines.engine import runner  # noqa: E402
+from vitruvian.pipelines.engine.cuda_streams import copy_to_host  # noqa: E402
+from vitruvian.pipelines.engine.memory import BatchSize  # noqa: E402
+from vitruvian.pipelines.sources import Frame, load_rgb  # noqa: E402
+from vitruvian.pipelines.tasks import pose  # noqa: E402
 
 PHOTOS = HERE.parent.parent / "shared" / "photos"
 GOAL = 0.85
@@ -113,7 +117,7 @@ def open_pipeline(options: argparse.Namespace, device: torch.device) -> Any:
         processor = Sapiens2ImageProcessor(size={"height": 128, "width": 96})
     else:
         one = subject(f"sapiens2-{options.model}")
-        model = one.build(Given(1, one.size_hw, 0, dtype, device))
+        model = one.build(Workload(1, one.size_hw, 0, dtype, device))
         processor = Sapiens2ImageProcessor()
     chosen = {} if options.batch_size is None else {"batch_size": options.batch_size}
     return pipeline("pose", model, processor=processor, keep_image=False, workers=options.workers, **chosen)
@@ -122,66 +126,59 @@ def open_pipeline(options: argparse.Namespace, device: torch.device) -> Any:
 # ------------------------------------------------------------------------------------------------------ who waits
 
 
-class Watched(runner.Line[Any]):
-    """A line that notes how long its threads took for what."""
+class Watched(runner.InferenceEngine[Any]):
+    """An engine that measures what its threads spend time on."""
 
     spent: ClassVar[defaultdict[str, list[float]]] = defaultdict(list)
     sizes: ClassVar[Counter[int]] = Counter()  # of batches
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        wait = self.bell.wait
+        wait = self.wakeup.wait
 
         def timed(timeout: float | None = None) -> bool:
             with noted(self.waits_for()):
                 return wait(timeout)
 
-        self.bell.wait = timed  # type: ignore[method-assign]
+        self.wakeup.wait = timed  # type: ignore[method-assign]
 
     def waits_for(self) -> str:
         """Say what the caller is about to wait for."""
-        if self.items and self.items[0].through and sum(item.through for item in self.items) > self.backlog:
+        items = self._items
+        if items and items[0].past_model and sum(item.past_model for item in items) > self._max_ahead:
             return "caller: waits for results, far enough ahead"
-        if self.items and all(item.through for item in self.items) and self.ended and not self.reading:
+        if items and all(item.past_model for item in items) and self._source_ended and not self._loading:
             return "caller: waits for the last results"
         return "caller: waits for pictures"
 
-    def take_in(self) -> None:
-        with noted("caller: keeps the line"):
-            super().take_in()
-
-    def line_up(self) -> None:
-        with noted("caller: keeps the line"):
-            super().line_up()
-
-    def hand_over(self) -> None:
-        with noted("caller: keeps the line"):
-            super().hand_over()
+    def advance(self) -> None:
+        with noted("caller: advances images"):
+            super().advance()
 
     def run_batch(self) -> None:
-        before = len(self.waiting)
+        before = len(self._queued)
         with noted("caller: asks for batches"):
             super().run_batch()
-        self.sizes[before - len(self.waiting)] += 1
+        self.sizes[before - len(self._queued)] += 1
 
-    def load(self, ticket: Any, index: int) -> Any:
+    def _load(self, loader: Any, index: int) -> Any:
         with noted("threads: read and prepare"):
-            return super().load(ticket, index)
+            return super()._load(loader, index)
 
-    def prepare(self, frame: Any, seen: Any) -> Any:
+    def _prepare(self, frame: Any, people: Any) -> Any:
         with noted("threads:   of that, prepare"):
-            return super().prepare(frame, seen)
+            return super()._prepare(frame, people)
 
-    def decode(self, prepared: Any, outputs: list[Any]) -> Any:
+    def _decode(self, prepared: Any, outputs: list[Any]) -> Any:
         with noted("threads: decode"):
-            return super().decode(prepared, outputs)
+            return super()._decode(prepared, outputs)
 
-    def complete(self, prepared: Any, decoded: Any) -> Any:
+    def _finish(self, prepared: Any, decoded: Any) -> Any:
         with noted("threads: wait for the device"):
             for found, _ in decoded if isinstance(decoded, list) else ():
                 found.get().wait()
         with noted("threads: finish and write"):
-            return super().complete(prepared, decoded)
+            return super()._finish(prepared, decoded)
 
 
 @contextlib.contextmanager
@@ -217,27 +214,26 @@ class Calls(TorchDispatchMode):
 
 def count_calls(pipe: Any, path: Path, boxes: list[list[float]], size: int) -> float:
     """Print how many calls of torch the steps make; return how many seconds the device needs for a whole batch."""
-    frame = Frame(picture=as_picture(path), name=path.name, path=path)
-    options = replace(pipe.options, boxes=boxes, box_form="xywh")
+    frame = Frame(image=load_rgb(path), name=path.name, path=path)
+    pipe = pipe._for_call({"boxes": boxes, "box_form": "xywh"})
     counts = {}
     with torch.inference_mode():
         with Calls() as calls:
-            prepared = pipe.prepare(frame, None, options)
+            prepared = pipe.prepare(frame, None)
         counts["prepare a picture"] = calls.count
         size = max(size, len(prepared.units))
         units = (prepared.units * size)[:size]
-        batch = base.BatchSize(size, fixed=True)
+        batch = BatchSize(size, fixed=True)
         graphs = pipe.model.graphs if pipe.device.type == "cuda" else None
-        job = base.Call(pipe, options, finder=None, batches=base.Steady(graphs, batch, one_size=True))
         with Calls() as calls:
-            outputs = runner.forward_units(job, units, batch)
+            outputs = runner._forward_units(pipe, units, batch, graphs)
         counts[f"ask for a batch of {size}"] = calls.count
         outputs = outputs[: len(prepared.units)]
         with Calls() as calls:
-            decoded = to_host(pipe.decode(prepared, outputs, options)).wait()
+            decoded = copy_to_host(pipe.decode(prepared, outputs)).wait()
         counts["decode a picture whose batch is asked for"] = calls.count
         with Calls() as calls:
-            pipe.finish(prepared, decoded, options)
+            pipe.finish(prepared, decoded)
         counts["finish it"] = calls.count
         print("calls of torch to", ", ".join(f"{what}: {count}" for what, count in counts.items()), flush=True)
         if pipe.device.type != "cuda":
@@ -245,7 +241,7 @@ def count_calls(pipe: Any, path: Path, boxes: list[list[float]], size: int) -> f
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         for _ in range(8):
-            runner.forward_units(job, units, batch)
+            runner._forward_units(pipe, units, batch, graphs)
         last.record()
         torch.cuda.synchronize()
         return first.elapsed_time(last) / 8e3
@@ -393,22 +389,21 @@ def run(pipe: Any, pictures: Any, boxes: dict[str, Any], out: Path, device: torc
 
 def check(pipe: Any, path: Path, boxes: list[list[float]]) -> None:
     """Print how far the inputs that the pipeline makes are from those that its processor makes on the CPU."""
-    frame = Frame(picture=as_picture(path), name=path.name, path=path)
-    pixels, table = torch.from_numpy(frame.picture).permute(2, 0, 1), [torch.tensor(boxes)]
+    frame = Frame(image=load_rgb(path), name=path.name, path=path)
+    pixels, table = torch.from_numpy(frame.image).permute(2, 0, 1), [torch.tensor(boxes)]
     with torch.inference_mode():
-        wanted = pipe.processor.prepare_pictures([pixels], table, at_once=False)  # [P, 3, h, w]
+        wanted = pipe.processor.prepare_pictures([pixels], table)  # [P, 3, h, w]
         there = pipe.processor.prepare_pictures([pixels.to(pipe.device)], table)
-        options = replace(pipe.options, boxes=boxes, box_form="xywh")
-        units = pipe.prepare(frame, None, options).units
+        units = pipe._for_call({"boxes": boxes, "box_form": "xywh"}).prepare(frame, None).units
         for unit in units:
-            if unit.arrival is not None:
-                unit.arrival.receive()
+            if unit.pending is not None:
+                unit.pending.wait()
         found = torch.stack([unit.pixels for unit in units])
         rounded = "" if torch.equal(found, there.to(found.dtype)) else "; NOT THE SAME in the model's data type"
-        with unrecorded():
-            heatmaps, _ = pipe.heatmaps(found.to(pipe.model.dtype), None)
-        points = pipe.points(heatmaps, None, None, 11)[0].cpu()  # [P, J, 3]
-        own = pipe.points(heatmaps.cpu().float(), None, None, 11)[0]
+        with no_capture():
+            heatmaps = pipe.model(found.to(pipe.model.dtype), return_dict=True).heatmaps
+        points = pose._decode(heatmaps, None, None, 11)[0].cpu()  # [P, J, 3]
+        own = pose._decode(heatmaps.cpu().float(), None, None, 11)[0]
     difference = (there.cpu() - wanted).abs().max()
     print(f"inputs made on {found.device}, at most {difference:.1e} from the CPU's; they reach ±2.5{rounded}")
     # Random heatmaps have saddles where peaks should be, which magnify rounding: a few points may be far off.
@@ -426,7 +421,7 @@ def how_batches_ran(pipe: Any, replays: Counter[int]) -> None:
     graphs = pipe.model.graphs
     replayed = Counter() if graphs is None else graphs.replays - replays
     how = ", ".join(f"{count} of {size}" for size, count in sorted(replayed.items())) or "none"
-    refused = "" if graphs is None or not graphs.refused else f"; refused: {next(iter(graphs.refused.values()))}"
+    refused = "" if graphs is None or not graphs.failed else f"; failed: {next(iter(graphs.failed.values()))}"
     print(f"batches: {ran}; replayed from a recording: {how}{refused}", flush=True)
 
 
@@ -445,14 +440,14 @@ def watch(pipe: Any, folder: str, boxes: dict[str, Any], out: Path, device: torc
 
 
 @contextlib.contextmanager
-def without_lane() -> Iterator[None]:
-    """Prepare pictures on the CPU and decode in the caller's thread meanwhile, as before there were lanes."""
-    lane_for = base.lane_for
-    base.lane_for = lambda *_: None  # type: ignore[assignment]
+def without_upload_stream() -> Iterator[None]:
+    """Preprocess images on the CPU and decode in the caller's thread."""
+    upload_stream = base.upload_stream
+    base.upload_stream = lambda *_: None  # type: ignore[assignment]
     try:
         yield
     finally:
-        base.lane_for = lane_for
+        base.upload_stream = upload_stream
 
 
 def main() -> int:
@@ -467,14 +462,16 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--switch", type=float, help="milliseconds after which Python's threads take turns")
-    parser.add_argument("--before", action="store_true", help="also run without lanes, on a quarter of the pictures")
+    parser.add_argument(
+        "--before", action="store_true", help="also run without an upload stream, on a quarter of the pictures"
+    )
     options = parser.parse_args()
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("There is no CUDA device. --device cpu --model tiny --pictures 8 tries the script out.")
     if options.switch:
         sys.setswitchinterval(options.switch / 1e3)
-    runner.Line = Watched  # type: ignore[misc]
+    runner.InferenceEngine = Watched  # type: ignore[misc]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU"
     print(f"{machine()}; {name}", flush=True)
     with tempfile.TemporaryDirectory() as held:
@@ -528,7 +525,7 @@ def main() -> int:
             print(f"GPU utilisation as the driver has it: {driver}, in a third run of {again:.3f} s", flush=True)
         if options.before:
             few = paths[: max(4, len(paths) // 4)]
-            with without_lane():
+            with without_upload_stream():
                 run(pipe, few, boxes, root / "before", device)
                 before = run(pipe, few, boxes, root / "before", device)
             ratio = (before / len(few)) / (seconds / len(paths))

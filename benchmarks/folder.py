@@ -93,8 +93,8 @@ def calibrate(folder: Path, path: Path, threads: int) -> tuple[int, dict[str, fl
     import torch
 
     from vitruvian import pipeline
-    from vitruvian.pipelines.runner import Unit
-    from vitruvian.pipelines.sources import as_picture
+    from vitruvian.pipelines.engine.task import Unit
+    from vitruvian.pipelines.sources import load_rgb
 
     torch.set_num_threads(threads)
 
@@ -103,16 +103,16 @@ def calibrate(folder: Path, path: Path, threads: int) -> tuple[int, dict[str, fl
         pipe = pipeline(TASK, folder / f"layers{layers}", device="cpu")
         units = [Unit(torch.rand(3, *INPUT_HW))]
         with torch.inference_mode():
-            return fastest(lambda: pipe.forward(units, pipe.options)), pipe
+            return fastest(lambda: pipe.forward(units)), pipe
 
     small, pipe = model_seconds(2)
     large, _ = model_seconds(10)
     result = pipe(path)
-    decoding = fastest(lambda: as_picture(path))
+    decoding = fastest(lambda: load_rgb(path))
     writing = fastest(lambda: result.save(folder / "x.png"))
     layers = max(1, round(2 + (decoding + writing - small) / max(1e-4, (large - small) / 8)))
     model, pipe = model_seconds(layers)
-    picture = as_picture(path)
+    picture = load_rgb(path)
     rest = fastest(lambda: pipe(picture)) - model
     return layers, {"decoding": decoding, "writing": writing, "model": model, "preparing and finishing": rest}
 

@@ -26,13 +26,10 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 import vitruvian  # noqa: E402
-from vitruvian.evaluation.speed.timing import machine, time_in_turns  # noqa: E402
-from vitruvian.export.accuracy import task_cost  # noqa: E402
-from vitruvian.export.calibration import calibration_samples  # noqa: E402
-from vitruvian.models.sapiens2.encoder import positions  # noqa: E402
-from vitruvian.models.sapiens2.fast import fuse_encoder, run_layers  # noqa: E402
+from vitruvian.benchmarking.timing import machine, time_interleaved  # noqa: E402
+from vitruvian.export.comparison import task_cost  # noqa: E402
+from vitruvian.export.int8 import calibration_samples  # noqa: E402
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES  # noqa: E402
-from vitruvian.outputs import BaseModelOutputWithPooling  # noqa: E402
 
 CLASSES = {task: cls.__name__ for task, cls in TASK_CLASSES.items() if task != "people"}
 
@@ -57,18 +54,10 @@ def costs(model: Any, truth: Any, pictures: list[Tensor]) -> dict[str, float]:
 
 
 def emulated(model: Any) -> Any:
-    """Return a function that runs a model on the CPU with its matrices and their inputs rounded to 8 bits."""
-    trunk = model.model
-    fused = fuse_encoder(trunk.model, eight_bits=True)
-
-    def run(pixels: Tensor) -> Any:
-        tokens = trunk.embeddings(pixels)
-        grid_hw = model.config.grid_hw(tuple(pixels.shape[-2:]))
-        rope = positions(model.config, grid_hw, device=tokens.device, training=False)
-        hidden = run_layers(trunk.model, fused, tokens.clone(), rope, trunk.norm)
-        return model(pixels, encoded=BaseModelOutputWithPooling(last_hidden_state=hidden), return_dict=True)
-
-    return run
+    """Quantize the matrices of a model on the CPU, where their inputs are quantized too and products are in float32."""
+    for layer in model.model.model.layer:
+        layer.prepare_for_inference(fp8=True)
+    return model
 
 
 def emulate_task(task: str, source: str, options: argparse.Namespace) -> None:
@@ -97,7 +86,7 @@ def run_task(task: str, source: str | None, options: argparse.Namespace) -> None
     eight = copy.deepcopy(truth).to(torch.bfloat16).optimize(fp8=True)
     batch = pictures[0].expand(options.batch, -1, -1, -1).contiguous()
     with torch.inference_mode():
-        times = time_in_turns(
+        times = time_interleaved(
             {"bfloat16": lambda: plain(batch), "fp8": lambda: eight(batch)},
             device=batch.device,
             seconds=options.seconds,

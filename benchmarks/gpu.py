@@ -20,12 +20,11 @@ import argparse
 import dataclasses
 import functools
 import json
-import os
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,19 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 from vitruvian import Sapiens2ImageProcessor, pipeline  # noqa: E402
-from vitruvian.evaluation.speed.cells import DTYPES, Cell, Plan, measure, table  # noqa: E402
-from vitruvian.evaluation.speed.subjects import Given, has_reference, reference_of, subject  # noqa: E402
-from vitruvian.evaluation.speed.timing import machine, product_ceiling, time_in_turns  # noqa: E402
-from vitruvian.kernels import available  # noqa: E402
+from vitruvian.benchmarking.models import (  # noqa: E402
+    DTYPES,
+    Cell,
+    Plan,
+    Workload,
+    has_reference,
+    measure,
+    reference_of,
+    subject,
+    table,
+)
+from vitruvian.benchmarking.timing import machine, product_ceiling, time_interleaved  # noqa: E402
+from vitruvian.ops.dispatch import disable_triton  # noqa: E402
 
 # Model, batch, prompts, and the most time it may take as a share of the reference's.
 QUICK = (
@@ -61,52 +69,27 @@ MOST = 8  # people of a batch
 BATCHES, PROMPTS, SCALES = (1, 2, 4, 8, 16), (1, 8, 64, 256, 1024), (0.5, 1.0, 1.5)
 
 
-def attempt(name: str, given: Given, plan: Plan, ceiling: float) -> Cell:
+def attempt(name: str, given: Workload, plan: Plan, ceiling: float) -> Cell:
     """Measure a cell; where that fails, without graphs, and then without kernels."""
-    ways = (("", plan, set()), ("without graphs", without_graphs(plan), set()), ("without kernels", plan, {"1"}))
+    ways = (
+        ("", plan, nullcontext()),
+        ("without graphs", without_graphs(plan), nullcontext()),
+        ("without kernels", plan, disable_triton()),
+    )
     notes = []
-    for way, tried, off in ways:
-        before = set(available.OFF)
-        available.OFF.update(off)
+    for way, tried, context in ways:
         try:
-            cell = measure(subject(name), given, tried, ceiling=ceiling)
+            with context:
+                cell = measure(subject(name), given, tried, ceiling=ceiling)
         except Exception as error:
             traceback.print_exc()
             notes.append(f"{way or 'optimized'} failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
             torch.cuda.empty_cache()
             continue
-        finally:
-            available.OFF.clear()
-            available.OFF.update(before)
         cell.note = "; ".join(filter(None, [cell.note, *notes, f"measured {way}" if way else ""]))
         return cell
     kind = next(text for text, dtype in DTYPES.items() if dtype == given.dtype)
     return Cell(name, given.batch, given.size_hw, given.prompts, kind, note="; ".join(notes))
-
-
-def check_kernels(path: Path) -> list[dict[str, Any]]:
-    """Check single kernels in a process of their own, which an invalid access may end; again without the guilty one."""
-    found: list[dict[str, Any]] = []
-    off: list[str] = []
-    for _ in range(3):
-        path.unlink(missing_ok=True)
-        environment = os.environ | {"VITRUVIAN_NO_TRITON": ",".join([*sorted(available.OFF), *off])}
-        command = [sys.executable, str(HERE / "gpu_kernels.py"), "--json", str(path)]
-        subprocess.run(command, env=environment, check=False)
-        rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        broken = [row["group"] for row in rows if row.get("broken")]
-        found = [row for row in found if row.get("broken")] + rows
-        if not broken:
-            break
-        off += broken
-    return found
-
-
-def is_wrong(row: dict[str, Any]) -> bool:
-    """Tell whether a kernel failed, or is further from float32 than its twin in bfloat16 explains."""
-    if "group" not in row:
-        return False
-    return "error" in row or not row["difference"] <= max(2e-2, 3 * row["twin difference"])
 
 
 def without_graphs(plan: Plan) -> Plan:
@@ -114,7 +97,7 @@ def without_graphs(plan: Plan) -> Plan:
 
 
 @torch.no_grad()
-def parts(name: str, given: Given) -> dict[str, float]:
+def parts(name: str, given: Workload) -> dict[str, float]:
     """Milliseconds of our model as it is, with kernels, with graphs, and with both: what each brings."""
     one = subject(name)
     model, inputs = one.build(given), one.inputs(given)
@@ -127,35 +110,32 @@ def parts(name: str, given: Given) -> dict[str, float]:
     ):
         if graphs is not None:
             model.optimize(cuda_graphs=graphs)
-        if not kernels:
-            available.OFF.add("1")
         try:
-            call = {"": lambda: one.ask(model, inputs)}
-            found[way] = time_in_turns(call, device=given.device, seconds=0.3)[""].median
+            call = {"": lambda: one.call(model, inputs)}
+            with nullcontext() if kernels else disable_triton():
+                found[way] = time_interleaved(call, device=given.device, seconds=0.3)[""].median
         except Exception as error:
             print(f"{name}, {way}: {type(error).__name__}: {str(error).splitlines()[0][:160]}", flush=True)
-        finally:
-            available.OFF.discard("1")
     return found
 
 
 @torch.no_grad()
-def profile(name: str, given: Given) -> str:
+def profile(name: str, given: Workload) -> str:
     """The kernels that take most of our time, without a graph that would hide them."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
     one = subject(name)
     model, inputs = one.build(given).optimize(cuda_graphs=False), one.inputs(given)
-    one.ask(model, inputs)
+    one.call(model, inputs)
     with profiler(activities=[ProfilerActivity.CUDA]) as found:
-        one.ask(model, inputs)
+        one.call(model, inputs)
         torch.cuda.synchronize()
     return str(found.key_averages().table(sort_by="cuda_time_total", row_limit=16, max_name_column_width=60))
 
 
 @torch.no_grad()
-def people_rows(name: str, counts: list[int], given: Given, *, seconds: float) -> Iterator[dict[str, Any]]:
+def people_rows(name: str, counts: list[int], given: Workload, *, seconds: float) -> Iterator[dict[str, Any]]:
     """Time a picture with so many people: our pipeline, and the reference's network without what comes around it."""
     one = subject(name)
     model = one.build(given)
@@ -170,9 +150,9 @@ def people_rows(name: str, counts: list[int], given: Given, *, seconds: float) -
         calls = {"optimized": functools.partial(pipe, picture, boxes=boxes)}
         if theirs is not None:
             calls["reference"] = functools.partial(
-                one.ask, theirs, one.inputs(dataclasses.replace(given, batch=people))
+                one.call, theirs, one.inputs(dataclasses.replace(given, batch=people))
             )
-        times = time_in_turns(calls, device=given.device, seconds=seconds)
+        times = time_interleaved(calls, device=given.device, seconds=seconds)
         yield {"model": name, "people": people, "times": {way: dataclasses.asdict(t) for way, t in times.items()}}
 
 
@@ -215,7 +195,7 @@ def verdict(cell: Cell, goal: float | None) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", help="see `vitruvian bench --list`")
-    parser.add_argument("--quick", action="store_true", help="the mask families' targets, kernels and profiles alone")
+    parser.add_argument("--quick", action="store_true", help="the mask families' targets and profiles alone")
     parser.add_argument("--curves", action="store_true", help="several batches, sizes and numbers of prompts")
     parser.add_argument("--batches", type=int, nargs="+", help="by default those of the goals, or several for curves")
     parser.add_argument("--sizes", nargs="+", help="height x width")
@@ -226,7 +206,6 @@ def main() -> int:
     parser.add_argument("--compile", action="store_true", help="the reference after torch.compile, too")
     parser.add_argument("--cold", action="store_true", help="flush the cache before each sample")
     parser.add_argument("--profile", action="store_true", help="also say which kernels take the time")
-    parser.add_argument("--no-kernels", action="store_true", help="do not check single kernels")
     parser.add_argument("--limit", type=float, default=0.0, help="start no new cell after this many seconds")
     parser.add_argument("--device", default="cuda", help="cpu to try the script out")
     parser.add_argument("--out", type=Path, default=Path("results"))
@@ -238,7 +217,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     seconds = min(options.seconds, 0.5) if options.quick else options.seconds
     plan = Plan(seconds, reference=has_reference(), truth=True, cold=options.cold, compiled=options.compile)
-    written: dict[str, Any] = {"machine": machine(device), "kernels": [], "cells": [], "people": []}
+    written: dict[str, Any] = {"machine": machine(device), "cells": [], "people": []}
     written |= {"parts": {}, "profiles": {}}
     print(machine(device), flush=True)
     cells: list[Cell] = []
@@ -251,13 +230,6 @@ def main() -> int:
         (options.out / "results.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
         (options.out / "results.md").write_text(f"{machine(device)}\n\n{table(cells)}\n", encoding="utf-8")
 
-    if (options.quick or not options.models) and not options.no_kernels and on_gpu:
-        written["kernels"] = check_kernels(options.out / "kernels.json")
-        bad = sorted({row["group"] for row in written["kernels"] if is_wrong(row)})
-        if bad:
-            print(f"SWITCHED OFF, failed or wrong: {', '.join(bad)}", flush=True)
-            available.OFF.update(bad)
-        save()
     for kind in options.dtypes:
         ceiling = product_ceiling(device, DTYPES[kind])
         print(f"matrix product in {kind}: {ceiling:.0f} TFLOP/s", flush=True)
@@ -267,7 +239,7 @@ def main() -> int:
                     print(f"{name}: left out, --limit is over", flush=True)
                     continue
                 begun = time.perf_counter()
-                cell = attempt(name, Given(batch, size_hw, prompts, DTYPES[kind], device), plan, ceiling)
+                cell = attempt(name, Workload(batch, size_hw, prompts, DTYPES[kind], device), plan, ceiling)
                 cells.append(cell)
                 save()
                 print(
@@ -280,7 +252,7 @@ def main() -> int:
         for name in options.models or ():
             if not options.people or not name.startswith("sapiens2-pose") or late():
                 continue
-            given = Given(1, subject(name).size_hw, 0, DTYPES[kind], device)
+            given = Workload(1, subject(name).size_hw, 0, DTYPES[kind], device)
             for row in people_rows(name, options.people, given, seconds=seconds):
                 written["people"].append(row | {"dtype": kind})
                 print(f"{name}, {row['people']} people: {row['times']}", flush=True)
@@ -289,7 +261,7 @@ def main() -> int:
         for name, batch, prompts, _ in dict.fromkeys(planned(options)):
             if late():
                 break
-            given = Given(batch, sizes_of(name, options)[0], prompts, DTYPES[options.dtypes[0]], device)
+            given = Workload(batch, sizes_of(name, options)[0], prompts, DTYPES[options.dtypes[0]], device)
             if on_gpu and prompts != 1:
                 written["profiles"][f"{name} {prompts}"] = profile(name, given)
             written["parts"][f"{name} {prompts}"] = parts(name, given)

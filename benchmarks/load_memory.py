@@ -42,7 +42,7 @@ def write_checkpoints(folder: Path, layers: int) -> int:
     config = Sapiens2Config.variant("0.4b", task="pose", num_hidden_layers=layers)
     config.architectures, config.dtype = ["Sapiens2ForPoseEstimation"], "float32"
     with torch.device("meta"):
-        shapes = Sapiens2ForPoseEstimation(config).hub_tensors()
+        shapes = Sapiens2ForPoseEstimation(config).state_dict()
     state = {name: torch.rand(tensor.shape) for name, tensor in shapes.items()}
     for name, size in (("single", "50GB"), ("shards", "200MB")):
         config.save_pretrained(folder / name)

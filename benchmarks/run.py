@@ -4,7 +4,7 @@
     python benchmarks/run.py folder clip       # those alone
 
 Prints what each script prints, its seconds, and at the end which failed; the exit code is 1 where any did. Scripts can
-be run on their own too, with options that their --help shows; those of a GPU are gpu.py, gpu_kernels.py,
+be run on their own too, with options that their --help shows; those of a GPU are gpu.py, ablation.py,
 fp8.py and end_to_end.py.
 """
 

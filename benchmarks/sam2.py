@@ -35,7 +35,7 @@ from torch.nn import functional as F
 
 from vitruvian.images.components import fill_holes
 from vitruvian.images.nms import box_nms
-from vitruvian.models.sam2.automatic import MaskProposals, Sam2AutomaticMaskGenerator, point_grid
+from vitruvian.models.sam2.automatic_masks import MaskProposals, Sam2AutomaticMaskGenerator, point_grid
 from vitruvian.models.sam2.configuration import Sam2Config
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor
@@ -93,13 +93,13 @@ def ours(options: argparse.Namespace) -> dict[str, Any]:
     prepared = processor(images=picture(), return_tensors="pt")["pixel_values"].to(options.device)
     level = threshold(model, model.get_image_embeddings(prepared), options)
     calls: list[int] = []
-    decode = model.mask_decoder.good_masks
+    decode = model.mask_decoder.confident_masks
 
     def counted(*given: Any, **named: Any) -> Any:
         calls.append(given[2].shape[1])
         return decode(*given, **named)
 
-    model.mask_decoder.good_masks = counted  # type: ignore[method-assign]
+    model.mask_decoder.confident_masks = counted  # type: ignore[method-assign]
     generator = Sam2AutomaticMaskGenerator(model, processor, **settings(options, level))
     start = clock(options)
     found = generator(picture())

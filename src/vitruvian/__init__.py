@@ -77,7 +77,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "vitruvian.models.resnet.configuration": ("ResNetConfig",),
     "vitruvian.models.resnet.modeling": ("ResNetBackbone",),
-    "vitruvian.models.sam2.automatic": (
+    "vitruvian.models.sam2.automatic_masks": (
         "AutomaticMaskOptions",
         "MaskProposals",
         "Sam2AutomaticMaskGenerator",
@@ -149,9 +149,9 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "MaskFormerSwinBackbone",
         "SwinBackbone",
         "SwinModel",
+        "SwinModelOutput",
         "SwinPreTrainedModel",
     ),
-    "vitruvian.models.swin.outputs": ("SwinModelOutput",),
     "vitruvian.outputs": (
         "BackboneOutput",
         "BaseModelOutput",

@@ -1,11 +1,12 @@
-"""Open a checkpoint without naming its class: one table, (model type, task) → class.
+"""Auto classes: load a checkpoint without naming its class, by a table (model type, task) → class.
 
 AutoModelForPoseEstimation.from_pretrained("facebook/sapiens2-pose-0.4b")   ─▶ Sapiens2ForPoseEstimation
-AutoModel.from_pretrained("facebook/sapiens2-pose-0.4b")                    ─▶ what its `architectures` names
+AutoModel.from_pretrained("facebook/sapiens2-pose-0.4b")                    ─▶ the class in its `architectures`
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, ClassVar
 
 from vitruvian.config import Config, Settings, read_config_dict, read_json
 from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matches
-from vitruvian.hub import CONFIG_FILE, HubOptions, json_file, pinned
+from vitruvian.hub import CONFIG_FILE, HubOptions, has_builtin, json_file, local_path, names_builtin, pinned
 from vitruvian.processor import JOINT_FILE, PROCESSOR_FILE
 
 MASK2FORMER = "vitruvian.models.mask2former"
@@ -82,15 +83,10 @@ TABLE: dict[str, dict[str, str]] = {
         "backbone": f"{SWIN}.modeling:SwinBackbone",
     },
 }
-# Checkpoints of SAM 2 on the Hub were saved from its video model, of which pictures need all but the memory.
+# Checkpoints of SAM 2 on the Hub were saved from its video model, which is the image model and a memory.
 TABLE["sam2_video"] = TABLE["sam2"]
 
-HUB_KEYWORDS = ("revision", "cache_dir", "token", "local_files_only", "force_download", "subfolder")
-
-
-def hub_options(keywords: Mapping[str, Any]) -> HubOptions:
-    """Pick the keywords that say how to look a checkpoint up."""
-    return HubOptions(**{name: keywords[name] for name in HUB_KEYWORDS if name in keywords})
+HUB_KEYWORDS = tuple(field.name for field in dataclasses.fields(HubOptions))
 
 
 def find_class(address: str) -> Any:
@@ -99,8 +95,14 @@ def find_class(address: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def family_of(model_type: Any, source: str) -> dict[str, str]:
-    """Return the table of a model type."""
+def by_class_name(name: str) -> str | None:
+    """Return the address of a class of any family by its name."""
+    addresses = (address for family in TABLE.values() for address in family.values())
+    return next((address for address in addresses if address.partition(":")[2] == name), None)
+
+
+def _family_of(model_type: object, source: str) -> dict[str, str]:
+    """Return the classes of a model type."""
     if not isinstance(model_type, str) or model_type not in TABLE:
         known = ", ".join(sorted(TABLE))
         raise ConfigError(
@@ -109,17 +111,14 @@ def family_of(model_type: Any, source: str) -> dict[str, str]:
     return TABLE[model_type]
 
 
-def by_class_name(name: str) -> str | None:
-    """Return the address of a class of any family by its name."""
-    for family in TABLE.values():
-        for address in family.values():
-            if address.partition(":")[2] == name:
-                return address
-    return None
+def _split_keywords(keywords: Mapping[str, Any]) -> tuple[HubOptions, dict[str, Any]]:
+    """Split keywords into those for the Hub and others."""
+    hub = {name: value for name, value in keywords.items() if name in HUB_KEYWORDS}
+    return HubOptions(**hub), {name: value for name, value in keywords.items() if name not in hub}
 
 
 def read_config(source: str | Path, options: HubOptions) -> dict[str, Any]:
-    """Read a checkpoint's configuration, which it must have."""
+    """Read the configuration of a checkpoint; it is an error if there is none."""
     file = json_file(source)
     values = read_config_dict(source, options) if file is None else read_json(file)
     if values is None:
@@ -127,204 +126,180 @@ def read_config(source: str | Path, options: HubOptions) -> dict[str, Any]:
     return values
 
 
+def packed_tasks(source: str | Path) -> tuple[str, ...]:
+    """Return the tasks of a local checkpoint of several tasks, such as ``"builtin"``, under their Sapiens2 names.
+
+    None for checkpoints of one task, and for those that are not on this machine: it does not use the network.
+    """
+    from vitruvian.models.sapiens2.packed import packed_table
+
+    is_local = has_builtin() if names_builtin(source) else local_path(source).is_dir()
+    return tuple(packed_table(source) or ()) if is_local else ()
+
+
 class AutoConfig:
-    """Opens the configuration of any family."""
+    """Loads the configuration of any family."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Config:
-        """Read a configuration; keywords are those of `Config.from_pretrained`."""
-        values = read_config(pretrained_model_name_or_path, hub_options(kwargs))
-        family = family_of(values.get("model_type"), str(pretrained_model_name_or_path))
-        overrides = {name: value for name, value in kwargs.items() if name not in HUB_KEYWORDS}
+        """Load a configuration; keywords are those of `Config.from_pretrained`."""
+        options, overrides = _split_keywords(kwargs)
+        values = read_config(pretrained_model_name_or_path, options)
+        family = _family_of(values.get("model_type"), str(pretrained_model_name_or_path))
         config: Config = find_class(family["config"]).from_dict(values, **overrides)
         return config
 
     @classmethod
     def for_model(cls, model_type: str, **fields: Any) -> Config:
         """Build the configuration of a model type from fields."""
-        config: Config = find_class(family_of(model_type, "AutoConfig")["config"])(**fields)
+        config: Config = find_class(_family_of(model_type, "AutoConfig")["config"])(**fields)
         return config
 
 
 class AutoImageProcessor:
-    """Opens the image processor of any family."""
+    """Loads the image processor of any family."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
-        """Read an image processor's options; keywords override them."""
-        source, options = pretrained_model_name_or_path, hub_options(kwargs)
-        overrides = {name: value for name, value in kwargs.items() if name not in HUB_KEYWORDS}
-        return open_processor(source, options, overrides, task="processor")
+        """Load an image processor; keywords override its options."""
+        return _load_processor(pretrained_model_name_or_path, "processor", kwargs)
 
 
 class AutoProcessor:
-    """Opens the processor of any family: one that takes prompts where there is one, else its image processor."""
+    """Loads the processor of any family: one that takes prompts if there is one, else its image processor."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
-        """Read a processor's options; keywords override them."""
-        source, options = pretrained_model_name_or_path, hub_options(kwargs)
-        overrides = {name: value for name, value in kwargs.items() if name not in HUB_KEYWORDS}
-        return open_processor(source, options, overrides, task="prompts")
+        """Load a processor; keywords override its options."""
+        return _load_processor(pretrained_model_name_or_path, "prompts", kwargs)
 
 
-def open_processor(source: str | Path, options: HubOptions, overrides: dict[str, Any], *, task: str) -> Any:
-    """Open the processor that a checkpoint's files name, or the one of its model type."""
+def _load_processor(source: str | Path, task: str, keywords: Mapping[str, Any]) -> Any:
+    """Load the processor that a checkpoint's files name, or the one of its model type."""
+    options, overrides = _split_keywords(keywords)
     options = pinned(source, options, by=PROCESSOR_FILE)
     stated = read_config_dict(source, options, PROCESSOR_FILE)
-    if stated is None:  # a processor saved as one file keeps the image processor's options inside
+    if stated is None:  # a processor saved as one file has the options of the image processor inside
         joint = read_config_dict(source, options, JOINT_FILE) or {}
         stated = joint | joint.get("image_processor", {})
     names = [stated.get(key) for key in ("processor_class", "image_processor_type", "feature_extractor_type")]
-    address = None
-    if task == "processor":
-        address = next((a for a in (by_class_name(plain_name(n)) for n in names[1:] if n) if a), None)
+    address = _first_address(names[1:]) if task == "processor" else None
     if address is None:
-        config = read_config_dict(source, options) or {}
-        family = TABLE.get(config.get("model_type", ""), {})
-        address = family.get(task) or family.get("processor")
+        family = TABLE.get((read_config_dict(source, options) or {}).get("model_type", ""), {})
+        address = family.get(task) or family.get("processor") or _first_address(names)
     if address is None:
-        address = next((a for a in (by_class_name(plain_name(n)) for n in names if n) if a), None)
-    if address is None:
-        seen = next((n for n in names if n), None)
-        raise CheckpointError(f"{source}: expected the files of a known processor, found {seen or 'none'}.")
-    found: type[Settings] = find_class(address)
-    return found.from_pretrained(source, **options.__dict__, **overrides)
+        found = next((name for name in names if name), "none")
+        raise CheckpointError(f"{source}: expected the files of a known processor, found {found}.")
+    processor_class: type[Settings] = find_class(address)
+    return processor_class.from_pretrained(source, **dataclasses.asdict(options), **overrides)
 
 
-def plain_name(name: str) -> str:
-    """Return a processor's class name without the endings that older files use."""
-    return name.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")
+def _first_address(names: list[str | None]) -> str | None:
+    """Return the address of the first known processor class; older files have other endings of class names."""
+    plain = (name.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor") for name in names if name)
+    return next(filter(None, map(by_class_name, plain)), None)
 
 
 class AutoTaskModel:
-    """Opens a checkpoint as the class of one task. Subclasses name the task."""
+    """Loads a checkpoint as the class of one task, which subclasses name: a key in `TABLE`."""
 
-    tasks: ClassVar[tuple[str, ...]] = ()
+    task: ClassVar[str]
+
+    def __init_subclass__(cls, *, task: str) -> None:
+        cls.task = task
 
     @classmethod
     def find(cls, values: Mapping[str, Any], source: str) -> Any:
         """Return the class for a configuration."""
-        family = family_of(values.get("model_type"), source)
-        named = values.get("architectures") or []
-        fitting = [family[task] for task in cls.tasks if task in family]
-        if not fitting:
-            autos = {"AutoModel": AutoModel} | AUTO_CLASSES
-            able = [name for name, auto in autos.items() if any(task in family for task in auto.tasks)]
+        family = _family_of(values.get("model_type"), source)
+        if cls.task not in family:
+            autos: list[type[AutoTaskModel]] = [AutoModel, *AUTO_CLASSES.values()]
+            names = [auto.__name__ for auto in autos if auto.task in family]
             raise InputError(
                 f"{cls.__name__}: has no class for model_type {values.get('model_type')!r}. "
-                f"This checkpoint opens with {', '.join(able)}."
+                f"This checkpoint opens with {', '.join(names)}."
             )
-        return find_class(next((a for a in fitting if a.partition(":")[2] in named), fitting[0]))
+        return find_class(family[cls.task])
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
-        """Open a checkpoint; keywords are those of `Model.from_pretrained`."""
-        config = kwargs.get("config")
+        """Load a checkpoint; keywords are those of `Model.from_pretrained`."""
+        config, (options, _) = kwargs.get("config"), _split_keywords(kwargs)
         if config is None:
-            options = pinned(pretrained_model_name_or_path, hub_options(kwargs))
+            options = pinned(pretrained_model_name_or_path, options)
             kwargs["revision"] = options.revision
             values = read_config(pretrained_model_name_or_path, options)
         else:
-            values = config.to_dict() if isinstance(config, Config) else read_config(config, hub_options(kwargs))
-        found = cls.find(values, str(pretrained_model_name_or_path))
-        return found.from_pretrained(pretrained_model_name_or_path, **kwargs)
+            values = config.to_dict() if isinstance(config, Config) else read_config(config, options)
+        model_class = cls.find(values, str(pretrained_model_name_or_path))
+        return model_class.from_pretrained(pretrained_model_name_or_path, **kwargs)
 
     @classmethod
     def from_config(cls, config: Config, **kwargs: Any) -> Any:
-        """Build a model with fresh weights; keywords are those of `Model.from_config`."""
-        found = cls.find(config.to_dict(), type(config).__name__)
-        return found.from_config(config, **kwargs)
+        """Build a model with new weights; keywords are those of `Model.from_config`."""
+        return cls.find(config.to_dict(), type(config).__name__).from_config(config, **kwargs)
 
 
-class AutoModel(AutoTaskModel):
-    """Opens a checkpoint as the class its `architectures` names, or as the bare model of its family."""
-
-    tasks: ClassVar[tuple[str, ...]] = ("model",)
+class AutoModel(AutoTaskModel, task="model"):
+    """Loads a checkpoint as the class in its `architectures`, or as the bare model of its family."""
 
     @classmethod
     def find(cls, values: Mapping[str, Any], source: str) -> Any:
         """Return the class that a configuration names."""
-        family = family_of(values.get("model_type"), source)
-        for name in values.get("architectures") or []:
-            address = by_class_name(name)
-            if address in family.values():
-                return find_class(str(address))
-        return super().find(values, source)
+        family = _family_of(values.get("model_type"), source)
+        named = [by_class_name(name) for name in values.get("architectures") or []]
+        address = next((one for one in named if one in family.values()), None)
+        return super().find(values, source) if address is None else find_class(address)
 
 
-class AutoBackbone(AutoTaskModel):
-    """Opens a checkpoint as a backbone."""
-
-    tasks: ClassVar[tuple[str, ...]] = ("backbone",)
+class AutoBackbone(AutoTaskModel, task="backbone"):
+    """Loads a checkpoint as a backbone."""
 
 
-class AutoModelForPreTraining(AutoTaskModel):
-    """Opens a checkpoint for pretraining."""
-
-    tasks: ClassVar[tuple[str, ...]] = ("pretraining",)
+class AutoModelForPreTraining(AutoTaskModel, task="pretraining"):
+    """Loads a checkpoint for pretraining."""
 
 
-class AutoModelForPoseEstimation(AutoTaskModel):
-    """Opens a checkpoint for keypoints."""
-
-    tasks: ClassVar[tuple[str, ...]] = ("pose",)
+class AutoModelForPoseEstimation(AutoTaskModel, task="pose"):
+    """Loads a checkpoint for keypoints."""
 
 
-class AutoModelForSemanticSegmentation(AutoTaskModel):
-    """Opens a checkpoint for semantic segmentation."""
-
-    tasks: ClassVar[tuple[str, ...]] = ("semantic",)
+class AutoModelForSemanticSegmentation(AutoTaskModel, task="semantic"):
+    """Loads a checkpoint for semantic segmentation."""
 
 
-class AutoModelForNormalEstimation(AutoTaskModel):
-    """Opens a checkpoint for surface normals."""
-
-    tasks: ClassVar[tuple[str, ...]] = ("normal",)
+class AutoModelForNormalEstimation(AutoTaskModel, task="normal"):
+    """Loads a checkpoint for surface normals."""
 
 
-class AutoModelForPointmapEstimation(AutoTaskModel):
-    """Opens a checkpoint for pointmaps."""
-
-    tasks: ClassVar[tuple[str, ...]] = ("pointmap",)
+class AutoModelForPointmapEstimation(AutoTaskModel, task="pointmap"):
+    """Loads a checkpoint for pointmaps."""
 
 
-class AutoModelForImageMatting(AutoTaskModel):
-    """Opens a checkpoint for mattes."""
-
-    tasks: ClassVar[tuple[str, ...]] = ("matting",)
+class AutoModelForImageMatting(AutoTaskModel, task="matting"):
+    """Loads a checkpoint for mattes."""
 
 
-class AutoModelForAlbedoEstimation(AutoTaskModel):
-    """Opens a checkpoint for albedo."""
-
-    tasks: ClassVar[tuple[str, ...]] = ("albedo",)
+class AutoModelForAlbedoEstimation(AutoTaskModel, task="albedo"):
+    """Loads a checkpoint for albedo."""
 
 
-class AutoModelForPeopleDetection(AutoTaskModel):
-    """Opens a checkpoint for finding people."""
-
-    tasks: ClassVar[tuple[str, ...]] = ("people",)
+class AutoModelForPeopleDetection(AutoTaskModel, task="people"):
+    """Loads a checkpoint for people detection."""
 
 
-class AutoModelForMaskGeneration(AutoTaskModel):
-    """Opens a checkpoint for masks from prompts."""
-
-    tasks: ClassVar[tuple[str, ...]] = ("mask-generation",)
+class AutoModelForMaskGeneration(AutoTaskModel, task="mask-generation"):
+    """Loads a checkpoint for masks from prompts."""
 
 
-class AutoModelForInstanceSegmentation(AutoTaskModel):
-    """Opens a checkpoint for instance segmentation."""
-
-    tasks: ClassVar[tuple[str, ...]] = ("instance",)
+class AutoModelForInstanceSegmentation(AutoTaskModel, task="instance"):
+    """Loads a checkpoint for instance segmentation."""
 
 
-class AutoModelForUniversalSegmentation(AutoTaskModel):
-    """Opens a checkpoint for semantic, instance and panoptic segmentation."""
-
-    tasks: ClassVar[tuple[str, ...]] = ("universal",)
+class AutoModelForUniversalSegmentation(AutoTaskModel, task="universal"):
+    """Loads a checkpoint for semantic, instance and panoptic segmentation."""
 
 
 AUTO_CLASSES: dict[str, type[AutoTaskModel]] = {
-    found.__name__: found for found in AutoTaskModel.__subclasses__() if found is not AutoModel
+    auto.__name__: auto for auto in AutoTaskModel.__subclasses__() if auto is not AutoModel
 }

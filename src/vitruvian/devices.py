@@ -1,9 +1,8 @@
-"""Which data type and which device each part of a model is loaded in."""
+"""Choose the data type and the devices that a model is loaded in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +12,7 @@ from vitruvian.weights import WeightFiles
 
 
 def choose_dtype(asked: torch.dtype | str | None, stated: str | None, files: WeightFiles) -> torch.dtype:
-    """Return the data type to load in: the one asked for, the one the configuration states, or the first weight's."""
+    """Return the data type to load in: the requested one, that of the configuration, or that of the first weight."""
     wanted = stated if asked in (None, "auto") else asked
     if wanted is not None:
         return checked_dtype(wanted)
@@ -21,21 +20,21 @@ def choose_dtype(asked: torch.dtype | str | None, stated: str | None, files: Wei
 
 
 def checked_dtype(value: torch.dtype | str) -> torch.dtype:
-    """Return a floating-point type, given itself or its name."""
-    found = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    """Return a floating-point type from itself or its name."""
+    dtype = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise InputError(f"dtype: expected a floating-point type such as 'float32' or 'bfloat16', got {value!r}.")
-    return found
+    return dtype
 
 
 def choose_devices(
     model: nn.Module,
     device: str | torch.device | int | None,
-    device_map: Any,
+    device_map: object,
     dtype: torch.dtype,
     keep_whole: Sequence[str] = (),
 ) -> dict[str, torch.device]:
-    """Return a table of module name → device; the empty name stands for the whole model."""
+    """Return the device of each module name; the empty name is the whole model."""
     if device is not None and device_map is not None:
         raise InputError("device and device_map: expected one of them, got both. Drop one.")
     if isinstance(device_map, dict):
@@ -45,14 +44,14 @@ def choose_devices(
                 raise InputError(f"device_map: the model has no part {name!r}.{near_matches(name, known)}")
         return {name: checked_device(value) for name, value in device_map.items()}
     if device_map == "auto":
-        return automatic_devices(model, dtype, keep_whole)
+        return _automatic_devices(model, dtype, keep_whole)
     return {"": checked_device("cpu" if device is None and device_map is None else device or device_map or 0)}
 
 
-def checked_device(value: Any) -> torch.device:
+def checked_device(value: object) -> torch.device:
     """Return a device that exists here."""
     try:
-        found = torch.device(value if not isinstance(value, int) else f"cuda:{value}")
+        found: torch.device = torch.device(f"cuda:{value}" if isinstance(value, int) else value)  # type: ignore[call-overload]
     except (RuntimeError, TypeError) as error:
         raise InputError(f"device: expected a name such as 'cuda', 'mps' or 'cpu', got {value!r}.") from error
     if found.type == "cuda" and not torch.cuda.is_available():
@@ -64,8 +63,8 @@ def checked_device(value: Any) -> torch.device:
     return found
 
 
-def automatic_devices(model: nn.Module, dtype: torch.dtype, keep_whole: Sequence[str]) -> dict[str, torch.device]:
-    """Choose the best single device that holds the model, or let accelerate spread it over several."""
+def _automatic_devices(model: nn.Module, dtype: torch.dtype, keep_whole: Sequence[str]) -> dict[str, torch.device]:
+    """Return the best single device for the model, or let accelerate distribute it over several."""
     need = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
     if torch.cuda.is_available():
         free, _ = torch.cuda.mem_get_info()
@@ -85,61 +84,65 @@ def automatic_devices(model: nn.Module, dtype: torch.dtype, keep_whole: Sequence
 
 
 def devices_of(model: nn.Module) -> set[torch.device]:
-    """Return the devices that a model's parameters lie on."""
+    """Return the devices of a model's parameters."""
     return {parameter.device for parameter in model.parameters()}
 
 
 def check_one_device(model: nn.Module, task: str) -> None:
-    """Ask for a model that is not spread over devices."""
+    """Raise `InputError` for a model on several devices."""
     if len(found := devices_of(model)) > 1:
         names = ", ".join(sorted(map(str, found)))
         raise InputError(f"{task}: expected a model on one device, got one on {names}. Load it without device_map.")
 
 
 def place_of(name: str, places: dict[str, torch.device]) -> torch.device:
-    """Return the device of the longest entry of the table that a name lies under."""
-    under = [entry for entry in places if lies_under(name, entry)]
+    """Return the device of the longest entry that contains a name."""
+    under = [entry for entry in places if _lies_under(name, entry)]
     if not under:
         raise InputError(f"device_map: no entry covers {name}. Add one, or an entry '' for the rest.")
     return places[max(under, key=len)]
 
 
 def spread(model: nn.Module, places: dict[str, torch.device], keep_whole: Sequence[str]) -> None:
-    """Let accelerate move activations where a model lies on more than one device, and weights that wait on the CPU."""
+    """Let accelerate move activations between the devices of a model, and weights that are offloaded to the CPU."""
     if len(set(places.values())) > 1:
         try:
             from accelerate import dispatch_model
         except ImportError as error:
             raise MissingExtraError("accelerate", "train", "a model over several devices") from error
-        # accelerate tells devices apart by number and by the word "cpu".
+        # accelerate identifies devices by number and by the word "cpu".
         table = {name: place.type if place.index is None else place.index for name, place in places.items()}
         dispatch_model(model, device_map=table, preload_module_classes=used_as_one(model, keep_whole))
 
 
 def used_as_one(model: nn.Module, keep_whole: Sequence[str]) -> list[str]:
-    """Name the classes whose weights must come together, since they use some of modules that they never call.
+    """Return the classes whose weights are loaded together, since they use weights of modules that they do not call.
 
-    Those are the blocks that stay on one device, and all other modules of ours that hold no such block.
+    Those are the blocks that stay on one device, and all other modules of ours without such a block.
     """
     ours = [module for module in model.modules() if type(module).__module__.partition(".")[0] == "vitruvian"]
-    around = {kind(one) for one in ours if any(kind(part) in keep_whole for part in one.modules() if part is not one)}
-    return sorted({kind(module) for module in ours} - around | set(keep_whole))
+    around = {
+        _class_name(one)
+        for one in ours
+        if any(_class_name(part) in keep_whole for part in one.modules() if part is not one)
+    }
+    return sorted({_class_name(module) for module in ours} - around | set(keep_whole))
 
 
-def kind(module: nn.Module) -> str:
-    """The name of a module's class."""
+def _class_name(module: nn.Module) -> str:
+    """Return the name of a module's class."""
     return type(module).__name__
 
 
 def with_residents(places: dict[str, torch.device], residents: Sequence[str]) -> dict[str, torch.device]:
-    """Keep these parts of a model together on its first accelerator, where it lies on more than one device."""
+    """Move these parts of a model to its first accelerator, if it is on more than one device."""
     first = next((place for place in places.values() if place.type not in ("cpu", "meta")), None)
     if first is None or len(set(places.values())) == 1:
         return places
-    others = {name: place for name, place in places.items() if not any(lies_under(name, one) for one in residents)}
+    others = {name: place for name, place in places.items() if not any(_lies_under(name, one) for one in residents)}
     return others | dict.fromkeys(residents, first)
 
 
-def lies_under(name: str, entry: str) -> bool:
-    """Tell whether a module is another one or a part of it; the empty name stands for the whole model."""
+def _lies_under(name: str, entry: str) -> bool:
+    """Return whether a module is another one or a part of it; the empty name is the whole model."""
     return not entry or name == entry or name.startswith(f"{entry}.")

@@ -1,19 +1,14 @@
-"""A checkpoint's name → its files here.
+"""Find the files of a checkpoint: a folder, a weight file, a repository on the Hub, or "builtin", the packaged model.
 
-A name is a folder, a single weight file, a repository on the Hub, or "builtin": the small model inside this package.
-
-Downloads go through huggingface_hub, so its cache, tokens, mirrors and offline switches (`HF_HOME`, `HF_TOKEN`,
-`HF_ENDPOINT`, `HF_HUB_OFFLINE`) work as people know them.
+Downloads use huggingface_hub with its cache, tokens, mirrors and offline mode (`HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT`,
+`HF_HUB_OFFLINE`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import re
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,14 +16,14 @@ from vitruvian.errors import CheckpointError
 
 CONFIG_FILE = "config.json"
 WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth")
-FILE_ENDINGS = (*WEIGHT_ENDINGS, ".json")
+_FILE_ENDINGS = (*WEIGHT_ENDINGS, ".json")
 BUILTIN = "builtin"
 BUILTIN_FOLDER = Path(__file__).parent / "builtin"
 
 
 @dataclass(frozen=True)
 class HubOptions:
-    """How to look a checkpoint up: the keywords that all `from_pretrained` methods share."""
+    """The keywords that all `from_pretrained` methods share."""
 
     revision: str | None = None
     cache_dir: str | Path | None = None
@@ -42,32 +37,32 @@ def require_file(source: str | Path, name: str, options: HubOptions) -> Path:
     """Return the path of a file that the checkpoint must have."""
     path = find_file(source, name, options)
     if path is None:
-        held = ", ".join(sorted(p.name for p in local_folder(source).iterdir())[:8]) if is_local(source) else ""
-        seen = f" The folder holds: {held}." if held else ""
-        raise CheckpointError(f"{source}: expected a file {name}, found none.{seen} Is this a checkpoint of ours?")
+        names = ", ".join(sorted(p.name for p in local_folder(source).iterdir())[:8]) if is_local(source) else ""
+        listing = f" The folder holds: {names}." if names else ""
+        raise CheckpointError(f"{source}: expected a file {name}, found none.{listing} Is this a checkpoint?")
     return path
 
 
 def find_file(source: str | Path, name: str, options: HubOptions) -> Path | None:
-    """Return the path of a checkpoint's file, downloaded if need be, or None where the checkpoint lacks it."""
+    """Return the path of a checkpoint's file, downloaded if needed, or None where it does not exist."""
     if is_local(source):
         path = local_folder(source) / options.subfolder / name
         return path if path.is_file() else None
-    return download(str(source), name, options)
+    return _download(str(source), name, options)
 
 
 def names_builtin(source: str | Path) -> bool:
-    """Tell whether a name is that of the model inside the package; a folder of that name is ``"./builtin"``."""
+    """Return whether a name is that of the packaged model; a folder of that name is ``"./builtin"``."""
     return isinstance(source, str) and source == BUILTIN
 
 
 def has_builtin() -> bool:
-    """Tell whether this installation has a model inside."""
+    """Return whether this installation has the packaged model."""
     return (BUILTIN_FOLDER / CONFIG_FILE).is_file()
 
 
 def local_path(source: str | Path) -> Path:
-    """Return the path that a name stands for if it is one, whether or not there is anything."""
+    """Return the path of a name, whether or not it exists."""
     if not names_builtin(source):
         return Path(source).expanduser()
     if not has_builtin():
@@ -79,13 +74,13 @@ def local_path(source: str | Path) -> Path:
 
 
 def is_local(source: str | Path) -> bool:
-    """Tell whether a name is a folder or file here, refusing paths that do not exist."""
+    """Return whether a name is a local folder or file; paths that do not exist are an error."""
     path = local_path(source)
     if path.exists():
         return True
     text = str(source)
-    named_here = isinstance(source, Path) or text.startswith((".", "~", "/")) or text.endswith(FILE_ENDINGS)
-    if named_here or text.count("/") != 1 or "\\" in text:
+    is_path = isinstance(source, Path) or text.startswith((".", "~", "/")) or text.endswith(_FILE_ENDINGS)
+    if is_path or text.count("/") != 1 or "\\" in text:
         raise CheckpointError(
             f"{source}: no such file or folder, and not a Hub name of the form owner/name. Check the spelling."
         )
@@ -93,13 +88,13 @@ def is_local(source: str | Path) -> bool:
 
 
 def local_folder(source: str | Path) -> Path:
-    """Return the folder of a local checkpoint, given that folder or a weight file in it."""
+    """Return the folder of a local checkpoint: itself, or that of a weight file."""
     path = local_path(source)
     return path.parent if path.is_file() else path
 
 
 def weight_file(source: str | Path) -> Path | None:
-    """Return `source` itself where it names a single weight file; a file of another kind is refused."""
+    """Return `source` where it is a weight file; another file is an error."""
     path = local_path(source)
     if not path.is_file():
         return None
@@ -109,29 +104,29 @@ def weight_file(source: str | Path) -> Path | None:
 
 
 def json_file(source: str | Path) -> Path | None:
-    """Return `source` itself where it names a single JSON file."""
+    """Return `source` where it is a JSON file."""
     path = local_path(source)
     return path if path.is_file() and path.suffix == ".json" else None
 
 
 def pinned(source: str | Path, options: HubOptions, *, by: str = CONFIG_FILE) -> HubOptions:
-    """Fix the commit that a Hub name stands for now, with the file that is needed first.
+    """Resolve a Hub name to its current commit, with the file that is needed first.
 
-    All files of one opening then belong together, and the network is asked for each at most once.
+    All files are then of one commit, and each causes at most one request.
     """
-    path = None if is_local(source) else download(str(source), by, options)
+    path = None if is_local(source) else _download(str(source), by, options)
     commits = re.findall(r"[/\\]snapshots[/\\]([0-9a-f]{40})(?=[/\\])", str(path))
     return dataclasses.replace(options, revision=commits[-1]) if commits else options
 
 
-def download(repository: str, name: str, options: HubOptions) -> Path | None:
-    """Fetch one file of a Hub repository through the cache; None where the repository lacks it."""
+def _download(repository: str, name: str, options: HubOptions) -> Path | None:
+    """Download one file of a Hub repository through the cache; None where it does not exist."""
     from huggingface_hub import errors as hub
     from huggingface_hub import hf_hub_download
 
     is_commit = re.fullmatch(r"[0-9a-f]{40}", options.revision or "")
-    if is_commit and not options.force_download and known_absent(repository, name, options, trust_snapshot=False):
-        return None  # a commit never changes
+    if is_commit and not options.force_download and _known_absent(repository, name, options, trust_snapshot=False):
+        return None  # a commit is immutable
     try:
         return Path(
             hf_hub_download(
@@ -147,10 +142,10 @@ def download(repository: str, name: str, options: HubOptions) -> Path | None:
             )
         )
     except hub.LocalEntryNotFoundError as error:
-        switched_off = options.local_files_only or offline()
-        if known_absent(repository, name, options, trust_snapshot=switched_off):
+        is_offline = options.local_files_only or offline()
+        if _known_absent(repository, name, options, trust_snapshot=is_offline):
             return None
-        if switched_off:
+        if is_offline:
             raise CheckpointError(
                 f"{repository}: {name} is not in the local cache and the network is switched off "
                 "(local_files_only or HF_HUB_OFFLINE). Download it once with the network on."
@@ -173,63 +168,35 @@ def download(repository: str, name: str, options: HubOptions) -> Path | None:
         raise CheckpointError(
             f"{repository}: no such repository on the Hub, or it is private. Check the name, or pass token=…"
         ) from error
-    except Exception as error:  # what a broken connection raises depends on huggingface_hub's HTTP library
+    except Exception as error:  # depends on the HTTP library of huggingface_hub
         raise CheckpointError(f"{repository}: downloading {name} failed ({error}). Try again.") from error
 
 
-def known_absent(repository: str, name: str, options: HubOptions, *, trust_snapshot: bool) -> bool:
-    """Tell whether the cache can vouch that a repository does not have a file.
+def _known_absent(repository: str, name: str, options: HubOptions, *, trust_snapshot: bool) -> bool:
+    """Return whether the cache knows that a repository does not have a file.
 
-    The cache remembers files that were asked for in vain. With `trust_snapshot`, a checkpoint whose config.json was
-    downloaded is taken as complete too: what it lacks here, it lacks there.
+    The cache records requests for missing files. With `trust_snapshot`, a checkpoint with a cached config.json is
+    complete: files that are not cached do not exist.
     """
     from huggingface_hub import try_to_load_from_cache
 
-    place = None if options.cache_dir is None else str(options.cache_dir)
+    folder = None if options.cache_dir is None else str(options.cache_dir)
 
-    def look(file_name: str) -> object:
+    def cached(file_name: str) -> object:
         full = f"{options.subfolder}/{file_name}" if options.subfolder else file_name
-        return try_to_load_from_cache(repository, full, cache_dir=place, revision=options.revision)
+        return try_to_load_from_cache(repository, full, cache_dir=folder, revision=options.revision)
 
-    found = look(name)  # a path, None where the cache never saw the file, or a mark for "does not exist"
-    if found is not None:
-        return not isinstance(found, str)
-    return trust_snapshot and isinstance(look(CONFIG_FILE), str)
+    entry = cached(name)  # a path, None where the file was never requested, or a marker for "does not exist"
+    if entry is not None:
+        return not isinstance(entry, str)
+    return trust_snapshot and isinstance(cached(CONFIG_FILE), str)
 
 
 def offline() -> bool:
-    """Tell whether the environment switches the network off for huggingface_hub."""
+    """Return whether the environment sets huggingface_hub offline."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
-
-
-@contextlib.contextmanager
-def written_in_place(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`; move it into place when the block succeeds, remove it when not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        os.chmod(temporary, 0o666 & ~current_umask())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def current_umask() -> int:
-    """Return the process's file mode mask (there is no way to read it but to set it)."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    with written_in_place(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def upload(
@@ -243,15 +210,15 @@ def upload(
     commit_message: str = "Upload with vitruvian",
     create_pr: bool = False,
 ) -> str:
-    """Put files of one folder into a Hub repository (made if needed) in one commit; return the commit's address.
+    """Upload files of one folder to a Hub repository, which is created if needed, in one commit; return its URL.
 
     Args:
         files: What to upload, all from one folder.
         repo_id: The repository, owner/name.
         replaces: Patterns of files to remove from the repository unless they are uploaded now.
-        private: Whether a repository that is made is private.
+        private: Whether a new repository is private.
         token: Access token of the Hub.
-        revision: Branch to commit to (made if needed).
+        revision: Branch to commit to, which is created if needed.
         commit_message: Title of the commit.
         create_pr: Open a pull request rather than commit.
     """

@@ -1,6 +1,6 @@
 """`Model`: an `nn.Module` that opens, saves and shares checkpoints in the layout of the Hub.
 
-from_pretrained(name): config.json ─▶ build on the meta device ─▶ pair names ─▶ assign weights ─▶ fresh heads ─▶ eval()
+from_pretrained(name): config.json -> build on the meta device -> match names -> assign weights -> new heads -> eval()
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -27,10 +27,10 @@ from vitruvian.devices import (
     with_residents,
 )
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, WeightsError
-from vitruvian.graphs import GraphCache
 from vitruvian.hub import CONFIG_FILE, HubOptions, pinned, upload, weight_file
-from vitruvian.layers.attention import check_implementation
-from vitruvian.layers.blank import blank
+from vitruvian.layers.init import no_init_weights
+from vitruvian.ops.attention import check_implementation
+from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.outputs import ModelOutput
 from vitruvian.weights import (
     SAVED_FILES,
@@ -45,16 +45,22 @@ from vitruvian.weights import (
 )
 
 OutputT = TypeVar("OutputT", bound=ModelOutput)
+R = TypeVar("R")
 
 
 class Model(nn.Module):
-    """Base of all models. Subclasses set the class variables, build in `__init__` and call `start()` last."""
+    """Base of all models. Subclasses set the class variables, build in `__init__` and call `post_init()` last.
+
+    Attributes:
+        optimized: Whether `optimize` was called.
+        graphs: CUDA graphs of captured calls; None unless `optimize` enabled them.
+    """
 
     config_class: ClassVar[type[Config]]
     base_model_prefix: ClassVar[str] = ""
     main_input_name: ClassVar[str] = "pixel_values"
-    no_split_modules: ClassVar[tuple[str, ...]] = ()  # classes that lie on one device each
-    resident_modules: ClassVar[tuple[str, ...]] = ()  # parts that lie on one device together: used without being called
+    no_split_modules: ClassVar[tuple[str, ...]] = ()  # classes whose instances are not split over devices
+    resident_modules: ClassVar[tuple[str, ...]] = ()  # modules on one device together, used without being called
     renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
     ignored_keys: ClassVar[tuple[str, ...]] = ()
     optional_keys: ClassVar[tuple[str, ...]] = ()
@@ -70,17 +76,17 @@ class Model(nn.Module):
         self.fp8 = False
         self.graphs: GraphCache | None = None
 
-    def start(self) -> None:
-        """Finish construction: fill parameters with their starting values and choose the attention kernel."""
+    def post_init(self) -> None:
+        """Finish construction: initialize weights and select the attention implementation."""
         if not any(parameter.is_meta for parameter in self.parameters()):
             for module in self.modules():
                 self.init_module(module)
         self.set_attn_implementation(self.config.attn_implementation or "sdpa")
 
     def init_module(self, module: nn.Module) -> None:
-        """Fill the parameters that `module` itself owns with starting values. Families override it."""
+        """Initialize the parameters of `module` itself, without its children. Subclasses override it."""
 
-    # ------------------------------------------------------------------ opening and saving
+    # ------------------------------------------------------------------ loading and saving
 
     @classmethod
     def from_config(
@@ -91,23 +97,23 @@ class Model(nn.Module):
         device: str | torch.device | int | None = None,
         attn_implementation: str | None = None,
     ) -> Self:
-        """Build a model with fresh weights in training mode, straight on its device and in its data type.
+        """Build a model with new weights in training mode, directly on its device and in its data type.
 
         Args:
             config: The configuration.
             dtype: Data type of the weights; float32 by default.
-            device: Where to put them; the CPU by default.
+            device: Device of the weights; the CPU by default.
             attn_implementation: As in `from_pretrained`.
         """
-        with blank():
+        with no_init_weights():
             model = cls(config)
         if dtype is not None:
             model.to(checked_dtype(dtype))
-        place = checked_device("cpu" if device is None else device)
-        model.to_empty(device=place)
+        target = checked_device("cpu" if device is None else device)
+        model.to_empty(device=target)
         for module in model.modules():
             model.init_module(module)
-            refill_buffers(module, lambda _: place)
+            reset_buffers(module, lambda _: target)
         if attn_implementation is not None:
             model.set_attn_implementation(attn_implementation)
         return model
@@ -139,75 +145,75 @@ class Model(nn.Module):
         Args:
             pretrained_model_name_or_path: A folder, a single weight file, or a Hub name such as
                 ``facebook/sapiens2-pose-0.4b``.
-            config: Configuration to use instead of the checkpoint's own, or where to read it.
+            config: Configuration, or where to read it, instead of that of the checkpoint.
             dtype: Data type of the weights; by default the checkpoint's. `torch_dtype` is the older spelling.
-            device: Device to put the whole model on.
-            device_map: ``"auto"`` for the best device here (spread over several by accelerate where one is too
-                small), a device, or a table of module name → device.
-            ignore_mismatched_sizes: Start a fresh head where the checkpoint's does not fit. Giving a `num_labels`
-                that differs from the checkpoint's implies it.
+            device: Device of the whole model.
+            device_map: ``"auto"`` for the best device (several, by accelerate, if one is too small), a device, or a
+                table of module name → device.
+            ignore_mismatched_sizes: Initialize a new head if that of the checkpoint has another size. A `num_labels`
+                other than that of the checkpoint implies it.
             attn_implementation: ``"sdpa"``, ``"eager"``, ``"flash_attention_2"`` or ``"flash_attention_3"``.
-            use_safetensors: Insist on (or refuse) safetensors files; by default they are preferred.
-            check_finite: Refuse weights with NaN or infinite values.
+            use_safetensors: Require (or refuse) safetensors files; by default they are preferred.
+            check_finite: Raise on weights with NaN or infinite values.
             revision: Branch, tag or commit on the Hub.
-            cache_dir: Where downloads are kept.
+            cache_dir: Folder of downloads.
             token: Access token of the Hub.
             local_files_only: Do not use the network.
-            force_download: Download again what is in the cache.
+            force_download: Download again even if cached.
             subfolder: Folder inside the checkpoint.
             config_overrides: Fields of the configuration to change, such as `num_labels`.
         """
-        given = HubOptions(revision, cache_dir, token, local_files_only, force_download, subfolder)
-        options = pinned(pretrained_model_name_or_path, given)
+        hub_options = HubOptions(revision, cache_dir, token, local_files_only, force_download, subfolder)
+        options = pinned(pretrained_model_name_or_path, hub_options)
         source = str(pretrained_model_name_or_path)
         settings, new_labels = cls.read_config(
-            pretrained_model_name_or_path, config, options if config is None else given, config_overrides
+            pretrained_model_name_or_path, config, options if config is None else hub_options, config_overrides
         )
         if attn_implementation is not None:
             settings.attn_implementation = attn_implementation
-        files = cls.adapt(cls.open_files(pretrained_model_name_or_path, options, use_safetensors=use_safetensors))
+        files = cls.adapt_files(cls.open_files(pretrained_model_name_or_path, options, use_safetensors=use_safetensors))
 
-        with blank():
+        with no_init_weights():
             model = cls(settings)
-        wanted = {name: tuple(tensor.shape) for name, tensor in model.hub_tensors().items()}
+        wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         plan = match_keys(
             wanted, files.shapes, prefix=cls.base_model_prefix, renames=cls.renamed_keys, ignored=cls.ignored_keys
         )
-        fresh = cls.accept(plan, source, new_head=ignore_mismatched_sizes or new_labels)
-        kind = choose_dtype(torch_dtype if dtype is None else dtype, settings.dtype, files)
-        places = choose_devices(model, device, device_map, kind, keep_whole=cls.no_split_modules)
-        places = with_residents(places, cls.resident_modules)
-        loaded = model.assign(files, plan, kind, places, source if check_finite else None)
-        model.fill(set(wanted) - loaded, kind, places)
-        if fresh:
+        new = cls.check_plan(plan, source, new_head=ignore_mismatched_sizes or new_labels)
+        weight_dtype = choose_dtype(torch_dtype if dtype is None else dtype, settings.dtype, files)
+        devices = choose_devices(model, device, device_map, weight_dtype, keep_whole=cls.no_split_modules)
+        devices = with_residents(devices, cls.resident_modules)
+        loaded = model._assign_weights(files, plan, weight_dtype, devices, source if check_finite else None)
+        model._init_missing(set(wanted) - loaded, weight_dtype, devices)
+        if new:
             warnings.warn(
-                f"{cls.__name__}: {len(fresh)} weights are not in {source} and start fresh: {some(fresh)}. "
-                "Train the model before you trust what it says.",
+                f"{cls.__name__}: {len(new)} weights are not in {source} and are newly initialized: {some(new)}. "
+                "Train the model before you use its predictions.",
                 NewWeightsWarning,
                 stacklevel=2,
             )
-        settings.name_or_path, settings.dtype = source, str(kind).removeprefix("torch.")
+        settings.name_or_path, settings.dtype = source, str(weight_dtype).removeprefix("torch.")
         model.eval()
-        spread(model, places, cls.no_split_modules)
+        spread(model, devices, cls.no_split_modules)
         return model
 
     @classmethod
     def open_files(cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None) -> WeightFiles:
-        """Open a checkpoint's weights. Families with files of their own form override it."""
+        """Open the weights of a checkpoint. Subclasses with other file formats override it."""
         return open_weights(source, options, use_safetensors=use_safetensors)
 
     @classmethod
-    def adapt(cls, files: WeightFiles) -> WeightFiles:
-        """Translate files in another layout than the modules'. Families whose Hub files need it override it."""
+    def adapt_files(cls, files: WeightFiles) -> WeightFiles:
+        """Rename or split the weights of files with other names than the modules. Subclasses override it."""
         return files
 
     @classmethod
     def read_config(
         cls, source: str | Path, config: Config | str | Path | None, options: HubOptions, overrides: dict[str, Any]
     ) -> tuple[Any, bool]:
-        """Return the configuration to build with, and whether the caller asked for another number of labels."""
+        """Return the configuration of the model, and whether `overrides` change the number of labels."""
         if isinstance(config, Config):
-            read = copy.deepcopy(config)  # what loading writes into it is no concern of the caller's
+            read = copy.deepcopy(config)  # loading writes into it
         else:
             if config is None and weight_file(source) is not None:
                 beside = Path(source).expanduser().parent / CONFIG_FILE
@@ -223,19 +229,19 @@ class Model(nn.Module):
         return changed, changed.num_labels != read.num_labels
 
     @classmethod
-    def accept(cls, plan: KeyPlan, source: str, *, new_head: bool) -> list[str]:
-        """Raise `WeightsError` unless the plan is good enough; return the names that will start fresh."""
-        inside = f"{cls.base_model_prefix}."
+    def check_plan(cls, plan: KeyPlan, source: str, *, new_head: bool) -> list[str]:
+        """Raise `WeightsError` if weights are missing, unexpected or misshapen; return the names to initialize."""
+        prefix = f"{cls.base_model_prefix}."
         optional = [name for name in plan.missing if any(pattern in name for pattern in cls.optional_keys)]
         missing = [name for name in plan.missing if name not in optional]
         unexpected, mismatched = plan.unexpected, plan.mismatched
-        if plan.added_prefix:  # a bare model's file: the head cannot be in it
-            missing = [name for name in missing if name.startswith(inside)]
+        if plan.added_prefix:  # a checkpoint of the base model, which has no head
+            missing = [name for name in missing if name.startswith(prefix)]
         if new_head:
             mismatched = []
             if not plan.dropped_prefix:
-                missing = [name for name in missing if name.startswith(inside)]
-                unexpected = [name for name in unexpected if name.startswith(inside)]
+                missing = [name for name in missing if name.startswith(prefix)]
+                unexpected = [name for name in unexpected if name.startswith(prefix)]
         if missing or unexpected or mismatched:
             hint = (
                 "Pass ignore_mismatched_sizes=True to start with a new head."
@@ -246,55 +252,51 @@ class Model(nn.Module):
                 f"{source}: its weights do not fit {cls.__name__}.\n"
                 f"  {describe_mismatch(missing, unexpected, mismatched)}\n{hint}"
             )
-        taken = [name for name in plan.missing if name not in optional]
-        return taken + [name for name, _, _ in plan.mismatched]
+        required = [name for name in plan.missing if name not in optional]
+        return required + [name for name, _, _ in plan.mismatched]
 
-    def assign(
+    def _assign_weights(
         self,
         files: WeightFiles,
         plan: KeyPlan,
         dtype: torch.dtype,
-        places: dict[str, torch.device],
+        devices: dict[str, torch.device],
         check: str | None,
     ) -> set[str]:
-        """Put the files' tensors in the place of meta ones; return the names that were filled."""
+        """Replace meta tensors by those of files; return their names. `check` names the source of non-finite values."""
         for file_name, tensor in files.tensors():
             name = plan.pairs.get(file_name)
             if name is None:
                 continue
             if check is not None:
                 check_finite(name, tensor, check)
-            kind = dtype if tensor.is_floating_point() else tensor.dtype
-            self.place(name, tensor.to(device=place_of(name, places), dtype=kind))
+            target_dtype = dtype if tensor.is_floating_point() else tensor.dtype
+            path, _, leaf = name.rpartition(".")
+            _set_tensor(self.get_submodule(path), leaf, tensor.to(device=place_of(name, devices), dtype=target_dtype))
         return set(plan.pairs.values())
 
-    def place(self, name: str, tensor: Tensor) -> None:
-        """Store a tensor under its name on the Hub. Models that keep weights in another form override it."""
-        path, _, leaf = name.rpartition(".")
-        owner = self.get_submodule(path)
-        if leaf in owner._parameters:
-            blank = owner._parameters[leaf]
-            owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=blank is not None and blank.requires_grad)
-        else:
-            owner._buffers[leaf] = tensor
-
-    def fill(self, names: set[str], dtype: torch.dtype, places: dict[str, torch.device]) -> None:
-        """Give starting values to weights that no file held, and compute the buffers that are never saved."""
+    def _init_missing(self, names: set[str], dtype: torch.dtype, devices: dict[str, torch.device]) -> None:
+        """Initialize weights that no file has, and compute the buffers that are never saved."""
         for path, module in self.named_modules():
-            lead = f"{path}." if path else ""
+            prefix = f"{path}." if path else ""
 
-            def where(leaf: str, lead: str = lead) -> torch.device:
-                return place_of(lead + leaf, places)
+            def device_of(leaf: str, prefix: str = prefix) -> torch.device:
+                return place_of(prefix + leaf, devices)
 
-            own = {leaf: lead + leaf in names for leaf, value in module._parameters.items() if value is not None}
-            own |= {leaf: lead + leaf in names for leaf in saved_buffers(module)}
-            if any(own.values()):
-                fill_module(self, module, own, dtype, where)
-            refill_buffers(module, where)
-
-    def hub_tensors(self) -> dict[str, Tensor]:
-        """Parameters and saved buffers under their names on the Hub."""
-        return self.state_dict()
+            leaves = [leaf for leaf, value in module._parameters.items() if value is not None]
+            leaves += [leaf for leaf in module._buffers if leaf not in module._non_persistent_buffers_set]
+            if any(prefix + leaf in names for leaf in leaves):
+                loaded: dict[str, Tensor] = {}
+                for leaf in leaves:
+                    value: Tensor = getattr(module, leaf)
+                    if prefix + leaf not in names:
+                        loaded[leaf] = value
+                    target_dtype = dtype if value.is_floating_point() else value.dtype
+                    _set_tensor(module, leaf, torch.empty(value.shape, dtype=target_dtype, device=device_of(leaf)))
+                self.init_module(module)  # initializes all weights of the module
+                for leaf, value in loaded.items():
+                    _set_tensor(module, leaf, value)
+            reset_buffers(module, device_of)
 
     def save_pretrained(
         self, save_directory: str | Path, *, max_shard_size: int | str = "5GB", push_to_hub: bool = False, **push: Any
@@ -302,24 +304,24 @@ class Model(nn.Module):
         """Write `config.json` and safetensors files that transformers reads too; return what was written.
 
         Args:
-            save_directory: Folder to write into, made if needed. Weights that an earlier save left there are replaced.
+            save_directory: Folder to write into, created if needed. Weights of an earlier save are replaced.
             max_shard_size: Size above which weights are split into several files, such as ``"5GB"`` or ``"500MiB"``.
-            push_to_hub: Upload what was written too.
+            push_to_hub: Upload the files too.
             push: With `push_to_hub`: `repo_id` (the folder's name by default) and the keywords of `push_to_hub`.
         """
         if push and not push_to_hub:
-            raise InputError(f"save_pretrained: got {', '.join(push)}, which is used with push_to_hub=True alone.")
+            raise InputError(f"save_pretrained: got {', '.join(push)}, which only push_to_hub=True uses.")
         folder = Path(save_directory).expanduser()
         self.config.architectures = [type(self).__name__]
         self.config.dtype = str(self.dtype).removeprefix("torch.")
         written = self.config.save_pretrained(folder)
-        written += save_weights(self.hub_tensors(), folder, max_shard_size=max_shard_size)
+        written += save_weights(self.state_dict(), folder, max_shard_size=max_shard_size)
         if push_to_hub:
             upload(written, push.pop("repo_id", folder.resolve().name), replaces=SAVED_FILES, **push)
         return written
 
     def push_to_hub(self, repo_id: str, *, max_shard_size: int | str = "5GB", **options: Any) -> str:
-        """Save to a Hub repository (made if needed) in one commit and return its address.
+        """Save to a Hub repository (created if needed) in one commit and return its URL.
 
         Further keywords: `private`, `token`, `revision`, `commit_message`, `create_pr`.
         """
@@ -328,13 +330,13 @@ class Model(nn.Module):
                 self.save_pretrained(folder, max_shard_size=max_shard_size), repo_id, replaces=SAVED_FILES, **options
             )
 
-    # ------------------------------------------------------------------ what models can tell and be told
+    # ------------------------------------------------------------------ properties and options
 
     @property
     def device(self) -> torch.device:
-        """Device of the first parameter, of those that are not waiting elsewhere to be used (see `device_map`)."""
-        here = next((parameter for parameter in self.parameters() if not parameter.is_meta), None)
-        return (next(self.parameters()) if here is None else here).device
+        """Device of the first parameter that is not offloaded (see `device_map`)."""
+        loaded = next((parameter for parameter in self.parameters() if not parameter.is_meta), None)
+        return (next(self.parameters()) if loaded is None else loaded).device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -346,7 +348,7 @@ class Model(nn.Module):
         return sum(p.numel() for p in self.parameters() if p.requires_grad or not only_trainable)
 
     def set_attn_implementation(self, attn_implementation: str) -> None:
-        """Choose how attention is computed: ``"sdpa"``, ``"eager"`` or a flash attention that is installed."""
+        """Select the implementation of attention: ``"sdpa"``, ``"eager"`` or an installed flash attention."""
         check_implementation(attn_implementation)
         self.config.attn_implementation = attn_implementation
         for module in self.modules():
@@ -354,77 +356,74 @@ class Model(nn.Module):
                 setattr(module, "attn_implementation", attn_implementation)  # noqa: B010
 
     def optimize(self, *, cuda_graphs: bool = True, fp8: bool = False) -> Self:
-        """Make inference quick, with results that stay the same; returns the model itself.
+        """Speed up inference at the cost of some memory; returns the model itself. Results stay the same.
 
-        Weights are joined and laid out for fused kernels (names in checkpoints do not change), and on a CUDA device
-        calls with small batches are recorded as graphs. Training, gradients and outputs of single layers take the
-        plain way as before. Call it after loading and moving the model.
+        Joins weights that read the same input (checkpoints keep their names), allows Winograd convolutions, and on a
+        CUDA device captures calls with small batches as CUDA graphs. Training and gradients work as before. Call it
+        after loading and moving the model; moving, training or loading it again repeats what depends on weights.
 
         Args:
-            cuda_graphs: Record calls with small batches on a CUDA device.
-            fp8: Multiply the large matrices of a Sapiens2 encoder in 8-bit floating point, weights with a scale for
-                each output channel and tokens with one each. Results are then a little off, and the 8-bit weights are
-                held beside the others. Needs bfloat16 and a GPU of the Hopper generation or newer.
+            cuda_graphs: Capture calls with small batches on a CUDA device.
+            fp8: Multiply the large matrices of a Sapiens2 encoder in 8-bit floating point, with a scale for each output
+                channel of the weights and for each token. Results change slightly, and the 8-bit weights take memory
+                beside the others. Needs bfloat16 and a GPU of the Hopper generation or newer.
         """
         check_one_device(self, "optimize")
-        if fp8 and (hindrance := self.fp8_hindrance()):
-            raise InputError(f"optimize: fp8 needs {hindrance}. Leave fp8 out.")
-        for module in self.modules():
-            if isinstance(module, Model):
-                module.fp8 = fp8
-        self.fuse()
+        if fp8 and (missing := self.missing_for_fp8()):
+            raise InputError(f"optimize: fp8 needs {missing}. Leave fp8 out.")
+        self.fp8 = fp8
+        self.prepare_for_inference()
         self.optimized = True
         self.graphs = GraphCache() if cuda_graphs else None
         return self
 
-    def fuse(self) -> None:
-        """Join and lay out weights for inference; families with a quicker way to run override it."""
+    def prepare_for_inference(self) -> None:
+        """Join or transform weights for `optimize`. Subclasses override it."""
 
-    def fp8_hindrance(self) -> str:
-        """Return what is missing for ``optimize(fp8=True)``, or nothing; families that have such a way override it."""
+    def missing_for_fp8(self) -> str:
+        """Return what ``optimize(fp8=True)`` lacks, or an empty string. Subclasses that support fp8 override it."""
         return f"a Sapiens2 model, got {type(self).__name__}"
 
-    def optimize_anew(self) -> None:
-        """Make anew what `optimize` made of the weights, with its options where they still apply."""
-        self.optimize(cuda_graphs=self.graphs is not None, fp8=self.fp8 and not self.fp8_hindrance())
+    def _reoptimize(self) -> None:
+        """Repeat `optimize` after weights changed, if it was called. CUDA graphs are captured again."""
+        if self.optimized:
+            self.optimize(cuda_graphs=self.graphs is not None, fp8=self.fp8 and not self.missing_for_fp8())
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.optimized:  # moved or cast: joint weights are made anew, recordings are void
-            self.optimize_anew()
+        self._reoptimize()
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward`, through a recorded graph where `optimize` allows it."""
-        return self.recorded(super().__call__, *args, **kwargs)
+        """Run `forward`, as a CUDA graph if `optimize` allows it."""
+        return self.run_captured(super().__call__, *args, **kwargs)
 
-    def recorded(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function of the model, through a recorded graph where `optimize` allows it."""
-        if self.graphs is not None and not self.training and self.graphs.takes(args, kwargs):
+    def run_captured(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """Call a function of the model, as a CUDA graph if `optimize` allows it."""
+        if self.graphs is not None and not self.training and self.graphs.accepts(args, kwargs):
             return self.graphs(function, args, kwargs)
         return function(*args, **kwargs)
 
     def train(self, mode: bool = True) -> Self:
-        """Switch between training and inference; what `optimize` made of the weights is made anew after training."""
+        """Switch between training and inference. The end of training repeats `optimize`, if it was called."""
         ends = self.training and not mode
         super().train(mode)
-        if ends and self.optimized:
-            self.optimize_anew()
+        if ends:
+            self._reoptimize()
         return self
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Take over weights; what `optimize` made of the old ones is made anew."""
+        """Load weights, and repeat `optimize`, if it was called."""
         result = super().load_state_dict(*args, **kwargs)
-        if self.optimized:
-            self.optimize_anew()
+        self._reoptimize()
         return result
 
     def gradient_checkpointing_enable(self) -> None:
-        """Trade compute for memory in training: layers are run again in the backward pass."""
+        """Recompute layers in the backward pass of training, to save memory."""
         self._set_checkpointing(True)
 
     def gradient_checkpointing_disable(self) -> None:
-        """Keep all activations in training."""
+        """Store all activations in training."""
         self._set_checkpointing(False)
 
     def _set_checkpointing(self, on: bool) -> None:
@@ -436,58 +435,33 @@ class Model(nn.Module):
 
     @property
     def is_gradient_checkpointing(self) -> bool:
-        """Whether layers are run again in the backward pass."""
+        """Whether layers are recomputed in the backward pass."""
         return any(getattr(module, "gradient_checkpointing", False) for module in self.modules())
 
-    def flag(self, name: str, value: bool | None) -> bool:
-        """Return a call's switch, or the configuration's where the call leaves it open."""
+    def resolve_flag(self, name: str, value: bool | None) -> bool:
+        """Return the flag of a call, or that of the configuration if the call leaves it out."""
         return bool(getattr(self.config, name) if value is None else value)
 
-    def give(self, output: OutputT, return_dict: bool | None) -> OutputT:
-        """Return `output` as it is or, where asked, as a tuple."""
-        return output if self.flag("return_dict", return_dict) else output.to_tuple()  # type: ignore[return-value]
+    def format_output(self, output: OutputT, return_dict: bool | None) -> OutputT:
+        """Return `output`, or a tuple if `return_dict` (by default that of the configuration) is False."""
+        flag = self.resolve_flag("return_dict", return_dict)
+        return output if flag else output.to_tuple()  # type: ignore[return-value]
 
 
-def saved_buffers(module: nn.Module) -> Iterator[str]:
-    """Names of a module's own buffers that are part of its state dict."""
-    return (leaf for leaf in module._buffers if leaf not in module._non_persistent_buffers_set)
-
-
-def fill_module(
-    model: Model,
-    module: nn.Module,
-    own: dict[str, bool],
-    dtype: torch.dtype,
-    where: Callable[[str], torch.device],
-) -> None:
-    """Fill the own weights of `module` that are marked True with starting values, keeping the others."""
-    kept: dict[str, Any] = {}
-    for leaf, is_new in own.items():
-        value: Tensor = getattr(module, leaf)
-        if not is_new:
-            kept[leaf] = value
-        kind = dtype if value.is_floating_point() else value.dtype
-        blank = torch.empty(value.shape, dtype=kind, device=where(leaf))
-        set_own(module, leaf, blank)
-    model.init_module(module)
-    for leaf, value in kept.items():
-        set_own(module, leaf, value)
-
-
-def set_own(module: nn.Module, leaf: str, value: Tensor) -> None:
-    """Replace a parameter or buffer that a module itself owns."""
-    old = module._parameters.get(leaf)
-    if old is not None:
-        module._parameters[leaf] = nn.Parameter(value, requires_grad=old.requires_grad)
-    else:
-        module._buffers[leaf] = value
-
-
-def refill_buffers(module: nn.Module, where: Callable[[str], torch.device]) -> None:
-    """Compute a module's never-saved buffers again after it was built on the meta device, and put them in place."""
+def reset_buffers(module: nn.Module, device_of: Callable[[str], torch.device]) -> None:
+    """Compute the never-saved buffers of a module after it was built on the meta device."""
     if module._non_persistent_buffers_set:
         reset: Callable[[], None] = module.reset_buffers  # type: ignore[assignment]
         reset()
         for leaf in module._non_persistent_buffers_set:
             buffer = module._buffers[leaf]
-            module._buffers[leaf] = None if buffer is None else buffer.to(where(leaf))
+            module._buffers[leaf] = None if buffer is None else buffer.to(device_of(leaf))
+
+
+def _set_tensor(module: nn.Module, leaf: str, value: Tensor) -> None:
+    """Replace a parameter or buffer of a module."""
+    old = module._parameters.get(leaf)
+    if old is not None:
+        module._parameters[leaf] = nn.Parameter(value, requires_grad=old.requires_grad)
+    else:
+        module._buffers[leaf] = value

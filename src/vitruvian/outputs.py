@@ -1,4 +1,4 @@
-"""What models and processors return: `ModelOutput` (attribute, key and tuple access) and `BatchFeature` (inputs)."""
+"""Outputs of models, `ModelOutput` (attribute, key and tuple access), and of processors, `BatchFeature`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ModelOutput:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # Lets torch.export and torch.func look inside.
+        # For torch.export and torch.func.
         torch.utils._pytree.register_pytree_node(
             cls,
             lambda output: (list(output.values()), list(output.keys())),
@@ -107,7 +107,7 @@ class BaseModelOutputWithPooling(ModelOutput):
 
 @dataclasses.dataclass
 class BackboneOutput(ModelOutput):
-    """Feature maps of the stages that a backbone was asked for."""
+    """Feature maps of the selected stages of a backbone."""
 
     feature_maps: tuple[Tensor, ...] | None = None
     hidden_states: tuple[Tensor, ...] | None = None
@@ -125,12 +125,12 @@ class SemanticSegmenterOutput(ModelOutput):
 
 
 class BatchFeature(dict[str, Any]):
-    """A processor's output: a dict whose items are attributes too and that moves as one with `to`."""
+    """The output of a processor: a dict whose items are attributes too, with `to` for all tensors."""
 
     def __init__(self, data: Mapping[str, Any] | None = None, tensor_type: str | None = None) -> None:
         if tensor_type not in (None, "pt", "np"):
             raise InputError(f"return_tensors: expected 'pt', 'np' or None, got {tensor_type!r}.")
-        super().__init__({k: as_tensors(k, v, tensor_type) for k, v in (data or {}).items()})
+        super().__init__({k: _as_tensors(k, v, tensor_type) for k, v in (data or {}).items()})
 
     @property
     def data(self) -> dict[str, Any]:
@@ -168,8 +168,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     return value
 
 
-def as_tensors(name: str, value: Any, tensor_type: str | None) -> Any:
-    """Stack a list of equally shaped tensors, arrays or numbers as ``return_tensors`` asks; without it leave it."""
+def _as_tensors(name: str, value: Any, tensor_type: str | None) -> Any:
+    """Stack a list of tensors, arrays or numbers of one shape for ``return_tensors``; without it return the list."""
     if tensor_type is None or not isinstance(value, (list, tuple)) or not value:
         return as_numpy(value) if tensor_type == "np" else value
     if all(isinstance(item, (Tensor, np.ndarray)) for item in value):
@@ -192,7 +192,7 @@ def as_tensors(name: str, value: Any, tensor_type: str | None) -> Any:
 
 
 def as_numpy(value: Any) -> Any:
-    """Turn tensors into numpy arrays, in nested lists too; bfloat16, which numpy lacks, becomes float32."""
+    """Convert tensors to NumPy arrays, also in nested lists; bfloat16 becomes float32."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         return (value.float() if value.dtype == torch.bfloat16 else value).numpy()

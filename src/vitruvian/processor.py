@@ -1,4 +1,4 @@
-"""`ImageProcessor`: pictures → model inputs, with its options in `preprocessor_config.json`.
+"""`ImageProcessor`: from images to model inputs, with options in `preprocessor_config.json`.
 
 PIL / numpy / torch / paths ── as_pixels ──▶ [C, H, W] tensors ── preprocess (a family's own) ──▶ BatchFeature
 """
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -23,10 +24,10 @@ from vitruvian.outputs import BatchFeature
 
 PROCESSOR_FILE = "preprocessor_config.json"
 JOINT_FILE = "processor_config.json"
-ImageInput = Any  # a picture or a list of pictures: PIL, numpy [H, W, C] or [C, H, W], torch, path, URL or bytes
+ImageInput = Any  # an image or a list of images: PIL, NumPy [H, W, C] or [C, H, W], torch, path, URL or bytes
 
-IMAGENET_MEAN = [0.485, 0.456, 0.406]
-IMAGENET_STD = [0.229, 0.224, 0.225]
+_IMAGENET_MEAN = [0.485, 0.456, 0.406]
+_IMAGENET_STD = [0.229, 0.224, 0.225]
 
 
 @settings
@@ -42,7 +43,7 @@ class ImageProcessor(Settings):
         do_normalize: Whether to subtract `image_mean` and divide by `image_std`.
         image_mean: Mean of each channel.
         image_std: Standard deviation of each channel.
-        do_convert_rgb: Whether pictures of other modes become RGB (PIL pictures always do).
+        do_convert_rgb: Whether images of other modes become RGB (PIL images always do).
     """
 
     file_name: ClassVar[str] = PROCESSOR_FILE
@@ -54,8 +55,8 @@ class ImageProcessor(Settings):
     do_rescale: bool = True
     rescale_factor: float = 1 / 255
     do_normalize: bool = True
-    image_mean: list[float] | float = dataclasses.field(default_factory=lambda: list(IMAGENET_MEAN))
-    image_std: list[float] | float = dataclasses.field(default_factory=lambda: list(IMAGENET_STD))
+    image_mean: list[float] | float = dataclasses.field(default_factory=lambda: list(_IMAGENET_MEAN))
+    image_std: list[float] | float = dataclasses.field(default_factory=lambda: list(_IMAGENET_STD))
     do_convert_rgb: bool | None = None
 
     def __post_init__(self) -> None:
@@ -66,7 +67,7 @@ class ImageProcessor(Settings):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Drop the class name, which `to_dict` writes itself, and unset options of other writers."""
+        """Drop the class name, which `to_dict` writes, and unset options."""
         known = {field.name for field in dataclasses.fields(cls)}
         values.pop("image_processor_type", None)
         values.pop("feature_extractor_type", None)
@@ -79,27 +80,27 @@ class ImageProcessor(Settings):
 
     def with_options(self, **options: Any) -> Self:
         """Return this processor, or a copy with the options that are not None."""
-        given = {name: value for name, value in options.items() if value is not None}
-        if not given:
+        changed = {name: value for name, value in options.items() if value is not None}
+        if not changed:
             return self
         known = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return type(self)(**(known | given))
+        return type(self)(**(known | changed))
 
     def __call__(self, images: ImageInput, *args: Any, **kwargs: Any) -> BatchFeature:
         """Same as `preprocess`."""
         return self.preprocess(images, *args, **kwargs)
 
     def preprocess(self, images: ImageInput, *args: Any, **kwargs: Any) -> BatchFeature:
-        """Turn pictures into model inputs; each family says how."""
+        """Convert images to model inputs; implemented by each family."""
         raise InputError(f"{type(self).__name__}: has no preprocessing of its own. Use a family's processor.")
 
     def finish_pixels(self, pixels: Tensor, *, in_place: bool = False) -> Tensor:
-        """Rescale and normalise [..., C, H, W] as the options say; float32 out, over float32 in where `in_place`."""
+        """Rescale and normalize [..., C, H, W] to float32 by the options, with `in_place` into float32 pixels."""
         return rescale_and_normalize(pixels, out=pixels if in_place else None, **self.constants)
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What rescaling and normalising take: `scale`, `mean` and `std`, None for what is not to be done."""
+        """Arguments of `rescale_and_normalize`: `scale`, `mean` and `std`, None for steps that are off."""
         return {
             "scale": self.rescale_factor if self.do_rescale else None,
             "mean": self.image_mean if self.do_normalize else None,
@@ -107,8 +108,8 @@ class ImageProcessor(Settings):
         }
 
 
-def size_table(size: Any) -> dict[str, int]:
-    """Read a size given as a table, a number (square), or (height, width)."""
+def size_table(size: object) -> dict[str, int]:
+    """Convert a table, a number (square), or (height, width) to a table."""
     if isinstance(size, Mapping):
         return {str(key): value for key, value in size.items() if value is not None}
     if isinstance(size, int):
@@ -128,24 +129,24 @@ def height_width(size: Mapping[str, int], subject: str) -> tuple[int, int]:
 def as_pixels(
     images: ImageInput, *, input_data_format: str | None = None, device: str | torch.device | None = None
 ) -> list[Tensor]:
-    """Turn pictures of any kind into a list of [C, H, W] tensors: uint8 for pictures, the given dtype for arrays."""
-    tensors = [one_picture(image, input_data_format) for image in as_list(images)]
+    """Convert images of any kind to a list of [C, H, W] tensors: uint8 for images, the same dtype for arrays."""
+    tensors = [_one_image(image, input_data_format) for image in as_list(images)]
     return tensors if device is None else [tensor.to(device) for tensor in tensors]
 
 
 def as_list(images: ImageInput) -> list[Any]:
-    """Return the pictures one by one: a single one, lists of them, or an array with a leading batch dimension."""
+    """Return a flat list of images, from one image, nested lists, or an array with a batch dimension."""
     if isinstance(images, (list, tuple)):
         if not images:
-            raise InputError("images: expected at least one picture, got an empty list.")
+            raise InputError("images: expected at least one image, got an empty list.")
         return [part for image in images for part in as_list(image)]
     if isinstance(images, (np.ndarray, Tensor)) and images.ndim == 4:
         return list(images)
     return [images]
 
 
-def one_picture(image: Any, input_data_format: str | None) -> Tensor:
-    """Turn one picture into [C, H, W]; arrays keep their values and may be laid out either way."""
+def _one_image(image: object, input_data_format: str | None) -> Tensor:
+    """Convert one image to [C, H, W]; arrays keep their values."""
     if isinstance(image, np.ndarray):
         image = as_tensor(image)
     if isinstance(image, Tensor):
@@ -155,8 +156,8 @@ def one_picture(image: Any, input_data_format: str | None) -> Tensor:
     raise InputError(f"images: expected PIL, numpy, torch, a path, a URL or bytes, got {type(image).__name__}.")
 
 
-def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    """Turn an array into a tensor, without a copy where torch can share its memory."""
+def as_tensor(array: NDArray[np.generic]) -> Tensor:
+    """Convert an array to a tensor, without a copy where torch can share its memory."""
     if not array.flags.writeable or min(array.strides, default=0) < 0:  # such as bgr[..., ::-1]
         array = array.copy()
     try:
@@ -166,7 +167,7 @@ def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
 
 
 def channels_first(pixels: Tensor, input_data_format: str | None = None) -> Tensor:
-    """Bring [H, W], [H, W, C] or [C, H, W] to [3, H, W]; gray is repeated, an alpha channel is refused."""
+    """Convert [H, W], [H, W, C] or [C, H, W] to [3, H, W]; gray is repeated, an alpha channel is an error."""
     if input_data_format not in (None, "channels_first", "channels_last"):
         raise InputError(f"input_data_format: expected 'channels_first' or 'channels_last', got {input_data_format!r}.")
     if pixels.ndim == 2:
@@ -188,21 +189,21 @@ def channels_first(pixels: Tensor, input_data_format: str | None = None) -> Tens
 
 
 def check_count(name: str, given: Sequence[Any] | Tensor | None, count: int) -> None:
-    """Raise `InputError` unless `given` is absent or has one entry for each of `count` pictures."""
+    """Raise `InputError` unless `given` is absent or has one entry for each of `count` images."""
     if given is not None and len(given) != count:
-        raise InputError(f"{name}: expected one entry for each of the {count} pictures, got {len(given)}.")
+        raise InputError(f"{name}: expected one entry for each of the {count} images, got {len(given)}.")
 
 
 def size_list(name: str, sizes: Any, count: int) -> list[tuple[int, int]] | None:
-    """Read sizes given as a tensor or a list of (height, width), one for each of `count` pictures."""
+    """Convert a tensor or a list of (height, width), one for each of `count` images."""
     if sizes is None:
         return None
     rows = sizes.tolist() if isinstance(sizes, (Tensor, np.ndarray)) else list(sizes)
     check_count(name, rows, count)
-    found = []
+    checked = []
     for row in rows:
         values = row.tolist() if isinstance(row, (Tensor, np.ndarray)) else row
         if not isinstance(values, Sequence) or len(values) != 2 or min(values) < 1:
-            raise InputError(f"{name}: expected (height, width) of at least 1 for each picture, got {values!r}.")
-        found.append((int(values[0]), int(values[1])))
-    return found
+            raise InputError(f"{name}: expected (height, width) of at least 1 for each image, got {values!r}.")
+        checked.append((int(values[0]), int(values[1])))
+    return checked

@@ -64,7 +64,7 @@ def _import(address: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-_PIPELINES = "vitruvian.pipelines"
+_PIPELINES = "vitruvian.pipelines.tasks"
 
 TASKS: dict[str, Task] = {
     task.name: task
@@ -176,7 +176,7 @@ TASKS: dict[str, Task] = {
             "anything",
             auto_task="mask-generation",
             aliases=("mask-generation", "everything"),
-            pipeline=f"{_PIPELINES}.mask_generation:MaskGenerationPipeline",
+            pipeline=f"{_PIPELINES}.masks:MaskGenerationPipeline",
             result="vitruvian.results:Masks",
             image_files=("json", "plot"),
             checkpoints=("facebook/sam2.1-hiera-large", "facebook/sam2.1-hiera-tiny"),
@@ -198,7 +198,7 @@ TASKS: dict[str, Task] = {
             "anything",
             auto_task="universal",
             aliases=("instance", "instance-segmentation"),
-            pipeline=f"{_PIPELINES}.instance:InstancePipeline",
+            pipeline=f"{_PIPELINES}.instances:InstancePipeline",
             result="vitruvian.results:Masks",
             image_files=("json", "plot"),
             checkpoints=("facebook/mask2former-swin-small-coco-instance", "facebook/maskformer-swin-base-coco"),

@@ -1,8 +1,8 @@
-"""Weight files ⇄ tensors by name: safetensors (single or sharded), and `.bin`/`.pth` read without running any code.
+"""Read and write weight files: safetensors (single or sharded), and `.bin`/`.pth` with `weights_only=True`.
 
     open_weights(name) ─▶ WeightFiles (names, shapes, lazily read tensors) ─▶ match_keys(model, files) ─▶ KeyPlan
 
-Tensors of safetensors files are memory-mapped: opening costs nothing, and a model holds each weight once.
+Tensors of safetensors files are memory-mapped.
 """
 
 from __future__ import annotations
@@ -20,53 +20,54 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vitruvian.atomic import atomic_write, write_text
 from vitruvian.config import read_json
 from vitruvian.errors import CheckpointError, InputError, WeightsError, near_matches
-from vitruvian.hub import HubOptions, find_file, is_local, local_folder, weight_file, write_text, written_in_place
+from vitruvian.hub import HubOptions, find_file, is_local, local_folder, weight_file
 
-SAFE_NAME = "model.safetensors"
-SAFE_INDEX = "model.safetensors.index.json"
-TORCH_NAME = "pytorch_model.bin"
-TORCH_INDEX = "pytorch_model.bin.index.json"
-SAVED_FILES = ("model.safetensors", "model-?????-of-?????.safetensors", SAFE_INDEX)  # what `save_weights` writes
-WINDOW = 64 * 1024**2  # bytes
-LFS_POINTER = b"version https://git-lfs"
+_SAFE_NAME = "model.safetensors"
+_SAFE_INDEX = "model.safetensors.index.json"
+_TORCH_NAME = "pytorch_model.bin"
+_TORCH_INDEX = "pytorch_model.bin.index.json"
+SAVED_FILES = ("model.safetensors", "model-?????-of-?????.safetensors", _SAFE_INDEX)  # what `save_weights` writes
+_CHUNK_BYTES = 64 * 1024**2  # bytes
+_LFS_POINTER = b"version https://git-lfs"
 
 
-class Reader(Protocol):
-    """One file of tensors, whatever its form."""
+class _Reader(Protocol):
+    """One file of tensors."""
 
     shapes: dict[str, tuple[int, ...]]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors, one at a time."""
+        """Yield names and tensors."""
         ...
 
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """Tensors by name over one or more files, read when asked for.
+    """Tensors by name in one or more files, read lazily.
 
-    With `renames`, a tensor appears under the names that the function gives for its own: under several, it is split
-    evenly along its first dimension; under none, it is left out.
+    `renames` maps the name of a tensor to new names: with several, the tensor is split evenly along its first
+    dimension; with none, it is left out.
     """
 
-    readers: tuple[Reader, ...]
+    readers: tuple[_Reader, ...]
     renames: Callable[[str], tuple[str, ...]] | None = None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor, from the files' headers."""
-        found = {name: shape for reader in self.readers for name, shape in reader.shapes.items()}
+        shapes = {name: shape for reader in self.readers for name, shape in reader.shapes.items()}
         if self.renames is None:
-            return found
+            return shapes
         split: dict[str, tuple[int, ...]] = {}
-        for name, shape in found.items():
+        for name, shape in shapes.items():
             news = self.renames(name)
             if len(news) > 1:
                 if not shape or shape[0] % len(news):
                     raise WeightsError(
-                        f"{name}: expected a first side that splits into {len(news)}, got {list(shape)}. "
+                        f"{name}: expected a first dimension that splits into {len(news)}, got {list(shape)}. "
                         "Is this a whole checkpoint?"
                     )
                 shape = (shape[0] // len(news), *shape[1:])
@@ -74,7 +75,7 @@ class WeightFiles:
         return split
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors, file by file, so that no more than one file is open at a time."""
+        """Yield names and tensors, with one open file at a time."""
         for reader in self.readers:
             for name, tensor in reader.tensors():
                 names = (name,) if self.renames is None else self.renames(name)
@@ -93,45 +94,45 @@ class SafeReader:
             raise damaged(path, str(error)) from error
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Memory-mapped tensors, one at a time.
+        """Yield memory-mapped tensors.
 
-        The file is opened anew every `WINDOW` bytes: closing it gives back the memory of tensors that the caller has
-        converted or moved by then, and leaves alone those it has kept.
+        The file is opened again every `_CHUNK_BYTES` bytes: closing it frees the memory of tensors that the caller has
+        converted or moved.
         """
         names = list(reversed(self.shapes))
         while names:
-            room = WINDOW
+            budget = _CHUNK_BYTES
             with safe_open(self.path, framework="pt") as file:
-                while names and room > 0:
+                while names and budget > 0:
                     name = names.pop()
                     tensor = file.get_tensor(name)
-                    room -= tensor.numel() * tensor.element_size()
+                    budget -= tensor.numel() * tensor.element_size()
                     yield name, tensor
                     del tensor
 
 
-class TorchReader:
-    """One `.bin`, `.pt` or `.pth` file, read with `weights_only=True`: tensors and plain containers, never code."""
+class _TorchReader:
+    """One `.bin`, `.pt` or `.pth` file, read with `weights_only=True`: tensors and plain containers, no code."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.state = find_state_dict(load_torch_file(path), path)
+        self.state = _find_state_dict(_load_torch_file(path), path)
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self.state.items()}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of the file."""
+        """Yield the tensors."""
         yield from self.state.items()
 
 
-def load_torch_file(path: Path) -> Any:
-    """Read a file of `torch.save`, memory-mapped where its format allows it."""
+def _load_torch_file(path: Path) -> Any:
+    """Read a file of `torch.save`, memory-mapped where possible."""
     try:
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except RuntimeError as error:
             if "mmap" not in str(error):
                 raise
-            return torch.load(path, map_location="cpu", weights_only=True)  # a file in torch's older format
+            return torch.load(path, map_location="cpu", weights_only=True)  # torch's older format
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL (\S+)", str(error))
         if wanted is None:
@@ -145,9 +146,9 @@ def load_torch_file(path: Path) -> Any:
 
 
 def damaged(path: Path, reason: str) -> CheckpointError:
-    """Say that a weight file cannot be read."""
+    """Return the error for a weight file that cannot be read."""
     with path.open("rb") as file:
-        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
             return CheckpointError(f"{path}: expected weights, got a pointer of Git LFS. Fetch them with: git lfs pull")
     first_line = reason.split("\n", 1)[0].rstrip(".")
     return CheckpointError(
@@ -156,50 +157,50 @@ def damaged(path: Path, reason: str) -> CheckpointError:
     )
 
 
-def find_state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
-    """Find the tensors in what a torch file holds: the state dict itself, or one under a customary key."""
+def _find_state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
+    """Return the state dict of a torch file: the whole, or the value of a usual key."""
     if isinstance(loaded, Mapping):
         if loaded and all(isinstance(value, Tensor) for value in loaded.values()):
             return dict(loaded)
         for key in ("state_dict", "model", "module", "model_state_dict"):
             inner = loaded.get(key)
             if isinstance(inner, Mapping):
-                found = {name: value for name, value in inner.items() if isinstance(value, Tensor)}
-                if found:
-                    return found
+                tensors = {name: value for name, value in inner.items() if isinstance(value, Tensor)}
+                if tensors:
+                    return tensors
     raise WeightsError(f"{path}: expected tensors by name, got {type(loaded).__name__}. Is this a checkpoint?")
 
 
-def open_file(path: Path) -> SafeReader | TorchReader:
-    """Open one weight file by its ending."""
-    return SafeReader(path) if path.suffix == ".safetensors" else TorchReader(path)
+def open_file(path: Path) -> SafeReader | _TorchReader:
+    """Open one weight file by its suffix."""
+    return SafeReader(path) if path.suffix == ".safetensors" else _TorchReader(path)
 
 
 def open_weights(source: str | Path, options: HubOptions, *, use_safetensors: bool | None = None) -> WeightFiles:
-    """Find and open a checkpoint's weights: a single file, a folder or a Hub repository, sharded or not."""
+    """Open the weights of a checkpoint: a single file, a folder or a Hub repository, sharded or not."""
     single = weight_file(source)
     if single is not None:
         if use_safetensors is not None and use_safetensors != (single.suffix == ".safetensors"):
             raise CheckpointError(f"{single}: use_safetensors={use_safetensors} rules this file out. Drop it.")
         return WeightFiles((open_file(single),))
-    names = [] if use_safetensors is False else [SAFE_NAME, SAFE_INDEX]
-    names += [] if use_safetensors is True else [TORCH_NAME, TORCH_INDEX]
+    names = [] if use_safetensors is False else [_SAFE_NAME, _SAFE_INDEX]
+    names += [] if use_safetensors is True else [_TORCH_NAME, _TORCH_INDEX]
     for name in names:
         path = find_file(source, name, options)
         if path is None:
             continue
         if not name.endswith(".index.json"):
             return WeightFiles((open_file(path),))
-        return WeightFiles(tuple(open_file(shard) for shard in shard_paths(source, path, options)))
+        return WeightFiles(tuple(open_file(shard) for shard in _shard_paths(source, path, options)))
     if is_local(source):
-        loose = sorted((local_folder(source) / options.subfolder).glob("*.safetensors"))
-        if len(loose) == 1 and use_safetensors is not False:
-            return WeightFiles((open_file(loose[0]),))
+        unnamed = sorted((local_folder(source) / options.subfolder).glob("*.safetensors"))
+        if len(unnamed) == 1 and use_safetensors is not False:
+            return WeightFiles((open_file(unnamed[0]),))
     raise CheckpointError(f"{source}: expected weights ({' or '.join(names)}), found none. Is the download complete?")
 
 
-def shard_paths(source: str | Path, index: Path, options: HubOptions) -> list[Path]:
-    """Return the files that an index names, each of which must be there."""
+def _shard_paths(source: str | Path, index: Path, options: HubOptions) -> list[Path]:
+    """Return the files of an index, which must exist."""
     table = read_json(index).get("weight_map")
     if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
         raise CheckpointError(f"{index}: expected a weight_map of file names, found none. Download the index again.")
@@ -216,14 +217,14 @@ def shard_paths(source: str | Path, index: Path, options: HubOptions) -> list[Pa
 
 @dataclass(frozen=True)
 class KeyPlan:
-    """How the tensors of files and the parameters of a model pair up."""
+    """The mapping from tensors of files to parameters of a model."""
 
     pairs: dict[str, str]  # name in the file -> name in the model
     missing: list[str]  # in the model, not in the file
     unexpected: list[str]  # in the file, not in the model
     mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]]  # name in the model, shape in the file, in the model
-    added_prefix: bool  # the file holds a bare model, the model has a head
-    dropped_prefix: bool  # the file holds a model with a head, the model is bare
+    added_prefix: bool  # the file has a base model, the model has a head
+    dropped_prefix: bool  # the file has a model with a head, the model is the base model
 
 
 def match_keys(
@@ -234,14 +235,14 @@ def match_keys(
     renames: Iterable[tuple[str, str]] = (),
     ignored: Iterable[str] = (),
 ) -> KeyPlan:
-    """Pair names in files with names in a model.
+    """Match names in files to names in a model.
 
     Args:
         wanted: Name → shape of the model's parameters and saved buffers.
         given: Name → shape of the files' tensors.
-        prefix: Attribute under which a model with a head keeps its bare model, so that each opens the other's files.
-        renames: Pairs of a regular expression and its replacement, for names of older or foreign checkpoints.
-        ignored: Regular expressions of names in files that are of no use.
+        prefix: Attribute of the base model in a model with a head, so that each opens the files of the other.
+        renames: Pairs of a regular expression and its replacement, for names of other checkpoints.
+        ignored: Regular expressions of names in files to ignore.
     """
     renames, ignored = list(renames), list(ignored)
     names = {file_name: renamed(file_name, renames) for file_name in given}
@@ -265,7 +266,7 @@ def compare(
     added_prefix: bool = False,
     dropped_prefix: bool = False,
 ) -> KeyPlan:
-    """Sort names into those that pair up, those that do not, and those whose shapes differ."""
+    """Return the matched names, the unmatched ones, and those whose shapes differ."""
     pairs, unexpected, mismatched = {}, [], []
     for file_name, name in names.items():
         if name not in wanted:
@@ -274,8 +275,8 @@ def compare(
             mismatched.append((name, tuple(given[file_name]), tuple(wanted[name])))
         else:
             pairs[file_name] = name
-    found = set(pairs.values()) | {name for name, _, _ in mismatched}
-    missing = [name for name in wanted if name not in found]
+    matched = set(pairs.values()) | {name for name, _, _ in mismatched}
+    missing = [name for name in wanted if name not in matched]
     return KeyPlan(pairs, missing, unexpected, mismatched, added_prefix, dropped_prefix)
 
 
@@ -289,7 +290,7 @@ def renamed(name: str, renames: Iterable[tuple[str, str]]) -> str:
 def describe_mismatch(
     missing: list[str], unexpected: list[str], mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]]
 ) -> str:
-    """List what does not fit, a few names of each kind, with near matches for missing ones."""
+    """Describe a mismatch with a few names of each kind, and near matches for missing ones."""
     lines = []
     if missing:
         lines.append(f"{len(missing)} missing: {some(missing)}.{near_matches(missing[0], unexpected)}")
@@ -302,7 +303,7 @@ def describe_mismatch(
 
 
 def some(names: list[str], most: int = 6) -> str:
-    """Join the first names, and say how many more there are."""
+    """Join the first names, and count the rest."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
 
@@ -311,7 +312,7 @@ def check_finite(name: str, tensor: Tensor, source: str) -> None:
     """Raise `WeightsError` for a tensor with NaN or infinite values."""
     if not tensor.is_floating_point() or not tensor.numel():
         return
-    # The extremes carry NaN and infinity, and take one pass without a copy.
+    # The extremes propagate NaN and infinity, in one pass without a copy.
     extremes = torch.stack(torch.aminmax(tensor if tensor.dtype.itemsize > 1 else tensor.float()))
     if not torch.isfinite(extremes).all():
         raise WeightsError(
@@ -321,21 +322,21 @@ def check_finite(name: str, tensor: Tensor, source: str) -> None:
 
 
 def save_weights(state: Mapping[str, Tensor], folder: Path, *, max_shard_size: int | str = "5GB") -> list[Path]:
-    """Write tensors as one safetensors file, or as shards with an index, each moved into place when complete."""
+    """Write tensors as one safetensors file, or as shards with an index, each atomically."""
     shards = split_into_shards(state, byte_count(max_shard_size))
     names = (
-        [SAFE_NAME]
+        [_SAFE_NAME]
         if len(shards) == 1
         else [f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
     )
     written = []
     for name, keys in zip(names, shards, strict=True):
-        # A shard at a time, so that a model on another device needs no whole copy here.
+        # One shard at a time limits the copies from another device.
         part = {key: alone(state[key].detach().to("cpu")) for key in keys}
-        with written_in_place(folder / name) as temporary:
+        with atomic_write(folder / name) as temporary:
             save_file(part, temporary, metadata={"format": "pt"})
         written.append(folder / name)
-    index = folder / SAFE_INDEX
+    index = folder / _SAFE_INDEX
     if len(shards) > 1:
         total = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
         table = {key: name for name, keys in zip(names, shards, strict=True) for key in keys}
@@ -347,22 +348,22 @@ def save_weights(state: Mapping[str, Tensor], folder: Path, *, max_shard_size: i
 
 
 def alone(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor that shares its memory with nothing else."""
+    """Return a contiguous tensor with its own memory."""
     shares = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
     return tensor.clone(memory_format=torch.contiguous_format) if shares else tensor.contiguous()
 
 
 def split_into_shards(state: Mapping[str, Tensor], limit: int) -> list[list[str]]:
-    """Group names in order so that no group is larger than `limit` bytes, unless one tensor alone is."""
+    """Group names in order into shards of at most `limit` bytes, or of one larger tensor."""
     shards: list[list[str]] = [[]]
-    room = limit
+    budget = limit
     for name, tensor in state.items():
         size = tensor.numel() * tensor.element_size()
-        if size > room and shards[-1]:
+        if size > budget and shards[-1]:
             shards.append([])
-            room = limit
+            budget = limit
         shards[-1].append(name)
-        room -= size
+        budget -= size
     return shards
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from vitruvian.evaluation.speed.cells import Cell
-from vitruvian.evaluation.speed.timing import Timing
+from vitruvian.benchmarking.models import Cell
+from vitruvian.benchmarking.timing import Timing
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))

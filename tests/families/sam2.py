@@ -56,22 +56,22 @@ def tiny(side: int = SIDE, **decoder: Any) -> Sam2Config:
     return Sam2Config.from_dict(model_fields(side, **decoder))
 
 
-def pictures(count: int, generator: torch.Generator) -> dict[str, Any]:
+def images(count: int, generator: torch.Generator) -> dict[str, Any]:
     return {"pixel_values": torch.randn(count, 3, SIDE, SIDE, generator=generator)}
 
 
 def clicks(count: int, generator: torch.Generator) -> dict[str, Any]:
-    """Two objects a picture with three points each, of which one is padding; whole pixels, exact in any precision."""
+    """Two objects a image with three points each, of which one is padding; whole pixels, exact in any precision."""
     labels = torch.randint(0, 2, (count, 2, 3), generator=generator)
     labels[:, 1, 2] = -10
     points = torch.randint(0, SIDE, (count, 2, 3, 2), generator=generator).float()
-    return pictures(count, generator) | {"input_points": points, "input_labels": labels}
+    return images(count, generator) | {"input_points": points, "input_labels": labels}
 
 
 def boxes(count: int, generator: torch.Generator) -> dict[str, Any]:
-    """One object a picture, with a box, a point and a mask."""
+    """One object a image, with a box, a point and a mask."""
     low = torch.randint(0, SIDE // 2, (count, 1, 2), generator=generator).float()
-    return pictures(count, generator) | {
+    return images(count, generator) | {
         "input_boxes": torch.cat((low, low + 20), dim=-1),
         "input_points": low[:, :, None] + 10,
         "input_masks": torch.randn(count, 1, SIDE // 4, SIDE // 4, generator=generator),
@@ -100,14 +100,14 @@ CASES = [
         "sam2-hiera",
         Sam2HieraDetModel,
         lambda: Sam2HieraDetConfig(**hiera_fields()),
-        pictures,
+        images,
         sizes=((32, 96), (128, 64)),
     ),
     FamilyCase(
         "sam2-vision",
         Sam2VisionModel,
         lambda: Sam2VisionConfig(**vision_fields()),
-        pictures,
+        images,
         output="fpn_hidden_states",
         sizes=((32, 96), (128, 64)),
     ),
@@ -126,7 +126,7 @@ CASES = [
         "sam2-no-prompt",
         Sam2Model,
         tiny,
-        pictures,
+        images,
         labels=true_masks(1),
         output="pred_masks",
         # Without points nothing says what kind of point it is.

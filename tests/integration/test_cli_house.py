@@ -22,8 +22,8 @@ from vitruvian.cli.items import find_items
 from vitruvian.cli.kinds import TASKS, read_kinds
 from vitruvian.errors import InputError
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES
-from vitruvian.pipelines import PIPELINES
-from vitruvian.pipelines.demo import TASKS as DEMO
+from vitruvian.pipelines.demo import DEMO_TASKS
+from vitruvian.tasks import PIPELINE_TASKS, find_task
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,7 +68,7 @@ def test_sizes_in_the_list_are_those_of_our_models() -> None:
 
 
 def test_every_task_is_a_command() -> None:
-    assert {task.pipeline for task in TASKS.values()} == set(PIPELINES)
+    assert {find_task(task.pipeline).name for task in TASKS.values()} == set(PIPELINE_TASKS)
     for task in TASKS.values():
         assert set(task.save) <= set(task.picture_kinds())
         assert set(task.video) <= set(task.kinds())
@@ -185,7 +185,7 @@ def test_the_demo_with_a_model_inside(
     told = capsys.readouterr()
     assert told.out.strip() == str(tmp_path / "out" / "sheet.png")
     lines = told.err.splitlines()
-    assert [line.partition(":")[0] for line in lines[:-1]] == ["people", *DEMO]
+    assert [line.partition(":")[0] for line in lines[:-1]] == ["people", *DEMO_TASKS]
     assert lines[-1].startswith(f"21 files in {tmp_path / 'out'}, in ")
     for picture in ("astronaut", "standing"):
         assert (tmp_path / "out" / f"{picture}_pointmap.ply").stat().st_size > 0

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import vitruvian
 from tests.shared import SHARED, needs_shared
 from vitruvian.models.sapiens2.configuration import VARIANTS, Sapiens2Config
-from vitruvian.models.sapiens2.convert_file import infer_config
+from vitruvian.models.sapiens2.convert import infer_config
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:

@@ -213,15 +213,6 @@ def test_what_is_wrong_with_a_picture_is_said_of_options_too(
     assert line["error"].endswith("--people crop: expected boxes or a finder, got neither. Pass --boxes or --finder.")
 
 
-def test_tight_boxes_of_parts_want_boxes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_pictures(tmp_path / "in", 1)
-    asked = (tmp_path / "in", "-o", tmp_path / "out", "--save", "png", "-q", "--tight-boxes")
-    assert command("parts", *asked) == 2
-    assert "--tight-boxes: expected boxes or a file of them, got none" in capsys.readouterr().err
-    assert command("parts", *asked, "--boxes", "4,4,50,36") == 0
-    assert (tmp_path / "out" / "000_parts.png").is_file()
-
-
 def test_the_widest_overlap_of_tiles(tmp_path: Path) -> None:
     save_pictures(tmp_path / "in", 1)
     tiles = ("--tile", "16", "--overlap", "0.75", "-q")

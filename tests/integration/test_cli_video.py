@@ -28,7 +28,7 @@ from tests.integration.cli_case import (  # noqa: E402
 from tests.tiny_checkpoints import working_in  # noqa: E402
 from tests.unit.files.clips import make_clip, packets  # noqa: E402
 from tests.unit.pipelines.case import picture  # noqa: E402
-from vitruvian.pipelines import camera  # noqa: E402
+from vitruvian.pipelines.video import camera  # noqa: E402
 
 COUNT, RATE, SIZE = 24, Fraction(30000, 1001), (48, 64)
 

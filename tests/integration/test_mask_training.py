@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from tests.shared import SHARED
-from vitruvian.evaluation import PanopticQuality
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.modeling import Mask2FormerForUniversalSegmentation
 from vitruvian.models.mask2former.processing import Mask2FormerImageProcessor
@@ -19,6 +18,7 @@ from vitruvian.models.maskformer.configuration import DetrConfig, MaskFormerConf
 from vitruvian.models.maskformer.modeling import MaskFormerForInstanceSegmentation
 from vitruvian.models.maskformer.processing import MaskFormerImageProcessor
 from vitruvian.models.swin.configuration import SwinConfig
+from vitruvian.training.evaluation import PanopticQuality
 
 PHOTOS = SHARED / "photos" / "coco"
 GOAL = 0.8

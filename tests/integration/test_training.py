@@ -22,12 +22,12 @@ from vitruvian.cli.evaluate import evaluate
 from vitruvian.cli.synthesize import synthesize
 from vitruvian.cli.train import train as train_command
 from vitruvian.errors import InputError, MissingExtraError
-from vitruvian.training import sources
-from vitruvian.training.build import open_models
 from vitruvian.training.config import TrainConfig
+from vitruvian.training.datasets import stream as stream_module
 from vitruvian.training.log import METRICS_FILE, read_metrics
 from vitruvian.training.loop import train
-from vitruvian.training.objective import TASK_WEIGHTS
+from vitruvian.training.models import open_models
+from vitruvian.training.objectives import TASK_WEIGHTS
 
 pytest.importorskip("accelerate")
 
@@ -230,7 +230,7 @@ def test_accumulated_batches_count_as_one(tmp_path: Path):
 
 
 def test_people_who_are_drawn_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sources, "RenderOptions", lambda size_hw, **_: replace(PLAIN, size_hw=size_hw))
+    monkeypatch.setattr(stream_module, "RenderOptions", lambda size_hw, **_: replace(PLAIN, size_hw=size_hw))
     stream = {"pack": "procedural", "scenes": 1, "ring": 8, "chunk": 4, "reuse": 4.0}
     table = run_table(tmp_path / "whole", None, "pose", "seg", "people", steps=4, checkpoint__every=2)
     table["data"]["stream"] = stream

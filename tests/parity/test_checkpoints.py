@@ -115,7 +115,7 @@ def test_their_task_checkpoint_opens_as_bare_model_and_backbone(task: str, tmp_p
 def test_their_bare_checkpoint_opens_with_a_fresh_head(task: str, tmp_path: Path) -> None:
     save_theirs("Sapiens2Model", tmp_path)
     cls, labels, head = TASKS[task]
-    with pytest.warns(NewWeightsWarning, match="start fresh: decode_head"):
+    with pytest.warns(NewWeightsWarning, match="newly initialized: decode_head"):
         model = cls.from_pretrained(tmp_path, num_labels=labels, head_config=head)
     want = ours("Sapiens2Model").state_dict()
     assert all(torch.equal(model.model.state_dict()[key], want[key]) for key in want)

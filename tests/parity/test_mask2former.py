@@ -19,10 +19,10 @@ from tests.parity.segmentation import (
     pictures,
     shake,
 )
-from vitruvian.layers.deformable import deformable_attention, sum_rows, sum_samples
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.modeling import Mask2FormerForUniversalSegmentation, Mask2FormerModel
 from vitruvian.models.resnet.configuration import ResNetConfig
+from vitruvian.ops.deformable_attention import _sum_of_grid_samples, _sum_of_rows
 
 reference = pytest.importorskip("transformers")
 pytestmark = pytest.mark.reference
@@ -154,7 +154,7 @@ def test_configurations_have_the_same_defaults() -> None:
     assert_same_settings(Mask2FormerConfig(), reference.Mask2FormerConfig())
 
 
-@pytest.mark.parametrize("sample", [sum_rows, sum_samples, deformable_attention])
+@pytest.mark.parametrize("sample", [_sum_of_rows, _sum_of_grid_samples])
 def test_deformable_attention(sample: Any) -> None:
     from transformers.models.mask2former.modeling_mask2former import multi_scale_deformable_attention
 

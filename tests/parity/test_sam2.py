@@ -20,7 +20,6 @@ from vitruvian.models.sam2.configuration import (
     Sam2VisionConfig,
 )
 from vitruvian.models.sam2.hiera import Sam2HieraDetModel
-from vitruvian.models.sam2.mask_decoder import group_size
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.vision import Sam2VisionModel
 
@@ -112,8 +111,8 @@ def test_other_decoders(tmp_path: Path, decoder: dict[str, Any]) -> None:
 
 def test_groups_of_prompts_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs, ours = pair(tmp_path)
-    monkeypatch.setattr("vitruvian.models.sam2.mask_decoder.GROUP_BYTES", {"cpu": 1, "cuda": 1})
-    assert group_size(torch.zeros(1, 1, 16, 32)) == 1
+    monkeypatch.setattr("vitruvian.models.sam2.mask_decoder._GROUP_BYTES", {"cpu": 1, "cuda": 1})
+    assert len(ours.mask_decoder._groups(torch.zeros(1, 1, 16, 32), 3)) == 3
     similarity = torch.randn(6, 4, 1, 16)
     compare(
         theirs, ours, pixel_values=PIXELS, input_points=POINTS, input_labels=LABELS, attention_similarity=similarity

@@ -7,6 +7,7 @@ import pytest
 from tests.hub_server import HubClient, HubError, HubServer
 from tests.tiny import tiny_task
 from vitruvian import CheckpointError, Sapiens2ImageProcessor
+from vitruvian.atomic import write_text
 from vitruvian.hub import (
     HubOptions,
     find_file,
@@ -14,7 +15,6 @@ from vitruvian.hub import (
     local_folder,
     require_file,
     weight_file,
-    write_text,
 )
 
 OPEN = """

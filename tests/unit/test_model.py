@@ -238,7 +238,7 @@ class Sized(Model):
     def __init__(self, config: Sapiens2Config) -> None:
         super().__init__(config)
         self.table = Table()
-        self.start()
+        self.post_init()
 
     def init_module(self, module: nn.Module) -> None:
         if isinstance(module, Table):
@@ -475,7 +475,7 @@ class TestOtherHeads:
     def test_task_opens_a_bare_checkpoint_and_says_so(self, bare: Path, task: str) -> None:
         cls, labels, head = TASKS[task]
         with pytest.warns(
-            NewWeightsWarning, match=rf"{cls.__name__}: \d+ weights are not in .* start fresh: decode_head"
+            NewWeightsWarning, match=rf"{cls.__name__}: \d+ weights are not in .* newly initialized: decode_head"
         ) as caught:
             model = cls.from_pretrained(bare, num_labels=labels, head_config=head)
         assert len(caught) == 1
@@ -652,7 +652,7 @@ class TestSaving:
             tiny_task().save_pretrained(tmp_path / "file")
 
     def test_keywords_that_mean_nothing(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="got max_shard, which is used with push_to_hub=True alone"):
+        with pytest.raises(InputError, match="got max_shard, which only push_to_hub=True uses"):
             tiny_task().save_pretrained(tmp_path, max_shard="1GB")
         assert not list(tmp_path.iterdir())
 

@@ -25,7 +25,7 @@ from vitruvian.processor import (
 
 @settings
 class Plain(ImageProcessor):
-    """Stacks pictures after rescaling and normalising."""
+    """Stacks images after rescaling and normalising."""
 
     size: dict[str, int] = dataclasses.field(default_factory=lambda: {"height": 4, "width": 6})
     strength: float | None = None
@@ -35,21 +35,21 @@ class Plain(ImageProcessor):
         return BatchFeature({"pixel_values": [used.finish_pixels(p) for p in as_pixels(images)]}, return_tensors)
 
 
-def picture(mode: str = "RGB") -> Image.Image:
+def image(mode: str = "RGB") -> Image.Image:
     return Image.fromarray(numbers()).convert(mode)
 
 
 def numbers() -> np.ndarray[Any, Any]:
-    """A picture as an array [4, 6, 3]."""
+    """An image as an array [4, 6, 3]."""
     return np.arange(72, dtype=np.uint8).reshape(4, 6, 3)
 
 
 class TestReading:
     def test_every_kind_gives_the_same_pixels(self, tmp_path: Path) -> None:
-        picture().save(tmp_path / "a.png")
+        image().save(tmp_path / "a.png")
         want = torch.as_tensor(numbers()).permute(2, 0, 1)
         kinds: list[Any] = [
-            picture(),
+            image(),
             numbers(),
             numbers().transpose(2, 0, 1),
             torch.as_tensor(numbers()),
@@ -69,9 +69,9 @@ class TestReading:
         assert len(as_pixels(batch)) == 2
         assert len(as_pixels(torch.as_tensor(batch))) == 2
         assert len(as_pixels([batch, batch])) == 4
-        assert len(as_pixels([[picture()], [picture(), picture()]])) == 3
-        assert len(as_list((picture(),))) == 1
-        with pytest.raises(InputError, match="images: expected at least one picture, got an empty list"):
+        assert len(as_pixels([[image()], [image(), image()]])) == 3
+        assert len(as_list((image(),))) == 1
+        with pytest.raises(InputError, match="images: expected at least one image, got an empty list"):
             as_pixels([])
 
     def test_views_that_torch_cannot_share(self) -> None:
@@ -94,7 +94,7 @@ class TestReading:
             (found,) = as_pixels(kind)
             assert found.shape == (3, 4, 6)
             assert torch.equal(found[2], torch.as_tensor(gray))
-        assert as_pixels(picture("L"))[0].shape == (3, 4, 6)
+        assert as_pixels(image("L"))[0].shape == (3, 4, 6)
 
     def test_layout_that_the_shape_leaves_open(self) -> None:
         odd = np.zeros((3, 5, 3), dtype=np.uint8)
@@ -107,7 +107,7 @@ class TestReading:
             as_pixels(odd, input_data_format="x")
 
     def test_device(self) -> None:
-        assert as_pixels(picture(), device="meta")[0].is_meta
+        assert as_pixels(image(), device="meta")[0].is_meta
 
     @pytest.mark.parametrize(
         ("image", "why"),
@@ -122,7 +122,7 @@ class TestReading:
             ({"image": 1}, "got dict"),
         ],
     )
-    def test_what_is_no_picture(self, image: Any, why: str) -> None:
+    def test_what_is_no_image(self, image: Any, why: str) -> None:
         with pytest.raises(InputError, match=f"images: .*{why}"):
             as_pixels(image)
 
@@ -130,7 +130,7 @@ class TestReading:
 class TestOptions:
     def test_preprocess_and_call_are_the_same(self) -> None:
         processor = Plain()
-        one, other = processor(picture(), return_tensors="pt"), processor.preprocess(picture(), return_tensors="pt")
+        one, other = processor(image(), return_tensors="pt"), processor.preprocess(image(), return_tensors="pt")
         assert torch.equal(one.pixel_values, other.pixel_values)
         assert one.pixel_values.dtype == torch.float32
 
@@ -138,12 +138,12 @@ class TestOptions:
         pixels = torch.as_tensor(numbers()).permute(2, 0, 1).float()
         mean, std = torch.tensor([0.5, 0.25, 0.0])[:, None, None], torch.tensor([0.5, 0.25, 2.0])[:, None, None]
         processor = Plain(image_mean=[0.5, 0.25, 0.0], image_std=[0.5, 0.25, 2.0])
-        torch.testing.assert_close(processor(picture()).pixel_values[0], (pixels / 255 - mean) / std)
-        torch.testing.assert_close(processor(picture(), do_normalize=False).pixel_values[0], pixels / 255)
-        torch.testing.assert_close(processor(picture(), do_rescale=False).pixel_values[0], (pixels - mean) / std)
-        found = processor(picture(), do_rescale=False, do_normalize=False).pixel_values[0]
+        torch.testing.assert_close(processor(image()).pixel_values[0], (pixels / 255 - mean) / std)
+        torch.testing.assert_close(processor(image(), do_normalize=False).pixel_values[0], pixels / 255)
+        torch.testing.assert_close(processor(image(), do_rescale=False).pixel_values[0], (pixels - mean) / std)
+        found = processor(image(), do_rescale=False, do_normalize=False).pixel_values[0]
         torch.testing.assert_close(found, pixels)
-        found = processor(picture(), rescale_factor=1.0, image_mean=0.0, image_std=2.0).pixel_values[0]
+        found = processor(image(), rescale_factor=1.0, image_mean=0.0, image_std=2.0).pixel_values[0]
         torch.testing.assert_close(found, pixels / 2)
 
     def test_options_of_one_call_do_not_stay(self) -> None:
@@ -192,7 +192,7 @@ class TestOptions:
 
     def test_a_processor_without_a_family(self) -> None:
         with pytest.raises(InputError, match="ImageProcessor: has no preprocessing of its own"):
-            ImageProcessor()(picture())
+            ImageProcessor()(image())
 
 
 class TestFiles:
@@ -229,7 +229,7 @@ class TestArguments:
     def test_counts(self) -> None:
         check_count("boxes", None, 3)
         check_count("boxes", [1, 2, 3], 3)
-        with pytest.raises(InputError, match="boxes: expected one entry for each of the 3 pictures, got 2"):
+        with pytest.raises(InputError, match="boxes: expected one entry for each of the 3 images, got 2"):
             check_count("boxes", [1, 2], 3)
 
     def test_sizes_of_results(self) -> None:

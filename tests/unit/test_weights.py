@@ -191,7 +191,7 @@ class TestReading:
             opened.append(args)
             return real(*args, **kwargs)
 
-        monkeypatch.setattr(weights, "WINDOW", 1000)
+        monkeypatch.setattr(weights, "_CHUNK_BYTES", 1000)
         reader = SafeReader(tmp_path / "model.safetensors")
         monkeypatch.setattr(weights, "safe_open", counted)
         assert_same(dict(reader.tensors()), state())
@@ -210,7 +210,7 @@ class TestReading:
         for tensor in (torch.ones(5, 2), torch.tensor(1.0)):
             save_weights({"w12": tensor}, tmp_path)
             files = WeightFiles(open_weights(tmp_path, HERE).readers, renames=lambda _: ("gate", "up"))
-            with pytest.raises(WeightsError, match="w12: expected a first side that splits into 2"):
+            with pytest.raises(WeightsError, match="w12: expected a first dimension that splits into 2"):
                 _ = files.shapes
 
 
@@ -392,7 +392,7 @@ def test_memory_of_converted_weights_is_given_back(tmp_path: Path) -> None:
 import sys, torch
 from pathlib import Path
 from vitruvian import weights
-weights.WINDOW = 8 * 2**20
+weights._CHUNK_BYTES = 8 * 2**20
 def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) / 1024
 reader = weights.SafeReader(Path(sys.argv[1]))

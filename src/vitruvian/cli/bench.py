@@ -33,11 +33,20 @@ def bench(
     import torch
     from rich.console import Console
 
+    from vitruvian.benchmarking.models import (
+        DTYPES,
+        Cell,
+        Plan,
+        Workload,
+        has_reference,
+        measure,
+        names,
+        subject,
+        table,
+    )
+    from vitruvian.benchmarking.timing import machine, product_ceiling
     from vitruvian.devices import checked_device
     from vitruvian.errors import InputError, near_matches
-    from vitruvian.evaluation.speed.cells import DTYPES, Cell, Plan, measure, table
-    from vitruvian.evaluation.speed.subjects import Given, has_reference, names, subject
-    from vitruvian.evaluation.speed.timing import machine, product_ceiling
 
     if available:
         typer.echo("\n".join(names()))
@@ -58,7 +67,7 @@ def bench(
             sizes = [parse_size(text) for text in size] if size else [one.size_hw]
             counts = (prompts or [one.prompts]) if one.prompts else [0]
             for pictures, size_hw, count in ((b, s, p) for b in batch or [1] for s in sizes for p in counts):
-                given = Given(pictures, size_hw, count, DTYPES[kind], place)
+                given = Workload(pictures, size_hw, count, DTYPES[kind], place)
                 with console.status(f"{one.name}, batch {pictures}, {size_hw[0]}×{size_hw[1]}, {kind}"):
                     cells.append(measure(one, given, plan, ceiling=ceiling))
     typer.echo(table(cells))

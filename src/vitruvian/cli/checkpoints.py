@@ -13,16 +13,15 @@ from vitruvian.errors import CheckpointError, InputError
 
 def facts_of(name: str, revision: str | None) -> dict[str, Any]:
     """Read a checkpoint's configuration, and what the files here tell."""
-    from vitruvian.auto import AutoConfig, AutoModel
+    from vitruvian.auto import AutoConfig, AutoModel, packed_tasks
     from vitruvian.hub import is_local, local_folder
-    from vitruvian.layers.blank import blank
-    from vitruvian.models.sapiens2.packed import packed_tasks
+    from vitruvian.layers.init import no_init_weights
 
     hub = {} if revision is None else {"revision": revision}
     config = AutoConfig.from_pretrained(name, **hub)
     values = config.to_dict()
     tasks = packed_tasks(name)
-    with blank():
+    with no_init_weights():
         model = read_packed(name) if tasks else AutoModel.find(values, name)(config)
     if is_local(name):
         folder = local_folder(name)
@@ -117,9 +116,8 @@ def cached_sizes() -> dict[str, int]:
 
 def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
     """Refuse a checkpoint of another task: opened all the same, its head would answer at random."""
-    from vitruvian.auto import AutoConfig
+    from vitruvian.auto import AutoConfig, packed_tasks
     from vitruvian.hub import names_builtin
-    from vitruvian.models.sapiens2.packed import packed_tasks
 
     if names_builtin(name) or packed_tasks(name) or Path(name).expanduser().is_file():
         return
@@ -137,7 +135,7 @@ def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
 
 def own_finder(name: str | None) -> str | None:
     """Return the model itself where it can find people too, as the built-in one does."""
+    from vitruvian.auto import packed_tasks
     from vitruvian.hub import BUILTIN
-    from vitruvian.models.sapiens2.packed import packed_tasks
 
     return (name or BUILTIN) if "people" in packed_tasks(name or BUILTIN) else None

@@ -23,12 +23,9 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "exr": (("OpenEXR",), "EXR files"),
     "detect": (("onnxruntime",), "finding people with ONNX detectors"),
     "supervision": (("supervision",), "results for supervision"),
-    "train": (("accelerate", "peft", "scipy", "pycocotools", "tensorboard"), "training, models over several GPUs"),
-    "serve": (("fastapi", "uvicorn"), "the server"),
-    "scale": (("ray",), "many machines"),
+    "train": (("accelerate", "scipy", "tensorboard"), "training, models over several GPUs"),
     "export": (("onnx", "onnxruntime", "onnxscript", "openvino"), "ONNX and OpenVINO"),
-    "mesh": (("trimesh",), "meshes"),
-    "synthetic": (("anny",), "packs of synthetic bodies"),
+    "synthetic": (("anny", "scipy"), "packs of synthetic bodies"),
 }
 
 
@@ -118,11 +115,11 @@ def kernels() -> dict[str, bool]:
         return {}
     import torch
 
-    from vitruvian.kernels.available import has_triton
+    from vitruvian.ops.dispatch import HAS_TRITON
 
     cuda = torch.cuda.is_available()
     return {
-        "triton (ours)": has_triton() and cuda,
+        "triton (ours)": HAS_TRITON and cuda,
         "flash attention (torch)": cuda and torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
         "cuDNN attention (torch)": cuda and torch.backends.cuda.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
         "flash_attn": has("flash_attn"),
@@ -177,10 +174,10 @@ def tiny_run(problems: list[str]) -> dict[str, Any] | None:
         import torch
 
         from vitruvian.models.sapiens2.configuration import Sapiens2Config
-        from vitruvian.models.sapiens2.trunk import Sapiens2Model
-        from vitruvian.pipelines.base import best_place
+        from vitruvian.models.sapiens2.modeling import Sapiens2Model
+        from vitruvian.pipelines.base import default_placement
 
-        place = best_place(None, None)
+        place = default_placement(None, None)
         device = torch.device(
             "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         )

@@ -29,9 +29,9 @@ def evaluate(
 
     from vitruvian.devices import checked_device
     from vitruvian.errors import InputError, near_matches
-    from vitruvian.training.build import open_models
+    from vitruvian.training.datasets.folder import PeopleFolder
     from vitruvian.training.evaluate import evaluate_folder
-    from vitruvian.training.folder import PeopleFolder
+    from vitruvian.training.models import open_models
 
     if view not in ("person", "picture"):
         raise InputError(f"--view: expected person or picture, got {view!r}.")

@@ -31,7 +31,7 @@ def export(
     from vitruvian.auto import AutoModel, AutoProcessor
     from vitruvian.errors import InputError
     from vitruvian.export import OpenVinoModel, export_onnx, quantize_int8
-    from vitruvian.export.calibration import SHOWN, calibration_samples, held_out, print_costs
+    from vitruvian.export.int8 import HELD_OUT, calibration_samples, held_out, print_costs
     from vitruvian.pipelines import pipeline_class
 
     if int8 and calibrate is None:
@@ -47,7 +47,7 @@ def export(
         return
     with tempfile.TemporaryDirectory() as folder:
         export_onnx(opened, folder, size_hw=size_hw, check=check)
-        samples = calibration_samples(opened, processor, calibrate, size_hw=size_hw, most=pictures + SHOWN)
+        samples = calibration_samples(opened, processor, calibrate, size_hw=size_hw, most=pictures + HELD_OUT)
         samples, others = held_out(samples)
         written = quantize_int8(folder, out, samples, most=pictures)
     processor.save_pretrained(out)

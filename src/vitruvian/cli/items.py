@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from vitruvian.cli.options import STDIO
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.images.decode import one_line
-from vitruvian.pipelines.sources import PICTURE_ENDINGS, VIDEO_ENDINGS, open_source
+from vitruvian.pipelines.sources import IMAGE_SUFFIXES, VIDEO_SUFFIXES, open_source
 
 Kind = Literal["picture", "video", "camera", "stdin"]
 UNSAFE = re.compile(r'[\x00-\x1f<>:"/\\|?*]+')
@@ -81,7 +81,7 @@ def items_of(text: str, *, recursive: bool) -> Iterator[Item]:
     elif os.path.isdir(Path(text).expanduser()):
         yield from files_in(Path(text).expanduser(), recursive=recursive)
     elif not os.path.exists(Path(text).expanduser()) and SEQUENCE.search(Path(text).name):
-        for ticket in open_source(text).tickets():
+        for ticket in open_source(text).loaders():
             if ticket.path is not None:
                 yield replace(file_item(ticket.path), source=ticket)
     elif not os.path.exists(Path(text).expanduser()) and glob.has_magic(text):
@@ -93,7 +93,7 @@ def items_of(text: str, *, recursive: bool) -> Iterator[Item]:
 def file_item(path: Path, *, folder: Path | None = None) -> Item:
     """Make an item of a file; below `folder` its results keep the folders in between."""
     inner = Path() if folder is None else path.parent.relative_to(folder)
-    kind: Kind = "video" if path.suffix.lower() in VIDEO_ENDINGS else "picture"
+    kind: Kind = "video" if path.suffix.lower() in VIDEO_SUFFIXES else "picture"
     return Item(name=one_line(path), kind=kind, source=str(path), path=path, stem=(inner / safe(path.stem)).as_posix())
 
 
@@ -104,7 +104,7 @@ def files_in(folder: Path, *, recursive: bool) -> Iterator[Item]:
     except OSError as error:
         raise InputError(f"{folder}: expected a readable folder, got {one_line(error.strerror or error)}.") from error
     files = [file for file in entries if file.is_file() and not hidden(file.relative_to(folder))]
-    chosen = [file for file in files if file.suffix.lower() in PICTURE_ENDINGS | VIDEO_ENDINGS]
+    chosen = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
     if not chosen:
         deeper = not recursive and any(entry.is_dir() for entry in entries)
         hint = "Add --recursive to look into its folders." if deeper else "Check the path."
@@ -123,7 +123,7 @@ def files_like(pattern: str) -> Iterator[Item]:
     """List the files that a glob means; where it names no ending, the pictures and videos among them."""
     found = [Path(name) for name in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(name)]
     if glob.has_magic(Path(pattern).suffix) or not Path(pattern).suffix:
-        found = [path for path in found if path.suffix.lower() in PICTURE_ENDINGS | VIDEO_ENDINGS]
+        found = [path for path in found if path.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
     if not found:
         raise InputError(f"{pattern}: expected files that match, got none. Check the pattern and the folder.")
     yield from (file_item(path) for path in found)

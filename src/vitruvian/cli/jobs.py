@@ -142,7 +142,7 @@ class Worker:
         if job.video.preview is not None:
             Preview(job.video.preview)
         if job.model.model is not None:
-            pipeline_class(self.task.pipeline).checked(dict(job.options))  # wrong options show before any work
+            pipeline_class(self.task.pipeline).check_options(dict(job.options))  # wrong options show before any work
 
     def find_place(self) -> None:
         """Read --out and --save."""

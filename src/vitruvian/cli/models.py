@@ -157,7 +157,7 @@ def convert(
         written = convert_checkpoint(source).save_pretrained(out)
         written += Sam2Processor(image_processor=Sam2ImageProcessor()).save_pretrained(out)
     elif family == "sapiens2":
-        from vitruvian.models.sapiens2.convert_file import save_converted
+        from vitruvian.models.sapiens2.convert import save_converted
 
         written = save_converted(source, out, image_hw=(int(size[1]), int(size[2])))
     else:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from vitruvian.pipelines.limits import MOST_OVERLAP
+from vitruvian.pipelines.limits import MAX_TILE_OVERLAP
 
 RESULTS, MODEL, PEOPLE, VIDEO, MESSAGES = "Results", "Model", "People", "Video and cameras", "Messages"
 STDIO = "-"
@@ -212,7 +212,7 @@ class Tiles:
         Option(
             help="Share of a tile that it has in common with the next.",
             min=0,
-            max=MOST_OVERLAP,
+            max=MAX_TILE_OVERLAP,
             rich_help_panel=MODEL,
         ),
     ] = 0.25

@@ -20,14 +20,6 @@ class PartsOptions:
     with_score: Annotated[
         bool, Option("--with-score", help="Keep how sure the model is of each pixel, in .npz.", rich_help_panel=OWN)
     ] = False
-    tight_boxes: Annotated[
-        bool,
-        Option(
-            "--tight-boxes",
-            help="--boxes are as tight as annotations are: let silhouettes fill them. For small models.",
-            rich_help_panel=OWN,
-        ),
-    ] = False
     opacity: Annotated[float, Option(help="Of the colours in the drawing.", min=0, max=1, rich_help_panel=OWN)] = 0.55
 
 
@@ -51,7 +43,7 @@ def parts(
     from vitruvian.cli.jobs import Job, run_job
     from vitruvian.cli.reading import dense_options
 
-    asked = {"with_score": own.with_score, "tight_boxes": own.tight_boxes}
+    asked = {"with_score": own.with_score}
     run_job(
         Job(
             command="parts",

@@ -15,9 +15,9 @@ import numpy as np
 from vitruvian.cli.items import Item
 from vitruvian.cli.kinds import PLOTS, ending_of
 from vitruvian.errors import InputError
-from vitruvian.files import json_text, write_picture
-from vitruvian.pipelines.runner import Failure
-from vitruvian.pipelines.sources import Frame, Source, Ticket, open_source
+from vitruvian.files import json_text, write_image
+from vitruvian.pipelines import Failure
+from vitruvian.pipelines.sources import Frame, FrameLoader, Source, open_source
 from vitruvian.results import Result
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class StdoutSink:
 def write_kind(job: Job, result: Any, kind: str, path: Path) -> None:
     """Write a result as one kind of file."""
     if kind in PLOTS:
-        write_picture(path, np.asarray(job.drawing(result)))
+        write_image(path, np.asarray(job.drawing(result)))
     else:
         result.save(path)
 
@@ -117,21 +117,21 @@ def finish(worker: Worker, item: Item, result: Any, sink: Sink, *, anew: bool) -
     worker.report.done(item.name, files, anew=anew, note=note, size_hw=list(result.size_hw), **facts)
 
 
-def ticket_of(item: Item) -> Ticket:
+def ticket_of(item: Item) -> FrameLoader:
     """Make a ticket whose picture has the item's name, also where the source turns out to be no picture."""
     if item.kind == "stdin":
-        return Ticket(name=item.name, read=lambda: read_stdin(item))
+        return FrameLoader(name=item.name, load=lambda: read_stdin(item))
 
     def read() -> Frame:
-        ticket = item.source if isinstance(item.source, Ticket) else next(tickets_of(item))
-        return dataclasses.replace(ticket.read(), name=item.name)
+        ticket = item.source if isinstance(item.source, FrameLoader) else next(tickets_of(item))
+        return dataclasses.replace(ticket.load(), name=item.name)
 
-    return Ticket(name=item.name, read=read, path=item.path)
+    return FrameLoader(name=item.name, load=read, path=item.path)
 
 
-def tickets_of(item: Item) -> Iterator[Ticket]:
+def tickets_of(item: Item) -> Iterator[FrameLoader]:
     """Open the source of an item."""
-    return open_source(item.path if item.path is not None else item.source).tickets()
+    return open_source(item.path if item.path is not None else item.source).loaders()
 
 
 def read_stdin(item: Item) -> Frame:
@@ -142,4 +142,4 @@ def read_stdin(item: Item) -> Frame:
         content = held.read()
     if not content:
         raise InputError(f"{item.name}: expected a picture, got nothing. Pipe one in, such as < photo.jpg.")
-    return dataclasses.replace(next(open_source(content).tickets()).read(), name=item.name)
+    return dataclasses.replace(next(open_source(content).loaders()).load(), name=item.name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vitruvian.cli.checkpoints import own_finder
 from vitruvian.cli.options import Batch, People, Tiles
 from vitruvian.errors import InputError
-from vitruvian.pipelines.limits import LEAST_TILE
+from vitruvian.pipelines.limits import MIN_TILE_SIDE
 from vitruvian.pipelines.people import open_finder
 
 if TYPE_CHECKING:
@@ -92,10 +92,10 @@ def read_tile(text: str | None) -> int | tuple[int, int] | bool | None:
     if text is None or text == "auto":
         return None if text is None else True
     size = re.fullmatch(r"(\d+)(?:[x×](\d+))?", text)
-    if not size or min(int(side) for side in size.groups() if side) < LEAST_TILE:
+    if not size or min(int(side) for side in size.groups() if side) < MIN_TILE_SIDE:
         raise InputError(
-            f"--tile: expected pixels such as 1024 or 1024x768 (height x width), at least {LEAST_TILE}, or auto, got "
-            f"{text!r}."
+            f"--tile: expected pixels such as 1024 or 1024x768 (height x width), at least {MIN_TILE_SIDE}, or auto, "
+            f"got {text!r}."
         )
     return (int(size[1]), int(size[2])) if size[2] else int(size[1])
 

@@ -27,13 +27,12 @@ def synthesize(
     from rich.console import Console
     from rich.progress import Progress
 
-    from vitruvian.data.synthetic.capsules import procedural_pack
-    from vitruvian.data.synthetic.pack import load_pack
-    from vitruvian.data.synthetic.render import RenderOptions
-    from vitruvian.data.synthetic.set_files import SHEET_FILE
-    from vitruvian.data.synthetic.write import SetOptions, write_set
     from vitruvian.devices import checked_device
     from vitruvian.errors import InputError
+    from vitruvian.training.synthetic.dataset import SHEET_FILE, DatasetOptions, write_dataset
+    from vitruvian.training.synthetic.pack import load_pack
+    from vitruvian.training.synthetic.procedural import procedural_pack
+    from vitruvian.training.synthetic.render import RenderOptions
 
     found = re.fullmatch(r"(\d+)[x×](\d+)", size)
     if not found:
@@ -44,7 +43,7 @@ def synthesize(
     console = Console(stderr=True, soft_wrap=True)
     if pack is None:
         console.print("no --pack: people are made of tubes. The documentation says how to build a pack of real bodies.")
-    options = SetOptions(
+    options = DatasetOptions(
         render=RenderOptions(size_hw=(int(found[1]), int(found[2])), supersample=supersample),
         people=people,
         image_format="jpg" if image_format == "jpg" else "png",
@@ -52,7 +51,7 @@ def synthesize(
     made = procedural_pack(0) if pack is None else load_pack(pack)
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("pictures", total=count)
-        path = write_set(
+        path = write_dataset(
             out,
             count,
             seed=seed,

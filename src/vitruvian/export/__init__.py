@@ -1,4 +1,4 @@
-"""Models outside of torch: ONNX files, int8, and running both with the calls and outputs of the torch models.
+"""Export to ONNX and int8, and engines that run exported models like the torch models.
 
     model ─▶ export_onnx ─▶ folder ─▶ OnnxModel or OpenVinoModel ─▶ outputs as from the model
                                └─▶ quantize_int8 ─▶ folder ─▶ OpenVinoModel
@@ -7,11 +7,10 @@
 Needs the extra ``export``: ``pip install "vitruvian[export]"``.
 """
 
-from vitruvian.export.accuracy import compare_outputs
+from vitruvian.export.comparison import compare_outputs
 from vitruvian.export.int8 import quantize_int8
-from vitruvian.export.onnx_file import example_inputs, export_onnx
-from vitruvian.export.pipeline import exported_pipeline
-from vitruvian.export.running import ExportedModel, OnnxModel, OpenVinoModel
+from vitruvian.export.onnx_export import example_inputs, export_onnx
+from vitruvian.export.runtime import ExportedModel, OnnxModel, OpenVinoModel, exported_pipeline
 
 __all__ = [
     "ExportedModel",

@@ -1,34 +1,43 @@
-"""COCO's JSON: records of images, keypoints, instances and panoptic segments, from plain arrays.
+"""COCO's JSON: records of images, keypoints, masks and panoptic segments, and `CocoWriter` for whole datasets.
 
-Keypoints come as x, y, v: v is 2 where the score reaches the threshold and 0 elsewhere. Places are kept either way,
-because evaluation of predictions uses all of them; only points that a layout has and the model lacks are 0, 0, 0.
-COCO-WholeBody's 133 points are stored as that dataset does it: 17 under ``keypoints``, the others under ``foot_kpts``,
+Keypoints are x, y, v: v is 2 where the score reaches the threshold and 0 elsewhere. Coordinates are stored either way,
+because evaluation of predictions uses all of them; only points that a layout has and the model lacks are 0, 0, 0. The
+133 points of COCO-WholeBody are stored as in that dataset: 17 under ``keypoints``, the others under ``foot_kpts``,
 ``face_kpts``, ``lefthand_kpts`` and ``righthand_kpts``. Boxes are x, y, width, height; masks are RLE with compressed
-counts. Every prediction carries its ``score``.
+counts. Every prediction has its ``score``.
 """
 
 from __future__ import annotations
 
+import json
+import tempfile
+import threading
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vitruvian.atomic import atomic_write
 from vitruvian.errors import InputError
+from vitruvian.files.arrays import JsonObject, json_text
+from vitruvian.files.images import write_png
 from vitruvian.human import COCO_17, COCO_WHOLEBODY_133, Layout
 from vitruvian.images.rle import Rle, compress_counts, read_rle, rle_area, rle_box_xywh
+from vitruvian.version import __version__
 
-PERSON = 1  # COCO's category of people
-# Where COCO-WholeBody keeps the points beyond the first 17, and how many there are of each.
-WHOLEBODY_EXTRAS = {"foot": 6, "face": 68, "lefthand": 21, "righthand": 21}
+_PERSON_CATEGORY = 1
+# Number of the points of COCO-WholeBody beyond the first 17, by the name of their field.
+_WHOLEBODY_EXTRAS = {"foot": 6, "face": 68, "lefthand": 21, "righthand": 21}
 
 
-def image_record(
+def _image_record(
     *, image_id: int, file_name: str, size_hw: tuple[int, int], frame: int | None = None, time: float | None = None
-) -> dict[str, Any]:
-    """Return the record of a picture; frames of a video carry their number and time as well."""
-    record: dict[str, Any] = {"id": image_id, "file_name": file_name, "height": size_hw[0], "width": size_hw[1]}
+) -> JsonObject:
+    """Return the record of an image; frames of a video have their number and time as well."""
+    record: JsonObject = {"id": image_id, "file_name": file_name, "height": size_hw[0], "width": size_hw[1]}
     if frame is not None:
         record["frame"] = frame
     if time is not None:
@@ -36,11 +45,11 @@ def image_record(
     return record
 
 
-def keypoint_category(layout: Layout) -> dict[str, Any]:
+def keypoint_category(layout: Layout) -> JsonObject:
     """Return the category "person" with the names and bones (counted from 1) of a layout."""
     body = COCO_17 if layout is COCO_WHOLEBODY_133 else layout
     return {
-        "id": PERSON,
+        "id": _PERSON_CATEGORY,
         "name": "person",
         "supercategory": "person",
         "keypoints": list(body.names),
@@ -58,51 +67,52 @@ def keypoint_record(
     annotation_id: int,
     score: float,
     threshold: float = 0.3,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the record of one person with keypoints [J, 2] and scores [J] in `layout`."""
-    triples, seen = keypoint_triples(keypoints, scores, threshold=threshold)
-    box = xywh(box_xyxy)
-    record: dict[str, Any] = {
+    triples, visible = _keypoint_triples(keypoints, scores, threshold=threshold)
+    box = _xywh(box_xyxy)
+    record: JsonObject = {
         "id": annotation_id,
         "image_id": image_id,
-        "category_id": PERSON,
+        "category_id": _PERSON_CATEGORY,
         "bbox": box,
         "area": round(box[2] * box[3], 2),
         "iscrowd": 0,
         "score": round(score, 4),
-        "num_keypoints": int(seen.sum()),
+        "num_keypoints": int(visible.sum()),
         "keypoints": triples,
         "keypoint_scores": np.round(scores.astype(np.float64), 4).tolist(),
     }
     if layout is COCO_WHOLEBODY_133:
         start = len(COCO_17.names)
-        record |= {"keypoints": triples[: start * 3], "num_keypoints": int(seen[:start].sum())}
-        for part, count in WHOLEBODY_EXTRAS.items():
+        record |= {"keypoints": triples[: start * 3], "num_keypoints": int(visible[:start].sum())}
+        for part, count in _WHOLEBODY_EXTRAS.items():
             record[f"{part}_kpts"] = triples[start * 3 : (start + count) * 3]
-            record[f"{part}_valid"] = bool(seen[start : start + count].any())
+            record[f"{part}_valid"] = bool(visible[start : start + count].any())
             start += count
     return record
 
 
-def keypoint_triples(
+def _keypoint_triples(
     keypoints: NDArray[np.float32], scores: NDArray[np.float32], *, threshold: float
 ) -> tuple[list[float], NDArray[np.bool_]]:
-    """Return x, y, v of all points one after another, and which of them are seen [J]."""
+    """Return x, y, v of all points in one list, and which of them are visible [J]."""
     known: NDArray[np.bool_] = np.all(np.isfinite(keypoints), axis=-1)  # [J]
-    seen = known & (scores >= threshold)  # [J]
+    visible = known & (scores >= threshold)  # [J]
     xy = np.where(known[:, None], np.round(keypoints.astype(np.float64), 2), 0)
-    return [value for (x, y), v in zip(xy.tolist(), seen.tolist(), strict=True) for value in (x, y, 2 * v)], seen
+    triples = [value for (x, y), v in zip(xy.tolist(), visible.tolist(), strict=True) for value in (x, y, 2 * v)]
+    return triples, visible
 
 
 def mask_record(
-    rle: Rle | Mapping[str, Any], *, image_id: int, annotation_id: int, category_id: int, score: float | None = None
-) -> dict[str, Any]:
-    """Return the record of one mask, its box and area taken from the mask."""
-    record: dict[str, Any] = {
+    rle: Rle | Mapping[str, object], *, image_id: int, annotation_id: int, category_id: int, score: float | None = None
+) -> JsonObject:
+    """Return the record of one mask, with its box and area."""
+    record: JsonObject = {
         "id": annotation_id,
         "image_id": image_id,
         "category_id": category_id,
-        "segmentation": compressed(rle),
+        "segmentation": _compressed(rle),
         "area": rle_area(rle),
         "bbox": rle_box_xywh(rle),
         "iscrowd": 0,
@@ -114,34 +124,170 @@ def mask_record(
 
 def segment_record(
     *, segment_id: int, category_id: int, area: int, box_xyxy: tuple[float, float, float, float], score: float
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return an entry of ``segments_info`` in a panoptic record."""
     return {
         "id": segment_id,
         "category_id": category_id,
         "area": area,
-        "bbox": xywh(np.array(box_xyxy)),
+        "bbox": _xywh(np.array(box_xyxy)),
         "iscrowd": 0,
         "score": round(score, 4),
     }
 
 
-def id_picture(segmentation: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """Store segment numbers [H, W] as COCO's panoptic PNGs do: number = R + 256·G + 256²·B, uint8 [H, W, 3]."""
+def panoptic_image(segmentation: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """Encode segment numbers [H, W] as in COCO's panoptic PNGs: number = R + 256·G + 256²·B, uint8 [H, W, 3]."""
     if segmentation.min() < 0 or segmentation.max() >= 1 << 24:
         raise InputError(f"segmentation: expected numbers from 0 to 2²⁴ − 1, got {segmentation.max()}.")
     return np.stack([segmentation & 255, segmentation >> 8 & 255, segmentation >> 16], axis=-1).astype(np.uint8)
 
 
-def compressed(rle: Rle | Mapping[str, Any]) -> dict[str, Any]:
+def _compressed(rle: Rle | Mapping[str, object]) -> JsonObject:
     """Return an RLE with its counts as COCO's string."""
     if isinstance(rle["counts"], str):
-        return {"size": list(rle["size"]), "counts": rle["counts"]}
+        return dict(rle)
     height, width, counts = read_rle(rle)
     return {"size": [height, width], "counts": compress_counts(counts)}
 
 
-def xywh(box_xyxy: NDArray[Any]) -> list[float]:
-    """Turn corners [4] into x, y, width, height, to a hundredth of a pixel."""
+def _xywh(box_xyxy: NDArray[np.floating]) -> list[float]:
+    """Convert corners [4] to x, y, width, height, rounded to a hundredth of a pixel."""
     x1, y1, x2, y2 = (float(value) for value in box_xyxy)
     return [round(value, 2) for value in (x1, y1, x2 - x1, y2 - y1)]
+
+
+class CocoResult(Protocol):
+    """A result that can be written to a COCO dataset."""
+
+    @property
+    def size_hw(self) -> tuple[int, int]:
+        """Height and width of the image."""
+
+    @property
+    def source(self) -> str | None:
+        """Name of the image."""
+
+    @property
+    def frame(self) -> int | None:
+        """Number of the frame in a video."""
+
+    @property
+    def time(self) -> float | None:
+        """Its time in seconds."""
+
+    def to_coco(self, *, image_id: int, first_id: int) -> list[JsonObject]:
+        """Records of its annotations, numbered from `first_id`."""
+
+    def coco_categories(self) -> list[JsonObject]:
+        """The categories that the records may name."""
+
+
+@runtime_checkable
+class PanopticResult(Protocol):
+    """A result whose annotation is an image of segment numbers."""
+
+    def panoptic_image(self) -> NDArray[np.uint8]:
+        """Segment numbers as colours, uint8 [H, W, 3]."""
+
+
+class CocoWriter:
+    """Write results as one dataset: ``images``, ``annotations`` and ``categories``.
+
+    Records are kept in temporary files, so memory does not grow with their number. Thread-safe. The file is written
+    when the writer is closed. PNGs of panoptic results are written immediately, to a folder named like the file
+    without its suffix, as in COCO. Images and annotations count from 1.
+
+        with CocoWriter("people.json") as writer:
+            for result in results:
+                writer.add(result)
+    """
+
+    def __init__(self, path: str | Path, *, description: str | None = None) -> None:
+        self.path = Path(path)
+        if self.path.suffix.lower() != ".json":
+            raise InputError(f"{self.path.name}: expected a name that ends in .json, got {self.path.suffix!r}.")
+        self.images = self.annotations = 0
+        self._info = {"description": description or "Results of vitruvian", "version": __version__}
+        self._categories: dict[int, JsonObject] = {}
+        self._spools: dict[str, IO[str]] = {
+            name: tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed in _release
+            for name in ("images", "annotations")
+        }
+        self._lock = threading.Lock()
+        self._open = True
+
+    def add(self, result: CocoResult, *, file_name: str | None = None) -> int:
+        """Add a result and return the id of its image. `file_name` is `result.source` by default."""
+        with self._lock:
+            if not self._open:
+                raise InputError(f"{self.path.name}: expected an open writer, got a closed one. Open a new one.")
+            categories = self._merged(result.coco_categories())
+            image_id = self.images + 1
+            name = file_name or result.source or f"{image_id:012d}"
+            records = result.to_coco(image_id=image_id, first_id=self.annotations + 1)
+            if isinstance(result, PanopticResult):
+                png = f"{Path(name).stem}_{image_id:06d}.png"
+                write_png(self.path.with_suffix("") / png, result.panoptic_image())
+                records = [record | {"file_name": png} for record in records]
+            image = _image_record(
+                image_id=image_id, file_name=name, size_hw=result.size_hw, frame=result.frame, time=result.time
+            )
+            lines = [json_text(record) for record in records]
+            self._put("images", self.images, [json_text(image)])
+            self._put("annotations", self.annotations, lines)
+            self._categories, self.images = categories, image_id
+            self.annotations += len(records)
+            return image_id
+
+    def close(self) -> Path:
+        """Write the file, and return its path; closing again does nothing."""
+        with self._lock:
+            if not self._open:
+                return self.path
+            with atomic_write(self.path) as temporary, temporary.open("w", encoding="utf-8") as file:
+                file.write(f'{{"info":{json_text(self._info)}')
+                for name, spool in self._spools.items():
+                    file.write(f',\n"{name}":[')
+                    spool.seek(0)
+                    file.writelines(spool)
+                    file.write("]")
+                file.write(f',\n"categories":{json.dumps(list(self._categories.values()), ensure_ascii=False)}}}\n')
+            self._release()
+            return self.path
+
+    def discard(self) -> None:
+        """Close without writing the file."""
+        with self._lock:
+            self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def _put(self, name: str, already: int, lines: list[str]) -> None:
+        if lines:
+            self._spools[name].write((",\n" if already else "\n") + ",\n".join(lines))
+
+    def _merged(self, categories: list[JsonObject]) -> dict[int, JsonObject]:
+        merged = dict(self._categories)
+        for category in categories:
+            known = merged.setdefault(category["id"], category)
+            if known != category:
+                raise InputError(
+                    f"category {category['id']}: expected {known['name']!r} as in earlier results, "
+                    f"got {category['name']!r} or other keypoints. Write each kind of result to its own file."
+                )
+        return merged
+
+    def _release(self) -> None:
+        self._open = False
+        for spool in self._spools.values():
+            spool.close()

@@ -1,6 +1,563 @@
-"""Video through PyAV (the extra `video`): `open_video` reads, `VideoWriter` writes, `create_video` picks a writer."""
+"""Video files through PyAV (the extra `video`): `VideoReader`, `VideoWriter` with sound, `SequenceWriter`."""
 
-from vitruvian.files.video_reading import VideoReader, open_video
-from vitruvian.files.video_writing import SequenceWriter, VideoWriter, create_video
+from __future__ import annotations
 
-__all__ = ["SequenceWriter", "VideoReader", "VideoWriter", "create_video", "open_video"]
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitruvian.atomic import temporary_path
+from vitruvian.errors import ImageError, InputError, MissingExtraError
+from vitruvian.files.images import write_image, write_rgba
+from vitruvian.images.decode import one_line
+
+_Container = Any  # objects of PyAV, which is optional
+_Stream = Any
+_Packet = Any
+_Frame = Any
+_TimedFrame = tuple[Fraction | None, _Frame]  # seconds since the start of the stream
+_RgbImage = NDArray[np.uint8]  # [H, W, 3]
+
+_MAX_SD_HEIGHT = 576  # taller video without a stated colour space is BT.709, as players assume
+
+
+def import_av() -> ModuleType:
+    """Return PyAV, or raise `MissingExtraError`."""
+    try:
+        import av
+    except ImportError as error:
+        raise MissingExtraError("av", "video", "video files") from error
+    return av
+
+
+def open_video(path: str | Path) -> VideoReader:
+    """Open a video file, or raise `ImageError` where it has no frame that can be decoded."""
+    return VideoReader(path)
+
+
+class VideoReader:
+    """Iterate over the frames of a video, upright and in order, with constant memory.
+
+    Each iteration opens the file again, so a reader can be iterated many times, also from several threads.
+
+    Attributes:
+        path: The file.
+        rate: Frames per second, exact.
+        size_hw: Height and width, after rotation.
+        count: Number of frames by the header, or estimated from the duration; None where both are unknown.
+        duration: Length in seconds, or None.
+        has_sound: Whether there is an audio track.
+        rotation: Degrees counter-clockwise by which the stored frames are rotated, a multiple of 90.
+        damaged: Number of packets that could not be decoded in the latest iteration; they are skipped.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.damaged = 0
+        self._times: list[int] | None = None
+        if not self.path.is_file():
+            raise ImageError(f"{self.path}: expected a video file, got no such file. Check the name.")
+        with self._open() as (container, stream):
+            first = next(self._decoded(container, stream), None)
+            if first is None:
+                raise ImageError(f"{self.path}: expected frames that can be decoded, got none. Is the file whole?")
+            rate = stream.average_rate or stream.guessed_rate or stream.base_rate
+            self.rate = Fraction(rate) if rate else Fraction(25)
+            self.rotation = round(first.rotation / 90) * 90
+            sides = (first.height, first.width)
+            self.size_hw = sides if self.rotation % 180 == 0 else (sides[1], sides[0])
+            self.has_sound = bool(container.streams.audio)
+            self.duration = _duration(container, stream)
+            guess = None if self.duration is None else round(self.duration * self.rate)
+            self.count: int | None = stream.frames or guess
+
+    def __iter__(self) -> Iterator[tuple[int, float, _RgbImage]]:
+        return self.frames()
+
+    def frames(self, start: int = 0) -> Iterator[tuple[int, float, _RgbImage]]:
+        """Yield (number, seconds since the first frame, image uint8 [H, W, 3]) from frame `start` on.
+
+        Times are the timestamps of the file, also for a variable frame rate. `start` is exact: by seeking where the
+        timestamps of the file allow it, by decoding and skipping otherwise.
+        """
+        if start < 0:
+            raise InputError(f"start: expected a frame number of at least 0, got {start}.")
+        self.damaged = 0
+        frames = self._seek(start) if start else None
+        for index, (time, frame) in enumerate(frames or self._skip(start), start):
+            yield index, float(time) if time is not None else float(index / self.rate), self._to_rgb(frame)
+
+    def exact_count(self) -> int:
+        """Count the frames by reading the whole file, without decoding where its timestamps allow it."""
+        times = self._timestamps()
+        return len(times) if times is not None else sum(1 for _ in self._skip(0))
+
+    def close(self) -> None:
+        """Do nothing: no file stays open between iterations."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _open(self) -> Iterator[tuple[_Container, _Stream]]:
+        av = import_av()
+        try:
+            container = av.open(str(self.path))
+        except (av.error.FFmpegError, OSError, ValueError) as error:
+            raise ImageError(
+                f"{self.path}: expected a video, got {one_line(error)}. Check that the file is complete."
+            ) from error
+        with container:
+            if not container.streams.video:
+                raise ImageError(f"{self.path}: expected a video, got a file without a video track.")
+            stream = container.streams.video[0]
+            stream.thread_type = "AUTO"
+            yield container, stream
+
+    def _packets(self, container: _Container, stream: _Stream) -> Iterator[_Packet]:
+        """Yield the packets of the video; a truncated file ends early."""
+        av = import_av()
+        try:
+            yield from container.demux(stream)
+        except (av.error.FFmpegError, EOFError):
+            self.damaged += 1
+
+    def _decoded(self, container: _Container, stream: _Stream) -> Iterator[_Frame]:
+        av = import_av()
+        for packet in self._packets(container, stream):
+            try:
+                yield from packet.decode()
+            except (av.error.FFmpegError, EOFError):
+                self.damaged += 1
+
+    def _timed(self, container: _Container, stream: _Stream) -> Iterator[_TimedFrame]:
+        """Yield frames with their time since the start of the stream."""
+        first = stream.start_time or 0
+        for frame in self._decoded(container, stream):
+            yield (None if frame.pts is None else (frame.pts - first) * stream.time_base), frame
+
+    def _skip(self, start: int) -> Iterator[_TimedFrame]:
+        with self._open() as (container, stream):
+            for index, timed in enumerate(self._timed(container, stream)):
+                if index >= start:
+                    yield timed
+
+    def _seek(self, start: int) -> Iterator[_TimedFrame] | None:
+        """Return the frames from `start` on after a seek, or None where an exact seek is not possible."""
+        times = self._timestamps()
+        if times is None or start >= len(times):
+            return None
+        frames = self._from_timestamp(times[start])
+        first = next(frames, None)
+        if first is None or first[1].pts != times[start]:
+            return None
+        return itertools.chain([first], frames)
+
+    def _from_timestamp(self, target: int) -> Iterator[_TimedFrame]:
+        av = import_av()
+        with self._open() as (container, stream):
+            try:
+                container.seek(target, stream=stream, backward=True)
+            except av.error.FFmpegError:
+                return
+            for time, frame in self._timed(container, stream):
+                if frame.pts is not None and frame.pts >= target:
+                    yield time, frame
+
+    def _timestamps(self) -> list[int] | None:
+        """Return the sorted timestamps of all frames, without decoding; None where some are missing or equal."""
+        if self._times is None:
+            with self._open() as (container, stream):
+                packets = (p for p in self._packets(container, stream) if p.size and not p.is_discard)
+                times = [packet.pts for packet in packets]
+            unique = None not in times and len(set(times)) == len(times)
+            self._times = sorted(times) if unique else []
+        return self._times or None
+
+    def _to_rgb(self, frame: _Frame) -> _RgbImage:
+        unknown = frame.colorspace not in (1, 4, 5, 6, 7, 9, 10)  # the colour spaces that swscale supports
+        space = "ITU709" if unknown and frame.height > _MAX_SD_HEIGHT else None
+        image: _RgbImage = frame.reformat(format="rgb24", src_colorspace=space).to_ndarray()
+        return np.ascontiguousarray(np.rot90(image, self.rotation // 90)) if self.rotation else image
+
+
+def _duration(container: _Container, stream: _Stream) -> float | None:
+    """Return the length in seconds: from the header of the stream, its tags (Matroska), or the container."""
+    if stream.duration and stream.time_base:
+        return float(stream.duration * stream.time_base)
+    tag = re.fullmatch(r"(\d+):(\d+):([\d.]+)", stream.metadata.get("DURATION", ""))
+    if tag:
+        return int(tag[1]) * 3600 + int(tag[2]) * 60 + float(tag[3])
+    return container.duration / 1_000_000 if container.duration else None
+
+
+# ---------------------------------------------------------------------------------------------------------- sound
+
+# Codec and sample rate by container, where it cannot hold the codec of the source. Opus needs 48 kHz.
+_SOUND_CODECS: dict[str, tuple[str, int | None]] = {
+    "webm": ("libopus", 48_000),
+    "mp4": ("aac", None),
+    "mov": ("aac", None),
+}
+
+_PREROLL = Fraction(1, 10)  # seconds of sound before the first frame, which decoders need
+
+
+class Sound:
+    """The first audio track of a file, muxed into an open output in step with its frames.
+
+    _Packets are copied where the container can hold the codec, else encoded again. Times count from the start of the
+    video track of the source.
+    """
+
+    def __init__(self, source: _Container, output: _Container, *, until: float | None) -> None:
+        track = source.streams.audio[0]
+        video = source.streams.video
+        self._source, self._output, self._until = source, output, until
+        self._shift = (video[0].start_time or 0) * video[0].time_base if video else Fraction(0)
+        self.copied = track.codec_context.codec.canonical_name in output.supported_codecs
+        if self.copied:
+            self._stream = output.add_stream_from_template(track)
+        else:
+            name, rate = _SOUND_CODECS[output.format.name]
+            self._stream = output.add_stream(name, rate=rate or track.rate, layout=track.layout.name)
+        self._packets = self._copied(track) if self.copied else self._encoded(track)
+        self._next: tuple[Fraction, _Packet] | None = next(self._packets, None)
+
+    @classmethod
+    def open(cls, path: str | Path, output: _Container, *, until: float | None = None) -> Self | None:
+        """Open the sound of `path` for `output`; None where it has no audio track."""
+        av = import_av()
+        try:
+            source = av.open(str(path))
+        except (av.error.FFmpegError, OSError, ValueError) as error:
+            raise ImageError(f"{path}: expected a file with sound, got {one_line(error)}.") from error
+        if not source.streams.audio:
+            source.close()
+            return None
+        return cls(source, output, until=until)
+
+    def advance(self, seconds: Fraction) -> None:
+        """Mux the sound up to this time."""
+        while self._next is not None and self._next[0] <= seconds:
+            self._output.mux(self._next[1])
+            self._next = next(self._packets, None)
+
+    def finish(self) -> None:
+        """Mux the rest."""
+        while self._next is not None:
+            self.advance(self._next[0])
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()
+
+    def _copied(self, track: _Stream) -> Iterator[tuple[Fraction, _Packet]]:
+        for packet in self._source.demux(track):
+            if packet.dts is None:
+                continue
+            shift = round(self._shift / packet.time_base)
+            packet.dts -= shift
+            packet.pts = packet.dts if packet.pts is None else packet.pts - shift
+            start = packet.pts * packet.time_base
+            if self._until is not None and start >= self._until:
+                return
+            if start > -_PREROLL:
+                packet.stream = self._stream
+                yield start, packet
+
+    def _encoded(self, track: _Stream) -> Iterator[tuple[Fraction, _Packet]]:
+        for frame in self._source.decode(track):
+            if frame.pts is not None:
+                frame.pts -= round(self._shift / frame.time_base)
+                if frame.pts < 0:
+                    continue
+                if self._until is not None and frame.pts * frame.time_base >= self._until:
+                    break
+            yield from self._timed(self._stream.encode(frame))
+        yield from self._timed(self._stream.encode(None))
+
+    def _timed(self, packets: list[_Packet]) -> Iterator[tuple[Fraction, _Packet]]:
+        for packet in packets:
+            yield (packet.pts or 0) * packet.time_base, packet
+
+
+# -------------------------------------------------------------------------------------------------------- writing
+
+_MIN_TICKS = 20_000  # per second: fine enough for the timestamps of a variable frame rate
+NUMBERED = re.compile(r"%0?\d*d")
+_BT709, _LIMITED_RANGE = 1, 1  # FFmpeg constants
+
+
+@dataclass(frozen=True)
+class Codec:
+    """The encoder for a file name suffix."""
+
+    container: str
+    name: str
+    pixel_format: str
+    options: dict[str, str] = field(default_factory=dict)
+    even: bool = False  # whether height and width must be even
+
+
+_VP9 = {"deadline": "realtime", "cpu-used": "5", "row-mt": "1", "crf": "24", "b": "0"}
+# By suffix and alpha. H.264 has no B-frames, so that durations of a variable frame rate are stored exactly.
+_CODECS: dict[tuple[str, bool], Codec] = {
+    (".mp4", False): Codec("mp4", "libx264", "yuv420p", {"crf": "18", "preset": "veryfast", "bf": "0"}, even=True),
+    (".webm", False): Codec("webm", "libvpx-vp9", "yuv420p", _VP9),
+    # Hidden reference frames of VP9 cannot carry alpha, hence no auto-alt-ref.
+    (".webm", True): Codec("webm", "libvpx-vp9", "yuva420p", _VP9 | {"auto-alt-ref": "0"}),
+    (".mov", False): Codec("mov", "prores_ks", "yuv422p10le", {"profile": "hq", "vendor": "apl0"}),
+    (".mov", True): Codec(
+        "mov", "prores_ks", "yuva444p10le", {"profile": "4444", "alpha_bits": "16", "vendor": "apl0"}
+    ),
+}
+
+
+def create_video(
+    path: str | Path,
+    rate: Fraction | float,
+    size_hw: tuple[int, int],
+    *,
+    alpha: bool = False,
+    sound_from: str | Path | None = None,
+) -> VideoWriter | SequenceWriter:
+    """Return a `SequenceWriter` for names like ``name_%05d.png``, else a `VideoWriter`."""
+    if NUMBERED.search(Path(path).name):
+        return SequenceWriter(path, alpha=alpha)
+    return VideoWriter(path, rate, size_hw, alpha=alpha, sound_from=sound_from)
+
+
+class VideoWriter:
+    """Write a video atomically, in the format of the file name's suffix.
+
+    | suffix | codec | alpha |
+    |---|---|---|
+    | .mp4 | H.264, 4:2:0 | no; odd sides are padded by one pixel |
+    | .webm | VP9, 4:2:0 | straight, in VP9's second stream |
+    | .mov | ProRes 422 HQ, or 4444 with alpha | straight, 10 bits for colour and alpha |
+
+    Colours are BT.709, limited range, and tagged so. Memory is constant.
+
+    Args:
+        path: Where to write.
+        rate: Frames per second; a `Fraction` such as 30000/1001 is exact (WebM rounds to milliseconds).
+        size_hw: Height and width of the frames.
+        alpha: Whether frames are RGBA with straight alpha.
+        sound_from: A file whose first audio track is added: copied where the container can hold its codec (MP4 and MOV
+            nearly always; WebM only Opus and Vorbis), else encoded again.
+        sound_until: Seconds after which the sound ends; by default all of it is added.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        rate: Fraction | float,
+        size_hw: tuple[int, int],
+        *,
+        alpha: bool = False,
+        sound_from: str | Path | None = None,
+        sound_until: float | None = None,
+    ) -> None:
+        av = import_av()
+        self.codec = codec_for(path, alpha=alpha)
+        self.rate = exact_rate(rate)
+        self.size_hw, self.alpha, self.count = size_hw, alpha, 0
+        height, width = size_hw
+        self._coded_hw = (height + height % 2, width + width % 2) if self.codec.even else size_hw
+        # A time base with a whole number of ticks per second and per frame.
+        self._time_base = Fraction(1, self.rate.numerator * math.ceil(_MIN_TICKS / self.rate.numerator))
+        self._frame_ticks = int(1 / self.rate / self._time_base)
+        self._last: int | None = None
+        self._closed = False
+        self._sound: Sound | None = None
+        self.path, self._temporary = temporary_path(path)
+        options = {"movflags": "+faststart"} if self.codec.container == "mp4" else {}
+        try:
+            self._container = av.open(str(self._temporary), "w", format=self.codec.container, options=options)
+        except (av.error.FFmpegError, OSError) as error:
+            raise InputError(f"{self.path}: expected a writable path, got {error}. Choose another.") from error
+        try:
+            self._stream = self._new_stream()
+            if sound_from is not None:
+                self._sound = Sound.open(sound_from, self._container, until=sound_until)
+        except BaseException:
+            self.discard()
+            raise
+
+    def write(self, image: NDArray[np.uint8], time: float | None = None) -> None:
+        """Add a frame, uint8 [H, W, 3], or [H, W, 4] with alpha.
+
+        `time` in seconds since the first frame is for variable frame rates; by default frames follow the rate.
+        """
+        self._check(image)
+        tick = self._tick(time)
+        for packet in self._stream.encode(self._frame(image, tick)):
+            self._mux(packet)
+        self._last = tick
+        self.count += 1
+        if self._sound is not None:
+            self._sound.advance(tick * self._time_base)
+
+    def close(self) -> None:
+        """Finish the file and move it to its name; without frames nothing is written."""
+        if self._closed:
+            return
+        if not self.count:
+            self.discard()
+            raise InputError(f"{self.path}: expected at least one frame, got none. Nothing was written.")
+        try:
+            for packet in self._stream.encode():
+                self._mux(packet)
+            if self._sound is not None:
+                self._sound.finish()
+            self._release()
+            os.replace(self._temporary, self.path)
+            self._closed = True
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Close and remove what was written."""
+        if self._closed:
+            return
+        av = import_av()
+        try:
+            self._release()
+        except (av.error.FFmpegError, OSError, ValueError):
+            pass  # the file is removed anyway
+        finally:
+            self._temporary.unlink(missing_ok=True)
+            self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def _new_stream(self) -> _Stream:
+        stream = self._container.add_stream(self.codec.name, rate=self.rate, options=dict(self.codec.options))
+        stream.height, stream.width = self._coded_hw
+        stream.pix_fmt = self.codec.pixel_format
+        context = stream.codec_context
+        context.time_base = self._time_base
+        context.colorspace = context.color_primaries = context.color_trc = _BT709
+        context.color_range = _LIMITED_RANGE
+        if self.alpha and self.codec.container == "webm":
+            stream.metadata["alpha_mode"] = "1"  # browsers need it to show alpha; newer FFmpeg adds it
+        return stream
+
+    def _check(self, image: object) -> None:
+        wanted = (*self.size_hw, 4 if self.alpha else 3)
+        if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape != wanted:
+            got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+            raise InputError(f"image: expected uint8 {list(wanted)}, got {got}. All frames of a video have one size.")
+        if self._closed:
+            raise InputError(f"{self.path.name}: expected an open writer, got a closed one. Open a new one.")
+
+    def _tick(self, time: float | None) -> int:
+        if self._last is None:
+            return 0 if time is None else max(0, round(time / self._time_base))
+        tick = self._last + self._frame_ticks if time is None else round(time / self._time_base)
+        return max(tick, self._last + 1)
+
+    def _frame(self, image: NDArray[np.uint8], tick: int) -> _Frame:
+        av = import_av()
+        padding = [(0, new - old) for new, old in zip(self._coded_hw, self.size_hw, strict=True)]
+        image = np.pad(image, (*padding, (0, 0)), mode="edge") if self._coded_hw != self.size_hw else image
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgba" if self.alpha else "rgb24")
+        frame = frame.reformat(
+            format=self.codec.pixel_format, dst_colorspace="ITU709", dst_color_range="MPEG", interpolation="BICUBIC"
+        )
+        frame.pts, frame.time_base = tick, self._time_base
+        return frame
+
+    def _mux(self, packet: _Packet) -> None:
+        if not packet.duration:
+            packet.duration = round(1 / self.rate / packet.time_base)  # players need the duration of the last frame
+        self._container.mux(packet)
+
+    def _release(self) -> None:
+        try:
+            self._container.close()
+        finally:
+            if self._sound is not None:
+                self._sound.close()
+
+
+class SequenceWriter:
+    """Write frames as numbered image files, ``name_%05d.png`` (or .jpg, .webp), each atomically.
+
+    With alpha they are straight RGBA. The `time` of frames is not stored.
+    """
+
+    def __init__(self, path: str | Path, *, alpha: bool = False, start: int = 0) -> None:
+        self.path = Path(path)
+        if len(NUMBERED.findall(self.path.name)) != 1:
+            raise InputError(f"{self.path.name}: expected one number such as %05d in the name, got another form.")
+        self.alpha, self.count, self._start = alpha, 0, start
+
+    def write(self, image: NDArray[np.uint8], time: float | None = None) -> None:
+        """Write a frame, uint8 [H, W, 3], or [H, W, 4] with alpha, as the next file."""
+        name = NUMBERED.sub(lambda match: match.group() % (self._start + self.count), self.path.name)
+        (write_rgba if self.alpha else write_image)(self.path.with_name(name), image)
+        self.count += 1
+
+    def close(self) -> None:
+        """Do nothing: each file is complete when `write` returns."""
+
+    def discard(self) -> None:
+        """Keep the files that were written; the same as `close`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def codec_for(path: str | Path, *, alpha: bool) -> Codec:
+    """Return the encoder for a file name."""
+    ending = Path(path).suffix.lower()
+    endings = sorted({known for known, with_alpha in _CODECS if with_alpha or not alpha})
+    if (ending, alpha) not in _CODECS:
+        what = "video with alpha" if alpha else "video"
+        raise InputError(f"{Path(path).name}: expected {', '.join(endings)} for {what}, got {ending or 'no ending'!r}.")
+    return _CODECS[ending, alpha]
+
+
+def exact_rate(rate: Fraction | float) -> Fraction:
+    """Return a frame rate as a fraction, 29.97 as 30000/1001, or raise `InputError`."""
+    if not rate > 0 or not math.isfinite(rate):
+        raise InputError(f"rate: expected frames a second above 0, got {rate}.")
+    if isinstance(rate, Fraction):
+        return rate
+    ntsc = Fraction(round(rate * 1.001) * 1000, 1001)
+    if abs(ntsc - Fraction(rate)) < Fraction(1, 100) and abs(rate - round(rate)) > 0.005:
+        return ntsc
+    return Fraction(rate).limit_denominator(1001)

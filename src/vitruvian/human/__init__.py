@@ -1,6 +1,6 @@
-"""What a body is: the 308 keypoints, the 29 parts, their flips and skeletons, and the layouts other tools read.
+"""Tables of the human body: the 308 keypoints, the 29 parts, their flips and skeletons, and layouts of other tools.
 
-Plain typed tables; nothing here needs torch.
+Nothing here needs torch.
 """
 
 from vitruvian.human.keypoints import (
@@ -15,7 +15,7 @@ from vitruvian.human.keypoints import (
     Bone,
     Keypoint,
 )
-from vitruvian.human.layouts import BODY_25, COCO_17, SAPIENS_308, Layout
+from vitruvian.human.layouts import BODY_25, COCO_17, COCO_WHOLEBODY_133, LAYOUTS, SAPIENS_308, Layout
 from vitruvian.human.parts import (
     PART_COLOURS,
     PART_FLIP_PERMUTATION,
@@ -26,7 +26,6 @@ from vitruvian.human.parts import (
     id2label,
     label2id,
 )
-from vitruvian.human.wholebody import COCO_WHOLEBODY_133, LAYOUTS
 
 __all__ = [
     "BODY_25",

@@ -1,10 +1,9 @@
 """The 308 keypoints of Sapiens2: names, sides, groups, flips and bones.
 
-A keypoint's id is the channel of its heatmap. Left and right are always the person's own. What is measured (names,
-mirror partners, sigmas, colours, bones) lies in ``keypoints308.json``; what follows from a name (side, group) is worked
-out here, once, at import.
+The id of a keypoint is the channel of its heatmap. Left and right are always the person's own. Names, mirror partners,
+sigmas, colours and bones are in ``keypoints308.json``; side and group follow from the name.
 
-How to read the names:
+Names:
 
 - A finger is numbered from the palm to the tip: ``*_third_joint`` (the knuckle; for the thumb the joint at the wrist),
   ``*2``, ``*3``, ``*4`` (the tip). The bones run in that order from the wrist.
@@ -21,7 +20,7 @@ import json
 import re
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 Side = Literal["left", "right", "middle"]
 Group = Literal["body", "feet", "left_hand", "right_hand", "face", "irises", "ears"]
@@ -38,7 +37,7 @@ class Keypoint:
         group: The one group it belongs to, see `GROUPS`.
         side: The person's own side; "middle" for points on the line of symmetry.
         swap: Id of its mirror image; its own id for points in the middle.
-        sigma: Spread of human annotation relative to the person's size, as in COCO's object keypoint similarity.
+        sigma: Standard deviation of human annotation relative to the person's size, as in COCO's OKS.
         colour: RGB, 0 to 255.
     """
 
@@ -53,7 +52,7 @@ class Keypoint:
 
 @dataclass(frozen=True, slots=True)
 class Bone:
-    """A line of a skeleton between two points, given by their ids in that skeleton's layout."""
+    """A line of a skeleton between two points, by their ids in the layout."""
 
     name: str
     start: int
@@ -92,14 +91,14 @@ _FINGER_BONE: Final[dict[str, str]] = {"_third_joint": "1", "2": "2", "3": "3", 
 
 
 def side_of(name: str) -> Side:
-    """Return the person's own side that a keypoint name speaks of."""
+    """Return the person's own side of a keypoint name."""
     if lip := _LIP_MIDPOINT.fullmatch(name):
         return "right" if lip[1] in _LIP_NUMBERS_ON_THE_RIGHT else "left"
     return next((_SIDE_WORDS[word] for word in name.split("_") if word in _SIDE_WORDS), "middle")
 
 
 def group_of(name: str) -> Group:
-    """Return the one group that a keypoint name belongs to."""
+    """Return the group of a keypoint name."""
     if finger := _FINGER.fullmatch(name):
         return "left_hand" if finger[1] == "left" else "right_hand"
     words = name.split("_")
@@ -115,48 +114,24 @@ def group_of(name: str) -> Group:
 
 
 def bone_name(start: str, end: str) -> str:
-    """Name the bone between two keypoints: ``left_shin``, ``hips``, ``right_thumb_1`` (wrist to first joint) …"""
+    """Return the name of a bone, such as ``left_shin``, ``hips`` or ``right_thumb_1`` (wrist to first joint)."""
     if finger := _FINGER.fullmatch(end):
         return f"{finger[1]}_{finger[2]}_{_FINGER_BONE[finger[3]]}"
     sides = {side_of(start), side_of(end)} - {"middle"}
-    plain = _BONE_NAMES[_without_side(start), _without_side(end)]
-    return f"{sides.pop()}_{plain}" if len(sides) == 1 else plain
+    bare = _BONE_NAMES[_without_side(start), _without_side(end)]
+    return f"{sides.pop()}_{bare}" if len(sides) == 1 else bare
 
 
 def _without_side(name: str) -> str:
     return name.removeprefix("left_").removeprefix("right_")
 
 
-def _read_table() -> dict[str, list[list[Any]]]:
-    text = resources.files(__package__).joinpath("keypoints308.json").read_text(encoding="utf-8")
-    table: dict[str, list[list[Any]]] = json.loads(text)
-    return table
+_TABLE = json.loads(resources.files(__package__).joinpath("keypoints308.json").read_text(encoding="utf-8"))
 
-
-def _keypoints(rows: list[list[Any]]) -> tuple[Keypoint, ...]:
-    return tuple(
-        Keypoint(
-            id=i, name=name, group=group_of(name), side=side_of(name), swap=swap, sigma=sigma, colour=_colour(colour)
-        )
-        for i, (name, swap, sigma, colour) in enumerate(rows)
-    )
-
-
-def _bones(rows: list[list[Any]]) -> tuple[Bone, ...]:
-    return tuple(
-        Bone(name=bone_name(start, end), start=KEYPOINT_INDEX[start], end=KEYPOINT_INDEX[end], colour=_colour(colour))
-        for start, end, colour in rows
-    )
-
-
-def _colour(rgb: list[int]) -> Colour:
-    red, green, blue = rgb
-    return red, green, blue
-
-
-_TABLE = _read_table()
-
-KEYPOINTS: Final[tuple[Keypoint, ...]] = _keypoints(_TABLE["keypoints"])
+KEYPOINTS: Final[tuple[Keypoint, ...]] = tuple(
+    Keypoint(i, name, group_of(name), side_of(name), swap, sigma, (rgb[0], rgb[1], rgb[2]))
+    for i, (name, swap, sigma, rgb) in enumerate(_TABLE["keypoints"])
+)
 """All 308 points in the order of the heatmaps."""
 
 KEYPOINT_NAMES: Final[tuple[str, ...]] = tuple(point.name for point in KEYPOINTS)
@@ -166,7 +141,7 @@ KEYPOINT_INDEX: Final[dict[str, int]] = {point.name: point.id for point in KEYPO
 """Name to id."""
 
 SIGMAS: Final[tuple[float, ...]] = tuple(point.sigma for point in KEYPOINTS)
-"""Annotation spread of each point, for object keypoint similarity."""
+"""Standard deviation of the annotation of each point, for OKS."""
 
 FLIP_PERMUTATION: Final[tuple[int, ...]] = tuple(point.swap for point in KEYPOINTS)
 """After a horizontal flip of the image, channel i holds what channel FLIP_PERMUTATION[i] held before."""
@@ -178,7 +153,10 @@ FLIP_PAIRS: Final[list[list[int]]] = [
 ]
 """The 146 mirrored pairs as [left, right], in the form of ``Sapiens2Config.flip_pairs``."""
 
-SKELETON: Final[tuple[Bone, ...]] = _bones(_TABLE["bones"])
+SKELETON: Final[tuple[Bone, ...]] = tuple(
+    Bone(bone_name(start, end), KEYPOINT_INDEX[start], KEYPOINT_INDEX[end], (rgb[0], rgb[1], rgb[2]))
+    for start, end, rgb in _TABLE["bones"]
+)
 """The 65 bones of body, feet and fingers."""
 
 GROUPS: Final[dict[Group, tuple[int, ...]]] = {

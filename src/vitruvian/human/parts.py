@@ -1,7 +1,7 @@
 """The 29 body parts of Sapiens2: names, sides, kinds, flips and colours.
 
-A part's id is its logit channel and its value in a label map. Left and right are always the person's own. The colours
-are ours: one hue for each pair, light on the left and deep on the right.
+The id of a part is its logit channel and its value in a label map. Left and right are always the person's own. The
+colours are our own: one hue for each pair, light on the left and dark on the right.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Part:
     Attributes:
         id: Logit channel and label value, 0 to 28.
         name: Name in the Sapiens2 convention.
-        kind: What it is made of: "clothing" is everything worn (glasses and shoes too), "mouth" lips, teeth, tongue.
+        kind: "clothing" is everything worn (glasses and shoes too), "mouth" lips, teeth and tongue.
         side: The person's own side; "middle" where there is only one.
         swap: Id of its mirror image; its own id for parts in the middle.
         colour: RGB, 0 to 255.
@@ -68,16 +68,12 @@ _TABLE: Final[tuple[tuple[str, Kind, Colour], ...]] = (
     ("Tongue", "mouth", (125, 0, 40)),
 )
 _IDS: Final[dict[str, int]] = {name: i for i, (name, _, _) in enumerate(_TABLE)}
-
-
-def _mirror_name(name: str) -> str:
-    if name.startswith("Left_"):
-        return name.replace("Left_", "Right_", 1)
-    return name.replace("Right_", "Left_", 1)
+_SWAPPED = {f"{a}_{name.partition('_')[2]}": name for a, b in (("Left", "Right"), ("Right", "Left"))
+            for name in _IDS if name.startswith(f"{b}_")}  # fmt: skip
 
 
 PARTS: Final[tuple[Part, ...]] = tuple(
-    Part(id=i, name=name, kind=kind, side=side_of(name.lower()), swap=_IDS[_mirror_name(name)], colour=colour)
+    Part(id=i, name=name, kind=kind, side=side_of(name.lower()), swap=_IDS[_SWAPPED.get(name, name)], colour=colour)
     for i, (name, kind, colour) in enumerate(_TABLE)
 )
 """All 29 parts in the order of the logits."""
@@ -108,10 +104,10 @@ PART_GROUPS: Final[dict[str, tuple[int, ...]]] = {
 
 
 def id2label(names: Sequence[str] = PART_NAMES) -> dict[int, str]:
-    """Return the ``id2label`` of a model config for these class names (the 29 parts unless told otherwise)."""
+    """Return the ``id2label`` of a model config for these class names (by default the 29 parts)."""
     return dict(enumerate(names))
 
 
 def label2id(names: Sequence[str] = PART_NAMES) -> dict[str, int]:
-    """Return the ``label2id`` of a model config for these class names (the 29 parts unless told otherwise)."""
+    """Return the ``label2id`` of a model config for these class names (by default the 29 parts)."""
     return {name: i for i, name in enumerate(names)}

@@ -1,7 +1,5 @@
-"""Pixels ⇄ tensors: read any picture, resize, normalise, pad, and crop people."""
+"""Images and tensors: read any image, resize, normalize, pad, and crop people."""
 
-from vitruvian.images.crop import crop_boxes, crop_params
-from vitruvian.images.normalize import rescale_and_normalize
 from vitruvian.images.read import ImageSource, image_to_tensor, load_image, load_images, tensor_to_image
 from vitruvian.images.resize import (
     ResizeMode,
@@ -13,6 +11,8 @@ from vitruvian.images.resize import (
     round_up_hw,
     shortest_edge_hw,
 )
+from vitruvian.ops.crop import crop_boxes, crop_params
+from vitruvian.ops.normalize import rescale_and_normalize
 
 __all__ = [
     "ImageSource",

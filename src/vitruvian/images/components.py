@@ -1,9 +1,9 @@
-"""Connected regions of binary masks: label them, fill small holes, remove small islands.
+"""Connected components of binary masks: label them, fill small holes, remove small islands.
 
-    mask [H, W] ─▶ runs (stretches of a row) ─▶ which runs of neighbouring rows touch ─▶ one number a region
+    mask [H, W] ─▶ runs of a row ─▶ pairs of runs of adjacent rows that touch ─▶ union-find ─▶ regions
 
-All work after the first look at the pixels is on runs, of which a mask has a few thousand and not a million. Masks on
-other devices are looked at on the CPU, one at a time, and answered where they came from.
+The computation is on runs, a few thousand for a mask of a million pixels, and on the CPU; results are on
+the device of the masks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Connectivity = Literal[4, 8]
 
 
 class Regions(NamedTuple):
-    """Runs of a mask with the region each belongs to, numbered from 0 in reading order.
+    """Runs of a mask and the region of each, numbered from 0 in reading order.
 
-    Runs are positions [start, end) in the flat mask; `areas` has one entry a region.
+    Runs are positions [start, end) in the flat mask; `areas` has one entry for each region.
     """
 
     starts: Ints
@@ -38,55 +38,55 @@ def label_regions(masks: Tensor, *, connectivity: Connectivity = 8) -> tuple[Ten
     """Number the connected regions of masks [..., H, W].
 
     Returns:
-        Labels [..., H, W], int32: 0 off the mask, and 1, 2, … in reading order in each mask.
-        Areas [..., H, W], int32: at each pixel, how many pixels its region has; 0 off the mask.
+        Labels [..., H, W], int32: 0 for the background, and 1, 2, … in reading order in each mask.
+        Areas [..., H, W], int32: the number of pixels of each pixel's region; 0 for the background.
     """
-    flat = as_numpy_masks(masks, connectivity)
+    flat = _as_numpy(masks, connectivity)
     labels, areas = (np.zeros(flat.shape, dtype=np.int32) for _ in range(2))
     for index, mask in enumerate(flat):
-        found = find_regions(mask, connectivity)
-        paint(labels[index].reshape(-1), found, found.region + 1)
-        paint(areas[index].reshape(-1), found, found.areas[found.region])
-    shaped = (torch.from_numpy(values).reshape(masks.shape).to(masks.device) for values in (labels, areas))
-    first, second = shaped
+        regions = find_regions(mask, connectivity)
+        _paint(labels[index].reshape(-1), regions, regions.region + 1)
+        _paint(areas[index].reshape(-1), regions, regions.areas[regions.region])
+    first, second = (torch.from_numpy(values).reshape(masks.shape).to(masks.device) for values in (labels, areas))
     return first, second
 
 
 def fill_holes(masks: Tensor, max_area: float, *, connectivity: Connectivity = 8) -> Tensor:
-    """Fill the regions off the mask of up to `max_area` pixels: [..., H, W], bool in and out."""
+    """Fill background regions of up to `max_area` pixels: [..., H, W] -> bool [..., H, W]."""
     background = ~masks.bool().contiguous()
-    return clear_small(background, max_area, connectivity, keep_largest=False).logical_not_()
+    return _clear_small(background, max_area, connectivity, keep_largest=False).logical_not_()
 
 
 def remove_islands(
     masks: Tensor, max_area: float, *, connectivity: Connectivity = 8, keep_largest: bool = False
 ) -> Tensor:
-    """Clear the regions of up to `max_area` pixels: [..., H, W], bool in and out.
+    """Clear regions of up to `max_area` pixels: [..., H, W] -> bool [..., H, W].
 
-    `keep_largest` leaves a mask its largest region where all of them are small.
+    With `keep_largest` a mask keeps its largest region even if that is small.
     """
-    own = masks.bool().clone(memory_format=torch.contiguous_format)
-    return clear_small(own, max_area, connectivity, keep_largest=keep_largest)
+    copied = masks.bool().clone(memory_format=torch.contiguous_format)
+    return _clear_small(copied, max_area, connectivity, keep_largest=keep_largest)
 
 
-def clear_small(masks: Tensor, max_area: float, connectivity: Connectivity, *, keep_largest: bool) -> Tensor:
-    """Clear the small regions of contiguous bool masks [..., H, W], in place where they are on the CPU."""
+def _clear_small(masks: Tensor, max_area: float, connectivity: Connectivity, *, keep_largest: bool) -> Tensor:
+    """Clear the small regions of contiguous bool masks [..., H, W], in place on the CPU."""
     if max_area < 1:
         return masks
-    flat = as_numpy_masks(masks, connectivity)
+    flat = _as_numpy(masks, connectivity)
     for mask in flat:
-        found = find_regions(mask, connectivity)
-        small = found.areas <= max_area
+        regions = find_regions(mask, connectivity)
+        small = regions.areas <= max_area
         if keep_largest and small.all() and len(small):
-            small[found.areas.argmax()] = False
-        gone = small[found.region]
-        clear(mask.reshape(-1), found.starts[gone], found.ends[gone])
+            small[regions.areas.argmax()] = False
+        cleared = small[regions.region]
+        starts, ends = regions.starts[cleared], regions.ends[cleared]
+        mask.reshape(-1)[run_positions(starts, ends - starts)] = False
     if masks.device.type == "cpu":
-        return masks  # numpy wrote into its memory
+        return masks  # NumPy shares its memory
     return torch.from_numpy(flat).reshape(masks.shape).to(masks.device)
 
 
-def as_numpy_masks(masks: Tensor, connectivity: int) -> Bools:
+def _as_numpy(masks: Tensor, connectivity: int) -> Bools:
     """Return masks [..., H, W] as a bool array [N, H, W], sharing memory with a contiguous bool tensor on the CPU."""
     if masks.ndim < 2:
         raise InputError(f"masks: expected the shape [..., H, W], got {list(masks.shape)}.")
@@ -97,10 +97,10 @@ def as_numpy_masks(masks: Tensor, connectivity: int) -> Bools:
 
 
 def find_regions(mask: Bools, connectivity: Connectivity = 8) -> Regions:
-    """Find the connected regions of one mask [H, W]."""
+    """Return the connected regions of one mask [H, W]."""
     width = mask.shape[1]
-    starts, ends = find_runs(mask)
-    # A gap after each row keeps the last run of a row apart from the first of the next, diagonals included.
+    starts, ends = _find_runs(mask)
+    # A gap after each row separates the last run of a row from the first of the next, also diagonally.
     shift = starts // width if width else starts
     left, right = starts + shift, ends + shift
     reach = 1 if connectivity == 8 else 0
@@ -108,17 +108,17 @@ def find_regions(mask: Bools, connectivity: Connectivity = 8) -> Regions:
     last = np.searchsorted(left, right + (width + 1) + reach, side="left")
     counts = np.maximum(last - first, 0)
     above = np.repeat(np.arange(len(starts)), counts)
-    # Neighbours of a run below are consecutive: count up from the first of each.
+    # The neighbours of a run in the next row are consecutive.
     below = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
-    roots = join(len(starts), above, below)
+    roots = _connect(len(starts), above, below)
     # A region's root is its first run, so counting roots numbers the regions in reading order.
     region = (np.cumsum(roots == np.arange(len(roots))) - 1)[roots]
     areas = np.bincount(region, weights=ends - starts).astype(np.int64) if len(region) else region
     return Regions(starts, ends, region, areas)
 
 
-def find_runs(mask: Bools) -> tuple[Ints, Ints]:
-    """Find the stretches of a mask [H, W] inside its rows, as positions [start, end) in the flat mask."""
+def _find_runs(mask: Bools) -> tuple[Ints, Ints]:
+    """Return the runs of the rows of a mask [H, W], as positions [start, end) in the flat mask."""
     flat = np.ascontiguousarray(mask).reshape(-1)
     width = mask.shape[1]
     change = np.empty(flat.size + 1, dtype=np.bool_)
@@ -126,22 +126,22 @@ def find_runs(mask: Bools) -> tuple[Ints, Ints]:
     np.not_equal(flat[1:], flat[:-1], out=change[1:-1])
     edges = np.flatnonzero(change)
     starts, ends = edges[0::2], edges[1::2]
-    # Runs that go on in the next row are cut at the row's end.
+    # Split runs at the ends of rows.
     cuts = np.arange(width, flat.size, width)
     crossing = cuts[flat[cuts - 1] & flat[cuts]] if len(cuts) else cuts
-    # Both parts are in order already, which a stable sort only merges.
+    # Both parts are sorted already: a stable sort merges them.
     starts, ends = (np.sort(np.concatenate((edge, crossing)), kind="stable") for edge in (starts, ends))
     return starts, ends
 
 
-def join(count: int, a: Ints, b: Ints) -> Ints:
-    """Return for each of `count` things the least of those it is connected to through the pairs (a, b)."""
+def _connect(count: int, a: Ints, b: Ints) -> Ints:
+    """Return for each of `count` nodes the smallest node that it is connected to through the edges (a, b)."""
     parent = np.arange(count)
     while len(a):
         roots_a, roots_b = parent[a], parent[b]
         apart = roots_a != roots_b
         a, b, roots_a, roots_b = a[apart], b[apart], roots_a[apart], roots_b[apart]
-        # Each root hangs itself under the least root it touches: no circles, and few rounds.
+        # Each root is linked to the smallest root that it touches: no cycles, and few iterations.
         np.minimum.at(parent, np.maximum(roots_a, roots_b), np.minimum(roots_a, roots_b))
         while True:
             grand = parent[parent]
@@ -151,19 +151,14 @@ def join(count: int, a: Ints, b: Ints) -> Ints:
     return parent
 
 
-def paint(flat: npt.NDArray[np.int32], found: Regions, values: Ints) -> None:
-    """Write one value a run into a flat map."""
-    lengths = found.ends - found.starts
-    flat[positions(found.starts, lengths)] = np.repeat(values, lengths)
+def _paint(flat: npt.NDArray[np.int32], regions: Regions, values: Ints) -> None:
+    """Write one value for each run into a flat map."""
+    lengths = regions.ends - regions.starts
+    flat[run_positions(regions.starts, lengths)] = np.repeat(values, lengths)
 
 
-def clear(flat: Bools, starts: Ints, ends: Ints) -> None:
-    """Switch runs of a flat mask off."""
-    flat[positions(starts, ends - starts)] = False
-
-
-def positions(starts: Ints, lengths: Ints) -> Ints:
-    """List the positions that runs cover."""
+def run_positions(starts: Ints, lengths: Ints) -> Ints:
+    """Return the positions that runs cover."""
     before = np.cumsum(lengths) - lengths
-    found: Ints = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
-    return found
+    positions: Ints = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+    return positions

@@ -1,19 +1,133 @@
-"""A stream of bytes → a decoded PIL image, or one line that says what the bytes are and what to do.
+"""Decode bytes and arrays to upright 8-bit RGB images, or raise one line that says what they are and what to do.
 
-Pillow is asked plugin by plugin instead of through `PIL.Image.open`: that function compares the size with a global
-limit and warns on large pictures, so a limit of our own would mean changing global state under other threads.
+Pillow's plugins are called one by one instead of through `PIL.Image.open`: that function compares the size with a
+global limit, which a limit of our own would have to change under other threads.
+
+White levels: bool is 0 and 1, uint8 0..255, uint16 0..65535 (divided by 257, never clipped), floats 0..1. Integers
+wider than 16 bits have no defined white level: up to 255 they count as 8-bit, up to 65535 as 16-bit, and anything else
+is refused, as are floats outside of 0..1, since stretching them would silently change the image.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from typing import IO
+from typing import IO, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageFile
 
 from vitruvian.errors import ImageError
-from vitruvian.images.signatures import Kind, foreign_kind, is_heif, raster_format
+
+# ------------------------------------------------------------------------------------------------ file signatures
+
+_HEIF_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"}
+_AVIF_BRANDS = {b"avif", b"avis"}
+
+_IMAGE_SIGNATURES = (
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"GIF8", "GIF"),
+    (b"II*\x00", "TIFF"),
+    (b"MM\x00*", "TIFF"),
+    (b"II+\x00", "TIFF"),
+    (b"MM\x00+", "TIFF"),
+    (b"BM", "BMP"),
+    (b"\x00\x00\x00\x0cjP  ", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"8BPS", "Photoshop"),
+    (b"qoif", "QOI"),
+)
+
+_ARCHIVE = "Unpack it and pass the image inside."
+_VIDEO = "Pass an image, or read its frames with vitruvian's video support."
+_OTHER_SIGNATURES = (
+    (b"%PDF", "a PDF document", "Export the page as PNG or JPEG first."),
+    (b"%!PS", "a PostScript drawing", "Render it to PNG first."),
+    (b"PK\x03\x04", "a ZIP archive", _ARCHIVE),
+    (b"\x1f\x8b", "a gzip archive", _ARCHIVE),
+    (b"7z\xbc\xaf", "a 7-Zip archive", _ARCHIVE),
+    (b"\x1aE\xdf\xa3", "a Matroska or WebM video", _VIDEO),
+    (b"\x00\x00\x01\xba", "an MPEG video", _VIDEO),
+    (b"\x00\x00\x01\xb3", "an MPEG video", _VIDEO),
+    (
+        b"\x76\x2f\x31\x01",
+        "an OpenEXR image",
+        "Tone-map it to PNG first, or pass its pixels as a float array from 0 to 1.",
+    ),
+    (b"\x93NUMPY", "a NumPy array file", "Read it with numpy.load and pass the array."),
+    (b"version https://git-lfs", "a Git LFS pointer, not the image itself", "Run: git lfs pull"),
+)
+
+
+class _FileKind(NamedTuple):
+    """What a file is (`a PDF document`) and what to do about it."""
+
+    what: str
+    advice: str
+
+
+def _brands(head: bytes) -> set[bytes]:
+    """Return the brands of an ISO media file (MP4, HEIC, AVIF …), or none for other files."""
+    if head[4:8] != b"ftyp":
+        return set()
+    end = min(int.from_bytes(head[:4], "big"), len(head))
+    return {head[8:12]} | {head[start : start + 4] for start in range(16, end - 3, 4)}
+
+
+def is_heif(head: bytes) -> bool:
+    """Return whether this is a HEIC or HEIF image, which needs pillow-heif; Pillow reads AVIF itself."""
+    brands = _brands(head)
+    return bool(brands & _HEIF_BRANDS) and not brands & _AVIF_BRANDS
+
+
+def image_format(head: bytes) -> str | None:
+    """Return the name of the image format with the signature `head`, or None."""
+    for start, name in _IMAGE_SIGNATURES:
+        if head.startswith(start):
+            return name
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "WebP"
+    brands = _brands(head)
+    if brands & _AVIF_BRANDS:
+        return "AVIF"
+    return "HEIF" if brands & _HEIF_BRANDS else None
+
+
+def _other_kind(head: bytes) -> _FileKind:
+    """Return what bytes that are not an image probably are."""
+    for start, what, advice in _OTHER_SIGNATURES:
+        if head.startswith(start):
+            return _FileKind(what, advice)
+    if _brands(head):
+        return _FileKind("a video or other MPEG-4 file", _VIDEO)
+    if head[:4] == b"RIFF" and head[8:11] == b"AVI":
+        return _FileKind("an AVI video", _VIDEO)
+    text = _as_text(head)
+    if text is None:
+        return _FileKind(
+            f"bytes of an unknown format (they start with {head[:8].hex(' ')})", "Save it as PNG or JPEG first."
+        )
+    if "<svg" in text:
+        return _FileKind("an SVG drawing, which holds shapes and no pixels", "Render it to PNG first.")
+    if "<html" in text or "<!doctype html" in text:
+        return _FileKind(
+            "an HTML page, often an error page saved under an image's name", "Download the image's own address."
+        )
+    return _FileKind("a text file", "Pass the image itself; check that the name or download is right.")
+
+
+def _as_text(head: bytes) -> str | None:
+    """Return `head` as lower-case text, or None where it is not text."""
+    encoding = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
+    text = head.decode(encoding, errors="ignore").lstrip("\ufeff")  # the last character may be truncated
+    printable = sum(character.isprintable() or character in "\t\r\n\f" for character in text)
+    enough = len(text) >= 0.9 * len(head) / (2 if encoding == "utf-16" else 1) - 4
+    return text.lower() if text and printable == len(text) and enough else None
+
+
+# ------------------------------------------------------------------------------------------------ Pillow's plugins
 
 _HEAD_BYTES = 1024
 _REFUSED_PLUGINS = {"EPS"}  # Pillow hands PostScript to an outside interpreter
@@ -26,9 +140,9 @@ _Accept = Callable[[bytes], bool | str]
 
 
 def decode_image(stream: IO[bytes], *, subject: str, max_pixels: int) -> Image.Image:
-    """Decode the first frame of the picture in a seekable `stream`; the size is checked before any pixel is.
+    """Decode the first frame of the image in a seekable `stream`; checks the size before it decodes any pixel.
 
-    The mode and the orientation are the file's own. `subject` names the picture in messages.
+    Mode and orientation are those of the file. `subject` names the image in messages.
     """
     stream.seek(0)
     head = stream.read(_HEAD_BYTES)
@@ -41,10 +155,10 @@ def decode_image(stream: IO[bytes], *, subject: str, max_pixels: int) -> Image.I
 
 
 def check_pixel_count(size_wh: tuple[int, int], *, subject: str, max_pixels: int) -> None:
-    """Refuse a picture without pixels, and one with more than `max_pixels`."""
+    """Raise `ImageError` for an image without pixels or with more than `max_pixels`."""
     width, height = size_wh
     if width < 1 or height < 1:
-        raise ImageError(f"{subject}: expected at least one pixel, got {width}×{height}. Pass a picture with pixels.")
+        raise ImageError(f"{subject}: expected at least one pixel, got {width}×{height}. Pass another image.")
     if width * height > max_pixels:
         raise ImageError(
             f"{subject}: expected at most {max_pixels:,} pixels, got {width}×{height} = {width * height:,}. "
@@ -58,31 +172,31 @@ def load_pixels(image: Image.Image, *, subject: str) -> None:
         image.load()
     except MemoryError as error:
         raise ImageError(
-            f"{subject}: expected room for {image.width}×{image.height} pixels, got too little memory. Make it smaller."
+            f"{subject}: expected memory for {image.width}×{image.height} pixels, got too little. Make it smaller."
         ) from error
     except _PILLOW_LIMITS as error:
         raise _over_pillow_limit(error, subject=subject) from error
     except Exception as error:  # plugins raise errors of every kind on damaged files
         name = image.format or "image"
-        state = "breaks off before its last pixel" if "truncated" in str(error).lower() else "holds damaged pixel data"
+        state = "is truncated" if "truncated" in str(error).lower() else "has damaged pixel data"
         raise ImageError(
             f"{subject}: expected a whole image, got {name} data that {state} ({one_line(error)}). {_DAMAGED}"
         ) from error
 
 
 def one_line(text: object, *, limit: int = 160) -> str:
-    """Squeeze `text` into one line of at most `limit` characters."""
+    """Return `text` on one line of at most `limit` characters."""
     line = " ".join(str(text).split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def _identify(stream: IO[bytes], head: bytes, *, subject: str) -> ImageFile.ImageFile:
-    """Open the stream with the first plugin that takes it; no pixel is decoded yet."""
+    """Open the stream with the first plugin that accepts it, without decoding pixels."""
     reasons: list[str] = []
     for factory, accept in _plugins_for(head, subject=subject):
         try:
             verdict = accept(head[:16]) if accept else True
-            if isinstance(verdict, str):  # the plugin knows the file, but its codec was left out of this Pillow
+            if isinstance(verdict, str):  # the plugin knows the file, but this Pillow lacks its codec
                 reasons.append(one_line(verdict))
             elif verdict:
                 stream.seek(0)
@@ -96,7 +210,7 @@ def _identify(stream: IO[bytes], head: bytes, *, subject: str) -> ImageFile.Imag
 
 
 def _plugins_for(head: bytes, *, subject: str) -> Iterator[tuple[_Factory, _Accept | None]]:
-    """Go through Pillow's plugins, the common formats first; the others are imported only when those are through."""
+    """Yield Pillow's plugins, the common formats first; the others are imported only when needed."""
     if is_heif(head):
         yield _heif_factory(subject), lambda prefix: True
         return
@@ -111,16 +225,16 @@ def _plugins_for(head: bytes, *, subject: str) -> Iterator[tuple[_Factory, _Acce
 
 def _reason(error: Exception) -> str:
     if isinstance(error, IndexError | EOFError | struct.error):
-        return "its header breaks off"
+        return "its header is truncated"
     if "not identified by this driver" in str(error):
-        return "its header gives no usable size"
+        return "its header has no valid size"
     return one_line(error)
 
 
 def _over_pillow_limit(error: Exception, *, subject: str) -> ImageError:
-    """Some plugins compare the size with Pillow's own limit, which is not ours to change."""
+    """Return the error for plugins that check Pillow's own limit, which we do not change."""
     return ImageError(
-        f"{subject}: expected a picture within PIL.Image.MAX_IMAGE_PIXELS, got a larger one ({one_line(error)}). "
+        f"{subject}: expected an image within PIL.Image.MAX_IMAGE_PIXELS, got a larger one ({one_line(error)}). "
         "Make it smaller, or raise that limit if you trust the file and have the memory."
     )
 
@@ -130,7 +244,7 @@ def _heif_factory(subject: str) -> _Factory:
         import pillow_heif
     except ImportError as error:
         raise ImageError(
-            f"{subject}: expected a format that Pillow reads, got a HEIC picture. "
+            f"{subject}: expected a format that Pillow reads, got a HEIC image. "
             'Install its reader with: pip install "vitruvian[heif]"'
         ) from error
     factory: _Factory = pillow_heif.HeifImageFile
@@ -138,12 +252,154 @@ def _heif_factory(subject: str) -> _Factory:
 
 
 def _unreadable(head: bytes, reasons: list[str], *, subject: str) -> ImageError:
-    name = raster_format(head)
+    name = image_format(head)
     if name is None:
-        kind = foreign_kind(head)
+        kind = _other_kind(head)
     elif name == "AVIF" and name not in Image.OPEN:
-        kind = Kind("an AVIF file, which this Pillow cannot read", "Upgrade Pillow to 11.3 or later.")
+        kind = _FileKind("an AVIF file, which this Pillow cannot read", "Upgrade Pillow to 11.3 or later.")
     else:
         why = f" ({reasons[0]})" if reasons else ""
-        kind = Kind(f"a damaged or unsupported {name} file{why}", _DAMAGED)
+        kind = _FileKind(f"a damaged or unsupported {name} file{why}", _DAMAGED)
     return ImageError(f"{subject}: expected an image, got {kind.what}. {kind.advice}")
+
+
+# ------------------------------------------------------------------------------------------- upright 8-bit RGB
+
+_ORIENTATION_TAG = 0x0112
+_TO_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_DEEP_MODES = {"I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
+_PLAIN_MODES = {"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV"}
+_FLOAT_TOLERANCE = 1e-3  # resampling and half precision may leave 0..1
+
+_Array = npt.NDArray[np.generic]
+
+
+def to_upright_rgb(image: Image.Image, *, subject: str, background: tuple[int, int, int]) -> Image.Image:
+    """Return a new RGB image, rotated by its EXIF tag, with alpha composited over `background` and the colour profile.
+
+    The EXIF block is dropped, so that an image that is read twice is not rotated twice.
+    """
+    orientation = _orientation(image)
+    rgb = to_rgb(image, subject=subject, background=background)
+    if orientation in _TO_UPRIGHT:
+        rgb = rgb.transpose(_TO_UPRIGHT[orientation])
+    rgb.info = {"icc_profile": image.info["icc_profile"]} if image.info.get("icc_profile") else {}
+    return rgb
+
+
+def array_to_rgb(
+    array: _Array, *, channels_first: bool, subject: str, max_pixels: int, background: tuple[int, int, int]
+) -> Image.Image:
+    """Convert [H, W], [H, W, C] or [C, H, W] values with 1, 3 or 4 channels (RGBA) to an RGB image.
+
+    For ambiguous shapes `channels_first` decides.
+    """
+    values = _channels_last(array, channels_first=channels_first, subject=subject)  # [H, W, C]
+    check_pixel_count((values.shape[1], values.shape[0]), subject=subject, max_pixels=max_pixels)
+    pixels = to_uint8(values, subject=subject)
+    pixels = np.ascontiguousarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)  # [H, W] or [H, W, C]
+    return to_rgb(Image.fromarray(pixels), subject=subject, background=background)
+
+
+def to_uint8(values: _Array, *, subject: str, white: int | None = None) -> npt.NDArray[np.uint8]:
+    """Scale values to 0..255 by the white level of their type, or by `white` where the file states one."""
+    if values.dtype == np.uint8:
+        return values.view(np.uint8)
+    if values.dtype == np.bool_:
+        return values.astype(np.uint8) * np.uint8(255)
+    if np.issubdtype(values.dtype, np.floating):
+        return _float_to_uint8(values, subject=subject)
+    if not np.issubdtype(values.dtype, np.integer):
+        raise ImageError(
+            f"{subject}: expected bool, integer or float values, got {values.dtype}. Convert them to uint8 first."
+        )
+    low, high = int(values.min()), int(values.max())
+    if white is None:
+        sixteen_bit = values.dtype.kind == "u" and values.dtype.itemsize == 2  # in either byte order
+        white = 65535 if sixteen_bit or high > 255 else 255
+    if low < 0 or high > white:
+        raise ImageError(
+            f"{subject}: expected integers from 0 to {white}, got {low} to {high}. "
+            "Scale them to uint8 (0 to 255) or uint16 (0 to 65535) first."
+        )
+    return ((values.astype(np.uint32) * 255 + white // 2) // white).astype(np.uint8)
+
+
+def _float_to_uint8(values: _Array, *, subject: str) -> npt.NDArray[np.uint8]:
+    low, high = float(values.min()), float(values.max())  # NaN propagates
+    if not (low >= -_FLOAT_TOLERANCE and high <= 1 + _FLOAT_TOLERANCE):
+        raise ImageError(
+            f"{subject}: expected floating-point values from 0 to 1, got {low:.4g} to {high:.4g}. "
+            "Divide by the white level first (255 for 8-bit values)."
+        )
+    scaled = np.multiply(values, 255, dtype=np.float32)
+    return np.rint(scaled, out=scaled).clip(0, 255, out=scaled).astype(np.uint8)
+
+
+def _channels_last(array: _Array, *, channels_first: bool, subject: str) -> _Array:
+    """Convert [H, W], [H, W, C] or [C, H, W] to [H, W, C]."""
+    if array.ndim == 2:
+        return array[..., None]  # [H, W, 1]
+    if array.ndim == 3:
+        ends = {"first": array.shape[0] in (1, 3, 4), "last": array.shape[-1] in (1, 3, 4)}
+        if ends["first"] and (channels_first or not ends["last"]):
+            return np.moveaxis(array, 0, -1)  # [H, W, C]
+        if ends["last"]:
+            return array
+    hint = "Pass one image at a time, or the batch to load_images." if array.ndim == 4 else "Reorder or slice it."
+    raise ImageError(
+        f"{subject}: expected shape [H, W], [H, W, C] or [C, H, W] with 1, 3 or 4 channels, "
+        f"got {list(array.shape)}. {hint}"
+    )
+
+
+def to_rgb(image: Image.Image, *, subject: str, background: tuple[int, int, int]) -> Image.Image:
+    """Return a new RGB image with the pixels of `image`, without EXIF rotation."""
+    if image.mode in _DEEP_MODES:
+        gray = to_uint8(np.asarray(image), subject=subject, white=_stated_white(image))  # [H, W]
+        return Image.fromarray(gray).convert("RGB")
+    if image.has_transparency_data:
+        straight = _to_rgba(image)
+        canvas = Image.new("RGB", image.size, background)
+        canvas.paste(straight.convert("RGB"), mask=straight.getchannel("A"))
+        return canvas
+    if image.mode in _PLAIN_MODES:
+        return image.convert("RGB")
+    raise ImageError(
+        f"{subject}: expected a gray, RGB, CMYK or palette image, got mode {image.mode}. Convert it to RGB first."
+    )
+
+
+def _to_rgba(image: Image.Image) -> Image.Image:
+    """Convert to RGBA; premultiplied modes become straight."""
+    key = image.info.get("transparency")
+    if image.mode == "RGB" and isinstance(key, tuple) and max(key) > 255:
+        # Pillow reduces a 16-bit PNG to 8 bits, but not its transparent colour.
+        image = image.copy()
+        image.info["transparency"] = tuple(value >> 8 for value in key)
+    return image.convert("RGBA")
+
+
+def _stated_white(image: Image.Image) -> int | None:
+    """Return the white level that the file states, where its mode does not define it."""
+    if image.format in ("PNG", "PPM") and image.mode == "I":
+        return 65535
+    bits = getattr(image, "tag_v2", {}).get(258)  # BitsPerSample of a TIFF
+    return 4095 if image.mode == "I;16" and bits == (12,) else None
+
+
+def _orientation(image: Image.Image) -> int | None:
+    """Return the EXIF orientation; a damaged block counts as absent, as in viewers."""
+    try:
+        orientation = image.getexif().get(_ORIENTATION_TAG)
+    except Exception:  # noqa: BLE001 - broken EXIF raises errors of every kind, and the pixels are fine
+        return None
+    return orientation if isinstance(orientation, int) else None

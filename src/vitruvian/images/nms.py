@@ -1,9 +1,6 @@
-"""Keep the best of overlapping boxes or masks: non-maximum suppression without torchvision.
+"""Non-maximum suppression of boxes and masks, without torchvision, and bounding boxes of masks.
 
-    boxes [N, 4] or masks [N, H, W], scores [N] ─▶ indices of those kept [K], best first
-
-The best is kept and all that overlap it by more than the threshold are dropped, then the best of the rest, and so on.
-Overlaps of boxes are computed for kept ones only, a row at a time; those of masks as one matrix product, N × N.
+Overlaps of boxes are computed row by row, for the kept ones only; those of masks as one matrix product, N × N.
 """
 
 from __future__ import annotations
@@ -15,8 +12,8 @@ from torch import Tensor
 
 from vitruvian.errors import InputError
 
-# Masks are multiplied in slices of about this many pixels, which bounds the extra memory.
-PIXELS_AT_ONCE = 1 << 24
+# Pixels of masks that are multiplied in one step, which limits memory.
+CHUNK_PIXELS = 1 << 24
 
 
 def box_nms(boxes_xyxy: Tensor, scores: Tensor, iou_threshold: float, *, groups: Tensor | None = None) -> Tensor:
@@ -24,11 +21,11 @@ def box_nms(boxes_xyxy: Tensor, scores: Tensor, iou_threshold: float, *, groups:
 
     Args:
         boxes_xyxy: Corners.
-        scores: Larger is better [N]; equal scores keep their order.
-        iou_threshold: IoU above which the worse of two boxes is dropped.
-        groups: Numbers [N], such as classes; boxes of different groups do not compete.
+        scores: [N]; equal scores keep their order.
+        iou_threshold: IoU above which the box with the lower score is dropped.
+        groups: Numbers [N], such as classes; boxes of different groups do not suppress each other.
     """
-    check(boxes_xyxy.shape, scores, groups, "boxes_xyxy", "[N, 4]")
+    _check(boxes_xyxy.shape, scores, groups, "boxes_xyxy", "[N, 4]")
     order = scores.sort(descending=True, stable=True).indices
     boxes = boxes_xyxy[order].float().cpu()
     areas = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(dim=-1)  # [N]
@@ -39,12 +36,12 @@ def box_nms(boxes_xyxy: Tensor, scores: Tensor, iou_threshold: float, *, groups:
         shared = (high - low).clamp(min=0).prod(dim=-1)  # [R]
         return shared / (areas[best] + areas[rest] - shared).clamp(min=1e-9)
 
-    return order[suppress(overlaps, len(boxes), iou_threshold, in_order(groups, order)).to(order.device)]
+    return order[_suppress(overlaps, len(boxes), iou_threshold, _sorted_groups(groups, order)).to(order.device)]
 
 
 def mask_nms(masks: Tensor, scores: Tensor, iou_threshold: float, *, groups: Tensor | None = None) -> Tensor:
     """Return the indices of masks [N, H, W] to keep, best first; arguments as for `box_nms`, overlap in pixels."""
-    check(masks.shape, scores, groups, "masks", "[N, H, W]")
+    _check(masks.shape, scores, groups, "masks", "[N, H, W]")
     order = scores.sort(descending=True, stable=True).indices
     shared = shared_areas(masks[order])  # [N, N]
     areas = shared.diagonal()
@@ -53,14 +50,14 @@ def mask_nms(masks: Tensor, scores: Tensor, iou_threshold: float, *, groups: Ten
         both = shared[best, rest]
         return both / (areas[best] + areas[rest] - both).clamp(min=1)
 
-    return order[suppress(overlaps, len(masks), iou_threshold, in_order(groups, order)).to(order.device)]
+    return order[_suppress(overlaps, len(masks), iou_threshold, _sorted_groups(groups, order)).to(order.device)]
 
 
 def shared_areas(masks: Tensor) -> Tensor:
-    """How many pixels each two of masks [N, H, W] have in common: float32 [N, N] on the CPU, exact up to 2²⁴."""
+    """Return the intersection of each pair of masks [N, H, W] in pixels: float32 [N, N] on the CPU, exact up to 2²⁴."""
     flat = masks.bool().flatten(1)  # [N, H·W]
     total = torch.zeros(len(flat), len(flat), device=flat.device)
-    step = max(1, PIXELS_AT_ONCE // max(1, len(flat)))
+    step = max(1, CHUNK_PIXELS // max(1, len(flat)))
     for start in range(0, flat.shape[1], step):
         part = flat[:, start : start + step].float()
         total += part @ part.T
@@ -68,9 +65,9 @@ def shared_areas(masks: Tensor) -> Tensor:
 
 
 def mask_boxes(masks: Tensor) -> Tensor:
-    """Tight boxes x1, y1, x2, y2 around masks [..., H, W], whole pixels with the far edges outside: int64 [..., 4].
+    """Return the bounding boxes x1, y1, x2, y2 of masks [..., H, W], with exclusive ends: int64 [..., 4].
 
-    Empty masks get zeros.
+    Empty masks have zeros.
     """
     sides = []
     for line in (masks.any(dim=-2), masks.any(dim=-1)):  # columns [..., W], rows [..., H]
@@ -83,8 +80,8 @@ def mask_boxes(masks: Tensor) -> Tensor:
     return torch.stack((left, top, right, bottom), dim=-1)  # [..., 4]
 
 
-def suppress(overlaps: Callable[[int, slice], Tensor], count: int, threshold: float, groups: Tensor | None) -> Tensor:
-    """Walk `count` candidates from best to worst and return the positions of those that no better one suppresses."""
+def _suppress(overlaps: Callable[[int, slice], Tensor], count: int, threshold: float, groups: Tensor | None) -> Tensor:
+    """Return the indices of `count` candidates, sorted by score, that no better one suppresses."""
     alive = torch.ones(count, dtype=torch.bool)
     kept = []
     for best in range(count):
@@ -99,12 +96,12 @@ def suppress(overlaps: Callable[[int, slice], Tensor], count: int, threshold: fl
     return torch.tensor(kept, dtype=torch.long)
 
 
-def in_order(groups: Tensor | None, order: Tensor) -> Tensor | None:
-    """Sort groups like the scores."""
+def _sorted_groups(groups: Tensor | None, order: Tensor) -> Tensor | None:
+    """Return the groups in the order of the scores, on the CPU."""
     return None if groups is None else groups.to(order.device)[order].cpu()
 
 
-def check(shape: torch.Size, scores: Tensor, groups: Tensor | None, name: str, form: str) -> None:
+def _check(shape: torch.Size, scores: Tensor, groups: Tensor | None, name: str, form: str) -> None:
     """Raise `InputError` unless there is one score, and one group if any, for each candidate."""
     if len(shape) != form.count(",") + 1 or (form.endswith("4]") and shape[-1] != 4):
         raise InputError(f"{name}: expected the shape {form}, got {list(shape)}.")

@@ -1,20 +1,22 @@
-"""Read a picture from wherever it is: path, address, bytes, file object, PIL image, array or tensor → upright RGB.
+"""Read an image from a path, URL, bytes, file object, PIL image, array or tensor as upright RGB.
 
-    source → bytes or stream → decode.py (PIL image, size checked first) → modes.py (upright, 8-bit, RGB)
-    array or tensor ------------------------------------------------------> modes.py
+    source → bytes or stream → decode.py (PIL image, size checked first, then upright 8-bit RGB)
 
-Colour profiles are carried along in `image.info["icc_profile"]`; pixel values stay as they are in the file.
+Colour profiles stay in `image.info["icc_profile"]`; pixel values are those of the file.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import http.client
 import io
 import os
+import urllib.error
 import urllib.parse
+import urllib.request
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,42 +25,50 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.errors import ImageError, InputError, near_matches
-from vitruvian.images.decode import check_pixel_count, decode_image, load_pixels, one_line
-from vitruvian.images.download import download, read_bounded
-from vitruvian.images.modes import array_to_rgb, to_rgb, to_upright_rgb
-from vitruvian.images.signatures import raster_format
+from vitruvian.images.decode import (
+    array_to_rgb,
+    check_pixel_count,
+    decode_image,
+    image_format,
+    load_pixels,
+    one_line,
+    to_rgb,
+    to_upright_rgb,
+)
 
 ImageSource = (
-    str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | npt.NDArray[Any] | Tensor
+    str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | npt.NDArray[np.generic] | Tensor
 )
-MAX_PIXELS = 178_956_970
-WHITE = (255, 255, 255)
-_SMALLEST_FILE = 26  # bytes of the shortest picture file there is, a GIF
+_MAX_PIXELS = 178_956_970
+_WHITE = (255, 255, 255)
+_MAX_BYTES = 512 * 1024**2
+_CHUNK_BYTES = 1024**2
+_MIN_FILE_BYTES = 26  # of the smallest image file, a GIF
 
 
 def load_image(
     source: ImageSource,
     *,
     timeout: float | None = 30.0,
-    max_pixels: int = MAX_PIXELS,
-    background: tuple[int, int, int] = WHITE,
+    max_pixels: int = _MAX_PIXELS,
+    background: tuple[int, int, int] = _WHITE,
 ) -> Image.Image:
-    """Read one picture as an upright RGB image; the caller's object is never changed.
+    """Read one image as an upright RGB image; `source` is not modified.
 
     Args:
-        source: a path; an http(s) address; a `data:` address or the base64 text of a picture; the bytes of a file; a
-            binary file object (read from its start); a PIL image; an array or tensor. Arrays are [H, W], [H, W, C] or
-            [C, H, W] with 1, 3 or 4 channels, as bool, uint8, uint16 (0..65535) or float (0..1); where both ends of a
-            shape could be channels, arrays are [H, W, C] and tensors [C, H, W].
-        timeout: the longest silence of a server in seconds; None waits for ever.
-        max_pixels: pictures with more pixels are refused, files before anything is decoded.
-        background: the RGB colour that shows through transparent pixels.
+        source: A path; an http(s) URL; a `data:` URL or the base64 text of an image; the bytes of a file; a binary file
+            object (read from its start); a PIL image; an array or tensor. Arrays are [H, W], [H, W, C] or [C, H, W]
+            with 1, 3 or 4 channels, as bool, uint8, uint16 (0..65535) or float (0..1); ambiguous shapes are [H, W, C]
+            for arrays and [C, H, W] for tensors.
+        timeout: Timeout of a server in seconds; None waits forever.
+        max_pixels: Images with more pixels are an `ImageError`, before they are decoded.
+        background: The RGB colour behind transparent pixels.
 
-    Animations and multipage files give their first frame. EXIF orientation is applied; an impossible one is ignored.
-    16-bit values are scaled, not clipped. Float files must hold 0..1.
+    Animations and multipage files give their first frame. EXIF orientation is applied; an invalid one is ignored.
+    16-bit values are scaled, not clipped. Float files must be within 0..1.
 
     Raises:
-        ImageError: one line that says what the source really is, and what to do about it.
+        ImageError: With one line that says what the source is, and what to do about it.
     """
     _check_background(background)
     if isinstance(source, Tensor | np.ndarray):
@@ -75,13 +85,13 @@ def load_image(
 
 
 def load_images(
-    sources: Any,
+    sources: Any,  # nested lists of ImageSource
     *,
     timeout: float | None = 30.0,
-    max_pixels: int = MAX_PIXELS,
-    background: tuple[int, int, int] = WHITE,
+    max_pixels: int = _MAX_PIXELS,
+    background: tuple[int, int, int] = _WHITE,
 ) -> Any:
-    """Read one picture, or every picture of a list, nested list or [B, …] array, and keep the nesting of the input."""
+    """Read one image, or every image of a list, nested list or [B, …] array, with the nesting of the input."""
     batch = isinstance(sources, Tensor | np.ndarray) and sources.ndim == 4
     if batch or isinstance(sources, list | tuple):
         return [load_images(item, timeout=timeout, max_pixels=max_pixels, background=background) for item in sources]
@@ -89,23 +99,25 @@ def load_images(
 
 
 def image_to_tensor(image: Image.Image) -> Tensor:
-    """Turn a PIL image, as it stands, into uint8 [3, H, W]; `load_image` is what turns it upright.
+    """Convert a PIL image to uint8 [3, H, W], without EXIF rotation, which `load_image` applies.
 
-    The memory stays in pixel order (H, W, 3): `resize` reads that two to three times faster than planes.
+    The memory format is channels-last, which `resize` reads two to three times faster.
     """
     load_pixels(image, subject="PIL image")
-    rgb = image if image.mode == "RGB" else to_rgb(image, subject="PIL image", background=WHITE)
+    rgb = image if image.mode == "RGB" else to_rgb(image, subject="PIL image", background=_WHITE)
     return torch.from_numpy(np.array(rgb)).permute(2, 0, 1)  # [3, H, W]
 
 
 def tensor_to_image(pixels: Tensor) -> Image.Image:
-    """Turn uint8 (0..255) or float (0..1) [3, H, W], or one channel [1, H, W], into an RGB image."""
+    """Convert uint8 (0..255) or float (0..1) [3, H, W], or one channel [1, H, W], to an RGB image."""
     if pixels.ndim != 3 or pixels.shape[0] not in (1, 3):
         raise ImageError(f"pixels: expected shape [3, H, W] or [1, H, W], got {list(pixels.shape)}. Pass one image.")
-    return _from_array(pixels, max_pixels=pixels[0].numel(), background=WHITE)
+    return _from_array(pixels, max_pixels=pixels[0].numel(), background=_WHITE)
 
 
-def _from_array(source: Tensor | npt.NDArray[Any], *, max_pixels: int, background: tuple[int, int, int]) -> Image.Image:
+def _from_array(
+    source: Tensor | npt.NDArray[np.generic], *, max_pixels: int, background: tuple[int, int, int]
+) -> Image.Image:
     if isinstance(source, Tensor):
         values = source.detach().cpu()
         array = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
@@ -118,7 +130,7 @@ def _from_array(source: Tensor | npt.NDArray[Any], *, max_pixels: int, backgroun
 
 
 def _open(source: object, *, timeout: float | None) -> tuple[str, IO[bytes]]:
-    """Return the name of `source` for messages, and a seekable stream of its bytes that the caller may close."""
+    """Return the name of `source` for messages, and a seekable stream of its bytes, which the caller closes."""
     if isinstance(source, str):
         return _open_text(source, timeout=timeout)
     if isinstance(source, os.PathLike):
@@ -128,21 +140,21 @@ def _open(source: object, *, timeout: float | None) -> tuple[str, IO[bytes]]:
         return "image bytes", io.BytesIO(source)
     if hasattr(source, "read"):
         subject = one_line(getattr(source, "name", "file object"))
-        return subject, io.BytesIO(_read_file_object(source, subject=subject))
-    hint = "Pass one picture, or use load_images." if isinstance(source, list | tuple) else "See load_image."
+        return subject, io.BytesIO(_read_file_object(cast(IO[bytes], source), subject=subject))
+    hint = "Pass one image, or use load_images." if isinstance(source, list | tuple) else "See load_image."
     raise ImageError(
-        "image: expected a path, an address, bytes, a file object, a PIL image, an array or a tensor, "
+        "image: expected a path, a URL, bytes, a file object, a PIL image, an array or a tensor, "
         f"got {type(source).__name__}. {hint}"
     )
 
 
 def _open_text(source: str, *, timeout: float | None) -> tuple[str, IO[bytes]]:
-    """Tell addresses, paths and base64 text apart, in this order; a file that exists beats base64."""
+    """Open a URL, a path or base64 text, in this order; a file that exists has priority over base64."""
     start = source[:16].lstrip().lower()
     if start.startswith(("http://", "https://")):
         return one_line(source), io.BytesIO(download(source.strip(), timeout=timeout))
     if start.startswith("data:"):
-        return "data: address", io.BytesIO(_data_address_bytes(source.strip()))
+        return "data: URL", io.BytesIO(_data_url_bytes(source.strip()))
     path = os.path.expanduser(source)
     if not os.path.exists(path):
         payload = _base64_image_bytes(source)
@@ -151,8 +163,8 @@ def _open_text(source: str, *, timeout: float | None) -> tuple[str, IO[bytes]]:
         scheme, separator, _ = source.partition("://")
         if separator:
             raise ImageError(
-                f"{one_line(source)}: expected a path or an http(s) address, got a {one_line(scheme)} address. "
-                "Download the picture and pass its path."
+                f"{one_line(source)}: expected a path or an http(s) URL, got a {one_line(scheme)} URL. "
+                "Download the image and pass its path."
             )
     return one_line(path), _open_path(path)
 
@@ -160,7 +172,7 @@ def _open_text(source: str, *, timeout: float | None) -> tuple[str, IO[bytes]]:
 def _open_path(path: str) -> IO[bytes]:
     subject = one_line(path)
     if not path:
-        raise ImageError("image: expected a path or an address, got an empty string. Pass the picture's path.")
+        raise ImageError("image: expected a path or a URL, got an empty string. Pass the image's path.")
     if os.path.isdir(path):
         raise ImageError(f"{subject}: expected an image file, got a folder. Pass the files inside it one by one.")
     try:
@@ -175,7 +187,7 @@ def _open_path(path: str) -> IO[bytes]:
         raise ImageError(f"{subject}: expected a readable file, got {one_line(error)}. Check the path.") from error
     if stream.seekable():
         return stream
-    with stream:  # a pipe: decoders need to go back and forth
+    with stream:  # a pipe: decoders need to seek
         return io.BytesIO(read_bounded(stream, subject=subject))
 
 
@@ -187,7 +199,7 @@ def _no_such_file(path: str) -> ImageError:
     return ImageError(f"{one_line(path)}: expected an image file, got no such file. Check the path.{near}")
 
 
-def _read_file_object(source: Any, *, subject: str) -> bytes:
+def _read_file_object(source: IO[bytes], *, subject: str) -> bytes:
     try:
         if not hasattr(source, "seekable") or source.seekable():
             source.seek(0)
@@ -200,22 +212,22 @@ def _read_file_object(source: Any, *, subject: str) -> bytes:
         raise ImageError(f"{subject}: expected a readable file object, got {one_line(error)}. Reopen it.") from error
 
 
-def _data_address_bytes(source: str) -> bytes:
+def _data_url_bytes(source: str) -> bytes:
     header, comma, payload = source.partition(",")
     if not comma:
-        raise ImageError("data: address: expected a comma before the data, got none. Copy the whole address.")
+        raise ImageError("data: URL: expected a comma before the data, got none. Copy the whole URL.")
     if not header.lower().endswith(";base64"):
         return urllib.parse.unquote_to_bytes(payload)
     data = _from_base64(urllib.parse.unquote(payload))
     if data is None:
-        raise ImageError("data: address: expected base64 text, got other characters. Copy the whole address.")
+        raise ImageError("data: URL: expected base64 text, got other characters. Copy the whole URL.")
     return data
 
 
 def _base64_image_bytes(source: str) -> bytes | None:
-    """Return the bytes behind base64 text where they are a picture's, else None: the text then is a path."""
+    """Return the bytes of base64 text where they are an image, else None: the text is a path."""
     data = _from_base64(source)
-    if data is None or len(data) < _SMALLEST_FILE or raster_format(data) is None:
+    if data is None or len(data) < _MIN_FILE_BYTES or image_format(data) is None:
         return None
     return data
 
@@ -231,3 +243,61 @@ def _from_base64(text: str) -> bytes | None:
 def _check_background(background: tuple[int, int, int]) -> None:
     if len(background) != 3 or not all(isinstance(value, int) and 0 <= value <= 255 for value in background):
         raise InputError(f"background: expected three integers from 0 to 255, got {background}. Try (255, 255, 255).")
+
+
+# ----------------------------------------------------------------------------------------------------- downloads
+
+
+def download(url: str, *, timeout: float | None, max_bytes: int = _MAX_BYTES) -> bytes:
+    """Return the body at `url`. `timeout` in seconds is for each read; None waits forever."""
+    if timeout is not None and not timeout > 0:
+        raise InputError(f"timeout: expected a positive number of seconds or None, got {timeout}. Try 30.")
+    subject = one_line(url)
+    # URLs copied from a browser may have spaces and non-ASCII letters.
+    quoted = urllib.parse.quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]")
+    try:
+        request = urllib.request.Request(quoted, headers={"User-Agent": "Mozilla/5.0 (compatible; vitruvian)"})
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            length = response.headers.get("Content-Length", "")
+            announced = int(length) if length.isdecimal() else 0
+            if announced > max_bytes:
+                raise _too_large(subject, max_bytes)
+            body = read_bounded(response, subject=subject, max_bytes=max_bytes)
+            if len(body) < announced:  # a closed connection is not an error
+                raise _unreachable(subject, f"only {len(body):,} of {announced:,} bytes")
+            return body
+    except ImageError:
+        raise
+    except urllib.error.HTTPError as error:
+        raise ImageError(
+            f"{subject}: expected an image, got HTTP status {error.code} {one_line(error.reason)}. "
+            "Check the URL, and that it needs no login."
+        ) from error
+    except (http.client.HTTPException, ValueError, OSError) as error:
+        cause = error.reason if isinstance(error, urllib.error.URLError) else error
+        reason = f"no answer (timeout {timeout} s)" if isinstance(cause, TimeoutError) else cause
+        raise _unreachable(subject, reason) from error
+
+
+def read_bounded(stream: IO[bytes], *, subject: str, max_bytes: int = _MAX_BYTES) -> bytes:
+    """Read `stream` to its end; more than `max_bytes` is an `ImageError`."""
+    parts: list[bytes] = []
+    total = 0
+    while part := stream.read(_CHUNK_BYTES):
+        total += len(part)
+        if total > max_bytes:
+            raise _too_large(subject, max_bytes)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _too_large(subject: str, max_bytes: int) -> ImageError:
+    return ImageError(
+        f"{subject}: expected at most {max_bytes // 1024**2} MiB, got more. Save the image to disk and pass its path."
+    )
+
+
+def _unreachable(subject: str, reason: object) -> ImageError:
+    return ImageError(
+        f"{subject}: expected an image, got {one_line(reason)}. Check the URL and the network connection."
+    )

@@ -1,4 +1,4 @@
-"""Sizes and resampling of pixel tensors [..., C, H, W], with the numbers of torchvision's v2 functional ops."""
+"""Resize and pad pixel tensors [..., C, H, W], with the numbers of torchvision's v2 functional ops."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _RESAMPLE_UNSUPPORTED = {1: "LANCZOS", 4: "BOX", 5: "HAMMING"}
 def resize(pixels: Tensor, size_hw: SizeHW, *, mode: ResizeMode = "bilinear", antialias: bool = True) -> Tensor:
     """Resample [..., C, H, W] to [..., C, h, w], keeping dtype and device.
 
-    uint8 on the CPU goes through torch's native 8-bit kernels (3× faster still where memory is in pixel order, as
-    `image_to_tensor` leaves it); elsewhere it is computed in float32, rounded half to even and clamped. The nearest
-    modes copy values and take any dtype, labels included; `antialias` means nothing to them. "nearest-exact" samples at
-    pixel centres, as PIL does; "nearest" is the older rule of torch. A picture of that size is returned as it is.
+    uint8 on the CPU uses torch's native 8-bit kernels (3× faster in channels-last memory format, as of
+    `image_to_tensor`); elsewhere it is computed in float32, rounded half to even and clamped. The nearest modes copy
+    values and take any dtype, also labels, and ignore `antialias`. "nearest-exact" samples at pixel centres, as PIL
+    does; "nearest" is the older rule of torch. An image of this size is returned unchanged.
     """
     if mode not in _MODES:
         raise InputError(f"mode: expected one of {', '.join(_MODES)}, got {mode!r}. Pick one of them.")
@@ -39,10 +39,10 @@ def resize(pixels: Tensor, size_hw: SizeHW, *, mode: ResizeMode = "bilinear", an
     if pixels.dtype != torch.uint8 and not pixels.is_floating_point():
         raise InputError(
             f'pixels: expected uint8 or floating point for mode "{mode}", got {pixels.dtype}. '
-            'Resize labels and masks with "nearest-exact", or convert the picture to float first.'
+            'Resize labels and masks with "nearest-exact", or convert the image to float first.'
         )
     images = _as_batch(pixels)  # [N, C, H, W]
-    # torch's 8-bit kernels return garbage for pictures one pixel wide (seen in 2.13).
+    # torch's 8-bit kernels are wrong for images one pixel wide (torch 2.13).
     eight_bit = images.dtype == torch.uint8 and images.is_cpu and width > 1
     native = eight_bit or images.dtype in (torch.float32, torch.float64)
     if not native:
@@ -55,7 +55,7 @@ def resize(pixels: Tensor, size_hw: SizeHW, *, mode: ResizeMode = "bilinear", an
 
 
 def resample_mode(resample: int) -> ResizeMode:
-    """Translate a PIL resampling number, as processor configs hold it, into a mode of `resize`.
+    """Convert a PIL resampling number, as in processor configs, to a mode of `resize`.
 
     0 becomes "nearest-exact": PIL's nearest samples at pixel centres, torch's plain "nearest" does not.
     """
@@ -70,7 +70,7 @@ def resample_mode(resample: int) -> ResizeMode:
 
 
 def fit_inside_hw(source_hw: SizeHW, limit_hw: SizeHW) -> SizeHW:
-    """Return the largest size with the aspect ratio of `source_hw` inside `limit_hw`, cut to whole pixels."""
+    """Return the largest size with the aspect ratio of `source_hw` inside `limit_hw`, rounded down."""
     height, width = _check_size(source_hw, "source_hw")
     limit_height, limit_width = _check_size(limit_hw, "limit_hw")
     scale = min(limit_height / height, limit_width / width)
@@ -80,7 +80,7 @@ def fit_inside_hw(source_hw: SizeHW, limit_hw: SizeHW) -> SizeHW:
 def shortest_edge_hw(source_hw: SizeHW, shortest: int, longest: int | None = None) -> SizeHW:
     """Return the size whose short side is `shortest`, or less where the long side would pass `longest`.
 
-    A source whose short side fits already is kept as it is.
+    A source with this short side is not changed.
     """
     height, width = _check_size(source_hw, "source_hw")
     short, long = min(height, width), max(height, width)
@@ -90,24 +90,23 @@ def shortest_edge_hw(source_hw: SizeHW, shortest: int, longest: int | None = Non
     edge = round(wanted)
     if edge == short:
         return height, width
-    # The long side follows the unrounded short side, and is cut down, not rounded.
+    # The long side follows the unrounded short side, and is rounded down.
     other = max(1, int(wanted * long / short))
     edge = max(1, edge)
     return (edge, other) if height <= width else (other, edge)
 
 
 def round_up_hw(size_hw: SizeHW, divisor: int) -> SizeHW:
-    """Return the smallest size of multiples of `divisor` that holds `size_hw`."""
+    """Round a size up to multiples of `divisor`."""
     height, width = _check_size(size_hw, "size_hw")
     step = _check_positive(divisor, "divisor")
     return -(-height // step) * step, -(-width // step) * step
 
 
 def center_on_canvas(pixels: Tensor, size_hw: SizeHW) -> Tensor:
-    """Centre [..., C, H, W] on a canvas [..., C, h, w]: zeros around what is smaller, a crop of what is larger.
+    """Centre [..., C, H, W] on a canvas [..., C, h, w]: pad smaller images with zeros, crop larger ones.
 
-    Where the difference is odd, the spare row or column lies at the bottom or right when padding, and is cut from there
-    when cropping.
+    For odd differences the extra row or column is padded or cropped at the bottom or right.
     """
     _check_pixels(pixels)
     height, width = _check_size(size_hw, "size_hw")
@@ -123,14 +122,14 @@ def center_on_canvas(pixels: Tensor, size_hw: SizeHW) -> Tensor:
 
 
 def pad_bottom_right(pixels: Tensor, size_hw: SizeHW, value: float = 0) -> Tensor:
-    """Fill [..., C, H, W] up to [..., C, h, w] with `value` below and to the right."""
+    """Pad [..., C, H, W] to [..., C, h, w] with `value` at the bottom and right."""
     _check_pixels(pixels)
     height, width = _check_size(size_hw, "size_hw")
     source_height, source_width = pixels.shape[-2:]
     if height < source_height or width < source_width:
         raise InputError(
-            f"size_hw: expected at least the picture's {source_height}×{source_width}, got {height}×{width}. "
-            "Resize the picture first, or pad to a larger size."
+            f"size_hw: expected at least the image's {source_height}×{source_width}, got {height}×{width}. "
+            "Resize the image first, or pad to a larger size."
         )
     if (height, width) == (source_height, source_width):
         return pixels
@@ -140,11 +139,11 @@ def pad_bottom_right(pixels: Tensor, size_hw: SizeHW, value: float = 0) -> Tenso
 
 
 def _as_batch(pixels: Tensor) -> Tensor:
-    """View [..., C, H, W] as [N, C, H, W], and keep pixel order visible to torch where memory has it."""
+    """View [..., C, H, W] as [N, C, H, W], in channels-last memory format where the memory has it."""
     channels, height, width = pixels.shape[-3:]
     last = pixels.movedim(-3, -1)  # [..., H, W, C]
     if channels > 1 and last.is_contiguous():
-        # Spelt out because unsqueezing one picture leaves a batch stride that hides its channels_last layout.
+        # Unsqueezing a single image would leave a batch stride that hides its channels-last format.
         return last.reshape(-1, height, width, channels).permute(0, 3, 1, 2)  # [N, C, H, W]
     return pixels.reshape(-1, channels, height, width)  # [N, C, H, W]
 
@@ -158,7 +157,7 @@ def _nearest_sources(source: int, target: int, *, mode: str, device: torch.devic
 def _check_pixels(pixels: Tensor) -> None:
     if pixels.ndim < 3 or 0 in pixels.shape[-3:]:
         raise InputError(
-            f"pixels: expected shape [..., C, H, W] with pixels in it, got {list(pixels.shape)}. "
+            f"pixels: expected shape [..., C, H, W] with at least one pixel, got {list(pixels.shape)}. "
             "Add a channel axis with unsqueeze(-3) where there is none."
         )
 

@@ -4,15 +4,15 @@
                                                     ⇅  compress_counts / decompress_counts
                                               "counts": "PPYo0…"
 
-Counts come as a list of numbers or as the string that COCO files hold; every reader here takes both. Areas, boxes,
-overlaps and unions are computed on the runs, without pixels.
+Counts are a list of numbers or the string of COCO files; every function takes both. Areas, boxes, overlaps and unions
+are computed on the runs, without pixels.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,8 @@ from vitruvian.errors import InputError
 
 Ints = npt.NDArray[np.int64]
 
-# Masks are compared with their neighbours in batches of about this many pixels, which bounds the extra memory.
-PIXELS_AT_ONCE = 1 << 26
+# Pixels of masks that are encoded in one step, which limits memory.
+CHUNK_PIXELS = 1 << 26
 
 
 class Rle(TypedDict):
@@ -34,24 +34,27 @@ class Rle(TypedDict):
     counts: list[int] | str
 
 
-def encode_rle(mask: Tensor | npt.NDArray[Any], *, compress: bool = False) -> Rle:
+AnyRle = Rle | Mapping[str, object]
+
+
+def encode_rle(mask: Tensor | npt.NDArray[np.generic], *, compress: bool = False) -> Rle:
     """Encode one mask [H, W] of 0 and 1 (bool, integer or float); `compress` writes the counts as a string."""
     if mask.ndim != 2:
         raise InputError(f"mask: expected the shape [H, W], got {list(mask.shape)}. Use encode_rles for a batch.")
     return encode_rles(mask[None], compress=compress)[0]
 
 
-def encode_rles(masks: Tensor | npt.NDArray[Any], *, compress: bool = False) -> list[Rle]:
+def encode_rles(masks: Tensor | npt.NDArray[np.generic], *, compress: bool = False) -> list[Rle]:
     """Encode masks [N, H, W] of 0 and 1 (bool, integer or float), one RLE each."""
-    tensor = as_bool(masks)
+    tensor = _as_bool(masks)
     count, height, width = tensor.shape
-    at_once = max(1, PIXELS_AT_ONCE // (height * width))
-    runs = [counts for start in range(0, count, at_once) for counts in run_lengths(tensor[start : start + at_once])]
+    chunk = max(1, CHUNK_PIXELS // (height * width))
+    runs = [counts for start in range(0, count, chunk) for counts in run_lengths(tensor[start : start + chunk])]
     size = [height, width]
     return [{"size": list(size), "counts": compress_counts(c) if compress else c.tolist()} for c in runs]
 
 
-def decode_rle(rle: Rle | Mapping[str, Any]) -> Tensor:
+def decode_rle(rle: AnyRle) -> Tensor:
     """Decode an RLE with counts as a list, string or bytes to a bool mask [H, W]."""
     height, width, counts = read_rle(rle)
     inside = np.arange(len(counts)) % 2 == 1
@@ -59,70 +62,54 @@ def decode_rle(rle: Rle | Mapping[str, Any]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(columns.T))  # [H, W]
 
 
-def decode_rles(rles: Sequence[Rle | Mapping[str, Any]]) -> Tensor:
+def decode_rles(rles: Sequence[AnyRle]) -> Tensor:
     """Decode RLEs of one size to bool masks [N, H, W]; at least one is needed to know the size."""
-    check_one_size(rles)
+    _common_size(rles)
     return torch.stack([decode_rle(rle) for rle in rles])  # [N, H, W]
 
 
-def rle_area(rle: Rle | Mapping[str, Any]) -> int:
+def rle_area(rle: AnyRle) -> int:
     """Return how many pixels the mask covers."""
     return int(read_rle(rle)[2][1::2].sum())
 
 
-def rle_box_xywh(rle: Rle | Mapping[str, Any]) -> list[int]:
-    """Return the tight box [x, y, width, height] around the mask in whole pixels; zeros where it is empty."""
+def rle_box_xywh(rle: AnyRle) -> list[int]:
+    """Return the bounding box [x, y, width, height] of the mask; zeros for an empty mask."""
     height, _, counts = read_rle(rle)
-    starts, ends = foreground(counts)
+    starts, ends = _foreground(counts)
     if len(starts) == 0:
         return [0, 0, 0, 0]
     left, right = starts // height, (ends - 1) // height  # columns of the first and last pixel of each run
-    if (right > left).any():  # a run that goes on in the next column touches the bottom and the top
+    if (right > left).any():  # a run over several columns touches the bottom and the top
         top, bottom = 0, height - 1
     else:
         top, bottom = int((starts % height).min()), int(((ends - 1) % height).max())
     return [int(left.min()), top, int(right.max() - left.min()) + 1, bottom - top + 1]
 
 
-def merge_rles(rles: Sequence[Rle | Mapping[str, Any]], *, intersect: bool = False, compress: bool = False) -> Rle:
-    """Return the union (or, with `intersect`, the common part) of masks of one size."""
-    height, width = check_one_size(rles)
-    spans = [foreground(read_rle(rle)[2]) for rle in rles]
-    edges = np.concatenate([edge for span in spans for edge in span])
-    steps = np.concatenate([np.repeat([1, -1], len(starts)) for starts, _ in spans])
-    order = np.argsort(edges, kind="stable")
-    places, last = np.unique(edges[order][::-1], return_index=True)  # where depth may change; its last event there
-    depth = np.cumsum(steps[order])[len(edges) - 1 - last]
-    inside = depth >= (len(rles) if intersect else 1)
-    changes = places[np.diff(inside, prepend=False) & (places < height * width)]
-    counts = np.diff(changes, prepend=0, append=height * width)
-    return {"size": [height, width], "counts": compress_counts(counts) if compress else counts.tolist()}
-
-
 def rle_iou(
-    rles: Sequence[Rle | Mapping[str, Any]],
-    others: Sequence[Rle | Mapping[str, Any]],
+    rles: Sequence[AnyRle],
+    others: Sequence[AnyRle],
     *,
     crowd: Sequence[bool] | npt.NDArray[np.bool_] | None = None,
 ) -> Tensor:
     """Return the overlap of each of N masks with each of M others: intersection over union, float64 [N, M].
 
-    Where `crowd` [M] is true the overlap is the intersection over the first mask's area, as COCO asks for regions
-    that stand for many objects.
+    Where `crowd` [M] is true the overlap is the intersection over the area of the first mask, as in COCO.
     """
     result = np.zeros((len(rles), len(others)))
     if crowd is not None and len(crowd) != len(others):
         raise InputError(f"crowd: expected one flag for each of the {len(others)} masks, got {len(crowd)}.")
     if not rles or not others:
         return torch.from_numpy(result)
-    check_one_size([*rles, *others])
-    spans = [foreground(read_rle(rle)[2]) for rle in rles]
+    _common_size([*rles, *others])
+    spans = [_foreground(read_rle(rle)[2]) for rle in rles]
     owner = np.repeat(np.arange(len(spans)), [len(starts) for starts, _ in spans])
     starts, ends = (np.concatenate([span[side] for span in spans]) for side in (0, 1))
     areas = np.bincount(owner, weights=ends - starts, minlength=len(rles))
     for column, other in enumerate(others):
         counts = read_rle(other)[2]
-        shared = covered_before(counts, ends) - covered_before(counts, starts)
+        shared = _covered_before(counts, ends) - _covered_before(counts, starts)
         intersection = np.bincount(owner, weights=shared, minlength=len(rles))
         whole = areas if crowd is not None and crowd[column] else areas + counts[1::2].sum() - intersection
         result[:, column] = intersection / np.maximum(whole, 1)
@@ -130,9 +117,9 @@ def rle_iou(
 
 
 def compress_counts(counts: npt.ArrayLike) -> str:
-    """Write run lengths as COCO's string.
+    """Encode run lengths as COCO's string.
 
-    From the fourth on, a count is stored as its difference to the one two before it. Each number is cut into groups
+    From the fourth on, a count is stored as its difference to the one two before it. Each number is split into groups
     of five bits, lowest first; a group becomes the character 48 + bits, plus 32 where more groups follow, and bit 16
     of the last group is the sign.
     """
@@ -142,34 +129,33 @@ def compress_counts(counts: npt.ArrayLike) -> str:
     groups = np.ones(len(values), dtype=np.int64)
     for length in range(1, 12):
         groups += magnitude >= 1 << (5 * length - 1)
-    place = np.arange(groups.max(initial=1))
-    letters = 48 + ((values[:, None] >> (5 * place)) & 31) + 32 * (place < groups[:, None] - 1)  # [N, groups]
-    return bytes(letters[place < groups[:, None]].astype(np.uint8)).decode("ascii")
+    index = np.arange(groups.max(initial=1))
+    letters = 48 + ((values[:, None] >> (5 * index)) & 31) + 32 * (index < groups[:, None] - 1)  # [N, groups]
+    return bytes(letters[index < groups[:, None]].astype(np.uint8)).decode("ascii")
 
 
 def decompress_counts(text: str | bytes) -> Ints:
-    """Read COCO's string back to run lengths [N]."""
+    """Read COCO's string of run lengths: [N]."""
     raw = text.encode("ascii", errors="replace") if isinstance(text, str) else text
     letters = np.frombuffer(raw, dtype=np.uint8).astype(np.int64) - 48
     if len(letters) == 0 or letters.min() < 0 or letters.max() > 63 or letters[-1] & 32:
-        raise InputError("counts: expected COCO's string of run lengths, got one with foreign or missing characters.")
+        raise InputError("counts: expected COCO's string of run lengths, got other or missing characters.")
     last = (letters & 32) == 0  # [characters]: the last one of a number
     first = np.flatnonzero(np.concatenate([[True], last[:-1]]))
-    place = np.arange(len(letters)) - np.repeat(first, np.diff(first, append=len(letters)))
-    if place.max() > 11:
+    index = np.arange(len(letters)) - np.repeat(first, np.diff(first, append=len(letters)))
+    if index.max() > 11:
         raise InputError("counts: expected run lengths of up to 12 characters, got a longer one.")
-    values = np.add.reduceat((letters & 31) << (5 * place), first)
-    values -= np.where(letters[last] & 16, np.int64(1) << (5 * (place[last] + 1)), 0)
+    values = np.add.reduceat((letters & 31) << (5 * index), first)
+    values -= np.where(letters[last] & 16, np.int64(1) << (5 * (index[last] + 1)), 0)
     values[1::2] = np.cumsum(values[1::2])
     values[2::2] = np.cumsum(values[2::2])
     return values
 
 
-def read_rle(rle: Rle | Mapping[str, Any]) -> tuple[int, int, Ints]:
-    """Return height, width and run lengths of an RLE, or raise `InputError` where they do not fit together."""
+def read_rle(rle: AnyRle) -> tuple[int, int, Ints]:
+    """Return height, width and run lengths of an RLE, or raise `InputError` where they are inconsistent."""
     try:
-        (height, width), counts = rle["size"], rle["counts"]
-        height, width = int(height), int(width)
+        (height, width), counts = map(int, rle["size"]), rle["counts"]  # type: ignore[call-overload]
         lengths = decompress_counts(counts) if isinstance(counts, (str, bytes)) else np.asarray(counts, dtype=np.int64)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, InputError):
@@ -185,7 +171,7 @@ def read_rle(rle: Rle | Mapping[str, Any]) -> tuple[int, int, Ints]:
     return height, width, lengths
 
 
-def as_bool(masks: Tensor | npt.NDArray[Any]) -> Tensor:
+def _as_bool(masks: Tensor | npt.NDArray[np.generic]) -> Tensor:
     """Return masks [N, H, W] of 0 and 1 as a bool tensor, or raise `InputError` for anything else."""
     tensor = torch.as_tensor(masks)
     if tensor.ndim != 3 or min(tensor.shape[1:]) < 1:
@@ -201,15 +187,15 @@ def as_bool(masks: Tensor | npt.NDArray[Any]) -> Tensor:
 def run_lengths(masks: Tensor) -> list[Ints]:
     """Return the run lengths of bool masks [N, H, W], one array each.
 
-    Rows lie one after the other in memory and runs go down the columns, so values are compared row against row and
-    the few places that differ are sorted, which is cheaper than transposing all pixels.
+    Memory is in row order and runs are in column order, so rows are compared and the few positions of changes are
+    sorted, which is faster than transposing all pixels.
     """
     count, height, width = masks.shape
-    where, row, column = places_of(masks[:, 1:] ^ masks[:, :-1])
+    where, row, column = _nonzero(masks[:, 1:] ^ masks[:, :-1])
     down = where * height * width + column * height + row + 1
-    where, column = places_of(masks[:, 0, 1:] ^ masks[:, -1, :-1])
+    where, column = _nonzero(masks[:, 0, 1:] ^ masks[:, -1, :-1])
     over = where * height * width + (column + 1) * height
-    (set_first,) = places_of(masks[:, 0, 0])
+    (set_first,) = _nonzero(masks[:, 0, 0])
     first = set_first * height * width  # a mask that starts with foreground has an empty run of background
     changes = np.sort(np.concatenate([first, down, over]))
     bounds = np.searchsorted(changes, np.arange(count + 1) * height * width)
@@ -219,31 +205,31 @@ def run_lengths(masks: Tensor) -> list[Ints]:
     ]
 
 
-def places_of(flags: Tensor) -> tuple[Ints, ...]:
-    """Return the indices of true values, one array a dimension; numpy's search is the faster one on the CPU."""
+def _nonzero(flags: Tensor) -> tuple[Ints, ...]:
+    """Return the indices of true values, one array for each dimension; NumPy is faster on the CPU."""
     if flags.device.type == "cpu":
         return np.nonzero(flags.numpy())
     return tuple(flags.nonzero().cpu().numpy().T)
 
 
-def foreground(counts: Ints) -> tuple[Ints, Ints]:
-    """Return where foreground runs start and end (exclusive), empty runs left out."""
+def _foreground(counts: Ints) -> tuple[Ints, Ints]:
+    """Return starts and ends (exclusive) of the foreground runs that are not empty."""
     ends = np.cumsum(counts)
     starts, ends = (ends - counts)[1::2], ends[1::2]
     filled = ends > starts
     return starts[filled], ends[filled]
 
 
-def covered_before(counts: Ints, places: Ints) -> Ints:
-    """Return how many foreground pixels lie before each place, counted column by column."""
+def _covered_before(counts: Ints, positions: Ints) -> Ints:
+    """Return the number of foreground pixels before each position, in column order."""
     ends = np.cumsum(counts)
     inside = np.arange(len(counts)) % 2 == 1
     covered = np.concatenate([[0], np.cumsum(counts * inside)])
-    run = np.minimum(np.searchsorted(ends, places, side="right"), len(counts) - 1)
-    return covered[run] + np.where(inside[run], places - (ends - counts)[run], 0)
+    run = np.minimum(np.searchsorted(ends, positions, side="right"), len(counts) - 1)
+    return covered[run] + np.where(inside[run], positions - (ends - counts)[run], 0)
 
 
-def check_one_size(rles: Sequence[Rle | Mapping[str, Any]]) -> tuple[int, int]:
+def _common_size(rles: Sequence[AnyRle]) -> tuple[int, int]:
     """Return (height, width) of RLEs that share it, or raise `InputError`."""
     if not rles:
         raise InputError("rles: expected at least one, got an empty list.")

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.errors import ConfigError, near_matches
+from vitruvian.layers.joined_linear import JoinedLinear
+from vitruvian.ops.swiglu import gated_linear, swiglu
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -54,7 +56,11 @@ class MLP(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU: an activated gate times a linear branch, projected back."""
+    """SwiGLU: an activated gate times a linear branch, projected back.
+
+    Attributes:
+        joined: Gate and up as one matrix for inference, made by `join_weights`.
+    """
 
     def __init__(self, channels: int, hidden: int, *, act: str = "silu", bias: bool = True) -> None:
         super().__init__()
@@ -62,8 +68,19 @@ class GatedMLP(nn.Module):
         self.up_proj = nn.Linear(channels, hidden, bias=bias)
         self.down_proj = nn.Linear(hidden, channels, bias=bias)
         self.act = activation(act)
+        self.joined: JoinedLinear | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., C] to [..., C]."""
-        out: Tensor = self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        if self.act is not F.silu:
+            out: Tensor = self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        elif self.joined is not None and self.joined.is_usable():
+            out = self.down_proj(gated_linear(x, self.joined.weight, self.joined.bias))
+        else:
+            out = swiglu(x, self.gate_proj, self.up_proj, self.down_proj)
         return out
+
+    def join_weights(self) -> None:
+        """Join gate and up for inference, with alternating rows."""
+        if self.act is F.silu:
+            self.joined = JoinedLinear([self.gate_proj, self.up_proj], interleave=True)

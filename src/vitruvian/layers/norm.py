@@ -1,9 +1,11 @@
-"""Normalisation layers."""
+"""Normalization layers."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+from vitruvian.ops.rms_norm import add_rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -14,11 +16,9 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(channels))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise [..., C]."""
-        wide = x.float()
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * scaled.to(x.dtype)
+    def forward(self, x: Tensor, branch: Tensor | None = None) -> Tensor:
+        """Normalize [..., C], after adding a branch [..., C]."""
+        return add_rms_norm(x, branch, self.weight, eps=self.eps)[1]
 
     def extra_repr(self) -> str:
         """Show the size when printed."""
@@ -28,6 +28,7 @@ class RMSNorm(nn.Module):
 class ChannelRMSNorm(RMSNorm):
     """`RMSNorm` over the channels of each pixel of a feature map."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise [B, C, H, W] over C."""
-        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+    def forward(self, x: Tensor, branch: Tensor | None = None) -> Tensor:
+        """Normalize [B, C, H, W] over C."""
+        rows = super().forward(x.movedim(1, -1), None if branch is None else branch.movedim(1, -1))
+        return rows.movedim(-1, 1)

@@ -1,4 +1,4 @@
-"""What sits on residual branches: a learned scale, and dropping whole branches in training."""
+"""Layers on residual branches: layer scale, and stochastic depth in training."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class DropPath(nn.Module):
         if not self.training or self.rate == 0.0:
             return x
         keep = 1.0 - self.rate
-        kept = torch.rand((x.shape[0],) + (1,) * (x.ndim - 1), device=x.device, dtype=torch.float32) < keep
-        return x * (kept / keep).to(x.dtype)
+        survives = torch.rand((x.shape[0],) + (1,) * (x.ndim - 1), device=x.device, dtype=torch.float32) < keep
+        return x * (survives / keep).to(x.dtype)
 
     def extra_repr(self) -> str:
         """Show the rate when printed."""

@@ -1,4 +1,4 @@
-"""Dense tasks: body-part segmentation, surface normals, albedo."""
+"""Losses of dense tasks: body-part segmentation, surface normals, albedo."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from vitruvian.losses.terms import (
     LossWeights,
     check_image_pair,
     clear_invalid,
-    gradient_error,
     nonzero,
     pixel_weights,
+    sum_gradient_error,
     weigh,
     weighted_mean,
 )
 
-# Predictions shorter than this are not blown up to unit length: the gradient of a zero vector stays finite and small.
-SHORTEST_NORMAL = 1e-3
-DARKEST_ALBEDO = 1e-3
-DICE_SMOOTHING = 1e-3
+# Shorter predictions are not normalized, so that the gradient of a zero vector stays finite and small.
+_MIN_NORMAL = 1e-3
+_MIN_BRIGHTNESS = 1e-3
+_DICE_SMOOTHING = 1e-3
 
 
 @dataclass(frozen=True)
 class _SegmentationLossWeights(LossWeights):
-    """Weights of the terms of `segmentation_loss`, which takes the one that varies as an argument."""
+    """Weights of the terms of `segmentation_loss`."""
 
     cross_entropy: float = 1.0
     dice: float = 0.0
@@ -75,12 +75,12 @@ def segmentation_loss(
     Args:
         logits: [B, K, h, w].
         labels: Class of each pixel [B, H, W], an integer from 0 to K − 1, or `ignore_index`.
-        ignore_index: Label of the pixels that do not count.
+        ignore_index: Label of the pixels to ignore.
         class_weights: Weight of each class in the cross-entropy [K].
-        dice_weight: Weight of the Dice term; the cross-entropy has weight 1. The published recipe takes 1, and weights
-            the classes.
+        dice_weight: Weight of the Dice term; the cross-entropy has weight 1. The published recipe has 1, and class
+            weights.
     """
-    check_labels(labels, logits, ignore_index=ignore_index)
+    _check_labels(labels, logits, ignore_index=ignore_index)
     weights = _SegmentationLossWeights(dice=dice_weight)
     logits = logits.float()
     if logits.shape[-2:] != labels.shape[-2:]:
@@ -101,7 +101,7 @@ def segmentation_loss(
 def cross_entropy(
     logits: Tensor, labels: Tensor, *, ignore_index: int = 255, class_weights: Tensor | Sequence[float] | None = None
 ) -> Tensor:
-    """Return the cross-entropy of `segmentation_loss` for logits of the labels' size, without a look at the labels."""
+    """Return the cross-entropy of `segmentation_loss` for logits of the size of the labels, which are not checked."""
     K = logits.shape[1]
     valid = labels != ignore_index  # [B, H, W]
     if class_weights is None:
@@ -121,24 +121,24 @@ def dice_loss(logits: Tensor, labels: Tensor, *, ignore_index: int = 255) -> Ten
     """Return 1 − Dice, averaged over the foreground classes present in an image, then over images that have any.
 
     For class k of an image, with p its softmax probability and g its 0/1 label at each pixel that is not ignored:
-    ``Dice = (2 Σ p·g + s) / (Σ p² + Σ g² + s)``, s = 1e-3. Class 0, the background, and classes that no label of the
-    image names take no part.
+    ``Dice = (2 Σ p·g + s) / (Σ p² + Σ g² + s)``, s = 1e-3. Class 0, the background, and classes without a label in the
+    image are left out.
 
     Args:
         logits: [B, K, H, W].
         labels: [B, H, W], integers.
-        ignore_index: Label of the pixels that do not count.
+        ignore_index: Label of the pixels to ignore.
     """
     B, K, _, _ = logits.shape
     valid = (labels != ignore_index).flatten(1)  # [B, HW]
-    index = labels.long().flatten(1).where(valid, 0)  # [B, HW]; class 0 takes no part in the end
+    index = labels.long().flatten(1).where(valid, 0)  # [B, HW]; class 0 is left out in the end
     probability = logits.float().softmax(dim=1).flatten(2)  # [B, K, HW]
     weight = valid.float()  # [B, HW]
-    own = probability.gather(1, index.unsqueeze(1)).squeeze(1)  # [B, HW]
-    overlap = own.new_zeros(B, K).scatter_add(1, index, own)  # [B, K]
-    area = own.new_zeros(B, K).scatter_add(1, index, weight)  # [B, K]
+    target = probability.gather(1, index.unsqueeze(1)).squeeze(1)  # [B, HW]
+    overlap = target.new_zeros(B, K).scatter_add(1, index, target)  # [B, K]
+    area = target.new_zeros(B, K).scatter_add(1, index, weight)  # [B, K]
     squared = (probability.square() * weight.unsqueeze(1)).sum(dim=2)  # [B, K]
-    dice = (2 * overlap + DICE_SMOOTHING) / (squared + area + DICE_SMOOTHING)  # [B, K]
+    dice = (2 * overlap + _DICE_SMOOTHING) / (squared + area + _DICE_SMOOTHING)  # [B, K]
     present = (area > 0).float()  # [B, K]
     present[:, 0] = 0
     counted = present.sum(dim=1)  # [B]
@@ -146,14 +146,14 @@ def dice_loss(logits: Tensor, labels: Tensor, *, ignore_index: int = 255) -> Ten
     return per_image.sum() / nonzero((counted > 0).float().sum())
 
 
-def check_labels(labels: Tensor, logits: Tensor, *, ignore_index: int) -> None:
-    """Refuse label maps that do not belong to the logits; values are not looked at while torch.compile traces."""
+def _check_labels(labels: Tensor, logits: Tensor, *, ignore_index: int) -> None:
+    """Raise `InputError` for label maps that do not match the logits; values are not checked under torch.compile."""
     if logits.ndim != 4:
         raise InputError(f"logits: expected shape [B, K, h, w], got {list(logits.shape)}. Pass the model's output.")
     if labels.ndim != 3 or labels.shape[0] != logits.shape[0]:
         raise InputError(
             f"labels: expected shape [{logits.shape[0]}, H, W], got {list(labels.shape)}. "
-            "Give each pixel of each image one class, without a channel axis."
+            "Pass one class for each pixel, without a channel axis."
         )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise InputError(f"labels: expected integers, got {labels.dtype}. Convert class maps with .long().")
@@ -176,17 +176,17 @@ def normal_loss(
 ) -> LossTerms:
     """Return the loss of the recipe for surface normals.
 
-    The target n is brought to unit length; pixels where it has no length (or is not finite) do not count. The
-    prediction p is taken as the head gives it, except for the cosine. Terms, as means over the pixels that count:
+    The target n is normalized; pixels where it is zero or not finite are ignored. The prediction p is not normalized,
+    except for the cosine. Terms, as masked means:
 
         cosine: ``1 − p·n / |p|``
-        l1: ``Σ_xyz |p − n|``, which also pulls |p| to 1
+        l1: ``Σ_xyz |p − n|``, which also moves |p| to 1
         gradient: squared difference of the image gradients of p and n, Σ over xyz; along x plus along y
 
     Args:
         pred: Predicted normals [B, 3, H, W], of any length.
-        target: Normals to reach [B, 3, H, W], of any length; zero where unknown.
-        mask: Where to look [B, 1, H, W] or [B, H, W].
+        target: Target normals [B, 3, H, W], of any length; zero where unknown.
+        mask: Weight of each pixel [B, 1, H, W] or [B, H, W].
         weights: Weights of the terms.
     """
     check_image_pair(pred, target, channels=3, what="normals")
@@ -198,14 +198,14 @@ def normal_loss(
     error = pred - unit  # [B, 3, H, W]
 
     def cosine() -> Tensor:
-        direction = F.normalize(pred, dim=1, eps=SHORTEST_NORMAL)  # [B, 3, H, W]
+        direction = F.normalize(pred, dim=1, eps=_MIN_NORMAL)  # [B, 3, H, W]
         return weighted_mean(1 - (direction * unit).sum(dim=1, keepdim=True), valid)
 
-    def gradient() -> Tensor:
-        along_x, along_y = gradient_error(error, valid)
-        return along_x + along_y
-
-    terms = {"cosine": cosine, "l1": lambda: weighted_mean(error.abs(), valid), "gradient": gradient}
+    terms = {
+        "cosine": cosine,
+        "l1": lambda: weighted_mean(error.abs(), valid),
+        "gradient": lambda: sum_gradient_error(error, valid),
+    }
     return weigh(weights or NormalLossWeights(), terms, anchor=pred)
 
 
@@ -214,17 +214,17 @@ def albedo_loss(
 ) -> LossTerms:
     """Return the loss of the recipe for albedo.
 
-    Terms, as means over the pixels that count (those whose target is not finite do not):
+    Terms, as masked means over the pixels with a finite target:
 
         l1: ``Σ_rgb |p − a|``
         gradient: squared difference of the image gradients of p and a, Σ over rgb; mean of along x and along y
-        chromaticity: ``Σ_rgb |c(p) − c(a)|`` with ``c(x) = x / (Σ_rgb x + 1e-3)`` and p cut to [0, 1]: the colour
-            whatever the brightness
+        chromaticity: ``Σ_rgb |c(p) − c(a)|`` with ``c(x) = x / (Σ_rgb x + 1e-3)`` and p clamped to [0, 1]: the colour
+            regardless of brightness
 
     Args:
-        pred: Predicted albedo [B, 3, H, W], before it is cut to [0, 1].
-        target: Albedo to reach [B, 3, H, W], 0 to 1.
-        mask: Where to look [B, 1, H, W] or [B, H, W].
+        pred: Predicted albedo [B, 3, H, W], before it is clamped to [0, 1].
+        target: Target albedo [B, 3, H, W], 0 to 1.
+        mask: Weight of each pixel [B, 1, H, W] or [B, H, W].
         weights: Weights of the terms.
     """
     check_image_pair(pred, target, channels=3, what="albedo")
@@ -233,17 +233,14 @@ def albedo_loss(
     goal = clear_invalid(target, valid)  # [B, 3, H, W]
     error = pred - goal
 
-    def gradient() -> Tensor:
-        along_x, along_y = gradient_error(error, valid)
-        return (along_x + along_y) / 2
-
-    def colour() -> Tensor:
-        return weighted_mean((chromaticity(pred.clamp(0, 1)) - chromaticity(goal)).abs(), valid)
-
-    terms = {"l1": lambda: weighted_mean(error.abs(), valid), "gradient": gradient, "chromaticity": colour}
+    terms = {
+        "l1": lambda: weighted_mean(error.abs(), valid),
+        "gradient": lambda: sum_gradient_error(error, valid) / 2,
+        "chromaticity": lambda: weighted_mean((chromaticity(pred.clamp(0, 1)) - chromaticity(goal)).abs(), valid),
+    }
     return weigh(weights or AlbedoLossWeights(), terms, anchor=pred)
 
 
 def chromaticity(rgb: Tensor) -> Tensor:
     """Divide colours by their brightness: [B, 3, H, W] -> [B, 3, H, W], components that add up to (almost) 1."""
-    return rgb / (rgb.sum(dim=1, keepdim=True) + DARKEST_ALBEDO)
+    return rgb / (rgb.sum(dim=1, keepdim=True) + _MIN_BRIGHTNESS)

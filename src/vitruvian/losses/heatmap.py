@@ -1,4 +1,4 @@
-"""Pose: squared error on heatmaps, each joint weighted by its visibility; and where their peaks are."""
+"""Losses of pose heatmaps: weighted squared error, and the divergence of their peaks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def heatmap_loss(
 
     Args:
         pred: Predicted heatmaps [B, J, H, W].
-        target: Heatmaps to reach [B, J, H, W].
-        weights: How much each joint counts, as for `heatmap_mse`.
+        target: Target heatmaps [B, J, H, W].
+        weights: Weight of each joint, as for `heatmap_mse`.
         recipe: Weights of the terms.
     """
     return weigh(recipe or HeatmapLossWeights(), {"mse": lambda: heatmap_mse(pred, target, weights)}, anchor=pred)
@@ -42,7 +42,7 @@ def heatmap_mse(pred: Tensor, target: Tensor, weights: Tensor | None = None) -> 
 
     Args:
         pred: Predicted heatmaps [B, J, H, W].
-        target: Heatmaps to reach [B, J, H, W].
+        target: Target heatmaps [B, J, H, W].
         weights: Non-negative weight of each joint [B, J] or [B, J, 1, 1], or of each pixel [B, J, H, W].
     """
     if pred.ndim != 4 or target.shape != pred.shape:
@@ -57,30 +57,28 @@ def heatmap_mse(pred: Tensor, target: Tensor, weights: Tensor | None = None) -> 
     if weights.shape not in ((B, J), (B, J, 1, 1), (B, J, H, W)):
         raise InputError(
             f"heatmap weights: expected shape {[B, J]}, {[B, J, 1, 1]} or {[B, J, H, W]}, got {list(weights.shape)}. "
-            "Give each joint its visibility: 0 leaves it out."
+            "Pass the visibility of each joint: 0 leaves it out."
         )
-    if weights.ndim == 2:
-        weights = weights[:, :, None, None]  # [B, J, 1, 1]
-    weights = weights.float().expand_as(pred)  # [B, J, H, W]
+    weights = (weights[:, :, None, None] if weights.ndim == 2 else weights).float().expand_as(pred)  # [B, J, H, W]
     return torch.sum((pred - target).square() * weights) / nonzero(torch.sum(weights))
 
 
 def heatmap_peaks(pred: Tensor, target: Tensor, weights: Tensor, *, sharpness: float = 12.0) -> Tensor:
-    """Return how far the peaks of heatmaps are from where they should be, in nats.
+    """Return the divergence of the peaks of heatmaps from the target, in nats.
 
     ``Σ w · KL(softmax(s · target) ‖ softmax(s · pred)) / Σ w`` over joints, with the softmax over a joint's pixels and
-    s the sharpness. A perfect heatmap makes it 0, so it does not pull against `heatmap_mse`; but a flat one has a
-    strong gradient towards the peak, where the squared error of a map that is almost empty has hardly any.
+    s the sharpness. It is 0 for a perfect heatmap, like `heatmap_mse`, but a flat heatmap has a strong gradient
+    towards the peak, which the squared error of an almost empty map lacks.
 
     Args:
         pred: Predicted heatmaps [B, J, H, W].
-        target: Heatmaps to reach [B, J, H, W], with peaks of 1.
-        weights: How much each joint counts [B, J].
-        sharpness: What heatmaps are multiplied by; the larger, the more the peak alone counts.
+        target: Target heatmaps [B, J, H, W], with peaks of 1.
+        weights: Weight of each joint [B, J].
+        sharpness: Factor of the heatmaps; larger values put more weight on the peak.
     """
     if weights.shape != pred.shape[:2]:
         raise InputError(f"heatmap weights: expected shape {list(pred.shape[:2])}, got {list(weights.shape)}.")
-    guess, goal = sharpness * pred.float().flatten(2), sharpness * target.float().flatten(2)  # [B, J, H·W]
+    scaled, goal = sharpness * pred.float().flatten(2), sharpness * target.float().flatten(2)  # [B, J, H·W]
     share = goal.softmax(dim=2)
-    apart = guess.logsumexp(2) - goal.logsumexp(2) + (share * (goal - guess)).sum(2)  # [B, J]
-    return (apart * weights).sum() / nonzero(weights.sum())
+    divergence = scaled.logsumexp(2) - goal.logsumexp(2) + (share * (goal - scaled)).sum(2)  # [B, J]
+    return (divergence * weights).sum() / nonzero(weights.sum())

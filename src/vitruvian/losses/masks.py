@@ -5,13 +5,13 @@
     mask logits [B, Q, h, w]          ─┘
 
 `DenseMasks` (MaskFormer) compares every pixel, `PointMasks` (Mask2Former) random points, most where the prediction is
-unsure. Both are frugal: labels stay bool (or RLE, decoded once), predictions are enlarged a few at a time or not at
-all, and what the backward pass needs is computed again rather than kept.
+uncertain. Both bound their memory: labels stay bool (or RLE, decoded once), predictions are upsampled a few at a time
+or not at all, and the backward pass computes intermediate values again.
 
-With several processes the loss of each is divided by the average over the processes, so that the mean of their losses,
-which data-parallel training follows, is the loss of the whole batch. The reference averages the number of masks twice
-(`reduce` is a mean already, then it divides by the number of processes again), which makes mask losses too large by the
-number of processes, and does not share the sum of the class weights at all.
+In distributed training the loss of each process is divided by counts averaged over the processes, so that the mean of
+their losses is the loss of the whole batch. The reference averages the number of masks twice (`reduce` is a mean
+already, then it divides by the number of processes again), which makes mask losses too large by that number, and does
+not average the sum of the class weights.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import InputError
 from vitruvian.images.rle import decode_rle
-from vitruvian.layers.uncompiled import uncompiled
-from vitruvian.losses.matching import (
+from vitruvian.layers.no_compile import no_compile
+from vitruvian.losses.focal_dice import (
     FOCAL_ALPHA,
-    FOCAL_GAMMA,
-    assign,
     class_cost,
     cross_entropy_cost,
     dice_cost,
     focal_cost,
+    mask_dice_loss,
 )
-from vitruvian.losses.points import (
-    read_labels,
-    read_labels_together,
-    read_logits,
-    read_logits_together,
+from vitruvian.losses.point_sampling import (
+    sample_labels,
+    sample_labels_at,
+    sample_logits,
+    sample_logits_at,
     uncertain_points,
 )
 from vitruvian.losses.terms import LossTerms, LossWeights, zero_like
+from vitruvian.ops.assignment import assign
 
-PIXELS_AT_ONCE = 1 << 22  # bounds the temporary memory of the dense loss
+_MAX_PIXELS = 1 << 22  # of a step of the dense loss, to bound temporary memory
 
-MaskLabels = Tensor | Sequence[Mapping[str, Any]]
+MaskLabels = Tensor | Sequence[Mapping[str, object]]
 Pairs = list[tuple[Tensor, Tensor]]
 
 
@@ -71,7 +71,7 @@ class MaskLossWeights(LossWeights):
 
 
 class MaskMeasure(Protocol):
-    """How masks are compared."""
+    """A comparison of masks: costs for the matching, and losses."""
 
     def cost(self, logits: Tensor, target: Target, frame_hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Compare all queries [Q, h, w] with all objects of an image: mask and dice costs [Q, T]."""
@@ -112,12 +112,12 @@ class MaskSetLoss(nn.Module):
         self.register_buffer("empty_weight", torch.ones(num_labels + 1))
 
     @torch.no_grad()
-    def start(self) -> None:
-        """Fill the weights of the classes."""
+    def init_weights(self, *, gain: float = 1.0) -> None:
+        """Set the weights of the classes."""
         self.empty_weight.fill_(1.0)
         self.empty_weight[-1] = self.no_object_weight
 
-    @uncompiled
+    @no_compile
     def forward(
         self,
         masks_queries_logits: Tensor,
@@ -126,7 +126,7 @@ class MaskSetLoss(nn.Module):
         class_labels: Sequence[Tensor],
         auxiliary_predictions: Sequence[Mapping[str, Tensor]] = (),
     ) -> LossTerms:
-        """Return the loss and its terms; those of auxiliary prediction i have the ending ``_i``.
+        """Return the loss and its terms; those of auxiliary prediction i have the suffix ``_i``.
 
         Args:
             masks_queries_logits: Scores of the pixels [B, Q, h, w].
@@ -145,12 +145,12 @@ class MaskSetLoss(nn.Module):
             masks, classes = prediction["masks_queries_logits"], prediction["class_queries_logits"]
             pairs = self.match(masks, classes, targets, frame_hw)
             mask_loss, dice_loss = self.measure.losses(masks, targets, pairs, frame_hw)
-            found = {
+            losses = {
                 "loss_mask": mask_loss / num_masks,
                 "loss_dice": dice_loss / num_masks,
                 "loss_cross_entropy": self.class_loss(classes, targets, pairs) / num_classes,
             }
-            for name, value in found.items():
+            for name, value in losses.items():
                 terms[f"{name}_{number - 1}" if number else name] = value
                 total = total + getattr(self.weights, name) * value
         return LossTerms(total=total, terms=terms)
@@ -158,21 +158,23 @@ class MaskSetLoss(nn.Module):
     @torch.no_grad()
     def match(self, masks: Tensor, classes: Tensor, targets: Sequence[Target], frame_hw: tuple[int, int]) -> Pairs:
         """Pair queries with objects: [B, Q, h, w], [B, Q, K + 1] -> for each image the queries and their objects."""
-        costs = []
+        pairs = []
         for logits, scores, target in zip(masks, classes, targets, strict=True):
             mask_cost, overlap_cost = self.measure.cost(logits, target, frame_hw)
             cost = self.weights.loss_mask * mask_cost + self.weights.loss_dice * overlap_cost
-            costs.append(cost + self.class_cost_weight * class_cost(scores, target.classes))
-        return assign(costs)
+            cost = cost + self.class_cost_weight * class_cost(scores, target.classes)  # [Q, T]
+            queries, objects = assign(cost.float().cpu().numpy())
+            pairs.append((torch.from_numpy(queries).to(cost.device), torch.from_numpy(objects).to(cost.device)))
+        return pairs
 
     def class_loss(self, logits: Tensor, targets: Sequence[Target], pairs: Pairs) -> Tensor:
-        """Sum of the weighted cross-entropies of all queries; those without an object should say "no object"."""
-        wanted = torch.full(logits.shape[:2], self.num_labels, device=logits.device)  # [B, Q]
-        for row, target, (queries, objects) in zip(wanted, targets, pairs, strict=True):
+        """Sum of the weighted cross-entropies of all queries; the target of unmatched ones is "no object"."""
+        expected = torch.full(logits.shape[:2], self.num_labels, device=logits.device)  # [B, Q]
+        for row, target, (queries, objects) in zip(expected, targets, pairs, strict=True):
             row[queries] = target.classes[objects]
         weight = torch.ones(self.num_labels + 1, device=logits.device)
         weight[-1] = self.no_object_weight
-        return F.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten(), weight=weight, reduction="sum")
+        return F.cross_entropy(logits.flatten(0, 1).float(), expected.flatten(), weight=weight, reduction="sum")
 
     @torch.no_grad()
     def counts(self, targets: Sequence[Target], logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,7 +189,7 @@ class MaskSetLoss(nn.Module):
 
 
 def average_over_processes(values: Tensor) -> Tensor:
-    """Average a tensor over the processes of a distributed run; outside of one, return it as it is."""
+    """Average a tensor over the processes of a distributed run; in a single process, return it."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
         return values
@@ -199,7 +201,7 @@ def average_over_processes(values: Tensor) -> Tensor:
 def read_targets(
     mask_labels: Sequence[MaskLabels], class_labels: Sequence[Tensor], *, like: Tensor, num_labels: int
 ) -> list[Target]:
-    """Check the labels of a batch and bring them to the device of `like` [B, …]; RLEs are decoded to bool."""
+    """Check the labels of a batch and move them to the device of `like` [B, …]; RLEs are decoded to bool."""
     if len(mask_labels) != like.shape[0] or len(class_labels) != like.shape[0]:
         raise InputError(
             f"mask_labels and class_labels: expected one entry for each of {like.shape[0]} images, "
@@ -207,34 +209,34 @@ def read_targets(
         )
     targets = []
     for number, (masks, classes) in enumerate(zip(mask_labels, class_labels, strict=True)):
-        stack = masks if isinstance(masks, Tensor) else decode(masks)
+        stack = masks if isinstance(masks, Tensor) else _decode_rles(masks)
         if stack.ndim != 3 or min(stack.shape[1:]) < 1:
             raise InputError(
                 f"mask_labels[{number}]: expected shape [T, H, W] or a list of RLEs, got {list(stack.shape)}."
             )
-        kinds = torch.as_tensor(classes).flatten()
-        if len(kinds) != len(stack):
+        labels = torch.as_tensor(classes).flatten()
+        if len(labels) != len(stack):
             raise InputError(
-                f"class_labels[{number}]: expected one class for each of {len(stack)} masks, got {len(kinds)}."
+                f"class_labels[{number}]: expected one class for each of {len(stack)} masks, got {len(labels)}."
             )
-        if len(kinds) and (int(kinds.min()) < 0 or int(kinds.max()) >= num_labels):
+        if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= num_labels):
             raise InputError(
-                f"class_labels[{number}]: expected classes from 0 to {num_labels - 1}, got {kinds.tolist()}. "
+                f"class_labels[{number}]: expected classes from 0 to {num_labels - 1}, got {labels.tolist()}. "
                 "Build the model with a larger num_labels, or leave out masks that should be ignored."
             )
-        stack = without_padding(stack.to(like.device))
-        targets.append(Target(stack.contiguous(), kinds.to(like.device, torch.int64)))
+        stack = _clear_padding(stack.to(like.device))
+        targets.append(Target(stack.contiguous(), labels.to(like.device, torch.int64)))
     return targets
 
 
-def without_padding(masks: Tensor) -> Tensor:
-    """Clear what is neither 0 nor 1: processors fill the padding of a batch with their ignore index."""
+def _clear_padding(masks: Tensor) -> Tensor:
+    """Set values above 1 to 0: processors fill the padding of a batch with their ignore index."""
     if masks.dtype == torch.bool or not masks.numel() or masks.max() <= 1:
         return masks
     return masks.masked_fill(masks > 1, 0)
 
 
-def decode(rles: Sequence[Mapping[str, Any]]) -> Tensor:
+def _decode_rles(rles: Sequence[Mapping[str, object]]) -> Tensor:
     """Decode COCO RLEs of one image to bool masks [T, H, W]."""
     if not len(rles):
         return torch.zeros(0, 1, 1, dtype=torch.bool)
@@ -245,7 +247,7 @@ def decode(rles: Sequence[Mapping[str, Any]]) -> Tensor:
     return torch.stack(masks)  # [T, H, W]
 
 
-# ------------------------------------------------------------------------------------------ two ways to compare masks
+# ------------------------------------------------------------------------------------------ comparison of masks
 
 
 @dataclass(frozen=True)
@@ -254,15 +256,15 @@ class DenseMasks:
 
     def cost(self, logits: Tensor, target: Target, frame_hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Compare all queries with all objects: [Q, h, w] -> two costs [Q, T]."""
-        wanted = shrink(target.masks, frame_hw, logits.shape[-2:]).flatten(1).float()  # [T, h·w]
+        expected = _downsample(target.masks, frame_hw, logits.shape[-2:]).flatten(1).float()  # [T, h·w]
         flat = logits.flatten(1).float()  # [Q, h·w]
-        return focal_cost(flat, wanted), dice_cost(flat, wanted)
+        return focal_cost(flat, expected), dice_cost(flat, expected)
 
     def losses(
         self, logits: Tensor, targets: Sequence[Target], pairs: Pairs, frame_hw: tuple[int, int]
     ) -> tuple[Tensor, Tensor]:
         """Sum the losses of matched queries."""
-        focal, dice = PixelLosses.apply(logits, targets, pairs, frame_hw)  # type: ignore[no-untyped-call]
+        focal, dice = _PixelLosses.apply(logits, targets, pairs, frame_hw)  # type: ignore[no-untyped-call]
         return focal, dice
 
 
@@ -273,7 +275,7 @@ class PointMasks:
     Attributes:
         count: Number of points a mask.
         oversample_ratio: Candidates drawn for each point.
-        importance_sample_ratio: Share of the points that are chosen for being unsure.
+        importance_sample_ratio: Share of the points that are chosen for their uncertainty.
     """
 
     count: int = 12544
@@ -283,9 +285,9 @@ class PointMasks:
     def cost(self, logits: Tensor, target: Target, frame_hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Compare all queries with all objects at the same random points: [Q, h, w] -> two costs [Q, T]."""
         points = torch.rand(1, self.count, 2, device=logits.device)[0]  # [P, 2]
-        wanted = read_labels_together(target.masks, points, frame_hw)  # [T, P]
-        found = read_logits_together(logits, points)  # [Q, P]
-        return cross_entropy_cost(found, wanted), dice_cost(found, wanted)
+        expected = sample_labels_at(target.masks, points, frame_hw)  # [T, P]
+        predicted = sample_logits_at(logits, points)  # [Q, P]
+        return cross_entropy_cost(predicted, expected), dice_cost(predicted, expected)
 
     def losses(
         self, logits: Tensor, targets: Sequence[Target], pairs: Pairs, frame_hw: tuple[int, int]
@@ -304,32 +306,27 @@ class PointMasks:
         )  # [M, P, 2]
         if not len(points):
             return zero_like(logits), zero_like(logits)
-        wanted = torch.cat(
+        expected = torch.cat(
             [
-                read_labels(target.masks, objects, part, frame_hw)
+                sample_labels(target.masks, objects, part, frame_hw)
                 for target, (_, objects), part in zip(targets, pairs, torch.split(points, counts), strict=True)
                 if len(objects)
             ]
         )  # [M, P]
-        cross_entropy, dice = rerun(compare_points, logits, images, queries, points, wanted).unbind()
-        return cross_entropy, dice
+        arguments = (logits, images, queries, points, expected)
+        if torch.is_grad_enabled():
+            both = checkpoint(_compare_points, *arguments, use_reentrant=False, preserve_rng_state=False)
+        else:
+            both = _compare_points(*arguments)
+        return both[0], both[1]
 
 
-def rerun(function: Any, *args: Any) -> Tensor:
-    """Call a function without keeping what its gradient needs: it runs again in the backward pass."""
-    if not torch.is_grad_enabled():
-        found: Tensor = function(*args)
-        return found
-    again: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
-    return again
+class _PixelLosses(torch.autograd.Function):
+    """Sums of the focal and dice losses of matched maps, upsampled to the frame a few at a time.
 
-
-class PixelLosses(torch.autograd.Function):
-    """Sums of the focal and dice losses of matched maps, enlarged to the frame a few at a time.
-
-    The same as `sigmoid_focal_loss` and `mask_dice_loss` of all of them at once. The gradient is written out, and
-    computed in the backward pass, which enlarges the maps again: a graph of chunks would keep hundreds of small things
-    between large ones and so break the heap into pieces that are never reused.
+    The same as `sigmoid_focal_loss` and `mask_dice_loss` of all of them. The gradient is explicit, and the backward
+    pass upsamples the maps again: an autograd graph of chunks stores hundreds of small tensors between large ones,
+    which fragments the heap.
     """
 
     @staticmethod
@@ -340,12 +337,12 @@ class PixelLosses(torch.autograd.Function):
         ctx.save_for_backward(logits)
         ctx.labels = (targets, pairs, frame_hw)
         sums = torch.zeros(2, device=logits.device)
-        for image, queries, wanted in mask_chunks(targets, pairs, frame_hw):
-            flat = enlarge(logits[image, queries].float(), frame_hw).flatten(1)  # [m, H·W]
-            chance, loss, missed = pixel_parts(flat, wanted)
-            loss = loss.mul_(missed).mul_(missed)
-            both, whole = overlaps(chance, wanted)
-            foreground = torch.linalg.vecdot(loss, wanted)  # [m]
+        for image, queries, expected in _mask_chunks(targets, pairs, frame_hw):
+            flat = _upsample(logits[image, queries].float(), frame_hw).flatten(1)  # [m, H·W]
+            probability, loss, error = _pixel_parts(flat, expected)
+            loss = loss.mul_(error).mul_(error)
+            both, whole = _overlaps(probability, expected)
+            foreground = torch.linalg.vecdot(loss, expected)  # [m]
             weighted = (1 - FOCAL_ALPHA) * loss.sum(-1) + (2 * FOCAL_ALPHA - 1) * foreground
             sums += torch.stack((weighted.sum() / flat.shape[1], (1 - both / whole).sum()))
         return sums[0].clone(), sums[1].clone()
@@ -357,89 +354,71 @@ class PixelLosses(torch.autograd.Function):
         (logits,) = ctx.saved_tensors
         targets, pairs, frame_hw = ctx.labels
         total = torch.zeros_like(logits)
-        for image, queries, wanted in mask_chunks(targets, pairs, frame_hw):
+        for image, queries, expected in _mask_chunks(targets, pairs, frame_hw):
             with torch.enable_grad():
                 small = logits[image, queries].float().requires_grad_()
-                large = enlarge(small, frame_hw)  # [m, H, W]
+                large = _upsample(small, frame_hw)  # [m, H, W]
             flat = large.detach().flatten(1)
-            chance, loss, missed = pixel_parts(flat, wanted)
-            both, whole = overlaps(chance, wanted)
-            bend = chance - chance.square()  # slope of the sigmoid
-            # Slope of loss · missed², by the product rule.
-            slope = loss.mul_(missed).mul_(bend).mul_(2 - 4 * wanted).addcmul_(chance - wanted, missed.square_())
-            slope.mul_((1 - FOCAL_ALPHA + (2 * FOCAL_ALPHA - 1) * wanted).mul_(grad_focal / flat.shape[1]))
-            overlap_slope = (both / whole**2)[:, None] - (2 / whole)[:, None] * wanted
-            slope.addcmul_(overlap_slope.mul_(grad_dice), bend)
-            (found,) = torch.autograd.grad(large, small, slope.view_as(large))
-            total[image, queries] = found.to(total.dtype)
+            probability, loss, error = _pixel_parts(flat, expected)
+            both, whole = _overlaps(probability, expected)
+            sigmoid_slope = probability - probability.square()
+            # Slope of loss · error², by the product rule.
+            slope = loss.mul_(error).mul_(sigmoid_slope).mul_(2 - 4 * expected)
+            slope.addcmul_(probability - expected, error.square_())
+            slope.mul_((1 - FOCAL_ALPHA + (2 * FOCAL_ALPHA - 1) * expected).mul_(grad_focal / flat.shape[1]))
+            overlap_slope = (both / whole**2)[:, None] - (2 / whole)[:, None] * expected
+            slope.addcmul_(overlap_slope.mul_(grad_dice), sigmoid_slope)
+            (grad,) = torch.autograd.grad(large, small, slope.view_as(large))
+            total[image, queries] = grad.to(total.dtype)
         return total, None, None, None
 
 
-def pixel_parts(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Probability, cross-entropy, and one minus the probability of what is true, of each pixel: [m, P] each."""
-    chance = logits.sigmoid()
+def _pixel_parts(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Probability, cross-entropy, and one minus the probability of the true class of each pixel: [m, P] each."""
+    probability = logits.sigmoid()
     loss = F.softplus(logits).addcmul_(logits, targets, value=-1)
-    return chance, loss, torch.addcmul(chance, chance, targets, value=-2).add_(targets)
+    return probability, loss, torch.addcmul(probability, probability, targets, value=-2).add_(targets)
 
 
-def overlaps(chance: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _overlaps(probability: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Numerator and denominator of the smoothed overlap of each mask: [m, P] -> [m], [m]."""
-    return 2 * torch.linalg.vecdot(chance, targets) + 1, chance.sum(-1) + targets.sum(-1) + 1
+    return 2 * torch.linalg.vecdot(probability, targets) + 1, probability.sum(-1) + targets.sum(-1) + 1
 
 
-def mask_chunks(
+def _mask_chunks(
     targets: Sequence[Target], pairs: Pairs, frame_hw: tuple[int, int]
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield the image, a few matched queries [m] and their masks as numbers over the whole frame [m, H·W]."""
-    at_once = max(1, PIXELS_AT_ONCE // (frame_hw[0] * frame_hw[1]))
+    """Yield the image, a few matched queries [m] and their masks as floats over the whole frame [m, H·W]."""
+    step = max(1, _MAX_PIXELS // (frame_hw[0] * frame_hw[1]))
     for image, (target, (queries, objects)) in enumerate(zip(targets, pairs, strict=True)):
         right, bottom = frame_hw[1] - target.masks.shape[2], frame_hw[0] - target.masks.shape[1]
-        for start in range(0, len(queries), at_once):
-            wanted = target.masks[objects[start : start + at_once]].float()  # [m, H, W]
-            yield image, queries[start : start + at_once], F.pad(wanted, (0, right, 0, bottom)).flatten(1)
+        for start in range(0, len(queries), step):
+            expected = target.masks[objects[start : start + step]].float()  # [m, H, W]
+            yield image, queries[start : start + step], F.pad(expected, (0, right, 0, bottom)).flatten(1)
 
 
-def enlarge(maps: Tensor, size_hw: tuple[int, int]) -> Tensor:
+def _upsample(maps: Tensor, size_hw: tuple[int, int]) -> Tensor:
     """Resize maps [m, h, w] to [m, H, W], bilinearly."""
     return F.interpolate(maps[:, None], size=size_hw, mode="bilinear", align_corners=False)[:, 0]
 
 
-def compare_points(logits: Tensor, images: Tensor, queries: Tensor, points: Tensor, wanted: Tensor) -> Tensor:
+def _compare_points(logits: Tensor, images: Tensor, queries: Tensor, points: Tensor, expected: Tensor) -> Tensor:
     """Sums of the cross-entropy and dice losses of logits[images, queries] at points [M, P, 2]: [2]."""
-    found = read_logits(logits[images, queries], points)  # [M, P]
-    cross_entropy = F.binary_cross_entropy_with_logits(found, wanted, reduction="none").mean(1)
-    return torch.stack((cross_entropy.sum(), mask_dice_loss(found, wanted).sum()))
+    predicted = sample_logits(logits[images, queries], points)  # [M, P]
+    cross_entropy = F.binary_cross_entropy_with_logits(predicted, expected, reduction="none").mean(1)
+    return torch.stack((cross_entropy.sum(), mask_dice_loss(predicted, expected).sum()))
 
 
-def shrink(masks: Tensor, frame_hw: tuple[int, int], size_hw: Sequence[int]) -> Tensor:
-    """Take the nearest pixel of each cell of a smaller grid over the frame: [T, H, W] -> [T, h, w], 0 outside masks."""
-    lines, columns = (nearest(frame, size, masks.device) for frame, size in zip(frame_hw, size_hw, strict=True))
+def _downsample(masks: Tensor, frame_hw: tuple[int, int], size_hw: Sequence[int]) -> Tensor:
+    """Downsample masks to a grid over the frame by nearest neighbours: [T, H, W] -> [T, h, w], 0 outside masks."""
+    lines, columns = (_nearest_index(frame, size, masks.device) for frame, size in zip(frame_hw, size_hw, strict=True))
     inside = (lines < masks.shape[1])[:, None] & (columns < masks.shape[2])  # [h, w]
-    found = masks[:, lines.clamp(max=masks.shape[1] - 1)][:, :, columns.clamp(max=masks.shape[2] - 1)]  # [T, h, w]
-    return found * inside
+    cells = masks[:, lines.clamp(max=masks.shape[1] - 1)][:, :, columns.clamp(max=masks.shape[2] - 1)]  # [T, h, w]
+    return cells * inside
 
 
-def nearest(frame: int, size: int, device: torch.device) -> Tensor:
-    """Which of `frame` pixels is taken for each of `size` cells, as `F.interpolate` does it: [size]."""
+def _nearest_index(frame: int, size: int, device: torch.device) -> Tensor:
+    """Index among `frame` pixels of the nearest to each of `size` cells, as in `F.interpolate`: [size]."""
     scale = torch.tensor(frame / size, dtype=torch.float32, device=device)
-    places = (torch.arange(size, dtype=torch.float32, device=device) * scale).floor().long()
-    return places.clamp(max=frame - 1)
-
-
-def sigmoid_focal_loss(
-    logits: Tensor, targets: Tensor, *, alpha: float = FOCAL_ALPHA, gamma: float = FOCAL_GAMMA
-) -> Tensor:
-    """Mean focal loss of each mask: [M, P] -> [M]; `alpha` weighs the foreground against the rest, unless below 0."""
-    loss = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-    chance = logits.sigmoid()
-    missed = chance + targets - 2 * chance * targets  # one minus the probability of what is true
-    loss = loss * missed**gamma
-    if alpha >= 0:
-        loss = loss * (1 - alpha + (2 * alpha - 1) * targets)
-    return loss.mean(1)
-
-
-def mask_dice_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """One minus the smoothed overlap of each mask: [M, P] -> [M]."""
-    chance = logits.sigmoid()
-    return 1 - (2 * (chance * targets).sum(-1) + 1) / (chance.sum(-1) + targets.sum(-1) + 1)
+    index = (torch.arange(size, dtype=torch.float32, device=device) * scale).floor().long()
+    return index.clamp(max=frame - 1)

@@ -1,7 +1,7 @@
-"""Matting: premultiplied colour and alpha, compared as they are, at several scales and composited.
+"""Loss of mattes: premultiplied colour and alpha, compared directly, at several scales and composited.
 
-A matte is [B, 4, H, W]: red, green, blue *premultiplied* by alpha, then alpha; all 0 to 1. Over a background it shows
-``colour + (1 − alpha) · background``.
+A matte is [B, 4, H, W]: red, green, blue *premultiplied* by alpha, then alpha; all 0 to 1. Its composite over a
+background is ``colour + (1 − alpha) · background``.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from vitruvian.losses.terms import (
     LossWeights,
     check_image_pair,
     clear_invalid,
-    gradient_error,
     nonzero,
     pixel_weights,
+    sum_gradient_error,
     weigh,
     weighted_mean,
 )
 
-PYRAMID_LEVELS = 5
-MID_GREY = 0.5
-BINOMIAL = (1 / 16, 4 / 16, 6 / 16, 4 / 16, 1 / 16)
+_PYRAMID_LEVELS = 5
+_MID_GREY = 0.5
+_BINOMIAL = (1 / 16, 4 / 16, 6 / 16, 4 / 16, 1 / 16)
 
 
 @dataclass(frozen=True)
 class MattingLossWeights(LossWeights):
-    """Weights of the terms of `matting_loss`. No recipe is published: these are ours."""
+    """Weights of the terms of `matting_loss`. No recipe is published: these are our own."""
 
     alpha: float = 1.0
     colour: float = 1.0
@@ -51,20 +51,20 @@ def matting_loss(
 ) -> LossTerms:
     """Return the loss for mattes.
 
-    Terms, as means over the pixels that count:
+    Terms, as masked means:
 
         alpha: ``|α − α*|``
         colour: ``Σ_rgb |F − F*|`` of the premultiplied colours
         laplacian: see `laplacian_error`, on alpha
-        composite: ``Σ_rgb |(F + (1 − α) b) − (F* + (1 − α*) b)|``: what a viewer would see over the background b
+        composite: ``Σ_rgb |(F + (1 − α) b) − (F* + (1 − α*) b)|``: the composite over the background b
         gradient: squared difference of the image gradients of alpha, along x plus along y
 
     Args:
         pred: Predicted matte [B, 4, H, W], after the sigmoid.
-        target: Matte to reach [B, 4, H, W].
-        mask: Where to look [B, 1, H, W] or [B, H, W].
-        background: Picture to composite over, broadcastable to [B, 3, H, W], 0 to 1; mid-grey when left out. A random
-            colour for each image, ``torch.rand(B, 3, 1, 1)``, punishes halos of every hue.
+        target: Target matte [B, 4, H, W].
+        mask: Weight of each pixel [B, 1, H, W] or [B, H, W].
+        background: Image to composite over, broadcastable to [B, 3, H, W], 0 to 1; by default mid-grey. A random colour
+            for each image, ``torch.rand(B, 3, 1, 1)``, penalizes halos of every hue.
         weights: Weights of the terms.
     """
     check_image_pair(pred, target, channels=4, what="mattes")
@@ -74,33 +74,29 @@ def matting_loss(
     error = torch.where(valid > 0, pred - clear_invalid(target, valid), 0.0)  # [B, 4, H, W]
     colour, alpha = error[:, :3], error[:, 3:]  # [B, 3, H, W], [B, 1, H, W]
 
-    def gradient() -> Tensor:
-        along_x, along_y = gradient_error(alpha, valid)
-        return along_x + along_y
-
     terms = {
         "alpha": lambda: weighted_mean(alpha.abs(), valid),
         "colour": lambda: weighted_mean(colour.abs(), valid),
         "laplacian": lambda: laplacian_error(alpha, valid),
         "composite": lambda: weighted_mean((colour - alpha * behind).abs(), valid),
-        "gradient": gradient,
+        "gradient": lambda: sum_gradient_error(alpha, valid),
     }
     return weigh(weights or MattingLossWeights(), terms, anchor=pred)
 
 
-def laplacian_error(error: Tensor, weights: Tensor, *, levels: int = PYRAMID_LEVELS) -> Tensor:
+def laplacian_error(error: Tensor, weights: Tensor, *, levels: int = _PYRAMID_LEVELS) -> Tensor:
     """Return the L1 of a Laplacian pyramid: ``1/L Σ_l 2^l · mean |band_l|``, l from 0 (finest).
 
     As a pyramid is linear, that of the error [B, C, H, W] is the difference of the pyramids of prediction and target.
-    A band is a level minus its own blur at half the size; the last band is the coarsest level itself. The error is
-    zeroed where the weights [B, 1, H, W] are 0, and each band is averaged over the share of it that counts. Pictures
-    too small for all levels have fewer.
+    A band is a level minus its blur at half the size; the last band is the coarsest level. The error is zeroed where
+    the weights [B, 1, H, W] are 0, and each band is averaged over the share of weighted pixels. Small images have
+    fewer levels.
     """
     share = weights.mean()
     level = error * weights  # [B, C, H, W]
     bands: list[Tensor] = []
     while len(bands) < levels - 1 and min(level.shape[-2:]) > 1:
-        coarser = halve(level)  # [B, C, h/2, w/2]
+        coarser = _halve(level)  # [B, C, h/2, w/2]
         smooth = F.interpolate(coarser, size=level.shape[-2:], mode="bilinear", align_corners=False)  # [B, C, h, w]
         bands.append(level - smooth)
         level = coarser
@@ -111,23 +107,23 @@ def laplacian_error(error: Tensor, weights: Tensor, *, levels: int = PYRAMID_LEV
     return total / len(bands) / nonzero(share)
 
 
-def halve(image: Tensor) -> Tensor:
+def _halve(image: Tensor) -> Tensor:
     """Blur with the binomial 1 4 6 4 1 along both axes and keep every other pixel: [B, C, H, W] -> half the size."""
     H, W = image.shape[-2:]
     padded = F.pad(image, (2, 2, 2, 2), mode="replicate")  # [B, C, H+4, W+4]
-    # Sums of slices and not a convolution, which autocast would round to half precision.
-    tall = sum((tap * padded[..., i : i + H : 2, :] for i, tap in enumerate(BINOMIAL)), start=padded.new_zeros(()))
-    return sum((tap * tall[..., i : i + W : 2] for i, tap in enumerate(BINOMIAL)), start=padded.new_zeros(()))
+    # Sums of slices, since autocast would compute a convolution in half precision.
+    tall = sum((tap * padded[..., i : i + H : 2, :] for i, tap in enumerate(_BINOMIAL)), start=padded.new_zeros(()))
+    return sum((tap * tall[..., i : i + W : 2] for i, tap in enumerate(_BINOMIAL)), start=padded.new_zeros(()))
 
 
 def _check_background(background: Tensor | None, pred: Tensor) -> Tensor:
     if background is None:
-        return pred.new_full((1, 3, 1, 1), MID_GREY)
+        return pred.new_full((1, 3, 1, 1), _MID_GREY)
     B, _, H, W = pred.shape
     shape = background.shape
     if len(shape) != 4 or any(have not in (1, want) for have, want in zip(shape, (B, 3, H, W), strict=True)):
         raise InputError(
             f"background: expected a shape that broadcasts to {[B, 3, H, W]}, got {list(shape)}. "
-            "Give a picture, or a colour as [1, 3, 1, 1]."
+            "Pass an image, or a colour as [1, 3, 1, 1]."
         )
     return background.float()

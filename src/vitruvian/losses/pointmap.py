@@ -1,13 +1,12 @@
-"""Pointmaps: seven terms that make 3D points land where they belong.
+"""Loss of pointmaps: seven terms.
 
-Two spaces. *Metric* points are in metres in the frame of the camera that took the picture (x right, y down, z forward).
+Two spaces. *Metric* points are in metres in the frame of the camera that took the image (x right, y down, z forward).
 *Canonical* points are what the model predicts: the same points as if the focal length were canonical (768 pixels at
 1024×768). With ``scale = canonical focal length / actual focal length``::
 
     canonical = metric · scale        metric = canonical / scale
 
-The scale stretches all three coordinates alike, so directions, normals and the pixel a point projects to are the same
-in both spaces.
+The scale multiplies all three coordinates, so directions, normals and projections are the same in both spaces.
 
 | term | space | formula, averaged over valid pixels | unchanged by |
 |---|---|---|---|
@@ -20,8 +19,8 @@ in both spaces.
 | scale | – | abs(predicted scale − target scale), averaged over images | |
 
 p are predicted, q are target points; *mean depth* is the mean z of an image's valid target points, in canonical space,
-which makes near and far people count alike. Silog is wholly blind to a common factor with ``variance_focus=1``.
-The original code cuts l1, multiscale and shift off at 4, which also stops their gradient; these do not.
+so that near and far people have equal weight. Silog is invariant to a common factor with ``variance_focus=1``. The
+original code clamps l1, multiscale and shift at 4, which also stops their gradient; these do not.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ from vitruvian.losses.terms import (
     weighted_mean_per_image,
 )
 
-POOLED_SIZES = (2, 4, 8)
-NEAREST_DEPTH = 1e-4
-SMALLEST_PATCH = 1e-4
+_POOLED_SIZES = (2, 4, 8)
+_MIN_DEPTH = 1e-4
+_MIN_CROSS = 1e-4
 
 
 @dataclass(frozen=True)
@@ -77,16 +76,16 @@ def pointmap_loss(
     """Return the loss of the recipe for pointmaps; the table above defines its terms.
 
     Without `pred_scales` there is no term "scale", without `intrinsics` none called "intrinsics". Target points that
-    are not finite or not in front of the camera do not count.
+    are not finite or not in front of the camera are ignored.
 
     Args:
         pred: Predicted points [B, 3, H, W] in the canonical camera.
-        target: Metric points to reach [B, 3, H, W].
+        target: Target points [B, 3, H, W], metric.
         target_scales: Canonical ÷ actual focal length of each image [B, 1] or [B]; see `canonical_scales`.
         pred_scales: Predicted scales [B, 1].
         intrinsics: Camera matrix of each image as the model sees it [B, 3, 3], in pixels; the centre of the first pixel
             is (0, 0).
-        mask: Where to look [B, 1, H, W] or [B, H, W].
+        mask: Weight of each pixel [B, 1, H, W] or [B, H, W].
         weights: Weights of the terms.
     """
     check_image_pair(pred, target, channels=3, what="pointmaps")
@@ -144,42 +143,42 @@ def pixel_rays(intrinsics: Tensor, *, size_hw: tuple[int, int]) -> Tensor:
 def multiscale_error(error: Tensor, weights: Tensor) -> Tensor:
     """Return the mean L1 of `error` [B, C, H, W] averaged over blocks of 2, 4 and 8 pixels (weights [B, 1, H, W])."""
     total = error.new_zeros(())
-    for size in POOLED_SIZES:
+    for size in _POOLED_SIZES:
         share = F.avg_pool2d(weights, size, ceil_mode=True)  # [B, 1, H/size, W/size]
         pooled = F.avg_pool2d(error * weights, size, ceil_mode=True) / nonzero(share)  # [B, C, H/size, W/size]
         total = total + weighted_mean(pooled.abs(), share)
-    return total / len(POOLED_SIZES)
+    return total / len(_POOLED_SIZES)
 
 
 def silog_error(pred_depth: Tensor, target_depth: Tensor, weights: Tensor, *, variance_focus: float = 0.5) -> Tensor:
     """Return the scale-invariant logarithmic error of depths [B, 1, H, W], averaged over images with valid pixels.
 
-    ``√(mean d² − variance_focus · (mean d)²)``, d the difference of logarithms; depths below 1e-4 count as 1e-4.
+    ``√(mean d² − variance_focus · (mean d)²)``, d the difference of logarithms; depths are clamped to at least 1e-4.
     """
-    log_pred, log_target = (x.float().clamp(min=NEAREST_DEPTH).log() for x in (pred_depth, target_depth))
+    log_pred, log_target = (x.float().clamp(min=_MIN_DEPTH).log() for x in (pred_depth, target_depth))
     difference = torch.where(weights > 0, log_pred - log_target, 0.0)  # [B, 1, H, W]
     mean = weighted_mean_per_image(difference, weights)  # [B, 1, 1, 1]
     variance = weighted_mean_per_image((difference - mean).square(), weights)  # [B, 1, 1, 1]
     squared = variance + (1 - variance_focus) * mean.square()  # [B, 1, 1, 1]
     positive = squared > 0
-    # The root has no slope at 0: take it only where there is an error.
+    # The gradient of the root is infinite at 0.
     per_image = torch.where(positive, torch.where(positive, squared, 1.0).sqrt(), 0.0)  # [B, 1, 1, 1]
     counted = (weights.sum(dim=(1, 2, 3)) > 0).float()  # [B]
     return (per_image.flatten() * counted).sum() / nonzero(counted.sum())
 
 
 def depth_steps(pred_depth: Tensor, target_depth: Tensor, weights: Tensor) -> Tensor:
-    """Return how wrong the steps of depth are from pixel to pixel: Σ_xy abs of the change of log p_z − log q_z.
+    """Return the L1 error of the gradient of log depth: Σ_xy abs of the change of log p_z − log q_z.
 
-    Unlike the error of normals, which hardly grows any more where a surface is very rough, it grows evenly with a
-    ripple of the prediction, so that a ripple of any height is smoothed. A common factor of the depths does not count.
+    Unlike the error of normals, which saturates on rough surfaces, it grows linearly with noise of the prediction. A
+    common factor of the depths does not matter.
 
     Args:
         pred_depth: Predicted depths [B, 1, H, W].
-        target_depth: Depths to reach [B, 1, H, W]; 0 where they are not known.
-        weights: Which pixels count [B, 1, H, W]; pairs of neighbours count with the product of theirs.
+        target_depth: Target depths [B, 1, H, W]; 0 where unknown.
+        weights: Weight of each pixel [B, 1, H, W]; a pair of neighbours has the product of both.
     """
-    log_pred, log_target = (x.float().clamp(min=NEAREST_DEPTH).log() for x in (pred_depth, target_depth))
+    log_pred, log_target = (x.float().clamp(min=_MIN_DEPTH).log() for x in (pred_depth, target_depth))
     error = torch.where(weights > 0, log_pred - log_target, 0.0)  # [B, 1, H, W]
     across = weighted_mean((error[..., 1:] - error[..., :-1]).abs(), weights[..., 1:] * weights[..., :-1])
     down = weighted_mean((error[..., 1:, :] - error[..., :-1, :]).abs(), weights[..., 1:, :] * weights[..., :-1, :])
@@ -187,15 +186,15 @@ def depth_steps(pred_depth: Tensor, target_depth: Tensor, weights: Tensor) -> Te
 
 
 def aligned_distance(pred: Tensor, target: Tensor, weights: Tensor, length: Tensor) -> Tensor:
-    """Return how far points are from where they belong once the predicted ones have the best common factor.
+    """Return the mean distance of points after the best common factor of the predicted ones.
 
-    The factor is that of least squares for each image, as `PointQuality` finds it; distances count in shares of
-    `length`, such as the height of the person. All images count alike, however many pixels they have.
+    The factor is that of least squares for each image, as in `PointQuality`; distances are relative to `length`, such
+    as the height of the person. All images have equal weight.
 
     Args:
         pred: Predicted points [B, 3, H, W].
-        target: Points to reach [B, 3, H, W].
-        weights: Which pixels count [B, 1, H, W].
+        target: Target points [B, 3, H, W].
+        weights: Weight of each pixel [B, 1, H, W].
         length: [B], in the unit of the target.
     """
     pred, target = pred.float(), torch.where(weights > 0, target.float(), 0.0)
@@ -203,7 +202,7 @@ def aligned_distance(pred: Tensor, target: Tensor, weights: Tensor, length: Tens
     both = (pred * target * weights).sum(dim=(1, 2, 3), keepdim=True)  # [B, 1, 1, 1]
     factor = both / nonzero((pred.square() * weights).sum(dim=(1, 2, 3), keepdim=True))
     error = (factor * pred - target).square().sum(dim=1, keepdim=True)  # [B, 1, H, W]
-    distance = (error + 1e-8).sqrt()  # without a pole in its gradient where a point is right
+    distance = (error + 1e-8).sqrt()  # keeps the gradient finite at 0
     shares = weighted_mean_per_image(distance, weights).flatten() / nonzero(length.float())  # [B]
     return weighted_mean(shares, (weights > 0).flatten(1).any(dim=1).float())
 
@@ -211,7 +210,7 @@ def aligned_distance(pred: Tensor, target: Tensor, weights: Tensor, length: Tens
 def pointmap_normal_error(pred: Tensor, target: Tensor, weights: Tensor) -> Tensor:
     """Compare the surface normals of two pointmaps [B, 3, H, W]: 1 − cos + ⅓ L1, a mean over [B, 1, H-1, W-1]."""
     depth = weighted_mean_per_image(target[:, 2:], weights)  # [B, 1, 1, 1]
-    size = max(pred.shape[-2:]) / nonzero(depth)  # one pixel's step becomes about 1, so one threshold fits all scenes
+    size = max(pred.shape[-2:]) / nonzero(depth)  # the distance of neighbours becomes about 1
     ours, _ = pointmap_normals(pred * size, weights)  # [B, 3, H-1, W-1]
     theirs, valid = pointmap_normals(target * size, weights)  # [B, 3, H-1, W-1], [B, 1, H-1, W-1]
     cosine = (ours * theirs).sum(dim=1, keepdim=True)  # [B, 1, H-1, W-1]
@@ -222,7 +221,7 @@ def pointmap_normals(points: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return surface normals and their weights from a pointmap.
 
     The normal of a pixel is the direction of (right neighbour − pixel) × (lower neighbour − pixel), away from the
-    camera. It counts with the least weight of the three points, and not at all where they lie on one line.
+    camera. Its weight is the minimum of the three points, and 0 where they are collinear.
 
     Args:
         points: [B, 3, H, W], scaled such that neighbours are about 1 apart.
@@ -235,21 +234,21 @@ def pointmap_normals(points: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     cross = torch.linalg.cross(points[..., :-1, 1:] - corner, points[..., 1:, :-1] - corner, dim=1)
     length = torch.linalg.vector_norm(cross.detach(), dim=1, keepdim=True)  # [B, 1, H-1, W-1]
     least = torch.minimum(torch.minimum(weights[..., :-1, :-1], weights[..., :-1, 1:]), weights[..., 1:, :-1])
-    return F.normalize(cross, dim=1, eps=SMALLEST_PATCH), least * (length > SMALLEST_PATCH)
+    return F.normalize(cross, dim=1, eps=_MIN_CROSS), least * (length > _MIN_CROSS)
 
 
 def _check_scale_shape(scales: Tensor, *, batch: int, what: str) -> Tensor:
     if scales.shape not in ((batch, 1), (batch,)):
         raise InputError(
-            f"{what}: expected shape [{batch}, 1], got {list(scales.shape)}. Give each image one number: the canonical "
-            "focal length divided by its own."
+            f"{what}: expected shape [{batch}, 1], got {list(scales.shape)}. Pass the canonical focal length "
+            "divided by the actual one for each image."
         )
     return scales.reshape(batch, 1)  # [B, 1]
 
 
 def _check_scales(scales: Tensor, *, batch: int, what: str) -> Tensor:
     scales = _check_scale_shape(scales, batch=batch, what=what).float()
-    if may_look_at(scales) and not bool((scales.isfinite() & (scales > 0)).all()):
+    if _can_check(scales) and not bool((scales.isfinite() & (scales > 0)).all()):
         raise InputError(
             f"{what}: expected positive numbers, got {scales.flatten().tolist()}. "
             "Compute them from the camera with canonical_scales(intrinsics)."
@@ -260,16 +259,16 @@ def _check_scales(scales: Tensor, *, batch: int, what: str) -> Tensor:
 def _check_intrinsics(intrinsics: Tensor) -> None:
     if intrinsics.ndim != 3 or intrinsics.shape[1:] != (3, 3):
         raise InputError(
-            f"intrinsics: expected shape [B, 3, 3], got {list(intrinsics.shape)}. Give each image its camera matrix."
+            f"intrinsics: expected shape [B, 3, 3], got {list(intrinsics.shape)}. Pass a camera matrix for each image."
         )
     focal = intrinsics.diagonal(dim1=1, dim2=2)[:, :2]  # [B, 2]
-    if may_look_at(focal) and not bool((focal > 0).all()):
+    if _can_check(focal) and not bool((focal > 0).all()):
         raise InputError(
             f"intrinsics: expected positive focal lengths in pixels, got {focal.tolist()}. "
             "Row 0 is (f_x, skew, c_x), row 1 is (0, f_y, c_y), row 2 is (0, 0, 1)."
         )
 
 
-def may_look_at(values: Tensor) -> bool:
-    """Whether values can be checked: not while torch.compile traces, nor on a GPU, where that takes a wait."""
+def _can_check(values: Tensor) -> bool:
+    """Return whether values can be checked: not under torch.compile, nor on a GPU, where it would synchronize."""
     return not torch.compiler.is_compiling() and values.device.type == "cpu"

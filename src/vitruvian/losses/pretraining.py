@@ -1,4 +1,4 @@
-"""Pretraining: rebuild masked patches, and agree with a slowly moving teacher.
+"""Losses of pretraining: reconstruction of masked patches, and self-distillation from a teacher.
 
 One step of the two objectives together::
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitruvian.errors import InputError
 from vitruvian.losses.terms import nonzero
 
-PATCH_VARIANCE_FLOOR = 1e-6
+_PATCH_VARIANCE_FLOOR = 1e-6
 
 
 def patchify(pixels: Tensor, *, patch_size: int) -> Tensor:
@@ -38,13 +38,13 @@ def masked_reconstruction_loss(
 ) -> Tensor:
     """Return the mean squared error of the masked patches; 0 where no patch is masked.
 
-    ``Σ m · mean_P (pred − patch)² / Σ m``. With `normalize`, each target patch is brought to mean 0 and variance 1
-    first (unbiased variance, floor 1e-6), so that bright and dark, busy and flat patches count alike.
+    ``Σ m · mean_P (pred − patch)² / Σ m``. With `normalize`, each target patch is normalized to mean 0 and variance 1
+    first (unbiased variance, floor 1e-6), so that all patches have equal weight.
 
     Args:
         pred_patches: [B, N, P], in the order of `patchify`.
         pixels: The images [B, C, H, W].
-        mask: [B, N]; true (or 1) where the patch was hidden from the encoder.
+        mask: [B, N]; true (or 1) where the patch was masked.
         patch_size: Side of a patch in pixels.
         normalize: Whether targets are normalised patch by patch.
     """
@@ -61,7 +61,7 @@ def masked_reconstruction_loss(
         )
     if normalize:
         variance, mean = torch.var_mean(target, dim=-1, keepdim=True)  # [B, N, 1]
-        target = (target - mean) / (variance + PATCH_VARIANCE_FLOOR).sqrt()
+        target = (target - mean) / (variance + _PATCH_VARIANCE_FLOOR).sqrt()
     error = (pred_patches.float() - target).square().mean(dim=-1)  # [B, N]
     weights = mask.float()
     return (error * weights).sum() / nonzero(weights.sum())
@@ -78,16 +78,16 @@ def self_distillation_loss(
 ) -> Tensor:
     """Return the cross-entropy of the student's distribution against the teacher's, averaged over all rows.
 
-    ``−Σ_K t · log softmax(student / student_temp)``. The teacher's t carries no gradient; against collapse it is either
+    ``−Σ_K t · log softmax(student / student_temp)``. The teacher's t has no gradient; to prevent collapse it is either
     centred, ``softmax((teacher − center) / teacher_temp)``, or balanced over the batch by `sinkhorn`.
 
     Args:
-        student_logits: [..., K], the student's view of each image (or patch).
-        teacher_logits: [..., K], the teacher's view of the same.
+        student_logits: [..., K], for each image (or patch).
+        teacher_logits: [..., K], of the same images.
         center: What to subtract from the teacher [K], see `Center`; None subtracts nothing.
         student_temp: Temperature of the student.
         teacher_temp: Temperature of the teacher; lower is sharper.
-        sinkhorn_iterations: Balance the teacher with that many rounds instead of centring; 0 for centring.
+        sinkhorn_iterations: Iterations of `sinkhorn` instead of centring; 0 for centring.
     """
     if student_logits.shape != teacher_logits.shape or student_logits.ndim < 2:
         raise InputError(
@@ -115,10 +115,10 @@ def self_distillation_loss(
 
 @torch.no_grad()
 def sinkhorn(logits: Tensor, *, temperature: float, iterations: int = 3) -> Tensor:
-    """Turn teacher logits into distributions that use all prototypes equally over the batch: [M, K] -> [M, K].
+    """Convert teacher logits to distributions that use all prototypes equally over the batch: [M, K] -> [M, K].
 
     Sinkhorn-Knopp: starting from ``softmax(logits / temperature)``, the columns (prototypes) and then the rows
-    (samples) are divided by their sums, in turns; rows come last, so each sums to 1. Columns are summed over all
+    (samples) are divided by their sums alternately; rows are last, so each sums to 1. Columns are summed over all
     processes where torch.distributed runs.
     """
     share = (logits.float() / temperature).softmax(dim=1)  # [M, K]
@@ -132,7 +132,7 @@ class Center(nn.Module):
     """The running mean of the teacher's logits, which `self_distillation_loss` subtracts.
 
     ``value ← momentum · value + (1 − momentum) · mean(teacher_logits)``, over all processes where torch.distributed
-    runs. Without it one prototype could win for every image.
+    runs. It prevents collapse to one prototype.
     """
 
     value: Tensor
@@ -149,7 +149,7 @@ class Center(nn.Module):
         if teacher_logits.shape[-1] != self.value.shape[0]:
             raise InputError(
                 f"teacher_logits: expected {self.value.shape[0]} classes, got {teacher_logits.shape[-1]}. "
-                "Make the Center as wide as the head."
+                "Create the Center with as many classes as the head."
             )
         rows = teacher_logits.float().flatten(0, -2)  # [M, K]
         total = _sum_over_processes(rows.sum(dim=0))  # [K]
@@ -167,11 +167,11 @@ def ema_update(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
     _check_momentum(momentum)
     ours, theirs = dict(teacher.named_parameters()), dict(student.named_parameters())
     buffers, their_buffers = dict(teacher.named_buffers()), dict(student.named_buffers())
-    unshared = sorted((ours.keys() ^ theirs.keys()) | (buffers.keys() ^ their_buffers.keys()))
-    if unshared:
+    unmatched = sorted((ours.keys() ^ theirs.keys()) | (buffers.keys() ^ their_buffers.keys()))
+    if unmatched:
         raise InputError(
             f"ema_update: expected teacher and student with the same parameters, got only in one of them: "
-            f"{', '.join(unshared[:5])}. Make the teacher with copy.deepcopy(student)."
+            f"{', '.join(unmatched[:5])}. Create the teacher with copy.deepcopy(student)."
         )
     for name, parameter in ours.items():
         parameter.lerp_(theirs[name].to(parameter), 1 - momentum)

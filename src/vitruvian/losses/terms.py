@@ -1,11 +1,11 @@
-"""What all losses share: named terms with weights, and means over the pixels that count.
+"""What all losses share: named terms with weights, and weighted means over pixels.
 
-Conventions of the room:
+Conventions:
 
-- Everything is computed in float32, whatever precision comes in.
-- A mask says how much each pixel counts: bool, or non-negative numbers; [B, 1, H, W] or [B, H, W]. A mean over pixels
-  is ``Σ mask · value / Σ mask``, and 0, still attached to the graph, where nothing counts.
-- Targets may hold anything, NaN too, where they do not count.
+- Everything is computed in float32, whatever the dtype of the inputs.
+- A mask holds the weights of the pixels: bool, or non-negative numbers; [B, 1, H, W] or [B, H, W]. A mean over pixels
+  is ``Σ mask · value / Σ mask``, and 0, still attached to the graph, where all weights are 0.
+- Targets may have any values, NaN too, where the weight is 0.
 - The L1 of a vector is the sum of its components' absolute values, so a mean over pixels does not divide by channels.
 """
 
@@ -24,11 +24,11 @@ from vitruvian.errors import ConfigError, InputError
 
 @dataclass(frozen=True)
 class LossTerms:
-    """A loss and what it is made of.
+    """A loss and its terms.
 
     Attributes:
         total: Scalar to call ``backward()`` on: the weighted sum of the terms.
-        terms: Each term by name, before its weight. Terms that have weight 0 or lack their inputs are left out.
+        terms: Each term by name, before its weight. Terms with weight 0 or without inputs are omitted.
     """
 
     total: Tensor
@@ -37,7 +37,7 @@ class LossTerms:
 
 @dataclass(frozen=True)
 class LossWeights:
-    """Base of the weights of a recipe: one finite, non-negative number for each term; 0 leaves the term out."""
+    """Base of the weights of a recipe: one finite, non-negative number for each term; 0 omits the term."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -45,12 +45,12 @@ class LossWeights:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise ConfigError(
                     f"{type(self).__name__}.{field.name}: expected a finite number of at least 0, got {value!r}. "
-                    "Use 0 to leave the term out."
+                    "Use 0 to omit the term."
                 )
 
 
 def weigh(weights: LossWeights, terms: Mapping[str, Callable[[], Tensor]], *, anchor: Tensor) -> LossTerms:
-    """Compute the terms whose weight is not 0 and add them up; `anchor` keeps an empty sum attached to the graph."""
+    """Return the weighted sum of the terms whose weight is not 0; `anchor` keeps an empty sum attached to the graph."""
     computed = {name: term() for name, term in terms.items() if getattr(weights, name) != 0}
     total = zero_like(anchor)
     for name, value in computed.items():
@@ -64,20 +64,20 @@ def zero_like(anchor: Tensor) -> Tensor:
 
 
 def pixel_weights(mask: Tensor | None, like: Tensor) -> Tensor:
-    """Bring a mask (or None: every pixel counts) into the form [B, 1, H, W], float32, for `like` [B, C, H, W]."""
+    """Return a mask (None: all ones) as float32 [B, 1, H, W], for `like` [B, C, H, W]."""
     B, _, H, W = like.shape
     if mask is None:
         return torch.ones(B, 1, H, W, device=like.device)
     if mask.shape not in ((B, 1, H, W), (B, H, W)):
         raise InputError(
             f"mask: expected shape {[B, 1, H, W]} or {[B, H, W]}, got {list(mask.shape)}. "
-            "Give every pixel one weight; resize the mask with nearest neighbours."
+            "Pass one weight for each pixel; resize the mask with nearest neighbours."
         )
     return mask.float().reshape(B, 1, H, W)
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """Average [B, C, H, W] over pixels with weights [B, 1, H, W], channels summed; 0 where no pixel counts."""
+    """Average [B, C, H, W] over pixels with weights [B, 1, H, W], channels summed; 0 where all weights are 0."""
     return (values * weights).sum() / nonzero(weights.sum())
 
 
@@ -88,35 +88,33 @@ def weighted_mean_per_image(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def nonzero(total: Tensor) -> Tensor:
-    """Replace zeros by ones, to divide by."""
+    """Replace zeros by ones, for divisions."""
     return torch.where(total == 0, 1.0, total)
 
 
 def clear_invalid(values: Tensor, weights: Tensor) -> Tensor:
-    """Put zeros where the weights are 0, so that NaN there can reach neither the loss nor its gradient."""
+    """Set values to zero where the weights are 0, so that NaN there reaches neither the loss nor its gradient."""
     return torch.where(weights > 0, values.float(), 0.0)
 
 
-def gradient_error(error: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean squared differences of `error` [B, C, H, W] between neighbours, along x and along y.
+def sum_gradient_error(error: Tensor, weights: Tensor) -> Tensor:
+    """Return the mean squared difference of `error` [B, C, H, W] between neighbours along x plus that along y.
 
-    As differences are linear, this compares the image gradients of prediction and target. A pair of neighbours counts
-    with the product of the two weights.
+    As differences are linear, this compares the image gradients of prediction and target. The weight of a pair of
+    neighbours is the product of their weights.
     """
     along_x = (error[..., :, 1:] - error[..., :, :-1]).square()  # [B, C, H, W-1]
     along_y = (error[..., 1:, :] - error[..., :-1, :]).square()  # [B, C, H-1, W]
-    return (
-        weighted_mean(along_x, weights[..., :, 1:] * weights[..., :, :-1]),
-        weighted_mean(along_y, weights[..., 1:, :] * weights[..., :-1, :]),
-    )
+    mean_x = weighted_mean(along_x, weights[..., :, 1:] * weights[..., :, :-1])
+    return mean_x + weighted_mean(along_y, weights[..., 1:, :] * weights[..., :-1, :])
 
 
 def check_image_pair(pred: Tensor, target: Tensor, *, channels: int, what: str) -> None:
-    """Refuse predictions and targets that are not both [B, channels, H, W]."""
+    """Raise `InputError` unless predictions and targets are both [B, channels, H, W]."""
     if pred.ndim != 4 or pred.shape[1] != channels:
         raise InputError(
             f"predicted {what}: expected shape [B, {channels}, H, W], got {list(pred.shape)}. "
-            "Pass the model's output as it is."
+            "Pass the output of the model."
         )
     if target.shape != pred.shape:
         raise InputError(

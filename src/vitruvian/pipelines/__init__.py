@@ -1,95 +1,86 @@
-"""The job in one line: `pipeline(task, model)` opens a checkpoint and takes pictures as they are."""
+"""Pipelines: `pipeline(task, model)` loads a checkpoint and takes images of any kind."""
 
 from __future__ import annotations
 
 import functools
-import importlib
 import warnings
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitruvian.errors import InputError, VitruvianWarning, near_matches
+from vitruvian.errors import VitruvianWarning
 from vitruvian.hub import BUILTIN, has_builtin
+from vitruvian.tasks import find_task
 
-# task -> "module:class"; every class has `open(model, …)`, and `run(source, …)` for any source.
-PIPELINES: dict[str, str] = {
-    "pose": "vitruvian.pipelines.pose:PosePipeline",
-    "parts": "vitruvian.pipelines.parts:PartsPipeline",
-    "normals": "vitruvian.pipelines.normals:NormalsPipeline",
-    "pointmap": "vitruvian.pipelines.pointmap:PointmapPipeline",
-    "matte": "vitruvian.pipelines.matte:MattePipeline",
-    "albedo": "vitruvian.pipelines.albedo:AlbedoPipeline",
-    "segment": "vitruvian.pipelines.segment:SegmentPipeline",
-    "mask-generation": "vitruvian.pipelines.mask_generation:MaskGenerationPipeline",
-    "semantic": "vitruvian.pipelines.semantic:SemanticPipeline",
-    "instance": "vitruvian.pipelines.instance:InstancePipeline",
-    "panoptic": "vitruvian.pipelines.panoptic:PanopticPipeline",
-    "embed": "vitruvian.pipelines.embed:EmbedPipeline",
-}
-# task -> what the model inside the package calls it; features need no more than its encoder.
-INSIDE: dict[str, str | None] = {
-    "pose": "pose",
-    "parts": "seg",
-    "normals": "normal",
-    "pointmap": "pointmap",
-    "matte": "matting",
-    "albedo": "albedo",
-    "embed": None,
-}
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from vitruvian.model import Model
+    from vitruvian.pipelines.engine.runner import Failure, Results
+
+__all__ = ["Failure", "Results", "default_model", "pipeline", "pipeline_class"]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("Failure", "Results"):  # they import torch
+        from vitruvian.pipelines.engine import runner
+
+        return getattr(runner, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def pipeline_class(task: str) -> Any:
-    """Return the class of a task's pipeline; its `options_class` says which options there are."""
-    if task not in PIPELINES:
-        known = ", ".join(PIPELINES)
-        raise InputError(f"task: expected one of {known}, got {task!r}.{near_matches(str(task), PIPELINES)}")
-    module, _, name = PIPELINES[task].partition(":")
-    return getattr(importlib.import_module(module), name)
+    """Return the class of a task's pipeline; its `options_class` has the options."""
+    return find_task(task).pipeline_class()
 
 
 def pipeline(
     task: str,
-    model: str | Path | Any = None,
+    model: str | Path | Model | None = None,
     *,
-    device: str | int | Any = None,
-    dtype: Any = None,
-    processor: Any = None,
-    **options: Any,
+    device: str | int | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    processor: object = None,
+    **options: object,
 ) -> Any:
-    """Open a checkpoint for a task. The result is called with pictures: ``pipeline("pose", name)("photo.jpg")``.
+    """Load a checkpoint for a task. The result is called with images: ``pipeline("pose", name)("photo.jpg")``.
 
     Args:
-        task: ``"pose"``, ``"parts"``, ``"normals"``, ``"pointmap"``, ``"matte"``, ``"albedo"``, ``"segment"``,
-            ``"mask-generation"``, ``"semantic"``, ``"instance"``, ``"panoptic"`` or ``"embed"``.
+        task: ``"pose"``, ``"parts"``, ``"normals"``, ``"pointmap"``, ``"matte"``, ``"albedo"``, ``"embed"``,
+            ``"segment"``, ``"masks"``, ``"semantic"``, ``"instances"``, ``"panoptic"``, or one of their aliases, see
+            `vitruvian.tasks`.
         model: A checkpoint's name, folder or file, or a model; ``"builtin"`` is the small one inside the package, which
-            is also the default for people and features where the installation has it.
-        device: ``"cuda"``, ``"mps"``, ``"cpu"``, a number of a CUDA device, …; by default the best one here.
-        dtype: Data type of the weights; by default bfloat16 on GPUs that compute in it, and float32 elsewhere.
-        processor: The model's processor, where it does not come with the checkpoint.
+            is also the default for people and features if the installation has it.
+        device: ``"cuda"``, ``"mps"``, ``"cpu"``, the index of a CUDA device, …; by default the best one available.
+        dtype: Data type of the weights; by default bfloat16 on GPUs that support it, and float32 elsewhere.
+        processor: The model's processor, if it does not come with the checkpoint.
         options: Options of the task, as the pipeline's call takes them, and keywords for the Hub such as `revision`.
     """
-    found = pipeline_class(task)
+    row = find_task(task)
+    opened = row.pipeline_class()
     if model is None:
-        model = default_model(task)
+        model = default_model(row.name)
         if model is not None:
-            tell_of_builtin(task, found.checkpoints[-1])
-    return found.open(model, processor=processor, device=device, dtype=dtype, **options)
+            warn_about_builtin(row.name)
+    return opened.open(model, processor=processor, device=device, dtype=dtype, **options)
 
 
 def default_model(task: str) -> str | None:
-    """Return the model of a task where none is named: the one inside the package, None where there is none for it."""
-    if task not in INSIDE or not has_builtin():
+    """Return the default checkpoint of a task: the model inside the package; None if it does not do the task."""
+    row = find_task(task)
+    if row.group != "people" or not has_builtin():
         return None
-    from vitruvian.models.sapiens2.packed import packed_tasks
+    from vitruvian.auto import packed_tasks
 
-    wanted = INSIDE[task]
-    return BUILTIN if wanted is None or wanted in packed_tasks(BUILTIN) else None
+    # Features need the encoder alone.
+    return BUILTIN if row.head is None or row.head in packed_tasks(BUILTIN) else None
 
 
 @functools.cache
-def tell_of_builtin(task: str, better: str) -> None:
-    """Say, once for each task, that the small model is at work, and which one would do better."""
-    large = f"a large checkpoint such as {better}" if better.startswith("facebook/") else "a large checkpoint"
+def warn_about_builtin(task: str) -> None:
+    """Warn, once for each task, that the small model is used by default."""
+    published = find_task(task).checkpoints
+    large = f"a large checkpoint such as {published[-1]}" if published else "a large checkpoint"
     warnings.warn(
         f'model: none was named for {task}, so the small one inside the package ("builtin") is at work: quick, but '
         f"rough. For quality, name {large}.",

@@ -1,69 +1,75 @@
-"""`TaskPipeline`: what all pipelines share: opening a model, choosing a device, one picture or many, looking at people.
+"""`TaskPipeline`: what all pipelines share: loading a model, choosing a device, running one image or many.
 
-A task's file says what is its own: `prepare` (picture → units), `forward` (units → outputs), `decode` (outputs → small
-tensors) and `finish` (→ result); the runner does them for many pictures at once.
+The file of a task implements `prepare` (image → units), `forward` (units → outputs), `decode` (outputs → small tensors)
+and `finish` (→ result), see `InferenceTask`.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypedDict, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from vitruvian.auto import HUB_KEYWORDS, AutoProcessor, AutoTaskModel
+from vitruvian.auto import HUB_KEYWORDS, AutoProcessor, AutoTaskModel, packed_tasks
 from vitruvian.devices import checked_device, checked_dtype, devices_of
 from vitruvian.errors import InputError, near_matches
 from vitruvian.model import Model
-from vitruvian.models.sapiens2.packed import packed_tasks
-from vitruvian.pipelines.memory import Arrival, BatchSize, Lane, first_batch_size, is_out_of_memory, lane_for
-from vitruvian.pipelines.people import (
-    BoxForm,
-    NobodyRule,
-    PeopleFinder,
-    find_people,
-    given_people,
+from vitruvian.pipelines.engine.cuda_streams import PendingTensors, upload_stream
+from vitruvian.pipelines.engine.memory import BatchSize, initial_batch_size, is_out_of_memory
+from vitruvian.pipelines.engine.runner import BATCH_TIMEOUT, Errors, Results, run_many, run_one
+from vitruvian.pipelines.engine.task import InferenceTask, Unit
+from vitruvian.pipelines.people.detectors import (
+    BoxFormat,
+    DetectorSpec,
+    OnEmpty,
+    PeopleDetector,
+    detect_people,
     open_finder,
+    people_from_boxes,
 )
-from vitruvian.pipelines.runner import PATIENCE, Errors, Prepared, Results, Unit, run_many, run_one
 from vitruvian.pipelines.sources import Frame, open_source
-from vitruvian.pipelines.steady import Steady
 from vitruvian.processor import as_tensor
-from vitruvian.results.base import People, Result
+from vitruvian.results.base import People, Picture, Result
+from vitruvian.tasks import TASKS
 
 ResultT = TypeVar("ResultT", bound=Result)
 OptionsT = TypeVar("OptionsT", bound="Options")
+Device = str | int | torch.device | None
+DType = str | torch.dtype | None
+_OPTION_ALIASES = {"patience": "batch_timeout"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What every pipeline can be told, when it is opened or for one call.
+    """Options of every pipeline, set when it is opened or for one call.
 
     Args:
-        batch_size: How many inputs (pictures, people or tiles) go through the model at once. "auto" starts from what
-            suits the device and halves when memory runs out.
-        workers: Background threads that read, prepare, finish and save; by default 2 to 4, and up to 8, half as many
-            as there are cores, where the model is on a CUDA device.
-        errors: With many pictures, "keep" gives a `Failure` in the place of each that fails, "raise" stops there.
+        batch_size: Number of inputs (images, people or tiles) in a batch. "auto" chooses by device, and halves the
+            batch when memory runs out.
+        workers: Background threads that load, preprocess, postprocess and save; by default 2 to 4, and with a model on
+            a CUDA device half the cores, up to 8.
+        errors: With many images, "keep" returns a `Failure` in place of a result that fails, "raise" stops there.
         save: What to do with each result in the background: a function that takes it, or a file name with ``{stem}``
-            (and ``{frame}`` for video) in it, such as ``"out/{stem}.png"``.
-        keep_image: Whether results hold their source picture, which `plot` draws on.
-        patience: Seconds to wait for further pictures of a slow source before a batch runs as it is.
-        optimize: Whether to make the model quick first, see `Model.optimize`, which needs a moment once. "auto" does on
-            a CUDA device. What is optimised stays so.
+            (and ``{frame}`` for videos) in it, such as ``"out/{stem}.png"``.
+        keep_image: Whether results hold their source image, which `plot` draws on.
+        batch_timeout: Seconds to wait for more images of a slow source before a partial batch runs.
+        optimize: Whether to call `Model.optimize` first. "auto" does on a CUDA device. The model stays optimized.
     """
 
     batch_size: int | Literal["auto"] = "auto"
     workers: int | None = None
     errors: Errors = "keep"
-    save: Callable[[Any], Any] | str | Path | None = None
+    save: Callable[[Any], object] | str | Path | None = None
     keep_image: bool = True
-    patience: float = PATIENCE
+    batch_timeout: float = BATCH_TIMEOUT
     optimize: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
@@ -79,26 +85,26 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class PeopleOptions(Options):
-    """Who is looked at, for tasks about people.
+    """Which people a task about people processes.
 
     Args:
-        boxes: Boxes of people: [P, 4] for one picture or for all alike, a list of those (one a picture), or a table
-            of file name → boxes. Coordinates are pixels of the upright picture.
-        box_form: What the four numbers are: "xyxy" (corners) or "xywh" (corner, width and height, as COCO has it).
-        people: "whole" looks at the whole picture, "crop" at each person on their own; or a finder, which means "crop"
-            with it. By default "crop" where there are boxes or a finder, and "whole" otherwise.
-        finder: Who finds people: whatever `vitruvian.pipelines.people.open_finder` takes. Where a model can find people
-            itself, as the built-in one, "crop" needs no finder, and poses look for people by default.
-        nobody: When a finder finds nobody: "whole" looks at the whole picture, "none" gives an empty result, "error"
-            fails. By default "none" for poses, "whole" for maps. The result's `people.note` says what happened.
-        max_people: Look at no more people than this, the surest first.
+        boxes: Bounding boxes of people: [P, 4] for one image or for all, a list of those (one per image), or a mapping
+            of file name → boxes. Coordinates are pixels of the upright image.
+        box_form: The four numbers of a box: "xyxy" (corners) or "xywh" (corner, width and height, as in COCO).
+        people: "whole" processes the whole image, "crop" each person separately; or a detector, which means "crop"
+            with it. By default "crop" if there are boxes or a detector, and "whole" otherwise.
+        finder: The people detector: whatever `vitruvian.pipelines.people.open_finder` takes. If the model itself
+            detects people, as the built-in one does, "crop" needs none, and poses detect people by default.
+        nobody: What to do if the detector returns no one: "whole" processes the whole image, "none" returns an empty
+            result, "error" raises. By default "none" for poses, "whole" for maps. The result's `people.note` tells.
+        max_people: Maximum number of people, by score.
     """
 
-    boxes: Any = None
-    box_form: BoxForm = "xyxy"
-    people: Any = None
-    finder: Any = None
-    nobody: NobodyRule | None = None
+    boxes: ArrayLike | Sequence[ArrayLike] | Mapping[str, ArrayLike] | None = None
+    box_form: BoxFormat = "xyxy"
+    people: Literal["whole", "crop"] | DetectorSpec | None = None
+    finder: DetectorSpec | None = None
+    nobody: OnEmpty | None = None
     max_people: int | None = None
 
     def __post_init__(self) -> None:
@@ -109,12 +115,34 @@ class PeopleOptions(Options):
             raise InputError(f'nobody: expected "whole", "none" or "error", got {self.nobody!r}.')
         if self.max_people is not None and self.max_people < 1:
             raise InputError(f"max_people: expected at least 1, got {self.max_people}. Leave it out to keep everyone.")
-        if self.people == "whole" and self.boxes is not None:
+        if self.crops_are_disabled and self.boxes is not None:
             raise InputError('boxes and people="whole": expected one of them, got both. Drop one.')
 
+    @property
+    def crops_are_disabled(self) -> bool:
+        """Whether `people` asks for the whole image."""
+        return isinstance(self.people, str) and self.people == "whole"
 
-class TaskPipeline(Generic[ResultT, OptionsT]):
-    """A model, its processor, and how pictures become results.
+    @property
+    def crops_are_required(self) -> bool:
+        """Whether `people` asks for crops, without naming a detector."""
+        return isinstance(self.people, str) and self.people == "crop"
+
+
+class ResultFields(TypedDict):
+    """The fields that every result has."""
+
+    size_hw: tuple[int, int]
+    image: Picture | None
+    source: str
+    model: str
+    people: People | None
+    frame: int | None
+    time: float | None
+
+
+class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
+    """A model, its processor, and the steps from images to results.
 
     Args:
         model: The model; it stays on its device and in its data type.
@@ -123,21 +151,25 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
     """
 
     task: ClassVar[str]
-    checkpoints: ClassVar[tuple[str, ...]]  # to name to people who gave none
+    checkpoints: ClassVar[tuple[str, ...]]  # published ones, from the table of tasks
     auto: ClassVar[type[AutoTaskModel]]
     accepts: ClassVar[tuple[type[Model], ...]]
-    options_class: ClassVar[type[Any]]
-    nobody: ClassVar[NobodyRule] = "whole"  # what to do by default where a finder finds nobody
-    finds_people: ClassVar[bool] = False  # whether to look for people where nothing says whom to look at
-    decodes_behind: ClassVar[bool] = False  # whether `decode` waits for the device, which is better done behind
-    one_size: ClassVar[bool] = False  # whether all inputs have one size, so that recording calls of the model pays
+    options_class: ClassVar[type[Options]]
+    on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector returns no one
+    detects_by_default: ClassVar[bool] = False  # whether to detect people if no option says whom to process
+    blocking_decode: ClassVar[bool] = False  # whether `decode` synchronizes with the device
 
-    def __init__(self, model: Any, processor: Any, **options: Any) -> None:
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "task" in vars(cls):
+            cls.checkpoints = TASKS[cls.task].checkpoints
+
+    def __init__(self, model: Any, processor: Any, **options: object) -> None:
         self.model, self.processor = model.eval(), processor
-        self.options: OptionsT = changed(self.options_class(), options)
-        self.finders: dict[str, PeopleFinder] = {}
-        self.batch: BatchSize | None = None
-        self.lane: Lane | None = None  # where pictures are prepared, if that is on the model's device
+        self.options: OptionsT = replace_options(self.options_class(), options)  # type: ignore[assignment]
+        self.detector: PeopleDetector | None = None
+        self._open_detectors: dict[str, PeopleDetector] = {}
+        self._auto_batch: BatchSize | None = None
 
     # ------------------------------------------------------------------------------------------------ opening
 
@@ -146,70 +178,70 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
         cls,
         model: str | Path | Model | None,
         *,
-        processor: Any = None,
-        device: Any = None,
-        dtype: Any = None,
-        **options: Any,
+        processor: object = None,
+        device: Device = None,
+        dtype: DType = None,
+        **options: object,
     ) -> Self:
-        """Open a checkpoint, or take a model that is open.
+        """Load a checkpoint, or use a model that is loaded already.
 
         Args:
             model: A checkpoint's name on the Hub, folder or file; or a model.
-            processor: The model's processor, where it does not come with the checkpoint.
-            device: ``"cuda"``, ``"mps"``, ``"cpu"``, a number of a CUDA device; by default the best one here.
-            dtype: Data type of the weights; by default bfloat16 on GPUs that compute in it, and float32 elsewhere.
+            processor: The model's processor, if it does not come with the checkpoint.
+            device: ``"cuda"``, ``"mps"``, ``"cpu"`` or the index of a CUDA device; by default the best one available.
+            dtype: Data type of the weights; by default bfloat16 on GPUs that support it, and float32 elsewhere.
             options: Keywords for the Hub such as `revision`, and options of the task.
         """
         if model is None:
-            names = " or ".join(f"{name!r}" for name in cls.checkpoints)
+            names = " or ".join(f"{name!r}" for name in cls.checkpoints) or "'path/to/a/folder'"
             raise InputError(f"model: expected a checkpoint for {cls.task}, got none. Pass one such as model={names}.")
         hub = {name: options.pop(name) for name in HUB_KEYWORDS if name in options}
-        cls.checked(options)  # a wrong option shows before a large download
+        cls.check_options(options)  # before a large download
         if isinstance(model, str | Path):
-            opened = cls.load(model, device=device, dtype=dtype, **hub)
-            own = Path(model).expanduser()
-            where = own.parent if own.is_file() else model
-            return cls(opened, processor or cls.load_processor(where, **hub), **options)
+            loaded = cls.load(model, device=device, dtype=dtype, **hub)
+            path = Path(model).expanduser()
+            folder = path.parent if path.is_file() else model
+            return cls(loaded, processor or cls.load_processor(folder, **hub), **options)
         if not isinstance(model, cls.accepts):
-            able = ", ".join(found.__name__ for found in cls.accepts)
-            raise InputError(f"model: expected a checkpoint or {able} for {cls.task}, got {type(model).__name__}.")
+            names = ", ".join(accepted.__name__ for accepted in cls.accepts)
+            raise InputError(f"model: expected a checkpoint or {names} for {cls.task}, got {type(model).__name__}.")
         if processor is None:
-            raise InputError("processor: expected one for a model that is open already. Pass processor=…")
+            raise InputError("processor: expected one for a model that is loaded already. Pass processor=…")
         if device is not None:
             model = model.to(checked_device(device))
         return cls(model if dtype is None else model.to(checked_dtype(dtype)), processor, **options)
 
     @classmethod
-    def checked(cls, options: dict[str, Any]) -> None:
-        """Refuse options that do not exist."""
-        changed(cls.options_class(), options)
+    def check_options(cls, options: Mapping[str, object]) -> None:
+        """Raise InputError for options that do not exist or have no such value."""
+        replace_options(cls.options_class(), options)
 
     @classmethod
-    def load(cls, source: str | Path, *, device: Any, dtype: Any, **hub: Any) -> Model:
-        """Open the model of a checkpoint where and as it runs best."""
-        opened: Model = cls.auto.from_pretrained(source, **best_place(device, dtype), **hub)
-        return opened
+    def load(cls, source: str | Path, *, device: Device, dtype: DType, **hub: object) -> Model:
+        """Load the model of a checkpoint."""
+        loaded: Model = cls.auto.from_pretrained(source, **default_placement(device, dtype), **hub)
+        return loaded
 
     @classmethod
-    def load_processor(cls, source: str | Path, **hub: Any) -> Any:
-        """Open the processor of a checkpoint."""
+    def load_processor(cls, source: str | Path, **hub: object) -> Any:
+        """Load the processor of a checkpoint."""
         return AutoProcessor.from_pretrained(source, **hub)
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
-        found: torch.device = self.model.device
-        return found
+        """Device of the model."""
+        device: torch.device = self.model.device
+        return device
 
     @property
     def name(self) -> str:
-        """What results call the model."""
+        """Name of the model in results."""
         return self.model.config.name_or_path or type(self.model).__name__
 
     # ------------------------------------------------------------------------------------------------ running
 
-    def __call__(self, source: Any, **options: Any) -> Any:
-        """Look at one picture, or at many.
+    def __call__(self, source: object, **options: object) -> Any:
+        """Process one image, or many.
 
         Args:
             source: A path, folder, glob, URL, bytes, PIL image, array, tensor, list, generator, video file, camera or
@@ -217,89 +249,117 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
             options: Options of the task for this call.
 
         Returns:
-            For one picture its result; errors are raised. For many a `Results`: an iterator that gives a result or a
-            `Failure` for each, in order, and works ahead in the background only as far as memory allows.
+            The result of one image; errors are raised. For many images a `Results`: an iterator over results, in order
+            and with a `Failure` in place of each that fails, which are computed ahead in the background.
         """
         return self.run(source, **options)
 
-    def run(self, source: Any, **options: Any) -> ResultT | Results[ResultT]:
-        """Same as calling the pipeline; for every task, whatever else a call of it may return."""
-        chosen = changed(self.options, options)
-        opened = open_source(source)
-        self.make_quick(chosen)
-        self.lane = lane_for(self.device, self.lane)
-        batch = self.batch_size(chosen, live=opened.live)
-        # One picture alone is not worth a recording of a large batch; those of small ones serve it too.
-        graphs = self.model.graphs if self.device.type == "cuda" else None
-        batches = None if opened.single else Steady(graphs, batch, one_size=self.one_size)
-        job = Call(self, chosen, finder=self.finder_for(chosen), batches=batches)
-        save = saver(chosen.save)
+    def run(self, source: object, **options: object) -> ResultT | Results[ResultT]:
+        """Same as calling the pipeline, and available for every task, whatever else its call returns."""
+        opened, call = open_source(source), self._for_call(options)
+        batch = self.batch_size(call.options, live=opened.live)
+        save = saver(call.options.save)
         if opened.single:
-            result = run_one(job, next(opened.tickets()), batch)
+            result = run_one(call, next(opened.loaders()), batch)
             if save is not None:
-                save(result)
+                save(result, 0)
             return result
-        found = run_many(
-            job,
+        results = run_many(
+            call,
             opened,
             batch=batch,
-            workers=chosen.workers,
-            errors=chosen.errors,
+            workers=call.options.workers,
+            errors=call.options.errors,
             save=save,
-            patience=chosen.patience,
+            batch_timeout=call.options.batch_timeout,
+            graphs=self.model.graphs if self.device.type == "cuda" else None,
         )
-        return Results(found, count=opened.count, video=opened.video)
+        return Results(results, count=opened.count, video=opened.video)
 
-    def make_quick(self, options: OptionsT) -> None:
-        """Optimise the model where the options say so and it is not yet."""
-        if options.optimize is False or self.model.optimized:
-            return
-        if options.optimize is True or suits_optimizing(self.model):
-            self.model.optimize(cuda_graphs=self.one_size)
+    def _for_call(self, changes: Mapping[str, object]) -> Self:
+        """Return a copy with the options of one call. It shares the model, the processor and open detectors."""
+        options = replace_options(self.options, changes)
+        if not self.model.optimized and (
+            options.optimize is True or (options.optimize == "auto" and can_auto_optimize(self.model))
+        ):
+            self.model.optimize(cuda_graphs=self.fixed_input_size)
+        self.upload_stream = upload_stream(self.device, self.upload_stream)
+        call = copy.copy(self)
+        call.options = options
+        call.detector = self.open_detector(options)
+        on_host = self.device.type == "cpu" and self.upload_stream is None
+        call.decodes_in_workers = self.blocking_decode or on_host or call.forward_decodes()
+        return call
 
     def batch_size(self, options: OptionsT, *, live: bool) -> BatchSize:
-        """Return how many units to run at once; what "auto" came down to is remembered."""
+        """Return the batch size of a call. Later calls use what "auto" shrank to."""
         if options.batch_size != "auto":
             return BatchSize(options.batch_size, fixed=True)
         if live:
             return BatchSize(1, fixed=False)
-        if self.batch is None:
-            self.batch = BatchSize(first_batch_size(self.device, self.unit_hw), fixed=False)
-        return self.batch
+        if self._auto_batch is None:
+            self._auto_batch = BatchSize(initial_batch_size(self.device, self.input_hw), fixed=False)
+        return self._auto_batch
 
-    def finder_for(self, options: OptionsT) -> PeopleFinder | None:
-        """Return who finds people for a call with these options; None where nobody is looked for."""
-        if not isinstance(options, PeopleOptions):
+    # ------------------------------------------------------------------------------------------------ people
+
+    @property
+    def detects_people(self) -> bool:
+        """Whether `detect` runs a detector."""
+        return self.detector is not None
+
+    def open_detector(self, options: OptionsT) -> PeopleDetector | None:
+        """Return the people detector for these options; None if no one is to be detected."""
+        if not isinstance(options, PeopleOptions) or options.crops_are_disabled or options.boxes is not None:
             return None
         spec = options.finder
-        if options.people not in (None, "whole", "crop"):
+        if options.people is not None and not options.crops_are_required:
             spec = options.people
-        if spec is None and (options.people == "crop" or (options.people is None and self.finds_people)):
-            spec = self.own_finder
-        if options.people == "whole" or options.boxes is not None or spec is None:
+        if spec is None and (options.crops_are_required or self.detects_by_default):
+            source = self.model.config.name_or_path  # a packed checkpoint may detect people itself
+            spec = source if source and "people" in packed_tasks(source) else None
+        if spec is None:
             return None
         if not isinstance(spec, str | Path):
             return open_finder(spec)
-        if str(spec) not in self.finders:  # opening one may load a model
-            self.finders[str(spec)] = open_finder(spec, device=self.device)
-        return self.finders[str(spec)]
+        if str(spec) not in self._open_detectors:  # it may hold a model
+            self._open_detectors[str(spec)] = open_finder(spec, device=self.device)
+        return self._open_detectors[str(spec)]
+
+    def on_empty_rule(self) -> OnEmpty:
+        """Return what to do if the detector returns no one."""
+        return (isinstance(self.options, PeopleOptions) and self.options.nobody) or self.on_empty
+
+    def detect(self, frame: Frame) -> People | None:
+        """Detect the people of an image; None without a detector."""
+        if self.detector is None or not isinstance(self.options, PeopleOptions):
+            return None
+        return detect_people(
+            self.detector,
+            frame.image,
+            source=str(frame.path or frame.name),
+            frame=frame.frame,
+            on_empty=self.on_empty_rule(),
+            max_people=self.options.max_people,
+        )
+
+    # ------------------------------------------------------------------------------------------------ steps of a task
 
     @property
-    def own_finder(self) -> str | None:
-        """The model's checkpoint, where that finds people too; the one inside the package does."""
-        source: str | None = self.model.config.name_or_path
-        return source if source and "people" in packed_tasks(source) else None
+    def input_hw(self) -> tuple[int, int]:
+        """Height and width of the model's inputs, at least roughly."""
+        size_hw: tuple[int, int] = self.processor.size_hw
+        return size_hw
 
-    def nobody_rule(self, options: OptionsT) -> NobodyRule:
-        """Return what the finder is to do where it finds nobody."""
-        asked = options.nobody if isinstance(options, PeopleOptions) else None
-        return asked or self.nobody
+    def forward_decodes(self) -> bool:
+        """Return whether `forward` queues all device work of `decode` too."""
+        return False
 
-    def about(self, frame: Frame, options: OptionsT, people: People | None = None) -> dict[str, Any]:
-        """Return what every result says of its picture."""
+    def result_fields(self, frame: Frame, people: People | None = None) -> ResultFields:
+        """Return the fields that every result has."""
         return {
             "size_hw": frame.size_hw,
-            "image": frame.picture if options.keep_image else None,
+            "image": frame.image if self.options.keep_image else None,
             "source": frame.name,
             "model": self.name,
             "people": people,
@@ -307,175 +367,106 @@ class TaskPipeline(Generic[ResultT, OptionsT]):
             "time": frame.time,
         }
 
-    def on_device(
-        self, frame: Frame, make: Callable[[Tensor], Sequence[Tensor] | Tensor]
-    ) -> tuple[list[Tensor], Arrival | None]:
-        """Make units from a picture [3, H, W]: beside the model where it is on a GPU, on the CPU otherwise.
+    def make_units(self, frame: Frame, make: Callable[[Tensor], Sequence[Tensor] | Tensor]) -> list[Unit]:
+        """Make units from the pixels [3, H, W] of an image: on the upload stream if there is one, else on the host.
 
-        Returns the units, and when they will be there. Where the GPU has no room the CPU makes them.
+        If the device has too little memory the host makes them.
         """
-        if self.lane is not None:
+        if self.upload_stream is not None:
             try:
-                with self.lane.entered():
-                    made = make(self.lane.upload(frame.picture))
-                    return list(made), Arrival([made] if isinstance(made, Tensor) else made, self.device)
+                with self.upload_stream.activate():
+                    inputs = make(self.upload_stream.upload(frame.image))
+                    pending = PendingTensors([inputs] if isinstance(inputs, Tensor) else inputs, self.device)
+                    return [Unit(one, pending=pending) for one in inputs]
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-        return list(make(as_tensor(frame.picture).permute(2, 0, 1))), None
-
-    # ------------------------------------------------------------------------------------------------ a task's own
-
-    @property
-    def unit_hw(self) -> tuple[int, int]:
-        """About how large the model's inputs are."""
-        raise NotImplementedError
-
-    def prepare(self, frame: Frame, people: People | None, options: OptionsT) -> Prepared:
-        """Make the model's inputs; `people` are those that a finder found."""
-        raise NotImplementedError
-
-    def forward(self, units: list[Unit], options: OptionsT) -> list[Any]:
-        """Run the model on units of one shape; one output each."""
-        raise NotImplementedError
-
-    def decode(self, prepared: Prepared, outputs: list[Any], options: OptionsT) -> Any:
-        """Turn a picture's outputs into what its result needs: nested lists, tuples and dicts of tensors."""
-        raise NotImplementedError
-
-    def decodes_ahead(self, options: OptionsT) -> bool:
-        """Tell whether `forward` asks the device for all that is to be decoded, so that `decode` leaves it alone."""
-        return False
-
-    def finish(self, prepared: Prepared, decoded: Any, options: OptionsT) -> ResultT:
-        """Build the result from what was decoded, now on the CPU."""
-        raise NotImplementedError
-
-
-class Call(Generic[ResultT, OptionsT]):
-    """A pipeline with the options of one call: what the runner works with."""
-
-    def __init__(
-        self,
-        pipe: TaskPipeline[ResultT, OptionsT],
-        options: OptionsT,
-        *,
-        finder: PeopleFinder | None,
-        batches: Steady | None,
-    ) -> None:
-        self.pipe, self.options, self.finder, self.batches = pipe, options, finder, batches
-        self.device, self.looks, self.lane = pipe.device, finder is not None, pipe.lane
-        alone = self.device.type == "cpu" and self.lane is None
-        self.decodes_behind = pipe.decodes_behind or alone or pipe.decodes_ahead(options)
-        self.steady = batches is not None and batches.size > 0
-
-    def look(self, frame: Frame) -> People | None:
-        """Let the finder look, if there is one."""
-        if self.finder is None or not isinstance(self.options, PeopleOptions):
-            return None
-        return find_people(
-            self.finder,
-            frame.picture,
-            source=str(frame.path or frame.name),
-            frame=frame.frame,
-            nobody=self.pipe.nobody_rule(self.options),
-            max_people=self.options.max_people,
-        )
-
-    def prepare(self, frame: Frame, seen: People | None) -> Prepared:
-        """Make the model's inputs."""
-        return self.pipe.prepare(frame, seen, self.options)
-
-    def forward(self, units: list[Unit]) -> list[Any]:
-        """Run the model."""
-        if self.batches is None:
-            return self.pipe.forward(units, self.options)
-        return self.batches.run(units, lambda filled: self.pipe.forward(filled, self.options))
-
-    def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
-        """Decode outputs."""
-        return self.pipe.decode(prepared, outputs, self.options)
-
-    def finish(self, prepared: Prepared, decoded: Any) -> ResultT:
-        """Build the result."""
-        return self.pipe.finish(prepared, decoded, self.options)
+        return [Unit(one) for one in make(as_tensor(frame.image).permute(2, 0, 1))]
 
 
 # ------------------------------------------------------------------------------------------------------ functions
 
 
-def changed(options: OptionsT, changes: Mapping[str, Any]) -> OptionsT:
-    """Return options with some of them changed, refusing names that do not exist."""
+def replace_options(options: OptionsT, changes: Mapping[str, object]) -> OptionsT:
+    """Return options with changes.
+
+    Raises:
+        InputError: There is no such option, or it has no such value.
+    """
     known = [field.name for field in dataclasses.fields(options)]
-    for name in changes:
+    renamed: dict[str, Any] = {_OPTION_ALIASES.get(name, name): value for name, value in changes.items()}
+    for name in renamed:
         if name not in known:
             raise InputError(f"{name}: no such option.{near_matches(name, known)} Options are {', '.join(known)}.")
-    return dataclasses.replace(options, **changes) if changes else options
+    return dataclasses.replace(options, **renamed) if renamed else options
 
 
-def best_place(device: Any, dtype: Any) -> dict[str, Any]:
-    """Return the keywords of `from_pretrained` for a device and a data type, chosen where they are None."""
-    place = None if device is None else checked_device(device)
-    on_cuda = torch.cuda.is_available() if place is None else place.type == "cuda"
+def default_placement(device: Device, dtype: DType) -> dict[str, Any]:
+    """Return the keywords of `from_pretrained` for a device and a data type, with defaults in place of None."""
+    chosen = None if device is None else checked_device(device)
+    on_cuda = torch.cuda.is_available() if chosen is None else chosen.type == "cuda"
     if dtype is None:
-        # Emulated bfloat16 is slower than float32; CPUs and Metal are quickest, or surest, in float32.
+        # Emulated bfloat16 is slower than float32. CPUs and Metal are fastest, or most exact, in float32.
         dtype = torch.bfloat16 if on_cuda and torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    return {"dtype": checked_dtype(dtype)} | ({"device_map": "auto"} if place is None else {"device": place})
+    return {"dtype": checked_dtype(dtype)} | ({"device_map": "auto"} if chosen is None else {"device": chosen})
 
 
-def suits_optimizing(model: Model) -> bool:
-    """Tell whether a model is on a CUDA device, on one alone, and built of its own layers: no adapters inside."""
-    places = devices_of(model)
+def can_auto_optimize(model: Model) -> bool:
+    """Return whether a model is on a single CUDA device and has no adapters."""
+    devices = devices_of(model)
     adapted = any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules())
-    return len(places) == 1 and places.pop().type == "cuda" and not adapted
+    return len(devices) == 1 and devices.pop().type == "cuda" and not adapted
 
 
-def people_in(frame: Frame, seen: People | None, options: PeopleOptions) -> People | None:
-    """Return who to look at one by one: those found, those given, or None to look at the whole picture."""
-    if seen is not None:
-        return seen
+def people_to_crop(frame: Frame, detected: People | None, options: PeopleOptions) -> People | None:
+    """Return the people to process separately: detected, or given as boxes; None to process the whole image."""
+    if detected is not None:
+        return detected
     if options.boxes is not None:
-        given = given_people(boxes_of(options.boxes, frame), frame.size_hw, form=options.box_form)
-        most = options.max_people
-        return dataclasses.replace(given, boxes_xyxy=given.boxes_xyxy[:most], scores=given.scores[:most])
-    if options.people == "crop":
+        given = people_from_boxes(_boxes_of_image(options.boxes, frame), frame.size_hw, form=options.box_form)
+        limit = options.max_people
+        return dataclasses.replace(given, boxes_xyxy=given.boxes_xyxy[:limit], scores=given.scores[:limit])
+    if options.crops_are_required:
         raise InputError('people="crop": expected boxes or a finder, got neither. Pass boxes=… or finder=….')
     return None
 
 
-def boxes_of(boxes: Any, frame: Frame) -> Any:
-    """Pick the boxes of one picture: from a table by name, from a list by place, or those that hold for all."""
+def _boxes_of_image(boxes: ArrayLike | Sequence[ArrayLike] | Mapping[str, ArrayLike], frame: Frame) -> ArrayLike:
+    """Return the boxes of one image: from a mapping by name, from a list by index, or those for all images."""
     if isinstance(boxes, Mapping):
         names = [frame.name, *([] if frame.path is None else [str(frame.path), frame.path.name, frame.path.stem])]
-        found = next((boxes[name] for name in names if name in boxes), None)
-        if found is None:
+        key = next((name for name in names if name in boxes), None)
+        if key is None:
             raise InputError(f"boxes: expected an entry for {frame.name}, got none.{near_matches(names[-1], boxes)}")
-        return found
-    if depth(boxes) < 3:
-        return boxes
+        return boxes[key]
+    if nesting_depth(boxes) < 3:
+        return boxes  # type: ignore[return-value]  # one level less than a list of them
+    assert isinstance(boxes, Sequence | np.ndarray | Tensor)
     if frame.index >= len(boxes):
-        raise InputError(f"boxes: expected a list for each picture, got {len(boxes)}, none for {frame.name}.")
+        raise InputError(f"boxes: expected a list for each image, got {len(boxes)}, none for {frame.name}.")
     return boxes[frame.index]
 
 
-def depth(boxes: Any) -> int:
-    """Count the levels of nested lists or dimensions."""
-    if isinstance(boxes, np.ndarray | Tensor):
-        return boxes.ndim
-    if isinstance(boxes, list | tuple):
-        return 1 + max((depth(one) for one in boxes), default=0)
+def nesting_depth(values: object) -> int:
+    """Return the number of dimensions of an array, or the levels of nested lists."""
+    if isinstance(values, np.ndarray | Tensor):
+        return values.ndim
+    if isinstance(values, list | tuple):
+        return 1 + max((nesting_depth(one) for one in values), default=0)
     return 0
 
 
-def saver(save: Callable[[Any], Any] | str | Path | None) -> Callable[[Any], Any] | None:
-    """Return the function that saves a result, from itself or a pattern of file names."""
-    if save is None or callable(save):
-        return save
+def saver(save: Callable[[Any], object] | str | Path | None) -> Callable[[Any, int], object] | None:
+    """Return the function that saves a result and its index, from the option `save`: a function or a file name."""
+    if save is None:
+        return None
+    if not isinstance(save, str | Path):
+        return lambda result, _: save(result)
     pattern = str(save)
     if "{stem}" not in pattern and "{frame" not in pattern:
         raise InputError(f'save: expected a function, or a name with {{stem}} in it, got "{pattern}".')
 
-    def write(result: Result) -> Path:
+    def write(result: Result, _: int) -> Path:
         stem = Path(str(result.source or "array").partition("?")[0]).stem or "picture"
         return result.save(pattern.format(stem=stem, frame=result.frame or 0))
 

@@ -1,11 +1,10 @@
-"""The demo: people found in a few pictures, every task on them, files in a folder and one sheet of it all.
+"""The demo: people detected in a few images, every task about people on them, and one contact sheet of all results.
 
-    pictures ─▶ a finder ─▶ people ─┬▶ matte ─▶ files, a drawing
-                                    ├▶ pose ─▶ …                    ──▶ sheet.png: a row a picture, a column a task
-                                    └▶ parts, normals, pointmap, albedo
+    images ─▶ detector ─▶ people ─┬▶ matte ─▶ files, a drawing
+                                  ├▶ pose ─▶ …                    ──▶ sheet.png: a row per image, a column per task
+                                  └▶ parts, normals, pointmap, albedo
 
-The models are those inside the package, or any checkpoints; where there are none, random ones of the same kind show the
-way that pictures take.
+Models are those inside the package, or any checkpoints; without any, models with random weights.
 """
 
 from __future__ import annotations
@@ -21,40 +20,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian import hub
+from vitruvian.auto import packed_tasks
 from vitruvian.draw import draw_boxes, sheet
 from vitruvian.errors import InputError, VitruvianWarning, near_matches
 from vitruvian.files import write_png
-from vitruvian.models.sapiens2.packed import packed_tasks
-from vitruvian.pipelines import INSIDE, pipeline, pipeline_class
-from vitruvian.pipelines.people import PeopleFinder, find_people, open_finder
+from vitruvian.pipelines import pipeline
+from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_finder
 from vitruvian.pipelines.sources import BadFrame, Frame, open_source
 from vitruvian.results.base import Picture
+from vitruvian.tasks import TASKS
 
-PLOT = "_plot.png"
-# task -> what the names of its files end in; mattes first, since they say where others hold
-TASKS: dict[str, tuple[str, ...]] = {
-    "matte": (".png",),
-    "pose": (".json", PLOT),
-    "parts": (".png", PLOT),
-    "normals": (".png",),
-    "pointmap": (".ply", PLOT),
-    "albedo": (".png",),
-}
-# column of the sheet -> its title
-COLUMNS = {
-    "people": "people",
-    "pose": "pose",
-    "parts": "body parts",
-    "normals": "normals",
-    "pointmap": "depth of 3D points",
-    "matte": "matte",
-    "albedo": "albedo",
-}
-PICTURES = hub.BUILTIN_FOLDER  # beside the model
-SHEET = "sheet.png"
-SHEET_HEIGHT, MARGIN = 360, 12  # of a picture on the sheet, and around all of them
-GROUND = 128  # grey of normals and points where there is nobody
-Where = NDArray[np.bool_]
+# Mattes come first, since they mask the others.
+DEMO_TASKS = tuple(sorted((t.name for t in TASKS.values() if t.head and t.pipeline), key=lambda name: name != "matte"))
+_IMAGES = hub.BUILTIN_FOLDER  # beside the model
+_SHEET = "sheet.png"
+_ROW_HEIGHT, _MARGIN = 360, 12  # of the sheet
+_MASKED_GREY = 128
+Checkpoint = str | Path
 
 
 @dataclass(frozen=True)
@@ -62,11 +44,11 @@ class DemoReport:
     """What the demo wrote.
 
     Attributes:
-        sheet: The picture of all results.
-        files: Every file, the sheet among them.
-        people: How many people were found.
-        seconds: How long it took.
-        failures: Pictures that could not be read, and why.
+        sheet: The contact sheet.
+        files: Every file, including the sheet.
+        people: Number of detected people.
+        seconds: Duration.
+        failures: Images that could not be read, and the errors.
     """
 
     sheet: Path
@@ -77,129 +59,130 @@ class DemoReport:
 
 
 def run_demo(
-    pictures: Any = None,
+    pictures: object = None,
     out: str | Path = "out/demo",
     *,
-    model: str | Path | Mapping[str, str | Path] | None = None,
-    finder: Any = None,
-    device: Any = None,
-    dtype: Any = None,
+    model: Checkpoint | Mapping[str, Checkpoint] | None = None,
+    finder: DetectorSpec | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> DemoReport:
-    """Find people in pictures, run every task on them, and write the results and a sheet into a folder.
+    """Detect people, run every task about people on them, and write the results and a contact sheet into a folder.
 
     Args:
-        pictures: Any source that pipelines take; by default the pictures that ship with the package.
-        out: The folder, made if needed.
-        model: What `demo_models` takes. By default the model inside the package; where there is none, models with
-            random weights, and a warning that says so.
-        finder: Who finds people, as `open_finder` takes it; by default the model itself where it can.
-        device: Where models run; by default the best device here.
+        pictures: Any source of images; by default those that ship with the package.
+        out: The folder; it is created if missing.
+        model: What `demo_models` takes. By default the model inside the package; without it, models with random
+            weights, and a warning.
+        finder: People detector, as `open_finder` takes it; by default the model itself if it detects people.
+        device: Device of the models; by default the best one available.
         dtype: Data type of their weights.
-        progress: Is told what was done, line by line.
+        progress: Called with a line of text after each step.
     """
     start, folder = time.perf_counter(), Path(out).expanduser()
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: expected a folder to write into, got a file. Choose another.")
-    tell = progress or (lambda _: None)
-    models = chosen_models(model)
-    looks = open_demo_finder(finder, models, device=device, dtype=dtype)
-    frames, failures = read_frames(demo_pictures() if pictures is None else pictures)
-    rows = [Row(frame, folder, name) for frame, name in zip(frames, stems(frames), strict=True)]
+    say = progress or (lambda _: None)
+    models = _choose_models(model)
+    if finder is None:
+        finder = next((one for one in models.values() if one is not None and "people" in packed_tasks(one)), None)
+    detector = None if finder is None else open_finder(finder, device=device, dtype=dtype)
+    frames, failures = _read_images(demo_images() if pictures is None else pictures)
+    rows = [_Row(frame, folder, stem) for frame, stem in zip(frames, _unique_stems(frames), strict=True)]
     folder.mkdir(parents=True, exist_ok=True)
     for row in rows:
-        row.find(looks)
+        row.detect(detector)
     people = sum(len(row.boxes) for row in rows)
-    if looks is not None:
-        tell(f"people: {people} found in {len(rows)} {'picture' if len(rows) == 1 else 'pictures'}")
+    if detector is not None:
+        say(f"people: {people} found in {len(rows)} {'picture' if len(rows) == 1 else 'pictures'}")
     for task, source in models.items():
-        pipe = (
-            random_pipeline(task, device=device)
-            if source is None
-            else pipeline(task, source, device=device, dtype=dtype)
-        )
+        if source is None:
+            pipe = random_pipeline(task, device=device)
+        else:
+            pipe = pipeline(task, source, device=device, dtype=dtype)
         for row in rows:
-            row.run(task, pipe, people_alone=source is not None and bool(packed_tasks(source)))
-        tell(f"{task}: {', '.join(str(folder / f'*_{task}{ending}') for ending in TASKS[task])}")
-    write_png(folder / SHEET, sheet_of(rows, found=looks is not None, chance=None in models.values()))
-    files = [*(path for row in rows for path in row.files), folder / SHEET]
-    return DemoReport(folder / SHEET, files, people, time.perf_counter() - start, failures)
+            row.run(task, pipe, mask_people=source is not None and bool(packed_tasks(source)))
+        say(f"{task}: {', '.join(str(folder / f'*_{task}{suffix}') for suffix in _suffixes(task))}")
+    write_png(folder / _SHEET, _draw_sheet(rows, detected=detector is not None, random=None in models.values()))
+    files = [*(path for row in rows for path in row.files), folder / _SHEET]
+    return DemoReport(folder / _SHEET, files, people, time.perf_counter() - start, failures)
 
 
-class Row:
-    """A picture on its way through the demo: who is in it, what was written, and what goes on the sheet."""
+def _suffixes(task: str) -> list[str]:
+    return ["_plot.png" if kind == "plot" else f".{kind}" for kind in TASKS[task].image_files]
 
-    def __init__(self, frame: Frame, folder: Path, name: str) -> None:
-        self.frame, self.folder, self.name = frame, folder, name
+
+class _Row:
+    """An image of the demo: its people, the files that were written, and the drawings for the sheet."""
+
+    def __init__(self, frame: Frame, folder: Path, stem: str) -> None:
+        self.frame, self.folder, self.stem = frame, folder, stem
         self.boxes: NDArray[np.float32] = np.zeros((0, 4), np.float32)  # people [P, 4]
-        self.inside: Where | None = None  # where people are [H, W]
-        self.drawings: dict[str, Picture] = {}
+        self.mask: NDArray[np.bool_] | None = None  # of people [H, W]
+        self.drawings: dict[str, Picture] = {"people": frame.image}
         self.files: list[Path] = []
 
-    def find(self, finder: PeopleFinder | None) -> None:
-        """Find the people, and draw their boxes."""
-        picture = self.frame.picture
-        self.drawings["people"] = picture
-        if finder is None:
+    def detect(self, detector: PeopleDetector | None) -> None:
+        """Detect the people, and draw their boxes."""
+        if detector is None:
             return
-        found = find_people(finder, picture, source=str(self.frame.path or self.frame.name), nobody="none")
-        self.boxes = found.boxes_xyxy
-        self.drawings["people"] = draw_boxes(picture, found.boxes_xyxy, scores=found.scores.tolist())
-        self.files.append(self.folder / f"{self.name}_people.png")
+        image, source = self.frame.image, str(self.frame.path or self.frame.name)
+        people = detect_people(detector, image, source=source, on_empty="none")
+        self.boxes = people.boxes_xyxy
+        self.drawings["people"] = draw_boxes(image, people.boxes_xyxy, scores=people.scores.tolist())
+        self.files.append(self.folder / f"{self.stem}_people.png")
         write_png(self.files[-1], self.drawings["people"])
 
-    def run(self, task: str, pipe: Any, *, people_alone: bool) -> None:
+    def run(self, task: str, pipe: Any, *, mask_people: bool) -> None:
         """Run a task, write its files and draw it.
 
         Args:
             task: The task.
             pipe: Its pipeline.
-            people_alone: Leave out what lies outside people, which the small model never learned.
+            mask_people: Mask the result with the matte, since the small model is not trained on background.
         """
         result = pipe(self.frame, **({"boxes": self.boxes} if len(self.boxes) else {"people": "whole"}))
-        if people_alone and task == "matte":
-            self.inside = result.alpha > 0.5
-        elif people_alone and self.inside is not None and task in ("normals", "pointmap", "albedo"):
-            result = replace(result, mask=self.inside if result.mask is None else result.mask & self.inside)
-        for ending in TASKS[task]:
-            path = self.folder / f"{self.name}_{task}{ending}"
-            if ending == PLOT:
+        if mask_people and task == "matte":
+            self.mask = result.alpha > 0.5
+        elif mask_people and self.mask is not None and task in ("normals", "pointmap", "albedo"):
+            result = replace(result, mask=self.mask if result.mask is None else result.mask & self.mask)
+        for suffix in _suffixes(task):
+            path = self.folder / f"{self.stem}_{task}{suffix}"
+            if suffix == "_plot.png":
                 write_png(path, np.asarray(result.plot().convert("RGB")))
             else:
                 result.save(path)
             self.files.append(path)
-        plain = {"legend": False} if task == "parts" else {}  # pictures on the sheet are too small to read one
-        drawn = np.asarray(result.plot(**plain).convert("RGB"))
-        if task == "albedo" and result.mask is not None:  # before the ground of normals and points, not before black
-            drawn = np.where(result.mask[..., None], drawn, GROUND).astype(np.uint8)
-        self.drawings[task] = drawn
+        options = {"legend": False} if task == "parts" else {}  # too small to read on the sheet
+        drawing = np.asarray(result.plot(**options).convert("RGB"))
+        if task == "albedo" and result.mask is not None:  # on grey, as normals and points are drawn
+            drawing = np.where(result.mask[..., None], drawing, _MASKED_GREY).astype(np.uint8)
+        self.drawings[task] = drawing
 
 
-def sheet_of(rows: list[Row], *, found: bool, chance: bool) -> Picture:
-    """Put everything on one sheet.
-
-    Args:
-        rows: The pictures with their drawings.
-        found: Whether people were looked for.
-        chance: Whether the models have random weights, which the sheet then says.
-    """
-    columns = [column for column in COLUMNS if column in rows[0].drawings]
-    titles = [COLUMNS[column] for column in columns]
-    titles[0] = titles[0] if found else "picture"
+def _draw_sheet(rows: list[_Row], *, detected: bool, random: bool) -> Picture:
+    """Draw the contact sheet; with `random` it states that the weights are random."""
+    titles = {"people": "people" if detected else "picture"}
+    titles |= {name: name for name in TASKS if name in rows[0].drawings and name != "people"}
+    titles |= {name: title for name, title in _LONG_TITLES.items() if name in titles}
     drawn = sheet(
-        [[row.drawings[column] for column in columns] for row in rows],
-        titles=titles,
-        row_titles=[f"{row.name}: random weights" if chance else row.name for row in rows],
-        height=SHEET_HEIGHT,
+        [[row.drawings[column] for column in titles] for row in rows],
+        titles=list(titles.values()),
+        row_titles=[f"{row.stem}: random weights" if random else row.stem for row in rows],
+        height=_ROW_HEIGHT,
     )
-    return np.pad(drawn, ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
+    return np.pad(drawn, ((_MARGIN, _MARGIN), (_MARGIN, _MARGIN), (0, 0)), constant_values=255)
+
+
+_LONG_TITLES = {"parts": "body parts", "pointmap": "depth of 3D points"}
 
 
 # ------------------------------------------------------------------------------------------------------ models
 
 
-def chosen_models(model: str | Path | Mapping[str, str | Path] | None) -> Mapping[str, str | Path | None]:
-    """Return the checkpoint of each task to run, None for random weights where there is no model at all."""
+def _choose_models(model: Checkpoint | Mapping[str, Checkpoint] | None) -> Mapping[str, Checkpoint | None]:
+    """Return the checkpoint of each task to run, None for random weights."""
     if model is not None or hub.has_builtin():
         return demo_models(hub.BUILTIN if model is None else model)
     warnings.warn(
@@ -209,73 +192,60 @@ def chosen_models(model: str | Path | Mapping[str, str | Path] | None) -> Mappin
         VitruvianWarning,
         stacklevel=3,
     )
-    return dict.fromkeys(TASKS)
+    return dict.fromkeys(DEMO_TASKS)
 
 
-def demo_models(model: str | Path | Mapping[str, str | Path]) -> dict[str, str | Path]:
-    """Return the checkpoint of each task that there is one for, in the order of the demo.
+def demo_models(model: Checkpoint | Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
+    """Return the checkpoint of each task that has one, in the order of the demo.
 
     Args:
         model: ``"builtin"``; a folder that is packed like it; the folder of a training run, with a folder for each
-            task; a checkpoint of one task, by its path or Hub name; or a table of tasks and checkpoints.
+            task; a checkpoint of one task, by its path or Hub name; or a mapping of tasks to checkpoints.
     """
     if isinstance(model, Mapping):
         for task in model:
-            if task not in TASKS:
+            if task not in DEMO_TASKS:
                 raise InputError(
-                    f"model: expected tasks of {', '.join(TASKS)}, got {task!r}.{near_matches(task, TASKS)}"
+                    f"model: expected tasks of {', '.join(DEMO_TASKS)}, got {task!r}.{near_matches(task, DEMO_TASKS)}"
                 )
-        found: dict[str, str | Path] = dict(model)
+        models: dict[str, Checkpoint] = dict(model)
     elif hub.names_builtin(model) and not hub.has_builtin():
-        hub.local_path(model)  # says that there is none
-        found = {}
-    elif inside := packed_tasks(model):
-        found = {task: model for task in TASKS if INSIDE[task] in inside}
+        hub.local_path(model)  # raises
+        models = {}
+    elif heads := packed_tasks(model):
+        models = {task: model for task in DEMO_TASKS if TASKS[task].head in heads}
     else:
-        found = run_folders(model) or dict.fromkeys(tasks_of(model), model)
-    if not found:
-        raise InputError(f"model: expected checkpoints for {', '.join(TASKS)}, got none of these in {model}.")
-    return {task: found[task] for task in TASKS if task in found}
+        models = _models_of_run(model) or dict.fromkeys(_tasks_of_checkpoint(model), model)
+    if not models:
+        raise InputError(f"model: expected checkpoints for {', '.join(DEMO_TASKS)}, got none of these in {model}.")
+    return {task: models[task] for task in DEMO_TASKS if task in models}
 
 
-def run_folders(model: str | Path) -> dict[str, str | Path]:
-    """Return the models of a training run's folder, none for anything else."""
+def _models_of_run(model: Checkpoint) -> dict[str, Checkpoint]:
+    """Return the models in the folder of a training run; empty for anything else."""
     folder = Path(model).expanduser()
     folder = folder / "model" if (folder / "model").is_dir() else folder
-    return {
-        task: folder / inner
-        for task in TASKS
-        if (inner := INSIDE[task]) is not None and (folder / inner / hub.CONFIG_FILE).is_file()
-    }
+    folders = {task: folder / str(TASKS[task].head) for task in DEMO_TASKS}
+    return {task: path for task, path in folders.items() if (path / hub.CONFIG_FILE).is_file()}
 
 
-def tasks_of(model: str | Path) -> list[str]:
-    """Return the tasks that a checkpoint of the ordinary kind is for."""
+def _tasks_of_checkpoint(model: Checkpoint) -> list[str]:
+    """Return the tasks of a checkpoint that is not packed, from its architectures."""
     from vitruvian.auto import AutoConfig
 
     named = [str(name) for name in AutoConfig.from_pretrained(model).to_dict().get("architectures") or []]
-    return [task for task in TASKS if any(one.__name__ in named for one in pipeline_class(task).accepts)]
+    return [task for task in DEMO_TASKS if any(one.__name__ in named for one in TASKS[task].pipeline_class().accepts)]
 
 
-def open_demo_finder(
-    finder: Any, models: Mapping[str, str | Path | None], *, device: Any, dtype: Any
-) -> PeopleFinder | None:
-    """Open who finds people: what was asked for, or the first of the models that can; None where nobody does."""
-    if finder is None:
-        finder = next((one for one in models.values() if one is not None and "people" in packed_tasks(one)), None)
-    return None if finder is None else open_finder(finder, device=device, dtype=dtype)
-
-
-def random_pipeline(task: str, *, device: Any) -> Any:
-    """Return a task's pipeline on a small model with random weights, the same at every run."""
+def random_pipeline(task: str, *, device: str | None) -> Any:
+    """Return a task's pipeline with a small model with random weights, always the same."""
     import torch
 
     from vitruvian.models.sapiens2.configuration import Sapiens2Config
     from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
     from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 
-    inner = INSIDE[task]
-    assert inner is not None  # every task of the demo has a head
+    name = str(TASKS[task].head)
     config = Sapiens2Config(
         hidden_size=64,
         num_hidden_layers=4,
@@ -291,25 +261,25 @@ def random_pipeline(task: str, *, device: Any) -> Any:
         head |= {"scale_conv_out_channels": [8], "scale_final_hidden_sizes": [8, 8]}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Sapiens2MultiTask(config, {inner: head}).eval().task_model(inner)
+        model = Sapiens2MultiTask(config, {name: head}).eval().task_model(name)
     height, width = config.image_hw
     processor = Sapiens2ImageProcessor(size={"height": height, "width": width}, do_pad=task != "pose")
     return pipeline(task, model, processor=processor, device=device)
 
 
-# ------------------------------------------------------------------------------------------------------ pictures
+# ------------------------------------------------------------------------------------------------------ images
 
 
-def demo_pictures() -> list[Path]:
-    """Return the pictures that ship with the package."""
-    return sorted(PICTURES.glob("*.jpg"))
+def demo_images() -> list[Path]:
+    """Return the images that ship with the package."""
+    return sorted(_IMAGES.glob("*.jpg"))
 
 
-def read_frames(pictures: Any) -> tuple[list[Frame], dict[str, Exception]]:
-    """Read all pictures of a source, and tell which could not be read; at least one must be."""
+def _read_images(source: object) -> tuple[list[Frame], dict[str, Exception]]:
+    """Read all images of a source; return them and the errors of unreadable ones. At least one must be readable."""
     frames: list[Frame] = []
     failures: dict[str, Exception] = {}
-    for frame in open_source(pictures):
+    for frame in open_source(source):
         if isinstance(frame, BadFrame):
             failures[frame.name] = frame.error
         else:
@@ -319,7 +289,7 @@ def read_frames(pictures: Any) -> tuple[list[Frame], dict[str, Exception]]:
     return frames, failures
 
 
-def stems(frames: list[Frame]) -> list[str]:
-    """Return a name for the files of each picture, no two alike."""
+def _unique_stems(frames: list[Frame]) -> list[str]:
+    """Return a unique stem of file names for each image."""
     names = [Path(frame.name.partition("?")[0]).stem or "picture" for frame in frames]
     return [f"{name}_{number}" if names.count(name) > 1 else name for number, name in enumerate(names)]

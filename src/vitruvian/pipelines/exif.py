@@ -1,4 +1,4 @@
-"""The focal length that a camera wrote into its picture, in pixels."""
+"""Focal lengths from EXIF, in pixels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import IO, Any
 
 from PIL import Image
 
-from vitruvian.images.signatures import is_heif
+from vitruvian.images.decode import is_heif
 
 _EXIF_BLOCK = 0x8769
 _FOCAL_LENGTH = 0x920A  # millimetres
@@ -22,9 +22,9 @@ _UNIT_IN_MM = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
 
 
 def focal_of_file(stream: IO[bytes], size_hw: tuple[int, int]) -> float | None:
-    """Return the focal length of the picture in a file, whose upright size is known; None where it says nothing.
+    """Return the focal length of the image in a file, whose upright size is known; None if the file does not state it.
 
-    Only the header is read. Pictures beyond Pillow's own limit are left alone: it would warn about each of them.
+    Only the header is read. Images beyond the size limit of Pillow are skipped: it would warn about each of them.
     """
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and size_hw[0] * size_hw[1] > limit:
@@ -40,17 +40,17 @@ def focal_of_file(stream: IO[bytes], size_hw: tuple[int, int]) -> float | None:
             image: Image.Image = opened(io.BytesIO(stream.read()))
         else:
             image = Image.open(stream)
-    except Exception:  # noqa: BLE001 - the pixels were read already; a header that cannot be reopened says nothing
+    except Exception:  # noqa: BLE001 - the pixels were read already, and the focal length is optional
         return None
     return focal_of_image(image, size_hw)
 
 
 def focal_of_image(image: Image.Image, size_hw: tuple[int, int]) -> float | None:
-    """Return the focal length in pixels that the EXIF block of `image` tells for a picture of `size_hw`, or None."""
+    """Return the focal length in pixels from the EXIF block of `image`, for an image of `size_hw`; or None."""
     try:
         block = image.getexif().get_ifd(_EXIF_BLOCK)
         film = _positive(block.get(_FOCAL_LENGTH_35MM))
-        if film is not None:  # the standard compares diagonals, whatever the shape of the sensor
+        if film is not None:  # by definition the ratio of diagonals
             return film / _FILM_DIAGONAL * math.hypot(*size_hw)
         focal, density = _positive(block.get(_FOCAL_LENGTH)), _positive(block.get(_PLANE_RESOLUTION))
         unit = _UNIT_IN_MM.get(int(block.get(_PLANE_UNIT, 2)))
@@ -59,14 +59,14 @@ def focal_of_image(image: Image.Image, size_hw: tuple[int, int]) -> float | None
         return None
     if focal is None or density is None or unit is None:
         return None
-    # The sensor's pixels are the picture's unless it was made smaller since.
+    # The image may have been resized since.
     sides = [side for side in stated if side is not None]
     shrunk = max(size_hw) / max(sides) if len(sides) == 2 else 1.0
     return focal * density / unit * shrunk
 
 
 def _positive(value: object) -> float | None:
-    """Return an EXIF number where it is one and above zero."""
+    """Return an EXIF value if it is a positive number."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, ZeroDivisionError):

@@ -1,6 +1,6 @@
-"""What options of pipelines may be: light, so that the command line refuses what lies outside before any work."""
+"""Limits of option values. Imports nothing heavy, so that the command line can check them first."""
 
 from __future__ import annotations
 
-MOST_OVERLAP = 0.75  # share of a tile's side that it may have in common with the next
-LEAST_TILE = 2  # pixels of a tile's side
+MAX_TILE_OVERLAP = 0.75  # share of a tile's side that it has in common with the next
+MIN_TILE_SIDE = 2  # pixels

@@ -1,11 +1,11 @@
-"""Pictures from wherever they are, one after another: `open_source(anything)` → a `Source` of frames.
+"""Sources of images: `open_source(anything)` returns a `Source` of frames.
 
-    path · URL · bytes · file object · PIL · numpy · torch            one picture
+    path · URL · bytes · file object · PIL · numpy · torch            one image
     folder · glob · frame_%04d.png · list · batch · generator         many
-    video file · camera                                               many, with numbers and times
+    video file · camera                                               many, with frame numbers and times
 
-A source hands out *tickets*: a name and a way to read the picture, so that several threads can read at once. Iterating
-over the source itself reads one at a time.
+A source yields *loaders*, each a name and a function that reads one image, so that several threads can read
+concurrently. Iterating over the source itself reads one image at a time.
 """
 
 from __future__ import annotations
@@ -18,51 +18,48 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 from torch import Tensor
 
 from vitruvian.errors import InputError, VitruvianError, near_matches
 from vitruvian.images import load_image
 from vitruvian.images.decode import one_line
-from vitruvian.images.download import download
+from vitruvian.images.read import download
 from vitruvian.pipelines.exif import focal_of_file, focal_of_image
-
-Picture = npt.NDArray[np.uint8]  # [H, W, 3], RGB
+from vitruvian.results.base import Picture
 
 # fmt: off
-PICTURE_ENDINGS = frozenset({
+IMAGE_SUFFIXES = frozenset({
     ".avif", ".bmp", ".gif", ".heic", ".heif", ".j2k", ".jp2", ".jpe", ".jpeg", ".jpg",
     ".pbm", ".pgm", ".png", ".ppm", ".qoi", ".tif", ".tiff", ".webp",
 })
-VIDEO_ENDINGS = frozenset({
+VIDEO_SUFFIXES = frozenset({
     ".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm",
     ".wmv",
 })
 # fmt: on
-_NUMBER = re.compile(r"%(0(\d+))?d")
+_FRAME_NUMBER = re.compile(r"%(0(\d+))?d")
 _CAMERA = re.compile(r"camera:(\d+)")
-_WEB = ("http://", "https://")
+_URL_SCHEMES = ("http://", "https://")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Frame:
-    """One picture, upright, and what is known of it.
+    """An upright image and its origin.
 
     Attributes:
-        picture: RGB, uint8 [H, W, 3].
-        name: File name, URL, or what else it came as: "array", "PIL image", "bytes".
-        path: The file, where it is one.
-        index: Its place in the source, from 0.
+        image: RGB, uint8 [H, W, 3].
+        name: File name or URL, or the kind of the source: "array", "PIL image", "bytes".
+        path: The file, if it is one.
+        index: Its index in the source.
         frame: Its number in a video or an image sequence.
         time: Seconds from the start of the video.
-        exif_focal_px: Focal length in pixels, where the file tells.
+        exif_focal_px: Focal length in pixels, if the file states it.
     """
 
-    picture: Picture
+    image: Picture
     name: str
     path: Path | None = None
     index: int = 0
@@ -73,12 +70,12 @@ class Frame:
     @property
     def size_hw(self) -> tuple[int, int]:
         """Height and width in pixels."""
-        return self.picture.shape[0], self.picture.shape[1]
+        return self.image.shape[0], self.image.shape[1]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BadFrame:
-    """A picture that could not be read, and why."""
+    """An image that could not be read, and the error."""
 
     name: str
     error: Exception
@@ -88,7 +85,7 @@ class BadFrame:
 
 @dataclass(frozen=True, kw_only=True)
 class VideoInfo:
-    """What a video says of itself: `rate` in frames a second, `count` of frames as its header states it."""
+    """Properties of a video: `rate` in frames per second, `count` of frames as stated in its header."""
 
     path: Path | None
     rate: Fraction | None
@@ -98,60 +95,60 @@ class VideoInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ticket:
-    """A picture that is not read yet. `read` may be called once, from any thread."""
+class FrameLoader:
+    """An image that is not read yet. `load` may be called once, from any thread."""
 
     name: str
-    read: Callable[[], Frame]
+    load: Callable[[], Frame]
     path: Path | None = None
 
     def frame(self, index: int) -> Frame | BadFrame:
-        """Read the picture that is number `index` of its source."""
+        """Read the image that has this index in its source."""
         try:
-            return replace(self.read(), index=index)
-        except Exception as error:  # noqa: BLE001 - one picture must not stop the others; the error is passed on
+            return replace(self.load(), index=index)
+        except Exception as error:  # noqa: BLE001 - one image must not stop the others; the error is passed on
             return BadFrame(name=self.name, error=error, path=self.path, index=index)
 
 
 class Source:
-    """Pictures one after another. Made by `open_source`.
+    """A sequence of images. `open_source` creates it.
 
     Attributes:
-        single: Whether it is one picture rather than a series.
-        count: How many pictures there are, where that is known.
-        video: What the video says of itself, where it is one.
-        live: Whether pictures come in real time.
+        single: Whether it is one image rather than a sequence.
+        count: Number of images, if known.
+        video: Properties of the video, if it is one.
+        live: Whether images arrive in real time.
     """
 
     def __init__(
         self,
-        tickets: Callable[[], Iterator[Ticket]],
+        loaders: Callable[[], Iterator[FrameLoader]],
         *,
         single: bool = False,
         count: int | None = None,
         video: VideoInfo | None = None,
         live: bool = False,
     ) -> None:
-        self._tickets = tickets
+        self._loaders = loaders
         self.single, self.count, self.video, self.live = single, count, video, live
 
-    def tickets(self) -> Iterator[Ticket]:
-        """Hand out one ticket a picture, in order. Videos and generators are read on as tickets are taken."""
-        return self._tickets()
+    def loaders(self) -> Iterator[FrameLoader]:
+        """Yield one loader for each image, in order. Videos and generators advance as loaders are taken."""
+        return self._loaders()
 
     def __iter__(self) -> Iterator[Frame | BadFrame]:
-        return (ticket.frame(index) for index, ticket in enumerate(self.tickets()))
+        return (loader.frame(index) for index, loader in enumerate(self.loaders()))
 
 
-def open_source(source: Any) -> Source:
-    """Open anything that holds pictures.
+def open_source(source: object) -> Source:
+    """Open anything that holds images.
 
     Args:
-        source: A path, folder, glob, URL, ``data:`` address, the bytes of a file, a file object, PIL image, array or
-            tensor ([H, W, C], [C, H, W] or [H, W]; a fourth dimension in front for several); a video file; a number or
+        source: A path, folder, glob, URL, ``data:`` URL, the bytes of a file, a file object, PIL image, array or
+            tensor ([H, W, C], [C, H, W] or [H, W], or a batch of them with 4 dimensions); a video file; a number or
             ``"camera:0"`` for a camera; an image sequence such as ``"frame_%04d.png"``; a `Frame`; or a list or
-            generator of any of these. Folders are read in the order of names, without folders inside them (for
-            those, use ``"folder/**/*.jpg"``).
+            generator of any of these. Folders are read in the order of names and not recursively (for that, use
+            ``"folder/**/*.jpg"``).
     """
     if isinstance(source, Source):
         return source
@@ -160,221 +157,206 @@ def open_source(source: Any) -> Source:
     if isinstance(source, int) and not isinstance(source, bool):
         return _from_camera(source)
     if isinstance(source, np.ndarray | Tensor) and source.ndim == 4:
-        return Source(lambda: (_picture_ticket(one) for one in source), count=len(source))
-    if isinstance(source, np.ndarray | Tensor | Image.Image | bytes | bytearray | memoryview | Frame):
-        return Source(lambda: iter([_picture_ticket(source)]), single=True, count=1)
-    if hasattr(source, "read"):
-        return Source(lambda: iter([_picture_ticket(source)]), single=True, count=1)
+        return Source(lambda: (_memory_loader(one) for one in source), count=len(source))
+    if isinstance(source, np.ndarray | Tensor | Image.Image | bytes | bytearray | memoryview | Frame) or hasattr(
+        source, "read"
+    ):
+        return _single(_memory_loader(source))
     if isinstance(source, list | tuple):
         if not source:
-            raise InputError("source: expected at least one picture, got an empty list.")
-        return Source(lambda: _each(source, snapshot=False), count=_count(source))
+            raise InputError("source: expected at least one image, got an empty list.")
+        return Source(lambda: _each(source, copy=False), count=_count(source))
     if isinstance(source, Iterable):
         count = len(source) if isinstance(source, Sized) else None
-        return Source(lambda: _each(source, snapshot=True), count=count)
+        return Source(lambda: _each(source, copy=True), count=count)
     raise InputError(
         "source: expected a path, folder, URL, bytes, PIL image, array, tensor, list, generator, video or camera, "
         f"got {type(source).__name__}."
     )
 
 
-# ------------------------------------------------------------------------------------------------------ texts
+def _single(loader: FrameLoader) -> Source:
+    return Source(lambda: iter([loader]), single=True, count=1)
+
+
+# ------------------------------------------------------------------------------------------------------ paths and URLs
 
 
 def _from_text(text: str) -> Source:
-    """Tell what a string means; a file or folder that exists beats patterns."""
+    """Interpret a string. A file or folder that exists takes precedence over patterns."""
     camera = _CAMERA.fullmatch(text)
     if camera:
         return _from_camera(int(camera.group(1)))
-    if text.lower().startswith(_WEB):
-        if Path(text.partition("?")[0]).suffix.lower() in VIDEO_ENDINGS:
-            raise InputError(f"{one_line(text)}: expected the address of a picture, got a video's. Download it first.")
-        return Source(lambda: iter([_url_ticket(text)]), single=True, count=1)
-    if len(text) > 4096 or text[:5].lower() == "data:" or "\0" in text:
-        return Source(lambda: iter([_text_ticket(text)]), single=True, count=1)
+    if text.lower().startswith(_URL_SCHEMES):
+        if Path(text.partition("?")[0]).suffix.lower() in VIDEO_SUFFIXES:
+            raise InputError(f"{one_line(text)}: expected the URL of an image, got a video. Download it first.")
+        return _single(_url_loader(text))
+    if len(text) > 4096 or text[:5].lower() == "data:" or "\0" in text:  # a data: URL or base64
+        return _single(FrameLoader(name="data", load=lambda: Frame(image=load_rgb(text), name="data")))
     path = Path(text).expanduser()
-    # os.path takes text that is far too long for a name, such as base64, for a missing file; Path raises.
+    # os.path treats text that is far too long for a name, such as base64, as a missing file; Path raises.
     if os.path.isdir(path):
-        return _from_files(_pictures_in(path))
-    if path.suffix.lower() in VIDEO_ENDINGS:
+        return _from_files(_images_in(path))
+    if path.suffix.lower() in VIDEO_SUFFIXES:
         return _from_video(path)
     if not os.path.exists(path):
-        if _NUMBER.search(path.name):
+        if _FRAME_NUMBER.search(path.name):
             return _from_sequence(path)
         if glob.has_magic(text):
-            return _from_files(_pictures_like(str(path)))
-    return Source(lambda: iter([_file_ticket(path, text=text)]), single=True, count=1)
+            return _from_files(_glob(str(path)))
+    return _single(_file_loader(path, text=text))
 
 
-def _pictures_in(folder: Path) -> list[Path]:
-    """List the pictures in a folder by name; hidden files are left out."""
+def _images_in(folder: Path) -> list[Path]:
+    """List the images in a folder by name, without hidden files."""
     try:
         files = sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
     except OSError as error:
         raise InputError(f"{folder}: expected a readable folder, got {one_line(error.strerror or error)}.") from error
-    found = [file for file in files if file.suffix.lower() in PICTURE_ENDINGS]
-    if not found:
+    images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
+    if not images:
         other = f"{len(files)} other files" if files else "no files"
-        videos = [file.name for file in files if file.suffix.lower() in VIDEO_ENDINGS]
+        videos = [file.name for file in files if file.suffix.lower() in VIDEO_SUFFIXES]
         hint = f"Pass a video on its own, such as {videos[0]}." if videos else "Check the path."
-        raise InputError(f"{folder}: expected pictures in the folder, got {other}. {hint}")
-    return found
+        raise InputError(f"{folder}: expected images in the folder, got {other}. {hint}")
+    return images
 
 
-def _pictures_like(pattern: str) -> list[Path]:
-    """List the files that a glob means, by name; where it names no ending, the pictures and videos among them."""
-    found = [Path(name) for name in sorted(glob.glob(pattern, recursive=True)) if not os.path.isdir(name)]
+def _glob(pattern: str) -> list[Path]:
+    """List the files that match a glob, by name; only images and videos if it has no fixed suffix."""
+    paths = [Path(name) for name in sorted(glob.glob(pattern, recursive=True)) if not os.path.isdir(name)]
     if glob.has_magic(Path(pattern).suffix) or not Path(pattern).suffix:
-        found = [path for path in found if path.suffix.lower() in PICTURE_ENDINGS | VIDEO_ENDINGS]
-    if not found:
+        paths = [path for path in paths if path.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
+    if not paths:
         raise InputError(f"{pattern}: expected files that match, got none. Check the pattern and the folder.")
-    return found
+    return paths
 
 
 def _from_files(paths: list[Path]) -> Source:
-    return Source(lambda: _each(paths, snapshot=False), count=_count(paths))
+    return Source(lambda: _each(paths, copy=False), count=_count(paths))
 
 
 def _from_sequence(pattern: Path) -> Source:
-    """Open ``name_%04d.png``: the files of that form in the order of their numbers, gaps allowed."""
-    place = _NUMBER.search(pattern.name)
-    if place is None or _NUMBER.search(pattern.name[place.end() :]):
+    """Open ``name_%04d.png``: the matching files in the order of their numbers, with or without gaps."""
+    number = _FRAME_NUMBER.search(pattern.name)
+    if number is None or _FRAME_NUMBER.search(pattern.name[number.end() :]):
         raise InputError(f"{pattern}: expected one %d or %04d in the name.")
-    before, after = re.escape(pattern.name[: place.start()]), re.escape(pattern.name[place.end() :])
-    width = int(place.group(2) or 1)
-    form = re.compile(f"{before}(\\d{{{width},}}){after}")
+    before, after = re.escape(pattern.name[: number.start()]), re.escape(pattern.name[number.end() :])
+    file_name = re.compile(f"{before}(\\d{{{int(number.group(2) or 1)},}}){after}")
     names = [entry.name for entry in pattern.parent.iterdir()] if pattern.parent.is_dir() else []
-    numbered = sorted((int(hit.group(1)), name) for name in names if (hit := form.fullmatch(name)))
+    numbered = sorted((int(match.group(1)), name) for name in names if (match := file_name.fullmatch(name)))
     if not numbered:
         near = near_matches(pattern.name, names)
-        raise InputError(f"{pattern}: expected numbered pictures of this form, got none. Check the pattern.{near}")
+        raise InputError(f"{pattern}: expected numbered images of this form, got none. Check the pattern.{near}")
     return Source(
-        lambda: (_file_ticket(pattern.parent / name, number=number) for number, name in numbered), count=len(numbered)
+        lambda: (_file_loader(pattern.parent / name, number=number) for number, name in numbered), count=len(numbered)
     )
 
 
-# ------------------------------------------------------------------------------------------------------ tickets
+# ------------------------------------------------------------------------------------------------------ loaders
 
 
-def _each(items: Iterable[Any], *, snapshot: bool) -> Iterator[Ticket]:
-    """Hand out the tickets of a list or generator; items that hold several pictures are opened on the way.
+def _each(items: Iterable[object], *, copy: bool) -> Iterator[FrameLoader]:
+    """Yield the loaders of a list or generator, and those of items that hold several images.
 
-    With `snapshot`, arrays are copied as they come: generators often fill one buffer again and again.
+    With `copy`, arrays are copied when they arrive, since generators often reuse one buffer.
     """
     for item in items:
         if isinstance(item, str | os.PathLike):
             try:
-                yield from _from_text(os.fspath(item)).tickets()
+                yield from _from_text(os.fspath(item)).loaders()
             except VitruvianError as error:
-                yield _broken_ticket(str(item), error)
+                yield _failed_loader(str(item), error)
         elif isinstance(item, list | tuple) or (isinstance(item, np.ndarray | Tensor) and item.ndim == 4):
-            yield from _each(item, snapshot=snapshot)
-        elif snapshot and isinstance(item, np.ndarray):
-            yield _picture_ticket(item.copy())
-        elif snapshot and isinstance(item, Tensor):
-            yield _picture_ticket(item.detach().clone())
+            yield from _each(item, copy=copy)
+        elif copy and isinstance(item, np.ndarray):
+            yield _memory_loader(item.copy())
+        elif copy and isinstance(item, Tensor):
+            yield _memory_loader(item.detach().clone())
         else:
-            yield _picture_ticket(item)
+            yield _memory_loader(item)
 
 
-def _count(items: Iterable[Any]) -> int | None:
-    """Count the pictures of a list as far as it can be told without reading them."""
+def _count(items: Iterable[object]) -> int | None:
+    """Count the images of a list, if that is possible without reading them."""
     total = 0
     for item in items:
-        plain = not isinstance(item, str | os.PathLike | list | tuple)
-        if plain or (not isinstance(item, list | tuple) and Path(item).suffix.lower() in PICTURE_ENDINGS):
-            total += len(item) if getattr(item, "ndim", 0) == 4 else 1
-            continue
-        try:
-            own = _count(item) if isinstance(item, list | tuple) else _from_text(os.fspath(item)).count
-        except VitruvianError:
-            own = 1
-        if own is None:
+        count: int | None = 1
+        if isinstance(item, list | tuple):
+            count = _count(item)
+        elif isinstance(item, np.ndarray | Tensor) and item.ndim == 4:
+            count = len(item)
+        elif isinstance(item, str | os.PathLike) and Path(item).suffix.lower() not in IMAGE_SUFFIXES:
+            try:
+                count = _from_text(os.fspath(item)).count
+            except VitruvianError:
+                count = 1
+        if count is None:
             return None
-        total += own
+        total += count
     return total
 
 
-def _broken_ticket(name: str, error: Exception) -> Ticket:
-    def read() -> Frame:
+def _failed_loader(name: str, error: Exception) -> FrameLoader:
+    def load() -> Frame:
         raise error
 
-    return Ticket(name=name, read=read)
+    return FrameLoader(name=name, load=load)
 
 
-def _file_ticket(path: Path, *, text: str | None = None, number: int | None = None) -> Ticket:
+def _file_loader(path: Path, *, text: str | None = None, number: int | None = None) -> FrameLoader:
     name = one_line(path if text is None else text)
 
-    def read() -> Frame:
-        picture = as_picture(text if text is not None and not os.path.exists(path) else path)
+    def load() -> Frame:
+        image = load_rgb(text if text is not None and not os.path.exists(path) else path)
         focal = None
         if os.path.isfile(path):
             with path.open("rb") as stream:
-                focal = focal_of_file(stream, (picture.shape[0], picture.shape[1]))
-        return Frame(picture=picture, name=name, path=path, frame=number, exif_focal_px=focal)
+                focal = focal_of_file(stream, (image.shape[0], image.shape[1]))
+        return Frame(image=image, name=name, path=path, frame=number, exif_focal_px=focal)
 
-    return Ticket(name=name, read=read, path=path)
-
-
-def _text_ticket(text: str) -> Ticket:
-    """Take a ``data:`` address or base64 text."""
-    return Ticket(name="data", read=lambda: Frame(picture=as_picture(text), name="data"))
+    return FrameLoader(name=name, load=load, path=path)
 
 
-def _url_ticket(url: str) -> Ticket:
+def _url_loader(url: str) -> FrameLoader:
     name = one_line(url)
 
-    def read() -> Frame:
-        stream = _NamedBytes(download(url, timeout=30.0), name)
-        picture = as_picture(stream)
-        focal = focal_of_file(stream, (picture.shape[0], picture.shape[1]))
-        return Frame(picture=picture, name=name, exif_focal_px=focal)
+    def load() -> Frame:
+        stream = io.BytesIO(download(url, timeout=30.0))
+        stream.name = name  # for error messages
+        image = load_rgb(stream)
+        return Frame(image=image, name=name, exif_focal_px=focal_of_file(stream, (image.shape[0], image.shape[1])))
 
-    return Ticket(name=name, read=read)
-
-
-class _NamedBytes(io.BytesIO):
-    """Bytes with a name, which messages about them use."""
-
-    def __init__(self, content: bytes, name: str) -> None:
-        super().__init__(content)
-        self.name = name
+    return FrameLoader(name=name, load=load)
 
 
-def _picture_ticket(item: Any) -> Ticket:
-    """Take one picture that is in memory, or a file object."""
+def _memory_loader(item: object) -> FrameLoader:
+    """Return the loader of an image in memory or of a file object."""
     if isinstance(item, Frame):
-        return Ticket(name=item.name, read=lambda: item, path=item.path)
-    if isinstance(item, np.ndarray | Tensor):
-        return Ticket(name="array", read=lambda: Frame(picture=as_picture(item), name="array"))
+        return FrameLoader(name=item.name, load=lambda: item, path=item.path)
+    name = "array" if isinstance(item, np.ndarray | Tensor) else one_line(getattr(item, "name", "bytes"))
     if isinstance(item, Image.Image):
-        own = one_line(getattr(item, "filename", "") or "PIL image")
-        return Ticket(name=own, read=lambda: _from_pil(item, own))
-    name = one_line(getattr(item, "name", "bytes"))
+        name = one_line(getattr(item, "filename", "") or "PIL image")
 
-    def read() -> Frame:
-        if not isinstance(item, bytes | bytearray | memoryview):
-            return Frame(picture=as_picture(item), name=name)
-        picture = as_picture(item)
-        focal = focal_of_file(io.BytesIO(item), (picture.shape[0], picture.shape[1]))
-        return Frame(picture=picture, name=name, exif_focal_px=focal)
+    def load() -> Frame:
+        image, focal = load_rgb(item), None
+        if isinstance(item, Image.Image):
+            focal = focal_of_image(item, (image.shape[0], image.shape[1]))
+        elif isinstance(item, bytes | bytearray | memoryview):
+            focal = focal_of_file(io.BytesIO(item), (image.shape[0], image.shape[1]))
+        return Frame(image=image, name=name, exif_focal_px=focal)
 
-    return Ticket(name=name, read=read)
-
-
-def _from_pil(image: Image.Image, name: str) -> Frame:
-    picture = as_picture(image)
-    return Frame(picture=picture, name=name, exif_focal_px=focal_of_image(image, (picture.shape[0], picture.shape[1])))
+    return FrameLoader(name=name, load=load)
 
 
-def as_picture(item: Any) -> Picture:
-    """Read one picture of any kind as upright RGB, uint8 [H, W, 3]; an array of that form is taken as it is."""
+def load_rgb(item: object) -> Picture:
+    """Read one image of any kind as upright RGB, uint8 [H, W, 3]. An array of that form is not copied."""
     if isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim == 3 and item.shape[2] == 3 and item.size:
         return np.ascontiguousarray(item)
-    return np.array(load_image(item))
+    return np.array(load_image(item))  # type: ignore[arg-type]  # raises for what is no image
 
 
-# ------------------------------------------------------------------------------------------------------ moving pictures
+# ------------------------------------------------------------------------------------------------------ videos, cameras
 
 
 def _from_video(path: Path) -> Source:
@@ -383,18 +365,18 @@ def _from_video(path: Path) -> Source:
     reader = open_video(path)
     video = VideoInfo(path=path, rate=reader.rate, size_hw=reader.size_hw, count=reader.count, sound=reader.has_sound)
 
-    def tickets() -> Iterator[Ticket]:
-        for number, time, picture in reader:
-            yield _picture_ticket(Frame(picture=picture, name=str(path), path=path, frame=number, time=time))
+    def loaders() -> Iterator[FrameLoader]:
+        for number, time, image in reader:
+            yield _memory_loader(Frame(image=image, name=str(path), path=path, frame=number, time=time))
 
-    return Source(tickets, count=video.count, video=video)
+    return Source(loaders, count=video.count, video=video)
 
 
 def _from_camera(number: int) -> Source:
-    from vitruvian.pipelines.camera import camera_frames
+    from vitruvian.pipelines.video import camera
 
-    def tickets() -> Iterator[Ticket]:
-        for index, (time, picture) in enumerate(camera_frames(number)):
-            yield _picture_ticket(Frame(picture=picture, name=f"camera:{number}", frame=index, time=time))
+    def loaders() -> Iterator[FrameLoader]:
+        for index, (time, image) in enumerate(camera.camera_frames(number)):
+            yield _memory_loader(Frame(image=image, name=f"camera:{number}", frame=index, time=time))
 
-    return Source(tickets, live=True)
+    return Source(loaders, live=True)

@@ -1,19 +1,19 @@
-"""What a task returns: one frozen, checked dataclass a task, in the pixels of the source picture.
+"""What tasks return: frozen dataclasses, checked on construction, in the pixels of the source image.
 
-Each has `plot()` (a picture to look at), `save(path)` (the ending says how) and `to_dict()` (ready for JSON).
+Each has `plot()` (an image to look at), `save(path)` (the suffix selects the format) and `to_dict()` (ready for JSON).
 """
 
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.results.albedo import Albedo
-from vitruvian.results.base import People, Picture, Result
+from vitruvian.results.base import People, Result
 from vitruvian.results.embedding import Embedding
+from vitruvian.results.label_maps import Parts, Semantic
 from vitruvian.results.masks import Masks
 from vitruvian.results.matte import Matte
 from vitruvian.results.normals import Normals
 from vitruvian.results.panoptic import Panoptic, Segment
-from vitruvian.results.parts import Parts
 from vitruvian.results.pointmap import Pointmap
 from vitruvian.results.pose import Keypoint, PersonPose, Pose
-from vitruvian.results.semantic import Semantic
 
 __all__ = [
     "Albedo",
@@ -26,10 +26,10 @@ __all__ = [
     "Parts",
     "People",
     "PersonPose",
-    "Picture",
     "Pointmap",
     "Pose",
     "Result",
+    "RgbImage",
     "Segment",
     "Semantic",
 ]

@@ -1,43 +1,236 @@
-"""What maps of class numbers [H, W] have in common: which classes occur, how much of each, as masks and as records."""
+"""Maps of class numbers: `Parts`, the body part of each pixel, and `Semantic`, its class."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from vitruvian.draw import class_colours, draw_labels
+from vitruvian.draw.canvas import RgbImage
+from vitruvian.errors import InputError, near_matches
+from vitruvian.files.arrays import JsonObject
 from vitruvian.files.coco import mask_record
+from vitruvian.files.images import write_indexed_png, write_png16
+from vitruvian.human import PART_COLOURS, PART_NAMES
 from vitruvian.images.rle import encode_rle
+from vitruvian.results.base import Result
 
-MOST_BINS = 1 << 20
+_MAX_BINS = 1 << 20
 
 
-def count_labels(labels: NDArray[Any]) -> dict[int, int]:
-    """Return how many pixels [H, W] each number has, in the order of the numbers; no negative ones."""
-    if labels.max() < MOST_BINS:  # counting is many times quicker than sorting
+def count_labels(labels: NDArray[np.integer]) -> dict[int, int]:
+    """Return the number of pixels [H, W] of each class, in the order of the classes, which are not negative."""
+    if labels.max() < _MAX_BINS:  # counting is many times faster than sorting
         counts = np.bincount(labels.ravel())
         return {int(label): int(counts[label]) for label in np.flatnonzero(counts)}
-    found, areas = np.unique(labels, return_counts=True)
-    return dict(zip(found.tolist(), areas.tolist(), strict=True))
+    values, areas = np.unique(labels, return_counts=True)
+    return dict(zip(values.tolist(), areas.tolist(), strict=True))
 
 
-def class_records(labels: NDArray[Any], classes: list[int], *, image_id: int, first_id: int) -> list[dict[str, Any]]:
-    """Return a COCO record for each of these classes of a map [H, W], one mask each."""
-    return [
-        mask_record(
-            encode_rle(labels == label, compress=True),
-            image_id=image_id,
-            annotation_id=first_id + index,
-            category_id=label,
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LabelMap(Result):
+    """Base of `Parts` and `Semantic`: a map of class numbers with names.
+
+    Attributes:
+        labels: Class of each pixel [H, W], from 0.
+    """
+
+    endings: ClassVar[tuple[str, ...]] = (".png", ".npz", ".json")
+
+    labels: NDArray[np.integer]
+
+    def name(self, label: int) -> str:
+        """Return the name of a class."""
+        raise NotImplementedError
+
+    def areas(self) -> dict[str, int]:
+        """Return the number of pixels of each class that occurs, by name."""
+        areas: dict[str, int] = {}
+        for label, area in count_labels(self.labels).items():
+            areas[self.name(label)] = areas.get(self.name(label), 0) + area
+        return areas
+
+    def present(self) -> tuple[str, ...]:
+        """Return the names of the classes that occur, in the order of their numbers, the background too."""
+        return tuple(self.areas())
+
+    def _class_dicts(self) -> list[JsonObject]:
+        """Return number, name, area and mask (RLE) of each class that occurs."""
+        return [
+            {
+                "id": label,
+                "name": self.name(label),
+                "area": area,
+                "rle": encode_rle(self.labels == label, compress=True),
+            }
+            for label, area in count_labels(self.labels).items()
+        ]
+
+    def _records(self, classes: list[int], *, image_id: int, first_id: int) -> list[JsonObject]:
+        """Return a COCO record with a mask for each of these classes."""
+        return [
+            mask_record(
+                encode_rle(self.labels == label, compress=True),
+                image_id=image_id,
+                annotation_id=first_id + index,
+                category_id=label,
+            )
+            for index, label in enumerate(classes)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Parts(LabelMap):
+    """The body part of each pixel. Left and right are the person's own.
+
+    Attributes:
+        labels: Number of the part, uint8 [H, W]; 0 is the background.
+        names: Names of the K parts, by default the 29 of Sapiens2.
+        colours: RGB of each, uint8 [K, 3].
+        score: Confidence of the model at each pixel, float16 [H, W], 0 to 1.
+    """
+
+    task: ClassVar[str] = "parts"
+
+    names: tuple[str, ...] = PART_NAMES
+    colours: NDArray[np.uint8] = field(default_factory=lambda: np.array(PART_COLOURS, np.uint8))
+    score: NDArray[np.float16] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check("labels", np.uint8, *self.size_hw)
+        self.check("colours", np.uint8, len(self.names), 3)
+        if self.score is not None:
+            self.check("score", np.float16, *self.size_hw)
+        if self.labels.max() >= len(self.names):
+            raise InputError(
+                f"labels: expected numbers from 0 to {len(self.names) - 1}, got {self.labels.max()}. Add names for all."
+            )
+
+    def name(self, label: int) -> str:
+        """Return the name of a part."""
+        return self.names[label]
+
+    def mask(self, name: str) -> NDArray[np.bool_]:
+        """Return the mask of a part, bool [H, W]."""
+        if name not in self.names:
+            same = {known.lower(): known for known in self.names}.get(name.lower().replace(" ", "_").replace("-", "_"))
+            near = f" Did you mean {same}?" if same else near_matches(name, self.names)
+            raise InputError(f"part: expected one of {', '.join(self.names)}, got {name!r}.{near}")
+        mask: NDArray[np.bool_] = np.equal(self.labels, self.names.index(name))
+        return mask
+
+    def plot(self, *, opacity: float = 0.55, legend: bool = True, outline: bool = True) -> Image.Image:
+        """Draw the parts in their colours over the image, with a legend of those that occur beside it."""
+        drawn = draw_labels(
+            self.image, self.labels, self.colours, names=self.names, opacity=opacity, legend=legend, outline=outline
         )
-        for index, label in enumerate(classes)
-    ]
+        return Image.fromarray(drawn)
+
+    def write(self, path: Path, ending: str) -> None:
+        """Write the numbers of the parts as a PNG with their colours as palette, or NPZ, or JSON with a mask each."""
+        if ending == ".png":
+            write_indexed_png(path, self.labels.astype(np.uint8), self.colours)
+        else:
+            super().write(path, ending)
+
+    def info(self) -> JsonObject:
+        """Return everything but the arrays."""
+        return super().info() | {"names": list(self.names)}
+
+    def to_dict(self) -> JsonObject:
+        """Return the parts that occur, each with its area and its mask as COCO RLE."""
+        return super().to_dict() | {"parts": self._class_dicts()}
+
+    def to_coco(self, *, image_id: int = 1, first_id: int = 1) -> list[JsonObject]:
+        """Return a COCO annotation for each part that occurs, without the background (number 0)."""
+        classes = [label for label in count_labels(self.labels) if label > 0]
+        return self._records(classes, image_id=image_id, first_id=first_id)
+
+    def coco_categories(self) -> list[JsonObject]:
+        """Return a category for each part; its id is the label."""
+        return [
+            {"id": label, "name": name, "supercategory": "person"} for label, name in enumerate(self.names) if label > 0
+        ]
 
 
-def class_summary(labels: NDArray[Any], names: dict[int, str]) -> list[dict[str, Any]]:
-    """Return number, name, area and mask (RLE) of each class that occurs in a map [H, W]."""
-    return [
-        {"id": label, "name": names[label], "area": area, "rle": encode_rle(labels == label, compress=True)}
-        for label, area in count_labels(labels).items()
-    ]
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Semantic(LabelMap):
+    """The class of each pixel.
+
+    Attributes:
+        labels: Number of the class, int32 [H, W], from 0.
+        id2label: Names by number. Numbers without a name are called "class N".
+    """
+
+    task: ClassVar[str] = "semantic"
+
+    id2label: dict[int, str]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check("labels", np.int32, *self.size_hw)
+        low, high = int(self.labels.min()), int(self.labels.max())
+        if low < 0 or high > 65535:
+            raise InputError(f"labels: expected numbers from 0 to 65535, got {low} to {high}.")
+
+    def name(self, label: int) -> str:
+        """Return the name of a class."""
+        return self.id2label.get(label, f"class {label}")
+
+    def mask(self, name: str) -> NDArray[np.bool_]:
+        """Return the mask of a class, bool [H, W]; of all classes where several have this name."""
+        ids = [label for label, known in self.id2label.items() if known == name]
+        if not ids:
+            known = self.id2label.values()
+            raise InputError(f"class: expected one of {len(known)} names, got {name!r}.{near_matches(name, known)}")
+        return np.isin(self.labels, ids)
+
+    def colours(self) -> RgbImage:
+        """Return a colour for each class up to the largest that is named or occurs, uint8 [K, 3]."""
+        return class_colours(max(int(self.labels.max()), *self.id2label, 0) + 1)
+
+    def plot(self, *, opacity: float = 0.55, legend: bool = True, outline: bool = True) -> Image.Image:
+        """Draw the classes in colours over the image, with a legend of those that occur beside it."""
+        drawn = draw_labels(
+            self.image,
+            self.labels,
+            self.colours(),
+            names={label: self.name(label) for label in count_labels(self.labels)},
+            opacity=opacity,
+            legend=legend,
+            outline=outline,
+            background=None,
+        )
+        return Image.fromarray(drawn)
+
+    def write(self, path: Path, ending: str) -> None:
+        """Write the numbers as PNG (with a palette up to 255, else 16-bit gray), or NPZ, or JSON with a mask each."""
+        if ending != ".png":
+            super().write(path, ending)
+        elif self.labels.max() < 256:
+            write_indexed_png(path, self.labels.astype(np.uint8), self.colours()[:256])
+        else:
+            write_png16(path, self.labels.astype(np.uint16))
+
+    def info(self) -> JsonObject:
+        """Return everything but the arrays."""
+        return super().info() | {"id2label": {str(label): name for label, name in self.id2label.items()}}
+
+    def to_dict(self) -> JsonObject:
+        """Return the classes that occur, each with its area and its mask as COCO RLE."""
+        return super().to_dict() | {"classes": self._class_dicts()}
+
+    def to_coco(self, *, image_id: int = 1, first_id: int = 1) -> list[JsonObject]:
+        """Return a COCO annotation for each class that occurs."""
+        return self._records(list(count_labels(self.labels)), image_id=image_id, first_id=first_id)
+
+    def coco_categories(self) -> list[JsonObject]:
+        """Return a category for each class that has a name or occurs; its id is the label."""
+        ids = sorted({*self.id2label, *count_labels(self.labels)})
+        return [{"id": label, "name": self.name(label), "supercategory": "class"} for label in ids]

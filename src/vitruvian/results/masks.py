@@ -1,25 +1,31 @@
-"""`Masks`: one mask for each object, by click, box, automatically or by class."""
+"""`Masks`: one mask for each object, by prompt, automatically or by class."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from vitruvian.draw import class_colours, draw_masks
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
+from vitruvian.files.arrays import JsonObject
+from vitruvian.files.coco import mask_record
+from vitruvian.files.images import write_indexed_png, write_png16
 from vitruvian.images.rle import Rle, compress_counts, decode_rle, encode_rles, read_rle, rle_area
-from vitruvian.results.base import Picture, Result, plain
-from vitruvian.results.checks import check_array, check_choice
+from vitruvian.results.base import Result, check_array, check_choice, plain
+from vitruvian.results.supervision import detections
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    import supervision
 
 MasksKind = Literal["segment", "mask-generation", "instance"]
-OBJECT = 1  # COCO's number for the category of masks without classes
+_OBJECT_CATEGORY = 1  # COCO category of masks without classes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -28,12 +34,12 @@ class Masks(Result):
 
     Attributes:
         kind: The task: "segment" (by prompts), "mask-generation" (everything) or "instance" (by class).
-        runs: The masks as COCO RLE, N of them, counts as strings. They may be given as RLE of any form or as an array
-            bool [N, H, W]; `masks` decodes them.
-        scores: How sure the model is of each, float32 [N].
+        runs: The masks as COCO RLE, N of them, counts as strings. The constructor also takes RLE of any form or an
+            array bool [N, H, W]; `masks` decodes them.
+        scores: Confidence of the model, float32 [N].
         boxes_xyxy: Corners, float32 [N, 4].
         label_ids: Class of each, int64 [N], where there are classes.
-        label_names: Name of each one's class, N of them.
+        label_names: Name of each class, N of them.
     """
 
     task: ClassVar[str] = "segment"
@@ -49,13 +55,13 @@ class Masks(Result):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("kind", self.kind, get_args(MasksKind))
-        object.__setattr__(self, "task", self.kind)  # three tasks share this class: each result tells its own
-        object.__setattr__(self, "runs", as_runs(self.runs, self.size_hw))
+        object.__setattr__(self, "task", self.kind)  # three tasks share this class
+        object.__setattr__(self, "runs", _as_runs(self.runs, self.size_hw))
         count = len(self.runs)
-        check_array("scores", self.scores, dtype=np.float32, shape=(count,))
-        check_array("boxes_xyxy", self.boxes_xyxy, dtype=np.float32, shape=(count, 4))
+        self.check("scores", np.float32, count)
+        self.check("boxes_xyxy", np.float32, count, 4)
         if self.label_ids is not None:
-            check_array("label_ids", self.label_ids, dtype=np.int64, shape=(count,))
+            self.check("label_ids", np.int64, count)
         if self.label_names is not None and (self.label_ids is None or len(self.label_names) != count):
             raise InputError(
                 f"label_names: expected one for each of the {count} masks beside label_ids, "
@@ -74,7 +80,7 @@ class Masks(Result):
 
     @property
     def masks(self) -> NDArray[np.bool_]:
-        """All masks, bool [N, H, W], decoded anew each time."""
+        """All masks, bool [N, H, W], decoded on each access."""
         return np.stack(list(self)) if len(self) else np.zeros((0, *self.size_hw), bool)
 
     @property
@@ -91,12 +97,8 @@ class Masks(Result):
             numbers[self.mask(int(index))] = index + 1
         return numbers
 
-    def plot(self, *, opacity: float = 0.5, outline: bool = True) -> Image:
-        """Draw the masks over the picture, large ones below, with class and score where there are classes."""
-        from PIL import Image
-
-        from vitruvian.draw import draw_masks
-
+    def plot(self, *, opacity: float = 0.5, outline: bool = True) -> Image.Image:
+        """Draw the masks over the image, large ones below, with class and score where there are classes."""
         drawn = draw_masks(
             self.canvas(),
             iter(self),
@@ -109,26 +111,23 @@ class Masks(Result):
 
     def write(self, path: Path, ending: str) -> None:
         """Write everything as JSON (masks as COCO RLE) or NPZ (masks bool [N, H, W]), or `index_map` as PNG."""
-        from vitruvian.draw import class_colours
-        from vitruvian.files.pictures import write_indexed_png, write_png16
-
         if ending != ".png":
             super().write(path, ending)
         elif len(self) < 256:
-            colours: Picture = np.concatenate([np.zeros((1, 3), np.uint8), class_colours(len(self))])  # [N + 1, 3]
+            colours: RgbImage = np.concatenate([np.zeros((1, 3), np.uint8), class_colours(len(self))])  # [N + 1, 3]
             write_indexed_png(path, self.index_map().astype(np.uint8), colours)
         else:
             write_png16(path, self.index_map())
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return the arrays by name, decoded masks among them."""
         return super().arrays() | {"masks": self.masks}
 
-    def info(self) -> dict[str, Any]:
-        """Return what there is beside arrays."""
+    def info(self) -> JsonObject:
+        """Return everything but the arrays."""
         return super().info() | {"label_names": None if self.label_names is None else list(self.label_names)}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return everything: a list of objects with mask (COCO RLE), score, box and class."""
         objects = [
             {
@@ -145,33 +144,29 @@ class Masks(Result):
         ]
         return super().to_dict() | {"objects": objects}
 
-    def to_coco(self, *, image_id: int = 1, first_id: int = 1) -> list[dict[str, Any]]:
+    def to_coco(self, *, image_id: int = 1, first_id: int = 1) -> list[JsonObject]:
         """Return a COCO annotation for each mask; the category is the class, or 1 for masks without one."""
-        from vitruvian.files.coco import mask_record
-
         return [
             mask_record(
                 rle,
                 image_id=image_id,
                 annotation_id=first_id + index,
-                category_id=OBJECT if self.label_ids is None else int(self.label_ids[index]),
+                category_id=_OBJECT_CATEGORY if self.label_ids is None else int(self.label_ids[index]),
                 score=float(self.scores[index]),
             )
             for index, rle in enumerate(self.runs)
         ]
 
-    def coco_categories(self) -> list[dict[str, Any]]:
-        """Return the categories of these masks; their numbers are the model's."""
+    def coco_categories(self) -> list[JsonObject]:
+        """Return the categories of these masks; their ids are those of the model."""
         if self.label_ids is None:
-            return [{"id": OBJECT, "name": "object", "supercategory": "object"}]
+            return [{"id": _OBJECT_CATEGORY, "name": "object", "supercategory": "object"}]
         names = self.label_names or tuple(f"class {label}" for label in self.label_ids)
-        found = dict(sorted(zip(self.label_ids.tolist(), names, strict=True)))
-        return [{"id": label, "name": name, "supercategory": "object"} for label, name in found.items()]
+        classes = dict(sorted(zip(self.label_ids.tolist(), names, strict=True)))
+        return [{"id": label, "name": name, "supercategory": "object"} for label, name in classes.items()]
 
-    def to_supervision(self) -> Any:
+    def to_supervision(self) -> supervision.Detections:
         """Return `supervision.Detections` with masks."""
-        from vitruvian.results.supervision import detections
-
         return detections(
             boxes_xyxy=self.boxes_xyxy,
             masks=self.masks,
@@ -181,18 +176,18 @@ class Masks(Result):
         )
 
 
-def as_runs(runs: Any, size_hw: tuple[int, int]) -> tuple[Rle, ...]:
+def _as_runs(runs: object, size_hw: tuple[int, int]) -> tuple[Rle, ...]:
     """Return masks, bool [N, H, W] or RLE of any form, as RLE with counts as strings."""
     if isinstance(runs, np.ndarray):
         check_array("runs", runs, dtype=np.bool_, shape=("N", *size_hw))
         return tuple(encode_rles(runs, compress=True))
     if not isinstance(runs, (list, tuple)):
         raise InputError(f"runs: expected a list of RLE or bool [N, H, W], got {type(runs).__name__}.")
-    found = []
+    encoded = []
     for rle in runs:
         height, width, counts = read_rle(rle)
         if (height, width) != size_hw:
             raise InputError(f"runs: expected masks of {size_hw[0]}×{size_hw[1]} pixels, got {height}×{width}.")
         text = rle["counts"] if isinstance(rle["counts"], str) else compress_counts(counts)
-        found.append(Rle(size=[height, width], counts=text))
-    return tuple(found)
+        encoded.append(Rle(size=[height, width], counts=text))
+    return tuple(encoded)

@@ -1,25 +1,25 @@
-"""`Normals`: which way the surface faces at each pixel."""
+"""`Normals`: the direction of the surface at each pixel."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from vitruvian.results.base import Result
+from vitruvian.draw import colour_normals
+from vitruvian.files.arrays import JsonObject, write_exr
+from vitruvian.files.images import write_image, write_png16
+from vitruvian.results.base import Result, check_choice
 from vitruvian.results.camera import CONVENTIONS, Convention, flip_axes
-from vitruvian.results.checks import check_array, check_choice
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Normals(Result):
-    """Surface normals: unit vectors that point out of the surface, in the camera's axes.
+    """Surface normals: unit vectors that point out of the surface, in camera axes.
 
     | convention | x | y | z | a surface that faces the camera |
     |---|---|---|---|---|
@@ -28,7 +28,7 @@ class Normals(Result):
 
     Attributes:
         normals: float32 [H, W, 3].
-        mask: Pixels of people, bool [H, W]; elsewhere normals mean little.
+        mask: Pixels of people, bool [H, W]; elsewhere normals are not reliable.
         convention: The axes.
     """
 
@@ -41,9 +41,9 @@ class Normals(Result):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_array("normals", self.normals, dtype=np.float32, shape=(*self.size_hw, 3))
+        self.check("normals", np.float32, *self.size_hw, 3)
         if self.mask is not None:
-            check_array("mask", self.mask, dtype=np.bool_, shape=self.size_hw)
+            self.check("mask", np.bool_, *self.size_hw)
         check_choice("convention", self.convention, CONVENTIONS)
 
     def to_convention(self, convention: Convention) -> Normals:
@@ -53,23 +53,16 @@ class Normals(Result):
             return self
         return replace(self, normals=flip_axes(self.normals), convention=convention)
 
-    def plot(self) -> Image:
+    def plot(self) -> Image.Image:
         """Show directions in the usual colours: red to the right, green up, blue to the viewer."""
-        from PIL import Image
-
-        from vitruvian.draw import colour_normals
-
         return Image.fromarray(colour_normals(self.normals, self.mask, convention=self.convention))
 
     def write(self, path: Path, ending: str) -> None:
-        """Write the usual colours as PNG of 8 or 16 bits (x right, y up, z to the viewer, whatever the convention),
-        or the numbers as they are as NPZ, or as EXR: R, G, B are x, y, z, and A is the mask.
+        """Write the usual colours as 8-bit or 16-bit PNG (x right, y up, z to the viewer, whatever the convention),
+        or the values as NPZ, or as EXR: R, G, B are x, y, z, and A is the mask.
         """
-        from vitruvian.files.arrays import write_exr
-        from vitruvian.files.pictures import write_picture, write_png16
-
         if ending == ".png":
-            write_picture(path, np.asarray(self.plot()))
+            write_image(path, np.asarray(self.plot()))
         elif ending == ".16.png":
             write_png16(path, self.colours16())
         elif ending == ".exr":
@@ -81,7 +74,7 @@ class Normals(Result):
             super().write(path, ending)
 
     def colours16(self) -> NDArray[np.uint16]:
-        """Return the usual colours in 16 bits, [H, W, 3]: (n + 1) / 2 · 65535 in OpenGL's axes, 0 outside the mask."""
+        """Return the usual colours in 16 bits, [H, W, 3]: (n + 1) / 2 · 65535 in OpenGL axes, 0 outside of the mask."""
         normals = self.to_convention("opengl").normals
         known: NDArray[np.bool_] = np.all(np.isfinite(normals), axis=-1)  # [H, W]
         if self.mask is not None:
@@ -89,10 +82,10 @@ class Normals(Result):
         values = np.round((np.clip(normals, -1, 1) + 1) * (65535 / 2))  # [H, W, 3]
         return np.where(known[..., None], values, 0).astype(np.uint16)
 
-    def info(self) -> dict[str, Any]:
-        """Return what there is beside arrays."""
+    def info(self) -> JsonObject:
+        """Return everything but the arrays."""
         return super().info() | {"convention": self.convention}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return what there is beside the map of normals, which NPZ and EXR hold."""
+    def to_dict(self) -> JsonObject:
+        """Return everything but the map of normals, which NPZ and EXR hold."""
         return super().to_dict() | {"pixels": None if self.mask is None else int(self.mask.sum())}

@@ -1,21 +1,27 @@
-"""`Panoptic`: every pixel belongs to one thing or to one kind of stuff."""
+"""`Panoptic`: every pixel belongs to at most one segment, of a thing or of stuff."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from vitruvian.draw import draw_panoptic
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
-from vitruvian.results.base import Picture, Result
-from vitruvian.results.checks import check_array
+from vitruvian.files.arrays import JsonObject
+from vitruvian.files.coco import panoptic_image, segment_record
+from vitruvian.files.images import write_png
+from vitruvian.results.base import Result
 from vitruvian.results.label_maps import count_labels
+from vitruvian.results.supervision import detections
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    import supervision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +32,10 @@ class Segment:
         id: Its number in the map, from 1.
         label_id: Its class.
         label: Name of the class.
-        score: How sure the model is.
+        score: Confidence of the model.
         area: Its pixels.
         box_xyxy: Its corners.
-        is_thing: Whether its class is of things one can count; None where that is not known.
+        is_thing: Whether its class is a thing, which can be counted, or stuff; None where that is not known.
     """
 
     id: int
@@ -47,7 +53,7 @@ class Panoptic(Result):
 
     Attributes:
         segmentation: Number of the segment, int32 [H, W]; 0 is none.
-        segments: What the numbers stand for.
+        segments: The segments.
     """
 
     task: ClassVar[str] = "panoptic"
@@ -58,7 +64,7 @@ class Panoptic(Result):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_array("segmentation", self.segmentation, dtype=np.int32, shape=self.size_hw)
+        self.check("segmentation", np.int32, *self.size_hw)
         ids = [segment.id for segment in self.segments]
         if len(set(ids)) != len(ids) or min(ids, default=1) < 1 or max(ids, default=1) >= 1 << 24:
             raise InputError(f"segments: expected different ids from 1 to 2²⁴ − 1, got {sorted(ids)[:8]}.")
@@ -72,17 +78,13 @@ class Panoptic(Result):
         return len(self.segments)
 
     def mask(self, segment_id: int) -> NDArray[np.bool_]:
-        """Return where a segment is, bool [H, W]."""
+        """Return the mask of a segment, bool [H, W]."""
         if segment_id not in {segment.id for segment in self.segments}:
             raise InputError(f"segment: expected one of {len(self.segments)} ids, got {segment_id}.")
         return np.equal(self.segmentation, segment_id)
 
-    def plot(self, *, opacity: float = 0.6, outline: bool = True) -> Image:
-        """Draw the segments in colours over the picture, with their names where they fit."""
-        from PIL import Image
-
-        from vitruvian.draw import draw_panoptic
-
+    def plot(self, *, opacity: float = 0.6, outline: bool = True) -> Image.Image:
+        """Draw the segments in colours over the image, with their names where they fit."""
         drawn = draw_panoptic(
             self.image,
             self.segmentation,
@@ -93,32 +95,26 @@ class Panoptic(Result):
         )
         return Image.fromarray(drawn)
 
-    def id_picture(self) -> Picture:
-        """Return the numbers as COCO's panoptic PNGs store them, uint8 [H, W, 3]: R + 256·G + 256²·B."""
-        from vitruvian.files.coco import id_picture
-
-        return id_picture(self.segmentation)
+    def panoptic_image(self) -> RgbImage:
+        """Return the segment numbers as in COCO's panoptic PNGs, uint8 [H, W, 3]: R + 256·G + 256²·B."""
+        return panoptic_image(self.segmentation)
 
     def write(self, path: Path, ending: str) -> None:
         """Write COCO's panoptic PNG, JSON of the segments, or everything as NPZ."""
-        from vitruvian.files.pictures import write_png
-
         if ending == ".png":
-            write_png(path, self.id_picture())
+            write_png(path, self.panoptic_image())
         else:
             super().write(path, ending)
 
-    def info(self) -> dict[str, Any]:
-        """Return what there is beside arrays."""
+    def info(self) -> JsonObject:
+        """Return everything but the arrays."""
         return super().info() | {"segments": [asdict(segment) for segment in self.segments]}
 
-    def to_coco(self, *, image_id: int = 1, first_id: int = 1, file_name: str | None = None) -> list[dict[str, Any]]:
+    def to_coco(self, *, image_id: int = 1, first_id: int = 1, file_name: str | None = None) -> list[JsonObject]:
         """Return COCO's panoptic annotation: one record, with all segments.
 
-        `file_name` is that of the PNG of numbers, by default `first_id` as the dataset numbers its files.
+        `file_name` is that of the PNG of segment numbers, by default `first_id` as the dataset numbers its files.
         """
-        from vitruvian.files.coco import segment_record
-
         segments = [
             segment_record(
                 segment_id=segment.id,
@@ -131,19 +127,17 @@ class Panoptic(Result):
         ]
         return [{"image_id": image_id, "file_name": file_name or f"{first_id:012d}.png", "segments_info": segments}]
 
-    def coco_categories(self) -> list[dict[str, Any]]:
-        """Return the categories of these segments; their numbers are the model's."""
-        found = {segment.label_id: segment for segment in sorted(self.segments, key=lambda one: one.label_id)}
+    def coco_categories(self) -> list[JsonObject]:
+        """Return the categories of these segments; their ids are those of the model."""
+        classes = {segment.label_id: segment for segment in sorted(self.segments, key=lambda one: one.label_id)}
         return [
             {"id": label, "name": segment.label, "supercategory": segment.label}
             | ({} if segment.is_thing is None else {"isthing": int(segment.is_thing)})
-            for label, segment in found.items()
+            for label, segment in classes.items()
         ]
 
-    def to_supervision(self) -> Any:
+    def to_supervision(self) -> supervision.Detections:
         """Return `supervision.Detections`, one for each segment, with masks."""
-        from vitruvian.results.supervision import detections
-
         return detections(
             boxes_xyxy=np.array([segment.box_xyxy for segment in self.segments], np.float32).reshape(-1, 4),
             masks=np.array([self.segmentation == segment.id for segment in self.segments], bool),

@@ -1,47 +1,48 @@
-"""`Pointmap`: a 3D point for each pixel, with the camera that sees it there."""
+"""`Pointmap`: a 3D point for each pixel, and the camera."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from vitruvian.draw import colour_depth
+from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
-from vitruvian.results.base import Picture, Result
+from vitruvian.files.arrays import JsonObject, write_exr
+from vitruvian.files.images import write_image, write_png16
+from vitruvian.files.point_clouds import write_glb, write_ply
+from vitruvian.results.base import Result, check_choice
 from vitruvian.results.camera import CONVENTIONS, Convention, check_intrinsics, flip_axes, fov_degrees
-from vitruvian.results.checks import check_array, check_choice
-from vitruvian.results.surface import depth_edges, grid_triangles, usable_pixels
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 IntrinsicsFrom = Literal["given", "exif", "field of view", "estimated"]
-EDGE_THRESHOLD = 0.04  # of the depth: about the thickness of an arm at two metres
-NO_COLOUR = 200
+_EDGE_THRESHOLD = 0.04  # relative to the depth: about the thickness of an arm at two metres
+_NO_COLOUR = 200
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Pointmap(Result):
-    """A 3D point for each pixel, in the camera's axes.
+    """A 3D point for each pixel, in camera axes.
 
     | convention | x | y | z | depth |
     |---|---|---|---|---|
     | "opencv" | right | down | away from the camera | z |
     | "opengl" | right | up | to the camera | −z |
 
-    The model's points are those of its canonical camera; metric points are they divided by `scale`, and that is done
-    here already: `points` are in metres where `metric` is true, else in a unit that is not known.
+    `points` are in metres where `metric` is true, else in an unknown unit. They are the points of the model's canonical
+    camera divided by `scale`.
 
     Attributes:
         points: float32 [H, W, 3].
-        mask: Pixels of people, bool [H, W]; elsewhere points mean little.
+        mask: Pixels of people, bool [H, W]; elsewhere points are not reliable.
         intrinsics: The camera, float32 [3, 3], in source pixels.
-        intrinsics_from: Where they come from: "given", "exif", "field of view" or "estimated" from the points.
+        intrinsics_from: Their origin: "given", "exif", "field of view" or "estimated" from the points.
         metric: Whether points are in metres.
-        scale: What the model's points were divided by, where they were.
+        scale: What the points of the model were divided by, or None.
         convention: The axes.
     """
 
@@ -58,9 +59,9 @@ class Pointmap(Result):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_array("points", self.points, dtype=np.float32, shape=(*self.size_hw, 3))
-        check_array("mask", self.mask, dtype=np.bool_, shape=self.size_hw)
-        check_array("intrinsics", self.intrinsics, dtype=np.float32, shape=(3, 3))
+        self.check("points", np.float32, *self.size_hw, 3)
+        self.check("mask", np.bool_, *self.size_hw)
+        self.check("intrinsics", np.float32, 3, 3)
         check_intrinsics(self.intrinsics)
         check_choice("intrinsics_from", self.intrinsics_from, get_args(IntrinsicsFrom))
         check_choice("convention", self.convention, CONVENTIONS)
@@ -69,34 +70,34 @@ class Pointmap(Result):
 
     @property
     def depth(self) -> NDArray[np.float32]:
-        """Distance along the camera's axis, float32 [H, W]."""
+        """Distance along the optical axis, float32 [H, W]."""
         return self.points[..., 2] if self.convention == "opencv" else -self.points[..., 2]
 
     @property
     def focal(self) -> float:
-        """Focal length in source pixels: the mean of both directions, which seldom differ."""
+        """Focal length in source pixels: the mean of fx and fy."""
         return float(self.intrinsics[0, 0] + self.intrinsics[1, 1]) / 2
 
     def to_convention(self, convention: Convention) -> Pointmap:
-        """Return the same points in other axes; intrinsics stay, they belong to the picture."""
+        """Return the same points in other axes; intrinsics do not change."""
         check_choice("convention", convention, CONVENTIONS)
         if convention == self.convention:
             return self
         return replace(self, points=flip_axes(self.points), convention=convention)
 
     def cloud(
-        self, *, edge_threshold: float | None = EDGE_THRESHOLD, max_points: int | None = None
+        self, *, edge_threshold: float | None = _EDGE_THRESHOLD, max_points: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-        """Return the points of the mask, float32 [N, 3], and their colours, uint8 [N, 3] (grey without a picture).
+        """Return the points of the mask, float32 [N, 3], and their colours, uint8 [N, 3] (grey without an image).
 
         Args:
-            edge_threshold: Points where depth jumps by more than this share of it are left out, since they hang between
-                what is in front and what is behind; None keeps them.
-            max_points: Take at most so many, spread evenly at random (always the same ones).
+            edge_threshold: Points where depth changes by more than this share of it are left out, since they lie
+                between foreground and background; None keeps them.
+            max_points: Sample at most that many, always the same ones.
         """
         keep = self._usable()
         if edge_threshold is not None:
-            keep &= ~depth_edges(self.depth, keep, threshold=edge_threshold)
+            keep &= ~_depth_edges(self.depth, keep, threshold=edge_threshold)
         chosen = np.flatnonzero(keep)
         if max_points is not None:
             if max_points < 1:
@@ -106,10 +107,10 @@ class Pointmap(Result):
         return self.points.reshape(-1, 3)[chosen], self._colours().reshape(-1, 3)[chosen]
 
     def surface(
-        self, *, edge_threshold: float = EDGE_THRESHOLD
+        self, *, edge_threshold: float = _EDGE_THRESHOLD
     ) -> tuple[NDArray[np.float32], NDArray[np.uint8], NDArray[np.uint32]]:
-        """Return the points [N, 3], colours [N, 3] and triangles [M, 3] of the surface, open where depth jumps."""
-        triangles = grid_triangles(self.depth, self._usable(), threshold=edge_threshold)
+        """Return the points [N, 3], colours [N, 3] and triangles [M, 3] of the surface, open at depth edges."""
+        triangles = _grid_triangles(self.depth, self._usable(), threshold=edge_threshold)
         used = np.zeros(self.points[..., 0].size, bool)
         used[triangles] = True
         renumbered = (np.cumsum(used) - 1).astype(np.uint32)
@@ -120,15 +121,15 @@ class Pointmap(Result):
         path: str | Path,
         *,
         mesh: bool = False,
-        edge_threshold: float | None = EDGE_THRESHOLD,
+        edge_threshold: float | None = _EDGE_THRESHOLD,
         max_points: int | None = None,
     ) -> Path:
-        """Write the result; the ending of the name says how, see `endings`. Returns the path.
+        """Write the result in the format of the file name's suffix. Returns the path.
 
         | ending | holds |
         |---|---|
         | .ply | the cloud, in the axes of `convention` |
-        | .glb | the cloud, or with `mesh` the surface, in glTF's axes, which are OpenGL's |
+        | .glb | the cloud, or with `mesh` the surface, in the axes of glTF, which are OpenGL's |
         | .exr | R, G, B: x, y, z; Z: depth; A: the mask |
         | .png | depth in colours |
         | .16.png | depth in millimetres (thousandths of the unit where not metric), 0 for none, at most 65535 |
@@ -152,12 +153,9 @@ class Pointmap(Result):
         return target
 
     def write(self, path: Path, ending: str) -> None:
-        """Write what is no cloud; `save` is the way in."""
-        from vitruvian.files.arrays import write_exr
-        from vitruvian.files.pictures import write_picture, write_png16
-
+        """Write the formats that are not point clouds."""
         if ending == ".png":
-            write_picture(path, np.asarray(self.plot()))
+            write_image(path, np.asarray(self.plot()))
         elif ending == ".16.png":
             thousandths = np.where(self._usable(), np.nan_to_num(self.depth) * 1000, 0)
             write_png16(path, np.clip(np.round(thousandths), 0, 65535).astype(np.uint16))
@@ -168,16 +166,12 @@ class Pointmap(Result):
         else:
             super().write(path, ending)
 
-    def plot(self, *, near: float | None = None, far: float | None = None) -> Image:
+    def plot(self, *, near: float | None = None, far: float | None = None) -> Image.Image:
         """Show depth in colours, warm near and cold far; `near` and `far` set the ends, in the unit of the points."""
-        from PIL import Image
-
-        from vitruvian.draw import colour_depth
-
         return Image.fromarray(colour_depth(self.depth, self._usable(), near=near, far=far))
 
-    def info(self) -> dict[str, Any]:
-        """Return what there is beside arrays."""
+    def info(self) -> JsonObject:
+        """Return everything but the arrays."""
         return super().info() | {
             "intrinsics_from": self.intrinsics_from,
             "metric": self.metric,
@@ -185,7 +179,7 @@ class Pointmap(Result):
             "convention": self.convention,
         }
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the camera and the range of depth; the points are in NPZ, EXR, PLY and GLB."""
         depth = self.depth[self._usable()]
         wide, tall = fov_degrees(self.intrinsics, self.size_hw)
@@ -198,26 +192,72 @@ class Pointmap(Result):
         }
 
     def _usable(self) -> NDArray[np.bool_]:
-        return usable_pixels(self.points, self.depth, self.mask)
+        return _usable_pixels(self.points, self.depth, self.mask)
 
-    def _colours(self) -> Picture:
-        return np.full((*self.size_hw, 3), NO_COLOUR, np.uint8) if self.image is None else self.image
+    def _colours(self) -> RgbImage:
+        return np.full((*self.size_hw, 3), _NO_COLOUR, np.uint8) if self.image is None else self.image
 
     def _describe(self) -> str:
-        unit = "metres" if self.metric else "a unit that is not known"
+        unit = "metres" if self.metric else "an unknown unit"
         return f"points x, y, z in {self.convention} camera axes, in {unit}"
 
     def _write_ply(self, path: Path, edge_threshold: float | None, max_points: int | None) -> None:
-        from vitruvian.files.points import write_ply
-
         points, colours = self.cloud(edge_threshold=edge_threshold, max_points=max_points)
         write_ply(path, points, colours, comments=self._describe())
 
     def _write_glb(self, path: Path, mesh: bool, edge_threshold: float | None, max_points: int | None) -> None:
-        from vitruvian.files.points import write_glb
-
         upright = self.to_convention("opengl")
         if mesh and edge_threshold is not None:
             write_glb(path, *upright.surface(edge_threshold=edge_threshold))
         else:
             write_glb(path, *upright.cloud(edge_threshold=edge_threshold, max_points=max_points))
+
+
+def _usable_pixels(
+    points: NDArray[np.float32], depth: NDArray[np.float32], mask: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Return the pixels [H, W] of the mask whose points [H, W, 3] are finite and in front of the camera."""
+    finite = np.isfinite(points[..., 0]) & np.isfinite(points[..., 1]) & np.isfinite(points[..., 2])
+    with np.errstate(invalid="ignore"):
+        return mask & finite & (depth > 0)
+
+
+def _depth_edges(depth: NDArray[np.float32], usable: NDArray[np.bool_], *, threshold: float) -> NDArray[np.bool_]:
+    """Return the pixels [H, W] at depth discontinuities, where points lie between foreground and background.
+
+    That is where the depths of its usable 3×3 neighbours differ by more than `threshold` times the nearest of them.
+    """
+    near = _extreme(np.where(usable, depth, np.inf), np.minimum, np.inf)
+    far = _extreme(np.where(usable, depth, -np.inf), np.maximum, -np.inf)
+    with np.errstate(invalid="ignore"):
+        return usable & (far - near > threshold * near)
+
+
+def _extreme(values: NDArray[np.float32], choose: np.ufunc, border: float) -> NDArray[np.float32]:
+    """Return the minimum or maximum of each 3×3 window of a map [H, W]."""
+    padded = np.pad(values, 1, constant_values=border)
+    rows = choose(choose(padded[:-2], padded[1:-1]), padded[2:])  # [H, W + 2]
+    result: NDArray[np.float32] = choose(choose(rows[:, :-2], rows[:, 1:-1]), rows[:, 2:])  # [H, W]
+    return result
+
+
+def _grid_triangles(depth: NDArray[np.float32], usable: NDArray[np.bool_], *, threshold: float) -> NDArray[np.uint32]:
+    """Triangulate the usable pixels of a map [H, W]: triangles [M, 3] of pixel numbers (row · W + column).
+
+    Each square of four pixels gives two. Triangles whose depth range exceeds `threshold` times their nearest corner
+    are left out. Seen from the camera they run counter-clockwise.
+    """
+    height, width = depth.shape
+    number = np.arange(height * width, dtype=np.uint32).reshape(height, width)
+    corners = {
+        (down, right): np.s_[down : height - 1 + down, right : width - 1 + right] for down in (0, 1) for right in (0, 1)
+    }
+    triangles = []
+    for three in (((0, 0), (1, 0), (0, 1)), ((0, 1), (1, 0), (1, 1))):
+        depths = np.stack([depth[corners[corner]] for corner in three])  # [3, H − 1, W − 1]
+        whole: NDArray[np.bool_] = np.all(np.stack([usable[corners[corner]] for corner in three]), axis=0)
+        with np.errstate(invalid="ignore"):
+            near = depths.min(0)
+            whole &= depths.max(0) - near <= threshold * near
+        triangles.append(np.stack([number[corners[corner]][whole] for corner in three], axis=-1))  # [m, 3]
+    return np.concatenate(triangles)  # [M, 3]

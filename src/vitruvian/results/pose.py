@@ -1,30 +1,34 @@
-"""`Pose`: where the joints of each person are, by number and by name."""
+"""`Pose`: the keypoints of each person, by number and by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from vitruvian.draw import draw_pose
 from vitruvian.errors import InputError, near_matches
+from vitruvian.files.arrays import JsonObject
+from vitruvian.files.coco import keypoint_category, keypoint_record
+from vitruvian.files.images import write_image
 from vitruvian.human import LAYOUTS, SAPIENS_308, Layout
 from vitruvian.results.base import Result, plain
-from vitruvian.results.checks import check_array
+from vitruvian.results.supervision import key_points
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    import supervision
 
-# The names that people know, for the names of our layouts.
-OTHER_NAMES = {"coco133": "wholebody133", "openpose": "body25"}
+_LAYOUT_ALIASES = {"coco133": "wholebody133", "openpose": "body25"}
 
 
 @dataclass(frozen=True, slots=True)
 class Keypoint:
-    """One keypoint of one person: its place in source pixels and how sure the model is of it."""
+    """One keypoint of one person: its coordinates in source pixels and the confidence of the model."""
 
     x: float
     y: float
@@ -57,10 +61,10 @@ class Pose(Result):
 
     Attributes:
         keypoints: x and y in source pixels, float32 [P, J, 2]; NaN where the layout has a point that the model lacks.
-        scores: How sure the model is of each, float32 [P, J]; the height of the heatmap, about 0 to 1.
+        scores: Confidence, float32 [P, J]: the maximum of the heatmap, about 0 to 1.
         names: Names of the J keypoints; by default those of the layout.
-        layout: What the keypoints are and how they are linked; by default worked out from `names`, or the 308 of
-            Sapiens2. Names that no layout has give a layout of their own, without bones.
+        layout: What the keypoints are and how they are linked; by default the known layout with these `names`, or the
+            308 of Sapiens2. Other names make a new layout without bones.
     """
 
     task: ClassVar[str] = "pose"
@@ -69,11 +73,11 @@ class Pose(Result):
     keypoints: NDArray[np.float32]
     scores: NDArray[np.float32]
     names: tuple[str, ...] = ()
-    layout: Layout = None  # type: ignore[assignment]  # filled in on construction, so that readers never see None
+    layout: Layout = None  # type: ignore[assignment]  # set on construction, so that readers never see None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        layout = self.layout or layout_of(self.names)
+        layout = self.layout or _layout_of(self.names)
         names = self.names or layout.names
         if names != layout.names:
             raise InputError(
@@ -82,8 +86,8 @@ class Pose(Result):
             )
         object.__setattr__(self, "layout", layout)
         object.__setattr__(self, "names", names)
-        check_array("keypoints", self.keypoints, dtype=np.float32, shape=("P", len(names), 2))
-        check_array("scores", self.scores, dtype=np.float32, shape=self.keypoints.shape[:2])
+        self.check("keypoints", np.float32, "P", len(names), 2)
+        self.check("scores", np.float32, *self.keypoints.shape[:2])
         if self.people is not None and len(self.people) != len(self.keypoints):
             raise InputError(
                 f"people: expected a box for each of the {len(self.keypoints)} poses, got {len(self.people)}."
@@ -107,19 +111,19 @@ class Pose(Result):
 
     @property
     def boxes_xyxy(self) -> NDArray[np.float32]:
-        """The boxes that were looked at, float32 [P, 4], or the tight ones around all keypoints."""
+        """The boxes of the people, float32 [P, 4], or the tight ones around all keypoints."""
         if self.people is not None:
             return self.people.boxes_xyxy
-        return boxes_around(self.keypoints)
+        return _boxes_around(self.keypoints)
 
     def to_layout(self, name: str) -> Pose:
-        """Return the same people in another layout: "coco17", "coco133", "openpose" (BODY_25) or "sapiens308".
+        """Convert to another layout: "coco17", "coco133", "openpose" (BODY_25) or "sapiens308".
 
         Points that the layout has and the 308 lack are NaN with score 0.
         """
-        key = OTHER_NAMES.get(name, name)
+        key = _LAYOUT_ALIASES.get(name, name)
         if key not in LAYOUTS:
-            known = [*LAYOUTS, *OTHER_NAMES]
+            known = [*LAYOUTS, *_LAYOUT_ALIASES]
             raise InputError(f"layout: expected one of {', '.join(known)}, got {name!r}.{near_matches(name, known)}")
         layout = LAYOUTS[key]
         if layout is self.layout:
@@ -132,18 +136,14 @@ class Pose(Result):
         keypoints, scores = layout.convert(self.keypoints, self.scores)
         return replace(self, keypoints=keypoints, scores=scores, names=layout.names, layout=layout)
 
-    def plot(self, *, threshold: float = 0.3, boxes: bool = False, line_width: float | None = None) -> Image:
-        """Draw the skeletons over the picture.
+    def plot(self, *, threshold: float = 0.3, boxes: bool = False, line_width: float | None = None) -> Image.Image:
+        """Draw the skeletons over the image.
 
         Args:
             threshold: Keypoints with a lower score are left out.
             boxes: Whether to draw the boxes as well.
             line_width: In pixels; by default it follows the size of each person.
         """
-        from PIL import Image
-
-        from vitruvian.draw import draw_pose
-
         ids = None if self.people is None or self.people.ids is None else self.people.ids.tolist()
         drawn = draw_pose(
             self.canvas(),
@@ -158,19 +158,17 @@ class Pose(Result):
         return Image.fromarray(drawn)
 
     def write(self, path: Path, ending: str) -> None:
-        """Write JSON, NPZ, or the drawing as a picture."""
-        from vitruvian.files.pictures import write_picture
-
+        """Write JSON, NPZ, or the drawing as an image."""
         if ending in (".json", ".npz"):
             super().write(path, ending)
         else:
-            write_picture(path, np.asarray(self.plot()))
+            write_image(path, np.asarray(self.plot()))
 
-    def info(self) -> dict[str, Any]:
-        """Return what there is beside arrays."""
+    def info(self) -> JsonObject:
+        """Return everything but the arrays."""
         return super().info() | {"layout": self.layout.name, "names": list(self.names)}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return everything: a list of people with box, identity, keypoints [[x, y], …] and scores."""
         people = [
             {
@@ -183,13 +181,11 @@ class Pose(Result):
         ]
         return super().to_dict() | {"poses": people}
 
-    def to_coco(self, *, image_id: int = 1, first_id: int = 1, threshold: float = 0.3) -> list[dict[str, Any]]:
+    def to_coco(self, *, image_id: int = 1, first_id: int = 1, threshold: float = 0.3) -> list[JsonObject]:
         """Return a COCO annotation for each person; see `vitruvian.files.coco` for how points are stored.
 
-        The score of a person is the finder's, times the mean score of the keypoints that reach the threshold.
+        The score of a person is that of the detector, times the mean score of the keypoints that reach the threshold.
         """
-        from vitruvian.files.coco import keypoint_record
-
         return [
             keypoint_record(
                 person.keypoints,
@@ -205,26 +201,22 @@ class Pose(Result):
             for index, person in enumerate(self)
         ]
 
-    def coco_categories(self) -> list[dict[str, Any]]:
+    def coco_categories(self) -> list[JsonObject]:
         """Return COCO's category of people, with the names and bones of the layout."""
-        from vitruvian.files.coco import keypoint_category
-
         return [keypoint_category(self.layout)]
 
-    def to_supervision(self) -> Any:
-        """Return `supervision.KeyPoints`; points that are not numbers become (0, 0), which it takes for missing."""
-        from vitruvian.results.supervision import key_points
-
+    def to_supervision(self) -> supervision.KeyPoints:
+        """Return `supervision.KeyPoints`; NaN becomes (0, 0), which it takes for missing."""
         return key_points(np.nan_to_num(self.keypoints), self.scores)
 
     def _score(self, index: int, threshold: float) -> float:
-        seen = self.scores[index][self.scores[index] >= threshold]
-        found = 1.0 if self.people is None else float(self.people.scores[index])
-        return found * float(seen.mean()) if len(seen) else 0.0
+        visible = self.scores[index][self.scores[index] >= threshold]
+        box_score = 1.0 if self.people is None else float(self.people.scores[index])
+        return box_score * float(visible.mean()) if len(visible) else 0.0
 
 
-def layout_of(names: tuple[str, ...]) -> Layout:
-    """Return the layout that has these names: the 308 for none, one without bones for names that nobody knows."""
+def _layout_of(names: tuple[str, ...]) -> Layout:
+    """Return the layout with these names: the 308 for none, a new one without bones for unknown names."""
     if not names:
         return SAPIENS_308
     for layout in LAYOUTS.values():
@@ -239,8 +231,8 @@ def layout_of(names: tuple[str, ...]) -> Layout:
     )
 
 
-def boxes_around(keypoints: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the tight boxes [P, 4] around the points [P, J, 2] that are numbers; zeros where there are none."""
+def _boxes_around(keypoints: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the tight boxes [P, 4] around the finite points [P, J, 2]; zeros without any."""
     known: NDArray[np.bool_] = np.all(np.isfinite(keypoints), axis=-1, keepdims=True)  # [P, J, 1]
     low = np.where(known, keypoints, np.inf).min(1)  # [P, 2]
     high = np.where(known, keypoints, -np.inf).max(1)  # [P, 2]

@@ -2,7 +2,7 @@
 
     run.toml ── read_config ──▶ TrainConfig ── with_changes(["optimizer.lr=1e-3"]) ──▶ TrainConfig ── write ──▶ RUN/
 
-Unlike a checkpoint's, these files are written by people: a name that is not known is an error, never kept.
+These files are written by people: unlike in the configuration of a checkpoint, an unknown name is an error.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+from vitruvian import tasks
+from vitruvian.atomic import write_text
 from vitruvian.config import Settings, read_json, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
-from vitruvian.hub import write_text
 
-TASKS = ("pose", "seg", "normal", "pointmap", "matting", "albedo", "people")
+TASKS = tuple(task.head for task in tasks.TASKS.values() if task.head is not None)  # as Sapiens2 names them
 
 
 @settings
 class Part(Settings):
-    """A table of a training configuration. Names that it does not have are refused."""
+    """A table of a training configuration. Unknown names raise `ConfigError`."""
 
     not_saved: ClassVar[frozenset[str]] = frozenset({"extra"})
 
@@ -61,17 +62,17 @@ class ModelPart(Part):
     Args:
         tasks: One or more of pose, seg, normal, pointmap, matting, albedo, people, over one encoder.
         variant: Encoder of a published size: 0.1b, 0.4b, 0.8b, 1b, 5b.
-        pretrained: Folder or Hub name of a checkpoint to start from: its encoder, and the head where it has one that
-            fits; or the folder of an earlier run with all its heads. Without it everything starts fresh.
+        pretrained: Folder or Hub name of a checkpoint to start from: its encoder, and its head where the configuration
+            is the same; or the folder of an earlier run. Without it all weights are random.
         image_size: Height and width of the input.
         encoder: Fields of `Sapiens2Config` to change, such as ``hidden_size``.
         heads: For a task, fields of its `Sapiens2HeadConfig` to change.
-        loss_weights: For a task, what its loss is multiplied by. By default 1 for one task, and for several what brings
-            them to one scale.
+        loss_weights: For a task, the weight of its loss. By default 1 for one task, and for several, weights that
+            bring them to one scale.
         loss_recipe: Train pose and segmentation with the full published recipe rather than the plain losses.
-        gradient_checkpointing: Run layers again in the backward pass, to save memory.
+        gradient_checkpointing: Recompute layers in the backward pass, to save memory.
         compile: Compile the encoder's layers and the heads with torch.compile; "layers" leaves out the heads, which
-            brings most of it for half of the wait.
+            takes half of the compile time.
     """
 
     tasks: list[str] = dataclasses.field(default_factory=lambda: ["pose"])
@@ -86,7 +87,7 @@ class ModelPart(Part):
     compile: bool | Literal["layers"] = False
 
     def validate(self) -> None:
-        """Check names of tasks and the size of pictures."""
+        """Check names of tasks and the image size."""
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
             raise ConfigError(f"model.tasks: expected one or more different tasks, got {self.tasks}.")
         for name in self.tasks:
@@ -109,14 +110,14 @@ class ModelPart(Part):
 
 @settings
 class AugmentPart(Part):
-    """How pictures are varied. Zero everywhere gives them as they are.
+    """Random changes of images. Zero everywhere disables them.
 
     Args:
-        flip: Probability of a mirrored picture; sides of the body trade places.
+        flip: Probability of mirroring; left and right labels are swapped.
         scale: Largest change of size, as a share: 0.25 is ÷1.25 to ×1.25.
-        shift: Largest move, as a share of the window.
+        shift: Largest shift, as a share of the crop.
         colour: Strength of changes of brightness, contrast, saturation and hue of the light.
-        grey: Probability of a picture without colour.
+        grey: Probability of a greyscale image.
     """
 
     flip: float = 0.5
@@ -132,16 +133,16 @@ class AugmentPart(Part):
 
 @settings
 class StreamPart(Part):
-    """People who are drawn while training: see `vitruvian.training.synthetic`.
+    """Synthetic people that are drawn while training: see `vitruvian.training.datasets.stream`.
 
     Args:
-        pack: File of a pack to draw from, or "procedural" for people of tubes, who need no file; None for no stream.
-        scenes: Whole pictures a batch, beside `data.batch_size` crops of one person; finding people learns from them.
-        ring: People kept on the device.
+        pack: File of a pack to draw from, or "procedural" for people of tubes, which need no file; None for no stream.
+        scenes: Whole images a batch, beside `data.batch_size` crops of one person; needed to detect people.
+        ring: People in the ring buffer on the device.
         chunk: People drawn together.
         reuse: How often a person is used before it is replaced.
-        at_once: How many of normals, pointmaps, mattes and albedo a step trains, in turns; None for all.
-        size: Height and width of the pictures, where not those of the model: small ones first make a long run shorter.
+        at_once: How many of normals, pointmaps, mattes and albedo a step trains, at random; None for all.
+        size: Height and width of the images where they differ from those of the model.
     """
 
     pack: str | None = None
@@ -165,14 +166,14 @@ class DataPart(Part):
     """Where batches come from.
 
     Args:
-        folder: A set that `vitruvian synthesize` wrote, to train on.
+        folder: A dataset that `vitruvian synthesize` wrote, to train on.
         stream: People to draw while training, instead of a folder.
-        validation: Another set, to evaluate on.
-        batch_size: Pictures a batch on each device.
-        workers: Threads that read ahead; 0 reads when a batch is asked for.
-        view: "person" cuts each person out, as pose estimation sees them; "picture" takes whole pictures.
-        heatmap_sigma: Width of keypoints in heatmap pixels; by default 6 at 256 rows, and in proportion.
-        augment: How pictures are varied.
+        validation: Another dataset, to evaluate on.
+        batch_size: Images a batch on each device.
+        workers: Prefetching threads; 0 reads in the main thread.
+        view: "person" crops each person, as for pose estimation; "picture" takes whole images.
+        heatmap_sigma: Sigma of keypoints in heatmap pixels; by default 6 at 256 rows, and in proportion.
+        augment: Random changes of images.
     """
 
     folder: str | None = None
@@ -230,14 +231,14 @@ class OptimizerPart(Part):
 
 @settings
 class SchedulePart(Part):
-    """How the learning rate moves.
+    """The schedule of the learning rate.
 
     Args:
         warmup: Steps of linear growth from `warmup_start`.
         warmup_start: Share of the learning rate at the first step.
-        hold: Share of the steps after that which keep the full learning rate.
+        hold: Share of the remaining steps at the full learning rate.
         decay: "linear", "cosine" or "constant" from there on.
-        final: Share that is left when the last step is done.
+        final: Share of the learning rate after the last step.
     """
 
     warmup: int = 500
@@ -254,10 +255,10 @@ class SchedulePart(Part):
 
 @settings
 class AveragePart(Part):
-    """The moving average of weights (EMA), which is what is evaluated and saved for use.
+    """The exponential moving average of weights (EMA), which is evaluated and saved.
 
     Args:
-        decay: How much of the average stays at each step; 0 for no average.
+        decay: Decay of the average at each step; 0 for no average.
         warmup: The decay is ``(1 + n) / (warmup + n)`` after n steps where that is lower; 0 for no warm-up.
     """
 
@@ -273,14 +274,14 @@ class AveragePart(Part):
 
 @settings
 class CheckpointPart(Part):
-    """What is kept to go on from.
+    """Checkpoints to resume from.
 
     Args:
         every: Steps between checkpoints; there is always one at the end.
-        keep: How many of the last ones stay.
-        models: Write the models to use with every checkpoint, and not at the end alone.
-        resume: "auto" goes on from the last checkpoint of the run's folder, "never" refuses a folder that has one, and
-            a path goes on from that checkpoint.
+        keep: Number of checkpoints to keep.
+        models: Write the models with every checkpoint, and not only at the end.
+        resume: "auto" resumes from the last checkpoint of the run's folder, "never" raises for a folder that has one,
+            and a path resumes from that checkpoint.
     """
 
     every: int = 1000
@@ -295,7 +296,7 @@ class CheckpointPart(Part):
 
 @settings
 class LogPart(Part):
-    """What is told on the way.
+    """Logging.
 
     Args:
         every: Steps between lines.
@@ -317,9 +318,9 @@ class EvaluationPart(Part):
     """When to evaluate.
 
     Args:
-        every: Steps between evaluations; there is always one at the end, where there is something to evaluate on.
-        pictures: How many people or pictures of the validation set to look at; None for all.
-        batch_size: Pictures at once.
+        every: Steps between evaluations; there is always one at the end, if there is a validation dataset.
+        pictures: Number of crops of the validation dataset; None for all.
+        batch_size: Images a batch.
     """
 
     every: int = 1000
@@ -338,18 +339,18 @@ class TrainConfig(Part):
     Args:
         out: Folder of the run.
         steps: Number of optimizer steps.
-        seed: What starting values, data order and augmentation are drawn from.
+        seed: Seed of initialization, data order and augmentation.
         precision: "bfloat16" runs the model in bfloat16 with weights in float32.
         accumulation: Batches for each step.
-        device: "auto" takes what accelerate finds, "cpu" stays there.
-        most_bad_steps: Steps in a row with gradients that are not finite before training gives up.
+        device: "auto" for the device that accelerate selects, or "cpu".
+        most_bad_steps: Consecutive steps with gradients that are not finite before training stops.
         model: What is trained.
         data: Where batches come from.
-        optimizer: AdamW.
-        schedule: How the learning rate moves.
-        ema: The moving average of weights.
-        checkpoint: What is kept to go on from.
-        log: What is told on the way.
+        optimizer: AdamW or Muon.
+        schedule: The schedule of the learning rate.
+        ema: The exponential moving average of weights.
+        checkpoint: Checkpoints to resume from.
+        log: Logging.
         evaluation: When to evaluate.
     """
 
@@ -378,14 +379,14 @@ class TrainConfig(Part):
         if not self.out:
             raise ConfigError("out: expected a folder for the run, got nothing.")
         if "people" in self.model.tasks and self.data.stream.pack is not None and not self.data.stream.scenes:
-            raise ConfigError("data.stream.scenes: finding people learns from whole pictures; expected at least 1.")
+            raise ConfigError("data.stream.scenes: expected at least 1: people are detected in whole images.")
 
 
 def read_config(path: str | Path, changes: Iterable[str] = ()) -> TrainConfig:
     """Read a configuration from a .toml or .json file, and apply changes such as ``optimizer.lr=1e-3``."""
     file = Path(path).expanduser()
     if not file.is_file():
-        raise InputError(f"{file}: expected a training configuration, found no such file.")
+        raise InputError(f"{file}: expected a training configuration, got no such file.")
     if file.suffix == ".json":
         values = read_json(file)
     elif file.suffix == ".toml":
@@ -406,17 +407,17 @@ def with_changes(values: TrainConfig | Mapping[str, Any], changes: Iterable[str]
         keys = path.strip().split(".")
         if not equals or not all(keys):
             raise InputError(f"--set {change}: expected name=value, such as optimizer.lr=1e-3.")
-        place = table
+        inner = table
         for key in keys[:-1]:
-            place = place.setdefault(key, {})
-            if not isinstance(place, dict):
+            inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
                 raise ConfigError(f"--set {change}: {key} holds a value and has no parts.")
-        place[keys[-1]] = _value(text.strip())
+        inner[keys[-1]] = _parse_value(text.strip())
     return TrainConfig.from_dict(table)
 
 
 def write_config(config: TrainConfig, folder: Path) -> Path:
-    """Write a configuration next to its run, where `read_config` finds it again."""
+    """Write a configuration into the folder of its run."""
     path = folder / TrainConfig.file_name
     write_text(path, json.dumps(config.to_dict(), indent=2) + "\n")
     return path
@@ -434,7 +435,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
     return found
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     """Read ``1e-3``, ``true``, ``null``, ``[1, 2]`` or ``"quoted"`` as JSON, and anything else as text."""
     try:
         return json.loads(text)

@@ -1,4 +1,4 @@
-"""What a run tells: a progress bar with the time left, TensorBoard where it is installed, and always `metrics.jsonl`.
+"""The log of a run: a progress bar, TensorBoard where it is installed, and always `metrics.jsonl`.
 
 Each line of `metrics.jsonl` is one JSON object: ``{"kind": "train", "step": 20, "loss": …}``, or kind "evaluation".
 """
@@ -17,21 +17,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from vitruvian.hub import write_text
+from vitruvian.atomic import write_text
 
 METRICS_FILE = "metrics.jsonl"
 
 
 class RunLog:
-    """The log of one run; a context manager. On processes other than the first it says and writes nothing.
+    """The log of one run; a context manager. Processes other than the first print and write nothing.
 
     Args:
         folder: Folder of the run.
         steps: Number of steps of the whole run.
-        start: Steps that are done already; lines of later ones, from before an interruption, are dropped.
+        start: Completed steps; lines of later ones, from before an interruption, are removed.
         console: Whether to show progress on the terminal.
         tensorboard: Whether to write events for TensorBoard where that is installed.
-        active: Whether this process is the one that speaks.
+        active: Whether this process prints and writes.
         target: Where to print; by default standard error.
     """
 
@@ -50,11 +50,11 @@ class RunLog:
         self.console = (target or Console(stderr=True)) if console and active else None
         self.progress: Progress | None = None
         self.bar = TaskID(0)
-        self.events: Any = open_events(folder, start) if tensorboard and active else None
+        self.events: Any = _open_tensorboard(folder, start) if tensorboard and active else None
 
     def __enter__(self) -> Self:
         if self.active:
-            drop_later(self.folder / METRICS_FILE, self.start)
+            _remove_later_lines(self.folder / METRICS_FILE, self.start)
         if self.console is not None and self.console.is_terminal:
             self.progress = Progress(
                 TextColumn("{task.description}"),
@@ -77,34 +77,34 @@ class RunLog:
             self.events.close()
 
     def advance(self, step: int) -> None:
-        """Move the bar: `step` steps are done."""
+        """Set the progress bar to `step` steps."""
         if self.progress is not None:
             self.progress.update(self.bar, completed=step)
 
     def train(self, step: int, values: Mapping[str, float]) -> None:
-        """Note the numbers of training after `step` steps."""
+        """Log the values of training after `step` steps."""
         self._write("train", step, values)
-        short = "  ".join(f"{name} {spell(values[name])}" for name in ("loss", "lr", "pictures/s") if name in values)
+        short = "  ".join(f"{name} {_format(values[name])}" for name in ("loss", "lr", "pictures/s") if name in values)
         if self.progress is not None:
             self.progress.update(self.bar, completed=step, values=short)
         else:
             self.note(f"step {step}/{self.steps}  {short}")
 
     def evaluation(self, step: int, scores: Mapping[str, float]) -> None:
-        """Note the scores of an evaluation after `step` steps, and show them as a table."""
+        """Log the scores of an evaluation after `step` steps, and print them as a table."""
         self._write("evaluation", step, scores)
         if self.console is not None:
-            self.console.print(score_table(scores, title=f"evaluation after {step} steps"))
+            self.console.print(_score_table(scores, title=f"evaluation after {step} steps"))
 
     def note(self, text: str) -> None:
-        """Say something on the terminal."""
+        """Print a line on the terminal."""
         if self.console is not None:
             self.console.print(text, markup=False, highlight=False)
 
     def _write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         if not self.active:
             return
-        # JSON has no NaN: a number that is none is null.
+        # JSON has no NaN: it becomes null.
         plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
         with (self.folder / METRICS_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"kind": kind, "step": step, **plain}) + "\n")
@@ -114,7 +114,7 @@ class RunLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a `metrics.jsonl`; a last line that was cut off is left out."""
+    """Read the lines of a `metrics.jsonl`; an incomplete last line is left out."""
     found: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
@@ -124,15 +124,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def drop_later(path: Path, step: int) -> None:
-    """Remove the lines of steps that will be done again."""
+def _remove_later_lines(path: Path, step: int) -> None:
+    """Remove the lines of steps that will be repeated."""
     lines = read_metrics(path)
     kept = [line for line in lines if line.get("step", 0) <= step]
     if len(kept) != len(lines):
         write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
-def open_events(folder: Path, start: int) -> Any:
+def _open_tensorboard(folder: Path, start: int) -> Any:
     """Open TensorBoard's writer, or return None where TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         return None
@@ -142,14 +142,14 @@ def open_events(folder: Path, start: int) -> Any:
     return writer(log_dir=str(folder / "tensorboard"), purge_step=start + 1 if start else None)
 
 
-def score_table(scores: Mapping[str, float], *, title: str) -> Table:
-    """Scores as a table, one name a line."""
+def _score_table(scores: Mapping[str, float], *, title: str) -> Table:
+    """Return scores as a table, one name a line."""
     table = Table(title=title, title_justify="left", show_header=False)
     for name, value in scores.items():
-        table.add_row(name, spell(value))
+        table.add_row(name, _format(value))
     return table
 
 
-def spell(value: float) -> str:
-    """Write a number with four digits that count."""
+def _format(value: float) -> str:
+    """Format a number with four significant digits."""
     return f"{value:.4g}"

@@ -1,12 +1,12 @@
 """The training loop, on accelerate: one process or several, CPU or GPU, in bfloat16 or float32.
 
-    batches.batch(n) ──▶ objective(batch, generator) ──▶ loss ──▶ gradients ──▶ clip ──▶ AdamW ──▶ average
+    batches.batch(n) ──▶ objective(batch, generator) ──▶ loss ──▶ gradients ──▶ clip ──▶ optimizer ──▶ EMA
                                                                     └ not finite: the step is skipped and counted
 
-    RUN/train.json, metrics.jsonl, tensorboard/, checkpoints/step-…/ (to go on from), model/ (to use)
+    RUN/train.json, metrics.jsonl, tensorboard/, checkpoints/step-…/ (to resume from), model/ (to use)
 
-A step is a function of the weights, the seed and its number, so a run that was interrupted ends where it would have
-ended. Nothing in a step waits for the device, on CUDA: numbers are read when they are logged.
+A step is a function of the weights, the seed and its number, so that an interrupted run ends with the same weights.
+On CUDA no step synchronizes the device: values are read when they are logged.
 """
 
 from __future__ import annotations
@@ -26,28 +26,24 @@ from torch import Tensor, nn
 
 from vitruvian.errors import InputError, MissingExtraError
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.training.average import WeightAverage
-from vitruvian.training.build import build_model, compile_parts, save_models
-from vitruvian.training.checkpoint import (
-    RunState,
-    find_checkpoint,
-    load_checkpoint,
-    mixed,
-    save_checkpoint,
-    seed_step,
-)
+from vitruvian.training.checkpoints import RunState, find_checkpoint, load_checkpoint, save_checkpoint, seed_step
 from vitruvian.training.config import TrainConfig, differences, write_config
+from vitruvian.training.datasets.stream import open_batches
+from vitruvian.training.ema import ExponentialMovingAverage
+from vitruvian.training.evaluate import Evaluate, validation
 from vitruvian.training.log import RunLog
-from vitruvian.training.optim import build_optimizer, rate, set_rate, trained
-from vitruvian.training.sources import Evaluate, folder_evaluation, make_objective, open_batches
+from vitruvian.training.models import build_model, compile_parts, save_models
+from vitruvian.training.objectives import make_objective
+from vitruvian.training.optimizer import build_optimizer, learning_rate_factor, named_weights, set_learning_rate
+from vitruvian.training.synthetic.rng import derive_seed
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to."""
+    """The outcome of a run."""
 
     folder: Path
-    steps: int  # that are done, earlier ones included
+    steps: int  # completed, earlier ones included
     loss: float  # mean since the last line of the log; NaN where no step was taken
     scores: dict[str, float]  # of the last evaluation
     skipped: int  # steps whose gradients were not finite
@@ -62,7 +58,7 @@ def train(
     batches: Any = None,
     evaluate: Evaluate | None = None,
 ) -> TrainResult:
-    """Train as a configuration says; with checkpoint.resume "auto" a run in the same folder goes on.
+    """Train a configuration; with checkpoint.resume "auto" a run in the same folder is resumed.
 
     Args:
         config: The run.
@@ -72,7 +68,7 @@ def train(
             the people of `data.stream`.
         evaluate: Returns scores of the model after a number of steps; by default on the set `data.validation`.
     """
-    accelerator = open_accelerator(config)
+    accelerator = _open_accelerator(config)
     folder = Path(config.out).expanduser()
     if folder.is_file():
         raise InputError(f"{folder}: expected a folder for the run, got a file. Choose another path.")
@@ -82,8 +78,8 @@ def train(
     objective.to(accelerator.device).train()
     with contextlib.ExitStack() as stack:
         if evaluate is None and config.data.validation is not None:
-            evaluate = folder_evaluation(config, accelerator.device)
-        run = Run(config, folder, accelerator, objective, evaluate)
+            evaluate = validation(config, accelerator.device)
+        run = _Run(config, folder, accelerator, objective, evaluate)
         notes = [] if place is None else run.resume(place)
         run.batches = batches or open_batches(
             config,
@@ -107,11 +103,11 @@ def train(
         )
         for note in notes:
             run.log.note(note)
-        return run.go()
+        return run.run()
 
 
-class Run:
-    """A run on its way."""
+class _Run:
+    """The state of a run."""
 
     log: RunLog
     batches: Any
@@ -127,9 +123,9 @@ class Run:
         self.config, self.folder, self.accelerator = config, folder, accelerator
         self.objective, self.evaluate = objective, evaluate
         self.optimizer = build_optimizer(objective, config.optimizer)
-        self.parameters = [parameter for _, parameter in trained(self.optimizer)]
-        ema = config.ema
-        self.average = WeightAverage(objective, decay=ema.decay, warmup=ema.warmup) if ema.decay else None
+        self.parameters = [parameter for _, parameter in named_weights(self.optimizer)]
+        decay, warmup = config.ema.decay, config.ema.warmup
+        self.ema = ExponentialMovingAverage(objective, decay=decay, warmup=warmup) if decay else None
         self.state = RunState()
         self.saved: Path | None = None
         if config.model.compile:
@@ -145,43 +141,41 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """What is inside the objective."""
+        """The model inside the objective."""
         inner = getattr(self.objective, "model", None)
         return inner if isinstance(inner, nn.Module) else self.objective
 
     def resume(self, place: Path) -> list[str]:
-        """Go on from a checkpoint; return what there is to say about it."""
-        self.state, before = load_checkpoint(
-            place, model=self.objective, optimizer=self.optimizer, average=self.average
-        )
+        """Resume from a checkpoint; return notes about it."""
+        self.state, before = load_checkpoint(place, model=self.objective, optimizer=self.optimizer, ema=self.ema)
         self.bad.fill_(self.state.bad_in_a_row)
         self.skipped.fill_(self.state.skipped)
         self.saved = place
         changed = differences(before, self.config.to_dict())
-        return [f"going on from {place.name}", *(f"changed since then: {line}" for line in changed)]
+        return [f"resuming from {place.name}", *(f"changed since then: {line}" for line in changed)]
 
-    def go(self) -> TrainResult:
-        """Take all steps that are left."""
+    def run(self) -> TrainResult:
+        """Run the remaining steps."""
         config = self.config
         interrupted = False
         self.clock = time.perf_counter()
-        with stop_signal() as stopped:
+        with _stop_signal() as stopped:
             for step in range(self.state.step, config.steps):
-                self.take_step(step)
+                self.train_step(step)
                 self.state.step = done = step + 1
                 self.log.advance(done)
                 last = done == config.steps
                 if done % config.log.every == 0 or last:
-                    self.report(done)
-                if self.asked_to_stop(stopped, done):
+                    self.log_means(done)
+                if self.should_stop(stopped, done):
                     interrupted = not last
                 if done % config.checkpoint.every == 0 or last or interrupted:
                     self.save(models=config.checkpoint.models or last or interrupted)
                 if interrupted:
-                    self.log.note(f"stopped after {done} of {config.steps} steps; run it again to go on")
+                    self.log.note(f"stopped after {done} of {config.steps} steps; run it again to resume")
                     break
                 if done % config.evaluation.every == 0 or last:
-                    self.judge(done)
+                    self.run_evaluation(done)
         self.read_counts()
         return TrainResult(
             folder=self.folder,
@@ -193,16 +187,18 @@ class Run:
             checkpoint=self.saved,
         )
 
-    def take_step(self, step: int) -> None:
-        """Run the batches of a step forwards and backwards, and move the weights."""
+    def train_step(self, step: int) -> None:
+        """Run forward and backward passes of the batches of a step, and update the weights."""
         config, accelerator = self.config, self.accelerator
         process, processes = accelerator.process_index, accelerator.num_processes
-        set_rate(self.optimizer, config.optimizer.lr * rate(step, config.schedule, steps=config.steps))
+        set_learning_rate(
+            self.optimizer, config.optimizer.lr * learning_rate_factor(step, config.schedule, steps=config.steps)
+        )
         self.optimizer.zero_grad(set_to_none=True)
         for part in range(config.accumulation):
             number = (step * config.accumulation + part) * processes + process
             batch = self.batches.batch(number)
-            generator = torch.Generator().manual_seed(mixed(config.seed, 2, number))
+            generator = torch.Generator().manual_seed(derive_seed(config.seed, 2, number))
             seed_step(config.seed, number)
             last = part == config.accumulation - 1
             with contextlib.nullcontext() if last else accelerator.no_sync(self.wrapped):
@@ -211,26 +207,26 @@ class Run:
                 ):
                     loss, terms = self.wrapped(batch, generator)
                 accelerator.backward(loss / config.accumulation)
-            self.add_up({"loss": loss, **terms}, batch)
+            self.accumulate({"loss": loss, **terms}, batch)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, config.optimizer.clip or math.inf)
-        finite = move_weights(self.optimizer, norm)
+        finite = update_weights(self.optimizer, norm)
         self.bad = torch.where(finite, 0.0, self.bad + 1)
         self.skipped = self.skipped + torch.where(finite, 0.0, 1.0)
-        self.add_up({"gradient_norm": norm}, None)
+        self.accumulate({"gradient_norm": norm}, None)
         self.since += 1
-        if self.average is not None:
-            self.average.update(self.objective)
+        if self.ema is not None:
+            self.ema.update(self.objective)
 
-    def add_up(self, values: Mapping[str, Tensor], batch: Any) -> None:
-        """Add numbers to the sums since the last line of the log, without reading them."""
+    def accumulate(self, values: Mapping[str, Tensor], batch: Any) -> None:
+        """Add values to the sums since the last line of the log, without synchronization."""
         for name, value in values.items():
             value = value.detach().float()
             self.sums[name] = self.sums[name] + value if name in self.sums else value
             self.counts[name] = self.counts.get(name, 0) + 1
         self.pictures += len(batch) if hasattr(batch, "__len__") else 0
 
-    def report(self, step: int) -> None:
-        """Log the means since the last line, and give up where training has broken down."""
+    def log_means(self, step: int) -> None:
+        """Log the means since the last line; raise where gradients have not been finite for many steps."""
         names = list(self.sums)
         together = torch.stack([self.sums[name] / self.counts[name] for name in names])  # [terms]
         means = dict(zip(names, self.accelerator.reduce(together, reduction="mean").tolist(), strict=True))
@@ -255,47 +251,47 @@ class Run:
             )
 
     def read_counts(self) -> None:
-        """Bring the counts of skipped steps from the device."""
+        """Copy the counts of skipped steps from the device."""
         bad, skipped = torch.stack([self.bad, self.skipped]).tolist()
         self.state.bad_in_a_row, self.state.skipped = int(bad), int(skipped)
 
     def save(self, *, models: bool) -> None:
-        """Write a checkpoint to go on from and, where asked, the models to use."""
+        """Write a checkpoint and, with `models`, the models to use."""
         self.read_counts()
         if self.accelerator.is_main_process:
             self.saved = save_checkpoint(
                 self.folder,
                 model=self.objective,
                 optimizer=self.optimizer,
-                average=self.average,
+                ema=self.ema,
                 state=replace(self.state),
                 config=self.config.to_dict(),
                 keep=self.config.checkpoint.keep,
             )
             if models and isinstance(self.model, Sapiens2MultiTask):
-                with self.averaged():
+                with self.ema_weights():
                     save_models(self.model, self.folder / "model", pad=self.config.data.view == "picture")
         self.accelerator.wait_for_everyone()
 
-    def judge(self, step: int) -> None:
-        """Evaluate the averaged weights."""
+    def run_evaluation(self, step: int) -> None:
+        """Evaluate the EMA weights."""
         if self.evaluate is None:
             return
         if self.accelerator.is_main_process:
             self.objective.eval()
-            with self.averaged(), torch.no_grad():
+            with self.ema_weights(), torch.no_grad():
                 self.state.scores = dict(self.evaluate(self.model, step))
             self.objective.train()
             self.log.evaluation(step, self.state.scores)
         self.accelerator.wait_for_everyone()
         self.clock = time.perf_counter()
 
-    def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """The average of weights in place of the weights, where there is one."""
-        return contextlib.nullcontext() if self.average is None else self.average.applied(self.objective)
+    def ema_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Replace the weights by their EMA within the context, if there is one."""
+        return contextlib.nullcontext() if self.ema is None else self.ema.applied(self.objective)
 
-    def asked_to_stop(self, stopped: threading.Event, step: int) -> bool:
-        """Whether somebody pressed Ctrl-C; several processes agree on it when they log."""
+    def should_stop(self, stopped: threading.Event, step: int) -> bool:
+        """Tell whether a signal asked to stop; several processes agree on it when they log."""
         if self.accelerator.num_processes == 1:
             return stopped.is_set()
         if step % self.config.log.every:
@@ -304,11 +300,11 @@ class Run:
         return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
 
 
-def move_weights(optimizer: torch.optim.AdamW, norm: Tensor) -> Tensor:
-    """Take a step unless the norm of the gradients is not finite; return whether it was, a bool tensor []."""
+def update_weights(optimizer: torch.optim.AdamW, norm: Tensor) -> Tensor:
+    """Update the weights unless the gradient norm is not finite; return whether it is, a bool tensor []."""
     finite = norm.isfinite()
     if optimizer.defaults.get("fused"):
-        # The fused kernel leaves weights, moments and count alone where `found_inf` is 1: nobody waits for the device.
+        # The fused kernel skips the update where `found_inf` is 1, without synchronization.
         optimizer.grad_scale = None  # type: ignore[attr-defined]
         optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         optimizer.step()
@@ -318,14 +314,14 @@ def move_weights(optimizer: torch.optim.AdamW, norm: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def stop_signal() -> Iterator[threading.Event]:
-    """Give an event that Ctrl-C or a request to end sets; a second Ctrl-C stops at once."""
+def _stop_signal() -> Iterator[threading.Event]:
+    """Yield an event that SIGINT or SIGTERM sets; a second signal raises KeyboardInterrupt."""
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopped
         return
 
-    def stop(number: int, frame: Any) -> None:
+    def stop(number: int, frame: object) -> None:
         if stopped.is_set():
             raise KeyboardInterrupt
         stopped.set()
@@ -338,8 +334,8 @@ def stop_signal() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def open_accelerator(config: TrainConfig) -> Any:
-    """Start accelerate. Precision is ours to choose: its own way would copy large outputs."""
+def _open_accelerator(config: TrainConfig) -> Any:
+    """Create an accelerator. Its mixed precision is off: it would copy large outputs."""
     try:
         from accelerate import Accelerator
     except ImportError as error:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vitruvian.draw import add_legend, draw_labels
-from vitruvian.draw.outlines import borders, inner_point
+from vitruvian.draw.segmentation import borders, inner_point
 from vitruvian.errors import ImageError, InputError
 from vitruvian.human import PART_COLOURS, PART_NAMES
 
@@ -81,7 +81,7 @@ def test_the_outline_lies_on_the_border_only() -> None:
     assert drawn[30, 39].min() > 160
 
 
-def test_outlines_grow_with_the_picture() -> None:
+def test_outlines_grow_with_the_image() -> None:
     def width(side: int) -> int:
         labels = halves(side, side)
         with_line = draw_labels(None, labels, COLOURS)
@@ -116,21 +116,14 @@ def test_the_legend_shows_only_what_occurs() -> None:
     )
 
 
-def test_the_legend_may_lie_below() -> None:
-    drawn = draw_labels(grey(200, 400), halves(200, 400), COLOURS, names=dict(enumerate(NAMES)), legend="below")
-    assert drawn.shape[1] == 400
-    assert (0, 200, 0) in swatches(drawn[200:])
-
-
-@pytest.mark.parametrize("place", ["right", "below"])
 @pytest.mark.parametrize("size_hw", [(1, 1), (30, 30), (100, 900), (900, 100), (1200, 1600)])
-def test_every_name_is_readable_at_any_size(place: Any, size_hw: tuple[int, int]) -> None:
+def test_every_name_is_readable_at_any_size(size_hw: tuple[int, int]) -> None:
     image = np.full((*size_hw, 3), 100, dtype=np.uint8)
-    drawn = add_legend(image, PART_NAMES, np.array(PART_COLOURS), place=place)
+    drawn = add_legend(image, PART_NAMES, np.array(PART_COLOURS))
     assert set(PART_COLOURS) <= swatches(drawn)
     np.testing.assert_array_equal(drawn[: size_hw[0], : size_hw[1]], image)
     assert max(drawn.shape) < max(size_hw) + 1000
-    ink = (drawn[..., :].max(-1) < 60)[:, size_hw[1] :] if place == "right" else (drawn.max(-1) < 60)[size_hw[0] :]
+    ink = (drawn[..., :].max(-1) < 60)[:, size_hw[1] :]
     assert ink.sum() > 29 * 60  # letters of at least ten pixels
 
 
@@ -152,14 +145,13 @@ def test_nothing_that_comes_in_changes() -> None:
     [
         ({"labels": np.full((60, 80), 4)}, r"labels: expected classes from 0 to 3.*\[4\]"),
         ({"labels": np.full((60, 80), -2)}, "labels"),
-        ({"labels": np.zeros((60, 81), int)}, "size of the picture"),
+        ({"labels": np.zeros((60, 81), int)}, "size of the image"),
         ({"labels": np.zeros((60, 80, 1), int)}, r"\[H, W\]"),
         ({"labels": np.zeros((60, 80))}, "whole numbers"),
         ({"colours": np.zeros((4, 4), int)}, "colours"),
         ({"colours": np.zeros((0, 3), int)}, "colours"),
         ({"colours": np.full((4, 3), 256)}, "0 to 255"),
         ({"opacity": 1.5}, "opacity"),
-        ({"legend": "left"}, "place"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, Any], says: str) -> None:

@@ -1,14 +1,20 @@
-"""Sheets of pictures, text and palettes."""
+"""Sheets of images, text and palettes."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 
-from vitruvian.draw import class_colours, sheet, side_by_side
+from vitruvian.draw import class_colours, sheet
 from vitruvian.draw.palettes import _perceived, colours_of
 from vitruvian.draw.text import line_height, shortened, text_size, text_width, write
 from vitruvian.errors import ImageError, InputError
+
+
+def side_by_side(images: list[np.ndarray], **options: Any) -> np.ndarray:
+    return sheet([images], **options)
 
 
 def plain(height: int, width: int, value: int) -> np.ndarray:
@@ -24,7 +30,7 @@ def test_side_by_side_at_one_height() -> None:
     assert side_by_side([plain(40, 30, 10)], height=80).shape == (80, 60, 3)
 
 
-def test_titles_stand_above_their_pictures() -> None:
+def test_titles_stand_above_their_images() -> None:
     drawn = side_by_side([plain(100, 100, 10), plain(100, 100, 90)], titles=["one", ""], gap=10)
     band = len(drawn) - 100
     assert band >= 10

@@ -14,8 +14,8 @@ from tests.unit.export.tiny_pose import build, pixels
 from vitruvian.cli.export import export, read_size
 from vitruvian.errors import InputError
 from vitruvian.export import OnnxModel, OpenVinoModel
-from vitruvian.export.calibration import held_out
-from vitruvian.export.folder import Signature
+from vitruvian.export.int8 import held_out
+from vitruvian.export.runtime import Signature
 from vitruvian.models.sapiens2.packed import pack_multitask
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 

@@ -15,9 +15,10 @@ from tests.tiny_checkpoints import save_mask2former, save_sam2
 from tests.unit.export.tiny_pose import build, pixels
 from vitruvian.auto import AutoModel
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
-from vitruvian.export import OnnxModel, OpenVinoModel, compare_outputs, example_inputs, export_onnx, onnx_file
-from vitruvian.export.folder import Signature, flatten, need, unflatten
-from vitruvian.export.subpixel import SubPixel, subpixel_convolutions
+from vitruvian.export import OnnxModel, OpenVinoModel, compare_outputs, example_inputs, export_onnx
+from vitruvian.export import onnx_export as onnx_export
+from vitruvian.export.onnx_export import SubPixelConvolution, subpixel_convolutions
+from vitruvian.export.runtime import Signature, flatten, require, unflatten
 from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, Sapiens2Model
 from vitruvian.models.sapiens2.outputs import Sapiens2PoseEstimatorOutput
 
@@ -65,7 +66,7 @@ def test_file_is_compared_with_torch(folder: Path, monkeypatch: pytest.MonkeyPat
         model.decode_head.predictor.bias.add_(1)
     example = example_inputs(model)
     with pytest.raises(InputError, match="differs from torch: heatmaps"):
-        onnx_file.check_file(model, example, {}, folder)
+        onnx_export._check_file(model, example, {}, folder)
 
 
 def test_export_refuses_what_it_cannot_write(tmp_path: Path) -> None:
@@ -144,18 +145,18 @@ def test_names_of_nested_outputs() -> None:
 def test_transposed_convolution_as_a_plain_one(bias: bool) -> None:
     torch.manual_seed(0)
     conv, x = nn.ConvTranspose2d(6, 5, 4, 2, 1, bias=bias), torch.randn(2, 6, 5, 7)
-    torch.testing.assert_close(SubPixel(conv)(x), conv(x))
+    torch.testing.assert_close(SubPixelConvolution(conv)(x), conv(x))
     other = nn.ConvTranspose2d(6, 5, 2, 2)
     model = nn.Sequential(conv, nn.Sequential(other))
     with subpixel_convolutions(model):
-        assert isinstance(model[0], SubPixel)
+        assert isinstance(model[0], SubPixelConvolution)
         assert model[1][0] is other
     assert model[0] is conv
 
 
 def test_missing_packages_are_named() -> None:
     with pytest.raises(MissingExtraError, match=r"vitruvian\[export\]"):
-        need("package_that_is_not_there", "ONNX export")
+        require("package_that_is_not_there", "ONNX export")
 
 
 def test_signature_survives_its_file(tmp_path: Path) -> None:

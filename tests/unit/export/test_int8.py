@@ -13,10 +13,9 @@ from torch import Tensor
 from tests.unit.export.tiny_pose import build, pixels
 from vitruvian.errors import InputError
 from vitruvian.export import OnnxModel, OpenVinoModel, quantize_int8
-from vitruvian.export.accuracy import compare_outputs, peaks, task_cost
-from vitruvian.export.folder import Signature
-from vitruvian.export.int8 import singles
-from vitruvian.export.sensitive import PRODUCTS, gated_products, outer_products
+from vitruvian.export.comparison import _peaks, compare_outputs, task_cost
+from vitruvian.export.int8 import _PRODUCTS, _single_inputs, gated_products, outer_products
+from vitruvian.export.runtime import Signature
 from vitruvian.models.sapiens2.outputs import (
     Sapiens2NormalEstimatorOutput,
     Sapiens2PoseEstimatorOutput,
@@ -45,7 +44,7 @@ def test_ends_stay_in_floating_point(folder: Path, tmp_path: Path) -> None:
 
     def products(place: Path) -> dict[str, Any]:
         nodes = openvino.Core().read_model(place).get_ordered_ops()
-        return {node.get_friendly_name(): node for node in nodes if node.get_type_name() in PRODUCTS}
+        return {node.get_friendly_name(): node for node in nodes if node.get_type_name() in _PRODUCTS}
 
     def int8_ones(place: Path) -> list[str]:
         kinds = {name: node.input_value(0).get_node().get_type_name() for name, node in products(place).items()}
@@ -127,19 +126,19 @@ def test_int8_needs_pictures(folder: Path, tmp_path: Path) -> None:
 def test_samples_are_taken_apart_and_fitted() -> None:
     signature = Signature("A", "", {"pixel_values": [1, 3, 8, 6]}, ["y"])
     samples = [{"pixel_values": torch.rand(2, 3, 8, 6)}, {"pixel_values": torch.rand(2, 3, 16, 12)}]
-    found = list(singles(samples, signature, 3))
+    found = list(_single_inputs(samples, signature, 3))
     assert [one["pixel_values"].shape for one in found] == [(1, 3, 8, 6)] * 3
     with pytest.raises(InputError, match="none of pixel_values"):
-        list(singles([{"pixels": torch.zeros(1)}], signature, 3))
+        list(_single_inputs([{"pixels": torch.zeros(1)}], signature, 3))
     with pytest.raises(InputError, match="like"):
-        list(singles([{"pixel_values": torch.zeros(1, 4, 8, 6)}], signature, 3))
+        list(_single_inputs([{"pixel_values": torch.zeros(1, 4, 8, 6)}], signature, 3))
 
 
 def test_cost_of_each_task() -> None:
     heatmaps = torch.zeros(1, 2, 8, 8)
     heatmaps[0, 0, 3, 4], heatmaps[0, 1, 5, 6] = 1, 1
     moved = heatmaps.roll(2, dims=-1)
-    assert peaks(heatmaps).tolist() == [[[4, 3], [6, 5]]]
+    assert _peaks(heatmaps).tolist() == [[[4, 3], [6, 5]]]
     found = Sapiens2PoseEstimatorOutput(heatmaps=moved), Sapiens2PoseEstimatorOutput(heatmaps=heatmaps)
     assert task_cost(*found)["keypoints moved, mean of heatmap pixels"] == pytest.approx((2 + 6) / 2)
     heatmaps[0, 1] *= 0.1  # a keypoint that is not in the picture counts in the first number alone

@@ -11,7 +11,7 @@ from PIL import Image
 from tests.unit.export.tiny_pose import build, pixels
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.export import OnnxModel, OpenVinoModel, exported_pipeline, quantize_int8
-from vitruvian.export import pipeline as module
+from vitruvian.export import runtime as module
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines import pipeline
 

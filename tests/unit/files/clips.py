@@ -25,24 +25,24 @@ def tone(seconds: float, rate: int = 44_100):
 
 
 def make_clip(
-    path: Path, pictures, *, rate: Fraction | int = 25, sound: str | None = None, rotation: int = 0, start: int = 0
+    path: Path, images, *, rate: Fraction | int = 25, sound: str | None = None, rotation: int = 0, start: int = 0
 ) -> Path:
-    """Write pictures with H.264, sound of the same length with the codec `sound`, and a rotation as phones do."""
+    """Write images with H.264, sound of the same length with the codec `sound`, and a rotation as phones do."""
     with av.open(str(path), "w") as container:
         video = container.add_stream("libx264", rate=rate, options={"crf": "10"})
-        video.height, video.width = pictures[0].shape[:2]
+        video.height, video.width = images[0].shape[:2]
         video.pix_fmt = "yuv420p"
         if rotation:
             video.set_display_rotation(rotation)
         hertz = 48_000 if sound == "libopus" else 44_100
         audio = container.add_stream(sound, rate=hertz, layout="stereo") if sound else None
-        for index, picture in enumerate(pictures):
-            frame = av.VideoFrame.from_ndarray(picture)
+        for index, image in enumerate(images):
+            frame = av.VideoFrame.from_ndarray(image)
             frame.pts = index + start
             container.mux(video.encode(frame))
         container.mux(video.encode())
         if audio is not None:
-            container.mux(audio.encode(tone(len(pictures) / float(rate), hertz)))
+            container.mux(audio.encode(tone(len(images) / float(rate), hertz)))
             container.mux(audio.encode(None))
     return path
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vitruvian.errors import InputError
 from vitruvian.files import CocoWriter
-from vitruvian.files.coco import id_picture, keypoint_category, keypoint_record, mask_record
+from vitruvian.files.coco import keypoint_category, keypoint_record, mask_record, panoptic_image
 from vitruvian.human import COCO_17, COCO_WHOLEBODY_133, SAPIENS_308
 from vitruvian.images.rle import encode_rle
 
@@ -124,14 +124,14 @@ def test_masks_and_their_numbers() -> None:
 
 def test_segment_numbers_as_colours() -> None:
     numbers = np.array([[0, 1, 255], [256, 65535, 65536], [123456, 1 << 23, (1 << 24) - 1]], np.int32)
-    picture = id_picture(numbers).astype(np.int64)
-    np.testing.assert_array_equal(picture @ [1, 256, 65536], numbers)
+    image = panoptic_image(numbers).astype(np.int64)
+    np.testing.assert_array_equal(image @ [1, 256, 65536], numbers)
     with pytest.raises(InputError, match="from 0 to"):
-        id_picture(np.array([[1 << 24]], np.int32))
+        panoptic_image(np.array([[1 << 24]], np.int32))
 
 
 class TestWriter:
-    def test_a_dataset_of_many_pictures(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_dataset_of_many_images(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         coco = pytest.importorskip("pycocotools.coco")
         path = tmp_path / "new" / "set.json"
         with CocoWriter(path, description="größe") as writer:
@@ -159,11 +159,11 @@ class TestWriter:
 
     def test_panoptic_pictures_lie_beside_it(self, tmp_path: Path) -> None:
         class Stuff(Thing):
-            def id_picture(self) -> np.ndarray:
+            def panoptic_image(self) -> np.ndarray:
                 return np.full((*self.size_hw, 3), 7, np.uint8)
 
         with CocoWriter(tmp_path / "panoptic.json") as writer:
-            for _ in range(2):  # pictures of one name do not overwrite each other
+            for _ in range(2):  # images of one name do not overwrite each other
                 writer.add(Stuff([{"segments_info": [], "file_name": "else.png"}], []))
         data = json.loads((tmp_path / "panoptic.json").read_text())
         names = [record["file_name"] for record in data["annotations"]]
@@ -191,7 +191,7 @@ class TestWriter:
     def test_categories_that_contradict(self, tmp_path: Path) -> None:
         with CocoWriter(tmp_path / "a.json") as writer:
             writer.add(thing())
-            with pytest.raises(InputError, match="category 5: expected 'cat' as in the results before, got 'dog'"):
+            with pytest.raises(InputError, match="category 5: expected 'cat' as in earlier results, got 'dog'"):
                 writer.add(thing(name="dog"))
 
     def test_many_threads(self, tmp_path: Path) -> None:

@@ -43,10 +43,10 @@ def test_frames_in_order_with_their_times(clip: Path) -> None:
     frames = list(reader)
     assert [index for index, _, _ in frames] == list(range(60))
     np.testing.assert_allclose([time for _, time, _ in frames], np.arange(60) * 1001 / 30000, atol=1e-9)
-    for index, _, picture in frames:
-        assert picture.dtype == np.uint8
-        assert picture.shape == (*SIZE, 3)
-        assert abs(picture.mean() - index * 4) < 2
+    for index, _, image in frames:
+        assert image.dtype == np.uint8
+        assert image.shape == (*SIZE, 3)
+        assert abs(image.mean() - index * 4) < 2
     assert len(list(reader)) == 60, "a reader can be read again"
     assert reader.damaged == 0
 
@@ -54,7 +54,7 @@ def test_frames_in_order_with_their_times(clip: Path) -> None:
 @pytest.mark.parametrize("start", [1, 11, 12, 13, 37, 59])
 def test_a_start_in_the_middle_is_exact(clip: Path, start: int) -> None:
     reader = open_video(clip)
-    assert reader._sought(start) is not None, "this clip can be sought"
+    assert reader._seek(start) is not None, "this clip can be sought"
     frames = list(reader.frames(start))
     assert [index for index, _, _ in frames] == list(range(start, 60))
     assert frames[0][1] == pytest.approx(start * 1001 / 30000)
@@ -69,7 +69,7 @@ def test_a_start_after_the_end_or_before_the_beginning(clip: Path) -> None:
 
 def test_a_start_where_seeking_does_not_help(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = open_video(clip)
-    monkeypatch.setattr(reader, "_sought", lambda start: None)
+    monkeypatch.setattr(reader, "_seek", lambda start: None)
     frames = list(reader.frames(37))
     assert [index for index, _, _ in frames] == list(range(37, 60))
     assert abs(frames[0][2].mean() - 37 * 4) < 2
@@ -77,9 +77,9 @@ def test_a_start_where_seeking_does_not_help(clip: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("degrees", "corner"), [(0, (0, 0)), (90, (1, 0)), (180, (1, 1)), (-90, (0, 1))])
 def test_rotation(tmp_path: Path, degrees: int, corner: tuple[int, int]) -> None:
-    picture = shade(0)
-    picture[: SIZE[0] // 2, : SIZE[1] // 2] = 255  # white at the top left
-    path = make_clip(tmp_path / "a.mp4", [picture] * 3, rotation=degrees)
+    image = shade(0)
+    image[: SIZE[0] // 2, : SIZE[1] // 2] = 255  # white at the top left
+    path = make_clip(tmp_path / "a.mp4", [image] * 3, rotation=degrees)
     reader = open_video(path)
     assert reader.size_hw == (SIZE if degrees % 180 == 0 else SIZE[::-1])
     for _, _, found in reader:
@@ -109,8 +109,8 @@ def test_untagged_colours_are_read_as_players_do(tmp_path: Path, tall: bool) -> 
         frame.pts, frame.colorspace = 0, 2  # without saying which
         container.mux(video.encode(frame))
         container.mux(video.encode())
-    _, _, picture = next(iter(open_video(path)))
-    np.testing.assert_allclose(picture.reshape(-1, 3).mean(0), [200, 30, 40], atol=4)
+    _, _, image = next(iter(open_video(path)))
+    np.testing.assert_allclose(image.reshape(-1, 3).mean(0), [200, 30, 40], atol=4)
 
 
 class TestWhatIsNoVideo:
@@ -130,7 +130,7 @@ class TestWhatIsNoVideo:
         with av.open(str(tmp_path / "a.wav"), "w") as container:
             audio = container.add_stream("pcm_s16le", rate=44_100, layout="stereo")
             container.mux(audio.encode(tone(0.2)))
-        with pytest.raises(ImageError, match="a file without pictures"):
+        with pytest.raises(ImageError, match="a file without a video track"):
             open_video(tmp_path / "a.wav")
 
     def test_without_pyav(self, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +157,6 @@ def test_a_clip_that_breaks_off(tmp_path: Path) -> None:
     whole = make_clip(tmp_path / "whole.mkv", [shade(i * 4) for i in range(60)])
     data = whole.read_bytes()
     (tmp_path / "a.mkv").write_bytes(data[: len(data) // 2])
-    found = [(time, picture.mean()) for _, time, picture in open_video(tmp_path / "a.mkv")]
+    found = [(time, image.mean()) for _, time, image in open_video(tmp_path / "a.mkv")]
     assert 0 < len(found) < 60
     np.testing.assert_allclose([mean for _, mean in found], [time * 25 * 4 for time, _ in found], atol=2)

@@ -12,25 +12,25 @@ from PIL import Image
 from tests.unit.files.clips import SIZE, av, make_clip, packets, shade
 from vitruvian.errors import ImageError, InputError
 from vitruvian.files import VideoWriter, create_video, open_video
-from vitruvian.files.video_writing import exact_rate
+from vitruvian.files.video import exact_rate
 
 QUARTERS = ((200, 30, 40), (20, 180, 60), (40, 60, 220), (128, 128, 128))
 
 
 def quarters(size_hw: tuple[int, int], alphas: tuple[int, ...] | None = None) -> np.ndarray:
-    """A picture of four colours, with four alphas."""
+    """An image of four colours, with four alphas."""
     height, width = size_hw
     index = (np.arange(height)[:, None] >= height // 2) * 2 + (np.arange(width) >= width // 2)
-    picture = np.array(QUARTERS, np.uint8)[index]
+    image = np.array(QUARTERS, np.uint8)[index]
     if alphas is None:
-        return picture
-    return np.concatenate([picture, np.array(alphas, np.uint8)[index][..., None]], axis=-1)
+        return image
+    return np.concatenate([image, np.array(alphas, np.uint8)[index][..., None]], axis=-1)
 
 
-def corners(picture: np.ndarray) -> np.ndarray:
+def corners(image: np.ndarray) -> np.ndarray:
     """The middle of each quarter."""
-    height, width = picture.shape[:2]
-    return np.stack([picture[r * height // 4, c * width // 4] for r in (1, 3) for c in (1, 3)]).astype(int)
+    height, width = image.shape[:2]
+    return np.stack([image[r * height // 4, c * width // 4] for r in (1, 3) for c in (1, 3)]).astype(int)
 
 
 def decoded(path: Path, decoder: str | None = None, form: str = "rgb24") -> list[np.ndarray]:
@@ -89,7 +89,7 @@ def test_times_of_a_variable_rate_are_kept(tmp_path: Path, name: str) -> None:
             writer.write(shade(index * 30), time)
     frames = list(open_video(tmp_path / name))
     np.testing.assert_allclose([time for _, time, _ in frames], times, atol=0.001 if name == "a.webm" else 1e-4)
-    np.testing.assert_allclose([picture.mean() for _, _, picture in frames], np.arange(8) * 30, atol=4)
+    np.testing.assert_allclose([image.mean() for _, _, image in frames], np.arange(8) * 30, atol=4)
     assert open_video(tmp_path / name).duration == pytest.approx(1.04, abs=1e-3)
 
 
@@ -139,8 +139,8 @@ class TestSound:
     def test_packets_are_copied(self, tmp_path: Path, codec: str, source: str, target: str) -> None:
         clip = make_clip(tmp_path / source, [shade(i) for i in range(50)], sound=codec)
         with VideoWriter(tmp_path / target, 25, SIZE, sound_from=clip) as writer:
-            for _, time, picture in open_video(clip):
-                writer.write(picture, time)
+            for _, time, image in open_video(clip):
+                writer.write(image, time)
         # PCM has no packets of its own: containers cut it as they like.
         assert b"".join(packets(tmp_path / target, "audio")) == b"".join(packets(clip, "audio"))
         if codec != "pcm_s16le":
@@ -148,13 +148,13 @@ class TestSound:
         reader = open_video(tmp_path / target)
         assert (reader.has_sound, reader.exact_count()) == (True, 50)
 
-    def test_sound_stays_with_its_pictures(self, tmp_path: Path) -> None:
+    def test_sound_stays_with_its_images(self, tmp_path: Path) -> None:
         clip = make_clip(tmp_path / "a.mkv", [shade(i) for i in range(50)], sound="aac", start=25)
         with VideoWriter(tmp_path / "b.mp4", 25, SIZE, sound_from=clip) as writer:
-            for _, time, picture in open_video(clip):
-                writer.write(picture, time)
+            for _, time, image in open_video(clip):
+                writer.write(image, time)
         before, after = times_of_sound(clip), times_of_sound(tmp_path / "b.mp4")
-        # In the source the pictures start one second after the sound: what is heard before them is left out.
+        # In the source the images start one second after the sound: what is heard before them is left out.
         assert 0.4 * len(before) < len(after) < 0.6 * len(before)
         assert min(after.values()) == pytest.approx(0, abs=0.1)
         for data, time in after.items():
@@ -163,8 +163,8 @@ class TestSound:
     def test_sound_that_webm_cannot_hold_is_encoded_anew(self, tmp_path: Path) -> None:
         clip = make_clip(tmp_path / "a.mp4", [shade(i) for i in range(50)], sound="aac")
         with VideoWriter(tmp_path / "b.webm", 25, SIZE, sound_from=clip) as writer:
-            for _, time, picture in open_video(clip):
-                writer.write(picture, time)
+            for _, time, image in open_video(clip):
+                writer.write(image, time)
         with av.open(str(tmp_path / "b.webm")) as container:
             audio = container.streams.audio[0]
             assert audio.codec_context.codec.canonical_name == "opus"
@@ -178,8 +178,8 @@ class TestSound:
         # Half a minute: the muxer waits ten seconds for sound, then goes on without.
         clip = make_clip(tmp_path / "a.mp4", [shade(i) for i in range(60)], rate=2, sound="aac")
         with VideoWriter(tmp_path / "b.mp4", 2, SIZE, sound_from=clip) as writer:
-            for _, time, picture in open_video(clip):
-                writer.write(picture, time)
+            for _, time, image in open_video(clip):
+                writer.write(image, time)
         with av.open(str(tmp_path / "b.mp4")) as container:
             found = sorted((p.pos, p.stream.type, float(p.pts * p.time_base)) for p in container.demux() if p.size)
         reached = {"video": 0.0, "audio": 0.0}
@@ -210,7 +210,7 @@ class TestSound:
 
 
 def times_of_sound(path: Path) -> dict[bytes, float]:
-    """When each packet of sound is heard, in seconds after the first picture of its file says zero."""
+    """When each packet of sound is heard, in seconds after the first image of its file says zero."""
     with av.open(str(path)) as container:
         found = [packet for packet in container.demux(audio=0) if packet.size]
         return {bytes(packet): float(packet.pts * packet.time_base) for packet in found}
@@ -226,8 +226,8 @@ class TestWholeOrNot:
             raise RuntimeError
         assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
-    def test_no_pictures(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="at least one picture"), VideoWriter(tmp_path / "a.mp4", 25, SIZE):
+    def test_no_images(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="at least one frame"), VideoWriter(tmp_path / "a.mp4", 25, SIZE):
             pass
         assert list(tmp_path.iterdir()) == []
 
@@ -243,12 +243,12 @@ class TestWholeOrNot:
 
 
 @pytest.mark.parametrize(
-    "picture", [np.zeros((48, 64, 4), np.uint8), np.zeros((48, 65, 3), np.uint8), np.zeros((48, 64, 3)), "no"]
+    "image", [np.zeros((48, 64, 4), np.uint8), np.zeros((48, 65, 3), np.uint8), np.zeros((48, 64, 3)), "no"]
 )
-def test_pictures_that_do_not_fit(tmp_path: Path, picture: object) -> None:
+def test_pictures_that_do_not_fit(tmp_path: Path, image: object) -> None:
     writer = VideoWriter(tmp_path / "a.mp4", 25, SIZE)
-    with pytest.raises(InputError, match=r"picture: expected uint8 \[48, 64, 3\], got"):
-        writer.write(picture)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"image: expected uint8 \[48, 64, 3\], got"):
+        writer.write(image)  # type: ignore[arg-type]
     writer.discard()
     assert list(tmp_path.iterdir()) == []
 
@@ -275,7 +275,7 @@ def test_endings(tmp_path: Path) -> None:
 
 
 class TestSequences:
-    def test_numbered_pictures(self, tmp_path: Path) -> None:
+    def test_numbered_images(self, tmp_path: Path) -> None:
         with create_video(tmp_path / "new" / "frame_%05d.png", 25, SIZE) as writer:
             for index in range(3):
                 writer.write(shade(index * 50), index / 25)
@@ -284,10 +284,10 @@ class TestSequences:
         assert [int(np.asarray(Image.open(file)).mean()) for file in files] == [0, 50, 100]
 
     def test_alpha(self, tmp_path: Path) -> None:
-        picture = quarters(SIZE, (255, 128, 0, 64))
+        image = quarters(SIZE, (255, 128, 0, 64))
         with create_video(tmp_path / "%d.webp", 25, SIZE, alpha=True) as writer:
-            writer.write(picture)
-        np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "0.webp")), picture)
+            writer.write(image)
+        np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "0.webp")), image)
 
     def test_names_decide(self, tmp_path: Path) -> None:
         with create_video(tmp_path / "a.mp4", 25, SIZE) as writer:

@@ -54,7 +54,7 @@ def test_labels_and_areas_are_scipy_s(name: str, connectivity: int) -> None:
 
 def test_batches_keep_their_shape_and_do_not_mix() -> None:
     masks = torch.zeros(2, 3, 6, 6, dtype=torch.bool)
-    masks[0, 0, 5, 5] = masks[0, 1, 0, 0] = True  # neighbours in memory, not in any picture
+    masks[0, 0, 5, 5] = masks[0, 1, 0, 0] = True  # neighbours in memory, not in any image
     labels, areas = label_regions(masks)
     assert labels.shape == areas.shape == masks.shape
     assert labels.amax().item() == 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.unit.images.pictures import encode, exif_bytes, photo, photo_array
+from tests.unit.images.samples import encode, exif_bytes, photo, photo_array
 from vitruvian.errors import ImageError, InputError
 from vitruvian.images import image_to_tensor, load_image, tensor_to_image
 
@@ -57,28 +57,28 @@ def test_gray_and_bilevel(file_format):
 
 
 def test_palette_is_looked_up():
-    picture = photo().quantize(8)
-    np.testing.assert_array_equal(pixels(load_image(encode(picture))), np.asarray(picture.convert("RGB")))
+    image = photo().quantize(8)
+    np.testing.assert_array_equal(pixels(load_image(encode(image))), np.asarray(image.convert("RGB")))
 
 
 def test_palette_transparency_shows_the_background():
-    picture = Image.new("P", (2, 1))
-    picture.putpalette([255, 0, 255, 10, 20, 30])
-    picture.putpixel((1, 0), 1)
-    loaded = load_image(encode(picture, transparency=0), background=(1, 2, 3))
+    image = Image.new("P", (2, 1))
+    image.putpalette([255, 0, 255, 10, 20, 30])
+    image.putpixel((1, 0), 1)
+    loaded = load_image(encode(image, transparency=0), background=(1, 2, 3))
     assert pixels(loaded).tolist() == [[[1, 2, 3], [10, 20, 30]]]
 
 
 def test_hidden_colour_under_alpha_never_shows():
-    picture = Image.new("RGBA", (3, 1), (255, 0, 255, 0))
-    picture.putpixel((1, 0), (200, 100, 0, 128))
-    picture.putpixel((2, 0), (7, 8, 9, 255))
-    for data in (encode(picture), encode(picture, "WEBP", lossless=True, exact=True), encode(picture, "TIFF")):
+    image = Image.new("RGBA", (3, 1), (255, 0, 255, 0))
+    image.putpixel((1, 0), (200, 100, 0, 128))
+    image.putpixel((2, 0), (7, 8, 9, 255))
+    for data in (encode(image), encode(image, "WEBP", lossless=True, exact=True), encode(image, "TIFF")):
         clear, half, solid = pixels(load_image(data))[0].tolist()
         assert clear == [255, 255, 255]
         assert half == [round(c * 128 / 255 + 255 * 127 / 255) for c in (200, 100, 0)]
         assert solid == [7, 8, 9]
-    assert pixels(load_image(encode(picture), background=(0, 0, 0)))[0, 0].tolist() == [0, 0, 0]
+    assert pixels(load_image(encode(image), background=(0, 0, 0)))[0, 0].tolist() == [0, 0, 0]
 
 
 def test_premultiplied_modes_are_divided_out():
@@ -88,9 +88,9 @@ def test_premultiplied_modes_are_divided_out():
 
 
 def test_gray_with_alpha():
-    picture = Image.new("LA", (2, 1), (9, 0))
-    picture.putpixel((1, 0), (9, 255))
-    assert pixels(load_image(encode(picture), background=(5, 6, 7)))[0].tolist() == [[5, 6, 7], [9, 9, 9]]
+    image = Image.new("LA", (2, 1), (9, 0))
+    image.putpixel((1, 0), (9, 255))
+    assert pixels(load_image(encode(image), background=(5, 6, 7)))[0].tolist() == [[5, 6, 7], [9, 9, 9]]
 
 
 def test_transparent_colour_of_plain_png():
@@ -142,8 +142,8 @@ def test_16_bit_pgm_of_mode_i():
 
 def test_big_endian_16_bit_mode():
     for values, expected in (((257, 65535), [1, 255]), ((200, 0), [1, 0])):
-        picture = Image.frombytes("I;16B", (2, 1), struct.pack(">2H", *values))
-        assert pixels(load_image(picture))[0, :, 0].tolist() == expected
+        image = Image.frombytes("I;16B", (2, 1), struct.pack(">2H", *values))
+        assert pixels(load_image(image))[0, :, 0].tolist() == expected
 
 
 def test_12_bit_tiff_is_scaled_by_its_own_white():
@@ -158,10 +158,10 @@ def test_12_bit_tiff_is_scaled_by_its_own_white():
     ("values", "expected"), [([0, 128, 255], [0, 128, 255]), ([0, 257 * 7, 65535], [0, 7, 255])], ids=["8", "16"]
 )
 def test_32_bit_integers_by_their_range(values, expected):
-    picture = Image.fromarray(np.array([values], dtype=np.int32))
-    assert picture.mode == "I"
-    assert pixels(load_image(picture))[0, :, 0].tolist() == expected
-    assert pixels(load_image(encode(picture, "TIFF")))[0, :, 0].tolist() == expected
+    image = Image.fromarray(np.array([values], dtype=np.int32))
+    assert image.mode == "I"
+    assert pixels(load_image(image))[0, :, 0].tolist() == expected
+    assert pixels(load_image(encode(image, "TIFF")))[0, :, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("values", [[-1, 5], [0, 70000]])
@@ -171,21 +171,21 @@ def test_32_bit_integers_without_a_white_level_are_refused(values):
 
 
 def test_float_tiff_from_0_to_1():
-    picture = Image.fromarray((gray_array() / 255).astype(np.float32))
-    np.testing.assert_array_equal(pixels(load_image(encode(picture, "TIFF"))), as_rgb(gray_array()))
+    image = Image.fromarray((gray_array() / 255).astype(np.float32))
+    np.testing.assert_array_equal(pixels(load_image(encode(image, "TIFF"))), as_rgb(gray_array()))
 
 
 @pytest.mark.parametrize("values", [[0.0, 255.0], [-0.5, 1.0], [0.0, float("nan")], [0.0, float("inf")]])
 def test_floats_outside_0_to_1_are_refused_not_stretched(values):
-    picture = Image.fromarray(np.array([values], dtype=np.float32))
+    image = Image.fromarray(np.array([values], dtype=np.float32))
     with pytest.raises(ImageError, match="expected floating-point values from 0 to 1, got"):
-        load_image(picture)
+        load_image(image)
 
 
 @pytest.mark.parametrize("mode", ["YCbCr", "HSV", "RGBX"])
 def test_other_colour_modes(mode):
-    picture = photo().convert(mode)
-    np.testing.assert_array_equal(pixels(load_image(picture)), np.asarray(picture.convert("RGB")))
+    image = photo().convert(mode)
+    np.testing.assert_array_equal(pixels(load_image(image)), np.asarray(image.convert("RGB")))
 
 
 def test_lab_is_refused_by_name():
@@ -232,7 +232,7 @@ def test_orientation_is_applied_once(file_format, orientation):
     np.testing.assert_array_equal(pixels(load_image(loaded)), photo_array())
 
 
-def test_orientation_of_deep_and_transparent_pictures():
+def test_orientation_of_deep_and_transparent_images():
     stored = STORED[6](photo_array())
     alpha = np.full((*stored.shape[:2], 1), 255, np.uint8)
     data = encode(Image.fromarray(np.concatenate([stored, alpha], axis=-1)), exif=exif_bytes(6))
@@ -340,9 +340,9 @@ def test_image_to_tensor_and_back():
 
 @pytest.mark.filterwarnings("error")
 def test_image_to_tensor_owns_its_memory():
-    picture = photo()
-    image_to_tensor(picture).zero_()
-    np.testing.assert_array_equal(np.asarray(picture), photo_array())
+    image = photo()
+    image_to_tensor(image).zero_()
+    np.testing.assert_array_equal(np.asarray(image), photo_array())
 
 
 def test_image_to_tensor_takes_other_modes():

@@ -59,7 +59,7 @@ def test_shared_areas_in_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -
     torch.manual_seed(0)
     masks = torch.rand(5, 13, 17) > 0.4
     want = torch.einsum("nhw,mhw->nm", masks.float(), masks.float())
-    monkeypatch.setattr("vitruvian.images.nms.PIXELS_AT_ONCE", 50)
+    monkeypatch.setattr("vitruvian.images.nms.CHUNK_PIXELS", 50)
     assert torch.equal(shared_areas(masks), want)
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.shared import SHARED, needs_shared
-from tests.unit.images.pictures import photo, photo_array
+from tests.unit.images.samples import photo, photo_array
 from vitruvian.errors import InputError
 from vitruvian.images import (
     center_on_canvas,
@@ -167,7 +167,7 @@ def test_resize_refuses_what_it_cannot_do():
             resize(pixels().to(dtype), (3, 3))
     with pytest.raises(InputError, match=r"pixels: expected shape \[..., C, H, W\]"):
         resize(torch.zeros(4, 5), (3, 3))
-    with pytest.raises(InputError, match="with pixels in it"):
+    with pytest.raises(InputError, match="with at least one pixel"):
         resize(torch.zeros(3, 0, 5), (3, 3))
     for size_hw in ((0, 3), (3, -1), (2.5, 3)):
         with pytest.raises(InputError, match="size_hw: expected positive integers"):
@@ -275,7 +275,7 @@ def test_pad_bottom_right():
     assert bool((pad_bottom_right(pixels(), (30, 20))[:, 24:] == 0).all())
     images = pixels()
     assert pad_bottom_right(images, (24, 20)) is images
-    with pytest.raises(InputError, match="expected at least the picture's 24×20, got 23×40"):
+    with pytest.raises(InputError, match="expected at least the image's 24×20, got 23×40"):
         pad_bottom_right(pixels(), (23, 40))
 
 
@@ -346,7 +346,7 @@ def test_maskformer_processor(family):
 
 @needs_shared
 def test_uint8_is_exact_to_the_last_bit():
-    # The reference resizes label maps with the picture's own filter, so this case records torchvision exactly.
+    # The reference resizes label maps with the image's own filter, so this case records torchvision exactly.
     tensors, config = case("sapiens2-processor-maps-reduce0")
     target = (config["size"]["height"], config["size"]["width"])
     assert torch.equal(resize(tensors["in.segmentation_map"][None], target).long(), tensors["out.labels"])

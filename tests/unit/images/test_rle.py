@@ -14,7 +14,6 @@ from vitruvian.images.rle import (
     decompress_counts,
     encode_rle,
     encode_rles,
-    merge_rles,
     rle_area,
     rle_box_xywh,
     rle_iou,
@@ -111,7 +110,7 @@ def test_batches_are_singles(monkeypatch: pytest.MonkeyPatch) -> None:
     batch[2], batch[3] = False, True
     singles = [encode_rle(mask, compress=True) for mask in batch]
     assert encode_rles(batch, compress=True) == singles
-    monkeypatch.setattr(rle_module, "PIXELS_AT_ONCE", 1300)
+    monkeypatch.setattr(rle_module, "CHUNK_PIXELS", 1300)
     assert encode_rles(batch, compress=True) == singles
     assert torch.equal(decode_rles(singles), batch)
     assert encode_rles(batch[:0]) == []
@@ -120,25 +119,6 @@ def test_batches_are_singles(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_long_and_shrinking_runs_survive_the_string() -> None:
     counts = [0, 1 << 40, 3, 15, 16, 17, 511, 512, 1 << 33, 1, 5, 0]
     assert decompress_counts(compress_counts(counts)).tolist() == counts
-
-
-@pytest.mark.parametrize("intersect", [False, True])
-@pytest.mark.parametrize("seeds", [[0], [0, 1], [1, 2, 3, 4]])
-def test_merge(seeds: list[int], intersect: bool) -> None:
-    batch = np.stack([drawn(30, 20, seed) for seed in seeds])
-    expected = batch.all(0) if intersect else batch.any(0)
-    assert merge_rles(encode_rles(batch), intersect=intersect) == encode_rle(expected)
-    compressed = merge_rles(encode_rles(batch, compress=True), intersect=intersect, compress=True)
-    assert compressed == encode_rle(expected, compress=True)
-
-
-def test_merge_of_neighbours_empty_and_full() -> None:
-    left, right = np.zeros((3, 4), dtype=bool), np.zeros((3, 4), dtype=bool)
-    left[:, :2], right[:, 2:] = True, True
-    both = encode_rles(np.stack([left, right]))
-    assert merge_rles(both)["counts"] == [0, 12]
-    assert merge_rles(both, intersect=True)["counts"] == [12]
-    assert merge_rles(encode_rles(np.zeros((2, 3, 4), dtype=bool)))["counts"] == [12]
 
 
 def test_iou_is_that_of_pycocotools() -> None:
@@ -196,6 +176,6 @@ def test_malformed_masks_are_input_errors() -> None:
     with pytest.raises(InputError, match="one size"):
         decode_rles([encode_rle(np.ones((2, 3))), encode_rle(np.ones((3, 2)))])
     with pytest.raises(InputError, match="at least one"):
-        merge_rles([])
+        decode_rles([])
     with pytest.raises(InputError, match="crowd"):
         rle_iou([encode_rle(np.ones((2, 3)))], [encode_rle(np.ones((2, 3)))], crowd=[])

@@ -1,4 +1,4 @@
-"""Every place a picture can come from, and every wrong thing a person can pass instead."""
+"""Every place an image can come from, and every wrong thing a person can pass instead."""
 
 import base64
 import io
@@ -17,11 +17,11 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.unit.images.pictures import encode, exif_bytes, photo, photo_array
+from tests.unit.images.samples import encode, exif_bytes, photo, photo_array
 from vitruvian.errors import ImageError, InputError
-from vitruvian.images import download as download_module
 from vitruvian.images import load_image, load_images
-from vitruvian.images.download import download
+from vitruvian.images import read as read_module
+from vitruvian.images.read import download
 
 PNG = encode(photo())
 
@@ -43,8 +43,8 @@ def message(source, **options):
 
 
 @pytest.fixture
-def picture_path(tmp_path):
-    path = tmp_path / "picture.png"
+def image_path(tmp_path):
+    path = tmp_path / "image.png"
     path.write_bytes(PNG)
     return path
 
@@ -53,12 +53,12 @@ def picture_path(tmp_path):
 
 
 @pytest.mark.parametrize("convert", [str, Path, Image.open])
-def test_paths_and_lazy_images(picture_path, convert):
-    assert_is_photo(load_image(convert(picture_path)))
+def test_paths_and_lazy_images(image_path, convert):
+    assert_is_photo(load_image(convert(image_path)))
 
 
-def test_open_file(picture_path):
-    with open(picture_path, "rb") as stream:
+def test_open_file(image_path):
+    with open(image_path, "rb") as stream:
         assert_is_photo(load_image(stream))
 
 
@@ -67,9 +67,9 @@ def test_bytes_and_buffers(convert):
     assert_is_photo(load_image(convert(PNG)))
 
 
-def test_home_folder_is_expanded(picture_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(picture_path.parent))
-    assert_is_photo(load_image("~/picture.png"))
+def test_home_folder_is_expanded(image_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(image_path.parent))
+    assert_is_photo(load_image("~/image.png"))
 
 
 def test_name_says_nothing_about_the_format(tmp_path):
@@ -124,8 +124,8 @@ def test_a_file_beats_base64(tmp_path, monkeypatch):
     assert_is_photo(load_image(name))
 
 
-def test_lists_keep_their_nesting(picture_path):
-    nested = load_images([[picture_path, PNG], [photo()], torch.from_numpy(photo_array())])
+def test_lists_keep_their_nesting(image_path):
+    nested = load_images([[image_path, PNG], [photo()], torch.from_numpy(photo_array())])
     assert [len(nested), len(nested[0]), len(nested[1])] == [3, 2, 1]
     for image in (*nested[0], *nested[1], nested[2], load_images(PNG)):
         assert_is_photo(image)
@@ -145,11 +145,11 @@ def test_lists_pass_options_on():
 # ---------------------------------------------------------------- wrong sources
 
 
-def test_missing_file_names_its_neighbours(picture_path):
-    text = message(picture_path.with_name("pictur.png"))
+def test_missing_file_names_its_neighbours(image_path):
+    text = message(image_path.with_name("imag.png"))
     assert "got no such file" in text
-    assert "Did you mean picture.png?" in text
-    assert "missing folder" in message(picture_path.parent / "nowhere" / "picture.png")
+    assert "Did you mean image.png?" in text
+    assert "missing folder" in message(image_path.parent / "nowhere" / "image.png")
 
 
 def test_folder_empty_file_and_empty_string(tmp_path):
@@ -161,9 +161,9 @@ def test_folder_empty_file_and_empty_string(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
-def test_file_without_permission(picture_path):
-    picture_path.chmod(0)
-    assert "got no permission" in message(picture_path)
+def test_file_without_permission(image_path):
+    image_path.chmod(0)
+    assert "got no permission" in message(image_path)
 
 
 def test_impossible_paths():
@@ -181,8 +181,8 @@ def test_list_points_to_load_images():
 
 
 def test_text_mode_and_closed_files(tmp_path):
-    (tmp_path / "picture.txt").write_text("some text")
-    with open(tmp_path / "picture.txt") as stream:
+    (tmp_path / "image.txt").write_text("some text")
+    with open(tmp_path / "image.txt") as stream:
         assert 'Open it with mode "rb"' in message(stream)
     stream = io.BytesIO(PNG)
     stream.close()
@@ -191,7 +191,7 @@ def test_text_mode_and_closed_files(tmp_path):
 
 @pytest.mark.parametrize("address", ["s3://bucket/a.png", "ftp://host/a.png", "file:///tmp/a.png"])
 def test_other_addresses_are_refused_by_scheme(address):
-    assert f"got a {address.split(':')[0]} address" in message(address)
+    assert f"got a {address.split(':')[0]} URL" in message(address)
 
 
 def test_broken_data_addresses():
@@ -201,7 +201,7 @@ def test_broken_data_addresses():
 
 
 def test_text_that_is_base64_but_no_picture_is_a_missing_file():
-    assert "got no such file" in message(base64.b64encode(b"this is not a picture at all").decode())
+    assert "got no such file" in message(base64.b64encode(b"this is not an image at all").decode())
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
@@ -224,7 +224,7 @@ def test_text_that_is_base64_but_no_picture_is_a_missing_file():
         (b"\x1aE\xdf\xa3" + bytes(40), "a Matroska"),
         (b"\x93NUMPY" + bytes(40), "a NumPy array file"),
         (b"\x76\x2f\x31\x01" + bytes(40), "an OpenEXR image"),
-        (b"\xfa\xce\xfa\xce\x80\x81" + bytes(40), "bytes of an unknown kind (they start with fa ce"),
+        (b"\xfa\xce\xfa\xce\x80\x81" + bytes(40), "bytes of an unknown format (they start with fa ce"),
         (b"\x89PNG\r\n\x1a\n", "a damaged or unsupported PNG file"),
         (PNG[:40], "a damaged or unsupported PNG file"),
         (PNG[:16] + b"\x00\x00\x00\x00" + PNG[20:], "a damaged or unsupported PNG file"),
@@ -243,7 +243,7 @@ def test_files_that_are_no_picture_say_what_they_are(content, what, tmp_path):
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG", "BMP", "GIF", "TIFF"])
-def test_truncated_pictures(file_format):
+def test_truncated_images(file_format):
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     data = encode(Image.fromarray(noise), file_format)
     text = message(data[: int(len(data) * 0.6)])
@@ -253,14 +253,14 @@ def test_truncated_pictures(file_format):
 
 def test_truncated_pil_image():
     data = encode(Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)))
-    assert "breaks off before its last pixel" in message(Image.open(io.BytesIO(data[:6000])))
+    assert "is truncated" in message(Image.open(io.BytesIO(data[:6000])))
 
 
 def test_damaged_pixels():
     data = bytearray(encode(photo(64, 64), "JPEG"))
     tables = data.index(b"\xff\xc4")
     data[tables + 5 : tables + 21] = b"\xff" * 16
-    assert "got JPEG data that holds damaged pixel data" in message(bytes(data))
+    assert "got JPEG data that has damaged pixel data" in message(bytes(data))
 
 
 # ---------------------------------------------------------------- size limits
@@ -308,7 +308,7 @@ def test_pillows_own_limit_inside_a_plugin_is_explained(monkeypatch):
 def test_pillows_own_limit_while_decoding_is_explained(monkeypatch):
     source = photo()
     monkeypatch.setattr(source, "load", lambda: (_ for _ in ()).throw(Image.DecompressionBombWarning("too many")))
-    assert "expected a picture within PIL.Image.MAX_IMAGE_PIXELS" in message(source)
+    assert "expected an image within PIL.Image.MAX_IMAGE_PIXELS" in message(source)
 
 
 def test_threads_with_different_limits():
@@ -360,7 +360,7 @@ class Handler(BaseHTTPRequestHandler):
         kind = self.path.split("?")[0]
         if kind == "/old.png":
             self.send_response(302)
-            self.send_header("Location", "/picture.png")
+            self.send_header("Location", "/image.png")
             self.end_headers()
         elif kind == "/missing.png":
             self.send_error(404)
@@ -378,7 +378,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(b"<html>sign in</html>")
         elif kind == "/nothing.jpg":
             self.answer(b"")
-        elif kind in ("/picture.png", "/two%20words%20%C3%A9.png"):
+        elif kind in ("/image.png", "/two%20words%20%C3%A9.png"):
             self.answer(PNG)
         else:
             self.send_error(500, f"unexpected {kind}")
@@ -410,7 +410,7 @@ def _no_proxy(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
 
 
-@pytest.mark.parametrize("name", ["picture.png", "old.png", "picture.png?size=a b", "two words é.png"])
+@pytest.mark.parametrize("name", ["image.png", "old.png", "image.png?size=a b", "two words é.png"])
 def test_pictures_behind_addresses(server, name):
     assert_is_photo(load_image(f"{server}/{name}"))
 
@@ -431,7 +431,7 @@ def test_broken_downloads(server):
 
 
 def test_body_is_bounded_where_no_length_is_announced(server, monkeypatch):
-    monkeypatch.setattr(download_module, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(read_module, "_CHUNK_BYTES", 1000)
     with pytest.raises(ImageError, match="got more"):
         download(f"{server}/endless.png", timeout=5, max_bytes=2000)
     assert len(download(f"{server}/endless.png", timeout=5, max_bytes=5000)) == 5000
@@ -444,16 +444,16 @@ def test_silent_servers_time_out(server, name):
 
 def test_unreachable_and_malformed_addresses(server):
     port = int(server.rsplit(":", 1)[1])
-    assert "Check the address and the network connection" in message(f"http://127.0.0.1:{port}1/x.png")
+    assert "Check the URL and the network connection" in message(f"http://127.0.0.1:{port}1/x.png")
     for address in ("http://", "https://:x/", "http://[half/x.png"):
-        assert "Check the address" in message(address)
+        assert "Check the URL" in message(address)
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
 def test_timeout_is_checked(server, timeout):
     with pytest.raises(InputError, match="timeout: expected a positive number"):
-        load_image(f"{server}/picture.png", timeout=timeout)
+        load_image(f"{server}/image.png", timeout=timeout)
 
 
 def test_no_timeout_is_allowed(server):
-    assert_is_photo(load_image(f"{server}/picture.png", timeout=None))
+    assert_is_photo(load_image(f"{server}/image.png", timeout=None))

@@ -11,16 +11,14 @@ from torch.nn import functional as F
 import vitruvian.losses.masks as masks_module
 from vitruvian.errors import InputError
 from vitruvian.images.rle import encode_rle
+from vitruvian.losses.focal_dice import mask_dice_loss, sigmoid_focal_loss
 from vitruvian.losses.masks import (
     DenseMasks,
     MaskLossWeights,
     MaskSetLoss,
     PointMasks,
     average_over_processes,
-    mask_dice_loss,
     read_targets,
-    shrink,
-    sigmoid_focal_loss,
 )
 
 CLASSES, QUERIES = 4, 6
@@ -150,7 +148,7 @@ def test_padding_with_the_ignore_index_is_no_object() -> None:
 def test_dense_chunks_and_reruns_change_neither_loss_nor_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for at_once in (1, 1 << 22):
-        monkeypatch.setattr(masks_module, "PIXELS_AT_ONCE", at_once)
+        monkeypatch.setattr(masks_module, "_MAX_PIXELS", at_once)
         given = batch()
         logits = given["masks_queries_logits"].requires_grad_()
         loss = criterion(DenseMasks())(**given).total
@@ -195,10 +193,10 @@ def test_focal_and_dice_by_hand() -> None:
 
 
 @pytest.mark.parametrize("size", [(8, 10), (7, 9), (32, 40), (50, 60)])
-def test_shrink_takes_the_pixels_that_interpolate_takes(size: tuple[int, int]) -> None:
+def test_downsampling_reads_the_pixels_of_interpolate(size: tuple[int, int]) -> None:
     masks = torch.rand(2, 32, 40)
     want = F.interpolate(masks[:, None], size=size, mode="nearest")[:, 0]
-    assert torch.equal(shrink(masks, (32, 40), size), want)
+    assert torch.equal(masks_module._downsample(masks, (32, 40), size), want)
 
 
 def test_auxiliary_predictions_get_an_ending_and_count_once_each() -> None:

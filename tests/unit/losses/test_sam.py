@@ -12,8 +12,6 @@ from vitruvian.errors import ConfigError, InputError
 from vitruvian.losses.sam import (
     PromptedMaskLossWeights,
     iou_regression_loss,
-    mask_dice_loss,
-    mask_focal_loss,
     mask_iou,
     object_score_loss,
     prompted_mask_loss,
@@ -26,23 +24,6 @@ def case() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     targets[:, :, 2:6, 2:6] = 1
     logits = torch.randn(2, 2, 3, 8, 8, requires_grad=True)
     return logits, torch.rand(2, 2, 3, requires_grad=True), torch.randn(2, 2, 1, requires_grad=True), targets
-
-
-def test_focal_by_hand() -> None:
-    logits, targets = torch.tensor([[[0.0, 2.0]]]), torch.tensor([[[1.0, 0.0]]])
-    p = 1 / (1 + math.exp(-2))
-    want = (0.25 * 0.5**2 * math.log(2) + 0.75 * p**2 * -math.log(1 - p)) / 2
-    assert mask_focal_loss(logits, targets).item() == pytest.approx(want)
-    plain = (0.5**2 * math.log(2) + p**2 * -math.log(1 - p)) / 2
-    assert mask_focal_loss(logits, targets, alpha=-1).item() == pytest.approx(plain)
-    cross_entropy = (math.log(2) - math.log(1 - p)) / 2
-    assert mask_focal_loss(logits, targets, alpha=-1, gamma=0).item() == pytest.approx(cross_entropy)
-
-
-def test_dice_by_hand() -> None:
-    logits, targets = torch.zeros(1, 2, 2), torch.tensor([[[1.0, 1.0], [0.0, 0.0]]])
-    assert mask_dice_loss(logits, targets).item() == pytest.approx(1 - (2 * 1 + 1) / (2 + 2 + 1))
-    assert mask_dice_loss((targets - 0.5) * 100, targets).item() == pytest.approx(0)
 
 
 def test_iou_and_its_regression() -> None:

@@ -22,6 +22,7 @@ from vitruvian import (
     SwinConfig,
     pipeline,
 )
+from vitruvian.tasks import find_task
 
 # task -> what tests/tiny.py calls its model, and whether its pictures are padded
 SAPIENS = {
@@ -33,14 +34,14 @@ SAPIENS = {
     "albedo": ("albedo", True),
 }
 DENSE = ("parts", "normals", "pointmap", "matte", "albedo")
-QUERIES = ("semantic", "instance", "panoptic")
-TASKS = (*SAPIENS, *QUERIES, "segment", "mask-generation", "embed")
+QUERIES = ("semantic", "instances", "panoptic")
+TASKS = (*SAPIENS, *QUERIES, "segment", "masks", "embed")
 # What a call needs beside the picture, or to find something with random weights.
 NEEDS: dict[str, dict[str, Any]] = {
     "segment": {"points": [[9, 7]]},
-    "instance": {"threshold": 0.0},
+    "instances": {"threshold": 0.0},
     "panoptic": {"threshold": 0.0, "overlap_mask_area_threshold": 0.0},
-    "mask-generation": {"points_per_crop": 3, "pred_iou_thresh": -1.0, "stability_score_thresh": -1.0},
+    "masks": {"points_per_crop": 3, "pred_iou_thresh": -1.0, "stability_score_thresh": -1.0},
 }
 
 
@@ -68,6 +69,7 @@ def sapiens_processor(padded: bool = False) -> Sapiens2ImageProcessor:
 def parts_of(task: str) -> tuple[Any, Any]:
     """A model with random weights and its processor."""
     torch.manual_seed(3)
+    task = find_task(task).name
     if task in SAPIENS:
         name, padded = SAPIENS[task]
         return tiny_task(name), sapiens_processor(padded)

@@ -19,11 +19,10 @@ from vitruvian.errors import CheckpointError
 from vitruvian.models.sapiens2.packed import pack_multitask
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.pipelines import INSIDE, default_model, tell_of_builtin
-from vitruvian.pipelines.demo import TASKS as DEMO
-from vitruvian.pipelines.demo import demo_models, demo_pictures, random_pipeline, run_demo
-from vitruvian.pipelines.finders.builtin import BuiltinFinder
+from vitruvian.pipelines import default_model, warn_about_builtin
+from vitruvian.pipelines.demo import DEMO_TASKS, demo_images, demo_models, random_pipeline, run_demo
 from vitruvian.pipelines.people import open_finder
+from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector
 from vitruvian.results.base import Picture
 
 DENSE = ("parts", "normals", "pointmap", "matte", "albedo")
@@ -40,7 +39,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def inside(packed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same in the place of the package's own."""
-    tell_of_builtin.cache_clear()
+    warn_about_builtin.cache_clear()
     monkeypatch.setattr(hub, "BUILTIN_FOLDER", packed)
     return packed
 
@@ -72,10 +71,10 @@ class Seen:
         return SimpleNamespace(logits=logits, sides=torch.full((1, 4, *small.shape[-2:]), 2.0))
 
 
-def stand_in(**options: Any) -> tuple[BuiltinFinder, Seen]:
+def stand_in(**options: Any) -> tuple[Sapiens2Detector, Seen]:
     model: Any = Seen()
     processor = Sapiens2ImageProcessor(do_normalize=False)
-    return BuiltinFinder(model, processor, **options), model
+    return Sapiens2Detector(model, processor, **options), model
 
 
 def with_spot(size_hw: tuple[int, int], *, x: int, y: int, side: int = 8) -> Picture:
@@ -86,7 +85,7 @@ def with_spot(size_hw: tuple[int, int], *, x: int, y: int, side: int = 8) -> Pic
 
 
 class TestDefaults:
-    @pytest.mark.parametrize("task", INSIDE)
+    @pytest.mark.parametrize("task", [*DEMO_TASKS, "embed"])
     def test_every_task_of_people_has_it(self, task: str, inside: Path) -> None:
         with pytest.warns(VitruvianWarning, match=f'{task}, .*"builtin".*a large checkpoint'):
             pipe = pipeline(task)
@@ -150,7 +149,7 @@ class TestDefaults:
 class TestFinder:
     def test_opening(self, inside: Path) -> None:
         finder = open_finder("builtin", device="cpu", threshold=0.0)
-        assert isinstance(finder, BuiltinFinder)
+        assert isinstance(finder, Sapiens2Detector)
         assert isinstance(finder.model, Sapiens2ForPeopleDetection)
         assert (finder.name, finder.threshold) == ("builtin", 0.0)
         people = finder.find(picture())
@@ -191,22 +190,22 @@ class TestFinder:
         near = found.boxes_xyxy[widths < 50]  # seen in pieces: cells of the whole picture have 37 pixels
         assert len(near) > 0
         assert (abs((near[:, 0] + near[:, 2]) / 2 - 950) < 25).all()
-        finder, model = stand_in(pieces=False)
+        finder, model = stand_in(tiles=False)
         finder.find(wide)
         assert len(model.sizes) == 1
 
     def test_pieces_of_other_pictures_when_asked(self) -> None:
-        finder, model = stand_in(pieces=True)
+        finder, model = stand_in(tiles=True)
         finder.find(with_spot((400, 500), x=100, y=100))
         assert len(model.sizes) == 5
 
     def test_people_cut_by_a_piece_are_left_to_others(self) -> None:
         finder, _ = stand_in()
         pixels = torch.from_numpy(with_spot((400, 400), x=204, y=200, side=8)).permute(2, 0, 1)
-        window = finder.windows((400, 1200))[0]._replace(left=0, top=0, height=400, width=212)
-        boxes, _ = finder.look(pixels[:, :, :212])
+        window = finder._plan_tiles((400, 1200))[0]._replace(left=0, top=0, height=400, width=212)
+        boxes, _ = finder._detect(pixels[:, :, :212])
         assert len(boxes) == 1  # seen, but it ends at the edge
-        assert len(finder.look_at(pixels, window)[0]) == 0
+        assert len(finder._detect_in_tile(pixels, window)[0]) == 0
 
     def test_options(self) -> None:
         with pytest.raises(InputError, match="threshold"):
@@ -217,13 +216,13 @@ class TestFinder:
 
 ENDINGS = (
     *("people.png", "pose.json", "pose_plot.png", "parts.png", "parts_plot.png", "normals.png"),
-    *("pointmap.ply", "pointmap_plot.png", "matte.png", "albedo.png"),
+    *("pointmap.ply", "pointmap.png", "matte.png", "albedo.png"),
 )
 
 
 class TestDemo:
     def test_pictures_ship_with_the_package(self, inside: Path) -> None:
-        assert {path.name for path in demo_pictures()} >= {"astronaut.jpg", "standing.jpg"}
+        assert {path.name for path in demo_images()} >= {"astronaut.jpg", "standing.jpg"}
 
     def test_everything_is_written(self, inside: Path, tmp_path: Path) -> None:
         Image.fromarray(picture()).save(tmp_path / "one.png")
@@ -236,7 +235,7 @@ class TestDemo:
         assert len(names) == len(report.files) == 2 * len(ENDINGS) + 1
         width, height = Image.open(report.sheet).size
         assert width > 5 * height / 2  # seven columns, two rows
-        assert [line.split(":")[0] for line in told] == ["people", *DEMO]
+        assert [line.split(":")[0] for line in told] == ["people", *DEMO_TASKS]
         assert report.people > 0
         assert not report.failures
         with Image.open(tmp_path / "out" / "one_pose_plot.png") as drawn:
@@ -246,7 +245,7 @@ class TestDemo:
         told: list[str] = []
         with pytest.warns(VitruvianWarning, match="this installation has none inside.*random weights"):
             report = run_demo([picture()], tmp_path / "one", device="cpu", progress=told.append)
-        assert [line.split(":")[0] for line in told] == list(DEMO)
+        assert [line.split(":")[0] for line in told] == list(DEMO_TASKS)
         assert {path.name.partition("_")[2] for path in report.files[:-1]} == {*ENDINGS} - {"people.png"}
         assert all(path.is_file() for path in report.files)
         torch.manual_seed(9)
@@ -281,7 +280,7 @@ class TestDemo:
         assert report.sheet.is_file()
 
     def test_which_models_are_run(self, packed: Path, tmp_path: Path) -> None:
-        assert demo_models(packed) == dict.fromkeys(DEMO, packed)
+        assert demo_models(packed) == dict.fromkeys(DEMO_TASKS, packed)
         pack_multitask(tiny_multitask("seg", "people"), tmp_path / "parts")
         assert demo_models(tmp_path / "parts") == {"parts": tmp_path / "parts"}
         model = tiny_multitask("matting").task_model("matting")

@@ -16,9 +16,9 @@ import vitruvian
 from tests.unit.pipelines.case import NEEDS, TASKS, arrays, leeway, opened, parts_of, picture
 from vitruvian.errors import ImageError, InputError, VitruvianWarning
 from vitruvian.hub import BUILTIN
-from vitruvian.pipelines import PIPELINES, default_model, pipeline, pipeline_class, tell_of_builtin
-from vitruvian.pipelines.memory import BatchSize
-from vitruvian.pipelines.runner import Failure, Results
+from vitruvian.pipelines import Failure, Results, default_model, pipeline, pipeline_class, warn_about_builtin
+from vitruvian.pipelines.engine.memory import BatchSize
+from vitruvian.tasks import PIPELINE_TASKS, find_task
 
 PICTURES = [picture(seed, size) for seed, size in enumerate([(40, 56), (48, 30), (40, 56), (33, 47), (64, 64)])]
 
@@ -37,8 +37,11 @@ def assert_same(one: Any, other: Any, *, at_most: float = 1e-4) -> None:
 
 
 def test_every_task_has_a_pipeline() -> None:
-    assert set(PIPELINES) == set(TASKS)
-    assert all(pipeline_class(task).task == task for task in PIPELINES)
+    assert set(PIPELINE_TASKS) == set(TASKS)
+    for task in PIPELINE_TASKS:
+        names = (task, *find_task(task).aliases)
+        assert {pipeline_class(name).task for name in names} == {task}
+        assert pipeline_class(task).checkpoints == find_task(task).checkpoints
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -49,11 +52,11 @@ class TestEveryTask:
         assert result.source == "array"
         assert result.image is PICTURES[0]
         assert (result.frame, result.time) == (None, None)
-        assert getattr(result, "kind", result.task) == task
+        assert find_task(getattr(result, "kind", result.task)).name == task
 
     def test_many_pictures_as_one_by_one(self, task: str) -> None:
         pipe = opened(task)
-        found = pipe.run(PICTURES, **({} if task == "mask-generation" else {"batch_size": 3}))
+        found = pipe.run(PICTURES, **({} if task == "masks" else {"batch_size": 3}))
         assert isinstance(found, Results)
         assert found.count == len(PICTURES)
         results = list(found)
@@ -80,7 +83,7 @@ class TestEveryTask:
 
     def test_without_a_model(self, task: str) -> None:
         if default_model(task) == BUILTIN:
-            tell_of_builtin.cache_clear()  # said once for each task
+            warn_about_builtin.cache_clear()  # said once for each task
             with pytest.warns(VitruvianWarning, match="the small one inside the package"):
                 assert pipeline(task).name == BUILTIN
         else:
@@ -114,7 +117,7 @@ class TestEveryTask:
 class TestOpening:
     def test_a_task_that_does_not_exist(self) -> None:
         with pytest.raises(InputError, match="Did you mean normals"):
-            pipeline("normal")
+            pipeline("normels")
 
     def test_a_device_that_is_not_here(self) -> None:
         model, processor = parts_of("pose")
@@ -134,7 +137,15 @@ class TestOpening:
             pipeline("embed", tmp_path)
 
     @pytest.mark.parametrize(
-        "options", [{"errors": "ignore"}, {"batch_size": 0}, {"workers": 0}, {"save": "out.png"}, {"nobody": "panic"}]
+        "options",
+        [
+            {"errors": "ignore"},
+            {"batch_size": 0},
+            {"workers": 0},
+            {"save": "out.png"},
+            {"nobody": "panic"},
+            {"max_people": 0},
+        ],
     )
     def test_options_that_make_no_sense(self, options: dict[str, Any]) -> None:
         with pytest.raises(InputError, match=next(iter(options))):
@@ -162,7 +173,7 @@ class TestFailures:
 class TestMemory:
     def test_auto_batches_shrink_to_what_fits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pipe = opened("pose")
-        pipe.batch = BatchSize(16, fixed=False)  # what a GPU starts with; the CPU starts with 1
+        pipe._auto_batch = BatchSize(16, fixed=False)  # what a GPU starts with; the CPU starts with 1
         sizes: list[int] = []
         forward = pipe.model.forward
 
@@ -177,14 +188,14 @@ class TestMemory:
         found = list(pipe(PICTURES[:1] * 9, boxes=boxes, patience=60.0))
         assert sizes[:4] == [1, 2, 4, 2]
         assert max(sizes[3:]) == 2
-        assert pipe.batch.size == 2
+        assert pipe._auto_batch.size == 2
         monkeypatch.undo()
         alone = pipe(PICTURES[0], boxes=boxes)
         for result in found:
             assert_same(result, alone)
         sizes.clear()
         pipe(PICTURES[:1] * 2, boxes=boxes)
-        assert pipe.batch.size == 2  # what fits is remembered
+        assert pipe._auto_batch.size == 2  # what fits is remembered
 
     def test_flat_over_many_pictures(self) -> None:
         """60 pictures of 3 MB, each with 12 MB of normals: 900 MB in all, of which a few are alive at a time."""

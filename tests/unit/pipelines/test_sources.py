@@ -51,7 +51,7 @@ def frames(source: Any) -> list[Frame]:
 
 def values(source: Any) -> list[int]:
     """What the first pixel of each picture says."""
-    return [int(frame.picture[0, 0, 0]) for frame in frames(source)]
+    return [int(frame.image[0, 0, 0]) for frame in frames(source)]
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ class TestOnePicture:
             (Image.fromarray(picture(7)), "PIL image"),
             (png(7), "bytes"),
             (io.BytesIO(png(7)), "bytes"),
-            (Frame(picture=picture(7), name="mine"), "mine"),
+            (Frame(image=picture(7), name="mine"), "mine"),
         ],
         ids=["numpy", "torch", "pil", "bytes", "file object", "frame"],
     )
@@ -84,8 +84,8 @@ class TestOnePicture:
         assert opened.single
         assert opened.count == 1
         (frame,) = frames(opened)
-        assert (frame.name, frame.picture.dtype, frame.size_hw) == (name, np.uint8, (HEIGHT, WIDTH))
-        assert frame.picture[0, 0].tolist() == [7, 7, 7]
+        assert (frame.name, frame.image.dtype, frame.size_hw) == (name, np.uint8, (HEIGHT, WIDTH))
+        assert frame.image[0, 0].tolist() == [7, 7, 7]
 
     @pytest.mark.parametrize("kind", [str, Path])
     def test_a_file(self, folder: Path, kind: type) -> None:
@@ -93,7 +93,7 @@ class TestOnePicture:
         opened = open_source(kind(path))
         (frame,) = frames(opened)
         assert opened.single
-        assert (frame.path, frame.name, frame.picture[0, 0, 0]) == (path, str(path), 2)
+        assert (frame.path, frame.name, frame.image[0, 0, 0]) == (path, str(path), 2)
 
     def test_a_file_whose_name_looks_like_a_pattern(self, folder: Path) -> None:
         path = folder / "odd[1]_%d.png"
@@ -124,7 +124,7 @@ class TestOnePicture:
             opened = open_source(good)
             assert opened.single
             (frame,) = frames(opened)
-            assert (frame.name, frame.path, frame.picture[0, 0, 0]) == (good, None, 3)
+            assert (frame.name, frame.path, frame.image[0, 0, 0]) == (good, None, 3)
             (missing,) = open_source(bad)
             assert isinstance(missing, BadFrame)
             assert "404" in str(missing.error)
@@ -171,7 +171,7 @@ class TestMany:
         (folder / "frame_5.png").write_bytes(png(55))  # too short a number for %04d
         found = frames(str(folder / "frame_%04d.png"))
         assert [frame.frame for frame in found] == [1, 2, 3, 10000]
-        assert [int(frame.picture[0, 0, 0]) for frame in found] == [1, 2, 3, 100]
+        assert [int(frame.image[0, 0, 0]) for frame in found] == [1, 2, 3, 100]
 
     @pytest.mark.parametrize("name", ["empty", "nothing_%d.png", "nothing*.png"])
     def test_nothing_there(self, folder: Path, name: str) -> None:
@@ -190,7 +190,7 @@ class TestMany:
         opened = open_source(source)
         assert opened.count == 7
         found = list(opened)
-        assert [int(one.picture[0, 0, 0]) for one in found if isinstance(one, Frame)] == [8, 1, 2, 3, 1, 7]
+        assert [int(one.image[0, 0, 0]) for one in found if isinstance(one, Frame)] == [8, 1, 2, 3, 1, 7]
         assert isinstance(found[-1], BadFrame)
         assert [one.index for one in found] == list(range(7))
 
@@ -205,8 +205,8 @@ class TestMany:
                 buffer[0, 0] = number
                 yield buffer
 
-        tickets = list(open_source(camera()).tickets())
-        assert [int(ticket.frame(0).picture[0, 0, 0]) for ticket in tickets] == [0, 1, 2, 3, 4]  # type: ignore[union-attr]
+        tickets = list(open_source(camera()).loaders())
+        assert [int(ticket.frame(0).image[0, 0, 0]) for ticket in tickets] == [0, 1, 2, 3, 4]  # type: ignore[union-attr]
 
     def test_a_bad_file_does_not_stop_the_rest(self, folder: Path) -> None:
         (folder / "frame_0002.png").write_bytes(png()[:40])
@@ -239,7 +239,7 @@ class TestMoving:
         found = frames(opened)
         assert [frame.frame for frame in found] == list(range(7))
         assert [frame.time for frame in found] == pytest.approx([n / 10 for n in range(7)])
-        assert [round(float(frame.picture.mean()) / 30) for frame in found] == list(range(7))
+        assert [round(float(frame.image.mean()) / 30) for frame in found] == list(range(7))
 
     def test_a_missing_video(self, tmp_path: Path) -> None:
         with pytest.raises(ImageError, match="no such file"):

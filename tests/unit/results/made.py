@@ -21,7 +21,6 @@ from vitruvian.results import (
     Segment,
     Semantic,
 )
-from vitruvian.results.camera import intrinsics_from_focal
 
 HW = (20, 30)
 RANDOM = np.random.default_rng(0)
@@ -100,7 +99,7 @@ SAMPLES: dict[str, tuple[type[Result], dict[str, Any]]] = {
         {
             "points": flat_points(np.full(HW, 2.0)),
             "mask": MIDDLE,
-            "intrinsics": intrinsics_from_focal(25, HW),
+            "intrinsics": np.array([[25, 0, (HW[1] - 1) / 2], [0, 25, (HW[0] - 1) / 2], [0, 0, 1]], np.float32),
             "intrinsics_from": "given",
             "metric": True,
             "scale": 0.5,

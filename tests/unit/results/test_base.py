@@ -68,7 +68,7 @@ class TestEveryResult:
         assert (found["source"], found["model"], found["frame"], found["time"]) == ("a.jpg", "tiny", 4, 0.5)
         assert found["people"]["finder"] == "test"
 
-    def test_without_its_picture(self, task: str) -> None:
+    def test_without_its_image(self, task: str) -> None:
         result = sample(task)
         lighter = result.without_image()
         assert result.image is not None
@@ -79,10 +79,10 @@ class TestEveryResult:
     @pytest.mark.parametrize("with_image", [True, False])
     def test_plot(self, task: str, with_image: bool) -> None:
         result = sample(task) if with_image else sample(task).without_image()
-        picture = result.plot()
-        assert picture.mode == "RGB"
-        assert picture.size[0] >= 30
-        assert picture.size[1] >= 20
+        image = result.plot()
+        assert image.mode == "RGB"
+        assert image.size[0] >= 30
+        assert image.size[1] >= 20
 
     def test_npz_holds_every_array(self, task: str, tmp_path: Path) -> None:
         result = sample(task)

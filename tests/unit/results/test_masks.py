@@ -102,8 +102,8 @@ class TestPanoptic:
     def test_png_holds_the_numbers(self, tmp_path: Path) -> None:
         panoptic = sample("panoptic")
         panoptic.save(tmp_path / "a.png")
-        picture = np.asarray(Image.open(tmp_path / "a.png")).astype(int)
-        np.testing.assert_array_equal(picture @ [1, 256, 65536], panoptic.segmentation)
+        image = np.asarray(Image.open(tmp_path / "a.png")).astype(int)
+        np.testing.assert_array_equal(image @ [1, 256, 65536], panoptic.segmentation)
 
     def test_by_number(self) -> None:
         panoptic = sample("panoptic")

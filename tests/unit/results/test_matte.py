@@ -43,7 +43,7 @@ def test_over_a_colour(colour: object) -> None:
     np.testing.assert_array_equal(found[3, -1], [255, 51, 0])
 
 
-def test_over_a_picture(tmp_path: Path) -> None:
+def test_over_a_image(tmp_path: Path) -> None:
     matte = sample("matte")
     black = np.zeros((*HW, 3), np.uint8)
     expected = np.round(matte.foreground * 255 + (1 - matte.alpha[..., None]) * PICTURE)
@@ -66,7 +66,7 @@ def test_a_background_of_another_size_covers_and_keeps_its_shape() -> None:
         ((1, 2), "from 0 to 255, got"),
         ((1, 2, 300), "from 0 to 255, got"),
         (np.zeros((4, 4), np.uint8), r"background: .*\[h, w, 3\]"),
-        (5, "expected a colour or a picture, got int"),
+        (5, "expected a colour or an image, got int"),
         ("nothing.png", "nothing.png"),
     ],
 )

@@ -11,97 +11,22 @@ from PIL import Image
 
 from tests.unit.results.made import HW, MIDDLE, PICTURE, flat_points, sample
 from vitruvian.errors import InputError
-from vitruvian.results.camera import (
-    check_intrinsics,
-    estimate_focal,
-    flip_axes,
-    focal_from_scale,
-    fov_degrees,
-    intrinsics_from_focal,
-    intrinsics_from_fov,
-    scale_from_focal,
-)
-
-
-def bumpy(size_hw: tuple[int, int]) -> np.ndarray:
-    rows, columns = np.mgrid[: size_hw[0], : size_hw[1]]
-    return 2 + 0.3 * np.sin(rows / 7) * np.cos(columns / 5)
+from vitruvian.results.camera import check_intrinsics, flip_axes, fov_degrees
 
 
 class TestCamera:
-    def test_from_a_focal_length(self) -> None:
-        np.testing.assert_array_equal(intrinsics_from_focal(50, (20, 30)), [[50, 0, 14.5], [0, 50, 9.5], [0, 0, 1]])
-        assert intrinsics_from_focal(50, (20, 30), principal_xy=(1, 2))[:2, 2].tolist() == [1, 2]
-        with pytest.raises(InputError, match="focal: expected pixels above 0"):
-            intrinsics_from_focal(0, (20, 30))
-
-    def test_from_a_field_of_view(self) -> None:
-        wide = intrinsics_from_fov(90, (20, 30))
-        assert wide[0, 0] == pytest.approx(15)
+    def test_field_of_view(self) -> None:
+        wide = np.array([[15, 0, 14.5], [0, 15, 9.5], [0, 0, 1]], np.float32)
         assert fov_degrees(wide, (20, 30)) == pytest.approx((90, np.degrees(2 * np.arctan(10 / 15))))
-        assert intrinsics_from_fov(90, (20, 30), axis="vertical")[0, 0] == pytest.approx(10)
-        assert intrinsics_from_fov(90, (30, 40), axis="diagonal")[0, 0] == pytest.approx(25)
-        for degrees in (0, 180, float("nan")):
-            with pytest.raises(InputError, match="degrees between 0 and 180"):
-                intrinsics_from_fov(degrees, (20, 30))
-        with pytest.raises(InputError, match="axis: expected one of"):
-            intrinsics_from_fov(60, (20, 30), axis="up")  # type: ignore[arg-type]
 
-    def test_given_ones_are_checked(self) -> None:
-        found = check_intrinsics([[50, 0, 15], [0, 51, 10], [0, 0, 1]])
-        assert found.dtype == np.float32
-        for wrong in (np.eye(4), np.zeros((3, 3)), "no", np.eye(3) * np.nan, [[5, 0, 1], [0, 5, 1], [1, 0, 0]]):
+    def test_intrinsics_are_checked(self) -> None:
+        check_intrinsics(np.array([[50, 0, 15], [0, 51, 10], [0, 0, 1]], np.float32))
+        for wrong in (np.zeros((3, 3)), np.eye(3) * np.nan, np.array([[5, 0, 1], [0, 5, 1], [1, 0, 0]])):
             with pytest.raises(InputError, match="intrinsics: expected"):
-                check_intrinsics(wrong)
-
-    def test_scales_follow_the_facts(self) -> None:
-        # The canonical focal length is 768 pixels at 1024×768; a picture of that size and focal length has scale 1.
-        assert scale_from_focal(768, size_hw=(1024, 768), input_hw=(1024, 768)) == pytest.approx(1)
-        assert scale_from_focal(1536, size_hw=(1024, 768), input_hw=(1024, 768)) == pytest.approx(0.5)
-        # A picture of twice the size shrinks by half, and its focal length with it.
-        assert scale_from_focal(1536, size_hw=(2048, 1536), input_hw=(1024, 768)) == pytest.approx(1)
-        # A wide one is limited by its width: 1920 → 768.
-        scale = scale_from_focal(1500, size_hw=(1080, 1920), input_hw=(1024, 768))
-        assert scale == pytest.approx(768 / (1500 * 768 / 1920))
-        assert focal_from_scale(scale, size_hw=(1080, 1920), input_hw=(1024, 768)) == pytest.approx(1500)
-        with pytest.raises(InputError, match="scale: "):
-            focal_from_scale(0, size_hw=(2, 2), input_hw=(2, 2))
-        with pytest.raises(InputError, match="focal: "):
-            scale_from_focal(-1, size_hw=(2, 2), input_hw=(2, 2))
+                check_intrinsics(wrong.astype(np.float32))
 
     def test_axes(self) -> None:
         assert flip_axes(np.array([1, 2, 3], np.float32)).tolist() == [1, -2, -3]
-
-
-class TestFocalEstimation:
-    @pytest.mark.parametrize("focal", [30.0, 120.0, 900.0])
-    @pytest.mark.parametrize("unit", [1.0, 37.0])
-    def test_exact_points_give_it_exactly(self, focal: float, unit: float) -> None:
-        points = flat_points(bumpy((60, 80)), focal) * np.float32(unit)
-        assert estimate_focal(points) == pytest.approx(focal, rel=1e-4)
-
-    def test_a_third_of_stray_points_does_little(self) -> None:
-        random = np.random.default_rng(0)
-        points = flat_points(bumpy((60, 80)), 120.0)
-        points += random.normal(0, 0.002, points.shape).astype(np.float32)
-        stray = random.random((60, 80)) < 0.33
-        points[stray] = random.normal((0, 0, 2), 1, (stray.sum(), 3))
-        assert estimate_focal(points) == pytest.approx(120, rel=0.02)
-
-    def test_the_mask_and_the_principal_point_count(self) -> None:
-        points = flat_points(bumpy((60, 80)), 120.0)
-        points[:, :40] *= np.array([3, 3, 1], np.float32)
-        right = np.zeros((60, 80), bool)
-        right[:, 40:] = True
-        assert estimate_focal(points, right) == pytest.approx(120, rel=1e-3)
-        shifted = flat_points(bumpy((60, 80)), 120.0)[:, 20:]
-        assert estimate_focal(shifted, principal_xy=(39.5 - 20, 29.5)) == pytest.approx(120, rel=1e-3)
-
-    def test_points_that_tell_nothing(self) -> None:
-        behind = flat_points(-bumpy((10, 10)))
-        for points in (behind, np.full((10, 10, 3), np.nan, np.float32), np.zeros((10, 10, 3), np.float32)):
-            assert estimate_focal(points) is None
-        assert estimate_focal(flat_points(bumpy((10, 10))), np.zeros((10, 10), bool)) is None
 
 
 def step(**change: object):

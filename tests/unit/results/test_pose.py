@@ -88,7 +88,7 @@ def test_layouts_are_known_by_their_names() -> None:
         sample("pose", people=people(3))
 
 
-def test_json_and_pictures(tmp_path: Path) -> None:
+def test_json_and_images(tmp_path: Path) -> None:
     pose = sample("pose").to_layout("coco133")
     pose.save(tmp_path / "a.json")
     found = json.loads((tmp_path / "a.json").read_text())

@@ -6,9 +6,9 @@ from torch import nn
 
 from tests.unit.training.tiny_runs import model_table
 from vitruvian.errors import CheckpointError
-from vitruvian.training.average import WeightAverage, own_weights
-from vitruvian.training.build import build_model
 from vitruvian.training.config import ModelPart
+from vitruvian.training.ema import ExponentialMovingAverage, unique_weights
+from vitruvian.training.models import build_model
 
 
 class Dot(nn.Module):
@@ -27,7 +27,7 @@ def fill(model: Dot, value: float) -> None:
 
 def test_the_decay_of_each_update():
     model = Dot(0.0)
-    average = WeightAverage(model, decay=0.9)
+    average = ExponentialMovingAverage(model, decay=0.9)
     fill(model, 1.0)
     expected = 0.0
     for updates in range(200):
@@ -37,12 +37,12 @@ def test_the_decay_of_each_update():
         expected = decay * expected + (1 - decay)
         assert average.values["weight"].tolist() == pytest.approx([expected] * 2, abs=1e-6)
     assert average.current_decay == 0.9
-    assert WeightAverage(model, decay=0.9, warmup=0).current_decay == 0.9
+    assert ExponentialMovingAverage(model, decay=0.9, warmup=0).current_decay == 0.9
 
 
 def test_buffers_that_are_saved_belong_to_it():
     model = Dot(0.0)
-    average = WeightAverage(model, decay=0.5, warmup=0)
+    average = ExponentialMovingAverage(model, decay=0.5, warmup=0)
     model.seen.fill_(4.0)
     average.update(model)
     assert set(average.values) == {"weight", "seen"}
@@ -51,7 +51,7 @@ def test_buffers_that_are_saved_belong_to_it():
 
 def test_small_changes_of_bfloat16_are_not_lost():
     model = Dot(1.0, torch.bfloat16)
-    average = WeightAverage(model, decay=0.999, warmup=0)
+    average = ExponentialMovingAverage(model, decay=0.999, warmup=0)
     fill(model, 1.0078125)  # the next number that bfloat16 has
     for _ in range(100):
         average.update(model)
@@ -61,7 +61,7 @@ def test_small_changes_of_bfloat16_are_not_lost():
 
 def test_it_takes_the_place_of_the_weights_for_a_while():
     model = Dot(0.0)
-    average = WeightAverage(model, decay=0.5, warmup=0)
+    average = ExponentialMovingAverage(model, decay=0.5, warmup=0)
     fill(model, 1.0)
     average.update(model)
     with average.applied(model):
@@ -74,14 +74,14 @@ def test_it_takes_the_place_of_the_weights_for_a_while():
 
 def test_it_is_no_view_of_the_weights():
     model = Dot(3.0)
-    average = WeightAverage(model, decay=0.5)
+    average = ExponentialMovingAverage(model, decay=0.5)
     fill(model, 9.0)
     assert average.values["weight"].tolist() == [3.0, 3.0]
 
 
 def test_restoring():
     model = Dot(1.0)
-    average, other = WeightAverage(model, decay=0.5), WeightAverage(Dot(7.0), decay=0.5)
+    average, other = ExponentialMovingAverage(model, decay=0.5), ExponentialMovingAverage(Dot(7.0), decay=0.5)
     average.restore(other.values, 12)
     assert average.values["weight"].tolist() == [7.0, 7.0]
     assert average.updates == 12
@@ -91,7 +91,7 @@ def test_restoring():
 
 def test_shared_weights_are_there_once():
     model = build_model(ModelPart(**model_table("pose", "seg")))
-    names = own_weights(model)
+    names = unique_weights(model)
     assert len({value.data_ptr() for value in names.values()}) == len(names)
     assert not [name for name in names if name.startswith("tasks.pose.model.")]
     assert set(names) == set(model.weights())

@@ -10,21 +10,21 @@ from torch import nn
 
 from tests.unit.training.tiny_runs import model_table
 from vitruvian.errors import CheckpointError, InputError
-from vitruvian.training import checkpoint
-from vitruvian.training.average import WeightAverage
-from vitruvian.training.build import build_model
-from vitruvian.training.checkpoint import (
+from vitruvian.training import checkpoints as checkpoint
+from vitruvian.training.checkpoints import (
     RunState,
     find_checkpoint,
     list_checkpoints,
     load_checkpoint,
-    mixed,
     optimizer_tensors,
     save_checkpoint,
     seed_step,
 )
 from vitruvian.training.config import ModelPart, OptimizerPart
-from vitruvian.training.optim import build_optimizer
+from vitruvian.training.ema import ExponentialMovingAverage
+from vitruvian.training.models import build_model
+from vitruvian.training.optimizer import build_optimizer
+from vitruvian.training.synthetic.rng import derive_seed
 
 
 class Setup:
@@ -34,7 +34,7 @@ class Setup:
         torch.manual_seed(seed)
         self.model: nn.Module = build_model(ModelPart(**model_table(*tasks)))
         self.optimizer = build_optimizer(self.model, OptimizerPart())
-        self.average = WeightAverage(self.model, decay=0.9)
+        self.average = ExponentialMovingAverage(self.model, decay=0.9)
         for _ in range(steps):
             self.step()
 
@@ -46,12 +46,12 @@ class Setup:
 
     def save(self, folder: Path, step: int, keep: int = 9, **state: Any) -> Path:
         return save_checkpoint(
-            folder, model=self.model, optimizer=self.optimizer, average=self.average,
+            folder, model=self.model, optimizer=self.optimizer, ema=self.average,
             state=RunState(step=step, **state), config={"steps": 5}, keep=keep,
         )  # fmt: skip
 
     def load(self, place: Path) -> tuple[RunState, dict[str, Any]]:
-        return load_checkpoint(place, model=self.model, optimizer=self.optimizer, average=self.average)
+        return load_checkpoint(place, model=self.model, optimizer=self.optimizer, ema=self.average)
 
     def everything(self) -> dict[str, torch.Tensor]:
         found = {f"w/{name}": value.detach().clone() for name, value in self.model.named_parameters()}
@@ -148,11 +148,11 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path):
 def test_a_checkpoint_without_an_average(tmp_path: Path):
     setup = Setup()
     place = save_checkpoint(
-        tmp_path, model=setup.model, optimizer=setup.optimizer, average=None, state=RunState(step=1), config={}, keep=1
+        tmp_path, model=setup.model, optimizer=setup.optimizer, ema=None, state=RunState(step=1), config={}, keep=1
     )
     with pytest.raises(CheckpointError, match="has no average of weights"):
         setup.load(place)
-    load_checkpoint(place, model=setup.model, optimizer=setup.optimizer, average=None)
+    load_checkpoint(place, model=setup.model, optimizer=setup.optimizer, ema=None)
 
 
 def test_weights_without_gradients_have_nothing_to_remember(tmp_path: Path):
@@ -173,7 +173,7 @@ def test_every_step_has_its_own_chance():
     torch.rand(100)
     seed_step(3, 7)
     assert torch.equal(torch.rand(4), first)
-    seeds = {mixed(seed, step, process) for seed in range(4) for step in range(-1, 50) for process in range(3)}
+    seeds = {derive_seed(seed, step, process) for seed in range(4) for step in range(-1, 50) for process in range(3)}
     assert len(seeds) == 4 * 51 * 3
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert mixed(1, 23) != mixed(12, 3)
+    assert derive_seed(1, 23) != derive_seed(12, 3)

@@ -10,10 +10,10 @@ from torch.nn.functional import one_hot
 
 from tests.unit.training.tiny_runs import SIZE_HW, TASKS, make_set
 from vitruvian.errors import InputError
-from vitruvian.evaluation import Goal
-from vitruvian.training.evaluate import HEADLINES, evaluate_folder, headlines, make_judge
-from vitruvian.training.folder import PeopleFolder
-from vitruvian.training.views import Views, keypoint_heatmaps, people_targets
+from vitruvian.training.datasets.folder import PeopleFolder
+from vitruvian.training.datasets.labels import LabeledImages, keypoint_heatmaps, people_targets
+from vitruvian.training.evaluate import HEADLINES, evaluate_folder, headlines, task_evaluator
+from vitruvian.training.evaluation import Goal
 
 
 @pytest.fixture(scope="module")
@@ -22,16 +22,16 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> PeopleFolder:
     return PeopleFolder(folder, size_hw=SIZE_HW, tasks=TASKS)
 
 
-def truth_outputs(views: Views) -> dict[str, Any]:
+def truth_outputs(views: LabeledImages) -> dict[str, Any]:
     """What a perfect model would return."""
     target = people_targets(views, stride=8)
     return {
         "pose": SimpleNamespace(heatmaps=keypoint_heatmaps(views, sigma=1.5)[0]),
-        "seg": SimpleNamespace(logits=one_hot(views.need("parts")[:, 0], 29).movedim(-1, 1).float()),
-        "normal": SimpleNamespace(normals=views.need("normals") * torch.tensor([3.0, -3.0, -3.0])[:, None, None]),
+        "seg": SimpleNamespace(logits=one_hot(views.require("parts")[:, 0], 29).movedim(-1, 1).float()),
+        "normal": SimpleNamespace(normals=views.require("normals") * torch.tensor([3.0, -3.0, -3.0])[:, None, None]),
         "pointmap": SimpleNamespace(pointmaps=views.points * views.scales[:, :, None, None], scales=views.scales),
-        "matting": SimpleNamespace(alphas=views.need("alpha")),
-        "albedo": SimpleNamespace(albedos=views.need("albedo")),
+        "matting": SimpleNamespace(alphas=views.require("alpha")),
+        "albedo": SimpleNamespace(albedos=views.require("albedo")),
         "people": SimpleNamespace(logits=torch.where(target.middle > 0.999, 9.0, -9.0), sides=target.sides),
     }
 
@@ -42,7 +42,7 @@ def replay(people: PeopleFolder, change: Any = None) -> Any:
 
     def predict(pixels: Tensor) -> dict[str, Any]:
         nonlocal place
-        views = Views.joined([people.read(i) for i in range(place, place + len(pixels))])
+        views = LabeledImages.cat([people.read(i) for i in range(place, place + len(pixels))])
         place += len(pixels)
         return truth_outputs(views if change is None else change(views))
 
@@ -66,12 +66,13 @@ def test_the_truth_is_perfect(people: PeopleFolder):
 
 
 def test_errors_are_measured(people: PeopleFolder):
-    def wrong(views: Views) -> Views:
+    def wrong(views: LabeledImages) -> LabeledImages:
         moved = views.keypoints + torch.tensor([20.0, 0.0, 0.0])
-        return Views(**{
-            **vars(views), "keypoints": moved, "normals": -views.need("normals"), "depth": views.need("depth") * 1.5,
-            "alpha": (views.need("alpha") + 0.5).clamp(0, 1), "albedo": views.need("albedo") * 0.5,
-            "parts": torch.where(views.need("parts") > 0, 1, 0), "boxes_xyxy": views.boxes_xyxy * 0.5,
+        return LabeledImages(**{
+            **vars(views), "keypoints": moved, "normals": -views.require("normals"),
+            "depth": views.require("depth") * 1.5,
+            "alpha": (views.require("alpha") + 0.5).clamp(0, 1), "albedo": views.require("albedo") * 0.5,
+            "parts": torch.where(views.require("parts") > 0, 1, 0), "boxes_xyxy": views.boxes_xyxy * 0.5,
         })  # fmt: skip
 
     found = headlines(evaluate_folder(replay(people, wrong), people, tasks=list(TASKS), batch_size=4))
@@ -119,4 +120,4 @@ def test_a_scale_of_nothing_gives_numbers(people: PeopleFolder):
 
 def test_unknown_tasks_are_refused():
     with pytest.raises(InputError, match="expected one of pose"):
-        make_judge("mood")
+        task_evaluator("mood")

@@ -10,8 +10,8 @@ import torch
 from tests.unit.training.tiny_runs import SIZE_HW, TASKS, make_set
 from vitruvian.errors import CheckpointError, ImageError, InputError
 from vitruvian.training.config import AugmentPart
-from vitruvian.training.folder import FolderBatches, PeopleFolder
-from vitruvian.training.views import TrainBatch, Views
+from vitruvian.training.datasets.folder import FolderBatches, PeopleFolder
+from vitruvian.training.datasets.labels import LabeledImages, TrainBatch
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_each_pass_shows_every_view_once(folder: Path):
     people.read = lambda index, **options: shown.append(index) or PeopleFolder.read(people, index)  # type: ignore
     source = FolderBatches(people, tasks=["pose"], batch_size=len(people))
     for number in range(3):
-        source.views(number)
+        source._read(number)
     passes = [shown[k * len(people) : (k + 1) * len(people)] for k in range(3)]
     assert [sorted(one) for one in passes] == [list(range(len(people)))] * 3
     assert passes[0] != passes[1] != passes[2]
@@ -77,7 +77,7 @@ def test_people_and_pictures(folder: Path):
 
 def test_truths_of_a_view_agree(folder: Path):
     people = PeopleFolder(folder, size_hw=SIZE_HW, tasks=TASKS)
-    views = Views.joined([people.read(i, augment=AugmentPart(), seed=i) for i in range(len(people))])
+    views = LabeledImages.cat([people.read(i, augment=AugmentPart(), seed=i) for i in range(len(people))])
     assert views.parts is not None
     assert views.depth is not None
     assert views.alpha is not None
@@ -102,7 +102,7 @@ def test_only_maps_that_are_needed_are_read(folder: Path, tmp_path: Path):
     assert view.normals is None
     with pytest.raises(CheckpointError, match="expected normals and depth"):
         PeopleFolder(tmp_path / "set", size_hw=SIZE_HW, tasks=["normal"]).read(0)
-    with pytest.raises(ImageError, match="expected a PNG of the set"):
+    with pytest.raises(ImageError, match="expected a PNG of the dataset"):
         PeopleFolder(tmp_path / "set", size_hw=SIZE_HW, tasks=["matting"]).read(0)
 
 
@@ -116,7 +116,7 @@ def test_mistakes_in_threads_are_heard(folder: Path, tmp_path: Path):
 
 
 def test_folders_that_cannot_be_read(tmp_path: Path):
-    with pytest.raises(InputError, match=r"expected a set with annotations\.json"):
+    with pytest.raises(InputError, match=r"expected a dataset with annotations\.json"):
         PeopleFolder(tmp_path, size_hw=SIZE_HW, tasks=["pose"])
     with pytest.raises(InputError, match="expected some of pose"):
         PeopleFolder(tmp_path, size_hw=SIZE_HW, tasks=["mood"])
@@ -125,7 +125,7 @@ def test_folders_that_cannot_be_read(tmp_path: Path):
     with pytest.raises(CheckpointError, match="expected COCO's tables"):
         PeopleFolder(tmp_path, size_hw=SIZE_HW, tasks=["pose"])
     path.write_text('{"images": [], "annotations": []}')
-    with pytest.raises(InputError, match="found nobody"):
+    with pytest.raises(InputError, match="expected people in its images"):
         PeopleFolder(tmp_path, size_hw=SIZE_HW, tasks=["pose"])
 
 

@@ -4,17 +4,16 @@ import torch
 from torch import nn
 
 from tests.unit.training.tiny_runs import model_table
-from vitruvian.training.build import build_model
 from vitruvian.training.config import ModelPart, OptimizerPart
-from vitruvian.training.muon import MuonAdamW, by_shape, orthogonal
-from vitruvian.training.optim import build_optimizer, trained
+from vitruvian.training.models import build_model
+from vitruvian.training.optimizer import MuonAdamW, build_optimizer, group_by_shape, named_weights, orthogonalize
 
 
 def test_orthogonal_brings_singular_values_close_to_one():
     generator = torch.Generator().manual_seed(0)
     for shape in ((3, 16, 40), (2, 40, 16)):
         given = torch.randn(shape, generator=generator)
-        found = orthogonal(1e-3 * given)
+        found = orthogonalize(1e-3 * given)
         values = torch.linalg.svdvals(found)
         assert found.shape == given.shape
         assert values.min() > 0.3
@@ -44,7 +43,7 @@ def test_a_step_by_hand():
 def test_only_matrices_of_layers_are_turned():
     model = build_model(ModelPart(**model_table("pose", "seg")))
     optimizer = build_optimizer(model, OptimizerPart(kind="muon"))
-    assert sorted(name for name, _ in trained(optimizer)) == sorted(name for name, _ in model.named_parameters())
+    assert sorted(name for name, _ in named_weights(optimizer)) == sorted(name for name, _ in model.named_parameters())
     turned = [name for group in optimizer.param_groups if group.get("orthogonal") for name in group["names"]]
     assert "encoder.model.layer.0.mlp.up_proj.weight" in turned
     assert all(name.startswith("encoder.model.layer.") and name.endswith(".weight") for name in turned)
@@ -65,7 +64,7 @@ def test_layers_of_one_shape_are_handled_as_alone():
                 weight.grad = slope.clone()
         for optimizer in (one, *several):
             optimizer.step()
-    assert len(by_shape(list(together))) == 1
+    assert len(group_by_shape(list(together))) == 1
     for a, b in zip(together, alone, strict=True):
         torch.testing.assert_close(a, b, rtol=0.02, atol=2e-4)
 

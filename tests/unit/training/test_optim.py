@@ -1,4 +1,4 @@
-"""Groups of weights, the course of the learning rate, and steps that are skipped."""
+"""Groups of weights, the course of the learning learning_rate_factor, and steps that are skipped."""
 
 import math
 
@@ -9,10 +9,17 @@ from torch import nn
 from tests.tiny import tiny_config, tiny_task
 from tests.unit.training.tiny_runs import model_table
 from vitruvian import Sapiens2Backbone, Sapiens2Model
-from vitruvian.training.build import TaskObjective, build_model
 from vitruvian.training.config import ModelPart, OptimizerPart, SchedulePart
-from vitruvian.training.loop import move_weights
-from vitruvian.training.optim import build_optimizer, parameter_groups, rate, set_rate, trained
+from vitruvian.training.loop import update_weights
+from vitruvian.training.models import build_model
+from vitruvian.training.objectives import TaskObjective
+from vitruvian.training.optimizer import (
+    build_optimizer,
+    learning_rate_factor,
+    named_weights,
+    parameter_groups,
+    set_learning_rate,
+)
 
 
 def scales(model: nn.Module, layer_decay: float = 0.5) -> dict[str, float]:
@@ -50,10 +57,10 @@ def test_any_encoder_is_found():
 def test_every_weight_is_in_one_group():
     model = build_model(ModelPart(**model_table("pose", "normal")))
     optimizer = build_optimizer(model, OptimizerPart())
-    names = [name for name, _ in trained(optimizer)]
+    names = [name for name, _ in named_weights(optimizer)]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
     model.encoder.requires_grad_(False)
-    left = [name for name, _ in trained(build_optimizer(model, OptimizerPart()))]
+    left = [name for name, _ in named_weights(build_optimizer(model, OptimizerPart()))]
     assert left
     assert not [name for name in left if name.startswith("encoder")]
 
@@ -86,7 +93,7 @@ def test_the_optimizer_has_what_the_configuration_says():
     assert optimizer.defaults["eps"] == 1e-5
     assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.3}
     assert {group["lr"] for group in optimizer.param_groups} == {2 * 0.5**k for k in range(6)}
-    set_rate(optimizer, 0.1)
+    set_learning_rate(optimizer, 0.1)
     assert max(group["lr"] for group in optimizer.param_groups) == 0.1
     assert min(group["lr"] for group in optimizer.param_groups) == pytest.approx(0.1 * 0.5**5)
 
@@ -110,11 +117,11 @@ def test_the_optimizer_has_what_the_configuration_says():
 )
 def test_the_course_of_the_learning_rate(decay: str, step: int, expected: float):
     part = SchedulePart(warmup=4, warmup_start=0.1, decay=decay, final=0.2)  # type: ignore[arg-type]
-    assert rate(step, part, steps=14) == pytest.approx(expected)
+    assert learning_rate_factor(step, part, steps=14) == pytest.approx(expected)
 
 
 def test_no_warm_up_starts_at_the_top():
-    assert rate(0, SchedulePart(warmup=0), steps=10) == 1
+    assert learning_rate_factor(0, SchedulePart(warmup=0), steps=10) == 1
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -124,7 +131,7 @@ def test_gradients_that_are_not_finite_move_nothing(fused: bool):
 
     def step(*gradient: float) -> bool:
         weight.grad = torch.tensor(gradient)
-        return bool(move_weights(optimizer, weight.grad.norm()))
+        return bool(update_weights(optimizer, weight.grad.norm()))
 
     assert step(1.0, -1.0)
     moved = weight.detach().clone()
@@ -141,5 +148,5 @@ def test_gradients_that_are_not_finite_move_nothing(fused: bool):
 
 def test_the_rate_can_be_held_before_it_falls():
     part = SchedulePart(warmup=10, hold=0.5, decay="linear")
-    found = [rate(step, part, steps=110) for step in (10, 59, 60, 85, 110)]
+    found = [learning_rate_factor(step, part, steps=110) for step in (10, 59, 60, 85, 110)]
     assert found == pytest.approx([1, 1, 1, 0.5, 0])

@@ -5,25 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitruvian.data.synthetic.capsules import procedural_pack
-from vitruvian.data.synthetic.chance import Chance
-from vitruvian.data.synthetic.compose import CropOptions
-from vitruvian.data.synthetic.render import RenderOptions
-from vitruvian.data.synthetic.scenes import SceneOptions
 from vitruvian.errors import ConfigError
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.training.objective import MultiTaskObjective, heatmaps, start_calmly
-from vitruvian.training.synthetic import (
-    StreamOptions,
-    SyntheticStream,
-    as_taken,
-    dim,
-    from_afar,
-    out_of_focus,
+from vitruvian.training.datasets.augmentation import (
+    darken,
+    degrade_crops,
+    lower_resolution,
     photometric,
-    restyled,
+    random_defocus,
+    random_filters,
 )
+from vitruvian.training.datasets.stream import StreamOptions, SyntheticStream
+from vitruvian.training.objectives import MultiTaskObjective, damp_heads, keypoint_targets
+from vitruvian.training.synthetic.compose import CropOptions, SceneOptions
+from vitruvian.training.synthetic.procedural import procedural_pack
+from vitruvian.training.synthetic.render import RenderOptions
+from vitruvian.training.synthetic.rng import Rng
 
 SIZE = (64, 48)
 OPTIONS = StreamOptions(
@@ -79,9 +77,9 @@ class TestStream:
 def test_photometric_stays_a_picture_and_follows_its_seed() -> None:
     pictures = torch.rand(4, 3, 16, 12)
     kept = pictures.clone()
-    one = photometric(pictures, Chance(torch.Generator().manual_seed(1), "cpu"))
-    same = photometric(pictures, Chance(torch.Generator().manual_seed(1), "cpu"))
-    other = photometric(pictures, Chance(torch.Generator().manual_seed(2), "cpu"))
+    one = photometric(pictures, Rng(torch.Generator().manual_seed(1), "cpu"))
+    same = photometric(pictures, Rng(torch.Generator().manual_seed(1), "cpu"))
+    other = photometric(pictures, Rng(torch.Generator().manual_seed(2), "cpu"))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert one.min() >= 0
@@ -91,7 +89,7 @@ def test_photometric_stays_a_picture_and_follows_its_seed() -> None:
 
 def test_heatmaps_peak_where_keypoints_are() -> None:
     keypoints = torch.tensor([[[0.0, 0.0, 2.0], [47.0, 63.0, 1.0], [20.0, 30.0, 0.0]]])
-    maps, weights = heatmaps(keypoints, size_hw=SIZE, stride=4, sigma=1.0)
+    maps, weights = keypoint_targets(keypoints, size_hw=SIZE, stride=4, sigma=1.0)
     assert maps.shape == (1, 3, 16, 12)
     assert maps[0, 0].argmax() == 0
     assert maps[0, 1].argmax() == 16 * 12 - 1
@@ -108,7 +106,7 @@ def test_calm_start_shrinks_predictors_alone() -> None:
     torch.manual_seed(0)
     model = Sapiens2MultiTask(config, {"people": {"upsample_out_channels": [8]}, "normal": {"conv_out_channels": [8]}})
     before = {name: value.clone() for name, value in model.weights().items()}
-    start_calmly(model, share=0.5, people=-3.0)
+    damp_heads(model, scale=0.5, people=-3.0)
     for name, value in model.weights().items():
         if name.endswith("predictor.weight"):
             assert torch.allclose(value, before[name] * 0.5)
@@ -131,7 +129,7 @@ class TestTurns:
 
     def test_tasks_take_turns_and_count_as_much_on_average(self) -> None:
         objective, generator = self.objective(1), torch.Generator().manual_seed(0)
-        drawn = [objective.drawn_weights(generator) for _ in range(600)]
+        drawn = [objective._step_weights(generator) for _ in range(600)]
         for weights in drawn:
             assert sum(weights[task] > 0 for task in ("normal", "matting", "albedo")) == 1
             assert (weights["matting"] > 0) == (weights["scene_matting"] > 0) == (weights["crowd_matting"] > 0)
@@ -154,27 +152,27 @@ def test_pictures_from_afar_lose_detail_and_keep_their_colours():
     images = torch.rand(64, 3, 48, 48, generator=draw)
     images[:, 0] += 1
     images = images / 2
-    found = from_afar(images, Chance(torch.Generator().manual_seed(1), "cpu"))
+    found = lower_resolution(images, Rng(torch.Generator().manual_seed(1), "cpu"))
     same = (found == images).flatten(1).all(1)
     assert 24 < same.sum() < 54  # about six in ten
     detail = (found[..., 1:] - found[..., :-1]).abs().mean(dim=(1, 2, 3))
     assert detail[~same].max() < 0.6 * detail[same].min()
     torch.testing.assert_close(found.mean(dim=(2, 3)), images.mean(dim=(2, 3)), rtol=0, atol=0.02)
-    again = from_afar(images, Chance(torch.Generator().manual_seed(1), "cpu"))
+    again = lower_resolution(images, Rng(torch.Generator().manual_seed(1), "cpu"))
     assert torch.equal(found, again)
 
 
 def test_what_lies_beyond_a_picture_stays_black():
     images = torch.rand(24, 3, 64, 48, generator=torch.Generator().manual_seed(0)) * 0.8 + 0.1
     images[:, :, 40:] = 0.0
-    found = as_taken(images, Chance(torch.Generator().manual_seed(1), "cpu"))
+    found = degrade_crops(images, Rng(torch.Generator().manual_seed(1), "cpu"))
     assert (found[:, :, 40:] == 0).all()
     assert (found[:, :, :40] != images[:, :, :40]).any(dim=(1, 2, 3)).all()
 
 
 def test_a_tenth_of_the_pictures_is_dim_and_some_of_those_have_a_colour():
     images = torch.full((2000, 3, 1, 1), 0.5)
-    found = dim(images, Chance(torch.Generator().manual_seed(1), "cpu"))[:, :, 0, 0]  # [n, 3]
+    found = darken(images, Rng(torch.Generator().manual_seed(1), "cpu"))[:, :, 0, 0]  # [n, 3]
     dark = found.amax(1) < 0.5
     assert (found[~dark] == 0.5).all()
     assert 0.07 < dark.float().mean() < 0.13
@@ -187,7 +185,7 @@ def test_a_tenth_of_the_pictures_is_dim_and_some_of_those_have_a_colour():
 def test_some_pictures_are_out_of_focus_and_keep_their_light():
     images = torch.zeros(300, 3, 48, 36)
     images[:, :, 24, 18] = 1.0  # a point of light becomes a disc
-    found = out_of_focus(images, Chance(torch.Generator().manual_seed(1), "cpu"))
+    found = random_defocus(images, Rng(torch.Generator().manual_seed(1), "cpu"))
     changed = (found != images).flatten(1).any(1)
     assert 0.03 < changed.float().mean() < 0.12
     assert found[changed].amax() < 0.9
@@ -197,12 +195,12 @@ def test_some_pictures_are_out_of_focus_and_keep_their_light():
 def test_some_pictures_have_other_textures_and_the_same_light():
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(400, 3, 24, 18, generator=generator) * 0.5 + 0.25
-    found = restyled(images, Chance(torch.Generator().manual_seed(1), "cpu"))
+    found = random_filters(images, Rng(torch.Generator().manual_seed(1), "cpu"))
     changed = (found != images).flatten(1).any(1)
     assert 0.06 < changed.float().mean() < 0.15
     torch.testing.assert_close(found.mean((2, 3)), images.mean((2, 3)), rtol=0, atol=0.02)
     apart = (found - images)[changed].flatten(1).norm(dim=1) / images[changed].flatten(1).std(1)
     assert apart.min() > 0
     assert apart.max() > 10
-    again = restyled(images, Chance(torch.Generator().manual_seed(1), "cpu"))
+    again = random_filters(images, Rng(torch.Generator().manual_seed(1), "cpu"))
     assert torch.equal(found, again)

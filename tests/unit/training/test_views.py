@@ -6,23 +6,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitruvian.data.synthetic.camera import points_from_depth
-from vitruvian.data.synthetic.set_files import PictureMaps
 from vitruvian.errors import InputError
 from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
-from vitruvian.models.sapiens2.decoding import decode_heatmaps
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.training.config import AugmentPart
-from vitruvian.training.crops import (
-    Scene,
-    Window,
-    cut_view,
-    person_window,
-    picture_window,
-    random_colours,
-    random_window,
+from vitruvian.training.datasets.augmentation import (
+    AnnotatedImage,
+    CropTransform,
+    colour_jitter,
+    crop_image,
+    image_crop,
+    person_crop,
+    random_crop,
 )
-from vitruvian.training.views import Views, keypoint_heatmaps, make_batch, read_losses, shrink, task_labels
+from vitruvian.training.datasets.labels import (
+    LabeledImages,
+    downsample,
+    keypoint_heatmaps,
+    make_batch,
+    sum_losses,
+    task_labels,
+)
+from vitruvian.training.synthetic.camera import points_from_depth
+from vitruvian.training.synthetic.dataset import ImageMaps
 
 H, W = 40, 30
 BOX = torch.tensor([6.0, 5.0, 16.0, 24.0])
@@ -30,7 +37,7 @@ CAMERA = torch.tensor([[50.0, 0, 14.0], [0, 50.0, 20.0], [0, 0, 1]])
 LEFT_HAND, RIGHT_HAND = 6, 15
 
 
-def person(device_noise: int = 0) -> Scene:
+def person(device_noise: int = 0) -> AnnotatedImage:
     """A slanted plane that stands in a box, left hand on one half."""
     generator = torch.Generator().manual_seed(device_noise)
     inside = torch.zeros(H, W)
@@ -46,8 +53,8 @@ def person(device_noise: int = 0) -> Scene:
     points[0] = torch.tensor([10.0, 12.0, 2.0])
     points[1] = torch.tensor([15.5, 20.25, 1.0])
     normals = torch.tensor([0.6, 0.0, -0.8])[:, None, None] * inside
-    return Scene(
-        maps=PictureMaps(
+    return AnnotatedImage(
+        maps=ImageMaps(
             image=(image * 255).round().byte(), matte=torch.cat([colour, alpha]),
             albedo=colour, parts=parts, normals=normals, depth=inside / nearness,
         ),
@@ -56,25 +63,25 @@ def person(device_noise: int = 0) -> Scene:
     )  # fmt: skip
 
 
-def smooth(scene: Scene) -> Scene:
+def smooth(scene: AnnotatedImage) -> AnnotatedImage:
     """The same with a picture whose colour tells the place: red is x, green is y."""
     y, x = torch.meshgrid(torch.arange(H), torch.arange(W), indexing="ij")
     image = torch.stack([x * 6, y * 6, torch.zeros_like(x)]).byte()
-    return Scene(**{**vars(scene), "maps": PictureMaps(**{**vars(scene.maps), "image": image})})
+    return AnnotatedImage(**{**vars(scene), "maps": ImageMaps(**{**vars(scene.maps), "image": image})})
 
 
 WINDOWS = {
-    "same": picture_window((H, W), (H, W)),
-    "larger": picture_window((H, W), (2 * H, 2 * W)),
-    "person": person_window(BOX, (64, 48)),
-    "moved": person_window(BOX, (64, 48)).changed(scale=1.2, shift_xy=(0.05, -0.1), mirrored=False),
-    "mirrored": person_window(BOX, (64, 48)).changed(scale=0.9, shift_xy=(0.05, 0.1), mirrored=True),
+    "same": image_crop((H, W), (H, W)),
+    "larger": image_crop((H, W), (2 * H, 2 * W)),
+    "person": person_crop(BOX, (64, 48)),
+    "moved": person_crop(BOX, (64, 48)).adjusted(scale=1.2, shift_xy=(0.05, -0.1), mirrored=False),
+    "mirrored": person_crop(BOX, (64, 48)).adjusted(scale=0.9, shift_xy=(0.05, 0.1), mirrored=True),
 }
 
 
 def test_the_whole_picture_at_its_size_is_the_picture():
     scene = person()
-    view = cut_view(scene, WINDOWS["same"])
+    view = crop_image(scene, WINDOWS["same"])
     assert torch.allclose(view.image[0], scene.maps.image / 255, atol=1e-5)
     assert scene.maps.matte is not None
     assert torch.allclose(view.alpha[0], scene.maps.matte[3:], atol=1e-5)  # type: ignore[index]
@@ -88,7 +95,7 @@ def test_the_whole_picture_at_its_size_is_the_picture():
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_keypoints_follow_the_pixels(name: str):
-    view = cut_view(smooth(person()), WINDOWS[name])
+    view = crop_image(smooth(person()), WINDOWS[name])
     order = FLIP_PERMUTATION if WINDOWS[name].mirrored else range(308)
     for number, (x, y) in ((0, (10.0, 12.0)), (1, (15.5, 20.25))):
         u, v, state = view.keypoints[0, order[number]].tolist()
@@ -102,7 +109,7 @@ def test_keypoints_follow_the_pixels(name: str):
 def test_points_in_space_stay_where_they_are(name: str):
     scene = person()
     window = WINDOWS[name]
-    view = cut_view(scene, window)
+    view = crop_image(scene, window)
     before = points_from_depth(scene.maps.depth[None], CAMERA[None])[0]  # type: ignore[index]
     seen = before[2] > 0
     plane = torch.linalg.lstsq(before[:, seen].T, torch.ones(int(seen.sum()), 1)).solution  # n · p = 1
@@ -125,8 +132,8 @@ def test_points_in_space_stay_where_they_are(name: str):
 
 def test_a_mirror_swaps_sides():
     window = WINDOWS["same"]
-    view = cut_view(person(), window)
-    mirrored = cut_view(person(), Window(window.factor_xy, window.offset_xy, window.size_hw, mirrored=True))
+    view = crop_image(person(), window)
+    mirrored = crop_image(person(), CropTransform(window.factor_xy, window.offset_xy, window.size_hw, mirrored=True))
     assert torch.allclose(mirrored.image, view.image.flip(-1))
     assert PART_FLIP_PERMUTATION[LEFT_HAND] == RIGHT_HAND
     assert mirrored.parts is not None
@@ -141,7 +148,7 @@ def test_a_mirror_swaps_sides():
 
 def test_a_person_is_cut_out_as_the_image_processor_does():
     scene = smooth(person())
-    view = cut_view(scene, WINDOWS["person"])
+    view = crop_image(scene, WINDOWS["person"])
     processor = Sapiens2ImageProcessor(size={"height": 64, "width": 48}, do_normalize=False)
     theirs = processor(scene.maps.image, boxes=[[BOX.tolist()]], return_tensors="pt").pixel_values
     inner = view.valid[0, 0].clone()
@@ -150,19 +157,19 @@ def test_a_person_is_cut_out_as_the_image_processor_does():
 
 
 def test_what_lies_outside_does_not_count():
-    view = cut_view(person(), WINDOWS["larger"].changed(scale=0.5, shift_xy=(0.4, 0.0), mirrored=False))
+    view = crop_image(person(), WINDOWS["larger"].adjusted(scale=0.5, shift_xy=(0.4, 0.0), mirrored=False))
     assert 0.4 < 1 - view.valid.float().mean() < 0.9
     assert (task_labels(view, "seg", stride=1)["labels"] == 255).eq(~view.valid[:, 0]).all()
     for task in ("normal", "matting", "albedo"):
         assert not (task_labels(view, task, stride=1)["label_mask"] & ~view.valid).any()
-    away = cut_view(person(), WINDOWS["same"].changed(scale=1.0, shift_xy=(-0.6, 0.0), mirrored=False))
+    away = crop_image(person(), WINDOWS["same"].adjusted(scale=1.0, shift_xy=(-0.6, 0.0), mirrored=False))
     assert (away.keypoints[..., 2] == 0).all()
 
 
 def test_labels_of_every_task():
-    view = cut_view(person(), WINDOWS["person"])
+    view = crop_image(person(), WINDOWS["person"])
     tasks = ["pose", "seg", "normal", "pointmap", "matting", "albedo", "people"]
-    batch = make_batch(Views.joined([view, view]), tasks)
+    batch = make_batch(LabeledImages.cat([view, view]), tasks)
     assert len(batch) == 2
     assert batch.pixel_values.shape == (2, 3, 64, 48)
     assert batch.labels["pose"]["labels"].shape == (2, 308, 16, 12)
@@ -176,12 +183,12 @@ def test_labels_of_every_task():
     with pytest.raises(InputError, match="expected pose, seg"):
         task_labels(view, "mood", stride=1)
     with pytest.raises(InputError, match="expected parts for this task"):
-        task_labels(Views(**{**vars(view), "parts": None}), "seg", stride=1)
+        task_labels(LabeledImages(**{**vars(view), "parts": None}), "seg", stride=1)
 
 
 def test_labels_of_heads_at_half_size():
-    view = cut_view(person(), WINDOWS["person"])
-    small = shrink(view, 2)
+    view = crop_image(person(), WINDOWS["person"])
+    small = downsample(view, 2)
     assert small.image.shape == (1, 3, 32, 24)
     strides = dict.fromkeys(("seg", "normal", "pointmap", "matting", "albedo"), 2) | {"pose": 8}
     batch = make_batch(view, list(strides), strides=strides)
@@ -200,11 +207,11 @@ def test_labels_of_heads_at_half_size():
     assert (points["labels"] - means)[0, :, seen & ~edge].abs().max() < 0.01
     known = view.keypoints[0, 0, :2]
     assert torch.allclose(small.keypoints[0, 0, :2], (known + 0.5) / 2 - 0.5)
-    assert shrink(view, 1) is view
+    assert downsample(view, 1) is view
 
 
 def test_heatmaps_decode_to_their_keypoints():
-    view = cut_view(person(), person_window(BOX, (256, 192)))
+    view = crop_image(person(), person_crop(BOX, (256, 192)))
     heatmaps, weights = keypoint_heatmaps(view, sigma=2.0)
     xy, _ = decode_heatmaps(heatmaps)
     xy = xy * torch.tensor([191 / 47, 255 / 63])
@@ -216,32 +223,32 @@ def test_heatmaps_decode_to_their_keypoints():
 
 
 def test_colours_change_picture_and_foreground_alike():
-    view = cut_view(person(), WINDOWS["same"])
+    view = crop_image(person(), WINDOWS["same"])
     assert view.foreground is not None
     assert view.alpha is not None
     part = AugmentPart(colour=0.3, grey=0.0)
-    changed = random_colours(view, part, torch.Generator().manual_seed(4))
+    changed = colour_jitter(view, part, torch.Generator().manual_seed(4))
     assert not torch.allclose(changed.image, view.image, atol=0.02)
     # image − foreground is (1 − alpha) · background, changed by one and the same map wherever nothing was cut off
     back = (view.image - view.foreground) / (1 - view.alpha)
-    alone = random_colours(
-        Views(**{**vars(view), "image": back, "foreground": None}), part, torch.Generator().manual_seed(4)
+    alone = colour_jitter(
+        LabeledImages(**{**vars(view), "image": back, "foreground": None}), part, torch.Generator().manual_seed(4)
     ).image
     whole = changed.foreground + (1 - view.alpha) * alone  # type: ignore[operator]
     safe = ((changed.image > 0.02) & (changed.image < 0.98) & (alone > 0.02) & (alone < 0.98)).all(1)
     safe &= ((changed.foreground > 0.01) & (changed.foreground < view.alpha - 0.01)).all(1)  # type: ignore[operator]
     assert safe.sum() > 30
     assert (whole - changed.image).abs().amax(1)[safe].max() < 1e-5
-    same = random_colours(view, AugmentPart(colour=0.0, grey=0.0), torch.Generator())
+    same = colour_jitter(view, AugmentPart(colour=0.0, grey=0.0), torch.Generator())
     assert same is view
-    grey = random_colours(view, AugmentPart(colour=0.0, grey=1.0), torch.Generator()).image
+    grey = colour_jitter(view, AugmentPart(colour=0.0, grey=1.0), torch.Generator()).image
     assert (grey.amax(1) - grey.amin(1)).max() < 1e-5
 
 
 def test_random_windows_stay_within_their_limits():
     base, part = WINDOWS["person"], AugmentPart(flip=0.25, scale=0.2, shift=0.1)
     generator = torch.Generator().manual_seed(0)
-    drawn = [random_window(base, part, generator) for _ in range(200)]
+    drawn = [random_crop(base, part, generator) for _ in range(200)]
     scales = [window.factor_xy[0] / base.factor_xy[0] for window in drawn]
     assert 1 / 1.2 <= min(scales) < 0.87
     assert 1.15 < max(scales) <= 1.2
@@ -251,7 +258,7 @@ def test_random_windows_stay_within_their_limits():
     shifts = torch.stack([(window.points(kept) - middle) / Tensor([48, 64]) for window in drawn])
     assert shifts.abs().max() <= 0.1 + 1e-5
     assert shifts.abs().max() > 0.08
-    still = random_window(base, AugmentPart(flip=0, scale=0, shift=0), generator)
+    still = random_crop(base, AugmentPart(flip=0, scale=0, shift=0), generator)
     assert (*still.factor_xy, *still.offset_xy) == pytest.approx((*base.factor_xy, *base.offset_xy))
     assert not still.mirrored
 
@@ -262,12 +269,12 @@ class Output:
 
 
 def test_losses_of_several_tasks_add_up():
-    total, terms = read_losses({"pose": Output(2.0, mse=0.2), "seg": Output(3.0)}, {"pose": 10.0})
+    total, terms = sum_losses({"pose": Output(2.0, mse=0.2), "seg": Output(3.0)}, {"pose": 10.0})
     assert total.item() == 23
     assert {name: value.item() for name, value in terms.items()} == pytest.approx(
         {"pose/loss": 2.0, "pose/mse": 0.2, "seg/loss": 3.0}
     )
-    total, terms = read_losses(Output(2.0, mse=0.2), {})
+    total, terms = sum_losses(Output(2.0, mse=0.2), {})
     assert (total.item(), list(terms)) == (2.0, ["mse"])
     with pytest.raises(InputError, match="at least one task"):
-        read_losses({}, {})
+        sum_losses({}, {})

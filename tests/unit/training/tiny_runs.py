@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vitruvian.data.synthetic.capsules import procedural_pack
-from vitruvian.data.synthetic.render import RenderOptions
-from vitruvian.data.synthetic.write import SetOptions, write_set
 from vitruvian.training.config import TrainConfig
+from vitruvian.training.synthetic.dataset import DatasetOptions, write_dataset
+from vitruvian.training.synthetic.procedural import procedural_pack
+from vitruvian.training.synthetic.render import RenderOptions
 
 SIZE_HW = (64, 48)
 TASKS = ("pose", "seg", "normal", "pointmap", "matting", "albedo", "people")
@@ -39,7 +39,7 @@ ENCODER = {
 
 def make_set(folder: Path, count: int = 10, *, seed: int = 0, **options: Any) -> Path:
     """Write a set of tube people and return its folder."""
-    write_set(folder, count, seed=seed, pack=procedural_pack(0), options=SetOptions(render=PLAIN, **options))
+    write_dataset(folder, count, seed=seed, pack=procedural_pack(0), options=DatasetOptions(render=PLAIN, **options))
     return folder
 
 

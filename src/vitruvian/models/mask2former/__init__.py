@@ -1,1 +1,1 @@
-"""Mask2Former: queries that look only where their last mask was, over deformable attention."""
+"""Mask2Former: queries that attend inside their last mask, over deformable attention."""

@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, ClassVar, Self
 
-from vitruvian.config import Config, settings
+from vitruvian.config import settings
 from vitruvian.errors import ConfigError
 from vitruvian.layers.mlp import activation
-from vitruvian.layers.stages import drop_backbone_name, read_backbone
+from vitruvian.models.mask_classification.configuration import ALL_STAGES, MaskClassificationConfig
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.swin.configuration import SwinConfig
 
-BACKBONES: dict[str, type[Config]] = {"swin": SwinConfig, "resnet": ResNetConfig}
-ALL_STAGES = ["stage1", "stage2", "stage3", "stage4"]
-
 
 @settings
-class Mask2FormerConfig(Config):
+class Mask2FormerConfig(MaskClassificationConfig):
     """Mask2Former. The defaults are those of facebook/mask2former-swin-small-coco-instance, but for its labels.
 
     Args:
@@ -33,39 +30,48 @@ class Mask2FormerConfig(Config):
         dropout: Dropout of each branch and of attention weights in training.
         dim_feedforward: Hidden channels of the transformer decoder's feed-forward layers.
         pre_norm: Norm the input of each branch of the transformer decoder rather than the sum.
-        enforce_input_projection: Project the maps that queries look at even where their channels fit already.
+        enforce_input_projection: Project the maps that queries attend to even where their channels match.
         common_stride: Stride of the finest map of the pixel decoder.
-        ignore_value: Class of pixels that the loss should not see. Leave such masks out of the labels, as the image
-            processor does with its `ignore_index`.
-        num_queries: Number of queries: no more objects than these are found in an image.
+        ignore_value: Class of pixels that the loss ignores. Leave such masks out of the labels, as the image processor
+            does with its `ignore_index`.
+        num_queries: Number of queries: the most objects that an image can have.
         no_object_weight: Weight of the class "no object" in the class loss.
         class_weight: Weight of the class loss, and of its cost in the matching.
         mask_weight: Weight of the cross-entropy of the masks, and of its cost in the matching.
         dice_weight: Weight of the dice loss, and of its cost in the matching.
         train_num_points: Number of points at which masks are compared.
         oversample_ratio: Candidates drawn for each point.
-        importance_sample_ratio: Share of the points that are chosen for being unsure.
-        init_std: Standard deviation of fresh weights.
-        init_xavier_std: Factor on fresh Xavier weights.
+        importance_sample_ratio: Share of the points that are chosen for their uncertainty.
+        init_std: Standard deviation of initialized weights.
+        init_xavier_std: Gain of Xavier initialization.
         use_auxiliary_loss: Train the predictions after every decoder layer, not only after the last.
         feature_strides: Strides of the backbone's maps.
         output_auxiliary_logits: Return the predictions after every decoder layer unless a call says otherwise.
-        backbone: A folder or Hub name to read `backbone_config` from, instead of giving it.
-        use_pretrained_backbone: Start a new model with the weights of `backbone`.
-        use_timm_backbone: Must be False; timm is not used here.
+        backbone: A folder or Hub name to read `backbone_config` from.
+        use_pretrained_backbone: Initialize a new model with the weights of `backbone`.
+        use_timm_backbone: Must be False; timm is not supported.
         backbone_kwargs: Fields to change in the configuration that `backbone` gives.
-        use_pixel_mask: Compute each picture without the padding that `pixel_mask` marks, so that a batch of mixed
-            sizes gives what single pictures give. By default so without labels; with labels the batch is taken as it
-            is, in one go, as the published weights were trained. True does so with labels too; with False
-            `pixel_mask` changes nothing, as in the reference.
+        use_pixel_mask: Compute each image without the padding that `pixel_mask` marks, so that a batch of mixed sizes
+            gives the results of single images. None does so in calls without labels; with labels the padded batch is
+            computed, as in the training of the published weights. True crops in both cases. False ignores
+            `pixel_mask`, as the reference does.
     """
 
     model_type: ClassVar[str] = "mask2former"
-    written_unless_default: ClassVar[frozenset[str]] = Config.written_unless_default | {"use_pixel_mask"}
+    backbone_types: ClassVar[dict[str, type[SwinConfig] | type[ResNetConfig]]] = {
+        "swin": SwinConfig,
+        "resnet": ResNetConfig,
+    }
+    positive_fields: ClassVar[tuple[str, ...]] = (
+        "encoder_layers",
+        "num_attention_heads",
+        "num_queries",
+        "train_num_points",
+        "common_stride",
+    )
+    non_negative_fields: ClassVar[tuple[str, ...]] = ("no_object_weight", "class_weight", "mask_weight", "dice_weight")
 
-    backbone_config: SwinConfig | ResNetConfig | None = None
     feature_size: int = 256
-    mask_feature_size: int = 256
     hidden_dim: int = 256
     encoder_feedforward_dim: int = 1024
     activation_function: str = "relu"
@@ -79,41 +85,23 @@ class Mask2FormerConfig(Config):
     common_stride: int = 4
     ignore_value: int = 255
     num_queries: int = 100
-    no_object_weight: float = 0.1
     class_weight: float = 2.0
     mask_weight: float = 5.0
     dice_weight: float = 5.0
     train_num_points: int = 12544
     oversample_ratio: float = 3.0
     importance_sample_ratio: float = 0.75
-    init_std: float = 0.02
-    init_xavier_std: float = 1.0
     use_auxiliary_loss: bool = True
     feature_strides: list[int] = field(default_factory=lambda: [4, 8, 16, 32])
-    output_auxiliary_logits: bool | None = None
-    backbone: str | None = None
-    use_pretrained_backbone: bool = False
-    use_timm_backbone: bool = False
-    backbone_kwargs: dict[str, Any] | None = None
-    use_pixel_mask: bool | None = None
 
-    def __post_init__(self) -> None:
-        self.backbone_config = read_backbone(
-            "Mask2FormerConfig",
-            self.backbone_config,
-            kinds=BACKBONES,
-            default=SwinConfig(depths=[2, 2, 18, 2], drop_path_rate=0.3, out_features=ALL_STAGES),
-            name=self.backbone,
-            use_timm=self.use_timm_backbone,
-            options=self.backbone_kwargs,
-        )
-        super().__post_init__()
+    @classmethod
+    def default_backbone(cls) -> SwinConfig:
+        """Return the configuration of Swin-Small."""
+        return SwinConfig(depths=[2, 2, 18, 2], drop_path_rate=0.3, out_features=ALL_STAGES)
 
     def validate(self) -> None:
         """Check the fields that layers and losses are built from."""
-        for name in ("encoder_layers", "num_attention_heads", "num_queries", "train_num_points", "common_stride"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"Mask2FormerConfig.{name}: expected at least 1, got {getattr(self, name)}.")
+        super().validate()
         if self.decoder_layers < 2:
             raise ConfigError(
                 f"Mask2FormerConfig.decoder_layers: expected at least 2 (the first predicts without a layer), "
@@ -129,9 +117,6 @@ class Mask2FormerConfig(Config):
                 f"Mask2FormerConfig.hidden_dim: expected a multiple of 4 and of {self.num_attention_heads} heads, "
                 f"got {self.hidden_dim}."
             )
-        for name in ("no_object_weight", "class_weight", "mask_weight", "dice_weight"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"Mask2FormerConfig.{name}: expected at least 0, got {getattr(self, name)}.")
         if self.oversample_ratio < 1 or not 0 <= self.importance_sample_ratio <= 1:
             raise ConfigError(
                 "Mask2FormerConfig: expected oversample_ratio of at least 1 and importance_sample_ratio from 0 to 1, "
@@ -148,13 +133,9 @@ class Mask2FormerConfig(Config):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Drop what follows from other fields."""
+        """Drop derived fields."""
         values.pop("num_hidden_layers", None)
-        return super().upgrade(drop_backbone_name(values))
-
-    def leaves_padding_out(self, *, labelled: bool) -> bool:
-        """Tell whether a call, with labels or without, is computed without padding; see `use_pixel_mask`."""
-        return not labelled if self.use_pixel_mask is None else self.use_pixel_mask
+        return super().upgrade(values)
 
     @property
     def hidden_size(self) -> int:

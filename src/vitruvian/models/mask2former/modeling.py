@@ -7,88 +7,53 @@ pixel_values [B, 3, H, W] ─▶ PixelLevelModule ─▶ maps at 1/32 … 1/8 �
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.layers.deformable import start_offsets
-from vitruvian.layers.padding import OUTSIDE, Frames
-from vitruvian.layers.queries import PackedAttention, start_packed
-from vitruvian.layers.start import start_layer
 from vitruvian.losses.masks import MaskLabels, MaskLossWeights, MaskSetLoss, PointMasks
-from vitruvian.mask_model import (
-    CLASS_WEIGHTS,
-    OPTIONAL_KEYS,
-    WHOLE_MODULES,
-    PixelFeatures,
-    call_recorded,
-    check_labels,
-    compute,
-    start_loss,
-    with_backbone,
-)
-from vitruvian.model import Model
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
-from vitruvian.models.mask2former.fast import fuse_deformable
 from vitruvian.models.mask2former.outputs import Mask2FormerForUniversalSegmentationOutput, Mask2FormerModelOutput
-from vitruvian.models.mask2former.pixel_decoder import LEVELS, PixelDecoder, build_pixel_level
-from vitruvian.models.mask2former.transformer_decoder import Decoded, TransformerModule
-from vitruvian.models.swin.encoder import start_part
-from vitruvian.models.swin.fast import fuse_swin
+from vitruvian.models.mask2former.pixel_decoder import DeformableAttention, build_pixel_level
+from vitruvian.models.mask2former.transformer_decoder import TransformerModule
+from vitruvian.models.mask_classification.modeling import (
+    DecoderOutput,
+    MaskClassificationModel,
+    MaskClassificationPreTrainedModel,
+    PixelFeatures,
+    check_labels,
+    prediction_loss,
+)
 
 
-class Mask2FormerPreTrainedModel(Model):
-    """What both Mask2Former models share: names in checkpoints and starting values."""
+class Mask2FormerPreTrainedModel(MaskClassificationPreTrainedModel):
+    """Base of the Mask2Former models."""
 
     config_class: ClassVar[type[Config]] = Mask2FormerConfig
     config: Mask2FormerConfig
-    base_model_prefix: ClassVar[str] = "model"
-    no_split_modules: ClassVar[tuple[str, ...]] = WHOLE_MODULES
-    # No map passes the last norm of the bare Swin.
-    ignored_keys: ClassVar[tuple[str, ...]] = (CLASS_WEIGHTS, r"\.encoder\.swin\.layernorm\.")
-    optional_keys: ClassVar[tuple[str, ...]] = OPTIONAL_KEYS
+    # The last norm of the bare Swin is not part of the backbone.
+    ignored_keys: ClassVar[tuple[str, ...]] = (
+        *MaskClassificationPreTrainedModel.ignored_keys,
+        r"\.encoder\.swin\.layernorm\.",
+    )
 
-    def start(self) -> None:
-        """Finish construction."""
-        super().start()
-        with_backbone(self)
-
-    @classmethod
-    def from_config(cls, config: Config, **options: Any) -> Self:
-        """Build a new model; see `Model.from_config`. Its backbone may start with the weights of `backbone`."""
-        return with_backbone(super().from_config(config, **options))
-
-    def init_module(self, module: nn.Module) -> None:
-        """Fill fresh weights: normal, Xavier in the transformers, a ring of points for deformable attention."""
-        start_layer(module, std=self.config.init_std, gain=self.config.init_xavier_std)
-        start_part(module)
-        start_loss(module)
-        if hasattr(module, "start_ring") and isinstance(module, nn.Linear):
-            start_offsets(module)
-        elif isinstance(module, PackedAttention):
-            start_packed(module, gain=self.config.init_xavier_std)
-        elif isinstance(module, PixelDecoder):
-            nn.init.zeros_(module.level_embed)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward`, through a recorded graph where `optimize` allows it and the call can be recorded."""
-        return call_recorded(self, super().__call__, args, kwargs)
-
-    def fuse(self) -> None:
-        """Join projections, and keep the biases of the backbone's windows, for inference."""
-        fuse_swin(self)
-        fuse_deformable(self)
+    def prepare_for_inference(self) -> None:
+        """Join projections and cache the position biases of the backbone's windows."""
+        super().prepare_for_inference()
+        for module in self.modules():
+            if isinstance(module, DeformableAttention):
+                module.optimize()
 
 
-class Mask2FormerModel(Mask2FormerPreTrainedModel):
+class Mask2FormerModel(MaskClassificationModel, Mask2FormerPreTrainedModel):
     """Mask2Former without the class head."""
 
     def __init__(self, config: Mask2FormerConfig) -> None:
         super().__init__(config)
         self.pixel_level_module = build_pixel_level(config)
         self.transformer_module = TransformerModule(config)
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -102,54 +67,28 @@ class Mask2FormerModel(Mask2FormerPreTrainedModel):
 
         Args:
             pixel_values: Normalised images [B, 3, H, W] of any size.
-            pixel_mask: 1 where there is picture, 0 in the padding [B, H, W]; see `Mask2FormerConfig.use_pixel_mask`.
+            pixel_mask: 1 for the image, 0 in the padding [B, H, W]; see `Mask2FormerConfig.use_pixel_mask`.
             output_hidden_states: Also return maps and queries of every stage.
             output_attentions: Also return the attention of the queries to each other.
             return_dict: Return a `Mask2FormerModelOutput` rather than a tuple.
         """
-        weights = self.flag("output_attentions", output_attentions)
-        features, decoded = self.run(pixel_values, pixel_mask, labelled=False, all_masks=True, need_weights=weights)
-        hidden = self.flag("output_hidden_states", output_hidden_states)
+        need_weights = self.resolve_flag("output_attentions", output_attentions)
+        features, decoded = self.compute(pixel_values, pixel_mask, need_weights=need_weights)
+        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
         output = Mask2FormerModelOutput(
-            **hidden_fields(features, decoded, states=hidden),
-            transformer_decoder_intermediate_states=queries_first(decoded.normed) if hidden else None,
+            **_hidden_fields(features, decoded, all_states=hidden),
+            transformer_decoder_intermediate_states=_queries_first(decoded.normed) if hidden else None,
             masks_queries_logits=tuple(decoded.masks),
-            attentions=tuple(decoded.attentions) if weights else None,
+            attentions=tuple(decoded.attentions) if need_weights else None,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
-    def run(
-        self, pixel_values: Tensor, pixel_mask: Tensor | None, *, labelled: bool, all_masks: bool, need_weights: bool
-    ) -> tuple[PixelFeatures, Decoded]:
-        """Compute a batch, each picture without its padding where the configuration says so."""
-
-        def run(pictures: Tensor) -> tuple[PixelFeatures, Decoded]:
-            features: PixelFeatures = self.pixel_level_module(pictures)
-            decoded = self.transformer_module(
-                features.levels, features.pixels, all_masks=all_masks, need_weights=need_weights
-            )
-            return features, decoded
-
-        use_mask = self.config.leaves_padding_out(labelled=labelled)
-        return compute(run, self.join, pixel_values, pixel_mask, use_mask=use_mask)
-
-    def join(self, frames: Frames, parts: Sequence[tuple[PixelFeatures, Decoded]]) -> tuple[PixelFeatures, Decoded]:
-        """Lay what was computed for pictures of one size each into one batch of frames."""
-        all_features, all_decoded = zip(*parts, strict=True)
-        strides, decoder = self.pixel_level_module.encoder.strides_hw, self.pixel_level_module.decoder
-        assert isinstance(decoder, PixelDecoder)
-        finest = strides[len(strides) - LEVELS - decoder.laterals]
-        features = self.pixel_level_module.join(
-            frames, all_features, levels=slice(None, -LEVELS - 1, -1), finest=finest
+    def decode(self, features: PixelFeatures, *, all_masks: bool, need_weights: bool) -> DecoderOutput:
+        """Run the transformer decoder."""
+        output: DecoderOutput = self.transformer_module(
+            features.levels, features.pixels, all_masks=all_masks, need_weights=need_weights
         )
-        masks = [part.masks for part in all_decoded]
-        decoded = Decoded(
-            frames.all_rows([part.states for part in all_decoded]),
-            frames.all_rows([part.normed for part in all_decoded]),
-            frames.all_maps(masks, [finest] * len(masks[0]), OUTSIDE),
-            frames.all_rows([part.attentions for part in all_decoded]),
-        )
-        return features, decoded
+        return output
 
 
 class Mask2FormerForUniversalSegmentation(Mask2FormerPreTrainedModel):
@@ -166,7 +105,7 @@ class Mask2FormerForUniversalSegmentation(Mask2FormerPreTrainedModel):
             class_cost_weight=config.class_weight,
             measure=PointMasks(config.train_num_points, config.oversample_ratio, config.importance_sample_ratio),
         )
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -185,60 +124,54 @@ class Mask2FormerForUniversalSegmentation(Mask2FormerPreTrainedModel):
             pixel_values: Normalised images [B, 3, H, W] of any size.
             mask_labels: For each image the masks of its objects [T, H, W], bool or numbers, or a list of COCO RLEs.
             class_labels: For each image the classes of its masks [T].
-            pixel_mask: 1 where there is picture, 0 in the padding [B, H, W]; see `Mask2FormerConfig.use_pixel_mask`.
+            pixel_mask: 1 for the image, 0 in the padding [B, H, W]; see `Mask2FormerConfig.use_pixel_mask`.
             output_hidden_states: Also return maps and queries of every stage.
             output_auxiliary_logits: Also return the predictions before the last.
             output_attentions: Also return the attention of the queries to each other.
             return_dict: Return a `Mask2FormerForUniversalSegmentationOutput` rather than a tuple.
         """
-        labelled = check_labels(mask_labels, class_labels)
-        return_auxiliary = self.flag("output_auxiliary_logits", output_auxiliary_logits)
-        weights = self.flag("output_attentions", output_attentions)
-        features, decoded = self.model.run(
+        has_labels = check_labels(mask_labels, class_labels)
+        return_auxiliary = self.resolve_flag("output_auxiliary_logits", output_auxiliary_logits)
+        need_weights = self.resolve_flag("output_attentions", output_attentions)
+        features, decoded = self.model.compute(
             pixel_values,
             pixel_mask,
-            labelled=labelled,
-            all_masks=return_auxiliary or (labelled and self.config.use_auxiliary_loss),
-            need_weights=weights,
+            has_labels=has_labels,
+            all_masks=return_auxiliary or (has_labels and self.config.use_auxiliary_loss),
+            need_weights=need_weights,
         )
-        scored = decoded.normed[-len(decoded.masks) :]
         predictions = [
             {"class_queries_logits": self.class_predictor(queries), "masks_queries_logits": masks}
-            for queries, masks in zip(scored, decoded.masks, strict=True)
+            for queries, masks in zip(decoded.normed[-len(decoded.masks) :], decoded.masks, strict=True)
         ]
-        loss = None
-        if mask_labels is not None and class_labels is not None:
-            loss = self.criterion(
-                **predictions[-1],
-                mask_labels=mask_labels,
-                class_labels=class_labels,
-                auxiliary_predictions=predictions[:-1] if self.config.use_auxiliary_loss else (),
-            )
+        auxiliary = self.config.use_auxiliary_loss
+        loss = prediction_loss(self.criterion, predictions, mask_labels, class_labels, auxiliary=auxiliary)
+        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
         output = Mask2FormerForUniversalSegmentationOutput(
             loss=None if loss is None else loss.total,
             **predictions[-1],
             auxiliary_logits=predictions[:-1] if return_auxiliary else None,
-            **hidden_fields(features, decoded, states=self.flag("output_hidden_states", output_hidden_states)),
-            attentions=tuple(decoded.attentions) if weights else None,
+            **_hidden_fields(features, decoded, all_states=hidden),
+            attentions=tuple(decoded.attentions) if need_weights else None,
             loss_terms=None if loss is None else loss.terms,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
 
-def hidden_fields(features: PixelFeatures, decoded: Decoded, *, states: bool) -> dict[str, Any]:
-    """Fields of both outputs that hold hidden states, those of every stage where asked for."""
-    found: dict[str, Any] = {
+def _hidden_fields(features: PixelFeatures, decoded: DecoderOutput, *, all_states: bool) -> dict[str, Any]:
+    """Fields with hidden states of both outputs: the last of each part, or all."""
+    fields: dict[str, Any] = {
         "encoder_last_hidden_state": features.encoder[-1],
         "pixel_decoder_last_hidden_state": features.pixels,
         "transformer_decoder_last_hidden_state": decoded.states[-1],
     }
-    if states:
-        found["encoder_hidden_states"] = features.encoder
-        found["pixel_decoder_hidden_states"] = features.levels
-        found["transformer_decoder_hidden_states"] = queries_first(decoded.states)
-    return found
+    if all_states:
+        fields["encoder_hidden_states"] = features.encoder
+        fields["pixel_decoder_hidden_states"] = features.levels
+        fields["transformer_decoder_hidden_states"] = _queries_first(decoded.states)
+    return fields
 
 
-def queries_first(states: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Lay queries out as the published models return them: [B, Q, C] -> [Q, B, C] each."""
+def _queries_first(states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Transpose queries as the published models return them: [B, Q, C] -> [Q, B, C] each."""
     return tuple(state.transpose(0, 1) for state in states)

@@ -1,4 +1,4 @@
-"""What the Mask2Former models return. All fields are None where they were not asked for."""
+"""Outputs of the Mask2Former models. Fields that a call does not request are None."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Mask2FormerModelOutput(ModelOutput):
         pixel_decoder_last_hidden_state: Pixel embeddings [B, M, H/4, W/4].
         transformer_decoder_last_hidden_state: Queries after the last layer [B, Q, C].
         encoder_hidden_states: Maps of the backbone's stages [B, C, h, w].
-        pixel_decoder_hidden_states: Maps that the queries look at, coarse to fine [B, C, h, w].
+        pixel_decoder_hidden_states: Maps that the queries attend to, coarse to fine [B, C, h, w].
         transformer_decoder_hidden_states: Queries before the first layer and after each [Q, B, C].
         transformer_decoder_intermediate_states: The same, normed as for a prediction [Q, B, C].
         masks_queries_logits: Scores of the pixels before the first layer and after each [B, Q, H/4, W/4].
@@ -41,7 +41,7 @@ class Mask2FormerForUniversalSegmentationOutput(ModelOutput):
     """Class and mask of each query; post-process it with `Mask2FormerImageProcessor`.
 
     Attributes:
-        loss: Weighted sum of the losses, where labels were given.
+        loss: Weighted sum of the losses, with labels.
         class_queries_logits: Scores of the classes and, last, of "no object" [B, Q, K + 1].
         masks_queries_logits: Scores of the pixels [B, Q, H/4, W/4].
         auxiliary_logits: The same two, in a dict, before the first decoder layer and after each but the last.
@@ -49,10 +49,10 @@ class Mask2FormerForUniversalSegmentationOutput(ModelOutput):
         pixel_decoder_last_hidden_state: Pixel embeddings [B, M, H/4, W/4].
         transformer_decoder_last_hidden_state: Queries after the last layer [B, Q, C].
         encoder_hidden_states: Maps of the backbone's stages [B, C, h, w].
-        pixel_decoder_hidden_states: Maps that the queries look at, coarse to fine [B, C, h, w].
+        pixel_decoder_hidden_states: Maps that the queries attend to, coarse to fine [B, C, h, w].
         transformer_decoder_hidden_states: Queries before the first layer and after each [Q, B, C].
         attentions: Attention of the queries to each other in each layer [B, A, Q, Q].
-        loss_terms: Each loss by name, before its weight, where labels were given.
+        loss_terms: Each loss by name, before its weight, with labels.
     """
 
     loss: Tensor | None = None

@@ -1,7 +1,7 @@
 """Mask2Former's pixel level: a backbone and a pixel decoder of deformable attention.
 
 backbone maps at 1/4 … 1/32; the last three ─▶ tokens [B, N, C] ─▶ encoder layers ─▶ maps at 1/32, 1/16, 1/8
-the finest of them, enlarged, + lateral maps ─▶ [B, C, H/4, W/4] ─▶ pixel embeddings [B, M, H/4, W/4]
+the finest of them, upsampled, + lateral maps ─▶ [B, C, H/4, W/4] ─▶ pixel embeddings [B, M, H/4, W/4]
 """
 
 from __future__ import annotations
@@ -15,29 +15,38 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import ConfigError
-from vitruvian.layers.deformable import DeformableAttention, Levels, level_sizes
-from vitruvian.layers.pyramid import PointwiseNorm, conv_norm_relu, pointwise
-from vitruvian.layers.sine import sine_positions
-from vitruvian.mask_model import PixelLevelModule
-from vitruvian.models.mask2former import fast
+from vitruvian.layers.init import with_init
+from vitruvian.layers.joined_linear import JoinedLinear
+from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
+from vitruvian.models.mask_classification.layers import PointwiseNorm, conv_norm_relu, pointwise
+from vitruvian.models.mask_classification.modeling import PixelLevelModule
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
 from vitruvian.models.swin.configuration import SwinConfig
 from vitruvian.models.swin.modeling import SwinBackbone
+from vitruvian.ops.deformable_attention import LevelSizes, deformable_attention
+from vitruvian.ops.layer_norm import layer_norm_of_sum, layer_norm_of_sum_and_positions
 
-LEVELS = 3  # coarsest maps that go through deformable attention
-POINTS = 4  # points a head looks at in each level
+LEVELS = 3  # coarsest maps, which go through deformable attention
+POINTS = 4  # sampled points of a head in each level
 
 
 def build_pixel_level(config: Mask2FormerConfig) -> PixelLevelModule:
-    """Build the backbone and the pixel decoder that a configuration describes."""
-    encoder = build_backbone(config)
-    return PixelLevelModule(encoder, PixelDecoder(config, encoder.channels))
+    """Build the backbone and the pixel decoder of a configuration."""
+    encoder = _build_backbone(config)
+    decoder = PixelDecoder(config, encoder.channels)
+    strides = encoder.strides_hw
+    return PixelLevelModule(
+        encoder,
+        decoder,
+        level_strides_hw=strides[: -LEVELS - 1 : -1],
+        pixel_stride_hw=strides[len(strides) - LEVELS - decoder.laterals],
+    )
 
 
-def build_backbone(config: Mask2FormerConfig) -> SwinBackbone | ResNetBackbone:
-    """Build the backbone that a configuration describes."""
+def _build_backbone(config: Mask2FormerConfig) -> SwinBackbone | ResNetBackbone:
+    """Build the backbone of a configuration."""
     backbone = config.backbone_config
     model: SwinBackbone | ResNetBackbone
     if isinstance(backbone, ResNetConfig):
@@ -71,10 +80,14 @@ class PixelDecoder(nn.Module):
             self.add_module(f"adapter_{number}", PointwiseNorm(width, channels, bias=False))
             self.add_module(f"layer_{number}", conv_norm_relu(channels, channels))
 
+    def init_weights(self, *, gain: float) -> None:
+        """Set the embeddings of the levels to zero."""
+        nn.init.zeros_(self.level_embed)
+
     def forward(self, maps: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
         """Map the backbone's maps, fine to coarse, to maps for the queries, coarse to fine, and pixel embeddings."""
         coarse = [project(m) for project, m in zip(self.input_projections, reversed(maps[-LEVELS:]), strict=True)]
-        level_hw = level_sizes(coarse)
+        level_hw = tuple((m.shape[-2], m.shape[-1]) for m in coarse)
         tokens = torch.cat([m.flatten(2).transpose(1, 2) for m in coarse], dim=1)  # [B, N, C]
         positions = [
             sine_positions(size, tokens.shape[-1], tokens.dtype, tokens.device) + level
@@ -85,9 +98,9 @@ class PixelDecoder(nn.Module):
         levels = tuple(unflatten(p.transpose(1, 2), 2, hw) for p, hw in zip(parts, level_hw, strict=True))
         current = levels[-1]
         for number in range(self.laterals, 0, -1):
-            side = self.get_submodule(f"adapter_{number}")(maps[number - 1])  # [B, C, h, w]
-            larger = F.interpolate(current, size=side.shape[-2:], mode="bilinear", align_corners=False)
-            current = self.get_submodule(f"layer_{number}")(side + larger)
+            lateral = self.get_submodule(f"adapter_{number}")(maps[number - 1])  # [B, C, h, w]
+            upsampled = F.interpolate(current, size=lateral.shape[-2:], mode="bilinear", align_corners=False)
+            current = self.get_submodule(f"layer_{number}")(lateral + upsampled)
         return levels, pointwise(self.mask_projection, current)
 
 
@@ -99,15 +112,15 @@ class DeformableEncoder(nn.Module):
         self.gradient_checkpointing = False
         self.layers = nn.ModuleList(DeformableLayer(config) for _ in range(config.encoder_layers))
 
-    def forward(self, tokens: Tensor, positions: Tensor, level_hw: Levels) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, level_hw: LevelSizes) -> Tensor:
         """Map tokens [B, N, C] with positions [N, C] to the same."""
-        if not self.training and fast.takes_encoder(self, tokens):
-            return fast.run_encoder(self, tokens, positions, level_hw)
+        with_positions = tokens + positions  # [B, N, C]
         for layer in self.layers:
+            arguments = (tokens, with_positions, positions, level_hw)
             if self.gradient_checkpointing and self.training:
-                tokens = checkpoint(layer, tokens, positions, level_hw, use_reentrant=False)
+                tokens, with_positions = checkpoint(layer, *arguments, use_reentrant=False)
             else:
-                tokens = layer(tokens, positions, level_hw)
+                tokens, with_positions = layer(*arguments)
         return tokens
 
 
@@ -124,14 +137,66 @@ class DeformableLayer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(channels)
         self.drop_rate = config.dropout
 
-    def forward(self, tokens: Tensor, positions: Tensor, level_hw: Levels) -> Tensor:
-        """Map tokens [B, N, C] to the same."""
-        seen, _ = self.self_attn(tokens, positions, level_hw)
-        tokens = self.self_attn_layer_norm(tokens + self.drop(seen))
-        fed: Tensor = self.fc2(self.drop(F.relu(self.fc1(tokens))))
-        out: Tensor = self.final_layer_norm(tokens + self.drop(fed))
+    def forward(
+        self, tokens: Tensor, with_positions: Tensor, positions: Tensor, level_hw: LevelSizes
+    ) -> tuple[Tensor, Tensor]:
+        """Map tokens [B, N, C], and the same with positions [N, C] added, to the next of both."""
+        attended = self.self_attn(tokens, with_positions, level_hw)
+        tokens = layer_norm_of_sum(tokens, self._drop(attended), self.self_attn_layer_norm)
+        branch = self._drop(self.fc2(self._drop(F.relu(self.fc1(tokens)))))
+        return layer_norm_of_sum_and_positions(tokens, branch, self.final_layer_norm, positions)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.drop_rate, self.training)
+
+
+class DeformableAttention(nn.Module):
+    """Deformable self-attention over the tokens of several feature levels."""
+
+    def __init__(self, channels: int, *, heads: int, levels: int, points: int) -> None:
+        super().__init__()
+        self.shape = (heads, levels, points)
+        self.sampling_offsets = SamplingOffsets(channels, heads, levels, points)
+        self.attention_weights = with_init(nn.Linear(channels, heads * levels * points), "zero")
+        self.value_proj = with_init(nn.Linear(channels, channels), "xavier")
+        self.output_proj = with_init(nn.Linear(channels, channels), "xavier")
+        self._joined: JoinedLinear | None = None  # of offsets and scores
+
+    def forward(self, tokens: Tensor, queries: Tensor, level_hw: LevelSizes) -> Tensor:
+        """Attend from queries [B, N, C], tokens with positions, to points around them: [B, N, C]."""
+        if self._joined is not None and self._joined.is_usable():
+            samples = math.prod(self.shape)
+            offsets, scores = torch.split(self._joined(queries), [2 * samples, samples], dim=-1)
+        else:
+            offsets, scores = self.sampling_offsets(queries), self.attention_weights(queries)
+        sampled = deformable_attention(
+            self.value_proj(tokens),
+            unflatten(offsets, -1, (*self.shape, 2)),  # [B, N, A, L, P, 2]
+            unflatten(scores, -1, self.shape),  # [B, N, A, L, P]
+            level_hw,
+        )
+        out: Tensor = self.output_proj(sampled)
         return out
 
-    def drop(self, x: Tensor) -> Tensor:
-        """Apply the dropout of a branch."""
-        return F.dropout(x, self.drop_rate, self.training)
+    def optimize(self) -> None:
+        """Join the projections to offsets and scores."""
+        self._joined = JoinedLinear([self.sampling_offsets, self.attention_weights])
+
+
+class SamplingOffsets(nn.Linear):
+    """Projection to offsets [A, L, P, 2] of the sampled points."""
+
+    def __init__(self, channels: int, heads: int, levels: int, points: int) -> None:
+        super().__init__(channels, heads * levels * points * 2)
+        self.shape = (heads, levels, points)
+
+    def init_weights(self, *, gain: float) -> None:
+        """Point each head in its own direction, each of its points one step further out."""
+        heads, levels, points = self.shape
+        nn.init.zeros_(self.weight)
+        angle = torch.arange(heads, dtype=torch.float32) * (2 * math.pi / heads)
+        direction = torch.stack((angle.cos(), angle.sin()), dim=-1)  # [A, 2]
+        direction = direction / direction.abs().amax(dim=-1, keepdim=True)
+        steps = torch.arange(1, points + 1, dtype=torch.float32)
+        offsets = (direction[:, None, None] * steps[:, None]).expand(heads, levels, points, 2)
+        self.bias.data.copy_(offsets.flatten())

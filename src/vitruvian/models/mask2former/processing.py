@@ -1,17 +1,17 @@
-"""Mask2Former's image processor: pictures and segmentation maps in, segmentations out."""
+"""The image processor of Mask2Former."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from vitruvian.config import settings
-from vitruvian.images.mask_grid import SizeHW
-from vitruvian.mask_processor import MaskProcessor
+from vitruvian.models.mask_classification.mask_grid import SizeHW
+from vitruvian.models.mask_classification.processing import MaskProcessor
 
 
 @settings
 class Mask2FormerImageProcessor(MaskProcessor):
-    """Prepares pictures for Mask2Former and turns its outputs into segmentations; see `MaskProcessor`."""
+    """Preprocesses images for Mask2Former and turns its outputs into segmentations; see `MaskProcessor`."""
 
     legacy_grid_hw: ClassVar[SizeHW | None] = (384, 384)
 

@@ -7,25 +7,18 @@ from typing import Any, ClassVar, Self
 from vitruvian.config import Config, nested, settings
 from vitruvian.errors import ConfigError
 from vitruvian.layers.mlp import activation
-from vitruvian.layers.stages import drop_backbone_name, read_backbone
+from vitruvian.models.mask_classification.configuration import ALL_STAGES, MaskClassificationConfig
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
-
-BACKBONES: dict[str, type[Config]] = {
-    "swin": SwinConfig,
-    "maskformer-swin": MaskFormerSwinConfig,
-    "resnet": ResNetConfig,
-}
-ALL_STAGES = ["stage1", "stage2", "stage3", "stage4"]
 
 
 @settings
 class DetrConfig(Config):
-    """DETR, of which MaskFormer uses the decoder; the other fields are kept for files that state them.
+    """DETR, of which MaskFormer uses the decoder; the other fields are read from and written to files.
 
     Args:
         num_channels: Channels of the image.
-        num_queries: Number of object queries: no more objects than these are found in an image.
+        num_queries: Number of object queries: the most objects that an image can have.
         encoder_layers: Number of DETR's encoder layers; MaskFormer has none.
         encoder_ffn_dim: Hidden channels of their feed-forward layers.
         encoder_attention_heads: Number of their attention heads.
@@ -40,14 +33,14 @@ class DetrConfig(Config):
         dropout: Dropout of each branch in training.
         attention_dropout: Probability of dropping an attention weight in training.
         activation_dropout: Dropout inside the feed-forward layers in training.
-        init_std: Standard deviation of fresh weights.
-        init_xavier_std: Factor on fresh Xavier weights.
+        init_std: Standard deviation of initialized weights.
+        init_xavier_std: Gain of Xavier initialization.
         auxiliary_loss: Whether DETR itself trains every decoder layer; see `MaskFormerConfig.use_auxiliary_loss`.
         position_embedding_type: Positions of DETR's own features; MaskFormer uses sines.
         use_timm_backbone: Whether DETR's own backbone, which MaskFormer replaces, comes from timm.
         backbone: Name of DETR's own backbone.
         backbone_config: Configuration of DETR's own backbone.
-        use_pretrained_backbone: Whether DETR's own backbone starts with trained weights.
+        use_pretrained_backbone: Whether DETR's own backbone is pretrained.
         backbone_kwargs: Further settings of DETR's own backbone.
         dilation: Whether DETR's own backbone trades its last stride for dilation.
         class_cost: Weight of the class in DETR's matching.
@@ -138,7 +131,7 @@ class DetrConfig(Config):
 
 
 @settings
-class MaskFormerConfig(Config):
+class MaskFormerConfig(MaskClassificationConfig):
     """MaskFormer. The defaults are those of facebook/maskformer-swin-base-ade, but for its labels.
 
     Args:
@@ -148,76 +141,65 @@ class MaskFormerConfig(Config):
         use_auxiliary_loss: Train the predictions after every decoder layer, not only after the last.
         backbone_config: Configuration of the backbone: Swin (in either name) or ResNet; by default Swin-Base.
         decoder_config: Configuration of the decoder; by default that of DETR.
-        init_std: Standard deviation of fresh weights.
-        init_xavier_std: Factor on fresh Xavier weights.
+        init_std: Standard deviation of initialized weights.
+        init_xavier_std: Gain of Xavier initialization.
         dice_weight: Weight of the dice loss, and of its cost in the matching.
         cross_entropy_weight: Weight of the class loss.
         mask_weight: Weight of the focal loss of the masks, and of its cost in the matching.
         output_auxiliary_logits: Return the predictions after every decoder layer unless a call says otherwise.
-        backbone: A folder or Hub name to read `backbone_config` from, instead of giving it.
-        use_pretrained_backbone: Start a new model with the weights of `backbone`.
-        use_timm_backbone: Must be False; timm is not used here.
+        backbone: A folder or Hub name to read `backbone_config` from.
+        use_pretrained_backbone: Initialize a new model with the weights of `backbone`.
+        use_timm_backbone: Must be False; timm is not supported.
         backbone_kwargs: Fields to change in the configuration that `backbone` gives.
-        use_pixel_mask: Compute each picture without the padding that `pixel_mask` marks, so that a batch of mixed
-            sizes gives what single pictures give. By default so without labels; with labels the batch is taken as it
-            is, in one go, as the published weights were trained. True does so with labels too; with False
-            `pixel_mask` changes nothing, as in the reference.
+        use_pixel_mask: Compute each image without the padding that `pixel_mask` marks, so that a batch of mixed sizes
+            gives the results of single images. None does so in calls without labels; with labels the padded batch is
+            computed, as in the training of the published weights. True crops in both cases. False ignores
+            `pixel_mask`, as the reference does.
     """
 
     model_type: ClassVar[str] = "maskformer"
-    written_unless_default: ClassVar[frozenset[str]] = Config.written_unless_default | {"use_pixel_mask"}
+    backbone_types: ClassVar[dict[str, type[SwinConfig] | type[ResNetConfig]]] = {
+        "swin": SwinConfig,
+        "maskformer-swin": MaskFormerSwinConfig,
+        "resnet": ResNetConfig,
+    }
+    positive_fields: ClassVar[tuple[str, ...]] = ("fpn_feature_size", "mask_feature_size")
+    non_negative_fields: ClassVar[tuple[str, ...]] = (
+        "no_object_weight",
+        "dice_weight",
+        "cross_entropy_weight",
+        "mask_weight",
+    )
 
     fpn_feature_size: int = 256
-    mask_feature_size: int = 256
-    no_object_weight: float = 0.1
-    use_auxiliary_loss: bool = False
-    backbone_config: SwinConfig | ResNetConfig | None = None
     decoder_config: DetrConfig | None = None
-    init_std: float = 0.02
-    init_xavier_std: float = 1.0
-    dice_weight: float = 1.0
     cross_entropy_weight: float = 1.0
     mask_weight: float = 20.0
-    output_auxiliary_logits: bool | None = None
-    backbone: str | None = None
-    use_pretrained_backbone: bool = False
-    use_timm_backbone: bool = False
-    backbone_kwargs: dict[str, Any] | None = None
-    use_pixel_mask: bool | None = None
 
     def __post_init__(self) -> None:
-        self.backbone_config = read_backbone(
-            "MaskFormerConfig",
-            self.backbone_config,
-            kinds=BACKBONES,
-            default=SwinConfig(
-                image_size=384,
-                embed_dim=128,
-                depths=[2, 2, 18, 2],
-                num_heads=[4, 8, 16, 32],
-                window_size=12,
-                drop_path_rate=0.3,
-                out_features=ALL_STAGES,
-            ),
-            name=self.backbone,
-            use_timm=self.use_timm_backbone,
-            options=self.backbone_kwargs,
-        )
         self.decoder_config = nested(self.decoder_config, DetrConfig) or DetrConfig()
         super().__post_init__()
 
+    @classmethod
+    def default_backbone(cls) -> SwinConfig:
+        """Return the configuration of Swin-Base."""
+        return SwinConfig(
+            image_size=384,
+            embed_dim=128,
+            depths=[2, 2, 18, 2],
+            num_heads=[4, 8, 16, 32],
+            window_size=12,
+            drop_path_rate=0.3,
+            out_features=ALL_STAGES,
+        )
+
     def validate(self) -> None:
         """Check the fields that layers and losses are built from."""
-        for name in ("fpn_feature_size", "mask_feature_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"MaskFormerConfig.{name}: expected at least 1, got {getattr(self, name)}.")
+        super().validate()
         if self.fpn_feature_size % 32:
             raise ConfigError(
                 f"MaskFormerConfig.fpn_feature_size: expected a multiple of 32, got {self.fpn_feature_size}."
             )
-        for name in ("no_object_weight", "dice_weight", "cross_entropy_weight", "mask_weight"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"MaskFormerConfig.{name}: expected at least 0, got {getattr(self, name)}.")
 
     @classmethod
     def from_backbone_and_decoder_configs(
@@ -228,14 +210,10 @@ class MaskFormerConfig(Config):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Drop what follows from other fields."""
+        """Drop derived fields."""
         for name in ("num_attention_heads", "num_hidden_layers"):
             values.pop(name, None)
-        return super().upgrade(drop_backbone_name(values))
-
-    def leaves_padding_out(self, *, labelled: bool) -> bool:
-        """Tell whether a call, with labels or without, is computed without padding; see `use_pixel_mask`."""
-        return not labelled if self.use_pixel_mask is None else self.use_pixel_mask
+        return super().upgrade(values)
 
     @property
     def decoder(self) -> DetrConfig:

@@ -1,4 +1,4 @@
-"""What the MaskFormer models return. All fields are None where they were not asked for."""
+"""Outputs of the MaskFormer models. Fields that a call does not request are None."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MaskFormerForInstanceSegmentationOutput(ModelOutput):
     """Class and mask of each query; post-process it with `MaskFormerImageProcessor`.
 
     Attributes:
-        loss: Weighted sum of the losses, where labels were given.
+        loss: Weighted sum of the losses, with labels.
         class_queries_logits: Scores of the classes and, last, of "no object" [B, Q, K + 1].
         masks_queries_logits: Scores of the pixels [B, Q, H/4, W/4].
         auxiliary_logits: The same two, in a dict, after each decoder layer but the last.
@@ -54,7 +54,7 @@ class MaskFormerForInstanceSegmentationOutput(ModelOutput):
         transformer_decoder_hidden_states: Queries before the first layer and after each; the last are normed.
         hidden_states: The three above, one after the other.
         attentions: Attention of the queries to each other in each layer [B, A, Q, Q].
-        loss_terms: Each loss by name, before its weight, where labels were given.
+        loss_terms: Each loss by name, before its weight, with labels.
     """
 
     loss: Tensor | None = None

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.errors import ConfigError
-from vitruvian.layers.pyramid import PointwiseNorm, conv_norm_relu
-from vitruvian.mask_model import PixelLevelModule
+from vitruvian.models.mask_classification.layers import PointwiseNorm, conv_norm_relu
+from vitruvian.models.mask_classification.modeling import PixelLevelModule
 from vitruvian.models.maskformer.configuration import MaskFormerConfig
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
@@ -21,21 +21,22 @@ from vitruvian.models.swin.modeling import MaskFormerSwinBackbone
 
 
 def build_pixel_level(config: MaskFormerConfig) -> PixelLevelModule:
-    """Build the backbone and the pixel decoder that a configuration describes."""
-    encoder = build_backbone(config)
+    """Build the backbone and the pixel decoder of a configuration."""
+    encoder = _build_backbone(config)
     *lateral, last = encoder.channels
     decoder = PixelDecoder(last, lateral, channels=config.fpn_feature_size, outputs=config.mask_feature_size)
-    return PixelLevelModule(encoder, decoder)
+    strides = encoder.strides_hw
+    return PixelLevelModule(encoder, decoder, level_strides_hw=strides[-2::-1], pixel_stride_hw=strides[0])
 
 
-def build_backbone(config: MaskFormerConfig) -> MaskFormerSwinBackbone | ResNetBackbone:
-    """Build the backbone that a configuration describes."""
+def _build_backbone(config: MaskFormerConfig) -> MaskFormerSwinBackbone | ResNetBackbone:
+    """Build the backbone of a configuration."""
     backbone = config.backbone_config
     if isinstance(backbone, ResNetConfig):
         model: MaskFormerSwinBackbone | ResNetBackbone = ResNetBackbone(backbone)
     else:
         assert isinstance(backbone, SwinConfig)
-        model = MaskFormerSwinBackbone(as_maskformer_swin(backbone))
+        model = MaskFormerSwinBackbone(_as_maskformer_swin(backbone))
     if len(model.channels) < 2:
         raise ConfigError(
             f"MaskFormerConfig.backbone_config: expected out_features of two stages or more, got {model.out_features}."
@@ -43,10 +44,10 @@ def build_backbone(config: MaskFormerConfig) -> MaskFormerSwinBackbone | ResNetB
     return model
 
 
-def as_maskformer_swin(config: SwinConfig) -> MaskFormerSwinConfig:
-    """Return a Swin's configuration under the name it has in MaskFormer.
+def _as_maskformer_swin(config: SwinConfig) -> MaskFormerSwinConfig:
+    """Return the configuration of a Swin as a MaskFormerSwinConfig.
 
-    One that says plain Swin gives all its stages: published files leave out which they want.
+    A plain Swin returns all its stages, since published files do not state which they need.
     """
     if isinstance(config, MaskFormerSwinConfig):
         return config
@@ -73,29 +74,29 @@ class FeaturePyramid(nn.Module):
 
     def __init__(self, inputs: int, lateral: Sequence[int], channels: int) -> None:
         super().__init__()
-        self.stem = conv_norm_relu(inputs, channels, start="xavier")
+        self.stem = conv_norm_relu(inputs, channels, init="xavier")
         self.layers = nn.ModuleList(PyramidLayer(channels, width) for width in reversed(lateral))
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Map the backbone's maps, fine to coarse, to maps of `channels` channels, coarse to fine."""
         current = self.stem(maps[-1])
-        found = []
+        levels = []
         for layer, finer in zip(self.layers, reversed(maps[:-1]), strict=True):
             current = layer(current, finer)
-            found.append(current)
-        return found
+            levels.append(current)
+        return levels
 
 
 class PyramidLayer(nn.Module):
-    """Add a finer map to the coarser one, enlarged, and smooth the sum."""
+    """Add a lateral map to the coarser one, upsampled, and smooth the sum."""
 
     def __init__(self, channels: int, lateral: int) -> None:
         super().__init__()
-        self.proj = PointwiseNorm(lateral, channels, bias=False, start="xavier")
-        self.block = conv_norm_relu(channels, channels, start="xavier")
+        self.proj = PointwiseNorm(lateral, channels, bias=False, init="xavier")
+        self.block = conv_norm_relu(channels, channels, init="xavier")
 
     def forward(self, coarse: Tensor, fine: Tensor) -> Tensor:
         """Map [B, C, h/2, w/2] and [B, C', h, w] to [B, C, h, w]."""
-        side = self.proj(fine)
-        out: Tensor = self.block(F.interpolate(coarse, size=side.shape[-2:], mode="nearest") + side)
+        lateral = self.proj(fine)
+        out: Tensor = self.block(F.interpolate(coarse, size=lateral.shape[-2:], mode="nearest") + lateral)
         return out

@@ -1,14 +1,14 @@
-"""MaskFormer's image processor: pictures and segmentation maps in, segmentations out."""
+"""The image processor of MaskFormer."""
 
 from __future__ import annotations
 
 from vitruvian.config import settings
-from vitruvian.mask_processor import MaskProcessor
+from vitruvian.models.mask_classification.processing import MaskProcessor
 
 
 @settings
 class MaskFormerImageProcessor(MaskProcessor):
-    """Prepares pictures for MaskFormer and turns its outputs into segmentations; see `MaskProcessor`."""
+    """Preprocesses images for MaskFormer and turns its outputs into segmentations; see `MaskProcessor`."""
 
 
 MaskFormerImageProcessorFast = MaskFormerImageProcessor

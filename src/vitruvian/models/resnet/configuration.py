@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from vitruvian.config import Config, settings
 from vitruvian.errors import ConfigError
+from vitruvian.layers.backbone_stages import align_stages, drop_overridden_stages, stage_names
 from vitruvian.layers.mlp import activation
-from vitruvian.layers.stages import align_stages, drop_other_spelling, stage_names
 
 
 @settings
@@ -68,7 +68,7 @@ class ResNetConfig(Config):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
         """Build from a JSON object; overriding the stages in one spelling replaces both."""
-        return super().from_dict(drop_other_spelling(dict(values), overrides), **overrides)
+        return super().from_dict(drop_overridden_stages(values, overrides), **overrides)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object, with what other readers expect beside the fields."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from vitruvian.config import Config
 from vitruvian.errors import InputError
+from vitruvian.layers.init import init_layer, with_init
 from vitruvian.layers.mlp import activation
-from vitruvian.layers.start import start_layer, starts
 from vitruvian.model import Model
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.outputs import BackboneOutput
@@ -34,11 +34,11 @@ class ResNetBackbone(Model):
         super().__init__(config)
         self.embedder = Stem(config)
         self.encoder = Encoder(config)
-        self.start()
+        self.post_init()
 
     def init_module(self, module: nn.Module) -> None:
-        """Fill fresh weights."""
-        start_layer(module)
+        """Initialize weights."""
+        init_layer(module)
 
     @property
     def out_features(self) -> list[str]:
@@ -54,20 +54,21 @@ class ResNetBackbone(Model):
     def strides_hw(self) -> list[tuple[int, int]]:
         """Pixels of the image, down and across, for a cell of each map that the backbone returns."""
         first = 1 if self.config.downsample_in_first_stage else 0
-        places = [self.config.stage_names.index(name) for name in self.out_features]
-        return [(4 << (place - 1 + first), 4 << (place - 1 + first)) if place else (4, 4) for place in places]
+        stages = [self.config.stage_names.index(name) for name in self.out_features]
+        strides = [4 << (stage - 1 + first) if stage else 4 for stage in stages]
+        return [(stride, stride) for stride in strides]
 
     def forward(
         self, pixel_values: Tensor, output_hidden_states: bool | None = None, return_dict: bool | None = None
     ) -> BackboneOutput:
         """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages."""
         maps = dict(zip(self.config.stage_names, self.encoder(self.embedder(pixel_values)), strict=True))
-        hidden = self.flag("output_hidden_states", output_hidden_states)
+        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
         output = BackboneOutput(
             feature_maps=tuple(maps[name] for name in self.out_features),
             hidden_states=tuple(maps.values()) if hidden else None,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
 
 class ConvLayer(nn.Module):
@@ -76,7 +77,7 @@ class ConvLayer(nn.Module):
     def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, act: str | None) -> None:
         super().__init__()
         convolution = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
-        self.convolution = starts(convolution, "kaiming")
+        self.convolution = with_init(convolution, "kaiming")
         self.normalization = nn.BatchNorm2d(outputs)
         self.act = None if act is None else activation(act)
 

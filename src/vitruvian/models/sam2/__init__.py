@@ -1,1 +1,1 @@
-"""SAM 2 for pictures: any object by click, box or earlier mask, or all of them at once."""
+"""SAM 2 for images: masks of objects from clicks, boxes or earlier masks, and automatic masks."""

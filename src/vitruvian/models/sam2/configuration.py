@@ -1,47 +1,107 @@
-"""Settings of SAM 2 for images: Hiera backbone → vision encoder → prompt encoder and mask decoder → the model.
+"""Configurations of SAM 2 for images: backbone, vision encoder, prompt encoder, mask decoder and the whole model.
 
     Sam2HieraDetConfig ─▶ Sam2VisionConfig ─┐
                    Sam2PromptEncoderConfig ─┼─▶ Sam2Config ◀── Sam2Config.variant("tiny"), no Hub needed
                      Sam2MaskDecoderConfig ─┘
 
-Checkpoints on the Hub were saved from the video model (`model_type` ``sam2_video``); they open here as they are.
+Checkpoints on the Hub are of the video model (`model_type` ``sam2_video``); their configurations are accepted as they
+are. None for a field with a default means the default.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, field, fields
+from typing import Any, ClassVar, Self, TypeVar
 
 from vitruvian.config import Config, Settings, nested, settings
 from vitruvian.errors import ConfigError, near_matches
-from vitruvian.models.sam2.fields import Size, by_position, pair, part, without_video
+
+Size = int | list[int] | tuple[int, int]
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def positional_fields(*names: str) -> Callable[[type[SettingsT]], type[SettingsT]]:
+    """Decorate a settings class to accept its first fields as positional arguments, as the published examples do."""
+
+    def decorate(cls: type[SettingsT]) -> type[SettingsT]:
+        build = cls.__init__
+
+        @functools.wraps(build)
+        def init(self: SettingsT, *values: object, **named: object) -> None:
+            if len(values) > len(names):
+                raise ConfigError(
+                    f"{cls.__name__}: expected at most {len(names)} values by position ({', '.join(names)})."
+                )
+            repeated = [name for name in names[: len(values)] if name in named]
+            if repeated:
+                raise ConfigError(f"{cls.__name__}: got {', '.join(repeated)} by position and by name. Give it once.")
+            build(self, **dict(zip(names, values, strict=False)), **named)  # type: ignore[arg-type]
+
+        cls.__init__ = init  # type: ignore[assignment, method-assign]
+        return cls
+
+    return decorate
+
+
+def pair(size: Size | None) -> tuple[int, int]:
+    """Return (height, width) of a size that is a number (square) or a pair."""
+    if isinstance(size, int):
+        return size, size
+    if size is None or len(size) != 2:
+        raise ConfigError(f"size: expected a number or (height, width), got {size!r}.")
+    return size[0], size[1]
+
+
+def _default(*values: int) -> Any:
+    return field(default_factory=lambda: list(values))
 
 
 @settings
-class Sam2HieraDetConfig(Config):
+class _Sam2PartConfig(Config):
+    """Base of all configurations of SAM 2: None means the default, and names of the video model are accepted."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if getattr(self, item.name) is None and item.default_factory is not MISSING:
+                setattr(self, item.name, item.default_factory())
+        super().__post_init__()
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Accept the `model_type` of the video model, which shares these settings."""
+        model_type = str(values.get("model_type", ""))
+        if model_type.startswith("sam2_video"):
+            values = values | {"model_type": model_type.replace("sam2_video", "sam2", 1)}
+        return super().upgrade(dict(values))
+
+
+@settings
+class Sam2HieraDetConfig(_Sam2PartConfig):
     """The Hiera backbone: a pyramid of windowed attention with a few global blocks.
 
     Args:
         hidden_size: Channels after the patch embedding.
-        num_attention_heads: Heads of the first stage, as other writers store it; those per stage count.
-        num_channels: Channels of a picture.
-        image_size: Size of a picture (height, width); by default 1024 × 1024.
+        num_attention_heads: Heads of the first stage, for other readers; `num_attention_heads_per_stage` is used.
+        num_channels: Channels of an image.
+        image_size: Size of an image (height, width); by default 1024 × 1024.
         patch_kernel_size: Kernel of the patch embedding; by default 7 × 7.
         patch_stride: Its stride; by default 4 × 4.
         patch_padding: Its padding; by default 3 × 3.
-        query_stride: How much queries are pooled between stages; by default 2 × 2.
+        query_stride: Stride of the pooling of queries between stages; by default 2 × 2.
         window_positional_embedding_background_size: Grid of the coarse position table; by default 7 × 7.
         num_query_pool_stages: Number of stages that start by pooling.
         blocks_per_stage: By default [1, 2, 7, 2].
         embed_dim_per_stage: By default [96, 192, 384, 768].
         num_attention_heads_per_stage: By default [1, 2, 4, 8].
         window_size_per_stage: By default [8, 4, 14, 7].
-        global_attention_blocks: Blocks, counted over all stages, that attend everywhere; by default [5, 7, 9].
+        global_attention_blocks: Blocks, counted over all stages, that attend globally; by default [5, 7, 9].
         mlp_ratio: Hidden channels of a feed-forward layer over its channels.
         hidden_act: Activation of the feed-forward layers.
         layer_norm_eps: Added to the variance in layer norms.
-        initializer_range: Standard deviation of fresh weights.
+        initializer_range: Standard deviation of initial weights.
     """
 
     model_type: ClassVar[str] = "sam2_hiera_det_model"
@@ -49,124 +109,78 @@ class Sam2HieraDetConfig(Config):
     hidden_size: int = 96
     num_attention_heads: int = 1
     num_channels: int = 3
-    image_size: Size | None = None
-    patch_kernel_size: Size | None = None
-    patch_stride: Size | None = None
-    patch_padding: Size | None = None
-    query_stride: Size | None = None
-    window_positional_embedding_background_size: Size | None = None
+    image_size: Size = _default(1024, 1024)
+    patch_kernel_size: Size = _default(7, 7)
+    patch_stride: Size = _default(4, 4)
+    patch_padding: Size = _default(3, 3)
+    query_stride: Size = _default(2, 2)
+    window_positional_embedding_background_size: Size = _default(7, 7)
     num_query_pool_stages: int = 3
-    blocks_per_stage: list[int] | None = None
-    embed_dim_per_stage: list[int] | None = None
-    num_attention_heads_per_stage: list[int] | None = None
-    window_size_per_stage: list[int] | None = None
-    global_attention_blocks: list[int] | None = None
+    blocks_per_stage: list[int] = _default(1, 2, 7, 2)
+    embed_dim_per_stage: list[int] = _default(96, 192, 384, 768)
+    num_attention_heads_per_stage: list[int] = _default(1, 2, 4, 8)
+    window_size_per_stage: list[int] = _default(8, 4, 14, 7)
+    global_attention_blocks: list[int] = _default(5, 7, 9)
     mlp_ratio: float = 4.0
     hidden_act: str = "gelu"
     layer_norm_eps: float = 1e-6
     initializer_range: float = 0.02
 
-    def __post_init__(self) -> None:
-        for name, default in HIERA_DEFAULTS.items():
-            given = getattr(self, name)
-            setattr(self, name, list(default) if given is None else given)
-        super().__post_init__()
-
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Take the backbone's part where the settings of a whole model are given."""
+        """Accept the configuration of a whole model and select the part of the backbone."""
         if isinstance(values.get("vision_config"), Mapping):
             values = dict(values["vision_config"])
         return super().upgrade(dict(values.get("backbone_config") or values))
 
     def validate(self) -> None:
-        """Refuse stages that do not line up."""
+        """Raise `ConfigError` for stages that do not match each other."""
         super().validate()
-        stages = len(self.stages)
+        stages, blocks = len(self.blocks_per_stage), sum(self.blocks_per_stage)
+        widths, windows = self.embed_dim_per_stage, self.window_size_per_stage
         for name in ("embed_dim_per_stage", "num_attention_heads_per_stage", "window_size_per_stage"):
             if len(getattr(self, name)) != stages:
                 raise ConfigError(f"{name}: expected one value for each of {stages} stages, got {getattr(self, name)}.")
-        for channels, heads in zip(self.dims, self.heads, strict=True):
-            if heads < 1 or channels % heads:
-                raise ConfigError(
-                    f"num_attention_heads_per_stage: expected divisors of the stages' channels {self.dims}, "
-                    f"got {self.heads}."
-                )
-        if self.hidden_size != self.dims[0]:
+        heads = self.num_attention_heads_per_stage
+        if any(count < 1 or channels % count for channels, count in zip(widths, heads, strict=True)):
             raise ConfigError(
-                f"hidden_size: expected the first of embed_dim_per_stage ({self.dims[0]}), got {self.hidden_size}."
+                f"num_attention_heads_per_stage: expected divisors of the channels {widths}, got {heads}."
+            )
+        if self.hidden_size != widths[0]:
+            raise ConfigError(
+                f"hidden_size: expected the first of embed_dim_per_stage ({widths[0]}), got {self.hidden_size}."
             )
         if not 0 <= self.num_query_pool_stages < stages:
             raise ConfigError(f"num_query_pool_stages: expected 0 to {stages - 1}, got {self.num_query_pool_stages}.")
-        if any(not 0 <= block < sum(self.stages) for block in self.global_blocks):
+        if any(not 0 <= block < blocks for block in self.global_attention_blocks):
             raise ConfigError(
-                f"global_attention_blocks: expected numbers below {sum(self.stages)}, got {self.global_blocks}."
+                f"global_attention_blocks: expected numbers below {blocks}, got {self.global_attention_blocks}."
             )
-        pools = range(1, self.num_query_pool_stages + 1)
-        if any(self.windows[stage - 1] % edge for stage in pools for edge in pair(self.query_stride)):
+        pooled = windows[: self.num_query_pool_stages]
+        if any(window % edge for window in pooled for edge in pair(self.query_stride)):
             raise ConfigError(
-                f"window_size_per_stage: expected multiples of query_stride before a pooled stage, got {self.windows}."
+                f"window_size_per_stage: expected multiples of query_stride before a pooled stage, got {windows}."
             )
-
-    @property
-    def stages(self) -> list[int]:
-        """Blocks of each stage."""
-        return list(self.blocks_per_stage or ())
-
-    @property
-    def dims(self) -> list[int]:
-        """Channels of each stage."""
-        return list(self.embed_dim_per_stage or ())
-
-    @property
-    def heads(self) -> list[int]:
-        """Attention heads of each stage."""
-        return list(self.num_attention_heads_per_stage or ())
-
-    @property
-    def windows(self) -> list[int]:
-        """Window size of each stage."""
-        return list(self.window_size_per_stage or ())
-
-    @property
-    def global_blocks(self) -> list[int]:
-        """Blocks that attend everywhere."""
-        return list(self.global_attention_blocks or ())
 
     @property
     def size_multiple(self) -> tuple[int, int]:
-        """(height, width) that sizes of pictures must be multiples of.
+        """(height, width) that the size of an image must be a multiple of.
 
-        The fine position table is laid out window by window, and every pooling must come out even.
+        The fine position table is tiled window by window, and every pooling must divide the grid.
         """
         (sh, sw), (qh, qw) = pair(self.patch_stride), pair(self.query_stride)
         times = self.num_query_pool_stages
-        window = self.windows[0]
+        window = self.window_size_per_stage[0]
         return sh * math.lcm(window, qh**times), sw * math.lcm(window, qw**times)
 
 
-HIERA_DEFAULTS: dict[str, tuple[int, ...]] = {
-    "image_size": (1024, 1024),
-    "patch_kernel_size": (7, 7),
-    "patch_stride": (4, 4),
-    "patch_padding": (3, 3),
-    "query_stride": (2, 2),
-    "window_positional_embedding_background_size": (7, 7),
-    "blocks_per_stage": (1, 2, 7, 2),
-    "embed_dim_per_stage": (96, 192, 384, 768),
-    "num_attention_heads_per_stage": (1, 2, 4, 8),
-    "window_size_per_stage": (8, 4, 14, 7),
-    "global_attention_blocks": (5, 7, 9),
-}
-
-
 @settings
-class Sam2VisionConfig(Config):
+class Sam2VisionConfig(_Sam2PartConfig):
     """The vision encoder: a backbone and the feature pyramid on it.
 
     Args:
-        backbone_config: The backbone's settings; by default Hiera tiny.
-        backbone_channel_list: Channels of the backbone's stages, last first; by default [768, 384, 192, 96].
+        backbone_config: The backbone; by default Hiera tiny.
+        backbone_channel_list: Channels of the stages of the backbone, last first; by default [768, 384, 192, 96].
         backbone_feature_sizes: Grids of the pyramid's levels, finest first; by default 256², 128² and 64².
         fpn_hidden_size: Channels of the pyramid.
         fpn_kernel_size: Kernel of its convolutions.
@@ -174,74 +188,62 @@ class Sam2VisionConfig(Config):
         fpn_padding: Their padding.
         fpn_top_down_levels: Levels that add the level above; by default [2, 3].
         num_feature_levels: Number of levels that are used, finest first.
-        hidden_act: Name of an activation, as other writers store it; the pyramid has none.
-        layer_norm_eps: Likewise for norms.
-        initializer_range: Standard deviation of fresh weights.
+        hidden_act: Name of an activation, for other readers; the pyramid has none.
+        layer_norm_eps: Epsilon of layer norms, for other readers; the pyramid has none.
+        initializer_range: Standard deviation of initial weights.
     """
 
     model_type: ClassVar[str] = "sam2_vision_model"
 
-    backbone_config: Sam2HieraDetConfig | None = None
-    backbone_channel_list: list[int] | None = None
-    backbone_feature_sizes: list[list[int]] | None = None
+    backbone_config: Sam2HieraDetConfig = field(default_factory=Sam2HieraDetConfig)
+    backbone_channel_list: list[int] = _default(768, 384, 192, 96)
+    backbone_feature_sizes: list[list[int]] = field(default_factory=lambda: [[256, 256], [128, 128], [64, 64]])
     fpn_hidden_size: int = 256
     fpn_kernel_size: int = 1
     fpn_stride: int = 1
     fpn_padding: int = 0
-    fpn_top_down_levels: list[int] | None = None
+    fpn_top_down_levels: list[int] = _default(2, 3)
     num_feature_levels: int = 3
     hidden_act: str = "gelu"
     layer_norm_eps: float = 1e-6
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
-        self.backbone_config = nested({} if self.backbone_config is None else self.backbone_config, Sam2HieraDetConfig)
-        if self.backbone_channel_list is None:
-            self.backbone_channel_list = [768, 384, 192, 96]
-        if self.backbone_feature_sizes is None:
-            self.backbone_feature_sizes = [[256, 256], [128, 128], [64, 64]]
-        if self.fpn_top_down_levels is None:
-            self.fpn_top_down_levels = [2, 3]
+        self.backbone_config = nested(self.backbone_config or {}, Sam2HieraDetConfig)
         super().__post_init__()
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Take the vision encoder's part where the settings of a whole model are given."""
+        """Accept the configuration of a whole model and select the part of the vision encoder."""
         inner = values.get("vision_config")
         return super().upgrade(dict(inner) if isinstance(inner, Mapping) else values)
 
     def validate(self) -> None:
-        """Refuse a pyramid that does not fit its backbone."""
+        """Raise `ConfigError` for a pyramid that does not match its backbone."""
         super().validate()
-        if self.backbone_channel_list != self.backbone.dims[::-1]:
+        channels = self.backbone_config.embed_dim_per_stage[::-1]
+        if self.backbone_channel_list != channels:
             raise ConfigError(
-                f"backbone_channel_list: expected the backbone's channels, last first ({self.backbone.dims[::-1]}), "
+                f"backbone_channel_list: expected the channels of the backbone, last first ({channels}), "
                 f"got {self.backbone_channel_list}."
             )
-        levels = len(self.backbone.stages)
+        levels = len(channels)
         if not 1 <= self.num_feature_levels <= levels:
             raise ConfigError(f"num_feature_levels: expected 1 to {levels}, got {self.num_feature_levels}.")
-        if any(not 0 <= level < levels for level in self.fpn_top_down_levels or ()):
+        if any(not 0 <= level < levels for level in self.fpn_top_down_levels):
             raise ConfigError(f"fpn_top_down_levels: expected numbers below {levels}, got {self.fpn_top_down_levels}.")
-
-    @property
-    def backbone(self) -> Sam2HieraDetConfig:
-        """The backbone's settings."""
-        if self.backbone_config is None:
-            raise ConfigError("backbone_config: expected settings, got None.")
-        return self.backbone_config
 
 
 @settings
-class Sam2PromptEncoderConfig(Config):
+class Sam2PromptEncoderConfig(_Sam2PartConfig):
     """The prompt encoder: points, boxes and masks to embeddings.
 
     Args:
         hidden_size: Channels of an embedding.
-        image_size: Size of a picture, a number or (height, width).
-        patch_size: Pixels of a picture for one cell of the image embedding.
-        mask_input_channels: Channels inside the embedding of mask prompts.
-        num_point_embeddings: Kinds of points: negative, positive, and the two corners of a box.
+        image_size: Size of an image, a number or (height, width).
+        patch_size: Pixels of an image for one cell of the image embedding.
+        mask_input_channels: Hidden channels of the embedding of mask prompts.
+        num_point_embeddings: Number of labels of points: negative, positive, and the two corners of a box.
         hidden_act: Activation of the mask embedding.
         layer_norm_eps: Added to the variance in its norms.
         scale: Standard deviation of the random frequencies of positions.
@@ -258,13 +260,8 @@ class Sam2PromptEncoderConfig(Config):
     layer_norm_eps: float = 1e-6
     scale: float = 1
 
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Accept the video model's name of the same settings."""
-        return super().upgrade(without_video(values))
-
     def validate(self) -> None:
-        """Refuse sizes that do not divide."""
+        """Raise `ConfigError` for sizes that do not divide."""
         super().validate()
         if self.hidden_size % 2 or self.mask_input_channels % 4:
             raise ConfigError(
@@ -281,7 +278,7 @@ class Sam2PromptEncoderConfig(Config):
 
     @property
     def image_hw(self) -> tuple[int, int]:
-        """Height and width of a picture."""
+        """Height and width of an image."""
         return pair(self.image_size)
 
     @property
@@ -292,7 +289,7 @@ class Sam2PromptEncoderConfig(Config):
 
 
 @settings
-class Sam2MaskDecoderConfig(Config):
+class Sam2MaskDecoderConfig(_Sam2PartConfig):
     """The mask decoder: a two-way transformer between prompts and image, and the heads on it.
 
     Args:
@@ -302,12 +299,12 @@ class Sam2MaskDecoderConfig(Config):
         num_hidden_layers: Layers of the transformer, and of each of its feed-forward parts.
         num_attention_heads: Attention heads.
         attention_downsample_rate: Channels over channels inside cross-attention.
-        num_multimask_outputs: Masks that are proposed for an ambiguous prompt.
+        num_multimask_outputs: Masks that are predicted for an ambiguous prompt.
         iou_head_depth: Layers of the head that predicts a mask's IoU.
         iou_head_hidden_dim: Its hidden channels.
-        dynamic_multimask_via_stability: When one mask is asked for and it is unstable, give the best of the others.
-        dynamic_multimask_stability_delta: How far the threshold moves to test stability.
-        dynamic_multimask_stability_thresh: IoU between both thresholds from which on a mask is stable.
+        dynamic_multimask_via_stability: Where a single mask is unstable, return the best of the others.
+        dynamic_multimask_stability_delta: Distance of the two thresholds of the stability score from 0.
+        dynamic_multimask_stability_thresh: Stability score from which on a mask is stable.
     """
 
     model_type: ClassVar[str] = "sam2_mask_decoder"
@@ -325,13 +322,8 @@ class Sam2MaskDecoderConfig(Config):
     dynamic_multimask_stability_delta: float = 0.05
     dynamic_multimask_stability_thresh: float = 0.98
 
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Accept the video model's name of the same settings."""
-        return super().upgrade(without_video(values))
-
     def validate(self) -> None:
-        """Refuse channels that do not divide."""
+        """Raise `ConfigError` for channels that do not divide."""
         super().validate()
         parts = self.num_attention_heads * self.attention_downsample_rate
         if parts < 1 or self.hidden_size % parts or self.hidden_size % 8:
@@ -346,43 +338,38 @@ class Sam2MaskDecoderConfig(Config):
             )
 
 
-@by_position("vision_config", "prompt_encoder_config", "mask_decoder_config")
+@positional_fields("vision_config", "prompt_encoder_config", "mask_decoder_config")
 @settings
-class Sam2Config(Config):
-    """SAM 2 for images. The first three fields may be given by position.
+class Sam2Config(_Sam2PartConfig):
+    """SAM 2 for images. The first three fields may be positional arguments.
 
     Args:
         vision_config: The vision encoder.
         prompt_encoder_config: The prompt encoder.
         mask_decoder_config: The mask decoder.
-        initializer_range: Standard deviation of fresh weights.
+        initializer_range: Standard deviation of initial weights.
     """
 
     model_type: ClassVar[str] = "sam2"
 
-    vision_config: Sam2VisionConfig | None = None
-    prompt_encoder_config: Sam2PromptEncoderConfig | None = None
-    mask_decoder_config: Sam2MaskDecoderConfig | None = None
+    vision_config: Sam2VisionConfig = field(default_factory=Sam2VisionConfig)
+    prompt_encoder_config: Sam2PromptEncoderConfig = field(default_factory=Sam2PromptEncoderConfig)
+    mask_decoder_config: Sam2MaskDecoderConfig = field(default_factory=Sam2MaskDecoderConfig)
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
-        for name, kind in PARTS.items():
-            given = getattr(self, name)
-            setattr(self, name, nested({} if given is None else given, kind))
+        self.vision_config = nested(self.vision_config or {}, Sam2VisionConfig)
+        self.prompt_encoder_config = nested(self.prompt_encoder_config or {}, Sam2PromptEncoderConfig)
+        self.mask_decoder_config = nested(self.mask_decoder_config or {}, Sam2MaskDecoderConfig)
         super().__post_init__()
 
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Accept a video checkpoint's settings; those of its memory are kept aside."""
-        return super().upgrade(without_video(values))
-
-    @classmethod
     def variant(cls, name: str, *, image_size: Size = 1024) -> Self:
-        """Settings of a published size, without the Hub: "tiny", "small", "base-plus" or "large".
+        """Configuration of a published size, without the Hub: "tiny", "small", "base-plus" or "large".
 
         Args:
-            name: The size. Names such as "sam2.1-hiera-base_plus" are understood too.
-            image_size: Size of a picture, a number or (height, width), a multiple of 32.
+            name: The size. Names such as "sam2.1-hiera-base_plus" are accepted too.
+            image_size: Size of an image, a number or (height, width), a multiple of 32.
         """
         key = name.lower().replace("_", "-").removeprefix("facebook/").split("hiera-")[-1]
         if key not in VARIANTS:
@@ -390,15 +377,15 @@ class Sam2Config(Config):
                 f"Sam2Config.variant: expected one of {', '.join(VARIANTS)}, got {name!r}.{near_matches(key, VARIANTS)}"
             )
         backbone = Sam2HieraDetConfig(**VARIANTS[key])
-        vision = Sam2VisionConfig(backbone_config=backbone, backbone_channel_list=backbone.dims[::-1])
+        vision = Sam2VisionConfig(backbone_config=backbone, backbone_channel_list=backbone.embed_dim_per_stage[::-1])
         return cls(vision_config=vision).with_image_size(image_size)
 
     def with_image_size(self, image_size: Size) -> Self:
-        """The same model for pictures of another size, a number or (height, width); weights fit unchanged."""
+        """Configuration for images of another size, a number or (height, width); weights stay valid."""
         height, width = pair(image_size)
-        backbone, vision = self.vision.backbone, self.vision
+        backbone, vision = self.vision_config.backbone_config, self.vision_config
         check_image_size((height, width), backbone, "image_size", ConfigError)
-        steps = [strides_at(backbone, level) for level in range(vision.num_feature_levels)]
+        steps = [_strides_at(backbone, level) for level in range(vision.num_feature_levels)]
         values = self.to_dict()
         values["vision_config"]["backbone_config"]["image_size"] = [height, width]
         values["vision_config"]["backbone_feature_sizes"] = [[height // y, width // x] for y, x in steps]
@@ -406,9 +393,9 @@ class Sam2Config(Config):
         return type(self).from_dict(values)
 
     def validate(self) -> None:
-        """Refuse parts that do not fit together, and sizes that the backbone cannot cut into windows."""
+        """Raise `ConfigError` for parts that do not match, and for image sizes that the backbone does not support."""
         super().validate()
-        vision, prompts, decoder = self.vision, self.prompts, self.decoder
+        vision, prompts, decoder = self.vision_config, self.prompt_encoder_config, self.mask_decoder_config
         widths = {vision.fpn_hidden_size, prompts.hidden_size, decoder.hidden_size}
         if len(widths) > 1:
             raise ConfigError(
@@ -417,43 +404,25 @@ class Sam2Config(Config):
             )
         if vision.num_feature_levels != 3:
             raise ConfigError(f"num_feature_levels: expected 3 for Sam2Model, got {vision.num_feature_levels}.")
-        check_image_size(prompts.image_hw, vision.backbone, "image_size", ConfigError)
+        check_image_size(prompts.image_hw, vision.backbone_config, "image_size", ConfigError)
         expected = [
-            [edge // step for edge, step in zip(prompts.image_hw, strides_at(vision.backbone, level), strict=True)]
+            [
+                edge // step
+                for edge, step in zip(prompts.image_hw, _strides_at(vision.backbone_config, level), strict=True)
+            ]
             for level in range(3)
         ]
-        if [list(size) for size in vision.backbone_feature_sizes or ()] != expected:
+        if [list(size) for size in vision.backbone_feature_sizes] != expected:
             raise ConfigError(
-                f"backbone_feature_sizes: expected {expected} for pictures of {prompts.image_hw}, "
+                f"backbone_feature_sizes: expected {expected} for images of {prompts.image_hw}, "
                 f"got {vision.backbone_feature_sizes}. Use Sam2Config.with_image_size to change the size of all parts."
             )
         if list(prompts.grid_hw) != expected[-1]:
             raise ConfigError(
-                f"prompt_encoder_config.patch_size: expected pictures of {prompts.image_hw} cut into {expected[-1]} "
+                f"prompt_encoder_config.patch_size: expected images of {prompts.image_hw} divided into {expected[-1]} "
                 f"cells, got {list(prompts.grid_hw)}."
             )
 
-    @property
-    def vision(self) -> Sam2VisionConfig:
-        """The vision encoder's settings."""
-        return part(self.vision_config, "vision_config")
-
-    @property
-    def prompts(self) -> Sam2PromptEncoderConfig:
-        """The prompt encoder's settings."""
-        return part(self.prompt_encoder_config, "prompt_encoder_config")
-
-    @property
-    def decoder(self) -> Sam2MaskDecoderConfig:
-        """The mask decoder's settings."""
-        return part(self.mask_decoder_config, "mask_decoder_config")
-
-
-PARTS: dict[str, type[Settings]] = {
-    "vision_config": Sam2VisionConfig,
-    "prompt_encoder_config": Sam2PromptEncoderConfig,
-    "mask_decoder_config": Sam2MaskDecoderConfig,
-}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "tiny": {},
@@ -479,8 +448,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def strides_at(backbone: Sam2HieraDetConfig, level: int) -> tuple[int, int]:
-    """Pixels (height, width) of a picture for one cell of a stage's grid."""
+def _strides_at(backbone: Sam2HieraDetConfig, level: int) -> tuple[int, int]:
+    """Pixels (height, width) of an image for one cell of the grid of a stage."""
     (sh, sw), (qh, qw) = pair(backbone.patch_stride), pair(backbone.query_stride)
     times = min(level, backbone.num_query_pool_stages)
     return sh * qh**times, sw * qw**times
@@ -489,10 +458,10 @@ def strides_at(backbone: Sam2HieraDetConfig, level: int) -> tuple[int, int]:
 def check_image_size(
     image_hw: tuple[int, int], backbone: Sam2HieraDetConfig, subject: str, error: type[Exception]
 ) -> None:
-    """Raise `error` unless pictures of that size can be cut into windows on every stage."""
+    """Raise `error` unless the backbone supports images of this size."""
     multiple = backbone.size_multiple
     if any(edge < step or edge % step for edge, step in zip(image_hw, multiple, strict=True)):
         raise error(
             f"{subject}: expected height and width that are multiples of {multiple[0]} and {multiple[1]}, "
-            f"got {image_hw[0]} × {image_hw[1]}. Resize the picture."
+            f"got {image_hw[0]} × {image_hw[1]}. Resize the image."
         )

@@ -1,16 +1,14 @@
-"""Original SAM 2 and 2.1 checkpoints → ours: a table of names, and a pure function over state dicts.
+"""Conversion of original SAM 2 and 2.1 checkpoints: a table of names, and a pure function over state dicts.
 
     {"image_encoder.trunk.…", "sam_mask_decoder.…", …} ── convert_state_dict ──▶ {"vision_encoder.backbone.…", …}
 
-Every name is either in the table or known to belong to the video model's memory, which single pictures do not need;
-anything else is refused.
+A name is either in the table or of the video model's memory, which is dropped; other names raise `WeightsError`.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -18,23 +16,21 @@ from torch import Tensor
 
 from vitruvian.errors import CheckpointError, WeightsError
 from vitruvian.hub import weight_file
-from vitruvian.layers.blank import blank
-from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2HieraDetConfig
-from vitruvian.models.sam2.fields import Size
+from vitruvian.layers.init import no_init_weights
+from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2HieraDetConfig, Size
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.weights import check_finite, compare, describe_mismatch, open_file, renamed, some
 
-# Of the video model: memory of earlier frames, pointers to objects.
-VIDEO_ONLY = re.compile(
+_VIDEO_ONLY = re.compile(
     r"(memory_attention|memory_encoder|mask_downsample|obj_ptr_proj|obj_ptr_tpos_proj)\."
     r"|(maskmem_tpos_enc|no_mem_pos_enc|no_obj_ptr|no_obj_embed_spatial)$"
 )
-KNOWN = re.compile(r"(image_encoder\.(trunk|neck)|sam_prompt_encoder|sam_mask_decoder)\.|no_mem_embed$")
-POSITIONS = "sam_prompt_encoder.pe_layer.positional_encoding_gaussian_matrix"
-POINTS = re.compile(r"sam_prompt_encoder\.point_embeddings\.(\d+)\.weight")
-STACK = re.compile(r"(.*)\.layers\.(\d+)\.(weight|bias)$")
+_KNOWN = re.compile(r"(image_encoder\.(trunk|neck)|sam_prompt_encoder|sam_mask_decoder)\.|no_mem_embed$")
+_POSITIONS = "sam_prompt_encoder.pe_layer.positional_encoding_gaussian_matrix"
+_POINTS = re.compile(r"sam_prompt_encoder\.point_embeddings\.(\d+)\.weight")
+_MLP_LAYER = re.compile(r"(.*)\.layers\.(\d+)\.(weight|bias)$")
 
-RENAMES = (
+_RENAMES = (
     (r"^image_encoder\.trunk\.", "vision_encoder.backbone."),
     (r"^image_encoder\.neck\.convs\.(\d+)\.conv\.", r"vision_encoder.neck.convs.\1."),
     (r"^sam_(prompt_encoder|mask_decoder)\.", r"\1."),
@@ -54,11 +50,11 @@ RENAMES = (
 
 
 def convert_checkpoint(path: str | Path, *, image_size: Size = 1024) -> Sam2Model:
-    """Open an original `.pt` file of SAM 2 or 2.1 as a model, in evaluation mode; `save_pretrained` keeps it.
+    """Load an original `.pt` file of SAM 2 or 2.1 as a model, in evaluation mode.
 
     Args:
         path: The file.
-        image_size: Size of pictures, a number or (height, width).
+        image_size: Size of images, a number or (height, width).
     """
     file = weight_file(path)
     if file is None:
@@ -66,77 +62,77 @@ def convert_checkpoint(path: str | Path, *, image_size: Size = 1024) -> Sam2Mode
     original = dict(open_file(file).tensors())
     for name, tensor in original.items():
         check_finite(name, tensor, str(path))
-    with blank():
+    with no_init_weights():
         model = Sam2Model(infer_config(original).with_image_size(image_size))
     state = convert_state_dict(original)
-    check_fit(model, state, str(path))
+    _check_names_and_shapes(model, state, str(path))
     model.load_state_dict(state, assign=True)
     return model.eval()
 
 
 def convert_state_dict(original: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename an original state dict's image parts; raise `WeightsError` for names that are not of SAM 2."""
-    unknown = [name for name in original if not KNOWN.match(name) and not VIDEO_ONLY.match(name)]
+    """Rename the image part of an original state dict; raise `WeightsError` for names that are not of SAM 2."""
+    unknown = [name for name in original if not _KNOWN.match(name) and not _VIDEO_ONLY.match(name)]
     if unknown:
         raise WeightsError(
             f"checkpoint: {len(unknown)} names are not of SAM 2: {some(unknown)}. Is it an original SAM 2 checkpoint?"
         )
-    kept = {name: tensor for name, tensor in original.items() if KNOWN.match(name)}
-    depths = stack_depths(kept)
+    tensors = {name: tensor for name, tensor in original.items() if _KNOWN.match(name)}
+    depths = _mlp_depths(tensors)
     converted: dict[str, Tensor] = {}
     points: dict[int, Tensor] = {}
-    for name, tensor in kept.items():
-        point = POINTS.match(name)
+    for name, tensor in tensors.items():
+        point = _POINTS.match(name)
         if point:
             points[int(point[1])] = tensor
-        elif name == POSITIONS:
-            for place in ("shared_image_embedding", "prompt_encoder.shared_embedding"):
-                converted[f"{place}.positional_embedding"] = tensor.clone()
+        elif name == _POSITIONS:
+            for module in ("shared_image_embedding", "prompt_encoder.shared_embedding"):
+                converted[f"{module}.positional_embedding"] = tensor.clone()
         else:
-            converted[renamed(by_role(name, depths), RENAMES)] = tensor
+            converted[renamed(_rename_mlp_layer(name, depths), _RENAMES)] = tensor
     if points:
         converted["prompt_encoder.point_embed.weight"] = torch.cat([points[index] for index in sorted(points)])
     return converted
 
 
 def infer_config(original: Mapping[str, Tensor]) -> Sam2Config:
-    """Tell which published size an original state dict is of."""
+    """Return the configuration of the published size that an original state dict has."""
     width = original.get("image_encoder.trunk.patch_embed.proj.weight")
     blocks = {name.split(".")[3] for name in original if name.startswith("image_encoder.trunk.blocks.")}
     for name, values in VARIANTS.items():
         backbone = Sam2HieraDetConfig(**values)
-        if width is not None and width.shape[0] == backbone.hidden_size and len(blocks) == sum(backbone.stages):
+        if (
+            width is not None
+            and width.shape[0] == backbone.hidden_size
+            and len(blocks) == sum(backbone.blocks_per_stage)
+        ):
             return Sam2Config.variant(name)
-    found = "no backbone" if width is None else f"{width.shape[0]} channels and {len(blocks)} blocks"
-    raise WeightsError(f"checkpoint: expected a SAM 2 of size {', '.join(VARIANTS)}, got {found}.")
+    got = "no backbone" if width is None else f"{width.shape[0]} channels and {len(blocks)} blocks"
+    raise WeightsError(f"checkpoint: expected a SAM 2 of size {', '.join(VARIANTS)}, got {got}.")
 
 
-def stack_depths(names: Mapping[str, Tensor]) -> dict[str, int]:
-    """Count the layers of each stack of linear layers, which the original numbers through."""
-    depths: dict[str, int] = defaultdict(int)
-    for name in names:
-        found = STACK.match(name)
-        if found:
-            depths[found[1]] = max(depths[found[1]], int(found[2]) + 1)
-    return depths
+def _mlp_depths(names: Iterable[str]) -> dict[str, int]:
+    """Count the layers of each MLP, which the original numbers from 0."""
+    layers = [match for match in map(_MLP_LAYER.match, names) if match]
+    return {mlp: max(int(match[2]) + 1 for match in layers if match[1] == mlp) for mlp in {m[1] for m in layers}}
 
 
-def by_role(name: str, depths: Mapping[str, int]) -> str:
-    """Name the first and last layer of a stack for what they do, and number those between from 0."""
-    found = STACK.match(name)
-    if not found:
+def _rename_mlp_layer(name: str, depths: Mapping[str, int]) -> str:
+    """Name the first and last layer of an MLP `proj_in` and `proj_out`, and number those between from 0."""
+    match = _MLP_LAYER.match(name)
+    if not match:
         return name
-    stack, index, leaf = found[1], int(found[2]), found[3]
+    mlp, index, leaf = match[1], int(match[2]), match[3]
     if index == 0:
-        return f"{stack}.proj_in.{leaf}"
-    return f"{stack}.proj_out.{leaf}" if index == depths[stack] - 1 else f"{stack}.layers.{index - 1}.{leaf}"
+        return f"{mlp}.proj_in.{leaf}"
+    return f"{mlp}.proj_out.{leaf}" if index == depths[mlp] - 1 else f"{mlp}.layers.{index - 1}.{leaf}"
 
 
-def check_fit(model: Sam2Model, state: Mapping[str, Tensor], source: str) -> None:
-    """Raise `WeightsError` unless names and shapes are exactly the model's."""
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    given = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    plan = compare(wanted, given, {name: name for name in given})
+def _check_names_and_shapes(model: Sam2Model, state: Mapping[str, Tensor], source: str) -> None:
+    """Raise `WeightsError` unless names and shapes are exactly those of the model."""
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    got = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    plan = compare(expected, got, {name: name for name in got})
     if plan.missing or plan.unexpected or plan.mismatched:
         problem = describe_mismatch(plan.missing, plan.unexpected, plan.mismatched)
         raise WeightsError(f"{source}: its weights do not fit Sam2Model.\n  {problem}\nIs it an original SAM 2 file?")

@@ -1,4 +1,4 @@
-"""SAM 2 for images: a picture and prompts in, masks out.
+"""SAM 2 for images: an image and prompts in, masks out.
 
     pixel_values ─ vision encoder ─▶ image_embeddings (3 levels) ─┐
     points, boxes, masks ─ prompt encoder ─▶ sparse, dense ───────┴─ mask decoder ─▶ pred_masks, iou_scores
@@ -21,30 +21,36 @@ from torch.nn import init
 from vitruvian.errors import InputError
 from vitruvian.losses.sam import prompted_mask_loss
 from vitruvian.model import Model
-from vitruvian.models.sam2 import fast
 from vitruvian.models.sam2.configuration import Sam2Config
-from vitruvian.models.sam2.hiera import init_weights
-from vitruvian.models.sam2.mask_decoder import Decoded, GoodMasks, MaskDecoder
-from vitruvian.models.sam2.prompt_encoder import PADDING, PromptEncoder, RandomPositions, check_labels, mask_logits
-from vitruvian.models.sam2.vision import Sam2VisionEncoderOutput, Sam2VisionModel, without_values
+from vitruvian.models.sam2.hiera import VIDEO_KEYS, init_weights
+from vitruvian.models.sam2.mask_decoder import ConfidentMasks, MaskDecoder, MaskDecoderOutput
+from vitruvian.models.sam2.prompt_encoder import (
+    NOT_A_POINT,
+    PADDING,
+    PromptEncoder,
+    RandomFourierPositions,
+    check_labels,
+    mask_logits,
+)
+from vitruvian.models.sam2.vision import Sam2VisionEncoderOutput, Sam2VisionModel, build_uninitialized
 from vitruvian.outputs import ModelOutput
 
-RECORDED_PROMPTS = 1024  # more are bound by arithmetic, and a graph would not help
+_MAX_RECORDED_PROMPTS = 1024  # more are bound by arithmetic, so that a CUDA graph would not help
 
 
 @dataclass
 class Sam2ImageSegmentationOutput(ModelOutput):
-    """Masks of P prompted objects for each of B pictures.
+    """Masks of P prompted objects in each of B images.
 
     Attributes:
-        loss: What `labels` say about the masks, a scalar.
+        loss: Loss of the masks against `labels`, a scalar.
         iou_scores: Predicted IoU of each mask [B, P, K].
-        pred_masks: Mask logits at a quarter of the input's size [B, P, K, h, w]; `post_process_masks` enlarges them.
+        pred_masks: Mask logits at a quarter of the input size [B, P, K, h, w]; `post_process_masks` enlarges them.
         object_score_logits: Whether there is an object [B, P, 1].
         image_embeddings: The three levels, finest first, to pass back in for further prompts.
         vision_hidden_states: The embedded patches, then the output of every block of the backbone, each [B, h, w, C].
         vision_attentions: Attention weights of every block of the backbone [B·windows, A, N, M].
-        mask_decoder_attentions: Weights of each layer's tokens looking at the image [B·P, A, N, h·w].
+        mask_decoder_attentions: Attention weights of tokens to the image for each decoder layer [B·P, A, N, h·w].
     """
 
     loss: Tensor | None = None
@@ -58,47 +64,41 @@ class Sam2ImageSegmentationOutput(ModelOutput):
 
 
 class Sam2Model(Model):
-    """Segment Anything Model 2 for pictures: masks from points, boxes, earlier masks, or no prompt at all."""
+    """Segment Anything Model 2 for images: masks from points, boxes, earlier masks, or no prompt at all."""
 
     config_class = Sam2Config
     config: Sam2Config
     no_split_modules = ("HieraBlock", "TwoWayTransformer")
     resident_modules = ("shared_image_embedding", "prompt_encoder", "mask_decoder", "no_memory_embedding")
-    # Published checkpoints hold the video model, whose memory is of no use for single pictures.
-    ignored_keys = (
-        r"^(memory_|mask_downsample|object_pointer_proj|temporal_positional_encoding_projection_layer)",
-        r"^(no_memory_positional_encoding|no_object_pointer|occlusion_spatial_embedding_parameter)",
-    )
+    ignored_keys = VIDEO_KEYS
     # Some writers store the frequencies once, since both tables are the same.
     optional_keys = ("prompt_encoder.shared_embedding.positional_embedding",)
 
     def __init__(self, config: Sam2Config) -> None:
         super().__init__(config)
-        self.shared_image_embedding = RandomPositions(config.prompts.hidden_size, config.prompts.scale)
-        self.vision_encoder = without_values(Sam2VisionModel, config.vision)
-        self.prompt_encoder = PromptEncoder(config.prompts)
-        self.mask_decoder = MaskDecoder(config.decoder)
-        self.no_memory_embedding = nn.Parameter(torch.zeros(1, 1, config.vision.fpn_hidden_size))
-        self.start()
+        self.shared_image_embedding = RandomFourierPositions(
+            config.prompt_encoder_config.hidden_size, config.prompt_encoder_config.scale
+        )
+        self.vision_encoder = build_uninitialized(Sam2VisionModel, config.vision_config)
+        self.prompt_encoder = PromptEncoder(config.prompt_encoder_config)
+        self.mask_decoder = MaskDecoder(config.mask_decoder_config)
+        self.no_memory_embedding = nn.Parameter(torch.zeros(1, 1, config.vision_config.fpn_hidden_size))
+        self.post_init()
 
     def init_module(self, module: nn.Module) -> None:
-        """Fill what `module` owns with starting values."""
+        """Initialize the parameters of `module` itself."""
         init_weights(module, self.config.initializer_range)
         if module is self:
             init.zeros_(self.no_memory_embedding)
         elif module is self.shared_image_embedding:
             init.normal_(self.shared_image_embedding.positional_embedding, std=self.shared_image_embedding.scale)
         elif module is self.prompt_encoder.shared_embedding:
-            # A place in the image and a point there mean the same only with the same frequencies.
-            init_from = self.shared_image_embedding.positional_embedding
-            self.prompt_encoder.shared_embedding.positional_embedding.copy_(init_from)
-
-    def fuse(self) -> None:
-        """Take the fused way in inference."""
-        fast.fuse_sam2(self)
+            # Cells of the image and points are comparable only with the same frequencies.
+            frequencies = self.shared_image_embedding.positional_embedding
+            self.prompt_encoder.shared_embedding.positional_embedding.copy_(frequencies)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward`, whose two halves are recorded on their own: pictures and prompts come in other numbers."""
+        """Run `forward`. It records encoder and decoder as separate CUDA graphs, as their batch sizes differ."""
         return nn.Module.__call__(self, *args, **kwargs)
 
     def forward(
@@ -114,56 +114,53 @@ class Sam2Model(Model):
         target_embedding: Tensor | None = None,
         *,
         labels: Tensor | None = None,
-        original_sizes: Any = None,
+        original_sizes: object = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> Sam2ImageSegmentationOutput:
-        """Predict masks of P objects in each of B pictures. Coordinates are in pixels of the model's input.
+        """Predict masks of P objects in each of B images. Coordinates are in pixels of the model input.
 
         Args:
-            pixel_values: Pictures [B, 3, H, W] of the configured size; or give `image_embeddings`.
+            pixel_values: Images [B, 3, H, W] of the configured size; or pass `image_embeddings`.
             input_points: [B, P, N, 2], x and y of N points on each object.
-            input_labels: [B, P, N]: 1 on the object, 0 off it, -1 not a point, -10 padding; by default all 1.
+            input_labels: [B, P, N]: 1 on the object, 0 off it, -1 not a point, -10 padding; 1 by default.
             input_boxes: [B, P, 4], x1, y1, x2, y2; with points, as many boxes as objects.
             input_masks: Mask prompts [B, P, h, w], or [B, h, w] for all objects: logits of an earlier call at any
-                size, or hard masks.
-            image_embeddings: `image_embeddings` of an earlier output, or what `get_image_embeddings` gives.
-            multimask_output: Three masks for an ambiguous prompt, rather than one.
-            attention_similarity: Bias of tokens looking at the image, broadcasts to [B·P, A, N, h·w] (PerSAM).
-            target_embedding: Embedding of the wanted concept, added to the tokens [..., C] (PerSAM).
-            labels: True masks [B, P, h, w], or [B, h, w] with one object a picture; gives `loss`.
-            original_sizes: Sizes of the pictures before resizing, for `post_process_masks`; accepted so that all of
-                a processor's output can be passed on, and not needed here.
-            output_hidden_states: Give the hidden states of the vision encoder.
-            output_attentions: Give attention weights.
-            return_dict: Give an output object rather than a tuple.
+                size, or binary masks.
+            image_embeddings: `image_embeddings` of an earlier output, or the result of `get_image_embeddings`.
+            multimask_output: Return three masks for an ambiguous prompt rather than one.
+            attention_similarity: Attention bias of tokens to the image, broadcasts to [B·P, A, N, h·w] (PerSAM).
+            target_embedding: Embedding of the target concept, added to the tokens [..., C] (PerSAM).
+            labels: True masks [B, P, h, w], or [B, h, w] with one object an image; adds `loss`.
+            original_sizes: Ignored, so that all outputs of the processor can be passed.
+            output_hidden_states: Return hidden states of the vision encoder.
+            output_attentions: Return attention weights.
+            return_dict: Return an output object rather than a tuple.
         """
         del original_sizes
         if (pixel_values is None) == (image_embeddings is None):
             raise InputError("pixel_values and image_embeddings: expected exactly one of them. Drop or add one.")
-        keep_weights = self.flag("output_attentions", output_attentions)
-        vision = None
-        keep_states = self.flag("output_hidden_states", output_hidden_states)
-        if pixel_values is not None and not (keep_states or keep_weights):
-            levels = self.recorded(self.encode_levels, pixel_values)
-        elif pixel_values is not None:
-            vision = self.encode(pixel_values, keep_states, keep_weights)
-            levels = self.image_levels(vision)
+        need_states = self.resolve_flag("output_hidden_states", output_hidden_states)
+        need_weights = self.resolve_flag("output_attentions", output_attentions)
+        vision: Sam2VisionEncoderOutput | None = None
+        if pixel_values is None:
+            levels = self._check_embeddings(image_embeddings)
+        elif need_states or need_weights:
+            vision = self._encode(pixel_values, need_states, need_weights)
+            levels = self._image_embeddings(vision)
         else:
-            levels = self.check_embeddings(image_embeddings)
-        points, point_labels, boxes, masks = self.check_prompts(
-            levels[-1], input_points, input_labels, input_boxes, input_masks
-        )
-        objects = next(given.shape[1] for given in (points, boxes) if given is not None)
-        given = (levels, points, point_labels, boxes, masks)
-        special = attention_similarity is not None or target_embedding is not None or keep_weights
-        if special or objects > RECORDED_PROMPTS:
-            decoded = self.decode_prompts(
-                *given, multimask_output, attention_similarity, target_embedding, keep_weights
+            levels = self.run_captured(self._encode_levels, pixel_values)
+        prompts = self._check_prompts(levels[-1], input_points, input_labels, input_boxes, input_masks)
+        points, point_labels, boxes, _ = prompts
+        objects = next(prompt.shape[1] for prompt in (points, boxes) if prompt is not None)
+        special = attention_similarity is not None or target_embedding is not None or need_weights
+        if special or objects > _MAX_RECORDED_PROMPTS:
+            decoded = self._decode(
+                levels, *prompts, multimask_output, attention_similarity, target_embedding, need_weights
             )
         else:
-            decoded = self.recorded(self.decode_prompts, *given, multimask_output)
+            decoded = self.run_captured(self._decode, levels, *prompts, multimask_output)
         output = Sam2ImageSegmentationOutput(
             iou_scores=decoded.iou_scores,
             pred_masks=decoded.masks,
@@ -174,13 +171,13 @@ class Sam2Model(Model):
             mask_decoder_attentions=decoded.attentions,
         )
         if labels is not None:
-            output.loss = mask_loss(output, labels, counts=prompts_that_count(point_labels, boxes))
-        return self.give(output, return_dict)
+            output.loss = mask_loss(output, labels, counts=_not_padding(point_labels, boxes))
+        return self.format_output(output, return_dict)
 
     @torch.no_grad()
     def get_image_embeddings(self, pixel_values: Tensor) -> list[Tensor]:
-        """Encode pictures [B, 3, H, W] once for many prompts: three levels, finest first; without gradient."""
-        levels: list[Tensor] = self.recorded(self.encode_levels, pixel_values)
+        """Encode images [B, 3, H, W] once for many prompts: three levels, finest first; without gradient."""
+        levels: list[Tensor] = self.run_captured(self._encode_levels, pixel_values)
         return levels
 
     def get_image_features(
@@ -191,19 +188,19 @@ class Sam2Model(Model):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> Sam2VisionEncoderOutput:
-        """Encode pictures [B, 3, H, W]; the levels are projected for the mask decoder and come as [h·w, B, C]."""
-        found: Sam2VisionEncoderOutput = self.vision_encoder(
+        """Encode images [B, 3, H, W]; the levels are projected for the mask decoder, each [h·w, B, C]."""
+        vision: Sam2VisionEncoderOutput = self.vision_encoder(
             pixel_values,
-            output_hidden_states=self.flag("output_hidden_states", output_hidden_states),
-            output_attentions=self.flag("output_attentions", output_attentions),
+            output_hidden_states=self.resolve_flag("output_hidden_states", output_hidden_states),
+            output_attentions=self.resolve_flag("output_attentions", output_attentions),
             return_dict=True,
         )
-        levels = self.project_levels(found.fpn_hidden_states)
-        found.fpn_hidden_states = tuple(level.flatten(2).permute(2, 0, 1) for level in levels)  # [h·w, B, C]
-        found.fpn_position_encoding = tuple(
-            level.flatten(2).permute(2, 0, 1) for level in found.fpn_position_encoding or ()
+        levels = self.mask_decoder.project_levels(vision.fpn_hidden_states or ())
+        vision.fpn_hidden_states = tuple(level.flatten(2).permute(2, 0, 1) for level in levels)  # [h·w, B, C]
+        vision.fpn_position_encoding = tuple(
+            level.flatten(2).permute(2, 0, 1) for level in vision.fpn_position_encoding or ()
         )  # [h·w, B, C]
-        return self.give(found, return_dict)
+        return self.format_output(vision, return_dict)
 
     @torch.no_grad()
     def get_prompt_embeddings(
@@ -215,44 +212,44 @@ class Sam2Model(Model):
     ) -> tuple[Tensor | None, Tensor]:
         """Embed prompts: sparse [B, P, N, C] for points and boxes, dense [B | 1, P | 1, C, h, w] for masks."""
         if input_points is not None and input_labels is None:
-            input_labels = torch.ones(input_points.shape[:-1], dtype=torch.long, device=input_points.device)
+            input_labels = _all_positive(input_points)
         masks = None if input_masks is None else mask_logits(input_masks, self.prompt_encoder.mask_hw)
         embedded: tuple[Tensor | None, Tensor] = self.prompt_encoder(input_points, input_labels, input_boxes, masks)
         return embedded
 
     @torch.no_grad()
-    def good_masks(self, input_points: Tensor, image_embeddings: Sequence[Tensor], *, least_score: float) -> GoodMasks:
-        """Predict three masks for each prompt of one encoded picture, and draw those that promise to be good.
+    def confident_masks(
+        self, input_points: Tensor, image_embeddings: Sequence[Tensor], *, min_iou: float
+    ) -> ConfidentMasks:
+        """Predict three masks for each prompt of one encoded image, and return those with a high predicted IoU.
 
-        Gives the masks that a call would give and `iou_scores` puts above `least_score`, for half the work at best.
+        The masks are those of a call whose `iou_scores` exceed `min_iou`, for half the work or more.
 
         Args:
             input_points: [1, P, N, 2], x and y of N points on each of P objects.
-            image_embeddings: What `get_image_embeddings` gives for one picture.
-            least_score: Predicted IoU that a mask must exceed.
+            image_embeddings: The result of `get_image_embeddings` for one image.
+            min_iou: Predicted IoU that a mask must exceed.
         """
-        levels = self.check_embeddings(image_embeddings)
-        points, labels, _, _ = self.check_prompts(levels[-1], input_points, None, None, None)
+        levels = self._check_embeddings(image_embeddings)
+        points, labels, _, _ = self._check_prompts(levels[-1], input_points, None, None, None)
         if len(levels[-1]) != 1:
-            raise InputError(f"image_embeddings: expected those of one picture, got {len(levels[-1])}.")
+            raise InputError(f"image_embeddings: expected those of one image, got {len(levels[-1])}.")
         sparse, dense = self.prompt_encoder(points, labels, None, None)
         positions = self.get_image_wide_positional_embeddings()
-        return self.mask_decoder.good_masks(levels[-1], positions, sparse, dense, levels[:-1], least_score=least_score)
+        return self.mask_decoder.confident_masks(levels, positions, sparse, dense, min_iou=min_iou)
 
     def get_image_wide_positional_embeddings(self) -> Tensor:
         """Positions of the cells of the image embedding [1, C, h, w]."""
         return self.shared_image_embedding.grid(self.prompt_encoder.grid_hw)
 
-    # ------------------------------------------------------------------ parts of the way
-
-    def encode(
+    def _encode(
         self, pixel_values: Tensor, output_hidden_states: bool = False, output_attentions: bool = False
     ) -> Sam2VisionEncoderOutput:
-        """Run the vision encoder on pictures of the configured size."""
+        """Run the vision encoder on images of the configured size."""
         expected = self.prompt_encoder.image_hw
         if pixel_values.ndim == 4 and tuple(pixel_values.shape[2:]) != expected:
             raise InputError(
-                f"pixel_values: expected pictures of {expected[0]} × {expected[1]}, got "
+                f"pixel_values: expected images of {expected[0]} × {expected[1]}, got "
                 f"{pixel_values.shape[2]} × {pixel_values.shape[3]}. Prepare them with Sam2Processor, or build the "
                 "model for another size with Sam2Config.with_image_size."
             )
@@ -260,11 +257,16 @@ class Sam2Model(Model):
             pixel_values, output_hidden_states=output_hidden_states, output_attentions=output_attentions
         )
 
-    def encode_levels(self, pixel_values: Tensor) -> list[Tensor]:
-        """The three levels of pictures [B, 3, H, W] for the mask decoder."""
-        return self.image_levels(self.encode(pixel_values))
+    def _encode_levels(self, pixel_values: Tensor) -> list[Tensor]:
+        """Encode images [B, 3, H, W] to the three levels of the mask decoder."""
+        return self._image_embeddings(self._encode(pixel_values))
 
-    def decode_prompts(
+    def _image_embeddings(self, vision: Sam2VisionEncoderOutput) -> list[Tensor]:
+        """Project the levels for the mask decoder and add `no_memory_embedding` to the coarsest: no frames before."""
+        finest, finer, coarse = self.mask_decoder.project_levels(vision.fpn_hidden_states or ())
+        return [finest, finer, coarse + self.no_memory_embedding.reshape(1, -1, 1, 1)]
+
+    def _decode(
         self,
         levels: list[Tensor],
         points: Tensor | None,
@@ -275,47 +277,36 @@ class Sam2Model(Model):
         similarity: Tensor | None = None,
         target: Tensor | None = None,
         need_weights: bool = False,
-    ) -> Decoded:
-        """Decode prompts that fit together; see `forward` for the arguments."""
+    ) -> MaskDecoderOutput:
+        """Decode prompts from `_check_prompts`; see `forward` for the arguments."""
         sparse, dense = self.prompt_encoder(points, labels, boxes, masks)
-        decoded: Decoded = self.mask_decoder(
-            levels[-1],
+        decoded: MaskDecoderOutput = self.mask_decoder(
+            levels,
             self.get_image_wide_positional_embeddings(),
             sparse,
             dense,
-            levels[:-1],
             multimask_output=multimask_output,
-            similarity=spread_similarity(similarity, *sparse.shape[:2]),
+            similarity=_expand_similarity(similarity, *sparse.shape[:2]),
             target=target,
             need_weights=need_weights,
         )
         return decoded
 
-    def project_levels(self, levels: Sequence[Tensor] | None) -> list[Tensor]:
-        """Narrow the finer levels to what the mask decoder adds: [B, C/8, 4h, 4w], [B, C/4, 2h, 2w], [B, C, h, w]."""
-        finest, finer, coarse = levels or ()
-        return [self.mask_decoder.conv_s0(finest), self.mask_decoder.conv_s1(finer), coarse]
-
-    def image_levels(self, vision: Sam2VisionEncoderOutput) -> list[Tensor]:
-        """The three levels for the mask decoder; the coarsest says that there is no memory of earlier frames."""
-        finest, finer, coarse = self.project_levels(vision.fpn_hidden_states)
-        return [finest, finer, coarse + self.no_memory_embedding.reshape(1, -1, 1, 1)]
-
-    def check_embeddings(self, image_embeddings: Sequence[Tensor] | None) -> list[Tensor]:
+    def _check_embeddings(self, image_embeddings: Sequence[Tensor] | None) -> list[Tensor]:
         """Return the levels of an earlier call, or raise `InputError`."""
         h, w = self.prompt_encoder.grid_hw
         channels = self.no_memory_embedding.shape[-1]
-        wanted = [[channels // 8, 4 * h, 4 * w], [channels // 4, 2 * h, 2 * w], [channels, h, w]]
-        found = [] if isinstance(image_embeddings, Tensor) else list(image_embeddings or ())
-        if [list(level.shape[1:]) for level in found] != wanted or len({len(level) for level in found}) != 1:
-            shapes = [list(level.shape) for level in found] or type(image_embeddings).__name__
+        expected = [[channels // 8, 4 * h, 4 * w], [channels // 4, 2 * h, 2 * w], [channels, h, w]]
+        levels = [] if isinstance(image_embeddings, Tensor) else list(image_embeddings or ())
+        if [list(level.shape[1:]) for level in levels] != expected or len({len(level) for level in levels}) != 1:
+            shapes = [list(level.shape) for level in levels] or type(image_embeddings).__name__
             raise InputError(
-                f"image_embeddings: expected three levels [B, C, h, w] of {wanted}, got {shapes}. "
-                "Pass what get_image_embeddings or outputs.image_embeddings gives."
+                f"image_embeddings: expected three levels [B, C, h, w] of {expected}, got {shapes}. "
+                "Pass the result of get_image_embeddings or outputs.image_embeddings."
             )
-        return [level.to(self.no_memory_embedding.dtype) for level in found]
+        return [level.to(self.no_memory_embedding.dtype) for level in levels]
 
-    def check_prompts(
+    def _check_prompts(
         self,
         embedding: Tensor,
         points: Tensor | None,
@@ -323,10 +314,10 @@ class Sam2Model(Model):
         boxes: Tensor | None,
         masks: Tensor | None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """Return prompts that fit together and the batch, with labels and the empty prompt filled in."""
+        """Check that prompts match each other and the batch; fill in labels and the empty prompt."""
         batch = len(embedding)
-        check_shape("input_points", points, batch, "[B, P, N, 2]")
-        check_shape("input_boxes", boxes, batch, "[B, P, 4]")
+        _check_shape("input_points", points, batch, "[B, P, N, 2]")
+        _check_shape("input_boxes", boxes, batch, "[B, P, 4]")
         if points is None and labels is not None:
             raise InputError("input_labels: expected input_points with them, got none. Add the points.")
         if points is not None and boxes is not None and points.shape[1] != boxes.shape[1]:
@@ -334,9 +325,8 @@ class Sam2Model(Model):
                 f"input_points and input_boxes: expected as many objects in both, got {points.shape[1]} and "
                 f"{boxes.shape[1]}. Give one box and one list of points for each object."
             )
-        if points is not None and labels is None:
-            labels = torch.ones(points.shape[:-1], dtype=torch.long, device=points.device)
-        if points is not None and labels is not None:
+        if points is not None:
+            labels = _all_positive(points) if labels is None else labels
             if labels.shape != points.shape[:-1]:
                 raise InputError(
                     f"input_labels: expected {list(points.shape[:-1])}, one for each point, got {list(labels.shape)}."
@@ -344,12 +334,11 @@ class Sam2Model(Model):
             check_labels(labels)
         if masks is not None:
             masks = mask_logits(masks, self.prompt_encoder.mask_hw)  # [B, P | 1, 4h, 4w]
-            check_shape("input_masks", masks, batch, "[B, P, h, w]")
+            _check_shape("input_masks", masks, batch, "[B, P, h, w]")
         if points is None and boxes is None:
-            count = 1 if masks is None else masks.shape[1]
-            points = embedding.new_zeros(batch, count, 1, 2)
-            labels = torch.full((batch, count, 1), -1, dtype=torch.long, device=embedding.device)
-        objects = next(given.shape[1] for given in (points, boxes) if given is not None)
+            points = embedding.new_zeros(batch, 1 if masks is None else masks.shape[1], 1, 2)
+            labels = _all_positive(points) * NOT_A_POINT
+        objects = next(prompt.shape[1] for prompt in (points, boxes) if prompt is not None)
         if masks is not None and masks.shape[1] not in (1, objects):
             raise InputError(
                 f"input_masks: expected one mask, or one for each of {objects} objects, got {masks.shape[1]}."
@@ -357,49 +346,10 @@ class Sam2Model(Model):
         return points, labels, boxes, masks
 
 
-def check_shape(name: str, value: Tensor | None, batch: int, form: str) -> None:
-    """Raise `InputError` unless a prompt has the dimensions of its form and the batch's size."""
-    if value is None:
-        return
-    sizes = form.strip("[]").split(", ")
-    last = int(sizes[-1]) if sizes[-1].isdigit() else None
-    if value.ndim != len(sizes) or 0 in value.shape or (last is not None and value.shape[-1] != last):
-        raise InputError(f"{name}: expected {form}, got {list(value.shape)}. Prepare prompts with Sam2Processor.")
-    if value.shape[0] != batch:
-        raise InputError(f"{name}: expected prompts for each of {batch} pictures, got {value.shape[0]}.")
-
-
-def spread_similarity(similarity: Tensor | None, batch: int, count: int) -> Tensor | None:
-    """Bring a bias that broadcasts to [B·P, A, N, M] to [B, P, A | 1, N | 1, M]; boolean ones say where to look."""
-    if similarity is None:
-        return None
-    if similarity.dtype == torch.bool:
-        similarity = torch.zeros_like(similarity, dtype=torch.float32).masked_fill(~similarity, float("-inf"))
-    while similarity.ndim < 4:
-        similarity = similarity[None]
-    if similarity.ndim > 4 or similarity.shape[0] not in (1, batch * count):
-        raise InputError(
-            f"attention_similarity: expected a shape that broadcasts to [{batch * count}, A, N, h·w], "
-            f"got {list(similarity.shape)}."
-        )
-    wide = similarity.expand(batch * count, -1, -1, -1)  # [B·P, A | 1, N | 1, M]
-    return torch.unflatten(wide, 0, (batch, count))  # [B, P, A | 1, N | 1, M]
-
-
-def prompts_that_count(labels: Tensor | None, boxes: Tensor | None) -> Tensor | None:
-    """Tell which objects [B, P] are more than padding."""
-    marks = []
-    if labels is not None:
-        marks.append((labels != PADDING).any(dim=-1))
-    if boxes is not None:
-        marks.append((boxes != PADDING).any(dim=-1))
-    return torch.stack(marks).any(dim=0) if marks else None  # [B, P]
-
-
 def mask_loss(output: Sam2ImageSegmentationOutput, labels: Tensor, *, counts: Tensor | None = None) -> Tensor:
-    """Loss of an output's masks against true ones [B, P, h, w], or [B, h, w] with one object a picture.
+    """Loss of the masks of an output against true ones [B, P, h, w], or [B, h, w] with one object an image.
 
-    Masks are enlarged to the labels' size where that differs.
+    Masks are enlarged to the size of the labels. `counts` [B, P] marks the objects that count; all by default.
     """
     masks, scores = output.pred_masks, output.iou_scores
     if masks is None or scores is None:
@@ -414,3 +364,43 @@ def mask_loss(output: Sam2ImageSegmentationOutput, labels: Tensor, *, counts: Te
         flat = F.interpolate(masks.flatten(0, 1).float(), size=targets.shape[-2:], mode="bilinear", align_corners=False)
         masks = torch.unflatten(flat, 0, masks.shape[:2])  # [B, P, K, h, w]
     return prompted_mask_loss(masks, scores, output.object_score_logits, targets, counts=counts).total
+
+
+def _all_positive(points: Tensor) -> Tensor:
+    """Labels 1 for points [B, P, N, 2]: [B, P, N]."""
+    return torch.ones(points.shape[:-1], dtype=torch.long, device=points.device)
+
+
+def _not_padding(labels: Tensor | None, boxes: Tensor | None) -> Tensor | None:
+    """Tell which objects [B, P] have a point or box that is not padding."""
+    prompts = [(prompt != PADDING).any(dim=-1) for prompt in (labels, boxes) if prompt is not None]
+    return torch.stack(prompts).any(dim=0) if prompts else None  # [B, P]
+
+
+def _check_shape(name: str, value: Tensor | None, batch: int, form: str) -> None:
+    """Raise `InputError` unless a prompt has the dimensions of `form` and the size of the batch."""
+    if value is None:
+        return
+    sizes = form.strip("[]").split(", ")
+    last = int(sizes[-1]) if sizes[-1].isdigit() else None
+    if value.ndim != len(sizes) or 0 in value.shape or (last is not None and value.shape[-1] != last):
+        raise InputError(f"{name}: expected {form}, got {list(value.shape)}. Prepare prompts with Sam2Processor.")
+    if value.shape[0] != batch:
+        raise InputError(f"{name}: expected prompts for each of {batch} images, got {value.shape[0]}.")
+
+
+def _expand_similarity(similarity: Tensor | None, batch: int, count: int) -> Tensor | None:
+    """Expand a bias or boolean mask that broadcasts to [B·P, A, N, M] to a bias [B, P, A | 1, N | 1, M]."""
+    if similarity is None:
+        return None
+    if similarity.dtype == torch.bool:
+        similarity = torch.zeros_like(similarity, dtype=torch.float32).masked_fill(~similarity, float("-inf"))
+    while similarity.ndim < 4:
+        similarity = similarity[None]
+    if similarity.ndim > 4 or similarity.shape[0] not in (1, batch * count):
+        raise InputError(
+            f"attention_similarity: expected a shape that broadcasts to [{batch * count}, A, N, h·w], "
+            f"got {list(similarity.shape)}."
+        )
+    similarity = similarity.expand(batch * count, -1, -1, -1)  # [B·P, A | 1, N | 1, M]
+    return torch.unflatten(similarity, 0, (batch, count))  # [B, P, A | 1, N | 1, M]

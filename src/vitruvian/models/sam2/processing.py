@@ -1,15 +1,23 @@
-"""Pictures and prompts → inputs of SAM 2, and its masks → masks of the original size.
+"""Images and prompts to inputs of SAM 2, and its masks to masks of the original size.
 
-pictures ─ resize to 1024² ─ normalise ─▶ pixel_values [B, 3, 1024, 1024], original_sizes [B, 2]
-points, labels, boxes in pixels of the picture ─▶ input_points, input_labels, input_boxes in pixels of the input
-pred_masks [P, K, 256, 256] ─ post_process_masks ─▶ [P, K, height, width] of the original picture
+    images ─ resize to 1024² ─ normalize ─▶ pixel_values [B, 3, 1024, 1024], original_sizes [B, 2]
+    points [image][object][point][x, y] · labels [image][object][point] · boxes [image][object][x1, y1, x2, y2]
+        ─▶ [B, P, N, 2] · [B, P, N] · [B, P, 4] in pixels of the model input, padded with -10
+    pred_masks [P, K, 256, 256] ─ post_process_masks ─▶ [P, K, height, width] of the original image
+
+Prompts are nested lists, arrays or tensors. A level may be omitted: ``[[[400, 650]]]`` is one point in one image,
+whichever level is missing. All interpretations that match the number of images and the labels are tried; an ambiguous
+prompt is refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -22,11 +30,11 @@ from vitruvian.errors import CheckpointError, InputError
 from vitruvian.hub import HubOptions
 from vitruvian.images import resample_mode, resize
 from vitruvian.images.components import fill_holes, remove_islands
-from vitruvian.models.sam2.fields import Size, by_position, pair
-from vitruvian.models.sam2.prompt_encoder import PADDING
-from vitruvian.models.sam2.prompts import read_boxes, read_points
+from vitruvian.models.sam2.configuration import Size, pair, positional_fields
+from vitruvian.models.sam2.prompt_encoder import PADDING, POINT_LABELS
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
+    JOINT_FILE,
     PROCESSOR_FILE,
     ImageInput,
     ImageProcessor,
@@ -37,18 +45,18 @@ from vitruvian.processor import (
     size_table,
 )
 
-JOINT_FILE = "processor_config.json"
-NEAREST = 0
-# Filled holes and removed islands get logits this far on the other side of the threshold, as the original has it.
-CERTAIN = 10.0
+SizeHW = tuple[int, int]
+_Points = list[list[list[list[float]]]]  # [image][object][point][x, y]
+_NEAREST = 0
+_CORRECTED_LOGIT = 10.0  # distance from the threshold of filled holes and removed islands, as in the original
 
 
 @settings
 class Sam2ImageProcessor(ImageProcessor):
-    """Pictures to SAM 2's input, and masks back to the pictures' size.
+    """Images to the input of SAM 2, and masks back to the size of the images.
 
     Args:
-        size: Size of the model's input; by default 1024 × 1024.
+        size: Size of the model input; by default 1024 × 1024.
         mask_size: Size of label masks; by default 256 × 256, the size of predicted masks.
     """
 
@@ -61,21 +69,21 @@ class Sam2ImageProcessor(ImageProcessor):
         super().__post_init__()
 
     def validate(self) -> None:
-        """Refuse sizes without height and width."""
+        """Raise `ConfigError` for sizes without height and width."""
         super().validate()
         height_width(self.size, "size")
         height_width(self.mask_size, "mask_size")
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
-        """Read from a folder or the Hub; keywords are those of the Hub, such as `revision`, or fields to override."""
-        where, overrides = split_options(options)
-        return cls.from_dict(read_image_settings(pretrained_model_name_or_path, where), **overrides)
+        """Read from a folder or the Hub. Keywords are options of the Hub, such as `revision`, or fields to override."""
+        hub_options, overrides = _split_options(options)
+        return cls.from_dict(_read_image_settings(pretrained_model_name_or_path, hub_options), **overrides)
 
     def preprocess(
         self,
         images: ImageInput,
-        segmentation_maps: Any = None,
+        segmentation_maps: object = None,
         *,
         do_resize: bool | None = None,
         size: dict[str, int] | None = None,
@@ -91,15 +99,15 @@ class Sam2ImageProcessor(ImageProcessor):
         device: str | torch.device | None = None,
         return_tensors: str | None = None,
     ) -> BatchFeature:
-        """Prepare pictures, and label masks with them.
+        """Prepare images, and label masks with them.
 
         Args:
-            images: One picture or several: PIL, numpy, torch, paths, addresses or bytes.
-            segmentation_maps: For each picture a mask [H, W], or one for each object [P, H, W].
+            images: One image or several: PIL, numpy, torch, paths, URLs or bytes.
+            segmentation_maps: For each image a mask [H, W], or one for each object [P, H, W].
             do_resize, size, mask_size, resample, do_rescale, rescale_factor, do_normalize, image_mean, image_std,
                 do_convert_rgb: Options of the processor for this call.
-            input_data_format: Where channels are in arrays: "channels_first" or "channels_last".
-            device: Where to work; by default where the pictures are.
+            input_data_format: Layout of arrays: "channels_first" or "channels_last".
+            device: Device to compute on; by default that of the images.
             return_tensors: "pt" or "np" for stacked arrays.
 
         Returns:
@@ -117,81 +125,78 @@ class Sam2ImageProcessor(ImageProcessor):
             image_std=image_std,
             do_convert_rgb=do_convert_rgb,
         )
-        pictures = as_pixels(images, input_data_format=input_data_format, device=device)
-        data: dict[str, Any] = {
-            "pixel_values": [options.one_picture(pixels) for pixels in pictures],
-            "original_sizes": [(pixels.shape[-2], pixels.shape[-1]) for pixels in pictures],
+        tensors = as_pixels(images, input_data_format=input_data_format, device=device)
+        data: dict[str, object] = {
+            "pixel_values": [options.prepare_image(pixels) for pixels in tensors],
+            "original_sizes": [(pixels.shape[-2], pixels.shape[-1]) for pixels in tensors],
         }
         if segmentation_maps is not None:
-            maps = as_maps(segmentation_maps, len(pictures))
-            data["labels"] = [options.one_map(one) for one in maps]
+            label_maps = _label_maps(segmentation_maps, len(tensors))
+            data["labels"] = [options._resize_labels(labels) for labels in label_maps]
         return BatchFeature(data, tensor_type=return_tensors)
 
-    def one_picture(self, pixels: Tensor) -> Tensor:
-        """Resize and normalise one picture [3, H, W]."""
+    def prepare_image(self, pixels: Tensor) -> Tensor:
+        """Resize and normalize one image [3, H, W]."""
         if self.do_resize:
             pixels = resize(pixels, height_width(self.size, "size"), mode=resample_mode(self.resample))
         return self.finish_pixels(pixels)
 
-    def one_map(self, labels: Tensor) -> Tensor:
+    def _resize_labels(self, labels: Tensor) -> Tensor:
         """Resize label masks [H, W] or [P, H, W] without mixing labels: int64."""
         planes = labels if labels.ndim == 3 else labels[None]  # [P, H, W]
         if self.do_resize:
-            planes = resize(planes, height_width(self.mask_size, "mask_size"), mode=resample_mode(NEAREST))
+            planes = resize(planes, height_width(self.mask_size, "mask_size"), mode=resample_mode(_NEAREST))
         return planes.reshape(*labels.shape[:-2], *planes.shape[-2:]).long()
 
     def post_process_masks(
         self,
-        masks: Any,
-        original_sizes: Any,
+        masks: Sequence[object] | Tensor,
+        original_sizes: Sequence[object] | Tensor,
         mask_threshold: float = 0.0,
         binarize: bool = True,
         max_hole_area: float = 0.0,
         max_sprinkle_area: float = 0.0,
         apply_non_overlapping_constraints: bool = False,
     ) -> list[Tensor]:
-        """Enlarge mask logits to the pictures' own size and clean them up.
+        """Resize mask logits to the original size of the images and remove small holes and islands.
 
         Args:
-            masks: For each picture logits [P, K, h, w], such as `pred_masks`: a tensor, an array or a list of them.
-            original_sizes: Height and width of each picture.
+            masks: For each image logits [P, K, h, w], such as `pred_masks`: a tensor, an array or a list of them.
+            original_sizes: Height and width of each image.
             mask_threshold: Logit above which a pixel is on the object.
-            binarize: Give bool masks rather than logits.
-            max_hole_area: Regions off the object of up to this many pixels of the picture are filled.
-            max_sprinkle_area: Regions on the object of up to this many pixels of the picture are removed.
-            apply_non_overlapping_constraints: Give each pixel to the object with the highest logit only.
+            binarize: Return bool masks rather than logits.
+            max_hole_area: Fill regions off the object of up to this many pixels of the image.
+            max_sprinkle_area: Remove regions on the object of up to this many pixels of the image.
+            apply_non_overlapping_constraints: Assign each pixel only to the object with the highest logit.
 
         Returns:
-            For each picture [P, K, height, width].
+            For each image [P, K, height, width].
         """
         sizes = size_list("original_sizes", original_sizes, len(masks)) or []
-        found = []
-        for logits, size_hw in zip(masks, sizes, strict=True):
-            large = enlarge(logits, size_hw)  # [P, K, H, W]
+        processed = []
+        for image_masks, size_hw in zip(masks, sizes, strict=True):
+            logits = _resize_logits(image_masks, size_hw)  # [P, K, H, W]
             if apply_non_overlapping_constraints:
-                large = without_overlap(large)
-            found.append(
-                clean(
-                    large,
-                    threshold=mask_threshold,
-                    binarize=binarize,
-                    max_hole_area=max_hole_area,
-                    max_sprinkle_area=max_sprinkle_area,
-                )
-            )
-        return found
+                logits = _without_overlap(logits)
+            before = logits > mask_threshold
+            after = remove_specks(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
+            if not binarize and after is not before:
+                logits = logits.masked_fill(after & ~before, mask_threshold + _CORRECTED_LOGIT)
+                logits = logits.masked_fill(before & ~after, mask_threshold - _CORRECTED_LOGIT)
+            processed.append(after if binarize else logits)
+        return processed
 
 
-@by_position("image_processor", "target_size", "point_pad_value")
+@positional_fields("image_processor", "target_size", "point_pad_value")
 @settings
 class Sam2Processor(Settings):
-    """Pictures and prompts to SAM 2's inputs. Fields may be given by position.
+    """Images and prompts to inputs of SAM 2. Fields may be positional arguments.
 
     Args:
-        image_processor: Prepares the pictures.
-        target_size: Size of the model's input that prompts are scaled to, a number or (height, width); by default the
-            image processor's.
-        point_pad_value: Coordinate of points and boxes that only fill up a batch.
+        image_processor: Prepares the images.
+        target_size: Size of the model input that prompts are scaled to, a number or (height, width); by default that
+            of the image processor.
+        point_pad_value: Coordinate of points and boxes that pad a batch.
     """
 
     file_name: ClassVar[str] = JOINT_FILE
@@ -209,7 +214,7 @@ class Sam2Processor(Settings):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Drop class names, which `to_dict` writes itself, and what belongs to videos."""
+        """Drop class names, which `to_dict` writes, and settings for videos."""
         dropped = ("processor_class", "video_processor", "auto_map")
         return {key: value for key, value in values.items() if key not in dropped}
 
@@ -219,42 +224,42 @@ class Sam2Processor(Settings):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
-        """Read from a folder or the Hub; keywords are those of the Hub, such as `revision`, or fields to override."""
-        where, overrides = split_options(options)
-        values = read_config_dict(pretrained_model_name_or_path, where, JOINT_FILE) or {}
+        """Read from a folder or the Hub. Keywords are options of the Hub, such as `revision`, or fields to override."""
+        hub_options, overrides = _split_options(options)
+        values = read_config_dict(pretrained_model_name_or_path, hub_options, JOINT_FILE) or {}
         if "image_processor" not in values:
-            values["image_processor"] = read_image_settings(pretrained_model_name_or_path, where)
+            values["image_processor"] = _read_image_settings(pretrained_model_name_or_path, hub_options)
         return cls.from_dict(values, **overrides)
 
     def save_pretrained(self, save_directory: str | Path) -> list[Path]:
-        """Write `processor_config.json`, and `preprocessor_config.json` for readers of the pictures' part alone."""
+        """Write `processor_config.json`, and `preprocessor_config.json` with the settings for images."""
         return super().save_pretrained(save_directory) + self.image_processor.save_pretrained(save_directory)
 
     @property
     def model_input_names(self) -> list[str]:
-        """Names of what a call gives at least."""
+        """Names of the outputs that every call returns."""
         return [*self.image_processor.model_input_names, "original_sizes"]
 
     def __call__(
         self,
         images: ImageInput | None = None,
-        segmentation_maps: Any = None,
-        input_points: Any = None,
-        input_labels: Any = None,
-        input_boxes: Any = None,
-        original_sizes: Any = None,
+        segmentation_maps: object = None,
+        input_points: object = None,
+        input_labels: object = None,
+        input_boxes: object = None,
+        original_sizes: Sequence[object] | Tensor | None = None,
         return_tensors: str | None = None,
         **image_options: Any,
     ) -> BatchFeature:
-        """Prepare pictures and prompts; prompts are in pixels of the pictures.
+        """Prepare images and prompts; prompts are in pixels of the images.
 
         Args:
-            images: One picture or several; leave them out to prompt pictures that are encoded already.
-            segmentation_maps: For each picture a mask [H, W], or one for each object [P, H, W]; become `labels`.
-            input_points: x and y, nested as [image][object][point]. A level may be left out where that is clear.
+            images: One image or several; omit them to prompt images that are encoded already.
+            segmentation_maps: For each image a mask [H, W], or one for each object [P, H, W]; returned as `labels`.
+            input_points: x and y, nested as [image][object][point]. A level may be omitted where that is unambiguous.
             input_labels: One number a point, nested as [image][object][point]: 1 on the object, 0 off it.
             input_boxes: x1, y1, x2, y2, nested as [image][object].
-            original_sizes: Height and width of each picture, where `images` are left out.
+            original_sizes: Height and width of each image, where `images` are omitted.
             return_tensors: "pt" or "np"; prompts are tensors in any case.
             image_options: Options of the image processor's `preprocess`.
         """
@@ -264,12 +269,12 @@ class Sam2Processor(Settings):
             )
             sizes = size_list("original_sizes", data["original_sizes"], len(data["original_sizes"])) or []
             if original_sizes is not None and size_list("original_sizes", original_sizes, len(sizes)) != sizes:
-                raise InputError(f"original_sizes: the pictures are {sizes}. Leave it out where images are given.")
+                raise InputError(f"original_sizes: expected {sizes}, those of images. Omit it where images are passed.")
         elif original_sizes is None:
-            raise InputError("images: expected pictures, or original_sizes of pictures encoded earlier, got neither.")
+            raise InputError("images: expected images, or original_sizes of images encoded earlier, got neither.")
         elif segmentation_maps is not None or image_options:
-            given = ["segmentation_maps"] * (segmentation_maps is not None) + list(image_options)
-            raise InputError(f"{', '.join(given)}: expected images with them, got none. Add the pictures.")
+            unused = ["segmentation_maps"] * (segmentation_maps is not None) + list(image_options)
+            raise InputError(f"{', '.join(unused)}: expected images with them, got none. Add the images.")
         else:
             sizes = size_list("original_sizes", original_sizes, len(original_sizes)) or []
             data = BatchFeature({"original_sizes": sizes}, tensor_type=return_tensors)
@@ -279,39 +284,38 @@ class Sam2Processor(Settings):
     def prompts(
         self,
         sizes_hw: list[tuple[int, int]],
-        input_points: Any = None,
-        input_labels: Any = None,
-        input_boxes: Any = None,
+        input_points: object = None,
+        input_labels: object = None,
+        input_boxes: object = None,
         return_tensors: str | None = None,
     ) -> BatchFeature:
-        """Scale prompts for pictures of these sizes to the model's input and pad them to one shape."""
+        """Scale prompts for images of these sizes to the model input and pad them to one shape."""
         target, pad = pair(self.target_size), self.point_pad_value
-        found: dict[str, Any] = {}
+        prompts: dict[str, Tensor] = {}
         if input_points is not None or input_labels is not None:
-            points, labels = read_points(input_points, input_labels, sizes_hw, target, pad=pad)
-            found["input_points"] = points
+            prompts["input_points"], labels = read_points(input_points, input_labels, sizes_hw, target, pad=pad)
             if labels is not None:
-                found["input_labels"] = labels
+                prompts["input_labels"] = labels
         if input_boxes is not None:
-            found["input_boxes"] = read_boxes(input_boxes, sizes_hw, target, pad=pad)
-        counts = {name: value.shape[1] for name, value in found.items()}
+            prompts["input_boxes"] = read_boxes(input_boxes, sizes_hw, target, pad=pad)
+        counts = {name: value.shape[1] for name, value in prompts.items()}
         if len(set(counts.values())) > 1:
             raise InputError(
                 f"prompts: expected as many objects in each, got {counts}. Give points and a box for each."
             )
-        return BatchFeature(found, tensor_type="np" if return_tensors == "np" else None)
+        return BatchFeature(dict(prompts), tensor_type="np" if return_tensors == "np" else None)
 
     def post_process_masks(
         self,
-        masks: Any,
-        original_sizes: Any,
+        masks: Sequence[object] | Tensor,
+        original_sizes: Sequence[object] | Tensor,
         mask_threshold: float = 0.0,
         binarize: bool = True,
         max_hole_area: float = 0.0,
         max_sprinkle_area: float = 0.0,
         apply_non_overlapping_constraints: bool = False,
     ) -> list[Tensor]:
-        """Enlarge mask logits to the pictures' own size; see `Sam2ImageProcessor.post_process_masks`."""
+        """Resize mask logits to the original size of the images; see `Sam2ImageProcessor.post_process_masks`."""
         return self.image_processor.post_process_masks(
             masks,
             original_sizes,
@@ -323,76 +327,260 @@ class Sam2Processor(Settings):
         )
 
 
-def enlarge(logits: Any, size_hw: tuple[int, int]) -> Tensor:
-    """Resample mask logits [P, K, h, w] to [P, K, H, W]."""
-    tensor = torch.as_tensor(logits)
-    if tensor.ndim != 4:
-        raise InputError(
-            f"masks: expected [P, K, h, w] for each picture, got {list(tensor.shape)}. Pass pred_masks as it is."
-        )
-    wide = tensor if tensor.dtype == torch.float32 else tensor.float()
-    return F.interpolate(wide, size=size_hw, mode="bilinear", align_corners=False)  # [P, K, H, W]
-
-
-def without_overlap(logits: Tensor) -> Tensor:
-    """Push the logits [P, K, H, W] of all objects but the highest at a pixel below -10."""
-    if len(logits) == 1:
-        return logits
-    first = logits.argmax(dim=0, keepdim=True)  # [1, K, H, W]
-    index = torch.arange(len(logits), device=logits.device)[:, None, None, None]
-    return torch.where(index == first, logits, logits.clamp(max=-CERTAIN))
-
-
-def clean(
-    logits: Tensor, *, threshold: float, binarize: bool, max_hole_area: float, max_sprinkle_area: float
-) -> Tensor:
-    """Fill small holes and remove small islands of masks [..., H, W]: bool masks, or logits changed there."""
-    before = logits > threshold
-    after = tidy(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
-    if binarize:
-        return after
-    if after is before:
-        return logits
-    filled = logits.masked_fill(after & ~before, threshold + CERTAIN)
-    return filled.masked_fill(before & ~after, threshold - CERTAIN)
-
-
-def tidy(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
-    """Fill holes, then remove islands of up to so many pixels in bool masks [..., H, W]; 0 leaves them."""
+def remove_specks(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
+    """Fill holes, then remove islands of up to so many pixels in bool masks [..., H, W]; 0 keeps them."""
     if max_hole_area > 0:
         masks = fill_holes(masks, max_hole_area)
     return remove_islands(masks, max_sprinkle_area) if max_sprinkle_area > 0 else masks
 
 
-def as_maps(maps: Any, count: int) -> list[Tensor]:
-    """Read label masks, one [H, W] or [P, H, W] for each of `count` pictures, given as PIL, numpy or torch."""
-    single = isinstance(maps, Image.Image) or (isinstance(maps, (np.ndarray, Tensor)) and maps.ndim == 2)
-    listed = [maps] if single else list(maps)
+def _resize_logits(masks: object, size_hw: SizeHW) -> Tensor:
+    """Resize mask logits [P, K, h, w] to [P, K, H, W], float32."""
+    logits = torch.as_tensor(masks)
+    if logits.ndim != 4:
+        raise InputError(
+            f"masks: expected [P, K, h, w] for each image, got {list(logits.shape)}. Pass pred_masks as it is."
+        )
+    return F.interpolate(logits.float(), size=size_hw, mode="bilinear", align_corners=False)  # [P, K, H, W]
+
+
+def _without_overlap(logits: Tensor) -> Tensor:
+    """Clamp the logits [P, K, H, W] of all objects but the highest at each pixel to at most -10."""
+    if len(logits) == 1:
+        return logits
+    highest = logits.argmax(dim=0, keepdim=True)  # [1, K, H, W]
+    index = torch.arange(len(logits), device=logits.device)[:, None, None, None]
+    return torch.where(index == highest, logits, logits.clamp(max=-_CORRECTED_LOGIT))
+
+
+def _label_maps(maps: object, count: int) -> list[Tensor]:
+    """Read label masks, one [H, W] or [P, H, W] for each of `count` images, as PIL, numpy or torch."""
+    if isinstance(maps, (list, tuple)) or (isinstance(maps, (np.ndarray, Tensor)) and maps.ndim > 2):
+        listed = list(maps)
+    else:
+        listed = [maps]
     check_count("segmentation_maps", listed, count)
-    found = [torch.as_tensor(np.array(one) if isinstance(one, Image.Image) else one) for one in listed]
-    for one in found:
-        if one.ndim not in (2, 3) or one.is_floating_point():
+    tensors = [torch.as_tensor(np.array(item) if isinstance(item, Image.Image) else item) for item in listed]
+    for labels in tensors:
+        if labels.ndim not in (2, 3) or labels.is_floating_point():
             raise InputError(
-                f"segmentation_maps: expected integers of shape [H, W] or [P, H, W], got {one.dtype} {list(one.shape)}."
+                "segmentation_maps: expected integers of shape [H, W] or [P, H, W], got "
+                f"{labels.dtype} {list(labels.shape)}."
             )
-    return found
+    return tensors
 
 
-def split_options(options: dict[str, Any]) -> tuple[HubOptions, dict[str, Any]]:
-    """Part keywords of `from_pretrained` into how to look up files and fields to override."""
+def _split_options(options: dict[str, Any]) -> tuple[HubOptions, dict[str, object]]:
+    """Split keywords of `from_pretrained` into options of the Hub and fields to override."""
     names = {field.name for field in dataclasses.fields(HubOptions)}
-    where = {key: value for key, value in options.items() if key in names}
-    return HubOptions(**where), {key: value for key, value in options.items() if key not in names}
+    hub_options = {key: value for key, value in options.items() if key in names}
+    return HubOptions(**hub_options), {key: value for key, value in options.items() if key not in names}
 
 
-def read_image_settings(source: str | Path, options: HubOptions) -> dict[str, Any]:
-    """Find the image processor's settings: in a file of their own, or inside the processor's."""
-    alone = read_config_dict(source, options, PROCESSOR_FILE)
-    if alone is not None:
-        return alone
-    joint = read_config_dict(source, options, JOINT_FILE) or {}
-    if not isinstance(joint.get("image_processor"), dict):
+def _read_image_settings(source: str | Path, options: HubOptions) -> dict[str, object]:
+    """Read the settings of the image processor, from its own file or from that of the processor."""
+    settings = read_config_dict(source, options, PROCESSOR_FILE)
+    if settings is None:
+        settings = (read_config_dict(source, options, JOINT_FILE) or {}).get("image_processor")
+    if not isinstance(settings, dict):
         raise CheckpointError(
             f"{source}: expected {PROCESSOR_FILE} or {JOINT_FILE}, found neither. Is it a checkpoint?"
         )
-    return dict(joint["image_processor"])
+    return dict(settings)
+
+
+# --------------------------------------------------------------------------------------------------------- prompts
+
+
+def read_points(
+    points: object, labels: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING
+) -> tuple[Tensor, Tensor | None]:
+    """Read points and labels in pixels of the images.
+
+    Args:
+        points: x and y, nested as [image][object][point]; a level may be omitted where that is unambiguous.
+        labels: One number a point, nested alike, or None.
+        sizes_hw: Height and width of each image.
+        target_hw: Height and width of the model input.
+        pad: Coordinates of padding.
+
+    Returns:
+        Points [B, P, N, 2] in pixels of the model input, float32, and labels [B, P, N], int64, or None where there are
+        neither labels nor padding.
+    """
+    nested_points, nested_labels = _match_levels(points, labels, len(sizes_hw))
+    objects = max(len(image) for image in nested_points)
+    most = max(len(item) for image in nested_points for item in image)
+    coordinates = np.full((len(nested_points), objects, most, 2), pad, dtype=np.float32)
+    kinds = np.full((len(nested_points), objects, most), PADDING, dtype=np.int64)
+    for i, (height, width) in enumerate(sizes_hw):
+        for j, item in enumerate(nested_points[i]):
+            item_labels = [1] * len(item) if nested_labels is None else nested_labels[i][j]
+            for n, ((x, y), label) in enumerate(zip(item, item_labels, strict=True)):
+                kinds[i, j, n] = label
+                if label == PADDING:
+                    continue
+                if not (0 <= x <= width and 0 <= y <= height):
+                    raise InputError(
+                        f"input_points: expected x in 0…{width} and y in 0…{height} for image {i}, got ({x:g}, {y:g}). "
+                        "Points are in pixels of the original image, x first."
+                    )
+                coordinates[i, j, n] = x * target_hw[1] / width, y * target_hw[0] / height
+    has_labels = nested_labels is not None or bool((kinds == PADDING).any())
+    return torch.from_numpy(coordinates), torch.from_numpy(kinds) if has_labels else None
+
+
+def read_boxes(boxes: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING) -> Tensor:
+    """Read boxes x1, y1, x2, y2 nested as [image][object]: [B, P, 4] in pixels of the model input, float32."""
+    nested_boxes, levels = _nested_lists(boxes, "input_boxes", size=4)
+    readings = [reading for reading in _readings(nested_boxes, levels, 2) if len(reading) == len(sizes_hw)]
+    if not readings:
+        raise InputError(
+            f"input_boxes: expected [image][object][x1, y1, x2, y2] for {len(sizes_hw)} images, got {levels + 1} "
+            f"levels with {len(nested_boxes)} entries in the first. Add the missing level."
+        )
+    out = np.full((len(sizes_hw), max(len(image) for image in readings[0]), 4), pad, dtype=np.float32)
+    for i, (height, width) in enumerate(sizes_hw):
+        for j, box in enumerate(readings[0][i]):
+            if box != [pad] * 4:
+                _check_box(box, height, width, i)
+                x_scale, y_scale = target_hw[1] / width, target_hw[0] / height
+                out[i, j] = np.multiply(box, (x_scale, y_scale, x_scale, y_scale))
+    return torch.from_numpy(out)
+
+
+def _match_levels(points: object, labels: object, images: int) -> tuple[_Points, list[list[list[int]]] | None]:
+    """Return points and labels as [image][object][point], with omitted levels inserted."""
+    if points is None:
+        raise InputError("input_labels: expected input_points with them, got none. Add the points.")
+    nested_points, levels = _nested_lists(points, "input_points", size=2)
+    readings = [reading for reading in _readings(nested_points, levels, 3) if len(reading) == images]
+    if not readings:
+        raise InputError(
+            f"input_points: expected [image][object][point][x, y] for {images} images, got {levels + 1} levels "
+            f"with {len(nested_points)} entries in the first. Give points for each image, nested like this."
+        )
+    if labels is None:
+        if len(readings) > 1:
+            raise InputError(
+                f"input_points: can be read as {' or as '.join(_describe(reading) for reading in readings)}. "
+                "Nest them as [image][object][point][x, y], or add input_labels nested as [image][object][point]."
+            )
+        return cast(_Points, readings[0]), None
+    nested_labels, levels = _nested_lists(labels, "input_labels", size=1)
+    matches = [
+        (reading, label_reading)
+        for reading in readings
+        for label_reading in _readings(nested_labels, levels, 3)
+        if _counts(reading, 3) == _counts(label_reading, 3)
+    ]
+    if not matches:
+        raise InputError(
+            f"input_labels: expected one label for each point, nested like the points ({_describe(readings[0])}). "
+            "Give as many labels as points, in the same lists."
+        )
+    # Labels in one list belong to one object, so the interpretation with the fewest objects is the right one.
+    best = min(matches, key=lambda match: sum(len(image) for image in match[0]))
+    return cast(tuple[_Points, list[list[list[int]]]], best)
+
+
+def _nested_lists(value: object, name: str, *, size: int) -> tuple[list[Any], int]:
+    """Convert prompts to nested lists of numbers.
+
+    Args:
+        value: Tensors, arrays, tuples and lists, also mixed.
+        name: Name of the argument.
+        size: Numbers of a prompt: 2 for points, 4 for boxes, 1 for labels.
+
+    Returns:
+        The lists, and the number of levels above a prompt.
+    """
+    nested_list = cast(list[Any], _to_lists(value, name))
+    depth = _depth(nested_list, name)
+    levels = depth if size == 1 else depth - 1
+    leaves: list[Any] = [nested_list]
+    for _ in range(levels):
+        leaves = [item for leaf in leaves for item in leaf]
+    if size == 1:
+        wrong = next((label for label in leaves if label not in POINT_LABELS), None)
+        if wrong is not None:
+            raise InputError(
+                "input_labels: expected 1 (on the object), 0 (off it), 2 and 3 (corners of a box), -1 (no point) or "
+                f"{PADDING} (padding), got {wrong}. Correct the label."
+            )
+        return nested_list, levels
+    form = "[image][object][point][x, y]" if size == 2 else "[image][object][x1, y1, x2, y2]"
+    most = form.count("][")
+    if not 0 <= levels <= most:
+        raise InputError(f"{name}: expected {form}, at most {most + 1} levels, got {depth}.")
+    for leaf in leaves:
+        if len(leaf) != size:
+            raise InputError(f"{name}: expected {size} numbers in each innermost list, got {leaf}. Use {form}.")
+        if not all(math.isfinite(number) for number in leaf):
+            raise InputError(f"{name}: expected finite numbers, got {leaf}.")
+    return nested_list, levels
+
+
+def _to_lists(value: object, name: str) -> object:
+    """Convert tensors, arrays, tuples and lists, also mixed, to nested lists of numbers."""
+    if isinstance(value, (Tensor, np.ndarray, np.generic)):
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_to_lists(item, name) for item in value]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    raise InputError(f"{name}: expected numbers in nested lists, an array or a tensor, got {value!r}.")
+
+
+def _depth(value: object, name: str) -> int:
+    """Return the depth of nested lists, which must be the same everywhere."""
+    if not isinstance(value, list):
+        return 0
+    if not value:
+        raise InputError(f"{name}: expected at least one prompt in each list, got an empty one. Leave it out.")
+    depths = {_depth(item, name) for item in value}
+    if len(depths) > 1:
+        raise InputError(f"{name}: expected lists nested equally deep everywhere, got {depths} levels side by side.")
+    return depths.pop() + 1
+
+
+def _readings(value: list[Any], levels: int, wanted: int) -> list[list[list[Any]]]:
+    """Return the distinct ways to insert missing levels, of one entry each, into lists of `levels` levels."""
+    readings: list[list[list[Any]]] = []
+    for inserted in itertools.combinations(range(wanted), wanted - levels) if levels <= wanted else ():
+        reading = value
+        for level in inserted:
+            reading = _insert_level(reading, level)
+        if reading not in readings:
+            readings.append(reading)
+    return readings
+
+
+def _insert_level(value: list[Any], level: int) -> list[Any]:
+    """Wrap every entry that lies `level` levels down in a list."""
+    return [value] if level == 0 else [_insert_level(item, level - 1) for item in value]
+
+
+def _counts(value: list[Any], levels: int) -> object:
+    """Return the number of entries of each list, nested."""
+    return len(value) if levels == 1 else [_counts(item, levels - 1) for item in value]
+
+
+def _describe(points: list[list[Any]]) -> str:
+    """Describe an interpretation of points in an error message."""
+    counts = [len(item) for image in points for item in image]
+    return f"{[len(image) for image in points]} objects an image with {counts} points each"
+
+
+def _check_box(box: Sequence[float], height: int, width: int, image: int) -> None:
+    """Raise `InputError` for a box without area or outside its image."""
+    x1, y1, x2, y2 = box
+    if x2 <= x1 or y2 <= y1:
+        raise InputError(
+            f"input_boxes: expected x1 < x2 and y1 < y2, got {list(box)} for image {image}. "
+            "Boxes are x1, y1, x2, y2, not x, y, width, height."
+        )
+    if x2 <= 0 or y2 <= 0 or x1 >= width or y1 >= height:
+        raise InputError(
+            f"input_boxes: expected a box that meets image {image} ({width} × {height} pixels), got {list(box)}."
+        )

@@ -4,7 +4,7 @@
                        boxes [B, P, 4] ─────┴─▶ sparse [B, P, N', C]     (coordinates in pixels of the model's input)
                   masks [B, P | 1, 4h, 4w] ───▶ dense [B, P | 1, C, h, w]
 
-P objects are prompted for each of B pictures. Labels: 1 on the object, 0 off it, 2 and 3 corners of a box,
+P objects are prompted in each of B images. Labels: 1 on the object, 0 off it, 2 and 3 corners of a box,
 -1 not a point, -10 padding.
 """
 
@@ -23,8 +23,7 @@ from vitruvian.models.sam2.configuration import Sam2PromptEncoderConfig
 PADDING = -10
 NOT_A_POINT = -1
 POINT_LABELS = (PADDING, NOT_A_POINT, 0, 1, 2, 3)
-# What a hard mask becomes as a prompt: logits of this size, the scale on which SAM 2 was trained.
-MASK_LOGIT = 10.0
+_BINARY_MASK_LOGIT = 10.0  # logits of a binary mask as a prompt, as in the training of SAM 2
 
 
 class PromptEncoder(nn.Module):
@@ -36,7 +35,7 @@ class PromptEncoder(nn.Module):
         self.image_hw = config.image_hw
         self.grid_hw = config.grid_hw
         self.mask_hw = (4 * config.grid_hw[0], 4 * config.grid_hw[1])
-        self.shared_embedding = RandomPositions(channels, config.scale)
+        self.shared_embedding = RandomFourierPositions(channels, config.scale)
         self.mask_embed = MaskEmbedding(config)
         self.no_mask_embed = nn.Embedding(1, channels)
         self.point_embed = nn.Embedding(config.num_point_embeddings, channels)
@@ -59,48 +58,46 @@ class PromptEncoder(nn.Module):
         """
         tokens = []
         if input_points is not None and input_labels is not None:
-            tokens.append(self.embed_points(input_points, input_labels))  # [B, P, N, C]
+            tokens.append(self._embed_points(input_points, input_labels))  # [B, P, N, C]
         if input_boxes is not None:
-            tokens.append(self.embed_boxes(input_boxes))  # [B, P, 2, C]
+            tokens.append(self._embed_boxes(input_boxes))  # [B, P, 2, C]
         if tokens:
-            blank = self.not_a_point_embed.weight.expand(*tokens[0].shape[:2], 1, -1)  # [B, P, 1, C]
-            tokens.append(blank)
+            tokens.append(self.not_a_point_embed.weight.expand(*tokens[0].shape[:2], 1, -1))  # [B, P, 1, C]
         sparse = torch.cat(tokens, dim=2) if tokens else None  # [B, P, N', C]
-        return sparse, self.embed_masks(input_masks)
+        return sparse, self._embed_masks(input_masks)
 
-    def embed_points(self, points: Tensor, labels: Tensor) -> Tensor:
-        """Embed points [B, P, N, 2] with labels [B, P, N]: positions plus what kind of point it is [B, P, N, C]."""
-        embedded = self.at_pixels(points)  # [B, P, N, C]
-        kind = labels[..., None]  # [B, P, N, 1]
-        embedded = torch.where(kind == NOT_A_POINT, self.not_a_point_embed.weight, embedded)
-        embedded = torch.where(kind == PADDING, torch.zeros_like(embedded), embedded)
-        kinds = self.point_embed(labels.clamp(min=0).long())  # [B, P, N, C]
-        return torch.where(kind >= 0, embedded + kinds, embedded)
+    def _embed_points(self, points: Tensor, labels: Tensor) -> Tensor:
+        """Embed points [B, P, N, 2] with labels [B, P, N]: position plus an embedding of the label [B, P, N, C]."""
+        embedded = self._embed_pixels(points)  # [B, P, N, C]
+        label = labels[..., None]  # [B, P, N, 1]
+        embedded = torch.where(label == NOT_A_POINT, self.not_a_point_embed.weight, embedded)
+        embedded = torch.where(label == PADDING, torch.zeros_like(embedded), embedded)
+        by_label = self.point_embed(labels.clamp(min=0).long())  # [B, P, N, C]
+        return torch.where(label >= 0, embedded + by_label, embedded)
 
-    def embed_boxes(self, boxes: Tensor) -> Tensor:
+    def _embed_boxes(self, boxes: Tensor) -> Tensor:
         """Embed boxes [B, P, 4] as their two corners [B, P, 2, C]."""
-        return self.at_pixels(torch.unflatten(boxes, -1, (2, 2))) + self.point_embed.weight[2:4]  # [B, P, 2, C]
+        return self._embed_pixels(torch.unflatten(boxes, -1, (2, 2))) + self.point_embed.weight[2:4]  # [B, P, 2, C]
 
-    def embed_masks(self, masks: Tensor | None) -> Tensor:
+    def _embed_masks(self, masks: Tensor | None) -> Tensor:
         """Embed mask logits [B, P, 4h, 4w] as [B, P, C, h, w]; without masks, one embedding for every cell."""
         if masks is None:
-            return self.no_mask_embed.weight[:, None, :, None, None].expand(
-                -1, -1, -1, *self.grid_hw
-            )  # [1, 1, C, h, w]
+            no_mask = self.no_mask_embed.weight[:, None, :, None, None]
+            return no_mask.expand(-1, -1, -1, *self.grid_hw)  # [1, 1, C, h, w]
         logits = masks.flatten(0, 1)[:, None].to(self.no_mask_embed.weight.dtype)  # [B·P, 1, 4h, 4w]
         embedded: Tensor = self.mask_embed(logits)  # [B·P, C, h, w]
         return torch.unflatten(embedded, 0, masks.shape[:2])  # [B, P, C, h, w]
 
-    def at_pixels(self, coordinates: Tensor) -> Tensor:
-        """Encode pixel coordinates [..., 2] by the position of the pixel's centre [..., C]."""
+    def _embed_pixels(self, coordinates: Tensor) -> Tensor:
+        """Embed the centers of pixels [..., 2] as [..., C]."""
         height, width = self.image_hw
         x, y = (coordinates.float() + 0.5).unbind(-1)
         positions: Tensor = self.shared_embedding(torch.stack((x / width, y / height), dim=-1))
         return positions
 
 
-class RandomPositions(nn.Module):
-    """Positions in [0, 1]² as sines and cosines of random, fixed frequencies."""
+class RandomFourierPositions(nn.Module):
+    """Positions in [0, 1]² as random Fourier features: sines and cosines of fixed random frequencies."""
 
     positional_embedding: Tensor
 
@@ -109,19 +106,19 @@ class RandomPositions(nn.Module):
         self.scale = scale
         self.register_buffer("positional_embedding", torch.zeros(2, channels // 2))
 
-    def forward(self, places: Tensor) -> Tensor:
-        """Encode x and y [..., 2] as [..., C], computed in float32 whatever the model's precision."""
+    def forward(self, positions: Tensor) -> Tensor:
+        """Embed x and y [..., 2] as [..., C]; computed in float32 whatever the data type of the model."""
         frequencies = self.positional_embedding
-        angles = 2 * math.pi * ((2 * places.float() - 1) @ frequencies.float())  # [..., C/2]
+        angles = 2 * math.pi * ((2 * positions.float() - 1) @ frequencies.float())  # [..., C/2]
         return torch.cat((angles.sin(), angles.cos()), dim=-1).to(frequencies.dtype)  # [..., C]
 
     def grid(self, grid_hw: tuple[int, int]) -> Tensor:
-        """Encode the centres of the cells of a grid: [1, C, h, w]."""
+        """Embed the centers of the cells of a grid: [1, C, h, w]."""
         device = self.positional_embedding.device
         y, x = ((torch.arange(n, device=device, dtype=torch.float32) + 0.5) / n for n in grid_hw)
-        places = torch.stack((x.expand(grid_hw), y[:, None].expand(grid_hw)), dim=-1)  # [h, w, 2]
-        encoded: Tensor = self(places)  # [h, w, C]
-        return encoded.permute(2, 0, 1)[None]  # [1, C, h, w]
+        centers = torch.stack((x.expand(grid_hw), y[:, None].expand(grid_hw)), dim=-1)  # [h, w, 2]
+        embedded: Tensor = self(centers)  # [h, w, C]
+        return embedded.permute(2, 0, 1)[None]  # [1, C, h, w]
 
 
 class MaskEmbedding(nn.Module):
@@ -152,15 +149,15 @@ class ChannelNorm(nn.LayerNorm):
         super().__init__(channels, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise [B, C, H, W] over C."""
+        """Norm [B, C, H, W] over C."""
         return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
 def mask_logits(masks: Tensor, mask_hw: tuple[int, int]) -> Tensor:
-    """Bring mask prompts [B, P, H, W] or [B, H, W] to logits [B, P, 4h, 4w].
+    """Convert mask prompts [B, P, H, W] or [B, H, W] to logits [B, P, 4h, 4w].
 
-    Floating-point masks are taken as logits, such as `pred_masks` of an earlier call; hard masks (bool or integers)
-    become ± 10. Other sizes are resampled with antialiasing.
+    Floating-point masks are logits, such as `pred_masks` of an earlier call. Binary masks (bool or integers) become
+    ± 10. Other sizes are resampled with antialiasing.
     """
     if masks.ndim == 3:
         masks = masks[:, None]  # [B, 1, H, W]
@@ -170,7 +167,7 @@ def mask_logits(masks: Tensor, mask_hw: tuple[int, int]) -> Tensor:
             "Pass pred_masks[:, :, best] of an earlier call."
         )
     if not masks.is_floating_point():
-        masks = (masks != 0).float() * (2 * MASK_LOGIT) - MASK_LOGIT
+        masks = (masks != 0).float() * (2 * _BINARY_MASK_LOGIT) - _BINARY_MASK_LOGIT
     if masks.shape[-2:] == mask_hw:
         return masks
     resized = F.interpolate(masks.float(), size=mask_hw, mode="bilinear", align_corners=False, antialias=True)
@@ -178,12 +175,12 @@ def mask_logits(masks: Tensor, mask_hw: tuple[int, int]) -> Tensor:
 
 
 def check_labels(labels: Tensor) -> None:
-    """Raise `InputError` for a label that no point can have, where looking at values is free (CPU, not compiling)."""
+    """Raise `InputError` for a label that no point can have. Skipped on a GPU, where it would synchronize."""
     if torch.compiler.is_compiling() or labels.device.type != "cpu":
         return
-    wrong = set(labels.flatten().tolist()) - set(POINT_LABELS)
-    if wrong:
-        raise InputError(
-            f"input_labels: expected 1 (on the object), 0 (off it), 2 and 3 (corners of a box), -1 (no point) or "
-            f"{PADDING} (padding), got {sorted(wrong)[0]}. Correct the label."
-        )
+    for label in set(labels.flatten().tolist()):
+        if label not in POINT_LABELS:
+            raise InputError(
+                "input_labels: expected 1 (on the object), 0 (off it), 2 and 3 (corners of a box), -1 (no point) or "
+                f"{PADDING} (padding), got {label}. Correct the label."
+            )

@@ -1,8 +1,8 @@
-"""The vision encoder of SAM 2: Hiera, and a feature pyramid that brings its stages to one width.
+"""The vision encoder of SAM 2: Hiera, and a feature pyramid that projects its stages to one width.
 
     pixels [B, 3, H, W] ─ backbone ─▶ 4 maps [B, h, w, C·2ˢ] ─ neck ─▶ 3 levels [B, 256, h, w], finest first
 
-The coarsest map has no level of its own: it is added, enlarged, to the one below.
+The coarsest map has no level: it is upsampled and added to the next finer one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.config import Config
-from vitruvian.layers.blank import blank
-from vitruvian.layers.sine import sine_positions
+from vitruvian.layers.init import no_init_weights
+from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.model import Model
-from vitruvian.models.sam2 import fast
 from vitruvian.models.sam2.configuration import Sam2VisionConfig
-from vitruvian.models.sam2.hiera import Sam2HieraDetModel, init_weights
+from vitruvian.models.sam2.hiera import VIDEO_KEYS, Sam2HieraDetModel, init_weights
 from vitruvian.outputs import ModelOutput
 
 ModelT = TypeVar("ModelT", bound=Model)
@@ -29,11 +28,11 @@ ModelT = TypeVar("ModelT", bound=Model)
 
 @dataclass
 class Sam2VisionEncoderOutput(ModelOutput):
-    """What the vision encoder gives.
+    """Output of the vision encoder.
 
     Attributes:
         last_hidden_state: Map of the backbone's last stage [B, h, w, C].
-        pooler_output: Not filled.
+        pooler_output: Always None.
         hidden_states: The embedded patches, then the output of every block, each [B, h, w, C].
         attentions: Weights of every block [B·windows, A, N, M].
         fpn_hidden_states: Levels of the pyramid, finest first, each [B, C, h, w].
@@ -55,26 +54,18 @@ class Sam2VisionModel(Model):
     config: Sam2VisionConfig
     no_split_modules = ("HieraBlock",)
     renamed_keys = ((r"^vision_encoder\.", ""),)
-    # In the file of a whole SAM 2 everything beside the vision encoder is of no use here.
-    ignored_keys = (
-        r"^(shared_image_embedding|prompt_encoder|mask_decoder|no_memory_embedding)\b",
-        r"^(memory_|mask_downsample|object_pointer_proj|temporal_positional_encoding_projection_layer)",
-        r"^(no_memory_positional_encoding|no_object_pointer|occlusion_spatial_embedding_parameter)",
-    )
+    # Other parts of a whole SAM 2.
+    ignored_keys = (r"^(shared_image_embedding|prompt_encoder|mask_decoder|no_memory_embedding)\b", *VIDEO_KEYS)
 
     def __init__(self, config: Sam2VisionConfig) -> None:
         super().__init__(config)
-        self.backbone = without_values(Sam2HieraDetModel, config.backbone)
+        self.backbone = build_uninitialized(Sam2HieraDetModel, config.backbone_config)
         self.neck = FeaturePyramid(config)
-        self.start()
+        self.post_init()
 
     def init_module(self, module: nn.Module) -> None:
-        """Fill what `module` owns with starting values."""
+        """Initialize the parameters of `module` itself."""
         init_weights(module, self.config.initializer_range)
-
-    def fuse(self) -> None:
-        """Take the fused way in inference."""
-        fast.fuse_sam2(self)
 
     def forward(
         self,
@@ -84,37 +75,37 @@ class Sam2VisionModel(Model):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> Sam2VisionEncoderOutput:
-        """Encode pictures [B, 3, H, W]."""
+        """Encode images [B, 3, H, W]."""
         output = self.encode(
             pixel_values,
-            output_hidden_states=self.flag("output_hidden_states", output_hidden_states),
-            output_attentions=self.flag("output_attentions", output_attentions),
+            output_hidden_states=self.resolve_flag("output_hidden_states", output_hidden_states),
+            output_attentions=self.resolve_flag("output_attentions", output_attentions),
         )
         levels = output.fpn_hidden_states or ()
-        output.fpn_position_encoding = tuple(positions_of(level) for level in levels)
-        return self.give(output, return_dict)
+        output.fpn_position_encoding = tuple(_level_positions(level) for level in levels)
+        return self.format_output(output, return_dict)
 
     def encode(
         self, pixel_values: Tensor, *, output_hidden_states: bool = False, output_attentions: bool = False
     ) -> Sam2VisionEncoderOutput:
-        """Encode pictures without the levels' positions, which masks do not need."""
-        found = self.backbone(
+        """Encode images without the positions of the levels, which masks do not need."""
+        stages = self.backbone(
             pixel_values,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
             return_dict=True,
         )
-        levels = self.neck(found.intermediate_hidden_states)
+        levels = self.neck(stages.intermediate_hidden_states)
         return Sam2VisionEncoderOutput(
-            last_hidden_state=found.last_hidden_state,
-            hidden_states=found.hidden_states,
-            attentions=found.attentions,
+            last_hidden_state=stages.last_hidden_state,
+            hidden_states=stages.hidden_states,
+            attentions=stages.attentions,
             fpn_hidden_states=tuple(levels[: self.config.num_feature_levels]),
         )
 
 
 class FeaturePyramid(nn.Module):
-    """A convolution for each stage, coarsest first, and enlarged coarse levels added to finer ones."""
+    """A convolution for each stage, coarsest first, and upsampled coarse levels added to finer ones."""
 
     def __init__(self, config: Sam2VisionConfig) -> None:
         super().__init__()
@@ -128,32 +119,36 @@ class FeaturePyramid(nn.Module):
             )
             for channels in config.backbone_channel_list or ()
         )
-        self.top_down = frozenset(config.fpn_top_down_levels or ())
-        self.quick = False
+        self.top_down = frozenset(config.fpn_top_down_levels)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Map the stages [B, h, w, C·2ˢ], finest first, to levels [B, C, h, w], finest first."""
         levels: list[Tensor] = []
-        quick = fast.takes_neck(self, maps[0])
         for conv, stage in zip(self.convs, reversed(range(len(maps))), strict=True):
-            level = (
-                fast.project(cast(nn.Conv2d, conv), maps[stage]) if quick else conv(maps[stage].permute(0, 3, 1, 2))
-            )  # [B, C, h, w]
+            level = _project(cast(nn.Conv2d, conv), maps[stage])  # [B, C, h, w]
             if levels and stage in self.top_down:
                 level = level + F.interpolate(levels[0], scale_factor=2.0, mode="nearest")
             levels.insert(0, level)
         return levels
 
 
-def without_values(cls: type[ModelT], config: Config) -> ModelT:
-    """Build a part whose weights its owner fills, so that large models do not draw random numbers twice."""
-    with blank():
-        made = cls(config)
-    place = torch.get_default_device()
-    return made if place.type == "meta" else made.to_empty(device=place)
+def _project(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """Apply a convolution to a map [B, h, w, C]: [B, C', h', w'], channels last in memory."""
+    if conv.kernel_size == (1, 1) and conv.stride == (1, 1) and conv.padding == (0, 0):  # a matrix product is faster
+        return F.linear(x, conv.weight.flatten(1), conv.bias).permute(0, 3, 1, 2)
+    out: Tensor = conv(x.permute(0, 3, 1, 2))
+    return out
 
 
-def positions_of(level: Tensor) -> Tensor:
+def build_uninitialized(cls: type[ModelT], config: Config) -> ModelT:
+    """Build a part whose parameters its parent model initializes, so that this happens once."""
+    with no_init_weights():
+        model = cls(config)
+    device = torch.get_default_device()
+    return model if device.type == "meta" else model.to_empty(device=device)
+
+
+def _level_positions(level: Tensor) -> Tensor:
     """Sine positions of the cells of a level [B, C, h, w], of its shape."""
     grid_hw = (level.shape[2], level.shape[3])
     flat = sine_positions(grid_hw, level.shape[1], level.dtype, level.device)  # [h·w, C]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from vitruvian.config import Config, Settings, nested, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
-from vitruvian.layers.stages import align_stages, stage_names
+from vitruvian.layers.backbone_stages import align_stages, stage_names
 
 Size = int | list[int]
 
@@ -33,7 +33,7 @@ class Sapiens2HeadConfig(Settings):
         scale_conv_kernel_size: Kernel size of scale convolutions that have none of their own.
         scale_final_input_size: Number of features that enter the scale MLP; by default it follows from the image size.
         scale_final_hidden_sizes: Hidden sizes of the scale MLP.
-        norm: Normalisation in all blocks: ``"instance"``, or ``"rms"`` over the channels of each pixel (albedo).
+        norm: Normalization in all blocks: ``"instance"``, or ``"rms"`` over the channels of each pixel (albedo).
     """
 
     model_type: ClassVar[str] = "sapiens2_head"
@@ -60,7 +60,7 @@ class Sapiens2HeadConfig(Settings):
         super().__post_init__()
 
     def validate(self) -> None:
-        """Check that channels and kernels come in pairs, and that a scale branch is whole."""
+        """Check that channels and kernels come in pairs, and that a scale branch is complete."""
         for stem in ("upsample", "conv", "scale_conv"):
             channels, kernels = getattr(self, f"{stem}_out_channels"), getattr(self, f"{stem}_kernel_sizes")
             if len(channels or []) != len(kernels or []):
@@ -71,25 +71,25 @@ class Sapiens2HeadConfig(Settings):
                 raise ConfigError(f"Sapiens2HeadConfig.{stem}: channels and kernel sizes must be at least 1.")
         if (self.scale_conv_out_channels is None) != (self.scale_final_hidden_sizes is None):
             raise ConfigError(
-                "Sapiens2HeadConfig: scale_conv_out_channels and scale_final_hidden_sizes make up the scale branch "
-                "together; give both or neither."
+                "Sapiens2HeadConfig: expected both scale_conv_out_channels and scale_final_hidden_sizes, or neither, "
+                "got one of them. Pass both for a scale branch."
             )
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Drop the type, which `to_dict` writes itself."""
+        """Drop the type, which `to_dict` adds."""
         values.pop("model_type", None)
         return values
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object; `norm` appears only where it differs from what other readers assume."""
+        """Return the JSON object; with `norm` only if it is not the default of other libraries."""
         values = super().to_dict() | {"model_type": self.model_type}
         if self.norm == "instance":
             values.pop("norm")
         return values
 
     def scale_grid(self, grid_hw: tuple[int, int]) -> tuple[int, int]:
-        """Size of the feature map after the scale convolutions, for a patch grid."""
+        """Return the size of the feature map after the scale convolutions, for a patch grid."""
         for kernel in self.scale_conv_kernel_sizes or []:
             padding = (kernel - 1) // 2
             height, width = ((side + 2 * padding - kernel) // 2 + 1 for side in grid_hw)
@@ -109,7 +109,7 @@ class Sapiens2Config(Config):
         num_attention_heads: Number of query heads.
         hidden_act: Activation of the feed-forward layers.
         attention_dropout: Probability of dropping an attention weight in training.
-        initializer_range: Standard deviation of fresh weights.
+        initializer_range: Standard deviation of new weights.
         rope_theta: Base of the rotary frequencies.
         image_size: Side of the image in pixels, or (height, width); other sizes work too.
         num_channels: Channels of the image.
@@ -118,7 +118,7 @@ class Sapiens2Config(Config):
         value_bias: Whether the value projection has a bias.
         proj_bias: Whether the output projection has a bias.
         mlp_bias: Whether the feed-forward layers have biases.
-        layerscale_value: Starting value of the layer scale.
+        layerscale_value: Initial value of the layer scale.
         drop_path_rate: Probability of dropping a residual branch in training.
         use_gated_mlp: SwiGLU feed-forward layers rather than plain ones.
         num_register_tokens: Number of register tokens.
@@ -128,15 +128,15 @@ class Sapiens2Config(Config):
         reshape_hidden_states: Whether the backbone returns maps [B, C, h, w] rather than tokens [B, N, C].
         use_mask_token: Whether there is a token for masked patches.
         rms_norm_eps: Epsilon of the RMS norms.
-        normalize_backbone_outputs: Whether the backbone applies the final norm to what it returns.
-        use_qk_norm: Whether queries and keys are normalised before the rotation.
+        normalize_backbone_outputs: Whether the backbone applies the final norm to its outputs.
+        use_qk_norm: Whether queries and keys are normalized before the rotation.
         num_key_value_heads_per_layer: Number of key/value heads of each layer; by default all query heads in the
-            first and last layers and `num_key_value_attention_heads` in those between.
+            first and last layers and `num_key_value_attention_heads` in the others.
         num_key_value_attention_heads: Number of key/value heads in the middle layers.
         num_first_full_attention_layers: Number of first layers with full multi-head attention.
         num_last_full_attention_layers: Number of last layers with full multi-head attention.
         semantic_loss_ignore_index: Label that the segmentation loss ignores.
-        flip_pairs: Pairs of keypoints that trade places in a mirrored picture.
+        flip_pairs: Pairs of keypoints that are swapped in a mirrored image.
         head_config: The decode head.
         out_features: Stages that the backbone returns: "stem", "stage1", …; by default the last.
         out_indices: The same as indices.
@@ -151,7 +151,7 @@ class Sapiens2Config(Config):
     """
 
     model_type: ClassVar[str] = "sapiens2"
-    ours_alone: ClassVar[tuple[str, ...]] = (
+    extra_fields: ClassVar[tuple[str, ...]] = (
         "use_tokenizer",
         "tokenizer_window_size",
         "num_tokenizer_layers",
@@ -235,7 +235,7 @@ class Sapiens2Config(Config):
                 raise ConfigError(f"Sapiens2Config.{name}: expected at least 1, got {getattr(self, name)}.")
         for name in ("patch_size", "image_size"):
             value = getattr(self, name)
-            if (isinstance(value, list | tuple) and len(value) != 2) or min(pair(value)) < 1:
+            if (isinstance(value, list | tuple) and len(value) != 2) or min(_pair(value)) < 1:
                 raise ConfigError(f"Sapiens2Config.{name}: expected a side or (height, width), got {value}.")
         if self.hidden_size % (4 * self.num_attention_heads):
             raise ConfigError(
@@ -255,41 +255,41 @@ class Sapiens2Config(Config):
 
     @property
     def stage_names(self) -> list[str]:
-        """Names of what the backbone can return: the embeddings, then each layer."""
+        """Names of the stages of the backbone: the embeddings, then each layer."""
         return stage_names(self.num_hidden_layers)
 
     @property
     def patch_hw(self) -> tuple[int, int]:
         """Height and width of a patch."""
-        return pair(self.patch_size)
+        return _pair(self.patch_size)
 
     @property
     def image_hw(self) -> tuple[int, int]:
-        """Height and width of the image the model was made for."""
-        return pair(self.image_size)
+        """Height and width of the images of the model."""
+        return _pair(self.image_size)
 
     @property
     def token_hw(self) -> tuple[int, int]:
-        """Height and width in pixels of what one encoder token sees."""
+        """Height and width in pixels of an encoder token."""
         window = self.tokenizer_window_size if self.use_tokenizer else 1
         return self.patch_hw[0] * window, self.patch_hw[1] * window
 
     def grid_hw(self, image_hw: tuple[int, int]) -> tuple[int, int]:
-        """Number of encoder tokens down and across a picture."""
+        """Return the number of encoder tokens down and across an image."""
         return image_hw[0] // self.token_hw[0], image_hw[1] // self.token_hw[1]
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Drop `stage_names`, which follow from the number of layers, and what a packed folder says of itself."""
+        """Drop `stage_names`, which follow from the number of layers, and the table of packed checkpoints."""
         values.pop("stage_names", None)
         values.pop("packed", None)
         return super().upgrade(values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object; fields that only we have appear where they differ from their defaults."""
+        """Return the JSON object; fields that other libraries lack appear only if they are not the default."""
         values = super().to_dict() | {"stage_names": self.stage_names}
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return {k: v for k, v in values.items() if k not in self.ours_alone or v != defaults[k]}
+        return {k: v for k, v in values.items() if k not in self.extra_fields or v != defaults[k]}
 
     @classmethod
     def variant(cls, name: str, *, task: str = "pretrain", **overrides: Any) -> Self:
@@ -310,13 +310,13 @@ class Sapiens2Config(Config):
         return cls(**({"image_size": [1024, 768]} | VARIANTS[name] | task_fields(task, name) | overrides))
 
 
-def pair(value: Size) -> tuple[int, int]:
-    """Read a side or (height, width)."""
+def _pair(value: Size) -> tuple[int, int]:
+    """Return (height, width) of a side or a pair."""
     return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
-def trunk(hidden: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
-    """Fields of an encoder of the family's proportions: half the heads for keys and values, MLP of four times."""
+def _encoder_fields(hidden: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
+    """Return the fields of an encoder: half as many key/value heads, and an MLP of four times its width."""
     return {
         "hidden_size": hidden,
         "num_hidden_layers": layers,
@@ -328,12 +328,12 @@ def trunk(hidden: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "0.1b": trunk(768, 12, 12),
-    "0.4b": trunk(1024, 24, 16),
-    "0.8b": trunk(1280, 32, 16, num_tokenizer_layers=3),
-    "1b": trunk(1536, 40, 24, num_tokenizer_layers=4),
-    "1b-4k": trunk(1536, 40, 24, num_tokenizer_layers=4, use_tokenizer=True, image_size=[4096, 3072]),
-    "5b": trunk(2432, 56, 32, num_tokenizer_layers=6),
+    "0.1b": _encoder_fields(768, 12, 12),
+    "0.4b": _encoder_fields(1024, 24, 16),
+    "0.8b": _encoder_fields(1280, 32, 16, num_tokenizer_layers=3),
+    "1b": _encoder_fields(1536, 40, 24, num_tokenizer_layers=4),
+    "1b-4k": _encoder_fields(1536, 40, 24, num_tokenizer_layers=4, use_tokenizer=True, image_size=[4096, 3072]),
+    "5b": _encoder_fields(2432, 56, 32, num_tokenizer_layers=6),
 }
 TASKS = ("pretrain", "pose", "seg", "normal", "pointmap", "matting", "albedo")
 
@@ -351,31 +351,31 @@ def task_fields(task: str, name: str) -> dict[str, Any]:
         return {
             "id2label": dict(enumerate(KEYPOINT_NAMES)),
             "flip_pairs": [list(p) for p in FLIP_PAIRS],
-            "head_config": deconvolution(up, conv),
+            "head_config": _deconvolution_head(up, conv),
         }
     if task == "seg":
         return {
             "id2label": dict(enumerate(PART_NAMES)),
-            "head_config": deconvolution([512, 256, 128, 64], [64, 64]),
+            "head_config": _deconvolution_head([512, 256, 128, 64], [64, 64]),
         }
     if task == "pointmap":
-        head = shuffle([1536, 768, 768, 768] if large else wide, [128, 64, 32] if large else [64, 32, 16])
+        head = _shuffle_head([1536, 768, 768, 768] if large else wide, [128, 64, 32] if large else [64, 32, 16])
         scale = {"scale_conv_out_channels": [1536, 512, 128], "scale_final_hidden_sizes": [512, 128]}
         return {"num_labels": 3, "head_config": head | scale}
     up = wide if large else [768, 512, 256, 128]
     if task == "albedo":
-        return {"num_labels": 3, "head_config": shuffle(up, [64, 32, 16]) | {"norm": "rms"}}
-    head = shuffle(up, [128, 64, 32] if large else [64, 32, 16])
+        return {"num_labels": 3, "head_config": _shuffle_head(up, [64, 32, 16]) | {"norm": "rms"}}
+    head = _shuffle_head(up, [128, 64, 32] if large else [64, 32, 16])
     return {"num_labels": 3 if task == "normal" else 4, "head_config": head}
 
 
-def deconvolution(up: list[int], conv: list[int]) -> dict[str, Any]:
-    """Return a head of transposed convolutions and 1×1 refinement."""
+def _deconvolution_head(up: list[int], conv: list[int]) -> dict[str, Any]:
+    """Return a head of transposed convolutions and 1×1 refinement convolutions."""
     return {"upsample_out_channels": up, "conv_out_channels": conv}
 
 
-def shuffle(up: list[int], conv: list[int]) -> dict[str, Any]:
-    """Return a head of pixel shuffles and 3×3 refinement."""
+def _shuffle_head(up: list[int], conv: list[int]) -> dict[str, Any]:
+    """Return a head of pixel shuffles and 3×3 refinement convolutions."""
     return {
         "upsample_out_channels": up,
         "upsample_kernel_sizes": [3] * len(up),

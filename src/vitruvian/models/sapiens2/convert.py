@@ -1,129 +1,44 @@
-"""Checkpoints in the naming of the original Sapiens2 release → ours.
+"""Original Sapiens2 checkpoints -> ours.
 
-    backbone.blocks.3.ffn.w12.weight  ─▶  model.model.layer.3.mlp.gate_proj.weight, …up_proj.weight
-
-The files on the Hub use that naming too, so `from_pretrained` reads it directly; `convert_state_dict` is for everyone
-else who holds an original checkpoint.
+`from_pretrained` reads checkpoints of the Hub directly. `convert_state_dict` converts the tensors of an original
+checkpoint; `save_converted` writes a folder in the layout of the Hub, with the architecture read from the shapes.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitruvian.errors import WeightsError
-from vitruvian.weights import some
+from vitruvian.errors import CheckpointError, InputError, WeightsError
+from vitruvian.hub import weight_file
+from vitruvian.layers.init import no_init_weights
+from vitruvian.models.sapiens2.checkpoint_keys import is_original, target_names
+from vitruvian.models.sapiens2.configuration import Sapiens2Config, task_fields
+from vitruvian.models.sapiens2.modeling import Sapiens2Model
+from vitruvian.models.sapiens2.multitask import TASK_CLASSES
+from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.weights import check_finite, open_file, some
 
-Rename = str | Callable[[re.Match[str]], str]
+Shapes = Mapping[str, tuple[int, ...]]
 
-# Names of the encoder without the leading "backbone.", and of the heads: pattern, our name(s). Two names: halves.
-ENCODER: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (r"cls_token", ("embeddings.cls_token",)),
-    (r"storage_tokens", ("embeddings.register_tokens",)),
-    (r"mask_token", ("embeddings.mask_token",)),
-    (r"embeddings\.mask_token", ("embeddings.mask_token",)),
-    (r"patch_embed\.projection\.(weight|bias)", (r"embeddings.patch_embeddings.\1",)),
-    (r"ln1\.weight", ("norm.weight",)),
-    (r"tokenizer\.w_cls", ("embeddings.tokenizer.cls_token",)),
-    (r"tokenizer\.local_pos_embed", ("embeddings.tokenizer.position_embeddings",)),
-)
-LAYER: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (r"ln([12])\.weight", (r"norm\1.weight",)),
-    (r"attn\.w([qkv])\.(weight|bias)", (r"attention.\1_proj.\2",)),
-    (r"attn\.proj\.(weight|bias)", (r"attention.o_proj.\1",)),
-    (r"attn\.([qk])_norm\.weight", (r"attention.\1_norm.weight",)),
-    (r"attn\.gamma\.weight", ("layer_scale1.lambda1",)),
-    (r"ffn\.w12\.(weight|bias)", (r"mlp.gate_proj.\1", r"mlp.up_proj.\1")),
-    (r"ffn\.w3\.(weight|bias)", (r"mlp.down_proj.\1",)),
-)
-STACKS = ((r"blocks\.(\d+)\.", "model.layer."), (r"tokenizer\.blocks\.(\d+)\.", "embeddings.tokenizer.layer."))
-# Heads are sequences of convolution, (shuffle,) norm, activation: the place in the sequence tells the block.
-HEAD: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
-    (r"input_conv\.(\d)\.(?:norm\.)?(weight|bias)", lambda m: f"decode_head.input_conv.{part(m, 3)}"),
-    (
-        r"upsample_blocks\.(\d+)\.(\d)\.(?:norm\.)?(weight|bias)",
-        lambda m: f"decode_head.upsample_layers.{m[1]}.{'convolution' if m[2] == '0' else 'norm'}.{m[3]}",
-    ),
-    (r"deconv_layers\.(\d+)\.weight", lambda m: f"decode_head.upsample_layers.{int(m[1]) // 3}.convolution.weight"),
-    (
-        r"conv_layers\.(\d+)\.(?:norm\.)?(weight|bias)",
-        lambda m: f"decode_head.conv_layers.{int(m[1]) // 3}.{part(m, 3)}",
-    ),
-    (
-        r"scale_conv_layers\.(\d+)\.(weight|bias)",
-        lambda m: f"scale_head.conv_layers.{int(m[1]) // 3}.convolution.{m[2]}",
-    ),
-    (r"scale_final_layer\.5\.(weight|bias)", lambda m: f"scale_head.predictor.proj.{m[1]}"),
-    (
-        r"scale_final_layer\.([13])\.(weight|bias)",
-        lambda m: f"scale_head.predictor.block{(int(m[1]) + 1) // 2}.layers.0.{m[2]}",
-    ),
-    (r"conv_(?:pose|seg|normal|albedo|pointmap|matting)\.(weight|bias)", lambda m: f"decode_head.predictor.{m[1]}"),
-)
-USELESS = re.compile(r"(^|\.)(periods|mask_embed)$")
-REQUIRED = ("cls_token", "storage_tokens", "patch_embed.projection.weight", "ln1.weight")
-
-
-def part(match: re.Match[str], period: int) -> str:
-    """Tell a block's convolution from its norm by the place in the sequence, with the kind of weight."""
-    return f"{'convolution' if int(match[1]) % period == 0 else 'norm'}.{match[2]}"
-
-
-def is_original(names: Iterable[str]) -> bool:
-    """Tell whether names are those of the original release."""
-    return any(re.match(r"(backbone\.)?(blocks\.\d+\.(attn|ffn)\.|patch_embed\.projection)", name) for name in names)
-
-
-def is_gated(shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Tell whether feed-forward layers hold gate and up in one: twice as many rows as the way back has columns."""
-    for name, shape in shapes.items():
-        if name.endswith("ffn.w12.weight"):
-            return shape[0] == 2 * shapes.get(name.replace("w12", "w3"), (0, 0))[1]
-    return True
-
-
-def target_names(name: str, *, gated: bool = True) -> tuple[str, ...] | None:
-    """Return our name for one of the original release, two for a fused pair, none if useless, None if unknown.
-
-    Models without a gate, which only transformers writes in this naming, have `w12` for the way up alone.
-    """
-    if USELESS.search(name):
-        return ()
-    if name.startswith(("decode_head.", "scale_head.")):
-        return head_names(name)
-    prefix = "model." if name.startswith("backbone.") else ""
-    bare = name.removeprefix("backbone.")
-    for pattern, targets in ENCODER:
-        if re.fullmatch(pattern, bare):
-            return tuple(prefix + re.sub(pattern, target, bare) for target in targets)
-    for stack, ours in STACKS:
-        found = re.match(stack, bare)
-        if found:
-            rest = bare[found.end() :]
-            for pattern, targets in LAYER:
-                if re.fullmatch(pattern, rest):
-                    used = targets if gated else targets[-1:]
-                    return tuple(f"{prefix}{ours}{found[1]}.{re.sub(pattern, t, rest)}" for t in used)
-    return None
-
-
-def head_names(name: str) -> tuple[str, ...] | None:
-    """Return our name for one in a head, as it is where it is ours already."""
-    for pattern, rename in HEAD:
-        found = re.fullmatch(rf"decode_head\.{pattern}", name)
-        if found:
-            return (rename(found),)
-    return (name,) if re.search(r"\.(convolution|predictor)\.|layers\.0\.(weight|bias)$|\.proj\.", name) else None
+_PADDED = ("normal", "pointmap", "albedo")  # tasks whose images keep their aspect ratio
+_REQUIRED = ("cls_token", "storage_tokens", "patch_embed.projection.weight", "ln1.weight")
 
 
 def convert_state_dict(original: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert an original Sapiens2 checkpoint's tensors to our names; pure, and without copying.
+    """Convert the tensors of an original Sapiens2 checkpoint to our names, without copying.
 
-    A pretraining checkpoint becomes that of `Sapiens2Model`, a task's checkpoint that of its task class; both load with
-    ``strict=True``. A file that is not of the release, or not all of one, is refused with the keys named.
+    The result loads with ``strict=True`` into `Sapiens2Model` for a pretraining checkpoint, into the class of the task
+    for others.
+
+    Raises:
+        WeightsError: Keys are unknown or missing; the message names them.
     """
     unknown = [name for name in original if target_names(name) is None]
     if unknown or not is_original(original):
@@ -131,9 +46,9 @@ def convert_state_dict(original: Mapping[str, Tensor]) -> dict[str, Tensor]:
             f"state dict: expected the names of the original Sapiens2 release, got {some(unknown or list(original))}. "
             "Checkpoints in other layouts open with from_pretrained."
         )
-    lacking = missing_names(original)
+    lacking = _missing_names(original)
     if lacking:
-        raise WeightsError(f"state dict: is not whole; it lacks {some(lacking)}. Download the checkpoint again.")
+        raise WeightsError(f"state dict: is incomplete; it lacks {some(lacking)}. Download the checkpoint again.")
     converted: dict[str, Tensor] = {}
     for name, tensor in original.items():
         targets = target_names(name) or ()
@@ -145,11 +60,11 @@ def convert_state_dict(original: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def missing_names(original: Iterable[str]) -> list[str]:
-    """List names that a whole checkpoint must have, judging by those that are there."""
+def _missing_names(original: Iterable[str]) -> list[str]:
+    """Return the names that a complete checkpoint has and this one lacks, judging by the names that it has."""
     names = set(original)
     prefix = "backbone." if any(name.startswith("backbone.") for name in names) else ""
-    lacking = [prefix + name for name in REQUIRED if prefix + name not in names]
+    lacking = [prefix + name for name in _REQUIRED if prefix + name not in names]
     for stack in (f"{prefix}blocks.", f"{prefix}tokenizer.blocks."):
         layers: dict[int, set[str]] = {}
         for name in names:
@@ -165,3 +80,112 @@ def missing_names(original: Iterable[str]) -> list[str]:
     if prefix and not any(re.match(r"decode_head\.(conv_(?!layers)|predictor)", name) for name in names):
         lacking.append("decode_head.conv_<task>.weight")
     return lacking
+
+
+def save_converted(source: str | Path, out: str | Path, *, image_hw: tuple[int, int] = (1024, 768)) -> list[Path]:
+    """Convert a checkpoint file and write configuration, weights and processor; return what was written.
+
+    Args:
+        source: The file.
+        out: Folder to write.
+        image_hw: Size of the images of the model; four times that for the 4K variant.
+    """
+    file = weight_file(source)
+    if file is None:
+        raise CheckpointError(f"{source}: expected a checkpoint file such as sapiens2_0.4b_pose.safetensors.")
+    original = dict(open_file(file).tensors())
+    for name, tensor in original.items():
+        check_finite(name, tensor, str(source))
+    state = convert_state_dict(original)
+    config, task = infer_config({name: tuple(tensor.shape) for name, tensor in original.items()}, image_hw)
+    _check_scale_branch(config)
+    with no_init_weights():
+        model = (Sapiens2Model if task == "pretrain" else TASK_CLASSES[task])(config)
+    model.load_state_dict(state, strict=True, assign=True)
+    height, width = config.image_hw
+    processor = Sapiens2ImageProcessor(size={"height": height, "width": width}, do_pad=task in _PADDED)
+    written: list[Path] = model.save_pretrained(out) + processor.save_pretrained(out)
+    return written
+
+
+def infer_config(shapes: Shapes, image_hw: tuple[int, int] = (1024, 768)) -> tuple[Sapiens2Config, str]:
+    """Return the architecture and the task that the shapes of the tensors of an original checkpoint imply."""
+    trunk = {name.removeprefix("backbone."): shape for name, shape in shapes.items()}
+    layers = _indices(trunk, r"blocks\.(\d+)\.ln1\.weight")
+    hidden, head_dim = trunk["cls_token"][-1], trunk["blocks.0.attn.q_norm.weight"][0]
+    fields: dict[str, Any] = {
+        "hidden_size": hidden,
+        "num_hidden_layers": len(layers),
+        "num_attention_heads": hidden // head_dim,
+        "num_key_value_heads_per_layer": [trunk[f"blocks.{n}.attn.wk.weight"][0] // head_dim for n in layers],
+        "intermediate_size": trunk["blocks.0.ffn.w3.weight"][1],
+        "patch_size": list(trunk["patch_embed.projection.weight"][2:]),
+        "num_register_tokens": trunk["storage_tokens"][1],
+        "image_size": list(image_hw),
+        "use_mask_token": "mask_token" in trunk,
+    }
+    if "tokenizer.w_cls" in trunk:
+        window = math.isqrt(trunk["tokenizer.local_pos_embed"][1] - 1)
+        fields |= {
+            "use_tokenizer": True,
+            "tokenizer_window_size": window,
+            "num_tokenizer_layers": len(_indices(trunk, r"tokenizer\.blocks\.(\d+)\.ln1\.weight")),
+            "image_size": [side * window for side in image_hw],
+        }
+    task = next((found[1] for name in shapes if (found := re.match(r"decode_head\.conv_(?!layers)(\w+)\.", name))), "")
+    if not task:
+        return Sapiens2Config(**fields), "pretrain"
+    return Sapiens2Config(**(fields | _head_fields(shapes, task))), task
+
+
+def _check_scale_branch(config: Sapiens2Config) -> None:
+    """Raise `InputError` if the scale branch is for images of another size."""
+    head = config.head_config
+    if head is None or not head.scale_conv_out_channels:
+        return
+    height, width = head.scale_grid(config.grid_hw(config.image_hw))
+    features = height * width * head.scale_conv_out_channels[-1]
+    if features != head.scale_final_input_size:
+        raise InputError(
+            f"image size: the scale branch takes {head.scale_final_input_size} features, and images of "
+            f"{config.image_hw[0]}×{config.image_hw[1]} give {features}. Pass the image size of the model."
+        )
+
+
+def _head_fields(shapes: Shapes, task: str) -> dict[str, Any]:
+    """Return the fields of the configuration that the shapes of a head imply."""
+    head = {name.removeprefix("decode_head."): shape for name, shape in shapes.items() if "decode_head." in name}
+    deconvolutions = [head[f"deconv_layers.{n}.weight"] for n in _indices(head, r"deconv_layers\.(\d+)\.weight")]
+    shuffles = [head[f"upsample_blocks.{n}.0.weight"] for n in _indices(head, r"upsample_blocks\.(\d+)\.0\.weight")]
+    convolutions = _convolution_shapes(head, "conv_layers")
+    config: dict[str, Any] = {
+        "upsample_out_channels": [shape[1] for shape in deconvolutions] or [shape[0] // 4 for shape in shuffles],
+        "upsample_kernel_sizes": [shape[2] for shape in deconvolutions or shuffles],
+        "use_pixel_shuffle": True if shuffles else None,
+        "conv_out_channels": [shape[0] for shape in convolutions],
+        "conv_kernel_sizes": [shape[2] for shape in convolutions],
+        "norm": "rms" if any(name.endswith("norm.weight") for name in head) else "instance",
+    }
+    scales = _convolution_shapes(head, "scale_conv_layers")
+    if scales:
+        config |= {
+            "scale_conv_out_channels": [shape[0] for shape in scales],
+            "scale_conv_kernel_sizes": [shape[2] for shape in scales],
+            "scale_final_hidden_sizes": [head["scale_final_layer.1.weight"][0], head["scale_final_layer.3.weight"][0]],
+            "scale_final_input_size": head["scale_final_layer.1.weight"][1],
+        }
+    count = head[f"conv_{task}.weight"][0]
+    known = {key: value for key, value in task_fields(task, "0.4b").items() if key in ("id2label", "flip_pairs")}
+    named = known if len(known.get("id2label", ())) == count else {"num_labels": count}
+    return named | {"head_config": config}
+
+
+def _convolution_shapes(head: Shapes, stem: str) -> list[tuple[int, ...]]:
+    """Return the shapes of the convolutions of a sequence, in order."""
+    indices = _indices(head, rf"{stem}\.(\d+)\.weight")
+    return [head[f"{stem}.{n}.weight"] for n in indices if len(head[f"{stem}.{n}.weight"]) == 4]
+
+
+def _indices(names: Shapes, pattern: str) -> list[int]:
+    """Return the numbers that a pattern matches in names, in order."""
+    return sorted({int(found[1]) for name in names if (found := re.fullmatch(pattern, name))})

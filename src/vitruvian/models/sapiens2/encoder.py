@@ -1,6 +1,6 @@
-"""The Sapiens2 encoder: patches ─▶ [4K: window tokenizer] ─▶ class token, registers, patches ─▶ layers.
+"""The Sapiens2 encoder: patches -> [4K: window tokenizer] -> class token, registers, patches -> layers.
 
-pixel_values [B, 3, H, W] ─▶ tokens [B, 1 + R + h·w, C] ─▶ N layers ─▶ tokens [B, 1 + R + h·w, C]
+pixel_values [B, 3, H, W] -> tokens [B, 1 + R + h·w, C] -> layers -> RMS norm -> tokens [B, 1 + R + h·w, C]
 """
 
 from __future__ import annotations
@@ -13,26 +13,52 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import InputError
-from vitruvian.layers.attention import attend
+from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.mlp import MLP, GatedMLP
 from vitruvian.layers.norm import RMSNorm
 from vitruvian.layers.residual import DropPath, LayerScale
-from vitruvian.layers.rope import augment_centers, patch_centers, rope_table, rotate
+from vitruvian.layers.weight_cache import WeightCache
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
-
-Rope = tuple[Tensor, Tensor]
+from vitruvian.ops.attention import attention
+from vitruvian.ops.bounded_attention import bounded_attention, has_bounded_scores, query_scale
+from vitruvian.ops.cache import cached_tensors
+from vitruvian.ops.dispatch import is_tracing, use_triton, wants_grad
+from vitruvian.ops.fp8 import (
+    FP8_MAX,
+    Fp8Rows,
+    add_rms_norm_fp8,
+    gated_linear_bound,
+    gated_linear_fp8,
+    linear_fp8,
+    quantize_rows,
+)
+from vitruvian.ops.rms_norm import add_rms_norm
+from vitruvian.ops.rope import Rope, augment_centers, patch_centers, rms_norm_rope, rope_tables
 
 
 class Encoded(NamedTuple):
-    """What the layers give: tokens [B, N, C], and on demand those of every stage and the attention weights."""
+    """Output of the encoder: normalized tokens [B, N, C], and on demand the tokens of every stage before the norm and
+    the attention weights."""
 
     tokens: Tensor
     hidden_states: tuple[Tensor, ...] | None
     attentions: tuple[Tensor, ...] | None
 
 
+class Fp8Weights(NamedTuple):
+    """The large matrices of a layer in fp8."""
+
+    qkv: Fp8Rows
+    qkv_bias: Tensor | None
+    out: Fp8Rows
+    gate_up: Fp8Rows
+    gate_up_bias: Tensor | None
+    hidden_scale: Tensor  # [F] brings the hidden channels of the feed-forward into the range of fp8
+    down: Fp8Rows  # divided by `hidden_scale`
+
+
 class Embeddings(nn.Module):
-    """Patches as tokens, after the class token and the registers."""
+    """Class token, register tokens and patch embeddings."""
 
     def __init__(self, config: Sapiens2Config) -> None:
         super().__init__()
@@ -47,42 +73,29 @@ class Embeddings(nn.Module):
 
     def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
         """Embed [B, 3, H, W], with the patches that are True in [B, H/p · W/p] replaced by the mask token."""
-        patches, grid_hw = self.embed(pixel_values)  # [B, H/p · W/p, C]
+        patches, grid_hw = self._embed(pixel_values)  # [B, H/p · W/p, C]
         if bool_masked_pos is not None:
-            patches = self.mask(patches, bool_masked_pos)
+            patches = self._mask(patches, bool_masked_pos)
         if self.tokenizer is not None:
             patches = self.tokenizer(patches.view(patches.shape[0], *grid_hw, -1))  # [B, h·w, C]
-        batch = pixel_values.shape[0]  # not len(): export follows shapes
-        front = (self.cls_token.expand(batch, -1, -1), self.register_tokens.expand(batch, -1, -1))
-        return torch.cat((*front, patches), dim=1)  # [B, 1 + R + h·w, C]
+        batch = pixel_values.shape[0]  # not len(), which export cannot trace
+        prefix = (self.cls_token.expand(batch, -1, -1), self.register_tokens.expand(batch, -1, -1))
+        return torch.cat((*prefix, patches), dim=1)  # [B, 1 + R + h·w, C]
 
-    def in_place(self, pixel_values: Tensor) -> Tensor:
-        """Embed [B, 3, H, W] for inference, without a tokenizer: each picture where it belongs, to move none."""
-        conv, registers = self.patch_embeddings, self.register_tokens
-        cut, _ = self.cut(pixel_values)  # [B, h·w, 3·p·p]
-        front = 1 + registers.shape[1]
-        tokens = cut.new_empty(cut.shape[0], front + cut.shape[1], conv.out_channels)  # [B, 1 + R + h·w, C]
-        tokens[:, :1], tokens[:, 1:front] = self.cls_token, registers
-        assert conv.bias is not None
-        for patches, place in zip(cut, tokens[:, front:], strict=True):
-            torch.addmm(conv.bias, patches, conv.weight.flatten(1).t(), out=place)
-        return tokens
+    def _embed(self, pixel_values: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Project the patches of [B, 3, H, W] to [B, h·w, C]; return the grid (h, w) too.
 
-    def embed(self, pixel_values: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Project patches: what the convolution says, as a matrix product, for which every device has a quick way."""
-        cut, grid_hw = self.cut(pixel_values)
+        A matrix product, which gives the numbers of the convolution and is fast on every device.
+        """
         conv = self.patch_embeddings
-        return F.linear(cut, conv.weight.flatten(1), conv.bias), grid_hw  # [B, h·w, C]
-
-    def cut(self, pixel_values: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Cut [B, 3, H, W] into patches [B, h·w, 3·p·p]; return the grid (h, w) too."""
-        (down, across), (batch, channels, height, width) = self.patch_embeddings.kernel_size, pixel_values.shape
+        (down, across), (batch, channels, height, width) = conv.kernel_size, pixel_values.shape
         grid_hw = (height // down, width // across)
-        cut = pixel_values.reshape(batch, channels, grid_hw[0], down, grid_hw[1], across)  # [B, 3, h, p, w, p]
-        return cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, grid_hw[0] * grid_hw[1], -1), grid_hw
+        patches = pixel_values.reshape(batch, channels, grid_hw[0], down, grid_hw[1], across)  # [B, 3, h, p, w, p]
+        patches = patches.permute(0, 2, 4, 1, 3, 5).reshape(batch, grid_hw[0] * grid_hw[1], -1)  # [B, h·w, 3·p·p]
+        return F.linear(patches, conv.weight.flatten(1), conv.bias), grid_hw
 
-    def mask(self, patches: Tensor, positions: Tensor) -> Tensor:
-        """Put the mask token in the place of patches."""
+    def _mask(self, patches: Tensor, positions: Tensor) -> Tensor:
+        """Replace patches by the mask token."""
         if self.mask_token is None:
             raise InputError("bool_masked_pos: needs a model with a mask token. Build it with use_mask_token=True.")
         if tuple(positions.shape) != tuple(patches.shape[:2]):
@@ -94,9 +107,9 @@ class Embeddings(nn.Module):
 
 
 class WindowTokenizer(nn.Module):
-    """Merge each window of patches into one token, so that a 4K picture costs what a 1K one does.
+    """Merge each window of patches into one token, so that a 4K image has as many tokens as a 1K image.
 
-    A window's patches, its own class token and learned positions pass a few plain layers; the class token remains.
+    The patches of a window, a class token and learned positions pass a few plain layers; the class token is the result.
     """
 
     def __init__(self, config: Sapiens2Config) -> None:
@@ -115,15 +128,17 @@ class WindowTokenizer(nn.Module):
         k = self.window
         windows = patches.view(batch, height // k, k, width // k, k, channels).transpose(2, 3)  # [B, h, w, k, k, C]
         windows = windows.reshape(-1, k * k, channels)  # [B·h·w, k², C]
-        tokens = torch.cat((self.cls_token.expand(windows.shape[0], -1, -1), windows), dim=1)  # [B·h·w, 1 + k², C]
-        tokens = tokens + self.position_embeddings
+        x = torch.cat((self.cls_token.expand(windows.shape[0], -1, -1), windows), dim=1)  # [B·h·w, 1 + k², C]
+        x = x + self.position_embeddings
+        branch: Tensor | None = None
         for layer in self.layer:
-            tokens, _ = layer(tokens, None)
-        return tokens[:, 0].view(batch, -1, channels)  # [B, h·w, C]
+            x, branch, _ = layer(x, branch, None)
+        tokens = x[:, 0] if branch is None else x[:, 0] + branch[:, 0]  # [B·h·w, C]
+        return tokens.view(batch, -1, channels)  # [B, h·w, C]
 
 
 class Encoder(nn.Module):
-    """The transformer layers."""
+    """The transformer layers, in carried-residual form: a layer adds the last branch and returns its own."""
 
     def __init__(self, config: Sapiens2Config) -> None:
         super().__init__()
@@ -131,23 +146,37 @@ class Encoder(nn.Module):
         self.layer = nn.ModuleList(Layer(config, kv_heads=h, hidden=config.intermediate_size) for h in heads)
         self.gradient_checkpointing = False
 
-    def forward(self, tokens: Tensor, rope: Rope, *, hidden_states: bool = False, attentions: bool = False) -> Encoded:
-        """Pass [B, N, C] through all layers."""
-        states, weights = [tokens], []
+    def forward(
+        self, tokens: Tensor, rope: Rope, norm: RMSNorm, *, hidden_states: bool = False, attentions: bool = False
+    ) -> Encoded:
+        """Pass [B, N, C] through all layers and the final norm."""
+        x, branch = tokens, None
+        states, weights = [tokens] if hidden_states else [], []
         for layer in self.layer:
             if self.gradient_checkpointing and self.training:
-                tokens, weight = checkpoint(layer, tokens, rope, attentions, use_reentrant=False)
+                x, branch, weight = checkpoint(layer, x, branch, rope, attentions, use_reentrant=False)
             else:
-                tokens, weight = layer(tokens, rope, attentions)
+                x, branch, weight = layer(x, branch, rope, attentions)
             if hidden_states:
-                states.append(tokens)
+                states.append(x + branch)
             if attentions:
                 weights.append(weight)
-        return Encoded(tokens, tuple(states) if hidden_states else None, tuple(weights) if attentions else None)
+        out: Tensor = norm(x, branch)
+        return Encoded(out, tuple(states) if hidden_states else None, tuple(weights) if attentions else None)
+
+    def prepare_for_inference(self, *, fp8: bool) -> None:
+        """Join the weights of all layers on CUDA, and quantize them with `fp8`."""
+        for layer in self.layer:
+            if isinstance(layer, Layer) and layer.norm1.weight.is_cuda:
+                layer.prepare_for_inference(fp8=fp8)
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each on a residual branch; `plain` leaves out qk-norm and layer scale."""
+    """Attention and feed-forward, each on a residual branch; `plain` omits qk-norm and layer scale.
+
+    Attributes:
+        fp8: Quantized weights for inference, made by `prepare_for_inference`.
+    """
 
     def __init__(self, config: Sapiens2Config, *, kv_heads: int, hidden: int, plain: bool = False) -> None:
         super().__init__()
@@ -157,18 +186,70 @@ class Layer(nn.Module):
         self.layer_scale1 = nn.Identity() if plain else LayerScale(channels, value=config.layerscale_value)
         self.norm2 = RMSNorm(channels, eps=eps)
         mlp = GatedMLP if config.use_gated_mlp else MLP
-        self.mlp = mlp(channels, hidden, act=config.hidden_act, bias=config.mlp_bias)
+        self.mlp: GatedMLP | MLP = mlp(channels, hidden, act=config.hidden_act, bias=config.mlp_bias)
         self.drop_path = DropPath(config.drop_path_rate)
+        self.fp8: Fp8Weights | None = None
 
-    def forward(self, tokens: Tensor, rope: Rope | None, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Update [B, N, C]; return the attention weights [B, A, N, N] too where asked."""
-        attended, weights = self.attention(self.norm1(tokens), rope, need_weights)
-        tokens = tokens + self.drop_path(self.layer_scale1(attended))
-        return tokens + self.drop_path(self.mlp(self.norm2(tokens))), weights
+    def forward(
+        self, x: Tensor, branch: Tensor | None, rope: Rope | None, need_weights: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Add the branch of the last layer to x, attend and feed forward.
+
+        Args:
+            x: Residual stream [B, N, C].
+            branch: What the last layer adds to it [B, N, C].
+            rope: Cosines and sines [N, D/2].
+            need_weights: Return the attention weights.
+
+        Returns:
+            The residual stream [B, N, C], what this layer adds to it [B, N, C], and the weights [B, A, N, N] or None.
+        """
+        fp8 = None if self.fp8 is None or is_tracing() or wants_grad(x, self.norm1.weight) else self.fp8
+        scale = self.layer_scale1.lambda1 if isinstance(self.layer_scale1, LayerScale) else None
+        add_norm = add_rms_norm if fp8 is None else add_rms_norm_fp8
+        x, normed = add_norm(x, branch, self.norm1.weight, eps=self.norm1.eps)
+        attended, weights = self.attention(normed, rope, need_weights, fp8)
+        x, normed = add_norm(x, self.drop_path(attended), self.norm2.weight, eps=self.norm2.eps, scale=scale)
+        out = self._feed_forward_fp8(normed, fp8, dtype=x.dtype) if isinstance(normed, Fp8Rows) else self.mlp(normed)
+        return x, self.drop_path(out), weights
+
+    @torch.no_grad()
+    def prepare_for_inference(self, *, fp8: bool) -> None:
+        """Join the matrices that read the same tokens, and quantize the large ones with `fp8`."""
+        self.fp8 = None
+        self.attention.join_weights()
+        if isinstance(self.mlp, GatedMLP):
+            self.mlp.join_weights()
+        if not fp8:
+            return
+        assert isinstance(self.mlp, GatedMLP)
+        qkv, gate_up = self.attention.joined, self.mlp.joined
+        assert qkv is not None
+        assert gate_up is not None
+        scale = FP8_MAX / gated_linear_bound(self.norm2.weight, gate_up.weight, gate_up.bias)  # [F]
+        self.fp8 = Fp8Weights(
+            qkv=quantize_rows(qkv.weight),
+            qkv_bias=qkv.bias,
+            out=quantize_rows(self.attention.o_proj.weight),
+            gate_up=quantize_rows(gate_up.weight),
+            gate_up_bias=gate_up.bias,
+            hidden_scale=scale,
+            down=quantize_rows(self.mlp.down_proj.weight.float() / scale),
+        )
+
+    def _feed_forward_fp8(self, x: Fp8Rows, fp8: Fp8Weights | None, *, dtype: torch.dtype) -> Tensor:
+        """Feed [B, N, C] forward in fp8."""
+        assert fp8 is not None
+        hidden = gated_linear_fp8(x, fp8.gate_up, fp8.gate_up_bias, fp8.hidden_scale, dtype=dtype)  # [B, N, F]
+        return linear_fp8(hidden, fp8.down, self.mlp.down_proj.bias, dtype=dtype)
 
 
 class Attention(nn.Module):
-    """Grouped-query self-attention with normalised, rotated queries and keys."""
+    """Grouped-query self-attention with normalized, rotated queries and keys.
+
+    Attributes:
+        joined: Queries, keys and values as one matrix for inference, made by `join_weights`.
+    """
 
     def __init__(self, config: Sapiens2Config, *, kv_heads: int, qk_norm: bool) -> None:
         super().__init__()
@@ -182,45 +263,91 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(channels, channels, bias=config.proj_bias)
         self.q_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps) if qk_norm else nn.Identity()
         self.k_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps) if qk_norm else nn.Identity()
+        self.joined: JoinedLinear | None = None
+        self._has_bounded_scores: WeightCache[bool] = WeightCache()
 
-    def forward(self, tokens: Tensor, rope: Rope | None, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Attend within [B, N, C]."""
-        q = self.q_norm(split_heads(self.q_proj(tokens), self.head_dim))  # [B, A, N, D]
-        k = self.k_norm(split_heads(self.k_proj(tokens), self.head_dim))  # [B, G, N, D]
-        v = split_heads(self.v_proj(tokens), self.head_dim)  # [B, G, N, D]
-        if rope is not None:
-            q, k = rotate(q, *rope), rotate(k, *rope)
-        out, weights = attend(
-            q,
-            k,
-            v,
-            implementation=self.attn_implementation,
-            dropout=self.dropout if self.training else 0.0,
-            need_weights=need_weights,
-        )
-        return self.o_proj(out.transpose(1, 2).flatten(2)), weights  # [B, N, C]
+    def forward(
+        self, tokens: Tensor | Fp8Rows, rope: Rope | None, need_weights: bool = False, fp8: Fp8Weights | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend within [B, N, C]; in fp8, tokens are `Fp8Rows`. Return the weights [B, A, N, N] too on demand."""
+        q, k, v = self._project(tokens, fp8)  # [B, N, heads, D] each
+        bounded = not need_weights and self._uses_bounded_attention(q)
+        q = _normalize_and_rotate(q, self.q_norm, rope, scale=query_scale(self.head_dim) if bounded else 1.0)
+        k = _normalize_and_rotate(k, self.k_norm, rope)  # [B, G, N, D]
+        v = v.transpose(1, 2)  # [B, G, N, D]
+        weights: Tensor | None = None
+        if bounded:
+            out = bounded_attention(q, k, v).flatten(2)  # [B, N, C]
+        else:
+            dropout = self.dropout if self.training else 0.0
+            out, weights = attention(
+                q, k, v, implementation=self.attn_implementation, dropout=dropout, need_weights=need_weights
+            )
+            out = out.transpose(1, 2).flatten(2)  # [B, N, C]
+        if fp8 is not None:
+            return linear_fp8(quantize_rows(out), fp8.out, self.o_proj.bias, dtype=out.dtype), weights
+        return self.o_proj(out), weights
+
+    def join_weights(self) -> None:
+        """Join queries, keys and values."""
+        self.joined = JoinedLinear([self.q_proj, self.k_proj, self.v_proj])
+
+    def _project(self, tokens: Tensor | Fp8Rows, fp8: Fp8Weights | None) -> list[Tensor]:
+        """Project [B, N, C] to queries [B, N, A, D], keys and values [B, N, G, D]."""
+        linears = (self.q_proj, self.k_proj, self.v_proj)
+        if isinstance(tokens, Fp8Rows):
+            assert fp8 is not None
+            joined: Tensor | None = linear_fp8(tokens, fp8.qkv, fp8.qkv_bias, dtype=self.o_proj.weight.dtype)
+        else:
+            joined = self.joined(tokens) if self.joined is not None and self.joined.is_usable() else None
+        if joined is None:
+            parts = [linear(tokens) for linear in linears]
+        else:
+            parts = list(torch.split(joined, [linear.out_features for linear in linears], dim=-1))
+        return [part.view(*part.shape[:2], -1, self.head_dim) for part in parts]
+
+    def _uses_bounded_attention(self, q: Tensor) -> bool:
+        """Tell whether the kernel without a running maximum may attend with queries like these."""
+        q_norm, k_norm = self.q_norm, self.k_norm
+        if not (isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm)) or self.attn_implementation != "sdpa":
+            return False
+        if not use_triton("attention", q, q_norm.weight) or (self.training and self.dropout):
+            return False
+        weights = q_norm.weight, k_norm.weight
+        return self._has_bounded_scores.get(weights, lambda: has_bounded_scores(*weights))
 
 
-def split_heads(tokens: Tensor, head_dim: int) -> Tensor:
-    """Give each head its own slice: [B, N, C] -> [B, A, N, D]."""
-    return tokens.view(*tokens.shape[:2], -1, head_dim).transpose(1, 2)
+def _normalize_and_rotate(x: Tensor, norm: nn.Module, rope: Rope | None, *, scale: float = 1.0) -> Tensor:
+    """Normalize and rotate heads: [B, N, A, D] -> [B, A, N, D]."""
+    if rope is None:
+        normed: Tensor = norm(x)
+        return normed.transpose(1, 2)
+    if not isinstance(norm, RMSNorm):
+        return rms_norm_rope(x, None, rope, scale=scale)
+    return rms_norm_rope(x, norm.weight, rope, eps=norm.eps, scale=scale)
 
 
 def positions(config: Sapiens2Config, grid_hw: tuple[int, int], *, device: torch.device, training: bool) -> Rope:
-    """Rotation tables of a token grid, moved at random in training as the configuration says."""
-    centers = patch_centers(grid_hw, device)  # [h·w, 2]
-    if training:
-        centers = augment_centers(
-            centers,
-            shift=config.pos_embed_shift,
-            jitter=config.pos_embed_jitter,
-            rescale=config.pos_embed_rescale,
-        )
-    return rope_table(centers, head_dim=config.hidden_size // config.num_attention_heads, theta=config.rope_theta)
+    """Return the rotary tables of all tokens [1 + R + h·w, D/2], augmented in training as the configuration says."""
+    head_dim, prefix = config.hidden_size // config.num_attention_heads, 1 + config.num_register_tokens
+    if not training:
+        return _rope_tables(grid_hw, device, head_dim, config.rope_theta, prefix)
+    centers = augment_centers(
+        patch_centers(grid_hw, device),
+        shift=config.pos_embed_shift,
+        jitter=config.pos_embed_jitter,
+        rescale=config.pos_embed_rescale,
+    )
+    return rope_tables(centers, head_dim=head_dim, theta=config.rope_theta, prefix=prefix)
+
+
+@cached_tensors
+def _rope_tables(grid_hw: tuple[int, int], device: torch.device, head_dim: int, theta: float, prefix: int) -> Rope:
+    return rope_tables(patch_centers(grid_hw, device), head_dim=head_dim, theta=theta, prefix=prefix)
 
 
 def check_pixels(pixel_values: Tensor, config: Sapiens2Config) -> tuple[int, int]:
-    """Raise `InputError` unless pictures fit the model; return the token grid (h, w)."""
+    """Raise `InputError` unless the model accepts these images; return the token grid (h, w)."""
     shape = list(pixel_values.shape)
     if pixel_values.ndim != 4 or shape[1] != config.num_channels:
         raise InputError(
@@ -229,7 +356,7 @@ def check_pixels(pixel_values: Tensor, config: Sapiens2Config) -> tuple[int, int
     if not pixel_values.is_floating_point():
         raise InputError(
             f"pixel_values: expected floating-point values, got {pixel_values.dtype}. "
-            "Prepare pictures with Sapiens2ImageProcessor."
+            "Prepare images with Sapiens2ImageProcessor."
         )
     down, across = config.token_hw
     if shape[2] % down or shape[3] % across or not shape[2] or not shape[3]:

@@ -1,72 +1,301 @@
-"""The public Sapiens2 models: the bare encoder, the backbone, and one class a task.
+"""The Sapiens2 models: the encoder, the backbone, and one class for each task.
 
-pixel_values [B, 3, H, W] ─▶ Sapiens2Model ─▶ tokens [B, 1 + R + h·w, C] ─▶ map [B, C, h, w] ─▶ DecodeHead ─▶ task
+pixel_values [B, 3, H, W] -> Sapiens2Model -> tokens [B, 1 + R + h·w, C] -> map [B, C, h, w] -> DecodeHead -> task
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor, nn
 
+from vitruvian.config import Config
 from vitruvian.errors import InputError
+from vitruvian.hub import HubOptions
+from vitruvian.layers.norm import RMSNorm
+from vitruvian.layers.residual import LayerScale
 from vitruvian.losses.dense import albedo_loss, normal_loss, segmentation_loss
 from vitruvian.losses.heatmap import heatmap_loss, heatmap_mse
 from vitruvian.losses.matting import matting_loss
 from vitruvian.losses.pointmap import canonical_scales, pointmap_loss
+from vitruvian.model import Model
+from vitruvian.models.sapiens2.checkpoint_keys import is_gated, is_original, target_names
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
+from vitruvian.models.sapiens2.encoder import (
+    Embeddings,
+    Encoded,
+    Encoder,
+    WindowTokenizer,
+    check_pixels,
+    positions,
+)
 from vitruvian.models.sapiens2.heads import DecodeHead, ScaleHead
 from vitruvian.models.sapiens2.outputs import (
     Sapiens2AlbedoEstimatorOutput,
+    Sapiens2BackboneOutput,
     Sapiens2ImageMattingOutput,
     Sapiens2NormalEstimatorOutput,
     Sapiens2PointmapEstimatorOutput,
     Sapiens2PoseEstimatorOutput,
     Sapiens2SemanticSegmenterOutput,
 )
-from vitruvian.models.sapiens2.trunk import Sapiens2Backbone, Sapiens2Model, Sapiens2PreTrainedModel, patch_map
+from vitruvian.models.sapiens2.packed import packed_config, packed_files, packed_table
+from vitruvian.ops.fp8 import missing_for_fp8
 from vitruvian.outputs import BaseModelOutputWithPooling
-
-__all__ = [
-    "Sapiens2Backbone",
-    "Sapiens2ForAlbedoEstimation",
-    "Sapiens2ForImageMatting",
-    "Sapiens2ForNormalEstimation",
-    "Sapiens2ForPointmapEstimation",
-    "Sapiens2ForPoseEstimation",
-    "Sapiens2ForSemanticSegmentation",
-    "Sapiens2Model",
-    "Sapiens2PreTrainedModel",
-]
+from vitruvian.weights import WeightFiles
 
 # Weights of the 29 body parts in the published segmentation recipe, in the order of `vitruvian.human.PARTS`.
 PART_LOSS_WEIGHTS = (
     *(0.1, 10.0, 10.0, 3.0, 2.0, 4.0, 4.0, 2.0, 2.0, 6.0, 10.0, 3.0, 3.0, 1.0, 4.0),
     *(4.0, 2.0, 2.0, 6.0, 10.0, 3.0, 3.0, 1.0, 1.0, 10.0, 10.0, 10.0, 10.0, 10.0),
 )
-# Normals are predicted in these axes: x right, y up, z to the viewer, as normal maps have them. Multiply by this for
-# the axes of pointmaps (x right, y down, z forward), and back.
+# Normals have the axes of normal maps: x right, y up, z to the viewer. Multiply by this to convert from or to the axes
+# of pointmaps: x right, y down, z forward.
 NORMAL_AXES = (1.0, -1.0, -1.0)
-CANONICAL_FOCAL = 768 / 1024  # focal length of the canonical camera over the height of the picture
+CANONICAL_FOCAL = 768 / 1024  # focal length of the canonical camera over the height of the image
+
+
+class Sapiens2PreTrainedModel(Model):
+    """Base of all Sapiens2 models: names in checkpoints, initialization and `optimize`."""
+
+    config_class: ClassVar[type[Config]] = Sapiens2Config
+    config: Sapiens2Config
+    base_model_prefix: ClassVar[str] = "model"
+    no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "Layer")
+    ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)periods$",)
+    optional_keys: ClassVar[tuple[str, ...]] = ("mask_token",)
+    packed_task: ClassVar[str | None] = None  # name of the task in packed checkpoints
+
+    @classmethod
+    def read_config(
+        cls, source: str | Path, config: Config | str | Path | None, options: HubOptions, overrides: dict[str, Any]
+    ) -> tuple[Any, bool]:
+        """Return the configuration of the model; of its task, in a packed checkpoint."""
+        tasks = packed_table(source, options) if config is None else None
+        if tasks is not None:
+            config = packed_config(source, tasks, cls.packed_task, options)
+        return super().read_config(source, config, options, overrides)
+
+    @classmethod
+    def open_files(cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None) -> WeightFiles:
+        """Open the weights; those of the encoder and the task, in a packed checkpoint."""
+        tasks = packed_table(source, options)
+        if tasks is None:
+            return super().open_files(source, options, use_safetensors=use_safetensors)
+        return packed_files(source, tasks, cls.packed_task, options)
+
+    @classmethod
+    def adapt_files(cls, files: WeightFiles) -> WeightFiles:
+        """Rename the weights of files with the names of the original release, as on the Hub."""
+        shapes = files.shapes
+        if not is_original(shapes):
+            return files
+        gated = is_gated(shapes)
+
+        def names(name: str) -> tuple[str, ...]:
+            targets = target_names(name, gated=gated)
+            return (name,) if targets is None else targets
+
+        return WeightFiles(files.readers, renames=names)
+
+    def missing_for_fp8(self) -> str:
+        """Return what ``optimize(fp8=True)`` lacks, or an empty string."""
+        config, weight = self.config, next(self.parameters())
+        if not (config.use_gated_mlp and config.hidden_act in ("silu", "swish")):
+            return f"a gated feed-forward with SiLU, got {config.hidden_act}"
+        return missing_for_fp8(weight.device, weight.dtype)
+
+    def prepare_for_inference(self) -> None:
+        """Join or quantize the weights of layers, and allow Winograd convolutions in heads."""
+        for module in self.modules():
+            if isinstance(module, Encoder):
+                module.prepare_for_inference(fp8=self.fp8)
+            elif isinstance(module, DecodeHead):
+                module.prepare_for_inference()
+
+    @torch.no_grad()
+    def init_module(self, module: nn.Module) -> None:
+        """Initialize new weights: truncated normal in the encoder, Kaiming in the heads."""
+        std = self.config.initializer_range
+        kind = getattr(module, "init_kind", "normal")
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
+            if kind == "kaiming" and isinstance(module, nn.Linear):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="linear")
+            elif kind == "kaiming":
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            else:
+                nn.init.trunc_normal_(module.weight, std=std)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, Embeddings):
+            nn.init.trunc_normal_(module.cls_token, std=std)
+            nn.init.trunc_normal_(module.register_tokens, std=std)
+            if module.mask_token is not None:
+                nn.init.zeros_(module.mask_token)
+        elif isinstance(module, WindowTokenizer):
+            nn.init.trunc_normal_(module.cls_token, std=std)
+            nn.init.trunc_normal_(module.position_embeddings, std=std)
+        elif isinstance(module, LayerScale):
+            nn.init.constant_(module.lambda1, module.value)
+        elif isinstance(module, RMSNorm):
+            nn.init.ones_(module.weight)
+
+
+class Sapiens2Trunk(Sapiens2PreTrainedModel):
+    """Embeddings, layers and final norm: the base of `Sapiens2Model` and `Sapiens2Backbone`."""
+
+    def __init__(self, config: Sapiens2Config) -> None:
+        super().__init__(config)
+        self.embeddings = Embeddings(config)
+        self.model = Encoder(config)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the patch embedding."""
+        return self.embeddings.patch_embeddings
+
+    def encode(
+        self, pixel_values: Tensor, bool_masked_pos: Tensor | None, *, hidden_states: bool, attentions: bool
+    ) -> Encoded:
+        """Embed images, run the layers and apply the final norm."""
+        grid_hw = check_pixels(pixel_values, self.config)
+        pixel_values = pixel_values.to(self.embeddings.patch_embeddings.weight.dtype)
+        tokens = self.embeddings(pixel_values, bool_masked_pos)
+        rope = positions(self.config, grid_hw, device=tokens.device, training=self.training)
+        encoded: Encoded = self.model(tokens, rope, self.norm, hidden_states=hidden_states, attentions=attentions)
+        return encoded
+
+
+class Sapiens2Model(Sapiens2Trunk):
+    """The encoder: tokens of all patches, and the class token as a feature vector of the image."""
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        bool_masked_pos: Tensor | None = None,
+        *,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutputWithPooling:
+        """Encode images.
+
+        Args:
+            pixel_values: Prepared images [B, 3, H, W], with sides that are multiples of the patch size.
+            bool_masked_pos: Patches to replace by the mask token, [B, number of patches].
+            output_hidden_states: Return the tokens after the embeddings and after each layer.
+            output_attentions: Return the attention weights [B, A, N, N] of each layer.
+            return_dict: Return a `ModelOutput` rather than a tuple.
+        """
+        encoded = self.encode(
+            pixel_values,
+            bool_masked_pos,
+            hidden_states=self.resolve_flag("output_hidden_states", output_hidden_states),
+            attentions=self.resolve_flag("output_attentions", output_attentions),
+        )
+        output = BaseModelOutputWithPooling(
+            last_hidden_state=encoded.tokens,  # [B, 1 + R + h·w, C]
+            pooler_output=encoded.tokens[:, 0],
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+        )
+        return self.format_output(output, return_dict)
+
+
+class Sapiens2Backbone(Sapiens2Trunk):
+    """The encoder as a backbone: feature maps of the stages that the configuration names."""
+
+    def __init__(self, config: Sapiens2Config) -> None:
+        super().__init__(config)
+        self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
+
+    @property
+    def out_features(self) -> list[str]:
+        """Names of the returned stages."""
+        return list(self.config.out_features or [])
+
+    @property
+    def out_indices(self) -> list[int]:
+        """Indices of the returned stages."""
+        return list(self.config.out_indices or [])
+
+    @property
+    def stage_names(self) -> list[str]:
+        """Names of all stages."""
+        return self.config.stage_names
+
+    @property
+    def channels(self) -> list[int]:
+        """Channels of each returned map."""
+        return [self.config.hidden_size] * len(self.out_features)
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        *,
+        return_class_token: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Sapiens2BackboneOutput:
+        """Return feature maps of images [B, 3, H, W].
+
+        Args:
+            pixel_values: Prepared images.
+            return_class_token: Return the class token of each chosen stage too.
+            output_hidden_states: Return the tokens after the embeddings and after each layer.
+            output_attentions: Return the attention weights of each layer.
+            return_dict: Return a `ModelOutput` rather than a tuple.
+        """
+        encoded = self.encode(
+            pixel_values,
+            None,
+            hidden_states=True,
+            attentions=self.resolve_flag("output_attentions", output_attentions),
+        )
+        states = encoded.hidden_states or ()
+        chosen = [states[index] for index in sorted(index % len(states) for index in self.out_indices)]
+        if self.config.normalize_backbone_outputs:
+            chosen = [self.norm(state) for state in chosen]
+        with_class = self.resolve_flag("return_class_token", return_class_token)
+        output = Sapiens2BackboneOutput(
+            feature_maps=tuple(self._to_map(state, pixel_values) for state in chosen),
+            cls_tokens=tuple(state[:, 0] for state in chosen) if with_class else None,
+            hidden_states=states if self.resolve_flag("output_hidden_states", output_hidden_states) else None,
+            attentions=encoded.attentions,
+        )
+        return self.format_output(output, return_dict)
+
+    def _to_map(self, tokens: Tensor, pixel_values: Tensor) -> Tensor:
+        """Return patch tokens as a map, or as tokens if the configuration says so."""
+        if self.config.reshape_hidden_states:
+            return patch_map(tokens, self.config, pixel_values)
+        return tokens[:, 1 + self.config.num_register_tokens :]  # [B, h·w, C]
+
+
+def patch_map(tokens: Tensor, config: Sapiens2Config, pixel_values: Tensor) -> Tensor:
+    """View the patch tokens of [B, 1 + R + h·w, C] as a map [B, C, h, w] with channels last in memory."""
+    height, width = config.grid_hw((pixel_values.shape[-2], pixel_values.shape[-1]))
+    patches = tokens[:, 1 + config.num_register_tokens :]  # [B, h·w, C]
+    return torch.unflatten(patches, 1, (height, width)).permute(0, 3, 1, 2)  # [B, C, h, w]
 
 
 class Sapiens2TaskModel(Sapiens2PreTrainedModel):
-    """The encoder and a decode head. Tasks differ in what they call the prediction and how it is trained."""
+    """The encoder and a decode head. Subclasses name the prediction and define its loss."""
 
     def __init__(self, config: Sapiens2Config) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels
         self.model = Sapiens2Model(config)
         self.decode_head = DecodeHead(config)
-        self.build()
-        self.start()
+        self.build_task()
+        self.post_init()
 
-    def build(self) -> None:
-        """Add what a task has beside the decode head."""
-
-    def fuse(self) -> None:
-        """Join matrices and lay heads out for inference."""
-        self.model.fuse()
-        self.decode_head.fuse()
+    def build_task(self) -> None:
+        """Add modules beside the decode head. Subclasses override it."""
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the patch embedding."""
@@ -79,16 +308,16 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
         attentions: bool | None,
         encoded: BaseModelOutputWithPooling | None = None,
     ) -> tuple[Tensor, BaseModelOutputWithPooling]:
-        """Return the token map [B, C, h, w] that heads read, and all that the encoder gave."""
+        """Return the token map [B, C, h, w] of the heads, and the output of the encoder."""
         if encoded is None:
             encoded = self.model(
                 pixel_values,
-                output_hidden_states=self.flag("output_hidden_states", hidden_states),
-                output_attentions=self.flag("output_attentions", attentions),
+                output_hidden_states=self.resolve_flag("output_hidden_states", hidden_states),
+                output_attentions=self.resolve_flag("output_attentions", attentions),
                 return_dict=True,
             )
         if encoded.last_hidden_state is None:
-            raise InputError("encoded: expected what the encoder returned for these pictures, got it without tokens.")
+            raise InputError("encoded: expected the output of the encoder for these images, got one without tokens.")
         return patch_map(encoded.last_hidden_state, self.config, pixel_values), encoded
 
 
@@ -109,15 +338,15 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> Sapiens2PoseEstimatorOutput:
-        """Predict heatmaps of people that fill the picture.
+        """Predict heatmaps of people, one in each image.
 
         Args:
             pixel_values: Prepared crops [B, 3, H, W].
-            flip_pairs: Says that the pictures are mirrored: heatmaps are mirrored back, and the keypoints of each
-                pair [P, 2] trade places.
+            flip_pairs: For mirrored images: heatmaps are mirrored back, and the keypoints of each pair [P, 2] are
+                swapped.
             labels: Target heatmaps [B, J, H/4, W/4], as the image processor draws them.
             label_weights: Weight of each keypoint, [B, J], [B, J, 1, 1] or [B, J, H/4, W/4].
-            encoded: What `self.model` returned for these pictures, where several tasks share one encoder.
+            encoded: Output of `self.model` for these images, for several tasks over one encoder.
             output_hidden_states: Return the tokens after the embeddings and after each layer.
             output_attentions: Return the attention weights of each layer.
             return_dict: Return a `ModelOutput` rather than a tuple.
@@ -130,11 +359,11 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
             heatmaps=heatmaps, hidden_states=encoded.hidden_states, attentions=encoded.attentions
         )
         if labels is not None and self.config.use_loss_recipe:
-            found = heatmap_loss(heatmaps, labels, label_weights)
-            output.loss, output.loss_terms = found.total, found.terms
+            loss = heatmap_loss(heatmaps, labels, label_weights)
+            output.loss, output.loss_terms = loss.total, loss.terms
         elif labels is not None:
             output.loss = heatmap_mse(heatmaps, labels, label_weights)
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
 
 class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
@@ -155,9 +384,9 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
         """Predict class scores.
 
         Args:
-            pixel_values: Prepared pictures [B, 3, H, W].
+            pixel_values: Prepared images [B, 3, H, W].
             labels: Class of each pixel [B, H, W]; `semantic_loss_ignore_index` is left out of the loss.
-            encoded: What `self.model` returned for these pictures, where several tasks share one encoder.
+            encoded: Output of `self.model` for these images, for several tasks over one encoder.
             output_hidden_states: Return the tokens after the embeddings and after each layer.
             output_attentions: Return the attention weights of each layer.
             return_dict: Return a `ModelOutput` rather than a tuple.
@@ -169,21 +398,21 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
             logits=self.decode_head(features), hidden_states=encoded.hidden_states, attentions=encoded.attentions
         )
         if labels is not None and output.logits is not None:
-            found = segmentation_loss(
+            loss = segmentation_loss(
                 output.logits,
                 labels,
                 ignore_index=self.config.semantic_loss_ignore_index,
                 class_weights=self.class_weights(),
                 dice_weight=float(self.config.use_loss_recipe),
             )
-            output.loss = found.total
-            output.loss_terms = found.terms if self.config.use_loss_recipe else None
-        return self.give(output, return_dict)
+            output.loss = loss.total
+            output.loss_terms = loss.terms if self.config.use_loss_recipe else None
+        return self.format_output(output, return_dict)
 
     def class_weights(self) -> tuple[float, ...] | None:
-        """Weights of the 29 body parts in the published recipe, where that is asked for and fits."""
-        fits = self.config.use_loss_recipe and self.config.num_labels == len(PART_LOSS_WEIGHTS)
-        return PART_LOSS_WEIGHTS if fits else None
+        """Return the weights of the 29 body parts of the published recipe, if the configuration asks for them."""
+        applies = self.config.use_loss_recipe and self.config.num_labels == len(PART_LOSS_WEIGHTS)
+        return PART_LOSS_WEIGHTS if applies else None
 
 
 class Sapiens2ForNormalEstimation(Sapiens2TaskModel):
@@ -205,11 +434,11 @@ class Sapiens2ForNormalEstimation(Sapiens2TaskModel):
         """Predict normals.
 
         Args:
-            pixel_values: Prepared pictures [B, 3, H, W].
+            pixel_values: Prepared images [B, 3, H, W].
             labels: Normals [B, 3, H, W] (x right, y up, z to the viewer); pixels whose normal has no length are left
                 out of the loss.
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
-            encoded: What `self.model` returned for these pictures, where several tasks share one encoder.
+            encoded: Output of `self.model` for these images, for several tasks over one encoder.
             output_hidden_states: Return the tokens after the embeddings and after each layer.
             output_attentions: Return the attention weights of each layer.
             return_dict: Return a `ModelOutput` rather than a tuple.
@@ -219,13 +448,13 @@ class Sapiens2ForNormalEstimation(Sapiens2TaskModel):
             normals=self.decode_head(features), hidden_states=encoded.hidden_states, attentions=encoded.attentions
         )
         if labels is not None and output.normals is not None:
-            found = normal_loss(output.normals, labels, label_mask)
-            output.loss, output.loss_terms = found.total, found.terms
-        return self.give(output, return_dict)
+            loss = normal_loss(output.normals, labels, label_mask)
+            output.loss, output.loss_terms = loss.total, loss.terms
+        return self.format_output(output, return_dict)
 
 
 class Sapiens2ForAlbedoEstimation(Sapiens2TaskModel):
-    """Colour without light and shadow."""
+    """Color without light and shadow."""
 
     packed_task = "albedo"
 
@@ -243,10 +472,10 @@ class Sapiens2ForAlbedoEstimation(Sapiens2TaskModel):
         """Predict albedo.
 
         Args:
-            pixel_values: Prepared pictures [B, 3, H, W].
+            pixel_values: Prepared images [B, 3, H, W].
             labels: Albedo [B, 3, H, W] in [0, 1].
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
-            encoded: What `self.model` returned for these pictures, where several tasks share one encoder.
+            encoded: Output of `self.model` for these images, for several tasks over one encoder.
             output_hidden_states: Return the tokens after the embeddings and after each layer.
             output_attentions: Return the attention weights of each layer.
             return_dict: Return a `ModelOutput` rather than a tuple.
@@ -256,9 +485,9 @@ class Sapiens2ForAlbedoEstimation(Sapiens2TaskModel):
             albedos=self.decode_head(features), hidden_states=encoded.hidden_states, attentions=encoded.attentions
         )
         if labels is not None and output.albedos is not None:
-            found = albedo_loss(output.albedos, labels, label_mask)
-            output.loss, output.loss_terms = found.total, found.terms
-        return self.give(output, return_dict)
+            loss = albedo_loss(output.albedos, labels, label_mask)
+            output.loss, output.loss_terms = loss.total, loss.terms
+        return self.format_output(output, return_dict)
 
 
 class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
@@ -267,7 +496,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
     packed_task = "pointmap"
     scale_head: ScaleHead | None
 
-    def build(self) -> None:
+    def build_task(self) -> None:
         """Add the scale branch where the head's configuration has one."""
         head = self.config.head_config
         self.scale_head = ScaleHead(self.config) if head is not None and head.scale_conv_out_channels else None
@@ -288,13 +517,13 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
         """Predict points in the canonical camera.
 
         Args:
-            pixel_values: Prepared pictures [B, 3, H, W].
+            pixel_values: Prepared images [B, 3, H, W].
             labels: Points [B, 3, H, W] in metres, in the camera's axes (x right, y down, z forward).
             label_scales: Canonical over actual focal length [B, 1]; follows from `label_intrinsics` where those are
                 given. With neither, labels are taken as points of the canonical camera, and the scale is not trained.
-            label_intrinsics: Camera matrices [B, 3, 3] for pictures of the labels' size; adds the consistency term.
+            label_intrinsics: Camera matrices [B, 3, 3] for images of the labels' size; adds the consistency term.
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W]; by default those with depth above 0.
-            encoded: What `self.model` returned for these pictures, where several tasks share one encoder.
+            encoded: Output of `self.model` for these images, for several tasks over one encoder.
             output_hidden_states: Return the tokens after the embeddings and after each layer.
             output_attentions: Return the attention weights of each layer.
             return_dict: Return a `ModelOutput` rather than a tuple.
@@ -310,7 +539,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
             known = label_scales
             if known is None and label_intrinsics is not None:
                 known = canonical_scales(label_intrinsics, canonical_focal=CANONICAL_FOCAL * labels.shape[-2])
-            found = pointmap_loss(
+            loss = pointmap_loss(
                 output.pointmaps,
                 labels,
                 pred_scales=None if known is None else output.scales,
@@ -318,8 +547,8 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
                 intrinsics=label_intrinsics,
                 mask=label_mask,
             )
-            output.loss, output.loss_terms = found.total, found.terms
-        return self.give(output, return_dict)
+            output.loss, output.loss_terms = loss.total, loss.terms
+        return self.format_output(output, return_dict)
 
 
 class Sapiens2ForImageMatting(Sapiens2TaskModel):
@@ -341,10 +570,10 @@ class Sapiens2ForImageMatting(Sapiens2TaskModel):
         """Predict mattes.
 
         Args:
-            pixel_values: Prepared pictures [B, 3, H, W].
+            pixel_values: Prepared images [B, 3, H, W].
             labels: Premultiplied RGB, then alpha [B, 4, H, W], in [0, 1].
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
-            encoded: What `self.model` returned for these pictures, where several tasks share one encoder.
+            encoded: Output of `self.model` for these images, for several tasks over one encoder.
             output_hidden_states: Return the tokens after the embeddings and after each layer.
             output_attentions: Return the attention weights of each layer.
             return_dict: Return a `ModelOutput` rather than a tuple.
@@ -358,13 +587,13 @@ class Sapiens2ForImageMatting(Sapiens2TaskModel):
             attentions=encoded.attentions,
         )
         if labels is not None:
-            found = matting_loss(matte, labels, label_mask)
-            output.loss, output.loss_terms = found.total, found.terms
-        return self.give(output, return_dict)
+            loss = matting_loss(matte, labels, label_mask)
+            output.loss, output.loss_terms = loss.total, loss.terms
+        return self.format_output(output, return_dict)
 
 
 def flip_back(heatmaps: Tensor, flip_pairs: Tensor) -> Tensor:
-    """Undo a horizontal flip of the picture on [B, J, H, W]: mirror, and swap the keypoints of each pair [P, 2]."""
+    """Undo a horizontal flip of the image on [B, J, H, W]: mirror, and swap the keypoints of each pair [P, 2]."""
     if flip_pairs.ndim != 2 or flip_pairs.shape[-1] != 2:
         raise InputError(f"flip_pairs: expected pairs of keypoints [P, 2], got the shape {list(flip_pairs.shape)}.")
     order = torch.arange(heatmaps.shape[1], device=heatmaps.device)

@@ -1,9 +1,6 @@
-"""Several Sapiens2 tasks over one encoder: to train them together, and to run them for the price of one.
+"""Several Sapiens2 tasks over one encoder, to train or run them together.
 
-    pixel_values ─▶ Sapiens2Model ─┬▶ head of task 1
-                                   ├▶ head of task 2 …
-
-Each task is an ordinary task model whose encoder is the shared one, so that it can be saved and opened alone.
+Each task is an ordinary task model with the shared encoder, so that it can be saved and loaded by itself.
 """
 
 from __future__ import annotations
@@ -19,8 +16,8 @@ from torch import Tensor, nn
 from vitruvian.devices import checked_device, checked_dtype
 from vitruvian.errors import InputError, WeightsError, near_matches
 from vitruvian.hub import HubOptions, pinned
-from vitruvian.layers.blank import blank
-from vitruvian.model import refill_buffers
+from vitruvian.layers.init import no_init_weights
+from vitruvian.model import reset_buffers
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
 from vitruvian.models.sapiens2.modeling import (
     Sapiens2ForAlbedoEstimation,
@@ -29,11 +26,11 @@ from vitruvian.models.sapiens2.modeling import (
     Sapiens2ForPointmapEstimation,
     Sapiens2ForPoseEstimation,
     Sapiens2ForSemanticSegmentation,
+    Sapiens2Model,
     Sapiens2TaskModel,
 )
 from vitruvian.models.sapiens2.packed import read_multitask
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
-from vitruvian.models.sapiens2.trunk import Sapiens2Model
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput
 from vitruvian.weights import compare, describe_mismatch
 
@@ -54,7 +51,7 @@ class Sapiens2MultiTask(nn.Module):
     Args:
         encoder: The configuration of the encoder; its head, if it has one, is not used.
         heads: The head of each task: pose, seg, normal, pointmap, matting, albedo, people; or the whole configuration
-            of a task, for labels of its own.
+            of a task, with other labels.
     """
 
     def __init__(
@@ -69,7 +66,7 @@ class Sapiens2MultiTask(nn.Module):
         self.encoder = Sapiens2Model(encoder)
         self.tasks = nn.ModuleDict()
         for task, head in heads.items():
-            config = head if isinstance(head, Sapiens2Config) else task_config(encoder, task, head)
+            config = head if isinstance(head, Sapiens2Config) else _task_config(encoder, task, head)
             model = TASK_CLASSES[task](config)
             model.model = self.encoder
             self.tasks[task] = model
@@ -89,49 +86,49 @@ class Sapiens2MultiTask(nn.Module):
         force_download: bool = False,
         subfolder: str = "",
     ) -> Self:
-        """Open a packed model, ``"builtin"`` for example, in evaluation mode.
+        """Load a packed model, for example ``"builtin"``, in evaluation mode.
 
         Args:
-            pretrained_model_name_or_path: ``"builtin"``, a folder that `pack_multitask` wrote, or a Hub name of one.
-            tasks: Which of its tasks to open; by default all.
+            pretrained_model_name_or_path: ``"builtin"``, a folder of `pack_multitask`, or a Hub name.
+            tasks: Tasks to load; by default all.
             dtype: Data type of the weights.
-            device: Where to put them.
-            revision: This and the following are those of `Model.from_pretrained`.
-            cache_dir: Where downloads are kept.
+            device: Device of the weights.
+            revision: Branch, tag or commit on the Hub.
+            cache_dir: Folder of downloads.
             token: Access token of the Hub.
             local_files_only: Do not use the network.
-            force_download: Download again what is in the cache.
+            force_download: Download again even if cached.
             subfolder: Folder inside the checkpoint.
         """
         source = pretrained_model_name_or_path
         options = pinned(source, HubOptions(revision, cache_dir, token, local_files_only, force_download, subfolder))
         encoder, heads, files = read_multitask(source, options, tasks=None if tasks is None else list(tasks))
-        place, kind = checked_device(device), checked_dtype(dtype)
+        target, weight_dtype = checked_device(device), checked_dtype(dtype)
         for config in (encoder, *heads.values()):
-            config.name_or_path, config.dtype = str(source), str(kind).removeprefix("torch.")
-        with blank():
+            config.name_or_path, config.dtype = str(source), str(weight_dtype).removeprefix("torch.")
+        with no_init_weights():
             model = cls(encoder, heads)
         wanted = {name: tuple(value.shape) for name, value in model.weights().items()}
         plan = compare(wanted, files.shapes, {name: name for name in files.shapes})
         if plan.missing or plan.unexpected or plan.mismatched:
             raise WeightsError(
-                f"{source}: its weights do not fit its configuration.\n"
+                f"{source}: its weights do not match its configuration.\n"
                 f"  {describe_mismatch(plan.missing, plan.unexpected, plan.mismatched)}\nPack the model again."
             )
-        model.load_weights({name: value.to(place, kind) for name, value in files.tensors()}, assign=True)
+        model.load_weights({name: value.to(target, weight_dtype) for name, value in files.tensors()}, assign=True)
         for module in model.modules():
-            refill_buffers(module, lambda _: place)
+            reset_buffers(module, lambda _: target)
         return model.eval()
 
     def forward(
         self, pixel_values: Tensor, *, tasks: Iterable[str] | None = None, labels: Mapping[str, Any] | None = None
     ) -> dict[str, ModelOutput]:
-        """Run some tasks (by default those that have labels, or all) on pictures [B, 3, H, W].
+        """Run some tasks (by default those that have labels, or all) on images [B, 3, H, W].
 
         Args:
-            pixel_values: Prepared pictures.
-            tasks: Which tasks to run.
-            labels: For a task, the arguments of its forward that make its loss: ``{"normal": {"labels": …}}``.
+            pixel_values: Prepared images.
+            tasks: Tasks to run.
+            labels: For a task, the arguments of its forward that define its loss: ``{"normal": {"labels": …}}``.
 
         Returns:
             The output of each task, with `loss` where it has labels.
@@ -145,34 +142,34 @@ class Sapiens2MultiTask(nn.Module):
         }
 
     def task_model(self, task: str) -> Sapiens2TaskModel:
-        """Return one task as the ordinary model that it is."""
-        model: Any = self.tasks[task]
-        found: Sapiens2TaskModel = model
-        return found
+        """Return the model of one task."""
+        model = self.tasks[task]
+        assert isinstance(model, Sapiens2TaskModel)
+        return model
 
     def weights(self) -> dict[str, Tensor]:
         """Return all weights, the shared encoder's once: ``encoder.…`` and ``tasks.NAME.…``."""
-        return {name: value for name, value in self.state_dict().items() if not is_shared(name)}
+        return {name: value for name, value in self.state_dict().items() if not _is_shared(name)}
 
     def load_weights(self, weights: Mapping[str, Tensor], *, assign: bool = False) -> None:
-        """Load what `weights` returned; with `assign`, its tensors become the model's own."""
-        again = {
+        """Load the result of `weights`; with `assign`, without copying."""
+        shared = {
             f"tasks.{task}.model.{name.removeprefix('encoder.')}": value
             for task in self.tasks
             for name, value in weights.items()
             if name.startswith("encoder.")
         }
-        self.load_state_dict({**weights, **again}, assign=assign)
+        self.load_state_dict({**weights, **shared}, assign=assign)
 
 
-def is_shared(name: str) -> bool:
-    """Whether a weight's name is one of the other names of the shared encoder."""
+def _is_shared(name: str) -> bool:
+    """Tell whether a name is that of the shared encoder inside a task."""
     parts = name.split(".")
     return parts[0] == "tasks" and len(parts) > 2 and parts[2] == "model"
 
 
-def task_config(encoder: Sapiens2Config, task: str, head: Sapiens2HeadConfig | dict[str, Any]) -> Sapiens2Config:
-    """Return an encoder's configuration with the labels of a task and a head."""
+def _task_config(encoder: Sapiens2Config, task: str, head: Sapiens2HeadConfig | dict[str, Any]) -> Sapiens2Config:
+    """Return the configuration of an encoder with the labels of a task and a head."""
     published = Sapiens2Config.variant("0.1b", task=task) if task != "people" else None
     fields: dict[str, Any] = {"head_config": head}
     if published is None:

@@ -1,4 +1,4 @@
-"""What the Sapiens2 models return. All fields are None where they were not asked for or do not exist."""
+"""Outputs of the Sapiens2 models. Fields are None if they were not requested or do not exist."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Sapiens2SemanticSegmenterOutput(ModelOutput):
 
 @dataclass
 class Sapiens2NormalEstimatorOutput(ModelOutput):
-    """`normals` [B, 3, H, W], of any length: normalise them, or let the image processor do so."""
+    """`normals` [B, 3, H, W], of any length; the image processor normalizes them."""
 
     loss: Tensor | None = None
     normals: Tensor | None = None

@@ -1,15 +1,15 @@
-"""Several tasks over one encoder in one small folder: the form of the model inside the package.
+"""Packed checkpoints: several tasks over one encoder in a small folder, as the built-in model.
 
     folder/
       config.json               the encoder's configuration, and "packed": {"version": 1, "tasks": ["pose", …]}
-      encoder.safetensors       the encoder, once
-      pose.json                 a task's configuration …
-      pose.safetensors          … and its head
+      encoder.safetensors       the encoder
+      pose.json                 the configuration of a task
+      pose.safetensors          its head
       preprocessor_config.json
 
-Matrices and convolution kernels are int8 with one float16 scale for each output channel, all else is float16: a quarter
-of the bytes of float32. Every class of the family opens its part of such a folder as it opens any checkpoint, and holds
-ordinary floating-point weights afterwards.
+Matrices and convolution kernels are int8 with a float16 scale for each output channel, other weights float16: a quarter
+of the size of float32. `from_pretrained` of every Sapiens2 class reads its part of such a folder, as floating-point
+weights.
 """
 
 from __future__ import annotations
@@ -24,18 +24,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from vitruvian.atomic import atomic_write, write_text
 from vitruvian.config import read_config_dict, read_json
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.hub import (
     CONFIG_FILE,
     HubOptions,
-    has_builtin,
-    local_path,
     names_builtin,
     require_file,
     weight_file,
-    write_text,
-    written_in_place,
 )
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
@@ -44,74 +41,71 @@ from vitruvian.weights import WeightFiles, alone, damaged
 if TYPE_CHECKING:
     from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 
-KEY = "packed"  # in config.json
-VERSION = 1
-ENCODER = "encoder"
-SCALE = ":scale"  # what the name of a kernel's scales ends in
-LARGEST = 127
-CLIPPED = 26  # shares of a channel's largest weight that are tried as the largest that int8 holds
-FLOAT16_MAX = float(torch.finfo(torch.float16).max)
-
-
-# ------------------------------------------------------------------------------------------------------ writing
+_KEY = "packed"  # in config.json
+_VERSION = 1
+_ENCODER = "encoder"
+_SCALE = ":scale"  # suffix of the names of scales
+_INT8_MAX = 127
+_CLIP_STEPS = 26  # clipping thresholds that are tried for each channel
+_FLOAT16_MAX = float(torch.finfo(torch.float16).max)
 
 
 def pack_multitask(
     model: Sapiens2MultiTask, folder: str | Path, *, processor: Sapiens2ImageProcessor | None = None
 ) -> list[Path]:
-    """Write a model of several tasks into a folder (made if needed), and return what was written.
+    """Write a model of several tasks into a folder (created if needed), and return the files.
 
     Args:
         model: The tasks over one encoder.
-        folder: Where to write. Any class of the family opens it by its path.
-        processor: The options of its image processor; by default pictures of the encoder's image size.
+        folder: Where to write.
+        processor: Its image processor; by default for the image size of the encoder.
     """
-    place = Path(folder).expanduser()
-    if place.is_file():
-        raise InputError(f"{place}: expected a folder to pack into, got a file. Choose another path.")
-    place.mkdir(parents=True, exist_ok=True)
-    config = place / CONFIG_FILE
-    config.unlink(missing_ok=True)  # written last: a folder that has it is whole
-    written = [write_packed(place / f"{ENCODER}.safetensors", model.encoder)]
+    target = Path(folder).expanduser()
+    if target.is_file():
+        raise InputError(f"{target}: expected a folder to pack into, got a file. Choose another path.")
+    target.mkdir(parents=True, exist_ok=True)
+    config = target / CONFIG_FILE
+    config.unlink(missing_ok=True)  # written last: a folder with it is complete
+    written = [_write_packed(target / f"{_ENCODER}.safetensors", model.encoder)]
     for task in model.tasks:
         one = model.task_model(task)
         fields = one.config.to_dict() | {"architectures": [type(one).__name__], "dtype": "float32"}
-        written.append(place / f"{task}.json")
+        written.append(target / f"{task}.json")
         write_text(written[-1], json.dumps(fields, indent=1, sort_keys=True) + "\n")
-        written.append(write_packed(place / f"{task}.safetensors", one, without="model."))
+        written.append(_write_packed(target / f"{task}.safetensors", one, without="model."))
     if processor is None:
         height, width = model.config.image_hw
         processor = Sapiens2ImageProcessor(
             size={"height": height, "width": width}, keypoint_heatmap_sigma=6 * height / 1024
         )
-    written += processor.save_pretrained(place)
+    written += processor.save_pretrained(target)
     fields = model.config.to_dict() | {"architectures": None, "dtype": "float32"}
-    fields[KEY] = {"version": VERSION, "tasks": list(model.tasks)}
+    fields[_KEY] = {"version": _VERSION, "tasks": list(model.tasks)}
     write_text(config, json.dumps(fields, indent=1, sort_keys=True) + "\n")
     return [*written, config]
 
 
-def write_packed(path: Path, module: nn.Module, *, without: str | None = None) -> Path:
-    """Write the weights of a module, but for those whose names start with `without`."""
-    axes = kernel_axes(module)
+def _write_packed(path: Path, module: nn.Module, *, without: str | None = None) -> Path:
+    """Write the weights of a module, except those whose names start with `without`."""
+    axes = _kernel_axes(module)
     packed: dict[str, Tensor] = {}
     for name, value in module.state_dict().items():
         if without is not None and name.startswith(without):
             continue
         value = value.detach().cpu().float()
-        if not bool((value.abs() <= FLOAT16_MAX).all()):
+        if not bool((value.abs() <= _FLOAT16_MAX).all()):
             raise InputError(f"{name}: expected finite weights that float16 holds, got others. Train it again.")
         if name in axes:
-            packed[name], packed[name + SCALE] = quantized(value, axis=axes[name])
+            packed[name], packed[name + _SCALE] = _quantize(value, axis=axes[name])
         else:
             packed[name] = value.half()
-    with written_in_place(path) as temporary:
+    with atomic_write(path) as temporary:
         save_file({name: alone(value) for name, value in packed.items()}, temporary, metadata={"format": "pt"})
     return path
 
 
-def kernel_axes(module: nn.Module) -> dict[str, int]:
-    """Return the names of a module's matrices and kernels, and which of their dimensions is that of output channels."""
+def _kernel_axes(module: nn.Module) -> dict[str, int]:
+    """Return the names of the matrices and kernels of a module, and the dimension of their output channels."""
     axes = {}
     for name, part in module.named_modules():
         if isinstance(part, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
@@ -120,28 +114,27 @@ def kernel_axes(module: nn.Module) -> dict[str, int]:
 
 
 @torch.no_grad()
-def quantized(weight: Tensor, *, axis: int) -> tuple[Tensor, Tensor]:
-    """Round a kernel to int8 steps, each output channel to its own.
+def _quantize(weight: Tensor, *, axis: int) -> tuple[Tensor, Tensor]:
+    """Quantize a kernel to int8, with a scale for each output channel.
 
-    Several sizes of the step are tried, which cut off the largest weights more or less; the one with the least squared
-    error stays.
+    Of several clipping thresholds, the one with the least squared error is used.
 
     Args:
         weight: A kernel [..., C, ...].
         axis: The dimension of its output channels.
 
     Returns:
-        int8 of the same shape, and the steps as float16, one for each channel: shaped to be multiplied with it.
+        int8 of the same shape, and the scales as float16, which broadcast to it.
     """
     rows = weight.float().movedim(axis, 0).flatten(1)  # [C, n]
     peak = rows.abs().amax(dim=1, keepdim=True)  # [C, 1]
     best = torch.full_like(peak, torch.inf)
     codes, steps = torch.zeros_like(rows), torch.zeros_like(peak)
-    for share in torch.linspace(0.5, 1.0, CLIPPED).tolist():
-        step = nonzero_half(peak * (share / LARGEST))
-        code = (rows / step).round().clamp(-LARGEST, LARGEST)  # [C, n]
-        # For these codes the best step is that of least squares.
-        step = nonzero_half((rows * code).sum(1, keepdim=True) / code.square().sum(1, keepdim=True).clamp_min(1.0))
+    for share in torch.linspace(0.5, 1.0, _CLIP_STEPS).tolist():
+        step = _nonzero_half(peak * (share / _INT8_MAX))
+        code = (rows / step).round().clamp(-_INT8_MAX, _INT8_MAX)  # [C, n]
+        # The best scale of these codes, by least squares.
+        step = _nonzero_half((rows * code).sum(1, keepdim=True) / code.square().sum(1, keepdim=True).clamp_min(1.0))
         error = (rows - code * step).square().sum(1, keepdim=True)  # [C, 1]
         better = error < best
         best, steps = torch.where(better, error, best), torch.where(better, step, steps)
@@ -152,86 +145,76 @@ def quantized(weight: Tensor, *, axis: int) -> tuple[Tensor, Tensor]:
     return kernel.to(torch.int8).contiguous(), steps.view(shape).half()
 
 
-def nonzero_half(values: Tensor) -> Tensor:
-    """Round positive values to float16, not below the least that it holds."""
+def _nonzero_half(values: Tensor) -> Tensor:
+    """Round positive values to float16, and at least to its smallest number."""
     return values.clamp_min(2.0**-24).half().float()
 
 
-# ------------------------------------------------------------------------------------------------------ reading
-
-
-class PackedReader:
-    """One file of packed weights: tensors by name, float32 and float16.
+class _PackedReader:
+    """A file of packed weights: tensors by name, float32 and float16.
 
     Args:
         path: The file.
-        prefix: What to put in front of each name.
+        prefix: Prepended to each name.
     """
 
     def __init__(self, path: Path, *, prefix: str = "") -> None:
         self.path, self.prefix = path, prefix
         try:
             with safe_open(path, framework="pt") as file:
-                names = [name for name in file.keys() if not name.endswith(SCALE)]  # noqa: SIM118
+                names = [name for name in file.keys() if not name.endswith(_SCALE)]  # noqa: SIM118
                 self.shapes = {prefix + name: tuple(file.get_slice(name).get_shape()) for name in names}
         except (SafetensorError, OSError) as error:
             raise damaged(path, str(error)) from error
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Tensors as they were before packing, but for what rounding took."""
+        """Iterate over dequantized tensors."""
         with safe_open(self.path, framework="pt") as file:
             held = set(file.keys())
             for full_name in self.shapes:
                 name = full_name.removeprefix(self.prefix)
                 value = file.get_tensor(name)
-                if name + SCALE in held:
-                    value = value.float().mul_(file.get_tensor(name + SCALE).float())
+                if name + _SCALE in held:
+                    value = value.float().mul_(file.get_tensor(name + _SCALE).float())
                 yield full_name, value
 
 
 def packed_table(source: str | Path, options: HubOptions | None = None) -> list[str] | None:
-    """Return the tasks of a packed folder or repository, None where the checkpoint is of the ordinary kind."""
+    """Return the tasks of a packed checkpoint, or None for an ordinary one."""
     if not names_builtin(source) and weight_file(source) is not None:
         return None
-    stated = (read_config_dict(source, options or HubOptions()) or {}).get(KEY)
+    stated = (read_config_dict(source, options or HubOptions()) or {}).get(_KEY)
     if stated is None:
         return None
     tasks = stated.get("tasks") if isinstance(stated, Mapping) else None
-    if not isinstance(tasks, list) or stated.get("version") != VERSION:
+    if not isinstance(tasks, list) or stated.get("version") != _VERSION:
         raise CheckpointError(
-            f"{source}: expected a packed model of version {VERSION}, got {stated!r}. Use a newer vitruvian, or "
+            f"{source}: expected a packed model of version {_VERSION}, got {stated!r}. Use a newer vitruvian, or "
             "pack it again with pack_multitask."
         )
     return [str(task) for task in tasks]
 
 
-def packed_tasks(source: str | Path) -> tuple[str, ...]:
-    """Return the tasks of a packed model that is on this machine, none for anything else; never asks the network."""
-    if names_builtin(source):
-        return tuple(packed_table(source) or ()) if has_builtin() else ()
-    return tuple(packed_table(source) or ()) if local_path(source).is_dir() else ()
-
-
 def packed_config(source: str | Path, tasks: list[str], task: str | None, options: HubOptions) -> Sapiens2Config:
-    """Return the configuration of a task of a packed model, or of its encoder where `task` is None."""
-    name = CONFIG_FILE if task is None else f"{known_task(source, tasks, task)}.json"
+    """Return the configuration of a task of a packed model, or of its encoder if `task` is None."""
+    name = CONFIG_FILE if task is None else f"{_known_task(source, tasks, task)}.json"
     return Sapiens2Config.from_dict(read_json(require_file(source, name, options)))
 
 
 def packed_files(source: str | Path, tasks: list[str], task: str | None, options: HubOptions) -> WeightFiles:
-    """Open the weights of a task of a packed model, or those of its encoder alone where `task` is None."""
-    encoder = require_file(source, f"{ENCODER}.safetensors", options)
+    """Open the weights of a task of a packed model, or of its encoder if `task` is None."""
+    encoder = require_file(source, f"{_ENCODER}.safetensors", options)
     if task is None:
-        return WeightFiles((PackedReader(encoder),))
-    head = require_file(source, f"{known_task(source, tasks, task)}.safetensors", options)
-    return WeightFiles((PackedReader(encoder, prefix="model."), PackedReader(head)))
+        return WeightFiles((_PackedReader(encoder),))
+    head = require_file(source, f"{_known_task(source, tasks, task)}.safetensors", options)
+    return WeightFiles((_PackedReader(encoder, prefix="model."), _PackedReader(head)))
 
 
-def known_task(source: str | Path, tasks: list[str], task: str) -> str:
-    """Return a task that a packed model has."""
+def _known_task(source: str | Path, tasks: list[str], task: str) -> str:
+    """Return `task`, or raise `CheckpointError` if the packed model lacks it."""
     if task not in tasks:
         raise CheckpointError(
-            f"{source}: expected a model for {task}, but this one has {', '.join(tasks)}. Use another checkpoint."
+            f"{source}: expected a model for {task}, got one for {', '.join(tasks)}. Use another checkpoint."
         )
     return task
 
@@ -241,7 +224,7 @@ def read_multitask(
 ) -> tuple[Sapiens2Config, dict[str, Sapiens2Config], WeightFiles]:
     """Read a packed model: the encoder's configuration, those of the tasks, and all weights.
 
-    Names of weights are those of `Sapiens2MultiTask.weights`.
+    Weights have the names of `Sapiens2MultiTask.weights`.
     """
     there = packed_table(source, options)
     if there is None:
@@ -249,10 +232,10 @@ def read_multitask(
             f'{source}: expected a model of several tasks, got a checkpoint of one. Use "builtin" or a folder that '
             "pack_multitask wrote, or open it with the class of its task."
         )
-    chosen = there if tasks is None else [known_task(source, there, task) for task in tasks]
+    chosen = there if tasks is None else [_known_task(source, there, task) for task in tasks]
     configs = {task: packed_config(source, there, task, options) for task in chosen}
-    readers = [PackedReader(require_file(source, f"{ENCODER}.safetensors", options), prefix=f"{ENCODER}.")]
+    readers = [_PackedReader(require_file(source, f"{_ENCODER}.safetensors", options), prefix=f"{_ENCODER}.")]
     readers += [
-        PackedReader(require_file(source, f"{task}.safetensors", options), prefix=f"tasks.{task}.") for task in chosen
+        _PackedReader(require_file(source, f"{task}.safetensors", options), prefix=f"tasks.{task}.") for task in chosen
     ]
     return packed_config(source, there, None, options), configs, WeightFiles(tuple(readers))

@@ -1,6 +1,6 @@
-"""Finding people in whole pictures, with a Sapiens2 encoder and a small head. A task of ours.
+"""Person detection in whole images, with a Sapiens2 encoder and a small head. The reference has no such task.
 
-pixel_values [B, 3, H, W] ─▶ encoder ─▶ map [B, C, h, w] ─▶ head ─▶ middles [B, 1, g, g'], sides [B, 4, g, g'] ─▶ boxes
+pixel_values [B, 3, H, W] -> encoder -> map [B, C, h, w] -> head -> centers [B, 1, g, g'], sides [B, 4, g, g'] -> boxes
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from vitruvian.losses.people import PeopleTarget, people_loss
 from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput
 
-CHANNELS = 5  # one for middles, four for sides
+_CHANNELS = 5  # one for centers, four for sides
 
 
 @dataclass
 class Sapiens2PeopleDetectorOutput(ModelOutput):
-    """`logits` [B, 1, g, g'] of people's middles, and `sides` [B, 4, g, g']: distances to left, top, right, bottom.
+    """`logits` [B, 1, g, g'] of the centers of people, and distances to their `sides` [B, 4, g, g']: x1, y1, x2, y2.
 
     Distances are in cells of the grid and positive.
     """
@@ -50,47 +50,47 @@ class Sapiens2ForPeopleDetection(Sapiens2TaskModel):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> Sapiens2PeopleDetectorOutput:
-        """Find people.
+        """Detect people.
 
         Args:
-            pixel_values: Prepared pictures [B, 3, H, W].
-            labels: What `vitruvian.losses.people.draw_people` draws for the grid of this head.
-            encoded: What `self.model` returned for these pictures, where several tasks share one encoder.
+            pixel_values: Prepared images [B, 3, H, W].
+            labels: Targets of `vitruvian.losses.people.draw_people` for the grid of this head.
+            encoded: Output of `self.model` for these images, for several tasks over one encoder.
             output_hidden_states: Return the tokens after the embeddings and after each layer.
             output_attentions: Return the attention weights of each layer.
             return_dict: Return a `ModelOutput` rather than a tuple.
         """
-        if self.config.num_labels != CHANNELS:
+        if self.config.num_labels != _CHANNELS:
             raise InputError(
-                f"Sapiens2Config.num_labels: expected {CHANNELS} for finding people, got {self.config.num_labels}."
+                f"Sapiens2Config.num_labels: expected {_CHANNELS} for person detection, got {self.config.num_labels}."
             )
         features, encoded = self.features(pixel_values, output_hidden_states, output_attentions, encoded)
-        found = self.decode_head(features)  # [B, 5, g, g']
-        # A side grows linearly with what the head says where it is large, and cannot be negative.
+        maps = self.decode_head(features)  # [B, 5, g, g']
+        # Softplus: sides are positive, and linear in the output of the head where they are large.
         output = Sapiens2PeopleDetectorOutput(
-            logits=found[:, :1],
-            sides=8 * F.softplus(found[:, 1:].float()).to(found.dtype),
+            logits=maps[:, :1],
+            sides=8 * F.softplus(maps[:, 1:].float()).to(maps.dtype),
             hidden_states=encoded.hidden_states,
             attentions=encoded.attentions,
         )
         if labels is not None and output.logits is not None and output.sides is not None:
             terms = people_loss(output.logits, output.sides, labels)
             output.loss, output.loss_terms = terms.total, terms.terms
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
 
 @torch.no_grad()
 def decode_people(
     logits: Tensor, sides: Tensor, *, size_hw: tuple[int, int], threshold: float = 0.3, overlap: float = 0.55
 ) -> list[tuple[Tensor, Tensor]]:
-    """Turn maps into boxes, best first: for each picture boxes x1, y1, x2, y2 [n, 4] and scores [n].
+    """Decode maps to boxes, best first: for each image boxes x1, y1, x2, y2 [n, 4] and scores [n].
 
     Args:
-        logits: Middles [B, 1, g, g'].
+        logits: Scores of centers [B, 1, g, g'].
         sides: Distances to the sides in cells [B, 4, g, g'].
-        size_hw: Height and width of the pictures that the boxes are for; they are cut at its borders.
-        threshold: Least score.
-        overlap: Of two boxes with a larger IoU only the better one stays.
+        size_hw: Height and width of the images, to which boxes are clipped.
+        threshold: Lowest score.
+        overlap: IoU above which non-maximum suppression drops the lower-scoring box.
     """
     _, _, rows, columns = logits.shape
     H, W = size_hw
@@ -103,10 +103,10 @@ def decode_people(
     step = torch.tensor([W / columns, H / rows] * 2, device=logits.device)
     limit = torch.tensor([W, H] * 2, device=logits.device, dtype=torch.float32)
     boxes = (boxes * step).clamp(min=torch.zeros_like(limit), max=limit)
-    found = []
-    for picture in range(len(logits)):
-        chosen = (scores[picture, 0] >= threshold) & (scores[picture, 0] == highest[picture, 0])  # [g, g']
-        some, score = boxes[picture][chosen], scores[picture, 0][chosen]
-        kept = box_nms(some, score, overlap)
-        found.append((some[kept], score[kept]))
-    return found
+    detections = []
+    for image in range(len(logits)):
+        peaks = (scores[image, 0] >= threshold) & (scores[image, 0] == highest[image, 0])  # [g, g']
+        candidates, score = boxes[image][peaks], scores[image, 0][peaks]
+        keep = box_nms(candidates, score, overlap)
+        detections.append((candidates[keep], score[keep]))
+    return detections

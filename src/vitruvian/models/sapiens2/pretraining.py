@@ -1,7 +1,7 @@
-"""Pretraining: rebuild masked patches, and agree with a slowly moving copy of oneself.
+"""Pretraining: masked reconstruction, and self-distillation from a teacher.
 
-student(view, mask) ─▶ reconstructions [B, N, p·p·3], projections [B, K]
-teacher(other view) ─▶ projections [B, K]      (an exponential moving average of the student, no gradient)
+student(view, mask) -> reconstructions [B, N, p·p·3], projections [B, K]
+teacher(other view) -> projections [B, K], an exponential moving average of the student without gradients
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
             raise InputError("Sapiens2ForPreTraining: expected use_mask_token=True and square patches.")
         self.model = Sapiens2Model(config)
         self.reconstruction_head = nn.Linear(config.hidden_size, down * across * config.num_channels)
-        self.projection_head = ProjectionHead(
+        self.projection_head = _ProjectionHead(
             config.hidden_size,
             config.projection_hidden_size,
             config.projection_bottleneck_size,
             config.num_prototypes,
         )
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -55,13 +55,13 @@ class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> Sapiens2PreTrainingOutput:
-        """Rebuild patches and project the class token.
+        """Reconstruct patches and project the class token.
 
         Args:
-            pixel_values: Prepared pictures [B, 3, H, W].
-            bool_masked_pos: Patches to hide, [B, N]; the loss rebuilds these.
-            teacher_logits: The teacher's projections [B, K] of another view of the same pictures.
-            center: What to subtract from them [K] (see `Center`).
+            pixel_values: Prepared images [B, 3, H, W].
+            bool_masked_pos: Patches to hide, [B, N]; the loss reconstructs these.
+            teacher_logits: The teacher's projections [B, K] of another view of the same images.
+            center: Subtracted from them [K] (see `Center`).
             student_temp: Temperature of the student's distribution.
             teacher_temp: Temperature of the teacher's distribution.
             distillation_weight: Weight of the self-distillation beside the reconstruction.
@@ -72,8 +72,8 @@ class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
         encoded = self.model(
             pixel_values,
             bool_masked_pos,
-            output_hidden_states=self.flag("output_hidden_states", output_hidden_states),
-            output_attentions=self.flag("output_attentions", output_attentions),
+            output_hidden_states=self.resolve_flag("output_hidden_states", output_hidden_states),
+            output_attentions=self.resolve_flag("output_attentions", output_attentions),
             return_dict=True,
         )
         patches = encoded.last_hidden_state[:, 1 + self.config.num_register_tokens :]  # [B, N, C]
@@ -94,10 +94,10 @@ class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
             )
         if terms:
             output.loss, output.loss_terms = torch.stack(list(terms.values())).sum(), terms
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
 
-class ProjectionHead(nn.Module):
+class _ProjectionHead(nn.Module):
     """Three linear layers to a unit vector, compared with unit prototypes."""
 
     def __init__(self, channels: int, hidden: int, bottleneck: int, prototypes: int) -> None:
@@ -116,12 +116,12 @@ class ProjectionHead(nn.Module):
 
 
 class SelfDistillation(nn.Module):
-    """A student, its slowly moving teacher and the centre of the teacher's scores: one call gives the loss.
+    """A student, its teacher and the center of the teacher's scores; a call returns the output with the loss.
 
     Args:
         student: The model to train.
-        momentum: How slowly the teacher follows.
-        center_momentum: How slowly the centre follows.
+        momentum: Momentum of the teacher.
+        center_momentum: Momentum of the center.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class SelfDistillation(nn.Module):
     def forward(
         self, view: Tensor, other_view: Tensor, bool_masked_pos: Tensor, **options: Any
     ) -> Sapiens2PreTrainingOutput:
-        """Return the student's output on a masked `view` [B, 3, H, W], taught by the teacher on `other_view`."""
+        """Return the output of the student on a masked `view` [B, 3, H, W], with the teacher on `other_view`."""
         with torch.no_grad():
             logits = self.teacher(other_view).projections
         output: Sapiens2PreTrainingOutput = self.student(
@@ -147,11 +147,11 @@ class SelfDistillation(nn.Module):
         return output
 
     def train(self, mode: bool = True) -> SelfDistillation:
-        """Set the student's mode; the teacher stays in evaluation mode."""
+        """Set the mode of the student; the teacher stays in evaluation mode."""
         super().train(mode)
         self.teacher.eval()
         return self
 
     def step(self) -> None:
-        """Move the teacher towards the student; call it after each optimiser step."""
+        """Update the teacher; call it after each optimizer step."""
         ema_update(self.teacher, self.student, self.momentum)

@@ -1,4 +1,4 @@
-"""`Sapiens2ImageProcessor`: pictures (and boxes, maps, keypoints) → model inputs; model outputs → results in pixels."""
+"""`Sapiens2ImageProcessor`: images, boxes, label maps and keypoints -> model inputs; model outputs -> results."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,56 +19,47 @@ from vitruvian.images import (
     crop_boxes,
     crop_params,
     fit_inside_hw,
+    image_to_tensor,
+    load_image,
     resample_mode,
     resize,
 )
 from vitruvian.images.argmax import resized_argmax
-from vitruvian.images.at_once import crop_at_once, normalize_at_once
-from vitruvian.images.windows import Floats
-from vitruvian.kernels.crop import crop_and_normalize
-from vitruvian.models.sapiens2.decoding import decode_heatmaps, draw_heatmaps
-from vitruvian.models.sapiens2.inputs import (
-    as_map_list,
-    crop_labels,
-    read_background,
-    read_boxes,
-    read_keypoints,
-    read_map,
-    reduce_labels,
-)
-from vitruvian.models.sapiens2.maps import cut_padding, stretch
-from vitruvian.models.sapiens2.silhouette import fill_boxes, places_in_crops
+from vitruvian.ops.cache import constant
+from vitruvian.ops.crop import Floats
+from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
     ImageInput,
     ImageProcessor,
     as_list,
     as_pixels,
+    channels_first,
     check_count,
     height_width,
     size_list,
     size_table,
 )
 
-NEAREST = 0
+_NEAREST = 0
 
 
 @settings
 class Sapiens2ImageProcessor(ImageProcessor):
-    """Prepare pictures for Sapiens2, and decode what its models give.
+    """Prepare images for Sapiens2, and decode the outputs of its models.
 
     Args:
         do_resize: Whether to resize.
         size: Size of the model's input, by default 1024×768 (height × width).
         resample: Filter: 2 bilinear (the default), 3 bicubic, 0 nearest. Shrinking is antialiased.
-        do_pad: Keep the aspect ratio and centre the picture on black (for normals, albedo and pointmaps).
-        do_center_crop: Whether to cut `crop_size` out of the middle after resizing.
-        crop_size: Size of that cut.
+        do_pad: Keep the aspect ratio and center the image on black (for normals, albedo and pointmaps).
+        do_center_crop: Whether to crop the center to `crop_size` after resizing.
+        crop_size: Size of that crop.
         do_reduce_labels: Whether label 0 of segmentation maps means "ignore" and the others count from 1.
         keypoint_heatmap_downscale_factor: How much smaller than the input heatmap targets are.
         keypoint_heatmap_sigma: Width of the Gaussians in heatmap targets, in heatmap pixels.
-        label_resample: Filter for segmentation maps. None takes `resample`, as the reference does, which blends labels
-            at borders into classes that are not there; 0 (nearest) keeps them whole: use that for training.
+        label_resample: Filter for segmentation maps. By default `resample`, as in the reference, which blends labels at
+            borders into other classes; use 0 (nearest) for training.
     """
 
     size: dict[str, int] = dataclasses.field(default_factory=lambda: {"height": 1024, "width": 768})
@@ -88,7 +80,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         """Height and width of the model's input."""
         return height_width(self.size, "Sapiens2ImageProcessor.size")
 
-    # ------------------------------------------------------------------ pictures in
+    # ------------------------------------------------------------------ preprocessing
 
     def preprocess(
         self,
@@ -117,34 +109,34 @@ class Sapiens2ImageProcessor(ImageProcessor):
         device: str | torch.device | None = None,
         return_tensors: str | None = None,
     ) -> BatchFeature:
-        """Prepare pictures, whole or cut around people.
+        """Prepare whole images, or crops of people.
 
         Args:
-            images: A picture or a list: PIL, numpy, torch, paths or URLs; values from 0 to 255 (for 0 to 1 pass
+            images: An image or a list: PIL, numpy, torch, paths or URLs; values from 0 to 255 (for 0 to 1 pass
                 `do_rescale=False`).
-            segmentation_maps: Class of each pixel, one map a picture; gives `labels` [B, H, W].
-            boxes: For each picture a list of boxes (x, y, width, height) in its pixels: each person is cut out and
-                fills the input. The crops of all pictures follow one another.
-            keypoints: For each picture, for each box, keypoints (x, y, visibility) in its pixels; gives `labels`
+            segmentation_maps: Class of each pixel, one map for each image; returns `labels` [B, H, W].
+            boxes: For each image a list of boxes (x, y, width, height) in pixels: each person is cropped to the input
+                size. The result has the crops of all images in order.
+            keypoints: For each image, for each box, keypoints (x, y, visibility) in pixels; returns `labels`
                 [N, J, H/4, W/4] and `label_weights` [N, J] for training.
-            do_resize: This and the following override the processor's own options for one call.
+            do_resize: This and the following override the options of the processor for one call.
             size: Size of the model's input.
             resample: Filter for pictures.
             do_pad: Keep the aspect ratio.
-            do_center_crop: Cut the middle out.
-            crop_size: Size of that cut.
+            do_center_crop: Crop the center.
+            crop_size: Size of that crop.
             do_rescale: Multiply by `rescale_factor`.
             rescale_factor: By default 1/255.
             do_normalize: Subtract the mean and divide by the standard deviation.
             image_mean: Mean of each channel.
             image_std: Standard deviation of each channel.
-            do_convert_rgb: Whether pictures of other modes become RGB (PIL pictures always do).
+            do_convert_rgb: Whether images of other modes are converted to RGB (PIL images always are).
             do_reduce_labels: Count labels from 1, with 0 as "ignore".
             keypoint_heatmap_downscale_factor: How much smaller than the input heatmap targets are.
             keypoint_heatmap_sigma: Width of their Gaussians.
             label_resample: Filter for segmentation maps.
-            input_data_format: ``"channels_first"`` or ``"channels_last"`` where the shape of an array leaves it open.
-            device: Device to work on.
+            input_data_format: ``"channels_first"`` or ``"channels_last"`` if the shape of an array is ambiguous.
+            device: Device of the computation.
             return_tensors: ``"pt"`` or ``"np"`` to stack the batch; by default lists.
         """
         used = self.with_options(
@@ -170,9 +162,9 @@ class Sapiens2ImageProcessor(ImageProcessor):
                 "segmentation_maps and keypoints: expected one of them, got both. Train one task at a time."
             )
         if keypoints is not None and boxes is None:
-            raise InputError("keypoints: need boxes, which say where each person's crop lies. Pass boxes=… too.")
+            raise InputError("keypoints: expected boxes too, which define the crop of each person. Pass boxes=…")
         pictures = as_pixels(images, input_data_format=input_data_format, device=device)
-        people = None if boxes is None else read_boxes(boxes, len(pictures))
+        people = None if boxes is None else _read_boxes(boxes, len(pictures))
         data: dict[str, Any] = {"pixel_values": used.prepare_pictures(pictures, people)}
         if people is not None and return_tensors is None:
             data["pixel_values"] = list(data["pixel_values"])
@@ -187,36 +179,24 @@ class Sapiens2ImageProcessor(ImageProcessor):
         pictures: list[Tensor],
         people: Sequence[Tensor | Floats] | None,
         *,
-        at_once: bool | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> list[Tensor] | Tensor:
-        """Cut or resize pictures [3, H, W], then rescale and normalise them: float32 [3, h, w] each, crops stacked.
+        """Crop or resize images [3, H, W], then rescale and normalize them: float32 [3, h, w] each, crops stacked.
 
-        With `at_once`, which is for pictures on a GPU and the default there, the host does not wait for the device;
-        people may then come in the data type of the model, `dtype`.
+        Crops have the data type `dtype`. Nothing here synchronizes the device.
         """
-        if at_once is None:
-            at_once = any(picture.is_cuda for picture in pictures)
-        finish = self.finish_at_once if at_once else self.finish_pixels
         if people is not None:
-            pairs = [(picture, boxes) for picture, boxes in zip(pictures, people, strict=True) if len(boxes)]
-            if at_once and pairs and not self.do_center_crop:
-                asked: dict[str, Any] = {"dtype": dtype or torch.float32, **self.constants}
-                found = [crop_and_normalize(picture, boxes, self.size_hw, **asked) for picture, boxes in pairs]
-                return found[0] if len(found) == 1 else torch.cat(found)  # [N, 3, h, w]
-            cut = crop_at_once if at_once else crop_boxes
-            crops = [self.center_cut(cut(picture, torch.as_tensor(boxes), self.size_hw)) for picture, boxes in pairs]
-            crops = crops or [pictures[0].new_zeros((0, 3, *self.size_hw), dtype=torch.float32)]
-            return finish(crops[0] if len(crops) == 1 else torch.cat(crops), in_place=True)  # [N, 3, h, w]
+            options: dict[str, Any] = {} if self.do_center_crop else {"dtype": dtype, **self.constants}
+            crops = [
+                crop_boxes(image, boxes, self.size_hw, **options) for image, boxes in zip(pictures, people, strict=True)
+            ]
+            joined = crops[0] if len(crops) == 1 else torch.cat(crops)  # [N, 3, h, w]
+            return self.finish_pixels(self.center_cut(joined)).to(dtype) if self.do_center_crop else joined
         mode = resample_mode(self.resample)
-        return [finish(self.center_cut(self.fit(picture, mode))) for picture in pictures]
-
-    def finish_at_once(self, pixels: Tensor, *, in_place: bool = False) -> Tensor:
-        """Do what `finish_pixels` does, without waiting for the device."""
-        return normalize_at_once(pixels, in_place=in_place, **self.constants)
+        return [self.finish_pixels(self.center_cut(self.fit(image, mode))) for image in pictures]
 
     def fit(self, pixels: Tensor, mode: Any) -> Tensor:
-        """Resize [C, H, W] to the input size, with black bars where the aspect ratio is kept."""
+        """Resize [C, H, W] to the input size, with black bars if the aspect ratio is preserved."""
         if not self.do_resize:
             return pixels
         if not self.do_pad:
@@ -225,7 +205,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return center_on_canvas(resize(pixels, inner, mode=mode), self.size_hw)
 
     def center_cut(self, pixels: Tensor) -> Tensor:
-        """Cut the middle out of [..., C, H, W] where the options say so."""
+        """Crop the center of [..., C, H, W] if the options say so."""
         if not self.do_center_crop:
             return pixels
         return center_on_canvas(pixels, height_width(self.crop_size, "Sapiens2ImageProcessor.crop_size"))
@@ -233,29 +213,29 @@ class Sapiens2ImageProcessor(ImageProcessor):
     def prepare_maps(
         self, maps: ImageInput, shapes: list[Any], people: list[Tensor] | None, device: str | torch.device | None
     ) -> list[Tensor]:
-        """Bring segmentation maps to the input size: a list of int64 [h, w]."""
-        read = [read_map(one, device) for one in as_map_list(maps)]
+        """Resize segmentation maps to the input size: a list of int64 [h, w]."""
+        read = [_read_map(one, device) for one in _as_map_list(maps)]
         check_count("segmentation_maps", read, len(shapes))
         for one, shape in zip(read, shapes, strict=True):
             if one.shape[-2:] != shape[-2:]:
                 raise InputError(
-                    f"segmentation_maps: expected the size of the picture, {list(shape[-2:])}, "
+                    f"segmentation_maps: expected the size of the image, {list(shape[-2:])}, "
                     f"got {list(one.shape[-2:])}."
                 )
         if self.do_reduce_labels:
-            read = [reduce_labels(one) for one in read]
+            read = [_reduce_labels(one) for one in read]
         filter_number = self.resample if self.label_resample is None else self.label_resample
-        if filter_number != NEAREST and (self.do_resize or people is not None):
+        if filter_number != _NEAREST and (self.do_resize or people is not None):
             warnings.warn(
-                "segmentation_maps: labels are resampled like pictures, which makes up classes at borders. "
-                "Pass label_resample=0 (nearest) unless you need the reference's numbers.",
+                "segmentation_maps: labels are resampled like images, which creates wrong classes at borders. "
+                "Pass label_resample=0 (nearest) unless you need the results of the reference.",
                 VitruvianWarning,
                 stacklevel=3,
             )
         if people is not None:
             crops = [
-                crop_labels(one, boxes, self.size_hw)
-                if filter_number == NEAREST
+                _crop_labels(one, boxes, self.size_hw)
+                if filter_number == _NEAREST
                 else crop_boxes(one, boxes, self.size_hw)
                 for one, boxes in zip(read, people, strict=True)
             ]
@@ -278,7 +258,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
                 raise InputError(f"keypoints: expected one list for each of the {len(boxes)} boxes, got {len(points)}.")
             if not len(boxes):
                 continue
-            known = read_keypoints(points, device)  # [n, J, 3]
+            known = _read_keypoints(points, device)  # [n, J, 3]
             center, extent = crop_params(boxes.to(known.device), self.size_hw)
             xy = ((known[..., :2] - center[:, None]) / extent[:, None] + 0.5) * last  # [n, J, 2]
             maps, weight = draw_heatmaps(xy, known[..., 2] > 0, size_hw=target_hw, sigma=self.keypoint_heatmap_sigma)
@@ -286,7 +266,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
             weights += list(weight)
         return targets, weights
 
-    # ------------------------------------------------------------------ results out
+    # ------------------------------------------------------------------ postprocessing
 
     def post_process_pose_estimation(
         self,
@@ -298,26 +278,26 @@ class Sapiens2ImageProcessor(ImageProcessor):
         source_sizes: Any = None,
         target_sizes: Any = None,
     ) -> list[list[dict[str, Tensor]]]:
-        """Turn heatmaps into keypoints in the pixels of the pictures.
+        """Decode heatmaps to keypoints in image pixels.
 
         Args:
-            outputs: What `Sapiens2ForPoseEstimation` gave for the crops of all boxes, in order.
-            boxes: The boxes that were given to `preprocess`.
-            outputs_flipped: What it gave for the mirrored crops, called with `flip_pairs`; averaged in.
+            outputs: Output of `Sapiens2ForPoseEstimation` for the crops of all boxes, in order.
+            boxes: The boxes of `preprocess`.
+            outputs_flipped: Output for the mirrored crops, with `flip_pairs`, to average with.
             kernel_size: Size of the Gaussian that smooths heatmaps before refinement.
-            threshold: Leave out keypoints whose score is not above this.
-            source_sizes: (height, width) of each picture; needed with `target_sizes`.
-            target_sizes: (height, width) to give coordinates in instead.
+            threshold: Drop keypoints whose score is not above this.
+            source_sizes: (height, width) of each image; needed with `target_sizes`.
+            target_sizes: (height, width) of the coordinates, instead of those of the image.
 
         Returns:
-            For each picture a list of people: dicts of `keypoints` [J, 2] (x, y), `scores` [J], `labels` [J] (indices
+            For each image a list of people: dicts of `keypoints` [J, 2] (x, y), `scores` [J], `labels` [J] (indices
             of the keypoints) and `bbox` [4] (x1, y1, x2, y2).
         """
-        people = read_boxes(boxes, len(boxes))
+        people = _read_boxes(boxes, len(boxes))
         sources = size_list("source_sizes", source_sizes, len(people))
         targets = size_list("target_sizes", target_sizes, len(people))
         if targets is not None and sources is None:
-            raise InputError("target_sizes: need source_sizes to scale from. Pass both.")
+            raise InputError("target_sizes: expected source_sizes too. Pass both.")
         heatmaps = outputs.heatmaps
         if outputs_flipped is not None:
             heatmaps = (heatmaps + outputs_flipped.heatmaps) / 2
@@ -361,42 +341,34 @@ class Sapiens2ImageProcessor(ImageProcessor):
         outputs: Any,
         target_sizes: Any = None,
         return_segmentation_scores: bool = False,
-        *,
-        boxes: Any = None,
     ) -> list[Any]:
-        """Turn logits into class maps, int64 [H, W] each.
+        """Return class maps, int64 [H, W] each.
 
         Args:
-            outputs: What `Sapiens2ForSemanticSegmentation` gave.
+            outputs: Output of `Sapiens2ForSemanticSegmentation`.
             target_sizes: (height, width) of each result; by default the size of the logits.
             return_segmentation_scores: Return dicts of `segmentation` [H, W] and `segmentation_scores` [K, H, W].
-            boxes: The boxes that people were cut out by, as they were given to the processor, where these are as tight
-                as annotations: silhouettes then fill them. For small models, which are timid; loose boxes do harm.
         """
         logits = outputs.logits
-        if boxes is not None:
-            rows = torch.cat(read_boxes(boxes, len(boxes)))  # [N, 4]
-            check_count("boxes", rows, len(logits))
-            logits = fill_boxes(logits, places_in_crops(rows, self.size_hw))
         sizes = size_list("target_sizes", target_sizes, len(logits))
         if not return_segmentation_scores:
             sizes = sizes or [tuple(logits.shape[-2:])] * len(logits)
             return [resized_argmax(one, size) for one, size in zip(logits, sizes, strict=True)]
         scores = list(logits)
         if sizes is not None:
-            scores = [stretch(one, size) for one, size in zip(logits, sizes, strict=True)]
+            scores = [resize_map(one, size) for one, size in zip(logits, sizes, strict=True)]
         return [BatchFeature({"segmentation": s.argmax(0), "segmentation_scores": s}) for s in scores]
 
     def post_process_normal_estimation(
         self, outputs: Any, source_sizes: Any = None, target_sizes: Any = None, do_remove_padding: bool | None = None
     ) -> list[dict[str, Tensor]]:
-        """Turn raw normals into unit vectors, `normals` [3, H, W], without padding and at the size asked for.
+        """Return unit vectors, `normals` [3, H, W], without padding and resized.
 
         Args:
             outputs: What `Sapiens2ForNormalEstimation` gave.
-            source_sizes: (height, width) of each picture before preprocessing: removes the padding and resizes back.
+            source_sizes: (height, width) of each image before preprocessing: removes the padding and resizes back.
             target_sizes: (height, width) of each result instead.
-            do_remove_padding: Whether to cut the padding off; by default where `source_sizes` are given.
+            do_remove_padding: Whether to remove the padding; by default if `source_sizes` are passed.
         """
         unit = F.normalize(outputs.normals.float(), dim=1, eps=1e-8)
         maps = self.restore(unit, source_sizes, target_sizes, do_remove_padding)
@@ -405,13 +377,13 @@ class Sapiens2ImageProcessor(ImageProcessor):
     def post_process_pointmap_estimation(
         self, outputs: Any, source_sizes: Any = None, target_sizes: Any = None, do_remove_padding: bool | None = None
     ) -> list[dict[str, Tensor]]:
-        """Turn points of the canonical camera into metric ones, `pointmap` [3, H, W], where the model gives scales.
+        """Return points, `pointmap` [3, H, W]: metric if the model predicts scales, else of the canonical camera.
 
         Args:
             outputs: What `Sapiens2ForPointmapEstimation` gave.
-            source_sizes: (height, width) of each picture before preprocessing: removes the padding and resizes back.
+            source_sizes: (height, width) of each image before preprocessing: removes the padding and resizes back.
             target_sizes: (height, width) of each result instead.
-            do_remove_padding: Whether to cut the padding off; by default where `source_sizes` are given.
+            do_remove_padding: Whether to remove the padding; by default if `source_sizes` are passed.
         """
         points = outputs.pointmaps
         if outputs.scales is not None:
@@ -421,13 +393,13 @@ class Sapiens2ImageProcessor(ImageProcessor):
     def post_process_albedo_estimation(
         self, outputs: Any, source_sizes: Any = None, target_sizes: Any = None, do_remove_padding: bool | None = None
     ) -> list[dict[str, Tensor]]:
-        """Turn raw albedo into RGB in [0, 1], `albedo` [3, H, W], without padding and at the size asked for.
+        """Return RGB in [0, 1], `albedo` [3, H, W], without padding and resized.
 
         Args:
             outputs: What `Sapiens2ForAlbedoEstimation` gave.
-            source_sizes: (height, width) of each picture before preprocessing: removes the padding and resizes back.
+            source_sizes: (height, width) of each image before preprocessing: removes the padding and resizes back.
             target_sizes: (height, width) of each result instead.
-            do_remove_padding: Whether to cut the padding off; by default where `source_sizes` are given.
+            do_remove_padding: Whether to remove the padding; by default if `source_sizes` are passed.
         """
         maps = self.restore(outputs.albedos.clamp(0, 1), source_sizes, target_sizes, do_remove_padding)
         return [{"albedo": one} for one in maps]
@@ -435,13 +407,13 @@ class Sapiens2ImageProcessor(ImageProcessor):
     def post_process_image_matting(
         self, outputs: Any, target_sizes: Any = None, backgrounds: ImageInput | None = None
     ) -> list[dict[str, Tensor | None]]:
-        """Turn mattes into results at the size asked for, and composite them.
+        """Return resized mattes, and composite them.
 
         Args:
             outputs: What `Sapiens2ForImageMatting` gave.
             target_sizes: (height, width) of each result; by default the size of the mattes.
-            backgrounds: A picture for all, or one for each: PIL, numpy or torch, or a colour as a [3, 1, 1] tensor;
-                integers count from 0 to their type's maximum, floating-point values from 0 to 1.
+            backgrounds: One image for all, or one for each: PIL, numpy or torch, or a color as a [3, 1, 1] tensor;
+                integers range from 0 to the maximum of their type, floating-point values from 0 to 1.
 
         Returns:
             Dicts of `alpha` [1, H, W], premultiplied `foreground` [3, H, W], and `composite`, uint8 [3, H, W] or None:
@@ -449,19 +421,19 @@ class Sapiens2ImageProcessor(ImageProcessor):
         """
         mattes = torch.cat((outputs.foregrounds, outputs.alphas), dim=1)  # [B, 4, H, W]
         sizes = size_list("target_sizes", target_sizes, len(mattes))
-        behind = None if backgrounds is None else [read_background(b) for b in as_list(backgrounds)]
+        behind = None if backgrounds is None else [_read_background(b) for b in as_list(backgrounds)]
         if behind is not None and len(behind) == 1:
             behind = behind * len(mattes)
         check_count("backgrounds", behind, len(mattes))
         results: list[dict[str, Tensor | None]] = []
         for index, matte in enumerate(mattes):
             if sizes is not None:
-                matte = stretch(matte, sizes[index]).clamp(0, 1)
+                matte = resize_map(matte, sizes[index]).clamp(0, 1)
             foreground, alpha = matte[:3], matte[3:]
             composite = None
             if behind is not None:
                 size_hw = (matte.shape[-2], matte.shape[-1])
-                back = stretch(behind[index].to(matte), size_hw)  # [3, H, W]
+                back = resize_map(behind[index].to(matte), size_hw)  # [3, H, W]
                 mixed = (foreground + (1 - alpha) * back).clamp(0, 1)
                 composite = (mixed * (256 - 1e-3)).to(torch.uint8)  # [3, H, W]
             results.append({"foreground": foreground, "alpha": alpha, "composite": composite})
@@ -470,15 +442,155 @@ class Sapiens2ImageProcessor(ImageProcessor):
     def restore(
         self, maps: Tensor, source_sizes: Any, target_sizes: Any, do_remove_padding: bool | None
     ) -> list[Tensor]:
-        """Cut the padding off maps [B, C, H, W] and bring each to its size."""
+        """Remove the padding of maps [B, C, H, W] and resize each."""
         sources = size_list("source_sizes", source_sizes, len(maps))
         targets = size_list("target_sizes", target_sizes, len(maps)) or sources
         cut = sources is not None if do_remove_padding is None else do_remove_padding
         if cut and sources is None:
-            raise InputError("do_remove_padding: needs source_sizes to know where the padding lies. Pass them.")
+            raise InputError("do_remove_padding: expected source_sizes too, which define the padding. Pass them.")
         results = []
         for index, one in enumerate(maps):
             if cut and sources is not None:
-                one = cut_padding(one, sources[index], self.size_hw)
-            results.append(one if targets is None else stretch(one, targets[index]))
+                one = crop_padding(one, sources[index], self.size_hw)
+            results.append(one if targets is None else resize_map(one, targets[index]))
         return results
+
+
+def draw_heatmaps(
+    points_xy: Tensor, visible: Tensor, *, size_hw: tuple[int, int], sigma: float
+) -> tuple[Tensor, Tensor]:
+    """Draw UDP targets: a Gaussian of height 1 around each point, truncated at three sigma.
+
+    Args:
+        points_xy: Points in heatmap pixels [N, J, 2].
+        visible: Which of them to draw [N, J].
+        size_hw: Height and width of the heatmaps.
+        sigma: Standard deviation of the Gaussian in heatmap pixels.
+
+    Returns:
+        Heatmaps [N, J, H, W] and weights [N, J]: 0 where a point is not visible or too far outside.
+    """
+    height, width = size_hw
+    radius = int(sigma * 3)
+    center = (points_xy + 0.5).long()  # [N, J, 2]
+    limit = constant((width, height), points_xy.device)
+    outside = ((center - radius >= limit) | (center + radius + 1 < 0)).any(-1)  # [N, J]
+    weights = visible.bool() & ~outside  # [N, J]
+    profiles = []
+    for axis, side in ((0, width), (1, height)):
+        pixels = torch.arange(side, device=points_xy.device)
+        distance = pixels - points_xy[..., axis, None]  # [N, J, side]
+        near = (pixels - center[..., axis, None]).abs() <= radius
+        profiles.append(torch.exp(-distance.square() / (2 * sigma**2)) * near)
+    across, down = profiles
+    return torch.einsum("njy,njx->njyx", down * weights[..., None], across), weights.float()
+
+
+def crop_padding(one: Tensor, source_hw: tuple[int, int], size_hw: tuple[int, int]) -> Tensor:
+    """Crop the padding of a map [C, H, W] of an image of `source_hw` that was padded to `size_hw`.
+
+    A map of another size than the input is cropped in proportion; if the borders of the image are between its pixels,
+    it is resized to the input size first.
+    """
+    inner = fit_inside_hw(source_hw, size_hw)
+    starts = [(whole - side) // 2 for side, whole in zip(inner, size_hw, strict=True)]
+    borders = zip((*starts, *map(sum, zip(starts, inner, strict=True))), one.shape[-2:] * 2, size_hw * 2, strict=True)
+    if any(border * actual % whole for border, actual, whole in borders):
+        one = resize_map(one, size_hw)
+    spans = []
+    for start, side, whole, actual in zip(starts, inner, size_hw, one.shape[-2:], strict=True):
+        spans.append(slice(start * actual // whole, (start + side) * actual // whole))
+    return one[:, spans[0], spans[1]]
+
+
+def resize_map(one: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    """Resize a map [C, H, W] bilinearly, unless it has that size."""
+    if tuple(one.shape[-2:]) == tuple(size_hw):
+        return one
+    return F.interpolate(one[None], size=size_hw, mode="bilinear", align_corners=False)[0]
+
+
+def _read_boxes(boxes: Any, count: int) -> list[Tensor]:
+    """Read boxes (x, y, width, height), a list for each of `count` images: a list of float32 [n, 4]."""
+    rows = boxes.tolist() if isinstance(boxes, np.ndarray | Tensor) else list(boxes)
+    check_count("boxes", rows, count)
+    found = []
+    for number, row in enumerate(rows):
+        try:
+            table = torch.as_tensor(np.asarray(row, dtype=np.float32))
+        except (TypeError, ValueError) as error:
+            raise _bad_boxes(number, row) from error
+        if not table.numel():
+            table = table.reshape(0, 4)
+        if table.ndim != 2 or table.shape[1] != 4:
+            raise _bad_boxes(number, row)
+        found.append(table)
+    return found
+
+
+def _bad_boxes(number: int, row: Any) -> InputError:
+    """Return the error for boxes that are not lists of four numbers."""
+    return InputError(
+        f"boxes: expected a list of [x, y, width, height] for each image, got {row!r} for image {number}. "
+        "Nest them as [[[x, y, width, height], …], …]."
+    )
+
+
+def _read_keypoints(points: Any, device: str | torch.device | None) -> Tensor:
+    """Read the keypoints of people, (x, y) or (x, y, visibility): float32 [n, J, 3]."""
+    try:
+        table = torch.as_tensor(np.asarray(points, dtype=np.float32), device=device)
+    except ValueError as error:
+        raise InputError("keypoints: expected the same number of keypoints for each person of an image.") from error
+    if table.ndim != 3 or table.shape[-1] not in (2, 3):
+        raise InputError(f"keypoints: expected (x, y, visibility) for each, got the shape {list(table.shape)}.")
+    if table.shape[-1] == 2:
+        table = F.pad(table, (0, 1), value=1.0)  # [n, J, 3]
+    return table
+
+
+def _as_map_list(maps: ImageInput) -> list[Any]:
+    """Return segmentation maps one by one: a single one, a list, or a stack [B, H, W]."""
+    if isinstance(maps, np.ndarray | Tensor) and maps.ndim == 3 and maps.shape[0] != 1:
+        return list(maps)
+    return list(maps) if isinstance(maps, list | tuple) else [maps]
+
+
+def _read_map(one: Any, device: str | torch.device | None) -> Tensor:
+    """Read a segmentation map as integers [1, H, W]; palette indices or gray values of an image are labels."""
+    if not isinstance(one, Tensor):
+        one = torch.as_tensor(np.array(one))
+    if one.ndim == 3 and 1 in (one.shape[0], one.shape[-1]):
+        one = one.squeeze(0 if one.shape[0] == 1 else -1)
+    found: Tensor = one
+    if found.ndim != 2 or found.is_floating_point() or found.is_complex():
+        raise InputError(f"segmentation_maps: expected integers [H, W], got {found.dtype} {list(found.shape)}.")
+    return found[None] if device is None else found[None].to(device)
+
+
+def _reduce_labels(labels: Tensor) -> Tensor:
+    """Subtract 1 from labels: 0 becomes 255 (ignore), and 255 stays."""
+    lowered = labels.long() - 1
+    return torch.where((labels == 0) | (labels == 255), 255, lowered).to(labels.dtype)
+
+
+def _crop_labels(labels: Tensor, boxes: Tensor, size_hw: tuple[int, int], outside: int = 255) -> Tensor:
+    """Crop boxes of a label map [1, H, W] with nearest sampling: [n, 1, h, w], `outside` beyond the image."""
+    center, extent = crop_params(boxes.to(labels.device), size_hw)
+    samples = []
+    for axis, (side, count) in enumerate(((labels.shape[-1], size_hw[1]), (labels.shape[-2], size_hw[0]))):
+        steps = torch.arange(count, device=labels.device) / max(count - 1, 1) - 0.5
+        index = (center[:, axis, None] + steps * extent[:, axis, None]).round().long()  # [n, count]
+        samples.append((index.clamp(0, side - 1), (index >= 0) & (index < side)))
+    (x, x_inside), (y, y_inside) = samples
+    found = labels[0][y[:, :, None], x[:, None, :]].long()  # [n, h, w]
+    return torch.where(y_inside[:, :, None] & x_inside[:, None, :], found, outside)[:, None]
+
+
+def _read_background(background: Any) -> Tensor:
+    """Read a background as float32 [3, H, W] from 0 to 1."""
+    if isinstance(background, np.ndarray | Tensor):
+        pixels = channels_first(torch.as_tensor(background))
+    else:
+        pixels = image_to_tensor(load_image(background))
+    return pixels.float() if pixels.is_floating_point() else pixels.float() / torch.iinfo(pixels.dtype).max

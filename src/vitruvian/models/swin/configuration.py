@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Self
 
 from vitruvian.config import Config, settings
 from vitruvian.errors import ConfigError
+from vitruvian.layers.backbone_stages import align_stages, drop_overridden_stages, stage_names
 from vitruvian.layers.mlp import activation
-from vitruvian.layers.stages import align_stages, drop_other_spelling, stage_names
 
 Size = int | list[int]
 
@@ -33,7 +33,7 @@ class SwinConfig(Config):
         drop_path_rate: Probability of dropping a residual branch in the last layer; earlier layers have less.
         hidden_act: Activation of the feed-forward layers.
         use_absolute_embeddings: Whether positions are added to the patch embeddings.
-        initializer_range: Standard deviation of fresh weights.
+        initializer_range: Standard deviation of initialized weights.
         layer_norm_eps: Epsilon of the layers' norms.
         encoder_stride: Pixels a side that one last token stands for in masked image modelling.
         out_features: Stages that the backbone returns: "stem", "stage1", …; by default the last.
@@ -73,7 +73,7 @@ class SwinConfig(Config):
         )
 
     def validate(self) -> None:
-        """Check that stages, heads and sizes fit together."""
+        """Check stages, heads and sizes."""
         name = type(self).__name__
         depths, heads = self.depths, self.num_heads
         if not depths or len(depths) != len(heads) or min(depths) < 1:
@@ -96,7 +96,7 @@ class SwinConfig(Config):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Drop what follows from other fields."""
+        """Drop derived fields."""
         for name in ("stage_names", "hidden_size", "num_layers", "num_hidden_layers", "path_norm"):
             values.pop(name, None)
         return super().upgrade(values)
@@ -104,10 +104,10 @@ class SwinConfig(Config):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
         """Build from a JSON object; overriding the stages in one spelling replaces both."""
-        return super().from_dict(drop_other_spelling(dict(values), overrides), **overrides)
+        return super().from_dict(drop_overridden_stages(values, overrides), **overrides)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object, with what other readers expect beside the fields."""
+        """Return the JSON object, with derived values that other readers expect."""
         derived = {"stage_names": self.stage_names, "hidden_size": self.hidden_size, "num_layers": self.num_layers}
         return super().to_dict() | derived
 

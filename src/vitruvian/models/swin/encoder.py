@@ -2,13 +2,14 @@
 
 pixels [B, 3, H, W] ─▶ Embeddings ─▶ tokens [B, h·w, C] ─▶ Stage ─▶ [B, h·w, C] ─▶ Merging ─▶ [B, h·w/4, 2C] ─▶ Stage …
 
-A layer sorts its tokens into windows, attends inside each, and sorts them back; every other layer shifts the windows by
-half their side. Grids that are not whole windows are padded with zeros.
+Every other layer shifts the windows by half their side. Grids that are not whole windows are padded with zeros. Blocks
+are in carried-residual form: a layer returns the tokens and its last branch, which the next norm adds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn, unflatten
@@ -16,37 +17,39 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import InputError
-from vitruvian.layers.attention import attend
+from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.residual import DropPath
-from vitruvian.layers.windows import (
-    WindowPlan,
-    from_windows,
-    relative_position_bias,
-    relative_position_index,
-    shift_masks,
-    to_windows,
-    window_order,
-    window_plan,
-)
 from vitruvian.models.swin.configuration import SwinConfig
+from vitruvian.ops.dispatch import is_tracing, wants_grad
+from vitruvian.ops.layer_norm import add_layer_norm
+from vitruvian.ops.window_attention import window_attention, window_attention_with_weights
 
 Grid = tuple[int, int]
 
 
-@dataclass
-class Encoded:
-    """What the stages leave behind: each stage's tokens before and after merging, their grids, attention weights."""
+class TokenGrid(NamedTuple):
+    """Tokens [B, h·w, C] and their grid (h, w)."""
 
-    before: list[Tensor]
-    before_hw: list[Grid]
-    after: list[Tensor]
-    after_hw: list[Grid]
-    attentions: list[Tensor]
+    tokens: Tensor
+    grid_hw: Grid
+
+    def as_map(self) -> Tensor:
+        """Return the tokens as a feature map [B, C, h, w]."""
+        return unflatten(self.tokens.transpose(1, 2), 2, self.grid_hw)  # [B, C, h, w]
+
+
+@dataclass
+class EncoderOutput:
+    """Tokens of each stage before and after patch merging, and attention weights of its last layer, on demand."""
+
+    before_merging: list[TokenGrid] = field(default_factory=list)
+    after_merging: list[TokenGrid] = field(default_factory=list)
+    attentions: list[Tensor] = field(default_factory=list)
 
 
 class PatchEmbeddings(nn.Module):
-    """Patches of the image as tokens, the image padded to whole patches."""
+    """Patch embedding by a strided convolution; the image is padded to whole patches."""
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__()
@@ -79,7 +82,7 @@ class Embeddings(nn.Module):
         positions = nn.Parameter(torch.zeros(1, tokens, config.embed_dim)) if config.use_absolute_embeddings else None
         self.position_embeddings = positions
 
-    def forward(self, pixels: Tensor, masked: Tensor | None = None, *, interpolate: bool = True) -> tuple[Tensor, Grid]:
+    def forward(self, pixels: Tensor, masked: Tensor | None = None, *, interpolate: bool = True) -> TokenGrid:
         """Map [B, 3, H, W] to tokens [B, h·w, C] and their grid; `masked` [B, h·w] marks tokens to hide."""
         expected = self.patch_embeddings.projection.in_channels
         if pixels.ndim != 4 or pixels.shape[1] != expected:
@@ -92,13 +95,17 @@ class Embeddings(nn.Module):
                 raise InputError("bool_masked_pos: this model has no mask token. Build it with use_mask_token=True.")
             tokens = torch.where(masked[..., None].bool(), self.mask_token.to(tokens.dtype), tokens)
         if self.position_embeddings is not None:
-            tokens = tokens + self.positions(grid_hw, interpolate=interpolate)
-        return self.dropout(tokens), grid_hw
+            tokens = tokens + self._positions(self.position_embeddings, grid_hw, interpolate=interpolate)
+        return TokenGrid(self.dropout(tokens), grid_hw)
 
-    def positions(self, grid_hw: Grid, *, interpolate: bool) -> Tensor:
-        """Return positions [1, h·w, C], resized for grids other than the one that was learned."""
-        learned = self.position_embeddings
-        assert learned is not None
+    def init_weights(self, *, gain: float) -> None:
+        """Set the mask token and the positions to zero."""
+        for parameter in (self.mask_token, self.position_embeddings):
+            if parameter is not None:
+                nn.init.zeros_(parameter)
+
+    def _positions(self, learned: Tensor, grid_hw: Grid, *, interpolate: bool) -> Tensor:
+        """Return positions [1, h·w, C], resized for grids other than the configured one."""
         if grid_hw == self.grid_hw:
             return learned
         if not interpolate:
@@ -112,7 +119,7 @@ class Embeddings(nn.Module):
 
 
 class WindowAttention(nn.Module):
-    """Attention among the tokens of a window, with a learned bias for every step between two of them."""
+    """Attention among the tokens of a window, with a learned bias for every relative position."""
 
     relative_position_index: Tensor
 
@@ -125,63 +132,66 @@ class WindowAttention(nn.Module):
         self.key = nn.Linear(channels, channels, bias=config.qkv_bias)
         self.value = nn.Linear(channels, channels, bias=config.qkv_bias)
         self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * self.window - 1) ** 2, heads))
-        pairs = torch.empty(self.window**2, self.window**2, dtype=torch.int64)  # filled by `start_part`, or from files
-        self.register_buffer("relative_position_index", pairs)
-        self.kept_bias: tuple[int, Tensor] | None = None  # version of the table, and its bias [A, N, N]
-        self.joint: tuple[Tensor, Tensor | None] | None = None  # of query, key and value, for inference
+        index = torch.empty(self.window**2, self.window**2, dtype=torch.int64)  # set by `init_weights`, or from files
+        self.register_buffer("relative_position_index", index)
+        self._cached_bias: tuple[int, Tensor] | None = None  # version of the table, and its bias [A, N, N]
+        self._joined_qkv: JoinedLinear | None = None
 
-    @torch.no_grad()
-    def fuse(self) -> None:
-        """Keep the bias of all pairs for inference, until the table changes."""
-        table = self.relative_position_bias_table
-        if not table.is_inference():  # such tensors do not tell that they changed
-            self.kept_bias = (table._version, self.position_bias().contiguous())
+    def forward(self, tokens: Tensor, grid_hw: Grid, *, shift: int, need_weights: bool) -> tuple[Tensor, Tensor | None]:
+        """Attend inside the windows of tokens [B, h·w, C]; weights are [B · windows, A, N, N]."""
+        # The fill of the padding, tokens of zeros, is their projection: the bias.
+        if self._joined_qkv is not None and self._joined_qkv.is_usable():
+            qkv, fill = self._joined_qkv(tokens), self._joined_qkv.bias  # [B, h·w, 3C], [3C]
+        else:
+            qkv = torch.cat((self.query(tokens), self.key(tokens), self.value(tokens)), dim=-1)  # [B, h·w, 3C]
+            biases: list[Tensor] = [part.bias for part in (self.query, self.key, self.value) if part.bias is not None]
+            fill = torch.cat(biases) if biases else None  # [3C]
+        dropout = self.drop_rate if self.training else 0.0
+        if need_weights or self.attn_implementation == "eager":
+            return window_attention_with_weights(
+                qkv, grid_hw=grid_hw, heads=self.heads, window=self.window, shift=shift,
+                fill=fill, bias=self.position_bias(), dropout=dropout,
+            )  # fmt: skip
+        out = window_attention(
+            qkv, grid_hw=grid_hw, heads=self.heads, window=self.window, shift=shift,
+            fill=fill, bias=self.position_bias(), dropout=dropout,
+        )  # fmt: skip
+        return out, None
 
     def position_bias(self) -> Tensor:
-        """Bias of every head for every pair of tokens of a window [A, N, N]."""
-        return relative_position_bias(self.relative_position_bias_table, self.relative_position_index)
+        """Bias of every head for every pair of tokens in a window [A, N, N]; cached by `optimize` in inference."""
+        table = self.relative_position_bias_table
+        cached = None if wants_grad(table) or is_tracing() else self._cached_bias
+        return cached[1] if cached is not None and cached[0] == table._version else self._compute_bias()
 
-    def current_bias(self) -> Tensor:
-        """`position_bias`, or what was kept of it in inference."""
-        plain = self.training or torch.is_grad_enabled() or torch.compiler.is_compiling()
-        if plain or self.kept_bias is None or self.kept_bias[0] != self.relative_position_bias_table._version:
-            return self.position_bias()
-        return self.kept_bias[1]
+    def _compute_bias(self) -> Tensor:
+        rows = F.embedding(self.relative_position_index.flatten(), self.relative_position_bias_table)  # [N·N, A]
+        return unflatten(rows.t(), 1, self.relative_position_index.shape)  # [A, N, N]
 
-    def forward(self, tokens: Tensor, plan: WindowPlan, *, need_weights: bool) -> tuple[Tensor, Tensor | None]:
-        """Attend inside the windows of tokens [B, h·w, C]; weights are [windows, A, N, N] in the order of the plan."""
-        parts = (self.query, self.key, self.value)
-        if plan.holes is None:
-            windows = to_windows(tokens, plan)  # [windows, N, C]
-            projected = [part(windows) for part in parts]
-        else:  # A hole counts as a token of zeros, which is projected to the bias: only real tokens take the way.
-            projected = [to_windows(part(tokens), plan, fill=part.bias) for part in parts]  # [windows, N, C] each
-        q, k, v = (unflatten(part, -1, (self.heads, -1)).transpose(1, 2) for part in projected)  # [windows, A, N, D]
-        bias = self.current_bias().to(q.dtype)
-        masks = bias[None]  # [1, A, N, N]
-        if plan.shift:
-            blocked = shift_masks(window=plan.window, shift=plan.shift, dtype=q.dtype, device=q.device)
-            masks = bias + blocked[:, None]  # [4, A, N, N]
-        sizes = [count for _, count in plan.groups]
-        found = [
-            attend(
-                *parts,
-                implementation=self.attn_implementation,
-                mask=masks[kind : kind + 1],
-                dropout=self.drop_rate if self.training else 0.0,
-                need_weights=need_weights,
-            )
-            for (kind, _), *parts in zip(
-                plan.groups, torch.split(q, sizes), torch.split(k, sizes), torch.split(v, sizes), strict=True
-            )
-        ]
-        out = torch.cat([part for part, _ in found]) if len(found) > 1 else found[0][0]  # [windows, A, N, D]
-        weights = torch.cat([part for _, part in found if part is not None]) if need_weights else None
-        return from_windows(out.transpose(1, 2).flatten(2), plan, batch=tokens.shape[0]), weights  # [B, h·w, C]
+    @torch.no_grad()
+    def optimize(self) -> None:
+        """Join the projections, and cache the position bias until the table changes."""
+        self._joined_qkv = JoinedLinear([self.query, self.key, self.value])
+        table = self.relative_position_bias_table
+        if not table.is_inference():  # inference tensors have no version counter
+            self._cached_bias = (table._version, self._compute_bias().contiguous())
+
+    def init_weights(self, *, gain: float) -> None:
+        """Set the biases to zero, and compute the index of the table's row for every pair of tokens."""
+        nn.init.zeros_(self.relative_position_bias_table)
+        self.relative_position_index.copy_(relative_position_index(self.window, self.query.weight.device))
+
+
+def relative_position_index(window: int, device: torch.device | None = None) -> Tensor:
+    """Row of the bias table for each pair of tokens of a window, by their relative position: [N, N]."""
+    side = torch.arange(window, device=device)
+    y, x = side.repeat_interleave(window), side.repeat(window)  # [N] each
+    step_y, step_x = y[:, None] - y, x[:, None] - x  # [N, N], each from 1 - window to window - 1
+    return (step_y + window - 1) * (2 * window - 1) + step_x + window - 1
 
 
 class Dense(nn.Module):
-    """A linear layer under the name it has on the Hub."""
+    """A linear layer with the parameter names of Hub checkpoints."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -201,9 +211,9 @@ class Attention(nn.Module):
         self.self = WindowAttention(config, channels, heads)
         self.output = Dense(channels, channels)
 
-    def forward(self, tokens: Tensor, plan: WindowPlan, *, need_weights: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(self, tokens: Tensor, grid_hw: Grid, *, shift: int, need_weights: bool) -> tuple[Tensor, Tensor | None]:
         """Map tokens [B, h·w, C] to the same."""
-        out, weights = self.self(tokens, plan, need_weights=need_weights)
+        out, weights = self.self(tokens, grid_hw, shift=shift, need_weights=need_weights)
         return self.output(out), weights
 
 
@@ -222,16 +232,19 @@ class SwinLayer(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, tokens: Tensor, plan: WindowPlan, need_weights: bool) -> tuple[Tensor, Tensor | None]:
-        """Map tokens [B, h·w, C] to the same."""
-        attended, weights = self.attention(self.layernorm_before(tokens), plan, need_weights=need_weights)
-        tokens = tokens + self.drop_path(self.dropout(attended))
-        fed = self.output(self.act(self.intermediate(self.layernorm_after(tokens))))
-        return tokens + self.drop_path(self.dropout(fed)), weights
+    def forward(
+        self, tokens: Tensor, branch: Tensor | None, grid_hw: Grid, shift: int, need_weights: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Add the branch of the layer before to tokens [B, h·w, C]; return tokens, the last branch and weights."""
+        tokens, normed = add_layer_norm(tokens, branch, self.layernorm_before)
+        attended, weights = self.attention(normed, grid_hw, shift=shift, need_weights=need_weights)
+        tokens, normed = add_layer_norm(tokens, self.drop_path(self.dropout(attended)), self.layernorm_after)
+        branch = self.drop_path(self.dropout(self.output(self.act(self.intermediate(normed)))))
+        return tokens, branch, weights
 
 
 class PatchMerging(nn.Module):
-    """Each 2 × 2 tokens become one with twice the channels."""
+    """Merge 2 × 2 tokens into one with twice the channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -250,7 +263,7 @@ class PatchMerging(nn.Module):
 
 
 class Stage(nn.Module):
-    """Layers at one resolution, then merging, except in the last stage."""
+    """Layers at one resolution, then patch merging, except in the last stage."""
 
     def __init__(self, config: SwinConfig, channels: int, heads: int, *, drop_paths: list[float], merge: bool) -> None:
         super().__init__()
@@ -260,27 +273,24 @@ class Stage(nn.Module):
         self.downsample = PatchMerging(channels) if merge else None
 
     def forward(
-        self, tokens: Tensor, grid_hw: Grid, *, always_shift: bool, need_weights: bool
-    ) -> tuple[Tensor, Tensor, Grid, Tensor | None]:
-        """Map tokens [B, h·w, C] to the same, and to merged ones with their grid; weights are the last layer's."""
-        weights = None
-        batch = tokens.shape[0]
+        self, inputs: TokenGrid, *, always_shift: bool, need_weights: bool
+    ) -> tuple[TokenGrid, TokenGrid, Tensor | None]:
+        """Return tokens before and after merging, and the attention weights of the last layer."""
+        tokens, grid_hw = inputs
         shift = self.window // 2 if always_shift or min(grid_hw) > self.window else 0
-        plans = [
-            window_plan(batch, grid_hw, window=self.window, shift=moved, device=tokens.device) for moved in (0, shift)
-        ]
+        branch, weights = None, None
         for number, layer in enumerate(self.blocks):
-            plan = plans[number % 2]
+            last = need_weights and number == len(self.blocks) - 1
+            arguments = (tokens, branch, grid_hw, shift if number % 2 else 0, last)
             if self.gradient_checkpointing and self.training:
-                tokens, weights = checkpoint(layer, tokens, plan, need_weights, use_reentrant=False)
+                tokens, branch, weights = checkpoint(layer, *arguments, use_reentrant=False)
             else:
-                tokens, weights = layer(tokens, plan, need_weights)
-            if weights is not None and number == len(self.blocks) - 1:
-                weights = weights[window_order(plan, batch=batch, grid_hw=grid_hw)]
+                tokens, branch, weights = layer(*arguments)
+        output = TokenGrid(tokens if branch is None else tokens + branch, grid_hw)
         if self.downsample is None:
-            return tokens, tokens, grid_hw, weights
+            return output, output, weights
         half_hw = ((grid_hw[0] + 1) // 2, (grid_hw[1] + 1) // 2)
-        return tokens, self.downsample(tokens, grid_hw), half_hw, weights
+        return output, TokenGrid(self.downsample(*output), half_hw), weights
 
 
 class Encoder(nn.Module):
@@ -304,41 +314,26 @@ class Encoder(nn.Module):
             )
         self.layers = nn.ModuleList(stages)
 
-    def forward(self, tokens: Tensor, grid_hw: Grid, *, always_shift: bool, need_weights: bool = False) -> Encoded:
-        """Run tokens [B, h·w, C] through all stages.
+    def forward(self, inputs: TokenGrid, *, always_shift: bool, need_weights: bool = False) -> EncoderOutput:
+        """Run embeddings through all stages.
 
         Args:
-            tokens: The embeddings.
-            grid_hw: Their grid.
-            always_shift: Shift windows even where one window holds the whole grid, as backbones were trained to.
-            need_weights: Also keep the attention weights of each stage's last layer.
+            inputs: Embeddings [B, h·w, C] and their grid.
+            always_shift: Shift windows even where one window holds the whole grid, as backbones were trained.
+            need_weights: Also return the attention weights of each stage's last layer.
         """
-        found = Encoded([], [], [], [], [])
+        output = EncoderOutput()
         for stage in self.layers:
-            found.before_hw.append(grid_hw)
-            before, tokens, grid_hw, weights = stage(
-                tokens, grid_hw, always_shift=always_shift, need_weights=need_weights
-            )
-            found.before.append(before)
-            found.after.append(tokens)
-            found.after_hw.append(grid_hw)
+            before, inputs, weights = stage(inputs, always_shift=always_shift, need_weights=need_weights)
+            output.before_merging.append(before)
+            output.after_merging.append(inputs)
             if weights is not None:
-                found.attentions.append(weights)
-        return found
+                output.attentions.append(weights)
+        return output
 
 
-def as_map(tokens: Tensor, grid_hw: Grid) -> Tensor:
-    """Lay tokens [B, h·w, C] out as a map [B, C, h, w]."""
-    return unflatten(tokens.transpose(1, 2), 2, grid_hw)  # [B, C, h, w]
-
-
-@torch.no_grad()
-def start_part(module: nn.Module) -> None:
-    """Fill the own weights of Swin's parts that are not plain layers: positions and biases start at zero."""
-    if isinstance(module, WindowAttention):
-        nn.init.zeros_(module.relative_position_bias_table)
-        module.relative_position_index.copy_(relative_position_index(module.window, module.query.weight.device))
-    elif isinstance(module, Embeddings):
-        for own in (module.mask_token, module.position_embeddings):
-            if own is not None:
-                nn.init.zeros_(own)
+def optimize_swin(model: nn.Module) -> None:
+    """Join the projections of all window attentions in a model, and cache their position biases."""
+    for module in model.modules():
+        if isinstance(module, WindowAttention):
+            module.optimize()

@@ -6,25 +6,42 @@ pixel_values [B, 3, H, W] ─▶ SwinModel ─▶ tokens [B, H/32·W/32, 8C]
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from vitruvian.config import Config
 from vitruvian.errors import ConfigError
-from vitruvian.layers.start import start_layer, start_with
+from vitruvian.layers.init import init_layer, set_init_std
 from vitruvian.model import Model
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
-from vitruvian.models.swin.encoder import Embeddings, Encoder, as_map, start_part
-from vitruvian.models.swin.fast import fuse_swin, run_encoder
-from vitruvian.models.swin.outputs import SwinModelOutput
-from vitruvian.outputs import BackboneOutput
+from vitruvian.models.swin.encoder import Embeddings, Encoder, optimize_swin
+from vitruvian.outputs import BackboneOutput, ModelOutput
 from vitruvian.weights import KeyPlan
 
 
+@dataclass
+class SwinModelOutput(ModelOutput):
+    """Hidden states of Swin.
+
+    Attributes:
+        last_hidden_state: Tokens of the last stage after the final norm [B, h·w, C].
+        pooler_output: Their mean [B, C].
+        hidden_states: The embeddings, then the tokens after each stage [B, h·w, C].
+        attentions: Weights of each stage's last layer [B · windows, A, N, N].
+        reshaped_hidden_states: `hidden_states` as maps [B, C, h, w].
+    """
+
+    last_hidden_state: Tensor | None = None
+    pooler_output: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    reshaped_hidden_states: tuple[Tensor, ...] | None = None
+
+
 class SwinPreTrainedModel(Model):
-    """What all Swin models share: names in checkpoints and starting values."""
+    """Base of the Swin models: parameter names in checkpoints, and initialization."""
 
     config_class: ClassVar[type[Config]] = SwinConfig
     config: SwinConfig
@@ -32,19 +49,18 @@ class SwinPreTrainedModel(Model):
     no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "SwinLayer")
     optional_keys: ClassVar[tuple[str, ...]] = ("relative_position_index", "mask_token")
 
-    def start(self) -> None:
+    def post_init(self) -> None:
         """Finish construction."""
-        start_with(self, std=self.config.initializer_range)
-        super().start()
+        set_init_std(self, self.config.initializer_range)
+        super().post_init()
 
     def init_module(self, module: nn.Module) -> None:
-        """Fill fresh weights: normal, positions and biases zero."""
-        start_layer(module, std=self.config.initializer_range)
-        start_part(module)
+        """Initialize weights: normal; positions and biases zero."""
+        init_layer(module, std=self.config.initializer_range)
 
-    def fuse(self) -> None:
-        """Join the projections of windows and keep their biases for inference."""
-        fuse_swin(self)
+    def prepare_for_inference(self) -> None:
+        """Join the projections of window attentions and cache their position biases."""
+        optimize_swin(self)
 
     @property
     def out_features(self) -> list[str]:
@@ -63,7 +79,7 @@ class SwinPreTrainedModel(Model):
         height, width = self.config.patch_hw
         return [(height << level, width << level) for level in levels]
 
-    def maps(
+    def _feature_maps(
         self,
         pixel_values: Tensor,
         embeddings: Embeddings,
@@ -73,17 +89,17 @@ class SwinPreTrainedModel(Model):
         output_hidden_states: bool | None,
         output_attentions: bool | None,
     ) -> BackboneOutput:
-        """Run the parts of a backbone and collect what it returns: the chosen stages' maps before merging, normed."""
-        weights = self.flag("output_attentions", output_attentions)
-        tokens, grid_hw = embeddings(pixel_values)
-        hidden = self.flag("output_hidden_states", output_hidden_states)
-        found = run_encoder(encoder, tokens, grid_hw, always_shift=True, need_weights=weights, need_states=hidden)
-        states = dict(zip(self.config.stage_names, [tokens, *found.before], strict=True))
-        grids = dict(zip(self.config.stage_names, [grid_hw, *found.before_hw], strict=True))
+        """Run a backbone: the maps of the chosen stages before merging, each with its norm."""
+        need_weights = self.resolve_flag("output_attentions", output_attentions)
+        embedded = embeddings(pixel_values)
+        output = encoder(embedded, always_shift=True, need_weights=need_weights)
+        states = dict(zip(self.config.stage_names, [embedded, *output.before_merging], strict=True))
+        normed = [states[name]._replace(tokens=norms[name](states[name].tokens)) for name in self.out_features]
+        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
         return BackboneOutput(
-            feature_maps=tuple(as_map(norms[name](states[name]), grids[name]) for name in self.out_features),
-            hidden_states=tuple(as_map(states[name], grids[name]) for name in states) if hidden else None,
-            attentions=tuple(found.attentions) if weights else None,
+            feature_maps=tuple(state.as_map() for state in normed),
+            hidden_states=tuple(state.as_map() for state in states.values()) if hidden else None,
+            attentions=tuple(output.attentions) if need_weights else None,
         )
 
 
@@ -102,7 +118,7 @@ class SwinModel(SwinPreTrainedModel):
         self.embeddings = Embeddings(config, use_mask_token=use_mask_token)
         self.encoder = Encoder(config)
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -123,25 +139,24 @@ class SwinModel(SwinPreTrainedModel):
             interpolate_pos_encoding: Resize absolute positions to images of another size than the configured one.
             return_dict: Return a `SwinModelOutput` rather than a tuple.
         """
-        tokens, grid_hw = self.embeddings(pixel_values, bool_masked_pos, interpolate=interpolate_pos_encoding)
-        weights, hidden = self.flag("output_attentions", output_attentions), None
-        states = self.flag("output_hidden_states", output_hidden_states)
-        found = run_encoder(self.encoder, tokens, grid_hw, always_shift=False, need_weights=weights, need_states=states)
-        if states:
-            hidden = list(zip([tokens, *found.after], [grid_hw, *found.after_hw], strict=True))
-        last = self.layernorm(found.after[-1])
+        embedded = self.embeddings(pixel_values, bool_masked_pos, interpolate=interpolate_pos_encoding)
+        need_weights = self.resolve_flag("output_attentions", output_attentions)
+        encoded = self.encoder(embedded, always_shift=False, need_weights=need_weights)
+        last = self.layernorm(encoded.after_merging[-1].tokens)
         output = SwinModelOutput(
             last_hidden_state=last,
             pooler_output=last.mean(1) if self.pooled else None,  # [B, C]
-            hidden_states=None if hidden is None else tuple(state for state, _ in hidden),
-            attentions=tuple(found.attentions) if weights else None,
-            reshaped_hidden_states=None if hidden is None else tuple(as_map(*state) for state in hidden),
+            attentions=tuple(encoded.attentions) if need_weights else None,
         )
-        return self.give(output, return_dict)
+        if self.resolve_flag("output_hidden_states", output_hidden_states):
+            states = [embedded, *encoded.after_merging]
+            output.hidden_states = tuple(state.tokens for state in states)
+            output.reshaped_hidden_states = tuple(state.as_map() for state in states)
+        return self.format_output(output, return_dict)
 
 
 class SwinBackbone(SwinPreTrainedModel):
-    """Swin as a source of feature maps: each stage in `out_features`, before merging, with a norm of its own."""
+    """Swin as a backbone: the feature maps of the stages in `out_features`, before merging, each with its norm."""
 
     ignored_keys: ClassVar[tuple[str, ...]] = (r"^(swin\.)?layernorm\.", r"^classifier\.")
     optional_keys: ClassVar[tuple[str, ...]] = (*SwinPreTrainedModel.optional_keys, "hidden_states_norms")
@@ -152,13 +167,13 @@ class SwinBackbone(SwinPreTrainedModel):
         self.encoder = Encoder(config)
         named = zip(self.out_features, self.channels, strict=True)
         self.hidden_states_norms = nn.ModuleDict({name: nn.LayerNorm(channels) for name, channels in named})
-        self.start()
+        self.post_init()
 
     @classmethod
-    def accept(cls, plan: KeyPlan, source: str, *, new_head: bool) -> list[str]:
-        """As for all models, but a file may hold norms of stages that are not asked for."""
+    def check_plan(cls, plan: KeyPlan, source: str, *, new_head: bool) -> list[str]:
+        """As for all models; a file may also have norms of other stages than `out_features`."""
         unexpected = [name for name in plan.unexpected if not name.startswith("hidden_states_norms.")]
-        return super().accept(replace(plan, unexpected=unexpected), source, new_head=new_head)
+        return super().check_plan(replace(plan, unexpected=unexpected), source, new_head=new_head)
 
     def forward(
         self,
@@ -168,7 +183,7 @@ class SwinBackbone(SwinPreTrainedModel):
         return_dict: bool | None = None,
     ) -> BackboneOutput:
         """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages."""
-        output = self.maps(
+        output = self._feature_maps(
             pixel_values,
             self.embeddings,
             self.encoder,
@@ -176,7 +191,7 @@ class SwinBackbone(SwinPreTrainedModel):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)
 
 
 class MaskFormerSwinBackbone(SwinPreTrainedModel):
@@ -194,7 +209,7 @@ class MaskFormerSwinBackbone(SwinPreTrainedModel):
             )
         self.model = SwinModel(config)
         self.hidden_states_norms = nn.ModuleList(nn.LayerNorm(channels) for channels in config.stage_channels)
-        self.start()
+        self.post_init()
 
     def forward(
         self,
@@ -204,7 +219,7 @@ class MaskFormerSwinBackbone(SwinPreTrainedModel):
         return_dict: bool | None = None,
     ) -> BackboneOutput:
         """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages."""
-        output = self.maps(
+        output = self._feature_maps(
             pixel_values,
             self.model.embeddings,
             self.model.encoder,
@@ -212,4 +227,4 @@ class MaskFormerSwinBackbone(SwinPreTrainedModel):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
-        return self.give(output, return_dict)
+        return self.format_output(output, return_dict)

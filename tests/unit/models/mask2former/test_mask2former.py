@@ -2,19 +2,36 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from tests.families.mask2former import tiny
 from tests.families.maskformer import labels
 from vitruvian.models.mask2former.modeling import Mask2FormerForUniversalSegmentation
-from vitruvian.models.mask2former.transformer_decoder import look_where
+from vitruvian.models.mask2former.pixel_decoder import SamplingOffsets
+from vitruvian.models.mask2former.transformer_decoder import MaskedAttention
 
 
-def test_queries_look_inside_their_masks_or_everywhere() -> None:
-    logits = torch.tensor([[-1.0, 2.0], [0.0, -3.0]])[None, None].repeat(1, 2, 1, 1)
-    logits[0, 1] = -1.0
-    mask = look_where(logits)
-    assert mask.shape == (1, 1, 2, 4)
-    assert mask[0, 0].tolist() == [[False, True, True, False], [True] * 4]
+def test_masked_attention_is_torchs() -> None:
+    torch.manual_seed(0)
+    ours, theirs = MaskedAttention(8, 2).eval(), nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    ours.init_weights(gain=0.5)
+    assert ours.in_proj_weight.abs().max() <= 0.5 * (6 / 32) ** 0.5
+    ours.load_state_dict(theirs.state_dict())
+    queries, tokens = torch.randn(2, 3, 8), torch.randn(2, 5, 8)
+    logits = torch.rand(2, 3, 5) - 0.4
+    logits[..., 0] = 1.0
+    blocked = (logits < 0)[:, None].expand(2, 2, 3, 5).flatten(0, 1)
+    want, _ = theirs(queries, tokens, tokens, attn_mask=blocked)
+    torch.testing.assert_close(ours(queries, tokens, tokens, logits), want)
+
+
+def test_heads_sample_in_different_directions_at_first() -> None:
+    layer = SamplingOffsets(8, heads=4, levels=2, points=3)
+    layer.init_weights(gain=1.0)
+    offsets = layer.bias.view(4, 2, 3, 2)
+    assert not layer.weight.any()
+    torch.testing.assert_close(offsets[0, 0], torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(offsets[1, 1, 2], torch.tensor([0.0, 3.0]), atol=1e-6, rtol=0)
 
 
 def test_leaving_out_masks_changes_nothing_but_memory() -> None:

@@ -11,11 +11,10 @@ import torch
 from tests.families import mask2former, maskformer
 from tests.families.swin import ALL_STAGES, resnet_fields, swin_fields
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning
-from vitruvian.layers.padding import OUTSIDE
-from vitruvian.mask_model import recordable
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.modeling import Mask2FormerForUniversalSegmentation, Mask2FormerModel
 from vitruvian.models.mask2former.processing import Mask2FormerImageProcessor
+from vitruvian.models.mask_classification.padding import PADDING_LOGIT
 from vitruvian.models.maskformer.configuration import DetrConfig, MaskFormerConfig
 from vitruvian.models.maskformer.modeling import MaskFormerForInstanceSegmentation, MaskFormerModel
 from vitruvian.models.maskformer.processing import MaskFormerImageProcessor
@@ -59,8 +58,8 @@ def test_a_mixed_batch_computes_what_single_pictures_do(cls: Any, tiny: Any, pro
         height, width = single.masks_queries_logits.shape[-2:]
         masks = together.masks_queries_logits[index]
         torch.testing.assert_close(masks[:, :height, :width], single.masks_queries_logits[0], rtol=1e-4, atol=1e-5)
-        assert (masks[:, height:] == OUTSIDE).all()
-        assert (masks[:, :, width:] == OUTSIDE).all()
+        assert (masks[:, height:] == PADDING_LOGIT).all()
+        assert (masks[:, :, width:] == PADDING_LOGIT).all()
         for one, other in zip(together.encoder_hidden_states, single.encoder_hidden_states, strict=True):
             part = one[index, :, : other.shape[-2], : other.shape[-1]]
             torch.testing.assert_close(part, other[0], rtol=1e-4, atol=1e-5)
@@ -72,6 +71,7 @@ def test_a_mixed_batch_computes_what_single_pictures_do(cls: Any, tiny: Any, pro
 @both_families
 def test_results_of_a_mixed_batch_are_those_of_single_pictures(cls: Any, tiny: Any, processor: Any) -> None:
     """With nothing but defaults: what a person writes who does not think of padding."""
+    torch.manual_seed(1)
     model = lively(cls(tiny()))
     prepare = processor(size={"shortest_edge": 64, "longest_edge": 110})
     sizes = [(64, 96), (50, 70), (90, 41)]
@@ -132,21 +132,21 @@ def test_who_sees_padding(cls: Any, tiny: Any, processor: Any) -> None:
 
 
 @both_families
-def test_calls_that_a_recorded_graph_can_take(cls: Any, tiny: Any, processor: Any) -> None:
+def test_calls_that_a_cuda_graph_can_capture(cls: Any, tiny: Any, processor: Any) -> None:
     model, pixels, mask = cls(tiny()).eval(), torch.zeros(2, 3, 64, 96), torch.ones(2, 64, 96)
-    assert recordable(model, (pixels,), {"output_attentions": True}) == {
+    assert model._capturable_call((pixels,), {"output_attentions": True}) == {
         "pixel_values": pixels,
         "output_attentions": True,
     }
-    assert recordable(model, (), {"pixel_values": pixels, "pixel_mask": mask}) == {"pixel_values": pixels}
+    assert model._capturable_call((), {"pixel_values": pixels, "pixel_mask": mask}) == {"pixel_values": pixels}
     padded = mask.clone()
     padded[1, 40:] = 0
-    assert recordable(model, (pixels,), {"pixel_mask": padded}) is None
-    assert recordable(model, (pixels, [padded], [padded]), {}) is None  # labels
+    assert model._capturable_call((pixels,), {"pixel_mask": padded}) is None
+    assert model._capturable_call((pixels, [padded], [padded]), {}) is None  # labels
     model.config.use_pixel_mask = False
-    assert recordable(model, (pixels,), {"pixel_mask": padded}) == {"pixel_values": pixels}
+    assert model._capturable_call((pixels,), {"pixel_mask": padded}) == {"pixel_values": pixels}
     with pytest.raises(InputError, match=r"pixel_mask: expected shape \[2, 64, 96\]"):
-        recordable(model, (pixels,), {"pixel_mask": mask[:1]})
+        model._capturable_call((pixels,), {"pixel_mask": mask[:1]})
 
 
 @both_families
@@ -161,7 +161,7 @@ def test_an_optimized_model_leaves_padding_out_too(
         padded[1, 40:] = 0
         want = model(pixels, pixel_mask=padded)[0]
         model.optimize()
-        monkeypatch.setattr(model.graphs, "takes", lambda args, kwargs: recorded.append(kwargs.keys()) or False)
+        monkeypatch.setattr(model.graphs, "accepts", lambda args, kwargs: recorded.append(kwargs.keys()) or False)
         assert torch.equal(model(pixels, pixel_mask=mask)[0], full)
         assert recorded == [{"pixel_values"}]
         assert torch.equal(model(pixels, pixel_mask=padded)[0], want)

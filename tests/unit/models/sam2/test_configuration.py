@@ -1,4 +1,4 @@
-"""Settings of SAM 2: the published sizes, other picture sizes, spellings of files, and what is refused."""
+"""Settings of SAM 2: the published sizes, other image sizes, spellings of files, and what is refused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_names_of_sizes_as_people_write_them() -> None:
 def test_other_sizes_and_aspect_ratios(size: Any) -> None:
     config = tiny().with_image_size(size)
     height, width = (size, size) if isinstance(size, int) else size
-    assert config.vision.backbone_feature_sizes == [[height // s, width // s] for s in (4, 8, 16)]
+    assert config.vision_config.backbone_feature_sizes == [[height // s, width // s] for s in (4, 8, 16)]
     with torch.device("meta"):
         out = Sam2Model(config).eval()(torch.zeros(1, 3, height, width))
     assert out.pred_masks.shape == (1, 1, 3, height // 4, width // 4)
@@ -73,7 +73,7 @@ def test_sizes_that_cannot_be_cut_into_windows_are_refused(size: Any) -> None:
 def test_wrong_sizes_are_refused_by_the_backbone_and_the_model() -> None:
     with pytest.raises(InputError, match=r"multiples of 32 and 32, got 70 × 64"):
         Sam2HieraDetModel(Sam2HieraDetConfig(**hiera_fields()))(torch.zeros(1, 3, 70, 64))
-    with pytest.raises(InputError, match=r"expected pictures of 64 × 64, got 96 × 64.*with_image_size"):
+    with pytest.raises(InputError, match=r"expected images of 64 × 64, got 96 × 64.*with_image_size"):
         Sam2Model(tiny())(torch.zeros(1, 3, 96, 64))
     with pytest.raises(InputError, match=r"\[B, 3, H, W\]"):
         Sam2Model(tiny())(torch.zeros(3, 64, 64))
@@ -83,7 +83,7 @@ def test_parts_may_be_given_by_position() -> None:
     parts = Sam2VisionConfig(), Sam2PromptEncoderConfig(), Sam2MaskDecoderConfig(num_multimask_outputs=4)
     config = Sam2Config(*parts)
     assert config == Sam2Config(vision_config=parts[0], prompt_encoder_config=parts[1], mask_decoder_config=parts[2])
-    assert config.decoder.num_multimask_outputs == 4
+    assert config.mask_decoder_config.num_multimask_outputs == 4
     with pytest.raises(ConfigError, match="by position"):
         Sam2Config(*parts, 0.1)  # type: ignore[misc]
     with pytest.raises(ConfigError, match="vision_config by position and by name"):

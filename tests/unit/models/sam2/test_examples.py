@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from tests.families.sam2 import SIDE, tiny
-from vitruvian.models.sam2.automatic import MaskProposals, Sam2AutomaticMaskGenerator
+from vitruvian.models.sam2.automatic_masks import MaskProposals, Sam2AutomaticMaskGenerator
 from vitruvian.models.sam2.configuration import (
     Sam2Config,
     Sam2MaskDecoderConfig,

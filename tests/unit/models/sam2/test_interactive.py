@@ -13,7 +13,7 @@ from vitruvian.models.sam2.interactive import Sam2Session
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2ImageProcessor, Sam2Processor
 
-PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 80, 3), dtype=np.uint8))
+IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 80, 3), dtype=np.uint8))
 
 
 @pytest.fixture
@@ -22,14 +22,14 @@ def session() -> Sam2Session:
     config = tiny()
     config.initializer_range = 0.3
     processor = Sam2Processor(Sam2ImageProcessor(size={"height": SIDE, "width": SIDE}))
-    return Sam2Session(Sam2Model(config).eval(), processor).set_image(PICTURE)
+    return Sam2Session(Sam2Model(config).eval(), processor).set_image(IMAGE)
 
 
 def test_each_prompt_costs_the_decoder_only(session: Sam2Session) -> None:
     calls: list[str] = []
     session.model.vision_encoder.backbone.register_forward_hook(lambda *_: calls.append("encoder"))
     session.model.mask_decoder.register_forward_hook(lambda *_: calls.append("decoder"))
-    session.set_image(PICTURE)
+    session.set_image(IMAGE)
     session.click(10, 20)
     session.click(30, 20, positive=False)
     session.box(5, 5, 60, 35)
@@ -40,7 +40,7 @@ def test_each_prompt_costs_the_decoder_only(session: Sam2Session) -> None:
 def test_a_prediction_is_the_model_s(session: Sam2Session) -> None:
     found = session.predict(points=[[[10, 20]], [[50, 30]]], labels=[[1], [1]])
     inputs = session.processor(
-        images=PICTURE, input_points=[[[[10, 20]], [[50, 30]]]], input_labels=[[[1], [1]]], return_tensors="pt"
+        images=IMAGE, input_points=[[[[10, 20]], [[50, 30]]]], input_labels=[[[1], [1]]], return_tensors="pt"
     )
     with torch.no_grad():
         out = session.model(**inputs)
@@ -108,7 +108,7 @@ def test_several_objects(session: Sam2Session) -> None:
     assert torch.equal(session.masks, torch.stack([first.masks[0, 0], second.masks[0, 0]]))
     session.undo()
     session.undo()  # the first object's only step, although the second had begun
-    assert session.number == 0
+    assert session.object_index == 0
     assert not session.steps
 
 
@@ -122,13 +122,13 @@ def test_start_from_a_mask(session: Sam2Session) -> None:
         session.mask(mask[None])
 
 
-def test_clear_and_new_pictures_forget(session: Sam2Session) -> None:
+def test_clear_and_new_images_forget(session: Sam2Session) -> None:
     session.click(10, 20)
     session.clear()
     with pytest.raises(InputError, match="none yet"):
         _ = session.masks
     session.click(10, 20)
-    session.set_image(PICTURE.resize((30, 30)))
+    session.set_image(IMAGE.resize((30, 30)))
     assert session.prediction is None
     assert session.click(10, 20).masks.shape[-2:] == (30, 30)
 
@@ -141,5 +141,5 @@ def test_bad_prompts_are_refused_and_change_nothing(session: Sam2Session) -> Non
     assert len(session.steps) == 1
     with pytest.raises(InputError, match="set_image"):
         Sam2Session(session.model, session.processor).click(1, 1)
-    with pytest.raises(InputError, match="one picture"):
-        session.set_image([PICTURE, PICTURE])
+    with pytest.raises(InputError, match="one image"):
+        session.set_image([IMAGE, IMAGE])

@@ -13,9 +13,11 @@ from torch.nn import functional as F
 from tests.families.sam2 import SIDE, tiny
 from vitruvian.errors import InputError, WeightsError
 from vitruvian.losses.sam import prompted_mask_loss
-from vitruvian.models.sam2.hiera import in_strips, pool, stretching
-from vitruvian.models.sam2.mask_decoder import by_cell, choose_stable, groups_of, in_order, spread, stability
+from vitruvian.models.sam2.configuration import Sam2HieraDetConfig
+from vitruvian.models.sam2.hiera import Sam2HieraDetModel, _bicubic_matrix, max_pool
+from vitruvian.models.sam2.mask_decoder import _select_stable, stability_score
 from vitruvian.models.sam2.modeling import Sam2Model
+from vitruvian.ops import dispatch, layer_norm, two_way_attention, window_attention
 
 PIXELS = torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
 POINTS = torch.tensor([[[[10.0, 20.0]], [[40.0, 30.0]]], [[[5.0, 5.0]], [[60.0, 60.0]]]])
@@ -94,7 +96,7 @@ def test_one_mask_is_the_stable_one_or_the_best_other() -> None:
     logits[0, 1, 0, :2] = 0.01  # unstable: gone with a slightly higher cut
     logits[:, :, 2, 3] = 5
     ious = torch.tensor([[[0.1, 0.2, 0.9], [0.1, 0.2, 0.9]]])
-    chosen, scores = choose_stable(logits, ious, delta=0.05, stable_from=0.98)
+    chosen, scores = _select_stable(logits, ious, delta=0.05, threshold=0.98)
     assert torch.equal(chosen[0, 0, 0], logits[0, 0, 0])
     assert torch.equal(chosen[0, 1, 0], logits[0, 1, 2])
     assert scores[0, :, 0].tolist() == pytest.approx([0.1, 0.9])
@@ -102,27 +104,15 @@ def test_one_mask_is_the_stable_one_or_the_best_other() -> None:
 
 def test_stability() -> None:
     logits = torch.tensor([[[2.0, 0.5, -0.5, -2.0]], [[-9.0, -9.0, -9.0, -9.0]]])
-    assert stability(logits, 1.0).tolist() == pytest.approx([1 / 3, 1.0])
-    assert stability(logits, 1.0, threshold=-1.0).tolist() == pytest.approx([2 / 3, 1.0])
-
-
-def test_upscaling_by_cell_is_the_transposed_convolution() -> None:
-    torch.manual_seed(0)
-    conv = torch.nn.ConvTranspose2d(6, 3, kernel_size=2, stride=2)
-    again = torch.nn.ConvTranspose2d(3, 2, kernel_size=2, stride=2, bias=False)
-    image = torch.randn(2, 6, 4, 5)
-    with torch.no_grad():
-        want = again(conv(image))
-        cells = spread(image.flatten(2).transpose(1, 2), conv) + conv.bias  # [B, M·4, 3]
-        close(by_cell(conv(image), (4, 5), 1)[:, 0], cells)
-        cells = spread(cells, again)
-    close(by_cell(want, (4, 5), 2)[:, 0], cells)
-    close(in_order(cells.transpose(1, 2)[:, None], (4, 5))[:, 0], want)
+    assert stability_score(logits, 1.0).tolist() == pytest.approx([1 / 3, 1.0])
+    assert stability_score(logits, 1.0, threshold=-1.0).tolist() == pytest.approx([2 / 3, 1.0])
 
 
 @pytest.mark.parametrize("group_bytes", [1, 1 << 30])
-def test_good_masks_are_those_of_a_call(model: Sam2Model, group_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitruvian.models.sam2.mask_decoder.GROUP_BYTES", {"cpu": group_bytes, "cuda": 1})
+def test_confident_masks_are_those_of_a_call(
+    model: Sam2Model, group_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitruvian.models.sam2.mask_decoder._GROUP_BYTES", {"cpu": group_bytes, "cuda": 1})
     points = torch.rand(1, 9, 1, 2, generator=torch.Generator().manual_seed(1)) * SIDE
     embeddings = model.get_image_embeddings(PIXELS[:1])
     with torch.no_grad():
@@ -130,70 +120,98 @@ def test_good_masks_are_those_of_a_call(model: Sam2Model, group_bytes: int, monk
     level = out.iou_scores.quantile(0.8).item()
     prompts, kinds = (out.iou_scores[0] > level).nonzero(as_tuple=True)
     assert 0 < len(prompts.unique()) < 9  # some prompts are left out altogether
-    found = model.good_masks(points, embeddings, least_score=level)
+    found = model.confident_masks(points, embeddings, min_iou=level)
     assert torch.equal(found.prompts, prompts)
     close(found.iou_scores, out.iou_scores[0, prompts, kinds])
     close(found.masks, out.pred_masks[0, prompts, kinds])
-    nothing = model.good_masks(points, embeddings, least_score=2.0)
+    nothing = model.confident_masks(points, embeddings, min_iou=2.0)
     assert nothing.masks.shape == (0, *out.pred_masks.shape[-2:])
     assert len(nothing.iou_scores) == len(nothing.prompts) == 0
-    with pytest.raises(InputError, match="image_embeddings: expected those of one picture, got 2"):
-        model.good_masks(points.expand(2, -1, -1, -1), model.get_image_embeddings(PIXELS), least_score=0.5)
-
-
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_sharing_the_image_changes_nothing(model: Sam2Model, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    points = torch.rand(2, count, 2, 2, generator=torch.Generator().manual_seed(1)) * SIDE
-    found = []
-    for worth in (False, True):
-        monkeypatch.setattr(
-            "vitruvian.models.sam2.two_way.TwoWayLayer.worth_sharing", lambda *_, is_worth=worth: is_worth
-        )
-        with torch.no_grad():
-            found.append(model(PIXELS, input_points=points, attention_similarity=torch.arange(16.0)))
-    close(found[0].pred_masks, found[1].pred_masks)
-    close(found[0].iou_scores, found[1].iou_scores)
+    with pytest.raises(InputError, match="image_embeddings: expected those of one image, got 2"):
+        model.confident_masks(points.expand(2, -1, -1, -1), model.get_image_embeddings(PIXELS), min_iou=0.5)
 
 
 @pytest.mark.parametrize("size", [1, 5000, 1 << 30])
 def test_strips_are_the_whole(model: Sam2Model, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    want = model(PIXELS, input_points=POINTS)  # with gradient: in one piece
-    for part in ("hiera", "mask_decoder"):
-        monkeypatch.setattr(f"vitruvian.models.sam2.{part}.STRIP_BYTES", size)
+    want = model(PIXELS, input_points=POINTS)  # with gradients: without strips
+    monkeypatch.setattr("vitruvian.models.sam2.hiera._CPU_STRIP_BYTES", size)
     with torch.no_grad():
-        found = model(PIXELS, input_points=POINTS)
-    for got, expected in zip(found.image_embeddings, want.image_embeddings, strict=True):
-        close(got, expected.detach())
-    close(found.pred_masks, want.pred_masks.detach())
+        got = model(PIXELS, input_points=POINTS)
+    for one, other in zip(got.image_embeddings, want.image_embeddings, strict=True):
+        close(one, other.detach())
+    close(got.pred_masks, want.pred_masks.detach())
 
 
-def test_strips_keep_rows_together() -> None:
-    seen: list[int] = []
+@pytest.mark.skipif(not dispatch.IS_INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_the_plain_model_runs_the_kernels(model: Sam2Model, prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: set[str] = set()
+    for module in (layer_norm, two_way_attention, window_attention):
+        for kernel, launch in list(vars(module).items()):
+            if kernel.startswith("_") and kernel.endswith("_triton") and kernel != "_use_triton":
 
-    def step(rows: torch.Tensor) -> torch.Tensor:
-        seen.append(rows.shape[1])
-        return rows[:, ::2]
+                def noted(*args: Any, kernel: str = kernel, launch: Any = launch, **kwargs: Any) -> Any:
+                    launched.add(kernel)
+                    return launch(*args, **kwargs)
 
-    x = torch.arange(2 * 10 * 1024.0 * 3).reshape(2, 10, 1024, 3)
-    with torch.no_grad():  # four rows of 192 channels take 6 MiB, which is all that fits
-        assert torch.equal(in_strips(step, x, channels=192, multiple=4), x[:, ::2])
-    assert seen == [4, 4, 2]
+                monkeypatch.setattr(module, kernel, noted)
+    points = torch.rand(2, prompts, 1, 2, generator=torch.Generator().manual_seed(1)) * SIDE
+    with torch.no_grad():
+        want = model(PIXELS, input_points=points)
+        assert not launched
+        with dispatch.interpret_triton():
+            got = model(PIXELS, input_points=points)
+    names = ("layer_norm", "window_attention", "tokens_to_image", "image_to_tokens")
+    assert launched == {f"_{name}_triton" for name in names}
+    for one, other in zip(got.image_embeddings, want.image_embeddings, strict=True):
+        close(one, other)
+    close(got.pred_masks, want.pred_masks)
+    close(got.iou_scores, want.iou_scores)
 
 
-def test_pooling_and_stretching() -> None:
+@pytest.mark.parametrize(
+    "fields", [{}, {"num_query_pool_stages": 1}, {"query_stride": [2, 1], "num_query_pool_stages": 1}]
+)
+def test_other_backbones_with_and_without_weights(fields: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "image_size": [64, 96],
+        "blocks_per_stage": [1, 2, 2, 1],
+        "embed_dim_per_stage": [16, 16, 16, 16],
+        "num_attention_heads_per_stage": [2, 2, 2, 2],
+        "window_size_per_stage": [4, 4, 4, 2],
+        "global_attention_blocks": [3],
+        "num_query_pool_stages": 0,
+        "window_positional_embedding_background_size": [4, 4],
+    }
+    torch.manual_seed(0)
+    backbone = Sam2HieraDetModel(Sam2HieraDetConfig(**settings | fields)).eval()
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+        pixels = torch.randn(2, 3, 64, 96)
+        got, want = backbone(pixels), backbone(pixels, output_attentions=True, output_hidden_states=True)
+    for one, other in zip(got.intermediate_hidden_states, want.intermediate_hidden_states, strict=True):
+        close(one, other)
+
+
+def test_pooling_and_bicubic_matrix() -> None:
     x = torch.randn(2, 6, 8, 5, generator=torch.Generator().manual_seed(0))
     for stride in ((2, 2), (3, 2), (1, 4)):
-        assert torch.equal(pool(x, stride), F.max_pool2d(x.movedim(-1, 1), stride).movedim(1, -1))
+        assert torch.equal(max_pool(x, stride), F.max_pool2d(x.movedim(-1, 1), stride).movedim(1, -1))
     table = torch.randn(1, 1, 5, 7, generator=torch.Generator().manual_seed(0))
-    rows, columns = stretching(5, 12, table.device), stretching(7, 7, table.device)
+    rows, columns = _bicubic_matrix(5, 12, table.device), _bicubic_matrix(7, 7, table.device)
     close(rows @ table @ columns.T, F.interpolate(table, size=(12, 7), mode="bicubic"))
 
 
-def test_groups_cover_all_prompts() -> None:
-    for count, size in ((1, 5), (5, 5), (6, 5), (11, 3)):
-        groups = groups_of(count, size)
-        assert [i for group in groups for i in range(count)[group]] == list(range(count))
-        assert max(len(range(count)[group]) for group in groups) <= size
+@pytest.mark.parametrize("multimask", [True, False])
+def test_the_decoder_returns_the_tokens_of_its_masks(model: Sam2Model, multimask: bool) -> None:
+    sparse, dense = model.get_prompt_embeddings(POINTS)
+    levels, positions = model.get_image_embeddings(PIXELS), model.get_image_wide_positional_embeddings()
+    with torch.no_grad():
+        out = model.mask_decoder(levels, positions, sparse, dense, multimask_output=multimask)
+    assert out.mask_tokens.shape == (2, 2, 3 if multimask else 1, 32)
 
 
 def test_attentions_are_weights(model: Sam2Model) -> None:
@@ -249,7 +267,7 @@ def test_outputs_as_a_tuple_and_without_what_was_not_asked(model: Sam2Model) -> 
         ({"pixel_values": PIXELS, "image_embeddings": []}, "exactly one"),
         ({"image_embeddings": [torch.zeros(1, 32, 4, 4)]}, "three levels"),
         ({"image_embeddings": torch.zeros(1, 32, 4, 4)}, "three levels"),
-        ({"pixel_values": PIXELS, "input_points": POINTS[:1]}, "each of 2 pictures, got 1"),
+        ({"pixel_values": PIXELS, "input_points": POINTS[:1]}, "each of 2 images, got 1"),
         ({"pixel_values": PIXELS, "input_points": POINTS[:, 0]}, r"\[B, P, N, 2\]"),
         ({"pixel_values": PIXELS, "input_boxes": POINTS[:, :, 0]}, r"\[B, P, 4\]"),
         ({"pixel_values": PIXELS, "input_points": POINTS, "input_labels": torch.full((2, 2, 1), 7)}, "got 7"),

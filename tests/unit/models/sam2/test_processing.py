@@ -1,4 +1,4 @@
-"""Processors of SAM 2: pictures of every kind, files of every layout, and every option of post_process_masks."""
+"""Processors of SAM 2: images, prompts, configuration files, and every option of post_process_masks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from vitruvian.errors import CheckpointError, ConfigError, InputError
-from vitruvian.models.sam2.processing import Sam2ImageProcessor, Sam2Processor
+from vitruvian.models.sam2.processing import Sam2ImageProcessor, Sam2Processor, read_boxes, read_points
 
 SMALL = {"height": 64, "width": 64}
 
@@ -21,13 +21,13 @@ def processor(**fields: Any) -> Sam2Processor:
     return Sam2Processor(Sam2ImageProcessor(size=SMALL, mask_size={"height": 16, "width": 16}), **fields)
 
 
-def picture(height: int = 40, width: int = 80) -> Image.Image:
+def gradient_image(height: int = 40, width: int = 80) -> Image.Image:
     y, x = np.mgrid[0:height, 0:width]
     return Image.fromarray(np.stack([x * 3, y * 5, x + y], -1).astype(np.uint8))
 
 
-def test_pictures_of_every_kind_give_the_same() -> None:
-    image = picture()
+def test_images_of_every_kind_give_the_same() -> None:
+    image = gradient_image()
     array = np.array(image)
     forms = [image, array, torch.from_numpy(array), array.transpose(2, 0, 1), torch.from_numpy(array).permute(2, 0, 1)]
     want = processor()(images=image, return_tensors="pt")
@@ -35,7 +35,7 @@ def test_pictures_of_every_kind_give_the_same() -> None:
     assert want["original_sizes"].tolist() == [[40, 80]]
     for form in forms:
         torch.testing.assert_close(processor()(images=form, return_tensors="pt")["pixel_values"], want["pixel_values"])
-    pair = processor()(images=[image, picture(30, 30)], return_tensors="pt")
+    pair = processor()(images=[image, gradient_image(30, 30)], return_tensors="pt")
     assert pair["pixel_values"].shape == (2, 3, 64, 64)
     assert pair["original_sizes"].tolist() == [[40, 80], [30, 30]]
 
@@ -53,21 +53,21 @@ def test_values_are_normalised_and_options_of_a_call_count() -> None:
         processor()(images=white, do_resise=True)
 
 
-def test_without_return_tensors_pictures_stay_a_list() -> None:
-    found = processor()(images=picture())
+def test_without_return_tensors_images_stay_a_list() -> None:
+    found = processor()(images=gradient_image())
     assert isinstance(found["pixel_values"], list)
     assert found["original_sizes"] == [(40, 80)]
-    arrays = processor()(images=picture(), input_points=[[[[1, 2]]]], return_tensors="np")
+    arrays = processor()(images=gradient_image(), input_points=[[[[1, 2]]]], return_tensors="np")
     assert all(isinstance(value, np.ndarray) for value in arrays.values())
 
 
 def test_the_page_s_example_with_a_missing_level() -> None:
-    inputs = processor()(images=picture(), input_points=[[[20, 30]]], return_tensors="pt")
+    inputs = processor()(images=gradient_image(), input_points=[[[20, 30]]], return_tensors="pt")
     assert inputs["input_points"].tolist() == [[[[16, 48]]]]
     assert set(inputs) == {"pixel_values", "original_sizes", "input_points"}
 
 
-def test_prompts_without_pictures() -> None:
+def test_prompts_without_images() -> None:
     inputs = processor()(
         input_points=[[[[20, 30], [40, 10]]]],
         input_labels=[[[1, 0]]],
@@ -77,50 +77,52 @@ def test_prompts_without_pictures() -> None:
     assert inputs["input_points"].tolist() == [[[[16, 48], [32, 16]]]]
     assert inputs["input_labels"].dtype == torch.int64
     assert "pixel_values" not in inputs
-    with pytest.raises(InputError, match="pictures, or original_sizes"):
+    with pytest.raises(InputError, match="images, or original_sizes"):
         processor()(input_points=[[[[20, 30]]]])
     with pytest.raises(InputError, match="do_resize: expected images"):
         processor()(original_sizes=[[4, 4]], do_resize=False)
-    with pytest.raises(InputError, match="Leave it out"):
-        processor()(images=picture(), original_sizes=[[4, 4]])
+    with pytest.raises(InputError, match="Omit it"):
+        processor()(images=gradient_image(), original_sizes=[[4, 4]])
 
 
 def test_points_and_boxes_must_be_of_as_many_objects() -> None:
     boxes = [[[1, 2, 30, 30], [1, 2, 20, 20]]]
     with pytest.raises(InputError, match="as many objects"):
-        processor()(images=picture(), input_points=[[[[20, 30]]]], input_boxes=boxes)
+        processor()(images=gradient_image(), input_points=[[[[20, 30]]]], input_boxes=boxes)
 
 
 def test_target_size_and_padding_value() -> None:
     other = processor(target_size=128, point_pad_value=-99)
-    inputs = other(images=[picture(), picture()], input_points=[[[[20, 30]], [[1, 1]]], [[[20, 30]]]])
+    inputs = other(images=[gradient_image(), gradient_image()], input_points=[[[[20, 30]], [[1, 1]]], [[[20, 30]]]])
     assert inputs["input_points"][0, 0, 0].tolist() == [32, 96]
     assert inputs["input_points"][1, 1, 0].tolist() == [-99, -99]
     wide = Sam2Processor(Sam2ImageProcessor(size={"height": 64, "width": 96}))
     assert wide.target_size == [64, 96]
-    assert wide(images=picture(), input_points=[[[[20, 30]]]])["input_points"].tolist() == [[[[24, 48]]]]
+    assert wide(images=gradient_image(), input_points=[[[[20, 30]]]])["input_points"].tolist() == [[[[24, 48]]]]
 
 
 def test_label_masks() -> None:
     mask = np.zeros((40, 80), np.uint8)
     mask[:, 40:] = 3
-    one = processor()(images=picture(), segmentation_maps=mask, return_tensors="pt")["labels"]
+    one = processor()(images=gradient_image(), segmentation_maps=mask, return_tensors="pt")["labels"]
     assert one.shape == (1, 16, 16)
     assert one.dtype == torch.int64
     assert one[0, 3].tolist() == [0] * 8 + [3] * 8
     odd = mask.copy()
     odd[::3, 33:] = 7
-    kept = processor()(images=picture(), segmentation_maps=odd, return_tensors="pt")["labels"]
+    kept = processor()(images=gradient_image(), segmentation_maps=odd, return_tensors="pt")["labels"]
     assert set(kept.unique().tolist()) == {0, 3, 7}  # labels are picked, not mixed
     forms = [Image.fromarray(mask), torch.from_numpy(mask), [mask], mask[None]]
     for form in forms:
-        assert torch.equal(processor()(images=picture(), segmentation_maps=form, return_tensors="pt")["labels"], one)
-    several = processor()(images=picture(), segmentation_maps=[np.stack([mask] * 3)], return_tensors="pt")
+        assert torch.equal(
+            processor()(images=gradient_image(), segmentation_maps=form, return_tensors="pt")["labels"], one
+        )
+    several = processor()(images=gradient_image(), segmentation_maps=[np.stack([mask] * 3)], return_tensors="pt")
     assert several["labels"].shape == (1, 3, 16, 16)
-    with pytest.raises(InputError, match="one entry for each of the 1 pictures"):
-        processor()(images=picture(), segmentation_maps=[mask, mask])
+    with pytest.raises(InputError, match="one entry for each of the 1 images"):
+        processor()(images=gradient_image(), segmentation_maps=[mask, mask])
     with pytest.raises(InputError, match="integers"):
-        processor()(images=picture(), segmentation_maps=[mask.astype(float)])
+        processor()(images=gradient_image(), segmentation_maps=[mask.astype(float)])
 
 
 def test_saved_and_read_again(tmp_path: Path) -> None:
@@ -136,9 +138,9 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
 
 
 def test_files_of_the_hub_s_layouts(tmp_path: Path) -> None:
-    """Published checkpoints keep pictures' settings apart and were written by the video processor."""
-    pictures = {"image_processor_type": "Sam2ImageProcessorFast", "size": SMALL, "do_pad": None, "crop_size": None}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(pictures))
+    """Published checkpoints keep images' settings apart and were written by the video processor."""
+    images = {"image_processor_type": "Sam2ImageProcessorFast", "size": SMALL, "do_pad": None, "crop_size": None}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(images))
     assert Sam2Processor.from_pretrained(tmp_path).target_size == 64
     joint = {"processor_class": "Sam2VideoProcessor", "target_size": 128, "point_pad_value": -10}
     (tmp_path / "processor_config.json").write_text(json.dumps(joint))
@@ -146,7 +148,7 @@ def test_files_of_the_hub_s_layouts(tmp_path: Path) -> None:
     assert found.target_size == 128
     assert found.image_processor.size == SMALL
     (tmp_path / "preprocessor_config.json").unlink()
-    nested = joint | {"image_processor": pictures, "video_processor": {"size": 1}}
+    nested = joint | {"image_processor": images, "video_processor": {"size": 1}}
     (tmp_path / "processor_config.json").write_text(json.dumps(nested))
     assert Sam2ImageProcessor.from_pretrained(tmp_path).size == SMALL
     found = Sam2Processor.from_pretrained(tmp_path)
@@ -180,7 +182,7 @@ def cleaned(**options: Any) -> torch.Tensor:
     return processor().post_process_masks([blocks()], [(20, 20)], **options)[0][0, 0]
 
 
-def test_masks_come_in_the_size_of_each_picture() -> None:
+def test_masks_come_in_the_size_of_each_image() -> None:
     masks = torch.randn(2, 3, 2, 16, 16)
     found = processor().post_process_masks(masks, torch.tensor([[40, 80], [7, 9]]))
     assert [tuple(mask.shape) for mask in found] == [(3, 2, 40, 80), (3, 2, 7, 9)]
@@ -216,7 +218,7 @@ def test_holes_and_sprinkles_of_logits() -> None:
     assert torch.equal(found[rest], blocks()[0, 0][rest])
 
 
-def test_areas_are_pixels_of_the_picture() -> None:
+def test_areas_are_pixels_of_the_image() -> None:
     large = processor().post_process_masks([blocks()], [(40, 40)], max_hole_area=8)[0][0, 0]
     assert not large[11:13, 11:13].any()  # the hole has some 16 pixels here
     large = processor().post_process_masks([blocks()], [(40, 40)], max_hole_area=20)[0][0, 0]
@@ -242,3 +244,138 @@ def test_masks_that_do_not_fit_are_refused() -> None:
         processor().post_process_masks(torch.zeros(1, 4, 4), [(4, 4)])
     with pytest.raises(InputError, match="original_sizes"):
         processor().post_process_masks(torch.zeros(1, 1, 1, 4, 4), [(0, 4)])
+
+
+# ---------------------------------------------------------------- prompts
+
+ONE = [(100, 200)]  # height, width
+TWO = [(100, 200), (50, 50)]
+TARGET = (1000, 1000)
+
+
+def points(value: Any, labels: Any = None, sizes: Any = None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return read_points(value, labels, sizes or ONE, TARGET)
+
+
+def test_points_are_scaled_to_the_input() -> None:
+    found, labels = points([[[[20, 30]]], [[[5, 50]]]], sizes=TWO)
+    assert found.tolist() == [[[[100, 300]]], [[[100, 1000]]]]
+    assert found.dtype == torch.float32
+    assert labels is None
+    tall, _ = read_points([[[[20, 30]]]], None, ONE, (500, 1000))
+    assert tall.tolist() == [[[[100, 150]]]]
+
+
+@pytest.mark.parametrize("value", [[20, 30], [[20, 30]], [[[20, 30]]], [[[[20, 30]]]], (20, 30), [np.array([20, 30])]])
+def test_one_point_may_leave_out_any_level(value: Any) -> None:
+    for given in (value, np.array(value), torch.tensor(np.array(value))):
+        assert points(given)[0].tolist() == [[[[100, 300]]]]
+
+
+@pytest.mark.parametrize("labels", [1, [1], [[1]], [[[1]]], np.array([1]), torch.tensor([[1]])])
+def test_labels_may_leave_out_levels_too(labels: Any) -> None:
+    _, found = points([[[[20, 30]]]], labels)
+    assert found is not None
+    assert found.tolist() == [[[1]]]
+
+
+def test_labels_decide_between_points_and_objects() -> None:
+    pair = [[[20, 30], [40, 50]]]
+    assert points(pair, [[1, 0]])[0].shape == (1, 1, 2, 2)  # two points on one object, as SAM has it
+    assert points(pair, [[[1, 0]]])[0].shape == (1, 1, 2, 2)
+    assert points(pair, [[[1], [1]]])[0].shape == (1, 2, 1, 2)  # two objects
+    with pytest.raises(InputError, match=r"can be read as .* or as .*input_labels"):
+        points(pair)
+
+
+def test_with_several_images_the_first_level_is_theirs() -> None:
+    assert points([[[20, 30]], [[5, 6]]], sizes=TWO)[0].shape == (2, 1, 1, 2)
+    assert points([[20, 30], [5, 6]], sizes=TWO)[0].shape == (2, 1, 1, 2)
+    assert points([[[20, 30]], [[5, 6]]], sizes=ONE)[0].shape == (1, 2, 1, 2)  # two objects of one image
+
+
+def test_different_counts_are_padded_and_labelled() -> None:
+    found, labels = points([[[[20, 30]], [[40, 50], [60, 70]]], [[[5, 6]]]], sizes=TWO)
+    assert found.shape == (2, 2, 2, 2)
+    assert labels is not None
+    assert labels.tolist() == [[[1, -10], [1, 1]], [[1, -10], [-10, -10]]]
+    assert (found[labels == -10] == -10).all()
+    given, kinds = points([[[[20, 30]], [[40, 50], [60, 70]]], [[[5, 6]]]], [[[0], [1, 0]], [[1]]], sizes=TWO)
+    assert torch.equal(given, found)
+    assert kinds is not None
+    assert kinds.tolist() == [[[0, -10], [1, 0]], [[1, -10], [-10, -10]]]
+
+
+def test_points_that_are_padded_already_stay() -> None:
+    found, labels = points(torch.tensor([[[[20.0, 30.0], [-10.0, -10.0]]]]), torch.tensor([[[1, -10]]]))
+    assert found.tolist() == [[[[100, 300], [-10, -10]]]]
+    assert labels is not None
+    assert labels.tolist() == [[[1, -10]]]
+
+
+@pytest.mark.parametrize("value", [[1, 2, 30, 40], [[1, 2, 30, 40]], [[[1, 2, 30, 40]]]])
+def test_boxes_may_leave_out_levels(value: Any) -> None:
+    assert read_boxes(value, ONE, TARGET).tolist() == [[[5, 20, 150, 400]]]
+
+
+def test_boxes_of_several_objects_and_images() -> None:
+    box = [1, 2, 30, 40]
+    assert read_boxes([box, box, box], ONE, TARGET).shape == (1, 3, 4)
+    assert read_boxes([box, box], TWO, TARGET).shape == (2, 1, 4)
+    ragged = read_boxes([[box, box], [box]], TWO, TARGET)
+    assert ragged.shape == (2, 2, 4)
+    assert ragged[1, 1].tolist() == [-10] * 4
+    assert ragged[1, 0].tolist() == [20, 40, 600, 800]
+
+
+@pytest.mark.parametrize(
+    ("value", "labels", "match"),
+    [
+        ([[[[250, 30]]]], None, r"x in 0…200 and y in 0…100.*\(250, 30\)"),
+        ([[[[20, -3]]]], None, r"\(20, -3\)"),
+        ([[[[30, 150]]]], None, "y in 0…100"),
+        ([[[[float("nan"), 3]]]], None, "finite"),
+        ([[[[1, 2]]]], [[[7]]], r"input_labels: expected 1 .*got 7"),
+        ([[[[1, 2]]]], [[[0.5]]], "got 0.5"),
+        ([[[[1, 2], [3, 4]]]], [[[1]]], "one label for each point"),
+        ([[[[1, 2, 3]]]], None, "2 numbers in each innermost list"),
+        ([[[[1, 2], [3]]]], None, "2 numbers"),
+        ([[[[1, 2]], [3, 4]]], None, "nested equally deep"),
+        ([], None, "empty"),
+        ([[[]]], None, "empty"),
+        ([[[[1, 2]], []]], None, "empty"),
+        (torch.zeros(1, 0, 1, 2), None, "empty"),
+        ([[[[[1, 2]]]]], None, "at most 4 levels, got 5"),
+        ([[[[1, 2]]], [[[3, 4]]]], None, "for 1 images"),
+        ("click", None, "numbers in nested lists"),
+        ([[[[True, 2]]]], None, "expected numbers"),
+        (None, [[[1]]], "input_points with them"),
+        (5, None, r"\[image\]\[object\]\[point\]\[x, y\]"),
+    ],
+)
+def test_bad_points_are_refused(value: Any, labels: Any, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        points(value, labels)
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        ([[[30, 2, 1, 40]]], "x1 < x2"),
+        ([[[1, 40, 30, 40]]], "y1 < y2"),
+        ([[[250, 2, 300, 40]]], r"meets image 0 \(200 × 100"),
+        ([[[-9, -9, -1, -1]]], "meets image 0"),
+        ([[[1, 2, 30]]], "4 numbers"),
+        ([[[1, 2, 30, 40]], [[1, 2, 30, 40]]], "for 1 images"),
+        ([], "empty"),
+        ([[[[1, 2, 30, 40]]]], "at most 3 levels"),
+        ([[[1, 2, float("inf"), 40]]], "finite"),
+    ],
+)
+def test_bad_boxes_are_refused(value: Any, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        read_boxes(value, ONE, TARGET)
+
+
+def test_boxes_may_reach_over_the_edge() -> None:
+    assert read_boxes([[[-3, -2, 205, 100.5]]], ONE, TARGET).shape == (1, 1, 4)

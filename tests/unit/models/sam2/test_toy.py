@@ -1,4 +1,4 @@
-"""A tiny SAM 2 trained from nothing on two pictures: a click gives the object that was clicked, in every way in."""
+"""A tiny SAM 2 trained from nothing on two images: a click gives the object that was clicked, in every way in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from tests.families.sam2 import SIDE, tiny
 from tests.shared import SHARED, needs_shared
-from vitruvian.models.sam2.automatic import MaskProposals, Sam2AutomaticMaskGenerator
+from vitruvian.models.sam2.automatic_masks import MaskProposals, Sam2AutomaticMaskGenerator
 from vitruvian.models.sam2.interactive import Sam2Session
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2ImageProcessor, Sam2Processor
@@ -21,9 +21,9 @@ from vitruvian.models.sam2.processing import Sam2ImageProcessor, Sam2Processor
 
 @dataclass
 class Scene:
-    """A picture and the masks of its objects [P, H, W]."""
+    """A image and the masks of its objects [P, H, W]."""
 
-    picture: Image.Image
+    image: Image.Image
     masks: np.ndarray
 
 
@@ -36,7 +36,7 @@ class Toy:
 
 
 def drawn() -> list[Scene]:
-    """Two pictures with a disc and a block each, in other colours and at other places."""
+    """Two images with a disc and a block each, in other colours and at other places."""
     y, x = np.mgrid[0:80, 0:96]
     scenes = []
     for place, colours in (((26, 30), ((220, 60, 40), (40, 200, 90))), ((66, 28), ((240, 220, 60), (60, 80, 230)))):
@@ -74,10 +74,10 @@ def train(scenes: list[Scene], *, steps: int, rate: float, clicks: int = 4) -> T
     config.initializer_range = 0.2  # fit for a few dozen channels; 0.02 is for hundreds
     model = Sam2Model(config).train()
     size = {"height": SIDE, "width": SIDE}
-    pictures = Sam2ImageProcessor(size=size, mask_size={"height": SIDE // 4, "width": SIDE // 4})
-    processor = Sam2Processor(pictures)
+    images = Sam2ImageProcessor(size=size, mask_size={"height": SIDE // 4, "width": SIDE // 4})
+    processor = Sam2Processor(images)
     inputs = processor(
-        images=[scene.picture for scene in scenes],
+        images=[scene.image for scene in scenes],
         segmentation_maps=[scene.masks.astype(np.uint8).repeat(clicks, axis=0) for scene in scenes],
         return_tensors="pt",
     )
@@ -121,7 +121,7 @@ def hits(toy: Toy, least: float) -> list[bool]:
         for number, mask in enumerate(scene.masks):
             other = scene.masks[1 - number]
             points = [[place[::-1].tolist()] for place in random.choice(np.argwhere(mask & ~other), 8)]
-            inputs = toy.processor(images=scene.picture, input_points=[points], return_tensors="pt")
+            inputs = toy.processor(images=scene.image, input_points=[points], return_tensors="pt")
             with torch.no_grad():
                 out = toy.model(**inputs)
             masks = toy.processor.post_process_masks(out.pred_masks, inputs["original_sizes"])[0]
@@ -146,7 +146,7 @@ def test_a_click_on_a_photograph_gives_the_object() -> None:
 
 def test_predicted_quality_is_close_to_the_true_one(toy: Toy) -> None:
     scene = toy.scenes[0]
-    session = Sam2Session(toy.model, toy.processor).set_image(scene.picture)
+    session = Sam2Session(toy.model, toy.processor).set_image(scene.image)
     found = session.click(*inner_point(scene.masks[0]))
     assert abs(found.scores.item() - overlap(found.masks[0, 0], scene.masks[0])) < 0.2
 
@@ -155,7 +155,7 @@ def test_automatic_masks_find_all_objects(toy: Toy) -> None:
     generator = Sam2AutomaticMaskGenerator(
         toy.model, toy.processor, points_per_crop=6, points_per_batch=8, pred_iou_thresh=0.6, stability_score_thresh=0.5
     )
-    for scene, found in zip(toy.scenes, generator([scene.picture for scene in toy.scenes]), strict=True):
+    for scene, found in zip(toy.scenes, generator([scene.image for scene in toy.scenes]), strict=True):
         assert isinstance(found, MaskProposals)
         for mask in scene.masks:
             best = max(range(len(found)), key=lambda i: overlap(found.masks[i], mask))
@@ -164,7 +164,7 @@ def test_automatic_masks_find_all_objects(toy: Toy) -> None:
 
 def test_interactive_session_segments_two_objects(toy: Toy) -> None:
     scene = toy.scenes[1]
-    session = Sam2Session(toy.model, toy.processor).set_image(scene.picture)
+    session = Sam2Session(toy.model, toy.processor).set_image(scene.image)
     session.click(*inner_point(scene.masks[0]))
     session.next_object()
     session.click(*inner_point(scene.masks[1]))

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 from vitruvian.errors import ConfigError, InputError, VitruvianWarning
-from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, draw_heatmaps
 
 SIZE = {"height": 64, "width": 48}
 
@@ -223,11 +223,11 @@ def test_palette_maps_are_read_as_indices(processor: Sapiens2ImageProcessor) -> 
 
 
 BAD_CALLS: list[tuple[dict[str, Any], str]] = [
-    ({"images": []}, "at least one picture"),
+    ({"images": []}, "at least one image"),
     ({"images": np.zeros((4, 4, 4, 4, 4))}, "dimensions"),
     ({"images": np.zeros((9, 9, 5), np.uint8)}, "channels"),
     ({"images": 3.5}, "float"),
-    ({"boxes": [[[1, 1, 5, 5]], [[1, 1, 5, 5]]]}, "each of the 1 pictures"),
+    ({"boxes": [[[1, 1, 5, 5]], [[1, 1, 5, 5]]]}, "each of the 1 images"),
     ({"boxes": [[[1, 1, 5]]]}, "width, height"),
     ({"boxes": [[[1, 1, 0, 5]]]}, "positive"),
     ({"boxes": [[[1, 1, -4, 5]]]}, "positive"),
@@ -236,9 +236,9 @@ BAD_CALLS: list[tuple[dict[str, Any], str]] = [
     ({"keypoints": [[[[1, 1, 2]]]]}, "boxes"),
     ({"boxes": [[[1, 1, 5, 5]]], "keypoints": [[]]}, "each of the 1 boxes"),
     ({"boxes": [[[1, 1, 5, 5]]], "keypoints": [[[[1]]]]}, "visibility"),
-    ({"segmentation_maps": np.zeros((5, 5), np.uint8)}, "size of the picture"),
+    ({"segmentation_maps": np.zeros((5, 5), np.uint8)}, "size of the image"),
     ({"segmentation_maps": np.zeros((40, 60), np.float32)}, "integers"),
-    ({"segmentation_maps": [np.zeros((40, 60), np.uint8)] * 2}, "each of the 1 pictures"),
+    ({"segmentation_maps": [np.zeros((40, 60), np.uint8)] * 2}, "each of the 1 images"),
     ({"return_tensors": "tf"}, "return_tensors"),
     ({"resample": 1}, "resample"),
     ({"size": {"height": 0, "width": 5}}, "size"),
@@ -279,3 +279,14 @@ def test_options_survive_a_file(processor: Sapiens2ImageProcessor, tmp_path: Pat
     changed.save_pretrained(tmp_path)
     assert Sapiens2ImageProcessor.from_pretrained(tmp_path) == changed
     assert Sapiens2ImageProcessor.from_pretrained(tmp_path, do_pad=False).do_pad is False
+
+
+def test_targets_leave_out_hidden_and_far_points() -> None:
+    points = torch.tensor([[[5.0, 5.0], [5.0, 5.0], [500.0, 5.0], [-4.0, 5.0]]])
+    maps, weights = draw_heatmaps(points, torch.tensor([[2, 0, 2, 1]]), size_hw=(16, 16), sigma=2.0)
+    assert weights.tolist() == [[1, 0, 0, 1]]
+    assert maps[0, 0].max() == 1
+    assert maps[0, 1].max() == maps[0, 2].max() == 0
+    assert 0 < maps[0, 3].max() < 1  # just outside: its flank is in the image
+    assert maps[0, 0, 5, 12] == 0  # truncated beyond three sigma
+    assert maps[0, 0, 5, 11] > 0

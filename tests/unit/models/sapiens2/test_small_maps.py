@@ -12,10 +12,9 @@ from torch import Tensor
 from tests.tiny import pixels
 from tests.tiny_packed import tiny_multitask
 from vitruvian import Sapiens2ImageProcessor
-from vitruvian.images.crop import crop_params
-from vitruvian.models.sapiens2.decoding import draw_heatmaps
-from vitruvian.models.sapiens2.maps import cut_padding
+from vitruvian.images import crop_params
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
+from vitruvian.models.sapiens2.processing import crop_padding, draw_heatmaps
 
 INPUT_HW, HALF_HW, QUARTER_HW = (384, 288), (192, 144), (96, 72)
 PROCESSOR = Sapiens2ImageProcessor(size={"height": INPUT_HW[0], "width": INPUT_HW[1]})
@@ -73,7 +72,7 @@ def test_maps_of_padded_pictures_lose_the_bars_and_no_more(size_hw: tuple[int, i
 
 def test_maps_at_full_size_are_cut_as_they_are() -> None:
     full = torch.arange(384.0 * 288).view(1, *INPUT_HW)
-    assert torch.equal(cut_padding(full, (427, 640), INPUT_HW), full[:, 96:288])
+    assert torch.equal(crop_padding(full, (427, 640), INPUT_HW), full[:, 96:288])
 
 
 def test_keypoints_of_small_heatmaps() -> None:

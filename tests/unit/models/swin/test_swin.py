@@ -12,7 +12,7 @@ from vitruvian.errors import ConfigError, InputError, WeightsError
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
-from vitruvian.models.swin.encoder import SwinLayer, WindowAttention
+from vitruvian.models.swin.encoder import SwinLayer, WindowAttention, relative_position_index
 from vitruvian.models.swin.modeling import MaskFormerSwinBackbone, SwinBackbone, SwinModel
 
 
@@ -90,6 +90,19 @@ def test_backbone_opens_a_classifier(tmp_path: Path) -> None:
     assert torch.equal(again.layernorm.weight, bare.layernorm.weight)
 
 
+def test_position_bias_depends_on_the_relative_position_alone() -> None:
+    attention = WindowAttention(SwinConfig(**swin_fields(window_size=3)), channels=4, heads=2)
+    attention.init_weights(gain=1.0)
+    table = attention.relative_position_bias_table.data.normal_()
+    bias = attention.position_bias()
+    assert bias.shape == (2, 9, 9)
+    assert torch.equal(bias[:, 0, 0], bias[:, 8, 8])
+    assert torch.equal(bias[:, 0, 4], bias[:, 4, 8])  # one down and one right
+    assert not torch.equal(bias[:, 0, 4], bias[:, 4, 0])
+    assert torch.equal(bias[:, 0, 8], table[0])  # two up and two left
+    assert relative_position_index(3).unique().numel() == 25
+
+
 def test_files_without_index_buffers_open(tmp_path: Path) -> None:
     model = SwinModel(SwinConfig(**swin_fields()))
     model.save_pretrained(tmp_path)
@@ -140,7 +153,7 @@ def test_backbone_states_and_weights_on_demand(cls: Any) -> None:
     assert model.strides_hw == [(8, 8)]
 
 
-def test_an_optimized_model_keeps_its_bias_until_weights_change() -> None:
+def test_an_optimized_model_caches_position_biases_until_weights_change() -> None:
     torch.manual_seed(0)
     model, other = (SwinBackbone(SwinConfig(**swin_fields())).eval() for _ in range(2))
     with torch.no_grad():
@@ -151,10 +164,10 @@ def test_an_optimized_model_keeps_its_bias_until_weights_change() -> None:
         want, other_want = model(pixels).feature_maps[0], other(pixels).feature_maps[0]
         model.optimize()
         attention = next(m for m in model.modules() if isinstance(m, WindowAttention))
-        assert attention.current_bias() is attention.kept_bias[1]
-        assert torch.equal(model(pixels).feature_maps[0], want)
+        assert attention.position_bias() is attention.position_bias()
+        torch.testing.assert_close(model(pixels).feature_maps[0], want)
         model.load_state_dict(other.state_dict())
-        assert torch.equal(model(pixels).feature_maps[0], other_want)
+        torch.testing.assert_close(model(pixels).feature_maps[0], other_want)
         half = model.bfloat16()(pixels.bfloat16()).feature_maps[0]
         assert (half.float() - other_want).norm() < 0.1 * other_want.norm()
     model.float().train()(pixels).feature_maps[0].sum().backward()

@@ -1,1 +1,0 @@
-"""Datasets, augmentation and synthetic people."""

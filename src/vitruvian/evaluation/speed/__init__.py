@@ -1,1 +1,0 @@
-"""How fast models are: time in turns with the reference, memory, arithmetic, and how far results differ."""

@@ -1,0 +1,92 @@
+"""Layers of pixel decoders and of transformers over object queries.
+
+queries [B, Q, C] ─▶ QueryAttention (to each other, or to the tokens of a feature map [B, N, C]) ─▶ [B, Q, C]
+queries [B, Q, C] ─▶ mask_head ─▶ [B, Q, M]; with a feature map [B, M, h, w] ─▶ mask_logits ─▶ [B, Q, h, w]
+
+On the CPU feature maps stay channels-last in memory, as they come from tokens: torch resizes such maps several times
+faster, and 3×3 convolutions take them as they are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn, unflatten
+from torch.nn import functional as F
+
+from vitruvian.layers.init import InitKind, with_init
+from vitruvian.ops.attention import attention
+
+_NORM_GROUPS = 32
+
+
+def pointwise(convolution: nn.Conv2d, maps: Tensor) -> Tensor:
+    """Apply a 1×1 convolution: [B, C, h, w] -> [B, C', h, w], on the CPU as one matrix product over the channels."""
+    if maps.device.type != "cpu" or torch.compiler.is_exporting():
+        out: Tensor = convolution(maps)
+        return out
+    rows = F.linear(maps.permute(0, 2, 3, 1), convolution.weight.flatten(1), convolution.bias)  # [B, h, w, C']
+    return rows.permute(0, 3, 1, 2)  # [B, C', h, w]
+
+
+class PointwiseNorm(nn.Sequential):
+    """A 1×1 convolution and a group norm, with the parameter names 0 and 1."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, init: InitKind = "normal") -> None:
+        convolution = with_init(nn.Conv2d(inputs, outputs, 1, bias=bias), init)
+        super().__init__(convolution, nn.GroupNorm(_NORM_GROUPS, outputs))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Map [B, C, h, w] to [B, C', h, w]."""
+        convolution, norm = self
+        assert isinstance(convolution, nn.Conv2d)
+        out: Tensor = norm(pointwise(convolution, maps))
+        return out
+
+
+def conv_norm_relu(inputs: int, outputs: int, *, init: InitKind = "normal") -> nn.Sequential:
+    """Build a 3×3 convolution, group norm and ReLU."""
+    convolution = with_init(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), init)
+    return nn.Sequential(convolution, nn.GroupNorm(_NORM_GROUPS, outputs), nn.ReLU(inplace=True))
+
+
+class QueryAttention(nn.Module):
+    """Multi-head attention of queries to themselves or to other tokens, with separate projections."""
+
+    def __init__(self, channels: int, heads: int, *, dropout: float = 0.0, init: InitKind = "normal") -> None:
+        super().__init__()
+        self.heads, self.drop_rate = heads, dropout
+        self.attn_implementation = "sdpa"
+        self.q_proj = with_init(nn.Linear(channels, channels), init)
+        self.k_proj = with_init(nn.Linear(channels, channels), init)
+        self.v_proj = with_init(nn.Linear(channels, channels), init)
+        self.out_proj = with_init(nn.Linear(channels, channels), init)
+
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, *, need_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from [B, Q, C] to [B, N, C]; weights are [B, A, Q, N]."""
+        projected = (self.q_proj(queries), self.k_proj(keys), self.v_proj(values))
+        q, k, v = (unflatten(part, -1, (self.heads, -1)).transpose(1, 2) for part in projected)  # [B, A, Q | N, D]
+        out, weights = attention(
+            q,
+            k,
+            v,
+            implementation=self.attn_implementation,
+            dropout=self.drop_rate if self.training else 0.0,
+            need_weights=need_weights,
+        )
+        return self.out_proj(out.transpose(1, 2).flatten(2)), weights  # [B, Q, C]
+
+
+def mask_head(channels: int, outputs: int) -> nn.Sequential:
+    """Build three linear layers that map queries [B, Q, C] to mask embeddings [B, Q, M]."""
+    sizes = [channels, channels, channels, outputs]
+    linear = [with_init(nn.Linear(sizes[i], sizes[i + 1]), "xavier") for i in range(3)]
+    return nn.Sequential(
+        nn.Sequential(linear[0], nn.ReLU()), nn.Sequential(linear[1], nn.ReLU()), nn.Sequential(linear[2])
+    )
+
+
+def mask_logits(embeddings: Tensor, pixels: Tensor) -> Tensor:
+    """Score every pixel for every query: [B, Q, M] with pixel embeddings [B, M, h, w] -> [B, Q, h, w]."""
+    return unflatten(embeddings @ pixels.flatten(2), 2, pixels.shape[-2:])  # [B, Q, h, w]

@@ -1,0 +1,257 @@
+"""What the models of MaskFormer and Mask2Former share: backbone and pixel decoder, batches of mixed sizes, the loss.
+
+pixel_values [B, 3, H, W] ─▶ PixelLevelModule (backbone, pixel decoder) ─▶ PixelFeatures ─▶ decoder ─▶ DecoderOutput
+a batch of mixed sizes    ─▶ once for each size, without padding ─▶ merged into one batch
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from vitruvian.config import Config
+from vitruvian.errors import InputError
+from vitruvian.layers.init import init_layer
+from vitruvian.losses.masks import MaskLabels, MaskSetLoss
+from vitruvian.losses.terms import LossTerms
+from vitruvian.model import Model
+from vitruvian.models.mask_classification.configuration import MaskClassificationConfig
+from vitruvian.models.mask_classification.padding import PADDING_LOGIT, ImageGroups, check_pixel_mask, group_by_size
+from vitruvian.models.resnet.modeling import ResNetBackbone
+from vitruvian.models.swin.encoder import optimize_swin
+from vitruvian.models.swin.modeling import MaskFormerSwinBackbone, SwinBackbone
+
+Backbone = SwinBackbone | MaskFormerSwinBackbone | ResNetBackbone
+StrideHW = tuple[int, int]
+
+
+@dataclass
+class PixelFeatures:
+    """Output of a backbone and pixel decoder.
+
+    Attributes:
+        encoder: Maps of the backbone, fine to coarse [B, C, h, w].
+        levels: Maps of the pixel decoder, coarse to fine [B, C, h, w].
+        pixels: Pixel embeddings [B, M, H/4, W/4].
+        padding: True for pixels in the padding [B, 1, H/4, W/4], where images were computed without it.
+    """
+
+    encoder: tuple[Tensor, ...]
+    levels: tuple[Tensor, ...]
+    pixels: Tensor
+    padding: Tensor | None = None
+
+
+@dataclass
+class DecoderOutput:
+    """Output of a transformer decoder.
+
+    Attributes:
+        states: Queries before the first layer and after each [B, Q, C].
+        normed: Queries after the norm that precedes every prediction [B, Q, C]; the last are those of the last layer.
+        attentions: Attention of the queries to each other in each layer [B, A, Q, Q], on demand.
+        masks: Mask logits of the last predictions [B, Q, H/4, W/4], where the decoder itself predicts masks.
+    """
+
+    states: list[Tensor] = field(default_factory=list)
+    normed: list[Tensor] = field(default_factory=list)
+    attentions: list[Tensor] = field(default_factory=list)
+    masks: list[Tensor] = field(default_factory=list)
+
+
+class PixelLevelModule(nn.Module):
+    """A backbone and a pixel decoder.
+
+    Args:
+        encoder: The backbone.
+        decoder: Maps the backbone's maps to its own, coarse to fine, and to pixel embeddings.
+        level_strides_hw: Strides of the pixel decoder's maps.
+        pixel_stride_hw: Stride of the pixel embeddings.
+    """
+
+    def __init__(
+        self, encoder: Backbone, decoder: nn.Module, *, level_strides_hw: Sequence[StrideHW], pixel_stride_hw: StrideHW
+    ) -> None:
+        super().__init__()
+        self.encoder, self.decoder = encoder, decoder
+        self.level_strides_hw, self.pixel_stride_hw = level_strides_hw, pixel_stride_hw
+
+    def load_backbone(self, name: str) -> None:
+        """Load the weights of the backbone from its own checkpoint."""
+        pretrained = type(self.encoder).from_pretrained(name, config=self.encoder.config)
+        self.encoder.load_state_dict(pretrained.state_dict())
+
+    def forward(self, pixel_values: Tensor) -> PixelFeatures:
+        """Map images [B, 3, H, W] to features."""
+        maps = self.encoder(pixel_values, return_dict=True).feature_maps
+        levels, pixels = self.decoder(maps)
+        return PixelFeatures(maps, tuple(levels), pixels)
+
+    def merge(self, groups: ImageGroups, parts: Sequence[PixelFeatures]) -> PixelFeatures:
+        """Merge the features of each group of images into one padded batch."""
+        inside = [[part.pixels.new_ones((len(part.pixels), 1, *part.pixels.shape[-2:]))] for part in parts]
+        return PixelFeatures(
+            tuple(groups.merge_maps([part.encoder for part in parts], self.encoder.strides_hw)),
+            tuple(groups.merge_maps([part.levels for part in parts], self.level_strides_hw)),
+            groups.merge_maps([[part.pixels] for part in parts], [self.pixel_stride_hw])[0],
+            groups.merge_maps(inside, [self.pixel_stride_hw])[0] == 0,
+        )
+
+
+class MaskClassificationPreTrainedModel(Model):
+    """Base of the MaskFormer and Mask2Former models: checkpoints, initialization, CUDA graphs."""
+
+    config: MaskClassificationConfig
+    base_model_prefix: ClassVar[str] = "model"
+    no_split_modules: ClassVar[tuple[str, ...]] = (
+        "Embeddings",
+        "SwinLayer",
+        "Block",
+        "PixelDecoder",
+        "TransformerModule",
+    )
+    # Class weights follow from the configuration, whatever a file says.
+    ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)criterion\.empty_weight$",)
+    optional_keys: ClassVar[tuple[str, ...]] = (
+        "criterion.empty_weight",
+        "relative_position_index",
+        "num_batches_tracked",
+    )
+
+    def post_init(self) -> None:
+        """Finish construction."""
+        super().post_init()
+        self._load_backbone()
+
+    @classmethod
+    def from_config(cls, config: Config, **options: Any) -> Self:
+        """Build a new model, with `use_pretrained_backbone` around a pretrained backbone; see `Model.from_config`."""
+        model = super().from_config(config, **options)
+        model._load_backbone()
+        return model
+
+    def _load_backbone(self) -> None:
+        """Load the pretrained backbone that the configuration names, if it wants one and weights are in memory."""
+        name = self.config.backbone
+        if self.config.use_pretrained_backbone and name and not any(p.is_meta for p in self.parameters()):
+            for module in self.modules():
+                if isinstance(module, PixelLevelModule):
+                    module.load_backbone(name)
+
+    def init_module(self, module: nn.Module) -> None:
+        """Initialize weights: normal, Xavier in the decoders."""
+        init_layer(module, std=self.config.init_std, gain=self.config.init_xavier_std)
+
+    def prepare_for_inference(self) -> None:
+        """Join projections and cache the position biases of the backbone's windows."""
+        optimize_swin(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward`, as a CUDA graph where `optimize` allows it and the call can be captured."""
+        if self.graphs is None:
+            return super().__call__(*args, **kwargs)
+        capturable = self._capturable_call(args, kwargs)
+        if capturable is None:
+            return nn.Module.__call__(self, *args, **kwargs)
+        return super().__call__(**capturable)
+
+    def _capturable_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        """Return a call's arguments for a CUDA graph, or None where it cannot be captured.
+
+        Labels are matched on the CPU, and padding splits the batch. A mask without padding is left out.
+        """
+        arguments = dict(inspect.signature(self.forward).bind(*args, **kwargs).arguments)
+        mask = arguments.pop("pixel_mask", None)
+        if arguments.get("mask_labels") is not None:
+            return None
+        if mask is None:
+            return arguments
+        check_pixel_mask(arguments["pixel_values"], mask)
+        uses_mask = self.config.use_pixel_mask is not False
+        return None if uses_mask and not bool(mask.bool().all()) else arguments
+
+
+class MaskClassificationModel(MaskClassificationPreTrainedModel):
+    """Base of the models without heads: features, then a transformer decoder."""
+
+    pixel_level_module: PixelLevelModule
+
+    def decode(self, features: PixelFeatures, *, all_masks: bool, need_weights: bool) -> DecoderOutput:
+        """Run the transformer decoder."""
+        raise NotImplementedError
+
+    def compute(
+        self,
+        pixel_values: Tensor,
+        pixel_mask: Tensor | None,
+        *,
+        has_labels: bool = False,
+        all_masks: bool = True,
+        need_weights: bool = False,
+    ) -> tuple[PixelFeatures, DecoderOutput]:
+        """Compute a batch, each image without its padding where the configuration says so.
+
+        Args:
+            pixel_values: Images [B, 3, H, W].
+            pixel_mask: 1 for pixels of the image, 0 in the padding [B, H, W].
+            has_labels: Whether the call computes a loss; see `use_pixel_mask`.
+            all_masks: Return the masks before the last ones too.
+            need_weights: Return the attention of the queries to each other.
+        """
+
+        def run(images: Tensor) -> tuple[PixelFeatures, DecoderOutput]:
+            features: PixelFeatures = self.pixel_level_module(images)
+            return features, self.decode(features, all_masks=all_masks, need_weights=need_weights)
+
+        check_pixel_mask(pixel_values, pixel_mask)
+        if pixel_mask is None or not self.config.crops_padding(has_labels=has_labels):
+            return run(pixel_values)
+        if torch.compiler.is_exporting():
+            raise InputError(
+                "pixel_mask: expected None for an export, which cannot depend on sizes inside the batch, got a mask. "
+                "Leave it out, or set config.use_pixel_mask=False."
+            )
+        groups = group_by_size(pixel_values, pixel_mask)
+        if groups is None:
+            return run(pixel_values)
+        features, decoded = zip(*(run(images) for images in groups.crop(pixel_values)), strict=True)
+        masks = [part.masks for part in decoded]
+        mask_strides_hw = [self.pixel_level_module.pixel_stride_hw] * len(masks[0])
+        return self.pixel_level_module.merge(groups, features), DecoderOutput(
+            groups.merge_rows([part.states for part in decoded]),
+            groups.merge_rows([part.normed for part in decoded]),
+            groups.merge_rows([part.attentions for part in decoded]),
+            groups.merge_maps(masks, mask_strides_hw, fill=PADDING_LOGIT),
+        )
+
+
+def check_labels(mask_labels: Sequence[MaskLabels] | None, class_labels: Sequence[Tensor] | None) -> bool:
+    """Tell whether a call has labels. Raise `InputError` for one kind without the other."""
+    if (mask_labels is None) != (class_labels is None):
+        raise InputError("mask_labels and class_labels: expected both for a loss, got one. Give both or neither.")
+    return mask_labels is not None
+
+
+def prediction_loss(
+    criterion: MaskSetLoss,
+    predictions: Sequence[dict[str, Tensor]],
+    mask_labels: Sequence[MaskLabels] | None,
+    class_labels: Sequence[Tensor] | None,
+    *,
+    auxiliary: bool,
+) -> LossTerms | None:
+    """Return the loss of the last prediction and, with `auxiliary`, of those before; None without labels."""
+    if mask_labels is None or class_labels is None:
+        return None
+    loss: LossTerms = criterion(
+        **predictions[-1],
+        mask_labels=mask_labels,
+        class_labels=class_labels,
+        auxiliary_predictions=predictions[:-1] if auxiliary else (),
+    )
+    return loss

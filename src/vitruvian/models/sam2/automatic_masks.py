@@ -1,0 +1,309 @@
+"""Automatic masks: SAM 2 is prompted with a grid of points, and good masks without duplicates are kept.
+
+    image ─▶ crops (the whole, then 4, 16, …) ─ encode each once ─▶ batches of points ─▶ 3 masks a point, 256²
+          ─▶ predicted IoU ─▶ stability ─▶ not cut by the crop ─▶ NMS ─▶ resize, remove specks ─▶ MaskProposals
+
+Filters work on small masks; only the remaining ones are resized to the image. At most `_STORED_BYTES` of candidates are
+stored, so memory depends on the batch of points and not on their number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitruvian.errors import InputError
+from vitruvian.images.nms import box_nms, mask_boxes, mask_nms
+from vitruvian.images.rle import Rle, decode_rles, encode_rles
+from vitruvian.models.sam2.mask_decoder import stability_score
+from vitruvian.models.sam2.modeling import Sam2Model
+from vitruvian.models.sam2.processing import Sam2Processor, remove_specks
+from vitruvian.processor import ImageInput, as_pixels
+
+_STORED_BYTES = 256 << 20  # candidates beyond this are reduced by NMS before the next batch
+_RESIZED_PIXELS = 1 << 24  # pixels of resized masks to work on at a time
+_EDGE = 20.0  # masks closer than this to the edge of a crop, in pixels, count as cut by it
+_MASK_NMS_SIDE = 256  # side of the masks that `mask_nms_thresh` compares
+_MAX_LAYERS = 4  # layers of crops: the fourth has 256
+
+_XYXY = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class AutomaticMaskOptions:
+    """Options of automatic masks, with the names of the mask-generation pipeline.
+
+    Args:
+        points_per_crop: Points along each side of the grid.
+        points_per_batch: Points that are decoded together; None for all of a crop.
+        pred_iou_thresh: Predicted IoU that a mask must exceed.
+        stability_score_thresh: IoU that a mask must exceed between a higher and a lower threshold.
+        stability_score_offset: Distance of these thresholds from `mask_threshold`.
+        mask_threshold: Logit above which a pixel is on the object.
+        crops_n_layers: Layers of crops beside the whole image; layer n has 4ⁿ crops.
+        crop_overlap_ratio: Overlap of the crops of the first layer over the shorter side of the image.
+        crop_n_points_downscale_factor: In layer n the grid has fewer points a side by this factor to the n.
+        crops_nms_thresh: Box IoU above which the worse of two masks is dropped.
+        mask_nms_thresh: The same for the IoU of the masks; None to compare boxes only.
+        max_hole_area: Fill holes of up to this many pixels.
+        max_sprinkle_area: Remove islands of up to this many pixels.
+        output_rle_mask: Store run lengths rather than pixels.
+    """
+
+    points_per_crop: int = 32
+    points_per_batch: int | None = 64
+    pred_iou_thresh: float = 0.88
+    stability_score_thresh: float = 0.95
+    stability_score_offset: float = 1.0
+    mask_threshold: float = 0.0
+    crops_n_layers: int = 0
+    crop_overlap_ratio: float = 512 / 1500
+    crop_n_points_downscale_factor: int = 1
+    crops_nms_thresh: float = 0.7
+    mask_nms_thresh: float | None = None
+    max_hole_area: float = 0.0
+    max_sprinkle_area: float = 0.0
+    output_rle_mask: bool = False
+
+    def __post_init__(self) -> None:
+        minimum = {"points_per_crop": 1, "points_per_batch": 1, "crop_n_points_downscale_factor": 1}
+        minimum |= {"crops_n_layers": 0, "max_hole_area": 0, "max_sprinkle_area": 0, "stability_score_offset": 0}
+        for name, lowest in minimum.items():
+            value = getattr(self, name)
+            if value is not None and value < lowest:
+                raise InputError(f"{name}: expected at least {lowest}, got {value}.")
+        if self.crops_n_layers > _MAX_LAYERS:
+            raise InputError(
+                f"crops_n_layers: expected at most {_MAX_LAYERS}, got {self.crops_n_layers}: its last layer would have "
+                f"{4**self.crops_n_layers} crops."
+            )
+        if not 0 <= self.crop_overlap_ratio < 1:
+            raise InputError(f"crop_overlap_ratio: expected 0 up to 1, got {self.crop_overlap_ratio}.")
+
+
+@dataclass(frozen=True)
+class MaskProposals:
+    """The N masks of an image, best first; coordinates are in pixels of the image.
+
+    Attributes:
+        size_hw: Height and width of the image.
+        scores: Predicted IoU [N].
+        stability_scores: IoU between a higher and a lower threshold [N].
+        boxes_xyxy: Tight boxes, right and bottom edges exclusive [N, 4].
+        points_xy: The point that prompted each mask [N, 2].
+        crops_xyxy: The crop that each mask comes from [N, 4].
+        pixels: The masks [N, H, W], bool, or None where run lengths are stored.
+        runs: Their run lengths in COCO format, or None where pixels are stored.
+    """
+
+    size_hw: tuple[int, int]
+    scores: Tensor
+    stability_scores: Tensor
+    boxes_xyxy: Tensor
+    points_xy: Tensor
+    crops_xyxy: Tensor
+    pixels: Tensor | None = None
+    runs: list[Rle] | None = None
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    @property
+    def masks(self) -> Tensor:
+        """The masks [N, H, W], bool."""
+        if self.pixels is not None:
+            return self.pixels
+        return decode_rles(self.runs) if self.runs else torch.zeros(0, *self.size_hw, dtype=torch.bool)
+
+    @property
+    def rles(self) -> list[Rle]:
+        """The masks as run lengths in COCO format."""
+        if self.runs is not None:
+            return self.runs
+        return encode_rles(self.masks) if len(self) else []
+
+
+class _Candidates(NamedTuple):
+    """N masks that passed the filters: small logits [N, h, w], and for each [N], [N, 4] or [N, 2]."""
+
+    logits: Tensor
+    scores: Tensor
+    stability: Tensor
+    boxes_xyxy: Tensor
+    points_xy: Tensor
+    crops_xyxy: Tensor
+
+    def select(self, which: Tensor | slice) -> _Candidates:
+        return _Candidates(*(field[which] for field in self))
+
+
+class Sam2AutomaticMaskGenerator:
+    """Finds masks of everything in images.
+
+    Args:
+        model: The model; it stays on its device and in its data type.
+        processor: Prepares images for it.
+        options: Fields of `AutomaticMaskOptions`.
+    """
+
+    def __init__(self, model: Sam2Model, processor: Sam2Processor, **options: object) -> None:
+        self.model, self.processor = model, processor
+        self.options = _replace_options(AutomaticMaskOptions(), options)
+
+    def __call__(self, images: ImageInput, **options: object) -> MaskProposals | list[MaskProposals]:
+        """Find the masks of one image, or of each in a list; keywords override options for this call."""
+        replaced = _replace_options(self.options, options)
+        proposals = [self.generate(pixels, replaced) for pixels in as_pixels(images)]
+        return proposals if isinstance(images, (list, tuple)) else proposals[0]
+
+    @torch.no_grad()
+    def generate(self, pixels: Tensor, options: AutomaticMaskOptions) -> MaskProposals:
+        """Find the masks of one image [3, H, W]."""
+        size_hw = (pixels.shape[-2], pixels.shape[-1])
+        stored: list[_Candidates] = []
+        for layer, crop in _crops(size_hw, options.crops_n_layers, options.crop_overlap_ratio):
+            side = max(1, options.points_per_crop // options.crop_n_points_downscale_factor**layer)
+            for batch in self._candidates(pixels, crop, point_grid(side), options):
+                stored.append(batch)
+                if sum(part.logits.nbytes for part in stored) > _STORED_BYTES:
+                    stored = [_non_maximum_suppression(stored, options)]
+        return _finish(_non_maximum_suppression(stored, options), size_hw, options)
+
+    def _candidates(
+        self, pixels: Tensor, crop: _XYXY, grid: Tensor, options: AutomaticMaskOptions
+    ) -> Iterator[_Candidates]:
+        """Encode one crop and prompt it with points [N, 2] in [0, 1]², a batch at a time."""
+        x1, y1, x2, y2 = crop
+        device, size_hw = self.model.device, (pixels.shape[-2], pixels.shape[-1])
+        prepared = self.processor.image_processor.prepare_image(pixels[:, y1:y2, x1:x2])[None]
+        embeddings = self.model.get_image_embeddings(prepared.to(device))
+        height, width = self.model.prompt_encoder.image_hw
+        prompts = (grid * torch.tensor((width, height))).to(device)  # [N, 2], pixels of the model input
+        points = (grid * torch.tensor((x2 - x1, y2 - y1)) + torch.tensor((x1, y1))).to(device)  # [N, 2], of the image
+        step = options.points_per_batch or len(grid)
+        for start in range(0, len(grid), step):
+            batch = prompts[None, start : start + step, None]  # [1, P, 1, 2]
+            masks, scores, index = self.model.confident_masks(batch, embeddings, min_iou=options.pred_iou_thresh)
+            yield _filter(masks, scores, points[start : start + step][index], crop, size_hw, options)
+
+
+def point_grid(side: int) -> Tensor:
+    """Centers of the cells of a `side` × `side` grid over [0, 1]², row by row: [side², 2]."""
+    centers = (torch.arange(side, dtype=torch.float32) + 0.5) / side
+    y, x = torch.meshgrid(centers, centers, indexing="ij")
+    return torch.stack((x, y), dim=-1).flatten(0, 1)  # [side², 2]
+
+
+def _filter(
+    logits: Tensor,
+    scores: Tensor,
+    points_xy: Tensor,
+    crop: _XYXY,
+    size_hw: tuple[int, int],
+    options: AutomaticMaskOptions,
+) -> _Candidates:
+    """Keep of masks [N, h, w] with scores [N] and points [N, 2] those that are stable, not empty and not cut."""
+    stability = stability_score(logits, options.stability_score_offset, options.mask_threshold)  # [N]
+    small = mask_boxes(logits > options.mask_threshold)  # [N, 4], pixels of the small masks
+    x1, y1, x2, y2 = crop
+    scale = torch.tensor(((x2 - x1) / logits.shape[-1], (y2 - y1) / logits.shape[-2]), device=logits.device).tile(2)
+    boxes = small * scale + torch.tensor((x1, y1, x1, y1), device=logits.device)  # [N, 4], pixels of the image
+    keep = (stability > options.stability_score_thresh) & (small[:, 2] > small[:, 0])
+    keep &= ~_is_cut(boxes, crop, size_hw)
+    crops = torch.tensor(crop, device=logits.device).expand(len(boxes), -1)
+    # Half precision suffices for logits that are interpolated once and compared with a threshold.
+    return _Candidates(logits.half(), scores, stability, boxes, points_xy, crops).select(keep)
+
+
+def _is_cut(boxes_xyxy: Tensor, crop: _XYXY, size_hw: tuple[int, int]) -> Tensor:
+    """Tell which boxes [N, 4] touch an edge of their crop that is not an edge of the image: [N]."""
+    at_crop = (boxes_xyxy - boxes_xyxy.new_tensor(crop)).abs() <= _EDGE
+    at_image = (boxes_xyxy - boxes_xyxy.new_tensor((0, 0, size_hw[1], size_hw[0]))).abs() <= _EDGE
+    return (at_crop & ~at_image).any(dim=-1)
+
+
+def _non_maximum_suppression(parts: list[_Candidates], options: AutomaticMaskOptions) -> _Candidates:
+    """Join candidates and drop those that overlap a better one, by boxes and, on request, by masks; best first."""
+    joined = _Candidates(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
+    joined = joined.select(box_nms(joined.boxes_xyxy, joined.scores, options.crops_nms_thresh))
+    if options.mask_nms_thresh is None or len(joined.scores) < 2:
+        return joined
+    width, height = joined.crops_xyxy.amax(dim=0)[2:].tolist()  # the first crop is the whole image
+    scale = min(1.0, _MASK_NMS_SIDE / max(width, height))
+    small_hw = (max(1, round(height * scale)), max(1, round(width * scale)))
+    masks = _paste(joined, small_hw, scale, options.mask_threshold)
+    return joined.select(mask_nms(masks, joined.scores, options.mask_nms_thresh))
+
+
+def _paste(candidates: _Candidates, size_hw: tuple[int, int], scale: float, threshold: float) -> Tensor:
+    """Resize masks and paste them into images of `size_hw`, the original scaled by `scale`: bool [N, H, W]."""
+    out = torch.zeros(len(candidates.scores), *size_hw, dtype=torch.bool, device=candidates.logits.device)
+    crops, index = torch.unique(candidates.crops_xyxy, dim=0, return_inverse=True)
+    for number, crop in enumerate(crops.tolist()):
+        x1, y1, x2, y2 = (round(edge * scale) for edge in crop)
+        x2, y2 = min(max(x2, x1 + 1), size_hw[1]), min(max(y2, y1 + 1), size_hw[0])
+        logits = candidates.logits[index == number, None].float()  # [n, 1, h, w]
+        logits = F.interpolate(logits, size=(y2 - y1, x2 - x1), mode="bilinear", align_corners=False)
+        out[index == number, y1:y2, x1:x2] = logits[:, 0] > threshold
+    return out
+
+
+def _finish(candidates: _Candidates, size_hw: tuple[int, int], options: AutomaticMaskOptions) -> MaskProposals:
+    """Resize masks to the image, remove specks and compute boxes; candidates are best first."""
+    step = max(1, _RESIZED_PIXELS // (size_hw[0] * size_hw[1]))
+    pixels, runs = [torch.zeros(0, *size_hw, dtype=torch.bool)], []
+    boxes, kept = [torch.zeros(0, 4, dtype=torch.long)], [candidates.select(slice(0, 0))]
+    for start in range(0, len(candidates.scores), step):
+        chunk = candidates.select(slice(start, start + step))
+        masks = _paste(chunk, size_hw, 1.0, options.mask_threshold)  # [n, H, W]
+        masks = remove_specks(masks, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area)
+        nonempty = masks.flatten(1).any(dim=-1)
+        masks = masks[nonempty]
+        kept.append(chunk.select(nonempty))
+        boxes.append(mask_boxes(masks).cpu())
+        if options.output_rle_mask:
+            runs += encode_rles(masks) if len(masks) else []
+        else:
+            pixels.append(masks.cpu())
+    _, scores, stability, _, points, crops = (torch.cat(fields).cpu() for fields in zip(*kept, strict=True))
+    return MaskProposals(
+        size_hw=size_hw,
+        scores=scores,
+        stability_scores=stability,
+        boxes_xyxy=torch.cat(boxes),
+        points_xy=points,
+        crops_xyxy=crops,
+        pixels=None if options.output_rle_mask else torch.cat(pixels),
+        runs=runs if options.output_rle_mask else None,
+    )
+
+
+def _crops(size_hw: tuple[int, int], layers: int, overlap_ratio: float) -> Iterator[tuple[int, _XYXY]]:
+    """Yield layer and corners of each crop: the whole image, then 4, 16, … that overlap."""
+    height, width = size_hw
+    yield 0, (0, 0, width, height)
+    for layer in range(1, layers + 1):
+        count = 2**layer
+        overlap = int(overlap_ratio * min(height, width) * 2 / count)
+        crop_width, crop_height = (math.ceil((overlap * (count - 1) + side) / count) for side in (width, height))
+        for column, row in itertools.product(range(count), repeat=2):
+            x, y = column * (crop_width - overlap), row * (crop_height - overlap)
+            if x < width and y < height:
+                yield layer, (x, y, min(x + crop_width, width), min(y + crop_height, height))
+
+
+def _replace_options(options: AutomaticMaskOptions, changes: dict[str, object]) -> AutomaticMaskOptions:
+    """Return options with some of them replaced; raise `InputError` for unknown names."""
+    known = [field.name for field in dataclasses.fields(options)]
+    for name in changes:
+        if name not in known:
+            raise InputError(f"{name}: no such option. Options are {', '.join(known)}.")
+    return dataclasses.replace(options, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,164 @@
+"""The transformer between prompts and image: tokens attend to the image, and the image attends to the tokens.
+
+    tokens [B, P, N, C] ──self──▶ ──to image──▶ ──mlp──▶ tokens [B, P, N, C]
+    image  [B, 1, M, C] ◀──────────────────────to tokens── image [B, P, M, C]
+
+All P prompts share one image (second dimension 1) until it has attended to their tokens in the first layer.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn, unflatten
+from torch.utils.checkpoint import checkpoint
+
+from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
+from vitruvian.models.sam2.hiera import FeedForward
+from vitruvian.ops.attention import attention
+from vitruvian.ops.layer_norm import layer_norm_of_sum
+from vitruvian.ops.two_way_attention import SharedImage, image_to_tokens, project_shared_image, tokens_to_image
+
+
+class TwoWayTransformer(nn.Module):
+    """Layers that update tokens and image in turn, and a final attention of the tokens to the image."""
+
+    def __init__(self, config: Sam2MaskDecoderConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(TwoWayLayer(config, first=i == 0) for i in range(config.num_hidden_layers))
+        self.final_attn_token_to_image = CrossAttention(config)
+        self.layer_norm_final_attn = nn.LayerNorm(config.hidden_size)
+        self.gradient_checkpointing = False
+
+    def forward(
+        self,
+        tokens: Tensor,
+        image: Tensor,
+        image_positions: Tensor,
+        *,
+        shared: SharedImage | None = None,
+        similarity: Tensor | None = None,
+        target: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return the tokens [B, P, N, C], the image [B, P, M, C] and, on demand, weights [B, P, A, N, M] of each layer.
+
+        Args:
+            tokens: Output tokens and prompts [B, P, N, C]; they are also the positions of the tokens.
+            image: Cells of the image [B, 1 | P, M, C].
+            image_positions: Positions of the cells [M, C].
+            shared: What `project_image` returns for the image.
+            similarity: Added to the scores of tokens to the image; broadcasts to [B, P, A, N, M].
+            target: Added to the tokens before each layer; broadcasts to [B, P, N, C].
+            need_weights: Whether to return weights.
+        """
+        # As in PerSAM, the target is also part of the positions of the tokens.
+        positions = tokens if target is None else tokens + target
+        all_weights: list[Tensor] = []
+        for layer in self.layers:
+            if target is not None:
+                tokens = tokens + target
+            args = (tokens, positions, image, image_positions, shared, similarity, need_weights)
+            if self.gradient_checkpointing and self.training:
+                tokens, image, weights = checkpoint(layer, *args, use_reentrant=False)
+            else:
+                tokens, image, weights = layer(*args)
+            if need_weights:
+                all_weights.append(weights)
+            shared = None
+        attended, _ = tokens_to_image(tokens + positions, image, image_positions, self.final_attn_token_to_image)
+        return layer_norm_of_sum(tokens, attended, self.layer_norm_final_attn), image, all_weights
+
+    def project_image(self, image: Tensor, image_positions: Tensor, *, tokens: int) -> SharedImage | None:
+        """Project an image [B, 1 | P, M, C] for the first layer, once for all prompts; see `project_shared_image`."""
+        first = cast(TwoWayLayer, self.layers[0])
+        return project_shared_image(
+            image, image_positions, first.cross_attn_token_to_image, first.cross_attn_image_to_token, tokens=tokens
+        )
+
+
+class TwoWayLayer(nn.Module):
+    """Self-attention of tokens, tokens to image, MLP on tokens, image to tokens; a layer norm after each."""
+
+    def __init__(self, config: Sam2MaskDecoderConfig, *, first: bool) -> None:
+        super().__init__()
+        channels = config.hidden_size
+        self.first = first
+        self.self_attn = SelfAttention(channels, heads=config.num_attention_heads)
+        self.layer_norm1 = nn.LayerNorm(channels)
+        self.cross_attn_token_to_image = CrossAttention(config)
+        self.layer_norm2 = nn.LayerNorm(channels)
+        self.mlp = FeedForward(channels, config.mlp_dim, channels, depth=config.num_hidden_layers)
+        self.layer_norm3 = nn.LayerNorm(channels)
+        self.layer_norm4 = nn.LayerNorm(channels)
+        self.cross_attn_image_to_token = CrossAttention(config)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        image: Tensor,
+        image_positions: Tensor,
+        shared: SharedImage | None = None,
+        similarity: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return tokens [B, P, N, C], image [B, P, M, C] and, on demand, weights [B, P, A, N, M]."""
+        if self.first:  # the tokens are their own positions here, and there is no residual sum
+            tokens = self.layer_norm1(self.self_attn(tokens, tokens))
+        else:
+            tokens = layer_norm_of_sum(tokens, self.self_attn(tokens + positions, tokens), self.layer_norm1)
+        attended, weights = tokens_to_image(
+            tokens + positions,
+            image,
+            image_positions,
+            self.cross_attn_token_to_image,
+            shared=shared,
+            bias=similarity,
+            need_weights=need_weights,
+        )
+        tokens = layer_norm_of_sum(tokens, attended, self.layer_norm2)
+        tokens = layer_norm_of_sum(tokens, self.mlp(tokens), self.layer_norm3)
+        image = image_to_tokens(
+            image, image_positions, tokens, positions, self.cross_attn_image_to_token, self.layer_norm4, shared=shared
+        )  # [B, P, M, C]
+        return tokens, image, weights
+
+
+class SelfAttention(nn.Module):
+    """Attention among the tokens of each prompt."""
+
+    attn_implementation = "sdpa"
+
+    def __init__(self, channels: int, *, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q_proj = nn.Linear(channels, channels)
+        self.k_proj = nn.Linear(channels, channels)
+        self.v_proj = nn.Linear(channels, channels)
+        self.o_proj = nn.Linear(channels, channels)
+
+    def forward(self, with_positions: Tensor, tokens: Tensor) -> Tensor:
+        """Attend with queries and keys from `with_positions` and values from `tokens`, all [B, P, N, C]."""
+        q, k, v = (
+            unflatten(part.flatten(0, 1), -1, (self.heads, -1)).transpose(1, 2)
+            for part in (self.q_proj(with_positions), self.k_proj(with_positions), self.v_proj(tokens))
+        )  # [B·P, A, N, D] each
+        out, _ = attention(q, k, v, implementation=self.attn_implementation)
+        out = self.o_proj(out.transpose(1, 2).flatten(2))  # [B·P, N, C]
+        return unflatten(out, 0, tokens.shape[:2])  # [B, P, N, C]
+
+
+class CrossAttention(nn.Module):
+    """Weights of an attention between tokens and image, with fewer channels inside; see `ops.two_way_attention`."""
+
+    attn_implementation = "sdpa"
+
+    def __init__(self, config: Sam2MaskDecoderConfig) -> None:
+        super().__init__()
+        channels, inner = config.hidden_size, config.hidden_size // config.attention_downsample_rate
+        self.heads = config.num_attention_heads
+        self.q_proj = nn.Linear(channels, inner)
+        self.k_proj = nn.Linear(channels, inner)
+        self.v_proj = nn.Linear(channels, inner)
+        self.o_proj = nn.Linear(inner, channels)

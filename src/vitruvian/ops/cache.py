@@ -1,0 +1,57 @@
+"""Caches of constant tensors: positions, masks, index tables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_held: ContextVar[list[object] | None] = ContextVar("_held", default=None)
+
+
+def cached_tensors(build: Callable[P, R], *, maxsize: int = 64) -> Callable[P, R]:
+    """Cache what `build` returns for its last `maxsize` arguments, which must be hashable.
+
+    While torch compiles or exports, `build` runs on each call, since its tensors belong to the graph. Otherwise it
+    creates ordinary tensors even inside `torch.inference_mode`, so that training can use them later.
+    """
+    cache = functools.lru_cache(maxsize=maxsize)(build)
+
+    @functools.wraps(build)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            return build(*args, **kwargs)
+        with torch.inference_mode(False):
+            value = cache(*args, **kwargs)  # type: ignore[arg-type]
+        held = _held.get()
+        if held is not None:
+            held.append(value)
+        return value
+
+    return call
+
+
+@cached_tensors
+def constant(values: tuple[object, ...], device: torch.device) -> torch.Tensor:
+    """Return numbers, or rows of numbers, as a tensor on the device. A copy on each call would synchronize it."""
+    return torch.tensor(values, device=device)
+
+
+@contextmanager
+def hold_cached() -> Iterator[list[object]]:
+    """Collect what cached functions return meanwhile.
+
+    A CUDA graph reads those tensors on every replay, long after the cache may have dropped them.
+    """
+    held: list[object] = []
+    token = _held.set(held)
+    try:
+        yield held
+    finally:
+        _held.reset(token)

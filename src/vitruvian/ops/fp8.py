@@ -1,0 +1,255 @@
+"""Matrix products in 8-bit floating point (e4m3) for inference, with a scale for each row.
+
+Weights are quantized once, with a scale for each output channel; tokens on the fly, in the kernel that computes them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+from vitruvian.ops.rms_norm import add_rms_norm
+from vitruvian.ops.swiglu import has_tensor_descriptors, num_multiprocessors
+
+if HAS_TRITON or TYPE_CHECKING:
+    import triton
+    import triton.language as tl
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+_FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+_TINY = 1e-12  # rows of zeros have a scale too
+_ROWS, _COLUMNS, _DEPTH = 128, 256, 128  # tile of the Triton kernel
+
+
+class Fp8Rows(NamedTuple):
+    """A matrix in 8-bit floating point.
+
+    Attributes:
+        values: float8_e4m3fn [..., K].
+        scales: Scale of each row [..., 1] in float32.
+    """
+
+    values: Tensor
+    scales: Tensor
+
+    def dequantize(self) -> Tensor:
+        """Return the matrix in float32."""
+        return self.values.float() * self.scales
+
+
+def missing_for_fp8(device: torch.device, dtype: torch.dtype) -> str:
+    """Return what products in fp8 lack for a model of this device and data type, or an empty string."""
+    if not hasattr(F, "scaled_mm"):
+        return f"torch.nn.functional.scaled_mm, which torch {torch.__version__} does not have"
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+        return f"an NVIDIA GPU of the Hopper generation or newer, got a model on {device}"
+    return "" if dtype == torch.bfloat16 else f"a model in bfloat16, got {dtype}"
+
+
+def quantize_rows(x: Tensor) -> Fp8Rows:
+    """Quantize [..., K] with a scale for each row."""
+    if use_triton("fp8", x):
+        return _quantize_rows_triton(x.contiguous())
+    wide = x.float()
+    scales = wide.abs().amax(-1, keepdim=True).clamp_min(_TINY) / FP8_MAX  # [..., 1]
+    return Fp8Rows((wide / scales).clamp(-FP8_MAX, FP8_MAX).to(_FP8), scales)
+
+
+def add_rms_norm_fp8(
+    x: Tensor, branch: Tensor | None, weight: Tensor, *, eps: float, scale: Tensor | None = None
+) -> tuple[Tensor, Fp8Rows]:
+    """Return x + branch · scale [..., C] and its RMS norm in fp8; see `add_rms_norm`."""
+    if use_triton("fp8", x, weight):
+        return _add_rms_norm_triton(x, branch, weight, eps, scale)
+    total, _ = add_rms_norm(x, branch, weight, eps=eps, scale=scale)
+    return total, quantize_rows(add_rms_norm(total.float(), None, weight.float(), eps=eps)[1])
+
+
+def linear_fp8(x: Fp8Rows, weight: Fp8Rows, bias: Tensor | None, *, dtype: torch.dtype) -> Tensor:
+    """Return x @ weightᵀ + bias in `dtype`: [..., K], [F, K] -> [..., F]."""
+    if not x.values.is_cuda:
+        return F.linear(x.dequantize(), weight.dequantize(), None if bias is None else bias.float()).to(dtype)
+    out = F.scaled_mm(
+        x.values.flatten(0, -2),  # [M, K]
+        weight.values.t(),
+        x.scales.reshape(-1, 1),
+        F.ScalingType.RowWise,
+        weight.scales.reshape(1, -1),
+        F.ScalingType.RowWise,
+        bias=bias,
+        output_dtype=dtype,
+        use_fast_accum=True,
+    )
+    return out.view(*x.values.shape[:-1], -1)
+
+
+def gated_linear_bound(norm: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the largest |silu(gate) · up| after an RMS norm, by channel: [K], [2F, K], [2F] -> [F].
+
+    Rows after an RMS norm have a length of at most √K before they are scaled by `norm`, so that no product with a row
+    of the weight exceeds √K times the length of that row; |silu(x)| is at most |x|. The bound is many times what values
+    usually are, which the 4 exponent bits of e4m3 have room for.
+    """
+    lengths: Tensor = torch.linalg.vector_norm(weight.float() * norm.float(), dim=1)
+    bound = lengths * math.sqrt(weight.shape[1])  # [2F]
+    if bias is not None:
+        bound = bound + bias.float().abs()
+    return (bound[0::2] * bound[1::2]).clamp_min(_TINY)
+
+
+def gated_linear_fp8(x: Fp8Rows, weight: Fp8Rows, bias: Tensor | None, scale: Tensor, *, dtype: torch.dtype) -> Fp8Rows:
+    """Return silu(gate) · up · scale in fp8, where the columns of x @ weightᵀ + bias alternate between gate and up.
+
+    Args:
+        x: Tokens [..., K].
+        weight: Alternating rows of gate and up [2F, K].
+        bias: [2F], likewise, or None.
+        scale: Brings each channel into the range of fp8 [F]: 448 / `gated_linear_bound`. The next weight divides by it.
+        dtype: Data type of intermediate results.
+
+    Returns:
+        [..., F], with scales of 1.
+    """
+    shape = x.values.shape[:-1]
+    ones = x.scales.new_ones(*shape, 1)
+    if use_triton("fp8", x.values, dtypes=(_FP8,)) and _suits_fused_kernel(x.values, weight.values):
+        hidden = _gated_linear_triton(x.values.flatten(0, -2), x.scales.flatten(), weight, bias, scale)
+        return Fp8Rows(hidden.view(*shape, -1), ones)
+    both = linear_fp8(x, weight, bias, dtype=dtype).float()  # [..., 2F]
+    hidden = F.silu(both[..., 0::2]) * both[..., 1::2] * scale
+    return Fp8Rows(hidden.clamp(-FP8_MAX, FP8_MAX).to(_FP8), ones)
+
+
+# ---------------------------------------------------------------------------------------------------------- Triton
+
+
+def _empty_rows(x: Tensor) -> Fp8Rows:
+    values = torch.empty(x.shape, device=x.device, dtype=_FP8)
+    return Fp8Rows(values, torch.empty(*x.shape[:-1], 1, device=x.device, dtype=torch.float32))
+
+
+def _quantize_rows_triton(x: Tensor) -> Fp8Rows:
+    out, channels = _empty_rows(x), x.shape[-1]
+    padded = triton.next_power_of_2(channels)
+    _quantize_kernel[(x.numel() // channels,)](
+        x, *out, channels, padded=padded, num_warps=4 if padded <= 1024 else 8
+    )  # fmt: skip
+    return out
+
+
+def _add_rms_norm_triton(
+    x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, scale: Tensor | None
+) -> tuple[Tensor, Fp8Rows]:
+    x = x.contiguous()
+    branch = None if branch is None else branch.contiguous()
+    total, out, channels = x if branch is None else torch.empty_like(x), _empty_rows(x), x.shape[-1]
+    padded = triton.next_power_of_2(channels)
+    _add_rms_norm_kernel[(x.numel() // channels,)](
+        x, branch, scale, weight, total, *out, channels,
+        eps=eps, has_scale=scale is not None, has_branch=branch is not None, padded=padded,
+        num_warps=4 if padded <= 1024 else 8,
+    )  # fmt: skip
+    return total, out
+
+
+def _suits_fused_kernel(x: Tensor, weight: Tensor) -> bool:
+    return has_tensor_descriptors(x.device) and x.shape[-1] % _DEPTH == 0 and weight.shape[0] % _COLUMNS == 0
+
+
+def _gated_linear_triton(x: Tensor, x_scales: Tensor, weight: Fp8Rows, bias: Tensor | None, scale: Tensor) -> Tensor:
+    (M, K), F2 = x.shape, weight.values.shape[0]
+    out = torch.empty(M, F2 // 2, device=x.device, dtype=_FP8)
+    programs = min(num_multiprocessors(x.device), triton.cdiv(M, _ROWS) * triton.cdiv(F2, _COLUMNS))
+    _gated_linear_kernel[(programs,)](
+        TensorDescriptor.from_tensor(x, [_ROWS, _DEPTH]),
+        TensorDescriptor.from_tensor(weight.values, [_COLUMNS, _DEPTH]),
+        TensorDescriptor.from_tensor(out, [_ROWS, _COLUMNS // 2]),
+        x_scales, weight.scales, bias, scale, M, F2, K,
+        rows=_ROWS, columns=_COLUMNS, depth=_DEPTH, group=16, programs=programs, has_bias=bias is not None,
+        num_warps=8,
+    )  # fmt: skip
+    return out
+
+
+@triton_jit
+def _store_quantized(values_ptr, scales_ptr, row, x, c, inside, channels):  # type: ignore[no-untyped-def]
+    scale = tl.maximum(tl.max(tl.abs(x), 0), 1e-12) / 448.0
+    quantized = tl.clamp(x / scale, -448.0, 448.0).to(values_ptr.dtype.element_ty)
+    tl.store(values_ptr + row * channels + c, quantized, mask=inside)
+    tl.store(scales_ptr + row, scale)
+
+
+@triton_jit
+def _quantize_kernel(x_ptr, values_ptr, scales_ptr, channels, padded: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, padded)
+    inside = c < channels
+    x = tl.load(x_ptr + row * channels + c, mask=inside, other=0.0).to(tl.float32)
+    _store_quantized(values_ptr, scales_ptr, row, x, c, inside, channels)
+
+
+@triton_jit
+def _add_rms_norm_kernel(  # type: ignore[no-untyped-def]
+    x_ptr, branch_ptr, scale_ptr, weight_ptr, total_ptr, values_ptr, scales_ptr, channels,
+    eps: tl.constexpr, has_scale: tl.constexpr, has_branch: tl.constexpr, padded: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, padded)
+    inside = c < channels
+    x = tl.load(x_ptr + row * channels + c, mask=inside, other=0.0).to(tl.float32)
+    if has_branch:
+        branch = tl.load(branch_ptr + row * channels + c, mask=inside, other=0.0).to(tl.float32)
+        if has_scale:
+            branch = branch * tl.load(scale_ptr + c, mask=inside, other=0.0).to(tl.float32)
+        total = (x + branch).to(total_ptr.dtype.element_ty)
+        tl.store(total_ptr + row * channels + c, total, mask=inside)
+        x = total.to(tl.float32)
+    inv_rms = tl.rsqrt(tl.sum(x * x, 0) / channels + eps)
+    weight = tl.load(weight_ptr + c, mask=inside, other=0.0).to(tl.float32)
+    _store_quantized(values_ptr, scales_ptr, row, x * inv_rms * weight, c, inside, channels)
+
+
+@triton_jit
+def _silu(x):  # type: ignore[no-untyped-def]
+    # x · sigmoid(x) through tanh, which is one instruction. Its error of 5e-4 is far below that of fp8.
+    half = 0.5 * x
+    return half + half * tl.inline_asm_elementwise(
+        "tanh.approx.f32 $0, $1;", "=f,f", [half], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton_jit
+def _gated_linear_kernel(  # type: ignore[no-untyped-def]
+    x_desc, w_desc, out_desc, x_scale_ptr, w_scale_ptr, bias_ptr, scale_ptr, M, F2, K,
+    rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, group: tl.constexpr, programs: tl.constexpr,
+    has_bias: tl.constexpr,
+):  # fmt: skip
+    # As in `swiglu`, with scales.
+    down = tl.cdiv(M, rows)
+    across = tl.cdiv(F2, columns)
+    for tile in tl.range(tl.program_id(0), down * across, programs, flatten=True):
+        first = tile // (group * across) * group
+        size = min(down - first, group)
+        i = first + (tile % (group * across)) % size
+        j = (tile % (group * across)) // size
+        total = tl.zeros([rows, columns], tl.float32)
+        for k in tl.range(0, K // depth, num_stages=3):
+            x = x_desc.load([i * rows, k * depth])
+            w = w_desc.load([j * columns, k * depth])
+            total = tl.dot(x, w.T, total)
+        m = i * rows + tl.arange(0, rows)
+        n = j * columns + tl.arange(0, columns)
+        total *= tl.load(x_scale_ptr + m, mask=m < M, other=0.0)[:, None]
+        total *= tl.load(w_scale_ptr + n)[None, :]
+        if has_bias:
+            total += tl.load(bias_ptr + n).to(tl.float32)[None, :]
+        gate, up = tl.split(tl.reshape(total, (rows, columns // 2, 2)))
+        f = j * (columns // 2) + tl.arange(0, columns // 2)
+        hidden = _silu(gate) * up * tl.load(scale_ptr + f)[None, :]
+        out_desc.store([i * rows, j * (columns // 2)], tl.clamp(hidden, -448.0, 448.0).to(out_desc.dtype))

@@ -1,0 +1,213 @@
+"""Instance norm and SiLU of feature maps, after an optional pixel shuffle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+
+if HAS_TRITON or TYPE_CHECKING:
+    import triton
+    import triton.language as tl
+
+
+def instance_norm_silu(
+    x: Tensor, bias: Tensor | None = None, *, eps: float = 1e-5, shuffle: bool = False, inplace: bool = False
+) -> Tensor:
+    """Add a bias [C] to maps [B, C, H, W], normalize each channel over its pixels and apply SiLU.
+
+    Args:
+        x: Maps, for the Triton version in channels-last memory format.
+        bias: Bias of the convolution before.
+        eps: Epsilon of the norm.
+        shuffle: Shuffle pixels after the bias: [B, 4·C, H, W] -> [B, C, 2H, 2W], as `torch.pixel_shuffle`.
+        inplace: The memory of `x` may be reused for the result.
+    """
+    if use_triton("instance_norm", x) and x.is_contiguous(memory_format=torch.channels_last):
+        if not shuffle:
+            return _instance_norm_triton(x, bias, eps, shuffle=False, inplace=inplace)
+        order = torch.arange(x.shape[1], device=x.device).view(-1, 4).t().flatten()  # phase by phase
+        phases = x.permute(0, 2, 3, 1)[..., order].permute(0, 3, 1, 2)  # [B, 4·C, H, W], channels last
+        return _instance_norm_triton(phases, None if bias is None else bias[order], eps, shuffle=True)
+    if bias is not None:
+        x = x + bias[:, None, None]
+    if shuffle:
+        x = F.pixel_shuffle(x, 2)  # [B, C, 2H, 2W]
+    return F.silu(F.instance_norm(x, eps=eps))
+
+
+@dataclass(frozen=True)
+class FeatureMaps:
+    """Feature maps whose instance norm and SiLU may be deferred to their consumer: SiLU((x - mean) · inv_std).
+
+    Attributes:
+        values: Maps [B, C, H, W].
+        mean: Mean of each map [B, C] in float32; None for maps that are complete.
+        inv_std: Reciprocal of the standard deviation of each map [B, C] in float32.
+    """
+
+    values: Tensor
+    mean: Tensor | None = None
+    inv_std: Tensor | None = None
+
+    def activated(self, dtype: torch.dtype, *, inplace: bool = False) -> Tensor:
+        """Return the complete maps, in `dtype` where a norm was deferred.
+
+        With `inplace`, the result may reuse the memory of deferred maps.
+        """
+        x, mean, inv_std = self.values, self.mean, self.inv_std
+        if mean is None or inv_std is None:
+            return x
+        if use_triton("instance_norm", x):
+            reuse = inplace and x.dtype.itemsize == dtype.itemsize
+            out = x.view(dtype) if reuse else torch.empty_like(x, dtype=dtype)
+            _normalize_triton(x, None, mean, inv_std, out)
+            return out
+        return F.silu((x.float() - mean[..., None, None]) * inv_std[..., None, None]).to(dtype)
+
+
+# ---------------------------------------------------------------------------------------------------------- Triton
+
+
+def _instance_norm_triton(
+    x: Tensor, bias: Tensor | None, eps: float, *, shuffle: bool, inplace: bool = False
+) -> Tensor:
+    """Normalize channels-last maps [B, C, H, W]; with `shuffle`, channels are ordered phase by phase.
+
+    One pass computes statistics of chunks of pixels, a second one merges them, a third one normalizes.
+    """
+    B, C, H, W = x.shape
+    pixels, channels = H * W, C // 4 if shuffle else C
+    chunk = 1024 if B * pixels * C > 2**26 else 256  # small maps need more chunks to fill the device
+    chunks = triton.cdiv(pixels, chunk)
+    means = torch.empty(B, chunks, C, device=x.device, dtype=torch.float32)
+    squares = torch.empty_like(means)
+    width = min(128, triton.next_power_of_2(C))
+    _chunk_statistics_kernel[(chunks, triton.cdiv(C, width), B)](
+        x, bias, means, squares, pixels, C, chunk,
+        rows=4096 // width, width=width, has_bias=bias is not None, num_warps=4,
+    )  # fmt: skip
+    mean = torch.empty(B, channels, device=x.device, dtype=torch.float32)
+    inv_std = torch.empty_like(mean)
+    _merge_statistics_kernel[(triton.cdiv(channels, 16), B)](
+        means, squares, mean, inv_std, chunks, chunk, pixels, channels,
+        eps=eps, phases=4 if shuffle else 1, rows=64, width=16, num_warps=4,
+    )  # fmt: skip
+    out = x
+    if shuffle or not inplace:
+        shape = (B, channels, 2 * H, 2 * W) if shuffle else x.shape
+        out = torch.empty(shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
+    _normalize_triton(x, bias, mean, inv_std, out, shuffle=shuffle)
+    return out
+
+
+def _normalize_triton(
+    x: Tensor, bias: Tensor | None, mean: Tensor, inv_std: Tensor, out: Tensor, *, shuffle: bool = False
+) -> None:
+    """Write SiLU((x + bias - mean) · inv_std) of channels-last maps into `out`, which may share memory with x."""
+    B, C, H, W = x.shape
+    width = min(128, triton.next_power_of_2(C))
+    rows = 8192 // width
+    _normalize_kernel[(triton.cdiv(H * W, rows), triton.cdiv(C, width), B)](
+        x, bias, mean, inv_std, out, H * W, C, W,
+        rows=rows, width=width, has_bias=bias is not None, shuffle=shuffle, num_warps=4,
+    )  # fmt: skip
+
+
+@triton_jit
+def _chunk_statistics_kernel(  # type: ignore[no-untyped-def]
+    x_ptr, bias_ptr, mean_ptr, square_ptr, pixels, channels, chunk,
+    rows: tl.constexpr, width: tl.constexpr, has_bias: tl.constexpr,
+):  # fmt: skip
+    part, image = tl.program_id(0), tl.program_id(2)
+    c = tl.program_id(1) * width + tl.arange(0, width)
+    first = part * chunk
+    last = min(first + chunk, pixels)
+    start = x_ptr + image.to(tl.int64) * pixels * channels
+    # Sums are relative to the first pixel of the chunk, so that squares do not cancel where the mean is large.
+    shift = tl.load(start + first.to(tl.int64) * channels + c, mask=c < channels, other=0.0).to(tl.float32)
+    totals = tl.zeros([rows, width], tl.float32)
+    squares = tl.zeros([rows, width], tl.float32)
+    for p in tl.range(first, last, rows, num_stages=3):
+        pixel = p + tl.arange(0, rows)
+        inside = (pixel[:, None] < last) & (c[None, :] < channels)
+        offset = pixel[:, None].to(tl.int64) * channels + c[None, :]
+        x = tl.load(start + offset, mask=inside, other=0.0).to(tl.float32)
+        x = tl.where(inside, x - shift[None, :], 0.0)
+        totals += x
+        squares += x * x
+    total, square = tl.sum(totals, 0), tl.sum(squares, 0)
+    count = (last - first).to(tl.float32)
+    target = (image * tl.num_programs(0) + part) * channels + c
+    if has_bias:  # a constant changes the mean only
+        shift += tl.load(bias_ptr + c, mask=c < channels, other=0.0).to(tl.float32)
+    tl.store(mean_ptr + target, shift + total / count, mask=c < channels)
+    tl.store(square_ptr + target, square - total * total / count, mask=c < channels)
+
+
+@triton_jit
+def _merge_statistics_kernel(  # type: ignore[no-untyped-def]
+    mean_ptr, square_ptr, out_mean, out_inv_std, chunks, chunk, pixels, channels,
+    eps: tl.constexpr, phases: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    # Merge the statistics of chunks, and of the four phases of a channel: first the mean, then deviations from it.
+    image = tl.program_id(1)
+    c = tl.program_id(0) * width + tl.arange(0, width)
+    start = image * chunks * phases
+    total = tl.zeros([rows, width], tl.float32)
+    for first in tl.range(0, chunks * phases, rows, num_stages=3):
+        row = first + tl.arange(0, rows)
+        inside = (row[:, None] < chunks * phases) & (c[None, :] < channels)
+        size = tl.minimum(chunk, pixels - row // phases * chunk).to(tl.float32)
+        means = tl.load(mean_ptr + (start + row[:, None]) * channels + c[None, :], mask=inside, other=0.0)
+        total += means * size[:, None]
+    count = (pixels * phases).to(tl.float32)
+    mean = tl.sum(total, 0) / count
+    square = tl.zeros([rows, width], tl.float32)
+    for first in tl.range(0, chunks * phases, rows, num_stages=3):
+        row = first + tl.arange(0, rows)
+        inside = (row[:, None] < chunks * phases) & (c[None, :] < channels)
+        size = tl.minimum(chunk, pixels - row // phases * chunk).to(tl.float32)
+        offset = (start + row[:, None]) * channels + c[None, :]
+        gap = tl.load(mean_ptr + offset, mask=inside, other=0.0) - mean[None, :]
+        squares = tl.load(square_ptr + offset, mask=inside, other=0.0)
+        square += tl.where(inside, squares + gap * gap * size[:, None], 0.0)
+    tl.store(out_mean + image * channels + c, mean, mask=c < channels)
+    tl.store(out_inv_std + image * channels + c, tl.rsqrt(tl.sum(square, 0) / count + eps), mask=c < channels)
+
+
+@triton_jit
+def _normalize_kernel(  # type: ignore[no-untyped-def]
+    x_ptr, bias_ptr, mean_ptr, inv_std_ptr, out_ptr, pixels, channels, across,
+    rows: tl.constexpr, width: tl.constexpr, has_bias: tl.constexpr, shuffle: tl.constexpr,
+):  # fmt: skip
+    image = tl.program_id(2)
+    out_channels = channels // 4 if shuffle else channels
+    c = tl.program_id(1) * width + tl.arange(0, width)
+    pixel = tl.program_id(0) * rows + tl.arange(0, rows)
+    inside = (pixel[:, None] < pixels) & (c[None, :] < channels)
+    x = tl.load(
+        x_ptr + image.to(tl.int64) * pixels * channels + pixel[:, None].to(tl.int64) * channels + c[None, :],
+        mask=inside, other=0.0,
+    ).to(tl.float32)  # fmt: skip
+    # With a shuffle, channels are ordered phase by phase: blocks of out_channels for (0, 0), (0, 1), (1, 0), (1, 1).
+    out_channel = c % out_channels
+    mean = tl.load(mean_ptr + image * out_channels + out_channel, mask=c < channels, other=0.0)
+    inv_std = tl.load(inv_std_ptr + image * out_channels + out_channel, mask=c < channels, other=0.0)
+    if has_bias:
+        mean -= tl.load(bias_ptr + c, mask=c < channels, other=0.0).to(tl.float32)
+    x = (x - mean[None, :]) * inv_std[None, :]
+    x = x * tl.sigmoid(x)
+    if shuffle:
+        phase = c // out_channels
+        row = (pixel // across)[:, None] * 2 + (phase // 2)[None, :]
+        column = (pixel % across)[:, None] * 2 + (phase % 2)[None, :]
+        target = (row * (2 * across) + column).to(tl.int64) * out_channels + out_channel[None, :]
+    else:
+        target = pixel[:, None].to(tl.int64) * channels + c[None, :]
+    tl.store(out_ptr + image.to(tl.int64) * pixels * channels + target, x.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,69 @@
+"""Rescale and normalize pixels: (pixels · scale − mean) / std as one multiplication and one addition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vitruvian.errors import InputError
+from vitruvian.ops.pinned_copy import pinned_copy
+
+ChannelValues = float | Sequence[float] | Tensor
+
+
+def rescale_and_normalize(
+    pixels: Tensor,
+    *,
+    scale: float | None,
+    mean: ChannelValues | None,
+    std: ChannelValues | None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return (pixels · scale − mean) / std as contiguous float32 [..., C, H, W]. Does not synchronize the device.
+
+    Args:
+        pixels: [..., C, H, W], any real dtype and memory order.
+        scale: A factor for the raw values, 1/255 for 8-bit pixels; None leaves them.
+        mean, std: One number, or one for each channel, in units after scaling; None leaves the values.
+        out: A float32 tensor of the same shape to write to; `pixels` itself to work in place.
+    """
+    if pixels.ndim < 3:
+        raise InputError(f"pixels: expected shape [..., C, H, W], got {list(pixels.shape)}. Add the missing axes.")
+    constants = pinned_copy(channel_constants(pixels.shape[-3], scale, mean, std), pixels.device)[..., None, None]
+    if out is None:
+        out = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
+    elif out.dtype != torch.float32 or out.shape != pixels.shape or out.device != pixels.device:
+        raise InputError(
+            f"out: expected float32 {list(pixels.shape)} on {pixels.device}, "
+            f"got {out.dtype} {list(out.shape)} on {out.device}. Leave it out to get a new tensor."
+        )
+    if out is not pixels:
+        out.copy_(pixels)
+    return out.mul_(constants[0]).add_(constants[1])
+
+
+def channel_constants(
+    channels: int, scale: float | None, mean: ChannelValues | None, std: ChannelValues | None
+) -> Tensor:
+    """Return factors and offsets, float32 [2, C] on the CPU: (pixels · scale − mean) / std = pixels · factor + offset.
+
+    They are computed in float64 and rounded once.
+    """
+    divisor = _per_channel(1.0 if std is None else std, channels, "std")  # [C]
+    if not bool((divisor > 0).all()):
+        raise InputError(f"std: expected positive numbers, got {divisor.tolist()}. Use 1 for no scaling.")
+    offset = -_per_channel(0.0 if mean is None else mean, channels, "mean") / divisor  # [C]
+    return torch.stack(((1.0 if scale is None else scale) / divisor, offset)).float()  # [2, C]
+
+
+def _per_channel(values: ChannelValues, channels: int, name: str) -> Tensor:
+    """Return one number or one for each channel as float64 [C]."""
+    numbers = torch.as_tensor(values, dtype=torch.float64, device="cpu").reshape(-1)  # [C] or [1]
+    if numbers.numel() not in (1, channels):
+        raise InputError(
+            f"{name}: expected 1 or {channels} numbers for {channels} channels, got {numbers.numel()}. "
+            "Check the channel order of the image and the processor's config."
+        )
+    return numbers.expand(channels)

@@ -1,0 +1,126 @@
+"""Rotary position embeddings of patch grids, as in DINOv3, and their fusion with the RMS norm of queries and keys.
+
+Patch centers in [-1, 1] (y, x) -> angles [N, D/2] (first y, then x) -> cos, sin -> rotated queries and keys.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+from vitruvian.ops.rms_norm import rms_norm
+
+if HAS_TRITON or TYPE_CHECKING:
+    import triton
+    import triton.language as tl
+
+Rope = tuple[Tensor, Tensor]  # cosines and sines [N, D/2] in float32
+
+
+def patch_centers(grid_hw: tuple[int, int], device: torch.device | None = None) -> Tensor:
+    """Return the centers of an h × w grid of cells as (y, x) in [-1, 1], row by row: [h·w, 2]."""
+    axes = [((torch.arange(n, device=device, dtype=torch.float32) + 0.5) / n) * 2.0 - 1.0 for n in grid_hw]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)  # [h·w, 2]
+
+
+def augment_centers(
+    centers: Tensor, *, shift: float | None = None, jitter: float | None = None, rescale: float | None = None
+) -> Tensor:
+    """Augment coordinates [N, 2] for training: a random shift and stretch for each axis, and one scale for both."""
+    if shift is not None:
+        centers = centers + torch.empty(2, device=centers.device).uniform_(-shift, shift)
+    if jitter is not None:
+        centers = centers * torch.empty(2, device=centers.device).uniform_(-math.log(jitter), math.log(jitter)).exp()
+    if rescale is not None:
+        log_scale = math.log(rescale)
+        centers = centers * torch.empty(1, device=centers.device).uniform_(-log_scale, log_scale).exp()
+    return centers
+
+
+def rope_tables(centers: Tensor, *, head_dim: int, theta: float, prefix: int = 0) -> Rope:
+    """Return cosines and sines of coordinates [N, 2], each [P + N, D/2] in float32; D must be a multiple of 4.
+
+    The first `prefix` rows are for tokens without a position and rotate nothing.
+    """
+    steps = torch.arange(0, 1, 4 / head_dim, device=centers.device, dtype=torch.float32)  # [D/4]
+    angles = (2 * math.pi * centers[:, :, None] / theta**steps).flatten(1)  # [N, D/2]
+    angles = F.pad(angles, (0, 0, prefix, 0))  # [P + N, D/2]
+    return angles.cos(), angles.sin()
+
+
+def rms_norm_rope(x: Tensor, weight: Tensor | None, rope: Rope, *, eps: float = 0.0, scale: float = 1.0) -> Tensor:
+    """Normalize and rotate the heads of queries or keys: [B, N, A, D] -> [B, A, N, D].
+
+    Channel j is paired with j + D/2.
+
+    Args:
+        x: Queries or keys; contiguous within a token.
+        weight: Weight of the RMS norm [D], or None for no norm.
+        rope: Cosines and sines [N, D/2].
+        eps: Epsilon of the norm.
+        scale: Factor on the result.
+    """
+    if use_triton("rope", x, *(() if weight is None else (weight,))):
+        return _rms_norm_rope_triton(x, weight, rope, eps, scale)
+    if weight is not None:
+        x = rms_norm(x, weight, eps=eps)
+    out = _rotate(x.transpose(1, 2), rope)  # [B, A, N, D]
+    return out if scale == 1.0 else out * scale
+
+
+def _rotate(x: Tensor, rope: Rope) -> Tensor:
+    """Rotate tokens [..., N, D]."""
+    cos, sin = (table.to(x.dtype) for table in rope)
+    left, right = x.chunk(2, dim=-1)  # [..., N, D/2] each
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+
+
+# ---------------------------------------------------------------------------------------------------------- Triton
+
+
+def _rms_norm_rope_triton(x: Tensor, weight: Tensor | None, rope: Rope, eps: float, scale: float) -> Tensor:
+    B, N, A, D = x.shape
+    if x.stride()[2:] != (D, 1) or x.stride(0) != N * x.stride(1):
+        x = x.contiguous()
+    out = torch.empty(B, A, N, D, device=x.device, dtype=x.dtype)
+    block_rows = 64
+    _rms_norm_rope_kernel[(triton.cdiv(B * N, block_rows), A)](
+        x, out, weight, *rope, B * N, N, x.stride(1),
+        heads=A, half=D // 2, padded_half=triton.next_power_of_2(D // 2), eps=eps, scale=scale,
+        has_norm=weight is not None, block_rows=block_rows, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton_jit
+def _rms_norm_rope_kernel(  # type: ignore[no-untyped-def]
+    x_ptr, out_ptr, weight_ptr, cos_ptr, sin_ptr, rows, tokens, row_stride,
+    heads: tl.constexpr, half: tl.constexpr, padded_half: tl.constexpr, eps: tl.constexpr, scale: tl.constexpr,
+    has_norm: tl.constexpr, block_rows: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(1)
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    channel = tl.arange(0, padded_half)
+    inside = (row[:, None] < rows) & (channel[None, :] < half)
+    source = x_ptr + row[:, None].to(tl.int64) * row_stride + head * (2 * half) + channel[None, :]
+    left = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    right = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
+    angle = (row % tokens)[:, None] * half + channel[None, :]
+    cos = tl.load(cos_ptr + angle, mask=inside, other=1.0)
+    sin = tl.load(sin_ptr + angle, mask=inside, other=0.0)
+    if has_norm:
+        inv_rms = tl.rsqrt((tl.sum(left * left, 1) + tl.sum(right * right, 1)) / (2 * half) + eps)
+        left_weight = tl.load(weight_ptr + channel, mask=channel < half, other=0.0).to(tl.float32)
+        right_weight = tl.load(weight_ptr + half + channel, mask=channel < half, other=0.0).to(tl.float32)
+        left = left * inv_rms[:, None] * left_weight[None, :]
+        right = right * inv_rms[:, None] * right_weight[None, :]
+    # Heads come first in the output, so that attention reads contiguous rows.
+    image = (row // tokens)[:, None].to(tl.int64)
+    target = out_ptr + ((image * heads + head) * tokens + (row % tokens)[:, None]) * (2 * half) + channel[None, :]
+    tl.store(target, ((left * cos - right * sin) * scale).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(target + half, ((right * cos + left * sin) * scale).to(out_ptr.dtype.element_ty), mask=inside)

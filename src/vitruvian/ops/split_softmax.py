@@ -1,0 +1,69 @@
+"""Attention with keys split among Triton programs: how many splits to take, and how to merge their results.
+
+Each program attends to its share of the keys and writes a mean of the values, weighted by softmax over that share,
+together with log2 of the sum of its exponentials. Two-way attention and masked attention use it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from vitruvian.ops.dispatch import HAS_TRITON, triton_jit
+
+if HAS_TRITON or TYPE_CHECKING:
+    import triton
+    import triton.language as tl
+
+_PROGRAMS_OF_A_FULL_DEVICE = 264
+
+
+def split_keys(keys: int, programs: int, *, multiple: int, least: int) -> tuple[int, int]:
+    """Return how many splits to cut the keys into, so that the launch fills a large device, and the keys of a split.
+
+    Args:
+        keys: Number of keys.
+        programs: Number of programs of the launch without splits.
+        multiple: The keys of a split are a multiple of this.
+        least: Fewest keys that a split is worth.
+    """
+    wanted = max(1, min(_PROGRAMS_OF_A_FULL_DEVICE // max(1, programs), keys // least))
+    size = triton.cdiv(triton.cdiv(keys, wanted), multiple) * multiple
+    return triton.cdiv(keys, size), size
+
+
+def merge_splits(parts: Tensor, log_sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """Merge the means [S, R, C] of S splits by log2 of their sums of exponentials [S, R]: [R, C]."""
+    splits, count, width = parts.shape
+    out = torch.empty(count, width, device=parts.device, dtype=dtype)
+    padded = triton.next_power_of_2(width)
+    block_rows = max(1, 1024 // padded)
+    _merge_kernel[(triton.cdiv(count, block_rows),)](
+        parts, log_sums, out, count, splits, width=width, padded=padded, block_rows=block_rows, num_warps=4
+    )
+    return out
+
+
+@triton_jit
+def _merge_kernel(  # type: ignore[no-untyped-def]
+    parts_ptr, log_sums_ptr, out_ptr, count, splits,
+    width: tl.constexpr, padded: tl.constexpr, block_rows: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    channel = tl.arange(0, padded)
+    in_rows = row < count
+    inside = in_rows[:, None] & (channel[None, :] < width)
+    highest = tl.full([block_rows], float("-inf"), tl.float32)
+    for split in range(splits):
+        highest = tl.maximum(highest, tl.load(log_sums_ptr + split * count + row, mask=in_rows, other=0.0))
+    total = tl.zeros([block_rows], tl.float32)
+    out = tl.zeros([block_rows, padded], tl.float32)
+    for split in range(splits):
+        share = tl.math.exp2(tl.load(log_sums_ptr + split * count + row, mask=in_rows, other=0.0) - highest)
+        total += share
+        offset = (split * count + row.to(tl.int64))[:, None] * width + channel[None, :]
+        out += tl.load(parts_ptr + offset, mask=inside, other=0.0) * share[:, None]
+    offset = row.to(tl.int64)[:, None] * width + channel[None, :]
+    tl.store(out_ptr + offset, (out / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside)

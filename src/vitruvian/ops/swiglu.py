@@ -1,0 +1,136 @@
+"""SwiGLU feed-forward: down(silu(gate(x)) · up(x))."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitruvian.ops.dispatch import HAS_TRITON, is_tracing, triton_jit, use_triton
+
+if HAS_TRITON or TYPE_CHECKING:
+    import triton
+    import triton.language as tl
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+_CPU_ROWS = 1024  # rows at a time on the CPU: the hidden channels of so many stay in the cache
+_ROWS, _COLUMNS, _DEPTH = 128, 256, 64  # tile of the Triton kernel
+
+
+def swiglu(x: Tensor, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> Tensor:
+    """Return down(silu(gate(x)) · up(x)): [..., C] -> [..., C']. In inference on the CPU, in chunks of rows."""
+    if x.device.type != "cpu" or torch.is_grad_enabled() or is_tracing() or x.numel() <= _CPU_ROWS * x.shape[-1]:
+        return _swiglu_torch(x, gate, up, down)
+    rows = x.reshape(-1, x.shape[-1])  # [M, C]
+    out = torch.cat([_swiglu_torch(part, gate, up, down) for part in torch.split(rows, _CPU_ROWS)])
+    return out.view(*x.shape[:-1], -1)
+
+
+def _swiglu_torch(x: Tensor, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> Tensor:
+    out: Tensor = down(F.silu(gate(x)) * up(x))
+    return out
+
+
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return silu(gate) · up, where the columns of x @ weightᵀ + bias alternate between gate and up.
+
+    Args:
+        x: [..., K].
+        weight: Alternating rows of gate and up [2F, K].
+        bias: [2F], likewise, or None.
+
+    Returns:
+        [..., F].
+    """
+    if use_triton("gated_linear", x, weight):
+        rows = x.reshape(-1, x.shape[-1])  # [M, K]
+        fused = _suits_fused_kernel(rows, weight)
+        out = _gated_linear_triton(rows, weight, bias) if fused else _gate_triton(F.linear(rows, weight, bias))
+        return out.view(*x.shape[:-1], -1)
+    both = F.linear(x, weight, bias)  # [..., 2F]
+    return F.silu(both[..., 0::2]) * both[..., 1::2]
+
+
+# ---------------------------------------------------------------------------------------------------------- Triton
+
+
+def has_tensor_descriptors(device: torch.device) -> bool:
+    """Tell whether kernels may load tiles by tensor descriptors: Hopper GPUs and newer, and Triton's interpreter."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Return the number of streaming multiprocessors of a CUDA device."""
+    if device.type != "cuda":  # Triton's interpreter
+        return 2
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _suits_fused_kernel(x: Tensor, weight: Tensor) -> bool:
+    return (
+        has_tensor_descriptors(x.device)
+        and x.shape[-1] % _DEPTH == 0
+        and weight.shape[0] % _COLUMNS == 0
+        and x.stride(-1) == 1
+    )
+
+
+def _gated_linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    (M, K), F2 = x.shape, weight.shape[0]
+    out = torch.empty(M, F2 // 2, device=x.device, dtype=x.dtype)
+    programs = min(num_multiprocessors(x.device), triton.cdiv(M, _ROWS) * triton.cdiv(F2, _COLUMNS))
+    _gated_linear_kernel[(programs,)](
+        TensorDescriptor.from_tensor(x, [_ROWS, _DEPTH]),
+        TensorDescriptor.from_tensor(weight, [_COLUMNS, _DEPTH]),
+        TensorDescriptor.from_tensor(out, [_ROWS, _COLUMNS // 2]),
+        bias, M, F2, K,
+        rows=_ROWS, columns=_COLUMNS, depth=_DEPTH, group=16, programs=programs, has_bias=bias is not None,
+        num_warps=8,
+    )  # fmt: skip
+    return out
+
+
+@triton_jit
+def _gated_linear_kernel(  # type: ignore[no-untyped-def]
+    x_desc, w_desc, out_desc, bias_ptr, M, F2, K,
+    rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, group: tl.constexpr, programs: tl.constexpr,
+    has_bias: tl.constexpr,
+):  # fmt: skip
+    # Persistent: a program takes every `programs`-th tile. The [M, 2F] product stays in registers.
+    down = tl.cdiv(M, rows)
+    across = tl.cdiv(F2, columns)
+    for tile in tl.range(tl.program_id(0), down * across, programs, flatten=True):
+        # Consecutive tiles share rows and columns, which are then in the L2 cache.
+        first = tile // (group * across) * group
+        size = min(down - first, group)
+        i = first + (tile % (group * across)) % size
+        j = (tile % (group * across)) // size
+        total = tl.zeros([rows, columns], tl.float32)
+        for k in tl.range(0, K // depth, num_stages=3):
+            x = x_desc.load([i * rows, k * depth])
+            w = w_desc.load([j * columns, k * depth])
+            total = tl.dot(x, w.T, total)
+        if has_bias:
+            total += tl.load(bias_ptr + j * columns + tl.arange(0, columns)).to(tl.float32)[None, :]
+        gate, up = tl.split(tl.reshape(total, (rows, columns // 2, 2)))
+        out_desc.store([i * rows, j * (columns // 2)], (gate * tl.sigmoid(gate) * up).to(out_desc.dtype))
+
+
+def _gate_triton(both: Tensor) -> Tensor:
+    """Return silu(gate) · up of alternating columns: [M, 2F] -> [M, F]."""
+    out = torch.empty(len(both), both.shape[1] // 2, device=both.device, dtype=both.dtype)
+    _gate_kernel[(triton.cdiv(out.numel(), 1024),)](both, out, out.numel(), block=1024, num_warps=4)
+    return out
+
+
+@triton_jit
+def _gate_kernel(both_ptr, out_ptr, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    pair = tl.program_id(0).to(tl.int64) * (2 * block) + tl.arange(0, 2 * block)
+    both = tl.load(both_ptr + pair, mask=pair < 2 * count, other=0.0).to(tl.float32)
+    gate, up = tl.split(tl.reshape(both, (block, 2)))
+    tl.store(out_ptr + index, (gate * tl.sigmoid(gate) * up).to(out_ptr.dtype.element_ty), mask=index < count)

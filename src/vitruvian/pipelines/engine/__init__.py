@@ -1,0 +1,1 @@
+"""The inference engine: concurrent loading, batching, CUDA streams and memory."""

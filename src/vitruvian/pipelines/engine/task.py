@@ -1,0 +1,88 @@
+"""What the engine runs: a task of four steps, and what these pass on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from vitruvian.pipelines.engine.cuda_streams import CudaStream, PendingTensors
+from vitruvian.pipelines.sources import Frame
+from vitruvian.results.base import People
+
+ResultT = TypeVar("ResultT")
+
+
+class Unit(NamedTuple):
+    """One input of the model: an image, a person or a tile.
+
+    Attributes:
+        pixels: Input tensor [3, h, w].
+        extra: Further inputs of the task.
+        pending: Set if another thread computes `pixels` on another stream.
+    """
+
+    pixels: Tensor
+    extra: Any = None
+    pending: PendingTensors | None = None
+
+
+@dataclass(eq=False)
+class Prepared:
+    """A preprocessed image.
+
+    Attributes:
+        frame: The image.
+        units: Inputs of the model: the whole image, or one for each person or tile. May be empty.
+        context: What `decode` and `finish` of the task need to know about the units.
+    """
+
+    frame: Frame
+    units: list[Unit]
+    context: Any = None
+
+
+class InferenceTask(Generic[ResultT]):
+    """The steps of a task. All methods run under `torch.inference_mode`.
+
+    Attributes:
+        upload_stream: Stream on which `prepare` works on the device; None if it works on the host.
+        decodes_in_workers: Whether worker threads call `decode`.
+        fixed_input_size: Whether all inputs have one size, so that a CUDA graph of a batch can be replayed.
+    """
+
+    upload_stream: CudaStream | None = None
+    decodes_in_workers: bool = True
+    fixed_input_size: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        raise NotImplementedError
+
+    @property
+    def detects_people(self) -> bool:
+        """Whether `detect` must run before `prepare`."""
+        return False
+
+    def detect(self, frame: Frame) -> People | None:
+        """Detect people. Called by the consumer's thread, in the order of the source."""
+        return None
+
+    def prepare(self, frame: Frame, people: People | None) -> Prepared:
+        """Make the model's inputs; `people` are detected ones. Called by worker threads."""
+        raise NotImplementedError
+
+    def forward(self, units: list[Unit]) -> list[Any]:
+        """Run the model on units of one shape; return one output for each. Called by the consumer's thread."""
+        raise NotImplementedError
+
+    def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
+        """Reduce an image's outputs, on the device, to nested lists, tuples and dicts of tensors."""
+        raise NotImplementedError
+
+    def finish(self, prepared: Prepared, decoded: Any) -> ResultT:
+        """Build the result from what `decode` returned, now on the host. Called by worker threads."""
+        raise NotImplementedError

@@ -1,1 +1,0 @@
-"""Ways to find people, one a file; `vitruvian.pipelines.people.open_finder` picks one."""

@@ -1,0 +1,13 @@
+"""People in images: detectors, crops, tracking and smoothing."""
+
+from __future__ import annotations
+
+from vitruvian.pipelines.people.detectors import (
+    PeopleDetector,
+    SourceDetector,
+    detect_people,
+    open_finder,
+    people_from_boxes,
+)
+
+__all__ = ["PeopleDetector", "SourceDetector", "detect_people", "open_finder", "people_from_boxes"]

@@ -1,0 +1,246 @@
+"""People detectors, and what pipelines do with their boxes.
+
+    image ── detector ──▶ boxes ── detect_people ──▶ People: clipped to the image, by score, with a note if empty
+
+A detector is any object with a `name` and a method `find(image) -> People`. If its answer depends on the file, it has
+`find_in` too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from vitruvian.errors import InputError
+from vitruvian.hub import names_builtin
+from vitruvian.results.base import People, Picture
+
+OnEmpty = Literal["whole", "none", "error"]
+BoxFormat = Literal["xyxy", "xywh"]
+_WHOLE_IMAGE = "whole picture"  # in results, which are saved with it
+
+
+@runtime_checkable
+class PeopleDetector(Protocol):
+    """Detects people in an image.
+
+    Attributes:
+        name: Its name in results.
+    """
+
+    name: str
+
+    def find(self, image: Picture, /) -> People:
+        """Return the people in an image [H, W, 3]; possibly none."""
+        ...
+
+
+@runtime_checkable
+class SourceDetector(PeopleDetector, Protocol):
+    """A detector whose answer depends on the file of the image."""
+
+    def find_in(self, image: Picture, /, *, source: str, frame: int | None) -> People:
+        """Return the people in an image [H, W, 3] of a file, or in one frame of a video."""
+        ...
+
+
+DetectorSpec: TypeAlias = str | Path | PeopleDetector | Callable[[Picture], object]
+
+
+class FunctionDetector:
+    """Wraps a function that takes an image [H, W, 3] and returns boxes [P, 4], or with scores [P, 5].
+
+    Args:
+        function: The function; boxes are x1, y1, x2, y2.
+        name: Its name in results; by default the name of the function.
+    """
+
+    def __init__(self, function: Callable[[Picture], object], *, name: str | None = None) -> None:
+        self.function = function
+        self.name: str = name or str(getattr(function, "__name__", type(function).__name__))
+
+    def find(self, image: Picture, /) -> People:
+        """Return what the function returns, checked."""
+        found = self.function(image)
+        if isinstance(found, People):
+            return found
+        table = np.asarray(found, dtype=np.float32)
+        table = table.reshape(0, 4) if table.size == 0 else table  # [P, 4 or 5]
+        if table.ndim != 2 or table.shape[1] not in (4, 5):
+            raise InputError(
+                f"{self.name}: expected boxes [P, 4] or boxes with scores [P, 5], got {list(table.shape)}. "
+                "Return one row x1, y1, x2, y2 (and score) per person."
+            )
+        scores = table[:, 4] if table.shape[1] == 5 else np.ones(len(table), np.float32)  # [P]
+        return People(boxes_xyxy=table[:, :4].copy(), scores=scores.copy(), finder=self.name)
+
+
+class WholeImageDetector:
+    """Returns one person as large as the image."""
+
+    name = _WHOLE_IMAGE
+
+    def find(self, image: Picture, /) -> People:
+        """Return the box of the image."""
+        return whole_image((image.shape[0], image.shape[1]))
+
+
+def open_finder(
+    spec: DetectorSpec | None,
+    *,
+    device: str | int | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    threshold: float | None = None,
+) -> PeopleDetector:
+    """Open a people detector.
+
+    Args:
+        spec: ``None`` or ``"whole"`` for the whole image; ``"builtin"`` for the small model inside the package, or a
+            folder that is packed like it; a file of boxes (.json, .csv); an ONNX detector (.onnx: YOLOX, RTMDet); a
+            folder or Hub name of a Mask2Former or MaskFormer with the class person; a function image → boxes; or a
+            detector.
+        device: Device of its model; by default the best one available.
+        dtype: Data type of its weights; by default the checkpoint's.
+        threshold: Lowest score of a person; by default the detector's.
+    """
+    if spec is None or (isinstance(spec, str) and spec.lower() == "whole"):
+        return WholeImageDetector()
+    if not isinstance(spec, str | Path):
+        if isinstance(spec, PeopleDetector):
+            return spec
+        if callable(spec):
+            return FunctionDetector(spec)
+        raise InputError(
+            f"finder: expected a name, a path, a function or an object with find(picture), got {type(spec).__name__}. "
+            "See open_finder."
+        )
+    if not str(spec).strip():
+        raise InputError('finder: expected a name or a path, got nothing. Use "whole" for the whole picture.')
+    suffix = Path(spec).suffix.lower()
+    options: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
+    if suffix == ".onnx":
+        from vitruvian.pipelines.people.onnx_detector import OnnxDetector
+
+        return OnnxDetector(spec, device=device, **options)
+    if suffix in (".json", ".csv"):
+        from vitruvian.pipelines.people.boxes_file import BoxesFile
+
+        return BoxesFile(spec, **options)
+    from vitruvian.auto import packed_tasks
+
+    if names_builtin(spec) or packed_tasks(spec):
+        from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector
+
+        return Sapiens2Detector.open(spec, device=device, dtype=dtype, **options)
+    from vitruvian.pipelines.people.segmentation_detector import SegmentationDetector
+
+    return SegmentationDetector.open(spec, device=device, dtype=dtype, **options)
+
+
+def run_detector(detector: PeopleDetector, image: Picture, *, source: str, frame: int | None) -> People:
+    """Run a detector of either kind on an image [H, W, 3]."""
+    if isinstance(detector, SourceDetector):
+        return detector.find_in(image, source=source, frame=frame)
+    return detector.find(image)
+
+
+def detect_people(
+    detector: PeopleDetector,
+    image: Picture,
+    *,
+    source: str = "",
+    frame: int | None = None,
+    on_empty: OnEmpty = "whole",
+    max_people: int | None = None,
+) -> People:
+    """Detect the people of an image: boxes clipped to it, those below one pixel dropped, sorted by score.
+
+    Args:
+        detector: The detector.
+        image: RGB [H, W, 3].
+        source: Name or path of the file, for detectors that look boxes up by it.
+        frame: Frame number in a video.
+        on_empty: What to return if there is no one: one person as large as the image, no one, or an error. The note of
+            the result tells.
+        max_people: Maximum number of people, by score.
+    """
+    detected = run_detector(detector, image, source=source, frame=frame)
+    size_hw = image.shape[0], image.shape[1]
+    boxes = clip_boxes(detected.boxes_xyxy, size_hw)  # [P, 4]
+    with np.errstate(invalid="ignore"):
+        valid = np.isfinite(boxes).all(1) & np.isfinite(detected.scores)  # [P]
+        valid &= (boxes[:, 2:] - boxes[:, :2] >= 1).all(1)
+    order = np.flatnonzero(valid)
+    order = order[np.argsort(-detected.scores[order], kind="stable")][:max_people]
+    people = replace(
+        detected,
+        boxes_xyxy=boxes[order],
+        scores=detected.scores[order],
+        ids=None if detected.ids is None else detected.ids[order],
+    )
+    if len(people):
+        return people
+    if on_empty == "error":
+        raise InputError(f"{source or 'picture'}: expected people, but {detected.finder} found nobody. Give boxes.")
+    note = f"{detected.note}: nobody found" if detected.note else "nobody found"
+    if on_empty == "none":
+        return replace(people, note=note)
+    return whole_image(size_hw, finder=detected.finder, score=0.0, note=f"{note}; looked at the whole picture")
+
+
+def clip_boxes(boxes_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> NDArray[np.float32]:
+    """Clip boxes [P, 4] to an image."""
+    height, width = size_hw
+    clipped: NDArray[np.float32] = np.clip(boxes_xyxy, 0, np.array([width, height] * 2, np.float32)).astype(np.float32)
+    return clipped
+
+
+def whole_image(
+    size_hw: tuple[int, int], *, finder: str = _WHOLE_IMAGE, score: float = 1.0, note: str | None = None
+) -> People:
+    """Return one person as large as the image."""
+    height, width = size_hw
+    return People(
+        boxes_xyxy=np.array([[0, 0, width, height]], np.float32),
+        scores=np.array([score], np.float32),
+        finder=finder,
+        note=note,
+    )
+
+
+def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, form: BoxFormat = "xywh") -> People:
+    """Check boxes [P, 4] (or one box [4]) that a user passed for an image; return them in their order.
+
+    A box may extend beyond the image, but must overlap it.
+    """
+    try:
+        table = np.array(boxes, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"boxes: expected rows of four numbers, got {type(boxes).__name__}.") from error
+    table = table.reshape(0, 4) if table.size == 0 else table
+    table = table[None] if table.ndim == 1 else table
+    if table.ndim != 2 or table.shape[1] != 4:
+        raise InputError(f"boxes: expected the shape [P, 4], got {list(table.shape)}. Pass four numbers per person.")
+    corners = table.copy()  # [P, 4]
+    if form == "xywh":
+        corners[:, 2:] += corners[:, :2]
+    words = "x, y, width, height" if form == "xywh" else "x1, y1, x2, y2"
+    clipped = clip_boxes(corners, size_hw)  # [P, 4]
+    for number, (row, box, inside) in enumerate(zip(table, corners, clipped, strict=True)):
+        subject = f"boxes[{number}]: expected {words}"
+        if not np.isfinite(box).all():
+            raise InputError(f"{subject} as finite numbers, got {row.tolist()}.")
+        if not (box[2:] > box[:2]).all():
+            raise InputError(f"{subject} of a box with some area, got {row.tolist()}. Is it in another form?")
+        if not (inside[2:] > inside[:2]).all():
+            raise InputError(
+                f"{subject} of a box in the {size_hw[1]}×{size_hw[0]} picture, got {row.tolist()}, which lies outside. "
+                "Boxes are in pixels of the upright source picture."
+            )
+    return People(boxes_xyxy=corners, scores=np.ones(len(corners), np.float32), finder="given")

@@ -1,0 +1,317 @@
+"""People detector in an ONNX file, YOLOX or RTMDet, with onnxruntime.
+
+    image ── letterbox ──▶ [1, 3, H, W] ── session ──▶ outputs ── read_outputs ──▶ boxes ── NMS ──▶ People
+
+Size, layout and data type of the input are read from the graph. YOLOX takes BGR values from 0 to 255, RTMDet normalized
+ones; which of the two a file holds is derived from its outputs, its name, or the names of its weights. Outputs are
+recognized by their shapes:
+
+YOLOX           [1, N, 5 + K]                 cx, cy, w, h, objectness, classes: on the grids of 3 or 4 strides (raw),
+                                              or in pixels (decoded in the graph)
+with NMS        [1, N, 5] and labels [1, N]   x1, y1, x2, y2, score (mmdeploy: RTMDet, YOLOX)
+with NMS        [1, N, 4], [1, N], labels [1, N], and the number of valid rows (mmyolo)
+without NMS     [1, N, 4] and [1, N, K]       corners and scores of all classes
+RTMDet, bare    L × [1, K, h, w], L × [1, 4, h, w]   class logits, and distances to left, top, right, bottom in
+                                              pixels from the corner of each cell (mmdetection)
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitruvian.errors import CheckpointError, InputError, MissingExtraError
+from vitruvian.images.nms import box_nms
+from vitruvian.images.resize import fit_inside_hw, resize
+from vitruvian.processor import as_tensor
+from vitruvian.results.base import People, Picture
+
+Floats = NDArray[np.float32]
+Array = NDArray[np.generic]
+DetectorKind = Literal["yolox", "rtmdet"]
+_KINDS: tuple[DetectorKind, ...] = ("yolox", "rtmdet")
+# Names of weights that only one of them has.
+_WEIGHT_NAMES: dict[bytes, DetectorKind] = {
+    b"rtm_cls": "rtmdet",
+    b"rtm_reg": "rtmdet",
+    b"obj_preds": "yolox",
+    b"multi_level_conv_obj": "yolox",
+}
+# Of values from 0 to 255, in the order B, G, R.
+_RTMDET_MEAN = np.array((103.53, 116.28, 123.675), np.float32)
+_RTMDET_STD = np.array((57.375, 57.12, 58.395), np.float32)
+_PAD_VALUE = 114.0
+_DEFAULT_SIDE = 640  # of a graph with a dynamic input size
+_MAX_CANDIDATES = 1000
+_DTYPES: dict[str, type[np.generic]] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(uint8)": np.uint8,
+}
+_YOLOX_STRIDES: tuple[tuple[int, ...], ...] = ((8, 16, 32), (8, 16, 32, 64))
+
+
+class InputLayout(NamedTuple):
+    """The input of a graph."""
+
+    name: str
+    size_hw: tuple[int, int]
+    channels_last: bool
+    dtype: type[np.generic]
+
+
+class Detections(NamedTuple):
+    """Candidates of one image in pixels of the input."""
+
+    boxes_xyxy: Floats  # [N, 4]
+    scores: Floats  # [N]
+    suppressed: bool  # whether the graph includes NMS
+
+
+class OnnxDetector:
+    """Detects people with a YOLOX or RTMDet in an ONNX file, with or without NMS in the graph.
+
+    Args:
+        path: The .onnx file.
+        threshold: Lowest score of a person.
+        iou_threshold: IoU above which NMS drops a box; unused if the graph includes NMS.
+        kind: ``"yolox"`` or ``"rtmdet"``; by default derived from the file.
+        person_label: Index of the class person; 0 in models of COCO.
+        size_hw: Input size of a graph with a dynamic one; by default 640×640.
+        device: ``"cpu"`` or ``"cuda"``; by default CUDA if this onnxruntime supports it.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        threshold: float = 0.5,
+        iou_threshold: float = 0.6,
+        kind: DetectorKind | None = None,
+        person_label: int = 0,
+        size_hw: tuple[int, int] | None = None,
+        device: str | int | torch.device | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.name = self.path.name
+        self.threshold, self.iou_threshold, self.person_label = threshold, iou_threshold, person_label
+        self.session = _open_session(self.path, device)
+        self.layout = _read_input(self.session.get_inputs(), self.name, size_hw)
+        if kind is not None and kind not in _KINDS:
+            raise InputError(f"kind: expected yolox or rtmdet, got {kind!r}.")
+        self.kind = kind or _detect_kind(self.path, [output.shape for output in self.session.get_outputs()])
+
+    def find(self, image: Picture, /) -> People:
+        """Return the people in an image [H, W, 3], by score."""
+        pixels, inner_hw = letterbox(image, self.layout.size_hw)
+        values = self.session.run(None, {self.layout.name: self._to_input(pixels)})
+        names = [output.name for output in self.session.get_outputs()]
+        detections = read_outputs(
+            dict(zip(names, values, strict=True)), self.layout.size_hw, self.person_label, subject=self.name
+        )
+        boxes, scores = self._select(detections)
+        height, width = image.shape[:2]
+        scale = np.array([width / inner_hw[1], height / inner_hw[0]] * 2, np.float32)
+        limits = np.array([width, height] * 2, np.float32)
+        return People(boxes_xyxy=np.clip(boxes * scale, 0, limits), scores=scores, finder=self.name)
+
+    def _to_input(self, pixels: Floats) -> Array:
+        """Convert RGB 0..255 [H, W, 3] to the input of the graph: BGR, normalized for RTMDet."""
+        values: Floats = pixels[..., ::-1]  # [H, W, 3] BGR
+        if self.kind == "rtmdet" and self.layout.dtype != np.uint8:
+            values = (values - _RTMDET_MEAN) / _RTMDET_STD
+        if not self.layout.channels_last:
+            values = values.transpose(2, 0, 1)  # [3, H, W]
+        return np.ascontiguousarray(values[None].astype(self.layout.dtype))  # [1, 3, H, W] or [1, H, W, 3]
+
+    def _select(self, detections: Detections) -> tuple[Floats, Floats]:
+        """Apply the threshold, and NMS unless the graph includes it: [P, 4], [P]."""
+        order = np.flatnonzero(detections.scores >= self.threshold)
+        order = order[np.argsort(-detections.scores[order], kind="stable")][:_MAX_CANDIDATES]
+        boxes, scores = detections.boxes_xyxy[order], detections.scores[order]
+        if not detections.suppressed:
+            kept = box_nms(torch.from_numpy(boxes), torch.from_numpy(scores), self.iou_threshold).numpy()
+            boxes, scores = boxes[kept], scores[kept]
+        return boxes, scores
+
+
+def _open_session(path: Path, device: str | int | torch.device | None) -> Any:
+    """Open an ONNX file on a device."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingExtraError("onnxruntime", "detect", "ONNX detectors") from error
+    if not path.is_file():
+        raise CheckpointError(f"{path}: expected an ONNX file, got no such file. Check the path.")
+    available = onnxruntime.get_available_providers()
+    kind = None if device is None else torch.device(device).type
+    if kind not in (None, "cpu", "cuda", "mps"):
+        raise InputError(f"device: expected cpu or cuda for an ONNX detector, got {device!r}.")
+    if kind == "cuda" and "CUDAExecutionProvider" not in available:
+        raise InputError("device: 'cuda' asked for, but this onnxruntime has no CUDA. Install onnxruntime-gpu.")
+    wanted = ["CUDAExecutionProvider"] if kind in (None, "cuda") else []
+    providers = [provider for provider in [*wanted, "CPUExecutionProvider"] if provider in available]
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors only: exporters leave harmless warnings
+    try:
+        return onnxruntime.InferenceSession(str(path), sess_options=options, providers=providers)
+    except Exception as error:  # onnxruntime raises a dozen classes of its own, none of them public
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"{path.name}: expected an ONNX model that onnxruntime runs, got: {text[:200]}"
+        ) from error
+
+
+def _read_input(inputs: Sequence[Any], name: str, size_hw: tuple[int, int] | None) -> InputLayout:
+    """Read size, layout and data type of a graph's only input."""
+    shapes = {entry.name: list(entry.shape) for entry in inputs}
+    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _DTYPES:
+        raise InputError(
+            f"{name}: expected one input [1, 3, H, W] or [1, H, W, 3] of float32, float16 or uint8, got {shapes}. "
+            "Is this a detector?"
+        )
+    only = inputs[0]
+    channels_last = only.shape[3] == 3 and only.shape[1] != 3
+    if not channels_last and only.shape[1] not in (3, None) and not isinstance(only.shape[1], str):
+        raise InputError(f"{name}: expected an input with 3 channels, got {shapes}.")
+    sides = only.shape[1:3] if channels_last else only.shape[2:4]
+    fixed = [side if isinstance(side, int) and side > 0 else None for side in sides]
+    if size_hw is not None and any(side not in (None, want) for side, want in zip(fixed, size_hw, strict=True)):
+        raise InputError(f"size_hw: expected {fixed[0]}×{fixed[1]}, which {name} is fixed to, got {size_hw}.")
+    height, width = (side or want for side, want in zip(fixed, size_hw or (_DEFAULT_SIDE, _DEFAULT_SIDE), strict=True))
+    return InputLayout(only.name, (height, width), channels_last, _DTYPES[only.type])
+
+
+def _detect_kind(path: Path, output_shapes: Sequence[Sequence[object]]) -> DetectorKind:
+    """Distinguish YOLOX from RTMDet by outputs, file name, or the names of the weights."""
+    if len(output_shapes) == 1 and len(output_shapes[0]) == 3 and output_shapes[0][2] not in (4, 5):
+        return "yolox"
+    for kind in _KINDS:
+        if kind in path.name.lower():
+            return kind
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for weight_name, kind in _WEIGHT_NAMES.items():
+            if content.find(weight_name) >= 0:
+                return kind
+    raise InputError(
+        f'{path.name}: cannot tell YOLOX from RTMDet, whose pixels are prepared differently. Pass kind="yolox" or '
+        '"rtmdet" to OnnxDetector, or put it into the file name.'
+    )
+
+
+def letterbox(image: Picture, size_hw: tuple[int, int]) -> tuple[Floats, tuple[int, int]]:
+    """Resize an image to fit the top left of a grey one [H, W, 3], float32; return it and the resized size.
+
+    Downsampling is antialiased, unlike in the training of these models, whose photographs were small.
+    """
+    inner_hw = fit_inside_hw((image.shape[0], image.shape[1]), size_hw)
+    source = as_tensor(image).permute(2, 0, 1)  # [3, H, W]
+    canvas = np.full((*size_hw, 3), _PAD_VALUE, np.float32)
+    canvas[: inner_hw[0], : inner_hw[1]] = resize(source, inner_hw).permute(1, 2, 0).numpy()
+    return canvas, inner_hw
+
+
+# ------------------------------------------------------------------------------------------------------ outputs
+
+
+def read_outputs(outputs: Mapping[str, Array], size_hw: tuple[int, int], person: int, *, subject: str) -> Detections:
+    """Read a detector's outputs for one image; `person` is the index of that class."""
+    arrays = [value[0] for value in outputs.values() if value.ndim >= 2 and value.shape[0] == 1]
+    tables = [array for array in arrays if array.ndim == 2]
+    rows = [array for array in arrays if array.ndim == 1]
+    maps = [array.astype(np.float32) for array in arrays if array.ndim == 3]
+    packed = [table for table in tables if table.shape[1] == 5]
+    corners = [table for table in tables if table.shape[1] == 4]
+    detections: Detections | None = None
+    if len(packed) == 1 and len(tables) == 1:
+        detections = _packed_detections(packed[0].astype(np.float32), rows, person)
+    elif len(corners) == 1 and len(tables) == 1 and rows:
+        detections = _listed_detections(corners[0].astype(np.float32), rows, person)
+    elif len(corners) == 1 and len(tables) == 2:
+        scores = next(table for table in tables if table is not corners[0])
+        if len(scores) == len(corners[0]) and person < scores.shape[1]:
+            detections = Detections(corners[0].astype(np.float32), scores[:, person].astype(np.float32), False)
+    elif len(tables) == 1 and len(arrays) == 1 and tables[0].shape[1] > 5 + person:
+        detections = _yolox_detections(tables[0].astype(np.float32), size_hw, person)
+    elif maps and len(maps) == len(arrays):
+        detections = _map_detections(maps, size_hw, person)
+    if detections is None:
+        shapes = {name: list(value.shape) for name, value in outputs.items()}
+        raise InputError(
+            f"{subject}: expected the outputs of YOLOX or RTMDet, got {shapes} for an input of "
+            f"{size_hw[0]}×{size_hw[1]}. Export it with mmdeploy or YOLOX's own tool, or write a finder for it."
+        )
+    return detections
+
+
+def _packed_detections(table: Floats, rows: Sequence[Array], person: int) -> Detections | None:
+    """Read rows of corners and score [N, 5] with labels [N], or without in a model with one class."""
+    labels = [row for row in rows if len(row) == len(table)]
+    if len(labels) > 1 or len(labels) != len(rows):
+        return None
+    keep = np.isfinite(table).all(1) & (labels[0] == person if labels else True)  # [N]
+    return Detections(table[keep, :4], table[keep, 4], True)
+
+
+def _listed_detections(corners: Floats, rows: Sequence[Array], person: int) -> Detections | None:
+    """Read corners [N, 4] with scores [N], optional labels [N] and the number of valid rows [1]."""
+    long = [row for row in rows if len(row) == len(corners)]
+    counts = [row for row in rows if len(row) == 1 != len(corners) and np.issubdtype(row.dtype, np.integer)]
+    scores = [row for row in long if np.issubdtype(row.dtype, np.floating)]
+    labels = [row for row in long if np.issubdtype(row.dtype, np.integer)]
+    if len(scores) != 1 or len(labels) > 1:
+        return None
+    keep = labels[0] == person if labels else np.ones(len(corners), np.bool_)  # [N]
+    if counts:
+        keep &= np.arange(len(corners)) < int(counts[0][0])
+    return Detections(corners[keep], scores[0][keep].astype(np.float32), True)
+
+
+def _yolox_detections(table: Floats, size_hw: tuple[int, int], person: int) -> Detections | None:
+    """Read YOLOX's [N, 5 + K], and decode it unless the graph does."""
+    grid = next((g for g in (_yolox_grid(size_hw, s) for s in _YOLOX_STRIDES) if len(g) == len(table)), None)
+    if grid is None:
+        return None
+    center_xy, size_wh = table[:, :2], table[:, 2:4]
+    # Logarithms of sides are below this; of sides in pixels some are above.
+    if size_wh.max() < math.log(10 * max(size_hw)):
+        strides = grid[:, 2:]  # [N, 1]
+        center_xy = (center_xy + grid[:, :2]) * strides
+        size_wh = np.exp(size_wh) * strides
+    boxes = np.concatenate((center_xy - size_wh / 2, center_xy + size_wh / 2), axis=1)  # [N, 4]
+    return Detections(boxes.astype(np.float32), table[:, 4] * table[:, 5 + person], False)
+
+
+def _yolox_grid(size_hw: tuple[int, int], strides: Sequence[int]) -> Floats:
+    """Return column, row and stride of every cell, level by level: [N, 3]."""
+    levels = []
+    for stride in strides:
+        rows, columns = np.indices((size_hw[0] // stride, size_hw[1] // stride), dtype=np.float32)  # [h, w] each
+        levels.append(np.stack((columns, rows, np.full_like(rows, stride)), axis=-1).reshape(-1, 3))
+    return np.concatenate(levels)
+
+
+def _map_detections(maps: Sequence[Floats], size_hw: tuple[int, int], person: int) -> Detections | None:
+    """Read maps of class logits [K, h, w] and of distances [4, h, w], a pair for each level in any order."""
+    boxes, scores = [], []
+    for grid_hw in dict.fromkeys(one.shape[1:] for one in maps):
+        pair = [one for one in maps if one.shape[1:] == grid_hw]
+        if len(pair) != 2 or 4 not in (pair[0].shape[0], pair[1].shape[0]):
+            return None
+        # Class logits come first if both have four channels.
+        classes, distances = pair if pair[1].shape[0] == 4 else pair[::-1]
+        if person >= len(classes):
+            return None
+        rows, columns = np.indices(grid_hw, dtype=np.float32)
+        center_xy = np.stack((columns * (size_hw[1] / grid_hw[1]), rows * (size_hw[0] / grid_hw[0])))  # [2, h, w]
+        level = np.concatenate((center_xy - distances[:2], center_xy + distances[2:]))  # [4, h, w]
+        boxes.append(level.reshape(4, -1).T)  # [h·w, 4]
+        scores.append(1 / (1 + np.exp(-classes[person].reshape(-1))))  # [h·w]
+    return Detections(np.concatenate(boxes), np.concatenate(scores).astype(np.float32), False)

@@ -1,0 +1,121 @@
+"""People detector with a Mask2Former or MaskFormer that was trained on COCO.
+
+    image ── processor, model ──▶ queries ── class person ──▶ masks ── bounding boxes ──▶ People
+
+Only masks of people are computed, at no more than a megapixel. Specks far from the body are ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitruvian.auto import AutoImageProcessor, AutoModelForUniversalSegmentation
+from vitruvian.errors import InputError
+from vitruvian.images.components import label_regions
+from vitruvian.images.nms import mask_boxes
+from vitruvian.model import Model
+from vitruvian.models.mask_classification.postprocessing import QueryLogits
+from vitruvian.models.mask_classification.processing import MaskProcessor
+from vitruvian.models.mask_classification.segments import SmallMask, instance_masks
+from vitruvian.processor import as_tensor
+from vitruvian.results.base import People, Picture
+
+_MAX_PIXELS = 1 << 20
+_MIN_COMPONENT = 0.05  # share of a mask's pixels below which a separate component is a speck
+
+
+class SegmentationDetector:
+    """Detects people with a Mask2Former or MaskFormer.
+
+    Args:
+        model: The model; one of its labels must be ``person``.
+        processor: Its image processor.
+        threshold: Lowest score of a person: class score × mean probability of the mask.
+        min_visible: Minimum share of its mask that a person keeps against those with a higher score.
+        name: Its name in results.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        processor: MaskProcessor,
+        *,
+        threshold: float = 0.5,
+        min_visible: float = 0.5,
+        name: str | None = None,
+    ) -> None:
+        labels = {str(text).lower(): number for number, text in (model.config.id2label or {}).items()}
+        if "person" not in labels:
+            raise InputError(
+                f"{name or type(model).__name__}: expected a model with the label person, got {list(labels)[:8]}. "
+                "Use a checkpoint trained on COCO."
+            )
+        self.model, self.processor = model, processor
+        self.person_class = labels["person"]
+        self.threshold, self.min_visible = threshold, min_visible
+        self.name = name or type(model).__name__
+
+    @classmethod
+    def open(
+        cls,
+        model: str | Path,
+        *,
+        device: str | int | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        threshold: float = 0.5,
+    ) -> Self:
+        """Load a checkpoint: a folder or a Hub name."""
+        device_map = "auto" if device is None else None
+        loaded = AutoModelForUniversalSegmentation.from_pretrained(
+            model, dtype=dtype, device=device, device_map=device_map
+        )
+        processor = AutoImageProcessor.from_pretrained(model)
+        return cls(loaded, processor, threshold=threshold, name=Path(model).name)
+
+    @torch.inference_mode()
+    def find(self, image: Picture, /) -> People:
+        """Return the people in an image [H, W, 3], by score."""
+        weight = next(self.model.parameters())
+        pixels = as_tensor(image).permute(2, 0, 1)  # [3, H, W]
+        batch = self.processor(pixels, return_tensors="pt", input_data_format="channels_first", device=weight.device)
+        mask = batch["pixel_mask"].to(weight.device)
+        outputs = self.model(pixel_values=batch["pixel_values"].to(weight.device, weight.dtype), pixel_mask=mask)
+        return self._people_of(QueryLogits.from_outputs(outputs), mask, (image.shape[0], image.shape[1]))
+
+    def _people_of(self, queries: QueryLogits, pixel_mask: Tensor, size_hw: tuple[int, int]) -> People:
+        """Return the people among the queries of one image."""
+        scale = min(1.0, math.sqrt(_MAX_PIXELS / (size_hw[0] * size_hw[1])))
+        target_hw = max(1, round(size_hw[0] * scale)), max(1, round(size_hw[1] * scale))
+        (grid,) = self.processor.mask_grids(queries, [target_hw], [size_hw], pixel_mask)
+        masks, segments = instance_masks(
+            self._person_logits(queries.classes[0]),
+            grid,
+            threshold=self.threshold,
+            overlap_mask_area_threshold=self.min_visible,
+        )
+        to_source = np.array([size_hw[1] / target_hw[1], size_hw[0] / target_hw[0]] * 2, np.float32)
+        boxes = np.array([_body_box(mask) for mask in masks], np.float32).reshape(-1, 4) * to_source  # [P, 4]
+        scores = np.array([segment.score for segment in segments], np.float32)  # [P]
+        return People(boxes_xyxy=boxes, scores=scores, finder=self.name)
+
+    def _person_logits(self, class_logits: Tensor) -> Tensor:
+        """Merge all other classes: [Q, K + 1] -> [Q, 2], with the same probability of a person."""
+        logits = class_logits.float()
+        others = torch.cat((logits[:, : self.person_class], logits[:, self.person_class + 1 :]), dim=1)  # [Q, K]
+        return torch.stack((logits[:, self.person_class], others.logsumexp(1)), dim=1)  # [Q, 2]
+
+
+def _body_box(mask: SmallMask) -> tuple[int, int, int, int]:
+    """Return the bounding box x1, y1, x2, y2 of a mask without its small components."""
+    pixels = torch.from_numpy(mask.pixels().copy())  # [h, w]
+    _, areas = label_regions(pixels)  # [h, w]
+    # The largest component counts even if all are small.
+    body = areas >= min(max(1.0, _MIN_COMPONENT * mask.area), float(areas.max()))
+    left, top, right, bottom = mask_boxes(body).tolist()
+    return left + mask.window[2], top + mask.window[0], right + mask.window[2], bottom + mask.window[0]

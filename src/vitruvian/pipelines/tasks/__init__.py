@@ -1,0 +1,1 @@
+"""The pipeline of each task; `vitruvian.tasks` is the table of them."""

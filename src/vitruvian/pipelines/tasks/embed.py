@@ -1,0 +1,67 @@
+"""Image features with the encoder of Sapiens2: one vector for the image, one for each patch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from vitruvian.auto import AutoConfig, AutoModel
+from vitruvian.errors import InputError
+from vitruvian.model import Model
+from vitruvian.models.sapiens2.configuration import Sapiens2Config
+from vitruvian.models.sapiens2.modeling import Sapiens2Model, patch_map
+from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.pipelines.base import Device, DType, Options, TaskPipeline, default_placement
+from vitruvian.pipelines.engine.cuda_streams import stack_on_device
+from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.sources import Frame
+from vitruvian.processor import as_tensor
+from vitruvian.results import Embedding, People
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedOptions(Options):
+    """Options of features: those of every pipeline."""
+
+
+class EmbedPipeline(TaskPipeline[Embedding, EmbedOptions]):
+    """CLS and patch features after the final norm. Takes the checkpoint of any task, without its head."""
+
+    processor: Sapiens2ImageProcessor
+    task = "embed"
+    auto = AutoModel
+    accepts = (Sapiens2Model,)
+    options_class = EmbedOptions
+
+    @classmethod
+    def load(cls, source: str | Path, *, device: Device, dtype: DType, **hub: Any) -> Model:
+        """Load the encoder of a checkpoint."""
+        config = AutoConfig.from_pretrained(Path(source).parent if Path(source).is_file() else source, **hub)
+        if not isinstance(config, Sapiens2Config):
+            raise InputError(f"{source}: expected a checkpoint of Sapiens2, got one of {config.model_type}.")
+        return Sapiens2Model.from_pretrained(source, **default_placement(device, dtype), **hub)
+
+    def prepare(self, frame: Frame, people: People | None) -> Prepared:
+        """Resize and normalize the image."""
+        pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
+        return Prepared(frame, [Unit(one) for one in self.processor.prepare_pictures([pixels], None)])
+
+    def forward(self, units: list[Unit]) -> list[tuple[Tensor, Tensor]]:
+        """Return the CLS feature [C] and the patch features [h, w, C] of each image."""
+        pixels = stack_on_device([unit.pixels for unit in units], self.device)  # [B, 3, H, W]
+        tokens = self.model(pixels, return_dict=True).last_hidden_state.float()  # [B, 1 + R + h·w, C]
+        maps = patch_map(tokens, self.model.config, pixels).permute(0, 2, 3, 1)  # [B, h, w, C]
+        return list(zip(tokens[:, 0], maps, strict=True))
+
+    def decode(self, prepared: Prepared, outputs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return the features."""
+        return outputs[0]
+
+    def finish(self, prepared: Prepared, decoded: tuple[Tensor, Tensor]) -> Embedding:
+        """Build the result."""
+        cls, patches = (np.ascontiguousarray(part.numpy()) for part in decoded)
+        return Embedding(**self.result_fields(prepared.frame), cls=cls, patches=patches)

@@ -1,0 +1,39 @@
+"""Instance segmentation with MaskFormer or Mask2Former."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vitruvian.images.rle import rle_box_xywh
+from vitruvian.pipelines.engine.task import Prepared
+from vitruvian.pipelines.tasks.segmentation_base import QueryOutputs, Segmentation, SegmentationPipeline, SegmentOptions
+from vitruvian.results import Masks
+
+
+class InstancePipeline(SegmentationPipeline[Masks, SegmentOptions]):
+    """One mask for each object, by score; masks may overlap."""
+
+    task = "instances"
+    options_class = SegmentOptions
+
+    def decode(self, prepared: Prepared, outputs: list[QueryOutputs]) -> Segmentation:
+        """Return run lengths, and class and score of each object."""
+        (segmentation,) = self.processor.post_process_instance_segmentation(
+            **self.post_process_args(prepared, outputs), **self.thresholds(self.options), return_coco_annotation=True
+        )
+        return dict(segmentation)
+
+    def finish(self, prepared: Prepared, decoded: Segmentation) -> Masks:
+        """Build the result."""
+        runs, infos = decoded["segmentation"], decoded["segments_info"]
+        boxes = np.array([rle_box_xywh(run) for run in runs], np.float32).reshape(-1, 4)  # [N, 4]
+        boxes[:, 2:] += boxes[:, :2]
+        return Masks(
+            **self.result_fields(prepared.frame),
+            kind="instance",
+            runs=runs,
+            scores=np.array([info["score"] for info in infos], np.float32),
+            boxes_xyxy=boxes,
+            label_ids=np.array([info["label_id"] for info in infos], np.int64),
+            label_names=tuple(self.class_names.get(info["label_id"], str(info["label_id"])) for info in infos),
+        )

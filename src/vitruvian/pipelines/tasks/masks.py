@@ -1,0 +1,162 @@
+"""Masks of everything in an image with SAM 2.
+
+Called with an image or a list, the pipeline returns what the mask-generation pipeline of transformers does: dicts of
+tensors. `run` takes any source and returns `Masks`, as other pipelines do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from vitruvian.auto import AutoModelForMaskGeneration
+from vitruvian.errors import InputError
+from vitruvian.models.sam2.automatic_masks import AutomaticMaskOptions, MaskProposals, Sam2AutomaticMaskGenerator
+from vitruvian.models.sam2.modeling import Sam2Model
+from vitruvian.models.sam2.processing import Sam2Processor
+from vitruvian.pipelines.base import Options, TaskPipeline
+from vitruvian.pipelines.engine.memory import BatchSize, is_out_of_memory
+from vitruvian.pipelines.engine.runner import Results
+from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.sources import Frame
+from vitruvian.processor import ImageInput, as_tensor
+from vitruvian.results import Masks, People
+
+_GENERATOR_OPTIONS = frozenset(field.name for field in dataclasses.fields(AutomaticMaskOptions))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskGenerationOptions(Options):
+    """Options of `run`.
+
+    Args:
+        proposals: How masks are proposed and selected; its fields may be passed directly.
+    """
+
+    proposals: AutomaticMaskOptions = dataclasses.field(default_factory=AutomaticMaskOptions)
+
+
+class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
+    """Generates masks of everything.
+
+    Args:
+        model: The model.
+        processor: Its processor.
+        options: Fields of `AutomaticMaskOptions`, and for `run` those of every pipeline.
+    """
+
+    processor: Sam2Processor
+    task = "masks"
+    auto = AutoModelForMaskGeneration
+    accepts = (Sam2Model,)
+    options_class = MaskGenerationOptions
+    blocking_decode: ClassVar[bool] = True
+
+    def __init__(self, model: Sam2Model, processor: Sam2Processor, **options: object) -> None:
+        generator_options, others = _split_options(options)
+        super().__init__(model, processor, **others)
+        self.options = dataclasses.replace(self.options, proposals=AutomaticMaskOptions(**generator_options))
+        self.generator = Sam2AutomaticMaskGenerator(model, processor, **generator_options)
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, object]) -> None:
+        """Raise InputError for options that do not exist or have no such value."""
+        generator_options, others = _split_options(options)
+        AutomaticMaskOptions(**generator_options)
+        super().check_options(others)
+
+    def __call__(  # type: ignore[override]
+        self, images: ImageInput, *, output_bboxes_mask: bool = False, **options: Any
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """Generate masks in the format of the mask-generation pipeline of transformers.
+
+        Args:
+            images: An image or a list of images: PIL, numpy, torch, paths or URLs. `run` takes other sources.
+            output_bboxes_mask: Also return `bounding_boxes` [N, 4], x1, y1, x2, y2.
+            options: Fields of `AutomaticMaskOptions` to change for this call, such as `points_per_batch`.
+
+        Returns:
+            For each image a dict: `masks`, a list of bool [H, W], by score; `scores` [N]; and with `output_rle_mask`
+            their run lengths as `rle_mask`.
+        """
+        proposals = self.generator(images, **options)
+        if isinstance(proposals, MaskProposals):
+            return _as_dict(proposals, boxes=output_bboxes_mask)
+        return [_as_dict(one, boxes=output_bboxes_mask) for one in proposals]
+
+    def run(self, source: object, **options: object) -> Masks | Results[Masks]:
+        """Generate masks in any source: `Masks` of one image, a `Results` of them for many.
+
+        Args:
+            source: See `vitruvian.pipelines.sources.open_source`.
+            options: Fields of `AutomaticMaskOptions`, and the options of every pipeline.
+        """
+        generator_options, others = _split_options(options)
+        base = others.pop("proposals", self.options.proposals)
+        return super().run(source, proposals=dataclasses.replace(base, **generator_options), **others)
+
+    def batch_size(self, options: MaskGenerationOptions, *, live: bool) -> BatchSize:
+        """One image at a time: batches consist of points."""
+        if options.batch_size != "auto":
+            raise InputError("batch_size: pictures go one at a time here, so there is none. Use points_per_batch.")
+        return BatchSize(1, fixed=True)
+
+    def prepare(self, frame: Frame, people: People | None) -> Prepared:
+        """Return the image at full resolution, from which the generator crops."""
+        return Prepared(frame, [Unit(as_tensor(frame.image).permute(2, 0, 1))])
+
+    def forward(self, units: list[Unit]) -> list[MaskProposals]:
+        """Generate masks of each image. When memory runs out, batches of points become smaller."""
+        options = dataclasses.replace(self.options.proposals, output_rle_mask=True)
+        points = BatchSize(options.points_per_batch or options.points_per_crop**2, fixed=False)
+        proposals: list[MaskProposals] = []
+        while len(proposals) < len(units):
+            size = points.size
+            try:
+                proposals.append(
+                    self.generator.generate(
+                        units[len(proposals)].pixels, dataclasses.replace(options, points_per_batch=size)
+                    )
+                )
+                continue
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = str(error)
+            points.shrink_below(size, self.device, reason)
+        return proposals
+
+    def decode(self, prepared: Prepared, outputs: list[MaskProposals]) -> MaskProposals:
+        """Return the proposals, which are on the host already."""
+        return outputs[0]
+
+    def finish(self, prepared: Prepared, decoded: MaskProposals) -> Masks:
+        """Build the result."""
+        return Masks(
+            **self.result_fields(prepared.frame),
+            kind="mask-generation",
+            runs=decoded.rles,
+            scores=decoded.scores.float().numpy(),
+            boxes_xyxy=decoded.boxes_xyxy.to(torch.float32).numpy().astype(np.float32),
+        )
+
+
+def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split options into those of the mask generator and others."""
+    generator = {name: value for name, value in options.items() if name in _GENERATOR_OPTIONS}
+    return generator, {name: value for name, value in options.items() if name not in generator}
+
+
+def _as_dict(proposals: MaskProposals, *, boxes: bool) -> dict[str, Any]:
+    """Return proposals under the names of the mask-generation pipeline of transformers."""
+    result: dict[str, Any] = {"masks": list(proposals.masks), "scores": proposals.scores}
+    if proposals.runs is not None:
+        result["rle_mask"] = proposals.runs
+    if boxes:
+        result["bounding_boxes"] = proposals.boxes_xyxy
+    return result

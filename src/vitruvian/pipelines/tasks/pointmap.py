@@ -1,0 +1,244 @@
+"""Pointmaps with Sapiens2: a 3D point for each pixel.
+
+The model predicts points for a canonical camera: at the distance they would have if an image was taken with its focal
+length. A known camera (`K`, a field of view, EXIF) turns them into metres; otherwise the scale that the model predicts
+does. All points of an image are scaled alike, so they project to the same pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from vitruvian.auto import AutoModelForPointmapEstimation
+from vitruvian.errors import InputError
+from vitruvian.images import fit_inside_hw
+from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL, Sapiens2ForPointmapEstimation
+from vitruvian.outputs import ModelOutput
+from vitruvian.pipelines.canvas import Region
+from vitruvian.pipelines.engine.task import Prepared
+from vitruvian.pipelines.sources import Frame
+from vitruvian.pipelines.tasks.dense_base import DenseContext, DenseOptions, DensePipeline, Floats, Mask
+from vitruvian.results import Pointmap
+from vitruvian.results.camera import Convention
+from vitruvian.results.pointmap import IntrinsicsFrom
+
+_MIN_DEPTH = 1e-4
+_MAX_FITTED_PIXELS = 1 << 16  # that the focal length is fitted to
+PointsAndScale = tuple[Tensor, Tensor | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointmapOptions(DenseOptions):
+    """Options of pointmaps: what is known about the camera.
+
+    Args:
+        K: Camera matrix [3, 3] in pixels of the upright image, the centre of the first pixel being (0, 0); or one for
+            each image [N, 3, 3].
+        fov: Horizontal field of view in degrees.
+        exif: Whether to use the focal length in a file's EXIF block, if there is neither `K` nor `fov`.
+        convention: "opencv" (x right, y down, z away) or "opengl" (x right, y up, z towards the viewer).
+    """
+
+    K: ArrayLike | Tensor | None = None
+    fov: float | None = None
+    exif: bool = True
+    convention: Convention = "opencv"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.K is not None and self.fov is not None:
+            raise InputError("K and fov: expected one of them, got both. Drop one.")
+        if self.fov is not None and not 0 < self.fov < 180:
+            raise InputError(f"fov: expected degrees between 0 and 180, got {self.fov}.")
+
+
+class DecodedPoints(TypedDict):
+    """Points [H, W, 3] of the whole image, or [3, h, w] of each region, and the scale [1] of each."""
+
+    points: Tensor | list[Tensor]
+    scales: list[Tensor | None]
+
+
+class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
+    """A point for each pixel, metric if the scale or the camera is known."""
+
+    task = "pointmap"
+    auto = AutoModelForPointmapEstimation
+    accepts = (Sapiens2ForPointmapEstimation,)
+    options_class = PointmapOptions
+
+    def maps(self, out: ModelOutput) -> list[PointsAndScale]:
+        """Return points [3, h, w] of the canonical camera, and the scale [1] or None."""
+        scales = out.get("scales")
+        points = out["pointmaps"].float()
+        return list(zip(points, [None] * len(points) if scales is None else scales.float(), strict=True))
+
+    def decode(self, prepared: Prepared, outputs: list[PointsAndScale]) -> DecodedPoints:
+        """Return points and scales."""
+        maps = [points for points, _ in outputs]
+        whole = prepared.context.regions is None
+        points = self.whole_map(prepared, maps[0]) if whole else self.region_maps(prepared, maps)
+        return {"points": points, "scales": [scale for _, scale in outputs]}
+
+    def finish(self, prepared: Prepared, decoded: DecodedPoints) -> Pointmap:
+        """Make the points metric and estimate the camera."""
+        frame: Frame = prepared.frame
+        context: DenseContext = prepared.context
+        camera = _known_camera(frame, self.options)
+        scales = [_valid_scale(scale) for scale in decoded["scales"]]
+        canonical = self._canonical_focal(frame.size_hw)
+        metric = camera is not None or any(scale is not None for scale in scales)
+        predicted = decoded["points"]
+        if isinstance(predicted, Tensor):
+            points: Floats = predicted.numpy()  # [H, W, 3]
+            mask = _in_front(points[..., 2])
+            scale = canonical / camera.focal if camera is not None else scales[0]
+            if camera is None:
+                focal = _fit_focal(points, mask) or canonical / (scale or 1.0)
+                camera = Camera(_centred_matrix(focal, frame.size_hw), "estimated")
+            points = points / np.float32(scale or 1.0)
+        else:
+            regions = context.regions or []
+            focals = [self._region_focal(region, is_crop=context.are_crops) for region in regions]
+            if camera is None:
+                focal = _estimate_focal(predicted, scales, focals, regions) or canonical
+                camera = Camera(_centred_matrix(focal, frame.size_hw), "estimated")
+            # Each region is predicted as if it were the whole image; the camera that they share relates their depths.
+            depths = [one[2:] * (camera.focal / focal) for one, focal in zip(predicted, focals, strict=True)]
+            blended = self.blend_maps(prepared, depths, channels=1, blend="mean")
+            depth: Floats = blended["values"][..., 0].numpy()
+            mask = _in_front(depth) & blended["cover"].numpy()
+            points = camera.unproject(depth)
+            scale = canonical / camera.focal if metric else None
+        points[~mask] = 0
+        result = Pointmap(
+            **self.result_fields(frame, context.people),
+            points=points,
+            mask=mask,
+            intrinsics=camera.K,
+            intrinsics_from=camera.origin,
+            metric=metric,
+            scale=scale,
+        )
+        return result.to_convention(self.options.convention)
+
+    def _canonical_focal(self, size_hw: tuple[int, int]) -> float:
+        """Return the canonical focal length in pixels of an image or tile that is resized to the input."""
+        height, width = self.processor.size_hw
+        inner = fit_inside_hw(size_hw, (height, width)) if self.processor.do_pad else (height, width)
+        return CANONICAL_FOCAL * height * math.sqrt(size_hw[0] / inner[0] * (size_hw[1] / inner[1]))
+
+    def _region_focal(self, region: Region, *, is_crop: bool) -> float:
+        """Return the canonical focal length of a region in pixels of the image."""
+        if is_crop:  # fills the input
+            return CANONICAL_FOCAL * region.height
+        return self._canonical_focal((int(region.height), int(region.width)))
+
+
+@dataclass(frozen=True)
+class Camera:
+    """A camera matrix [3, 3] in source pixels, and its origin."""
+
+    K: Floats
+    origin: IntrinsicsFrom
+
+    @property
+    def focal(self) -> float:
+        """Focal length in pixels."""
+        return math.sqrt(float(self.K[0, 0]) * float(self.K[1, 1]))
+
+    def unproject(self, depth: Floats) -> Floats:
+        """Return the points of pixels at a depth: [H, W] -> [H, W, 3]."""
+        height, width = depth.shape
+        rows, columns = np.mgrid[0:height, 0:width].astype(np.float32)
+        y = (rows - self.K[1, 2]) / self.K[1, 1]
+        x = (columns - self.K[0, 2] - self.K[0, 1] * y) / self.K[0, 0]
+        return np.stack([x * depth, y * depth, depth], axis=-1).astype(np.float32)  # [H, W, 3]
+
+
+def _known_camera(frame: Frame, options: PointmapOptions) -> Camera | None:
+    """Return the camera from `K`, the field of view or EXIF."""
+    if options.K is not None:
+        return Camera(_check_matrix(options.K, frame), "given")
+    if options.fov is not None:
+        focal = frame.size_hw[1] / 2 / math.tan(math.radians(options.fov) / 2)
+        return Camera(_centred_matrix(focal, frame.size_hw), "field of view")
+    if options.exif and frame.exif_focal_px is not None:
+        return Camera(_centred_matrix(frame.exif_focal_px, frame.size_hw), "exif")
+    return None
+
+
+def _check_matrix(K: ArrayLike | Tensor, frame: Frame) -> Floats:
+    """Read a camera matrix, or the one of this image among several."""
+    try:
+        table = np.array(K.detach().cpu() if isinstance(K, Tensor) else K, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"K: expected a camera matrix [3, 3], got {type(K).__name__}.") from error
+    if table.ndim == 3:
+        if frame.index >= len(table):
+            raise InputError(f"K: expected a matrix for each picture, got {len(table)}, none for {frame.name}.")
+        table = table[frame.index]
+    if table.shape != (3, 3):
+        raise InputError(f"K: expected the shape [3, 3], got {list(table.shape)}.")
+    if not np.isfinite(table).all() or table[0, 0] <= 0 or table[1, 1] <= 0:
+        raise InputError(f"K: expected finite numbers and positive focal lengths, got {table.tolist()}.")
+    return table
+
+
+def _centred_matrix(focal: float, size_hw: tuple[int, int]) -> Floats:
+    """Return the matrix [3, 3] of a camera whose principal point is the centre of the image."""
+    height, width = size_hw
+    return np.array([[focal, 0, (width - 1) / 2], [0, focal, (height - 1) / 2], [0, 0, 1]], np.float32)
+
+
+def _valid_scale(scale: Tensor | None) -> float | None:
+    """Return a scale [1] if it is finite and positive."""
+    value = 0.0 if scale is None else float(scale[0])
+    return value if math.isfinite(value) and value > 0 else None
+
+
+def _in_front(depth: Floats) -> Mask:
+    """Return where a depth [H, W] is in front of the camera."""
+    mask: Mask = np.isfinite(depth) & (depth > _MIN_DEPTH)
+    return mask
+
+
+def _fit_focal(points: Floats, mask: Mask) -> float | None:
+    """Return the focal length in pixels that projects points [H, W, 3] closest to their pixels; None if none does.
+
+    Least squares on (x, y) / z against the distance from the centre. The ratio is that of the canonical camera too.
+    """
+    height, width = mask.shape
+    step = max(1, math.isqrt(height * width // _MAX_FITTED_PIXELS))
+    rows, columns = np.mgrid[0:height:step, 0:width:step]
+    chosen = mask[::step, ::step]
+    if not chosen.any():
+        return None
+    sampled = points[::step, ::step][chosen].astype(np.float64)  # [n, 3]
+    offsets = np.stack([columns - (width - 1) / 2, rows - (height - 1) / 2], axis=-1)[chosen]  # [n, 2]
+    ratio = sampled[:, :2] / sampled[:, 2:]  # [n, 2]
+    total = float((ratio * ratio).sum())
+    focal = float((ratio * offsets).sum()) / total if total > 0 else 0.0
+    return focal if math.isfinite(focal) and focal > 1 else None
+
+
+def _estimate_focal(
+    maps: list[Tensor], scales: list[float | None], canonical: list[float], regions: list[Region]
+) -> float | None:
+    """Return the median focal length of regions, from their scale or fitted to their points [3, h, w]."""
+    focals = []
+    for points, scale, region_focal, region in zip(maps, scales, canonical, regions, strict=True):
+        if scale is not None:
+            focals.append(region_focal / scale)
+            continue
+        array = np.ascontiguousarray(points.permute(1, 2, 0).numpy())  # [h, w, 3]
+        focal = _fit_focal(array, _in_front(array[..., 2]))
+        if focal is not None:
+            focals.append(focal * region.height / array.shape[0])
+    return float(np.median(focals)) if focals else None

@@ -1,0 +1,168 @@
+"""Poses with Sapiens2: 308 keypoints of each person.
+
+boxes of people ─ crop ─▶ [3, 1024, 768] ─ model ─▶ heatmaps ─ decode ─▶ keypoints of crops ─▶ in source pixels
+
+Keypoints are a thousandth of the size of their heatmaps: those of a batch are decoded together, and copied to the host
+once, whichever images its people are from. If a Triton kernel decodes, it is part of the model's CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitruvian.auto import AutoModelForPoseEstimation
+from vitruvian.errors import InputError
+from vitruvian.human import FLIP_PAIRS, KEYPOINT_NAMES
+from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, flip_back
+from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.ops.cache import constant
+from vitruvian.ops.crop import crop_windows
+from vitruvian.ops.cuda_graphs import no_capture
+from vitruvian.ops.heatmap_peaks import decode_heatmaps, decodes_without_sync
+from vitruvian.pipelines.base import PeopleOptions, TaskPipeline, people_to_crop
+from vitruvian.pipelines.engine.cuda_streams import HostCopy, LazyValue, copy_to_host, record_stream, stack_on_device
+from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.people.crops import boxes_xywh
+from vitruvian.pipelines.people.detectors import whole_image
+from vitruvian.pipelines.sources import Frame
+from vitruvian.results import People, Pose
+
+# x, y in heatmap pixels and score of each keypoint of a batch [B, J, 3], and the size of its heatmaps.
+BatchKeypoints = tuple[Tensor, tuple[int, int]]
+# The keypoints of a batch, and the row of one person.
+PersonKeypoints = tuple[LazyValue[HostCopy[BatchKeypoints]], int]
+_NO_DETECTOR = "no boxes or finder given; looked at the whole picture"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoseOptions(PeopleOptions):
+    """Options of poses.
+
+    Args:
+        flip: Test-time augmentation: average with the mirrored image. Twice the work for slightly better keypoints.
+        kernel_size: Size of the Gaussian that smooths heatmaps before keypoints are refined.
+    """
+
+    flip: bool = False
+    kernel_size: int = 11
+
+
+class PosePipeline(TaskPipeline[Pose, PoseOptions]):
+    """Keypoints of the people in boxes, of detected people, or of one person who fills the image."""
+
+    processor: Sapiens2ImageProcessor
+    task = "pose"
+    auto = AutoModelForPoseEstimation
+    accepts = (Sapiens2ForPoseEstimation,)
+    options_class = PoseOptions
+    on_empty = "none"
+    detects_by_default = True
+    fixed_input_size = True
+
+    @property
+    def keypoint_names(self) -> tuple[str, ...]:
+        """Names of the keypoints."""
+        labels: dict[int, str] = self.model.config.id2label
+        return KEYPOINT_NAMES if len(labels) == len(KEYPOINT_NAMES) else tuple(labels.values())
+
+    def prepare(self, frame: Frame, people: People | None) -> Prepared:
+        """Crop the people."""
+        crops = people_to_crop(frame, people, self.options)
+        if crops is None:
+            note = None if self.options.crops_are_disabled else _NO_DETECTOR
+            crops = whole_image(frame.size_hw, note=note)
+        if not len(crops):
+            return Prepared(frame, [], crops)
+        boxes = boxes_xywh(crops)  # [P, 4]
+
+        def make(pixels: Tensor) -> Sequence[Tensor] | Tensor:
+            return self.processor.prepare_pictures([pixels], [boxes], dtype=self.model.dtype)
+
+        return Prepared(frame, self.make_units(frame, make), crops)
+
+    def forward(self, units: list[Unit]) -> list[PersonKeypoints]:
+        """Run the model; return the keypoints of all people in the batch, and the row of each unit."""
+        crops = stack_on_device([unit.pixels for unit in units], self.device, self.model.dtype)  # [B, 3, h, w]
+        pairs = self._flip_pairs() if self.options.flip else None
+        if decodes_without_sync(crops, kernel_size=self.options.kernel_size):
+            # Decoding is part of the CUDA graph; the graph of the model alone is not recorded.
+            keypoints = self.model.run_captured(self._forward_and_decode, crops, pairs, self.options.kernel_size)
+            copy = LazyValue(lambda: copy_to_host(keypoints))
+            copy.get()
+        else:
+            heatmaps = self.model(crops, return_dict=True).heatmaps  # [B, J, h/4, w/4]
+            # The same call for mirrored crops, so that both share a CUDA graph.
+            mirrored = None if pairs is None else self.model(crops.flip(-1), return_dict=True).heatmaps
+
+            def decode() -> HostCopy[BatchKeypoints]:
+                record_stream([heatmaps, mirrored, pairs])
+                return copy_to_host(_decode(heatmaps, mirrored, pairs, self.options.kernel_size))
+
+            copy = LazyValue(decode)
+            if self.upload_stream is None:
+                copy.get()  # frees the heatmaps
+        return [(copy, row) for row in range(len(units))]
+
+    def _forward_and_decode(self, crops: Tensor, pairs: Tensor | None, kernel_size: int) -> BatchKeypoints:
+        """Run the model and decode: crops [B, 3, h, w] -> keypoints."""
+        with no_capture():
+            heatmaps = self.model(crops, return_dict=True).heatmaps  # [B, J, h/4, w/4]
+            mirrored = None if pairs is None else self.model(crops.flip(-1), return_dict=True).heatmaps
+            return _decode(heatmaps, mirrored, pairs, kernel_size)
+
+    def forward_decodes(self) -> bool:
+        """Return whether a kernel decodes in `forward`."""
+        if self.upload_stream is None:
+            return False
+        example = torch.empty(0, self.input_hw[1], dtype=self.model.dtype, device=self.device)
+        return decodes_without_sync(example, kernel_size=self.options.kernel_size)
+
+    def _flip_pairs(self) -> Tensor:
+        """Return the pairs of keypoints that swap in a mirrored image [P, 2]."""
+        pairs = self.model.config.flip_pairs
+        if pairs is None and len(self.keypoint_names) != len(KEYPOINT_NAMES):
+            raise InputError("flip: the model's configuration has no flip_pairs. Leave flip out.")
+        flat = [number for pair in (FLIP_PAIRS if pairs is None else pairs) for number in pair]
+        return constant(tuple(flat), self.device).view(-1, 2)
+
+    def decode(self, prepared: Prepared, outputs: list[PersonKeypoints]) -> list[PersonKeypoints]:
+        """Decode the batches of an image's people, unless that is done."""
+        for keypoints, _ in outputs:
+            keypoints.get()
+        return outputs
+
+    def finish(self, prepared: Prepared, decoded: list[PersonKeypoints]) -> Pose:
+        """Build the result."""
+        names, people = self.keypoint_names, prepared.context
+        keypoints = np.zeros((len(decoded), len(names), 3), np.float32)  # [P, J, 3]
+        heatmap_hw = (2, 2)
+        for person, (copy, row) in enumerate(decoded):
+            batch, heatmap_hw = copy.get().wait()
+            keypoints[person] = batch.numpy()[row]
+        return Pose(
+            **self.result_fields(prepared.frame, people),
+            keypoints=self._to_source(keypoints[..., :2], heatmap_hw, people),
+            scores=keypoints[..., 2].copy(),
+            names=names,
+        )
+
+    def _to_source(self, xy: NDArray[np.float32], heatmap_hw: tuple[int, int], people: People) -> NDArray[np.float32]:
+        """Transform keypoints [P, J, 2] from pixels of people's heatmaps to those of the image."""
+        center_xy, size_wh = crop_windows(boxes_xywh(people), self.processor.size_hw)  # [P, 2] each
+        last_xy = np.array([heatmap_hw[1] - 1, heatmap_hw[0] - 1], np.float32)
+        relative = xy / last_xy - np.float32(0.5)  # [P, J, 2]
+        return (relative * size_wh[:, None] + center_xy[:, None]).astype(np.float32, copy=False)
+
+
+def _decode(heatmaps: Tensor, mirrored: Tensor | None, pairs: Tensor | None, kernel_size: int) -> BatchKeypoints:
+    """Decode heatmaps [B, J, h, w], averaged with those of mirrored crops: keypoints [B, J, 3] and heatmap size."""
+    if mirrored is not None and pairs is not None:
+        heatmaps = (heatmaps.float() + flip_back(mirrored, pairs).float()) / 2
+    xy, scores = decode_heatmaps(heatmaps, kernel_size=kernel_size)  # [B, J, 2], [B, J]
+    return torch.cat((xy, scores[..., None]), dim=-1), (heatmaps.shape[-2], heatmaps.shape[-1])

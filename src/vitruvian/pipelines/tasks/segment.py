@@ -1,0 +1,155 @@
+"""Masks with SAM 2 from points, boxes or earlier masks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from vitruvian.auto import AutoModelForMaskGeneration
+from vitruvian.errors import InputError
+from vitruvian.images.nms import mask_boxes
+from vitruvian.images.rle import Rle, encode_rles
+from vitruvian.models.sam2.modeling import Sam2Model
+from vitruvian.models.sam2.processing import Sam2Processor
+from vitruvian.pipelines.base import Options, TaskPipeline, nesting_depth
+from vitruvian.pipelines.engine.cuda_streams import stack_on_device
+from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.sources import Frame
+from vitruvian.processor import as_tensor, height_width
+from vitruvian.results import Masks, People
+
+_MAX_PROMPTED_OBJECTS = 64  # in one call of the mask decoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(Options):
+    """Prompts in pixels of the upright image, the same for every image, and post-processing of the masks.
+
+    Args:
+        points: A point [x, y], the points of one object [[x, y], …], or those of several [[[x, y], …], …].
+        labels: For each point, nested alike: 1 on the object (the default), 0 off it.
+        boxes: A box [x1, y1, x2, y2], or one for each object.
+        masks: An initial mask [h, w], or one for each object [P, h, w]: logits of an earlier call or binary masks.
+        multimask: Propose three masks for each object and take the best. By default if every object has one point and
+            nothing else, which is ambiguous between a part and the whole.
+        best: Whether to keep only the best of three.
+        mask_threshold: Logit above which a pixel is on the object.
+        max_hole_area: Holes of up to this many pixels are filled.
+        max_sprinkle_area: Islands of up to this many pixels are removed.
+    """
+
+    points: ArrayLike | None = None
+    labels: ArrayLike | None = None
+    boxes: ArrayLike | None = None
+    masks: ArrayLike | None = None
+    multimask: bool | None = None
+    best: bool = True
+    mask_threshold: float = 0.0
+    max_hole_area: float = 0.0
+    max_sprinkle_area: float = 0.0
+
+
+class EncodedMasks(TypedDict):
+    """Masks as COCO run lengths, with boxes [N, 4] and scores [N]."""
+
+    runs: list[Rle]
+    boxes: Tensor
+    scores: Tensor
+
+
+class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
+    """One mask for each prompted object, in the order of the prompts."""
+
+    processor: Sam2Processor
+    task = "segment"
+    auto = AutoModelForMaskGeneration
+    accepts = (Sam2Model,)
+    options_class = PromptOptions
+    blocking_decode: ClassVar[bool] = True
+
+    @property
+    def input_hw(self) -> tuple[int, int]:
+        """Height and width of an input."""
+        return height_width(self.processor.image_processor.size, "size")
+
+    def prepare(self, frame: Frame, people: People | None) -> Prepared:
+        """Resize and normalize the image, and scale the prompts with it."""
+        options = self.options
+        points, labels, boxes = _nest(options.points, 3), _nest(options.labels, 2), _nest(options.boxes, 2)
+        masks = None if options.masks is None else torch.as_tensor(np.asarray(options.masks))
+        if points is None and boxes is None and masks is None:
+            raise InputError("prompts: expected points, boxes or masks, got none. Pass points=[[x, y]], say.")
+        point_batch, label_batch, box_batch = (None if one is None else [one] for one in (points, labels, boxes))
+        prompts = self.processor.prompts([frame.size_hw], point_batch, label_batch, box_batch)
+        if masks is not None:
+            prompts["input_masks"] = (masks if masks.ndim == 3 else masks[None])[None]  # [1, P, h, w]
+        pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
+        ambiguous = points is not None and all(len(one) == 1 for one in points) and boxes is None and masks is None
+        multimask = ambiguous if options.multimask is None else options.multimask
+        return Prepared(frame, [Unit(self.processor.image_processor.prepare_image(pixels), (prompts, multimask))])
+
+    def forward(self, units: list[Unit]) -> list[tuple[Tensor, Tensor]]:
+        """Return low-resolution logits [N, h, w] and scores [N] of each image's masks; images are encoded together."""
+        pixels = stack_on_device([unit.pixels for unit in units], self.device).to(self.model.dtype)  # [B, 3, H, W]
+        levels = self.model.get_image_embeddings(pixels)
+        return [self._decode_prompts([level[i : i + 1] for level in levels], unit) for i, unit in enumerate(units)]
+
+    def _decode_prompts(self, levels: list[Tensor], unit: Unit) -> tuple[Tensor, Tensor]:
+        """Run the mask decoder on the prompts of one image."""
+        prompts, multimask = unit.extra
+        count = max(prompt.shape[1] for prompt in prompts.values())
+        logits, scores = [], []
+        for start in range(0, count, _MAX_PROMPTED_OBJECTS):
+            part = {
+                name: prompt[:, start : start + _MAX_PROMPTED_OBJECTS].to(self.device)
+                for name, prompt in prompts.items()
+            }
+            out = self.model(**part, image_embeddings=levels, multimask_output=multimask, return_dict=True)
+            masks, ious = out.pred_masks[0].float(), out.iou_scores[0].float()  # [P, K, h, w], [P, K]
+            if self.options.best:
+                rows, index = torch.arange(len(ious), device=ious.device), ious.argmax(1)
+                masks, ious = masks[rows, index][:, None], ious[rows, index][:, None]  # [P, 1, h, w], [P, 1]
+            logits.append(masks.flatten(0, 1))  # [P·K, h, w]
+            scores.append(ious.flatten())  # [P·K]
+        return torch.cat(logits), torch.cat(scores)
+
+    def decode(self, prepared: Prepared, outputs: list[tuple[Tensor, Tensor]]) -> EncodedMasks:
+        """Upsample one mask after another, and return run lengths and boxes."""
+        logits, scores = outputs[0]
+        runs, boxes = [], []
+        for one in logits:
+            (mask,) = self.processor.post_process_masks(
+                one[None, None, None],
+                [prepared.frame.size_hw],
+                mask_threshold=self.options.mask_threshold,
+                max_hole_area=self.options.max_hole_area,
+                max_sprinkle_area=self.options.max_sprinkle_area,
+            )
+            runs += encode_rles(mask[0], compress=True)
+            boxes.append(mask_boxes(mask[0]))  # [1, 4]
+        return {"runs": runs, "boxes": torch.cat(boxes).float(), "scores": scores}
+
+    def finish(self, prepared: Prepared, decoded: EncodedMasks) -> Masks:
+        """Build the result."""
+        return Masks(
+            **self.result_fields(prepared.frame),
+            kind="segment",
+            runs=decoded["runs"],
+            scores=decoded["scores"].numpy(),
+            boxes_xyxy=decoded["boxes"].numpy(),
+        )
+
+
+def _nest(prompt: ArrayLike | None, levels: int) -> Any:
+    """Return a prompt as nested lists [object][point]…, with missing outer levels added."""
+    if prompt is None:
+        return None
+    nested = np.asarray(prompt).tolist() if isinstance(prompt, np.ndarray | Tensor) else prompt
+    for _ in range(levels - nesting_depth(nested)):
+        nested = [nested]
+    return nested

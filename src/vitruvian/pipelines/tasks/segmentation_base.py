@@ -1,0 +1,88 @@
+"""What semantic, instance and panoptic segmentation share: MaskFormer and Mask2Former from image to queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar, Generic, TypeVar
+
+from torch import Tensor
+
+from vitruvian.auto import AutoModelForUniversalSegmentation
+from vitruvian.models.mask2former.modeling import Mask2FormerForUniversalSegmentation
+from vitruvian.models.maskformer.modeling import MaskFormerForInstanceSegmentation
+from vitruvian.pipelines.base import Options, TaskPipeline
+from vitruvian.pipelines.engine.cuda_streams import stack_on_device
+from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.sources import Frame
+from vitruvian.processor import as_tensor
+from vitruvian.results import People, Result
+
+ResultT = TypeVar("ResultT", bound=Result)
+OptionsT = TypeVar("OptionsT", bound=Options)
+QueryOutputs = tuple[Tensor, Tensor, Tensor]  # class logits [1, Q, K+1], mask logits [1, Q, h, w], pixel mask [1, H, W]
+Segmentation = dict[str, Any]  # what post-processing returns
+_TYPICAL_HW = (768, 1024)  # of a photograph
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentOptions(Options):
+    """Options of instance and panoptic segmentation.
+
+    Args:
+        threshold: Lowest score of an object.
+        mask_threshold: Lowest probability of a pixel in a mask.
+        overlap_mask_area_threshold: Minimum share of its mask that an object keeps against others.
+    """
+
+    threshold: float = 0.5
+    mask_threshold: float = 0.5
+    overlap_mask_area_threshold: float = 0.8
+
+
+class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT]):
+    """Queries of whole images; subclasses post-process them."""
+
+    auto = AutoModelForUniversalSegmentation
+    accepts = (Mask2FormerForUniversalSegmentation, MaskFormerForInstanceSegmentation)
+    blocking_decode: ClassVar[bool] = True
+
+    @property
+    def input_hw(self) -> tuple[int, int]:
+        """Height and width of a typical photograph after resizing."""
+        size_hw: tuple[int, int] = self.processor.resized_hw(_TYPICAL_HW)
+        return size_hw
+
+    @property
+    def class_names(self) -> dict[int, str]:
+        """Names of the classes."""
+        names: dict[int, str] = self.model.config.id2label
+        return names
+
+    def prepare(self, frame: Frame, people: People | None) -> Prepared:
+        """Resize and normalize the image."""
+        inputs = self.processor(as_tensor(frame.image).permute(2, 0, 1), return_tensors="pt")
+        return Prepared(frame, [Unit(inputs["pixel_values"][0], inputs["pixel_mask"][0])])
+
+    def forward(self, units: list[Unit]) -> list[QueryOutputs]:
+        """Return the queries of each image."""
+        pixels = stack_on_device([unit.pixels for unit in units], self.device).to(self.model.dtype)  # [B, 3, H, W]
+        masks = stack_on_device([unit.extra for unit in units], self.device)  # [B, H, W]
+        out = self.model(pixels, pixel_mask=masks, return_dict=True)
+        classes, queries = out.class_queries_logits.float(), out.masks_queries_logits
+        return [(classes[i : i + 1], queries[i : i + 1], masks[i : i + 1]) for i in range(len(units))]
+
+    def post_process_args(self, prepared: Prepared, outputs: list[QueryOutputs]) -> dict[str, Any]:
+        """Return the arguments of the processor's post-processing for one image."""
+        classes, masks, pixel_mask = outputs[0]
+        queries = SimpleNamespace(class_queries_logits=classes, masks_queries_logits=masks)
+        return {"outputs": queries, "target_sizes": [prepared.frame.size_hw], "pixel_mask": pixel_mask}
+
+    @staticmethod
+    def thresholds(options: SegmentOptions) -> dict[str, float]:
+        """Return the thresholds of instance and panoptic post-processing."""
+        return {
+            "threshold": options.threshold,
+            "mask_threshold": options.mask_threshold,
+            "overlap_mask_area_threshold": options.overlap_mask_area_threshold,
+        }

@@ -1,0 +1,307 @@
+"""Runs a task over a video file or a camera: tracked, smoothed, drawn and recorded, in constant memory, and resumable.
+
+    frames ── a pipeline with a `TrackedDetector` ──▶ results ── ResultSmoother ──▶ drawn and written ──▶ segments
+    all segments ── joined, with the sound of the source ──▶ the video; one line of JSON per frame ──▶ the records
+
+Work is stored in a folder beside the output, `NAME.parts`: every few seconds a segment (video, records, and the state
+of tracker and filters) is completed there. A run over a file that was stopped resumes after the last complete segment.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import ParamSpec, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitruvian.errors import InputError
+from vitruvian.files.video import VideoReader, open_video
+from vitruvian.pipelines.engine.runner import Failure
+from vitruvian.pipelines.people.detectors import PeopleDetector
+from vitruvian.pipelines.people.smoothing import ResultSmoother, State, substate
+from vitruvian.pipelines.people.tracking import TrackedDetector
+from vitruvian.pipelines.sources import Frame, Source, open_source
+from vitruvian.pipelines.video.segments import SegmentFiles, SegmentFolder, VideoSegment
+from vitruvian.results import Parts, Result, Semantic
+from vitruvian.results.base import Picture
+
+P = ParamSpec("P")
+Drawing = NDArray[np.uint8]  # [H, W, 3] or [H, W, 4]
+# Takes frames in order and the people detector; yields a result or a `Failure` for each, in order.
+VideoTask = Callable[[Iterator[Frame] | Source, PeopleDetector | None], Iterable[Result | Failure]]
+_CAMERA_RATE = Fraction(30)
+_MAX_QUEUED = 4  # frames that wait to be drawn and written
+
+
+class _Pipeline(Protocol):
+    def run(self, source: object, **options: object) -> object: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoReport:
+    """Summary of a run over a video.
+
+    Attributes:
+        frames: Frames in the output.
+        failures: Frames without a result; the previous drawing is repeated, and their records have the error.
+        resumed_at: The frame at which this run resumed earlier work; 0 if there was none.
+        skipped: Whether the output existed already.
+        out: The video, if requested.
+        records: The file of records, if requested.
+        interrupted: Whether Ctrl-C ended a camera.
+    """
+
+    frames: int
+    failures: int
+    resumed_at: int
+    skipped: bool
+    out: Path | None
+    records: Path | None
+    interrupted: bool = False
+
+
+def pipeline_task(pipe: _Pipeline, **options: object) -> VideoTask:
+    """Make a task of a pipeline and the options of its call."""
+
+    def run(frames: Iterator[Frame] | Source, detector: PeopleDetector | None) -> Iterable[Result | Failure]:
+        results = pipe.run(frames, **(options if detector is None else options | {"finder": detector}))
+        assert isinstance(results, Iterable)  # frames are never a single image
+        return results
+
+    return run
+
+
+def run_video(
+    source: str | Path | int,
+    task: VideoTask,
+    *,
+    out: str | Path | None = None,
+    records: str | Path | None = None,
+    finder: PeopleDetector | None = None,
+    detect_every: int = 1,
+    smooth: bool = True,
+    draw: Callable[[Result], Drawing] | None = None,
+    record: Callable[[Result], Mapping[str, object]] | None = None,
+    alpha: bool = False,
+    sound: bool = True,
+    preview: Callable[[int, Drawing, Result], object] | None = None,
+    progress: Callable[[int, int | None], object] | None = None,
+    segment_seconds: float = 10.0,
+    settings: Mapping[str, object] | None = None,
+    overwrite: bool = False,
+    max_frames: int | None = None,
+) -> VideoReport:
+    """Run a task over every frame of a video.
+
+    Args:
+        source: A video file, or a camera: its number or ``"camera:0"``. A camera runs until Ctrl-C.
+        task: What to do with frames; `pipeline_task` makes one of a pipeline. Its results must hold their images.
+        out: Video to write, or numbered images (``name_%05d.png``).
+        records: File to write with one line of JSON per frame.
+        finder: People detector, for tasks about people. Give it a low threshold, such as 0.1.
+        detect_every: Run the detector in every so many frames, and predict boxes in between.
+        smooth: Whether to smooth results over time; see `ResultSmoother`.
+        draw: Makes the image of a result; by default what `plot` draws. With `alpha` it returns RGBA.
+        record: Makes the record of a result; by default `to_dict`.
+        alpha: Whether the video has straight alpha (.webm, .mov).
+        sound: Whether to copy the sound of the source.
+        preview: Called in the background with each frame's number, drawing and result.
+        progress: Called with the number of completed frames, and the total if known.
+        segment_seconds: Length of a segment: what is lost, at most, when a run is stopped.
+        settings: What the output depends on, such as the model's name; a run with other settings is not resumed.
+        overwrite: Start again, and replace existing output.
+        max_frames: Stop after so many frames.
+    """
+    video, listing = (None if path is None else Path(path) for path in (out, records))
+    if video is None and listing is None:
+        raise InputError("out, records: expected at least one of them, got none. Say where results shall go.")
+    if not segment_seconds > 0:
+        raise InputError(f"segment_seconds: expected seconds above 0, got {segment_seconds}.")
+    live = isinstance(source, int) or str(source).startswith("camera:")
+    reader = None if live else open_video(str(source))
+    rate = _CAMERA_RATE if reader is None else reader.rate
+    length = max(1, round(segment_seconds * rate))
+    plan = {"settings": dict(settings or {}), "detect_every": detect_every, "smooth": smooth, "alpha": alpha}
+    folder = SegmentFolder(video, listing, reader, rate=rate, length=length, settings=plan)
+    if overwrite or live:
+        folder.clear(finished=True)
+    elif folder.finished():
+        return VideoReport(frames=0, failures=0, resumed_at=0, skipped=True, out=video, records=listing)
+    done = folder.resume()
+    start = done[-1].stop if done else 0
+    detector = None if finder is None else TrackedDetector(finder, every=detect_every, checkpoint_every=length)
+    smoother = ResultSmoother() if smooth else None
+    if done:
+        state = folder.state(done[-1])
+        if detector is not None:
+            detector.restore(substate(state, "detector_"))
+        if smoother is not None:
+            smoother.restore(substate(state, "smoother_"))
+    output = _Output(folder, detector, smoother, draw or _plot, record or _to_dict, alpha, preview, start)
+    total = max_frames if reader is None else reader.count
+    interrupted, camera_error = False, None
+    results = task(open_source(source) if reader is None else _read_frames(reader, start), detector)
+    try:
+        try:
+            for result in results:
+                if live and isinstance(result, Failure) and result.frame is None:  # the camera failed, not a frame
+                    camera_error = result.error
+                    break
+                output.add(result)
+                if progress is not None:
+                    progress(output.next_frame, total)
+                if output.next_frame == max_frames:
+                    break
+        except KeyboardInterrupt:
+            if not live:
+                raise
+            interrupted = True
+        output.end()
+    finally:
+        output.close()
+        close = getattr(results, "close", None)
+        if close is not None:
+            close()
+    segments = [*done, *output.segments]
+    if segments:
+        folder.join(segments, alpha=alpha, sound=sound)
+    else:
+        folder.clear()
+    if camera_error is not None:
+        raise camera_error
+    if not segments and not interrupted:
+        raise InputError(f"{source}: expected frames, got none after the first {start}.")
+    return VideoReport(
+        frames=segments[-1].stop if segments else 0,
+        failures=sum(segment.failures for segment in segments),
+        resumed_at=start,
+        skipped=False,
+        out=video,
+        records=listing,
+        interrupted=interrupted,
+    )
+
+
+def _read_frames(reader: VideoReader, start: int) -> Iterator[Frame]:
+    """Read a video from a frame on."""
+    for number, time, image in reader.frames(start):
+        yield Frame(image=image, name=str(reader.path), path=reader.path, frame=number, time=time)
+
+
+def _to_dict(result: Result) -> Mapping[str, object]:
+    return result.to_dict()
+
+
+def _plot(result: Result) -> Picture:
+    """Draw a result as `plot` does, without a legend, which would change the size."""
+    options = {"legend": False} if isinstance(result, Parts | Semantic) else {}
+    return np.asarray(result.plot(**options).convert("RGB"))
+
+
+class _Output:
+    """Writes results into segments: smoothed in the calling thread, drawn and written in a background thread."""
+
+    def __init__(
+        self,
+        folder: SegmentFolder,
+        detector: TrackedDetector | None,
+        smoother: ResultSmoother | None,
+        draw: Callable[[Result], Drawing],
+        record: Callable[[Result], Mapping[str, object]],
+        alpha: bool,
+        preview: Callable[[int, Drawing, Result], object] | None,
+        start: int,
+    ) -> None:
+        self._folder, self._detector, self._smoother = folder, detector, smoother
+        self._draw, self._record, self._alpha, self._preview = draw, record, alpha, preview
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="video")
+        self._queued: deque[Future[None]] = deque()
+        self._files: SegmentFiles | None = None  # of the segment that is being written
+        self._drawing: Drawing | None = None  # of the last frame
+        self._failed = False
+        self._start = self.next_frame = start
+        self.segments: list[VideoSegment] = []
+
+    def add(self, result: Result | Failure) -> None:
+        """Add the result of the next frame, or its `Failure`."""
+        if not isinstance(result, Result | Failure):
+            raise InputError(f"task: expected a Result or a Failure for each frame, got {type(result).__name__}.")
+        number = self.next_frame
+        if number % self._folder.length == 0:
+            self._end_segment(number)
+        if isinstance(result, Result) and self._smoother is not None:
+            result = self._smoother(result)
+        self._submit(self._write, result, number)
+        self.next_frame = number + 1
+
+    def end(self) -> None:
+        """Complete the last segment."""
+        if self.next_frame > self._start:
+            self._end_segment(self.next_frame)
+        while self._queued:
+            self._queued.popleft().result()
+
+    def close(self) -> None:
+        """Discard what is not complete, and end the thread."""
+        for future in self._queued:
+            future.cancel()
+        self._thread.shutdown(wait=True)
+        if self._files is not None:
+            self._files.discard()
+            self._files = None
+
+    def _end_segment(self, number: int) -> None:
+        """Complete the segment that ends before a frame, with the state before that frame."""
+        state: State = {}
+        if self._detector is not None:  # it is ahead of the results
+            state |= {f"detector_{name}": value for name, value in self._detector.state_before(number).items()}
+        if self._smoother is not None:
+            state |= {f"smoother_{name}": value for name, value in self._smoother.state().items()}
+        self._submit(self._finish, number, state)
+
+    def _submit(self, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Run a function in the background thread; block while too much is queued."""
+
+        def run() -> None:
+            if self._failed:  # a segment must not be completed with frames missing
+                return
+            try:
+                function(*args, **kwargs)
+            except BaseException:
+                self._failed = True
+                raise
+
+        while len(self._queued) >= _MAX_QUEUED:
+            self._queued.popleft().result()
+        self._queued.append(self._thread.submit(run))
+
+    # ------------------------------------------------------------------------------------------- background thread
+
+    def _write(self, result: Result | Failure, number: int) -> None:
+        """Draw and write one frame."""
+        time = float(number / self._folder.rate)
+        if isinstance(result, Failure):
+            line: dict[str, object] = {"error": result.message}
+        else:
+            time = time if result.time is None else result.time
+            line = dict(self._record(result))
+            if self._folder.out is not None or self._preview is not None:
+                self._drawing = self._draw(result)
+        if self._files is None:
+            self._files = SegmentFiles(self._folder, number, time, alpha=self._alpha)
+        line = line | {"frame": number, "time": round(time, 6)}
+        self._files.write(self._drawing, line, time, failed=isinstance(result, Failure))
+        if self._preview is not None and isinstance(result, Result) and self._drawing is not None:
+            self._preview(number, self._drawing, result)
+
+    def _finish(self, number: int, state: State) -> None:
+        """Complete the files of a segment."""
+        if self._files is not None:
+            files, self._files = self._files, None
+            self.segments.append(files.finish(number, state))

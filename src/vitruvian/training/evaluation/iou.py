@@ -1,0 +1,136 @@
+"""Intersection over union: of classes (mIoU, from one confusion matrix) and of the foreground, image by image."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from vitruvian.errors import InputError
+from vitruvian.training.evaluation.metric import (
+    Array,
+    Averages,
+    Floats,
+    Mergeable,
+    check_finite,
+    check_maps,
+    nan_mean,
+    ratio,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanIoUScores:
+    """Scores over all pixels that count; NaN for a class that does not occur."""
+
+    mean_iou: float  # mean over the classes that occur in targets or predictions
+    pixel_accuracy: float
+    mean_accuracy: float  # mean over the classes that occur in targets
+    iou: Floats  # [K]
+    accuracy: Floats  # [K]
+
+
+class MeanIoU(Mergeable):
+    """Mean intersection over union and pixel accuracy of label maps.
+
+    Args:
+        num_labels: Number of classes K.
+        ignore_index: Target pixels of this label do not count.
+    """
+
+    settings = ("num_labels", "ignore_index")
+
+    def __init__(self, num_labels: int, *, ignore_index: int = 255) -> None:
+        if num_labels < 1:
+            raise InputError(f"num_labels: expected at least 1, got {num_labels}.")
+        self.num_labels, self.ignore_index = num_labels, ignore_index
+        # Rows are targets, columns predictions; the last column holds predictions outside of the classes.
+        self.confusion = np.zeros((num_labels, num_labels + 1), dtype=np.int64)
+
+    def update(self, prediction: Array, target: Array, *, mask: Array | None = None) -> None:
+        """Add maps of equal shape [..., H, W], within `mask` of that shape. Predictions outside 0 … K-1 are wrong."""
+        predicted, wanted = torch.as_tensor(prediction), torch.as_tensor(target)
+        inside = torch.ones_like(wanted) if mask is None else torch.as_tensor(mask)
+        for name, values in (("prediction", predicted), ("mask", inside)):
+            if values.shape != wanted.shape:
+                raise InputError(
+                    f"{name}: expected the shape of the target, {list(wanted.shape)}, got {list(values.shape)}."
+                )
+        counts = (wanted != self.ignore_index) & (inside.to(wanted.device) > 0)
+        wanted, predicted = wanted[counts].long(), predicted.to(wanted.device)[counts].long()  # [pixels]
+        if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < self.num_labels:
+            raise InputError(
+                f"target: expected labels from 0 to {self.num_labels - 1} or {self.ignore_index} to ignore, "
+                f"got {int(wanted.min())} to {int(wanted.max())}."
+            )
+        predicted = torch.where((predicted < 0) | (predicted >= self.num_labels), self.num_labels, predicted)
+        cells = torch.bincount(wanted * (self.num_labels + 1) + predicted, minlength=self.confusion.size)
+        self.confusion += cells.cpu().numpy().reshape(self.confusion.shape)
+
+    def compute(self) -> MeanIoUScores:
+        """Return the scores of all maps so far."""
+        correct = np.diagonal(self.confusion).astype(np.float64)  # [K]
+        targets = self.confusion.sum(1)  # [K]
+        union = targets + self.confusion[:, : self.num_labels].sum(0) - correct
+        iou, accuracy = ratio(correct, union), ratio(correct, targets)
+        return MeanIoUScores(
+            mean_iou=nan_mean(iou),
+            pixel_accuracy=float(ratio(correct.sum(), targets.sum())),
+            mean_accuracy=nan_mean(accuracy),
+            iou=iou,
+            accuracy=accuracy,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ForegroundIoUScores:
+    """Scores over all images that count, NaN where there were none."""
+
+    mean_iou: float  # mean over images of the intersection over union
+    pooled_iou: float  # over the pixels of all images together
+    pixel_accuracy: float
+    pictures: int  # images with foreground in target or prediction
+
+
+class ForegroundIoU(Mergeable):
+    """Intersection over union of silhouettes.
+
+    Args:
+        threshold: Pixels above this are foreground: half for an opacity or bool, zero for logits or labels of parts.
+    """
+
+    settings = ("threshold",)
+
+    def __init__(self, *, threshold: float = 0.5) -> None:
+        self.threshold = threshold
+        self.averages = Averages()
+        self.intersection = self.union = self.correct = self.pixels = 0
+
+    def update(self, prediction: Array, target: Array, *, mask: Array | None = None) -> None:
+        """Add maps [H, W], [B, H, W] or [B, 1, H, W], bool or numbers, within `mask` of the same shape.
+
+        The target is foreground above 0.5. Images that are empty in both count for the pixel accuracy only.
+        """
+        guess, truth, counts = check_maps(prediction, target, mask)
+        check_finite("prediction", guess[:, 0][counts])
+        inside = (guess[:, 0] > self.threshold) & counts  # [B, H, W]
+        wanted = (truth[:, 0] > 0.5) & counts  # [B, H, W]
+        intersection = (inside & wanted).sum((1, 2)).tolist()
+        union = (inside | wanted).sum((1, 2)).tolist()
+        for part, whole in zip(intersection, union, strict=True):
+            if whole:
+                self.averages.add({"iou": part / whole})
+        self.intersection += sum(intersection)
+        self.union += sum(union)
+        self.pixels += int(counts.sum())
+        self.correct += int(((inside == wanted) & counts).sum())
+
+    def compute(self) -> ForegroundIoUScores:
+        """Return the scores of all images so far."""
+        return ForegroundIoUScores(
+            mean_iou=self.averages.mean("iou"),
+            pooled_iou=float(ratio(self.intersection, self.union)),
+            pixel_accuracy=float(ratio(self.correct, self.pixels)),
+            pictures=self.averages.counts.get("iou", 0),
+        )

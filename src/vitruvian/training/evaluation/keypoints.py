@@ -1,0 +1,365 @@
+"""Keypoints: the share of correct ones (PCK), and average precision by object keypoint similarity (OKS).
+
+    PCK           keypoints of people that are paired already ── distance ≤ threshold · length? ──▶ PCK
+    KeypointAP    people detected in an image, with scores ── OKS [D, G] ── COCO's matching ──▶ AP, AR
+
+| PCK relative to | `reference` |
+|---|---|
+| the box | `box_length(boxes_xyxy, side="larger", factor=1.0)` |
+| the head (PCKh, of MPII) | `head_length(head_boxes_xyxy)` |
+| the torso | `torso_length(keypoints, layout=…)` |
+| anything else | any lengths in pixels, one a person |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+import numpy as np
+import torch
+
+from vitruvian.errors import InputError, near_matches
+from vitruvian.human import COCO_WHOLEBODY_133, KEYPOINT_INDEX, KEYPOINTS, LAYOUTS, SIGMAS, Layout
+from vitruvian.training.evaluation.average_precision import (
+    AREA_RANGES,
+    Matches,
+    check_boxes,
+    match_detections,
+    precision_recall,
+)
+from vitruvian.training.evaluation.metric import Array, Bools, Floats, Mergeable, Values, check_row, nan_mean, ratio
+
+_MPII_HEAD_FACTOR = 0.6
+# Sigmas of COCO-WholeBody for points that the 308 do not have, and for its 68 points of the face.
+_WHOLEBODY_FACE_SIGMAS: Final[tuple[float, ...]] = (
+    0.042, 0.043, 0.044, 0.043, 0.040, 0.035, 0.031, 0.025, 0.020, 0.023, 0.029, 0.032, 0.037, 0.038, 0.043, 0.041,
+    0.045, 0.013, 0.012, 0.011, 0.011, 0.012, 0.012, 0.011, 0.011, 0.013, 0.015, 0.009, 0.007, 0.007, 0.007, 0.012,
+    0.009, 0.008, 0.016, 0.010, 0.017, 0.011, 0.009, 0.011, 0.009, 0.007, 0.013, 0.008, 0.011, 0.012, 0.010, 0.034,
+    0.008, 0.008, 0.009, 0.008, 0.008, 0.007, 0.010, 0.008, 0.009, 0.009, 0.009, 0.007, 0.007, 0.008, 0.011, 0.008,
+    0.008, 0.008, 0.010, 0.008,
+)  # fmt: skip
+_WHOLEBODY_HAND_ROOT_SIGMA: Final = 0.029
+_WHOLEBODY_GROUPS: Final[dict[str, tuple[int, ...]]] = {
+    "body": tuple(range(17)),
+    "feet": tuple(range(17, 23)),
+    "face": tuple(range(23, 91)),
+    "left_hand": tuple(range(91, 112)),
+    "right_hand": tuple(range(112, 133)),
+}
+
+
+def _find_layout(layout: Layout | str) -> Layout:
+    """Return a layout by its name: sapiens308, coco17, wholebody133 or body25."""
+    if isinstance(layout, Layout):
+        return layout
+    if layout not in LAYOUTS:
+        raise InputError(
+            f"layout: expected one of {', '.join(LAYOUTS)}, got {layout!r}.{near_matches(layout, LAYOUTS)}"
+        )
+    return LAYOUTS[layout]
+
+
+def layout_sigmas(layout: Layout | str) -> tuple[float, ...]:
+    """Return the annotation sigma of each point of a layout [J], for object keypoint similarity.
+
+    Those of COCO's 17 and COCO-WholeBody's 133 are the official ones; midpoints take the mean of their ends.
+    """
+    layout = _find_layout(layout)
+    if layout.name == COCO_WHOLEBODY_133.name:
+        special = dict(zip(_WHOLEBODY_GROUPS["face"], _WHOLEBODY_FACE_SIGMAS, strict=True))
+        special |= {_WHOLEBODY_GROUPS[f"{side}_hand"][0]: _WHOLEBODY_HAND_ROOT_SIGMA for side in ("left", "right")}
+    else:
+        special = {}
+    unknown = [layout.names[i] for i in layout.undefined if i not in special]
+    if unknown:
+        raise InputError(
+            f"{layout.name} layout: expected sigmas for all points, got none for {', '.join(unknown)}. "
+            "Pass sigmas of your own."
+        )
+    return tuple(
+        special[i] if i in special else float(np.mean([SIGMAS[source] for source in ids]))
+        for i, ids in enumerate(layout.sources)
+    )
+
+
+def layout_groups(layout: Layout | str) -> dict[str, tuple[int, ...]]:
+    """Return the indices of the points of each group of a layout: body, feet, left_hand … as far as it has them."""
+    layout = _find_layout(layout)
+    if layout.name == COCO_WHOLEBODY_133.name:
+        return dict(_WHOLEBODY_GROUPS)
+    groups: dict[str, list[int]] = {}
+    for i, ids in enumerate(layout.sources):
+        if ids:
+            groups.setdefault(KEYPOINTS[ids[0]].group, []).append(i)
+    return {name: tuple(members) for name, members in groups.items()}
+
+
+def _check_points(name: str, values: Array, count: int) -> Floats:
+    """Return keypoints as float64 [N, J, 2] from [..., J, 2] with J = `count`."""
+    points = torch.as_tensor(values).detach().cpu().double().numpy()
+    if points.size == 0:
+        return np.zeros((0, count, 2))
+    if points.ndim < 2 or points.shape[-2:] != (count, 2):
+        raise InputError(
+            f"{name}: expected the shape [..., {count}, 2], got {list(points.shape)}. "
+            "Convert keypoints to the layout that is scored, and leave scores out."
+        )
+    return points.reshape(-1, count, 2)
+
+
+def box_length(
+    boxes_xyxy: Array,
+    *,
+    side: Literal["larger", "smaller", "width", "height", "diagonal"] = "larger",
+    factor: float = 1.0,
+) -> Floats:
+    """Return a length of each box, times a factor: [..., 4] -> [...]."""
+    boxes = torch.as_tensor(boxes_xyxy).detach().cpu().double().numpy()
+    if boxes.shape[-1:] != (4,):
+        raise InputError(f"boxes_xyxy: expected the shape [..., 4], got {list(boxes.shape)}.")
+    width, height = np.moveaxis(boxes[..., 2:] - boxes[..., :2], -1, 0)
+    lengths: dict[str, Floats] = {
+        "larger": np.maximum(width, height),
+        "smaller": np.minimum(width, height),
+        "width": width,
+        "height": height,
+        "diagonal": np.hypot(width, height),
+    }
+    if side not in lengths:
+        raise InputError(f"side: expected one of {', '.join(lengths)}, got {side!r}.")
+    return np.asarray(factor * lengths[side])
+
+
+def head_length(head_boxes_xyxy: Array) -> Floats:
+    """Return the length of the head as PCKh takes it, 0.6 of the diagonal of the head's box: [..., 4] -> [...]."""
+    return box_length(head_boxes_xyxy, side="diagonal", factor=_MPII_HEAD_FACTOR)
+
+
+def torso_length(keypoints: Array, *, layout: Layout | str) -> Floats:
+    """Return the distance from the left shoulder to the right hip: [..., J, 2] -> [...]; NaN where either is."""
+    return segment_length(keypoints, start=_point_index(layout, "left_shoulder"), end=_point_index(layout, "right_hip"))
+
+
+def _point_index(layout: Layout | str, name: str) -> int:
+    """Return the index in a layout of one of the 308 points, by its name there."""
+    layout = _find_layout(layout)
+    source = (KEYPOINT_INDEX[name],)
+    if source not in layout.sources:
+        raise InputError(f"{layout.name} layout: expected the point {name}, got a layout without it.")
+    return layout.sources.index(source)
+
+
+def segment_length(keypoints: Array, *, start: int, end: int) -> Floats:
+    """Return the distance between two points: [..., J, 2] -> [...]."""
+    points = torch.as_tensor(keypoints).detach().cpu().double().numpy()
+    return np.asarray(np.linalg.norm(points[..., start, :] - points[..., end, :], axis=-1))
+
+
+_MAX_PEOPLE = 20
+_PCK_THRESHOLDS = (0.05, 0.1, 0.2)
+
+
+@dataclasses.dataclass(frozen=True)
+class PCKScores:
+    """Shares of the points that count, 0 to 1, within each threshold; NaN where no point did."""
+
+    pck: dict[float, float]
+    per_group: dict[str, dict[float, float]]
+    per_keypoint: dict[str, dict[float, float]]
+    points: int
+
+
+@dataclasses.dataclass(frozen=True)
+class KeypointAPScores:
+    """COCO's ten numbers for keypoints, NaN where no person could be found."""
+
+    ap: float
+    ap50: float
+    ap75: float
+    ap_medium: float
+    ap_large: float
+    ar: float
+    ar50: float
+    ar75: float
+    ar_medium: float
+    ar_large: float
+
+
+class PCK(Mergeable):
+    """PCK: the share of keypoints within a threshold of their targets.
+
+    Args:
+        layout: What the J points are, a layout or its name.
+        thresholds: Distances that count as correct, as shares of the reference length.
+        groups: Indices of points to score together, by name; None for the groups of the layout.
+    """
+
+    settings = ("layout", "thresholds", "groups")
+
+    def __init__(
+        self,
+        layout: Layout | str = "sapiens308",
+        *,
+        thresholds: Sequence[float] = _PCK_THRESHOLDS,
+        groups: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self.layout = _find_layout(layout)
+        count = len(self.layout.names)
+        if not thresholds or not all(threshold > 0 for threshold in thresholds):
+            raise InputError(f"thresholds: expected numbers over 0, got {list(thresholds)}.")
+        self.thresholds = tuple(float(threshold) for threshold in thresholds)
+        chosen = layout_groups(self.layout) if groups is None else groups
+        self.groups = {name: tuple(members) for name, members in chosen.items()}
+        for name, members in self.groups.items():
+            if not all(0 <= member < count for member in members):
+                raise InputError(f"groups, {name}: expected indices from 0 to {count - 1}, got {list(members)}.")
+        self.correct = np.zeros((len(self.thresholds), count), dtype=np.int64)
+        self.total = np.zeros(count, dtype=np.int64)
+
+    def update(self, prediction: Array, target: Array, *, reference: Values, mask: Array | None = None) -> None:
+        """Add N people: keypoints [N, J, 2], or [J, 2] of one, and lengths in pixels `reference` [N].
+
+        `mask` [N, J] marks the points that count: labelled, and visible if the benchmark says so. Target points that
+        are not finite do not count, nor people whose reference is not a length over 0. Predicted NaN is wrong.
+        """
+        count = len(self.total)
+        wanted = _check_points("target", target, count)  # [N, J, 2]
+        guess = _check_points("prediction", prediction, count)  # [N, J, 2]
+        if guess.shape != wanted.shape:
+            raise InputError(f"prediction: expected the {len(wanted)} people of the target, got {len(guess)}.")
+        lengths = check_row("reference", reference, len(wanted), np.float64)[:, None]  # [N, 1]
+        counts = check_row("mask", mask, wanted[..., 0].size, np.bool_, default=True).reshape(-1, count)  # [N, J]
+        counts = counts & np.isfinite(wanted).all(-1) & np.isfinite(lengths) & (lengths > 0)
+        distance = np.linalg.norm(guess - wanted, axis=-1)  # [N, J]
+        for number, threshold in enumerate(self.thresholds):
+            self.correct[number] += (counts & (distance <= threshold * lengths)).sum(0)
+        self.total += counts.sum(0)
+
+    def compute(self) -> PCKScores:
+        """Return the scores of all points so far; each point counts alike."""
+        names = self.layout.names
+        return PCKScores(
+            pck=self._accuracy(range(len(names))),
+            per_group={name: self._accuracy(members) for name, members in self.groups.items()},
+            per_keypoint={name: self._accuracy([i]) for i, name in enumerate(names)},
+            points=int(self.total.sum()),
+        )
+
+    def _accuracy(self, members: Sequence[int]) -> dict[float, float]:
+        """Return threshold -> share of these points that are near enough."""
+        index = list(members)
+        shares = ratio(self.correct[:, index].sum(1), np.full(len(self.thresholds), self.total[index].sum()))
+        return dict(zip(self.thresholds, shares.tolist(), strict=True))
+
+
+class KeypointAP(Mergeable):
+    """Average precision by object keypoint similarity (OKS), as in COCO's evaluation.
+
+    Args:
+        keypoints: What the J points are: a layout, its name, or sigmas [J] of any points, for instance
+            ``layout_sigmas("wholebody133")[91:112]`` to score left hands alone.
+    """
+
+    settings = ("sigmas",)
+
+    def __init__(self, keypoints: Layout | str | Sequence[float] = "coco17") -> None:
+        if isinstance(keypoints, (Layout, str)):
+            self.sigmas = layout_sigmas(keypoints)
+        else:
+            self.sigmas = tuple(float(sigma) for sigma in keypoints)
+        if not self.sigmas or not all(sigma > 0 for sigma in self.sigmas):
+            raise InputError(f"keypoints: expected sigmas over 0, got {list(self.sigmas)}.")
+        self.matches: list[Matches] = []
+
+    def update(
+        self,
+        keypoints: Array,
+        scores: Values,
+        target_keypoints: Array,
+        *,
+        target_visible: Values,
+        target_areas: Values,
+        target_boxes_xyxy: Array | None = None,
+        crowd: Values | None = None,
+        ignored: Values | None = None,
+    ) -> None:
+        """Add one image: D people found [D, J, 2] with scores [D], G true ones [G, J, 2].
+
+        Args:
+            keypoints: Points found; those that are NaN are far from everything.
+            scores: Confidence of each person. The 20 best count.
+            target_keypoints: True points.
+            target_visible: Which of them are labelled [G, J]: COCO's visibility over 0.
+            target_areas: Sizes of the people in pixels [G]: of their masks, in COCO.
+            target_boxes_xyxy: Boxes [G, 4]; needed where a person or crowd has no labelled point.
+            crowd: Marks regions that stand for many people [G].
+            ignored: Marks people that need not be found [G]. Those without labelled points never need be.
+        """
+        count = len(self.sigmas)
+        found = _check_points("keypoints", keypoints, count)  # [D, J, 2]
+        truth = _check_points("target_keypoints", target_keypoints, count)  # [G, J, 2]
+        rank = check_row("scores", scores, len(found), np.float64)
+        visible = check_row("target_visible", target_visible, len(truth) * count, np.float64).reshape(-1, count) > 0
+        areas = check_row("target_areas", target_areas, len(truth), np.float64)
+        flags = check_row("crowd", crowd, len(truth), np.bool_, default=False)
+        skipped = check_row("ignored", ignored, len(truth), np.bool_, default=False) | ~visible.any(1)
+        if target_boxes_xyxy is None and not visible.any(1).all():
+            raise InputError("target_boxes_xyxy: expected boxes where people have no labelled points, got none.")
+        boxes = np.zeros((len(truth), 4)) if target_boxes_xyxy is None else check_boxes(target_boxes_xyxy)
+        if len(boxes) != len(truth):
+            raise InputError(f"target_boxes_xyxy: expected one for each of the {len(truth)} people, got {len(boxes)}.")
+        best = np.argsort(-rank, kind="stable")[:_MAX_PEOPLE]
+        self.matches.append(
+            match_detections(
+                keypoint_similarity(found[best], truth, visible, areas, boxes, np.array(self.sigmas)),
+                scores=rank[best],
+                areas=_extents(found[best]),
+                target_areas=areas,
+                crowd=flags,
+                ignored=skipped,
+            )
+        )
+
+    def compute(self) -> KeypointAPScores:
+        """Return the scores of all images so far."""
+        ranges = list(AREA_RANGES)
+        tables = (
+            dict(zip(("ap", "ar"), precision_recall(self.matches, _MAX_PEOPLE), strict=True)) if self.matches else {}
+        )
+        values = {}
+        for name in ("ap", "ar"):
+            table = tables.get(name, np.full((len(ranges), 10), np.nan))  # [R, T]
+            values[name] = nan_mean(table[0])
+            values[f"{name}50"], values[f"{name}75"] = float(table[0, 0]), float(table[0, 5])
+            for size in ("medium", "large"):
+                values[f"{name}_{size}"] = nan_mean(table[ranges.index(size)])
+        return KeypointAPScores(**values)
+
+
+def keypoint_similarity(
+    found: Floats, truth: Floats, visible: Bools, areas: Floats, boxes_xyxy: Floats, sigmas: Floats
+) -> Floats:
+    """Return the similarity of people by their keypoints, 0 to 1: [D, J, 2] and [G, J, 2] -> [D, G].
+
+    The mean over labelled points of exp(−distance² / (2 · area · (2 sigma)²)). For a true person without any, distances
+    are those to its box made three times as large, over all points. `visible` is [G, J], `areas` [G], `sigmas` [J].
+    """
+    apart = found[:, None] - truth[None]  # [D, G, J, 2]
+    unlabelled = np.logical_not(visible.any(axis=1))  # [G]
+    size = boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]  # [G, 2]
+    low, high = ((boxes_xyxy[:, :2] - size)[:, None], (boxes_xyxy[:, 2:] + size)[:, None])  # [G, 1, 2] each
+    beyond = np.maximum(low - found[:, None], 0) + np.maximum(found[:, None] - high, 0)  # [D, G, J, 2]
+    squares = np.where(unlabelled[:, None, None], beyond, apart)
+    squares = np.where(np.isnan(squares), np.inf, squares**2).sum(-1)  # [D, G, J]
+    variance = 2 * (2 * sigmas) ** 2 * (areas[:, None] + np.spacing(1))  # [G, J]
+    counts = visible | unlabelled[:, None]  # [G, J]
+    return np.asarray(np.where(counts, np.exp(-squares / variance), 0.0).sum(-1) / np.maximum(counts.sum(-1), 1))
+
+
+def _extents(points: Floats) -> Floats:
+    """Return the areas of the boxes around people's points: [D, J, 2] -> [D]; NaN points do not count."""
+    known = ~np.isnan(points)
+    high, low = np.where(known, points, -np.inf).max(1), np.where(known, points, np.inf).min(1)  # [D, 2] each
+    return np.asarray(np.where(known.any(1), high - low, 0.0).prod(-1))

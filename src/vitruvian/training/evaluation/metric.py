@@ -1,0 +1,155 @@
+"""What all metrics share: a base class, and input checking for numpy arrays and torch tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vitruvian.errors import InputError
+
+Array = Tensor | npt.NDArray[Any]
+Values = Array | Sequence[float] | Sequence[int] | Sequence[bool] | float
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Scores = TypeVar("Scores")
+
+
+class Metric(Protocol):
+    """What an evaluation keeps of a metric."""
+
+    def compute(self) -> object:
+        """Return the scores of everything added so far."""
+        ...
+
+
+class Mergeable:
+    """Base of metrics: `merge` adds the state of another instance, for example of another process.
+
+    Attributes:
+        settings: Names of the attributes that must be equal to merge. All others are state: numbers, arrays, lists or
+            `Averages`, which are added up.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ()
+
+    def merge(self, other: Self) -> None:
+        """Add what another instance has accumulated."""
+        check_settings(self, other)
+        for name, value in vars(self).items():
+            if name not in self.settings:
+                setattr(self, name, value + getattr(other, name))
+
+
+def check_settings(metric: Mergeable, other: Mergeable) -> None:
+    """Raise `InputError` where two metrics have different settings."""
+    for name in metric.settings:
+        ours, theirs = getattr(metric, name), getattr(other, name)
+        if ours != theirs:
+            raise InputError(f"other: expected one with the same {name}, {ours!r}, got {theirs!r}.")
+
+
+class Averages:
+    """Means of named numbers, one row an image; holds sums and counts only."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+        self.counts: dict[str, int] = {}
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """Add one number for each name."""
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+    def __add__(self, other: Averages) -> Averages:
+        total = Averages()
+        for name in dict.fromkeys([*self.sums, *other.sums]):
+            total.sums[name] = self.sums.get(name, 0.0) + other.sums.get(name, 0.0)
+            total.counts[name] = self.counts.get(name, 0) + other.counts.get(name, 0)
+        return total
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a number, NaN where there is none."""
+        return self.sums[name] / self.counts[name] if name in self.sums else float("nan")
+
+    def scores(self, cls: type[Scores]) -> Scores:
+        """Return the means as a dataclass with one field for each, and `pictures`, the number of images."""
+        names = [field.name for field in dataclasses.fields(cls) if field.name != "pictures"]  # type: ignore[arg-type]
+        values: dict[str, Any] = {name: self.mean(name) for name in names}
+        return cls(**values | {"pictures": self.counts.get(names[0], 0)})
+
+
+def as_double(values: Array) -> Tensor:
+    """Return values as a float64 tensor without gradient, on their device where that supports float64."""
+    tensor = torch.as_tensor(values).detach()
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
+def check_maps(
+    prediction: Array, target: Array, mask: Array | None, *, channels: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return predicted and true maps [B, C, H, W] in float64 and the mask [B, H, W], all on one device.
+
+    Maps of one channel have the shape [..., H, W], of more [..., C, H, W]; the mask [..., H, W]. None is true
+    everywhere.
+    """
+    truth, guess = as_double(target), as_double(prediction)
+    least = 2 if channels == 1 else 3
+    if truth.ndim < least or (channels > 1 and truth.shape[-3] != channels):
+        wanted = "[..., H, W]" if channels == 1 else f"[..., {channels}, H, W]"
+        raise InputError(f"target: expected the shape {wanted}, got {list(truth.shape)}. Channels come before rows.")
+    same_size = guess.ndim >= least and guess.shape[-2:] == truth.shape[-2:] and guess.numel() == truth.numel()
+    if not same_size or (channels > 1 and guess.shape[-3] != channels):
+        raise InputError(
+            f"prediction: expected the shape of the target, {list(truth.shape)}, got {list(guess.shape)}. "
+            + ("Channels come before rows." if same_size else "Resize it to the target's size first.")
+        )
+    truth = truth.reshape(-1, channels, *truth.shape[-2:])  # [B, C, H, W]
+    guess = guess.to(truth.device).reshape(truth.shape)  # [B, C, H, W]
+    shape = (len(truth), *truth.shape[-2:])
+    if mask is None:
+        return guess, truth, torch.ones(shape, dtype=torch.bool, device=truth.device)
+    inside = torch.as_tensor(mask).detach().to(truth.device)
+    if inside.shape[-2:] != shape[-2:] or inside.numel() != int(np.prod(shape)):
+        raise InputError(f"mask: expected the shape {list(shape)}, got {list(inside.shape)}. One value a pixel.")
+    return guess, truth, inside.reshape(shape) > 0
+
+
+def check_finite(name: str, values: Tensor) -> None:
+    """Raise `InputError` for NaN and infinity: a broken prediction must not count as a good or a missing one."""
+    if not bool(values.isfinite().all()):
+        raise InputError(f"{name}: expected finite numbers where they count, got NaN or infinity. Fix the model.")
+
+
+def check_row(
+    name: str, values: Values | None, count: int, dtype: npt.DTypeLike, *, default: float | bool | None = None
+) -> npt.NDArray[Any]:
+    """Return values as an array [count] of a dtype; None is `default` everywhere."""
+    if values is None:
+        return np.full(count, default, dtype=dtype)
+    array: npt.NDArray[Any] = torch.as_tensor(values).detach().cpu().numpy().astype(dtype).reshape(-1)
+    if len(array) != count:
+        raise InputError(f"{name}: expected one for each of the {count} objects, got {len(array)}.")
+    return array
+
+
+def ratio(part: npt.ArrayLike, whole: npt.ArrayLike) -> Floats:
+    """Return part / whole, NaN where the whole is zero."""
+    whole = np.asarray(whole, dtype=np.float64)
+    result: Floats = np.full_like(whole, np.nan)
+    np.divide(part, whole, out=result, where=whole > 0)
+    return result
+
+
+def nan_mean(values: Iterable[npt.ArrayLike]) -> float:
+    """Return the mean over all numbers in arrays, leaving out NaN; NaN where nothing is left."""
+    arrays = [np.ravel(value) for value in values]
+    flat = np.concatenate(arrays) if arrays else np.zeros(0)
+    flat = flat[~np.isnan(flat)]
+    return float(flat.mean()) if len(flat) else float("nan")

@@ -1,0 +1,206 @@
+"""Panoptic quality: how well segments and their labels agree with the truth.
+
+    PQ = SQ · RQ:  SQ = mean overlap of matched segments,  RQ = matched / (matched + ½ spurious + ½ missed)
+
+A predicted and a true segment of one label match if they overlap by more than half (intersection over union), which at
+most one pair can. Rules for void pixels and crowds are those of COCO: void pixels do not count in a predicted segment,
+and an unmatched one that lies mostly on void or on a crowd of its label is not spurious; crowds are never missed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from vitruvian.errors import InputError
+from vitruvian.training.evaluation.metric import Array, Mergeable, check_settings
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass
+class _LabelCounts:
+    """Counts of one label."""
+
+    matched: int = 0
+    spurious: int = 0
+    missed: int = 0
+    overlap: float = 0.0  # sum over matched pairs
+
+    @property
+    def seen(self) -> bool:
+        """Whether the label occurred at all."""
+        return self.matched + self.spurious + self.missed > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PanopticScores:
+    """Panoptic, segmentation and recognition quality: means over `labels` labels that occurred, NaN if none did."""
+
+    pq: float
+    sq: float
+    rq: float
+    labels: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PanopticReport:
+    """Scores over all labels, over things and stuff alone, and of each label that occurred."""
+
+    all: PanopticScores
+    things: PanopticScores
+    stuff: PanopticScores
+    per_label: dict[int, PanopticScores]
+
+    @property
+    def pq(self) -> float:
+        """Panoptic quality over all labels."""
+        return self.all.pq
+
+
+class PanopticQuality(Mergeable):
+    """Panoptic quality of panoptic maps.
+
+    Args:
+        things: Labels of countable objects, for the scores of things and stuff; None where there is no such split, and
+            all labels are things.
+        void_id: Number of the pixels that belong to no segment, in both maps. Negative numbers are void too.
+    """
+
+    settings = ("things", "void_id")
+
+    def __init__(self, *, things: Collection[int] | None = None, void_id: int = 0) -> None:
+        self.things = None if things is None else frozenset(things)
+        self.void_id = void_id
+        self.counts: dict[int, _LabelCounts] = {}
+
+    def update(
+        self,
+        segmentation: Array,
+        segments_info: Sequence[Mapping[str, Any]],
+        target_segmentation: Array,
+        target_segments_info: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Add one image.
+
+        Maps [H, W] hold segment ids. Entries of `segments_info` have `id` and `label_id` (or COCO's `category_id`);
+        those of the truth may have `iscrowd`.
+        """
+        found, truth = _segment_labels(segments_info), _segment_labels(target_segments_info)
+        crowds = {int(row["id"]) for row in target_segments_info if row.get("iscrowd")}
+        areas = _overlap_areas(
+            self._segment_indices("segmentation", segmentation, found),
+            self._segment_indices("target_segmentation", target_segmentation, truth),
+            len(found),
+            len(truth),
+        )  # [found + void, truth + void]
+        found_areas, truth_areas = areas[:-1].sum(1), areas[:, :-1].sum(0)
+        if (found_areas == 0).any():
+            empty = [segment for segment, area in zip(found, found_areas, strict=True) if area == 0]
+            raise InputError(
+                f"segments_info: expected segments with pixels in the map, got none for the ids {empty[:8]}."
+            )
+        found_ids, truth_ids = list(found), list(truth)
+        matched_found, matched_truth = set(), set()
+        for row, column in zip(*np.nonzero(areas[:-1, :-1]), strict=True):
+            segment, target = found_ids[row], truth_ids[column]
+            if target in crowds or found[segment] != truth[target]:
+                continue
+            shared = int(areas[row, column])
+            overlap = shared / (found_areas[row] + truth_areas[column] - shared - areas[row, -1])
+            if overlap > 0.5:
+                count = self._count(truth[target])
+                count.matched += 1
+                count.overlap += float(overlap)
+                matched_found.add(segment)
+                matched_truth.add(target)
+        for target, label in truth.items():
+            if target not in matched_truth and target not in crowds:
+                self._count(label).missed += 1
+        for row, (segment, label) in enumerate(found.items()):
+            excused = [c for c, target in enumerate(truth_ids) if target in crowds and truth[target] == label]
+            if segment not in matched_found and areas[row, [*excused, -1]].sum() / found_areas[row] <= 0.5:
+                self._count(label).spurious += 1
+
+    def merge(self, other: PanopticQuality) -> None:
+        """Add what another instance has accumulated."""
+        check_settings(self, other)
+        for label, theirs in other.counts.items():
+            ours = self._count(label)
+            for field in dataclasses.fields(_LabelCounts):
+                setattr(ours, field.name, getattr(ours, field.name) + getattr(theirs, field.name))
+
+    def compute(self) -> PanopticReport:
+        """Return the scores of all images so far."""
+        per_label = {label: _label_scores(count) for label, count in sorted(self.counts.items()) if count.seen}
+        split = frozenset(per_label) if self.things is None else self.things
+        return PanopticReport(
+            all=_mean_scores(list(per_label.values())),
+            things=_mean_scores([score for label, score in per_label.items() if label in split]),
+            stuff=_mean_scores([score for label, score in per_label.items() if label not in split]),
+            per_label=per_label,
+        )
+
+    def _count(self, label: int) -> _LabelCounts:
+        """Return the counts of a label, new ones for a new label."""
+        return self.counts.setdefault(label, _LabelCounts())
+
+    def _segment_indices(self, name: str, segmentation: Array, labels: Mapping[int, int]) -> Ints:
+        """Return the index in `labels` of each pixel's segment, flat; void comes after the last."""
+        ids = torch.as_tensor(segmentation).cpu().numpy()
+        if ids.ndim != 2:
+            raise InputError(f"{name}: expected the shape [H, W], got {list(ids.shape)}.")
+        ids = ids.ravel().astype(np.int64)
+        known = np.array(list(labels), dtype=np.int64)
+        order = np.argsort(known)
+        values, inverse = np.unique(ids, return_inverse=True)
+        index = np.searchsorted(known[order], values).clip(max=max(len(known) - 1, 0))
+        is_known = (known[order][index] == values) if len(known) else np.zeros(len(values), dtype=np.bool_)
+        is_void = (values < 0) | (values == self.void_id)
+        if (~is_known & ~is_void).any():
+            missing = values[~is_known & ~is_void].tolist()
+            raise InputError(f"{name}: expected ids that are listed with a label, got {missing[:8]} too.")
+        table = np.full(len(values), len(known), dtype=np.int64)
+        table[is_known & ~is_void] = order[index[is_known & ~is_void]]
+        return table[inverse]  # [H · W]
+
+
+def _segment_labels(segments_info: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """Return id -> label of segments, in order."""
+    labels: dict[int, int] = {}
+    for row in segments_info:
+        label = row.get("label_id", row.get("category_id"))
+        if label is None or "id" not in row or int(row["id"]) in labels:
+            raise InputError(
+                f"segments_info: expected entries with a label_id and an id of their own, got {dict(row)}."
+            )
+        labels[int(row["id"])] = int(label)
+    return labels
+
+
+def _overlap_areas(found: Ints, truth: Ints, found_count: int, truth_count: int) -> Ints:
+    """Return how many pixels each pair shares: [found + 1, truth + 1], void last, from indices [pixels]."""
+    if found.shape != truth.shape:
+        raise InputError(f"segmentation: expected as many pixels as the target, {len(truth)}, got {len(found)}.")
+    shape = (found_count + 1, truth_count + 1)
+    return np.bincount(found * shape[1] + truth, minlength=shape[0] * shape[1]).reshape(shape)
+
+
+def _label_scores(count: _LabelCounts) -> PanopticScores:
+    """Return the scores of one label that occurred."""
+    sq = count.overlap / count.matched if count.matched else 0.0
+    rq = count.matched / (count.matched + 0.5 * count.spurious + 0.5 * count.missed)
+    return PanopticScores(pq=sq * rq, sq=sq, rq=rq, labels=1)
+
+
+def _mean_scores(scores: Sequence[PanopticScores]) -> PanopticScores:
+    """Return the means over labels."""
+    if not scores:
+        return PanopticScores(pq=float("nan"), sq=float("nan"), rq=float("nan"), labels=0)
+    pq, sq, rq = (float(np.mean([getattr(score, name) for score in scores])) for name in ("pq", "sq", "rq"))
+    return PanopticScores(pq=pq, sq=sq, rq=rq, labels=len(scores))

@@ -1,0 +1,181 @@
+"""From a configuration to a model, and from a trained model to checkpoints that open anywhere.
+
+ModelPart ── build_model ──▶ Sapiens2MultiTask ── save_models ──▶ RUN/model/ (one task) or RUN/model/TASK/ (several)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitruvian.errors import CheckpointError, ConfigError
+from vitruvian.hub import CONFIG_FILE, HubOptions
+from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig, task_fields
+from vitruvian.models.sapiens2.encoder import Layer
+from vitruvian.models.sapiens2.heads import DecodeHead
+from vitruvian.models.sapiens2.modeling import Sapiens2Model, Sapiens2TaskModel
+from vitruvian.models.sapiens2.multitask import TASK_CLASSES, Sapiens2MultiTask
+from vitruvian.models.sapiens2.packed import packed_table
+from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.training.config import ModelPart
+
+_PEOPLE_HEAD = {"upsample_out_channels": [256], "conv_out_channels": [128]}
+_STEMS = ("upsample", "conv", "scale_conv")
+
+
+def build_model(part: ModelPart) -> Sapiens2MultiTask:
+    """Build the tasks of a configuration over one encoder, fresh or from a checkpoint, in float32."""
+    common = {"image_size": list(part.image_size), "use_loss_recipe": part.loss_recipe, **part.encoder}
+    if part.pretrained is None:
+        encoder = Sapiens2Config.variant(part.variant, **common)
+        return _prepare(Sapiens2MultiTask(encoder, {task: head_fields(part, task, None) for task in part.tasks}), part)
+    packed = packed_table(part.pretrained, HubOptions())
+    if packed is not None:
+        return _prepare(_from_packed(part, part.pretrained, packed, common), part)
+    source = list(_task_folders(part.pretrained).values()) or [Path(part.pretrained)]
+    configs = [Sapiens2Config.from_pretrained(folder, **common) for folder in source]
+    encoder = Sapiens2Config.from_pretrained(source[0], **common)
+    stored = {task: head for config in configs for task, head in _stored_heads(config).items()}
+    model = Sapiens2MultiTask(encoder, {task: head_fields(part, task, stored.get(task)) for task in part.tasks})
+    for folder, config in zip(source, configs, strict=True):
+        _load_pretrained(model, str(folder), config, [task for task in _stored_heads(config) if task in part.tasks])
+    return _prepare(model, part)
+
+
+def _from_packed(part: ModelPart, source: str, packed: list[str], common: dict[str, Any]) -> Sapiens2MultiTask:
+    """Initialize from tasks that share one encoder in one folder, such as ``"builtin"``.
+
+    Tasks that it does not have, and heads with another configuration, are initialized at random.
+    """
+    opened = Sapiens2MultiTask.from_pretrained(source, tasks=[task for task in part.tasks if task in packed])
+    stored = {task: _stored_heads(opened.task_model(task).config)[task] for task in opened.tasks}
+    encoder = Sapiens2Config.from_pretrained(source, **common)
+    model = Sapiens2MultiTask(encoder, {task: head_fields(part, task, stored.get(task)) for task in part.tasks})
+    model.encoder.load_state_dict(opened.encoder.state_dict())
+    for task in opened.tasks:
+        mine, theirs = model.task_model(task), opened.task_model(task)
+        if mine.config.head_config == theirs.config.head_config:
+            mine.load_state_dict(theirs.state_dict())
+    return model
+
+
+def _prepare(model: Sapiens2MultiTask, part: ModelPart) -> Sapiens2MultiTask:
+    """Set a model up for training."""
+    if part.gradient_checkpointing:
+        model.encoder.gradient_checkpointing_enable()
+    return model.train()
+
+
+def compile_parts(model: nn.Module, *, heads: bool) -> None:
+    """Compile the layers of encoders and, with `heads`, the heads, each separately.
+
+    Layers are alike and share compiled code, which compiles much faster than the model as a whole.
+    """
+    # One graph for each kind of layer or head and each batch shape.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    for module in model.modules():
+        if isinstance(module, Layer) or (heads and isinstance(module, DecodeHead)):
+            module.compile(dynamic=False)
+
+
+def _task_folders(source: str | Path) -> dict[str, Path]:
+    """Return the folders of the tasks that `save_models` wrote; none where `source` is a checkpoint itself."""
+    folder = Path(source).expanduser()
+    if not folder.is_dir() or (folder / CONFIG_FILE).is_file():
+        return {}
+    if (folder / "model").is_dir():  # the folder of a run
+        inner = folder / "model"
+        return _task_folders(inner) or {"": inner}
+    return {task: folder / task for task in TASK_CLASSES if (folder / task / CONFIG_FILE).is_file()}
+
+
+def _stored_heads(config: Sapiens2Config) -> dict[str, dict[str, Any]]:
+    """Return the head that a checkpoint of one task holds, by task; none for an encoder."""
+    named = config.architectures or []
+    found = [task for task, cls in TASK_CLASSES.items() if cls.__name__ in named]
+    return {} if config.head_config is None else {task: config.head_config.to_dict() for task in found}
+
+
+def head_fields(part: ModelPart, task: str, stored: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the fields of a task's head: the checkpoint's or the published ones, with the configuration's changes."""
+    if stored is not None:
+        base = dict(stored)
+    else:
+        base = dict(_PEOPLE_HEAD if task == "people" else task_fields(task, part.variant)["head_config"])
+    base.pop("model_type", None)
+    changes = part.heads.get(task, {})
+    for stem in _STEMS:  # lists of kernel sizes go with the channels
+        sizes = base.get(f"{stem}_kernel_sizes")
+        if f"{stem}_out_channels" in changes and f"{stem}_kernel_sizes" not in changes and sizes:
+            base[f"{stem}_kernel_size"] = sizes[0]
+            base.pop(f"{stem}_kernel_sizes")
+    fields = base | changes
+    Sapiens2HeadConfig(**fields)  # raises for wrong fields
+    return fields
+
+
+def _load_pretrained(model: Sapiens2MultiTask, source: str, encoder: Sapiens2Config, tasks: list[str]) -> None:
+    """Load a checkpoint into the encoder, and into the heads of `tasks`."""
+    opened = Sapiens2Model.from_pretrained(source, config=encoder, dtype=torch.float32)
+    model.encoder.load_state_dict(opened.state_dict())
+    for task in tasks:
+        mine = model.task_model(task)
+        wanted, stored = mine.config.head_config, encoder.head_config
+        if wanted is not None and stored is not None and wanted.to_dict() != stored.to_dict():
+            continue  # another head is configured: it is initialized at random
+        whole = TASK_CLASSES[task].from_pretrained(source, config=mine.config, dtype=torch.float32)
+        mine.load_state_dict(whole.state_dict())
+
+
+def head_strides(model: nn.Module) -> dict[str, int]:
+    """Return the input pixels per output pixel of each task: 1 where a head predicts at full size."""
+    found: dict[str, int] = {}
+    if not isinstance(model, Sapiens2MultiTask):
+        return found
+    for task in model.tasks:
+        config = model.task_model(task).config
+        head = config.head_config
+        size = 2 ** len((head.upsample_out_channels if head else None) or [])
+        if config.token_hw[0] % size:
+            raise ConfigError(
+                f"model.heads.{task}.upsample_out_channels: expected at most {config.token_hw[0].bit_length() - 1} "
+                f"blocks for tokens of {config.token_hw[0]} pixels, since outputs are no larger than the input."
+            )
+        found[task] = config.token_hw[0] // size
+    return found
+
+
+def save_models(model: Sapiens2MultiTask, folder: Path, *, pad: bool = False) -> list[Path]:
+    """Write each task as an ordinary checkpoint with its image processor; return their folders.
+
+    A single task goes into `folder` itself, several into folders of their names.
+    """
+    height, width = model.config.image_hw
+    processor = Sapiens2ImageProcessor(size={"height": height, "width": width}, do_pad=pad, label_resample=0)
+    written = []
+    for task in model.tasks:
+        path = folder if len(model.tasks) == 1 else folder / task
+        model.task_model(task).save_pretrained(path)
+        processor.save_pretrained(path)
+        written.append(path)
+    return written
+
+
+def open_models(source: str | Path) -> dict[str, Sapiens2TaskModel]:
+    """Open what `save_models` wrote, or any checkpoint of one task: task → model, in evaluation mode."""
+    folders = _task_folders(source)
+    if Path(source).expanduser().is_dir() and not folders and not (Path(source).expanduser() / CONFIG_FILE).is_file():
+        raise CheckpointError(f"{source}: expected a checkpoint, or folders of tasks, got neither.")
+    found: dict[str, Sapiens2TaskModel] = {}
+    for path in folders.values() or [source]:
+        config = Sapiens2Config.from_pretrained(path)
+        heads = list(_stored_heads(config))
+        if not heads:
+            raise ConfigError(
+                f"{path}: expected a Sapiens2 checkpoint of a task, got {', '.join(config.architectures or ['none'])}."
+            )
+        found[heads[0]] = TASK_CLASSES[heads[0]].from_pretrained(path)
+    return found

@@ -1,0 +1,210 @@
+"""AdamW and Muon for Sapiens2: parameter groups, and the schedule of the learning rate.
+
+A weight at depth d of an encoder of N layers has the learning rate ``lr · layer_decay^(N + 1 − d)``: embeddings are at
+depth 0, layer i at i + 1, the final norm and all heads at N + 1. Matrices have weight decay; norms, biases, tokens and
+layer scales have none. The learning rate is a function of the step alone, so there is no state to save.
+
+Muon orthogonalizes the momentum of the layers' matrices:
+
+    momentum M [m, n] ── Newton-Schulz iterations ──▶ O ≈ U Vᵀ of M = U S Vᵀ ──▶ W −= lr · 0.2 · √max(m, n) · O
+
+With that factor an update is about as large as one of AdamW, so that learning rate and weight decay carry over; all
+other weights use AdamW. Matrices of one shape, one from each layer, are updated together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitruvian.models.sapiens2.modeling import Sapiens2Trunk
+from vitruvian.training.config import OptimizerPart, SchedulePart
+
+_TOKENS = ("cls_token", "register_tokens", "mask_token", "position_embeddings")
+
+
+def build_optimizer(model: nn.Module, part: OptimizerPart) -> torch.optim.AdamW:
+    """Return an optimizer of the trainable weights of `model`, with one group for each depth and kind.
+
+    AdamW is fused on CUDA. With Muon the matrices of the encoders' layers have their own groups.
+    """
+    orthogonal = part.kind == "muon"
+    groups = parameter_groups(
+        model, weight_decay=part.weight_decay, layer_decay=part.layer_decay, orthogonal=orthogonal
+    )
+    device = next(model.parameters()).device
+    return (MuonAdamW if orthogonal else torch.optim.AdamW)(
+        [{**group, "lr": part.lr * group["lr_scale"]} for group in groups],
+        lr=part.lr,
+        betas=part.betas,
+        eps=part.eps,
+        fused=True if device.type == "cuda" else None,
+    )
+
+
+def parameter_groups(
+    model: nn.Module, *, weight_decay: float, layer_decay: float, orthogonal: bool = False
+) -> list[dict[str, Any]]:
+    """Sort weights into groups with `params`, `names`, `weight_decay` and `lr_scale`, the lowest first.
+
+    With `orthogonal` the matrices of the layers go into groups with ``orthogonal=True``.
+    """
+    found: dict[tuple[float, float, bool], tuple[list[str], list[Tensor]]] = {}
+    encoders = _find_encoders(model)
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        scale = layer_decay ** _depth_below_heads(name, encoders)
+        decay = weight_decay if _has_weight_decay(name, parameter) else 0.0
+        orthogonal_group = orthogonal and parameter.ndim == 2 and _is_in_layer(name, encoders)
+        names, parameters = found.setdefault((scale, decay, orthogonal_group), ([], []))
+        names.append(name)
+        parameters.append(parameter)
+    return [
+        {"params": parameters, "names": names, "weight_decay": decay, "lr_scale": scale}
+        | ({"orthogonal": True} if orthogonal_group else {})
+        for (scale, decay, orthogonal_group), (names, parameters) in sorted(found.items(), key=lambda item: item[0])
+    ]
+
+
+def _find_encoders(model: nn.Module) -> dict[str, int]:
+    """Return the encoders in a model: prefix of their weights' names → number of layers."""
+    return {
+        f"{name}." if name else "": len(module.model.layer)
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, Sapiens2Trunk)
+    }
+
+
+def _depth_below_heads(name: str, encoders: dict[str, int]) -> int:
+    """Return the number of layers from the heads down to a weight: 0 outside of encoders, N + 1 for embeddings."""
+    layers, rest = _split_name(name, encoders)
+    if rest[0] == "embeddings":
+        return layers + 1
+    if rest[:2] == ["model", "layer"]:
+        return layers - int(rest[2])
+    return 0
+
+
+def _is_in_layer(name: str, encoders: dict[str, int]) -> bool:
+    """Tell whether a weight belongs to a layer of an encoder."""
+    return _split_name(name, encoders)[1][:2] == ["model", "layer"]
+
+
+def _split_name(name: str, encoders: dict[str, int]) -> tuple[int, list[str]]:
+    """Return the layers of the encoder that holds a weight, and the parts of its name there; 0 and [""] for none."""
+    inside = [start for start in encoders if name.startswith(start)]
+    if not inside:
+        return 0, [""]
+    start = max(inside, key=len)
+    return encoders[start], name.removeprefix(start).split(".")
+
+
+def _has_weight_decay(name: str, parameter: Tensor) -> bool:
+    """Tell whether a weight is a matrix or a filter, and not a norm, bias, layer scale or token."""
+    return parameter.ndim > 1 and name.rpartition(".")[2] not in _TOKENS
+
+
+def learning_rate_factor(step: int, part: SchedulePart, *, steps: int) -> float:
+    """Return the factor of the learning rate at a step from 0 to `steps` − 1."""
+    if step < part.warmup:
+        return part.warmup_start + (1 - part.warmup_start) * step / part.warmup
+    if part.decay == "constant":
+        return 1.0
+    first = part.warmup + part.hold * (steps - part.warmup)
+    done = min(1.0, max(0.0, step - first) / max(steps - first, 1))
+    left = 1 - done if part.decay == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return part.final + (1 - part.final) * left
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of every group, times its scale."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_scale"]
+
+
+def named_weights(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, Tensor]]:
+    """Return the names and weights of an optimizer of `build_optimizer`."""
+    for group in optimizer.param_groups:
+        yield from zip(group["names"], group["params"], strict=True)
+
+
+# Coefficients of x ↦ a x + b x³ + c x⁵, whose iteration brings singular values from (0, 1] close to 1.
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+_ITERATIONS = 5
+_MOMENTUM = 0.95
+_STEP_LENGTH = 0.2  # root mean square of AdamW's typical update, over the learning rate
+
+
+class MuonAdamW(torch.optim.AdamW):
+    """Muon for groups with ``orthogonal=True``, whose weights are all matrices, and AdamW for the others."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all weights; skipped where `found_inf` is 1, without synchronization."""
+        every = self.param_groups
+        self.param_groups = [group for group in every if not group.get("orthogonal")]
+        try:
+            super().step(closure)
+        finally:
+            self.param_groups = every
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        for group in every:
+            if group.get("orthogonal"):
+                self._muon_step(group, found_inf)
+
+    def _muon_step(self, group: dict[str, Any], found_inf: Tensor | None) -> None:
+        """Update the matrices of a group."""
+        for weights in group_by_shape([weight for weight in group["params"] if weight.grad is not None]):
+            for weight in weights:
+                state = self.state[weight]
+                if not state:
+                    state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(weight)}
+                state["step"] += 1
+            momenta = [self.state[weight]["exp_avg"] for weight in weights]
+            gradient = torch.stack([weight.grad for weight in weights if weight.grad is not None])  # [k, m, n]
+            rate: float | Tensor = 1 - _MOMENTUM
+            if found_inf is not None:
+                gradient = torch.where(found_inf > 0, 0.0, gradient)
+                rate = (1 - found_inf) * rate
+            momentum = torch.stack(momenta)
+            momentum = momentum + rate * (gradient - momentum)
+            torch._foreach_copy_(momenta, list(momentum))
+            nesterov = torch.lerp(gradient, momentum, _MOMENTUM)
+            size = _STEP_LENGTH * max(momentum.shape[1:]) ** 0.5
+            update = orthogonalize(nesterov) * (-group["lr"] * size)
+            shrink: float | Tensor = group["lr"] * group["weight_decay"]
+            if found_inf is not None:
+                update, shrink = update * (1 - found_inf), shrink * (1 - found_inf)
+            stacked = torch.stack(list(weights))
+            torch._foreach_copy_(weights, list(stacked * (1 - shrink) + update))
+
+
+def group_by_shape(weights: list[Tensor]) -> list[list[Tensor]]:
+    """Group matrices by their shapes."""
+    found: dict[tuple[int, ...], list[Tensor]] = {}
+    for weight in weights:
+        found.setdefault(tuple(weight.shape), []).append(weight)
+    return list(found.values())
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Return approximately the nearest orthogonal matrices: singular values of [k, m, n] become 0.7 to 1.2.
+
+    The Newton-Schulz iteration runs in bfloat16; the result is float32.
+    """
+    a, b, c = _QUINTIC
+    x = matrices.bfloat16()
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:
+        x = x.mT
+    x = x / (torch.linalg.matrix_norm(x.float()).to(x.dtype)[:, None, None] + 1e-7)
+    for _ in range(_ITERATIONS):
+        square = x @ x.mT  # [k, m, m]
+        x = a * x + (b * square + c * (square @ square)) @ x
+    found: Tensor = x.mT if tall else x
+    return found.float()

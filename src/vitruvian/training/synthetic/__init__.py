@@ -1,0 +1,1 @@
+"""Synthetic people with exact ground truth."""

@@ -1,0 +1,191 @@
+"""Backgrounds: crops of photos, blurred panoramas, and procedural backdrops, noise, shapes and rooms."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitruvian.training.synthetic.camera import Cameras
+from vitruvian.training.synthetic.camera_effects import defocus
+from vitruvian.training.synthetic.lighting import look_up
+from vitruvian.training.synthetic.pack import Scenery
+from vitruvian.training.synthetic.rng import Rng
+from vitruvian.training.synthetic.textures import linear_to_srgb
+
+# Probabilities of the kinds of backgrounds.
+_KINDS = {"photo": 0.62, "panorama": 0.08, "backdrop": 0.09, "noise": 0.05, "shapes": 0.07, "room": 0.09}
+
+
+def sample_backgrounds(scenery: Scenery, cameras: Cameras, *, rng: Rng) -> Tensor:
+    """Draw one background for each camera, sRGB [B, 3, H, W]."""
+    H, W = cameras.size_hw
+    B = len(cameras.intrinsics)
+    weights = dict(_KINDS)
+    if not len(scenery.backgrounds):
+        weights["photo"] = 0.0
+    if not len(scenery.environments):
+        weights["panorama"] = 0.0
+    kinds = rng.categorical(list(weights.values()), B)  # [B]
+    images = torch.zeros(B, 3, H, W, device=rng.device)
+    for number, kind in enumerate(_KINDS):
+        chosen = (kinds == number).nonzero()[:, 0]  # [b]
+        if len(chosen):
+            images[chosen] = _draw_kind(kind, scenery, cameras.select(chosen), rng)
+    strength = rng.categorical((0.35, 0.4, 0.25), B)
+    reach = torch.tensor([0.0015, 0.008, 0.045], device=rng.device)[strength] * H
+    images = defocus(images, reach * rng.uniform(0.3, 1.0, B))
+    return _colour_jitter(images, rng).clamp(0.0, 1.0)
+
+
+def _draw_kind(kind: str, scenery: Scenery, cameras: Cameras, rng: Rng) -> Tensor:
+    size_hw = cameras.size_hw
+    B = len(cameras.intrinsics)
+    if kind == "photo":
+        return photo_crops(scenery.backgrounds, B, size_hw, rng=rng)
+    if kind == "panorama":
+        return _panoramas(scenery.environments, cameras, rng)
+    if kind == "backdrop":
+        return _backdrops(B, size_hw, rng)
+    if kind == "noise":
+        return coloured_noise(B, size_hw, rng=rng)
+    if kind == "shapes":
+        start = coloured_noise(B, size_hw, rng=rng) * 0.5 + 0.5 * _backdrops(B, size_hw, rng)
+        return _with_shapes(start, 14, rng, upright=False)
+    return _rooms(B, size_hw, rng)
+
+
+def photo_crops(photos: Tensor, count: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
+    """Crop square photos [G, S, S, 3] uint8 at random, mirrored and slightly rotated: [count, 3, H, W] sRGB."""
+    H, W = size_hw
+    chosen = photos[rng.integers(len(photos), count).to(photos.device)].to(rng.device)
+    images = chosen.permute(0, 3, 1, 2).float() / 255.0  # [B, 3, S, S]
+    largest = min(1.0, W / H), min(1.0, H / W)  # width, height of the crop as a share of the square
+    zoom = rng.uniform(0.6, 1.0, count)
+    lean = rng.normal(0.0, 0.04, count)
+    mirror = torch.where(rng.bernoulli(0.5, count), -1.0, 1.0)
+    half_w, half_h = zoom * largest[0], zoom * largest[1]
+    shift_x = rng.uniform(-1.0, 1.0, count) * (1 - half_w)
+    shift_y = rng.uniform(-1.0, 1.0, count) * (1 - half_h)
+    cos, sin = lean.cos(), lean.sin()
+    theta = torch.stack(
+        [
+            torch.stack([mirror * cos * half_w, -sin * half_h, shift_x], dim=1),
+            torch.stack([mirror * sin * half_w, cos * half_h, shift_y], dim=1),
+        ],
+        dim=1,
+    )  # [B, 2, 3]
+    grid = F.affine_grid(theta, [count, 3, H, W], align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+
+
+def _panoramas(environments: Tensor, cameras: Cameras, rng: Rng) -> Tensor:
+    """Render the view of each camera into a light probe, exposed for its middle tones."""
+    B, (H, W) = len(cameras.intrinsics), cameras.size_hw
+    maps = environments[rng.integers(len(environments), B).to(environments.device)].to(rng.device)
+    rays = cameras.pixel_rays()  # [B, H·W, 3]
+    angle = rng.uniform(0.0, 2 * math.pi, B, 1)
+    x, y, z = F.normalize(rays, dim=-1).unbind(-1)
+    rotated = torch.stack([angle.cos() * x - angle.sin() * y, angle.sin() * x + angle.cos() * y, z], dim=-1)
+    image_index = torch.arange(B, device=maps.device).repeat_interleave(H * W)
+    seen = look_up(maps, rotated.flatten(0, 1), image_index).view(B, H, W, 3).permute(0, 3, 1, 2)  # [B, 3, H, W]
+    exposure = 0.2 / seen.mean(dim=1).flatten(1).median(dim=1).values.clamp_min(1e-3)
+    exposed = seen * exposure[:, None, None, None]
+    return linear_to_srgb((exposed / (1 + 0.5 * exposed)).clamp(0.0, 1.0))
+
+
+def _grid(size_hw: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return x and y [1, 1, H, W]; y runs from -1 to 1, x in the same unit."""
+    H, W = size_hw
+    y = (torch.arange(H, device=device) + 0.5) / H * 2 - 1
+    x = ((torch.arange(W, device=device) + 0.5) / W * 2 - 1) * (W / H)
+    return x.view(1, 1, 1, W), y.view(1, 1, H, 1)
+
+
+def _colours(B: int, rng: Rng, *, grey: float = 0.6) -> Tensor:
+    """Draw colours [B, 3, 1, 1], with probability `grey` of low saturation."""
+    level, colour = rng.uniform(0.05, 0.95, B, 1), rng.uniform(0.0, 1.0, B, 3)
+    plain = (level + 0.12 * (colour - 0.5)).clamp(0.0, 1.0)
+    colour = colour + (colour.mean(dim=1, keepdim=True) - colour) * rng.uniform(0.1, 0.8, B, 1)
+    return torch.where(rng.bernoulli(grey, B, 1), plain, colour)[:, :, None, None]
+
+
+def _backdrops(B: int, size_hw: tuple[int, int], rng: Rng) -> Tensor:
+    """Draw studio backdrops: two similar colours in a linear or radial gradient."""
+    x, y = _grid(size_hw, rng.device)
+    angle = rng.uniform(0.0, 2 * math.pi, B, 1, 1, 1)
+    straight = 0.5 + 0.4 * (x * angle.cos() + y * angle.sin())
+    centre_x, centre_y = rng.normal(0.0, 0.4, B, 1, 1, 1), rng.normal(0.0, 0.4, B, 1, 1, 1)
+    round_ = torch.hypot(x - centre_x, y - centre_y) / rng.uniform(0.8, 2.5, B, 1, 1, 1)
+    t = torch.where(rng.bernoulli(0.5, B, 1, 1, 1), straight, round_).clamp(0.0, 1.0)
+    first = _colours(B, rng)
+    second = (first * rng.uniform(0.3, 1.3, B, 1, 1, 1) + rng.normal(0.0, 0.05, B, 3, 1, 1)).clamp(0.0, 1.0)
+    return first + (second - first) * t
+
+
+def coloured_noise(B: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
+    """Draw coloured noise of several octaves, [B, 3, H, W] in 0..1."""
+    H, W = size_hw
+    total = torch.zeros(B, 3, H, W, device=rng.device)
+    fade = rng.uniform(0.35, 0.9, B, 1, 1, 1)
+    weight = torch.ones(B, 1, 1, 1, device=rng.device)
+    for octave in range(6):
+        h, w = min(3 * 2**octave, H), min(3 * 2**octave, W)
+        grey = rng.uniform_field(B, 1, h, w) - 0.5
+        colour = (rng.uniform_field(B, 3, h, w) - 0.5) * 0.35
+        total = total + weight * F.interpolate(grey + colour, size=size_hw, mode="bicubic", align_corners=False)
+        weight = weight * fade
+    return (_colours(B, rng) + total * rng.uniform(0.1, 0.6, B, 1, 1, 1)).clamp(0.0, 1.0)
+
+
+def soft_shape(B: int, size_hw: tuple[int, int], *, rng: Rng, upright: bool = False, largest: float = 0.6) -> Tensor:
+    """Draw the coverage [B, 1, H, W] of one random box or ellipse an image."""
+    x, y = _grid(size_hw, rng.device)
+    aspect = size_hw[1] / size_hw[0]
+    x, y = x - rng.uniform(-aspect, aspect, B, 1, 1, 1), y - rng.uniform(-1.0, 1.0, B, 1, 1, 1)
+    angle = rng.uniform(-math.pi, math.pi, B, 1, 1, 1) * (0.0 if upright else 1.0)
+    u, v = x * angle.cos() + y * angle.sin(), y * angle.cos() - x * angle.sin()
+    half_u, half_v = rng.log_uniform(0.04, largest, B, 1, 1, 1), rng.log_uniform(0.04, largest, B, 1, 1, 1)
+    box = torch.maximum(u.abs() - half_u, v.abs() - half_v)
+    ellipse = (torch.hypot(u / half_u, v / half_v) - 1) * torch.minimum(half_u, half_v)
+    distance = torch.where(rng.bernoulli(0.3 if upright else 0.5, B, 1, 1, 1), ellipse, box)
+    return (0.5 - distance * size_hw[0] / 2 / rng.log_uniform(1.0, 6.0, B, 1, 1, 1)).clamp(0.0, 1.0)
+
+
+def _with_shapes(images: Tensor, count: int, rng: Rng, *, upright: bool) -> Tensor:
+    """Draw boxes and ellipses with gradients over images [B, 3, H, W]."""
+    B, size_hw = len(images), (images.shape[2], images.shape[3])
+    for _ in range(count):
+        cover = soft_shape(B, size_hw, rng=rng, upright=upright) * rng.bernoulli(0.6, B, 1, 1, 1)
+        images = images + cover * (_backdrops(B, size_hw, rng) - images)
+    return images
+
+
+def _rooms(B: int, size_hw: tuple[int, int], rng: Rng) -> Tensor:
+    """Draw a wall with pictures and windows, a floor of boards or tiles, sometimes a second wall."""
+    x, y = _grid(size_hw, rng.device)
+    wall = _with_shapes(_backdrops(B, size_hw, rng), 5, rng, upright=True)
+    corner = rng.uniform(-0.8, 0.8, B, 1, 1, 1)
+    second = wall * rng.uniform(0.5, 0.95, B, 1, 1, 1)
+    wall = torch.where((x > corner) & rng.bernoulli(0.5, B, 1, 1, 1), second, wall)
+    line = rng.uniform(-0.1, 0.9, B, 1, 1, 1) + rng.normal(0.0, 0.15, B, 1, 1, 1) * x
+    depth = 1.0 / (y - line + 0.25).clamp_min(0.05)
+    boards = torch.sin(x * depth * rng.log_uniform(4.0, 20.0, B, 1, 1, 1)) * torch.where(
+        rng.bernoulli(0.5, B, 1, 1, 1), torch.sin(depth * rng.log_uniform(4.0, 20.0, B, 1, 1, 1)), 1.0
+    )
+    floor = _colours(B, rng, grey=0.7) * (1 + rng.uniform(0.0, 0.25, B, 1, 1, 1) * boards.sign())
+    floor = floor * (1 + 0.2 * (y - line))
+    floor = floor + 0.06 * (coloured_noise(B, size_hw, rng=rng) - 0.5)
+    return torch.where(y > line, floor, wall).clamp(0.0, 1.0)
+
+
+def _colour_jitter(images: Tensor, rng: Rng) -> Tensor:
+    """Change brightness, contrast and colour of images [B, 3, H, W] at random."""
+    B = len(images)
+    gamma = rng.log_uniform(0.65, 1.6, B, 1, 1, 1)
+    images = images.clamp(1e-4, 1.0) ** gamma
+    grey = images.mean(dim=1, keepdim=True)
+    images = grey + (images - grey) * rng.uniform(0.5, 1.3, B, 1, 1, 1)
+    return images * rng.log_uniform(0.75, 1.2, B, 1, 1, 1) * rng.normal(0.0, 0.04, B, 3, 1, 1).exp()

@@ -1,0 +1,596 @@
+"""New images from rendered people: other crops, backgrounds, occluders, company and light.
+
+    Samples ─compose_crops──▶ Crops: one person at the size that a model reads, with all truths
+            └compose_scenes─▶ Scenes: whole images with none to several people and their boxes ─crop_scenes─▶ Scenes
+
+Everything runs on the device of the samples. Letters: n images, m the most people in one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
+from vitruvian.ops.cache import constant
+from vitruvian.training.synthetic.camera import points_from_depth
+from vitruvian.training.synthetic.mesh import CLASS
+from vitruvian.training.synthetic.render import hide_keypoints, mask_boxes
+from vitruvian.training.synthetic.rng import Rng
+from vitruvian.training.synthetic.samples import Samples, depth_metres
+from vitruvian.training.tensor_batch import TensorBatch
+
+_CLOTHES = tuple(CLASS[name] for name in ("Apparel", "Lower_Clothing", "Upper_Clothing"))
+
+
+@dataclass(frozen=True)
+class CropOptions:
+    """How people are cropped and what is composed around them. Probabilities are per image."""
+
+    size_hw: tuple[int, int] = (384, 288)
+    padding: float = 1.25  # the crop is the box times this, as at inference
+    scale: tuple[float, float] = (0.78, 1.3)
+    shift: float = 0.09  # of the crop's sides
+    flip: float = 0.5
+    new_background: float = 0.6
+    blended: float = 0.4  # light and colours of a person approach those of the new background
+    company: float = 0.45  # another person in the image
+    printed: float = 0.3  # an image printed on clothes
+    occluder: float = 0.12
+    edge: float = 0.15  # a straight edge hides one side, and the box is that of the rest
+    border: float = 0.15  # the image ends within the crop
+
+    @classmethod
+    def plain(cls, size_hw: tuple[int, int] = (384, 288)) -> Self:
+        """Return options for crops as at inference, without augmentation."""
+        probabilities = ("flip", "new_background", "blended", "company", "printed", "occluder", "edge", "border")
+        return cls(size_hw=size_hw, scale=(1.0, 1.0), shift=0.0, **dict.fromkeys(probabilities, 0.0))
+
+
+@dataclass(frozen=True)
+class Crops(TensorBatch):
+    """n images of one person each (and perhaps another one), with truths."""
+
+    image: Tensor  # [n, 3, H, W] 0..1 sRGB
+    foreground: Tensor  # [n, 3, H, W] premultiplied
+    alpha: Tensor  # [n, 1, H, W]
+    albedo: Tensor  # [n, 3, H, W]
+    normals: Tensor  # [n, 3, H, W]; zero where unknown
+    points: Tensor  # [n, 3, H, W] metres; zero where unknown
+    parts: Tensor  # [n, H, W] int64
+    intrinsics: Tensor  # [n, 3, 3]
+    keypoints: Tensor  # [n, 308, 3]
+    height: Tensor  # [n]
+
+
+@dataclass(frozen=True)
+class CropWindow:
+    """Axis-aligned crops of n images: source xy = xy · step + start, mirrored where `flipped`."""
+
+    start_xy: Tensor  # [n, 2] source pixel of the first output pixel
+    step_xy: Tensor  # [n, 2] source pixels per output pixel, positive
+    flipped: Tensor  # [n] bool
+    size_hw: tuple[int, int]
+
+    def source_xy(self) -> tuple[Tensor, Tensor]:
+        """Return the source x of the columns [n, W] and the source y of the rows [n, H]."""
+        H, W = self.size_hw
+        device = self.start_xy.device
+        x = torch.arange(W, device=device, dtype=torch.float32).expand(len(self.flipped), W)
+        x = torch.where(self.flipped[:, None], W - 1 - x, x)
+        y = torch.arange(H, device=device, dtype=torch.float32)
+        return x * self.step_xy[:, :1] + self.start_xy[:, :1], y * self.step_xy[:, 1:] + self.start_xy[:, 1:]
+
+    def sample(self, images: Tensor, *, mode: str = "bilinear", padding: str = "zeros") -> Tensor:
+        """Crop images [n, C, h, w]: [n, C, H, W]."""
+        H, W = self.size_hw
+        height, width = images.shape[-2:]
+        x, y = self.source_xy()
+        x, y = (2 * x + 1) / width - 1, (2 * y + 1) / height - 1
+        grid = torch.stack([x[:, None].expand(-1, H, W), y[:, :, None].expand(-1, H, W)], dim=-1)
+        return F.grid_sample(images, grid, mode=mode, padding_mode=padding, align_corners=False)
+
+    def sample_parts(self, parts: Tensor) -> Tensor:
+        """Crop labels [n, 1, h, w]; left and right are swapped where flipped: int64 [n, H, W]."""
+        labels = self.sample(parts.float(), mode="nearest")[:, 0].long()
+        swapped = constant(PART_FLIP_PERMUTATION, labels.device)[labels]
+        return torch.where(self.flipped[:, None, None], swapped, labels)
+
+    def move_keypoints(self, keypoints: Tensor) -> Tensor:
+        """Move keypoints [n, 308, 3] into the crop; those outside become unknown."""
+        H, W = self.size_hw
+        x, y = ((keypoints[..., :2] - self.start_xy[:, None]) / self.step_xy[:, None]).unbind(-1)
+        flipped = self.flipped[:, None]
+        x = torch.where(flipped, W - 1 - x, x)
+        inside = (x >= 0) & (x <= W - 1) & (y >= 0) & (y <= H - 1)
+        moved = torch.stack([x, y, keypoints[..., 2] * inside], dim=-1)  # [n, 308, 3]
+        return torch.where(flipped[..., None], moved[:, constant(FLIP_PERMUTATION, moved.device)], moved)
+
+    def camera(self, intrinsics: Tensor) -> Tensor:
+        """Return the intrinsics of the crops, with the principal point in the middle.
+
+        A model cannot see where in a larger image a crop lies, and pipelines restore points by their depth alone.
+        """
+        K = intrinsics.clone()
+        K[:, 0, 0] = intrinsics[:, 0, 0] / self.step_xy[:, 0]
+        K[:, 1, 1] = intrinsics[:, 1, 1] / self.step_xy[:, 1]
+        H, W = self.size_hw
+        K[:, :2, 2] = constant(((W - 1) / 2, (H - 1) / 2), K.device)
+        return K
+
+
+def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: CropOptions) -> Crops:
+    """Crop n people as a pose model reads them, each in new surroundings.
+
+    `backgrounds` [G, S, S, 3] uint8 are images without people; without any, backgrounds stay and nothing occludes.
+    """
+    n, size_hw = len(samples), options.size_hw
+    edges = draw_edges(samples, rng, probability=options.edge if len(backgrounds) else 0.0)
+    window = CropWindow(
+        *crop_around(edges.boxes_xywh, rng, options), flipped=rng.bernoulli(options.flip, n), size_hw=size_hw
+    )
+    crops = _crop(samples, window)
+    if len(backgrounds):
+        crops = _print_on_clothes(crops, backgrounds, rng, options)
+        replaced = rng.bernoulli(options.new_background, n)[:, None, None, None]
+        behind = crop_backgrounds(backgrounds, n, size_hw, rng=rng)
+        lit = _relight(crops.foreground, crops.alpha, rng)
+        lit = match_background(lit, crops.alpha, behind, rng, probability=options.blended)
+        foreground = torch.where(replaced, lit, crops.foreground)
+        image = torch.where(replaced, lit + (1 - crops.alpha) * behind, crops.image)
+        crops = replace(crops, image=image, foreground=foreground)
+    order = torch.randperm(n, generator=rng.generator).to(samples.image.device, non_blocking=True)
+    crops = _add_company(crops, samples.select(order), rng, options)
+    if len(backgrounds):
+        shapes = _draw_shapes(n, rng, options, probability=options.occluder, radius=(0.14, 0.45))
+        crops = _occlude(crops, shapes, backgrounds, rng)
+        crops = _occlude(crops, edges.beyond(window), backgrounds, rng)
+    inside = _inside_image(samples, window, rng, options)  # black and empty outside
+    maps = {name: getattr(crops, name) * inside for name in ("image", "foreground", "alpha", "albedo", "normals")}
+    return replace(crops, **maps, points=crops.points * inside, parts=crops.parts * inside[:, 0])
+
+
+def _truncated_sides(samples: Samples) -> Tensor:
+    """Tell at which sides of the image a person is truncated: left, top, right, bottom [n, 4] bool."""
+    H, W = samples.size_hw
+    x, y, w, h = samples.boxes_xywh.unbind(1)
+    return torch.stack([x <= 1, y <= 1, x + w >= W - 1, y + h >= H - 1], dim=1)
+
+
+def _inside_image(samples: Samples, window: CropWindow, rng: Rng, options: CropOptions) -> Tensor:
+    """Return where the crop lies inside the image, [n, 1, H, W] bool.
+
+    The image ends where a person is truncated; some images end elsewhere too, but not inside a person.
+    """
+    n, (H, W) = len(samples), samples.size_hw
+    x, y, w, h = samples.boxes_xywh.unbind(1)
+    box = torch.stack([x, y, x + w, y + h], dim=1)  # [n, 4]
+    edge = constant((0.0, 0.0, float(W), float(H)), x.device).expand(n, 4)
+    endless = constant((-math.inf, -math.inf, math.inf, math.inf), x.device)
+    ends = rng.bernoulli(options.border, n, 4)
+    near = torch.lerp(box, edge, rng.uniform(0.0, 1.0, n, 4))
+    limit = torch.where(_truncated_sides(samples), edge, torch.where(ends, near, endless)) - 0.5  # between pixels
+    columns, rows = window.source_xy()
+    inside_x = (columns >= limit[:, :1]) & (columns <= limit[:, 2:3])  # [n, w]
+    inside_y = (rows >= limit[:, 1:2]) & (rows <= limit[:, 3:])  # [n, h]
+    return (inside_y[:, :, None] & inside_x[:, None])[:, None]
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Straight edges that people stand behind: hidden is what lies beyond, where xy · normal > offset."""
+
+    normal: Tensor  # [n, 2] in source pixels
+    offset: Tensor  # [n]; infinite where there is no edge
+    boxes_xywh: Tensor  # [n, 4] around the rest
+
+    def beyond(self, window: CropWindow) -> Tensor:
+        """Return which pixels of the crop are hidden, [n, 1, H, W] bool."""
+        x, y = window.source_xy()
+        along = (x * self.normal[:, :1])[:, None] + (y * self.normal[:, 1:])[:, :, None]  # [n, H, W]
+        return (along > self.offset[:, None, None])[:, None]
+
+
+def draw_edges(samples: Samples, rng: Rng, *, probability: float) -> Edges:
+    """Draw edges for some people: most hide the legs, some one side."""
+    n = len(samples)
+    x, y, w, h = samples.boxes_xywh.unbind(1)
+    present = rng.bernoulli(probability, n)
+    share = torch.where(present, rng.uniform(0.3, 0.85, n), 1.0)  # of the box that stays visible
+    side = rng.categorical((0.7, 0.15, 0.15), n)  # hidden: below, right, left
+    below, left = side == 0, side == 2
+    x = torch.where(left, x + w * (1 - share), x)
+    w, h = torch.where(below, w, w * share), torch.where(below, h * share, h)
+    tilt = rng.normal(0.0, 0.12, n)
+    out = torch.where(left, -1.0, 1.0)
+    normal_x = torch.where(below, tilt.sin(), out * tilt.cos())
+    normal_y = torch.where(below, tilt.cos(), tilt.sin())
+    # The edge runs through the middle of the side where the box was cut.
+    at_x = torch.where(below, x + w / 2, torch.where(left, x, x + w))
+    at_y = torch.where(below, y + h, y + h / 2)
+    offset = torch.where(present, at_x * normal_x + at_y * normal_y, torch.inf)
+    return Edges(torch.stack([normal_x, normal_y], dim=1), offset, torch.stack([x, y, w, h], dim=1))
+
+
+def crop_around(boxes_xywh: Tensor, rng: Rng, options: CropOptions) -> tuple[Tensor, Tensor]:
+    """Draw crops around boxes [n, 4]: their start and step, [n, 2] each."""
+    n, (H, W) = len(boxes_xywh), options.size_hw
+    x, y, w, h = boxes_xywh.unbind(1)
+    w, h = w.clamp_min(8.0), h.clamp_min(8.0)
+    height = torch.maximum(h * options.padding, w * options.padding * H / W)  # [n]
+    height = height * rng.log_uniform(*options.scale, n)
+    size = torch.stack([height * W / H, height], dim=1)  # [n, 2]
+    middle = torch.stack([x + w / 2 - 0.5, y + h / 2 - 0.5], dim=1)
+    middle = middle + rng.uniform(-1.0, 1.0, n, 2) * options.shift * size
+    step = size / constant((W, H), size.device)
+    return middle - size / 2 + step / 2, step
+
+
+def _crop(samples: Samples, window: CropWindow) -> Crops:
+    depth = depth_metres(samples)
+    inverse = torch.where(depth > 0, 1 / depth.clamp_min(1e-3), 0.0)  # linear across a plane, unlike depth
+    colours = [getattr(samples, name) / 255 for name in ("image", "foreground", "alpha", "albedo")]
+    stack = torch.cat([*colours, samples.normals / 127, inverse, (samples.depth > 0).float()], dim=1)  # [n, 15, h, w]
+    image, foreground, alpha, albedo, normals, inverse, share = torch.split(
+        window.sample(stack), [3, 3, 1, 3, 3, 1, 1], dim=1
+    )
+    parts = window.sample_parts(samples.parts)
+    known = (share > 0.99) & (parts > 0)[:, None]
+    normals = torch.where(known, F.normalize(normals, dim=1), 0.0)
+    sign = torch.where(window.flipped, -1.0, 1.0)[:, None, None, None]
+    K = window.camera(samples.intrinsics)
+    depth = torch.where(known, 1 / inverse.clamp_min(1e-4), 0.0)  # [n, 1, H, W]
+    return Crops(
+        image=image,
+        foreground=foreground,
+        alpha=alpha,
+        albedo=albedo,
+        normals=torch.cat([normals[:, :1] * sign, normals[:, 1:]], dim=1),
+        points=points_from_depth(depth[:, 0], K),
+        parts=parts,
+        intrinsics=K,
+        keypoints=window.move_keypoints(samples.keypoints),
+        height=samples.height,
+    )
+
+
+def crop_backgrounds(backgrounds: Tensor, count: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
+    """Crop images [G, S, S, 3] uint8 at random, some blurred, all recoloured: [count, 3, H, W] 0..1."""
+    H, W = size_hw
+    side = backgrounds.shape[1]
+    which = rng.integers(len(backgrounds), count)
+    step = rng.log_uniform(0.35, 1.0, count) * side / max(H, W)  # of the stored side along the long side of the crop
+    size = torch.stack([step * W, step * H], dim=1)  # [count, 2]
+    start = rng.uniform(0.0, 1.0, count, 2) * (side - size)
+    window = CropWindow(start, step[:, None].expand(-1, 2), rng.bernoulli(0.5, count), size_hw)
+    crop = window.sample(backgrounds[which].permute(0, 3, 1, 2).float() / 255, padding="reflection")
+    soft = F.interpolate(F.interpolate(crop, scale_factor=0.125, mode="area"), size=size_hw, mode="bilinear")
+    crop = torch.where(rng.bernoulli(0.3, count)[:, None, None, None], soft, crop)
+    gain = rng.log_uniform(0.6, 1.5, count)[:, None, None, None]
+    return (crop * gain * rng.log_uniform(0.85, 1.18, count, 3)[:, :, None, None]).clamp(0, 1)
+
+
+def _relight(foreground: Tensor, alpha: Tensor, rng: Rng) -> Tensor:
+    """Change the exposure and colour of premultiplied people [n, 3, H, W] a little."""
+    n = len(foreground)
+    gain = rng.log_uniform(0.7, 1.35, n)[:, None, None, None]
+    return torch.minimum(foreground * gain * rng.log_uniform(0.9, 1.11, n, 3)[:, :, None, None], alpha)
+
+
+def match_background(foreground: Tensor, alpha: Tensor, behind: Tensor, rng: Rng, *, probability: float) -> Tensor:
+    """Bring brightness, colour and contrast of some premultiplied people [n, 3, H, W] near to those behind them.
+
+    In a photo the same light falls on both; without this, a model could recognize composited people by their light.
+    """
+    n = len(foreground)
+    share = (rng.uniform(0.2, 0.9, n) * rng.bernoulli(probability, n))[:, None, None, None]
+    weight = alpha.sum(dim=(2, 3), keepdim=True).clamp_min(1.0)
+    mean = foreground.sum(dim=(2, 3), keepdim=True) / weight  # [n, 3, 1, 1]
+    deviation = foreground - alpha * mean
+    std = (deviation.square().sum(dim=(1, 2, 3), keepdim=True) / (3 * weight)).sqrt().clamp_min(0.02)  # [n, 1, 1, 1]
+    mean_behind = behind.mean(dim=(2, 3), keepdim=True)
+    std_behind = (behind - mean_behind).square().mean(dim=(1, 2, 3), keepdim=True).sqrt()
+    contrast = (std_behind / std).clamp(0.4, 2.0) ** share
+    matched = deviation * contrast + alpha * torch.lerp(mean, mean_behind, share)
+    return torch.minimum(matched.clamp_min(0), alpha)
+
+
+def _add_company(crops: Crops, others: Samples, rng: Rng, options: CropOptions) -> Crops:
+    """Compose another person behind or in front of some people; its normals and points are unknown."""
+    n, (H, W) = len(others), options.size_hw
+    truncated = _truncated_sides(others)
+    present = rng.bernoulli(options.company, n) & ~truncated[:, :3].any(dim=1)
+    in_front = rng.bernoulli(0.3, n)
+    x, y, w, h = others.boxes_xywh.unbind(1)
+    height = h.clamp_min(8.0) * rng.log_uniform(0.9, 2.6, n)  # source pixels along the height of the crop
+    size = torch.stack([height * W / H, height], dim=1)
+    # To the side, so that most of the person stays visible; more so when the other one is in front.
+    away = torch.where(in_front, rng.uniform(0.42, 0.75, n), rng.uniform(0.15, 0.65, n)) * rng.sign(n)
+    middle = torch.stack([x + w / 2, y + h / 2], dim=1) - torch.stack([away, rng.uniform(-0.3, 0.3, n)], 1) * size
+    start = middle - size / 2
+    # A person that is truncated below stands at the lower border, so that the cut is not visible.
+    at_border = torch.stack([start[:, 0], y + h - height - 0.5], dim=1)
+    start = torch.where(truncated[:, 3:], at_border, start)
+    window = CropWindow(start, size / constant((W, H), size.device), rng.bernoulli(0.5, n), options.size_hw)
+    other = _crop(others, window)
+    there = present[:, None, None, None]
+    amount = other.alpha * there
+    lit = _relight(other.foreground, other.alpha, rng) * there
+    front = in_front[:, None, None, None]
+    first = torch.where(front, 1 - amount, 1.0)  # visible share of the first person
+    second = torch.where(front, 1.0, 1 - crops.alpha)  # and of the second
+    background = crops.image - crops.foreground
+    is_second = (crops.alpha * first < amount * second) & (amount * second > 0.5)  # [n, 1, H, W]
+    known = ~is_second & (first > 0.5)
+    foreground = crops.foreground * first + lit * second
+    return replace(
+        crops,
+        image=(foreground + background * (1 - amount)).clamp(0, 1),
+        foreground=foreground,
+        alpha=(crops.alpha * first + amount * second).clamp(0, 1),
+        albedo=torch.where(is_second, other.albedo, crops.albedo),
+        normals=crops.normals * known,
+        points=crops.points * known,
+        parts=torch.where((is_second | (first <= 0.5))[:, 0], other.parts, crops.parts),
+        keypoints=hide_keypoints(crops.keypoints, (front & (amount > 0.5))[:, 0]),
+    )
+
+
+def _draw_shapes(n: int, rng: Rng, options: CropOptions, *, probability: float, radius: tuple[float, float]) -> Tensor:
+    """Draw ellipses and rectangles in some images, their radii in widths of the image, [n, 1, H, W] bool."""
+    H, W = options.size_hw
+    device = rng.device
+    present = rng.bernoulli(probability, n)[:, None, None, None]
+    centre = rng.uniform(0.0, 1.0, n, 2) * constant((W, H), device)
+    radii = rng.log_uniform(*radius, n, 2) * W
+    angle = rng.uniform(0.0, math.pi, n)[:, None, None]
+    x = torch.arange(W, device=device) - centre[:, :1, None]  # [n, 1, W]
+    y = torch.arange(H, device=device)[:, None] - centre[:, 1:, None]  # [n, H, 1]
+    u = (x * angle.cos() + y * angle.sin()) / radii[:, :1, None]
+    v = (y * angle.cos() - x * angle.sin()) / radii[:, 1:, None]
+    ellipse = rng.bernoulli(0.5, n)[:, None, None]
+    return torch.where(ellipse, u.square() + v.square() < 1, (u.abs() < 1) & (v.abs() < 1))[:, None] & present
+
+
+def _print_on_clothes(crops: Crops, backgrounds: Tensor, rng: Rng, options: CropOptions) -> Crops:
+    """Print images on some clothes: light and shadow stay, the albedo changes."""
+    shape = _draw_shapes(len(crops.image), rng, options, probability=options.printed, radius=(0.03, 0.25))
+    clothes = torch.isin(crops.parts, constant(_CLOTHES, crops.parts.device))[:, None]
+    printed = shape & clothes & (crops.alpha > 0.99)
+    paint = crop_backgrounds(backgrounds, len(crops.image), options.size_hw, rng=rng)
+    light = crops.image.mean(dim=1, keepdim=True) / crops.albedo.mean(dim=1, keepdim=True).clamp_min(0.05)
+    lit = (paint * light.clamp(0.2, 2.0)).clamp(0, 1)
+    return replace(
+        crops,
+        image=torch.where(printed, lit, crops.image),
+        foreground=torch.where(printed, lit, crops.foreground),
+        albedo=torch.where(printed, paint, crops.albedo),
+    )
+
+
+def _occlude(crops: Crops, shape: Tensor, backgrounds: Tensor, rng: Rng) -> Crops:
+    """Cover crops with other images where `shape` [n, 1, H, W] is set."""
+    H, W = shape.shape[-2:]
+    cover = crop_backgrounds(backgrounds, len(shape), (H, W), rng=rng)
+    clear = ~shape
+    return replace(
+        crops,
+        image=torch.where(shape, cover, crops.image),
+        foreground=crops.foreground * clear,
+        alpha=crops.alpha * clear,
+        normals=crops.normals * clear,
+        points=crops.points * clear,
+        parts=crops.parts * clear[:, 0],
+        keypoints=hide_keypoints(crops.keypoints, shape[:, 0]),
+    )
+
+
+def halve_crops(crops: Crops, rng: Rng) -> Crops:
+    """Return truths at half the size, for heads that predict at half the size; image and keypoints stay."""
+    known = (crops.points[:, 2:] > 0).float()
+    share = F.avg_pool2d(known, 2)
+    there = share > 0.6
+    inverse = F.avg_pool2d(torch.where(known > 0, 1 / crops.points[:, 2:].clamp_min(1e-3), 0.0), 2)
+    depth = torch.where(there, share.clamp_min(0.1) / inverse.clamp_min(1e-5), 0.0)
+    K = crops.intrinsics.clone()
+    K[:, :2, :2] /= 2
+    K[:, :2, 2] = (crops.intrinsics[:, :2, 2] + 0.5) / 2 - 0.5
+    return replace(
+        crops,
+        foreground=F.avg_pool2d(crops.foreground, 2),
+        alpha=F.avg_pool2d(crops.alpha, 2),
+        albedo=F.avg_pool2d(crops.albedo, 2),
+        normals=F.normalize(F.avg_pool2d(crops.normals, 2), dim=1) * there,
+        points=points_from_depth(depth[:, 0], K),
+        parts=_halve_labels(crops.parts, rng),
+        intrinsics=K,
+    )
+
+
+def _halve_labels(labels: Tensor, rng: Rng) -> Tensor:
+    """Take one pixel of each 2 x 2 block of labels [n, H, W], at a random position that all blocks share."""
+    row, column = divmod(rng.seed() % 4, 2)
+    return labels[:, row::2, column::2]
+
+
+# ------------------------------------------------------------------------------------------------------- scenes
+
+
+@dataclass(frozen=True)
+class SceneOptions:
+    """How whole images are composed."""
+
+    size_hw: tuple[int, int] = (288, 384)
+    people: tuple[float, ...] = (0.06, 0.22, 0.2, 0.17, 0.14, 0.12, 0.09)  # probability of 0, 1, 2 … people
+    tall: tuple[float, float] = (0.15, 1.35)  # height of a person over that of the image
+    close: float = 0.2  # probability of a sample's own image: one person near the camera, truncated at any side
+
+
+@dataclass(frozen=True)
+class Scenes(TensorBatch):
+    """n whole images with up to m people."""
+
+    image: Tensor  # [n, 3, H, W]
+    alpha: Tensor  # [n, 1, H, W]
+    foreground: Tensor  # [n, 3, H, W] premultiplied
+    parts: Tensor  # [n, H, W] int64
+    boxes_xyxy: Tensor  # [n, m, 4] around the visible part
+    present: Tensor  # [n, m] bool
+    ignored: Tensor  # [n, m] bool: too little is visible to be a target
+
+
+def compose_scenes(samples: Samples, backgrounds: Tensor, count: int, *, rng: Rng, options: SceneOptions) -> Scenes:
+    """Compose `count` whole images. Larger people stand in front.
+
+    A person that is truncated below stands at the lower border; one truncated elsewhere is not used.
+    """
+    H, W = options.size_hw
+    device = samples.image.device
+    most = len(options.people) - 1
+    number = rng.categorical(options.people, count)  # [n]
+    if len(backgrounds):
+        image = crop_backgrounds(backgrounds, count, options.size_hw, rng=rng)
+    else:
+        image = rng.uniform_field(count, 3, 1, 1).expand(-1, -1, H, W).clone()
+    truncated = _truncated_sides(samples)
+    _, _, w, h = samples.boxes_xywh.unbind(1)
+    usable = (~truncated[:, :3].any(dim=1) & (h >= 24) & (w >= 12)).cumsum(0)  # [N] running count
+    number = torch.where(usable[-1] > 0, number, 0)
+    # Indices are drawn from the running count, so that the host need not know how many samples are usable.
+    drawn = (rng.uniform(0.0, 1.0, count, most) * usable[-1]).floor() + 1
+    which = torch.searchsorted(usable, drawn.long().clamp(max=usable[-1])).clamp(max=len(samples) - 1).flatten()
+    wanted = torch.arange(most, device=device) < number[:, None]  # [n, m]
+    tall, order = rng.log_uniform(*options.tall, count, most).sort(dim=1)  # [n, m] farthest first
+    wanted = wanted.gather(1, order)
+    window = _scene_window(samples.boxes_xywh[which], truncated[which, 3], tall.flatten(), rng, options.size_hw)
+    colours = window.sample(torch.cat([samples.foreground[which], samples.alpha[which]], dim=1) / 255)
+    labels = window.sample_parts(samples.parts[which]).view(count, most, H, W)
+    there = wanted[:, :, None, None, None]
+    lit = _relight(colours[:, :3], colours[:, 3:], rng).view(count, most, 3, H, W) * there
+    alpha = colours[:, 3:].reshape(count, most, 1, H, W) * there
+    masks: list[Tensor] = []
+    parts = torch.zeros(count, H, W, dtype=torch.int64, device=device)
+    total = torch.zeros(count, 1, H, W, device=device)
+    foreground = torch.zeros(count, 3, H, W, device=device)
+    for m in range(most):
+        rest = 1 - alpha[:, m]
+        image = torch.addcmul(lit[:, m], rest, image)
+        foreground = torch.addcmul(lit[:, m], rest, foreground)
+        total = torch.addcmul(alpha[:, m], rest, total)
+        covered = alpha[:, m, 0] > 0.5
+        parts = torch.where(covered, labels[:, m], parts)
+        masks = [mask & ~covered for mask in masks] + [covered]
+    visible = torch.stack(masks, dim=1)  # [n, m, H, W]
+    boxes, area = mask_boxes(visible), visible.sum(dim=(-2, -1))
+    wide, high = (boxes[..., 2:] - boxes[..., :2]).unbind(-1)
+    enough = (wide >= 8) & (high >= 12) & (area >= 0.12 * wide * high)
+    scenes = Scenes(
+        image=image.clamp(0, 1),
+        alpha=total,
+        foreground=foreground.clamp(0, 1),
+        parts=parts,
+        boxes_xyxy=boxes,
+        present=(area > 12) & enough,
+        ignored=(area > 12) & ~enough,
+    )
+    return _replace_by_portraits(scenes, samples, rng, options) if options.close else scenes
+
+
+def _scene_window(
+    boxes_xywh: Tensor, truncated: Tensor, tall: Tensor, rng: Rng, size_hw: tuple[int, int]
+) -> CropWindow:
+    """Draw windows that put people [k] at random positions; those `truncated` below at the lower border."""
+    k, (H, W) = len(boxes_xywh), size_hw
+    position, flipped = rng.uniform(0.0, 1.0, k, 2), rng.bernoulli(0.5, k)
+    x, y, w, h = boxes_xywh.unbind(1)
+    # A truncated person shows about half of itself, which fills more of the image.
+    step = h / (tall * torch.where(truncated, 0.8, 1.0) * H)  # [k] source pixels per output pixel
+    wide, high = w / step, h / step  # in output pixels
+    left = position[:, 0] * (W + 0.5 * wide) - 0.75 * wide
+    top = position[:, 1] * (H + 0.3 * high) - 0.65 * high
+    # Most people are seen whole, or the lower part is outside.
+    inside = (top + high).clamp(max=H) - high
+    top = torch.where((high < H) & (position[:, 1] < 0.85), inside, top)
+    top = torch.where(truncated, H - high, top)
+    # The window is mirrored about its middle: place the mirrored person so that it ends at `left`.
+    start_x = torch.where(flipped, x + w - (W - 1 - left) * step, x - left * step)
+    return CropWindow(torch.stack([start_x, y - top * step], dim=1), step[:, None].expand(-1, 2), flipped, size_hw)
+
+
+def _replace_by_portraits(scenes: Scenes, samples: Samples, rng: Rng, options: SceneOptions) -> Scenes:
+    """Replace some scenes by crops of samples with their own background: one person, truncated at any side."""
+    n, (H, W) = len(scenes.image), options.size_hw
+    height, width = samples.size_hw
+    which = rng.integers(len(samples), n)
+    step = (min(height / H, width / W) * rng.uniform(0.75, 1.0, n))[:, None].expand(-1, 2)  # [n, 2]
+    slack = constant((width, height), step.device) - step * constant((W, H), step.device)  # [n, 2]
+    start = rng.uniform(0.0, 1.0, n, 2) * slack + step / 2 - 0.5
+    window = CropWindow(start, step, rng.bernoulli(0.5, n), options.size_hw)
+    colours = torch.cat([samples.image[which], samples.foreground[which], samples.alpha[which]], dim=1) / 255
+    image, foreground, alpha = torch.split(window.sample(colours, padding="border"), [3, 3, 1], dim=1)
+    mask = alpha > 0.5
+    area = mask.sum(dim=(-2, -1))  # [n, 1]
+    large = area > 0.02 * H * W
+    first = torch.arange(scenes.present.shape[1], device=area.device) == 0  # [m]
+    portrait = Scenes(
+        image=image,
+        alpha=alpha,
+        foreground=foreground,
+        parts=window.sample_parts(samples.parts[which]),
+        boxes_xyxy=mask_boxes(mask) * (first & large)[..., None],
+        present=first & large,
+        ignored=first & ~large & (area > 12),
+    )
+    both = Scenes.cat([portrait, scenes])
+    return both.select(torch.arange(n, device=area.device) + n * ~rng.bernoulli(options.close, n))
+
+
+def crop_scenes(scenes: Scenes, *, rng: Rng, size_hw: tuple[int, int]) -> Scenes:
+    """Crop one person of each whole image, as a pose model reads people: small, in company, half hidden.
+
+    Crops are around the visible part. Images without people are replaced by others; where all are empty, crops are
+    anywhere. What lies outside an image is black and empty.
+    """
+    n, (H, W) = len(scenes.image), size_hw
+    height, width = scenes.image.shape[-2:]
+    has_people = scenes.present.any(dim=1)  # [n]
+    row = torch.arange(n, device=has_people.device)
+    others = has_people.byte().argsort(descending=True, stable=True)[row % has_people.sum().clamp_min(1)]
+    scenes = scenes.select(torch.where(has_people, row, others))
+    lot = rng.uniform(0.5, 1.0, *scenes.present.shape) * scenes.present  # [n, m]
+    box = scenes.boxes_xyxy[row, lot.argmax(dim=1)]  # [n, 4]
+    low = rng.uniform(0.0, 0.6, n, 2) * constant((width, height), lot.device)
+    anywhere = torch.cat([low, low + 0.4 * min(height, width)], dim=1)
+    box = torch.where(scenes.present.any(dim=1, keepdim=True), box, anywhere)
+    options = CropOptions(size_hw=size_hw, scale=(0.85, 1.2), shift=0.06)
+    start, step = crop_around(torch.cat([box[:, :2], box[:, 2:] - box[:, :2]], dim=1), rng, options)
+    window = CropWindow(start, step, torch.zeros_like(has_people), size_hw)
+    matte = window.sample(torch.cat([scenes.foreground, scenes.alpha], dim=1))
+    limit = constant((W, H, W, H), lot.device)
+    moved = (scenes.boxes_xyxy - 0.5 - start.repeat(1, 2)[:, None]) / step.repeat(1, 2)[:, None] + 0.5  # [n, m, 4]
+    moved = moved.clamp_min(0).minimum(limit)
+    inside = (moved[..., 2:] - moved[..., :2] > 1).all(dim=-1)
+    return Scenes(
+        image=window.sample(scenes.image, mode="bicubic").clamp(0, 1),
+        alpha=matte[:, 3:],
+        foreground=matte[:, :3],
+        parts=window.sample_parts(scenes.parts[:, None]),
+        boxes_xyxy=moved * inside[..., None],
+        present=scenes.present & inside,
+        ignored=scenes.ignored & inside,
+    )
+
+
+def halve_scenes(scenes: Scenes, rng: Rng) -> Scenes:
+    """Return truths at half the size; image and boxes stay."""
+    return replace(
+        scenes,
+        alpha=F.avg_pool2d(scenes.alpha, 2),
+        foreground=F.avg_pool2d(scenes.foreground, 2),
+        parts=_halve_labels(scenes.parts, rng),
+    )

@@ -1,0 +1,468 @@
+"""Datasets of synthetic people on disk: images, maps and COCO annotations.
+
+    DATASET/set.json                 seed, options, size
+    DATASET/annotations.json         COCO: images with their cameras, people with boxes, masks and 308 keypoints
+    DATASET/contact-sheet.jpg        the first images and their truths
+    DATASET/images/000000.jpg        the image
+    DATASET/matte/000000.png         people without background: straight sRGB and alpha, 8 bit
+    DATASET/albedo/000000.png        surface colour without light, sRGB, 8 bit
+    DATASET/parts/000000.png         one of 29 classes a pixel, as palette indices
+    DATASET/geometry/000000.npz      `normals` float16 [3, H, W]; `depth` uint16 [H, W], see `decode_depth`
+    DATASET/records/000000.json      annotations of eight images: what `annotations.json` is joined from
+
+Axes are the camera's (x right, y down, z forward); `camera.points_from_depth` unprojects depth.
+Each group of eight images has its own seed, so that a dataset is the same whether it was written in one run, in parts,
+or after an interruption (groups that have a record are skipped), and a longer one begins with the shorter one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from vitruvian.atomic import atomic_write, write_text
+from vitruvian.config import read_json
+from vitruvian.errors import CheckpointError, ImageError, InputError
+from vitruvian.human import KEYPOINT_NAMES, KEYPOINTS, PART_COLOURS, PART_NAMES, SKELETON
+from vitruvian.images import image_to_tensor, load_image
+from vitruvian.images.rle import encode_rle, rle_area
+from vitruvian.training.synthetic.pack import Pack
+from vitruvian.training.synthetic.people import sample_people
+from vitruvian.training.synthetic.render import NORMALS_FOR_DISPLAY, VISIBLE, RenderOptions, Truth, render
+from vitruvian.training.synthetic.rng import derive_seed
+from vitruvian.training.synthetic.textures import TexturePyramid, build_pyramid
+
+ImageFormat = Literal["jpg", "png"]
+JSONObject = dict[str, Any]
+ANNOTATIONS_FILE: Final = "annotations.json"
+SHEET_FILE: Final = "contact-sheet.jpg"
+_MAPS: Final = frozenset({"matte", "albedo", "parts", "geometry"})
+GROUP = 8
+_FORMAT: Final = "vitruvian-people-set-1"
+_SET_FILE: Final = "set.json"
+_FOLDERS: Final = ("images", "matte", "albedo", "parts", "geometry", "records")
+_DEPTH_STEPS: Final = 65534  # codes 1 to 65535; 0 is nothing
+_WRITERS = 4
+_CATEGORY = 1
+
+
+# ------------------------------------------------------------------------------------------------ files of an image
+
+
+@dataclass(frozen=True)
+class ImageMaps:
+    """One image and those of its maps that were read."""
+
+    image: Tensor  # [3, H, W] uint8, sRGB
+    matte: Tensor | None = None  # [4, H, W] float32 0..1: straight colour, alpha
+    albedo: Tensor | None = None  # [3, H, W] float32 0..1, sRGB
+    parts: Tensor | None = None  # [H, W] uint8
+    normals: Tensor | None = None  # [3, H, W] float32, zero where there is no person
+    depth: Tensor | None = None  # [H, W] float32 metres, zero where there is no person
+
+    @classmethod
+    def of(cls, truth: Truth, index: int) -> ImageMaps:
+        """Return the maps of one image of a batch."""
+        alpha = truth.alpha[index]  # [1, H, W]
+        colour = torch.where(alpha > 0, truth.foreground[index] / alpha.clamp_min(1e-6), 0.0).clamp(0, 1)  # [3, H, W]
+        return cls(
+            image=(truth.image[index].clamp(0, 1) * 255).round().byte(),
+            matte=torch.cat([colour, alpha]),
+            albedo=truth.albedo[index],
+            parts=truth.parts[index],
+            normals=truth.normals[index],
+            depth=truth.pointmap[index, 2],
+        )
+
+
+def file_names(index: int, image_format: ImageFormat) -> dict[str, str]:
+    """Return the names of an image's files, relative to the dataset."""
+    endings = {"images": image_format, "matte": "png", "albedo": "png", "parts": "png", "geometry": "npz"}
+    return {folder: f"{folder}/{index:06d}.{ending}" for folder, ending in endings.items()}
+
+
+def _write_maps(folder: Path, names: Mapping[str, str], maps: ImageMaps, *, quality: int) -> None:
+    """Write an image and all its maps; existing files are replaced."""
+    matte, albedo, parts, normals, depth = maps.matte, maps.albedo, maps.parts, maps.normals, maps.depth
+    if matte is None or albedo is None or parts is None or normals is None or depth is None:
+        raise CheckpointError(f"{folder}: expected all maps of an image to write, got some of them. Pass every map.")
+    options: dict[str, Any] = {"quality": quality, "subsampling": 0} if names["images"].endswith("jpg") else {}
+    _to_image(maps.image / 255).save(folder / names["images"], **options)
+    _to_image(matte).save(folder / names["matte"])
+    _to_image(albedo).save(folder / names["albedo"])
+    labels = Image.fromarray(parts.contiguous().numpy()).convert("L")
+    labels.putpalette([channel for colour in PART_COLOURS for channel in colour])  # converts to palette mode
+    labels.save(folder / names["parts"])
+    codes, low, step = encode_depth(depth.contiguous().numpy())
+    with (folder / names["geometry"]).open("wb") as file:
+        np.savez_compressed(
+            file,
+            normals=normals.numpy().astype(np.float16),
+            depth=codes,
+            depth_low=np.float64(low),
+            depth_step=np.float64(step),
+        )
+
+
+def read_maps(folder: Path, names: Mapping[str, str], wanted: frozenset[str] = _MAPS) -> ImageMaps:
+    """Read an image and those of its maps that are `wanted`: "matte", "albedo", "parts", "geometry"."""
+    image = image_to_tensor(load_image(folder / names["images"]))  # [3, H, W]
+    size_hw = (image.shape[1], image.shape[2])
+    maps: dict[str, Tensor] = {}
+    for kind, mode in (("matte", "RGBA"), ("albedo", "RGB")):
+        if kind in wanted:
+            pixels = _read_png(folder / names[kind], (mode,), size_hw)
+            maps[kind] = torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32) / 255.0)
+    if "parts" in wanted:
+        maps["parts"] = torch.from_numpy(_read_png(folder / names["parts"], ("P", "L"), size_hw).copy())
+    if "geometry" in wanted:
+        maps["normals"], maps["depth"] = _read_geometry(folder / names["geometry"], size_hw)
+    return ImageMaps(image=image, **maps)
+
+
+def encode_depth(depth: NDArray[np.float32]) -> tuple[NDArray[np.uint16], float, float]:
+    """Encode depth [H, W] (0: nothing): codes, the depth of code 1, and the step to the next code."""
+    covered = depth > 0
+    if not covered.any():
+        return np.zeros(depth.shape, np.uint16), 1.0, 1.0
+    low, high = float(depth[covered].min()), float(depth[covered].max())
+    step = max((high - low) / (_DEPTH_STEPS - 1), 1e-9)
+    codes = np.rint((depth.astype(np.float64) - low) / step) + 1
+    return np.where(covered, codes, 0).astype(np.uint16), low, step
+
+
+def decode_depth(codes: NDArray[np.uint16], low: float, step: float) -> NDArray[np.float32]:
+    """Undo `encode_depth`: depth = low + step · (code − 1), and 0 where the code is 0."""
+    depth = low + step * (codes.astype(np.float64) - 1)
+    return np.where(codes > 0, depth, 0.0).astype(np.float32)
+
+
+def _read_geometry(path: Path, size_hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Read normals [3, H, W] and depth [H, W]."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            normals = file["normals"].astype(np.float32)
+            depth = decode_depth(file["depth"], float(file["depth_low"]), float(file["depth_step"]))
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        raise CheckpointError(f"{path}: expected normals and depth, but {error}. Write the dataset again.") from error
+    if normals.shape != (3, *size_hw) or depth.shape != size_hw:
+        raise CheckpointError(
+            f"{path}: expected maps of {size_hw[0]}×{size_hw[1]}, got normals {list(normals.shape)} and depth "
+            f"{list(depth.shape)}. Write the dataset again."
+        )
+    return torch.from_numpy(normals), torch.from_numpy(depth)
+
+
+def _read_png(path: Path, modes: tuple[str, ...], size_hw: tuple[int, int]) -> NDArray[np.uint8]:
+    try:
+        with Image.open(path) as image:
+            mode, pixels = image.mode, np.asarray(image)
+    except (OSError, SyntaxError) as error:
+        raise ImageError(f"{path}: expected a PNG of the dataset, but {error}. Write the dataset again.") from error
+    if mode not in modes or pixels.shape[:2] != size_hw:
+        raise ImageError(
+            f"{path}: expected {modes[0]} of {size_hw[0]}×{size_hw[1]}, got {mode} of {pixels.shape[0]}×"
+            f"{pixels.shape[1]}. Write the dataset again."
+        )
+    return np.asarray(pixels, np.uint8)
+
+
+def _to_image(values: Tensor) -> Image.Image:
+    """Convert [C, H, W] in 0..1 to an image."""
+    return Image.fromarray((values.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).contiguous().numpy())
+
+
+# --------------------------------------------------------------------------------------------------- whole datasets
+
+
+@dataclass(frozen=True)
+class DatasetOptions:
+    """What a dataset holds. `render.chunk` has no effect: images are always drawn eight at a time."""
+
+    render: RenderOptions = field(default_factory=RenderOptions)
+    people: float = 1.3  # people an image, on average; at least one
+    image_format: ImageFormat = "jpg"
+    quality: int = 95  # of JPEG
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.people <= 8:
+            raise InputError(f"people: expected 1 to 8 people an image on average, got {self.people}.")
+        if self.image_format not in ("jpg", "png") or not 1 <= self.quality <= 100:
+            raise InputError(
+                f"DatasetOptions: expected image_format jpg or png and quality from 1 to 100, got "
+                f"{self.image_format!r} and {self.quality}."
+            )
+
+
+def write_dataset(
+    out: str | Path,
+    count: int,
+    *,
+    seed: int = 0,
+    pack: Pack,
+    options: DatasetOptions | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write `count` images with truths into the folder `out` and return the path of its COCO annotations.
+
+    A folder that holds the beginning of the same dataset is continued. The same seed, pack and options give the same
+    files on the same kind of device; people, cameras and light are the same on every device, fine noise is not.
+
+    Args:
+        out: Folder to write, created if needed.
+        count: Number of images.
+        seed: Seed of the dataset.
+        pack: Where people come from, on the device that draws them.
+        options: Size, number of people, formats.
+        progress: Called with the number of images that are written, and `count`.
+    """
+    options = options or DatasetOptions()
+    folder = Path(out).expanduser()
+    if count < 1:
+        raise InputError(f"count: expected at least one image, got {count}.")
+    about = _describe(seed, pack, options)
+    _initialize_folder(folder, about, count)
+    pyramid = build_pyramid(pack.textures)
+    with ThreadPoolExecutor(_WRITERS) as writers:
+        for first in range(0, count, GROUP):
+            number, last = first // GROUP, min(first + GROUP, count)
+            if len(_read_record(folder, number)["images"]) < last - first:
+                group = draw_group(pack, seed, number, options, pyramid=pyramid)
+                _write_group(folder, number, group, options, count=last - first, writers=writers)
+            if progress is not None:
+                progress(last, count)
+    _write_annotations(folder, about, count)
+    _write_sheet(folder)
+    return folder / ANNOTATIONS_FILE
+
+
+@dataclass(frozen=True)
+class Group:
+    """Eight images and the stature of everybody in them."""
+
+    truth: Truth
+    statures: list[float]  # metres, by `truth.person_index`
+
+
+def draw_group(pack: Pack, seed: int, number: int, options: DatasetOptions, *, pyramid: TexturePyramid) -> Group:
+    """Draw the images of one group, which depend on nothing but the arguments."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, number))
+    extra = int(torch.poisson(torch.tensor((options.people - 1) * GROUP), generator=generator))
+    people = sample_people(pack, GROUP + extra, generator, pack.textures.device)
+    drawing = replace(options.render, chunk=GROUP)
+    truth = render(people, pack, generator=generator, image_count=GROUP, options=drawing, pyramid=pyramid)
+    return Group(truth.to("cpu"), people.height.tolist())
+
+
+def _write_group(
+    folder: Path, number: int, group: Group, options: DatasetOptions, *, count: int, writers: ThreadPoolExecutor
+) -> None:
+    """Write the first `count` images of a group and, when their files are complete, its record."""
+    images, annotations, jobs = [], [], []
+    for row in range(count):
+        index = number * GROUP + row
+        names = file_names(index, options.image_format)
+        maps = ImageMaps.of(group.truth, row)
+        jobs.append(writers.submit(_write_maps, folder, names, maps, quality=options.quality))
+        images.append(_image_entry(group.truth, row, index, names))
+        annotations += _person_entries(group, row, index)
+    for job in jobs:
+        job.result()
+    write_text(_record_path(folder, number), json.dumps({"images": images, "annotations": annotations}) + "\n")
+
+
+def _image_entry(truth: Truth, row: int, index: int, names: Mapping[str, str]) -> JSONObject:
+    """Return an image's entry in the annotations: COCO's fields, the other files, and the camera."""
+    H, W = truth.parts.shape[-2:]
+    others = {f"{kind}_file": names[kind] for kind in ("matte", "albedo", "parts", "geometry")}
+    return {"id": index, "file_name": names["images"], "width": W, "height": H, **others} | {
+        "intrinsics": truth.intrinsics[row].double().tolist(),
+        "scale": float(truth.scale[row]),
+    }
+
+
+def _person_entries(group: Group, row: int, index: int) -> list[JSONObject]:
+    """Return the entries of the people of one image, the subject first, without those that are not visible."""
+    truth = group.truth
+    entries: list[JSONObject] = []
+    for slot, person in enumerate(truth.person_index[row].tolist()):
+        box = truth.boxes_xywh[row, slot].tolist()
+        if person < 0 or min(box[2:]) <= 0:
+            continue
+        points = truth.keypoints[row, slot]  # [308, 3]
+        mask = encode_rle(truth.instance_masks[row, slot], compress=True)
+        rows = [[round(x, 2), round(y, 2), int(state)] if state else [0, 0, 0] for x, y, state in points.tolist()]
+        entries.append(
+            {
+                "id": index * 100 + slot,
+                "image_id": index,
+                "category_id": _CATEGORY,
+                "bbox": box,
+                "area": rle_area(mask),
+                "iscrowd": 0,
+                "segmentation": mask,
+                "keypoints": [value for point in rows for value in point],
+                "num_keypoints": int((points[:, 2] > 0).sum()),
+                "stature": round(group.statures[person], 4),
+            }
+        )
+    return entries
+
+
+def _record_path(folder: Path, number: int) -> Path:
+    return folder / "records" / f"{number:06d}.json"
+
+
+def _read_record(folder: Path, number: int) -> dict[str, list[JSONObject]]:
+    """Return a group's annotations; empty where it was not written yet."""
+    path = _record_path(folder, number)
+    return read_json(path) if path.is_file() else {"images": [], "annotations": []}
+
+
+def _describe(seed: int, pack: Pack, options: DatasetOptions) -> JSONObject:
+    """Return what must be equal for two datasets to be the same, as JSON holds it."""
+    chosen = dataclasses.asdict(options)
+    chosen["render"].pop("chunk")
+    about = {"format": _FORMAT, "seed": seed, "pack": _fingerprint(pack), "options": chosen}
+    loaded: JSONObject = json.loads(json.dumps(about))
+    return loaded
+
+
+def _fingerprint(pack: Pack) -> str:
+    """Return a hash of what a pack holds."""
+    digest = hashlib.sha256("/".join(pack.wardrobe.names).encode())
+    for table in (pack.body.vertex_mean, pack.body.identities, pack.poses.rotations, pack.skins):
+        digest.update(table.detach().cpu().contiguous().numpy().tobytes())
+    digest.update(repr((tuple(pack.textures.shape), tuple(pack.scenery.backgrounds.shape))).encode())
+    return digest.hexdigest()[:16]
+
+
+def _initialize_folder(folder: Path, about: JSONObject, count: int) -> None:
+    """Create the folders of a dataset, or check that the files in it are the beginning of this one."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: expected a folder to write a dataset into, got a file. Choose another path.")
+    path = folder / _SET_FILE
+    if path.is_file():
+        known = read_json(path)
+        differing = [name for name in about if known.get(name) != about[name]]
+        if differing:
+            raise InputError(
+                f"{folder}: holds another dataset (its {', '.join(differing)} differ). Choose another folder, or the "
+                "same seed, pack and options."
+            )
+        if known.get("count", 0) > count:
+            raise InputError(
+                f"count: {folder} already holds {known['count']} images, more than {count}. Ask for at least as many, "
+                "or choose another folder."
+            )
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"{folder}: expected an empty folder or the beginning of a dataset. Choose another folder.")
+    for name in _FOLDERS:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    if not path.is_file():
+        write_text(path, json.dumps(about, indent=2) + "\n")
+
+
+def _write_annotations(folder: Path, about: JSONObject, count: int) -> None:
+    """Join the records of all groups into one COCO file, and mark the dataset as complete in `set.json`."""
+    images: list[JSONObject] = []
+    annotations: list[JSONObject] = []
+    for number in range(-(-count // GROUP)):
+        record = _read_record(folder, number)
+        images += record["images"]
+        annotations += record["annotations"]
+    if len(images) != count:
+        raise CheckpointError(f"{folder}: expected records of {count} images, got {len(images)}. Run it again.")
+    category = {
+        "id": _CATEGORY,
+        "name": "person",
+        "supercategory": "person",
+        "keypoints": list(KEYPOINT_NAMES),
+        "skeleton": [[bone.start + 1, bone.end + 1] for bone in SKELETON],
+    }
+    table = {
+        "info": {"description": "Synthetic people by vitruvian", "parts": list(PART_NAMES), **about},
+        "images": images,
+        "annotations": annotations,
+        "categories": [category],
+    }
+    write_text(folder / ANNOTATIONS_FILE, json.dumps(table) + "\n")
+    write_text(folder / _SET_FILE, json.dumps(about | {"count": count}, indent=2) + "\n")
+
+
+# ---------------------------------------------------------------------------------------------------- contact sheet
+
+_SHEET_HEIGHT, _GAP = 192, 4  # pixels of a tile, and between tiles
+_PAPER = (24, 24, 28)
+_CHECKER = (0.42, 0.58)  # two greys, in squares of eight pixels
+
+
+def _write_sheet(folder: Path) -> None:
+    """Draw the images of the first group beside their keypoints, parts, normals, depth, albedo and mattes."""
+    record = _read_record(folder, 0)
+    strips = []
+    for image in record["images"]:
+        names = {kind: image[f"{kind}_file"] for kind in _MAPS} | {"images": image["file_name"]}
+        people = [person["keypoints"] for person in record["annotations"] if person["image_id"] == image["id"]]
+        points = torch.tensor(people, dtype=torch.float32).reshape(len(people), len(KEYPOINT_NAMES), 3)  # [M, 308, 3]
+        strips.append(_sheet_row(read_maps(folder, names), points))
+    sheet = Image.new("RGB", (strips[0].width, len(strips) * (_SHEET_HEIGHT + _GAP) - _GAP), _PAPER)
+    for number, strip in enumerate(strips):
+        sheet.paste(strip, (0, number * (_SHEET_HEIGHT + _GAP)))
+    with atomic_write(folder / SHEET_FILE) as temporary:
+        sheet.save(temporary, format="JPEG", quality=90)
+
+
+def _sheet_row(maps: ImageMaps, keypoints: Tensor) -> Image.Image:
+    tiles = [_to_image(maps.image / 255), _draw_keypoints(maps.image, keypoints)]
+    if maps.parts is not None:
+        tiles.append(Image.fromarray(np.array(PART_COLOURS, np.uint8)[maps.parts.numpy()]))
+    if maps.normals is not None:
+        shown = maps.normals * torch.tensor(NORMALS_FOR_DISPLAY)[:, None, None] / 2 + 0.5  # [3, H, W]
+        tiles.append(_to_image(shown * (maps.normals.abs().sum(0) > 0)))
+    if maps.depth is not None:
+        covered = maps.depth > 0
+        low, high = maps.depth[covered].aminmax() if covered.any() else (torch.zeros(()), torch.zeros(()))
+        near = 1 - 0.85 * (maps.depth - low) / (high - low).clamp_min(1e-6)  # near is bright
+        tiles.append(_to_image(torch.where(covered, near, 0.0).expand(3, -1, -1)))
+    if maps.albedo is not None:
+        tiles.append(_to_image(maps.albedo))
+    if maps.matte is not None:
+        H, W = maps.matte.shape[1:]
+        squares = (torch.arange(-(-H // 8))[:, None] + torch.arange(-(-W // 8))) % 2  # [H/8, W/8]
+        behind = F.interpolate(torch.tensor(_CHECKER)[squares][None, None], scale_factor=8.0)[0, 0, :H, :W]
+        tiles.append(_to_image(maps.matte[:3] * maps.matte[3:] + behind * (1 - maps.matte[3:])))
+    width = max(1, round(maps.image.shape[2] * _SHEET_HEIGHT / maps.image.shape[1]))
+    strip = Image.new("RGB", (len(tiles) * (width + _GAP) - _GAP, _SHEET_HEIGHT), _PAPER)
+    for number, tile in enumerate(tiles):
+        strip.paste(tile.resize((width, _SHEET_HEIGHT), Image.Resampling.LANCZOS), (number * (width + _GAP), 0))
+    return strip
+
+
+def _draw_keypoints(image: Tensor, keypoints: Tensor) -> Image.Image:
+    """Draw keypoints [M, 308, 3] as dots where visible, as rings where hidden."""
+    scale = max(1, round(384 / image.shape[1]))
+    canvas = _to_image(image / 255)
+    canvas = canvas.resize((canvas.width * scale, canvas.height * scale), Image.Resampling.BILINEAR)
+    pen = ImageDraw.Draw(canvas)
+    radius = max(2.0, canvas.height / 130)
+    for person in keypoints.tolist():
+        for point, (x, y, state) in zip(KEYPOINTS, person, strict=True):
+            if state > 0:
+                u, v = (x + 0.5) * scale, (y + 0.5) * scale
+                box = (u - radius, v - radius, u + radius, v + radius)
+                pen.ellipse(box, fill=point.colour if state == VISIBLE else None, outline=point.colour)
+    return canvas

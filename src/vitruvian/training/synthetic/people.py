@@ -1,0 +1,115 @@
+"""Random people: bodies, faces, poses and clothes as one batch of meshes.
+
+    Pack ──sample_people──▶ PeopleBatch ──render──▶ images and ground truth
+
+World axes: metres, z up, the ground is z = 0, the hips are at x = y = 0. A person faces -y and has their left at +x:
+poses have no heading, the camera alone decides from which side a person is seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vitruvian.errors import InputError
+from vitruvian.training.synthetic.clothing import DressedBodies, choose_outfit, dress
+from vitruvian.training.synthetic.materials import Materials, sample_materials
+from vitruvian.training.synthetic.pack import Body, Pack
+from vitruvian.training.synthetic.posing import (
+    apply_transforms,
+    pose_bones,
+    pose_keypoints,
+    rest_shape,
+    sample_expressions,
+    sample_poses,
+    stature,
+    vertex_transforms,
+)
+from vitruvian.training.synthetic.rng import Rng
+from vitruvian.training.tensor_batch import TensorBatch
+
+# Facial actions that part the lips and show teeth.
+_LIP_ACTIONS = ("jawOpen", "mouthUpperUpLeft", "mouthUpperUpRight", "mouthLowerDownLeft", "mouthLowerDownRight",
+                "mouthFunnel", "tongueOut")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PeopleBatch(TensorBatch):
+    """P posed and dressed people as meshes of V vertices and F triangles. Faces are two-sided and of one part each."""
+
+    shared: ClassVar[frozenset[str]] = frozenset({"keypoint_known"})
+
+    vertices: Tensor  # [P, V, 3] float32, posed
+    rest_vertices: Tensor  # [P, V, 3] float32, in the rest pose: coordinates for patterns
+    faces: Tensor  # [P, F, 3] int64 into V; absent faces are (0, 0, 0)
+    face_uv: Tensor  # [P, F, 3, 2] float32, v upwards (v = 1 is the top row of the texture); repeats outside 0..1
+    face_class: Tensor  # [P, F] uint8, one of the 29 parts; 0: face is absent
+    face_material: Tensor  # [P, F] int64 into M
+    materials: Materials
+    keypoints: Tensor  # [P, 308, 3] float32, posed
+    keypoint_known: Tensor  # [308] bool: False where the body has no rule for that point
+    keypoint_depth: Tensor  # [P, 308] metres that a point may lie behind the drawn surface and still count as visible
+    height: Tensor  # [P] metres, stature in the rest pose
+
+    def __len__(self) -> int:
+        """Return the number of people P."""
+        return len(self.vertices)
+
+
+def sample_people(
+    pack: Pack, count: int, generator: torch.Generator, device: torch.device | str = "cpu"
+) -> PeopleBatch:
+    """Draw `count` random people, posed and dressed, on `device`, which must hold the pack.
+
+    With a generator on the CPU, the same seed gives the same people on every device.
+    """
+    if count < 1:
+        raise InputError(f"sample_people: expected at least one person, got {count}. Ask for count >= 1.")
+    if pack.textures.device.type != torch.device(device).type:
+        raise InputError(
+            f"sample_people: expected a pack on {device}, got it on {pack.textures.device}. Call pack.to(device) first."
+        )
+    body, rng = pack.body, Rng(generator, device)
+    if rng.device_generator is generator:
+        rng.seed()  # on another device one number seeds the device's generator: draw it here too
+    coefficients, traits = _sample_identities(body, count, rng)
+    expressions = sample_expressions(body.expression_names, count, rng=rng)
+    rest, bones = rest_shape(body, coefficients, expressions)
+    lip_columns = [index for index, name in enumerate(body.expression_names) if name in _LIP_ACTIONS]
+    mouth_open = (expressions[:, lip_columns] > 0.04).any(1)
+    outfit = choose_outfit(pack, traits, mouth_open, rng)
+    materials = sample_materials(pack, outfit.pieces, traits, rng)
+    skeleton = pose_bones(body, bones, sample_poses(pack.poses, body, traits[:, 3], rng=rng))
+    transforms = vertex_transforms(body, skeleton)
+    dressed = dress(pack, outfit, rest)
+    vertices = pose_vertices(dressed, transforms)
+    ground = torch.where(dressed.present, vertices[..., 2], torch.inf).amin(1)  # [P]
+    lift = torch.stack([torch.zeros_like(ground), torch.zeros_like(ground), -ground], -1)[:, None]  # [P, 1, 3]
+    height = stature(rest, body)
+    return PeopleBatch(
+        vertices=vertices + lift, rest_vertices=dressed.vertices, faces=dressed.faces, face_uv=dressed.face_uv,
+        face_class=dressed.face_class, face_material=dressed.face_material, materials=materials,
+        keypoints=pose_keypoints(body, skeleton, rest, transforms) + lift, keypoint_known=body.keypoint_known,
+        keypoint_depth=height[:, None] * body.keypoint_depth, height=height,
+    )  # fmt: skip
+
+
+def _sample_identities(body: Body, count: int, rng: Rng) -> tuple[Tensor, Tensor]:
+    """Draw shape coefficients [P, C] and traits [P, 4]: interpolated between a known person and a similar one."""
+    first, second = (rng.integers(len(body.identities), count) for _ in range(2))
+    a, b = body.traits[first], body.traits[second]
+    similar = ((a[:, :2] - b[:, :2]).abs() < torch.tensor([0.3, 0.15], device=a.device)).all(1)
+    share = (rng.uniform(0.0, 0.5, count) * similar)[:, None]
+    return torch.lerp(body.identities[first], body.identities[second], share), torch.lerp(a, b, share)
+
+
+def pose_vertices(dressed: DressedBodies, transforms: Tensor) -> Tensor:
+    """Move rest vertices with the body: transforms [P, R, 3, 4] -> posed vertices [P, V, 3]."""
+    person = torch.arange(len(transforms), device=transforms.device)[:, None]
+    blended = torch.zeros(*dressed.weights.shape[:2], 3, 4, device=transforms.device)
+    for k in range(3):
+        blended += transforms[person, dressed.ids[..., k]] * dressed.weights[..., k, None, None]
+    return apply_transforms(blended, dressed.vertices)

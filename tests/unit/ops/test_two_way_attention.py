@@ -1,0 +1,104 @@
+"""Attention between the tokens of prompts and the cells of images: every version against plain attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.unit.ops.versions import assert_close, every_version, randn
+from vitruvian.ops.two_way_attention import SharedImage, image_to_tokens, project_shared_image, tokens_to_image
+
+CELLS, CHANNELS = 600, 32
+
+
+class CrossAttention(nn.Module):
+    attn_implementation = "sdpa"
+
+    def __init__(self, heads: int, version: str) -> None:
+        super().__init__()
+        self.heads = heads
+        inner = CHANNELS // 2
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(CHANNELS, inner) for _ in range(3))
+        self.o_proj = nn.Linear(inner, CHANNELS)
+        for seed, parameter in enumerate(self.parameters()):
+            parameter.data = randn(*parameter.shape, version=version, seed=seed) * 0.3
+
+    def plain(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Project, attend and project, in float32: [B, P, N, C], [B, P, M, C] twice -> [B, P, N, C]."""
+        q, k, v = (
+            F.linear(x.float(), layer.weight.float(), layer.bias.float())
+            .unflatten(-1, (self.heads, -1))
+            .transpose(2, 3)
+            for x, layer in ((queries, self.q_proj), (keys, self.k_proj), (values, self.v_proj))
+        )
+        out = F.scaled_dot_product_attention(q, k, v, bias).transpose(2, 3).flatten(3)
+        return F.linear(out, self.o_proj.weight.float(), self.o_proj.bias.float())
+
+
+@every_version
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("prompts", "images", "tokens", "heads"), [(3, 3, 8, 8), (3, 1, 9, 4), (1, 1, 7, 8)])
+def test_both_directions(version: str, prompts: int, images: int, tokens: int, heads: int, shared: bool) -> None:
+    if shared and images > 1:
+        pytest.skip("a shared image is one")
+    image, positions = (
+        randn(2, images, CELLS, CHANNELS, version=version, seed=11),
+        randn(CELLS, CHANNELS, version=version),
+    )
+    x, token_positions = (randn(2, prompts, tokens, CHANNELS, version=version, seed=seed) for seed in (12, 13))
+    to_image, to_tokens = CrossAttention(heads, version), CrossAttention(heads, version)
+    norm = nn.LayerNorm(CHANNELS).to(image)
+    projected = project_shared_image(image, positions, to_image, to_tokens, tokens=1000) if shared else None
+    assert (projected is not None) == shared
+
+    cells = (image + positions).expand(2, prompts, -1, -1)
+    got, weights = tokens_to_image(x, image, positions, to_image, shared=projected)
+    assert weights is None
+    assert_close(
+        got.float(), to_image.plain(x, cells, image.expand_as(cells)), tolerance=3e-2 if version == "triton" else 1e-5
+    )
+
+    back = image_to_tokens(image, positions, x, token_positions, to_tokens, norm, shared=projected)
+    want = F.layer_norm(image.float() + to_tokens.plain(cells, x + token_positions, x), (CHANNELS,))
+    assert_close(back.float(), want, tolerance=3e-2 if version == "triton" else 1e-5)
+
+
+@every_version
+@pytest.mark.parametrize("shared", [False, True])
+def test_bias_and_weights(version: str, shared: bool) -> None:
+    image, positions = randn(1, 1, 20, CHANNELS, version=version), randn(20, CHANNELS, version=version, seed=1)
+    x, bias = randn(1, 3, 5, CHANNELS, version=version, seed=2), randn(1, 3, 1, 1, 20, version=version, seed=3)
+    layer = CrossAttention(4, version)
+    projected: SharedImage | None = None
+    if shared:
+        projected = project_shared_image(image, positions, layer, layer, tokens=1000)
+    got, weights = tokens_to_image(x, image, positions, layer, shared=projected, bias=bias, need_weights=True)
+    assert weights is not None
+    assert weights.shape == (1, 3, 4, 5, 20)
+    assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    cells = (image + positions).expand(1, 3, -1, -1)
+    assert_close(
+        got.float(),
+        layer.plain(x, cells, image.expand_as(cells), bias.float()),
+        tolerance=3e-2 if version == "triton" else 1e-5,
+    )
+
+
+def test_a_shared_image_is_projected_where_that_is_less_work() -> None:
+    image, positions, layer = torch.randn(1, 1, 20, CHANNELS), torch.randn(20, CHANNELS), CrossAttention(4, "torch")
+    assert project_shared_image(image, positions, layer, layer, tokens=4) is None
+    assert project_shared_image(image, positions, layer, layer, tokens=5) is not None
+    assert project_shared_image(image.expand(1, 2, -1, -1), positions, layer, layer, tokens=5) is None
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_every_parameter_has_a_gradient(shared: bool) -> None:
+    image, positions = torch.randn(1, 1, 20, CHANNELS), torch.randn(20, CHANNELS)
+    tokens, norm = torch.randn(1, 3, 5, CHANNELS), nn.LayerNorm(CHANNELS)
+    layers = CrossAttention(4, "torch"), CrossAttention(4, "torch")
+    projected = project_shared_image(image, positions, *layers, tokens=15) if shared else None
+    attended, _ = tokens_to_image(tokens, image, positions, layers[0], shared=projected)
+    image_to_tokens(image, positions, attended, tokens, layers[1], norm, shared=projected).square().sum().backward()
+    assert all(parameter.grad is not None for layer in layers for parameter in layer.parameters())

@@ -1,0 +1,431 @@
+"""Many pictures at once: in order, in bounded memory, with failures in their place and threads that end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vitruvian.errors import InputError
+from vitruvian.ops.cuda_graphs import GraphCache
+from vitruvian.pipelines.engine.cuda_streams import CudaStream, copy_to_host
+from vitruvian.pipelines.engine.memory import BatchSize, initial_batch_size
+from vitruvian.pipelines.engine.runner import Failure, max_in_flight, run_many, run_one
+from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.sources import Frame, FrameLoader, open_source
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def picture(value: int) -> np.ndarray:
+    return np.full((4, 6, 3), value, np.uint8)
+
+
+class Doubler:
+    """A task whose result is twice the first pixel of a picture, summed over its units."""
+
+    device = torch.device("cpu")
+    detects_people = False
+    fixed_input_size = False
+    decodes_in_workers = True
+    upload_stream: CudaStream | None = None
+
+    def __init__(
+        self,
+        *,
+        units: int | None = 1,
+        room: int | None = None,
+        slow: float = 0.0,
+        sides: tuple[int, int] = (2, 2),  # of the units of even and odd pictures
+    ) -> None:
+        self.units, self.room, self.slow, self.sides = units, room, slow, sides
+        self.batches: list[list[int]] = []
+        self.detected: list[int] = []
+        self.threads: dict[str, set[str]] = {}
+
+    def note(self, step: str) -> None:
+        self.threads.setdefault(step, set()).add(threading.current_thread().name)
+        assert torch.is_inference_mode_enabled()
+
+    def detect(self, frame: Frame) -> Any:
+        self.note("detect")
+        self.detected.append(frame.index)
+        return int(frame.image[0, 0, 0])
+
+    def prepare(self, frame: Frame, people: Any) -> Prepared:
+        self.note("prepare")
+        value = int(frame.image[0, 0, 0])
+        if value == 13:
+            raise InputError("thirteen: expected a luckier number.")
+        count = value % 4 if self.units is None else self.units
+        pixels = torch.full((3, 2, self.sides[value % 2]), float(value))
+        return Prepared(frame, [Unit(pixels, value) for _ in range(count)], people)
+
+    def forward(self, units: list[Unit]) -> list[Any]:
+        self.note("forward")
+        if self.room is not None and len(units) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB.")
+        if any(unit.extra == 17 for unit in units):
+            raise ValueError("seventeen")
+        torch.stack([unit.pixels for unit in units])  # as models do
+        self.batches.append([unit.extra for unit in units])
+        return [unit.pixels * 2 for unit in units]
+
+    def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
+        self.note("decode")
+        time.sleep(self.slow)
+        return [output.mean() for output in outputs]
+
+    def finish(self, prepared: Prepared, decoded: Any) -> int:
+        self.note("finish")
+        value = int(prepared.frame.image[0, 0, 0])
+        if value == 19:
+            raise RuntimeError("nineteen")
+        return int(sum(float(one) for one in decoded)) if decoded else -value
+
+
+def results(job: Doubler, source: Any, *, batch: int = 3, fixed: bool = True, **options: Any) -> list[Any]:
+    return list(run_many(job, open_source(source), batch=BatchSize(batch, fixed=fixed), **options))
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    gc.collect()
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    assert not left
+
+
+class TestOrder:
+    @pytest.mark.parametrize("count", [1, 2, 3, 7, 40])
+    def test_results_come_in_the_order_of_the_source(self, count: int) -> None:
+        assert results(Doubler(), [picture(n + 20) for n in range(count)]) == [2 * (n + 20) for n in range(count)]
+
+    def test_units_of_several_pictures_share_a_batch(self) -> None:
+        job = Doubler(units=2)
+        assert results(job, [picture(n) for n in range(5)], batch_timeout=60.0) == [4 * n for n in range(5)]
+        assert job.batches == [[0], [0, 1], [1, 2, 2], [3, 3, 4], [4]]  # small at first
+
+    def test_whole_batches_from_the_first_on(self) -> None:
+        job = Doubler(units=2)
+        job.fixed_input_size = True
+        graphs = GraphCache(max_batch=1)
+        assert results(job, [picture(n) for n in range(5)], batch_timeout=60.0, graphs=graphs) == [
+            4 * n for n in range(5)
+        ]
+        assert job.batches == [[0, 0, 1], [1, 2, 2], [3, 3, 4], [4]]
+
+    def test_only_units_of_one_shape_share_a_batch(self) -> None:
+        job = Doubler(sides=(2, 3))
+        assert results(job, [picture(n) for n in range(9)], batch=4) == [2 * n for n in range(9)]
+        assert all(len({note % 2 for note in batch}) == 1 for batch in job.batches)
+        assert max(len(batch) for batch in job.batches) == 2
+
+    def test_pictures_without_units_and_with_many(self) -> None:
+        job = Doubler(units=None)  # 0 to 3 units
+        assert results(job, [picture(n) for n in range(8)], batch=2) == [0, 2, 8, 18, -4, 10, 24, 42]
+
+    def test_who_does_what(self) -> None:
+        job = Doubler()
+        job.detects_people = True
+        results(job, [picture(n) for n in range(8)])
+        main = threading.current_thread().name
+        assert job.threads["forward"] == job.threads["detect"] == {main}
+        for step in ("prepare", "decode", "finish"):
+            assert main not in job.threads[step]
+        assert job.detected == list(range(8))
+
+    def test_on_a_gpu_decoding_is_started_by_the_caller(self) -> None:
+        job = Doubler()
+        job.decodes_in_workers = False
+        assert results(job, [picture(5)] * 3) == [10] * 3
+        assert job.threads["decode"] == {threading.current_thread().name}
+
+
+class TestFailures:
+    def test_each_kind_stays_in_its_place(self, tmp_path: Path) -> None:
+        (tmp_path / "broken.png").write_bytes(b"no picture")
+        source = [picture(1), tmp_path / "broken.png", picture(13), picture(17), picture(19), picture(2)]
+        found = results(Doubler(), source, batch_timeout=60.0)
+        assert [found[0], found[-1]] == [2, 4]
+        failures = found[1:-1]
+        assert all(isinstance(one, Failure) for one in failures)
+        assert [one.index for one in failures] == [1, 2, 3, 4]
+        assert [type(one.error).__name__ for one in failures] == [
+            "ImageError",
+            "InputError",
+            "ValueError",
+            "RuntimeError",
+        ]
+        assert failures[0].message.startswith(str(tmp_path / "broken.png"))
+        assert failures[2].message == "array: seventeen"
+
+    def test_frames_of_a_video_keep_their_numbers(self) -> None:
+        frames = [Frame(image=picture(value), name="clip.mp4", frame=100 + value) for value in (1, 13, 17, 19)]
+        found = results(Doubler(), iter(frames))
+        assert [one.frame for one in found[1:]] == [113, 117, 119]
+
+    def test_a_bad_unit_does_not_spoil_its_batch(self) -> None:
+        found = results(Doubler(), [picture(1), picture(17), picture(2)], batch=3, batch_timeout=60.0)
+        assert [found[0], found[2]] == [2, 4]
+        assert isinstance(found[1], Failure)
+
+    def test_raise_stops_there(self) -> None:
+        stream = run_many(
+            Doubler(),
+            open_source([picture(1), picture(13), picture(2)]),
+            batch=BatchSize(1, fixed=True),
+            errors="raise",
+        )
+        assert next(stream) == 2
+        with pytest.raises(InputError, match="thirteen"):
+            next(stream)
+
+    def test_more_failures_than_the_line_holds(self) -> None:
+        """A good picture that waits for its batch must not wait for ever behind a full line."""
+        source = [picture(1)] * 8 + [picture(13)] * 80 + [picture(2)]  # seven go through in the first, small batches
+        found = results(Doubler(), source, batch=8, batch_timeout=250.0)
+        assert found[:8] == [2] * 8
+        assert (found[-1], len(found)) == (4, 89)
+
+    def test_a_source_that_breaks_off(self) -> None:
+        def broken() -> Iterator[np.ndarray]:
+            yield picture(1)
+            yield picture(2)
+            raise OSError("cable pulled")
+
+        found = results(Doubler(), broken(), batch=5)
+        assert found[:2] == [2, 4]
+        assert isinstance(found[2], Failure)
+        assert "cable pulled" in found[2].message
+
+    def test_saving_that_fails(self) -> None:
+        def save(result: int, index: int) -> None:
+            if result == 4:
+                raise OSError("disk full")
+
+        found = results(Doubler(), [picture(1), picture(2), picture(3)], save=save)
+        assert [found[0], found[2]] == [2, 6]
+        assert "disk full" in found[1].message
+
+
+class TestMemory:
+    def test_only_so_many_pictures_are_on_their_way(self) -> None:
+        taken: list[int] = []
+
+        def source() -> Iterator[np.ndarray]:
+            for number in range(200):
+                taken.append(number)
+                yield picture(number % 10)
+
+        stream = run_many(Doubler(), open_source(source()), batch=BatchSize(2, fixed=True), workers=2)
+        most = max_in_flight(2, 2)
+        for done in range(1, 60):
+            next(stream)
+            time.sleep(0.001)
+            assert len(taken) <= done + most + 1
+        stream.close()  # type: ignore[attr-defined]
+
+    def test_memory_stays_flat(self) -> None:
+        """200 pictures of 3 MB each: what is alive at once is a few of them, not 600 MB."""
+        import tracemalloc
+
+        def source() -> Iterator[np.ndarray]:
+            for number in range(200):
+                yield np.full((1000, 1000, 3), number % 10, np.uint8)
+
+        tracemalloc.start()
+        try:
+            stream = run_many(Doubler(), open_source(source()), batch=BatchSize(2, fixed=True), workers=2)
+            count = sum(1 for _ in stream)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert count == 200
+        assert peak < 20 * 3_000_000
+
+    def test_the_batch_halves_and_goes_on_with_the_same_pictures(self) -> None:
+        job = Doubler(room=3)
+        batch = BatchSize(16, fixed=False)
+        found = list(run_many(job, open_source([picture(n % 10) for n in range(40)]), batch=batch, batch_timeout=60.0))
+        assert found == [2 * (n % 10) for n in range(40)]
+        assert batch.size == 2
+        assert max(len(one) for one in job.batches) <= 3
+
+    def test_with_no_room_at_all_each_picture_says_so(self) -> None:
+        found = results(Doubler(room=0), [picture(1), picture(2)], batch=4, fixed=False)
+        assert all("got too little" in one.message for one in found)
+        assert all("smaller model" in one.message for one in found)
+
+    def test_a_fixed_batch_does_not_shrink(self) -> None:
+        stream = run_many(
+            Doubler(room=1), open_source([picture(1), picture(2)]), batch=BatchSize(2, fixed=True), batch_timeout=60.0
+        )
+        assert list(stream) == [2, 4]  # one by one after the batch failed, so that nothing is lost
+        with pytest.raises(InputError, match="auto"):
+            run_one(Doubler(units=2, room=1), next(open_source(picture(1)).loaders()), BatchSize(2, fixed=True))
+
+    def test_one_picture_with_more_units_than_fit(self) -> None:
+        job, batch = Doubler(units=7, room=2), BatchSize(8, fixed=False)
+        assert run_one(job, next(open_source(picture(3)).loaders()), batch) == 42
+        assert batch.size == 2
+
+    @pytest.mark.parametrize("size", [0, -1, 1.5, True, "many"])
+    def test_sizes_that_make_no_sense(self, size: Any) -> None:
+        with pytest.raises(InputError, match="batch_size"):
+            BatchSize(size, fixed=True)
+
+    def test_where_batches_start(self) -> None:
+        cpu = torch.device("cpu")
+        assert initial_batch_size(cpu, (1024, 768)) == 1
+        assert initial_batch_size(cpu, (256, 192)) == 1
+        assert initial_batch_size(cpu, (4096, 3072)) == 1
+
+    @pytest.mark.parametrize(
+        ("free", "unit_hw", "size"),
+        [
+            (140, (1024, 768), 8),  # more would be no quicker
+            (140, (512, 384), 16),
+            (140, (256, 192), 16),
+            (14, (1024, 768), 4),
+            (14, (512, 384), 16),
+            (2, (1024, 768), 1),
+            (140, (4096, 3072), 2),
+        ],
+    )
+    def test_where_batches_start_on_a_gpu(
+        self, free: int, unit_hw: tuple[int, int], size: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free << 30, 150 << 30))
+        assert initial_batch_size(torch.device("cuda"), unit_hw) == size
+
+    def test_values_come_to_the_host_as_they_are(self) -> None:
+        values = {"a": [torch.ones(2), None], "b": (torch.zeros(1), "text", 3)}
+        found = copy_to_host(values).wait()
+        assert found["a"][1] is None
+        assert found["b"][1:] == ("text", 3)
+        assert torch.equal(found["a"][0], torch.ones(2))
+
+
+class TestThreads:
+    def test_nothing_starts_before_it_is_asked_for(self) -> None:
+        before = threading.active_count()
+        stream = run_many(Doubler(), open_source([picture(1)]), batch=BatchSize(1, fixed=True))
+        assert threading.active_count() == before
+        assert list(stream) == [2]
+
+    @pytest.mark.parametrize("taken", [1, 5])
+    def test_stopping_early_closes_the_source(self, taken: int) -> None:
+        closed = threading.Event()
+
+        def source() -> Iterator[np.ndarray]:
+            try:
+                while True:
+                    yield picture(1)
+            finally:
+                closed.set()
+
+        stream = run_many(Doubler(slow=0.01), open_source(source()), batch=BatchSize(2, fixed=True))
+        for _ in range(taken):
+            next(stream)
+        stream.close()  # type: ignore[attr-defined]
+        assert closed.is_set()
+
+    def test_dropping_it_is_enough(self) -> None:
+        stream = run_many(Doubler(), open_source([picture(1)] * 50), batch=BatchSize(2, fixed=True))
+        next(stream)
+        del stream
+
+    def test_an_error_of_the_consumer(self) -> None:
+        def consume() -> None:
+            for result in run_many(Doubler(), open_source([picture(1)] * 50), batch=BatchSize(2, fixed=True)):
+                result / 0  # type: ignore[operator]
+
+        with pytest.raises(ZeroDivisionError):
+            consume()
+
+    def test_a_slow_source_gives_what_it_has(self) -> None:
+        """With a batch of 8 and a source that pauses, results do not wait for 8 pictures."""
+        gate = threading.Event()
+
+        def source() -> Iterator[np.ndarray]:
+            yield picture(1)
+            yield picture(2)
+            assert gate.wait(20), "nothing was given out"
+            yield picture(3)
+
+        stream = run_many(Doubler(), open_source(source()), batch=BatchSize(8, fixed=True), batch_timeout=0.05)
+        assert [next(stream), next(stream)] == [2, 4]
+        gate.set()
+        assert list(stream) == [6]
+
+    def test_saving_happens_behind_and_is_finished_on_closing(self) -> None:
+        started, saved = threading.Event(), []
+
+        def save(result: int, index: int) -> None:
+            started.set()
+            time.sleep(0.05)
+            saved.append((result, threading.current_thread().name))
+
+        stream = run_many(Doubler(), open_source([picture(1)] * 30), batch=BatchSize(1, fixed=True), save=save)
+        next(stream)
+        started.wait(5)
+        stream.close()  # type: ignore[attr-defined]
+        count = len(saved)
+        assert count >= 1
+        assert threading.current_thread().name not in {name for _, name in saved}
+        time.sleep(0.1)
+        assert len(saved) == count
+
+    @pytest.mark.skipif(os.name == "nt", reason="signals work differently there")
+    def test_ctrl_c(self) -> None:
+        code = (
+            "import itertools, threading, sys\n"
+            "from tests.unit.pipelines.engine.test_runner import Doubler, picture, run_many, open_source, BatchSize\n"
+            "source = (picture(1) for _ in itertools.count())\n"
+            "try:\n"
+            "    stream = run_many(Doubler(), open_source(source), batch=BatchSize(2, fixed=True))\n"
+            "    for number, _ in enumerate(stream):\n"
+            "        if number == 3: print('running', flush=True)\n"
+            "except KeyboardInterrupt:\n"
+            "    stream.close()\n"
+            "    print('stopped', threading.active_count(), flush=True)\n"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline().strip() == "running"
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()  # it would go on for ever
+        assert out.strip() == "stopped 1"
+        assert process.returncode == 0
+
+
+def test_one_picture_raises_what_goes_wrong() -> None:
+    def read() -> Frame:
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        run_one(Doubler(), FrameLoader(name="x", load=read), BatchSize(1, fixed=True))
+    with pytest.raises(RuntimeError, match="nineteen"):
+        run_one(Doubler(), next(open_source(picture(19)).loaders()), BatchSize(1, fixed=True))

@@ -1,0 +1,133 @@
+"""People detectors: opened by name, boxes clipped and checked, and images without people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vitruvian.errors import InputError
+from vitruvian.pipelines.people import PeopleDetector, detect_people, open_finder, people_from_boxes
+from vitruvian.pipelines.people.detectors import FunctionDetector, WholeImageDetector
+from vitruvian.results.base import People, Picture
+
+PICTURE: Picture = np.zeros((60, 80, 3), np.uint8)
+
+
+def found(boxes: list[list[float]], scores: list[float] | None = None, note: str | None = None) -> People:
+    table = np.array(boxes, np.float32).reshape(-1, 4)
+    sure = np.ones(len(table), np.float32) if scores is None else np.array(scores, np.float32)
+    return People(boxes_xyxy=table, scores=sure, finder="fake", note=note)
+
+
+class Fake:
+    name = "fake"
+
+    def __init__(self, people: People) -> None:
+        self.people = people
+
+    def find(self, picture: Picture) -> People:
+        return self.people
+
+
+def test_boxes_are_clipped_sorted_and_useless_ones_dropped() -> None:
+    boxes = [[-10, -5, 20, 30], [70, 50, 200, 90], [100, 10, 120, 20], [5, 5, 5.5, 40], [0, 0, np.nan, 5]]
+    people = detect_people(Fake(found(boxes, [0.5, 0.9, 1.0, 1.0, 1.0])), PICTURE)
+    np.testing.assert_array_equal(people.boxes_xyxy, [[70, 50, 80, 60], [0, 0, 20, 30]])
+    np.testing.assert_allclose(people.scores, [0.9, 0.5])
+    assert people.note is None
+    assert len(detect_people(Fake(found(boxes)), PICTURE, max_people=1)) == 1
+
+
+def test_nobody_is_explicit() -> None:
+    nobody = Fake(found([]))
+    whole = detect_people(nobody, PICTURE)
+    np.testing.assert_array_equal(whole.boxes_xyxy, [[0, 0, 80, 60]])
+    assert (whole.scores.tolist(), whole.finder) == ([0.0], "fake")
+    assert whole.note == "nobody found; looked at the whole picture"
+    none = detect_people(Fake(found([], note="not listed")), PICTURE, on_empty="none")
+    assert (len(none), none.note) == (0, "not listed: nobody found")
+    with pytest.raises(InputError, match=r"a\.jpg: expected people, but fake found nobody"):
+        detect_people(nobody, PICTURE, source="a.jpg", on_empty="error")
+
+
+def test_a_finder_that_wants_the_file_gets_it() -> None:
+    class Asks(Fake):
+        def find_in(self, picture: Picture, *, source: str, frame: int | None) -> People:
+            assert (source, frame) == ("clip.mp4", 7)
+            return found([[1, 2, 30, 40]])
+
+    people = detect_people(Asks(found([])), PICTURE, source="clip.mp4", frame=7)
+    np.testing.assert_array_equal(people.boxes_xyxy, [[1, 2, 30, 40]])
+
+
+class TestOpening:
+    @pytest.mark.parametrize("spec", [None, "whole", "WHOLE"])
+    def test_whole_picture(self, spec: str | None) -> None:
+        finder = open_finder(spec)
+        assert isinstance(finder, WholeImageDetector)
+        people = detect_people(finder, PICTURE)
+        np.testing.assert_array_equal(people.boxes_xyxy, [[0, 0, 80, 60]])
+        assert (people.scores.tolist(), people.finder, people.note) == ([1.0], "whole picture", None)
+
+    def test_a_function(self) -> None:
+        def faces(picture: Picture) -> list[list[float]]:
+            return [[1, 2, 3, 4, 0.5]] if picture.size else []
+
+        finder = open_finder(faces)
+        assert isinstance(finder, PeopleDetector)
+        people = finder.find(PICTURE)
+        assert (people.finder, people.scores.tolist()) == ("faces", [0.5])
+        np.testing.assert_array_equal(people.boxes_xyxy, [[1, 2, 3, 4]])
+        assert len(finder.find(PICTURE[:0])) == 0
+        with pytest.raises(InputError, match=r"got \[2, 3\]"):
+            FunctionDetector(lambda _: np.ones((2, 3)), name="bad").find(PICTURE)
+
+    def test_a_finder_stays_what_it_is(self) -> None:
+        finder = Fake(found([]))
+        assert open_finder(finder) is finder
+
+    @pytest.mark.parametrize("spec", [3, "", " "])
+    def test_other_things_are_refused(self, spec: Any) -> None:
+        with pytest.raises(InputError, match="finder: expected"):
+            open_finder(spec)
+
+    def test_files_are_told_by_their_ending(self, tmp_path: Path) -> None:
+        path = tmp_path / "boxes.json"
+        path.write_text('{"a.jpg": [[1, 2, 3, 4, 0.3], [5, 6, 7, 8]]}')
+        assert len(open_finder(path).find(PICTURE)) == 2
+        assert len(open_finder(str(path), threshold=0.5).find(PICTURE)) == 1
+        with pytest.raises(OSError, match="no such file"):
+            open_finder(tmp_path / "none.onnx")
+
+
+class TestGivenBoxes:
+    def test_forms(self) -> None:
+        people = people_from_boxes([[10, 20, 30, 40]], (60, 80))
+        np.testing.assert_array_equal(people.boxes_xyxy, [[10, 20, 40, 60]])
+        assert (people.finder, people.scores.tolist()) == ("given", [1.0])
+        one = people_from_boxes([10, 20, 30, 40], (60, 80), form="xyxy")
+        np.testing.assert_array_equal(one.boxes_xyxy, [[10, 20, 30, 40]])
+        assert len(people_from_boxes([], (60, 80))) == 0
+
+    def test_a_box_may_reach_out(self) -> None:
+        people = people_from_boxes([[-10, -10, 200, 200]], (60, 80))
+        np.testing.assert_array_equal(people.boxes_xyxy, [[-10, -10, 190, 190]])
+
+    @pytest.mark.parametrize(
+        ("boxes", "words"),
+        [
+            ([[1, 2, 0, 4]], "some area"),
+            ([[1, 2, 3, -4]], "some area"),
+            ([[1, 2, 3, float("inf")]], "finite"),
+            ([[100, 2, 30, 40]], "lies outside"),
+            ([[1, 2, 3]], "shape"),
+            ([[[1, 2, 3, 4]]], "shape"),
+            ([["a", 2, 3, 4]], "four numbers"),
+        ],
+    )
+    def test_impossible_boxes_are_refused(self, boxes: Any, words: str) -> None:
+        with pytest.raises(InputError, match=words):
+            people_from_boxes(boxes, (60, 80))

@@ -1,0 +1,175 @@
+"""SAM 2 from prompts and of everything; semantic, instance and panoptic maps; features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.unit.pipelines.case import NEEDS, opened, picture
+from vitruvian import Sam2Session
+from vitruvian.errors import InputError
+from vitruvian.images.rle import decode_rles
+from vitruvian.pipelines.tasks.panoptic import areas_and_boxes
+
+SHOWN = picture(5, (50, 70))
+
+
+class TestPrompts:
+    @pytest.mark.parametrize(
+        "prompt",
+        [
+            {"points": [[20, 30]], "labels": [1]},
+            {"points": [[20, 30], [40, 10]], "labels": [1, 0]},
+            {"boxes": [[5, 6, 40, 45]]},
+            {"boxes": [[5, 6, 40, 45], [10, 2, 60, 30]]},
+            {"points": [[[20, 30]], [[50, 40]]], "labels": [[1], [1]], "boxes": [[5, 6, 40, 45], [10, 2, 60, 49]]},
+            {"masks": np.eye(32, dtype=np.float32)[None]},
+        ],
+        ids=["point", "points", "box", "boxes", "both", "mask"],
+    )
+    def test_as_a_session_has_it(self, prompt: dict[str, Any]) -> None:
+        pipe = opened("segment", points=None)
+        session = Sam2Session(pipe.model, pipe.processor).set_image(SHOWN)
+        alone = set(prompt) == {"points", "labels"} and len(prompt["points"]) == 1
+        asked = dict(prompt)
+        if "points" in asked and np.ndim(asked["points"]) == 2:
+            asked |= {"points": [asked["points"]], "labels": [asked["labels"]]}
+        wanted = session.predict(**asked, multimask=alone).best()
+        result = pipe(SHOWN, **prompt)
+        assert result.kind == "segment"
+        masks = decode_rles(result.runs).numpy() if len(result.runs) else np.zeros((0, 50, 70), bool)
+        np.testing.assert_array_equal(masks, wanted.masks[:, 0].numpy())
+        np.testing.assert_allclose(result.scores, wanted.scores[:, 0].numpy(), atol=1e-5)
+        for mask, box in zip(masks, result.boxes_xyxy, strict=True):
+            rows, columns = np.nonzero(mask)
+            if len(rows):
+                assert box.tolist() == [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+
+    def test_levels_that_are_left_out(self) -> None:
+        pipe = opened("segment", points=None)
+        one = pipe(SHOWN, points=[20, 30])
+        for points, labels in ([[20, 30]], None), ([[[20, 30]]], [[1]]), (np.array([[20, 30]]), np.array([1])):
+            again = pipe(SHOWN, points=points, labels=labels)
+            np.testing.assert_array_equal(again.scores, one.scores)
+        assert len(pipe(SHOWN, boxes=[5, 6, 40, 45]).scores) == 1
+
+    def test_all_three(self) -> None:
+        pipe = opened("segment")
+        assert len(pipe(SHOWN, best=False).scores) == 3
+        assert len(pipe(SHOWN, best=False, multimask=False).scores) == 1
+
+    def test_more_objects_than_are_decoded_at_once(self) -> None:
+        pipe = opened("segment", points=None)
+        boxes = [[x, 5, x + 20, 40] for x in range(40)] * 2
+        result = pipe(SHOWN, boxes=boxes)
+        np.testing.assert_allclose(result.scores[70], pipe(SHOWN, boxes=boxes[70]).scores[0], atol=1e-5)
+        assert len(result.scores) == 80
+
+    @pytest.mark.parametrize(
+        ("prompt", "message"),
+        [({}, "expected points, boxes or masks"), ({"points": [[500, 20]]}, "500"), ({"labels": [1]}, "points")],
+    )
+    def test_prompts_that_make_no_sense(self, prompt: dict[str, Any], message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            opened("segment", points=None)(SHOWN, **prompt)
+
+
+class TestEverything:
+    def test_called_it_answers_as_the_known_pipeline_does(self) -> None:
+        pipe = opened("masks")
+        found = pipe(SHOWN)
+        assert set(found) == {"masks", "scores"}
+        assert len(found["masks"]) == len(found["scores"]) > 0
+        assert found["masks"][0].shape == (50, 70)
+        several = pipe([SHOWN, SHOWN], output_bboxes_mask=True, output_rle_mask=True)
+        assert [set(one) for one in several] == [{"masks", "scores", "rle_mask", "bounding_boxes"}] * 2
+
+    def test_run_gives_masks_of_any_source(self) -> None:
+        pipe = opened("masks")
+        known = pipe(SHOWN)
+        result = pipe.run(SHOWN)
+        assert result.kind == "mask-generation"
+        np.testing.assert_array_equal(decode_rles(result.runs).numpy(), torch.stack(known["masks"]).numpy())
+        np.testing.assert_array_equal(result.scores, known["scores"].float().numpy())
+        fewer = list(pipe.run([SHOWN] * 2, points_per_crop=1))
+        assert [len(one.scores) for one in fewer] == [len(pipe(SHOWN, points_per_crop=1)["scores"])] * 2
+
+    def test_points_shrink_with_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pipe = opened("masks")
+        wanted = pipe.run(SHOWN)
+        asked: list[int] = []
+        generate = pipe.generator.generate
+
+        def tight(pixels: torch.Tensor, options: Any) -> Any:
+            asked.append(options.points_per_batch)
+            if options.points_per_batch > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return generate(pixels, options)
+
+        monkeypatch.setattr(pipe.generator, "generate", tight)
+        result = pipe.run(SHOWN, points_per_batch=9)
+        assert asked == [9, 4, 2]
+        np.testing.assert_allclose(np.sort(result.scores), np.sort(wanted.scores), atol=1e-5)
+
+    def test_batches_are_made_of_points(self) -> None:
+        with pytest.raises(InputError, match="points_per_batch"):
+            opened("masks").run(SHOWN, batch_size=4)
+
+
+class TestQueries:
+    def outputs(self, pipe: Any) -> tuple[Any, Any]:
+        inputs = pipe.processor(SHOWN, return_tensors="pt")
+        with torch.inference_mode():
+            return pipe.model(**inputs), inputs["pixel_mask"]
+
+    def test_semantic(self) -> None:
+        pipe = opened("semantic")
+        out, mask = self.outputs(pipe)
+        (wanted,) = pipe.processor.post_process_semantic_segmentation(out, target_sizes=[(50, 70)], pixel_mask=mask)
+        result = pipe(SHOWN)
+        np.testing.assert_array_equal(result.labels, wanted.numpy())
+        assert result.id2label == {0: "sky", 1: "person", 2: "dog"}
+
+    def test_instance(self) -> None:
+        pipe = opened("instances")
+        out, mask = self.outputs(pipe)
+        (wanted,) = pipe.processor.post_process_instance_segmentation(
+            out, target_sizes=[(50, 70)], pixel_mask=mask, threshold=0.0, return_binary_maps=True
+        )
+        result = pipe(SHOWN)
+        assert len(result.scores) == len(wanted["segments_info"]) > 0
+        np.testing.assert_array_equal(decode_rles(result.runs).numpy(), wanted["segmentation"].numpy())
+        names = {0: "sky", 1: "person", 2: "dog"}
+        assert result.label_names == tuple(names[info["label_id"]] for info in wanted["segments_info"])
+        assert len(pipe(SHOWN, threshold=1.0).scores) == 0
+
+    def test_panoptic(self) -> None:
+        pipe = opened("panoptic")
+        out, mask = self.outputs(pipe)
+        (wanted,) = pipe.processor.post_process_panoptic_segmentation(
+            out, target_sizes=[(50, 70)], pixel_mask=mask, **NEEDS["panoptic"]
+        )
+        result = pipe(SHOWN)
+        np.testing.assert_array_equal(result.segmentation, wanted["segmentation"].numpy())
+        assert sum(segment.area for segment in result.segments) == (result.segmentation > 0).sum()
+
+    def test_areas_and_boxes_of_segments(self) -> None:
+        ids = np.zeros((9, 12), np.int32)
+        ids[2:5, 3:7] = 4
+        ids[8, 11] = 1
+        assert areas_and_boxes(ids) == {4: (12, (3.0, 2.0, 7.0, 5.0)), 1: (1, (11.0, 8.0, 12.0, 9.0))}
+        assert areas_and_boxes(np.zeros((2, 2), np.int32)) == {}
+
+
+def test_features() -> None:
+    pipe = opened("embed")
+    with torch.inference_mode():
+        out = pipe.model(**pipe.processor(SHOWN, return_tensors="pt"))
+    result = pipe(SHOWN)
+    np.testing.assert_allclose(result.cls, out.pooler_output[0].numpy(), atol=1e-5)
+    patches = out.last_hidden_state[0, 1 + pipe.model.config.num_register_tokens :]
+    np.testing.assert_allclose(result.patches.reshape(-1, 32), patches.numpy(), atol=1e-5)
+    assert result.patches.shape == (3, 2, 32)

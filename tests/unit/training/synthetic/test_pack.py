@@ -1,0 +1,160 @@
+"""Packs: what goes in comes out, and broken files are told apart."""
+
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vitruvian.errors import CheckpointError, InputError, MissingExtraError
+from vitruvian.training.synthetic import procedural
+from vitruvian.training.synthetic.build_pack import build_pack
+from vitruvian.training.synthetic.mesh import SLOT
+from vitruvian.training.synthetic.pack import KEYPOINTS, load_pack, pack_arrays, pack_from_arrays, save_pack
+from vitruvian.training.synthetic.textures import (
+    GREY_MEAN,
+    TEXTURE_SIZE,
+    grey_copy,
+    procedural_fabrics,
+    srgb_to_linear,
+    tiling_noise,
+)
+
+
+@pytest.fixture
+def arrays(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
+    kept = {}
+
+    def keep(parts):
+        kept.update(pack_arrays(parts))
+        return kept
+
+    monkeypatch.setattr(procedural, "pack_arrays", keep)
+    procedural.procedural_pack(3)
+    return kept
+
+
+def equal(a: object, b: object) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if is_dataclass(a):
+        return all(equal(getattr(a, field.name), getattr(b, field.name)) for field in fields(a))
+    return a == b
+
+
+def test_saving_and_loading_changes_nothing(arrays, tmp_path: Path):
+    path = save_pack(arrays, tmp_path / "pack.npz")
+    assert equal(load_pack(path), pack_from_arrays(arrays))
+
+
+def test_same_seed_same_pack():
+    assert equal(procedural.procedural_pack(1), procedural.procedural_pack(1))
+    assert not equal(procedural.procedural_pack(1), procedural.procedural_pack(2))
+
+
+def test_tables_fit_together(arrays):
+    pack = pack_from_arrays(arrays)
+    body, wardrobe = pack.body, pack.wardrobe
+    R, B = len(body.vertex_mean), len(body.bone_names)
+    assert body.weights.shape == (R, B)
+    assert torch.allclose(body.weights.sum(1), torch.ones(R))
+    assert all(parent < bone for bone, parent in enumerate(body.bone_parents))
+    assert body.keypoint_known.shape == (KEYPOINTS,)
+    assert wardrobe.slot[0] == SLOT["body"]
+    assert int(wardrobe.vertex_ids.max()) < R
+    assert int((wardrobe.vertex_start + wardrobe.vertex_count).max()) == len(wardrobe.vertex_ids)
+    for start, count, vertices in zip(
+        wardrobe.face_start.tolist(), wardrobe.face_count.tolist(), wardrobe.vertex_count.tolist(), strict=True
+    ):
+        assert int(wardrobe.faces[start : start + count].max()) == vertices - 1
+    assert pack.textures.shape[1:] == (TEXTURE_SIZE, TEXTURE_SIZE, 4)
+    assert int(pack.skins.max()) < len(pack.textures)
+    assert int(pack.eyes.max()) < len(pack.textures)
+
+
+def test_unused_vertices_are_dropped_and_the_rest_renumbered(monkeypatch: pytest.MonkeyPatch):
+    seen = {}
+
+    def look(parts):
+        body = parts.pieces[0]
+        extra = 7
+        wide = {"template": parts.template, "normals": parts.normals, "vertex_mean": parts.vertex_mean}
+        padded = {name: np.concatenate([np.full((extra, 3), 9.0), value]) for name, value in wide.items()}
+        from dataclasses import replace
+
+        shifted = [
+            replace(p, ids=p.ids + extra, covers=p.covers + extra, hides=p.hides + extra, scale_ids=p.scale_ids + extra)
+            for p in parts.pieces
+        ]
+        changed = replace(
+            parts, **padded, pieces=shifted, weights=np.concatenate([parts.weights[:extra], parts.weights]),
+            vertex_basis=np.pad(parts.vertex_basis, ((0, 0), (extra, 0), (0, 0))),
+            expressions=np.pad(parts.expressions, ((0, 0), (extra, 0), (0, 0))),
+        )  # fmt: skip
+        seen["plain"], seen["padded"] = pack_arrays(parts), pack_arrays(changed)
+        assert len(body.ids) == len(parts.template)
+        return seen["plain"]
+
+    monkeypatch.setattr(procedural, "pack_arrays", look)
+    procedural.procedural_pack(0)
+    for name, value in seen["plain"].items():
+        assert np.array_equal(value, seen["padded"][name]), name
+
+
+def test_body_must_come_first(monkeypatch: pytest.MonkeyPatch):
+    from dataclasses import replace
+
+    monkeypatch.setattr(procedural, "pack_arrays", lambda parts: pack_arrays(replace(parts, pieces=parts.pieces[::-1])))
+    with pytest.raises(InputError, match="expected the body as the first piece"):
+        procedural.procedural_pack(0)
+
+
+def test_broken_files(arrays, tmp_path: Path):
+    with pytest.raises(CheckpointError, match=r"expected an \.npz file"):
+        load_pack(tmp_path / "absent.npz")
+    (tmp_path / "text.npz").write_text("no")
+    with pytest.raises(CheckpointError, match=r"expected an \.npz file"):
+        load_pack(tmp_path / "text.npz")
+    np.savez(tmp_path / "other.npz", a=np.zeros(3))
+    with pytest.raises(CheckpointError, match="expected a pack of synthetic people"):
+        load_pack(tmp_path / "other.npz")
+    arrays["meta"] = np.frombuffer(
+        bytes(arrays["meta"]).replace(b"vitruvian-people-1", b"vitruvian-people-0"), np.uint8
+    )
+    with pytest.raises(CheckpointError, match="expected the format"):
+        pack_from_arrays(arrays)
+
+
+def test_grey_twin_has_no_colour_and_a_set_mean():
+    generator = torch.Generator().manual_seed(0)
+    texture = torch.randint(0, 256, (TEXTURE_SIZE, TEXTURE_SIZE, 4), generator=generator).byte()
+    texture[..., 0] //= 4
+    twin = grey_copy(texture)
+    assert torch.equal(twin[..., 0], twin[..., 2])
+    assert torch.equal(twin[..., 3], texture[..., 3])
+    weight = twin[..., 3].float()
+    mean = (srgb_to_linear(twin[..., 0].float() / 255) * weight).sum() / weight.sum()
+    assert abs(float(mean) - GREY_MEAN) < 0.06
+
+
+def test_made_up_cloth_tiles():
+    noise = tiling_noise(torch.Generator().manual_seed(0), cells=8)
+    step = (noise[1:] - noise[:-1]).abs().max()
+    assert (noise[0] - noise[-1]).abs().max() <= 1.5 * step
+    assert procedural_fabrics().shape == (3, TEXTURE_SIZE, TEXTURE_SIZE, 4)
+
+
+def test_building_refuses_what_cannot_work(tmp_path: Path):
+    with pytest.raises(InputError, match="identities > components"):
+        build_pack(None, tmp_path / "x.npz", identities=10, components=10)
+
+
+def test_building_needs_anny(tmp_path: Path):
+    try:
+        import anny  # noqa: F401
+    except ImportError:
+        with pytest.raises(MissingExtraError, match="anny"):
+            build_pack(None, tmp_path / "x.npz")
+    else:
+        pytest.skip("anny is installed here")
