@@ -304,12 +304,7 @@ def write_report(
     for failure in failures:
         report += [f"- **{failure['count']}** `{failure['error']}`"]
         report += [f"  - {test}" for test in failure["tests"]]
-    report += [
-        "",
-        "## Names",
-        "",
-        "Private booleans of model classes, such as `_supports_sdpa`, are copied where missing.",
-    ]
+    report += ["", "## Names", "", "Private flags of model classes (`_supports_sdpa`, …) are copied where missing.", ""]
     report += ["Private names that were adapted:", ""]
     report += [f"- `{name}` → `{target}`" for name, target in sorted(imports.private.items())]
     report += ["", "Names that vitruvian does not have:", ""]
