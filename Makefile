@@ -4,9 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint format bench eval clean
+.PHONY: help setup demo test lint format bench eval peer-tests clean
 help:  ## List the commands.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(READY)  ## Make the environment in .venv.
 
@@ -47,5 +47,22 @@ bench: $(BENCH)/.ready  ## Print speed and memory next to the reference; ARGS="f
 eval: setup  ## Score the model inside the package beside its goals; ARGS="--model FOLDER" scores another.
 	$(BIN)/python benchmarks/builtin.py $(ARGS)
 
+# The tests of transformers on our classes, from a checkout of it that PEER names. Its source is installed from a copy,
+# because pip writes build folders beside setup.py; torchvision comes as in `bench`.
+PEER_ENV := .venv-peer
+$(PEER_ENV)/.ready: pyproject.toml constraints.txt
+	test -f "$(PEER)/src/transformers/__init__.py" || { echo "peer-tests: PEER=path/to/transformers is needed."; exit 2; }
+	$(PYTHON) -m venv $(PEER_ENV)
+	rm -rf $(PEER_ENV)/reference && mkdir $(PEER_ENV)/reference
+	cp -R "$(PEER)/src" "$(PEER)/setup.py" "$(PEER)/pyproject.toml" "$(PEER)/README.md" $(PEER_ENV)/reference
+	$(PEER_ENV)/bin/python -m pip install --quiet --upgrade pip
+	$(PEER_ENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[train]" \
+		$(PEER_ENV)/reference datasets parameterized psutil pytest pytest-timeout pytest-xdist requests
+	$(PEER_ENV)/bin/python -m pip install --quiet --no-deps torchvision==0.28.0
+	touch $(PEER_ENV)/.ready
+
+peer-tests: $(PEER_ENV)/.ready  ## Run the tests of transformers on our classes: PEER=path/to/its/checkout.
+	$(PEER_ENV)/bin/python tools/peer_tests.py "$(PEER)" $(ARGS)
+
 clean:  ## Remove the environments and what was built.
-	rm -rf $(VENV) $(BENCH) build dist
+	rm -rf $(VENV) $(BENCH) $(PEER_ENV) build dist

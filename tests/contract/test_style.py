@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-FOLDERS = ("src", "tests", "docs", "benchmarks", "examples", ".ci")
+FOLDERS = ("src", "tests", "docs", "benchmarks", "examples", "tools", ".ci")
 KINDS = {".py", ".md", ".toml", ".txt", ".json", ".yaml", ".yml", ".html", ".js", ".css", ".sh", ""}
 # Absolute paths of one machine; built from parts so that this file passes its own test.
 LOCAL_PATH = re.compile(
