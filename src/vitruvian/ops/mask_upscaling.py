@@ -63,15 +63,16 @@ def upscale_masks(
     step = cells.shape[2]
     if cells.device.type == "cpu":
         step = max(1, _CPU_STRIP_BYTES // (2 * cells[:, :, 0].nbytes))  # a cell has 16 pixels of an eighth of C
+    B, P, K, C = vectors.shape
     strips = []
     for first in range(0, cells.shape[2], step):
         # The sums are the largest tensors here, so they are computed in place.
         x = _upscale(cells[:, :, first : first + step], conv1)  # [B, P, m·4, C']
         x = act(norm(x.add_(finer[:, None, 4 * first : 4 * (first + step)])))
         x = act(_upscale(x, conv2).add_(finest[:, None, 16 * first : 16 * (first + step)]))  # [B, P, m·16, C'']
-        strips.append(vectors @ x.transpose(2, 3))  # [B, P, K, m·16]
-    masks = unflatten(torch.cat(strips, dim=-1), 3, (*grid_hw, 2, 2, 2, 2))  # [B, P, K, h, w, y, x, y', x']
-    return masks.permute(0, 1, 2, 3, 5, 7, 4, 6, 8).flatten(6).flatten(3, 5)  # [B, P, K, 4h, 4w]
+        strips.append(torch.bmm(vectors.view(B * P, K, C), x.flatten(0, 1).transpose(1, 2)))  # [B·P, K, m·16]
+    masks = torch.cat(strips, dim=-1).view(B, P, K, *grid_hw, 2, 2, 2, 2)  # [B, P, K, h, w, y, x, y', x']
+    return masks.permute(0, 1, 2, 3, 5, 7, 4, 6, 8).reshape(B, P, K, 4 * grid_hw[0], 4 * grid_hw[1])
 
 
 def pixels_by_cell(level: Tensor, grid_hw: tuple[int, int], conv: nn.ConvTranspose2d) -> Tensor:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn, unflatten
+from torch.nn import functional as F
 
 from vitruvian.ops.attention import attention
+from vitruvian.ops.cache import cached_tensors
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
 from vitruvian.ops.split_softmax import merge_splits, split_keys
 
@@ -97,26 +99,30 @@ def tokens_to_image(
     """
     if shared is not None:
         return _tokens_to_shared_image(tokens, shared, weights, bias=bias, need_weights=need_weights)
-    q = _split_heads(weights.q_proj(tokens), weights.heads) * _scale(weights)  # [B, P, A, N, D]
-    folded = torch.einsum("bpand,adc->bpanc", q, _by_head(weights.k_proj, weights.heads))
+    heads, (B, P, N, C) = weights.heads, tokens.shape
+    q = _separate_heads(weights.q_proj(tokens), heads, _scale(weights))  # [B, P, A, N, C']
+    folded = (q @ weights.k_proj.weight).view(B, P, heads * N, C)
     probabilities: Tensor | None = None
-    if bias is None and not need_weights and _use_triton(weights.heads, tokens.shape[2], image, folded, positions):
-        attended = _tokens_to_image_triton(folded.flatten(2, 3), image, positions)  # [B, P, A·N, C]
+    if bias is None and not need_weights and _use_triton(heads, N, image, folded, positions):
+        attended = _tokens_to_image_triton(folded, image, positions)  # [B, P, A·N, C]
     else:
-        scores = folded.flatten(2, 3) @ (image + positions).transpose(-2, -1)  # [B, P, A·N, M]
-        scores = unflatten(scores, 2, folded.shape[2:4])  # [B, P, A, N, M]
+        cells = image.flatten(0, 1)  # [B·P | B, M, C]
+        groups = cells.shape[0]
+        scores = torch.bmm(folded.view(groups, -1, C), (cells + positions).transpose(1, 2))  # [B·P | B, (P·)A·N, M]
         if torch.is_grad_enabled():
             # The bias of the keys shifts all scores of a token alike, so softmax cancels it. Distributed training
             # still expects a gradient for every parameter.
-            scores = scores + q @ unflatten(weights.k_proj.bias, 0, (weights.heads, -1, 1))
+            scores = scores + (q @ weights.k_proj.bias).view(groups, -1, 1)
         if bias is not None:
-            scores = scores + bias.to(scores.dtype)
+            scores = scores.view(B, P, heads, N, -1) + bias.to(scores.dtype)
+            scores = scores.view(groups, -1, image.shape[2])
         probabilities = scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype)
-        attended = probabilities.flatten(2, 3) @ image  # [B, P, A·N, C]
-    attended = unflatten(attended, 2, folded.shape[2:4])  # [B, P, A, N, C]
-    values = torch.einsum("bpanc,adc->bpnad", attended, _by_head(weights.v_proj, weights.heads)).flatten(3)
-    out: Tensor = weights.o_proj(values + weights.v_proj.bias)  # [B, P, N, C]
-    return out, probabilities if need_weights else None
+        attended = torch.bmm(probabilities, cells)  # [B·P | B, (P·)A·N, C]
+    values = weights.v_proj(attended).view(B, P, heads, N, -1)  # [B, P, A, N, C']
+    out: Tensor = weights.o_proj((values * _head_mask(heads, 1.0, values)).sum(dim=2))  # [B, P, N, C]
+    if not need_weights or probabilities is None:
+        return out, None
+    return out, probabilities.view(B, P, heads, N, -1)
 
 
 def image_to_tokens(
@@ -143,28 +149,33 @@ def image_to_tokens(
     Returns:
         [B, P, M, C].
     """
-    heads = weights.heads
-    keys = _split_heads(weights.k_proj(tokens + token_positions), heads) * _scale(weights)  # [B, P, A, N, D]
-    out_weight = unflatten(weights.o_proj.weight, 1, (heads, -1))  # [C, A, D]
-    values = torch.einsum("bpand,cad->bpanc", _split_heads(weights.v_proj(tokens), heads), out_weight)
+    heads, (B, P, N, C) = weights.heads, tokens.shape
+    keys = weights.k_proj(tokens + token_positions)  # [B, P, N, C']
+    values = _separate_heads(weights.v_proj(tokens), heads)  # [B, P, A, N, C']
     # Probabilities of a head sum to 1, so the bias of the output can be divided among the heads' values.
-    values = values.flatten(2, 3) + weights.o_proj.bias / heads  # [B, P, A·N, C]
-    use_kernel = _use_triton(heads, tokens.shape[2], image, values, positions, norm.weight)
+    values = F.linear(values, weights.o_proj.weight, weights.o_proj.bias / heads).view(B, P, heads * N, C)
+    use_kernel = _use_triton(heads, N, image, values, positions, norm.weight)
     if shared is not None and not use_kernel:
-        scores = keys.transpose(1, 2).flatten(2, 3) @ shared.queries.transpose(-2, -1)  # [B, A, P·N, M]
-        scores = unflatten(scores, 2, (keys.shape[1], -1)).transpose(1, 2)  # [B, P, A, N, M]
+        keys = _split_heads(keys * _scale(weights), heads).transpose(1, 2).flatten(2, 3)  # [B, A, P·N, D]
+        scores = keys @ shared.queries.transpose(-2, -1)  # [B, A, P·N, M]
+        scores = unflatten(scores, 2, (P, N)).transpose(1, 2).flatten(0, 2)  # [B·P·A, N, M]
     else:
-        folded = torch.einsum("bpand,adc->bpanc", keys, _by_head(weights.q_proj, heads)).flatten(2, 3)
-        bias = (keys @ unflatten(weights.q_proj.bias, 0, (heads, -1, 1))).flatten(2)  # [B, P, A·N]
+        keys = _separate_heads(keys, heads, _scale(weights))  # [B, P, A, N, C']
+        folded = (keys @ weights.q_proj.weight).view(B, P, heads * N, C)
+        bias = (keys @ weights.q_proj.bias).view(B, P, heads * N)
         if use_kernel:
             return _image_to_tokens_triton(image, positions, folded, bias, values, norm, heads=heads)
-        scores = folded @ (image + positions).transpose(-2, -1) + bias[..., None]  # [B, P, A·N, M]
-        scores = unflatten(scores, 2, (heads, -1))  # [B, P, A, N, M]
+        cells = image.flatten(0, 1)  # [B·P | B, M, C]
+        groups = cells.shape[0]
+        scores = torch.baddbmm(
+            bias.view(groups, -1, 1), folded.view(groups, -1, C), (cells + positions).transpose(1, 2)
+        )  # [B·P | B, (P·)A·N, M]
+        scores = scores.view(B * P * heads, N, -1)
     # Softmax over the last but one dimension: over a last dimension of a few tokens it is slow.
-    probabilities = scores.softmax(dim=-2, dtype=torch.float32).to(values.dtype)
-    cells = image.expand(*values.shape[:2], -1, -1).flatten(0, 1)  # [B·P, M, C]
-    total = torch.baddbmm(cells, probabilities.flatten(2, 3).flatten(0, 1).transpose(1, 2), values.flatten(0, 1))
-    out: Tensor = norm(unflatten(total, 0, values.shape[:2]))  # [B, P, M, C]
+    probabilities = scores.softmax(dim=1, dtype=torch.float32).to(values.dtype).view(B * P, heads * N, -1)
+    cells = image.expand(B, P, -1, -1).flatten(0, 1)  # [B·P, M, C]
+    total = torch.baddbmm(cells, probabilities.transpose(1, 2), values.view(B * P, heads * N, C))
+    out: Tensor = norm(total.view(B, P, -1, C))  # [B, P, M, C]
     return out
 
 
@@ -195,9 +206,24 @@ def _split_heads(x: Tensor, heads: int) -> Tensor:
     return unflatten(x, -1, (heads, -1)).transpose(2, 3)
 
 
-def _by_head(linear: nn.Linear, heads: int) -> Tensor:
-    """Weight [C', C] of a projection as [A, D, C]."""
-    return unflatten(linear.weight, 0, (heads, -1))
+def _separate_heads(x: Tensor, heads: int, scale: float = 1.0) -> Tensor:
+    """Repeat x · scale [B, P, N, C'] for each head, with zeros in the channels of the others: [B, P, A, N, C'].
+
+    A product with a whole weight matrix then is the product of each head with its part of the matrix. This costs more
+    arithmetic than separate products, but far fewer and larger operations.
+    """
+    return x.unsqueeze(2) * _head_mask(heads, scale, x)
+
+
+def _head_mask(heads: int, value: float, x: Tensor) -> Tensor:
+    """Return `value` for the channels of each head, else 0: [A, 1, C'] for x [..., C']."""
+    return _cached_head_mask(heads, x.shape[-1], value, x.dtype, x.device)
+
+
+@cached_tensors
+def _cached_head_mask(heads: int, channels: int, value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    eye = torch.eye(heads, dtype=dtype, device=device) * value
+    return eye.repeat_interleave(channels // heads, dim=1)[:, None]
 
 
 def _scale(weights: CrossAttentionWeights) -> float:

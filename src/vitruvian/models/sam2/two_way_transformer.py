@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from torch import Tensor, nn, unflatten
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
@@ -140,13 +140,14 @@ class SelfAttention(nn.Module):
 
     def forward(self, with_positions: Tensor, tokens: Tensor) -> Tensor:
         """Attend with queries and keys from `with_positions` and values from `tokens`, all [B, P, N, C]."""
+        B, P, N, C = tokens.shape
         q, k, v = (
-            unflatten(part.flatten(0, 1), -1, (self.heads, -1)).transpose(1, 2)
+            part.view(B * P, N, self.heads, -1).transpose(1, 2)
             for part in (self.q_proj(with_positions), self.k_proj(with_positions), self.v_proj(tokens))
         )  # [B·P, A, N, D] each
-        out, _ = attention(q, k, v, implementation=self.attn_implementation)
-        out = self.o_proj(out.transpose(1, 2).flatten(2))  # [B·P, N, C]
-        return unflatten(out, 0, tokens.shape[:2])  # [B, P, N, C]
+        attended, _ = attention(q, k, v, implementation=self.attn_implementation)
+        out: Tensor = self.o_proj(attended.transpose(1, 2).reshape(B, P, N, C))
+        return out
 
 
 class CrossAttention(nn.Module):
