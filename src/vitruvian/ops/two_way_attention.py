@@ -6,7 +6,7 @@
 P prompts share one image (second dimension 1) or have one each. M is far larger than N, so the projections of the cells
 are folded into the tokens: (x Wᵀ) k = x (Wᵀ k). This costs A·N instead of C' columns a cell, half of the work for a
 click, and the Triton versions read every cell as it is, once. Where many prompts share an image it costs less to
-project its cells once for all of them: `project_shared_image`.
+project its cells once for all of them: `project_cells`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CrossAttentionWeights(Protocol):
     o_proj: nn.Linear
 
 
-class SharedImage(NamedTuple):
+class ProjectedCells(NamedTuple):
     """Projected cells of an image that all prompts share, each [B, A, M, D].
 
     Attributes:
@@ -55,31 +55,45 @@ class SharedImage(NamedTuple):
     queries: Tensor
 
 
-def project_shared_image(
-    image: Tensor, positions: Tensor, to_image: CrossAttentionWeights, to_tokens: CrossAttentionWeights, *, tokens: int
-) -> SharedImage | None:
-    """Project the cells [B, P | 1, M, C] of an image for both attentions of a layer.
+class ImageCells(NamedTuple):
+    """The image that prompts attend to.
 
-    Returns None where prompts have an image each, or where it costs less to fold the projections into `tokens`, the
-    number of tokens of all prompts of an image.
+    Attributes:
+        cells: [B, P, M, C], or [B, 1, M, C] where all prompts share them.
+        positions: Positions of the cells [M, C].
+        projected: Their projections, where they are computed once for all prompts; see `project_cells`.
     """
-    if image.shape[1] > 1 or tokens * to_image.heads <= to_image.q_proj.out_features:
-        return None
-    with_positions = image + positions  # [B, 1, M, C]
-    return SharedImage(
+
+    cells: Tensor
+    positions: Tensor
+    projected: ProjectedCells | None = None
+
+
+def project_cells(
+    image: ImageCells, to_image: CrossAttentionWeights, to_tokens: CrossAttentionWeights, *, tokens: int
+) -> ImageCells:
+    """Project the cells for both attentions of a layer.
+
+    Returns the image unchanged where prompts have cells each, or where it costs less to fold the projections into
+    `tokens`, the number of tokens of all prompts of an image.
+    """
+    cells, positions, _ = image
+    if cells.shape[1] > 1 or tokens * to_image.heads <= to_image.q_proj.out_features:
+        return image
+    with_positions = cells + positions  # [B, 1, M, C]
+    projected = ProjectedCells(
         keys=_split_heads(to_image.k_proj(with_positions), to_image.heads)[:, 0],
-        values=_split_heads(to_image.v_proj(image), to_image.heads)[:, 0],
+        values=_split_heads(to_image.v_proj(cells), to_image.heads)[:, 0],
         queries=_split_heads(to_tokens.q_proj(with_positions), to_tokens.heads)[:, 0],
     )
+    return ImageCells(cells, positions, projected)
 
 
 def tokens_to_image(
     tokens: Tensor,
-    image: Tensor,
-    positions: Tensor,
+    image: ImageCells,
     weights: CrossAttentionWeights,
     *,
-    shared: SharedImage | None = None,
     bias: Tensor | None = None,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
@@ -87,26 +101,25 @@ def tokens_to_image(
 
     Args:
         tokens: Tokens with their positions [B, P, N, C].
-        image: Cells [B, P | 1, M, C], the values. With `positions` they are the keys.
-        positions: Positions of the cells [M, C].
+        image: Cells, which are the values. With their positions they are the keys.
         weights: Projections.
-        shared: What `project_shared_image` returns for the image.
         bias: Added to the scores; broadcasts to [B, P, A, N, M].
         need_weights: Return the attention weights too.
 
     Returns:
         [B, P, N, C], and attention weights [B, P, A, N, M] or None.
     """
-    if shared is not None:
-        return _tokens_to_shared_image(tokens, shared, weights, bias=bias, need_weights=need_weights)
+    all_cells, positions, projected = image
+    if projected is not None:
+        return _tokens_to_projected(tokens, projected, weights, bias=bias, need_weights=need_weights)
     heads, (B, P, N, C) = weights.heads, tokens.shape
     q = _separate_heads(weights.q_proj(tokens), heads, _scale(weights))  # [B, P, A, N, C']
     folded = (q @ weights.k_proj.weight).view(B, P, heads * N, C)
     probabilities: Tensor | None = None
-    if bias is None and not need_weights and _use_triton(heads, N, image, folded, positions):
-        attended = _tokens_to_image_triton(folded, image, positions)  # [B, P, A·N, C]
+    if bias is None and not need_weights and _use_triton(heads, N, all_cells, folded, positions):
+        attended = _tokens_to_image_triton(folded, all_cells, positions)  # [B, P, A·N, C]
     else:
-        cells = image.flatten(0, 1)  # [B·P | B, M, C]
+        cells = all_cells.flatten(0, 1)  # [B·P | B, M, C]
         groups = cells.shape[0]
         scores = torch.bmm(folded.view(groups, -1, C), (cells + positions).transpose(1, 2))  # [B·P | B, (P·)A·N, M]
         if torch.is_grad_enabled():
@@ -115,7 +128,7 @@ def tokens_to_image(
             scores = scores + (q @ weights.k_proj.bias).view(groups, -1, 1)
         if bias is not None:
             scores = scores.view(B, P, heads, N, -1) + bias.to(scores.dtype)
-            scores = scores.view(groups, -1, image.shape[2])
+            scores = scores.view(groups, -1, cells.shape[1])
         probabilities = scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype)
         attended = torch.bmm(probabilities, cells)  # [B·P | B, (P·)A·N, C]
     values = weights.v_proj(attended).view(B, P, heads, N, -1)  # [B, P, A, N, C']
@@ -126,46 +139,38 @@ def tokens_to_image(
 
 
 def image_to_tokens(
-    image: Tensor,
-    positions: Tensor,
-    tokens: Tensor,
-    token_positions: Tensor,
-    weights: CrossAttentionWeights,
-    norm: nn.LayerNorm,
-    *,
-    shared: SharedImage | None = None,
+    image: ImageCells, tokens: Tensor, token_positions: Tensor, weights: CrossAttentionWeights, norm: nn.LayerNorm
 ) -> Tensor:
     """Let the cells of an image attend to the tokens of each prompt, add the result to them and norm the sum.
 
     Args:
-        image: Cells [B, P | 1, M, C]. With `positions` they are the queries.
-        positions: Positions of the cells [M, C].
+        image: Cells, which with their positions are the queries.
         tokens: Tokens [B, P, N, C], the values. With `token_positions` they are the keys.
         token_positions: [B, P, N, C].
         weights: Projections.
         norm: Layer norm of the sum.
-        shared: What `project_shared_image` returns for the image.
 
     Returns:
         [B, P, M, C].
     """
+    all_cells, positions, projected = image
     heads, (B, P, N, C) = weights.heads, tokens.shape
     keys = weights.k_proj(tokens + token_positions)  # [B, P, N, C']
     values = _separate_heads(weights.v_proj(tokens), heads)  # [B, P, A, N, C']
     # Probabilities of a head sum to 1, so the bias of the output can be divided among the heads' values.
     values = F.linear(values, weights.o_proj.weight, weights.o_proj.bias / heads).view(B, P, heads * N, C)
-    use_kernel = _use_triton(heads, N, image, values, positions, norm.weight)
-    if shared is not None and not use_kernel:
+    use_kernel = _use_triton(heads, N, all_cells, values, positions, norm.weight)
+    if projected is not None and not use_kernel:
         keys = _split_heads(keys * _scale(weights), heads).transpose(1, 2).flatten(2, 3)  # [B, A, P·N, D]
-        scores = keys @ shared.queries.transpose(-2, -1)  # [B, A, P·N, M]
+        scores = keys @ projected.queries.transpose(-2, -1)  # [B, A, P·N, M]
         scores = unflatten(scores, 2, (P, N)).transpose(1, 2).flatten(0, 2)  # [B·P·A, N, M]
     else:
         keys = _separate_heads(keys, heads, _scale(weights))  # [B, P, A, N, C']
         folded = (keys @ weights.q_proj.weight).view(B, P, heads * N, C)
         bias = (keys @ weights.q_proj.bias).view(B, P, heads * N)
         if use_kernel:
-            return _image_to_tokens_triton(image, positions, folded, bias, values, norm, heads=heads)
-        cells = image.flatten(0, 1)  # [B·P | B, M, C]
+            return _image_to_tokens_triton(all_cells, positions, folded, bias, values, norm, heads=heads)
+        cells = all_cells.flatten(0, 1)  # [B·P | B, M, C]
         groups = cells.shape[0]
         scores = torch.baddbmm(
             bias.view(groups, -1, 1), folded.view(groups, -1, C), (cells + positions).transpose(1, 2)
@@ -173,14 +178,19 @@ def image_to_tokens(
         scores = scores.view(B * P * heads, N, -1)
     # Softmax over the last but one dimension: over a last dimension of a few tokens it is slow.
     probabilities = scores.softmax(dim=1, dtype=torch.float32).to(values.dtype).view(B * P, heads * N, -1)
-    cells = image.expand(B, P, -1, -1).flatten(0, 1)  # [B·P, M, C]
+    cells = all_cells.expand(B, P, -1, -1).flatten(0, 1)  # [B·P, M, C]
     total = torch.baddbmm(cells, probabilities.transpose(1, 2), values.view(B * P, heads * N, C))
     out: Tensor = norm(total.view(B, P, -1, C))  # [B, P, M, C]
     return out
 
 
-def _tokens_to_shared_image(
-    tokens: Tensor, shared: SharedImage, weights: CrossAttentionWeights, *, bias: Tensor | None, need_weights: bool
+def _tokens_to_projected(
+    tokens: Tensor,
+    projected: ProjectedCells,
+    weights: CrossAttentionWeights,
+    *,
+    bias: Tensor | None,
+    need_weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Attend as `tokens_to_image` does, with the tokens of all prompts as one sequence."""
     count, length = tokens.shape[1:3]
@@ -189,8 +199,8 @@ def _tokens_to_shared_image(
         bias = bias.to(q.dtype).expand(*tokens.shape[:2], -1, length, -1).transpose(1, 2).flatten(2, 3)
     out, probabilities = attention(
         q,
-        shared.keys,
-        shared.values,
+        projected.keys,
+        projected.values,
         implementation=weights.attn_implementation,
         mask=bias,  # [B, A | 1, P·N, M]
         need_weights=need_weights,

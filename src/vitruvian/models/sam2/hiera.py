@@ -226,7 +226,7 @@ class HieraAttention(nn.Module):
             out = _join_windows(unflatten(out, 0, windows.shape[:3]))
             out = out[:, : grid_hw[0] // stride[0], : grid_hw[1] // stride[1]]  # [B, h', w', C']
         else:
-            out = window_attention(
+            out, _ = window_attention(
                 self.qkv(x).flatten(1, 2),
                 grid_hw=grid_hw,
                 heads=self.heads,

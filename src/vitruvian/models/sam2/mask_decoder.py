@@ -23,7 +23,7 @@ from vitruvian.models.sam2.hiera import FeedForward
 from vitruvian.models.sam2.two_way_transformer import TwoWayTransformer
 from vitruvian.ops.dispatch import use_triton
 from vitruvian.ops.mask_upscaling import pixels_by_cell, upscale_masks
-from vitruvian.ops.two_way_attention import SharedImage
+from vitruvian.ops.two_way_attention import ImageCells
 
 # Working memory of a group of prompts in bytes. Small groups stay in the cache of a CPU; a GPU needs large ones.
 _GROUP_BYTES = {"cpu": 32 << 20, "cuda": 2 << 30}
@@ -66,19 +66,15 @@ class ImageContext(NamedTuple):
     """What all prompts of an image share.
 
     Attributes:
-        cells: Image embedding plus the embedding of mask prompts [B, P | 1, M, C].
-        positions: Positions of the cells [M, C].
+        image: Image embedding plus the embedding of mask prompts, cells [B, P | 1, M, C].
         finer: Features of twice the resolution, from `pixels_by_cell` [B, M·4, C/4].
         finest: Features of four times the resolution, from `pixels_by_cell` [B, M·16, C/8].
-        shared: Projections of the cells, where all prompts have the same cells and are many.
         grid_hw: Height and width of the grid of cells.
     """
 
-    cells: Tensor
-    positions: Tensor
+    image: ImageCells
     finer: Tensor
     finest: Tensor
-    shared: SharedImage | None
     grid_hw: tuple[int, int]
 
 
@@ -145,12 +141,10 @@ class MaskDecoder(nn.Module):
         wanted = slice(1, None) if multimask_output else slice(0, None if select else 1)
         computed = slice(None) if torch.is_grad_enabled() else wanted
         parts, layer_weights = [], []
-        for group in self._groups(context.cells, tokens.shape[1]):
+        for group in self._groups(context.image.cells, tokens.shape[1]):
             out, cells, weights = self.transformer(
                 tokens[:, group],
-                _cells_of(context, group),
-                context.positions,
-                shared=context.shared,
+                _image_of(context, group),
                 similarity=None if similarity is None else similarity[:, group],
                 target=target[:, group] if target is not None and target.ndim > 1 else target,
                 need_weights=need_weights,
@@ -184,10 +178,8 @@ class MaskDecoder(nn.Module):
         h, w = context.grid_hw
         no_index = tokens.new_zeros(0, dtype=torch.long)
         parts = [(tokens.new_zeros(0, 4 * h, 4 * w), tokens.new_zeros(0, dtype=torch.float32), no_index)]
-        for group in self._groups(context.cells, tokens.shape[1]):
-            out, cells, _ = self.transformer(
-                tokens[:, group], _cells_of(context, group), context.positions, shared=context.shared
-            )  # [1, P, N, C], [1, P, M, C]
+        for group in self._groups(context.image.cells, tokens.shape[1]):
+            out, cells, _ = self.transformer(tokens[:, group], _image_of(context, group))  # [1, P, N, C], [1, P, M, C]
             ious = self.iou_prediction_head(out[0, :, 1]).sigmoid()[:, 1:].float()  # [P, K]
             prompt, mask = (ious > min_iou).nonzero(as_tuple=True)  # [N] each
             confident, row = prompt.unique(return_inverse=True)  # [W], [N]
@@ -213,11 +205,11 @@ class MaskDecoder(nn.Module):
         cells = (image[:, None] + dense).flatten(3).transpose(2, 3)  # [B, P | 1, M, C]
         cells = cells.contiguous() if cells.shape[1] == 1 else cells
         return ImageContext(
-            cells,
-            image_positions,
+            self.transformer.project_image(
+                ImageCells(cells, image_positions), tokens=tokens.shape[1] * tokens.shape[2]
+            ),
             pixels_by_cell(finer, grid_hw, self.upscale_conv1),
             pixels_by_cell(finest, grid_hw, self.upscale_conv2),
-            self.transformer.project_image(cells, image_positions, tokens=tokens.shape[1] * tokens.shape[2]),
             grid_hw,
         )
 
@@ -262,9 +254,10 @@ def _join_groups(pieces: Sequence[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
 
-def _cells_of(context: ImageContext, group: slice) -> Tensor:
-    """Return the cells of a group of prompts [B, 1 | P, M, C]."""
-    return context.cells if context.cells.shape[1] == 1 else context.cells[:, group].contiguous()
+def _image_of(context: ImageContext, group: slice) -> ImageCells:
+    """Return the image of a group of prompts."""
+    image = context.image
+    return image if image.cells.shape[1] == 1 else image._replace(cells=image.cells[:, group].contiguous())
 
 
 def _select_stable(masks: Tensor, ious: Tensor, *, delta: float, threshold: float) -> tuple[Tensor, Tensor]:
