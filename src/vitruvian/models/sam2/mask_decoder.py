@@ -249,7 +249,7 @@ def stability_score(logits: Tensor, delta: float, threshold: float = 0.0) -> Ten
     return torch.where(outer > 0, inner / outer.clamp(min=1), 1.0)
 
 
-def _join_groups(pieces: Sequence[Tensor]) -> Tensor:
+def _join_groups(pieces: tuple[Tensor, ...]) -> Tensor:
     """Concatenate results of groups of prompts [B, p, …] to [B, P, …]."""
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 

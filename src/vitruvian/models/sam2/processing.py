@@ -280,11 +280,11 @@ class Sam2Processor(MaskPostProcessing, Settings):
         target, pad = pair(self.target_size), self.point_pad_value
         prompts: dict[str, Tensor] = {}
         if input_points is not None or input_labels is not None:
-            prompts["input_points"], labels = read_points(input_points, input_labels, sizes_hw, target, pad=pad)
+            prompts["input_points"], labels = _read_points(input_points, input_labels, sizes_hw, target, pad=pad)
             if labels is not None:
                 prompts["input_labels"] = labels
         if input_boxes is not None:
-            prompts["input_boxes"] = read_boxes(input_boxes, sizes_hw, target, pad=pad)
+            prompts["input_boxes"] = _read_boxes(input_boxes, sizes_hw, target, pad=pad)
         counts = {name: value.shape[1] for name, value in prompts.items()}
         if len(set(counts.values())) > 1:
             raise InputError(
@@ -351,21 +351,13 @@ def _read_image_settings(source: str | Path, options: HubOptions) -> dict[str, o
 # --------------------------------------------------------------------------------------------------------- prompts
 
 
-def read_points(
+def _read_points(
     points: object, labels: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING
 ) -> tuple[Tensor, Tensor | None]:
-    """Read points and labels in pixels of the images.
+    """Read points and labels, nested as [image][object][point], in pixels of the images.
 
-    Args:
-        points: x and y, nested as [image][object][point]; a level may be omitted where that is unambiguous.
-        labels: One number a point, nested alike, or None.
-        sizes_hw: Height and width of each image.
-        target_hw: Height and width of the model input.
-        pad: Coordinates of padding.
-
-    Returns:
-        Points [B, P, N, 2] in pixels of the model input, float32, and labels [B, P, N], int64, or None where there are
-        neither labels nor padding.
+    Returns points [B, P, N, 2] in pixels of the model input, float32, and labels [B, P, N], int64, or None where there
+    are neither labels nor padding.
     """
     nested_points, nested_labels = _match_levels(points, labels, len(sizes_hw))
     objects = max(len(image) for image in nested_points)
@@ -389,7 +381,7 @@ def read_points(
     return torch.from_numpy(coordinates), torch.from_numpy(kinds) if has_labels else None
 
 
-def read_boxes(boxes: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING) -> Tensor:
+def _read_boxes(boxes: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING) -> Tensor:
     """Read boxes x1, y1, x2, y2 nested as [image][object]: [B, P, 4] in pixels of the model input, float32."""
     nested_boxes, levels = _nested_lists(boxes, "input_boxes", size=4)
     readings = [reading for reading in _readings(nested_boxes, levels, 2) if len(reading) == len(sizes_hw)]
@@ -444,16 +436,7 @@ def _match_levels(points: object, labels: object, images: int) -> tuple[_Points,
 
 
 def _nested_lists(value: object, name: str, *, size: int) -> tuple[list[Any], int]:
-    """Convert prompts to nested lists of numbers.
-
-    Args:
-        value: Tensors, arrays, tuples and lists, also mixed.
-        name: Name of the argument.
-        size: Numbers of a prompt: 2 for points, 4 for boxes, 1 for labels.
-
-    Returns:
-        The lists, and the number of levels above a prompt.
-    """
+    """Convert prompts of `size` numbers each (labels 1) to nested lists, with the number of levels above a prompt."""
     nested_list, depth = cast(tuple[list[Any], int], _to_lists(value, name))
     levels = depth if size == 1 else depth - 1
     leaves: list[Any] = [nested_list]
