@@ -280,11 +280,11 @@ class Sam2Processor(MaskPostProcessing, Settings):
         target, pad = pair(self.target_size), self.point_pad_value
         prompts: dict[str, Tensor] = {}
         if input_points is not None or input_labels is not None:
-            prompts["input_points"], labels = _read_points(input_points, input_labels, sizes_hw, target, pad=pad)
+            prompts["input_points"], labels = read_points(input_points, input_labels, sizes_hw, target, pad=pad)
             if labels is not None:
                 prompts["input_labels"] = labels
         if input_boxes is not None:
-            prompts["input_boxes"] = _read_boxes(input_boxes, sizes_hw, target, pad=pad)
+            prompts["input_boxes"] = read_boxes(input_boxes, sizes_hw, target, pad=pad)
         counts = {name: value.shape[1] for name, value in prompts.items()}
         if len(set(counts.values())) > 1:
             raise InputError(
@@ -351,7 +351,7 @@ def _read_image_settings(source: str | Path, options: HubOptions) -> dict[str, o
 # --------------------------------------------------------------------------------------------------------- prompts
 
 
-def _read_points(
+def read_points(
     points: object, labels: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING
 ) -> tuple[Tensor, Tensor | None]:
     """Read points and labels, nested as [image][object][point], in pixels of the images.
@@ -381,7 +381,7 @@ def _read_points(
     return torch.from_numpy(coordinates), torch.from_numpy(kinds) if has_labels else None
 
 
-def _read_boxes(boxes: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING) -> Tensor:
+def read_boxes(boxes: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING) -> Tensor:
     """Read boxes x1, y1, x2, y2 nested as [image][object]: [B, P, 4] in pixels of the model input, float32."""
     nested_boxes, levels = _nested_lists(boxes, "input_boxes", size=4)
     readings = [reading for reading in _readings(nested_boxes, levels, 2) if len(reading) == len(sizes_hw)]
