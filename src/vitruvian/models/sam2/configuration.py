@@ -295,32 +295,32 @@ class Sam2MaskDecoderConfig(_Sam2PartConfig):
     Args:
         hidden_size: Channels of tokens and of the image embedding.
         hidden_act: Activation where masks are upscaled.
+        num_multimask_outputs: Masks that are predicted for an ambiguous prompt.
+        dynamic_multimask_via_stability: Where a single mask is unstable, return the best of the others.
+        dynamic_multimask_stability_delta: Distance of the two thresholds of the stability score from 0.
+        dynamic_multimask_stability_thresh: Stability score from which on a mask is stable.
         mlp_dim: Hidden channels of the transformer's feed-forward layers.
         num_hidden_layers: Layers of the transformer, and of each of its feed-forward parts.
         num_attention_heads: Attention heads.
         attention_downsample_rate: Channels over channels inside cross-attention.
-        num_multimask_outputs: Masks that are predicted for an ambiguous prompt.
         iou_head_depth: Layers of the head that predicts a mask's IoU.
         iou_head_hidden_dim: Its hidden channels.
-        dynamic_multimask_via_stability: Where a single mask is unstable, return the best of the others.
-        dynamic_multimask_stability_delta: Distance of the two thresholds of the stability score from 0.
-        dynamic_multimask_stability_thresh: Stability score from which on a mask is stable.
     """
 
     model_type: ClassVar[str] = "sam2_mask_decoder"
 
     hidden_size: int = 256
     hidden_act: str = "gelu"
+    num_multimask_outputs: int = 3
+    dynamic_multimask_via_stability: bool = True
+    dynamic_multimask_stability_delta: float = 0.05
+    dynamic_multimask_stability_thresh: float = 0.98
     mlp_dim: int = 2048
     num_hidden_layers: int = 2
     num_attention_heads: int = 8
     attention_downsample_rate: int = 2
-    num_multimask_outputs: int = 3
     iou_head_depth: int = 3
     iou_head_hidden_dim: int = 256
-    dynamic_multimask_via_stability: bool = True
-    dynamic_multimask_stability_delta: float = 0.05
-    dynamic_multimask_stability_thresh: float = 0.98
 
     def validate(self) -> None:
         """Raise `ConfigError` for channels that do not divide."""

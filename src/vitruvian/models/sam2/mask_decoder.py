@@ -22,7 +22,7 @@ from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
 from vitruvian.models.sam2.hiera import FeedForward
 from vitruvian.models.sam2.two_way_transformer import TwoWayTransformer
 from vitruvian.ops.dispatch import use_triton
-from vitruvian.ops.mask_upscaling import pixels_by_cell, upscale_masks
+from vitruvian.ops.mask_upscaling import UpscalingLayers, pixels_by_cell, upscale_masks
 from vitruvian.ops.two_way_attention import ImageCells
 
 # Working memory of a group of prompts in bytes. Small groups stay in the cache of a CPU; a GPU needs large ones.
@@ -220,17 +220,9 @@ class MaskDecoder(nn.Module):
             self.output_hypernetworks_mlps[index](rows[2 + index])
             for index in range(len(self.output_hypernetworks_mlps))[which]
         ]
-        return upscale_masks(
-            cells,
-            context.finer,
-            context.finest,
-            torch.stack(vectors, dim=1).view(*tokens.shape[:2], len(vectors), -1),  # [B, P, K', C/8]
-            conv1=self.upscale_conv1,
-            norm=self.upscale_layer_norm,
-            conv2=self.upscale_conv2,
-            act=self.act,
-            grid_hw=context.grid_hw,
-        )
+        stacked = torch.stack(vectors, dim=1).view(*tokens.shape[:2], len(vectors), -1)  # [B, P, K', C/8]
+        layers = UpscalingLayers(self.upscale_conv1, self.upscale_layer_norm, self.upscale_conv2, self.act)
+        return upscale_masks(cells, context.finer, context.finest, stacked, layers, context.grid_hw)
 
     def _groups(self, cells: Tensor, prompts: int) -> list[slice]:
         """Cut the prompts of an image into even groups that fit the working memory."""
