@@ -29,6 +29,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "AutoModelForSemanticSegmentation",
         "AutoModelForUniversalSegmentation",
         "AutoProcessor",
+        "AutoVideoProcessor",
     ),
     "vitruvian.config": ("Config",),
     "vitruvian.errors": (
@@ -87,6 +88,9 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "Sam2HieraDetConfig",
         "Sam2MaskDecoderConfig",
         "Sam2PromptEncoderConfig",
+        "Sam2VideoConfig",
+        "Sam2VideoMaskDecoderConfig",
+        "Sam2VideoPromptEncoderConfig",
         "Sam2VisionConfig",
     ),
     "vitruvian.models.sam2.hiera": (
@@ -101,6 +105,19 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "vitruvian.models.sam2.processing": (
         "Sam2ImageProcessor",
         "Sam2Processor",
+    ),
+    "vitruvian.models.sam2.video_modeling": (
+        "Sam2VideoModel",
+        "Sam2VideoPreTrainedModel",
+        "Sam2VideoSegmentationOutput",
+    ),
+    "vitruvian.models.sam2.video_processing": (
+        "Sam2VideoProcessor",
+        "Sam2VideoVideoProcessor",
+    ),
+    "vitruvian.models.sam2.video_session": (
+        "Sam2VideoInferenceSession",
+        "TrackingOptions",
     ),
     "vitruvian.models.sam2.vision": (
         "Sam2VisionEncoderOutput",

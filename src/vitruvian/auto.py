@@ -76,7 +76,13 @@ TABLE: dict[str, dict[str, str]] = {
     ),
 }
 # Checkpoints of SAM 2 on the Hub were saved from its video model, which is the image model and a memory.
-TABLE["sam2_video"] = TABLE["sam2"]
+TABLE["sam2_video"] = TABLE["sam2"] | _family(
+    "sam2",
+    config="configuration:Sam2VideoConfig",
+    prompts="video_processing:Sam2VideoProcessor",
+    video_processor="video_processing:Sam2VideoVideoProcessor",
+    model="video_modeling:Sam2VideoModel",
+)
 
 HUB_KEYWORDS = tuple(field.name for field in dataclasses.fields(HubOptions))
 
@@ -164,6 +170,21 @@ class AutoProcessor:
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
         """Load a processor; keywords override its options."""
         return _load_processor(pretrained_model_name_or_path, "prompts", kwargs)
+
+
+class AutoVideoProcessor:
+    """Loads the video processor of any family that has one."""
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
+        """Load a video processor; keywords override its options."""
+        options, overrides = _split_keywords(kwargs)
+        values = read_config_dict(pretrained_model_name_or_path, options) or {"model_type": "sam2_video"}
+        family = _family_of(values.get("model_type"), str(pretrained_model_name_or_path))
+        if "video-processor" not in family:
+            raise InputError(f"AutoVideoProcessor: {values.get('model_type')} has no video processor.")
+        processor: type[Settings] = find_class(family["video-processor"])
+        return processor.from_pretrained(pretrained_model_name_or_path, **dataclasses.asdict(options), **overrides)
 
 
 def _load_processor(source: str | Path, task: str, keywords: Mapping[str, Any]) -> Any:

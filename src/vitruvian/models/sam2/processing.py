@@ -85,7 +85,7 @@ class MaskPostProcessing:
         for image_masks, size_hw in zip(masks, sizes, strict=True):
             logits = _resize_logits(image_masks, size_hw)  # [P, K, H, W]
             if apply_non_overlapping_constraints:
-                logits = _without_overlap(logits)
+                logits = without_overlap(logits)
             before = logits > mask_threshold
             after = remove_specks(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
             if not binarize and after is not before:
@@ -310,7 +310,7 @@ def _resize_logits(masks: object, size_hw: SizeHW) -> Tensor:
     return F.interpolate(logits.float(), size=size_hw, mode="bilinear", align_corners=False)  # [P, K, H, W]
 
 
-def _without_overlap(logits: Tensor) -> Tensor:
+def without_overlap(logits: Tensor) -> Tensor:
     """Clamp the logits [P, K, H, W] of all objects but the highest at each pixel to at most -10."""
     if len(logits) == 1:
         return logits
@@ -478,6 +478,11 @@ def _to_lists(value: object, name: str) -> tuple[object, int]:
             f"{name}: expected lists nested equally deep everywhere, got {set(depths)} levels side by side."
         )
     return list(items), depths[0] + 1
+
+
+def nesting_depth(value: object, name: str) -> int:
+    """Return the number of levels of nested prompts."""
+    return _to_lists(value, name)[1]
 
 
 def _readings(value: list[Any], levels: int, wanted: int) -> list[list[list[Any]]]:
