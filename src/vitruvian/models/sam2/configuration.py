@@ -489,10 +489,12 @@ class Sam2VideoConfig(Sam2Config):
     prompt_encoder_config: Sam2PromptEncoderConfig = field(default_factory=Sam2VideoPromptEncoderConfig)
     mask_decoder_config: Sam2MaskDecoderConfig = field(default_factory=Sam2VideoMaskDecoderConfig)
     image_size: Size = 1024
+    # memories and object pointers
     num_maskmem: int = 7
     sigmoid_scale_for_mem_enc: float = 20.0
     sigmoid_bias_for_mem_enc: float = -10.0
     enable_occlusion_spatial_embedding: bool = True
+    # selection of masks
     multimask_output_in_sam: bool = True
     multimask_min_pt_num: int = 0
     multimask_max_pt_num: int = 1
@@ -500,6 +502,7 @@ class Sam2VideoConfig(Sam2Config):
     max_object_pointers_in_encoder: int = 16
     max_cond_frame_num: int = -1
     enable_temporal_pos_encoding_for_object_pointers: bool = True
+    # memory attention
     memory_attention_hidden_size: int = 256
     memory_attention_num_layers: int = 4
     memory_attention_num_attention_heads: int = 1
@@ -508,10 +511,11 @@ class Sam2VideoConfig(Sam2Config):
     memory_attention_feed_forward_hidden_act: str = "relu"
     memory_attention_dropout: float = 0.1
     memory_attention_rope_feat_sizes: list[int] | None = None
+    rope_parameters: dict[str, Any] = field(default_factory=dict)
     memory_attention_rope_dropout: float = 0.1
+    # memory encoder
     memory_encoder_hidden_size: int = 256
     memory_encoder_output_channels: int = 64
-    rope_parameters: dict[str, Any] = field(default_factory=dict)
     mask_downsampler_embed_dim: int = 256
     mask_downsampler_kernel_size: int = 3
     mask_downsampler_stride: int = 2

@@ -124,12 +124,14 @@ class Sam2BaseModel(Model):
         input_boxes: Tensor | None = None,
         input_masks: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor]:
-        """Embed prompts: sparse [B, P, N, C] for points and boxes, dense [B | 1, P | 1, C, h, w] for masks."""
+        """Embed prompts: sparse [B, P, N, C] for points and boxes, dense [B, C, h, w] for one mask an image."""
         if input_points is not None and input_labels is None:
             input_labels = _all_positive(input_points)
         masks = None if input_masks is None else mask_logits(input_masks, self.prompt_encoder.mask_hw)
-        embedded: tuple[Tensor | None, Tensor] = self.prompt_encoder(input_points, input_labels, input_boxes, masks)
-        return embedded
+        sparse, dense = self.prompt_encoder(input_points, input_labels, input_boxes, masks)
+        if masks is None and sparse is not None:
+            dense = dense.expand(len(sparse), -1, -1, -1, -1)
+        return sparse, dense.flatten(0, 1)
 
     def get_image_wide_positional_embeddings(self) -> Tensor:
         """Positions of the cells of the image embedding [1, C, h, w]."""

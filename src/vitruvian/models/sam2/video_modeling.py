@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from vitruvian.models.sam2.modeling import Sam2BaseModel
 from vitruvian.models.sam2.processing import remove_specks, without_overlap
 from vitruvian.models.sam2.prompt_encoder import NOT_A_POINT, PADDING
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
-from vitruvian.outputs import ModelOutput, OutputFlags
+from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 
 _NO_OBJECT_LOGIT = -1024.0  # of the pixels of a frame without the object
 _MASK_PROMPT_LOGIT = 10.0  # of the pixels of a mask prompt, and of the score for whether there is an object
@@ -155,7 +155,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         frame: Tensor | None = None,
         reverse: bool = False,
         run_mem_encoder: bool = True,
-        **options: Any,
+        **options: Unpack[OutputOptions],
     ) -> Sam2VideoSegmentationOutput:
         """Segment the objects of a session in one frame, and store what later frames need.
 
@@ -165,7 +165,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             frame: A streamed frame [3, H, W], prepared by the processor.
             reverse: Whether frames come in descending order.
             run_mem_encoder: Whether to encode memories of this frame. Without them, later frames do not attend to it.
-            options: `return_dict`: return a tuple where False.
+            options: See `OutputOptions`; only `return_dict` has an effect.
         """
         session, streaming = inference_session, frame is not None
         if session.get_obj_num() == 0:
@@ -187,17 +187,6 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
                 pointers=self.config.max_object_pointers_in_encoder,
             )
         return self.format_output(output, options.get("return_dict"))
-
-    def get_prompt_embeddings(
-        self,
-        input_points: Tensor | None = None,
-        input_labels: Tensor | None = None,
-        input_boxes: Tensor | None = None,
-        input_masks: Tensor | None = None,
-    ) -> tuple[Tensor | None, Tensor]:
-        """Embed prompts: sparse [B, P, N, C] for points and boxes, dense [B, C, h, w] for masks."""
-        sparse, dense = super().get_prompt_embeddings(input_points, input_labels, input_boxes, input_masks)
-        return sparse, dense[:, 0].expand(dense.shape[0] if sparse is None else sparse.shape[0], -1, -1, -1)
 
     def propagate_in_video_iterator(
         self,

@@ -47,7 +47,6 @@ class Sam2VideoVideoProcessor(ImageProcessor):
     """
 
     file_name: ClassVar[str] = VIDEO_PROCESSOR_FILE
-    model_input_names: ClassVar[list[str]] = ["pixel_values_videos"]
 
     size: dict[str, int] = dataclasses.field(default_factory=lambda: {"height": 1024, "width": 1024})
     do_convert_rgb: bool | None = True

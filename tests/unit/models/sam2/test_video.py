@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -286,7 +287,7 @@ def test_sessions_from_videos_of_any_form(form: str) -> None:
     assert large[0].shape == (1, 1, 40, 50)
 
 
-def test_processor_files(tmp_path: Any) -> None:
+def test_processor_files(tmp_path: Path) -> None:
     PROCESSOR.save_pretrained(tmp_path)
     names = {"preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"}
     assert {path.name for path in tmp_path.iterdir()} == names
@@ -319,3 +320,19 @@ def test_mistakes_are_refused() -> None:
     late.obj_id_to_idx(9)
     with pytest.raises(InputError, match="object 9"):
         MODEL(late, frame_idx=1)
+
+
+def test_image_pipelines_open_checkpoints_of_videos(tmp_path: Path) -> None:
+    import vitruvian
+    from vitruvian.cli.checkpoints import facts_of
+
+    MODEL.save_pretrained(tmp_path)
+    images = vitruvian.Sam2ImageProcessor(size=SIZE, mask_size={"height": SIDE // 4, "width": SIDE // 4})
+    Sam2VideoProcessor(images, PROCESSOR.video_processor).save_pretrained(tmp_path)
+    assert isinstance(vitruvian.AutoProcessor.from_pretrained(tmp_path), Sam2VideoProcessor)
+    assert isinstance(vitruvian.AutoImageProcessor.from_pretrained(tmp_path), vitruvian.Sam2ImageProcessor)
+    result = vitruvian.pipeline("segment", str(tmp_path))(Image.new("RGB", (40, 30)), points=[[9, 7]])
+    assert result.masks.shape[-2:] == (30, 40)
+    facts = facts_of(str(tmp_path), None)
+    assert facts["class"] == "Sam2VideoModel"
+    assert {"segment", "mask-generation"} & set(facts["commands"])
