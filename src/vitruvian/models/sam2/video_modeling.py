@@ -176,8 +176,9 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             raise InputError("frame_idx: expected the index of a frame, or a streamed frame as `frame`, got neither.")
         levels = session.features(frame_idx, lambda pixels: self.run_captured(self._encode_frame, pixels))
         steps = self._plan(session, frame_idx, reverse)
-        masks = self._segment(session, frame_idx, steps, levels, streaming=streaming)
-        self._store(session, frame_idx, steps, masks, levels[-1], run_mem_encoder=run_mem_encoder)
+        if steps:
+            masks = self._segment(session, frame_idx, steps, levels, streaming=streaming)
+            self._store(session, frame_idx, steps, masks, levels[-1], run_mem_encoder=run_mem_encoder)
         output = self._collect(session, frame_idx)
         if not session.options.keep_history:
             session.drop_history(
@@ -237,44 +238,40 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         options = session.options
         steps: list[_ObjectStep] = []
         for obj_idx in range(session.get_obj_num()):
-            outputs, tracked = session.output_dict_per_obj[obj_idx], session.frames_tracked_per_obj[obj_idx]
+            conditioning, tracked = (
+                session.output_dict_per_obj[obj_idx][CONDITIONING],
+                session.frames_tracked_per_obj[obj_idx],
+            )
+            points = session.point_inputs_per_obj[obj_idx].get(frame_idx)
+            mask = session.mask_inputs_per_obj[obj_idx].get(frame_idx)
             is_new = session.has_new_inputs(obj_idx, frame_idx)
-            if not is_new and frame_idx in outputs[CONDITIONING]:
-                continue
+            if options.objects_start_at_prompt and points is None and mask is None:
+                is_new = False
             if not is_new:
-                if outputs[CONDITIONING]:
+                if conditioning and frame_idx not in conditioning:
                     steps.append(_ObjectStep(obj_idx, False, True, reverse))
-                elif not options.objects_start_at_prompt:
+                elif not conditioning and not options.objects_start_at_prompt:
                     raise InputError(
                         f"object {session.obj_idx_to_id(obj_idx)}: expected a prompt on frame {frame_idx} or a frame "
                         "segmented before. Call the model on a frame with a prompt for it first."
                     )
                 continue
-            points = session.point_inputs_per_obj[obj_idx].get(frame_idx)
-            mask = session.mask_inputs_per_obj[obj_idx].get(frame_idx)
-            if points is None and mask is None and options.objects_start_at_prompt:
-                if outputs[CONDITIONING]:
-                    steps.append(_ObjectStep(obj_idx, False, True, reverse))
-                continue
-            was_tracked = frame_idx in tracked
+            was_tracked, direction = frame_idx in tracked, reverse
             if not was_tracked and not options.independent_objects:
-                reverse = False  # of the objects after this one too, as in transformers
-            direction = reverse
-            if options.corrections_as_conditioning and was_tracked:
+                direction = reverse = False  # of the objects after this one too, as in transformers
+            elif was_tracked and options.corrections_as_conditioning:
                 direction = tracked[frame_idx]["reverse"]
-            if points is not None or mask is not None:
-                session.mark_inputs_read(obj_idx, frame_idx)
-                if options.clear_memory_around_prompts:
-                    session.clear_tracked(obj_idx, frame_idx, distance=self.config.num_maskmem)
             steps.append(
                 _ObjectStep(
                     obj_idx,
                     is_conditioning=not was_tracked or options.corrections_as_conditioning,
-                    uses_memory=was_tracked and bool(outputs[CONDITIONING]),
+                    uses_memory=was_tracked and bool(conditioning),
                     reverse=direction,
                     points=None if points is None else _points_of(points, ignore_padding=options.ignore_padding),
                     mask=mask,
-                    prior=_prior_of(outputs, frame_idx) if options.prior_logits and points is not None else None,
+                    prior=_prior_of(session, obj_idx, frame_idx)
+                    if options.prior_logits and points is not None
+                    else None,
                 )
             )
         return steps
@@ -294,13 +291,9 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         levels: list[Tensor],
         *,
         streaming: bool,
-    ) -> list[_ObjectMasks]:
-        """Segment one object for each step, objects of the same kind together; masks have O = 1 each."""
+    ) -> _ObjectMasks:
+        """Segment one object for each step. Objects of the same kind are segmented together."""
         conditioned = self._condition(session, frame_idx, steps, levels[-1], streaming=streaming)
-        no_memory = levels[-1]
-        if self.config.num_maskmem > 0:
-            no_memory = no_memory + self.no_memory_embedding.reshape(1, -1, 1, 1)
-        results: dict[int, _ObjectMasks] = {}
         kinds = (
             (
                 step.mask is not None,
@@ -311,24 +304,33 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             )
             for step in steps
         )
-        for (_, has_memory, _, _, multimask), group in _by_key(zip(kinds, steps, strict=True)):
-            prompts = [step.mask for step in group if step.mask is not None]
-            if prompts:
-                masks = self._segment_by_masks(levels, torch.cat(prompts))
-            else:
-                image = torch.stack([conditioned[step.obj_idx] for step in group])[None] if has_memory else no_memory
-                points = [step.points for step in group if step.points is not None]
-                priors = [step.prior for step in group if step.prior is not None]
-                masks = self._decode_objects(
-                    [*levels[:-1], image],
-                    len(group),
-                    _join_points(points),
-                    torch.cat(priors, dim=1) if priors else None,
-                    multimask_output=multimask,
-                )
-            for number, step in enumerate(group):
-                results[step.obj_idx] = _ObjectMasks(*(field[number : number + 1] for field in masks))
-        return [results[step.obj_idx] for step in steps]
+        groups = [numbers for _, numbers in _by_key(zip(kinds, range(len(steps)), strict=True))]
+        parts = [self._segment_group([steps[number] for number in group], levels, conditioned) for group in groups]
+        if len(parts) == 1:
+            return parts[0]
+        order = torch.tensor([number for group in groups for number in group]).argsort().to(levels[-1].device)
+        return _ObjectMasks(*(torch.cat(fields)[order] for fields in zip(*parts, strict=True)))
+
+    def _segment_group(
+        self, steps: list[_ObjectStep], levels: list[Tensor], conditioned: dict[int, Tensor]
+    ) -> _ObjectMasks:
+        """Segment objects of the same kind."""
+        masks = [step.mask for step in steps if step.mask is not None]
+        if masks:
+            return self._segment_by_masks(levels, torch.cat(masks))
+        finest, finer, image = levels
+        if steps[0].obj_idx in conditioned:
+            image = torch.stack([conditioned[step.obj_idx] for step in steps])[None]  # [1, O, C, h, w]
+        elif self.config.num_maskmem > 0:
+            image = image + self.no_memory_embedding.reshape(1, -1, 1, 1)
+        priors = [step.prior for step in steps if step.prior is not None]
+        return self._decode_objects(
+            [finest, finer, image],
+            len(steps),
+            _join_points([step.points for step in steps if step.points is not None]),
+            torch.cat(priors, dim=1) if priors else None,
+            multimask_output=self._is_multimask(steps[0]),
+        )
 
     def _is_multimask(self, step: _ObjectStep) -> bool:
         """Tell whether several masks are predicted, of which the best is selected."""
@@ -453,11 +455,11 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
     ) -> tuple[Tensor, Tensor]:
         """Join the memories of K frames of O objects [O, K·M, C'], with their positions [O, K·M, C']."""
         grid_hw, channels = (features.shape[2], features.shape[3]), self.config.memory_encoder_output_channels
-        each = [[memory.to(features.device, non_blocking=True) for _, memory in one.frames] for one in memories]
         if not distances:
             empty = features.new_zeros(len(memories), 0, channels)
             return empty, empty
-        joined = torch.cat([torch.cat(one) for one in each], dim=1).transpose(0, 1).to(features.dtype)  # [O, K·M, C']
+        each = (torch.cat([memory for _, memory in one.frames])[:, 0] for one in memories)  # [K·M, C'] each
+        joined = torch.stack([one.to(features.device, non_blocking=True) for one in each]).to(features.dtype)
         in_grid = sine_positions(grid_hw, channels, features.dtype, features.device)  # [M, C']
         # The row of a distance d is d - 1; conditioning frames have the last row.
         in_time = self.memory_temporal_positional_encoding[[distance - 1 for distance in distances], 0]  # [K, 1, C']
@@ -481,7 +483,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         return tokens, in_time.repeat_interleave(splits, dim=1)
 
     def _encode_memory(self, features: Tensor, masks: Tensor, scores: Tensor, binarize: Tensor) -> Tensor:
-        """Encode masks [O, 1, H, W] of a frame with features [1, C, h, w]: memories [h·w, O, C'] in bfloat16.
+        """Encode masks [O, 1, H, W] of a frame with features [1, C, h, w]: memories [O, h·w, C'] in bfloat16.
 
         Args:
             features: Features of the frame, without memory.
@@ -496,7 +498,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         if self.occlusion_spatial_embedding_parameter is not None:
             occluded = (scores <= 0).to(memory.dtype)[..., None, None]  # [O, 1, 1, 1]
             memory = memory + occluded * self.occlusion_spatial_embedding_parameter[..., None, None]
-        return memory.to(torch.bfloat16).flatten(2).permute(2, 0, 1)  # [h·w, O, C']
+        return memory.to(torch.bfloat16).flatten(2).transpose(1, 2).contiguous()  # [O, h·w, C']
 
     # ------------------------------------------------------------------------------------------------------- output
 
@@ -505,32 +507,35 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         session: Sam2VideoInferenceSession,
         frame_idx: int,
         steps: list[_ObjectStep],
-        masks: list[_ObjectMasks],
+        masks: _ObjectMasks,
         features: Tensor,
         *,
         run_mem_encoder: bool,
     ) -> None:
-        """Store the outputs of all objects that were segmented, and their memories."""
-        if not steps:
-            return
-        low, high, pointers, scores, ious = (torch.cat(parts) for parts in zip(*masks, strict=True))
-        options, memories = session.options, None
+        """Store the outputs of the objects that were segmented, with their memories."""
+        options = session.options
+        memories: Tensor | None = None
         if run_mem_encoder and self.config.num_maskmem > 0:
-            high = without_overlap(high) if options.non_overlapping_memory else high
+            high = without_overlap(masks.high) if options.non_overlapping_memory else masks.high
             prompted = [step.is_prompted for step in steps]
             if not options.independent_objects:
                 prompted = [any(prompted)] * len(steps)
-            memories = self._encode_memory(features, high, scores, torch.tensor(prompted, device=high.device))
-        low = _fill_specks(low, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area)
+            memories = self._encode_memory(features, high, masks.scores, torch.tensor(prompted, device=high.device))
+        low = _fill_specks(masks.low, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area)
         for number, step in enumerate(steps):
+            this = slice(number, number + 1)
             output = {
-                "pred_masks": low[number : number + 1],
-                "object_pointer": pointers[None, number : number + 1],
-                "object_score_logits": scores[None, number : number + 1],
-                "iou_scores": ious[number : number + 1],
+                "pred_masks": low[this],
+                "object_pointer": masks.pointers[None, this],
+                "object_score_logits": masks.scores[None, this],
+                "iou_scores": masks.ious[this],
             }
             if memories is not None:
-                output["maskmem_features"] = memories[:, number : number + 1]
+                output["maskmem_features"] = memories[number][:, None]  # [h·w, 1, C']
+            if step.is_prompted:
+                session.mark_inputs_read(step.obj_idx, frame_idx)
+                if options.clear_memory_around_prompts:
+                    session.clear_tracked(step.obj_idx, frame_idx, distance=self.config.num_maskmem)
             session.store_output(
                 step.obj_idx, frame_idx, output_value=output, is_conditioning_frame=step.is_conditioning
             )
@@ -579,10 +584,13 @@ def _join_points(points: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] |
     return torch.cat(coordinates, dim=1), torch.cat(labels, dim=1)
 
 
-def _prior_of(outputs: dict[str, dict[int, dict[str, Tensor]]], frame_idx: int) -> Tensor | None:
-    """Return the last mask of a frame [1, 1, h, w] as a prompt."""
-    output = outputs[CONDITIONING].get(frame_idx) or outputs[TRACKED].get(frame_idx) or {}
-    return output["pred_masks"].clamp(-_PRIOR_LIMIT, _PRIOR_LIMIT) if "pred_masks" in output else None
+def _prior_of(session: Sam2VideoInferenceSession, obj_idx: int, frame_idx: int) -> Tensor | None:
+    """Return the last mask of an object in a frame [1, 1, h, w] as a prompt."""
+    for is_conditioning in (True, False):
+        logits = session.get_output(obj_idx, frame_idx, "pred_masks", is_conditioning)
+        if logits is not None:
+            return logits.clamp(-_PRIOR_LIMIT, _PRIOR_LIMIT)
+    return None
 
 
 def _closest(frames: Iterable[int], frame_idx: int, limit: int) -> set[int]:
