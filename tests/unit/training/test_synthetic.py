@@ -20,7 +20,7 @@ from vitruvian.training.datasets.augmentation import (
 from vitruvian.training.datasets.labels import keypoint_targets
 from vitruvian.training.datasets.stream import SyntheticStream
 from vitruvian.training.objectives import MultiTaskObjective, _damp_heads
-from vitruvian.training.synthetic.procedural import procedural_pack
+from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.rng import Rng
 
 SIZE = (64, 48)

@@ -68,7 +68,7 @@ def smooth() -> tuple[ImageMaps, Annotations]:
     """The same person in an image whose colour is the position: red is x, green is y."""
     y, x = torch.meshgrid(torch.arange(H), torch.arange(W), indexing="ij")
     maps, known = person()
-    return replace(maps, image=torch.stack([x * 6, y * 6, torch.zeros_like(x)]).byte()), known
+    return {**maps, "image": torch.stack([x * 6, y * 6, torch.zeros_like(x)]).byte()}, known
 
 
 def adjusted(window: CropWindow, scale: float, shift_xy: tuple[float, float], flipped: bool = False) -> CropWindow:
@@ -87,11 +87,10 @@ WINDOWS = {
 def test_the_whole_picture_at_its_size_is_the_picture():
     maps, known = person()
     view = crop_image(maps, known, WINDOWS["same"])
-    assert torch.allclose(view.image[0], maps.image / 255, atol=1e-5)
-    assert maps.matte is not None
-    assert torch.allclose(view.alpha[0], maps.matte[3:], atol=1e-5)  # type: ignore[index]
-    assert torch.equal(view.parts[0, 0], maps.parts.long())  # type: ignore[index,union-attr]
-    assert torch.allclose(view.depth[0, 0], maps.depth, atol=1e-5)  # type: ignore[index,arg-type]
+    assert torch.allclose(view.image[0], maps["image"] / 255, atol=1e-5)
+    assert torch.allclose(view.alpha[0], maps["matte"][3:], atol=1e-5)  # type: ignore[index]
+    assert torch.equal(view.parts[0, 0], maps["parts"].long())  # type: ignore[index,union-attr]
+    assert torch.allclose(view.depth[0, 0], maps["depth"], atol=1e-5)  # type: ignore[index,arg-type]
     assert torch.equal(view.intrinsics[0], CAMERA)
     assert torch.equal(view.keypoints[0], known.keypoints)
     assert view.boxes_xyxy[0].tolist() == [[6, 5, 22, 29], [0, 0, 0, 0]]  # one pixel is no person
@@ -115,7 +114,7 @@ def test_points_in_space_stay_where_they_are(name: str):
     maps, known = person()
     window = WINDOWS[name]
     view = crop_image(maps, known, window)
-    before = points_from_depth(maps.depth[None], CAMERA[None])[0]  # type: ignore[index]
+    before = points_from_depth(maps["depth"][None], CAMERA[None])[0]  # type: ignore[index]
     seen = before[2] > 0
     plane = torch.linalg.lstsq(before[:, seen].T, torch.ones(int(seen.sum()), 1)).solution  # n · p = 1
     after = view.points[0]
@@ -155,7 +154,7 @@ def test_a_person_is_cut_out_as_the_image_processor_does():
     maps, known = smooth()
     view = crop_image(maps, known, WINDOWS["person"])
     processor = Sapiens2ImageProcessor(size={"height": 64, "width": 48}, do_normalize=False)
-    theirs = processor(maps.image, boxes=[[BOX.tolist()]], return_tensors="pt").pixel_values
+    theirs = processor(maps["image"], boxes=[[BOX.tolist()]], return_tensors="pt").pixel_values
     inner = view.valid[0, 0].clone()
     inner &= torch.nn.functional.avg_pool2d(view.valid.float(), 7, 1, 3)[0, 0] > 0.999
     assert (view.image[0] - theirs[0])[:, inner].abs().max() < 0.01  # cubic there, linear here

@@ -75,23 +75,23 @@ def crop_image(maps: ImageMaps, known: Annotations, crop: CropWindow) -> Labeled
     def sample(values: Tensor, *, mode: str = "bilinear") -> Tensor:
         return crop.sample(values[None], mode=mode, antialias=mode == "bilinear")  # [1, C, H, W]
 
-    found = {"image": sample(maps.image / 255)}
-    if maps.matte is not None:
-        found["alpha"] = sample(maps.matte[3:])
-        found["foreground"] = sample(maps.matte[:3] * maps.matte[3:])
-    if maps.parts is not None:
-        found["parts"] = crop.sample_parts(maps.parts[None, None])[:, None]
-        if maps.albedo is not None:
-            covered = (maps.parts > 0)[None].float()
-            mean = sample(maps.albedo * covered) / sample(covered).clamp_min(1e-3)
+    found = {"image": sample(maps["image"] / 255)}
+    if "matte" in maps:
+        found["alpha"] = sample(maps["matte"][3:])
+        found["foreground"] = sample(maps["matte"][:3] * maps["matte"][3:])
+    if "parts" in maps:
+        found["parts"] = crop.sample_parts(maps["parts"][None, None])[:, None]
+        if "albedo" in maps:
+            covered = (maps["parts"] > 0)[None].float()
+            mean = sample(maps["albedo"] * covered) / sample(covered).clamp_min(1e-3)
             found["albedo"] = torch.where(found["parts"] > 0, mean.clamp(0, 1), 0.0)
-    if maps.normals is not None and maps.depth is not None:
-        nearest = sample(maps.depth[None], mode="nearest")  # [1, 1, H, W]
-        found["depth"] = _interpolate_depth(maps.depth[None, None], nearest, crop)
-        found["normals"] = crop.sample_normals(maps.normals[None], antialias=True) * (nearest > 0)
+    if "normals" in maps:
+        nearest = sample(maps["depth"][None], mode="nearest")  # [1, 1, H, W]
+        found["depth"] = _interpolate_depth(maps["depth"][None, None], nearest, crop)
+        found["normals"] = crop.sample_normals(maps["normals"][None], antialias=True) * (nearest > 0)
     boxes = torch.cat([known.boxes_xywh[:, :2], known.boxes_xywh[:, :2] + known.boxes_xywh[:, 2:]], dim=1)
     return LabeledImages(
-        valid=sample(torch.ones(1, *maps.image.shape[1:]), mode="nearest") > 0,
+        valid=sample(torch.ones(1, *maps["image"].shape[1:]), mode="nearest") > 0,
         intrinsics=crop.camera(known.intrinsics[None]),
         keypoints=crop.move_keypoints(known.keypoints[None]),
         boxes_xyxy=crop.move_boxes(boxes[None]),

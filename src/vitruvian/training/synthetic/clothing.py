@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitruvian.training.synthetic.mesh import MEN, PARTS, SLOT, SLOTS, WOMEN
 from vitruvian.training.synthetic.pack import Pack, Wardrobe
+from vitruvian.training.synthetic.pieces import MEN, PARTS, SLOT, SLOTS, WOMEN
 from vitruvian.training.synthetic.rng import Rng
 
 _ADULT = 0.58  # age trait from which people may wear little

@@ -19,7 +19,7 @@ from torch import Tensor
 from vitruvian.ops.cache import constant
 from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.synthetic.camera import points_from_depth
-from vitruvian.training.synthetic.mesh import CLASS
+from vitruvian.training.synthetic.pieces import CLASS
 from vitruvian.training.synthetic.render import hide_keypoints, mask_boxes
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.samples import Samples, depth_metres

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitruvian.training.synthetic.mesh import PARTS, SLOT, SLOTS
 from vitruvian.training.synthetic.pack import Pack
+from vitruvian.training.synthetic.pieces import PARTS, SLOT, SLOTS
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.textures import GREY_MEAN, srgb_to_linear
 from vitruvian.training.tensor_batch import TensorBatch

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.human import GROUPS, KEYPOINT_INDEX
-from vitruvian.training.synthetic.mesh import Floats, Ints
 from vitruvian.training.synthetic.pack import KEYPOINTS, Body, Poses
+from vitruvian.training.synthetic.pieces import Floats, Ints
 from vitruvian.training.synthetic.rng import Rng
 
 

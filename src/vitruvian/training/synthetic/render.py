@@ -43,9 +43,9 @@ from vitruvian.training.synthetic.lighting import (
     draw_shadow_map,
     sample_lights,
 )
-from vitruvian.training.synthetic.mesh import CLASS
 from vitruvian.training.synthetic.pack import Pack, Scenery
 from vitruvian.training.synthetic.people import PeopleBatch
+from vitruvian.training.synthetic.pieces import CLASS
 from vitruvian.training.synthetic.rasterizer import Cutouts, Hits, depth_map, find_hits
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.shading import (

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.shared import SHARED
 from vitruvian.errors import InputError
-from vitruvian.training.synthetic.assets import (
+from vitruvian.training.synthetic.build_pack.assets import (
     _read_mhclo,
     _read_obj,
     encode_texture,
@@ -17,7 +17,7 @@ from vitruvian.training.synthetic.assets import (
     read_pieces,
     read_table,
 )
-from vitruvian.training.synthetic.mesh import CLASS, Piece, fit_piece, join_pieces, keep_faces
+from vitruvian.training.synthetic.pieces import CLASS, Piece, fit_piece, join_pieces, keep_faces
 
 FOLDER = SHARED / "people-assets"
 needs_assets = pytest.mark.skipif(not FOLDER.is_dir(), reason="the assets folder is not beside this checkout")

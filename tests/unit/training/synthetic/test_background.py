@@ -14,6 +14,7 @@ from tests.shared import SHARED, needs_shared
 from tests.unit.training.synthetic.shapes import alone, front_camera, person, sphere
 from vitruvian.errors import InputError
 from vitruvian.training.synthetic.backgrounds import sample_backgrounds
+from vitruvian.training.synthetic.build_pack.assets import read_scenery
 from vitruvian.training.synthetic.camera import sample_cameras, sample_placement
 from vitruvian.training.synthetic.camera_effects import (
     _add_noise,
@@ -26,7 +27,7 @@ from vitruvian.training.synthetic.camera_effects import (
     jpeg,
     sample_grading,
 )
-from vitruvian.training.synthetic.pack import Scenery, _read_scenery, scenery_arrays
+from vitruvian.training.synthetic.pack import Scenery, _read_scenery
 from vitruvian.training.synthetic.render import RenderOptions, _add_occluders, render
 from vitruvian.training.synthetic.rng import Rng
 
@@ -48,7 +49,7 @@ def assets(tmp_path: Path) -> Path:
 
 
 def test_scenery_survives_the_pack(assets: Path) -> None:
-    arrays = scenery_arrays(assets)
+    arrays = read_scenery(assets)
     assert all(key.startswith("scenery/") for key in arrays)
     scenery = _read_scenery(arrays)
     with np.load(assets / "hdri" / "env_64x128.npz") as archive:
@@ -61,14 +62,14 @@ def test_scenery_survives_the_pack(assets: Path) -> None:
 
 def test_scenery_of_a_wrong_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="people-assets"):
-        scenery_arrays(tmp_path)
+        read_scenery(tmp_path)
     empty = _read_scenery({})
     assert len(empty.environments) == len(empty.backgrounds) == 0
 
 
 @needs_shared
 def test_scenery_of_the_shared_assets_is_small() -> None:
-    arrays = scenery_arrays(SHARED / "people-assets")
+    arrays = read_scenery(SHARED / "people-assets")
     assert sum(array.nbytes for array in arrays.values()) < 3_000_000
     scenery = _read_scenery(arrays)
     assert scenery.environments.shape == (18, 64, 128, 3)

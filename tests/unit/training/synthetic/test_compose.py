@@ -27,7 +27,7 @@ from vitruvian.training.synthetic.compose import (
     match_background,
 )
 from vitruvian.training.synthetic.people import sample_people
-from vitruvian.training.synthetic.procedural import procedural_pack
+from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.render import RenderOptions, render
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.samples import Samples, compress, depth_metres, render_samples

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vitruvian.training.synthetic.mesh import clip_mesh, split_classes
+from vitruvian.training.synthetic.build_pack.mesh import clip_mesh, split_classes
 
 
 def grid(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

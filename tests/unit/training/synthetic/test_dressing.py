@@ -14,10 +14,10 @@ from vitruvian.training.synthetic.materials import (
     patterns,
     sample_materials,
 )
-from vitruvian.training.synthetic.mesh import MEN, PARTS, SLOT, SLOTS, WOMEN
 from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.people import _pose_vertices
-from vitruvian.training.synthetic.procedural import procedural_pack
+from vitruvian.training.synthetic.pieces import MEN, PARTS, SLOT, SLOTS, WOMEN
+from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.rng import Rng
 
 CLASS = label2id()

@@ -7,7 +7,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from vitruvian.errors import InputError
-from vitruvian.training.synthetic.motion_capture import (
+from vitruvian.training.synthetic.build_pack.motion_capture import (
     _bvh_rotations,
     _cmu_rotations,
     _joint_positions,

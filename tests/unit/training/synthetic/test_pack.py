@@ -1,6 +1,6 @@
 """Packs: what goes in comes out, and broken files are told apart."""
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
-from vitruvian.training.synthetic import procedural
+from vitruvian.training.synthetic import procedural_pack as procedural
 from vitruvian.training.synthetic.build_pack import build_pack
-from vitruvian.training.synthetic.mesh import SLOT
 from vitruvian.training.synthetic.pack import KEYPOINTS, load_pack, pack_arrays, pack_from_arrays, save_pack
+from vitruvian.training.synthetic.pieces import SLOT
 from vitruvian.training.synthetic.textures import (
     GREY_MEAN,
     TEXTURE_SIZE,
@@ -26,8 +26,8 @@ from vitruvian.training.synthetic.textures import (
 def arrays(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     kept = {}
 
-    def keep(parts):
-        kept.update(pack_arrays(parts))
+    def keep(*parts):
+        kept.update(pack_arrays(*parts))
         return kept
 
     monkeypatch.setattr(procedural, "pack_arrays", keep)
@@ -74,38 +74,32 @@ def test_tables_fit_together(arrays):
 
 
 def test_unused_vertices_are_dropped_and_the_rest_renumbered(monkeypatch: pytest.MonkeyPatch):
-    seen = {}
+    found = {}
 
-    def look(parts):
-        body = parts.pieces[0]
+    def pad(body, poses, pieces):
         extra = 7
-        wide = {"template": parts.template, "normals": parts.normals, "vertex_mean": parts.vertex_mean}
-        padded = {name: np.concatenate([np.full((extra, 3), 9.0), value]) for name, value in wide.items()}
-        from dataclasses import replace
-
         shifted = [
             replace(p, ids=p.ids + extra, covers=p.covers + extra, hides=p.hides + extra, scale_ids=p.scale_ids + extra)
-            for p in parts.pieces
+            for p in pieces
         ]
-        changed = replace(
-            parts, **padded, pieces=shifted, weights=np.concatenate([parts.weights[:extra], parts.weights]),
-            vertex_basis=np.pad(parts.vertex_basis, ((0, 0), (extra, 0), (0, 0))),
-            expressions=np.pad(parts.expressions, ((0, 0), (extra, 0), (0, 0))),
-        )  # fmt: skip
-        seen["plain"], seen["padded"] = pack_arrays(parts), pack_arrays(changed)
-        assert len(body.ids) == len(parts.template)
-        return seen["plain"]
+        padded = {
+            name: np.concatenate([np.full((extra, 3), 9.0), body[name]])
+            for name in ("template", "normals", "vertex_mean")
+        }
+        padded["weights"] = np.concatenate([body["weights"][:extra], body["weights"]])
+        for name in ("vertex_basis", "expressions"):
+            padded[name] = np.pad(body[name], ((0, 0), (extra, 0), (0, 0)))
+        found["plain"], found["padded"] = pack_arrays(body, poses, pieces), pack_arrays(body | padded, poses, shifted)
+        return found["plain"]
 
-    monkeypatch.setattr(procedural, "pack_arrays", look)
+    monkeypatch.setattr(procedural, "pack_arrays", pad)
     procedural.procedural_pack(0)
-    for name, value in seen["plain"].items():
-        assert np.array_equal(value, seen["padded"][name]), name
+    for name, value in found["plain"].items():
+        assert np.array_equal(value, found["padded"][name]), name
 
 
 def test_body_must_come_first(monkeypatch: pytest.MonkeyPatch):
-    from dataclasses import replace
-
-    monkeypatch.setattr(procedural, "pack_arrays", lambda parts: pack_arrays(replace(parts, pieces=parts.pieces[::-1])))
+    monkeypatch.setattr(procedural, "pack_arrays", lambda body, poses, pieces: pack_arrays(body, poses, pieces[::-1]))
     with pytest.raises(InputError, match="expected the body as the first piece"):
         procedural.procedural_pack(0)
 

@@ -21,7 +21,7 @@ from vitruvian.training.synthetic.posing import (
     stature,
     vertex_transforms,
 )
-from vitruvian.training.synthetic.procedural import procedural_pack
+from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.rng import Rng
 
 

@@ -6,10 +6,10 @@ import torch
 from tests.shared import SHARED
 from vitruvian.errors import InputError
 from vitruvian.human import KEYPOINT_INDEX, PART_NAMES, label2id
-from vitruvian.training.synthetic.mesh import PARTS, SLOTS
 from vitruvian.training.synthetic.pack import KEYPOINTS, Pack
 from vitruvian.training.synthetic.people import PeopleBatch, sample_people
-from vitruvian.training.synthetic.procedural import procedural_pack
+from vitruvian.training.synthetic.pieces import PARTS, SLOTS
+from vitruvian.training.synthetic.procedural_pack import procedural_pack
 
 CLASS = label2id()
 

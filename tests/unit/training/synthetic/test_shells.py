@@ -4,23 +4,24 @@ import numpy as np
 import pytest
 
 from vitruvian.human import KEYPOINT_INDEX
-from vitruvian.training.synthetic.bodies import BodySource, shape_basis
-from vitruvian.training.synthetic.build_pack import _add_cover, _body_piece
-from vitruvian.training.synthetic.garments import (
+from vitruvian.training.synthetic.build_pack import _body_piece
+from vitruvian.training.synthetic.build_pack.anny_bodies import BodySource, shape_basis
+from vitruvian.training.synthetic.build_pack.cover import _covered_vertices, add_cover
+from vitruvian.training.synthetic.build_pack.garments import (
     Form,
+    _band,
     _legs_field,
     _neckline,
     _remove_relief,
     _rigid_piece,
     _rounded_box,
+    _shell,
+    _skirt,
     _top_field,
-    band,
-    covered_vertices,
-    shell,
-    skirt,
-    tube,
+    _tube,
 )
-from vitruvian.training.synthetic.mesh import CLASS, fit_piece, mesh_edges, vertex_normals
+from vitruvian.training.synthetic.build_pack.mesh import mesh_edges
+from vitruvian.training.synthetic.pieces import CLASS, fit_piece, vertex_normals
 from vitruvian.training.synthetic.posing import _joint_keypoints, keypoint_rules
 
 SPAN = ((0, 1), (0, 1), (0, 1))
@@ -52,7 +53,7 @@ def form() -> Form:
 
 
 def made(form: Form, field: np.ndarray, **options):
-    return shell(form, "x", "upper", field, part_class="Upper_Clothing", span=SPAN, **options)
+    return _shell(form, "x", "upper", field, part_class="Upper_Clothing", span=SPAN, **options)
 
 
 def test_shell_ends_at_the_hem_and_stands_off(form: Form):
@@ -76,7 +77,7 @@ def test_relaxed_shell_never_sinks_in(form: Form):
 
 
 def test_a_band_may_be_narrower_than_the_mesh(form: Form):
-    piece = made(form, band(form.vertices[:, 2] - 0.73, 0.004), thickness=0.01)
+    piece = made(form, _band(form.vertices[:, 2] - 0.73, 0.004), thickness=0.01)
     z = fit_piece(piece, form.vertices)[:, 2]
     assert np.isclose(z.min(), 0.726, atol=1e-4)
     assert np.isclose(z.max(), 0.734, atol=1e-4)
@@ -106,7 +107,7 @@ def test_hems_do_not_zigzag(form: Form):
 
 def test_classes_by_vertex(form: Form):
     side = np.where(form.vertices[:, 0] > 0, CLASS["Left_Sock"], CLASS["Right_Sock"]).astype(np.float32)
-    piece = shell(form, "x", "shoes", 0.3 - form.vertices[:, 2], thickness=0.01, part_class=side, span=SPAN)
+    piece = _shell(form, "x", "shoes", 0.3 - form.vertices[:, 2], thickness=0.01, part_class=side, span=SPAN)
     assert set(piece.face_class.tolist()) == {CLASS["Left_Sock"], CLASS["Right_Sock"]}
 
 
@@ -124,13 +125,13 @@ def test_fields(form: Form):
 
 
 def test_skirt_flares_and_opens(form: Form):
-    closed = skirt(form, "s", "lower", top=1.0, hem=0.4, flare=0.1, part_class="Lower_Clothing")
+    closed = _skirt(form, "s", "lower", top=1.0, hem=0.4, flare=0.1, part_class="Lower_Clothing")
     closed = type(closed)(**{**vars(closed), "scale_base": np.zeros(3, np.float32)})
     placed = fit_piece(closed, form.vertices)
     radius = np.hypot(*placed[:, :2].T)
     assert np.isclose(placed[:, 2].min(), 0.4, atol=1e-4)
     assert radius[placed[:, 2] < 0.42].mean() > radius[placed[:, 2] > 0.98].mean() + 0.08
-    opened = skirt(form, "s", "outer", top=1.0, hem=0.4, flare=0.0, gap=0.05, part_class="Upper_Clothing")
+    opened = _skirt(form, "s", "outer", top=1.0, hem=0.4, flare=0.0, gap=0.05, part_class="Upper_Clothing")
     opened = type(opened)(**{**vars(opened), "scale_base": np.zeros(3, np.float32)})
     placed = fit_piece(opened, form.vertices)
     assert np.abs(placed[placed[:, 1] < -0.1, 0]).min() > 0.045
@@ -140,29 +141,29 @@ def test_skirt_flares_and_opens(form: Form):
 # The skirt helper of the real body is scaled by vertices that this small one does not have.
 @pytest.fixture(autouse=True)
 def _small_span(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("vitruvian.training.synthetic.garments.TRUNK_SPAN", SPAN)
+    monkeypatch.setattr("vitruvian.training.synthetic.build_pack.garments._TRUNK_SPAN", SPAN)
 
 
 def test_cover_is_found_by_looking_outwards(form: Form):
     piece = made(form, 0.8 - form.vertices[:, 2], thickness=0.02)
     placed = fit_piece(piece, form.vertices)
-    covered = covered_vertices(form, placed, piece.faces, reach=0.03)
+    covered = _covered_vertices(form, placed, piece.faces, reach=0.03)
     z = form.vertices[: len(covered), 2]
     body = np.hypot(*form.vertices[: len(covered), :2].T) < 0.15
     assert covered[body & (z < 0.78)].all()
     assert not covered[z > 0.82].any()
-    assert not covered_vertices(form, placed, piece.faces, reach=0.005).any()
+    assert not _covered_vertices(form, placed, piece.faces, reach=0.005).any()
 
 
 def test_cover_of_a_piece(form: Form):
     plain = made(form, 0.8 - form.vertices[:, 2], thickness=0.02)
-    piece = _add_cover(form, type(plain)(**{**vars(plain), "hides": np.zeros(0, np.int64)}))
+    piece = add_cover(form, type(plain)(**{**vars(plain), "hides": np.zeros(0, np.int64)}))
     z = form.vertices[:, 2]
     # rows are 5 cm apart: two are kept beneath the hem, and one above it still counts as covered
     assert np.isclose(z[piece.hides].max(), 0.65, atol=0.051)
     assert np.isclose(z[piece.covers].max(), 0.85, atol=0.01)
     glasses = type(piece)(**{**vars(piece), "slot": "glasses"})
-    assert len(_add_cover(form, glasses).hides) == 0
+    assert len(add_cover(form, glasses).hides) == 0
 
 
 def test_stiff_things_hang_on_one_vertex(form: Form):
@@ -178,7 +179,7 @@ def test_stiff_things_hang_on_one_vertex(form: Form):
 def test_tube_surrounds_its_path():
     angle = np.arange(20) * 2 * np.pi / 20
     path = np.stack([np.cos(angle), np.zeros(20), np.sin(angle)], 1)
-    points, faces = tube(path, 0.1, closed=True)
+    points, faces = _tube(path, 0.1, closed=True)
     assert np.allclose(np.linalg.norm(points.reshape(20, -1, 3) - path[:, None], axis=-1), 0.1)
     edges = np.sort(np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]]), 1)
     assert (np.unique(edges, axis=0, return_counts=True)[1] == 2).all()  # closed: a ring without ends
@@ -205,9 +206,12 @@ def source(form: Form, people: int) -> BodySource:
 
 def test_shape_basis_rebuilds_people(form: Form):
     body = source(form, 30)
-    mean, basis, bone_mean, bone_basis, coefficients = shape_basis(body, 2)
-    assert np.allclose(mean + np.einsum("ic,cvx->ivx", coefficients, basis), body.identities, atol=1e-4)
-    assert np.allclose(bone_mean + np.einsum("ic,cbex->ibex", coefficients, bone_basis), body.identity_bones, atol=1e-4)
+    shape = shape_basis(body, 2)
+    coefficients = shape["identities"]
+    vertices = shape["vertex_mean"] + np.einsum("ic,cvx->ivx", coefficients, shape["vertex_basis"])
+    assert np.allclose(vertices, body.identities, atol=1e-4)
+    bones = shape["bone_mean"] + np.einsum("ic,cbex->ibex", coefficients, shape["bone_basis"])
+    assert np.allclose(bones, body.identity_bones, atol=1e-4)
     assert np.allclose(coefficients.std(0), 1, atol=0.05)
 
 

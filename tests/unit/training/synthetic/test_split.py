@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vitruvian.training.synthetic.mesh import SLOTS
 from vitruvian.training.synthetic.pack import NEVER_WORN, Pack, _held_out_pieces, held_out_part, training_part
 from vitruvian.training.synthetic.people import sample_people
-from vitruvian.training.synthetic.procedural import procedural_pack
+from vitruvian.training.synthetic.pieces import SLOTS
+from vitruvian.training.synthetic.procedural_pack import procedural_pack
 
 
 @pytest.fixture

@@ -21,14 +21,14 @@ from vitruvian.training.synthetic.dataset import (
     SHEET_FILE,
     DatasetOptions,
     _decode_depth,
+    _draw_group,
     _encode_depth,
     _file_names,
-    draw_group,
     read_maps,
     write_dataset,
 )
 from vitruvian.training.synthetic.pack import Pack
-from vitruvian.training.synthetic.procedural import procedural_pack
+from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.rng import derive_seed
 from vitruvian.training.synthetic.textures import build_pyramid
 
@@ -83,7 +83,7 @@ def test_finished_groups_are_not_drawn_again(whole: Path, pack: Pack, monkeypatc
     def never(*args: Any, **options: Any) -> Any:
         raise AssertionError("drawn again")
 
-    monkeypatch.setattr(dataset, "draw_group", never)
+    monkeypatch.setattr(dataset, "_draw_group", never)
     before = contents(whole)
     write_dataset(whole, 11, seed=4, pack=pack, options=OPTIONS)
     assert contents(whole) == before
@@ -96,24 +96,20 @@ def test_other_seeds_give_other_people(whole: Path, pack: Pack, tmp_path: Path):
 
 
 def test_files_hold_the_truths(whole: Path, pack: Pack):
-    truth = draw_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
-    truth = truth
+    truth = _draw_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
     entries = table(whole)["images"]
     for index in range(GROUP):
         maps = read_maps(whole, _file_names(index, "png"))
-        assert maps.matte is not None
-        assert maps.albedo is not None
-        assert maps.normals is not None
-        assert maps.depth is not None
-        assert maps.parts is not None
-        assert torch.equal(maps.image, (truth.image[index].clamp(0, 1) * 255).round().byte())
-        assert torch.allclose(maps.matte[3:], truth.alpha[index], atol=0.5 / 255 + 1e-6)
-        assert torch.allclose(maps.matte[:3] * maps.matte[3:], truth.foreground[index].clamp(0, 1), atol=1.5 / 255)
-        assert torch.allclose(maps.albedo, truth.albedo[index], atol=0.5 / 255 + 1e-6)
-        assert torch.allclose(maps.normals, truth.normals[index], atol=1e-3)
-        assert torch.equal(maps.parts, truth.parts[index])
+        assert torch.equal(maps["image"], (truth.image[index].clamp(0, 1) * 255).round().byte())
+        assert torch.allclose(maps["matte"][3:], truth.alpha[index], atol=0.5 / 255 + 1e-6)
+        assert torch.allclose(
+            maps["matte"][:3] * maps["matte"][3:], truth.foreground[index].clamp(0, 1), atol=1.5 / 255
+        )
+        assert torch.allclose(maps["albedo"], truth.albedo[index], atol=0.5 / 255 + 1e-6)
+        assert torch.allclose(maps["normals"], truth.normals[index], atol=1e-3)
+        assert torch.equal(maps["parts"], truth.parts[index])
         camera = torch.tensor(entries[index]["intrinsics"], dtype=torch.float32)
-        points = points_from_depth(maps.depth[None], camera[None])[0]
+        points = points_from_depth(maps["depth"][None], camera[None])[0]
         assert torch.allclose(points, truth.pointmap[index], atol=1e-4)
         assert entries[index]["scale"] == pytest.approx(truth.scale[index].item())
 
@@ -139,7 +135,7 @@ def test_annotations_are_those_of_coco(whole: Path, pack: Pack):
         known = points[points[:, 2] > 0]
         assert ((known[:, 0] >= -0.5) & (known[:, 0] <= SIZE_HW[1] - 0.5)).all()
         assert 0.5 < person["stature"] < 2.5
-    truth = draw_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
+    truth = _draw_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
     first = next(person for person in found["annotations"] if person["image_id"] == 3)
     assert np.allclose(
         np.array(first["keypoints"]).reshape(308, 3)[:, 2], truth.keypoints[3, 0, :, 2].numpy()
@@ -165,7 +161,7 @@ def test_jpeg(pack: Pack, tmp_path: Path):
     write_dataset(tmp_path, 1, pack=pack, options=DatasetOptions(render=PLAIN))
     with Image.open(tmp_path / "images" / "000000.jpg") as image:
         assert image.format == "JPEG"
-    assert read_maps(tmp_path, _file_names(0, "jpg"), frozenset()).image.shape == (3, *SIZE_HW)
+    assert read_maps(tmp_path, _file_names(0, "jpg"), frozenset())["image"].shape == (3, *SIZE_HW)
 
 
 def test_depth_loses_less_than_its_step():

@@ -8,7 +8,6 @@ Without the folder a pack has bodies, expressions, our own garments, plain skin,
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +15,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.errors import InputError
-from vitruvian.training.synthetic.assets import AssetIndex, encode_texture, read_index, read_pieces, read_table
-from vitruvian.training.synthetic.bodies import BODY_VERTICES, BodySource, read_bodies, shape_basis
-from vitruvian.training.synthetic.garments import (
-    Form,
-    covered_vertices,
-    make_bags,
-    make_bottoms,
-    make_cap,
-    make_dresses,
-    make_form,
-    make_glasses,
-    make_outers,
-    make_small_things,
-    make_tops,
+from vitruvian.training.synthetic.build_pack.anny_bodies import BODY_VERTICES, BodySource, read_bodies, shape_basis
+from vitruvian.training.synthetic.build_pack.assets import (
+    AssetIndex,
+    encode_texture,
+    read_index,
+    read_pieces,
+    read_scenery,
+    read_table,
 )
-from vitruvian.training.synthetic.mesh import (
-    CLASS,
-    Bools,
-    Floats,
-    Ints,
-    Piece,
-    fit_piece,
-    keep_faces,
-    split_classes,
-    split_quads,
-    vertex_normals,
-)
-from vitruvian.training.synthetic.motion_capture import recorded_poses
-from vitruvian.training.synthetic.pack import PackParts, pack_arrays, save_pack, scenery_arrays
+from vitruvian.training.synthetic.build_pack.cover import add_cover
+from vitruvian.training.synthetic.build_pack.garments import make_form, make_garments
+from vitruvian.training.synthetic.build_pack.mesh import split_classes, split_quads
+from vitruvian.training.synthetic.build_pack.motion_capture import recorded_poses
+from vitruvian.training.synthetic.pack import PackImages, pack_arrays, save_pack
+from vitruvian.training.synthetic.pieces import CLASS, Floats, Piece, keep_faces, vertex_normals
 from vitruvian.training.synthetic.posing import keypoint_rules
 
 # The face's part of a skin texture, u and v: it has its own texture, at a higher resolution.
 _FACE_BOX = (0.69, 0.22, 1.0, 0.76)
-# Largest distance (m) from the skin at which a piece covers it.
-_REACH = {"hat": 0.09, "lower": 0.035, "upper": 0.05, "outer": 0.07, "shoes": 0.03, "accessory": 0.06}
 # Classes of bare skin by the bones that move it, for bodies without a table.
 _CLASS_OF_BONES = (
     ("Face_Neck", ("neck", "head")), ("Torso", ("root", "spine", "pelvis", "clavicle", "shoulder")),
@@ -82,27 +65,20 @@ def build_pack(
     form = make_form(source, source.quads[outer], source.quad_uv[outer])
     normals = vertex_normals(source.template, split_quads(source.quads))
     normals[BODY_VERTICES:] = 0
-    garments = [
-        *make_tops(form), *make_bottoms(form), *make_dresses(form), *make_outers(form), *make_small_things(form),
-        *make_glasses(form), *make_cap(form), *make_bags(form), *(read_pieces(index) if index else []),
-    ]  # fmt: skip
+    garments = make_garments(form) + (read_pieces(index) if index else [])
     has_tongue = any(piece.slot == "tongue" for piece in garments)
     pieces = [_body_piece(source, surface, index, with_tongue=not has_tongue)]
-    pieces += [_add_cover(form, piece) for piece in garments]
-    vertex_mean, vertex_basis, bone_mean, bone_basis, coefficients = shape_basis(source, components)
-    rotations, rotated, fingers, axes = recorded_poses(source, index.folder if index else None, poses, seed)
-    images, skins, eyes = _textures(index, pieces)
-    points = keypoint_rules(source.template, source.template_bones, source.bone_names, table, surface=BODY_VERTICES)
-    parts = PackParts(
-        template=source.template, normals=normals, vertex_mean=vertex_mean, vertex_basis=vertex_basis,
-        bone_mean=bone_mean, bone_basis=bone_basis, bone_names=source.bone_names, bone_parents=source.bone_parents,
-        weights=source.weights, identities=coefficients, traits=source.traits,
-        expression_names=source.expression_names, expressions=source.expressions,
-        **points, rotations=rotations, rotated_bones=rotated, finger_bones=fingers,
-        finger_axes=axes, pieces=pieces, images=images, skins=skins, eyes=eyes,
-        scenery=scenery_arrays(index.folder, backgrounds) if index else {},
-    )  # fmt: skip
-    return save_pack(pack_arrays(parts), out)
+    pieces += [add_cover(form, piece) for piece in garments]
+    same = ("template", "bone_names", "bone_parents", "weights", "traits", "expression_names", "expressions")
+    body = {
+        **{name: getattr(source, name) for name in same},
+        **shape_basis(source, components),
+        **keypoint_rules(source.template, source.template_bones, source.bone_names, table, surface=BODY_VERTICES),
+        "normals": normals,
+    }
+    recorded = recorded_poses(source, index.folder if index else None, poses, seed)
+    images = _encode_images(index, pieces, backgrounds) if index else None
+    return save_pack(pack_arrays(body, recorded, pieces, images), out)
 
 
 def _body_piece(
@@ -177,58 +153,27 @@ def _surface_from_weights(source: BodySource) -> dict[str, NDArray[Any]]:
     }  # fmt: skip
 
 
-def _add_cover(form: Form, piece: Piece) -> Piece:
-    """Find the body vertices that a piece covers, and those so deep beneath it that they need not be drawn."""
-    if piece.slot not in _REACH:
-        return replace(piece, hides=np.zeros(0, np.int64))
-    covered = covered_vertices(form, fit_piece(piece, form.vertices), piece.faces, reach=_REACH[piece.slot])
-    covered[piece.hides[piece.hides < BODY_VERTICES]] = True
-    deep = covered.copy()
-    for _ in range(2):
-        deep = _erode(deep, form.faces)
-    hides = np.zeros(len(covered), bool)
-    hides[piece.hides[piece.hides < BODY_VERTICES]] = True
-    if piece.slot not in ("hat", "accessory"):
-        close = covered_vertices(form, fit_piece(piece, form.vertices), piece.faces, reach=0.025)
-        hides |= deep & close
-    if piece.slot in ("lower", "upper", "outer"):  # one vertex further, so that nothing rises steeply next to a hem
-        covered = ~_erode(~covered, form.faces)
-    return replace(piece, covers=np.flatnonzero(covered), hides=np.flatnonzero(hides))
-
-
-def _erode(mask: Bools, faces: Ints) -> Bools:
-    """Remove the members of a vertex set that have a neighbour outside it."""
-    edge = ~mask[faces].all(1)
-    out = mask.copy()
-    out[faces[edge].ravel()] = False
-    return out
-
-
-def _textures(index: AssetIndex | None, pieces: list[Piece]) -> tuple[Any, Any, Any]:
-    """Encode all images: {name: files}, skins as (body, face, traits), eyes as (name, brown)."""
-    images: dict[str, dict[str, bytes]] = {}
-    skins: list[tuple[str, str, tuple[float, float, float]]] = []
-    eyes: list[tuple[str, bool]] = []
-    if index is None:
-        return images, skins, eyes
+def _encode_images(index: AssetIndex, pieces: list[Piece], backgrounds: str | Path | None) -> PackImages:
+    """Encode the textures of pieces, skins and eyes, and the scenery."""
+    images = PackImages(scenery=read_scenery(index.folder, backgrounds))
     small = {"brows", "lashes", "teeth", "tongue"}
     for piece in pieces:
         for name in piece.textures:
-            images[name] = encode_texture(index.folder / name, size=256 if piece.slot in small else 512)
+            images.files[name] = encode_texture(index.folder / name, size=256 if piece.slot in small else 512)
     box = (_FACE_BOX[0], 1 - _FACE_BOX[3], _FACE_BOX[2], 1 - _FACE_BOX[1])
     age = {"young": 0.0, "middleage": 0.5, "old": 1.0}
     for entry in index.skins.values():
         if not entry.get("file") or entry.get("clothed_bodysuit"):
             continue
         name = entry["file"]
-        images[name] = encode_texture(index.folder / name, size=512)
-        images[f"{name}#face"] = encode_texture(index.folder / name, size=512, box=box)
+        images.files[name] = encode_texture(index.folder / name, size=512)
+        images.files[f"{name}#face"] = encode_texture(index.folder / name, size=512, box=box)
         traits = (float(entry["sex"] == "female"), age[entry["age"]], float(entry["tone"] == "dark"))
-        skins.append((name, f"{name}#face", traits))
+        images.skins.append((name, f"{name}#face", traits))
     for entry in index.eyes.values():
-        images[entry["file"]] = {"rgb": encode_texture(index.folder / entry["file"], size=256)["rgb"]}
-        eyes.append((entry["file"], "brown" in entry["color"]))
-    return images, skins, eyes
+        images.files[entry["file"]] = {"rgb": encode_texture(index.folder / entry["file"], size=256)["rgb"]}
+        images.eyes.append((entry["file"], "brown" in entry["color"]))
+    return images
 
 
 def main() -> None:
@@ -246,7 +191,3 @@ def main() -> None:
         assets, options.out, identities=options.identities, poses=options.poses, components=options.components,
         backgrounds=options.backgrounds,
     )  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

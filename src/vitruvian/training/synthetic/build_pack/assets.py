@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.errors import InputError
-from vitruvian.training.synthetic.mesh import ANYONE, CLASS, MEN, WOMEN, Floats, Ints, Piece, keep_faces
+from vitruvian.training.synthetic.pack import BACKGROUND_SIDE, Arrays, join_blobs
+from vitruvian.training.synthetic.pieces import ANYONE, CLASS, MEN, WOMEN, Floats, Ints, Piece, keep_faces
 
 _SEX = {"any": ANYONE, "male": MEN, "female": WOMEN}
 # Halves of outfits that do not go with every other piece; the shirt of dungarees has no front.
@@ -174,6 +175,34 @@ def encode_texture(path: Path, *, size: int, box: tuple[float, float, float, flo
     if alpha.min() < 250:
         files["alpha"] = _encoded(Image.fromarray(alpha), "PNG", optimize=True)
     return files
+
+
+def read_scenery(assets: str | Path, backgrounds: str | Path | None = None) -> Arrays:
+    """Read `hdri/env_64x128.npz` and `backgrounds/*.jpg` of an assets folder into the scenery of a pack, about 2 MB.
+
+    `backgrounds` is a further folder of images (.jpg, .png, .webp) without people.
+    """
+    folder = Path(assets)
+    probes = folder / "hdri" / "env_64x128.npz"
+    if not probes.is_file():
+        raise InputError(f"{folder}: expected the file hdri/env_64x128.npz, got none. Point to a people-assets folder.")
+    paths = sorted((folder / "backgrounds").glob("*.jpg"))
+    if backgrounds is not None:
+        more = [path for path in Path(backgrounds).iterdir() if path.suffix.lower() in (".jpg", ".png", ".webp")]
+        if not more:
+            raise InputError(f"{backgrounds}: expected images (.jpg, .png, .webp), got none.")
+        paths += sorted(more)
+    encoded: list[bytes] = []
+    for path in paths:
+        with Image.open(path) as opened:
+            image = opened.convert("RGB")
+        ratio = BACKGROUND_SIDE / min(image.size)
+        if ratio < 1:
+            size = (round(image.width * ratio), round(image.height * ratio))
+            image = image.resize(size, Image.Resampling.LANCZOS)
+        encoded.append(_encoded(image, "JPEG", quality=80))
+    environments = read_table(probes)["rgb"].astype(np.float16)
+    return {"scenery/environments": environments, **join_blobs("scenery/jpeg", "scenery/jpeg_ends", encoded)}
 
 
 def _encoded(image: Image.Image, kind: str, **options: Any) -> bytes:

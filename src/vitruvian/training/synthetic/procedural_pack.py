@@ -5,15 +5,17 @@ They have bones, shapes, a mouth that opens and something for every slot, so tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
-from vitruvian.training.synthetic.mesh import CLASS, MEN, WOMEN, Floats, Ints, Piece, keep_faces, vertex_normals
-from vitruvian.training.synthetic.pack import Pack, PackParts, pack_arrays, pack_from_arrays
+from vitruvian.training.synthetic.pack import Pack, pack_arrays, pack_from_arrays
+from vitruvian.training.synthetic.pieces import CLASS, MEN, WOMEN, Floats, Ints, Piece, keep_faces, vertex_normals
 from vitruvian.training.synthetic.posing import keypoint_rules
 
 _SIDES = 8
+_RINGS = ((0.0, 0.0), (0.05, 1.0), (0.35, 1.0), (0.65, 1.0), (0.95, 1.0), (1.0, 0.0))  # shares of length and radius
+_TUBE = len(_RINGS) * _SIDES  # vertices
 _Point = tuple[float, float, float]
 _Row = tuple[str, _Point, _Point, float, str]
 # bone: parent, head, tail, radius, part class; one side only, the other is its mirror image
@@ -33,50 +35,39 @@ _LEFT: dict[str, _Row] = {
 }
 
 
-@dataclass
-class _Figure:
-    """The mesh under construction."""
-
-    points: list[Floats] = field(default_factory=list)
-    weights: list[Floats] = field(default_factory=list)
-    faces: list[tuple[int, int, int]] = field(default_factory=list)
-    classes: list[int] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)  # of the bone, for each face
-
-
 def procedural_pack(seed: int = 0) -> Pack:
     """Build a small pack of tube people; `seed` varies their shapes and poses."""
     generator = np.random.default_rng(seed)
     names, parents, ends, radii, classes = _skeleton()
-    figure = _Figure()
-    for bone, name in enumerate(names):
-        _add_tube(figure, bone, parents[bone], name, ends[bone], radii[bone], classes[bone], len(names))
-    vertices = np.concatenate(figure.points).astype(np.float32)
-    weights = np.concatenate(figure.weights).astype(np.float32)
-    faces = np.array(figure.faces, np.int64)
-    face_class = _add_lips(np.array(figure.classes, np.int64), vertices, faces)
+    vertices = np.concatenate([_tube(*bone) for bone in zip(ends, radii, strict=True)]).astype(np.float32)
+    faces = np.concatenate([_tube_faces() + bone * _TUBE for bone in range(len(names))])
+    bone_of_face = np.arange(len(faces)) * len(names) // len(faces)
+    face_class = _add_lips(np.array(classes, np.int64)[bone_of_face], vertices, faces)
+    weights = np.repeat(np.eye(len(names), dtype=np.float32), _TUBE, 0)  # [R, B]
+    for bone, parent in enumerate(parents):
+        if parent >= 0:  # the first two rings move half with the parent
+            weights[bone * _TUBE : bone * _TUBE + 2 * _SIDES, [bone, parent]] = 0.5
     normals = vertex_normals(vertices, faces)
-    bones = np.array(figure.names)
-
-    basis = _shapes(vertices)  # [3, R, 3]
-    bone_basis = np.stack([_shapes(ends[:, k]) for k in range(2)], 2)  # [3, B, 2, 3]
     identities = generator.normal(0, 1, (24, 3)).clip(-2, 2)
     traits = np.column_stack([np.arange(24) % 2, generator.uniform(0.35, 1.0, 24), *generator.uniform(0, 1, (2, 24))])
-    chin = (face_class[:, None] == CLASS["Lower_Lip"]) & np.ones((1, 3), bool)
     jaw = np.zeros((1, *vertices.shape), np.float32)
-    jaw[0, faces[chin]] = (0, 0, -0.02)
+    jaw[0, faces[face_class == CLASS["Lower_Lip"]]] = (0, 0, -0.02)
     half = generator.uniform(-0.3, 0.3, (16, len(names), 1))
     axis = generator.normal(0, 1, (16, len(names), 3))
     rotations = np.concatenate([np.cos(half), np.sin(half) * axis / np.linalg.norm(axis, axis=-1, keepdims=True)], -1)
-    parts = PackParts(
-        template=vertices, normals=normals, vertex_mean=vertices, vertex_basis=basis, bone_mean=ends,
-        bone_basis=bone_basis, bone_names=names, bone_parents=parents, weights=weights, identities=identities,
-        traits=traits, expression_names=("jawOpen",), expressions=jaw,
-        **keypoint_rules(vertices, ends, names, None, surface=len(vertices)), rotations=rotations,
-        rotated_bones=np.arange(len(names)), finger_bones=np.zeros(0, np.int64), finger_axes=np.zeros((0, 3)),
-        pieces=_pieces(vertices, normals, faces, face_class, bones),
-    )  # fmt: skip
-    return pack_from_arrays(pack_arrays(parts))
+    body = {
+        "template": vertices, "normals": normals, "vertex_mean": vertices, "vertex_basis": _shapes(vertices),
+        "bone_mean": ends, "bone_basis": np.stack([_shapes(ends[:, k]) for k in range(2)], 2), "bone_names": names,
+        "bone_parents": parents, "weights": weights, "identities": identities, "traits": traits,
+        "expression_names": ("jawOpen",), "expressions": jaw,
+        **keypoint_rules(vertices, ends, names, None, surface=len(vertices)),
+    }  # fmt: skip
+    poses = {
+        "rotations": rotations, "rotated_bones": np.arange(len(names)), "finger_bones": np.zeros(0, np.int64),
+        "finger_axes": np.zeros((0, 3)),
+    }  # fmt: skip
+    pieces = _pieces(vertices, normals, faces, face_class, np.array(names)[bone_of_face])
+    return pack_from_arrays(pack_arrays(body, poses, pieces))
 
 
 def _skeleton() -> tuple[tuple[str, ...], Ints, Floats, list[float], list[int]]:
@@ -93,34 +84,23 @@ def _skeleton() -> tuple[tuple[str, ...], Ints, Floats, list[float], list[int]]:
     return names, parents, ends, [row[4] for row in rows], [CLASS[row[5]] for row in rows]
 
 
-def _add_tube(
-    figure: _Figure, bone: int, parent: int, name: str, ends: Floats, radius: float, part: int, bones: int
-) -> None:
-    """Add a closed tube along a bone; its first ring moves half with the parent."""
-    start = sum(len(points) for points in figure.points)
+def _tube(ends: Floats, radius: float) -> Floats:
+    """Return a closed tube along a bone as rings of points, [48, 3]."""
     along = ends[1] - ends[0]
     across = np.cross(along, (0.0, 1.0, 0.0) if abs(along[1]) < 0.1 else (1.0, 0.0, 0.0))
     across /= np.linalg.norm(across)
     up = np.cross(across, along / np.linalg.norm(along))
     angle = np.arange(_SIDES) * 2 * np.pi / _SIDES
     ring = np.cos(angle)[:, None] * across + np.sin(angle)[:, None] * up
-    shares, widths = (0.0, 0.05, 0.35, 0.65, 0.95, 1.0), (0.0, 1.0, 1.0, 1.0, 1.0, 0.0)
-    figure.points.append(
-        np.concatenate(
-            [ends[0] + share * along + width * radius * ring for share, width in zip(shares, widths, strict=True)]
-        )
-    )
-    weights = np.zeros((len(shares) * _SIDES, bones), np.float32)
-    weights[:, bone] = 1
-    if parent >= 0:
-        weights[: 2 * _SIDES, [bone, parent]] = 0.5
-    figure.weights.append(weights)
-    for row in range(len(shares) - 1):
-        for side in range(_SIDES):
-            a, b = start + row * _SIDES + side, start + row * _SIDES + (side + 1) % _SIDES
-            figure.faces += [(a, a + _SIDES, b), (b, a + _SIDES, b + _SIDES)]
-            figure.classes += [part] * 2
-            figure.names += [name] * 2
+    return np.concatenate([ends[0] + share * along + width * radius * ring for share, width in _RINGS])
+
+
+def _tube_faces() -> Ints:
+    """Return the triangles of a tube, [80, 3]."""
+    row, side = (axis.ravel() for axis in np.meshgrid(np.arange(len(_RINGS) - 1), np.arange(_SIDES), indexing="ij"))
+    a, b = row * _SIDES + side, row * _SIDES + (side + 1) % _SIDES
+    corners = [a, a + _SIDES, b, b, a + _SIDES, b + _SIDES]
+    return np.stack(corners, 1).reshape(-1, 3)
 
 
 def _add_lips(face_class: Ints, vertices: Floats, faces: Ints) -> Ints:
@@ -147,19 +127,19 @@ def _shapes(points: Floats) -> Floats:
 def _pieces(vertices: Floats, normals: Floats, faces: Ints, face_class: Ints, bones: np.ndarray) -> list[Piece]:
     """Return the body and one or two pieces for each slot, most of them wider copies of its tubes."""
     uv = np.stack([vertices[:, 0] + 0.5, vertices[:, 2] / 2], -1)[faces].astype(np.float32)
-    height = vertices[faces].mean(1)[:, 2]
     count = len(vertices)
     ids = np.repeat(np.arange(count)[:, None], 3, 1)
     weights = np.tile(np.array([1, 0, 0], np.float32), (count, 1))
 
+    middle = vertices[faces].mean(1)
+
     def part(
         name: str, slot: str, keep: np.ndarray, out: float, kind: str, *, style: str = "", suits: int = 0
     ) -> Piece:
-        left = vertices[faces].mean(1)[:, 0] > 0
-        names = [kind if kind in CLASS else f"{'Left' if is_left else 'Right'}_{kind}" for is_left in left]
+        left, right = (CLASS[kind if kind in CLASS else f"{side}_{kind}"] for side in ("Left", "Right"))
         copied = Piece(
             name=name, slot=slot, ids=ids, weights=weights, offsets=normals * out, faces=faces, uv=uv,
-            face_class=np.array([CLASS[name] for name in names]), face_part=np.zeros(len(faces), np.int64),
+            face_class=np.where(middle[:, 0] > 0, left, right), face_part=np.zeros(len(faces), np.int64),
             hides=np.unique(faces[keep]), covers=np.unique(faces[keep]), style=style, suits=suits,
         )  # fmt: skip
         return keep_faces(copied, keep)
@@ -167,14 +147,11 @@ def _pieces(vertices: Floats, normals: Floats, faces: Ints, face_class: Ints, bo
     def is_on(*prefixes: str) -> np.ndarray:
         return np.array([name.startswith(prefixes) for name in bones])
 
-    face = is_on("head") & (vertices[faces].mean(1)[:, 1] < -0.05)
+    height = middle[:, 2]
+    face = is_on("head") & (middle[:, 1] < -0.05)
     mouth = np.isin(face_class, [CLASS["Upper_Lip"], CLASS["Lower_Lip"]])
     body = part("body", "body", np.ones(len(faces), bool), 0.0, "Torso")
     body = replace(body, face_class=face_class, hides=ids[:0, 0], covers=ids[:0, 0])
-    shoe = part("shoes", "shoes", is_on("foot"), 0.012, "Shoe")
-    sock = part("socks", "shoes", is_on("foot") | (is_on("lowerleg") & (height < 0.3)), 0.006, "Sock", style="socks")
-    teeth = part("teeth", "teeth", mouth, -0.004, "Upper_Teeth")
-    lower_teeth = part("lower_teeth", "teeth", mouth, -0.004, "Lower_Teeth")
     return [
         body,
         part("tank", "upper", is_on("spine"), 0.012, "Upper_Clothing", style="top"),
@@ -184,11 +161,13 @@ def _pieces(vertices: Floats, normals: Floats, faces: Ints, face_class: Ints, bo
         part("shorts", "lower", is_on("root", "upperleg"), 0.012, "Lower_Clothing", style="shorts"),
         part("trunks", "lower", is_on("root"), 0.01, "Lower_Clothing", style="swim", suits=MEN),
         part("coat", "outer", is_on("spine", "root", "upperarm"), 0.03, "Upper_Clothing", style="coat"),
-        shoe, sock,
+        part("shoes", "shoes", is_on("foot"), 0.012, "Shoe"),
+        part("socks", "shoes", is_on("foot") | (is_on("lowerleg") & (height < 0.3)), 0.006, "Sock", style="socks"),
         part("hair", "hair", is_on("head") & (height > 1.6), 0.01, "Hair"),
         part("brows", "brows", face & (height > 1.63) & (height < 1.68), 0.002, "Face_Neck"),
         part("lashes", "lashes", face & (height > 1.6) & (height < 1.66), 0.003, "Face_Neck"),
-        teeth, lower_teeth,
+        part("teeth", "teeth", mouth, -0.004, "Upper_Teeth"),
+        part("lower_teeth", "teeth", mouth, -0.004, "Lower_Teeth"),
         part("tongue", "tongue", mouth, -0.008, "Tongue"),
         part("hat", "hat", is_on("head") & (height > 1.65), 0.02, "Apparel", style="hat"),
         part("glasses", "glasses", face & (height > 1.58) & (height < 1.68), 0.02, "Eyeglass", style="glasses"),

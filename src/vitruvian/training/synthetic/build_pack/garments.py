@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from vitruvian.training.synthetic.bodies import BODY_VERTICES, EYES, BodySource
-from vitruvian.training.synthetic.mesh import (
+from vitruvian.training.synthetic.build_pack.anny_bodies import BODY_VERTICES, EYES, BodySource
+from vitruvian.training.synthetic.build_pack.mesh import clip_mesh, laplacian_smooth, mesh_edges, split_quads
+from vitruvian.training.synthetic.pieces import (
     ANYONE,
     CLASS,
     MEN,
@@ -23,19 +24,15 @@ from vitruvian.training.synthetic.mesh import (
     Floats,
     Ints,
     Piece,
-    clip_mesh,
     join_pieces,
     keep_faces,
-    laplacian_smooth,
-    mesh_edges,
-    split_quads,
     vertex_normals,
 )
 
 # Pairs of body vertices whose distance along x, y, z tells how large a part of the body is: offsets grow with it.
 Span = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 _HEAD_SPAN: Span = ((5399, 11998), (962, 5320), (791, 881))
-TRUNK_SPAN: Span = ((3924, 10589), (1892, 3946), (1524, 4370))
+_TRUNK_SPAN: Span = ((3924, 10589), (1892, 3946), (1524, 4370))
 _FABRIC_REPEATS = 12.0  # cloth textures repeat this often over the body's texture square
 
 
@@ -112,9 +109,9 @@ def _remove_relief(vertices: Floats, faces: Ints, where: Bools) -> Floats:
     return vertices
 
 
-def shell(
+def _shell(
     form: Form, name: str, slot: str, fields: Floats, *, thickness: float, part_class: str | Floats, smooth: int = 0,
-    style: str = "", suits: int = ANYONE, span: Span = TRUNK_SPAN,
+    style: str = "", suits: int = ANYONE, span: Span = _TRUNK_SPAN,
 ) -> Piece:  # fmt: skip
     """Copy the body where all `fields` [k, N] are positive, `thickness` metres outwards.
 
@@ -185,12 +182,12 @@ def _legs_field(form: Form, *, waist: float, cuff: float) -> Floats:
     return np.stack([waist - z, z - cuff, (0.35 - form.arm) * 0.3])
 
 
-def band(value: Floats, half: float) -> Floats:
+def _band(value: Floats, half: float) -> Floats:
     """Return a stripe of the body where `value` [N] is within `half` of zero: [2, N]."""
     return np.stack([half - value, half + value])
 
 
-def skirt(
+def _skirt(
     form: Form, name: str, slot: str, *, top: float, hem: float, flare: float, part_class: str, out: float = 0.009,
     gap: float = 0.0,
 ) -> Piece:  # fmt: skip
@@ -218,7 +215,7 @@ def skirt(
     piece = Piece(
         name=name, slot=slot, ids=ids, weights=weights, offsets=offsets.astype(np.float32), faces=faces, uv=mesh.uv,
         face_class=np.full(len(faces), CLASS[part_class], np.int64), face_part=np.zeros(len(faces), np.int64),
-        **_scale_of(form, TRUNK_SPAN), hides=np.flatnonzero(tube),
+        **_scale_of(form, _TRUNK_SPAN), hides=np.flatnonzero(tube),
         style="skirt", suits=WOMEN,
     )  # fmt: skip
     return keep_faces(piece, np.ones(len(faces), bool))
@@ -235,44 +232,7 @@ def _scalp_field(form: Form, *, front: float, back: float) -> Floats:
     return np.where(form.head > 0.3, z - line, -1.0).astype(np.float32)
 
 
-def covered_vertices(form: Form, placed: Floats, faces: Ints, *, reach: float, chunk: int = 2048) -> Bools:
-    """Which body vertices [R] have a triangle of a placed mesh within `reach` metres outside them, along the normal."""
-    origin = form.vertices[:BODY_VERTICES] - 0.006 * form.normals[:BODY_VERTICES]
-    direction = form.normals[:BODY_VERTICES]
-    a = placed[faces[:, 0]]
-    ab, ac = placed[faces[:, 1]] - a, placed[faces[:, 2]] - a
-    hit = np.zeros(len(origin), bool)
-    low, high = placed.min(0) - reach, placed.max(0) + reach
-    near = np.flatnonzero(((origin > low) & (origin < high)).all(1))
-    near = near[np.lexsort((origin[near, 0], origin[near, 2].round(1)))]
-    middle, radius = (
-        a + (ab + ac) / 3,
-        np.maximum(np.linalg.norm(ab, axis=1), np.linalg.norm(ac, axis=1)) + reach + 0.01,
-    )
-    for start in range(0, len(near), chunk):
-        rows = near[start : start + chunk]
-        o, d = origin[rows], direction[rows]
-        box = ((middle > o.min(0) - radius[:, None]) & (middle < o.max(0) + radius[:, None])).all(1)
-        t, u, v = _ray_triangle(o, d, a[box], ab[box], ac[box])
-        hit[rows] = ((u >= -0.01) & (v >= -0.01) & (u + v <= 1.01) & (t > 0) & (t < reach + 0.006)).any(1)
-    return hit
-
-
-def _ray_triangle(o: Floats, d: Floats, a: Floats, ab: Floats, ac: Floats) -> tuple[Floats, Floats, Floats]:
-    """Where rays (o, d) [r, 3] meet the planes of triangles [t, 3]: distance and edge coordinates, each [r, t]."""
-    normal = np.cross(ab, ac)
-    facing = d @ normal.T
-    facing = np.where(np.abs(facing) < 1e-12, 1e-12, facing)
-    t = ((a * normal).sum(1) - o @ normal.T) / facing
-    # Solve p - a = u ab + v ac in the plane by the dual edges.
-    size = np.maximum((normal * normal).sum(1), 1e-18)
-    dual_u, dual_v = np.cross(ac, normal) / size[:, None], np.cross(normal, ab) / size[:, None]
-    u = o @ dual_u.T + t * (d @ dual_u.T) - (a * dual_u).sum(1)
-    v = o @ dual_v.T + t * (d @ dual_v.T) - (a * dual_v).sum(1)
-    return t, u, v
-
-
-def make_tops(form: Form) -> list[Piece]:
+def _make_tops(form: Form) -> list[Piece]:
     """Shirts, sweaters, tank tops."""
     hip, waist = form.at["upperleg01.L"][2], form.at["spine04"][2]
     bust = form.at["spine01"][2]
@@ -285,7 +245,7 @@ def make_tops(form: Form) -> list[Piece]:
     def top(name: str, sleeve: float, hem: float, neck: Floats, thickness: float, smooth: int, **more: object) -> Piece:
         field = _top_field(form, sleeve=sleeve, hem=hem, neck=neck)
         options = {"part_class": "Upper_Clothing", "style": "top", **more}
-        return shell(form, name, "upper", field, thickness=thickness, smooth=smooth, **options)  # type: ignore[arg-type]
+        return _shell(form, name, "upper", field, thickness=thickness, smooth=smooth, **options)  # type: ignore[arg-type]
 
     return [
         top("tshirt_tight", short, hip + 0.02, crew, 0.005, 2),
@@ -310,7 +270,7 @@ def make_tops(form: Form) -> list[Piece]:
     ]
 
 
-def make_bottoms(form: Form) -> list[Piece]:
+def _make_bottoms(form: Form) -> list[Piece]:
     """Trousers, shorts, underwear, skirts."""
     waist = form.at["spine05"][2] + 0.05
     hip, knee, ankle = (form.at[f"{bone}.L"][2] for bone in ("upperleg01", "lowerleg01", "foot"))
@@ -320,7 +280,7 @@ def make_bottoms(form: Form) -> list[Piece]:
         name: str, top: float, cuff: float, thickness: float, smooth: int, style: str, suits: int = ANYONE
     ) -> Piece:
         field = _legs_field(form, waist=top, cuff=cuff)
-        return shell(form, name, "lower", field, thickness=thickness, smooth=smooth, part_class="Lower_Clothing",
+        return _shell(form, name, "lower", field, thickness=thickness, smooth=smooth, part_class="Lower_Clothing",
                      style=style, suits=suits)  # fmt: skip
 
     side = np.abs(form.vertices[:, 0])
@@ -345,17 +305,17 @@ def make_bottoms(form: Form) -> list[Piece]:
         legs("wide_legs", waist + 0.02, ankle - 0.01, 0.03, 24, "long"),
         legs("culottes", waist + 0.01, knee - 0.13, 0.028, 20, "tight"),
         legs("trunks", hip + 0.08, crotch - 0.08, 0.008, 3, "swim", MEN),
-        shell(form, "briefs", "lower", briefs, thickness=0.005, smooth=2, part_class="Lower_Clothing", style="swim"),
+        _shell(form, "briefs", "lower", briefs, thickness=0.005, smooth=2, part_class="Lower_Clothing", style="swim"),
     ]
     for name, hem, flare in (("skirt_mini", hip - 0.16, 0.0), ("skirt_knee", knee - 0.02, 0.0),
                              ("skirt_midi", (knee + ankle) / 2, 0.06), ("skirt_long", ankle + 0.05, 0.0),
                              ("skirt_tennis", hip - 0.19, 0.07), ("skirt_circle", knee + 0.05, 0.12),
                              ("skirt_pencil", knee + 0.02, -0.01)):  # fmt: skip
-        pieces.append(skirt(form, name, "lower", top=waist + 0.02, hem=hem, flare=flare, part_class="Lower_Clothing"))
+        pieces.append(_skirt(form, name, "lower", top=waist + 0.02, hem=hem, flare=flare, part_class="Lower_Clothing"))
     return pieces
 
 
-def make_dresses(form: Form) -> list[Piece]:
+def _make_dresses(form: Form) -> list[Piece]:
     """Dresses: a top joined to a skirt; above the waist Upper_Clothing, below Lower_Clothing."""
     waist = form.at["spine05"][2] + 0.05
     knee, ankle, hip = (form.at[f"{bone}.L"][2] for bone in ("lowerleg01", "foot", "upperleg01"))
@@ -375,15 +335,15 @@ def make_dresses(form: Form) -> list[Piece]:
         ("sundress", "scoop", -0.03, knee + 0.16, 0.1),
     ):  # fmt: skip
         field = _top_field(form, sleeve=sleeve, hem=waist - 0.01, neck=necks[neck])
-        top = shell(form, name, "upper", field, thickness=0.007, smooth=4, part_class="Upper_Clothing", suits=WOMEN)
-        bottom = skirt(
+        top = _shell(form, name, "upper", field, thickness=0.007, smooth=4, part_class="Upper_Clothing", suits=WOMEN)
+        bottom = _skirt(
             form, name, "upper", top=waist + 0.03, hem=hem, flare=flare, part_class="Lower_Clothing", out=0.006
         )
         dresses.append(replace(join_pieces(top, bottom), style="dress"))
     return dresses
 
 
-def make_outers(form: Form) -> list[Piece]:
+def _make_outers(form: Form) -> list[Piece]:
     """Coats, jackets and waistcoats, worn over a top and open in front."""
     x, y, z = form.vertices.T
     hip, knee = form.at["upperleg01.L"][2], form.at["lowerleg01.L"][2]
@@ -395,7 +355,7 @@ def make_outers(form: Form) -> list[Piece]:
     def body(name: str, sleeve: float, hem: float, gap: float, thickness: float, style: str) -> Piece:
         opening = np.where(front, np.abs(x) - gap * np.clip((z - hem + 0.1) / 0.5, 0.4, 1.0), 1.0)
         field = np.vstack([_top_field(form, sleeve=sleeve, hem=hem, neck=collar), opening])
-        return shell(
+        return _shell(
             form, name, "outer", field, thickness=thickness, smooth=14, part_class="Upper_Clothing", style=style
         )
 
@@ -410,13 +370,13 @@ def make_outers(form: Form) -> list[Piece]:
         ("coat_short", hip - 0.2, 0.03),
     ):
         top = body(name, long, waist - 0.01, gap, 0.032, "coat")
-        tail = skirt(form, name, "outer", top=waist + 0.05, hem=hem, flare=0.05, part_class="Upper_Clothing", out=0.026,
-                     gap=gap + 0.004)  # fmt: skip
+        tail = _skirt(form, name, "outer", top=waist + 0.05, hem=hem, flare=0.05, part_class="Upper_Clothing",
+                      out=0.026, gap=gap + 0.004)  # fmt: skip
         pieces.append(replace(join_pieces(top, tail), style="coat", suits=ANYONE))
     return pieces
 
 
-def make_small_things(form: Form) -> list[Piece]:
+def _make_small_things(form: Form) -> list[Piece]:
     """Socks without shoes, gloves, watches, belts, scarves, caps, headscarves and cropped hair."""
     x, y, z = form.vertices.T
     knee, ankle = form.at["lowerleg01.L"][2], form.at["foot.L"][2]
@@ -426,7 +386,7 @@ def make_small_things(form: Form) -> list[Piece]:
     }
     feet = (0.3 - form.arm) * 0.3
     socks = [
-        shell(
+        _shell(
             form,
             name,
             "shoes",
@@ -437,7 +397,7 @@ def make_small_things(form: Form) -> list[Piece]:
         )
         for name, top in (("socks_ankle", ankle + 0.04), ("socks_calf", ankle + 0.18), ("socks_knee", knee - 0.06))
     ]
-    slippers = shell(form, "slippers", "shoes", np.stack([ankle + 0.015 - z, feet]), thickness=0.011, smooth=6,
+    slippers = _shell(form, "slippers", "shoes", np.stack([ankle + 0.015 - z, feet]), thickness=0.011, smooth=6,
                      part_class=side_class["Shoe"], style="shoes")  # fmt: skip
     wrist = form.along_arm - form.whole_arm
     head_y, base = form.at["head"][1], form.at["neck01"]
@@ -453,22 +413,23 @@ def make_small_things(form: Form) -> list[Piece]:
         name: str, slot: str, field: Floats, *, thickness: float, smooth: int, style: str, suits: int = ANYONE
     ) -> Piece:
         part_class = "Hair" if slot == "hair" else "Apparel"
-        return shell(form, name, slot, field, thickness=thickness, smooth=smooth, part_class=part_class, style=style,
+        return _shell(form, name, slot, field, thickness=thickness, smooth=smooth, part_class=part_class, style=style,
                      suits=suits, span=_HEAD_SPAN)  # fmt: skip
 
     return [
         *socks, slippers,
-        shell(form, "gloves", "trinket", wrist + 0.03, thickness=0.004, smooth=1, part_class="Apparel", style="gloves"),
-        shell(form, "watch", "trinket", np.vstack([band(wrist + 0.022, 0.011), x]), thickness=0.006,
+        _shell(form, "gloves", "trinket", wrist + 0.03, thickness=0.004, smooth=1, part_class="Apparel",
+               style="gloves"),
+        _shell(form, "watch", "trinket", np.vstack([_band(wrist + 0.022, 0.011), x]), thickness=0.006,
               part_class="Apparel", style="watch"),
-        shell(form, "wristband", "trinket", np.vstack([band(wrist + 0.045, 0.03), -x]), thickness=0.006,
+        _shell(form, "wristband", "trinket", np.vstack([_band(wrist + 0.045, 0.03), -x]), thickness=0.006,
               part_class="Apparel", style="watch"),
-        shell(form, "belt", "trinket", np.vstack([band(z - waist + 0.015, 0.019), feet]),
+        _shell(form, "belt", "trinket", np.vstack([_band(z - waist + 0.015, 0.019), feet]),
               thickness=0.026, smooth=8, part_class="Apparel", style="belt"),
-        shell(form, "scarf", "accessory", scarf_field, thickness=0.03, smooth=8, part_class="Apparel", style="scarf"),
+        _shell(form, "scarf", "accessory", scarf_field, thickness=0.03, smooth=8, part_class="Apparel", style="scarf"),
         on_head("headscarf", "hat", veil, thickness=0.016, smooth=8, style="veil", suits=WOMEN),
         on_head("beanie", "hat", hat_line, thickness=0.016, smooth=6, style="hat"),
-        on_head("headband", "hat", band(hat_line - 0.026, 0.028), thickness=0.009, smooth=2, style="band"),
+        on_head("headband", "hat", _band(hat_line - 0.026, 0.028), thickness=0.009, smooth=2, style="band"),
         on_head("hair_crop", "hair", scalp, thickness=0.006, smooth=2, style="shorn"),
         on_head("hair_thick", "hair", scalp, thickness=0.016, smooth=5, style="shorn"),
     ]  # fmt: skip
@@ -489,7 +450,7 @@ def _rigid_piece(form: Form, name: str, slot: str, points: Floats, faces: Ints, 
     )  # fmt: skip
 
 
-def tube(path: Floats, radius: float, *, closed: bool, sides: int = 6) -> tuple[Floats, Ints]:
+def _tube(path: Floats, radius: float, *, closed: bool, sides: int = 6) -> tuple[Floats, Ints]:
     """Build a tube around a path [k, 3]: points [k * sides, 3] and triangles."""
     ahead = np.roll(path, -1, 0) - np.roll(path, 1, 0)
     if not closed:
@@ -521,7 +482,7 @@ def _merge_meshes(meshes: list[tuple[Floats, Ints]]) -> tuple[Floats, Ints]:
     return np.concatenate(points), np.concatenate(faces)
 
 
-def make_glasses(form: Form) -> list[Piece]:
+def _make_glasses(form: Form) -> list[Piece]:
     """Spectacles and sunglasses in several shapes, their lenses (part 1) clear or dark; class Eyeglass."""
     left = form.vertices[14598:14670]
     eye = np.array([left[:, 0].mean(), left[:, 1].min(), left[:, 2].mean()])
@@ -547,18 +508,18 @@ def make_glasses(form: Form) -> list[Piece]:
             return np.stack([x, y, z], -1)
 
         rims = plate(outline_x, outline_z)
-        meshes = [tube(rims, rim, closed=True)]
+        meshes = [_tube(rims, rim, closed=True)]
         outer = plate(np.array([eye[0] + half_w]), np.array([eye[2] + 0.006]))[0]
         hinge = np.array([min(ear[0] - 0.012, outer[0] + 0.014), outer[1] + 0.012, outer[2]])
         end = np.array([ear[0] - 0.010, ear[1] + 0.004, ear[2] + 0.004])
         bow = np.stack([outer, hinge, hinge * 0.5 + end * 0.5, end, end + np.array([-0.004, 0.022, -0.022])])
-        meshes.append(tube(bow, max(rim, 0.0014), closed=False))
+        meshes.append(_tube(bow, max(rim, 0.0014), closed=False))
         meshes += [(points * [-1.0, 1.0, 1.0], faces) for points, faces in meshes]
         span = eye[0] - half_w
         bridge = plate(
             np.linspace(-span, span, 7), eye[2] + 0.004 + 0.004 * np.cos(np.linspace(-np.pi / 2, np.pi / 2, 7))
         )
-        meshes.append(tube(bridge, rim, closed=False))
+        meshes.append(_tube(bridge, rim, closed=False))
         points, faces = _merge_meshes(meshes)
         nose = np.array([0.0, eye[1] - 0.01, eye[2]])
         style = "sunglasses" if dark else "glasses"
@@ -577,10 +538,10 @@ def make_glasses(form: Form) -> list[Piece]:
     return pieces
 
 
-def make_cap(form: Form) -> list[Piece]:
+def _make_cap(form: Form) -> list[Piece]:
     """A baseball cap: a thin shell over the scalp and a curved visor."""
     line = _scalp_field(form, front=0.05, back=-0.01)
-    crown = shell(
+    crown = _shell(
         form, "cap", "hat", line, thickness=0.014, smooth=8, part_class="Apparel", style="hat", span=_HEAD_SPAN
     )
     skull = form.vertices[:BODY_VERTICES][form.head[:BODY_VERTICES] > 0.6]
@@ -616,21 +577,21 @@ def _rounded_box(
     return (centre + half * unit).reshape(-1, 3), _grid_faces(rows, columns, False, True)
 
 
-def make_bags(form: Form) -> list[Piece]:
+def _make_bags(form: Form) -> list[Piece]:
     """A backpack with two straps, a shoulder bag with one across the chest; class Apparel."""
     x, _, z = form.vertices.T
     at = form.at
     trunk = form.vertices[:BODY_VERTICES][(form.arm < 0.1)[:BODY_VERTICES]]
     chest, waist = at["spine01"][2], at["spine04"][2]
     back_y = float(trunk[np.abs(trunk[:, 2] - chest) < 0.1, 1].max())
-    straps = np.vstack([band(np.abs(x) - 0.105, 0.024), z - (waist + 0.08), (0.3 - form.arm) * 0.2])
+    straps = np.vstack([_band(np.abs(x) - 0.105, 0.024), z - (waist + 0.08), (0.3 - form.arm) * 0.2])
     straps = np.vstack([straps, at["neck01"][2] + 0.1 - z])
-    strap = shell(form, "backpack", "accessory", straps, thickness=0.03, smooth=8, part_class="Apparel", style="bag")
+    strap = _shell(form, "backpack", "accessory", straps, thickness=0.03, smooth=8, part_class="Apparel", style="bag")
     middle = np.array([0.0, back_y + 0.105, (chest + waist) / 2 + 0.03])
     points, faces = _rounded_box(middle, np.array([0.145, 0.085, 0.215]))
     anchor = np.array([0.0, back_y, chest])
     sack = _rigid_piece(
-        form, "backpack", "accessory", points, faces, anchor=anchor, span=TRUNK_SPAN, part_class="Apparel", part=1
+        form, "backpack", "accessory", points, faces, anchor=anchor, span=_TRUNK_SPAN, part_class="Apparel", part=1
     )
     backpack = replace(join_pieces(strap, sack), hides=np.zeros(0, np.int64))
 
@@ -638,13 +599,22 @@ def make_bags(form: Form) -> list[Piece]:
     hip = np.array([0.19, 0.0, at["upperleg01.L"][2] + 0.03])
     along = (hip - shoulder) / np.linalg.norm(hip - shoulder)
     across = np.array([along[2], 0.0, -along[0]])
-    stripe = band((form.vertices - shoulder) @ across, 0.016)
+    stripe = _band((form.vertices - shoulder) @ across, 0.016)
     fields = np.vstack([stripe, z - hip[2], (0.25 - form.arm) * 0.2, (0.2 - form.head) * 0.2])
-    sling = shell(form, "shoulder_bag", "accessory", fields, thickness=0.028, smooth=8,
+    sling = _shell(form, "shoulder_bag", "accessory", fields, thickness=0.028, smooth=8,
                   part_class="Apparel", style="bag")  # fmt: skip
     points, faces = _rounded_box(hip + np.array([0.025, 0.01, -0.06]), np.array([0.045, 0.15, 0.11]))
     pouch = _rigid_piece(
-        form, "shoulder_bag", "accessory", points, faces, anchor=hip, span=TRUNK_SPAN, part_class="Apparel", part=1
+        form, "shoulder_bag", "accessory", points, faces, anchor=hip, span=_TRUNK_SPAN, part_class="Apparel", part=1
     )
     bag = replace(join_pieces(sling, pouch), hides=np.zeros(0, np.int64))
     return [backpack, bag]
+
+
+def make_garments(form: Form) -> list[Piece]:
+    """Make every garment and accessory."""
+    makers = (
+        _make_tops, _make_bottoms, _make_dresses, _make_outers, _make_small_things, _make_glasses, _make_cap,
+        _make_bags,
+    )  # fmt: skip
+    return [piece for make in makers for piece in make(form)]

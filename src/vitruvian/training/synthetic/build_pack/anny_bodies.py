@@ -14,10 +14,7 @@ import numpy as np
 import torch
 
 from vitruvian.errors import MissingExtraError
-from vitruvian.training.synthetic.mesh import (
-    Floats,
-    Ints,
-)
+from vitruvian.training.synthetic.pieces import Floats, Ints
 
 BODY_VERTICES = 13380
 EYES = slice(14598, 14742)
@@ -100,35 +97,33 @@ def read_bodies(*, identities: int, seed: int = 0, keep_bones: tuple[str, ...] =
     )  # fmt: skip
 
 
-def shape_basis(source: BodySource, components: int) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Principal shapes of the identities: vertex mean, vertex basis, bone mean, bone basis, coefficients [I, C].
+def shape_basis(source: BodySource, components: int) -> dict[str, Floats]:
+    """Return the principal shapes of the identities: the fields of `Body` for vertices, bones and identities.
 
     Faces vary by millimetres where bodies vary by decimetres, so the head counts more than its size.
     """
     people, N = len(source.identities), source.template.shape[0]
-    head = source.weights[:, [i for i, name in enumerate(source.bone_names) if name in ("head", "neck03")]].sum(1)
-    hand = source.weights[
-        :, [i for i, name in enumerate(source.bone_names) if name.startswith(("wrist", "finger"))]
-    ].sum(1)
-    importance = (1 + 3 * head + hand).astype(np.float32)
+
+    def share(*prefixes: str) -> Floats:
+        columns = [i for i, name in enumerate(source.bone_names) if name.startswith(prefixes)]
+        return np.asarray(source.weights[:, columns].sum(1))
+
+    importance = (1 + 3 * share("head", "neck03") + share("wrist", "finger")).astype(np.float32)
     importance[BODY_VERTICES:] *= 0.5
-    flat = np.concatenate([
-        (source.identities * importance[:, None]).reshape(people, -1),
-        source.identity_bones.reshape(people, -1) * 4,
-    ], 1).astype(np.float32)  # fmt: skip
+    bones = source.identity_bones.shape[1:]
+    scale = np.concatenate([np.repeat(importance, 3), np.full(source.identity_bones[0].size, 4.0, np.float32)])
+    flat = np.concatenate([source.identities.reshape(people, -1), source.identity_bones.reshape(people, -1)], 1) * scale
     mean = flat.mean(0)
     centred = flat - mean
     _, vectors = np.linalg.eigh(centred @ centred.T)
     coefficients = vectors[:, ::-1][:, :components] * np.sqrt(people)  # unit variance
-    basis = coefficients.T @ centred / people  # [C, all]
-    scale = np.concatenate([np.repeat(importance, 3), np.full(source.identity_bones[0].size, 4.0)])
-    mean, basis = mean / scale, basis / scale
-    cut = N * 3
-    bones = source.identity_bones.shape[1:]
-    return (
-        mean[:cut].reshape(N, 3), basis[:, :cut].reshape(-1, N, 3), mean[cut:].reshape(bones),
-        basis[:, cut:].reshape(-1, *bones), coefficients,
-    )  # fmt: skip
+    basis = coefficients.T @ centred / people / scale  # [C, all]
+    mean = mean / scale
+    return {
+        "vertex_mean": mean[: N * 3].reshape(N, 3), "vertex_basis": basis[:, : N * 3].reshape(-1, N, 3),
+        "bone_mean": mean[N * 3 :].reshape(bones), "bone_basis": basis[:, N * 3 :].reshape(-1, *bones),
+        "identities": coefficients,
+    }  # fmt: skip
 
 
 def _anny_model() -> Any:

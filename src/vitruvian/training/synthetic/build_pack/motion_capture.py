@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from vitruvian.errors import InputError
-from vitruvian.training.synthetic.assets import read_table
-from vitruvian.training.synthetic.bodies import BodySource
-from vitruvian.training.synthetic.mesh import Bools, Floats, Ints
+from vitruvian.training.synthetic.build_pack.anny_bodies import BodySource
+from vitruvian.training.synthetic.build_pack.assets import read_table
+from vitruvian.training.synthetic.pieces import Bools, Floats, Ints
 
 
 def _to_quaternions(matrices: Floats) -> Floats:
@@ -174,8 +174,8 @@ def choose_diverse(features: Floats, count: int, seed: int) -> Ints:
     return np.sort(np.concatenate([chosen, generator.permutation(rest)[: count - len(chosen)]]))
 
 
-def recorded_poses(source: BodySource, folder: Path | None, count: int, seed: int) -> tuple[Floats, Ints, Ints, Floats]:
-    """Return rotations [N, J, 4] of the bones that rotate [J], finger bones [G] and the axes they bend about [G, 3]."""
+def recorded_poses(source: BodySource, folder: Path | None, count: int, seed: int) -> dict[str, NDArray[Any]]:
+    """Return the arrays of `Poses`, from the recordings in an assets folder or, without one, of standing people."""
     names, parents = source.bone_names, source.bone_parents
     fingers = [
         names.index(f"finger{finger}-{joint}.{side}") for side in "LR" for finger in range(1, 6) for joint in (1, 2, 3)
@@ -202,7 +202,10 @@ def recorded_poses(source: BodySource, folder: Path | None, count: int, seed: in
         axes = np.array([rules["finger_flexion_axis"][names[bone]] for bone in fingers], np.float32)
         quaternions[: len(chosen), fingers] = [1, 0, 0, 0]  # the recordings have none
     rotating = np.flatnonzero(np.abs(quaternions[..., 1:]).max((0, 2)) > 1e-3)
-    return quaternions[:, rotating], rotating, np.array(fingers), axes
+    return {
+        "rotations": quaternions[:, rotating], "rotated_bones": rotating, "finger_bones": np.array(fingers),
+        "finger_axes": axes,
+    }  # fmt: skip
 
 
 def _choose_poses(positions: Floats, names: tuple[str, ...], joints: list[int], count: int, seed: int) -> Ints:
