@@ -10,10 +10,10 @@ from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.training.config import TrainConfig
 from vitruvian.training.datasets.augmentation import (
+    _darken,
     _lower_resolution,
     _random_defocus,
     _random_filters,
-    darken,
     degrade_crops,
     photometric,
 )
@@ -163,7 +163,7 @@ def test_what_lies_beyond_a_picture_stays_black():
 
 def test_a_tenth_of_the_pictures_is_dim_and_some_of_those_have_a_colour():
     images = torch.full((2000, 3, 1, 1), 0.5)
-    found = darken(images, Rng(torch.Generator().manual_seed(1), "cpu"))[:, :, 0, 0]  # [n, 3]
+    found = _darken(images, Rng(torch.Generator().manual_seed(1), "cpu"))[:, :, 0, 0]  # [n, 3]
     dark = found.amax(1) < 0.5
     assert (found[~dark] == 0.5).all()
     assert 0.07 < dark.float().mean() < 0.13

@@ -23,11 +23,11 @@ from vitruvian.training.datasets.augmentation import (
 )
 from vitruvian.training.datasets.labels import (
     LabeledImages,
-    downsample,
+    _downsample,
+    _task_labels,
     keypoint_targets,
     make_batch,
     sum_losses,
-    task_labels,
 )
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.synthetic.dataset import ImageMaps
@@ -163,9 +163,9 @@ def test_a_person_is_cut_out_as_the_image_processor_does():
 def test_what_lies_outside_does_not_count():
     view = crop_image(*person(), adjusted(WINDOWS["larger"], 0.5, (0.4, 0.0)))
     assert 0.4 < 1 - view.valid.float().mean() < 0.9
-    assert (task_labels(view, "seg", stride=1)["labels"] == 255).eq(~view.valid[:, 0]).all()
+    assert (_task_labels(view, "seg", stride=1)["labels"] == 255).eq(~view.valid[:, 0]).all()
     for task in ("normal", "matting", "albedo"):
-        assert not (task_labels(view, task, stride=1)["label_mask"] & ~view.valid).any()
+        assert not (_task_labels(view, task, stride=1)["label_mask"] & ~view.valid).any()
     away = crop_image(*person(), adjusted(WINDOWS["same"], 1.0, (-0.6, 0.0)))
     assert (away.keypoints[..., 2] == 0).all()
 
@@ -185,14 +185,14 @@ def test_labels_of_every_task():
     matte = batch.labels["matting"]["labels"]
     assert (matte[:, :3] <= matte[:, 3:] + 1e-6).all()  # premultiplied
     with pytest.raises(InputError, match="expected pose, seg"):
-        task_labels(view, "mood", stride=1)
+        _task_labels(view, "mood", stride=1)
     with pytest.raises(InputError, match="expected parts for this task"):
-        task_labels(LabeledImages(**{**vars(view), "parts": None}), "seg", stride=1)
+        _task_labels(LabeledImages(**{**vars(view), "parts": None}), "seg", stride=1)
 
 
 def test_labels_of_heads_at_half_size():
     view = crop_image(*person(), WINDOWS["person"])
-    small = downsample(view, 2)
+    small = _downsample(view, 2)
     assert small.image.shape == (1, 3, 32, 24)
     strides = dict.fromkeys(("seg", "normal", "pointmap", "matting", "albedo"), 2) | {"pose": 8}
     batch = make_batch(view, list(strides), strides=strides)
@@ -211,7 +211,7 @@ def test_labels_of_heads_at_half_size():
     assert (points["labels"] - means)[0, :, seen & ~edge].abs().max() < 0.01
     known = view.keypoints[0, 0, :2]
     assert torch.allclose(small.keypoints[0, 0, :2], (known + 0.5) / 2 - 0.5)
-    assert downsample(view, 1) is view
+    assert _downsample(view, 1) is view
 
 
 def test_heatmaps_decode_to_their_keypoints():

@@ -172,7 +172,7 @@ def photometric(images: Tensor, rng: Rng) -> Tensor:
     """Change light, colour, sharpness and noise."""
     n = len(images)
     shape = (n, 1, 1, 1)
-    images = darken(_random_filters(images, rng) * rng.log_uniform(0.65, 1.5, n).view(shape), rng)
+    images = _darken(_random_filters(images, rng) * rng.log_uniform(0.65, 1.5, n).view(shape), rng)
     mean = images.mean(dim=(1, 2, 3), keepdim=True)
     images = mean + (images - mean) * rng.log_uniform(0.65, 1.45, n).view(shape)
     grey = images.mean(dim=1, keepdim=True)
@@ -189,7 +189,7 @@ def photometric(images: Tensor, rng: Rng) -> Tensor:
     return (images + noise.view(shape) * rng.normal_field(*images.shape)).clamp(0, 1)
 
 
-def darken(images: Tensor, rng: Rng) -> Tensor:
+def _darken(images: Tensor, rng: Rng) -> Tensor:
     """Reduce the light of some images, sometimes in one colour, as by night or on a stage."""
     n = len(images)
     colour = torch.where(rng.bernoulli(_TINTED, n, 1), rng.log_uniform(0.3, 1.0, n, 3), 1.0)

@@ -2,7 +2,7 @@
 
     annotations.json ──▶ PeopleFolder[i] ──▶ crop ──▶ FolderBatches.batch(n) ──▶ TrainBatch
 
-A batch depends on its number and the seed alone: each epoch has its own order, each crop its own random changes.
+A batch depends on its number and the seed alone: each epoch has another order, each crop other random changes.
 """
 
 from __future__ import annotations

@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitruvian.images.nms import mask_boxes
 from vitruvian.ops.cache import constant
 from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.synthetic.pieces import CLASS
-from vitruvian.training.synthetic.render import hide_keypoints, mask_boxes
+from vitruvian.training.synthetic.render import hide_keypoints
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.samples import Samples, depth_metres
 from vitruvian.training.tensor_batch import TensorBatch
@@ -84,7 +85,7 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: C
         replaced = rng.bernoulli(options.new_background, n)[:, None, None, None]
         behind = _crop_backgrounds(backgrounds, n, size_hw, rng=rng)
         lit = _relight(crops.foreground, crops.alpha, rng)
-        lit = match_background(lit, crops.alpha, behind, rng, probability=options.blended)
+        lit = _match_background(lit, crops.alpha, behind, rng, probability=options.blended)
         foreground = torch.where(replaced, lit, crops.foreground)
         image = torch.where(replaced, lit + (1 - crops.alpha) * behind, crops.image)
         crops = replace(crops, image=image, foreground=foreground)
@@ -126,7 +127,7 @@ def _inside_image(samples: Samples, window: CropWindow, rng: Rng, options: CropO
 
 
 @dataclass(frozen=True)
-class Edges:
+class _Edges:
     """Straight edges that people stand behind: hidden is what lies beyond, where xy · normal > offset."""
 
     normal: Tensor  # [n, 2] in source pixels
@@ -140,7 +141,7 @@ class Edges:
         return (along > self.offset[:, None, None])[:, None]
 
 
-def _draw_edges(samples: Samples, rng: Rng, *, probability: float) -> Edges:
+def _draw_edges(samples: Samples, rng: Rng, *, probability: float) -> _Edges:
     """Draw edges for some people: most hide the legs, some one side."""
     n = len(samples)
     x, y, w, h = samples.boxes_xywh.unbind(1)
@@ -158,7 +159,7 @@ def _draw_edges(samples: Samples, rng: Rng, *, probability: float) -> Edges:
     at_x = torch.where(below, x + w / 2, torch.where(left, x, x + w))
     at_y = torch.where(below, y + h, y + h / 2)
     offset = torch.where(present, at_x * normal_x + at_y * normal_y, torch.inf)
-    return Edges(torch.stack([normal_x, normal_y], dim=1), offset, torch.stack([x, y, w, h], dim=1))
+    return _Edges(torch.stack([normal_x, normal_y], dim=1), offset, torch.stack([x, y, w, h], dim=1))
 
 
 def _crop_around(boxes_xywh: Tensor, rng: Rng, options: CropOptions) -> tuple[Tensor, Tensor]:
@@ -222,7 +223,7 @@ def _relight(foreground: Tensor, alpha: Tensor, rng: Rng) -> Tensor:
     return torch.minimum(foreground * gain * rng.log_uniform(0.9, 1.11, n, 3)[:, :, None, None], alpha)
 
 
-def match_background(foreground: Tensor, alpha: Tensor, behind: Tensor, rng: Rng, *, probability: float) -> Tensor:
+def _match_background(foreground: Tensor, alpha: Tensor, behind: Tensor, rng: Rng, *, probability: float) -> Tensor:
     """Bring brightness, colour and contrast of some premultiplied people [n, 3, H, W] near to those behind them.
 
     In a photo the same light falls on both; without this, a model could recognize composited people by their light.
@@ -368,7 +369,7 @@ class SceneOptions:
     size_hw: tuple[int, int] = (288, 384)
     people: tuple[float, ...] = (0.06, 0.22, 0.2, 0.17, 0.14, 0.12, 0.09)  # probability of 0, 1, 2 … people
     tall: tuple[float, float] = (0.15, 1.35)  # height of a person over that of the image
-    close: float = 0.2  # probability of a sample's own image: one person near the camera, truncated at any side
+    close: float = 0.2  # probability of a sample's image as rendered: one person near the camera, truncated at any side
 
 
 @dataclass(frozen=True)
@@ -426,7 +427,7 @@ def compose_scenes(samples: Samples, backgrounds: Tensor, count: int, *, rng: Rn
         parts = torch.where(covered, labels[:, m], parts)
         masks = [mask & ~covered for mask in masks] + [covered]
     visible = torch.stack(masks, dim=1)  # [n, m, H, W]
-    boxes, area = mask_boxes(visible), visible.sum(dim=(-2, -1))
+    boxes, area = mask_boxes(visible).float(), visible.sum(dim=(-2, -1))
     wide, high = (boxes[..., 2:] - boxes[..., :2]).unbind(-1)
     enough = (wide >= 8) & (high >= 12) & (area >= 0.12 * wide * high)
     scenes = Scenes(
@@ -453,7 +454,7 @@ def _scene_window(
     wide, high = w / step, h / step  # in output pixels
     left = position[:, 0] * (W + 0.5 * wide) - 0.75 * wide
     top = position[:, 1] * (H + 0.3 * high) - 0.65 * high
-    # Most people are seen whole, or the lower part is outside.
+    # Most people are inside the image, or the lower part is outside.
     inside = (top + high).clamp(max=H) - high
     top = torch.where((high < H) & (position[:, 1] < 0.85), inside, top)
     top = torch.where(truncated, H - high, top)
@@ -463,7 +464,7 @@ def _scene_window(
 
 
 def _replace_by_portraits(scenes: Scenes, samples: Samples, rng: Rng, options: SceneOptions) -> Scenes:
-    """Replace some scenes by crops of samples with their own background: one person, truncated at any side."""
+    """Replace some scenes by crops of samples as they were rendered: one person, truncated at any side."""
     n, (H, W) = len(scenes.image), options.size_hw
     height, width = samples.size_hw
     which = rng.integers(len(samples), n)
@@ -482,7 +483,7 @@ def _replace_by_portraits(scenes: Scenes, samples: Samples, rng: Rng, options: S
         alpha=alpha,
         foreground=foreground,
         parts=window.sample_parts(samples.parts[which]),
-        boxes_xyxy=mask_boxes(mask) * (first & large)[..., None],
+        boxes_xyxy=mask_boxes(mask).float() * (first & large)[..., None],
         present=first & large,
         ignored=first & ~large & (area > 12),
     )

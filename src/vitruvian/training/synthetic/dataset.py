@@ -11,8 +11,8 @@
     DATASET/records/000000.json      annotations of eight images: what `annotations.json` is joined from
 
 Axes are the camera's (x right, y down, z forward); `camera.points_from_depth` unprojects depth.
-Each group of eight images has its own seed, so that a dataset is the same whether it was written in one run, in parts,
-or after an interruption (groups that have a record are skipped), and a longer one begins with the shorter one.
+Groups of eight images are seeded by their number, so that a dataset is the same whether it was written in one run, in
+parts, or after an interruption (groups with a record are skipped), and a longer one begins with the shorter one.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from vitruvian.training.synthetic.render import RenderOptions, Truth, render
 from vitruvian.training.synthetic.rng import derive_seed
 from vitruvian.training.synthetic.textures import TexturePyramid, build_pyramid
 
-ImageFormat = Literal["jpg", "png"]
-JSONObject = dict[str, Any]
+_ImageFormat = Literal["jpg", "png"]
+_JSONObject = dict[str, Any]
 ANNOTATIONS_FILE: Final = "annotations.json"
 SHEET_FILE: Final = "contact-sheet.jpg"
 MAPS: Final = frozenset({"matte", "albedo", "parts", "geometry"})
-GROUP = 8
+_GROUP = 8
 _FORMAT: Final = "vitruvian-people-set-1"
 _SET_FILE: Final = "set.json"
 _FOLDERS: Final = ("images", "matte", "albedo", "parts", "geometry", "records")
@@ -88,7 +88,7 @@ def _maps_of(truth: Truth, row: int) -> ImageMaps:
     }  # fmt: skip
 
 
-def _file_names(index: int, image_format: ImageFormat) -> dict[str, str]:
+def _file_names(index: int, image_format: _ImageFormat) -> dict[str, str]:
     """Return the names of an image's files, relative to the dataset."""
     endings = {"images": image_format, "matte": "png", "albedo": "png", "parts": "png", "geometry": "npz"}
     return {folder: f"{folder}/{index:06d}.{ending}" for folder, ending in endings.items()}
@@ -187,7 +187,7 @@ class DatasetOptions:
 
     render: RenderOptions = field(default_factory=RenderOptions)
     people: float = 1.3  # people an image, on average; at least one
-    image_format: ImageFormat = "jpg"
+    image_format: _ImageFormat = "jpg"
     quality: int = 95  # of JPEG
 
     def __post_init__(self) -> None:
@@ -230,8 +230,8 @@ def write_dataset(
     _initialize_folder(folder, about, count)
     pyramid = build_pyramid(pack.textures)
     with ThreadPoolExecutor(_WRITERS) as writers:
-        for first in range(0, count, GROUP):
-            number, last = first // GROUP, min(first + GROUP, count)
+        for first in range(0, count, _GROUP):
+            number, last = first // _GROUP, min(first + _GROUP, count)
             if len(_read_record(folder, number)["images"]) < last - first:
                 truth = _draw_group(pack, seed, number, options, pyramid=pyramid)
                 _write_group(folder, number, truth, options, count=last - first, writers=writers)
@@ -245,10 +245,10 @@ def write_dataset(
 def _draw_group(pack: Pack, seed: int, number: int, options: DatasetOptions, *, pyramid: TexturePyramid) -> Truth:
     """Draw the images of one group, which depend on nothing but the arguments."""
     generator = torch.Generator().manual_seed(derive_seed(seed, number))
-    extra = int(torch.poisson(torch.tensor((options.people - 1) * GROUP), generator=generator))
-    people = sample_people(pack, GROUP + extra, generator, pack.textures.device)
-    drawing = replace(options.render, chunk=GROUP)
-    return render(people, pack, generator=generator, image_count=GROUP, options=drawing, pyramid=pyramid).to("cpu")
+    extra = int(torch.poisson(torch.tensor((options.people - 1) * _GROUP), generator=generator))
+    people = sample_people(pack, _GROUP + extra, generator, pack.textures.device)
+    drawing = replace(options.render, chunk=_GROUP)
+    return render(people, pack, generator=generator, image_count=_GROUP, options=drawing, pyramid=pyramid).to("cpu")
 
 
 def _write_group(
@@ -257,7 +257,7 @@ def _write_group(
     """Write the first `count` images of a group and, when their files are complete, its record."""
     images, annotations, jobs = [], [], []
     for row in range(count):
-        index = number * GROUP + row
+        index = number * _GROUP + row
         names = _file_names(index, options.image_format)
         maps = _maps_of(truth, row)
         jobs.append(writers.submit(_write_maps, folder, names, maps, quality=options.quality))
@@ -268,7 +268,7 @@ def _write_group(
     write_text(_record_path(folder, number), json.dumps({"images": images, "annotations": annotations}) + "\n")
 
 
-def _image_entry(truth: Truth, row: int, index: int, names: Mapping[str, str]) -> JSONObject:
+def _image_entry(truth: Truth, row: int, index: int, names: Mapping[str, str]) -> _JSONObject:
     """Return an image's entry in the annotations: COCO's fields, the other files, and the camera."""
     H, W = truth.parts.shape[-2:]
     return {
@@ -278,9 +278,9 @@ def _image_entry(truth: Truth, row: int, index: int, names: Mapping[str, str]) -
     }  # fmt: skip
 
 
-def _person_entries(truth: Truth, row: int, index: int) -> list[JSONObject]:
+def _person_entries(truth: Truth, row: int, index: int) -> list[_JSONObject]:
     """Return the entries of the people of one image, the subject first, without those that are not visible."""
-    entries: list[JSONObject] = []
+    entries: list[_JSONObject] = []
     for slot, stature in enumerate(truth.stature[row].tolist()):
         box = truth.boxes_xywh[row, slot].tolist()
         if min(box[2:]) <= 0:
@@ -300,18 +300,18 @@ def _record_path(folder: Path, number: int) -> Path:
     return folder / "records" / f"{number:06d}.json"
 
 
-def _read_record(folder: Path, number: int) -> dict[str, list[JSONObject]]:
+def _read_record(folder: Path, number: int) -> dict[str, list[_JSONObject]]:
     """Return a group's annotations; empty where it was not written yet."""
     path = _record_path(folder, number)
     return read_json(path) if path.is_file() else {"images": [], "annotations": []}
 
 
-def _describe(seed: int, pack: Pack, options: DatasetOptions) -> JSONObject:
+def _describe(seed: int, pack: Pack, options: DatasetOptions) -> _JSONObject:
     """Return what must be equal for two datasets to be the same, as JSON holds it."""
     chosen = dataclasses.asdict(options)
     chosen["render"].pop("chunk")
     about = {"format": _FORMAT, "seed": seed, "pack": _fingerprint(pack), "options": chosen}
-    loaded: JSONObject = json.loads(json.dumps(about))
+    loaded: _JSONObject = json.loads(json.dumps(about))
     return loaded
 
 
@@ -324,7 +324,7 @@ def _fingerprint(pack: Pack) -> str:
     return digest.hexdigest()[:16]
 
 
-def _initialize_folder(folder: Path, about: JSONObject, count: int) -> None:
+def _initialize_folder(folder: Path, about: _JSONObject, count: int) -> None:
     """Create the folders of a dataset, or check that the files in it are the beginning of this one."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: expected a folder to write a dataset into, got a file. Choose another path.")
@@ -350,9 +350,9 @@ def _initialize_folder(folder: Path, about: JSONObject, count: int) -> None:
         write_text(path, json.dumps(about, indent=2) + "\n")
 
 
-def _write_annotations(folder: Path, about: JSONObject, count: int) -> None:
+def _write_annotations(folder: Path, about: _JSONObject, count: int) -> None:
     """Join the records of all groups into one COCO file, and mark the dataset as complete in `set.json`."""
-    records = [_read_record(folder, number) for number in range(-(-count // GROUP))]
+    records = [_read_record(folder, number) for number in range(-(-count // _GROUP))]
     images, annotations = (
         [entry for record in records for entry in record[kind]] for kind in ("images", "annotations")
     )

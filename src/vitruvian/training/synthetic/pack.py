@@ -378,7 +378,7 @@ def _read_wardrobe(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) 
 
 
 def _read_scenery(arrays: Mapping[str, NDArray[Any]]) -> Scenery:
-    """Open what `scenery_arrays` made, or return an empty scenery; an image gives two squares, its start and end."""
+    """Return the scenery of a pack, empty where it has none; an image gives two squares, its start and end."""
     if "scenery/environments" not in arrays:
         return Scenery.empty()
     environments = torch.from_numpy(arrays["scenery/environments"].astype(np.float32))
@@ -400,7 +400,7 @@ _HELD_OUT = 10  # every tenth identity, and every tenth run of poses, is held ou
 _POSE_RUN = 20  # neighbouring poses come from one recording and stay together
 _PIECE_SHARE = 7  # about one garment in seven is held out
 _FEWEST_PIECES = 6  # slots with fewer pieces are shared
-NEVER_WORN = len(SLOTS)  # a slot that does not exist
+_NEVER_WORN = len(SLOTS)  # a slot that does not exist
 
 
 def training_part(pack: Pack) -> Pack:
@@ -435,7 +435,7 @@ def _part(pack: Pack, *, held_out: bool) -> Pack:
     if held_out:
         split = {int(slot[number]) for number in hidden}
         hidden = [number for number in range(len(slot)) if int(slot[number]) in split and number not in hidden]
-    slot[hidden] = NEVER_WORN
+    slot[hidden] = _NEVER_WORN
     return replace(
         pack,
         body=replace(body, identities=body.identities[keep_people], traits=body.traits[keep_people]),

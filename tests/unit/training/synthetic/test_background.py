@@ -20,11 +20,11 @@ from vitruvian.training.synthetic.camera_effects import (
     _add_noise,
     _disc_kernels,
     _gaussian_kernels,
+    _jpeg,
     _motion_kernels,
     add_noise_and_jpeg,
     blur,
     defocus,
-    jpeg,
     sample_grading,
 )
 from vitruvian.training.synthetic.pack import Scenery, _read_scenery
@@ -126,7 +126,7 @@ def test_jpeg_errs_as_a_real_coder_does() -> None:
     image = torch.stack([torch.sin(x / 5) * 0.4 + 0.5, torch.cos(y / 3) * 0.3 + 0.5, (x + y) / 96.0])
     image = _add_noise(image[None], level=torch.tensor([0.05]), rng=rng())[0]
     for quality in (20, 60, 90):
-        ours = jpeg(image[None], quality=torch.tensor([float(quality)]))[0]
+        ours = _jpeg(image[None], quality=torch.tensor([float(quality)]))[0]
         theirs = reference_jpeg(image, quality)
         assert (ours - theirs).abs().mean() < 0.4 * (theirs - image).abs().mean() + 0.003, quality
         assert (ours - image).abs().mean() > 0.5 * (theirs - image).abs().mean(), quality

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from vitruvian.human import label2id
-from vitruvian.training.synthetic.clothing import BARE_STYLES, Outfit, choose_outfit, dress
+from vitruvian.training.synthetic.clothing import _BARE_STYLES, Outfit, choose_outfit, dress
 from vitruvian.training.synthetic.materials import (
-    PATTERN_NONE,
+    _PATTERN_NONE,
     _cloth_colours,
     _hair_colours,
-    patterns,
+    _patterns,
     sample_materials,
 )
 from vitruvian.training.synthetic.pack import Pack
@@ -61,7 +61,7 @@ def test_children_are_dressed_properly(pack: Pack):
     styles = [
         pack.wardrobe.styles[i] for i in outfit.pieces[:, [SLOT["upper"], SLOT["lower"]]].flatten().tolist() if i > 0
     ]
-    assert not set(styles) & set(BARE_STYLES)
+    assert not set(styles) & set(_BARE_STYLES)
     assert (outfit.pieces[:, SLOT["upper"]] > 0).all()
     assert (outfit.pieces[:, SLOT["lower"]] > 0).all()
     adults = choose_outfit(pack, traits(300, 0.0, 0.8), torch.zeros(300, dtype=torch.bool), rng())
@@ -226,8 +226,8 @@ def test_colours_and_patterns_are_in_range():
     old, young = _hair_colours(age, dark, rng()), _hair_colours(age * 0.6, dark, rng())
     grey = [float(((c.amax(1) - c.amin(1)) < 0.06).float().mean() * 1.0) for c in (old, young)]
     assert grey[0] > grey[1]
-    kind, param = patterns(600, rng(), probability=0.5)
-    assert 0.4 < float((kind != PATTERN_NONE).float().mean()) < 0.6
+    kind, param = _patterns(600, rng(), probability=0.5)
+    assert 0.4 < float((kind != _PATTERN_NONE).float().mean()) < 0.6
     assert (param[:, 0] > 0).all()
 
 

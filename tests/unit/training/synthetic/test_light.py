@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from tests.unit.training.synthetic.shapes import card, sphere
 from vitruvian.training.synthetic.lighting import (
     Lights,
-    Meshes,
     _blur_maps,
     _harmonic_basis,
     _irradiance_harmonics,
@@ -29,6 +28,7 @@ from vitruvian.training.synthetic.materials import (
     PATTERN_NOISE,
     PATTERN_STRIPES,
 )
+from vitruvian.training.synthetic.rasterizer import Meshes
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.shading import _pattern_weight, _value_noise, tone_map, vertex_normals
 from vitruvian.training.synthetic.textures import (
@@ -114,7 +114,7 @@ def over_and_under() -> Meshes:
 
 def test_shadow_falls_away_from_the_light() -> None:
     light = F.normalize(torch.tensor([[1.0, 0.0, 1.0]]), dim=1)
-    shadow = draw_shadow_map(over_and_under(), light, centre=torch.zeros(1, 3), radius=torch.tensor([2.5]), size=128)
+    shadow = draw_shadow_map(over_and_under(), light, torch.zeros(1, 3), torch.tensor([2.5]), size=128)
     points = torch.tensor([[-1.0, 0.0, 0.02], [0.6, 0.0, 0.02], [0.0, 0.0, 1.02], [0.0, 0.0, 0.85]])
     picture = torch.zeros(4, dtype=torch.int64)
     lit = shadow.soft_light(points, picture, softness=torch.tensor([0.02]), rng=rng(), taps=8)
@@ -127,7 +127,7 @@ def test_shadow_falls_away_from_the_light() -> None:
 
 def test_softer_lights_have_wider_penumbras() -> None:
     light = torch.tensor([[0.0, 0.0, 1.0]])
-    shadow = draw_shadow_map(over_and_under(), light, centre=torch.zeros(1, 3), radius=torch.tensor([2.5]), size=256)
+    shadow = draw_shadow_map(over_and_under(), light, torch.zeros(1, 3), torch.tensor([2.5]), size=256)
     x = torch.linspace(-1.2, 1.2, 200)
     points = torch.stack([x, torch.zeros(200), torch.full((200,), 0.02)], dim=1)
     picture = torch.zeros(200, dtype=torch.int64)
@@ -151,15 +151,8 @@ def test_surroundings_are_darker_beneath_a_roof() -> None:
         fill_colour=one,
         flash_colour=one,
     )
-    around = draw_ambient_shadows(
-        over_and_under(),
-        lights,
-        centre=torch.zeros(1, 3),
-        radius=torch.tensor([2.5]),
-        directions=12,
-        size=64,
-        rng=rng(),
-    )
+    region = torch.zeros(1, 3), torch.tensor([2.5])
+    around = draw_ambient_shadows(over_and_under(), lights, *region, directions=12, size=64, rng=rng())
     points = torch.tensor([[0.0, 0.0, 0.0], [1.8, 0.0, 0.0], [0.0, 0.0, 1.0]])
     up = torch.tensor([[0.0, 0.0, 1.0]]).expand(3, 3)
     share = around.visibility(points, up, torch.zeros(3, dtype=torch.int64))

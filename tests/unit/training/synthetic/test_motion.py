@@ -9,13 +9,13 @@ from scipy.spatial.transform import Rotation
 from vitruvian.errors import InputError
 from vitruvian.training.synthetic.build_pack.motion_capture import (
     _bvh_rotations,
+    _choose_diverse,
     _cmu_rotations,
     _joint_positions,
     _local_quaternions,
+    _plausible,
     _to_matrices,
     _to_quaternions,
-    choose_diverse,
-    plausible,
 )
 
 
@@ -140,12 +140,12 @@ def standing() -> np.ndarray:
 def test_hands_in_the_belly_are_not_plausible():
     good, bad = standing(), standing()
     bad[NAMES.index("wrist.L")] = (0.05, 0, 0.2)
-    assert plausible(np.stack([good, bad]), NAMES).tolist() == [True, False]
+    assert _plausible(np.stack([good, bad]), NAMES).tolist() == [True, False]
 
 
 def test_spread_out_takes_outliers_and_never_repeats():
     features = np.concatenate([np.random.default_rng(0).normal(size=(200, 2)), [[50.0, 0.0], [0.0, 70.0]]])
-    chosen = choose_diverse(features, 20, seed=0)
+    chosen = _choose_diverse(features, 20, seed=0)
     assert len(set(chosen.tolist())) == 20
     assert {200, 201} <= set(chosen.tolist())
-    assert len(choose_diverse(features[:5], 20, seed=0)) == 5
+    assert len(_choose_diverse(features[:5], 20, seed=0)) == 5

@@ -13,8 +13,8 @@ from vitruvian.training.synthetic.build_pack import build_pack
 from vitruvian.training.synthetic.pack import KEYPOINTS, load_pack, pack_arrays, pack_from_arrays, save_pack
 from vitruvian.training.synthetic.pieces import SLOT
 from vitruvian.training.synthetic.textures import (
+    _TEXTURE_SIZE,
     GREY_MEAN,
-    TEXTURE_SIZE,
     _tiling_noise,
     grey_copy,
     procedural_fabrics,
@@ -68,7 +68,7 @@ def test_tables_fit_together(arrays):
         wardrobe.face_start.tolist(), wardrobe.face_count.tolist(), wardrobe.vertex_count.tolist(), strict=True
     ):
         assert int(wardrobe.faces[start : start + count].max()) == vertices - 1
-    assert pack.textures.shape[1:] == (TEXTURE_SIZE, TEXTURE_SIZE, 4)
+    assert pack.textures.shape[1:] == (_TEXTURE_SIZE, _TEXTURE_SIZE, 4)
     assert int(pack.skins.max()) < len(pack.textures)
     assert int(pack.eyes.max()) < len(pack.textures)
 
@@ -122,7 +122,7 @@ def test_broken_files(arrays, tmp_path: Path):
 
 def test_grey_twin_has_no_colour_and_a_set_mean():
     generator = torch.Generator().manual_seed(0)
-    texture = torch.randint(0, 256, (TEXTURE_SIZE, TEXTURE_SIZE, 4), generator=generator).byte()
+    texture = torch.randint(0, 256, (_TEXTURE_SIZE, _TEXTURE_SIZE, 4), generator=generator).byte()
     texture[..., 0] //= 4
     twin = grey_copy(texture)
     assert torch.equal(twin[..., 0], twin[..., 2])
@@ -136,7 +136,7 @@ def test_made_up_cloth_tiles():
     noise = _tiling_noise(torch.Generator().manual_seed(0), cells=8)
     step = (noise[1:] - noise[:-1]).abs().max()
     assert (noise[0] - noise[-1]).abs().max() <= 1.5 * step
-    assert procedural_fabrics().shape == (3, TEXTURE_SIZE, TEXTURE_SIZE, 4)
+    assert procedural_fabrics().shape == (3, _TEXTURE_SIZE, _TEXTURE_SIZE, 4)
 
 
 def test_building_refuses_what_cannot_work(tmp_path: Path):

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from tests.unit.training.synthetic.shapes import front_camera, sphere
-from vitruvian.errors import InputError
 from vitruvian.ops import dispatch
-from vitruvian.training.synthetic.rasterizer import Cutouts, depth_map, find_hits, rasterize
+from vitruvian.training.synthetic.rasterizer import Cutouts, Meshes, depth_map, find_hits, rasterize
+
+
+def meshes(screen: Tensor, faces: Tensor, present: bool = True, image_index: Tensor | None = None) -> Meshes:
+    shown = torch.full(faces.shape[:2], present)
+    return Meshes(screen, faces, shown, torch.arange(len(screen)) if image_index is None else image_index, len(screen))
 
 
 def draw(screen: Tensor, faces: Tensor, size_hw: tuple[int, int], cutouts: Cutouts | None = None) -> Tensor:
-    present = torch.ones(faces.shape[:2], dtype=torch.bool)
-    picture = torch.arange(len(screen))
-    return rasterize(
-        screen, faces, present=present, image_index=picture, image_count=len(screen), size_hw=size_hw, cutouts=cutouts
-    )
+    return rasterize(meshes(screen, faces), screen, size_hw, cutouts)
 
 
 def test_sphere_has_the_depth_normals_and_outline_of_a_sphere() -> None:
@@ -108,28 +110,21 @@ def test_shared_edges_are_covered_exactly_once() -> None:
 def test_absent_near_degenerate_and_outside_faces_are_not_drawn() -> None:
     triangle = torch.tensor([[2.0, 2.0, 1.0], [12.0, 2.0, 1.0], [2.0, 12.0, 1.0]])
     faces = torch.tensor([[[0, 1, 2]]])
-    arguments = {"image_index": torch.tensor([0]), "image_count": 1, "size_hw": (16, 16)}
-    yes = torch.ones(1, 1, dtype=torch.bool)
-    assert (rasterize(triangle[None], faces, present=yes, **arguments) >= 0).any()
-    assert (rasterize(triangle[None], faces, present=~yes, **arguments) < 0).all()
+    size = (16, 16)
+    assert (draw(triangle[None], faces, size) >= 0).any()
+    assert (rasterize(meshes(triangle[None], faces, present=False), triangle[None], size) < 0).all()
     behind = triangle * torch.tensor([1.0, 1.0, 0.01])
-    assert (rasterize(behind[None], faces, present=yes, **arguments) < 0).all()
-    assert (rasterize(triangle[None], torch.tensor([[[0, 1, 1]]]), present=yes, **arguments) < 0).all()
-    assert (rasterize(triangle[None] + 100, faces, present=yes, **arguments) < 0).all()
+    assert (draw(behind[None], faces, size) < 0).all()
+    assert (draw(triangle[None], torch.tensor([[[0, 1, 1]]]), size) < 0).all()
+    assert (draw(triangle[None] + 100, faces, size) < 0).all()
 
 
 def test_meshes_are_drawn_in_their_own_picture() -> None:
     triangle = torch.tensor([[2.0, 2.0, 1.0], [12.0, 2.0, 1.0], [2.0, 12.0, 1.0]])
     screen = torch.stack([triangle, triangle])
     faces = torch.tensor([[[0, 1, 2]], [[0, 1, 2]]])
-    ids = rasterize(
-        screen,
-        faces,
-        present=torch.ones(2, 1, dtype=torch.bool),
-        image_index=torch.tensor([1, 0]),
-        image_count=3,
-        size_hw=(16, 16),
-    )
+    drawn = replace(meshes(screen, faces, image_index=torch.tensor([1, 0])), image_count=3)
+    ids = rasterize(drawn, screen, (16, 16))
     assert [set(picture.unique().tolist()) for picture in ids] == [{-1, 1}, {-1, 0}, {-1}]
 
 
@@ -167,17 +162,6 @@ def test_holes_follow_the_texture() -> None:
     assert not covered[37:60].any()
 
 
-def test_bad_input_is_named() -> None:
-    screen, faces = torch.zeros(1, 3, 3), torch.zeros(1, 1, 3, dtype=torch.int64)
-    yes = torch.ones(1, 1, dtype=torch.bool)
-    with pytest.raises(InputError, match=r"image_index in 0\.\.0, got 2"):
-        rasterize(screen, faces, present=yes, image_index=torch.tensor([2]), image_count=1, size_hw=(8, 8))
-    with pytest.raises(InputError, match=r"expected screen \[P, V, 3\]"):
-        rasterize(screen[0], faces, present=yes, image_index=torch.tensor([0]), image_count=1, size_hw=(8, 8))
-    with pytest.raises(InputError, match=r"present \[P, F\]"):
-        rasterize(screen, faces, present=yes[0], image_index=torch.tensor([0]), image_count=1, size_hw=(8, 8))
-
-
 @pytest.mark.skipif(not dispatch.IS_INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
 @pytest.mark.parametrize("holes", [False, True])
 def test_the_kernel_equals_the_torch_version(holes: bool) -> None:
@@ -194,18 +178,11 @@ def test_the_kernel_equals_the_torch_version(holes: bool) -> None:
         samples=2,
         seed=1,
     )
-    present = torch.rand(P, F, generator=g) < 0.9
+    faces = torch.arange(F * 3).view(1, F, 3).expand(P, -1, -1)
+    drawn = Meshes(screen, faces, torch.rand(P, F, generator=g) < 0.9, torch.tensor([1, 0]), 2)
 
     def ids() -> Tensor:
-        return rasterize(
-            screen,
-            torch.arange(F * 3).view(1, F, 3).expand(P, -1, -1),
-            present=present,
-            image_index=torch.tensor([1, 0]),
-            image_count=2,
-            size_hw=(18, 26),
-            cutouts=cutouts if holes else None,
-        )
+        return rasterize(drawn, screen, (18, 26), cutouts if holes else None)
 
     want = ids()
     with dispatch.interpret_triton():

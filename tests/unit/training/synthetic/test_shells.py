@@ -200,7 +200,7 @@ def source(form: Form, people: int) -> BodySource:
         identity_bones=bones + np.einsum("ik,kbex->ibex", amount, bone_modes), traits=np.zeros((people, 4), np.float32),
         bone_names=("root", "head"), bone_parents=np.array([-1, 0]), weights=np.full((N, 2), 0.5, np.float32),
         expression_names=(), expressions=np.zeros((0, N, 3), np.float32), quads=quads,
-        quad_uv=np.zeros((len(quads), 4, 2), np.float32), helper_quads={},
+        quad_uv=np.zeros((len(quads), 4, 2), np.float32), skirt_quads=quads[:0],
     )  # fmt: skip
 
 

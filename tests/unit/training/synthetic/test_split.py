@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vitruvian.training.synthetic.pack import NEVER_WORN, Pack, _held_out_pieces, held_out_part, training_part
+from vitruvian.training.synthetic.pack import _NEVER_WORN, Pack, _held_out_pieces, held_out_part, training_part
 from vitruvian.training.synthetic.people import sample_people
 from vitruvian.training.synthetic.pieces import SLOTS
 from vitruvian.training.synthetic.procedural_pack import procedural_pack
@@ -49,9 +49,9 @@ def test_garments_are_parted_where_there_are_many(pack: Pack) -> None:
     if len(names) < 7 or not apart:
         pytest.skip("the procedural wardrobe is too small to be parted")
     learned, judged = training_part(pack).wardrobe.slot, held_out_part(pack).wardrobe.slot
-    assert all(learned[number] == NEVER_WORN for number in apart)
+    assert all(learned[number] == _NEVER_WORN for number in apart)
     for number in range(1, len(names)):
-        assert (learned[number] == NEVER_WORN) != (judged[number] == NEVER_WORN)
+        assert (learned[number] == _NEVER_WORN) != (judged[number] == _NEVER_WORN)
     assert learned[0] == judged[0] == 0
 
 

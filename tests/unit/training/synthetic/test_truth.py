@@ -13,7 +13,7 @@ from tests.unit.training.synthetic.shapes import alone, card, front_camera, pers
 from vitruvian.training.synthetic.camera import Placement, person_slots
 from vitruvian.training.synthetic.materials import Materials
 from vitruvian.training.synthetic.people import PeopleBatch
-from vitruvian.training.synthetic.render import NORMALS_FOR_DISPLAY, RenderOptions, Truth, _masks_and_boxes, render
+from vitruvian.training.synthetic.render import RenderOptions, Truth, render
 
 SIZE = (64, 48)
 PLAIN = RenderOptions(
@@ -66,7 +66,6 @@ def test_points_and_normals_are_those_of_the_sphere(ball: Truth) -> None:
     assert (F.normalize(points - centre, dim=0) * normals).sum(dim=0).min() > 0.998
     middle = ball.normals[0, :, 31:33, 23:25].mean(dim=(1, 2))
     assert torch.allclose(middle, torch.tensor([0.0, 0.0, -1.0]), atol=0.02)
-    assert NORMALS_FOR_DISPLAY == (1.0, -1.0, -1.0)
 
 
 def test_normals_agree_with_the_slope_of_the_pointmap(ball: Truth) -> None:
@@ -271,11 +270,3 @@ def test_the_same_seed_gives_the_same_picture_and_another_seed_another() -> None
 
 def test_slots_count_the_people_of_each_picture() -> None:
     assert person_slots(torch.tensor([2, 0, 2, 2, 0])).tolist() == [0, 0, 1, 2, 1]
-
-
-def test_boxes_of_masks() -> None:
-    slots = torch.full((1, 6, 8), -1)
-    slots[0, 2:5, 3:7] = 1
-    masks, boxes = _masks_and_boxes(slots, 2)
-    assert boxes.tolist() == [[[0, 0, 0, 0], [3, 2, 4, 3]]]
-    assert masks.sum(dim=(2, 3)).tolist() == [[0, 12]]

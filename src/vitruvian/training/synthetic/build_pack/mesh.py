@@ -117,15 +117,15 @@ def clip_mesh(faces: Ints, uv: Floats, fields: Floats) -> CutMesh:
 
 
 def _clip_polygon(corners: Floats, values: Floats) -> Floats:
-    """Cut a convex polygon, given by barycentric corners [c, 3], where `values` [c] fall below zero."""
-    kept = []
+    """Cut a convex polygon with barycentric corners [c, 3] where `values` [c] fall below zero."""
+    inside = []
     for k in range(len(corners)):
         after = (k + 1) % len(corners)
         if values[k] > 0:
-            kept.append(corners[k])
+            inside.append(corners[k])
         if (values[k] > 0) != (values[after] > 0):
-            kept.append(corners[k] + (corners[after] - corners[k]) * (values[k] / (values[k] - values[after])))
-    return np.array(kept).reshape(-1, 3)
+            inside.append(corners[k] + (corners[after] - corners[k]) * (values[k] / (values[k] - values[after])))
+    return np.array(inside).reshape(-1, 3)
 
 
 def split_classes(faces: Ints, uv: Floats, scores: Floats, *, fixed: Ints) -> tuple[CutMesh, Ints]:

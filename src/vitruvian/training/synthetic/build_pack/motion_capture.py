@@ -137,7 +137,7 @@ def _joint_positions(rotations: Floats, heads: Floats, parents: Ints) -> Floats:
     return out
 
 
-def plausible(positions: Floats, names: tuple[str, ...]) -> Bools:
+def _plausible(positions: Floats, names: tuple[str, ...]) -> Bools:
     """Tell which poses [N, B, 3] keep hands and elbows out of the trunk, the head and the thighs: [N]."""
     at = {name: positions[:, index] for index, name in enumerate(names)}
     trunk, head = (at["root"], at["spine01"]), (at["neck02"], at["head"] + 0.5 * (at["head"] - at["neck02"]))
@@ -161,7 +161,7 @@ def _segment_distance(point: Floats, start: Floats, end: Floats) -> Floats:
     return np.asarray(np.linalg.norm(point - start - share[:, None] * along, axis=-1))
 
 
-def choose_diverse(features: Floats, count: int, seed: int) -> Ints:
+def _choose_diverse(features: Floats, count: int, seed: int) -> Ints:
     """Choose `count` rows of [N, D]: half by farthest-point sampling, half at random."""
     count = min(count, len(features))
     generator = np.random.default_rng(seed)
@@ -190,7 +190,7 @@ def recorded_poses(source: BodySource, folder: Path | None, count: int, seed: in
         rules = json.loads((folder / "poses" / "cmu_to_anny.json").read_text())
         rotations = _cmu_rotations(read_table(folder / "poses" / "cmu.npz"), rules, names, parents)
         positions = _joint_positions(rotations, source.template_bones[:, 0], parents)
-        good = np.flatnonzero(plausible(positions, names))
+        good = np.flatnonzero(_plausible(positions, names))
         local = _local_quaternions(rotations[good], parents)
         rooted = _joint_positions(_global_rotations(local, parents), source.template_bones[:, 0], parents)
         joints = [i for i, name in enumerate(names) if not name.startswith(("toe", "finger"))]
@@ -215,7 +215,7 @@ def _choose_poses(positions: Floats, names: tuple[str, ...], joints: list[int], 
     features = positions[:, joints].reshape(len(positions), -1)
     groups = [(np.flatnonzero(upright), round(0.9 * count)), (np.flatnonzero(~upright), count - round(0.9 * count))]
     return np.concatenate(
-        [rows[choose_diverse(features[rows], share, seed)] for rows, share in groups if len(rows) and share]
+        [rows[_choose_diverse(features[rows], share, seed)] for rows, share in groups if len(rows) and share]
     )
 
 
