@@ -19,6 +19,7 @@ from torch import Tensor
 from vitruvian.images.nms import mask_boxes
 from vitruvian.ops.cache import constant
 from vitruvian.training.crop_window import CropWindow
+from vitruvian.training.synthetic.backgrounds import photo_crops, soft_shape
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.synthetic.pieces import CLASS
 from vitruvian.training.synthetic.render import hide_keypoints
@@ -202,14 +203,7 @@ def _crop(samples: Samples, window: CropWindow) -> Crops:
 
 def _crop_backgrounds(backgrounds: Tensor, count: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
     """Crop images [G, S, S, 3] uint8 at random, some blurred, all recoloured: [count, 3, H, W] 0..1."""
-    H, W = size_hw
-    side = backgrounds.shape[1]
-    which = rng.integers(len(backgrounds), count)
-    step = rng.log_uniform(0.35, 1.0, count) * side / max(H, W)  # of the stored side along the long side of the crop
-    size = torch.stack([step * W, step * H], dim=1)  # [count, 2]
-    start = rng.uniform(0.0, 1.0, count, 2) * (side - size)
-    window = CropWindow(start, step[:, None].expand(-1, 2), rng.bernoulli(0.5, count), size_hw)
-    crop = window.sample(backgrounds[which].permute(0, 3, 1, 2).float() / 255, padding="reflection")
+    crop = photo_crops(backgrounds, count, size_hw, rng=rng, zoom=(0.35, 1.0))
     soft = F.interpolate(F.interpolate(crop, scale_factor=0.125, mode="area"), size=size_hw, mode="bilinear")
     crop = torch.where(rng.bernoulli(0.3, count)[:, None, None, None], soft, crop)
     gain = rng.log_uniform(0.6, 1.5, count)[:, None, None, None]
@@ -285,17 +279,9 @@ def _add_company(crops: Crops, others: Samples, rng: Rng, options: CropOptions) 
 def _draw_shapes(n: int, rng: Rng, options: CropOptions, *, probability: float, radius: tuple[float, float]) -> Tensor:
     """Draw ellipses and rectangles in some images, their radii in widths of the image, [n, 1, H, W] bool."""
     H, W = options.size_hw
-    device = rng.device
-    present = rng.bernoulli(probability, n)[:, None, None, None]
-    centre = rng.uniform(0.0, 1.0, n, 2) * constant((W, H), device)
-    radii = rng.log_uniform(*radius, n, 2) * W
-    angle = rng.uniform(0.0, math.pi, n)[:, None, None]
-    x = torch.arange(W, device=device) - centre[:, :1, None]  # [n, 1, W]
-    y = torch.arange(H, device=device)[:, None] - centre[:, 1:, None]  # [n, H, 1]
-    u = (x * angle.cos() + y * angle.sin()) / radii[:, :1, None]
-    v = (y * angle.cos() - x * angle.sin()) / radii[:, 1:, None]
-    ellipse = rng.bernoulli(0.5, n)[:, None, None]
-    return torch.where(ellipse, u.square() + v.square() < 1, (u.abs() < 1) & (v.abs() < 1))[:, None] & present
+    low, high = (2 * share * W / H for share in radius)
+    shapes = soft_shape(n, (H, W), rng=rng, radius=(low, high)) > 0.5
+    return shapes & rng.bernoulli(probability, n)[:, None, None, None]
 
 
 def _print_on_clothes(crops: Crops, backgrounds: Tensor, rng: Rng, options: CropOptions) -> Crops:

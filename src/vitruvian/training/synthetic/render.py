@@ -481,7 +481,7 @@ def _composite(pixels: _Pixels, backgrounds: Tensor, options: RenderOptions, rng
 def _add_occluders(truth: Truth, scenery: Scenery, *, rng: Rng, probability: float) -> Truth:
     """Draw textured boxes and ellipses in front of some images, and correct every truth behind them."""
     B, _, H, W = truth.image.shape
-    cover = torch.maximum(*(soft_shape(B, (H, W), rng=rng, largest=0.35) for _ in range(2)))
+    cover = torch.maximum(*(soft_shape(B, (H, W), rng=rng, radius=(0.04, 0.35)) for _ in range(2)))
     cover = cover * rng.bernoulli(probability, B, 1, 1, 1)
     paint = coloured_noise(B, (H, W), rng=rng)
     if len(scenery.backgrounds):

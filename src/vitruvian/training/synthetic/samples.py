@@ -6,7 +6,7 @@ one GPU, and each is used several times, in front of other backgrounds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Self
 
 import torch
@@ -54,8 +54,7 @@ class Samples(TensorBatch):
 
     def new_empty(self, count: int) -> Self:
         """Return uninitialized samples of the same size for `count` people."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: value.new_empty(count, *value.shape[1:]) for name, value in values.items()})
+        return self._map(lambda value: value.new_empty(count, *value.shape[1:]), keep=frozenset())
 
 
 def render_samples(

@@ -1,4 +1,4 @@
-"""Stored people and the pictures made of them: truths must stay true however people are cropped and pasted."""
+"""Stored people and the images made of them: truths must stay true however people are cropped and pasted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.unit.training.synthetic.shapes import rng
 from vitruvian.human import KEYPOINT_INDEX, PART_NAMES
 from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.synthetic.compose import (
@@ -28,7 +29,6 @@ from vitruvian.training.synthetic.compose import (
 from vitruvian.training.synthetic.people import sample_people
 from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.render import RenderOptions, render
-from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.samples import Samples, _compress, depth_metres, render_samples
 
 SIZE = (96, 72)
@@ -43,14 +43,10 @@ def samples() -> Samples:
 
 @pytest.fixture(scope="module")
 def walls() -> Tensor:
-    """Two pictures: one all red, one all blue."""
+    """Two images: one all red, one all blue."""
     pictures = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
     pictures[0, ..., 0], pictures[1, ..., 2] = 200, 200
     return pictures
-
-
-def rng(seed: int = 0) -> Rng:
-    return Rng(torch.Generator().manual_seed(seed), "cpu")
 
 
 def crop(samples: Samples, walls: Tensor, seed: int = 0, **changes: object) -> Crops:
@@ -127,7 +123,7 @@ class TestCrops:
         crops = crop(samples, walls, 3, new_background=1.0)
         behind = crops.image - crops.foreground
         empty = crops.alpha[:, 0] == 0
-        inside = crops.image.sum(dim=1) > 0  # beyond the picture's end everything is black
+        inside = crops.image.sum(dim=1) > 0  # beyond the image's end everything is black
         red_or_blue = (behind[:, 1] < 1e-6) & ((behind[:, 0] > 0.2) | (behind[:, 2] > 0.2))
         assert red_or_blue[empty & inside].all()
         assert (crops.foreground <= crops.alpha + 1e-5).all()
@@ -180,7 +176,7 @@ class TestCrops:
         assert found.image[:, 1][hidden].max() < 0.02  # walls are red or blue
         assert (found.keypoints[..., 2] == 2).any()
 
-    def test_picture_ends_where_a_person_is_cut_off(self, samples: Samples, walls: Tensor) -> None:
+    def test_image_ends_where_a_person_is_cut_off(self, samples: Samples, walls: Tensor) -> None:
         wide = crop(samples, walls, scale=(1.6, 1.6), new_background=1.0)
         _, y, _, h = samples.boxes_xywh.unbind(1)
         cut = y + h >= SIZE[0] - 1
@@ -230,7 +226,7 @@ class TestScenes:
             assert covered[y1:y2, x1:x2].any()
         assert seen
 
-    def test_nobody_means_the_background_alone(self, samples: Samples, walls: Tensor) -> None:
+    def test_no_one_means_the_background_alone(self, samples: Samples, walls: Tensor) -> None:
         scenes = self.scene(samples, walls, people=(1.0, 0.0, 0.0))
         assert not scenes.present.any()
         assert not scenes.ignored.any()
@@ -244,13 +240,13 @@ class TestScenes:
         assert (scenes.foreground <= 1).all()
         assert (scenes.parts[scenes.alpha[:, 0] > 0.9] > 0).float().mean() > 0.95
 
-    def test_samples_that_are_all_cut_off_give_empty_pictures(self, samples: Samples, walls: Tensor) -> None:
+    def test_samples_that_are_all_cut_off_give_empty_images(self, samples: Samples, walls: Tensor) -> None:
         cut = replace(samples, boxes_xywh=torch.tensor([0.0, 0.0, 72.0, 96.0]).expand(6, 4))
         scenes = self.scene(cut, walls, people=(0.0, 1.0))
         assert not scenes.present.any()
         assert scenes.alpha.max() == 0
 
-    def test_portraits_are_pictures_as_they_were_drawn(self, samples: Samples, walls: Tensor) -> None:
+    def test_portraits_are_images_as_they_were_drawn(self, samples: Samples, walls: Tensor) -> None:
         scenes = self.scene(samples, walls, people=(0.0, 0.0, 1.0), close=1.0)
         assert scenes.present[:, 0].sum() >= 4
         assert not scenes.present[:, 1:].any()
@@ -270,7 +266,7 @@ class TestScenes:
         assert 0 < kept.sum() < 6
 
     def test_crops_show_somebody_at_the_size_of_a_crop(self, samples: Samples, walls: Tensor) -> None:
-        scenes = self.scene(samples, walls, people=(0.0, 1.0), tall=(0.3, 0.5))
+        scenes = self.scene(samples, walls, 1, people=(0.0, 1.0), tall=(0.3, 0.5))
         crops = crop_scenes(scenes, rng=rng(1), size_hw=SIZE)
         some = scenes.present[:, 0]
         assert some.sum() >= 4
@@ -289,7 +285,7 @@ class TestScenes:
         behind = crops.image - crops.foreground  # walls are red or blue
         assert behind[:, 1].abs().mean() < 0.01  # but for the rings of the enlargement
 
-    def test_somebody_of_another_picture_takes_the_place_of_nobody(self, samples: Samples, walls: Tensor) -> None:
+    def test_somebody_of_another_image_takes_the_place_of_no_one(self, samples: Samples, walls: Tensor) -> None:
         scenes = self.scene(samples, walls, people=(0.5, 0.5))
         peopled = scenes.present.any(dim=1)
         assert 0 < peopled.sum() < len(peopled)
@@ -297,7 +293,7 @@ class TestScenes:
         assert crops.present.any(dim=1).all()
         assert (crops.parts > 0).flatten(1).any(dim=1).all()
 
-    def test_crops_of_empty_pictures_are_empty_and_end_in_black(self, samples: Samples, walls: Tensor) -> None:
+    def test_crops_of_empty_images_are_empty_and_end_in_black(self, samples: Samples, walls: Tensor) -> None:
         crops = crop_scenes(self.scene(samples, walls, people=(1.0, 0.0)), rng=rng(2), size_hw=SIZE)
         assert not crops.present.any()
         assert crops.alpha.max() == 0
@@ -313,7 +309,7 @@ class TestScenes:
         assert torch.equal(small.boxes_xyxy, scenes.boxes_xyxy)
 
 
-def test_pictures_are_cut_inside_the_stored_ones(walls: Tensor) -> None:
+def test_images_are_cut_inside_the_stored_ones(walls: Tensor) -> None:
     cut = _crop_backgrounds(walls, 16, (24, 32), rng=rng())
     assert cut.shape == (16, 3, 24, 32)
     assert (cut[:, 1] == 0).all()  # no green was ever there

@@ -10,8 +10,20 @@ import torch
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.training.synthetic import procedural_pack as procedural
 from vitruvian.training.synthetic.build_pack import build_pack
-from vitruvian.training.synthetic.pack import KEYPOINTS, load_pack, pack_arrays, pack_from_arrays, save_pack
-from vitruvian.training.synthetic.pieces import SLOT
+from vitruvian.training.synthetic.pack import (
+    _NEVER_WORN,
+    KEYPOINTS,
+    Pack,
+    _held_out_pieces,
+    held_out_part,
+    load_pack,
+    pack_arrays,
+    pack_from_arrays,
+    save_pack,
+    training_part,
+)
+from vitruvian.training.synthetic.people import sample_people
+from vitruvian.training.synthetic.pieces import SLOT, SLOTS
 from vitruvian.training.synthetic.textures import (
     _TEXTURE_SIZE,
     GREY_MEAN,
@@ -152,3 +164,58 @@ def test_building_needs_anny(tmp_path: Path):
             build_pack(None, tmp_path / "x.npz")
     else:
         pytest.skip("anny is installed here")
+
+
+# People to train on and people to evaluate on share no body, no pose and no garment of a full slot.
+
+
+@pytest.fixture
+def many_poses(pack: Pack) -> Pack:
+    return replace(pack, poses=replace(pack.poses, rotations=pack.poses.rotations[:1].repeat(400, 1, 1).contiguous()))
+
+
+def rows(table: torch.Tensor) -> set[tuple[float, ...]]:
+    return {tuple(row) for row in table.flatten(1).tolist()}
+
+
+def test_no_body_is_in_both(many_poses: Pack) -> None:
+    learned, judged = training_part(many_poses), held_out_part(many_poses)
+    assert len(learned.body.identities) + len(judged.body.identities) == len(many_poses.body.identities)
+    assert len(judged.body.identities) == len(judged.body.traits) > 0
+    assert not rows(learned.body.identities) & rows(judged.body.identities)
+
+
+def test_poses_are_parted_in_runs(many_poses: Pack) -> None:
+    numbered = many_poses.poses.rotations.clone()
+    numbered[:, 0, 0] = torch.arange(400.0)
+    many_poses = replace(many_poses, poses=replace(many_poses.poses, rotations=numbered))
+    learned, judged = training_part(many_poses), held_out_part(many_poses)
+    assert judged.poses.rotations[:, 0, 0].tolist() == [*range(180, 200), *range(380, 400)]
+    assert len(learned.poses.rotations) == 360
+
+
+def test_garments_are_parted_where_there_are_many(many_poses: Pack) -> None:
+    names = tuple(f"{name}{number}" for number, name in enumerate(many_poses.wardrobe.names))
+    upper = SLOTS.index("upper")
+    slot = torch.full_like(many_poses.wardrobe.slot, upper)
+    slot[0] = 0  # the body
+    many_poses = replace(many_poses, wardrobe=replace(many_poses.wardrobe, names=names, slot=slot))
+    apart = _held_out_pieces(many_poses)
+    if len(names) < 7 or not apart:
+        pytest.skip("the procedural wardrobe is too small to be parted")
+    learned, judged = training_part(many_poses).wardrobe.slot, held_out_part(many_poses).wardrobe.slot
+    assert all(learned[number] == _NEVER_WORN for number in apart)
+    for number in range(1, len(names)):
+        assert (learned[number] == _NEVER_WORN) != (judged[number] == _NEVER_WORN)
+    assert learned[0] == judged[0] == 0
+
+
+def test_both_parts_make_people(many_poses: Pack) -> None:
+    for part in (training_part(many_poses), held_out_part(many_poses)):
+        people = sample_people(part, 2, torch.Generator().manual_seed(0))
+        assert people.vertices.isfinite().all()
+
+
+def test_a_pack_with_one_pose_has_it_in_both(pack: Pack) -> None:
+    one = replace(pack, poses=replace(pack.poses, rotations=pack.poses.rotations[:1]))
+    assert len(training_part(one).poses.rotations) == len(held_out_part(one).poses.rotations) == 1

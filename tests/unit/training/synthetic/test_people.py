@@ -9,14 +9,8 @@ from vitruvian.human import KEYPOINT_INDEX, PART_NAMES, label2id
 from vitruvian.training.synthetic.pack import KEYPOINTS, Pack
 from vitruvian.training.synthetic.people import PeopleBatch, sample_people
 from vitruvian.training.synthetic.pieces import PARTS, SLOTS
-from vitruvian.training.synthetic.procedural_pack import procedural_pack
 
 CLASS = label2id()
-
-
-@pytest.fixture(scope="module")
-def pack() -> Pack:
-    return procedural_pack(0)
 
 
 @pytest.fixture(scope="module")

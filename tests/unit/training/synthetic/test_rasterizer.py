@@ -64,7 +64,7 @@ def test_the_nearer_face_wins_whatever_the_order() -> None:
 
 def test_faces_that_cross_change_places_at_the_crossing() -> None:
     level = torch.tensor([[0.0, 0.0, 2.0], [0.0, 30.0, 2.0], [30.0, 0.0, 2.0], [30.0, 30.0, 2.0]])
-    # Nearness runs straight from 1 to 1/4 over the picture, so it passes 1/2 after two thirds.
+    # Nearness runs straight from 1 to 1/4 over the image, so it passes 1/2 after two thirds.
     tilted = torch.tensor([[0.0, 0.0, 1.0], [0.0, 30.0, 1.0], [30.0, 0.0, 4.0], [30.0, 30.0, 4.0]])
     faces = torch.tensor([[[0, 1, 2], [1, 2, 3], [4, 5, 6], [5, 6, 7]]])
     ids = draw(torch.cat([level, tilted])[None], faces, (30, 30))[0]
@@ -119,7 +119,7 @@ def test_absent_near_degenerate_and_outside_faces_are_not_drawn() -> None:
     assert (draw(triangle[None] + 100, faces, size) < 0).all()
 
 
-def test_meshes_are_drawn_in_their_own_picture() -> None:
+def test_meshes_are_drawn_in_their_own_image() -> None:
     triangle = torch.tensor([[2.0, 2.0, 1.0], [12.0, 2.0, 1.0], [2.0, 12.0, 1.0]])
     screen = torch.stack([triangle, triangle])
     faces = torch.tensor([[[0, 1, 2]], [[0, 1, 2]]])

@@ -1,4 +1,4 @@
-"""How light falls on people, seen in whole pictures."""
+"""How light falls on people, seen in whole images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backgrounds, scenery files, and what cameras do to pictures."""
+"""Backgrounds, scenery files, and what cameras do to images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from tests.shared import SHARED, needs_shared
-from tests.unit.training.synthetic.shapes import alone, front_camera, person, sphere
+from tests.unit.training.synthetic.shapes import alone, front_camera, person, rng, sphere
 from vitruvian.errors import InputError
 from vitruvian.training.synthetic.backgrounds import sample_backgrounds
 from vitruvian.training.synthetic.build_pack.assets import read_scenery
@@ -29,11 +29,6 @@ from vitruvian.training.synthetic.camera_effects import (
 )
 from vitruvian.training.synthetic.pack import Scenery, _read_scenery
 from vitruvian.training.synthetic.render import RenderOptions, _add_occluders, render
-from vitruvian.training.synthetic.rng import Rng
-
-
-def rng(seed: int = 0) -> Rng:
-    return Rng(torch.Generator().manual_seed(seed), "cpu")
 
 
 @pytest.fixture
@@ -76,7 +71,7 @@ def test_scenery_of_the_shared_assets_is_small() -> None:
     assert len(scenery.backgrounds) == 66
 
 
-def test_backgrounds_of_all_kinds_are_pictures() -> None:
+def test_backgrounds_of_all_kinds_are_images() -> None:
     points = torch.rand(60, 308, 3)
     placement = sample_placement(60, 60, rng=rng())
     cameras = sample_cameras(points, placement, height=torch.ones(60), size_hw=(32, 24), rng=rng())
@@ -139,7 +134,7 @@ def test_noise_has_the_level_it_was_given() -> None:
     assert 0.015 < noisy[1].std().item() < 0.08
 
 
-def test_looks_and_files_keep_pictures_in_range() -> None:
+def test_looks_and_files_keep_images_in_range() -> None:
     images = torch.rand(16, 3, 40, 30)
     changed = sample_grading(16, rng=rng())(images)
     assert 0 <= changed.min() < changed.max() <= 1

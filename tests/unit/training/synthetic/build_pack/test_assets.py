@@ -104,7 +104,7 @@ def test_keep_and_join():
     assert both.hides.tolist() == [1]
 
 
-def test_picture_keeps_its_holes_and_its_colour(tmp_path: Path):
+def test_image_keeps_its_holes_and_its_colour(tmp_path: Path):
     pixels = np.zeros((64, 64, 4), np.uint8)
     pixels[:, :32] = (200, 40, 40, 255)
     Image.fromarray(pixels).save(tmp_path / "a.png")

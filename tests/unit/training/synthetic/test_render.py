@@ -1,4 +1,4 @@
-"""All truths of a picture speak of the same scene."""
+"""All truths of a image speak of the same scene."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_albedo_is_the_colour_of_the_surface(ball: Truth) -> None:
     assert torch.allclose(mean, expected, atol=0.02)  # skin is mottled a little
 
 
-def test_picture_is_people_over_background() -> None:
+def test_image_is_people_over_background() -> None:
     camera = front_camera(distance=2.0, focal=70.0, size_hw=SIZE)
     behind = torch.zeros(1, 3, *SIZE)
     behind[:, 1] = 1.0
@@ -129,7 +129,7 @@ def test_keypoints_know_what_hides_them() -> None:
             [0.0, 0.3, 0.0],  # on the back of the ball
             [0.0, -0.6, 0.0],  # on the card
             [0.9, 0.0, 0.0],  # in the open air
-            [9.0, 0.0, 0.0],  # outside the picture
+            [9.0, 0.0, 0.0],  # outside the image
         ]
     )
     camera = front_camera(distance=3.0, focal=50.0, size_hw=SIZE)
@@ -166,7 +166,7 @@ def test_the_person_in_front_hides_the_one_behind() -> None:
     assert depth[front].max() < depth[back].min()
 
 
-def test_pictures_with_fewer_people_have_empty_places() -> None:
+def test_images_with_fewer_people_have_empty_places() -> None:
     people = both(sphere_person(), both(sphere_person(), sphere_person()))
     placement = Placement(
         torch.tensor([0, 1, 0]), torch.zeros(3), torch.tensor([[-0.5, 0.0, 0.0], [0.0, 0.0, 0.0], [0.6, 0.0, 0.0]]), 2
@@ -255,7 +255,7 @@ def test_what_is_behind_glass_is_seen_and_the_part_is_that_of_the_glasses() -> N
     assert (hidden.parts == bare.parts).all()
 
 
-def test_the_same_seed_gives_the_same_picture_and_another_seed_another() -> None:
+def test_the_same_seed_gives_the_same_image_and_another_seed_another() -> None:
     keypoints = torch.tensor([[0.0, -0.5, 0.0], [0.0, 0.0, 0.5], [0.0, 0.0, -0.5]])
     options = replace(PLAIN, camera_effects=True, occluders=1.0, folds=0.2)
     first, again, other = (
@@ -268,5 +268,5 @@ def test_the_same_seed_gives_the_same_picture_and_another_seed_another() -> None
     assert 0 <= first.image.min() < first.image.max() <= 1
 
 
-def test_slots_count_the_people_of_each_picture() -> None:
+def test_slots_count_the_people_of_each_image() -> None:
     assert person_slots(torch.tensor([2, 0, 2, 2, 0])).tolist() == [0, 0, 1, 2, 1]

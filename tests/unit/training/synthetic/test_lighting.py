@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.unit.training.synthetic.shapes import card, sphere
+from tests.unit.training.synthetic.shapes import card, rng, sphere
 from vitruvian.training.synthetic.lighting import (
     Lights,
     _blur_maps,
@@ -29,7 +29,6 @@ from vitruvian.training.synthetic.materials import (
     PATTERN_STRIPES,
 )
 from vitruvian.training.synthetic.rasterizer import Meshes
-from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.shading import _pattern_weight, _value_noise, tone_map, vertex_normals
 from vitruvian.training.synthetic.textures import (
     build_pyramid,
@@ -38,10 +37,6 @@ from vitruvian.training.synthetic.textures import (
     sample_texture,
     srgb_to_linear,
 )
-
-
-def rng(seed: int = 0) -> Rng:
-    return Rng(torch.Generator().manual_seed(seed), "cpu")
 
 
 def test_solid_angles_fill_the_sphere() -> None:
@@ -204,7 +199,7 @@ def test_smaller_levels_do_not_mix_in_the_colour_of_holes() -> None:
     assert torch.equal(pyramid.alpha, pyramid.texels[:, 3])
 
 
-def test_levels_halve_the_texture_as_the_picture_shrinks() -> None:
+def test_levels_halve_the_texture_as_the_image_shrinks() -> None:
     uv = torch.tensor([[[[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]]])
     faces = torch.tensor([[[0, 1, 2]]])
     corner = torch.tensor([[[0.0, 0.0, 1.0], [1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]])

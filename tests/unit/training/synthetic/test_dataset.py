@@ -36,11 +36,6 @@ OPTIONS = DatasetOptions(render=PLAIN, people=1.5, image_format="png")
 
 
 @pytest.fixture(scope="module")
-def pack() -> Pack:
-    return procedural_pack(0)
-
-
-@pytest.fixture(scope="module")
 def whole(pack: Pack, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sets") / "whole"
     assert write_dataset(folder, 11, seed=4, pack=pack, options=OPTIONS) == folder / ANNOTATIONS_FILE

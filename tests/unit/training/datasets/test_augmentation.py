@@ -1,4 +1,4 @@
-"""Views of pictures, and that every truth moves with the pixels."""
+"""Views of images, and that every truth moves with the pixels."""
 
 from dataclasses import replace
 
@@ -84,7 +84,7 @@ WINDOWS = {
 }
 
 
-def test_the_whole_picture_at_its_size_is_the_picture():
+def test_the_whole_image_at_its_size_is_the_image():
     maps, known = person()
     view = crop_image(maps, known, WINDOWS["same"])
     assert torch.allclose(view.image[0], maps["image"] / 255, atol=1e-5)
@@ -123,7 +123,7 @@ def test_points_in_space_stay_where_they_are(name: str):
     found = after[:, inner].T
     if window.flipped:
         found = found * torch.tensor([-1.0, 1.0, 1.0])
-    if window.centred:  # its camera looks at the middle: back to where the picture's own looks
+    if window.centred:  # its camera looks at the middle: back to where the image's own looks
         own = replace(window, centred=False, flipped=torch.zeros(1, dtype=torch.bool)).camera(CAMERA[None])[0]
         middle = window.camera(CAMERA[None])[0, :2, 2]
         assert middle.tolist() == [(window.size_hw[1] - 1) / 2, (window.size_hw[0] - 1) / 2]
@@ -226,7 +226,7 @@ def test_heatmaps_decode_to_their_keypoints():
     assert wide / narrow == pytest.approx((1.5 / 0.75) ** 2, rel=0.05)  # 6 at 256 rows is 1.5 at 64
 
 
-def test_colours_change_picture_and_foreground_alike():
+def test_colours_change_image_and_foreground_alike():
     view = crop_image(*person(), WINDOWS["same"])
     assert view.foreground is not None
     assert view.alpha is not None

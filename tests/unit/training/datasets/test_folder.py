@@ -60,7 +60,7 @@ def test_each_pass_shows_every_view_once(folder: Path):
     assert passes[0] != passes[1] != passes[2]
 
 
-def test_people_and_pictures(folder: Path):
+def test_people_and_images(folder: Path):
     table = json.loads((folder / "annotations.json").read_text())
     large = [person for person in table["annotations"] if min(person["bbox"][2:]) >= 8]
     people = PeopleFolder(folder, size_hw=SIZE_HW, tasks=["pose"])

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
+from tests.unit.training.synthetic.shapes import rng
 from vitruvian.human import label2id
 from vitruvian.training.synthetic.clothing import _BARE_STYLES, Outfit, choose_outfit, dress
 from vitruvian.training.synthetic.materials import (
@@ -17,19 +17,8 @@ from vitruvian.training.synthetic.materials import (
 from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.people import _pose_vertices
 from vitruvian.training.synthetic.pieces import MEN, PARTS, SLOT, SLOTS, WOMEN
-from vitruvian.training.synthetic.procedural_pack import procedural_pack
-from vitruvian.training.synthetic.rng import Rng
 
 CLASS = label2id()
-
-
-@pytest.fixture(scope="module")
-def pack() -> Pack:
-    return procedural_pack(0)
-
-
-def rng(seed: int = 0) -> Rng:
-    return Rng(torch.Generator().manual_seed(seed), "cpu")
 
 
 def traits(count: int, gender: float, age: float) -> torch.Tensor:

@@ -65,7 +65,7 @@ class TestStream:
             TrainConfig.from_dict({"data": {"batch_size": 4, "stream": STREAM | {"ring": 10}}})
 
 
-def test_photometric_stays_a_picture_and_follows_its_seed() -> None:
+def test_photometric_stays_a_image_and_follows_its_seed() -> None:
     pictures = torch.rand(4, 3, 16, 12)
     kept = pictures.clone()
     one = photometric(pictures, Rng(torch.Generator().manual_seed(1), "cpu"))
@@ -138,7 +138,7 @@ class TestTurns:
         assert {"normal", "matting", "albedo", "scene_matting", "crowd_matting"} <= everything.keys()
 
 
-def test_pictures_from_afar_lose_detail_and_keep_their_colours():
+def test_images_from_afar_lose_detail_and_keep_their_colours():
     draw = torch.Generator().manual_seed(0)
     images = torch.rand(64, 3, 48, 48, generator=draw)
     images[:, 0] += 1
@@ -153,7 +153,7 @@ def test_pictures_from_afar_lose_detail_and_keep_their_colours():
     assert torch.equal(found, again)
 
 
-def test_what_lies_beyond_a_picture_stays_black():
+def test_what_lies_beyond_a_image_stays_black():
     images = torch.rand(24, 3, 64, 48, generator=torch.Generator().manual_seed(0)) * 0.8 + 0.1
     images[:, :, 40:] = 0.0
     found = degrade_crops(images, Rng(torch.Generator().manual_seed(1), "cpu"))
@@ -161,7 +161,7 @@ def test_what_lies_beyond_a_picture_stays_black():
     assert (found[:, :, :40] != images[:, :, :40]).any(dim=(1, 2, 3)).all()
 
 
-def test_a_tenth_of_the_pictures_is_dim_and_some_of_those_have_a_colour():
+def test_a_tenth_of_the_images_is_dim_and_some_of_those_have_a_colour():
     images = torch.full((2000, 3, 1, 1), 0.5)
     found = _darken(images, Rng(torch.Generator().manual_seed(1), "cpu"))[:, :, 0, 0]  # [n, 3]
     dark = found.amax(1) < 0.5
@@ -173,7 +173,7 @@ def test_a_tenth_of_the_pictures_is_dim_and_some_of_those_have_a_colour():
     assert 0.2 < (spread > 1.001).float().mean() < 0.5
 
 
-def test_some_pictures_are_out_of_focus_and_keep_their_light():
+def test_some_images_are_out_of_focus_and_keep_their_light():
     images = torch.zeros(300, 3, 48, 36)
     images[:, :, 24, 18] = 1.0  # a point of light becomes a disc
     found = _random_defocus(images, Rng(torch.Generator().manual_seed(1), "cpu"))
@@ -183,7 +183,7 @@ def test_some_pictures_are_out_of_focus_and_keep_their_light():
     torch.testing.assert_close(found.sum((2, 3)), images.sum((2, 3)), rtol=1e-3, atol=1e-3)
 
 
-def test_some_pictures_have_other_textures_and_the_same_light():
+def test_some_images_have_other_textures_and_the_same_light():
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(400, 3, 24, 18, generator=generator) * 0.5 + 0.25
     found = _random_filters(images, Rng(torch.Generator().manual_seed(1), "cpu"))
