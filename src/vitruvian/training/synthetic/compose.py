@@ -90,8 +90,7 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: C
         foreground = torch.where(replaced, lit, crops.foreground)
         image = torch.where(replaced, lit + (1 - crops.alpha) * behind, crops.image)
         crops = replace(crops, image=image, foreground=foreground)
-    order = torch.randperm(n, generator=rng.generator).to(samples.image.device, non_blocking=True)
-    crops = _add_company(crops, samples.select(order), rng, options)
+    crops = _add_company(crops, samples.select(rng.permutation(n)), rng, options)
     if len(backgrounds):
         shapes = _draw_shapes(n, rng, options, probability=options.occluder, radius=(0.14, 0.45))
         crops = _occlude(crops, shapes, backgrounds, rng)

@@ -74,20 +74,10 @@ def look_up(maps: Tensor, directions: Tensor, image_index: Tensor) -> Tensor:
 def _harmonic_basis(directions: Tensor) -> Tensor:
     """The nine real spherical harmonics up to degree 2, [..., 3] -> [..., 9]."""
     x, y, z = directions.unbind(-1)
-    return torch.stack(
-        [
-            torch.full_like(x, 0.282095),
-            0.488603 * y,
-            0.488603 * z,
-            0.488603 * x,
-            1.092548 * x * y,
-            1.092548 * y * z,
-            0.315392 * (3 * z * z - 1),
-            1.092548 * x * z,
-            0.546274 * (x * x - y * y),
-        ],
-        dim=-1,
-    )
+    return torch.stack([
+        torch.full_like(x, 0.282095), 0.488603 * y, 0.488603 * z, 0.488603 * x, 1.092548 * x * y, 1.092548 * y * z,
+        0.315392 * (3 * z * z - 1), 1.092548 * x * z, 0.546274 * (x * x - y * y),
+    ], dim=-1)  # fmt: skip
 
 
 def _irradiance_harmonics(maps: Tensor) -> Tensor:

@@ -155,10 +155,6 @@ def render(
             cameras = sample_cameras(
                 people.keypoints, placement, height=people.height, size_hw=size_hw, rng=rng, known=known
             )
-        if cameras.size_hw != options.size_hw:
-            raise InputError(
-                f"cameras: expected images of {options.size_hw}, got {cameras.size_hw}. Use one size_hw for both."
-            )
         most = int(person_slots(placement.image_index).max()) + 1
         chunks = []
         for start in range(0, placement.image_count, options.chunk):

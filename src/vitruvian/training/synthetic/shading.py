@@ -19,13 +19,7 @@ from torch import Tensor
 
 from vitruvian.training.synthetic.camera import Cameras
 from vitruvian.training.synthetic.lighting import Lights, ShadowMap, look_up
-from vitruvian.training.synthetic.materials import (
-    PATTERN_CHECKS,
-    PATTERN_DOTS,
-    PATTERN_GRADIENT,
-    PATTERN_NOISE,
-    PATTERN_STRIPES,
-)
+from vitruvian.training.synthetic.materials import Pattern
 from vitruvian.training.synthetic.people import PeopleBatch
 from vitruvian.training.synthetic.rasterizer import Hits, Meshes
 from vitruvian.training.synthetic.rng import Rng
@@ -46,18 +40,18 @@ def _pattern_weight(pattern: Tensor, parameters: Tensor, rest: Tensor, footprint
     stripe_u, stripe_v = _stripe(along, width, soft), _stripe(frequency * v + phase, width, soft)
     off_u, off_v = along - along.floor() - 0.5, across - across.floor() - 0.5
     dots = ((width / 2 - torch.hypot(off_u, off_v)) / soft + 0.5).clamp(0.0, 1.0)
-    noisy = pattern == PATTERN_NOISE
+    noisy = pattern == Pattern.NOISE
     speckle = torch.zeros_like(u)
     if bool(noisy.any()):
         value = _value_noise(rest[noisy] * frequency[noisy, None] + phase[noisy, None])
         speckle[noisy] = ((value - 1.0 + width[noisy]) * 5.0 + 0.5).clamp(0.0, 1.0)
     weight = torch.zeros_like(u)
     for number, value in (
-        (PATTERN_STRIPES, stripe_u),
-        (PATTERN_CHECKS, (stripe_u + stripe_v) / 2),
-        (PATTERN_DOTS, dots),
-        (PATTERN_NOISE, speckle),
-        (PATTERN_GRADIENT, torch.sigmoid(frequency * (z - phase))),
+        (Pattern.STRIPES, stripe_u),
+        (Pattern.CHECKS, (stripe_u + stripe_v) / 2),
+        (Pattern.DOTS, dots),
+        (Pattern.NOISE, speckle),
+        (Pattern.GRADIENT, torch.sigmoid(frequency * (z - phase))),
     ):
         weight = torch.where(pattern == number, value, weight)
     return weight

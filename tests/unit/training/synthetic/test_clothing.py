@@ -7,13 +7,7 @@ import torch
 from tests.unit.training.synthetic.shapes import rng
 from vitruvian.human import label2id
 from vitruvian.training.synthetic.clothing import _BARE_STYLES, Outfit, choose_outfit, dress
-from vitruvian.training.synthetic.materials import (
-    _PATTERN_NONE,
-    _cloth_colours,
-    _hair_colours,
-    _patterns,
-    sample_materials,
-)
+from vitruvian.training.synthetic.materials import Pattern, _cloth_colours, _hair_colours, _patterns, sample_materials
 from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.people import _pose_vertices
 from vitruvian.training.synthetic.pieces import MEN, PARTS, SLOT, SLOTS, WOMEN
@@ -216,7 +210,7 @@ def test_colours_and_patterns_are_in_range():
     grey = [float(((c.amax(1) - c.amin(1)) < 0.06).float().mean() * 1.0) for c in (old, young)]
     assert grey[0] > grey[1]
     kind, param = _patterns(600, rng(), probability=0.5)
-    assert 0.4 < float((kind != _PATTERN_NONE).float().mean()) < 0.6
+    assert 0.4 < float((kind != Pattern.NONE).float().mean()) < 0.6
     assert (param[:, 0] > 0).all()
 
 

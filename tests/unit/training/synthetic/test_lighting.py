@@ -21,13 +21,7 @@ from vitruvian.training.synthetic.lighting import (
     look_up,
     sample_lights,
 )
-from vitruvian.training.synthetic.materials import (
-    PATTERN_CHECKS,
-    PATTERN_DOTS,
-    PATTERN_GRADIENT,
-    PATTERN_NOISE,
-    PATTERN_STRIPES,
-)
+from vitruvian.training.synthetic.materials import Pattern
 from vitruvian.training.synthetic.rasterizer import Meshes
 from vitruvian.training.synthetic.shading import _pattern_weight, _value_noise, tone_map, vertex_normals
 from vitruvian.training.synthetic.textures import (
@@ -224,10 +218,10 @@ def test_patterns_follow_their_definitions() -> None:
     stripe_v = (fraction(frequency * v + phase) < width).float()
     off = torch.hypot(fraction(frequency * u + phase) - 0.5, fraction(frequency * v) - 0.5)
     expected = {
-        PATTERN_STRIPES: stripe_u,
-        PATTERN_CHECKS: (stripe_u + stripe_v) / 2,
-        PATTERN_DOTS: (off < width / 2).float(),
-        PATTERN_GRADIENT: torch.sigmoid(frequency * (rest[:, 2] - phase)),
+        Pattern.STRIPES: stripe_u,
+        Pattern.CHECKS: (stripe_u + stripe_v) / 2,
+        Pattern.DOTS: (off < width / 2).float(),
+        Pattern.GRADIENT: torch.sigmoid(frequency * (rest[:, 2] - phase)),
     }
     for pattern, answer in expected.items():
         found = _pattern_weight(torch.full((count,), pattern), parameters, rest, torch.zeros(count))
@@ -235,7 +229,7 @@ def test_patterns_follow_their_definitions() -> None:
         assert ((found - answer).abs() < 0.01).float().mean() > 0.85, pattern
     for wide, low, high in ((0.1, 0.0, 0.15), (0.9, 0.85, 1.0)):
         parameters = torch.tensor([[frequency, angle, wide, phase]]).expand(count, 4)
-        share = _pattern_weight(torch.full((count,), PATTERN_NOISE), parameters, rest, torch.zeros(count)).mean()
+        share = _pattern_weight(torch.full((count,), Pattern.NOISE), parameters, rest, torch.zeros(count)).mean()
         assert low <= share <= high
     assert (_pattern_weight(torch.zeros(count, dtype=torch.int64), parameters, rest, torch.zeros(count)) == 0).all()
 

@@ -134,12 +134,3 @@ def test_half_precision_around_it_changes_nothing() -> None:
 def test_bad_options_are_named() -> None:
     with pytest.raises(InputError, match="sides of at least 8 pixels"):
         RenderOptions(size_hw=(4, 40))
-    points, faces = sphere(rings=4, sectors=8)
-    with pytest.raises(InputError, match=r"expected images of \(48, 48\), got \(64, 48\)"):
-        render(
-            person([(points, faces, 3)]),
-            generator=torch.Generator(),
-            options=PLAIN,
-            placement=alone(),
-            cameras=front_camera(distance=2.0, focal=70.0, size_hw=(64, 48)),
-        )
