@@ -12,15 +12,8 @@ from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.training.config import AugmentPart
 from vitruvian.training.crop_window import CropWindow
-from vitruvian.training.datasets.augmentation import (
-    Annotations,
-    _adjust_crop,
-    colour_jitter,
-    crop_image,
-    image_crop,
-    person_crop,
-    random_crop,
-)
+from vitruvian.training.datasets.augmentation import _adjust_crop, colour_jitter, random_crop
+from vitruvian.training.datasets.folder import _Annotations, _crop_image, _image_crop, _person_crop
 from vitruvian.training.datasets.labels import (
     LabeledImages,
     _downsample,
@@ -38,7 +31,7 @@ CAMERA = torch.tensor([[50.0, 0, 14.0], [0, 50.0, 20.0], [0, 0, 1]])
 LEFT_HAND, RIGHT_HAND = 6, 15
 
 
-def person(device_noise: int = 0) -> tuple[ImageMaps, Annotations]:
+def person(device_noise: int = 0) -> tuple[ImageMaps, _Annotations]:
     """A slanted plane that stands in a box, left hand on one half."""
     generator = torch.Generator().manual_seed(device_noise)
     inside = torch.zeros(H, W)
@@ -58,13 +51,13 @@ def person(device_noise: int = 0) -> tuple[ImageMaps, Annotations]:
         image=(image * 255).round().byte(), matte=torch.cat([colour, alpha]),
         albedo=colour, parts=parts, normals=normals, depth=inside / nearness,
     )  # fmt: skip
-    return maps, Annotations(
+    return maps, _Annotations(
         files={}, size_hw=(H, W), intrinsics=CAMERA, keypoints=points,
         boxes_xywh=torch.stack([BOX, torch.tensor([0.0, 0, 1, 1])]), stature=1.7, area=float(inside.sum()),
     )  # fmt: skip
 
 
-def smooth() -> tuple[ImageMaps, Annotations]:
+def smooth() -> tuple[ImageMaps, _Annotations]:
     """The same person in an image whose colour is the position: red is x, green is y."""
     y, x = torch.meshgrid(torch.arange(H), torch.arange(W), indexing="ij")
     maps, known = person()
@@ -76,17 +69,17 @@ def adjusted(window: CropWindow, scale: float, shift_xy: tuple[float, float], fl
 
 
 WINDOWS = {
-    "same": image_crop((H, W), (H, W)),
-    "larger": image_crop((H, W), (2 * H, 2 * W)),
-    "person": person_crop(BOX, (64, 48)),
-    "moved": adjusted(person_crop(BOX, (64, 48)), 1.2, (0.05, -0.1)),
-    "mirrored": adjusted(person_crop(BOX, (64, 48)), 0.9, (0.05, 0.1), flipped=True),
+    "same": _image_crop((H, W), (H, W)),
+    "larger": _image_crop((H, W), (2 * H, 2 * W)),
+    "person": _person_crop(BOX, (64, 48)),
+    "moved": adjusted(_person_crop(BOX, (64, 48)), 1.2, (0.05, -0.1)),
+    "mirrored": adjusted(_person_crop(BOX, (64, 48)), 0.9, (0.05, 0.1), flipped=True),
 }
 
 
 def test_the_whole_image_at_its_size_is_the_image():
     maps, known = person()
-    view = crop_image(maps, known, WINDOWS["same"])
+    view = _crop_image(maps, known, WINDOWS["same"])
     assert torch.allclose(view.image[0], maps["image"] / 255, atol=1e-5)
     assert torch.allclose(view.alpha[0], maps["matte"][3:], atol=1e-5)  # type: ignore[index]
     assert torch.equal(view.parts[0, 0], maps["parts"].long())  # type: ignore[index,union-attr]
@@ -99,7 +92,7 @@ def test_the_whole_image_at_its_size_is_the_image():
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_keypoints_follow_the_pixels(name: str):
-    view = crop_image(*smooth(), WINDOWS[name])
+    view = _crop_image(*smooth(), WINDOWS[name])
     order = FLIP_PERMUTATION if WINDOWS[name].flipped else range(308)
     for number, (x, y) in ((0, (10.0, 12.0)), (1, (15.5, 20.25))):
         u, v, state = view.keypoints[0, order[number]].tolist()
@@ -113,7 +106,7 @@ def test_keypoints_follow_the_pixels(name: str):
 def test_points_in_space_stay_where_they_are(name: str):
     maps, known = person()
     window = WINDOWS[name]
-    view = crop_image(maps, known, window)
+    view = _crop_image(maps, known, window)
     before = points_from_depth(maps["depth"][None], CAMERA[None])[0]  # type: ignore[index]
     seen = before[2] > 0
     plane = torch.linalg.lstsq(before[:, seen].T, torch.ones(int(seen.sum()), 1)).solution  # n · p = 1
@@ -136,8 +129,8 @@ def test_points_in_space_stay_where_they_are(name: str):
 
 def test_a_mirror_swaps_sides():
     window = WINDOWS["same"]
-    view = crop_image(*person(), window)
-    mirrored = crop_image(*person(), replace(window, flipped=torch.tensor([True])))
+    view = _crop_image(*person(), window)
+    mirrored = _crop_image(*person(), replace(window, flipped=torch.tensor([True])))
     assert torch.allclose(mirrored.image, view.image.flip(-1))
     assert PART_FLIP_PERMUTATION[LEFT_HAND] == RIGHT_HAND
     assert mirrored.parts is not None
@@ -152,7 +145,7 @@ def test_a_mirror_swaps_sides():
 
 def test_a_person_is_cut_out_as_the_image_processor_does():
     maps, known = smooth()
-    view = crop_image(maps, known, WINDOWS["person"])
+    view = _crop_image(maps, known, WINDOWS["person"])
     processor = Sapiens2ImageProcessor(size={"height": 64, "width": 48}, do_normalize=False)
     theirs = processor(maps["image"], boxes=[[BOX.tolist()]], return_tensors="pt").pixel_values
     inner = view.valid[0, 0].clone()
@@ -161,17 +154,17 @@ def test_a_person_is_cut_out_as_the_image_processor_does():
 
 
 def test_what_lies_outside_does_not_count():
-    view = crop_image(*person(), adjusted(WINDOWS["larger"], 0.5, (0.4, 0.0)))
+    view = _crop_image(*person(), adjusted(WINDOWS["larger"], 0.5, (0.4, 0.0)))
     assert 0.4 < 1 - view.valid.float().mean() < 0.9
     assert (_task_labels(view, "seg", stride=1)["labels"] == 255).eq(~view.valid[:, 0]).all()
     for task in ("normal", "matting", "albedo"):
         assert not (_task_labels(view, task, stride=1)["label_mask"] & ~view.valid).any()
-    away = crop_image(*person(), adjusted(WINDOWS["same"], 1.0, (-0.6, 0.0)))
+    away = _crop_image(*person(), adjusted(WINDOWS["same"], 1.0, (-0.6, 0.0)))
     assert (away.keypoints[..., 2] == 0).all()
 
 
 def test_labels_of_every_task():
-    view = crop_image(*person(), WINDOWS["person"])
+    view = _crop_image(*person(), WINDOWS["person"])
     tasks = ["pose", "seg", "normal", "pointmap", "matting", "albedo", "people"]
     batch = make_batch(LabeledImages.cat([view, view]), tasks)
     assert len(batch) == 2
@@ -191,7 +184,7 @@ def test_labels_of_every_task():
 
 
 def test_labels_of_heads_at_half_size():
-    view = crop_image(*person(), WINDOWS["person"])
+    view = _crop_image(*person(), WINDOWS["person"])
     small = _downsample(view, 2)
     assert small.image.shape == (1, 3, 32, 24)
     strides = dict.fromkeys(("seg", "normal", "pointmap", "matting", "albedo"), 2) | {"pose": 8}
@@ -215,7 +208,7 @@ def test_labels_of_heads_at_half_size():
 
 
 def test_heatmaps_decode_to_their_keypoints():
-    view = crop_image(*person(), person_crop(BOX, (256, 192)))
+    view = _crop_image(*person(), _person_crop(BOX, (256, 192)))
     heatmaps, weights = keypoint_targets(view.keypoints, size_hw=(256, 192), sigma=2.0)
     xy, _ = decode_heatmaps(heatmaps)
     xy = xy * torch.tensor([191 / 47, 255 / 63])
@@ -227,7 +220,7 @@ def test_heatmaps_decode_to_their_keypoints():
 
 
 def test_colours_change_image_and_foreground_alike():
-    view = crop_image(*person(), WINDOWS["same"])
+    view = _crop_image(*person(), WINDOWS["same"])
     assert view.foreground is not None
     assert view.alpha is not None
     part = AugmentPart(colour=0.3, grey=0.0)
