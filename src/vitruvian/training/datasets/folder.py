@@ -91,10 +91,10 @@ class PeopleFolder:
                 f"{self.folder}: {known.files['images']} has no {', '.join(missing)}. Write the dataset again."
             )
         maps = read_maps(self.folder, known.files, self.maps)
-        size_hw = self.size_hw
-        crop = _person_crop(known.boxes_xywh[0], size_hw) if self.view == "person" else _image_crop(known.size_hw, size_hw)
-            _person_crop(known.boxes_xywh[0], self.size_hw) if by_person else _image_crop(known.size_hw, self.size_hw)
-        )
+        if self.view == "person":
+            crop = _person_crop(known.boxes_xywh[0], self.size_hw)
+        else:
+            crop = _image_crop(known.size_hw, self.size_hw)
         if augment is None:
             return _crop_image(maps, known, crop)
         generator = torch.Generator().manual_seed(seed)
