@@ -96,8 +96,13 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: C
         crops = _occlude(crops, shapes, backgrounds, rng)
         crops = _occlude(crops, edges.beyond(window), backgrounds, rng)
     inside = _inside_image(samples, window, rng, options)  # black and empty outside
-    maps = {name: getattr(crops, name) * inside for name in ("image", "foreground", "alpha", "albedo", "normals")}
-    return replace(crops, **maps, points=crops.points * inside, parts=crops.parts * inside[:, 0])
+    return replace(_mask(crops, inside), image=crops.image * inside, albedo=crops.albedo * inside)
+
+
+def _mask(crops: Crops, mask: Tensor) -> Crops:
+    """Remove people where `mask` [n, 1, H, W] is False."""
+    maps = {name: getattr(crops, name) * mask for name in ("foreground", "alpha", "normals", "points")}
+    return replace(crops, **maps, parts=crops.parts * mask[:, 0])
 
 
 def _truncated_sides(samples: Samples) -> Tensor:
@@ -301,19 +306,9 @@ def _print_on_clothes(crops: Crops, backgrounds: Tensor, rng: Rng, options: Crop
 
 def _occlude(crops: Crops, shape: Tensor, backgrounds: Tensor, rng: Rng) -> Crops:
     """Cover crops with other images where `shape` [n, 1, H, W] is set."""
-    H, W = shape.shape[-2:]
-    cover = _crop_backgrounds(backgrounds, len(shape), (H, W), rng=rng)
-    clear = ~shape
-    return replace(
-        crops,
-        image=torch.where(shape, cover, crops.image),
-        foreground=crops.foreground * clear,
-        alpha=crops.alpha * clear,
-        normals=crops.normals * clear,
-        points=crops.points * clear,
-        parts=crops.parts * clear[:, 0],
-        keypoints=hide_keypoints(crops.keypoints, shape[:, 0]),
-    )
+    cover = _crop_backgrounds(backgrounds, len(shape), (shape.shape[-2], shape.shape[-1]), rng=rng)
+    image = torch.where(shape, cover, crops.image)
+    return replace(_mask(crops, ~shape), image=image, keypoints=hide_keypoints(crops.keypoints, shape[:, 0]))
 
 
 def halve_crops(crops: Crops, rng: Rng) -> Crops:
@@ -328,9 +323,7 @@ def halve_crops(crops: Crops, rng: Rng) -> Crops:
     K[:, :2, 2] = (crops.intrinsics[:, :2, 2] + 0.5) / 2 - 0.5
     return replace(
         crops,
-        foreground=F.avg_pool2d(crops.foreground, 2),
-        alpha=F.avg_pool2d(crops.alpha, 2),
-        albedo=F.avg_pool2d(crops.albedo, 2),
+        **{name: F.avg_pool2d(getattr(crops, name), 2) for name in ("foreground", "alpha", "albedo")},
         normals=F.normalize(F.avg_pool2d(crops.normals, 2), dim=1) * there,
         points=points_from_depth(depth[:, 0], K),
         parts=_halve_labels(crops.parts, rng),
