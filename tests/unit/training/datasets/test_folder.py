@@ -65,9 +65,9 @@ def test_people_and_images(folder: Path):
     large = [person for person in table["annotations"] if min(person["bbox"][2:]) >= 8]
     people = PeopleFolder(folder, size_hw=SIZE_HW, tasks=["pose"])
     assert len(people) == len(large) > 10
-    pictures = PeopleFolder(folder, size_hw=SIZE_HW, tasks=["pose"], view="picture")
-    assert len(pictures) == 10
-    view = pictures.read(0)
+    images = PeopleFolder(folder, size_hw=SIZE_HW, tasks=["pose"], view="picture")
+    assert len(images) == 10
+    view = images.read(0)
     biggest = max((p for p in table["annotations"] if p["image_id"] == 0), key=lambda p: p["area"])
     x, y, w, h = biggest["bbox"]
     assert view.boxes_xyxy[0, 0].tolist() == pytest.approx([x, y, x + w, y + h], abs=1e-3)

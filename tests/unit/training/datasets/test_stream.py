@@ -66,16 +66,16 @@ class TestStream:
 
 
 def test_photometric_stays_a_image_and_follows_its_seed() -> None:
-    pictures = torch.rand(4, 3, 16, 12)
-    kept = pictures.clone()
-    one = photometric(pictures, Rng(torch.Generator().manual_seed(1), "cpu"))
-    same = photometric(pictures, Rng(torch.Generator().manual_seed(1), "cpu"))
-    other = photometric(pictures, Rng(torch.Generator().manual_seed(2), "cpu"))
+    images = torch.rand(4, 3, 16, 12)
+    before = images.clone()
+    one = photometric(images, Rng(torch.Generator().manual_seed(1), "cpu"))
+    same = photometric(images, Rng(torch.Generator().manual_seed(1), "cpu"))
+    other = photometric(images, Rng(torch.Generator().manual_seed(2), "cpu"))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert one.min() >= 0
     assert one.max() <= 1
-    assert torch.equal(pictures, kept)
+    assert torch.equal(images, before)
 
 
 def test_heatmaps_peak_where_keypoints_are() -> None:

@@ -37,9 +37,9 @@ def assets(tmp_path: Path) -> Path:
     (tmp_path / "backgrounds").mkdir()
     light = np.random.default_rng(0).random((2, 64, 128, 3)).astype(np.float16)
     np.savez(tmp_path / "hdri" / "env_64x128.npz", names=np.array(["a", "b"]), rgb=light)
-    picture = Image.new("RGB", (512, 384), (200, 30, 30))
-    picture.paste((30, 30, 200), (384, 0, 512, 384))
-    picture.save(tmp_path / "backgrounds" / "one.jpg")
+    image = Image.new("RGB", (512, 384), (200, 30, 30))
+    image.paste((30, 30, 200), (384, 0, 512, 384))
+    image.save(tmp_path / "backgrounds" / "one.jpg")
     return tmp_path
 
 
@@ -77,11 +77,11 @@ def test_backgrounds_of_all_kinds_are_images() -> None:
     cameras = sample_cameras(points, placement, height=torch.ones(60), size_hw=(32, 24), rng=rng())
     full = Scenery(torch.rand(2, 64, 128, 3), torch.randint(0, 256, (3, 64, 64, 3), dtype=torch.uint8))
     for scenery in (Scenery.empty(), full):
-        pictures = sample_backgrounds(scenery, cameras, rng=rng(1))
-        assert pictures.shape == (60, 3, 32, 24)
-        assert torch.isfinite(pictures).all()
-        assert 0 <= pictures.min() < pictures.max() <= 1
-        flat = pictures.flatten(1)
+        images = sample_backgrounds(scenery, cameras, rng=rng(1))
+        assert images.shape == (60, 3, 32, 24)
+        assert torch.isfinite(images).all()
+        assert 0 <= images.min() < images.max() <= 1
+        flat = images.flatten(1)
         assert (flat[:, None] - flat[None]).abs().mean(dim=2).fill_diagonal_(1).min() > 0.01  # no two alike
 
 
@@ -110,9 +110,9 @@ def test_kernels_keep_brightness_and_spread_as_told() -> None:
 
 
 def reference_jpeg(image: torch.Tensor, quality: int) -> torch.Tensor:
-    picture = Image.fromarray((image.permute(1, 2, 0) * 255).round().byte().numpy())
+    source = Image.fromarray((image.permute(1, 2, 0) * 255).round().byte().numpy())
     buffer = io.BytesIO()
-    picture.save(buffer, format="JPEG", quality=quality, subsampling=2)
+    source.save(buffer, format="JPEG", quality=quality, subsampling=2)
     return torch.from_numpy(np.asarray(Image.open(buffer)).copy()).permute(2, 0, 1).float() / 255
 
 

@@ -33,8 +33,8 @@ def test_placement_turns_about_the_vertical_and_moves() -> None:
 def test_every_image_has_a_person_and_people_keep_apart() -> None:
     placement = sample_placement(14, 8, rng=rng())
     assert set(placement.image_index.tolist()) == set(range(8))
-    for picture in range(8):
-        where = placement.offset[placement.image_index == picture]
+    for image in range(8):
+        where = placement.offset[placement.image_index == image]
         apart = (where[:, None] - where[None]).norm(dim=-1) + 9 * torch.eye(len(where))
         assert apart.min() > 0.3
     with pytest.raises(InputError, match="Every image needs a person"):

@@ -44,9 +44,9 @@ def samples() -> Samples:
 @pytest.fixture(scope="module")
 def walls() -> Tensor:
     """Two images: one all red, one all blue."""
-    pictures = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
-    pictures[0, ..., 0], pictures[1, ..., 2] = 200, 200
-    return pictures
+    images = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
+    images[0, ..., 0], images[1, ..., 2] = 200, 200
+    return images
 
 
 def crop(samples: Samples, walls: Tensor, seed: int = 0, **changes: object) -> Crops:
@@ -209,13 +209,13 @@ class TestScenes:
     def test_boxes_hold_what_is_seen(self, samples: Samples, walls: Tensor) -> None:
         scenes = self.scene(samples, walls, people=(0.0, 1.0), tall=(0.5, 0.9))
         seen = 0
-        for picture in range(6):
-            covered = scenes.parts[picture] > 0
-            if not scenes.present[picture, 0]:
+        for image in range(6):
+            covered = scenes.parts[image] > 0
+            if not scenes.present[image, 0]:
                 continue
             seen += 1
-            x1, y1, x2, y2 = scenes.boxes_xyxy[picture, 0].int().tolist()
-            strong = scenes.alpha[picture, 0] > 0.5
+            x1, y1, x2, y2 = scenes.boxes_xyxy[image, 0].int().tolist()
+            strong = scenes.alpha[image, 0] > 0.5
             assert strong[:, x1].any()
             assert strong[:, x2 - 1].any()
             assert strong[y1].any()
@@ -250,12 +250,12 @@ class TestScenes:
         scenes = self.scene(samples, walls, people=(0.0, 0.0, 1.0), close=1.0)
         assert scenes.present[:, 0].sum() >= 4
         assert not scenes.present[:, 1:].any()
-        for picture in scenes.present[:, 0].nonzero()[:, 0].tolist():
-            strong = scenes.alpha[picture, 0] > 0.5
+        for image in scenes.present[:, 0].nonzero()[:, 0].tolist():
+            strong = scenes.alpha[image, 0] > 0.5
             rows, columns = strong.nonzero().unbind(1)
             box = [int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1]
-            assert scenes.boxes_xyxy[picture, 0].int().tolist() == box
-            assert (scenes.parts[picture][scenes.alpha[picture, 0] > 0.95] > 0).float().mean() > 0.97
+            assert scenes.boxes_xyxy[image, 0].int().tolist() == box
+            assert (scenes.parts[image][scenes.alpha[image, 0] > 0.95] > 0).float().mean() > 0.97
         x1, y1, x2, _ = scenes.boxes_xyxy[scenes.present].unbind(1)
         assert ((x1 == 0) | (y1 == 0) | (x2 == 96)).any()  # cut off elsewhere than below
         behind = scenes.image - scenes.foreground
@@ -275,9 +275,9 @@ class TestScenes:
         left, top, right, bottom = crops.boxes_xyxy[some, 0].unbind(1)
         share = torch.maximum((bottom - top) / SIZE[0], (right - left) / SIZE[1])
         assert ((share > 0.6) & (share < 1.0)).all()  # a padding of 1.25 times 0.85 to 1.2
-        for picture in some.nonzero()[:, 0].tolist():  # the box moves with what is seen
-            rows, columns = (crops.alpha[picture, 0] > 0.5).nonzero().unbind(1)
-            x1, y1, x2, y2 = crops.boxes_xyxy[picture, 0].tolist()
+        for image in some.nonzero()[:, 0].tolist():  # the box moves with what is seen
+            rows, columns = (crops.alpha[image, 0] > 0.5).nonzero().unbind(1)
+            x1, y1, x2, y2 = crops.boxes_xyxy[image, 0].tolist()
             seen = [float(columns.min()), float(rows.min()), float(columns.max()) + 1, float(rows.max()) + 1]
             assert seen == pytest.approx([x1, y1, x2, y2], abs=3.0)
         assert (crops.parts[crops.alpha[:, 0] > 0.95] > 0).float().mean() > 0.97

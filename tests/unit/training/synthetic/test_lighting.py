@@ -105,8 +105,8 @@ def test_shadow_falls_away_from_the_light() -> None:
     light = F.normalize(torch.tensor([[1.0, 0.0, 1.0]]), dim=1)
     shadow = draw_shadow_map(over_and_under(), light, torch.zeros(1, 3), torch.tensor([2.5]), size=128)
     points = torch.tensor([[-1.0, 0.0, 0.02], [0.6, 0.0, 0.02], [0.0, 0.0, 1.02], [0.0, 0.0, 0.85]])
-    picture = torch.zeros(4, dtype=torch.int64)
-    lit = shadow.soft_light(points, picture, softness=torch.tensor([0.02]), rng=rng(), taps=8)
+    image = torch.zeros(4, dtype=torch.int64)
+    lit = shadow.soft_light(points, image, softness=torch.tensor([0.02]), rng=rng(), taps=8)
     # The card is 1 m up and the light at 45°, so its shadow lies 1 m to the other side.
     assert lit[0] < 0.05
     assert lit[1] > 0.95
@@ -119,10 +119,10 @@ def test_softer_lights_have_wider_penumbras() -> None:
     shadow = draw_shadow_map(over_and_under(), light, torch.zeros(1, 3), torch.tensor([2.5]), size=256)
     x = torch.linspace(-1.2, 1.2, 200)
     points = torch.stack([x, torch.zeros(200), torch.full((200,), 0.02)], dim=1)
-    picture = torch.zeros(200, dtype=torch.int64)
+    image = torch.zeros(200, dtype=torch.int64)
     grey = []
     for softness in (0.02, 0.3):
-        lit = shadow.soft_light(points, picture, softness=torch.tensor([softness]), rng=rng(), taps=16)
+        lit = shadow.soft_light(points, image, softness=torch.tensor([softness]), rng=rng(), taps=16)
         grey.append(int(((lit > 0.1) & (lit < 0.9)).sum()))
     assert grey[1] > 2 * grey[0]
 
@@ -161,10 +161,10 @@ def test_exposure_follows_the_light_and_not_the_colour_of_people() -> None:
     albedo = torch.stack([torch.full((3, 8, 8), 0.6), torch.full((3, 8, 8), 0.06)])
     means = []
     for strength in (0.5, 40.0):
-        picture = tone_map(
+        image = tone_map(
             albedo * strength, alpha, albedo=albedo, target=torch.tensor([0.8, 0.8]), rng=rng(), balance=0.0
         )
-        means.append(picture.mean(dim=(1, 2, 3)))
+        means.append(image.mean(dim=(1, 2, 3)))
     assert torch.allclose(means[0], means[1], atol=0.02)
     assert means[0][0] > means[0][1] + 0.3
 

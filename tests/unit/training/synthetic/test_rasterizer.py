@@ -125,7 +125,7 @@ def test_meshes_are_drawn_in_their_own_image() -> None:
     faces = torch.tensor([[[0, 1, 2]], [[0, 1, 2]]])
     drawn = replace(meshes(screen, faces, image_index=torch.tensor([1, 0])), image_count=3)
     ids = rasterize(drawn, screen, (16, 16))
-    assert [set(picture.unique().tolist()) for picture in ids] == [{-1, 1}, {-1, 0}, {-1}]
+    assert [set(image.unique().tolist()) for image in ids] == [{-1, 1}, {-1, 0}, {-1}]
 
 
 def test_holes_cover_as_much_as_their_alpha() -> None:
