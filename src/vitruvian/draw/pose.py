@@ -18,11 +18,11 @@ from functools import lru_cache
 from typing import Final, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from vitruvian.draw.boxes import checked_boxes, draw_boxes
-from vitruvian.draw.canvas import BLACK, WHITE, Colour, RgbImage, checked_image, checked_line_width, diagonal, size_of
-from vitruvian.draw.palettes import FINGERS, LEFT, MIDDLE, RIGHT, object_colours
+from vitruvian.draw.boxes import draw_boxes, enclosing_boxes
+from vitruvian.draw.canvas import BLACK, WHITE, Colour, RgbImage, size_of
+from vitruvian.draw.palettes import FINGERS, LEFT, MIDDLE, RIGHT
 from vitruvian.draw.rasterize import Strokes
 from vitruvian.errors import InputError
 from vitruvian.human import FACE_LINES, KEYPOINTS, Layout
@@ -34,13 +34,12 @@ _HEAD: Final = ("nose", "left_eye", "right_eye", "left_ear", "right_ear")
 _EXTRA: Final = ("olecranon", "cubital_fossa", "acromion", "neck")
 _SIDES: Final[dict[str, Colour]] = {"left": LEFT, "right": RIGHT, "middle": MIDDLE}
 
-_PLAIN: Final[Colour] = (244, 244, 250)
 _FACE: Final[dict[str, Colour]] = {
     "left_brow": (120, 205, 255), "right_brow": (255, 180, 90),
     "left_lid": (150, 230, 255), "right_lid": (255, 214, 140),
     "left_ear": (120, 190, 255), "right_ear": (255, 165, 80),
     "iris": (110, 255, 170), "pupil": WHITE, "nose": (255, 246, 200),
-    "outer_lip": (255, 96, 140), "inner_lip": (255, 170, 190), "plain": _PLAIN,
+    "outer_lip": (255, 96, 140), "inner_lip": (255, 170, 190), "plain": (244, 244, 250),
 }  # fmt: skip
 # Words in the names of points of a face, and the feature that they belong to.
 _FEATURES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
@@ -56,14 +55,6 @@ _FEATURES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of a face through points of a layout, by index."""
-
-    points: tuple[int, ...]
-    colour: Colour
-
-
-@dataclass(frozen=True)
 class _Anatomy:
     """The colours and lines of a layout with J points.
 
@@ -71,19 +62,19 @@ class _Anatomy:
         kinds: The body part of each point.
         colours: Colour of each point.
         bones: Kind and colour of each bone.
-        lines: Lines of the face.
+        lines: Lines of the face: the indices of their points, and their colour.
         clusters: Groups of close points of hands and faces, which share a size.
     """
 
     kinds: tuple[_Kind, ...]
     colours: tuple[Colour, ...]
     bones: tuple[tuple[_Kind, Colour], ...]
-    lines: tuple[Line, ...]
+    lines: tuple[tuple[tuple[int, ...], Colour], ...]
     clusters: tuple[tuple[int, ...], ...]
 
 
 @lru_cache(maxsize=8)
-def anatomy_of(layout: Layout) -> _Anatomy:
+def _anatomy_of(layout: Layout) -> _Anatomy:
     """Return the colours and lines of a layout."""
     count = range(len(layout.names))
     kinds = tuple(_kind(layout, i) for i in count)
@@ -93,7 +84,7 @@ def anatomy_of(layout: Layout) -> _Anatomy:
                   for bone in layout.skeleton)  # fmt: skip
     index = {name: i for i, name in enumerate(layout.names)}
     lines = tuple(
-        Line(points=tuple(index[name] for name in names), colour=_FACE[feature])
+        (tuple(index[name] for name in names), _FACE[feature])
         for feature, names in FACE_LINES
         if all(name in index for name in names)
     )
@@ -184,12 +175,12 @@ class _Pen:
 
 def draw_pose(
     image: RgbImage,
-    keypoints: ArrayLike,
-    scores: ArrayLike | None = None,
+    keypoints: NDArray[np.floating],
+    scores: NDArray[np.floating],
     *,
     layout: Layout,
     threshold: float = 0.3,
-    boxes_xyxy: ArrayLike | None = None,
+    boxes_xyxy: NDArray[np.floating] | None = None,
     ids: Sequence[int] | None = None,
     line_width: float | None = None,
 ) -> RgbImage:
@@ -199,60 +190,29 @@ def draw_pose(
         image: uint8 [H, W, 3].
         keypoints: [P, J, 2] x, y in pixels; the point (0, 0) is the centre of the first pixel. Points that are not
             finite are left out.
-        scores: [P, J]; by default all points are drawn.
+        scores: [P, J].
         layout: What the J points are, for instance `vitruvian.human.SAPIENS_308`.
         threshold: Points that score less are left out, and so are their bones.
         boxes_xyxy: [P, 4] boxes to draw, which also are the sizes of people; by default the extent of the points.
         ids: [P] identities, written at the box or the highest point.
         line_width: Width of the bones of the body in pixels; by default it follows the sizes of person and image.
     """
-    image = checked_image(image)
-    points, weights = _checked_points(keypoints, scores, joints=len(layout.names))
-    boxes = None if boxes_xyxy is None else checked_boxes(boxes_xyxy, count=len(points))
-    if ids is not None and len(ids) != len(points):
+    if line_width is not None and not 0 < line_width < math.inf:
         raise InputError(
-            f"ids: expected one for each of {len(points)} people, got {len(ids)}. Pass ids in the order of people."
+            f"line_width: expected a number of pixels over 0, got {line_width}. Leave it out for the default."
         )
-    line_width, anatomy = checked_line_width(line_width), anatomy_of(layout)
-    tones = object_colours(len(points), None, ids)
+    anatomy, points = _anatomy_of(layout), keypoints.astype(np.float64)
+    visible = np.isfinite(points).all(-1) & (scores >= threshold)  # [P, J]
     canvas = np.array(image, order="C")
-    for i, (person, weight) in enumerate(zip(points, weights, strict=True)):
-        visible = np.isfinite(person).all(1) & (weight >= threshold)
-        box = None if boxes is None else boxes[i]
-        pen = _pen(person, visible, anatomy, size_hw=size_of(image), box=box, line_width=line_width)
+    for i in range(len(points)):
+        box = None if boxes_xyxy is None else boxes_xyxy[i]
+        pen = _pen(points[i], visible[i], anatomy, size_hw=size_of(image), box=box, line_width=line_width)
         _draw_person(canvas, pen, anatomy, layout)
-    if boxes is not None or ids is not None:
-        around = _extents(points, weights >= threshold) if boxes is None else boxes
-        canvas = draw_boxes(canvas, around, ids=ids, colours=tones, outline=boxes is not None)
+    if boxes_xyxy is not None:
+        return draw_boxes(canvas, boxes_xyxy, ids=ids)
+    if ids is not None:
+        return draw_boxes(canvas, enclosing_boxes(np.where(visible[..., None], points, np.nan)), ids=ids, outline=False)
     return canvas
-
-
-def _checked_points(keypoints: ArrayLike, scores: ArrayLike | None, *, joints: int) -> tuple[_Points, _Points]:
-    points = np.asarray(keypoints, dtype=np.float64)
-    if points.size == 0 and points.ndim < 3:
-        points = points.reshape(0, joints, 2)
-    if points.ndim != 3 or points.shape[1:] != (joints, 2):
-        raise InputError(
-            f"keypoints: expected the shape [P, {joints}, 2], got {list(points.shape)}. "
-            "Pass one row for each person, and the layout of these points."
-        )
-    weights = np.ones(points.shape[:2]) if scores is None else np.asarray(scores, dtype=np.float64)
-    if weights.size == 0:
-        weights = weights.reshape(points.shape[:2])
-    if weights.shape != points.shape[:2]:
-        raise InputError(
-            f"scores: expected the shape {list(points.shape[:2])}, got {list(weights.shape)}. Pass one for each."
-        )
-    return points, weights
-
-
-def _extents(points: _Points, visible: NDArray[np.bool_]) -> _Points:
-    """Return boxes around the visible points: [P, J, 2] -> [P, 4], NaN where there are none."""
-    boxes = np.full((len(points), 4), np.nan)
-    for i, (person, some) in enumerate(zip(points, visible & np.isfinite(points).all(-1), strict=True)):
-        if some.any():
-            boxes[i] = [*person[some].min(0), *person[some].max(0)]
-    return boxes
 
 
 def _pen(
@@ -261,12 +221,17 @@ def _pen(
     anatomy: _Anatomy,
     *,
     size_hw: tuple[int, int],
-    box: _Points | None,
+    box: NDArray[np.floating] | None,
     line_width: float | None,
 ) -> _Pen:
-    longest, shortest = _extent(points[visible], box, size_hw)
+    sides = np.zeros(2)
+    if box is not None and np.isfinite(box).all():
+        sides = np.abs(box[2:] - box[:2])
+    elif visible.any():
+        sides = np.ptp(np.clip(points[visible], 0, size_hw[::-1]), axis=0)
+    shortest, longest = sorted(sides.tolist())
     person = math.sqrt(longest * max(shortest, longest / 3))  # a side view is not thinner
-    across = diagonal(size_hw)
+    across = math.hypot(*size_hw)
     width = line_width or float(np.clip(person * _LINE, max(1.4, across * 0.001), max(1.6, across * 0.007)))
     radii = np.array([_JOINT[kind] for kind in anatomy.kinds]) * width
     for cluster in anatomy.clusters:
@@ -277,17 +242,6 @@ def _pen(
     faces = sum(bool(visible[i]) for i, kind in enumerate(anatomy.kinds) if kind == "face")
     head = frozenset(i for i, kind in enumerate(anatomy.kinds) if kind == "head")
     return _Pen(points=points, visible=visible, width=width, radii=radii, head=head, detailed=faces >= 12)
-
-
-def _extent(points: _Points, box: _Points | None, size_hw: tuple[int, int]) -> tuple[float, float]:
-    """Return the longer and shorter side of a person: of its box, or of its points [N, 2] inside of the image."""
-    sides = np.zeros(2)
-    if box is not None and np.isfinite(box).all():
-        sides = np.abs(box[2:] - box[:2])
-    elif len(points):
-        limits = np.array(size_hw[::-1])
-        sides = np.ptp(np.clip(points, 0, limits), axis=0)
-    return float(sides.max()), float(sides.min())
 
 
 def _gap(points: _Points) -> float:
@@ -310,11 +264,11 @@ def _draw_person(canvas: RgbImage, pen: _Pen, anatomy: _Anatomy, layout: Layout)
     _add_joints(strokes, pen, anatomy, ("body", "extra", "foot", "head"))
     _add_bones(strokes, pen, [bone for bone in bones if bone[0] == "hand"])
     _add_joints(strokes, pen, anatomy, ("hand",))
-    for line in anatomy.lines:
-        for start, end in itertools.pairwise(line.points):
+    for line, colour in anatomy.lines:
+        for start, end in itertools.pairwise(line):
             if pen.visible[start] and pen.visible[end]:
                 radius = 0.42 * min(pen.radii[start], pen.radii[end])
-                strokes.line(pen.points[start], pen.points[end], radius=radius, colour=line.colour, opacity=0.9)
+                strokes.line(pen.points[start], pen.points[end], radius=radius, colour=colour, opacity=0.9)
     _add_joints(strokes, pen, anatomy, ("face",))
     strokes.paint(canvas)
 
@@ -325,9 +279,8 @@ def _add_bones(strokes: Strokes, pen: _Pen, bones: list[tuple[_Kind, Sequence[in
         for kind, colour, start, end in bones:
             width, opacity = pen.width * _BONE[kind], 1.0
             if kind == "hand":
-                width = min(
-                    width, 1.3 * max(pen.radii[start], pen.radii[end]), 1.9 * min(pen.radii[start], pen.radii[end])
-                )
+                thin, thick = sorted((pen.radii[start], pen.radii[end]))
+                width = min(width, 1.3 * thick, 1.9 * thin)
             if pen.detailed and start in pen.head and end in pen.head:
                 width, opacity = width * 0.5, 0.6
             ends = pen.points[start], pen.points[end]

@@ -22,8 +22,8 @@ from vitruvian.draw.canvas import Floats, RgbImage, size_of
 _Ints = NDArray[np.int64]
 _Point = Sequence[float] | NDArray[np.float64]  # x, y
 
-MAX_PIXELS = 2**20  # of strokes painted together: limits memory
-LARGE = 1500  # pixels: strokes that cover more are painted one by one, without sorting
+_MAX_PIXELS = 2**20  # of strokes painted together: limits memory
+_LARGE = 1500  # pixels: strokes that cover more are painted one by one, without sorting
 _ENTRY_BITS = 28
 _MAX_DISTANCE = 16.0  # image sides: strokes to farther points are left out, since float32 would be inexact
 
@@ -62,9 +62,9 @@ class Strokes:
 
 def _groups(area: NDArray[np.float64]) -> _Ints:
     """Return the group of each stroke, in increasing order: large ones are alone, small ones together."""
-    large = area > LARGE
+    large = area > _LARGE
     edge = large | np.concatenate([[False], large[:-1]])  # a large stroke starts a group, and so does the next one
-    return np.cumsum(edge) + (np.cumsum(area) // MAX_PIXELS).astype(np.int64)
+    return np.cumsum(edge) + (np.cumsum(area) // _MAX_PIXELS).astype(np.int64)
 
 
 def _spans(table: Floats, size_hw: tuple[int, int]) -> tuple[_Ints, _Ints, _Ints, _Ints]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from vitruvian import hub
 from vitruvian.auto import packed_tasks
-from vitruvian.draw import draw_boxes, sheet
+from vitruvian.draw import contact_sheet, draw_boxes
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, VitruvianWarning, near_matches
 from vitruvian.files import write_png
@@ -161,7 +161,7 @@ def _draw_sheet(rows: list[_Row], *, detected: bool, random: bool) -> RgbImage:
     titles = {"people": "people" if detected else "image"}
     titles |= {name: name for name in TASKS if name in rows[0].drawings and name != "people"}
     titles |= {name: title for name, title in _LONG_TITLES.items() if name in titles}
-    drawn = sheet(
+    drawn = contact_sheet(
         [[row.drawings[column] for column in titles] for row in rows],
         titles=list(titles.values()),
         row_titles=[f"{row.stem}: random weights" if random else row.stem for row in rows],

@@ -17,19 +17,9 @@ from vitruvian.files.arrays import JsonObject
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_indexed_png, write_png16
 from vitruvian.human import PART_COLOURS, PART_NAMES
+from vitruvian.images.label_maps import count_labels
 from vitruvian.images.rle import Rle, encode_rle
-from vitruvian.results.base import Result
-
-_MAX_BINS = 1 << 20
-
-
-def count_labels(labels: NDArray[np.integer]) -> dict[int, int]:
-    """Return the number of pixels [H, W] of each class, in the order of the classes, which are not negative."""
-    if labels.max() < _MAX_BINS:  # counting is many times faster than sorting
-        counts = np.bincount(labels.ravel())
-        return {int(label): int(counts[label]) for label in np.flatnonzero(counts)}
-    values, areas = np.unique(labels, return_counts=True)
-    return dict(zip(values.tolist(), areas.tolist(), strict=True))
+from vitruvian.results.base import Result, array_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -40,7 +30,7 @@ class LabelMap(Result):
         labels: Class of each pixel [H, W], from 0.
     """
 
-    endings: ClassVar[tuple[str, ...]] = (".png", ".npz", ".json")
+    endings = (".png", ".npz", ".json")
     background: ClassVar[int | None] = None
 
     labels: NDArray[np.integer]
@@ -118,19 +108,22 @@ class Parts(LabelMap):
         score: Confidence of the model at each pixel, float16 [H, W], 0 to 1.
     """
 
-    task: ClassVar[str] = "parts"
-    background: ClassVar[int | None] = 0
-    info_fields: ClassVar[tuple[str, ...]] = ("names",)
+    task = "parts"
+    background = 0
+    info_fields = ("names",)
 
+    labels: NDArray[np.uint8] = field(metadata=array_of(np.uint8, "H", "W"))
     names: tuple[str, ...] = PART_NAMES
-    colours: NDArray[np.uint8] = field(default_factory=lambda: np.array(PART_COLOURS, np.uint8))
-    score: NDArray[np.float16] | None = None
+    colours: NDArray[np.uint8] = field(
+        default_factory=lambda: np.array(PART_COLOURS, np.uint8), metadata=array_of(np.uint8, "K", 3)
+    )
+    score: NDArray[np.float16] | None = field(default=None, metadata=array_of(np.float16, "H", "W"))
+
+    def _prepare(self) -> dict[str, int]:
+        return {"K": len(self.names)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check("labels", np.uint8, *self.size_hw)
-        self.check("colours", np.uint8, len(self.names), 3)
-        self.check("score", np.float16, *self.size_hw, optional=True)
         if self.labels.max() >= len(self.names):
             raise InputError(
                 f"labels: expected numbers from 0 to {len(self.names) - 1}, got {self.labels.max()}. Add names for all."
@@ -169,13 +162,13 @@ class Semantic(LabelMap):
         id2label: Names by number. Numbers without a name are called "class N".
     """
 
-    task: ClassVar[str] = "semantic"
+    task = "semantic"
 
+    labels: NDArray[np.int32] = field(metadata=array_of(np.int32, "H", "W"))
     id2label: dict[int, str]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check("labels", np.int32, *self.size_hw)
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high > 65535:
             raise InputError(f"labels: expected numbers from 0 to 65535, got {low} to {high}.")
@@ -192,13 +185,9 @@ class Semantic(LabelMap):
             raise InputError(f"class: expected one of {len(known)} names, got {name!r}.{near_matches(name, known)}")
         return np.isin(self.labels, ids)
 
-    def colours(self) -> RgbImage:
+    def palette(self) -> RgbImage:
         """Return a colour for each class up to the largest that is named or occurs, uint8 [K, 3]."""
         return class_colours(max(int(self.labels.max()), *self.id2label, 0) + 1)
-
-    def palette(self) -> RgbImage:
-        """Return `colours`."""
-        return self.colours()
 
     def info(self) -> JsonObject:
         """Return everything but the arrays."""
