@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from vitruvian.atomic import Writer, atomic_write
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject, json_text
-from vitruvian.files.images import write_png
+from vitruvian.files.images import write_image
 from vitruvian.files.output_paths import output_path, safe_name
 from vitruvian.human import COCO_17, COCO_WHOLEBODY_133, Layout
 from vitruvian.images.rle import Rle, compress_counts, read_rle, rle_area, rle_box_xywh
@@ -184,7 +184,7 @@ class CocoWriter(Writer):
             records = result.to_coco(image_id=image_id, first_id=self.annotations + 1)
             if isinstance(result, _PanopticResult):
                 png = output_path(self.path.with_suffix(""), safe_name(Path(name).stem), f"_{image_id:06d}.png")
-                write_png(png, result.panoptic_image())
+                write_image(png, result.panoptic_image())
                 records = [record | {"file_name": png.name} for record in records]
             height, width = result.size_hw
             image: JsonObject = {"id": image_id, "file_name": name, "height": height, "width": width}

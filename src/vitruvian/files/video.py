@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vitruvian.atomic import Writer, temporary_path
 from vitruvian.errors import ImageError, InputError, MissingExtraError
-from vitruvian.files.images import write_image, write_rgba
+from vitruvian.files.images import write_image
 from vitruvian.images.decode import one_line
 
 _Container = Any  # objects of PyAV, which is optional
@@ -482,7 +482,7 @@ class SequenceWriter(Writer):
     def write(self, image: NDArray[np.uint8], time: float | None = None) -> None:
         """Write a frame, uint8 [H, W, 3], or [H, W, 4] with alpha, as the next file."""
         name = NUMBERED.sub(lambda match: match.group() % (self._start + self.count), self.path.name)
-        (write_rgba if self.alpha else write_image)(self.path.with_name(name), image)
+        write_image(self.path.with_name(name), image)
         self.count += 1
 
 

@@ -14,7 +14,7 @@ from vitruvian.draw import checkerboard, composite
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject, srgb_to_linear, write_exr
-from vitruvian.files.images import write_rgba
+from vitruvian.files.images import write_image
 from vitruvian.images import load_image
 from vitruvian.results.base import Result, array_of, check_array
 
@@ -82,7 +82,7 @@ class Matte(Result):
     def write(self, path: Path, ending: str) -> None:
         """Write straight 8-bit RGBA as PNG or WebP, the arrays as NPZ, or EXR: premultiplied, in linear light."""
         if ending in (".png", ".webp"):
-            write_rgba(path, self.rgba())
+            write_image(path, self.rgba())
         elif ending == ".exr":
             straight = self.straight()
             channels = {name: srgb_to_linear(straight[..., i]) * straight[..., 3] for i, name in enumerate("RGB")}

@@ -15,7 +15,7 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject
 from vitruvian.files.coco import box_xywh, panoptic_image
-from vitruvian.files.images import write_png
+from vitruvian.files.images import write_image
 from vitruvian.images.label_maps import count_labels
 from vitruvian.results.base import Result, array_of
 from vitruvian.results.supervision import detections
@@ -101,7 +101,7 @@ class Panoptic(Result):
     def write(self, path: Path, ending: str) -> None:
         """Write COCO's panoptic PNG, JSON of the segments, or everything as NPZ."""
         if ending == ".png":
-            write_png(path, self.panoptic_image())
+            write_image(path, self.panoptic_image())
         else:
             super().write(path, ending)
 
