@@ -68,7 +68,7 @@ def read_table(name: str) -> Any:
 _TABLE = read_table("keypoints308.json")
 
 KEYPOINTS: Final[tuple[KeypointInfo, ...]] = tuple(
-    KeypointInfo(i, *columns, colour=tuple(rgb)) for i, (*columns, rgb) in enumerate(_TABLE["keypoints"])
+    KeypointInfo(i, *row[:-1], tuple(row[-1])) for i, row in enumerate(_TABLE["keypoints"])
 )
 """All 308 points in the order of the heatmaps."""
 

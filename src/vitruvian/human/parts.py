@@ -36,7 +36,7 @@ class Part:
 
 
 PARTS: Final[tuple[Part, ...]] = tuple(
-    Part(i, *columns, colour=tuple(rgb)) for i, (*columns, rgb) in enumerate(read_table("parts29.json"))
+    Part(i, *row[:-1], tuple(row[-1])) for i, row in enumerate(read_table("parts29.json"))
 )
 """All 29 parts in the order of the logits."""
 

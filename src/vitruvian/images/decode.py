@@ -16,7 +16,7 @@ from typing import IO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageFile
+from PIL import ExifTags, Image, ImageFile
 
 from vitruvian.errors import ImageError
 
@@ -24,21 +24,6 @@ from vitruvian.errors import ImageError
 
 _HEIF_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"}
 _AVIF_BRANDS = {b"avif", b"avis"}
-
-_IMAGE_SIGNATURES = (
-    (b"\x89PNG\r\n\x1a\n", "PNG"),
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"GIF8", "GIF"),
-    (b"II*\x00", "TIFF"),
-    (b"MM\x00*", "TIFF"),
-    (b"II+\x00", "TIFF"),
-    (b"MM\x00+", "TIFF"),
-    (b"BM", "BMP"),
-    (b"\x00\x00\x00\x0cjP  ", "JPEG 2000"),
-    (b"\xff\x4f\xff\x51", "JPEG 2000"),
-    (b"8BPS", "Photoshop"),
-    (b"qoif", "QOI"),
-)
 
 _ARCHIVE = "Unpack it and pass the image inside."
 _VIDEO = "Pass an image, or read its frames with vitruvian's video support."
@@ -51,11 +36,7 @@ _OTHER_SIGNATURES = (
     (b"\x1aE\xdf\xa3", "a Matroska or WebM video", _VIDEO),
     (b"\x00\x00\x01\xba", "an MPEG video", _VIDEO),
     (b"\x00\x00\x01\xb3", "an MPEG video", _VIDEO),
-    (
-        b"\x76\x2f\x31\x01",
-        "an OpenEXR image",
-        "Tone-map it to PNG first, or pass its pixels as a float array from 0 to 1.",
-    ),
+    (b"\x76\x2f\x31\x01", "an OpenEXR image", "Tone-map it to PNG first, or pass its pixels as floats from 0 to 1."),
     (b"\x93NUMPY", "a NumPy array file", "Read it with numpy.load and pass the array."),
     (b"version https://git-lfs", "a Git LFS pointer, not the image itself", "Run: git lfs pull"),
 )
@@ -73,19 +54,6 @@ def is_heif(head: bytes) -> bool:
     """Return whether this is a HEIC or HEIF image, which needs pillow-heif; Pillow reads AVIF itself."""
     brands = _brands(head)
     return bool(brands & _HEIF_BRANDS) and not brands & _AVIF_BRANDS
-
-
-def image_format(head: bytes) -> str | None:
-    """Return the name of the image format with the signature `head`, or None."""
-    for start, name in _IMAGE_SIGNATURES:
-        if head.startswith(start):
-            return name
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "WebP"
-    brands = _brands(head)
-    if brands & _AVIF_BRANDS:
-        return "AVIF"
-    return "HEIF" if brands & _HEIF_BRANDS else None
 
 
 def _other_kind(head: bytes) -> tuple[str, str]:
@@ -179,14 +147,20 @@ def one_line(text: object, *, limit: int = 160) -> str:
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
+def is_image(head: bytes) -> bool:
+    """Return whether bytes start with the signature of an image format."""
+    return is_heif(head) or any(accept is not None and accept(head[:16]) is True for _, _, accept in _plugins())
+
+
 def _identify(stream: IO[bytes], head: bytes, *, subject: str) -> ImageFile.ImageFile:
     """Open the stream with the first plugin that accepts it, without decoding pixels."""
-    reasons: list[str] = []
-    for factory, accept in _plugins_for(head, subject=subject):
+    refusals: list[tuple[str, str]] = []  # name of a format that the file has by its signature, and a reason
+    plugins = [("HEIF", _heif_factory(subject), lambda prefix: True)] if is_heif(head) else _plugins()
+    for name, factory, accept in plugins:
         try:
             verdict = accept(head[:16]) if accept else True
             if isinstance(verdict, str):  # the plugin knows the file, but this Pillow lacks its codec
-                reasons.append(one_line(verdict))
+                refusals.append((name, one_line(verdict)))
             elif verdict:
                 stream.seek(0)
                 return factory(stream, "")
@@ -194,22 +168,26 @@ def _identify(stream: IO[bytes], head: bytes, *, subject: str) -> ImageFile.Imag
             raise _over_pillow_limit(error, subject=subject) from error
         except Exception as error:  # noqa: BLE001 - plugins raise errors of every kind on damaged files
             if accept:
-                reasons.append(_reason(error))
-    raise _unreadable(head, reasons, subject=subject)
+                refusals.append((name, _reason(error)))
+    if refusals:
+        name, why = refusals[0]
+        kind, advice = f"a damaged or unsupported {name} file ({why})", _DAMAGED
+    elif _brands(head) & _AVIF_BRANDS and "AVIF" not in Image.OPEN:
+        kind, advice = "an AVIF file, which this Pillow cannot read", "Upgrade Pillow to 11.3 or later."
+    else:
+        kind, advice = _other_kind(head)
+    raise ImageError(f"{subject}: expected an image, got {kind}. {advice}")
 
 
-def _plugins_for(head: bytes, *, subject: str) -> Iterator[tuple[_Factory, _Accept | None]]:
-    """Yield Pillow's plugins, the common formats first; the others are imported only when needed."""
-    if is_heif(head):
-        yield _heif_factory(subject), lambda prefix: True
-        return
+def _plugins() -> Iterator[tuple[str, _Factory, _Accept | None]]:
+    """Yield Pillow's plugins by format name, the common ones first; the others are imported only when needed."""
     tried = set(_REFUSED_PLUGINS)
     for import_plugins in (Image.preinit, Image.init):
         import_plugins()
         names = [name for name in Image.ID if name not in tried]
         tried.update(names)
         for name in names:
-            yield Image.OPEN[name]
+            yield name, *Image.OPEN[name]
 
 
 def _reason(error: Exception) -> str:
@@ -240,30 +218,13 @@ def _heif_factory(subject: str) -> _Factory:
     return factory
 
 
-def _unreadable(head: bytes, reasons: list[str], *, subject: str) -> ImageError:
-    name = image_format(head)
-    if name is None:
-        kind = _other_kind(head)
-    elif name == "AVIF" and name not in Image.OPEN:
-        kind = ("an AVIF file, which this Pillow cannot read", "Upgrade Pillow to 11.3 or later.")
-    else:
-        why = f" ({reasons[0]})" if reasons else ""
-        kind = (f"a damaged or unsupported {name} file{why}", _DAMAGED)
-    return ImageError(f"{subject}: expected an image, got {kind[0]}. {kind[1]}")
-
-
 # ------------------------------------------------------------------------------------------- upright 8-bit RGB
 
-_ORIENTATION_TAG = 0x0112
+_Turn = Image.Transpose
 _TO_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+    2: _Turn.FLIP_LEFT_RIGHT, 3: _Turn.ROTATE_180, 4: _Turn.FLIP_TOP_BOTTOM, 5: _Turn.TRANSPOSE,
+    6: _Turn.ROTATE_270, 7: _Turn.TRANSVERSE, 8: _Turn.ROTATE_90,
+}  # fmt: skip
 _DEEP_MODES = {"I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
 _PLAIN_MODES = {"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV"}
 _FLOAT_TOLERANCE = 1e-3  # resampling and half precision may leave 0..1
@@ -388,7 +349,7 @@ def _stated_white(image: Image.Image) -> int | None:
 def _orientation(image: Image.Image) -> int | None:
     """Return the EXIF orientation; a damaged block counts as absent, as in viewers."""
     try:
-        orientation = image.getexif().get(_ORIENTATION_TAG)
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # noqa: BLE001 - broken EXIF raises errors of every kind, and the pixels are fine
         return None
     return orientation if isinstance(orientation, int) else None

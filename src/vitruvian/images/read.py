@@ -29,7 +29,7 @@ from vitruvian.images.decode import (
     array_to_rgb,
     check_pixel_count,
     decode_image,
-    image_format,
+    is_image,
     load_pixels,
     one_line,
     to_rgb,
@@ -227,9 +227,7 @@ def _data_url_bytes(source: str) -> bytes:
 def _base64_image_bytes(source: str) -> bytes | None:
     """Return the bytes of base64 text where they are an image, else None: the text is a path."""
     data = _from_base64(source)
-    if data is None or len(data) < _MIN_FILE_BYTES or image_format(data) is None:
-        return None
-    return data
+    return data if data is not None and len(data) >= _MIN_FILE_BYTES and is_image(data) else None
 
 
 def _from_base64(text: str) -> bytes | None:

@@ -229,7 +229,7 @@ def test_text_that_is_base64_but_no_picture_is_a_missing_file():
         (PNG[:40], "a damaged or unsupported PNG file"),
         (PNG[:16] + b"\x00\x00\x00\x00" + PNG[20:], "a damaged or unsupported PNG file"),
         (encode(photo(), "JPEG")[:20], "a damaged or unsupported JPEG file"),
-        (encode(photo(), "WEBP")[:30], "a damaged or unsupported WebP file"),
+        (encode(photo(), "WEBP")[:30], "a damaged or unsupported WEBP file"),
         (encode(photo(), "TIFF")[:12], "a damaged or unsupported TIFF file"),
         (b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic", "a damaged or unsupported HEIF file"),
     ],
