@@ -57,7 +57,10 @@ def keypoint_record(
     threshold: float = 0.3,
 ) -> JsonObject:
     """Return the record of one person with keypoints [J, 2] and scores [J] in `layout`."""
-    triples, visible = _keypoint_triples(keypoints, scores, threshold=threshold)
+    known: NDArray[np.bool_] = np.all(np.isfinite(keypoints), axis=-1)  # [J]
+    visible = known & (scores >= threshold)  # [J]
+    xy = np.where(known[:, None], np.round(keypoints.astype(np.float64), 2), 0)
+    triples = [value for (x, y), v in zip(xy.tolist(), visible.tolist(), strict=True) for value in (x, y, 2 * v)]
     box = box_xywh(box_xyxy)
     record: JsonObject = {
         "id": annotation_id,
@@ -79,17 +82,6 @@ def keypoint_record(
             record[f"{part}_valid"] = bool(visible[start : start + count].any())
             start += count
     return record
-
-
-def _keypoint_triples(
-    keypoints: NDArray[np.float32], scores: NDArray[np.float32], *, threshold: float
-) -> tuple[list[float], NDArray[np.bool_]]:
-    """Return x, y, v of all points in one list, and which of them are visible [J]."""
-    known: NDArray[np.bool_] = np.all(np.isfinite(keypoints), axis=-1)  # [J]
-    visible = known & (scores >= threshold)  # [J]
-    xy = np.where(known[:, None], np.round(keypoints.astype(np.float64), 2), 0)
-    triples = [value for (x, y), v in zip(xy.tolist(), visible.tolist(), strict=True) for value in (x, y, 2 * v)]
-    return triples, visible
 
 
 def mask_record(

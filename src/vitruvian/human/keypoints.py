@@ -68,7 +68,8 @@ def read_table(name: str) -> Any:
 _TABLE = read_table("keypoints308.json")
 
 KEYPOINTS: Final[tuple[KeypointInfo, ...]] = tuple(
-    KeypointInfo(i, *row[:-1], tuple(row[-1])) for i, row in enumerate(_TABLE["keypoints"])
+    KeypointInfo(i, name, group, side, swap, sigma, (r, g, b))
+    for i, (name, group, side, swap, sigma, (r, g, b)) in enumerate(_TABLE["keypoints"])
 )
 """All 308 points in the order of the heatmaps."""
 
@@ -92,7 +93,7 @@ FLIP_PAIRS: Final[list[list[int]]] = [
 """The 146 mirrored pairs as [left, right], in the form of ``Sapiens2Config.flip_pairs``."""
 
 SKELETON: Final[tuple[Bone, ...]] = tuple(
-    Bone(name, KEYPOINT_INDEX[start], KEYPOINT_INDEX[end], tuple(rgb)) for name, start, end, rgb in _TABLE["bones"]
+    Bone(name, KEYPOINT_INDEX[start], KEYPOINT_INDEX[end], (r, g, b)) for name, start, end, (r, g, b) in _TABLE["bones"]
 )
 """The 65 bones of body, feet and fingers."""
 

@@ -36,7 +36,8 @@ class Part:
 
 
 PARTS: Final[tuple[Part, ...]] = tuple(
-    Part(i, *row[:-1], tuple(row[-1])) for i, row in enumerate(read_table("parts29.json"))
+    Part(i, name, kind, side, swap, (r, g, b))
+    for i, (name, kind, side, swap, (r, g, b)) in enumerate(read_table("parts29.json"))
 )
 """All 29 parts in the order of the logits."""
 

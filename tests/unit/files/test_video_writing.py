@@ -12,7 +12,7 @@ from PIL import Image
 from tests.unit.files.clips import SIZE, av, make_clip, packets, shade
 from vitruvian.errors import ImageError, InputError
 from vitruvian.files import SequenceWriter, VideoWriter, open_video
-from vitruvian.files.video import exact_rate
+from vitruvian.files.video import _exact_rate
 
 QUARTERS = ((200, 30, 40), (20, 180, 60), (40, 60, 220), (128, 128, 128))
 
@@ -251,13 +251,13 @@ def test_pictures_that_do_not_fit(tmp_path: Path, image: object) -> None:
      (Fraction(30000, 1001), Fraction(30000, 1001)), (30.0, Fraction(30))],
 )  # fmt: skip
 def test_rates(rate: float, exact: Fraction) -> None:
-    assert exact_rate(rate) == exact
+    assert _exact_rate(rate) == exact
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf")])
 def test_rates_that_are_none(rate: float) -> None:
     with pytest.raises(InputError, match="rate: expected frames a second above 0"):
-        exact_rate(rate)
+        _exact_rate(rate)
 
 
 def test_endings(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ class TestSequences:
 
     def test_alpha(self, tmp_path: Path) -> None:
         image = quarters(SIZE, (255, 128, 0, 64))
-        with SequenceWriter(tmp_path / "%d.webp", alpha=True) as writer:
+        with SequenceWriter(tmp_path / "%d.webp") as writer:
             writer.write(image)
         np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "0.webp")), image)
 
