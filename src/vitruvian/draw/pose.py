@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from vitruvian.errors import InputError
 from vitruvian.human import FACE_LINES, KEYPOINTS, Layout
 
 _Kind = Literal["body", "extra", "head", "foot", "hand", "face"]
+_DrawnBone = tuple[_Kind, Colour, int, int]
 
 _HEAD: Final = ("nose", "left_eye", "right_eye", "left_ear", "right_ear")
 # Landmarks without a bone, drawn small.
@@ -52,112 +53,89 @@ _FEATURES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("inner_lip", ("inner_lip", "inner_corner_of_mouth")),
     ("ear", ("crus", "helix", "tragus", "concha", "lobe", "between_22_15")),
 )
+# Words in the names of points of a face that are spaced alike.
+_SPACINGS: Final = (("pupil",), ("iris",), ("lash_line", "eyelid_line", "crease_line"), ("lip", "mouth", "cupid"))
+
+
+class _Point(NamedTuple):
+    """What a point of a layout is, and how it is drawn."""
+
+    kind: _Kind
+    side: str
+    colour: Colour
+    cluster: str | None = None  # close points of a hand or a face, which share a size
 
 
 @dataclass(frozen=True)
 class _Anatomy:
-    """The colours and lines of a layout with J points.
+    """The points and lines of a layout.
 
     Attributes:
-        kinds: The body part of each point.
-        colours: Colour of each point.
-        bones: Kind and colour of each bone.
+        points: Its J points.
+        bones: Kind, colour, start and end of each bone.
         lines: Lines of the face: the indices of their points, and their colour.
-        clusters: Groups of close points of hands and faces, which share a size.
+        clusters: Indices of the points of each cluster.
     """
 
-    kinds: tuple[_Kind, ...]
-    colours: tuple[Colour, ...]
-    bones: tuple[tuple[_Kind, Colour], ...]
+    points: tuple[_Point, ...]
+    bones: tuple[_DrawnBone, ...]
     lines: tuple[tuple[tuple[int, ...], Colour], ...]
     clusters: tuple[tuple[int, ...], ...]
 
 
 @lru_cache(maxsize=8)
 def _anatomy_of(layout: Layout) -> _Anatomy:
-    """Return the colours and lines of a layout."""
-    count = range(len(layout.names))
-    kinds = tuple(_kind(layout, i) for i in count)
-    sides = tuple(_side(layout, i) for i in count)
-    colours = tuple(_point_colour(layout, i, kinds[i], sides[i]) for i in count)
-    bones = tuple(_bone(bone.name, kinds[bone.start], kinds[bone.end], sides[bone.start], sides[bone.end])
-                  for bone in layout.skeleton)  # fmt: skip
+    """Return the points and lines of a layout."""
+    points = tuple(_point(name, sources) for name, sources in zip(layout.names, layout.sources, strict=True))
+    bones: list[_DrawnBone] = []
+    for bone in layout.skeleton:
+        start, end = points[bone.start], points[bone.end]
+        kind = next(kind for kind in _BONE if kind in (start.kind, end.kind))
+        side = start.side if start.side == end.side else "middle"
+        colour = _finger_colour(bone.name, side) if kind == "hand" else _SIDES[side]
+        bones.append((kind, colour, bone.start, bone.end))
     index = {name: i for i, name in enumerate(layout.names)}
     lines = tuple(
         (tuple(index[name] for name in names), _FACE[feature])
         for feature, names in FACE_LINES
         if all(name in index for name in names)
     )
-    return _Anatomy(kinds, colours, bones, lines, _clusters(layout, kinds, sides))
+    clusters: dict[str, list[int]] = {}
+    for i, point in enumerate(points):
+        if point.cluster is not None:
+            clusters.setdefault(point.cluster, []).append(i)
+    return _Anatomy(points, tuple(bones), lines, tuple(map(tuple, clusters.values())))
 
 
-def _kind(layout: Layout, i: int) -> _Kind:
-    name, sources = layout.names[i], layout.sources[i]
-    if name.startswith("face-") or not sources:
-        return "face"
-    if "_hand_" in name:
-        return "hand"
-    point = KEYPOINTS[sources[0]]
-    if point.group in ("left_hand", "right_hand"):
-        return "hand"
-    if point.group == "feet":
-        return "foot"
-    if point.group == "body":
-        if point.name in _HEAD:
-            return "head"
-        return "extra" if point.name.endswith(_EXTRA) else "body"
-    return "face"
-
-
-def _side(layout: Layout, i: int) -> str:
-    sides = {KEYPOINTS[source].side for source in layout.sources[i]}
-    return sides.pop() if len(sides) == 1 else "middle"
-
-
-def _point_colour(layout: Layout, i: int, kind: _Kind, side: str) -> Colour:
-    source = KEYPOINTS[layout.sources[i][0]].name if layout.sources[i] else ""
-    if kind == "hand":
-        return next((colour for finger, colour in FINGERS.items() if finger in source), _SIDES[side])
-    if kind != "face":
-        return _SIDES[side]
+def _point(name: str, sources: tuple[int, ...]) -> _Point:
+    """Return what a point is, by its name and its sources among the 308."""
+    sides = {KEYPOINTS[source].side for source in sources}
+    side = sides.pop() if len(sides) == 1 else "middle"
+    source, group = (KEYPOINTS[sources[0]].name, KEYPOINTS[sources[0]].group) if sources else ("", "face")
+    if not name.startswith("face-"):
+        if "_hand_" in name or group in ("left_hand", "right_hand"):
+            return _Point("hand", side, _finger_colour(source, side), f"{side} hand")
+        if group == "feet":
+            return _Point("foot", side, _SIDES[side])
+        if group == "body":
+            extra: _Kind = "extra" if source.endswith(_EXTRA) else "body"
+            return _Point("head" if source in _HEAD else extra, side, _SIDES[side])
     feature = next((feature for feature, words in _FEATURES if any(word in source for word in words)), "plain")
-    return _FACE.get(feature) or _FACE.get(f"{side}_{feature}", WHITE)
+    colour = _FACE.get(feature) or _FACE.get(f"{side}_{feature}", WHITE)
+    near = next((words for words in _SPACINGS if any(word in name for word in words)), ())
+    return _Point("face", side, colour, f"{side} {near}")
 
 
-def _bone(name: str, start: _Kind, end: _Kind, start_side: str, end_side: str) -> tuple[_Kind, Colour]:
-    kinds = {start, end}
-    side = start_side if start_side == end_side else "middle"
-    if "hand" in kinds:
-        return "hand", next(colour for finger, colour in FINGERS.items() if finger in name)
-    if "foot" in kinds:
-        return "foot", _SIDES[side]
-    return ("head" if "head" in kinds else "body"), _SIDES[side]
-
-
-def _clusters(layout: Layout, kinds: tuple[_Kind, ...], sides: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """Group the points of hands by hand and those of faces by feature, since the spacing of each differs."""
-    groups: dict[str, list[int]] = {}
-    for i, (name, kind) in enumerate(zip(layout.names, kinds, strict=True)):
-        if kind == "hand":
-            groups.setdefault(f"{sides[i]} hand", []).append(i)
-        elif kind == "face":
-            groups.setdefault(f"{sides[i]} {_feature(name)}", []).append(i)
-    return tuple(tuple(points) for points in groups.values())
-
-
-def _feature(name: str) -> str:
-    for words in (("pupil",), ("iris",), ("lash_line", "eyelid_line", "crease_line"), ("lip", "mouth", "cupid")):
-        if any(word in name for word in words):
-            return words[0]
-    return "rest"
+def _finger_colour(name: str, side: str) -> Colour:
+    return next((colour for finger, colour in FINGERS.items() if finger in name), _SIDES[side])
 
 
 _Points = NDArray[np.float64]
 
 _LINE = 0.0135  # width of a bone relative to the size of the person
 _HALO = 0.45  # opacity of the dark rim around lines
-# Width of bones and radius of joints by kind, relative to a bone of the body.
-_BONE: dict[_Kind, float] = {"body": 1.0, "head": 0.7, "foot": 0.8, "hand": 0.5, "face": 0.3, "extra": 1.0}
+# Width of bones and radius of joints by kind, relative to a bone of the body. A bone has the first kind of its ends.
+_BONE: dict[_Kind, float] = {"hand": 0.5, "foot": 0.8, "head": 0.7, "body": 1.0}
 _JOINT: dict[_Kind, float] = {"body": 0.95, "head": 0.7, "foot": 0.65, "hand": 0.42, "face": 0.4, "extra": 0.5}
 
 
@@ -169,7 +147,6 @@ class _Pen:
     visible: NDArray[np.bool_]  # [J]
     width: float  # of a bone of the body
     radii: NDArray[np.float64]  # [J] of the joints
-    head: frozenset[int]  # indices of nose, eyes and ears
     detailed: bool  # whether the face has so many points that the bones of the head would cover them
 
 
@@ -207,7 +184,7 @@ def draw_pose(
     for i in range(len(points)):
         box = None if boxes_xyxy is None else boxes_xyxy[i]
         pen = _pen(points[i], visible[i], anatomy, size_hw=size_of(image), box=box, line_width=line_width)
-        _draw_person(canvas, pen, anatomy, layout)
+        _draw_person(canvas, pen, anatomy)
     if boxes_xyxy is not None:
         return draw_boxes(canvas, boxes_xyxy, ids=ids)
     if ids is not None:
@@ -233,15 +210,14 @@ def _pen(
     person = math.sqrt(longest * max(shortest, longest / 3))  # a side view is not thinner
     across = math.hypot(*size_hw)
     width = line_width or float(np.clip(person * _LINE, max(1.4, across * 0.001), max(1.6, across * 0.007)))
-    radii = np.array([_JOINT[kind] for kind in anatomy.kinds]) * width
+    radii = np.array([_JOINT[point.kind] for point in anatomy.points]) * width
     for cluster in anatomy.clusters:
         members = [i for i in cluster if visible[i]]
         gap = _gap(points[members])
-        share = 0.2 if anatomy.kinds[cluster[0]] == "hand" else 0.25
+        share = 0.2 if anatomy.points[cluster[0]].kind == "hand" else 0.25
         radii[list(cluster)] = np.minimum(radii[list(cluster)], max(0.12, share * gap))
-    faces = sum(bool(visible[i]) for i, kind in enumerate(anatomy.kinds) if kind == "face")
-    head = frozenset(i for i, kind in enumerate(anatomy.kinds) if kind == "head")
-    return _Pen(points=points, visible=visible, width=width, radii=radii, head=head, detailed=faces >= 12)
+    faces = sum(bool(visible[i]) for i, point in enumerate(anatomy.points) if point.kind == "face")
+    return _Pen(points=points, visible=visible, width=width, radii=radii, detailed=faces >= 12)
 
 
 def _gap(points: _Points) -> float:
@@ -253,16 +229,12 @@ def _gap(points: _Points) -> float:
     return float(np.median(distance.min(1)))
 
 
-def _draw_person(canvas: RgbImage, pen: _Pen, anatomy: _Anatomy, layout: Layout) -> None:
+def _draw_person(canvas: RgbImage, pen: _Pen, anatomy: _Anatomy) -> None:
     strokes = Strokes()
-    bones = [
-        (kind, colour, bone.start, bone.end)
-        for bone, (kind, colour) in zip(layout.skeleton, anatomy.bones, strict=True)
-        if pen.visible[bone.start] and pen.visible[bone.end]
-    ]
-    _add_bones(strokes, pen, [bone for bone in bones if bone[0] != "hand"])
+    bones = [bone for bone in anatomy.bones if pen.visible[bone[2]] and pen.visible[bone[3]]]
+    _add_bones(strokes, pen, anatomy, [bone for bone in bones if bone[0] != "hand"])
     _add_joints(strokes, pen, anatomy, ("body", "extra", "foot", "head"))
-    _add_bones(strokes, pen, [bone for bone in bones if bone[0] == "hand"])
+    _add_bones(strokes, pen, anatomy, [bone for bone in bones if bone[0] == "hand"])
     _add_joints(strokes, pen, anatomy, ("hand",))
     for line, colour in anatomy.lines:
         for start, end in itertools.pairwise(line):
@@ -273,7 +245,7 @@ def _draw_person(canvas: RgbImage, pen: _Pen, anatomy: _Anatomy, layout: Layout)
     strokes.paint(canvas)
 
 
-def _add_bones(strokes: Strokes, pen: _Pen, bones: list[tuple[_Kind, Sequence[int], int, int]]) -> None:
+def _add_bones(strokes: Strokes, pen: _Pen, anatomy: _Anatomy, bones: list[_DrawnBone]) -> None:
     """Add bones: first the dark rims of all, then the colours, so that no rim crosses a neighbour."""
     for rim in (True, False):
         for kind, colour, start, end in bones:
@@ -281,7 +253,7 @@ def _add_bones(strokes: Strokes, pen: _Pen, bones: list[tuple[_Kind, Sequence[in
             if kind == "hand":
                 thin, thick = sorted((pen.radii[start], pen.radii[end]))
                 width = min(width, 1.3 * thick, 1.9 * thin)
-            if pen.detailed and start in pen.head and end in pen.head:
+            if pen.detailed and anatomy.points[start].kind == anatomy.points[end].kind == "head":
                 width, opacity = width * 0.5, 0.6
             ends = pen.points[start], pen.points[end]
             if rim:
@@ -295,18 +267,15 @@ def _rim(width: float) -> float:
 
 
 def _add_joints(strokes: Strokes, pen: _Pen, anatomy: _Anatomy, kinds: tuple[_Kind, ...]) -> None:
-    for i, kind in enumerate(anatomy.kinds):
-        if kind not in kinds or not pen.visible[i]:
+    for i, part in enumerate(anatomy.points):
+        if part.kind not in kinds or not pen.visible[i]:
             continue
         radius, point = float(pen.radii[i]), pen.points[i]
-        if kind == "head" and pen.detailed:
+        if part.kind == "head" and pen.detailed:
             radius *= 0.35
-        if kind == "face":
-            strokes.dot(point, radius=radius, colour=anatomy.colours[i])
-            continue
-        strokes.dot(point, radius=radius + _rim(2 * radius) * 0.8, colour=BLACK, opacity=_HALO)
-        if radius >= 2.2:  # large enough for a white ring
-            strokes.dot(point, radius=radius, colour=WHITE)
-            strokes.dot(point, radius=radius * 0.68, colour=anatomy.colours[i])
-        else:
-            strokes.dot(point, radius=radius, colour=anatomy.colours[i])
+        if part.kind != "face":
+            strokes.dot(point, radius=radius + _rim(2 * radius) * 0.8, colour=BLACK, opacity=_HALO)
+            if radius >= 2.2:  # large enough for a white ring
+                strokes.dot(point, radius=radius, colour=WHITE)
+                radius *= 0.68
+        strokes.dot(point, radius=radius, colour=part.colour)

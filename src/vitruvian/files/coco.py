@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
 
@@ -25,7 +25,7 @@ from vitruvian.files.arrays import JsonObject, json_text
 from vitruvian.files.images import write_image
 from vitruvian.files.output_paths import output_path, safe_name
 from vitruvian.human import COCO_17, COCO_WHOLEBODY_133, Layout
-from vitruvian.images.rle import Rle, compress_counts, read_rle, rle_area, rle_box_xywh
+from vitruvian.images.rle import Rle, rle_area, rle_box_xywh
 from vitruvian.version import __version__
 
 _PERSON_CATEGORY = 1
@@ -85,16 +85,14 @@ def keypoint_record(
 
 
 def mask_record(
-    rle: Rle | Mapping[str, object], *, image_id: int, annotation_id: int, category_id: int, score: float | None = None
+    rle: Rle, *, image_id: int, annotation_id: int, category_id: int, score: float | None = None
 ) -> JsonObject:
-    """Return the record of one mask, with its box and area."""
-    height, width, lengths = read_rle(rle)
-    counts = rle["counts"] if isinstance(rle["counts"], str) else compress_counts(lengths)
+    """Return the record of one mask, an RLE with compressed counts, with its box and area."""
     record: JsonObject = {
         "id": annotation_id,
         "image_id": image_id,
         "category_id": category_id,
-        "segmentation": {"size": [height, width], "counts": counts},
+        "segmentation": dict(rle),
         "area": rle_area(rle),
         "bbox": rle_box_xywh(rle),
         "iscrowd": 0,

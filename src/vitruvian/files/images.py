@@ -49,10 +49,16 @@ def write_image(path: str | Path, image: NDArray[np.uint8]) -> None:
         Image.fromarray(image).save(temporary, form, **options)
 
 
-def write_indexed_png(path: str | Path, labels: NDArray[np.uint8], colours: NDArray[np.uint8]) -> None:
-    """Write labels, uint8 [H, W], as a PNG with a palette [K, 3]: pixels hold the labels, viewers show colours."""
-    image = Image.fromarray(labels, "L")
-    image.putpalette(colours.tobytes())
+def write_label_png(path: str | Path, labels: NDArray[np.integer], colours: NDArray[np.uint8]) -> None:
+    """Write labels [H, W] from 0 to 65535 as a PNG whose pixels hold the labels.
+
+    Up to 255 it has the palette `colours`, uint8 [K, 3], which viewers show; with larger labels it is 16-bit gray.
+    """
+    if labels.max() > 255:
+        write_png16(path, labels.astype(np.uint16))
+        return
+    image = Image.fromarray(labels.astype(np.uint8), "L")
+    image.putpalette(colours[:256].tobytes())
     with atomic_write(path) as temporary:
         image.save(temporary, "PNG", compress_level=_PNG_LEVEL, bits=8)
 

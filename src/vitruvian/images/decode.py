@@ -214,8 +214,7 @@ def _heif_factory(subject: str) -> _Factory:
             f"{subject}: expected a format that Pillow reads, got a HEIC image. "
             'Install its reader with: pip install "vitruvian[heif]"'
         ) from error
-    factory: _Factory = pillow_heif.HeifImageFile
-    return factory
+    return pillow_heif.HeifImageFile
 
 
 # ------------------------------------------------------------------------------------------- upright 8-bit RGB
@@ -237,7 +236,10 @@ def to_upright_rgb(image: Image.Image, *, subject: str, background: tuple[int, i
 
     The EXIF block is dropped, so that an image that is read twice is not rotated twice.
     """
-    orientation = _orientation(image)
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # noqa: BLE001 - broken EXIF raises errors of every kind, and the pixels are fine
+        orientation = None
     rgb = to_rgb(image, subject=subject, background=background)
     if orientation in _TO_UPRIGHT:
         rgb = rgb.transpose(_TO_UPRIGHT[orientation])
@@ -266,7 +268,13 @@ def to_uint8(values: _Array, *, subject: str, white: int | None = None) -> npt.N
     if values.dtype == np.bool_:
         return values.astype(np.uint8) * np.uint8(255)
     if np.issubdtype(values.dtype, np.floating):
-        return _float_to_uint8(values, subject=subject)
+        if not (values.min() >= -_FLOAT_TOLERANCE and values.max() <= 1 + _FLOAT_TOLERANCE):  # also false for NaN
+            raise ImageError(
+                f"{subject}: expected floating-point values from 0 to 1, got {values.min():.4g} to {values.max():.4g}. "
+                "Divide by the white level first (255 for 8-bit values)."
+            )
+        scaled = np.multiply(values, 255, dtype=np.float32)
+        return np.rint(scaled, out=scaled).clip(0, 255, out=scaled).astype(np.uint8)
     if not np.issubdtype(values.dtype, np.integer):
         raise ImageError(
             f"{subject}: expected bool, integer or float values, got {values.dtype}. Convert them to uint8 first."
@@ -281,17 +289,6 @@ def to_uint8(values: _Array, *, subject: str, white: int | None = None) -> npt.N
             "Scale them to uint8 (0 to 255) or uint16 (0 to 65535) first."
         )
     return ((values.astype(np.uint32) * 255 + white // 2) // white).astype(np.uint8)
-
-
-def _float_to_uint8(values: _Array, *, subject: str) -> npt.NDArray[np.uint8]:
-    low, high = float(values.min()), float(values.max())  # NaN propagates
-    if not (low >= -_FLOAT_TOLERANCE and high <= 1 + _FLOAT_TOLERANCE):
-        raise ImageError(
-            f"{subject}: expected floating-point values from 0 to 1, got {low:.4g} to {high:.4g}. "
-            "Divide by the white level first (255 for 8-bit values)."
-        )
-    scaled = np.multiply(values, 255, dtype=np.float32)
-    return np.rint(scaled, out=scaled).clip(0, 255, out=scaled).astype(np.uint8)
 
 
 def _channels_last(array: _Array, *, channels_first: bool, subject: str) -> _Array:
@@ -317,7 +314,12 @@ def to_rgb(image: Image.Image, *, subject: str, background: tuple[int, int, int]
         gray = to_uint8(np.asarray(image), subject=subject, white=_stated_white(image))  # [H, W]
         return Image.fromarray(gray).convert("RGB")
     if image.has_transparency_data:
-        straight = _to_rgba(image)
+        key = image.info.get("transparency")
+        if image.mode == "RGB" and isinstance(key, tuple) and max(key) > 255:
+            # Pillow reduces a 16-bit PNG to 8 bits, but not its transparent colour.
+            image = image.copy()
+            image.info["transparency"] = tuple(value >> 8 for value in key)
+        straight = image.convert("RGBA")  # premultiplied modes become straight
         canvas = Image.new("RGB", image.size, background)
         canvas.paste(straight.convert("RGB"), mask=straight.getchannel("A"))
         return canvas
@@ -328,28 +330,9 @@ def to_rgb(image: Image.Image, *, subject: str, background: tuple[int, int, int]
     )
 
 
-def _to_rgba(image: Image.Image) -> Image.Image:
-    """Convert to RGBA; premultiplied modes become straight."""
-    key = image.info.get("transparency")
-    if image.mode == "RGB" and isinstance(key, tuple) and max(key) > 255:
-        # Pillow reduces a 16-bit PNG to 8 bits, but not its transparent colour.
-        image = image.copy()
-        image.info["transparency"] = tuple(value >> 8 for value in key)
-    return image.convert("RGBA")
-
-
 def _stated_white(image: Image.Image) -> int | None:
     """Return the white level that the file states, where its mode does not define it."""
     if image.format in ("PNG", "PPM") and image.mode == "I":
         return 65535
     bits = getattr(image, "tag_v2", {}).get(258)  # BitsPerSample of a TIFF
     return 4095 if image.mode == "I;16" and bits == (12,) else None
-
-
-def _orientation(image: Image.Image) -> int | None:
-    """Return the EXIF orientation; a damaged block counts as absent, as in viewers."""
-    try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # noqa: BLE001 - broken EXIF raises errors of every kind, and the pixels are fine
-        return None
-    return orientation if isinstance(orientation, int) else None

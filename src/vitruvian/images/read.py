@@ -70,7 +70,8 @@ def load_image(
     Raises:
         ImageError: With one line that says what the source is, and what to do about it.
     """
-    _check_background(background)
+    if len(background) != 3 or not all(isinstance(value, int) and 0 <= value <= 255 for value in background):
+        raise InputError(f"background: expected three integers from 0 to 255, got {background}. Try (255, 255, 255).")
     if isinstance(source, Tensor | np.ndarray):
         return _from_array(source, max_pixels=max_pixels, background=background)
     if isinstance(source, Image.Image):
@@ -118,15 +119,12 @@ def tensor_to_image(pixels: Tensor) -> Image.Image:
 def _from_array(
     source: Tensor | npt.NDArray[np.generic], *, max_pixels: int, background: tuple[int, int, int]
 ) -> Image.Image:
+    first = isinstance(source, Tensor)
     if isinstance(source, Tensor):
         values = source.detach().cpu()
-        array = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-        subject = "tensor"
-    else:
-        array, subject = source, "array"
-    return array_to_rgb(
-        array, channels_first=subject == "tensor", subject=subject, max_pixels=max_pixels, background=background
-    )
+        source = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    subject = "tensor" if first else "array"
+    return array_to_rgb(source, channels_first=first, subject=subject, max_pixels=max_pixels, background=background)
 
 
 def _open(source: object, *, timeout: float | None) -> tuple[str, IO[bytes]]:
@@ -157,9 +155,9 @@ def _open_text(source: str, *, timeout: float | None) -> tuple[str, IO[bytes]]:
         return "data: URL", io.BytesIO(_data_url_bytes(source.strip()))
     path = os.path.expanduser(source)
     if not os.path.exists(path):
-        payload = _base64_image_bytes(source)
-        if payload is not None:
-            return "base64 text", io.BytesIO(payload)
+        data = _from_base64(source)
+        if data is not None and len(data) >= _MIN_FILE_BYTES and is_image(data):
+            return "base64 text", io.BytesIO(data)
         scheme, separator, _ = source.partition("://")
         if separator:
             raise ImageError(
@@ -179,12 +177,9 @@ def _open_path(path: str) -> IO[bytes]:
         stream: IO[bytes] = open(path, "rb")  # noqa: SIM115 - the caller closes it
     except FileNotFoundError:
         raise _no_such_file(path) from None
-    except PermissionError as error:
-        raise ImageError(
-            f"{subject}: expected a readable file, got no permission to open it. Change its access rights."
-        ) from error
     except (OSError, ValueError) as error:
-        raise ImageError(f"{subject}: expected a readable file, got {one_line(error)}. Check the path.") from error
+        reason = one_line(getattr(error, "strerror", None) or error)
+        raise ImageError(f"{subject}: expected a readable file, got {reason}. Check the path.") from error
     if stream.seekable():
         return stream
     with stream:  # a pipe: decoders need to seek
@@ -224,23 +219,12 @@ def _data_url_bytes(source: str) -> bytes:
     return data
 
 
-def _base64_image_bytes(source: str) -> bytes | None:
-    """Return the bytes of base64 text where they are an image, else None: the text is a path."""
-    data = _from_base64(source)
-    return data if data is not None and len(data) >= _MIN_FILE_BYTES and is_image(data) else None
-
-
 def _from_base64(text: str) -> bytes | None:
     compact = "".join(text.split()).replace("-", "+").replace("_", "/").rstrip("=")
     try:
         return base64.b64decode(compact + "=" * (-len(compact) % 4), validate=True)
     except (binascii.Error, ValueError):
         return None
-
-
-def _check_background(background: tuple[int, int, int]) -> None:
-    if len(background) != 3 or not all(isinstance(value, int) and 0 <= value <= 255 for value in background):
-        raise InputError(f"background: expected three integers from 0 to 255, got {background}. Try (255, 255, 255).")
 
 
 # ----------------------------------------------------------------------------------------------------- downloads

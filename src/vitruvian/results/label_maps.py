@@ -15,7 +15,7 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.arrays import JsonObject
 from vitruvian.files.coco import mask_record
-from vitruvian.files.images import write_indexed_png, write_png16
+from vitruvian.files.images import write_label_png
 from vitruvian.human import PART_COLOURS, PART_NAMES
 from vitruvian.images.label_maps import count_labels
 from vitruvian.images.rle import Rle, encode_rle
@@ -32,16 +32,29 @@ class LabelMap(Result):
 
     endings = (".png", ".npz", ".json")
     background: ClassVar[int | None] = None
+    classes_key: ClassVar[str] = "classes"  # in `to_dict`
 
     labels: NDArray[np.integer]
-
-    def name(self, label: int) -> str:
-        """Return the name of a class."""
-        raise NotImplementedError
 
     def palette(self) -> RgbImage:
         """Return a colour for each class, uint8 [K, 3]."""
         raise NotImplementedError
+
+    def _names(self) -> dict[int, str]:
+        raise NotImplementedError
+
+    def name(self, label: int) -> str:
+        """Return the name of a class, "class N" for one without a name."""
+        return self._names().get(label, f"class {label}")
+
+    def mask(self, name: str) -> NDArray[np.bool_]:
+        """Return the mask of a class, bool [H, W]; of all classes where several have this name."""
+        names = self._names()
+        ids = [label for label, known in names.items() if known == name]
+        if not ids:
+            near = near_matches(name, names.values())
+            raise InputError(f"name: expected one of {len(names)} {self.classes_key}, got {name!r}.{near}")
+        return np.isin(self.labels, ids)
 
     def areas(self) -> dict[str, int]:
         """Return the number of pixels of each class that occurs, by name."""
@@ -70,12 +83,10 @@ class LabelMap(Result):
 
     def write(self, path: Path, ending: str) -> None:
         """Write the numbers as PNG (with a palette up to 255, else 16-bit gray), or NPZ, or JSON with a mask each."""
-        if ending != ".png":
-            super().write(path, ending)
-        elif self.labels.max() < 256:
-            write_indexed_png(path, self.labels.astype(np.uint8), self.palette()[:256])
+        if ending == ".png":
+            write_label_png(path, self.labels, self.palette())
         else:
-            write_png16(path, self.labels.astype(np.uint16))
+            super().write(path, ending)
 
     def to_dict(self) -> JsonObject:
         """Return the classes that occur (as "parts" or "classes"), each with its area and its mask as COCO RLE."""
@@ -83,7 +94,7 @@ class LabelMap(Result):
             {"id": label, "name": self.name(label), "area": area, "rle": self._rle(label)}
             for label, area in count_labels(self.labels).items()
         ]
-        return super().to_dict() | {"parts" if self.task == "parts" else "classes": classes}
+        return super().to_dict() | {self.classes_key: classes}
 
     def to_coco(self, *, image_id: int = 1, first_id: int = 1) -> list[JsonObject]:
         """Return a COCO annotation for each class that occurs, without the background."""
@@ -110,6 +121,7 @@ class Parts(LabelMap):
 
     task = "parts"
     background = 0
+    classes_key = "parts"
     info_fields = ("names",)
 
     labels: NDArray[np.uint8] = field(metadata=array_of(np.uint8, "H", "W"))
@@ -129,18 +141,8 @@ class Parts(LabelMap):
                 f"labels: expected numbers from 0 to {len(self.names) - 1}, got {self.labels.max()}. Add names for all."
             )
 
-    def name(self, label: int) -> str:
-        """Return the name of a part."""
-        return self.names[label]
-
-    def mask(self, name: str) -> NDArray[np.bool_]:
-        """Return the mask of a part, bool [H, W]."""
-        if name not in self.names:
-            same = {known.lower(): known for known in self.names}.get(name.lower().replace(" ", "_").replace("-", "_"))
-            near = f" Did you mean {same}?" if same else near_matches(name, self.names)
-            raise InputError(f"part: expected one of {', '.join(self.names)}, got {name!r}.{near}")
-        mask: NDArray[np.bool_] = np.equal(self.labels, self.names.index(name))
-        return mask
+    def _names(self) -> dict[int, str]:
+        return dict(enumerate(self.names))
 
     def palette(self) -> RgbImage:
         """Return `colours`."""
@@ -173,17 +175,8 @@ class Semantic(LabelMap):
         if low < 0 or high > 65535:
             raise InputError(f"labels: expected numbers from 0 to 65535, got {low} to {high}.")
 
-    def name(self, label: int) -> str:
-        """Return the name of a class."""
-        return self.id2label.get(label, f"class {label}")
-
-    def mask(self, name: str) -> NDArray[np.bool_]:
-        """Return the mask of a class, bool [H, W]; of all classes where several have this name."""
-        ids = [label for label, known in self.id2label.items() if known == name]
-        if not ids:
-            known = self.id2label.values()
-            raise InputError(f"class: expected one of {len(known)} names, got {name!r}.{near_matches(name, known)}")
-        return np.isin(self.labels, ids)
+    def _names(self) -> dict[int, str]:
+        return self.id2label
 
     def palette(self) -> RgbImage:
         """Return a colour for each class up to the largest that is named or occurs, uint8 [K, 3]."""

@@ -16,7 +16,7 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject
 from vitruvian.files.coco import mask_record
-from vitruvian.files.images import write_indexed_png, write_png16
+from vitruvian.files.images import write_label_png
 from vitruvian.images.rle import Rle, compress_counts, decode_rle, encode_rles, read_rle, rle_area
 from vitruvian.results.base import Result, array_of, check_array, check_choice, plain
 from vitruvian.results.supervision import detections
@@ -111,13 +111,11 @@ class Masks(Result):
 
     def write(self, path: Path, ending: str) -> None:
         """Write everything as JSON (masks as COCO RLE) or NPZ (masks bool [N, H, W]), or `index_map` as PNG."""
-        if ending != ".png":
-            super().write(path, ending)
-        elif len(self) < 256:
+        if ending == ".png":
             colours: RgbImage = np.concatenate([np.zeros((1, 3), np.uint8), class_colours(len(self))])  # [N + 1, 3]
-            write_indexed_png(path, self.index_map().astype(np.uint8), colours)
+            write_label_png(path, self.index_map(), colours)
         else:
-            write_png16(path, self.index_map())
+            super().write(path, ending)
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return the arrays by name, decoded masks among them."""

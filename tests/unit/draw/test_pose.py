@@ -117,7 +117,7 @@ def face(size: float, corner: float) -> tuple[np.ndarray, np.ndarray]:
     """All points of the face of the 308: each feature fills a disc of its own, as densely as possible."""
     points, scores = missing_points(SAPIENS_308)
     anatomy = _anatomy_of(SAPIENS_308)
-    features = [cluster for cluster in anatomy.clusters if anatomy.kinds[cluster[0]] == "face"]
+    features = [cluster for cluster in anatomy.clusters if anatomy.points[cluster[0]].kind == "face"]
     cell = size / 4
     for i, cluster in enumerate(features):
         turn = np.arange(len(cluster)) * 2.399963  # the golden angle fills a disc evenly

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from vitruvian.errors import InputError
-from vitruvian.files import write_image, write_indexed_png, write_png16
+from vitruvian.files import write_image, write_label_png, write_png16
 
 RANDOM = np.random.default_rng(0)
 
@@ -44,7 +44,7 @@ def test_straight_rgba_keeps_every_value(tmp_path: Path, ending: str) -> None:
 @pytest.mark.parametrize("count", [2, 5, 29, 256])
 def test_label_maps_keep_numbers_and_show_colours(tmp_path: Path, count: int) -> None:
     labels, colours = RANDOM.integers(0, count, (17, 19)).astype(np.uint8), noise(count, 3)
-    write_indexed_png(tmp_path / "a.png", labels, colours)
+    write_label_png(tmp_path / "a.png", labels, colours)
     with Image.open(tmp_path / "a.png") as image:
         assert image.mode == "P"
         np.testing.assert_array_equal(np.asarray(image), labels)

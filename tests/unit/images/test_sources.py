@@ -163,7 +163,7 @@ def test_folder_empty_file_and_empty_string(tmp_path):
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
 def test_file_without_permission(image_path):
     image_path.chmod(0)
-    assert "got no permission" in message(image_path)
+    assert "got Permission denied" in message(image_path)
 
 
 def test_impossible_paths():
