@@ -35,24 +35,22 @@ def _draw_outline(
 ) -> None:
     """Draw smooth lines of about `width` pixels along the borders between labels [H, W] onto `canvas`, in place."""
     edge = _borders(labels, both=width >= 2)  # a thin line is one pixel wide
-    rows, columns = np.flatnonzero(edge.any(1)), np.flatnonzero(edge.any(0))
-    if not len(rows):
+    bounds = _bounds(edge)
+    if bounds is None:
         return
+    left, top, right, bottom = bounds
     margin = int(np.ceil(2 * width)) + 1
-    window = (
-        slice(max(int(rows[0]) - margin, 0), int(rows[-1]) + margin + 1),
-        slice(max(int(columns[0]) - margin, 0), int(columns[-1]) + margin + 1),
-    )
-    weight = _softened(np.ascontiguousarray(edge[window]), width=width, opacity=opacity)
+    window = np.s_[max(top - margin, 0) : bottom + margin, max(left - margin, 0) : right + margin]
+    sigma = max(0.5, width / 2.6)
+    soft = Image.fromarray(edge[window].view(np.uint8) * np.uint8(255)).filter(ImageFilter.GaussianBlur(sigma))
+    gain = max(1.0, 1.55 * sigma)  # makes the middle of the line solid
+    weight = np.asarray(soft.point([round(min(255, value * gain) * opacity) for value in range(256)]))
     canvas[window] = tint(np.ascontiguousarray(canvas[window]), colour, weight)
 
 
-def _softened(edge: NDArray[np.bool_], *, width: float, opacity: float) -> RgbImage:
-    """Blur marked pixels to a smooth line: weight uint8 [h, w], `opacity` in its middle."""
-    sigma = max(0.5, width / 2.6)
-    soft = Image.fromarray(edge.view(np.uint8) * np.uint8(255)).filter(ImageFilter.GaussianBlur(sigma))
-    gain = max(1.0, 1.55 * sigma)  # makes the middle of the line solid if width >= 2 else 1.4
-    return np.asarray(soft.point([round(min(255, value * gain) * opacity) for value in range(256)]))
+def _bounds(mask: NDArray[np.bool_]) -> tuple[int, int, int, int] | None:
+    """Return left, top, right and bottom of a mask [H, W], with exclusive ends; None if it is empty."""
+    return Image.fromarray(mask.view(np.uint8)).getbbox()
 
 
 def _inner_point(mask: NDArray[np.bool_], *, grid: int = 40) -> tuple[float, float]:
@@ -177,11 +175,9 @@ def _crop_masks(masks: Iterable[NDArray[np.bool_]]) -> tuple[list[_CroppedMask],
     """Return the masks that are not empty, and the number of all."""
     cropped, index = [], -1
     for index, mask in enumerate(masks):
-        rows = np.flatnonzero(mask.any(1))
-        if len(rows):
-            top, bottom = int(rows[0]), int(rows[-1]) + 1
-            columns = np.flatnonzero(mask[top:bottom].any(0))
-            left, right = int(columns[0]), int(columns[-1]) + 1
+        bounds = _bounds(mask)
+        if bounds is not None:
+            left, top, right, bottom = bounds
             inside = mask[top:bottom, left:right].copy()
             cropped.append(_CroppedMask(index, top, left, inside, area=int(inside.sum())))
     return cropped, index + 1
@@ -277,10 +273,9 @@ def _segment_tags(
     tags = []
     for i, text in zip(order, texts, strict=True):
         inside = small == i
-        if inside.sum() * step**2 < size**2:
-            continue
-        rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
-        top, left = int(rows[0]), int(columns[0])
-        x, y = _inner_point(inside[top : rows[-1] + 1, left : columns[-1] + 1])
-        tags.append(_tag_at((left + x) * step, [(top + y) * step], text, colours[i], size))
+        bounds = _bounds(inside)
+        if bounds is not None and inside.sum() * step**2 >= size**2:
+            left, top, right, bottom = bounds
+            x, y = _inner_point(inside[top:bottom, left:right])
+            tags.append(_tag_at((left + x) * step, [(top + y) * step], text, colours[i], size))
     return tags

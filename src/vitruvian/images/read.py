@@ -246,7 +246,7 @@ def download(url: str, *, timeout: float | None, max_bytes: int = _MAX_BYTES) ->
                 raise _too_large(subject, max_bytes)
             body = _read_bounded(response, subject=subject, max_bytes=max_bytes)
             if len(body) < announced:  # a closed connection is not an error
-                raise _unreachable(subject, f"only {len(body):,} of {announced:,} bytes")
+                raise OSError(f"only {len(body):,} of {announced:,} bytes")
             return body
     except ImageError:
         raise
@@ -258,7 +258,9 @@ def download(url: str, *, timeout: float | None, max_bytes: int = _MAX_BYTES) ->
     except (http.client.HTTPException, ValueError, OSError) as error:
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
         reason = f"no answer (timeout {timeout} s)" if isinstance(cause, TimeoutError) else cause
-        raise _unreachable(subject, reason) from error
+        raise ImageError(
+            f"{subject}: expected an image, got {one_line(reason)}. Check the URL and the network connection."
+        ) from error
 
 
 def _read_bounded(stream: IO[bytes], *, subject: str, max_bytes: int = _MAX_BYTES) -> bytes:
@@ -276,10 +278,4 @@ def _read_bounded(stream: IO[bytes], *, subject: str, max_bytes: int = _MAX_BYTE
 def _too_large(subject: str, max_bytes: int) -> ImageError:
     return ImageError(
         f"{subject}: expected at most {max_bytes // 1024**2} MiB, got more. Save the image to disk and pass its path."
-    )
-
-
-def _unreachable(subject: str, reason: object) -> ImageError:
-    return ImageError(
-        f"{subject}: expected an image, got {one_line(reason)}. Check the URL and the network connection."
     )

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from vitruvian.errors import InputError
-from vitruvian.files import write_image, write_label_png, write_png16
+from vitruvian.files.images import write_image, write_label_png, write_png16
 
 RANDOM = np.random.default_rng(0)
 

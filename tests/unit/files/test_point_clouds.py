@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vitruvian.errors import InputError
-from vitruvian.files import write_glb, write_ply
+from vitruvian.files.point_clouds import write_glb, write_ply
 
 RANDOM = np.random.default_rng(0)
 POINTS = RANDOM.normal(size=(50, 3)).astype(np.float32)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.files.clips import SIZE, av, make_clip, shade
 from vitruvian.errors import ImageError, InputError, MissingExtraError
-from vitruvian.files import open_video
+from vitruvian.files.video import open_video
 
 
 @pytest.fixture(scope="module")

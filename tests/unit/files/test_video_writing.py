@@ -11,8 +11,7 @@ from PIL import Image
 
 from tests.unit.files.clips import SIZE, av, make_clip, packets, shade
 from vitruvian.errors import ImageError, InputError
-from vitruvian.files import SequenceWriter, VideoWriter, open_video
-from vitruvian.files.video import _exact_rate
+from vitruvian.files.video import SequenceWriter, VideoWriter, _exact_rate, open_video
 
 QUARTERS = ((200, 30, 40), (20, 180, 60), (40, 60, 220), (128, 128, 128))
 
