@@ -39,12 +39,6 @@ def fine_width(size_hw: tuple[int, int]) -> float:
     return max(1.2, math.hypot(*size_hw) * 0.0018)
 
 
-def blend(image: RgbImage, layer: RgbImage, weight: RgbImage) -> RgbImage:
-    """Blend two images [H, W, 3] by a weight uint8 [H, W]; 255 shows the layer."""
-    mixed = Image.composite(Image.fromarray(layer), Image.fromarray(image), Image.fromarray(weight))
-    return np.array(mixed)
-
-
 def tint(image: RgbImage, colour: Sequence[int] | RgbImage, weight: RgbImage) -> RgbImage:
     """Blend one colour into an image [H, W, 3] by a weight uint8 [H, W]."""
     mixed = Image.fromarray(image)

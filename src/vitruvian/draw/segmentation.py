@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from vitruvian.draw.boxes import captions
-from vitruvian.draw.canvas import BLACK, WHITE, RgbImage, blend, check_opacity, fine_width, size_of, tint
+from vitruvian.draw.canvas import BLACK, WHITE, RgbImage, check_opacity, fine_width, size_of, tint
 from vitruvian.draw.palettes import class_colours
 from vitruvian.draw.panels import add_legend
 from vitruvian.draw.text import Tag, draw_tags, tag_hw, text_size
@@ -110,8 +110,9 @@ def draw_labels(
     )  # [present, 3]
     strength = round(255 * (opacity if image is not None else 1))
     weights = np.array([0 if label == background else strength for label in present], np.uint8)  # [present]
-    ground = np.zeros((*labels.shape, 3), np.uint8) if image is None else image
-    canvas = blend(ground, palette.take(dense, axis=0), weights.take(dense))
+    ground = Image.new("RGB", labels.shape[::-1]) if image is None else Image.fromarray(image)
+    layer, weight = Image.fromarray(palette.take(dense, axis=0)), Image.fromarray(weights.take(dense))
+    canvas = np.array(Image.composite(layer, ground, weight))
     if outline and visible:
         _draw_outline(canvas, dense, colour=WHITE, width=fine_width(size_of(labels)), opacity=0.8)
     if not legend or names is None:

@@ -98,14 +98,9 @@ def _check_points(keypoints: Any, scores: Any) -> None:
             "Convert them first, for instance with numpy.asarray(keypoints, dtype=float)."
         )
     if keypoints.ndim < 2 or keypoints.shape[-2] != len(KEYPOINTS) or keypoints.shape[-1] not in (2, 3):
-        raise InputError(
-            f"keypoints: expected shape [..., {len(KEYPOINTS)}, 2 or 3], got {list(keypoints.shape)}. "
-            "Pass all 308 points of Sapiens2, with their scores apart."
-        )
-    if tuple(scores.shape) != tuple(keypoints.shape[:-1]):
-        raise InputError(
-            f"scores: expected shape {list(keypoints.shape[:-1])}, got {list(scores.shape)}. One score a keypoint."
-        )
+        raise InputError(f"keypoints: expected shape [..., 308, 2 or 3], got {list(keypoints.shape)}.")
+    if scores.shape != keypoints.shape[:-1]:
+        raise InputError(f"scores: expected shape {list(keypoints.shape[:-1])}, got {list(scores.shape)}.")
     if not (keypoints.dtype.kind == "f" if numpy else keypoints.is_floating_point()):
         raise InputError(
             f"keypoints: expected floating point, got {keypoints.dtype}. Points without a counterpart become NaN, "
