@@ -1,4 +1,4 @@
-"""Video files through PyAV (the extra `video`): `VideoReader`, `VideoWriter` with sound, `SequenceWriter`."""
+"""Video files through PyAV (the extra `video`): `VideoReader`, `VideoWriter`, `SequenceWriter`, `Sound`."""
 
 from __future__ import annotations
 
@@ -199,8 +199,8 @@ _PREROLL = Fraction(1, 10)  # seconds of sound before the first frame, which dec
 class Sound:
     """The first audio track of a file, muxed into an open output in step with its frames.
 
-    Packets are copied where the container can hold the codec, else encoded again. Times count from the start of the
-    video track of the source.
+    Packets are copied where the container can hold the codec (MP4 and MOV nearly always; WebM only Opus and Vorbis),
+    else encoded again. Times count from the start of the video track of the source.
     """
 
     def __init__(self, source: _Container, output: _Container) -> None:
@@ -319,18 +319,10 @@ class VideoWriter(Writer):
         rate: Frames per second; a `Fraction` such as 30000/1001 is exact (WebM rounds to milliseconds).
         size_hw: Height and width of the frames.
         alpha: Whether frames are RGBA with straight alpha.
-        sound_from: A file whose first audio track is added: copied where the container can hold its codec (MP4 and MOV
-            nearly always; WebM only Opus and Vorbis), else encoded again.
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        rate: Fraction | float,
-        size_hw: tuple[int, int],
-        *,
-        alpha: bool = False,
-        sound_from: str | Path | None = None,
+        self, path: str | Path, rate: Fraction | float, size_hw: tuple[int, int], *, alpha: bool = False
     ) -> None:
         av = import_av()
         self.codec = codec_for(path, alpha=alpha)
@@ -343,7 +335,6 @@ class VideoWriter(Writer):
         self._frame_ticks = int(1 / self.rate / self._time_base)
         self._last: int | None = None
         self._closed = False
-        self._sound: Sound | None = None
         self.path, self._temporary = temporary_path(path)
         options = {"movflags": "+faststart"} if self.codec.container == "mp4" else {}
         try:
@@ -352,8 +343,6 @@ class VideoWriter(Writer):
             raise InputError(f"{self.path}: expected a writable path, got {error}. Choose another.") from error
         try:
             self._stream = self._new_stream()
-            if sound_from is not None:
-                self._sound = Sound.open(sound_from, self._container)
         except BaseException:
             self.discard()
             raise
@@ -369,8 +358,6 @@ class VideoWriter(Writer):
             self._mux(packet)
         self._last = tick
         self.count += 1
-        if self._sound is not None:
-            self._sound.advance(tick * self._time_base)
 
     def close(self) -> None:
         """Finish the file and move it to its name; without frames nothing is written."""
@@ -382,9 +369,7 @@ class VideoWriter(Writer):
         try:
             for packet in self._stream.encode():
                 self._mux(packet)
-            if self._sound is not None:
-                self._sound.finish()
-            self._release()
+            self._container.close()
             os.replace(self._temporary, self.path)
             self._closed = True
         except BaseException:
@@ -396,7 +381,7 @@ class VideoWriter(Writer):
         if self._closed:
             return
         try:
-            self._release()
+            self._container.close()
         except (import_av().error.FFmpegError, OSError, ValueError):
             pass  # the file is removed anyway
         finally:
@@ -444,13 +429,6 @@ class VideoWriter(Writer):
         if not packet.duration:
             packet.duration = round(1 / self.rate / packet.time_base)  # players need the duration of the last frame
         self._container.mux(packet)
-
-    def _release(self) -> None:
-        try:
-            self._container.close()
-        finally:
-            if self._sound is not None:
-                self._sound.close()
 
 
 class SequenceWriter(Writer):
