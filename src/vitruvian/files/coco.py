@@ -102,13 +102,6 @@ def mask_record(
     return record
 
 
-def panoptic_image(segmentation: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """Encode segment numbers [H, W] as in COCO's panoptic PNGs: number = R + 256·G + 256²·B, uint8 [H, W, 3]."""
-    if segmentation.min() < 0 or segmentation.max() >= 1 << 24:
-        raise InputError(f"segmentation: expected numbers from 0 to 2²⁴ − 1, got {segmentation.max()}.")
-    return np.stack([segmentation & 255, segmentation >> 8 & 255, segmentation >> 16], axis=-1).astype(np.uint8)
-
-
 def box_xywh(box_xyxy: Iterable[float]) -> list[float]:
     """Convert corners [4] to x, y, width, height, rounded to a hundredth of a pixel."""
     x1, y1, x2, y2 = (float(value) for value in box_xyxy)

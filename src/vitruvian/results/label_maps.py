@@ -33,6 +33,7 @@ class LabelMap(Result):
     endings = (".png", ".npz", ".json")
     background: ClassVar[int | None] = None
     classes_key: ClassVar[str] = "classes"  # in `to_dict`
+    supercategory: ClassVar[str] = "class"  # of COCO
 
     labels: NDArray[np.integer]
 
@@ -104,6 +105,11 @@ class LabelMap(Result):
             for number, label in enumerate(classes, first_id)
         ]
 
+    def coco_categories(self) -> list[JsonObject]:
+        """Return a category for each class that has a name or occurs, without the background; its id is the label."""
+        ids = sorted({*self._names(), *count_labels(self.labels)} - {self.background})
+        return [{"id": label, "name": self.name(label), "supercategory": self.supercategory} for label in ids]
+
     def _rle(self, label: int) -> Rle:
         return encode_rle(self.labels == label, compress=True)
 
@@ -122,6 +128,7 @@ class Parts(LabelMap):
     task = "parts"
     background = 0
     classes_key = "parts"
+    supercategory = "person"
     info_fields = ("names",)
 
     labels: NDArray[np.uint8] = field(metadata=array_of(np.uint8, "H", "W"))
@@ -147,12 +154,6 @@ class Parts(LabelMap):
     def palette(self) -> RgbImage:
         """Return `colours`."""
         return self.colours
-
-    def coco_categories(self) -> list[JsonObject]:
-        """Return a category for each part; its id is the label."""
-        return [
-            {"id": label, "name": name, "supercategory": "person"} for label, name in enumerate(self.names) if label > 0
-        ]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -185,8 +186,3 @@ class Semantic(LabelMap):
     def info(self) -> JsonObject:
         """Return everything but the arrays."""
         return super().info() | {"id2label": {str(label): name for label, name in self.id2label.items()}}
-
-    def coco_categories(self) -> list[JsonObject]:
-        """Return a category for each class that has a name or occurs; its id is the label."""
-        ids = sorted({*self.id2label, *count_labels(self.labels)})
-        return [{"id": label, "name": self.name(label), "supercategory": "class"} for label in ids]

@@ -14,7 +14,7 @@ from vitruvian.draw import draw_panoptic
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject
-from vitruvian.files.coco import box_xywh, panoptic_image
+from vitruvian.files.coco import box_xywh
 from vitruvian.files.images import write_image
 from vitruvian.images.label_maps import count_labels
 from vitruvian.results.base import Result, array_of
@@ -96,7 +96,8 @@ class Panoptic(Result):
 
     def panoptic_image(self) -> RgbImage:
         """Return the segment numbers as in COCO's panoptic PNGs, uint8 [H, W, 3]: R + 256·G + 256²·B."""
-        return panoptic_image(self.segmentation)
+        numbers = self.segmentation
+        return np.stack([numbers & 255, numbers >> 8 & 255, numbers >> 16], axis=-1).astype(np.uint8)
 
     def write(self, path: Path, ending: str) -> None:
         """Write COCO's panoptic PNG, JSON of the segments, or everything as NPZ."""

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vitruvian.errors import InputError
 from vitruvian.files import CocoWriter
-from vitruvian.files.coco import keypoint_category, keypoint_record, mask_record, panoptic_image
+from vitruvian.files.coco import keypoint_category, keypoint_record, mask_record
 from vitruvian.human import COCO_17, COCO_WHOLEBODY_133, SAPIENS_308
 from vitruvian.images.rle import encode_rle
 
@@ -118,14 +118,6 @@ def test_masks_and_their_numbers() -> None:
     assert record["area"] == mask.sum()
     assert record["bbox"] == mask_tools.toBbox(record["segmentation"]).tolist()
     assert record["score"] == 0.1235
-
-
-def test_segment_numbers_as_colours() -> None:
-    numbers = np.array([[0, 1, 255], [256, 65535, 65536], [123456, 1 << 23, (1 << 24) - 1]], np.int32)
-    image = panoptic_image(numbers).astype(np.int64)
-    np.testing.assert_array_equal(image @ [1, 256, 65536], numbers)
-    with pytest.raises(InputError, match="from 0 to"):
-        panoptic_image(np.array([[1 << 24]], np.int32))
 
 
 class TestWriter:
