@@ -49,7 +49,10 @@ def write_glb(
         raise InputError(f"{Path(path).name}: expected at least one point, got none. GLB cannot be empty.")
     positions = points.astype("<f4")
     bounds = {"min": positions.min(0).tolist(), "max": positions.max(0).tolist()}
-    buffers = [positions.tobytes(), _linear_rgba16(colours).tobytes()]
+    linear = np.round(srgb_to_linear(np.arange(256) / 255).astype(np.float64) * 65535).astype(np.uint16)  # [256]
+    rgba = np.full((len(colours), 4), 65535, "<u2")
+    rgba[:, :3] = linear[colours]
+    buffers = [positions.tobytes(), rgba.tobytes()]
     accessors: list[JsonObject] = [
         {"componentType": _FLOAT, "count": len(points), "type": "VEC3", **bounds},
         {"componentType": _UNSIGNED_SHORT, "count": len(points), "type": "VEC4", "normalized": True},
@@ -89,11 +92,3 @@ def _glb_bytes(buffers: list[bytes], accessors: list[JsonObject], primitive: Jso
         raise InputError(f"points: expected less than 4 GiB for GLB, got {total / 2**30:.1f}. Ask for fewer points.")
     pieces = [struct.pack("<4sII", b"glTF", 2, total), struct.pack("<I4s", len(text), b"JSON"), text]
     return b"".join([*pieces, struct.pack("<I4s", offset, b"BIN\0"), *buffers])
-
-
-def _linear_rgba16(colours: NDArray[np.uint8]) -> NDArray[np.uint16]:
-    """Convert sRGB uint8 [N, 3] to opaque linear RGBA, uint16 [N, 4]."""
-    table = np.round(srgb_to_linear(np.arange(256) / 255).astype(np.float64) * 65535).astype(np.uint16)  # [256]
-    rgba = np.full((len(colours), 4), 65535, "<u2")
-    rgba[:, :3] = table[colours]
-    return rgba

@@ -98,11 +98,6 @@ class VideoReader:
         for index, (time, frame) in enumerate(frames or itertools.islice(self._timed(), start, None), start):
             yield index, float(time) if time is not None else float(index / self.rate), self._to_rgb(frame)
 
-    def exact_count(self) -> int:
-        """Count the frames by reading the whole file, without decoding where its timestamps allow it."""
-        times = self._timestamps()
-        return len(times) if times is not None else sum(1 for _ in self._timed())
-
     @contextmanager
     def _open(self) -> Iterator[tuple[_Container, _Stream]]:
         av = import_av()

@@ -73,11 +73,12 @@ class Matte(Result):
                 path, PIL or uint8 [h, w, 3]. An image of another size is resized to cover this one and cropped. For a
                 video, call this for each frame.
         """
-        return self._over(_background(background, self.size_hw))
+        ground = _background(background, self.size_hw)
+        return composite(np.clip(self.foreground, 0, 1), np.clip(self.alpha, 0, 1), ground)
 
     def plot(self) -> Image.Image:
         """Show the person over a checkerboard."""
-        return Image.fromarray(self._over(checkerboard(self.size_hw)))
+        return Image.fromarray(self.over(checkerboard(self.size_hw)))
 
     def write(self, path: Path, ending: str) -> None:
         """Write straight 8-bit RGBA as PNG or WebP, the arrays as NPZ, or EXR: premultiplied, in linear light."""
@@ -95,9 +96,6 @@ class Matte(Result):
         """Return the share of the image that the person covers; NPZ and EXR hold the maps."""
         return super().to_dict() | {"coverage": round(float(self.alpha.mean()), 6)}
 
-    def _over(self, background: RgbImage) -> RgbImage:
-        return composite(np.clip(self.foreground, 0, 1), np.clip(self.alpha, 0, 1), background)
-
 
 def _background(background: object, size_hw: tuple[int, int]) -> RgbImage:
     """Return a background of this size, uint8 [H, W, 3], from a colour or an image."""
@@ -111,6 +109,8 @@ def _background(background: object, size_hw: tuple[int, int]) -> RgbImage:
         return np.full((*size_hw, 3), colour, np.uint8)
     if isinstance(background, np.ndarray):
         check_array("background", background, dtype=np.uint8, shape=("h", "w", 3))
+        if background.shape[:2] == size_hw:
+            return background
         image = Image.fromarray(background)
     elif isinstance(background, (str, Path, Image.Image)):
         image = load_image(background)
