@@ -140,15 +140,12 @@ def _to_uint8(values: NDArray[np.float32]) -> RgbImage:
     return colours
 
 
-_LIGHT, _DARK = 250, 208
-
-
 def checkerboard(size_hw: tuple[int, int]) -> RgbImage:
     """Return a light checkerboard uint8 [H, W, 3]."""
     height, width = size_hw
     side = max(4, round(max(size_hw) / 60))
     odd = (np.arange(height)[:, None] // side + np.arange(width)[None, :] // side) % 2  # [H, W]
-    grey = np.where(odd == 1, _DARK, _LIGHT).astype(np.uint8)
+    grey = np.where(odd == 1, 208, 250).astype(np.uint8)
     return np.repeat(grey[..., None], 3, axis=2)  # [H, W, 3]
 
 

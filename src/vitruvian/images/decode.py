@@ -16,7 +16,9 @@ from typing import IO
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import ExifTags, Image, ImageFile
+from torch import Tensor
 
 from vitruvian.errors import ImageError
 
@@ -247,16 +249,18 @@ def to_upright_rgb(image: Image.Image, *, subject: str, background: tuple[int, i
     return rgb
 
 
-def array_to_rgb(
-    array: _Array, *, channels_first: bool, subject: str, max_pixels: int, background: tuple[int, int, int]
-) -> Image.Image:
+def array_to_rgb(source: _Array | Tensor, *, max_pixels: int, background: tuple[int, int, int]) -> Image.Image:
     """Convert [H, W], [H, W, C] or [C, H, W] values with 1, 3 or 4 channels (RGBA) to an RGB image.
 
-    For ambiguous shapes `channels_first` decides.
+    Ambiguous shapes are [H, W, C] for arrays and [C, H, W] for tensors.
     """
-    values = _channels_last(array, channels_first=channels_first, subject=subject)  # [H, W, C]
-    check_pixel_count((values.shape[1], values.shape[0]), subject=subject, max_pixels=max_pixels)
-    pixels = to_uint8(values, subject=subject)
+    subject = "tensor" if isinstance(source, Tensor) else "array"
+    if isinstance(source, Tensor):
+        values = source.detach().cpu()
+        source = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    pixels = _channels_last(source, channels_first=subject == "tensor", subject=subject)  # [H, W, C]
+    check_pixel_count((pixels.shape[1], pixels.shape[0]), subject=subject, max_pixels=max_pixels)
+    pixels = to_uint8(pixels, subject=subject)
     pixels = np.ascontiguousarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)  # [H, W] or [H, W, C]
     return to_rgb(Image.fromarray(pixels), subject=subject, background=background)
 

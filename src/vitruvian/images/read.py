@@ -73,7 +73,7 @@ def load_image(
     if len(background) != 3 or not all(isinstance(value, int) and 0 <= value <= 255 for value in background):
         raise InputError(f"background: expected three integers from 0 to 255, got {background}. Try (255, 255, 255).")
     if isinstance(source, Tensor | np.ndarray):
-        return _from_array(source, max_pixels=max_pixels, background=background)
+        return array_to_rgb(source, max_pixels=max_pixels, background=background)
     if isinstance(source, Image.Image):
         subject = one_line(getattr(source, "filename", "") or "PIL image")
         check_pixel_count(source.size, subject=subject, max_pixels=max_pixels)
@@ -113,18 +113,7 @@ def tensor_to_image(pixels: Tensor) -> Image.Image:
     """Convert uint8 (0..255) or float (0..1) [3, H, W], or one channel [1, H, W], to an RGB image."""
     if pixels.ndim != 3 or pixels.shape[0] not in (1, 3):
         raise ImageError(f"pixels: expected shape [3, H, W] or [1, H, W], got {list(pixels.shape)}. Pass one image.")
-    return _from_array(pixels, max_pixels=pixels[0].numel(), background=_WHITE)
-
-
-def _from_array(
-    source: Tensor | npt.NDArray[np.generic], *, max_pixels: int, background: tuple[int, int, int]
-) -> Image.Image:
-    first = isinstance(source, Tensor)
-    if isinstance(source, Tensor):
-        values = source.detach().cpu()
-        source = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-    subject = "tensor" if first else "array"
-    return array_to_rgb(source, channels_first=first, subject=subject, max_pixels=max_pixels, background=background)
+    return array_to_rgb(pixels, max_pixels=pixels[0].numel(), background=_WHITE)
 
 
 def _open(source: object, *, timeout: float | None) -> tuple[str, IO[bytes]]:
