@@ -1,6 +1,6 @@
 """The set loss of MaskFormer and Mask2Former: match queries with objects, then compare their classes and masks.
 
-    labels ─▶ read_targets ─▶ targets ─┐
+    labels ─▶ targets                  ─┐
     class logits [B, Q, K + 1]        ─┼▶ costs ─▶ assign ─▶ class loss over all queries, mask losses over the pairs
     mask logits [B, Q, h, w]          ─┘
 
@@ -44,7 +44,7 @@ from vitruvian.losses.point_sampling import (
     sample_logits_at,
     uncertain_points,
 )
-from vitruvian.losses.terms import LossTerms, LossWeights, sum_over_processes, zero_like
+from vitruvian.losses.terms import LossTerms, sum_over_processes, zero_like
 from vitruvian.ops.assignment import assign
 
 _MAX_PIXELS = 1 << 22  # of a step of the dense loss, to bound temporary memory
@@ -62,7 +62,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class MaskLossWeights(LossWeights):
+class MaskLossWeights:
     """Weights of the class loss, of the focal or cross-entropy loss of masks, and of their dice loss."""
 
     loss_cross_entropy: float = 1.0
@@ -123,7 +123,7 @@ class MaskSetLoss(nn.Module):
             class_labels: For each image the classes of its masks [T].
             auxiliary_predictions: Further predictions, as dicts of the first two.
         """
-        targets = read_targets(mask_labels, class_labels, like=masks_queries_logits, num_labels=self.num_labels)
+        targets = _read_targets(mask_labels, class_labels, like=masks_queries_logits, num_labels=self.num_labels)
         frame_hw = (max(t.masks.shape[1] for t in targets), max(t.masks.shape[2] for t in targets))
         num_masks, num_classes = self.counts(targets, masks_queries_logits)
         final = {"masks_queries_logits": masks_queries_logits, "class_queries_logits": class_queries_logits}
@@ -176,7 +176,7 @@ class MaskSetLoss(nn.Module):
         return (masks / processes).clamp(min=1), (weights / processes).clamp(min=torch.finfo(torch.float32).tiny)
 
 
-def read_targets(
+def _read_targets(
     mask_labels: Sequence[MaskLabels], class_labels: Sequence[Tensor], *, like: Tensor, num_labels: int
 ) -> list[Target]:
     """Check the labels of a batch and move them to the device of `like` [B, …]; RLEs are decoded to bool."""

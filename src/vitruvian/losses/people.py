@@ -8,19 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.losses.terms import LossTerms, LossWeights, nonzero, weigh
+from vitruvian.losses.terms import LossTerms, nonzero, weighted_mean, weighted_sum
 
 _FOCAL_POWER, _NEAR_POWER = 2.0, 4.0
 _SIGMA = 0.09  # of the Gaussian of a centre, relative to the sides of the box
 _BOX_THRESHOLD = 0.5  # cells with at least this target also learn the box
-
-
-@dataclass(frozen=True)
-class PeopleLossWeights(LossWeights):
-    """Weights of the terms of `people_loss`."""
-
-    middle: float = 1.0
-    box: float = 2.0
+_WEIGHTS = {"middle": 1.0, "box": 2.0}
 
 
 @dataclass(frozen=True)
@@ -65,9 +58,7 @@ def draw_people(
     return PeopleTarget(highest[:, None], sides / stride, weight[:, None])
 
 
-def people_loss(
-    logits: Tensor, sides: Tensor, target: PeopleTarget, *, weights: PeopleLossWeights | None = None
-) -> LossTerms:
+def people_loss(logits: Tensor, sides: Tensor, target: PeopleTarget) -> LossTerms:
     """Focal loss of centres and generalized IoU of boxes.
 
     Terms:
@@ -79,7 +70,6 @@ def people_loss(
         logits: Centres [B, 1, h, w].
         sides: Positive distances to the four sides in cells [B, 4, h, w].
         target: The target of `draw_people`.
-        weights: Weights of the terms.
     """
     logits, sides = logits.float(), sides.float()
     peak = target.middle > 0.999
@@ -94,10 +84,9 @@ def people_loss(
     def box_term() -> Tensor:
         weight = torch.where(target.middle >= _BOX_THRESHOLD, target.middle, 0.0) * target.weight  # [B, 1, h, w]
         inside = (target.sides > 0).all(dim=1, keepdim=True)
-        weight = weight * inside
-        return (weight * (1 - _generalized_iou(sides, target.sides.clamp_min(1e-3)))).sum() / nonzero(weight.sum())
+        return weighted_mean(1 - _generalized_iou(sides, target.sides.clamp_min(1e-3)), weight * inside)
 
-    return weigh(weights or PeopleLossWeights(), {"middle": middle, "box": box_term}, anchor=logits)
+    return weighted_sum({"middle": middle, "box": box_term}, _WEIGHTS, None, anchor=logits)
 
 
 def _generalized_iou(a: Tensor, b: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitruvian.errors import ConfigError
 from vitruvian.human import GROUPS
 from vitruvian.losses.dense import cross_entropy, dice_loss
-from vitruvian.losses.heatmap import HeatmapLossWeights, heatmap_peaks
+from vitruvian.losses.heatmap import MSE_WEIGHT, heatmap_peaks
 from vitruvian.losses.people import draw_people, people_loss
 from vitruvian.losses.pointmap import aligned_distance, depth_steps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
@@ -74,7 +74,7 @@ def _task_weights(part: ModelPart) -> dict[str, float]:
         return dict.fromkeys(part.tasks, 1.0) | part.loss_weights
     defaults = {task: TASK_WEIGHTS[task] for task in part.tasks}
     if part.loss_recipe and "pose" in defaults:  # the recipe has this factor already
-        defaults["pose"] /= HeatmapLossWeights().mse
+        defaults["pose"] /= MSE_WEIGHT
     return defaults | part.loss_weights
 
 
