@@ -22,14 +22,8 @@ import torch
 
 from vitruvian.errors import InputError, near_matches
 from vitruvian.human import COCO_WHOLEBODY_133, KEYPOINT_INDEX, KEYPOINTS, LAYOUTS, SIGMAS, Layout
-from vitruvian.training.evaluation.average_precision import (
-    AREA_RANGES,
-    Matches,
-    check_boxes,
-    match_detections,
-    precision_recall,
-)
-from vitruvian.training.evaluation.metric import Array, Bools, Floats, Mergeable, Values, check_row, nan_mean, ratio
+from vitruvian.training.evaluation.average_precision import AveragePrecision, check_boxes, summarize
+from vitruvian.training.evaluation.metric import Array, Bools, Floats, Mergeable, Values, check_row, ratio
 
 _MPII_HEAD_FACTOR = 0.6
 # Sigmas of COCO-WholeBody for points that the 308 do not have, and for its 68 points of the face.
@@ -157,7 +151,6 @@ def segment_length(keypoints: Array, *, start: int, end: int) -> Floats:
     return np.asarray(np.linalg.norm(points[..., start, :] - points[..., end, :], axis=-1))
 
 
-_MAX_PEOPLE = 20
 _PCK_THRESHOLDS = (0.05, 0.1, 0.2)
 
 
@@ -254,7 +247,7 @@ class PCK(Mergeable):
         return dict(zip(self.thresholds, shares.tolist(), strict=True))
 
 
-class KeypointAP(Mergeable):
+class KeypointAP(AveragePrecision):
     """Average precision by object keypoint similarity (OKS), as in COCO's evaluation.
 
     Args:
@@ -263,15 +256,16 @@ class KeypointAP(Mergeable):
     """
 
     settings = ("sigmas",)
+    max_detections = 20
 
     def __init__(self, keypoints: Layout | str | Sequence[float] = "coco17") -> None:
+        super().__init__()
         if isinstance(keypoints, (Layout, str)):
             self.sigmas = layout_sigmas(keypoints)
         else:
             self.sigmas = tuple(float(sigma) for sigma in keypoints)
         if not self.sigmas or not all(sigma > 0 for sigma in self.sigmas):
             raise InputError(f"keypoints: expected sigmas over 0, got {list(self.sigmas)}.")
-        self.matches: list[Matches] = []
 
     def update(
         self,
@@ -300,7 +294,7 @@ class KeypointAP(Mergeable):
         count = len(self.sigmas)
         found = _check_points("keypoints", keypoints, count)  # [D, J, 2]
         truth = _check_points("target_keypoints", target_keypoints, count)  # [G, J, 2]
-        rank = check_row("scores", scores, len(found), np.float64)
+        confidence = check_row("scores", scores, len(found), np.float64)
         visible = check_row("target_visible", target_visible, len(truth) * count, np.float64).reshape(-1, count) > 0
         areas = check_row("target_areas", target_areas, len(truth), np.float64)
         flags = check_row("crowd", crowd, len(truth), np.bool_, default=False)
@@ -310,32 +304,21 @@ class KeypointAP(Mergeable):
         boxes = np.zeros((len(truth), 4)) if target_boxes_xyxy is None else check_boxes(target_boxes_xyxy)
         if len(boxes) != len(truth):
             raise InputError(f"target_boxes_xyxy: expected one for each of the {len(truth)} people, got {len(boxes)}.")
-        best = np.argsort(-rank, kind="stable")[:_MAX_PEOPLE]
-        self.matches.append(
-            match_detections(
-                _keypoint_similarity(found[best], truth, visible, areas, boxes, np.array(self.sigmas)),
-                scores=rank[best],
-                areas=_extents(found[best]),
-                target_areas=areas,
-                crowd=flags,
-                ignored=skipped,
-            )
+        best = self.best_first(confidence)
+        self.add(
+            _keypoint_similarity(found[best], truth, visible, areas, boxes, np.array(self.sigmas)),
+            scores=confidence[best],
+            sizes=_extents(found[best]),
+            target_sizes=areas,
+            crowd=flags,
+            ignored=skipped,
         )
 
     def compute(self) -> KeypointAPScores:
         """Return the scores of all images so far."""
-        ranges = list(AREA_RANGES)
-        tables = (
-            dict(zip(("ap", "ar"), precision_recall(self.matches, _MAX_PEOPLE), strict=True)) if self.matches else {}
-        )
-        values = {}
-        for name in ("ap", "ar"):
-            table = tables.get(name, np.full((len(ranges), 10), np.nan))  # [R, T]
-            values[name] = nan_mean(table[0])
-            values[f"{name}50"], values[f"{name}75"] = float(table[0, 0]), float(table[0, 5])
-            for size in ("medium", "large"):
-                values[f"{name}_{size}"] = nan_mean(table[ranges.index(size)])
-        return KeypointAPScores(**values)
+        precision, recall = self.precision_recall(self.matches)
+        means = summarize("ap", [precision]) | summarize("ar", [recall])
+        return KeypointAPScores(**{field.name: means[field.name] for field in dataclasses.fields(KeypointAPScores)})
 
 
 def _keypoint_similarity(
