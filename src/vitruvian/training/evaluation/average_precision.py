@@ -24,7 +24,7 @@ from vitruvian.training.evaluation.metric import (
     Array,
     Bools,
     Floats,
-    Mergeable,
+    Metric,
     Values,
     check_row,
     nan_mean,
@@ -54,7 +54,7 @@ class _Matches:
     targets: npt.NDArray[np.int64]  # [R]: number of objects that count
 
 
-class AveragePrecision(Mergeable):
+class AveragePrecision(Metric):
     """Base of average precisions, whatever measures the similarity of a detection and an object.
 
     Attributes:

@@ -38,7 +38,7 @@ from vitruvian.training.evaluation.metric import (
     Array,
     Averages,
     Floats,
-    Mergeable,
+    Metric,
     Values,
     check_finite,
     check_maps,
@@ -62,7 +62,7 @@ class AngularErrorScores:
     pixels: int
 
 
-class AngularError(Mergeable):
+class AngularError(Metric):
     """Angular errors of surface normals.
 
     Args:
@@ -145,7 +145,7 @@ class PointErrorScores:
     pictures: int
 
 
-class DepthError(Mergeable):
+class DepthError(Metric):
     """AbsRel, RMSE and delta of depth maps.
 
     Args:
@@ -183,7 +183,7 @@ class DepthError(Mergeable):
         return self.averages.scores(DepthErrorScores)
 
 
-class PointError(Mergeable):
+class PointError(Metric):
     """Distances of maps of 3D points.
 
     Args:

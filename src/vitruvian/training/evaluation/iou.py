@@ -12,7 +12,7 @@ from vitruvian.training.evaluation.metric import (
     Array,
     Averages,
     Floats,
-    Mergeable,
+    Metric,
     check_finite,
     check_maps,
     nan_mean,
@@ -31,7 +31,7 @@ class MeanIoUScores:
     accuracy: Floats  # [K]
 
 
-class MeanIoU(Mergeable):
+class MeanIoU(Metric):
     """Mean intersection over union and pixel accuracy of label maps.
 
     Args:
@@ -93,7 +93,7 @@ class ForegroundIoUScores:
     pictures: int  # images with foreground in target or prediction
 
 
-class ForegroundIoU(Mergeable):
+class ForegroundIoU(Metric):
     """Intersection over union of silhouettes.
 
     Args:
@@ -132,5 +132,5 @@ class ForegroundIoU(Mergeable):
             mean_iou=self.averages.mean("iou"),
             pooled_iou=float(ratio(self.intersection, self.union)),
             pixel_accuracy=float(ratio(self.correct, self.pixels)),
-            pictures=self.averages.counts.get("iou", 0),
+            pictures=self.averages.counts["iou"],
         )

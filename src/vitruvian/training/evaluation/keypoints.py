@@ -23,7 +23,7 @@ import torch
 from vitruvian.errors import InputError, near_matches
 from vitruvian.human import COCO_WHOLEBODY_133, KEYPOINT_INDEX, KEYPOINTS, LAYOUTS, SIGMAS, Layout
 from vitruvian.training.evaluation.average_precision import AveragePrecision, check_boxes, summarize
-from vitruvian.training.evaluation.metric import Array, Bools, Floats, Mergeable, Values, check_row, ratio
+from vitruvian.training.evaluation.metric import Array, Bools, Floats, Metric, Values, check_row, ratio
 
 _MPII_HEAD_FACTOR = 0.6
 # Sigmas of COCO-WholeBody for points that the 308 do not have, and for its 68 points of the face.
@@ -180,7 +180,7 @@ class KeypointAPScores:
     ar_large: float
 
 
-class PCK(Mergeable):
+class PCK(Metric):
     """PCK: the share of keypoints within a threshold of their targets.
 
     Args:

@@ -30,7 +30,7 @@ from vitruvian.training.evaluation.metric import (
     Averages,
     Bools,
     Floats,
-    Mergeable,
+    Metric,
     as_double,
     check_finite,
     check_maps,
@@ -55,7 +55,7 @@ class MattingErrorScores:
     pictures: int
 
 
-class MattingError(Mergeable):
+class MattingError(Metric):
     """SAD, MAD, MSE, Grad and Conn of alpha mattes."""
 
     def __init__(self) -> None:

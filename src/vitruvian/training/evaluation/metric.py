@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,38 +21,24 @@ Bools = npt.NDArray[np.bool_]
 Scores = TypeVar("Scores")
 
 
-class Metric(Protocol):
-    """What an evaluation keeps of a metric."""
-
-    def compute(self) -> object:
-        """Return the scores of everything added so far."""
-        ...
-
-
-class Mergeable:
+class Metric:
     """Base of metrics: `merge` adds the state of another instance, for example of another process.
 
     Attributes:
-        settings: Names of the attributes that must be equal to merge. All others are state: numbers, arrays, lists or
-            `Averages`, which are added up.
+        settings: Names of the attributes that must be equal to merge. All others are state: numbers, arrays, lists,
+            counters or `Averages`, which are added up.
     """
 
     settings: ClassVar[tuple[str, ...]] = ()
 
     def merge(self, other: Self) -> None:
         """Add what another instance has accumulated."""
-        check_settings(self, other)
-        for name, value in vars(self).items():
-            if name not in self.settings:
-                setattr(self, name, value + getattr(other, name))
-
-
-def check_settings(metric: Mergeable, other: Mergeable) -> None:
-    """Raise `InputError` where two metrics have different settings."""
-    for name in metric.settings:
-        ours, theirs = getattr(metric, name), getattr(other, name)
-        if ours != theirs:
-            raise InputError(f"other: expected one with the same {name}, {ours!r}, got {theirs!r}.")
+        for name in self.settings:
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours != theirs:
+                raise InputError(f"other: expected one with the same {name}, {ours!r}, got {theirs!r}.")
+        for name in vars(self).keys() - set(self.settings):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class Averages:
@@ -59,19 +46,18 @@ class Averages:
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
 
     def add(self, values: Mapping[str, float]) -> None:
         """Add one number for each name."""
+        self.counts.update(values.keys())
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
-            self.counts[name] = self.counts.get(name, 0) + 1
 
     def __add__(self, other: Averages) -> Averages:
         total = Averages()
-        for name in dict.fromkeys([*self.sums, *other.sums]):
-            total.sums[name] = self.sums.get(name, 0.0) + other.sums.get(name, 0.0)
-            total.counts[name] = self.counts.get(name, 0) + other.counts.get(name, 0)
+        total.counts = self.counts + other.counts
+        total.sums = {name: self.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in total.counts}
         return total
 
     def mean(self, name: str) -> float:
@@ -82,7 +68,7 @@ class Averages:
         """Return the means as a dataclass with one field for each, and `pictures`, the number of images."""
         names = [field.name for field in dataclasses.fields(cls) if field.name != "pictures"]  # type: ignore[arg-type]
         values: dict[str, Any] = {name: self.mean(name) for name in names}
-        return cls(**values | {"pictures": self.counts.get(names[0], 0)})
+        return cls(**values | {"pictures": self.counts[names[0]]})
 
 
 def as_double(values: Array) -> Tensor:
