@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.errors import InputError
 from vitruvian.human import PART_NAMES, SIGMAS
 from vitruvian.models.sapiens2.people import decode_people
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
@@ -27,6 +26,7 @@ from vitruvian.training.evaluation.geometry import AngularError, DepthError, Poi
 from vitruvian.training.evaluation.iou import ForegroundIoU, MeanIoU
 from vitruvian.training.evaluation.keypoints import PCK, KeypointAP, box_length
 from vitruvian.training.evaluation.matting import MattingError
+from vitruvian.training.evaluation.metric import check_choice
 from vitruvian.training.evaluation.report import Report
 
 Output = Any  # the output of a task's model
@@ -72,8 +72,7 @@ def evaluate_folder(
         progress: Called with the number of crops that are done, and all.
     """
     for task in tasks:
-        if task not in _EVALUATORS:
-            raise InputError(f"task: expected one of {', '.join(_EVALUATORS)}, got {task!r}.")
+        check_choice("task", task, _EVALUATORS)
     evaluators = {task: _EVALUATORS[task]() for task in tasks}
     count = min(len(people), pictures or len(people))
     for first in range(0, count, batch_size):

@@ -26,6 +26,7 @@ from vitruvian.training.evaluation.metric import (
     Floats,
     Metric,
     Values,
+    check_choice,
     check_row,
     nan_mean,
     ratio,
@@ -193,8 +194,7 @@ class MeanAveragePrecision(AveragePrecision):
 
     def __init__(self, kind: Literal["mask", "box"] = "mask") -> None:
         super().__init__()
-        if kind not in ("mask", "box"):
-            raise InputError(f"kind: expected mask or box, got {kind!r}.")
+        check_choice("kind", kind, ("mask", "box"))
         self.kind = kind
 
     def update(

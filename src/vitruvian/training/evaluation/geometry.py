@@ -40,13 +40,14 @@ from vitruvian.training.evaluation.metric import (
     Floats,
     Metric,
     Values,
+    check_choice,
     check_finite,
     check_maps,
     check_row,
 )
 
-DepthAlignment = Literal["none", "median", "scale", "scale_and_shift"]
-PointAlignment = Literal["none", "scale", "scale_and_shift"]
+_DepthAlignment = Literal["none", "median", "scale", "scale_and_shift"]
+_PointAlignment = Literal["none", "scale", "scale_and_shift"]
 _ANGLES = (5.0, 7.5, 11.25, 22.5, 30.0)
 _BINS_PER_DEGREE = 100
 
@@ -157,9 +158,9 @@ class DepthError(Metric):
     settings = ("alignment", "min_depth", "max_depth")
 
     def __init__(
-        self, *, alignment: DepthAlignment = "none", min_depth: float = 1e-3, max_depth: float = math.inf
+        self, *, alignment: _DepthAlignment = "none", min_depth: float = 1e-3, max_depth: float = math.inf
     ) -> None:
-        _check_alignment(alignment, get_args(DepthAlignment))
+        check_choice("alignment", alignment, get_args(_DepthAlignment))
         if not 0 < min_depth < max_depth:
             raise InputError(f"min_depth: expected a number between 0 and max_depth, {max_depth}, got {min_depth}.")
         self.alignment, self.min_depth, self.max_depth = alignment, min_depth, max_depth
@@ -192,8 +193,8 @@ class PointError(Metric):
 
     settings = ("alignment",)
 
-    def __init__(self, *, alignment: PointAlignment = "scale") -> None:
-        _check_alignment(alignment, get_args(PointAlignment))
+    def __init__(self, *, alignment: _PointAlignment = "scale") -> None:
+        check_choice("alignment", alignment, get_args(_PointAlignment))
         self.alignment = alignment
         self.averages = Averages()
 
@@ -226,28 +227,17 @@ class PointError(Metric):
         return self.averages.scores(PointErrorScores)
 
 
-def _check_alignment(alignment: str, known: tuple[str, ...]) -> None:
-    if alignment not in known:
-        raise InputError(f"alignment: expected one of {', '.join(known)}, got {alignment!r}.")
-
-
 def _align(points: Tensor, target: Tensor, alignment: str) -> Tensor:
     """Align points [N, C] with the target [N, C]."""
     if alignment == "none":
         return points
     if alignment == "median":
-        median = _median(points)
-        return points * (_median(target) / median) if median else points
+        median, target_median = (float(np.median(values.cpu().numpy())) for values in (points, target))
+        return points * (target_median / median) if median else points
     if alignment == "scale":
         return points * _best_scale(points, target)
     centre, target_centre = points.mean(0), target.mean(0)  # [C] each
     return (points - centre) * _best_scale(points - centre, target - target_centre) + target_centre
-
-
-def _median(values: Tensor) -> float:
-    """Return the median; of an even number of values the mean of the middle two."""
-    ordered = values.flatten().sort().values  # [N]
-    return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def _best_scale(points: Tensor, target: Tensor) -> Tensor:

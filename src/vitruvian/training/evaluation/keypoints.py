@@ -20,12 +20,11 @@ from typing import Final, Literal
 import numpy as np
 import torch
 
-from vitruvian.errors import InputError, near_matches
+from vitruvian.errors import InputError
 from vitruvian.human import COCO_WHOLEBODY_133, KEYPOINT_INDEX, KEYPOINTS, LAYOUTS, SIGMAS, Layout
 from vitruvian.training.evaluation.average_precision import AveragePrecision, check_boxes, summarize
-from vitruvian.training.evaluation.metric import Array, Bools, Floats, Metric, Values, check_row, ratio
+from vitruvian.training.evaluation.metric import Array, Bools, Floats, Metric, Values, check_choice, check_row, ratio
 
-_MPII_HEAD_FACTOR = 0.6
 # Sigmas of COCO-WholeBody for points that the 308 do not have, and for its 68 points of the face.
 _WHOLEBODY_FACE_SIGMAS: Final[tuple[float, ...]] = (
     0.042, 0.043, 0.044, 0.043, 0.040, 0.035, 0.031, 0.025, 0.020, 0.023, 0.029, 0.032, 0.037, 0.038, 0.043, 0.041,
@@ -34,7 +33,7 @@ _WHOLEBODY_FACE_SIGMAS: Final[tuple[float, ...]] = (
     0.008, 0.008, 0.009, 0.008, 0.008, 0.007, 0.010, 0.008, 0.009, 0.009, 0.009, 0.007, 0.007, 0.008, 0.011, 0.008,
     0.008, 0.008, 0.010, 0.008,
 )  # fmt: skip
-_WHOLEBODY_HAND_ROOT_SIGMA: Final = 0.029
+_WHOLEBODY_WRIST_SIGMA: Final = 0.029
 _WHOLEBODY_GROUPS: Final[dict[str, tuple[int, ...]]] = {
     "body": tuple(range(17)),
     "feet": tuple(range(17, 23)),
@@ -48,10 +47,7 @@ def _find_layout(layout: Layout | str) -> Layout:
     """Return a layout by its name: sapiens308, coco17, wholebody133 or body25."""
     if isinstance(layout, Layout):
         return layout
-    if layout not in LAYOUTS:
-        raise InputError(
-            f"layout: expected one of {', '.join(LAYOUTS)}, got {layout!r}.{near_matches(layout, LAYOUTS)}"
-        )
+    check_choice("layout", layout, LAYOUTS)
     return LAYOUTS[layout]
 
 
@@ -61,11 +57,10 @@ def layout_sigmas(layout: Layout | str) -> tuple[float, ...]:
     Those of COCO's 17 and COCO-WholeBody's 133 are the official ones; midpoints take the mean of their ends.
     """
     layout = _find_layout(layout)
+    special: dict[int, float] = {}
     if layout.name == COCO_WHOLEBODY_133.name:
         special = dict(zip(_WHOLEBODY_GROUPS["face"], _WHOLEBODY_FACE_SIGMAS, strict=True))
-        special |= {_WHOLEBODY_GROUPS[f"{side}_hand"][0]: _WHOLEBODY_HAND_ROOT_SIGMA for side in ("left", "right")}
-    else:
-        special = {}
+        special |= {_WHOLEBODY_GROUPS[hand][0]: _WHOLEBODY_WRIST_SIGMA for hand in ("left_hand", "right_hand")}
     unknown = [layout.names[i] for i in layout.undefined if i not in special]
     if unknown:
         raise InputError(
@@ -121,37 +116,26 @@ def box_length(
         "height": height,
         "diagonal": np.hypot(width, height),
     }
-    if side not in lengths:
-        raise InputError(f"side: expected one of {', '.join(lengths)}, got {side!r}.")
+    check_choice("side", side, lengths)
     return np.asarray(factor * lengths[side])
 
 
 def head_length(head_boxes_xyxy: Array) -> Floats:
-    """Return the length of the head as PCKh takes it, 0.6 of the diagonal of the head's box: [..., 4] -> [...]."""
-    return box_length(head_boxes_xyxy, side="diagonal", factor=_MPII_HEAD_FACTOR)
+    """Return the length of the head for PCKh, 0.6 of the diagonal of the head's box as in MPII: [..., 4] -> [...]."""
+    return box_length(head_boxes_xyxy, side="diagonal", factor=0.6)
 
 
 def torso_length(keypoints: Array, *, layout: Layout | str) -> Floats:
     """Return the distance from the left shoulder to the right hip: [..., J, 2] -> [...]; NaN where either is."""
-    return segment_length(keypoints, start=_point_index(layout, "left_shoulder"), end=_point_index(layout, "right_hip"))
-
-
-def _point_index(layout: Layout | str, name: str) -> int:
-    """Return the index in a layout of one of the 308 points, by its name there."""
     layout = _find_layout(layout)
-    source = (KEYPOINT_INDEX[name],)
-    if source not in layout.sources:
-        raise InputError(f"{layout.name} layout: expected the point {name}, got a layout without it.")
-    return layout.sources.index(source)
-
-
-def segment_length(keypoints: Array, *, start: int, end: int) -> Floats:
-    """Return the distance between two points: [..., J, 2] -> [...]."""
     points = torch.as_tensor(keypoints).detach().cpu().double().numpy()
-    return np.asarray(np.linalg.norm(points[..., start, :] - points[..., end, :], axis=-1))
-
-
-_PCK_THRESHOLDS = (0.05, 0.1, 0.2)
+    ends = []
+    for name in ("left_shoulder", "right_hip"):
+        source = (KEYPOINT_INDEX[name],)
+        if source not in layout.sources:
+            raise InputError(f"{layout.name} layout: expected the point {name}, got a layout without it.")
+        ends.append(points[..., layout.sources.index(source), :])
+    return np.asarray(np.linalg.norm(ends[0] - ends[1], axis=-1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +179,7 @@ class PCK(Metric):
         self,
         layout: Layout | str = "sapiens308",
         *,
-        thresholds: Sequence[float] = _PCK_THRESHOLDS,
+        thresholds: Sequence[float] = (0.05, 0.1, 0.2),
         groups: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self.layout = _find_layout(layout)

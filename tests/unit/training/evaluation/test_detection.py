@@ -12,7 +12,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from vitruvian.errors import InputError
-from vitruvian.training.evaluation import MeanAveragePrecision, MeanAveragePrecisionScores
+from vitruvian.training.evaluation.average_precision import MeanAveragePrecision, MeanAveragePrecisionScores
 
 NAMES = [
     f.name for f in dataclasses.fields(MeanAveragePrecisionScores) if f.name != "per_label"

@@ -8,14 +8,7 @@ import torch
 
 from vitruvian.errors import InputError
 from vitruvian.human import BODY_25, COCO_17, GROUPS, LAYOUTS, SIGMAS
-from vitruvian.training.evaluation import (
-    box_length,
-    head_length,
-    layout_groups,
-    layout_sigmas,
-    segment_length,
-    torso_length,
-)
+from vitruvian.training.evaluation import box_length, head_length, layout_groups, layout_sigmas, torso_length
 
 COCO_SIGMAS = [26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89]  # thousandths
 
@@ -61,7 +54,6 @@ def test_lengths_by_hand() -> None:
     points[1, 5] = np.nan
     assert torso_length(points, layout="coco17")[0] == 5
     assert np.isnan(torso_length(points, layout="coco17")[1])
-    assert segment_length(points, start=5, end=0)[0] == 3
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -12,8 +12,8 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from vitruvian.errors import InputError
-from vitruvian.training.evaluation import PCK, KeypointAP, KeypointAPScores, box_length, layout_sigmas
-from vitruvian.training.evaluation.keypoints import _keypoint_similarity
+from vitruvian.training.evaluation import PCK, KeypointAP, box_length, layout_sigmas
+from vitruvian.training.evaluation.keypoints import KeypointAPScores, _keypoint_similarity
 
 NAMES = [field.name for field in dataclasses.fields(KeypointAPScores)]  # in the order of COCO
 COUNTS = {"coco17": 17, "wholebody133": 133, "sapiens308": 308}
