@@ -102,8 +102,12 @@ def test_several_tasks_are_saved_apart(tmp_path: Path):
     with torch.no_grad():
         ours = model(pixels)
         for task, one in opened.items():
+            # Opened weights are views of the mapped file at any offset, and matrix products add in another order for
+            # memory that is not aligned to 64 bytes: without copies, pointmap scales differ in the last bits.
+            for parameter in one.parameters():
+                parameter.data = parameter.data.clone()
             for name, value in one(pixels).items():
-                assert torch.allclose(value, ours[task][name], atol=1e-5), (task, name)
+                assert torch.equal(value, ours[task][name]), (task, name)
     assert AutoImageProcessor.from_pretrained(tmp_path / "model" / "normal").do_pad
 
 
