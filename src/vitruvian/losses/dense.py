@@ -147,11 +147,11 @@ def normal_loss(
 
     Normals are [B, 3, H, W], of any length. See `terms` for the other arguments.
     """
-    pred, goal, valid = terms.prepare(pred, target, mask, channels=3, what="normals")
-    length = torch.linalg.vector_norm(goal, dim=1, keepdim=True)  # [B, 1, H, W]
+    pred, target, valid = terms.prepare(pred, target, mask, channels=3, what="normals")
+    length = torch.linalg.vector_norm(target, dim=1, keepdim=True)  # [B, 1, H, W]
     known = length.isfinite() & (length > 0)
     valid = valid * known  # [B, 1, H, W]
-    unit = terms.clear_invalid(goal, valid) / torch.where(known, length, 1.0)  # [B, 3, H, W]
+    unit = terms.clear_invalid(target, valid) / torch.where(known, length, 1.0)  # [B, 3, H, W]
     error = pred - unit  # [B, 3, H, W]
 
     def cosine() -> Tensor:
@@ -181,13 +181,13 @@ def albedo_loss(
     Albedo is [B, 3, H, W]; predictions are those before they are clamped to [0, 1]. See `terms` for the other
     arguments.
     """
-    pred, goal, valid = terms.prepare(pred, target, mask, channels=3, what="albedo")
-    error = pred - goal  # [B, 3, H, W]
+    pred, target, valid = terms.prepare(pred, target, mask, channels=3, what="albedo")
+    error = pred - target  # [B, 3, H, W]
     functions = {
         "l1": lambda: terms.weighted_mean(error.abs(), valid),
         "gradient": lambda: terms.sum_gradient_error(error, valid) / 2,
         "chromaticity": lambda: terms.weighted_mean(
-            (_chromaticity(pred.clamp(0, 1)) - _chromaticity(goal)).abs(), valid
+            (_chromaticity(pred.clamp(0, 1)) - _chromaticity(target)).abs(), valid
         ),
     }
     return terms.weighted_sum(functions, ALBEDO_WEIGHTS, weights, anchor=pred)

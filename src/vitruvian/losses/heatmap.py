@@ -62,7 +62,6 @@ def heatmap_peaks(pred: Tensor, target: Tensor, weights: Tensor, *, sharpness: f
     """
     if weights.shape != pred.shape[:2]:
         raise InputError(f"heatmap weights: expected shape {list(pred.shape[:2])}, got {list(weights.shape)}.")
-    scaled, goal = sharpness * pred.float().flatten(2), sharpness * target.float().flatten(2)  # [B, J, H·W]
-    share = goal.softmax(dim=2)
-    divergence = scaled.logsumexp(2) - goal.logsumexp(2) + (share * (goal - scaled)).sum(2)  # [B, J]
+    log_p, log_q = ((sharpness * maps.float()).flatten(2).log_softmax(dim=2) for maps in (target, pred))  # [B, J, H·W]
+    divergence = F.kl_div(log_q, log_p, log_target=True, reduction="none").sum(dim=2)  # [B, J]
     return weighted_mean(divergence, weights)

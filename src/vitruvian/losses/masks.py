@@ -286,11 +286,9 @@ class PointMasks:
                 if len(objects)
             ]
         )  # [M, P]
-        arguments = (logits, images, queries, points, expected)
-        if torch.is_grad_enabled():
-            both = checkpoint(_compare_points, *arguments, use_reentrant=False, preserve_rng_state=False)
-        else:
-            both = _compare_points(*arguments)
+        both = checkpoint(
+            _compare_points, logits, images, queries, points, expected, use_reentrant=False, preserve_rng_state=False
+        )
         return both[0], both[1]
 
 

@@ -74,18 +74,18 @@ def pointmap_loss(
         mask: Weight of each pixel [B, 1, H, W] or [B, H, W].
         weights: Weights of terms other than `POINTMAP_WEIGHTS`.
     """
-    pred, goal, valid = terms.prepare(pred, target, mask, channels=3, what="pointmaps")
+    pred, target, valid = terms.prepare(pred, target, mask, channels=3, what="pointmaps")
     scales = _check_scales(target_scales, batch=pred.shape[0], what="target_scales")  # [B, 1]
-    valid = valid * (goal[:, 2:] > 0)  # [B, 1, H, W], in front of the camera
-    goal = terms.clear_invalid(goal, valid) * scales[:, :, None, None]  # [B, 3, H, W]
-    depth = terms.nonzero(terms.weighted_mean_per_image(goal[:, 2:], valid))  # [B, 1, 1, 1]
-    error = terms.clear_invalid((pred - goal) / depth, valid)  # [B, 3, H, W]
+    valid = valid * (target[:, 2:] > 0)  # [B, 1, H, W], in front of the camera
+    target = terms.clear_invalid(target, valid) * scales[:, :, None, None]  # [B, 3, H, W]
+    depth = terms.nonzero(terms.weighted_mean_per_image(target[:, 2:], valid))  # [B, 1, 1, 1]
+    error = terms.clear_invalid((pred - target) / depth, valid)  # [B, 3, H, W]
     functions: dict[str, Callable[[], Tensor]] = {
         "l1": lambda: terms.weighted_mean(error.abs(), valid),
         "multiscale": lambda: _multiscale_error(error, valid),
-        "silog": lambda: _silog_error(pred[:, 2:], goal[:, 2:], valid),
+        "silog": lambda: _silog_error(pred[:, 2:], target[:, 2:], valid),
         "shift": lambda: terms.weighted_mean((error - terms.weighted_mean_per_image(error, valid)).abs(), valid),
-        "normals": lambda: _normal_error(pred, goal, valid),
+        "normals": lambda: _normal_error(pred, target, valid),
     }
     if intrinsics is not None:
         _check_intrinsics(intrinsics)
@@ -113,7 +113,6 @@ def _pixel_rays(intrinsics: Tensor, *, size_hw: tuple[int, int]) -> Tensor:
 
     ``y/z = (v − c_y) / f_y`` and ``x/z = (u − c_x − s · y/z) / f_x`` for column u, row v (from 0) and skew s.
     """
-    _check_intrinsics(intrinsics)
     H, W = size_hw
     K = intrinsics.float()[:, :, :, None, None]  # [B, 3, 3, 1, 1]
     u = torch.arange(W, device=K.device, dtype=torch.float32).expand(H, W)  # [H, W]

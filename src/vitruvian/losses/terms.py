@@ -60,8 +60,8 @@ def weighted_sum(
     factors = {**defaults, **weights}
     computed = {name: term() for name, term in terms.items() if factors[name] != 0}
     total = zero_like(anchor)
-    for name, value in computed.items():
-        total = total + factors[name] * value
+    for name, term in computed.items():
+        total = total + factors[name] * term
     return LossTerms(total=total, terms=computed)
 
 

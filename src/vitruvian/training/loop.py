@@ -72,7 +72,7 @@ def train(
     folder = Path(config.out).expanduser()
     if folder.is_file():
         raise InputError(f"{folder}: expected a folder for the run, got a file. Choose another path.")
-    place = find_checkpoint(folder, config.checkpoint.resume)
+    checkpoint = find_checkpoint(folder, config.checkpoint.resume)
     seed_step(config.seed, -1)
     objective = objective or make_objective(config, build_model(config.model))
     objective.to(accelerator.device).train()
@@ -80,7 +80,7 @@ def train(
         if evaluate is None and config.data.validation is not None:
             evaluate = validation(config, accelerator.device)
         run = _Run(config, folder, accelerator, objective, evaluate)
-        notes = [] if place is None else run.resume(place)
+        notes = [] if checkpoint is None else run.resume(checkpoint)
         run.batches = batches or open_batches(
             config,
             run.model,
@@ -145,14 +145,14 @@ class _Run:
         inner = getattr(self.objective, "model", None)
         return inner if isinstance(inner, nn.Module) else self.objective
 
-    def resume(self, place: Path) -> list[str]:
+    def resume(self, checkpoint: Path) -> list[str]:
         """Resume from a checkpoint; return notes about it."""
-        self.state, before = load_checkpoint(place, model=self.objective, optimizer=self.optimizer, ema=self.ema)
+        self.state, before = load_checkpoint(checkpoint, model=self.objective, optimizer=self.optimizer, ema=self.ema)
         self.bad.fill_(self.state.bad_in_a_row)
         self.skipped.fill_(self.state.skipped)
-        self.saved = place
+        self.saved = checkpoint
         changed = differences(before, self.config.to_dict())
-        return [f"resuming from {place.name}", *(f"changed since then: {line}" for line in changed)]
+        return [f"resuming from {checkpoint.name}", *(f"changed since then: {line}" for line in changed)]
 
     def run(self) -> TrainResult:
         """Run the remaining steps."""

@@ -31,8 +31,10 @@ def build_model(part: ModelPart) -> Sapiens2MultiTask:
     Tasks that the checkpoint does not have, and heads with another configuration, are initialized at random.
     """
     common = {"image_size": list(part.image_size), "use_loss_recipe": part.loss_recipe, **part.encoder}
+    encoder: Sapiens2Model | None = None
+    stored: dict[str, Sapiens2TaskModel] = {}
     if part.pretrained is None:
-        config, encoder, stored = Sapiens2Config.variant(part.variant, **common), None, {}
+        config = Sapiens2Config.variant(part.variant, **common)
     else:
         config, encoder, stored = _open_pretrained(part.pretrained, part.tasks, common)
     heads = {task: _head_fields(part, task, stored[task].config if task in stored else None) for task in part.tasks}

@@ -86,11 +86,11 @@ class AngularError(Metric):
 
         Target normals that are not finite or zero do not count; zero predictions are 90° off.
         """
-        guess, truth, counts = check_maps(prediction, target, mask, channels=3)
-        counts = counts & truth.isfinite().all(dim=1) & (truth != 0).any(dim=1)  # [B, H, W]
-        guess, truth = (normals.movedim(1, -1)[counts] for normals in (guess, truth))  # [pixels, 3]
-        check_finite("prediction", guess)
-        angles = _angle_degrees(guess, truth)  # [pixels]
+        predicted, target, valid = check_maps(prediction, target, mask, channels=3)
+        valid = valid & target.isfinite().all(dim=1) & (target != 0).any(dim=1)  # [B, H, W]
+        predicted, target = (normals.movedim(1, -1)[valid] for normals in (predicted, target))  # [pixels, 3]
+        check_finite("prediction", predicted)
+        angles = _angle_degrees(predicted, target)  # [pixels]
         index = (angles * _BINS_PER_DEGREE).long()
         self.counts += torch.bincount(index, minlength=len(self.counts)).cpu().numpy()
         self.sums += torch.bincount(index, weights=angles, minlength=len(self.counts)).cpu().numpy()
@@ -171,9 +171,9 @@ class DepthError(Metric):
 
         Target depths that are not finite or out of range do not count, nor images without any that do.
         """
-        guess, truth, counts = check_maps(prediction, target, mask)
-        counts = counts & truth[:, 0].isfinite() & (truth[:, 0] >= self.min_depth) & (truth[:, 0] <= self.max_depth)
-        for p, t, inside in zip(guess[:, 0], truth[:, 0], counts, strict=True):
+        predicted, target, valid = check_maps(prediction, target, mask)
+        valid = valid & target[:, 0].isfinite() & (target[:, 0] >= self.min_depth) & (target[:, 0] <= self.max_depth)
+        for p, t, inside in zip(predicted[:, 0], target[:, 0], valid, strict=True):
             if bool(inside.any()):
                 check_finite("prediction", p[inside])
                 aligned = _align(p[inside][:, None], t[inside][:, None], self.alignment)[:, 0]  # [pixels]
@@ -206,12 +206,12 @@ class PointError(Metric):
         `length` [B] is what distances are divided by, in the target's unit: the person's height, for example. Target
         points that are not finite do not count, nor images without any that do.
         """
-        guess, truth, counts = check_maps(prediction, target, mask, channels=3)
-        counts = counts & truth.isfinite().all(dim=1)  # [B, H, W]
-        lengths = check_row("length", length, len(truth), np.float64, default=math.nan)
+        predicted, target, valid = check_maps(prediction, target, mask, channels=3)
+        valid = valid & target.isfinite().all(dim=1)  # [B, H, W]
+        lengths = check_row("length", length, len(target), np.float64, default=math.nan)
         if length is not None and not (lengths > 0).all():
             raise InputError(f"length: expected numbers over 0, got {lengths.tolist()}.")
-        for p, q, inside, size in zip(guess, truth, counts, lengths.tolist(), strict=True):
+        for p, q, inside, size in zip(predicted, target, valid, lengths.tolist(), strict=True):
             if not bool(inside.any()):
                 continue
             points, true_points = p[:, inside].T, q[:, inside].T  # [pixels, 3]

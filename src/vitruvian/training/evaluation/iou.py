@@ -57,8 +57,8 @@ class MeanIoU(Metric):
                 raise InputError(
                     f"{name}: expected the shape of the target, {list(wanted.shape)}, got {list(values.shape)}."
                 )
-        counts = (wanted != self.ignore_index) & (inside.to(wanted.device) > 0)
-        wanted, predicted = wanted[counts].long(), predicted.to(wanted.device)[counts].long()  # [pixels]
+        valid = (wanted != self.ignore_index) & (inside.to(wanted.device) > 0)
+        wanted, predicted = wanted[valid].long(), predicted.to(wanted.device)[valid].long()  # [pixels]
         if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < self.num_labels:
             raise InputError(
                 f"target: expected labels from 0 to {self.num_labels - 1} or {self.ignore_index} to ignore, "
@@ -112,10 +112,10 @@ class ForegroundIoU(Metric):
 
         The target is foreground above 0.5. Images that are empty in both count for the pixel accuracy only.
         """
-        guess, truth, counts = check_maps(prediction, target, mask)
-        check_finite("prediction", guess[:, 0][counts])
-        inside = (guess[:, 0] > self.threshold) & counts  # [B, H, W]
-        wanted = (truth[:, 0] > 0.5) & counts  # [B, H, W]
+        predicted, target, valid = check_maps(prediction, target, mask)
+        check_finite("prediction", predicted[:, 0][valid])
+        inside = (predicted[:, 0] > self.threshold) & valid  # [B, H, W]
+        wanted = (target[:, 0] > 0.5) & valid  # [B, H, W]
         intersection = (inside & wanted).sum((1, 2)).tolist()
         union = (inside | wanted).sum((1, 2)).tolist()
         for part, whole in zip(intersection, union, strict=True):
@@ -123,8 +123,8 @@ class ForegroundIoU(Metric):
                 self.averages.add({"iou": part / whole})
         self.intersection += sum(intersection)
         self.union += sum(union)
-        self.pixels += int(counts.sum())
-        self.correct += int(((inside == wanted) & counts).sum())
+        self.pixels += int(valid.sum())
+        self.correct += int(((inside == wanted) & valid).sum())
 
     def compute(self) -> ForegroundIoUScores:
         """Return the scores of all images so far."""

@@ -67,10 +67,10 @@ class MattingError(Metric):
         `mask` of the same shape is the region that counts: None for the whole image, ``trimap == 128`` for the unknown
         part of a trimap, or `unknown_band(target)`. Images without a pixel in it do not count.
         """
-        guess, truth, counts = check_maps(prediction, target, mask)
-        for name, opacity in (("prediction", guess), ("target", truth)):
+        predicted, target, valid = check_maps(prediction, target, mask)
+        for name, opacity in (("prediction", predicted), ("target", target)):
             _check_opacity(name, opacity)
-        for p, t, here in zip(guess[:, 0].clamp(0, 1), truth[:, 0].clamp(0, 1), counts, strict=True):
+        for p, t, here in zip(predicted[:, 0].clamp(0, 1), target[:, 0].clamp(0, 1), valid, strict=True):
             if bool(here.any()):
                 self.averages.add(_matting_errors(p, t, here))
 

@@ -85,26 +85,28 @@ def check_maps(
     Maps of one channel have the shape [..., H, W], of more [..., C, H, W]; the mask [..., H, W]. None is true
     everywhere.
     """
-    truth, guess = as_double(target), as_double(prediction)
+    target, predicted = as_double(target), as_double(prediction)
     least = 2 if channels == 1 else 3
-    if truth.ndim < least or (channels > 1 and truth.shape[-3] != channels):
+    if target.ndim < least or (channels > 1 and target.shape[-3] != channels):
         wanted = "[..., H, W]" if channels == 1 else f"[..., {channels}, H, W]"
-        raise InputError(f"target: expected the shape {wanted}, got {list(truth.shape)}. Channels come before rows.")
-    same_size = guess.ndim >= least and guess.shape[-2:] == truth.shape[-2:] and guess.numel() == truth.numel()
-    if not same_size or (channels > 1 and guess.shape[-3] != channels):
+        raise InputError(f"target: expected the shape {wanted}, got {list(target.shape)}. Channels come before rows.")
+    same_size = (
+        predicted.ndim >= least and predicted.shape[-2:] == target.shape[-2:] and predicted.numel() == target.numel()
+    )
+    if not same_size or (channels > 1 and predicted.shape[-3] != channels):
         raise InputError(
-            f"prediction: expected the shape of the target, {list(truth.shape)}, got {list(guess.shape)}. "
+            f"prediction: expected the shape of the target, {list(target.shape)}, got {list(predicted.shape)}. "
             + ("Channels come before rows." if same_size else "Resize it to the target's size first.")
         )
-    truth = truth.reshape(-1, channels, *truth.shape[-2:])  # [B, C, H, W]
-    guess = guess.to(truth.device).reshape(truth.shape)  # [B, C, H, W]
-    shape = (len(truth), *truth.shape[-2:])
+    target = target.reshape(-1, channels, *target.shape[-2:])  # [B, C, H, W]
+    predicted = predicted.to(target.device).reshape(target.shape)  # [B, C, H, W]
+    shape = (len(target), *target.shape[-2:])
     if mask is None:
-        return guess, truth, torch.ones(shape, dtype=torch.bool, device=truth.device)
-    inside = torch.as_tensor(mask).detach().to(truth.device)
+        return predicted, target, torch.ones(shape, dtype=torch.bool, device=target.device)
+    inside = torch.as_tensor(mask).detach().to(target.device)
     if inside.shape[-2:] != shape[-2:] or inside.numel() != int(np.prod(shape)):
         raise InputError(f"mask: expected the shape {list(shape)}, got {list(inside.shape)}. One value a pixel.")
-    return guess, truth, inside.reshape(shape) > 0
+    return predicted, target, inside.reshape(shape) > 0
 
 
 def check_choice(name: str, value: str, known: Collection[str]) -> None:

@@ -73,7 +73,7 @@ class Report:
         A mapping may hold scores of several metrics by name, for instance ``{"pck": …, "oks": …}``.
         """
         if task in self.scores:
-            raise InputError(f"task: expected a name of its own, got {task!r} again.")
+            raise InputError(f"task: expected a new name, got {task!r} again.")
         numbers = dict(_walk(scores))
         if not numbers:
             raise InputError(f"scores of {task}: expected a dataclass or mapping with numbers, got {scores!r}.")
@@ -139,13 +139,10 @@ class Report:
             ],
         }
 
-    def to_json(self) -> str:
-        """Return everything as JSON."""
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-
     def save(self, path: str | Path) -> None:
         """Write everything as JSON into a file."""
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+        Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def _walk(scores: Any, name: str = "", *, longest: int | None = None) -> Iterator[tuple[str, float]]:
