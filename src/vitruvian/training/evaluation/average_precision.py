@@ -25,6 +25,7 @@ from vitruvian.training.evaluation.metric import (
     Bools,
     Floats,
     Metric,
+    PerObject,
     Values,
     check_choice,
     check_row,
@@ -205,8 +206,8 @@ class MeanAveragePrecision(AveragePrecision):
         targets: Objects,
         target_labels: Values,
         *,
-        crowd: Values | None = None,
-        target_areas: Values | None = None,
+        crowd: PerObject = None,
+        target_areas: PerObject = None,
     ) -> None:
         """Add one image: D detected objects with scores and labels, G true ones with labels.
 
@@ -337,8 +338,8 @@ class BoxAP(AveragePrecision):
         scores: Values,
         target_boxes_xyxy: Objects,
         *,
-        crowd: Values | None = None,
-        ignored: Values | None = None,
+        crowd: PerObject = None,
+        ignored: PerObject = None,
         size_hw: tuple[int, int] | None = None,
     ) -> None:
         """Add one image: D boxes [D, 4] with scores [D], and G true ones [G, 4].

@@ -39,7 +39,7 @@ from vitruvian.training.evaluation.metric import (
     Averages,
     Floats,
     Metric,
-    Values,
+    PerObject,
     check_choice,
     check_finite,
     check_maps,
@@ -198,9 +198,7 @@ class PointError(Metric):
         self.alignment = alignment
         self.averages = Averages()
 
-    def update(
-        self, prediction: Array, target: Array, *, mask: Array | None = None, length: Values | None = None
-    ) -> None:
+    def update(self, prediction: Array, target: Array, *, mask: Array | None = None, length: PerObject = None) -> None:
         """Add maps [3, H, W] or [B, 3, H, W], within `mask` [H, W] or [B, H, W].
 
         `length` [B] is what distances are divided by, in the target's unit: the person's height, for example. Target

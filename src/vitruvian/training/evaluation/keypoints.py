@@ -23,7 +23,16 @@ import torch
 from vitruvian.errors import InputError
 from vitruvian.human import COCO_WHOLEBODY_133, KEYPOINT_INDEX, KEYPOINTS, LAYOUTS, SIGMAS, Layout
 from vitruvian.training.evaluation.average_precision import AveragePrecision, check_boxes, summarize
-from vitruvian.training.evaluation.metric import Array, Bools, Floats, Metric, Values, check_choice, check_row, ratio
+from vitruvian.training.evaluation.metric import (
+    Array,
+    Bools,
+    Floats,
+    Metric,
+    PerObject,
+    Values,
+    check_choice,
+    check_row,
+)
 
 # Sigmas of COCO-WholeBody for points that the 308 do not have, and for its 68 points of the face.
 _WHOLEBODY_FACE_SIGMAS: Final[tuple[float, ...]] = (
@@ -227,7 +236,7 @@ class PCK(Metric):
     def _accuracy(self, members: Sequence[int]) -> dict[float, float]:
         """Return threshold -> share of these points that are near enough."""
         index = list(members)
-        shares = ratio(self.correct[:, index].sum(1), np.full(len(self.thresholds), self.total[index].sum()))
+        shares = self.correct[:, index].sum(1) / (self.total[index].sum() or np.nan)
         return dict(zip(self.thresholds, shares.tolist(), strict=True))
 
 
@@ -259,9 +268,9 @@ class KeypointAP(AveragePrecision):
         *,
         target_visible: Values,
         target_areas: Values,
-        target_boxes_xyxy: Array | None = None,
-        crowd: Values | None = None,
-        ignored: Values | None = None,
+        target_boxes_xyxy: PerObject = None,
+        crowd: PerObject = None,
+        ignored: PerObject = None,
     ) -> None:
         """Add one image: D people found [D, J, 2] with scores [D], G true ones [G, J, 2].
 

@@ -16,6 +16,7 @@ from vitruvian.errors import InputError, near_matches
 
 Array = Tensor | npt.NDArray[Any]
 Values = Array | Sequence[float] | Sequence[int] | Sequence[bool] | float
+PerObject = Values | None  # a value for each object, or None for the default
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Scores = TypeVar("Scores")
@@ -122,7 +123,7 @@ def check_finite(name: str, values: Tensor) -> None:
 
 
 def check_row(
-    name: str, values: Values | None, count: int, dtype: npt.DTypeLike, *, default: float | bool | None = None
+    name: str, values: PerObject, count: int, dtype: npt.DTypeLike, *, default: float | bool | None = None
 ) -> npt.NDArray[Any]:
     """Return values as an array [count] of a dtype; None is `default` everywhere."""
     if values is None:
