@@ -27,8 +27,8 @@ from vitruvian.training.evaluation.metric import (
     Metric,
     PerObject,
     Values,
+    as_row,
     check_choice,
-    check_row,
     nan_mean,
     ratio,
 )
@@ -218,11 +218,11 @@ class MeanAveragePrecision(AveragePrecision):
         found, truth = read(objects), read(targets)
         areas, true_areas = area(found), area(truth)
         if target_areas is not None:
-            true_areas = check_row("target_areas", target_areas, len(truth), np.float64)
-        flags = check_row("crowd", crowd, len(truth), np.bool_, default=False)
-        confidence = check_row("scores", scores, len(found), np.float64)
-        found_labels = check_row("labels", labels, len(found), np.int64)
-        true_labels = check_row("target_labels", target_labels, len(truth), np.int64)
+            true_areas = as_row("target_areas", target_areas, len(truth), np.float64)
+        flags = as_row("crowd", crowd, len(truth), np.bool_, default=False)
+        confidence = as_row("scores", scores, len(found), np.float64)
+        found_labels = as_row("labels", labels, len(found), np.int64)
+        true_labels = as_row("target_labels", target_labels, len(truth), np.int64)
         for label in np.union1d(found_labels, true_labels).tolist():
             ours, theirs = np.flatnonzero(found_labels == label), np.flatnonzero(true_labels == label)
             ours = ours[self.best_first(confidence[ours])]
@@ -350,10 +350,10 @@ class BoxAP(AveragePrecision):
         if self.min_height and size_hw is None:
             raise InputError("size_hw: expected the image's size, which min_height refers to, got None.")
         found, truth = check_boxes(boxes_xyxy), check_boxes(target_boxes_xyxy)
-        confidence = check_row("scores", scores, len(found), np.float64)
+        confidence = as_row("scores", scores, len(found), np.float64)
         best = self.best_first(confidence)
         best = best[confidence[best] >= self.min_score]
-        flags = check_row("crowd", crowd, len(truth), np.bool_, default=False)
+        flags = as_row("crowd", crowd, len(truth), np.bool_, default=False)
         lowest = self.min_height * size_hw[0] if size_hw is not None else 0.0
         self.add(
             _box_iou(found[best], truth, flags),
@@ -361,7 +361,7 @@ class BoxAP(AveragePrecision):
             sizes=found[best, 3] - found[best, 1],
             target_sizes=truth[:, 3] - truth[:, 1],
             crowd=flags,
-            ignored=check_row("ignored", ignored, len(truth), np.bool_, default=False),
+            ignored=as_row("ignored", ignored, len(truth), np.bool_, default=False),
             ranges=[(lowest, np.inf)],
         )
 

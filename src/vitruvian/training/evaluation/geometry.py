@@ -40,10 +40,10 @@ from vitruvian.training.evaluation.metric import (
     Floats,
     Metric,
     PerObject,
+    as_row,
     check_choice,
     check_finite,
     check_maps,
-    check_row,
 )
 
 _DepthAlignment = Literal["none", "median", "scale", "scale_and_shift"]
@@ -206,7 +206,7 @@ class PointError(Metric):
         """
         predicted, target, valid = check_maps(prediction, target, mask, channels=3)
         valid = valid & target.isfinite().all(dim=1)  # [B, H, W]
-        lengths = check_row("length", length, len(target), np.float64, default=math.nan)
+        lengths = as_row("length", length, len(target), np.float64, default=math.nan)
         if length is not None and not (lengths > 0).all():
             raise InputError(f"length: expected numbers over 0, got {lengths.tolist()}.")
         for p, q, inside, size in zip(predicted, target, valid, lengths.tolist(), strict=True):

@@ -23,16 +23,7 @@ import torch
 from vitruvian.errors import InputError
 from vitruvian.human import COCO_WHOLEBODY_133, KEYPOINT_INDEX, KEYPOINTS, LAYOUTS, SIGMAS, Layout
 from vitruvian.training.evaluation.average_precision import AveragePrecision, check_boxes, summarize
-from vitruvian.training.evaluation.metric import (
-    Array,
-    Bools,
-    Floats,
-    Metric,
-    PerObject,
-    Values,
-    check_choice,
-    check_row,
-)
+from vitruvian.training.evaluation.metric import Array, Bools, Floats, Metric, PerObject, Values, as_row, check_choice
 
 # Sigmas of COCO-WholeBody for points that the 308 do not have, and for its 68 points of the face.
 _WHOLEBODY_FACE_SIGMAS: Final[tuple[float, ...]] = (
@@ -215,8 +206,8 @@ class PCK(Metric):
         guess = _check_points("prediction", prediction, count)  # [N, J, 2]
         if guess.shape != wanted.shape:
             raise InputError(f"prediction: expected the {len(wanted)} people of the target, got {len(guess)}.")
-        lengths = check_row("reference", reference, len(wanted), np.float64)[:, None]  # [N, 1]
-        counts = check_row("mask", mask, wanted[..., 0].size, np.bool_, default=True).reshape(-1, count)  # [N, J]
+        lengths = as_row("reference", reference, len(wanted), np.float64)[:, None]  # [N, 1]
+        counts = as_row("mask", mask, wanted[..., 0].size, np.bool_, default=True).reshape(-1, count)  # [N, J]
         counts = counts & np.isfinite(wanted).all(-1) & np.isfinite(lengths) & (lengths > 0)
         distance = np.linalg.norm(guess - wanted, axis=-1)  # [N, J]
         for number, threshold in enumerate(self.thresholds):
@@ -287,11 +278,11 @@ class KeypointAP(AveragePrecision):
         count = len(self.sigmas)
         found = _check_points("keypoints", keypoints, count)  # [D, J, 2]
         truth = _check_points("target_keypoints", target_keypoints, count)  # [G, J, 2]
-        confidence = check_row("scores", scores, len(found), np.float64)
-        visible = check_row("target_visible", target_visible, len(truth) * count, np.float64).reshape(-1, count) > 0
-        areas = check_row("target_areas", target_areas, len(truth), np.float64)
-        flags = check_row("crowd", crowd, len(truth), np.bool_, default=False)
-        skipped = check_row("ignored", ignored, len(truth), np.bool_, default=False) | ~visible.any(1)
+        confidence = as_row("scores", scores, len(found), np.float64)
+        visible = as_row("target_visible", target_visible, len(truth) * count, np.float64).reshape(-1, count) > 0
+        areas = as_row("target_areas", target_areas, len(truth), np.float64)
+        flags = as_row("crowd", crowd, len(truth), np.bool_, default=False)
+        skipped = as_row("ignored", ignored, len(truth), np.bool_, default=False) | ~visible.any(1)
         if target_boxes_xyxy is None and not visible.any(1).all():
             raise InputError("target_boxes_xyxy: expected boxes where people have no labelled points, got none.")
         boxes = np.zeros((len(truth), 4)) if target_boxes_xyxy is None else check_boxes(target_boxes_xyxy)

@@ -122,7 +122,7 @@ def check_finite(name: str, values: Tensor) -> None:
         raise InputError(f"{name}: expected finite numbers where they count, got NaN or infinity. Fix the model.")
 
 
-def check_row(
+def as_row(
     name: str, values: PerObject, count: int, dtype: npt.DTypeLike, *, default: float | bool | None = None
 ) -> npt.NDArray[Any]:
     """Return values as an array [count] of a dtype; None is `default` everywhere."""
