@@ -259,7 +259,7 @@ class KeypointAP(AveragePrecision):
         *,
         target_visible: Values,
         target_areas: Values,
-        target_boxes_xyxy: PerObject = None,
+        target_boxes_xyxy: Array | None = None,
         crowd: PerObject = None,
         ignored: PerObject = None,
     ) -> None:
