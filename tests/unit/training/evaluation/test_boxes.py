@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.training.evaluation.test_detection import picture
+from tests.unit.training.evaluation.test_detection import random_image
 from vitruvian.errors import InputError
 from vitruvian.training.evaluation import BoxAP, MeanAveragePrecision
 from vitruvian.training.evaluation.average_precision import IOU_THRESHOLDS
@@ -26,13 +26,13 @@ def test_by_hand() -> None:
 
 
 def test_average_precision_is_the_one_of_detection() -> None:
-    pictures = [picture(seed) for seed in range(25)]
+    images = [random_image(seed) for seed in range(25)]
     ours, part, theirs = (
         BoxAP(thresholds=IOU_THRESHOLDS),
         BoxAP(thresholds=IOU_THRESHOLDS),
         MeanAveragePrecision("box"),
     )
-    for number, one in enumerate(pictures):
+    for number, one in enumerate(images):
         (ours if number < 10 else part).update(one["found"], one["scores"], one["truth"], crowd=one["crowd"])
         labels, truth_labels = np.zeros(len(one["found"]), dtype=int), np.zeros(len(one["truth"]), dtype=int)
         theirs.update(one["found"], one["scores"], labels, one["truth"], truth_labels, crowd=one["crowd"])

@@ -26,7 +26,7 @@ def box_mask(box: np.ndarray, size: int = 200) -> np.ndarray:
     return mask
 
 
-def picture(seed: int) -> dict[str, np.ndarray]:
+def random_image(seed: int) -> dict[str, np.ndarray]:
     """True boxes of all sizes with crowds, and detections: shaken copies, doubles, wrong labels, false alarms."""
     random = np.random.default_rng(seed)
     count = int(random.integers(0, 9)) if seed % 7 else 0
@@ -50,7 +50,7 @@ def picture(seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def reference(pictures: list[dict], kind: str) -> tuple[np.ndarray, dict[int, float]]:
+def reference(images: list[dict], kind: str) -> tuple[np.ndarray, dict[int, float]]:
     """pycocotools' twelve numbers and the average precision of each label."""
 
     def shape(box: np.ndarray) -> dict:
@@ -61,7 +61,7 @@ def reference(pictures: list[dict], kind: str) -> tuple[np.ndarray, dict[int, fl
         return row
 
     annotations, results = [], []
-    for number, one in enumerate(pictures):
+    for number, one in enumerate(images):
         for box, label, crowd in zip(one["truth"], one["truth_labels"], one["crowd"], strict=True):
             area = float((box[2:] - box[:2]).prod())
             row = {"id": len(annotations) + 1, "image_id": number, "category_id": int(label), "iscrowd": int(crowd)}
@@ -74,7 +74,7 @@ def reference(pictures: list[dict], kind: str) -> tuple[np.ndarray, dict[int, fl
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO()
         truth.dataset = {
-            "images": [{"id": i, "height": 200, "width": 200} for i in range(len(pictures))],
+            "images": [{"id": i, "height": 200, "width": 200} for i in range(len(images))],
             "categories": [{"id": i} for i in range(4)],
             "annotations": annotations,
         }
@@ -88,9 +88,9 @@ def reference(pictures: list[dict], kind: str) -> tuple[np.ndarray, dict[int, fl
     return evaluator.stats, {k: v.mean() for k, v in per_label.items() if v.size}
 
 
-def ours(pictures: list[dict], kind: str) -> MeanAveragePrecision:
+def ours(images: list[dict], kind: str) -> MeanAveragePrecision:
     total, part = MeanAveragePrecision(kind), MeanAveragePrecision(kind)
-    for number, one in enumerate(pictures):
+    for number, one in enumerate(images):
         shapes = {name: one[name] for name in ("found", "truth")}
         if kind == "mask":
             shapes = {
@@ -112,9 +112,9 @@ def ours(pictures: list[dict], kind: str) -> MeanAveragePrecision:
 
 @pytest.mark.parametrize("kind", ["box", "mask"])
 def test_numbers_are_those_of_pycocotools(kind: str) -> None:
-    pictures = [picture(seed) for seed in range(25)]
-    expected, per_label = reference(pictures, kind)
-    scores = ours(pictures, kind).compute()
+    images = [random_image(seed) for seed in range(25)]
+    expected, per_label = reference(images, kind)
+    scores = ours(images, kind).compute()
     found = np.array([getattr(scores, name) for name in NAMES])
     assert (expected > 0).all(), "each of the numbers must be put to the test"
     assert found == pytest.approx(expected, abs=1e-9)
@@ -123,7 +123,7 @@ def test_numbers_are_those_of_pycocotools(kind: str) -> None:
 
 def test_only_the_first_hundred_of_a_label_count() -> None:
     random = np.random.default_rng(0)
-    one = picture(1)
+    one = random_image(1)
     one["found"] = np.concatenate([np.tile([[0.0, 0, 3, 3]], (120, 1)), one["truth"]])
     one["labels"] = np.concatenate([np.zeros(120, dtype=int), one["truth_labels"]])
     one["scores"] = np.concatenate([random.uniform(0.5, 1, 120), random.uniform(0, 0.4, len(one["truth"]))])

@@ -92,7 +92,7 @@ def test_similarity_by_hand() -> None:
     assert value == pytest.approx(np.exp(-25 / (2 * 500 * 0.2**2)) / 2)
 
 
-def picture(seed: int, joints: int) -> dict[str, np.ndarray]:
+def random_image(seed: int, joints: int) -> dict[str, np.ndarray]:
     """People of all sizes, some unlabelled and some crowds; found are shaken copies, doubles, halves and strangers."""
     random = np.random.default_rng(seed)
     count = int(random.integers(1, 9)) if seed % 6 else 0
@@ -116,10 +116,10 @@ def picture(seed: int, joints: int) -> dict[str, np.ndarray]:
     }
 
 
-def reference(pictures: list[dict], sigmas: tuple[float, ...]) -> np.ndarray:
+def reference(images: list[dict], sigmas: tuple[float, ...]) -> np.ndarray:
     """pycocotools' ten numbers."""
     annotations, results = [], []
-    for number, one in enumerate(pictures):
+    for number, one in enumerate(images):
         for points, seen, box, area, crowd in zip(
             one["truth"], one["visible"], one["boxes_xyxy"], one["areas"], one["crowd"], strict=True
         ):
@@ -133,7 +133,7 @@ def reference(pictures: list[dict], sigmas: tuple[float, ...]) -> np.ndarray:
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO()
         truth.dataset = {
-            "images": [{"id": i, "height": 500, "width": 500} for i in range(len(pictures))],
+            "images": [{"id": i, "height": 500, "width": 500} for i in range(len(images))],
             "categories": [{"id": 1}],
             "annotations": annotations,
         }
@@ -161,12 +161,12 @@ def add(quality: KeypointAP, one: dict, **extra) -> None:
 
 @pytest.mark.parametrize("layout", COUNTS)
 def test_numbers_are_those_of_pycocotools(layout: str) -> None:
-    pictures = [picture(seed, COUNTS[layout]) for seed in range(20)]
-    assert any(len(one["found"]) > 20 for one in pictures), "the limit of 20 people must be put to the test"
-    assert any((~one["visible"].any(1) & ~one["crowd"]).any() for one in pictures)
-    expected = reference(pictures, layout_sigmas(layout))
+    images = [random_image(seed, COUNTS[layout]) for seed in range(20)]
+    assert any(len(one["found"]) > 20 for one in images), "the limit of 20 people must be put to the test"
+    assert any((~one["visible"].any(1) & ~one["crowd"]).any() for one in images)
+    expected = reference(images, layout_sigmas(layout))
     total, part = KeypointAP(layout), KeypointAP(layout_sigmas(layout))
-    for number, one in enumerate(pictures):
+    for number, one in enumerate(images):
         add(total if number < 8 else part, one)
     total.merge(pickle.loads(pickle.dumps(part)))
     found = np.array([getattr(total.compute(), name) for name in NAMES])
@@ -175,7 +175,7 @@ def test_numbers_are_those_of_pycocotools(layout: str) -> None:
 
 
 def test_ignored_people_are_neither_wanted_nor_false_alarms() -> None:
-    one = {name: value[:1] for name, value in picture(1, 17).items()}
+    one = {name: value[:1] for name, value in random_image(1, 17).items()}
     one["found"], one["visible"], one["crowd"] = one["truth"], np.ones((1, 17)), np.array([False])
     wanted, ignored = KeypointAP(), KeypointAP()
     add(wanted, one)
@@ -185,7 +185,7 @@ def test_ignored_people_are_neither_wanted_nor_false_alarms() -> None:
 
 
 def test_missing_points_do_not_make_a_person_vanish() -> None:
-    one = {name: value[:1] for name, value in picture(1, 17).items()}
+    one = {name: value[:1] for name, value in random_image(1, 17).items()}
     one["visible"], one["crowd"] = np.ones((1, 17)), np.array([False])
     one["found"] = one["truth"].copy()
     one["found"][0, :6] = np.nan
