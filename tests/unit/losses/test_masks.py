@@ -179,18 +179,6 @@ def test_dense_losses_and_gradients_are_those_of_the_plain_functions() -> None:
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-7)
 
 
-def test_focal_and_dice_by_hand() -> None:
-    logits, targets = torch.tensor([[0.0, 2.0, -1.0]]), torch.tensor([[1.0, 0.0, 1.0]])
-    chance = logits.sigmoid()
-    true = torch.where(targets > 0, chance, 1 - chance)
-    weight = torch.where(targets > 0, 0.25, 0.75)
-    want = (weight * (1 - true) ** 2 * -true.log()).mean(1)
-    torch.testing.assert_close(sigmoid_focal_loss(logits, targets), want)
-    torch.testing.assert_close(sigmoid_focal_loss(logits, targets, alpha=-1), ((1 - true) ** 2 * -true.log()).mean(1))
-    overlap = (2 * (chance * targets).sum() + 1) / (chance.sum() + targets.sum() + 1)
-    torch.testing.assert_close(mask_dice_loss(logits, targets), (1 - overlap)[None])
-
-
 @pytest.mark.parametrize("size", [(8, 10), (7, 9), (32, 40), (50, 60)])
 def test_downsampling_reads_the_pixels_of_interpolate(size: tuple[int, int]) -> None:
     masks = torch.rand(2, 32, 40)

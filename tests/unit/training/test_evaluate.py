@@ -39,12 +39,12 @@ def truth_outputs(views: LabeledImages) -> dict[str, Any]:
 
 def replay(people: PeopleFolder, change: Any = None) -> Any:
     """A model that knows the answers, called with batches in order."""
-    place = 0
+    position = 0
 
     def predict(pixels: Tensor) -> dict[str, Any]:
-        nonlocal place
-        views = LabeledImages.cat([people.read(i) for i in range(place, place + len(pixels))])
-        place += len(pixels)
+        nonlocal position
+        views = LabeledImages.cat([people.read(i) for i in range(position, position + len(pixels))])
+        position += len(pixels)
         return truth_outputs(views if change is None else change(views))
 
     return predict
@@ -90,12 +90,12 @@ def test_errors_are_measured(people: PeopleFolder):
 
 
 def test_only_the_first_views(people: PeopleFolder):
-    seen: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     report = evaluate_folder(
         replay(people), people, tasks=["matting"], batch_size=2, pictures=3,
-        progress=lambda done, count: seen.append((done, count)),
+        progress=lambda done, count: calls.append((done, count)),
     )  # fmt: skip
-    assert seen == [(2, 3), (3, 3)]
+    assert calls == [(2, 3), (3, 3)]
     assert report.numbers("matting")["matte.pictures"] == 3
 
 
@@ -110,8 +110,8 @@ def test_small_maps(people: PeopleFolder):
 
 def test_a_scale_of_nothing_gives_numbers(people: PeopleFolder):
     def broken(pixels: Tensor) -> dict[str, Any]:
-        blank = torch.ones(len(pixels), 3, *SIZE_HW)
-        return {"pointmap": SimpleNamespace(pointmaps=blank, scales=torch.zeros(len(pixels), 1))}
+        ones = torch.ones(len(pixels), 3, *SIZE_HW)
+        return {"pointmap": SimpleNamespace(pointmaps=ones, scales=torch.zeros(len(pixels), 1))}
 
     numbers = evaluate_folder(broken, people, tasks=["pointmap"]).numbers("pointmap")
     assert numbers["depth.abs_rel"] > 1

@@ -139,7 +139,7 @@ def test_the_model_inside_is_a_start_too():
     assert model.training
     assert model.config.image_hw == (256, 192)
     changed = {name.split(".")[1] for name, value in model.weights().items() if not equal(value, stored.get(name))}
-    assert changed == {"albedo"}  # asked for otherwise, so it starts fresh
+    assert changed == {"albedo"}  # another configuration, so initialized at random
 
 
 def equal(first: torch.Tensor, second: torch.Tensor | None) -> bool:

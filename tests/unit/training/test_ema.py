@@ -15,7 +15,7 @@ class Dot(nn.Module):
     def __init__(self, value: float, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.full((2,), value, dtype=dtype))
-        self.register_buffer("seen", torch.zeros(1))
+        self.register_buffer("running_mean", torch.zeros(1))
         self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
         self.register_buffer("scratch", torch.zeros(1), persistent=False)
 
@@ -43,10 +43,10 @@ def test_the_decay_of_each_update():
 def test_buffers_that_are_saved_belong_to_it():
     model = Dot(0.0)
     average = ExponentialMovingAverage(model, decay=0.5, warmup=0)
-    model.seen.fill_(4.0)
+    model.running_mean.fill_(4.0)
     average.update(model)
-    assert set(average.values) == {"weight", "seen"}
-    assert average.values["seen"].item() == 2.0
+    assert set(average.values) == {"weight", "running_mean"}
+    assert average.values["running_mean"].item() == 2.0
 
 
 def test_small_changes_of_bfloat16_are_not_lost():
