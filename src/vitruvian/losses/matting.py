@@ -63,12 +63,10 @@ def matting_loss(
 
 
 def _laplacian_error(error: Tensor, weights: Tensor, *, levels: int = _PYRAMID_LEVELS) -> Tensor:
-    """Return the L1 of a Laplacian pyramid: ``1/L Σ_l 2^l · mean |band_l|``, l from 0 (finest).
+    """L1 of the Laplacian pyramid of an error [B, C, H, W]: ``1/L Σ_l 2^l · mean |band_l|``, l from 0 (finest).
 
-    As a pyramid is linear, that of the error [B, C, H, W] is the difference of the pyramids of prediction and target.
-    A band is a level minus its blur at half the size; the last band is the coarsest level. The error is zeroed where
-    the weights [B, 1, H, W] are 0, and each band is averaged over the share of weighted pixels. Small images have
-    fewer levels.
+    A band is a level minus its blur at half the size; the last band is the coarsest level. Small images have fewer
+    levels. Each band is averaged over the share of weighted pixels.
     """
     share = weights.mean()
     level = error * weights  # [B, C, H, W]

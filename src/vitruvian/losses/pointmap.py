@@ -199,17 +199,10 @@ def _normal_error(pred: Tensor, target: Tensor, weights: Tensor) -> Tensor:
 
 
 def _normals(points: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return surface normals and their weights from a pointmap.
+    """Return surface normals [B, 3, H-1, W-1] of points [B, 3, H, W] about 1 apart, and their weights.
 
     The normal of a pixel is the direction of (right neighbour − pixel) × (lower neighbour − pixel), away from the
     camera. Its weight is the minimum of the three points, and 0 where they are collinear.
-
-    Args:
-        points: [B, 3, H, W], scaled such that neighbours are about 1 apart.
-        weights: [B, 1, H, W].
-
-    Returns:
-        normals [B, 3, H-1, W-1] and weights [B, 1, H-1, W-1].
     """
     corner = points[..., :-1, :-1]  # [B, 3, H-1, W-1]
     cross = torch.linalg.cross(points[..., :-1, 1:] - corner, points[..., 1:, :-1] - corner, dim=1)

@@ -157,7 +157,9 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, T
         state = {key: tensors[f"{key}/{name}"] for key in _STATE_KEYS if f"{key}/{name}" in tensors}
         if state:
             if not {"exp_avg", "step"} <= state.keys() or state["exp_avg"].shape != parameter.shape:
-                raise CheckpointError(f"{path}: the optimizer's state of {name} does not match the weight. Start anew.")
+                raise CheckpointError(
+                    f"{path}: the optimizer's state of {name} does not match the weight. Start a new run."
+                )
             states[number] = state
         unknown -= {f"{key}/{name}" for key in state}
     if unknown:

@@ -253,7 +253,7 @@ class SchedulePart(Part):
 
 
 @settings
-class AveragePart(Part):
+class EMAPart(Part):
     """The exponential moving average of weights (EMA), which is evaluated and saved.
 
     Args:
@@ -348,7 +348,7 @@ class TrainConfig(Part):
     data: DataPart = dataclasses.field(default_factory=DataPart)
     optimizer: OptimizerPart = dataclasses.field(default_factory=OptimizerPart)
     schedule: SchedulePart = dataclasses.field(default_factory=SchedulePart)
-    ema: AveragePart = dataclasses.field(default_factory=AveragePart)
+    ema: EMAPart = dataclasses.field(default_factory=EMAPart)
     checkpoint: CheckpointPart = dataclasses.field(default_factory=CheckpointPart)
     log: LogPart = dataclasses.field(default_factory=LogPart)
     evaluation: EvaluationPart = dataclasses.field(default_factory=EvaluationPart)

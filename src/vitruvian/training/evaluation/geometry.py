@@ -79,7 +79,7 @@ class AngularError(Metric):
         self.counts = np.zeros(180 * _BINS_PER_DEGREE + 1, dtype=np.int64)
         self.sums: Floats = np.zeros(len(self.counts))
         self.squares = 0.0
-        self.good = np.zeros(len(self.angles), dtype=np.int64)
+        self.within = np.zeros(len(self.angles), dtype=np.int64)
 
     def update(self, prediction: Array, target: Array, *, mask: Array | None = None) -> None:
         """Add maps [3, H, W] or [B, 3, H, W], within `mask` [H, W] or [B, H, W]. Vectors need not have unit length.
@@ -96,7 +96,7 @@ class AngularError(Metric):
         self.sums += torch.bincount(index, weights=angles, minlength=len(self.counts)).cpu().numpy()
         self.squares += float(angles.square().sum())
         limits = angles.new_tensor(self.angles)[:, None]  # [limits, 1]
-        self.good += (angles < limits).sum(dim=1).cpu().numpy()
+        self.within += (angles < limits).sum(dim=1).cpu().numpy()
 
     def compute(self) -> AngularErrorScores:
         """Return the scores of all maps so far."""
@@ -109,7 +109,7 @@ class AngularError(Metric):
             mean=float(self.sums.sum() / pixels),
             median=float((self.sums[middle] / self.counts[middle]).mean()),
             rmse=math.sqrt(self.squares / pixels),
-            within={angle: int(good) / pixels for angle, good in zip(self.angles, self.good, strict=True)},
+            within={angle: int(count) / pixels for angle, count in zip(self.angles, self.within, strict=True)},
             pixels=pixels,
         )
 
@@ -214,9 +214,9 @@ class PointError(Metric):
                 continue
             points, true_points = p[:, inside].T, q[:, inside].T  # [pixels, 3]
             check_finite("prediction", points)
-            apart = torch.linalg.vector_norm(_align(points, true_points, self.alignment) - true_points, dim=-1)
-            distance = float(apart.mean())
-            self.averages.add({"distance": distance, "rmse": float(apart.square().mean().sqrt())})
+            distances = torch.linalg.vector_norm(_align(points, true_points, self.alignment) - true_points, dim=-1)
+            distance = float(distances.mean())
+            self.averages.add({"distance": distance, "rmse": float(distances.square().mean().sqrt())})
             if length is not None:
                 self.averages.add({"relative_distance": distance / size})
 

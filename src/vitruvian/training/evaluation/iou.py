@@ -50,22 +50,22 @@ class MeanIoU(Metric):
 
     def update(self, prediction: Array, target: Array, *, mask: Array | None = None) -> None:
         """Add maps of equal shape [..., H, W], within `mask` of that shape. Predictions outside 0 … K-1 are wrong."""
-        predicted, wanted = torch.as_tensor(prediction), torch.as_tensor(target)
-        inside = torch.ones_like(wanted) if mask is None else torch.as_tensor(mask)
+        predicted, expected = torch.as_tensor(prediction), torch.as_tensor(target)
+        inside = torch.ones_like(expected) if mask is None else torch.as_tensor(mask)
         for name, values in (("prediction", predicted), ("mask", inside)):
-            if values.shape != wanted.shape:
+            if values.shape != expected.shape:
                 raise InputError(
-                    f"{name}: expected the shape of the target, {list(wanted.shape)}, got {list(values.shape)}."
+                    f"{name}: expected the shape of the target, {list(expected.shape)}, got {list(values.shape)}."
                 )
-        valid = (wanted != self.ignore_index) & (inside.to(wanted.device) > 0)
-        wanted, predicted = wanted[valid].long(), predicted.to(wanted.device)[valid].long()  # [pixels]
-        if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < self.num_labels:
+        valid = (expected != self.ignore_index) & (inside.to(expected.device) > 0)
+        expected, predicted = expected[valid].long(), predicted.to(expected.device)[valid].long()  # [pixels]
+        if expected.numel() and not 0 <= int(expected.min()) <= int(expected.max()) < self.num_labels:
             raise InputError(
                 f"target: expected labels from 0 to {self.num_labels - 1} or {self.ignore_index} to ignore, "
-                f"got {int(wanted.min())} to {int(wanted.max())}."
+                f"got {int(expected.min())} to {int(expected.max())}."
             )
         predicted = torch.where((predicted < 0) | (predicted >= self.num_labels), self.num_labels, predicted)
-        cells = torch.bincount(wanted * (self.num_labels + 1) + predicted, minlength=self.confusion.size)
+        cells = torch.bincount(expected * (self.num_labels + 1) + predicted, minlength=self.confusion.size)
         self.confusion += cells.cpu().numpy().reshape(self.confusion.shape)
 
     def compute(self) -> MeanIoUScores:
@@ -115,16 +115,16 @@ class ForegroundIoU(Metric):
         predicted, target, valid = check_maps(prediction, target, mask)
         check_finite("prediction", predicted[:, 0][valid])
         inside = (predicted[:, 0] > self.threshold) & valid  # [B, H, W]
-        wanted = (target[:, 0] > 0.5) & valid  # [B, H, W]
-        intersection = (inside & wanted).sum((1, 2)).tolist()
-        union = (inside | wanted).sum((1, 2)).tolist()
+        expected = (target[:, 0] > 0.5) & valid  # [B, H, W]
+        intersection = (inside & expected).sum((1, 2)).tolist()
+        union = (inside | expected).sum((1, 2)).tolist()
         for part, whole in zip(intersection, union, strict=True):
             if whole:
                 self.averages.add({"iou": part / whole})
         self.intersection += sum(intersection)
         self.union += sum(union)
         self.pixels += int(valid.sum())
-        self.correct += int(((inside == wanted) & valid).sum())
+        self.correct += int(((inside == expected) & valid).sum())
 
     def compute(self) -> ForegroundIoUScores:
         """Return the scores of all images so far."""

@@ -65,7 +65,7 @@ def layout_sigmas(layout: Layout | str) -> tuple[float, ...]:
     if unknown:
         raise InputError(
             f"{layout.name} layout: expected sigmas for all points, got none for {', '.join(unknown)}. "
-            "Pass sigmas of your own."
+            "Pass sigmas [J] instead of a layout."
         )
     return tuple(
         special[i] if i in special else float(np.mean([SIGMAS[source] for source in ids]))
@@ -202,14 +202,14 @@ class PCK(Metric):
         are not finite do not count, nor people whose reference is not a length over 0. Predicted NaN is wrong.
         """
         count = len(self.total)
-        wanted = _check_points("target", target, count)  # [N, J, 2]
-        guess = _check_points("prediction", prediction, count)  # [N, J, 2]
-        if guess.shape != wanted.shape:
-            raise InputError(f"prediction: expected the {len(wanted)} people of the target, got {len(guess)}.")
-        lengths = as_row("reference", reference, len(wanted), np.float64)[:, None]  # [N, 1]
-        counts = as_row("mask", mask, wanted[..., 0].size, np.bool_, default=True).reshape(-1, count)  # [N, J]
-        counts = counts & np.isfinite(wanted).all(-1) & np.isfinite(lengths) & (lengths > 0)
-        distance = np.linalg.norm(guess - wanted, axis=-1)  # [N, J]
+        expected = _check_points("target", target, count)  # [N, J, 2]
+        predicted = _check_points("prediction", prediction, count)  # [N, J, 2]
+        if predicted.shape != expected.shape:
+            raise InputError(f"prediction: expected the {len(expected)} people of the target, got {len(predicted)}.")
+        lengths = as_row("reference", reference, len(expected), np.float64)[:, None]  # [N, 1]
+        counts = as_row("mask", mask, expected[..., 0].size, np.bool_, default=True).reshape(-1, count)  # [N, J]
+        counts = counts & np.isfinite(expected).all(-1) & np.isfinite(lengths) & (lengths > 0)
+        distance = np.linalg.norm(predicted - expected, axis=-1)  # [N, J]
         for number, threshold in enumerate(self.thresholds):
             self.correct[number] += (counts & (distance <= threshold * lengths)).sum(0)
         self.total += counts.sum(0)
@@ -292,7 +292,7 @@ class KeypointAP(AveragePrecision):
         self.add(
             _keypoint_similarity(found[best], truth, visible, areas, boxes, np.array(self.sigmas)),
             scores=confidence[best],
-            sizes=_extents(found[best]),
+            sizes=_point_areas(found[best]),
             target_sizes=areas,
             crowd=flags,
             ignored=skipped,
@@ -311,21 +311,21 @@ def _keypoint_similarity(
     """Return the similarity of people by their keypoints, 0 to 1: [D, J, 2] and [G, J, 2] -> [D, G].
 
     The mean over labelled points of exp(−distance² / (2 · area · (2 sigma)²)). For a true person without any, distances
-    are those to its box made three times as large, over all points. `visible` is [G, J], `areas` [G], `sigmas` [J].
+    are those to its box enlarged three times, over all points. `visible` is [G, J], `areas` [G], `sigmas` [J].
     """
-    apart = found[:, None] - truth[None]  # [D, G, J, 2]
+    offset = found[:, None] - truth[None]  # [D, G, J, 2]
     unlabelled = np.logical_not(visible.any(axis=1))  # [G]
     size = boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]  # [G, 2]
     low, high = ((boxes_xyxy[:, :2] - size)[:, None], (boxes_xyxy[:, 2:] + size)[:, None])  # [G, 1, 2] each
-    beyond = np.maximum(low - found[:, None], 0) + np.maximum(found[:, None] - high, 0)  # [D, G, J, 2]
-    squares = np.where(unlabelled[:, None, None], beyond, apart)
+    outside = np.maximum(low - found[:, None], 0) + np.maximum(found[:, None] - high, 0)  # [D, G, J, 2]
+    squares = np.where(unlabelled[:, None, None], outside, offset)
     squares = np.where(np.isnan(squares), np.inf, squares**2).sum(-1)  # [D, G, J]
     variance = 2 * (2 * sigmas) ** 2 * (areas[:, None] + np.spacing(1))  # [G, J]
     counts = visible | unlabelled[:, None]  # [G, J]
     return np.asarray(np.where(counts, np.exp(-squares / variance), 0.0).sum(-1) / np.maximum(counts.sum(-1), 1))
 
 
-def _extents(points: Floats) -> Floats:
+def _point_areas(points: Floats) -> Floats:
     """Return the areas of the boxes around people's points: [D, J, 2] -> [D]; NaN points do not count."""
     known = ~np.isnan(points)
     high, low = np.where(known, points, -np.inf).max(1), np.where(known, points, np.inf).min(1)  # [D, 2] each

@@ -89,8 +89,8 @@ def check_maps(
     target, predicted = as_double(target), as_double(prediction)
     least = 2 if channels == 1 else 3
     if target.ndim < least or (channels > 1 and target.shape[-3] != channels):
-        wanted = "[..., H, W]" if channels == 1 else f"[..., {channels}, H, W]"
-        raise InputError(f"target: expected the shape {wanted}, got {list(target.shape)}. Channels come before rows.")
+        expected = "[..., H, W]" if channels == 1 else f"[..., {channels}, H, W]"
+        raise InputError(f"target: expected the shape {expected}, got {list(target.shape)}. Channels come before rows.")
     same_size = (
         predicted.ndim >= least and predicted.shape[-2:] == target.shape[-2:] and predicted.numel() == target.numel()
     )

@@ -156,9 +156,7 @@ def _segment_labels(segments_info: Sequence[Mapping[str, Any]]) -> dict[int, int
     for row in segments_info:
         label = row.get("label_id", row.get("category_id"))
         if label is None or "id" not in row or int(row["id"]) in labels:
-            raise InputError(
-                f"segments_info: expected entries with a label_id and an id of their own, got {dict(row)}."
-            )
+            raise InputError(f"segments_info: expected entries with a label_id and a unique id, got {dict(row)}.")
         labels[int(row["id"])] = int(label)
     return labels
 

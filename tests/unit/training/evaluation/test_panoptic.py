@@ -134,7 +134,7 @@ def test_bad_inputs() -> None:
         quality.update(ids, info({1: 0, 2: 0}), ids[:, :1], info({1: 0}))
     with pytest.raises(InputError, match=r"\[H, W\]"):
         quality.update(ids[0], info({1: 0, 2: 0}), ids, info({1: 0, 2: 0}))
-    with pytest.raises(InputError, match="id of their own"):
+    with pytest.raises(InputError, match="unique id"):
         quality.update(ids, info({1: 0}) * 2, ids, info({1: 0}))
     with pytest.raises(InputError, match="label_id"):
         quality.update(ids, [{"id": 1}], ids, info({1: 0}))
