@@ -14,13 +14,7 @@ from vitruvian.losses.dense import (
 )
 from vitruvian.losses.heatmap import heatmap_loss, heatmap_mse, heatmap_peaks
 from vitruvian.losses.matting import MATTING_WEIGHTS, matting_loss
-from vitruvian.losses.pointmap import (
-    POINTMAP_WEIGHTS,
-    aligned_distance,
-    canonical_scales,
-    depth_steps,
-    pointmap_loss,
-)
+from vitruvian.losses.pointmap import POINTMAP_WEIGHTS, aligned_distance, canonical_scales, depth_steps, pointmap_loss
 from vitruvian.losses.pretraining import (
     Center,
     ema_update,

@@ -48,8 +48,7 @@ def draw_people(
     highest, owner = each.max(dim=1)  # [B, h, w]
     box = boxes_xyxy.float().gather(1, owner.flatten(1)[..., None].expand(-1, -1, 4)).view(*owner.shape, 4)
     sides = torch.stack(
-        [x - box[..., 0], y[:, None] - box[..., 1], box[..., 2] - x, box[..., 3] - y[:, None]],
-        dim=1,
+        [x - box[..., 0], y[:, None] - box[..., 1], box[..., 2] - x, box[..., 3] - y[:, None]], dim=1
     )  # [B, 4, h, w]
     inside_x = (x > left[..., None]) & (x < right[..., None])  # [B, M, w]
     inside_y = (y > top[..., None]) & (y < bottom[..., None])  # [B, M, h]

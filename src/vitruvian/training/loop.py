@@ -52,11 +52,7 @@ class TrainResult:
 
 
 def train(
-    config: TrainConfig,
-    *,
-    objective: nn.Module | None = None,
-    batches: Any = None,
-    evaluate: Evaluate | None = None,
+    config: TrainConfig, *, objective: nn.Module | None = None, batches: Any = None, evaluate: Evaluate | None = None
 ) -> TrainResult:
     """Train a configuration; with checkpoint.resume "auto" a run in the same folder is resumed.
 
@@ -82,11 +78,7 @@ def train(
         run = _Run(config, folder, accelerator, objective, evaluate)
         notes = [] if checkpoint is None else run.resume(checkpoint)
         run.batches = batches or open_batches(
-            config,
-            run.model,
-            device=accelerator.device,
-            processes=accelerator.num_processes,
-            stack=stack,
+            config, run.model, device=accelerator.device, processes=accelerator.num_processes, stack=stack
         )
         if accelerator.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
@@ -113,12 +105,7 @@ class _Run:
     batches: Any
 
     def __init__(
-        self,
-        config: TrainConfig,
-        folder: Path,
-        accelerator: Any,
-        objective: nn.Module,
-        evaluate: Evaluate | None,
+        self, config: TrainConfig, folder: Path, accelerator: Any, objective: nn.Module, evaluate: Evaluate | None
     ) -> None:
         self.config, self.folder, self.accelerator = config, folder, accelerator
         self.objective, self.evaluate = objective, evaluate
