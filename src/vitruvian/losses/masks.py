@@ -382,14 +382,10 @@ def _compare_points(logits: Tensor, images: Tensor, queries: Tensor, points: Ten
 
 def _downsample(masks: Tensor, frame_hw: tuple[int, int], size_hw: Sequence[int]) -> Tensor:
     """Downsample masks to a grid over the frame by nearest neighbours: [T, H, W] -> [T, h, w], 0 outside masks."""
-    lines, columns = (_nearest_index(frame, size, masks.device) for frame, size in zip(frame_hw, size_hw, strict=True))
-    inside = (lines < masks.shape[1])[:, None] & (columns < masks.shape[2])  # [h, w]
-    cells = masks[:, lines.clamp(max=masks.shape[1] - 1)][:, :, columns.clamp(max=masks.shape[2] - 1)]  # [T, h, w]
+    rows, columns = (
+        F.interpolate(torch.arange(frame, device=masks.device).float()[None, None], size=size)[0, 0].long()
+        for frame, size in zip(frame_hw, size_hw, strict=True)
+    )  # [h], [w]
+    inside = (rows < masks.shape[1])[:, None] & (columns < masks.shape[2])  # [h, w]
+    cells = masks[:, rows.clamp(max=masks.shape[1] - 1)][:, :, columns.clamp(max=masks.shape[2] - 1)]  # [T, h, w]
     return cells * inside
-
-
-def _nearest_index(frame: int, size: int, device: torch.device) -> Tensor:
-    """Index among `frame` pixels of the nearest to each of `size` cells, as in `F.interpolate`: [size]."""
-    scale = torch.tensor(frame / size, dtype=torch.float32, device=device)
-    index = (torch.arange(size, dtype=torch.float32, device=device) * scale).floor().long()
-    return index.clamp(max=frame - 1)

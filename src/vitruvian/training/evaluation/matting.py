@@ -69,7 +69,12 @@ class MattingError(Metric):
         """
         predicted, target, valid = check_maps(prediction, target, mask)
         for name, opacity in (("prediction", predicted), ("target", target)):
-            _check_opacity(name, opacity)
+            check_finite(name, opacity)
+            low, high = opacity.aminmax() if opacity.numel() else (0, 1)
+            if not -_SLACK <= low <= high <= 1 + _SLACK:
+                raise InputError(
+                    f"{name}: expected 0 to 1, got {low:.4g} to {high:.4g}. Divide bytes by 255, clamp logits."
+                )
         for p, t, region in zip(predicted[:, 0].clamp(0, 1), target[:, 0].clamp(0, 1), valid, strict=True):
             if bool(region.any()):
                 self.averages.add(_matting_errors(p, t, region))
@@ -77,14 +82,6 @@ class MattingError(Metric):
     def compute(self) -> MattingErrorScores:
         """Return the scores of all images so far."""
         return self.averages.scores(MattingErrorScores)
-
-
-def _check_opacity(name: str, opacity: Tensor) -> None:
-    """Raise `InputError` for opacities that are not numbers from 0 to 1."""
-    check_finite(name, opacity)
-    if opacity.numel() and not -_SLACK <= float(opacity.min()) <= float(opacity.max()) <= 1 + _SLACK:
-        low, high = float(opacity.min()), float(opacity.max())
-        raise InputError(f"{name}: expected 0 to 1, got {low:.4g} to {high:.4g}. Divide bytes by 255, clamp logits.")
 
 
 def _matting_errors(prediction: Tensor, target: Tensor, region: Tensor) -> dict[str, float]:

@@ -83,12 +83,12 @@ class PanopticQuality(Metric):
         """
         found, truth = _segment_labels(segments_info), _segment_labels(target_segments_info)
         crowds = {int(row["id"]) for row in target_segments_info if row.get("iscrowd")}
-        areas = _overlap_areas(
-            self._segment_indices("segmentation", segmentation, found),
-            self._segment_indices("target_segmentation", target_segmentation, truth),
-            len(found),
-            len(truth),
-        )  # [found + void, truth + void]
+        rows = self._segment_indices("segmentation", segmentation, found)
+        columns = self._segment_indices("target_segmentation", target_segmentation, truth)
+        if rows.shape != columns.shape:
+            raise InputError(f"segmentation: expected as many pixels as the target, {len(columns)}, got {len(rows)}.")
+        shape = (len(found) + 1, len(truth) + 1)  # void last
+        areas = np.bincount(rows * shape[1] + columns, minlength=shape[0] * shape[1]).reshape(shape)
         found_areas, truth_areas = areas[:-1].sum(1), areas[:, :-1].sum(0)
         if (found_areas == 0).any():
             empty = [segment for segment, area in zip(found, found_areas, strict=True) if area == 0]
@@ -159,14 +159,6 @@ def _segment_labels(segments_info: Sequence[Mapping[str, Any]]) -> dict[int, int
             raise InputError(f"segments_info: expected entries with a label_id and a unique id, got {dict(row)}.")
         labels[int(row["id"])] = int(label)
     return labels
-
-
-def _overlap_areas(found: Ints, truth: Ints, found_count: int, truth_count: int) -> Ints:
-    """Return how many pixels each pair shares: [found + 1, truth + 1], void last, from indices [pixels]."""
-    if found.shape != truth.shape:
-        raise InputError(f"segmentation: expected as many pixels as the target, {len(truth)}, got {len(found)}.")
-    shape = (found_count + 1, truth_count + 1)
-    return np.bincount(found * shape[1] + truth, minlength=shape[0] * shape[1]).reshape(shape)
 
 
 def _mean_scores(scores: Sequence[PanopticScores]) -> PanopticScores:

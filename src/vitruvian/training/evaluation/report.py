@@ -117,7 +117,9 @@ class Report:
             for number, (metric, value) in enumerate(rows):
                 cells = [escape(task) if number == 0 else "", escape(metric), _format_number(value)]
                 if self.goals:
-                    cells.append(_format_goal(goals.get((task, metric)), value))
+                    goal = goals.get((task, metric))
+                    met = goal is not None and goal.met(value)
+                    cells.append("" if goal is None else f"[green]{goal} ✓[/]" if met else f"[red]{goal} missed[/]")
                 table.add_row(*cells, end_section=number == len(rows) - 1)
         return table
 
@@ -189,10 +191,3 @@ def _format_number(value: float) -> str:
     if not math.isfinite(value):
         return "–"
     return f"{value:.0f}" if value == int(value) and abs(value) > 1 else f"{value:.4f}"
-
-
-def _format_goal(goal: Goal | None, value: float) -> str:
-    """Return a goal with a mark, an empty text where there is none."""
-    if goal is None:
-        return ""
-    return f"[green]{goal} ✓[/green]" if goal.met(value) else f"[red]{goal} missed[/red]"
