@@ -58,7 +58,7 @@ def test_l1_by_hand_is_relative_to_the_mean_depth():
     assert float(out.terms["shift"]) == pytest.approx(0, abs=1e-6)
 
 
-def test_nearness_does_not_change_the_relative_terms():
+def test_relative_terms_do_not_depend_on_distance():
     metric, K = scene()
     scale = losses.canonical_scales(K)[..., None, None]
     noise = torch.randn(metric.shape, generator=torch.Generator().manual_seed(3)) * 0.01
@@ -171,7 +171,7 @@ def test_gradients_are_finite_at_the_target_at_zero_and_behind_the_camera():
         assert pred.grad.abs().max() < 1e4
 
 
-def test_silog_forgets_a_common_factor_as_far_as_it_is_told():
+def test_variance_focus_of_silog():
     depth = 1 + torch.rand(1, 1, 3, 3, generator=torch.Generator().manual_seed(0))
     every = torch.ones_like(depth)
     assert float(_silog_error(depth * 4, depth, every, variance_focus=1.0)) == pytest.approx(0, abs=1e-3)
@@ -259,7 +259,7 @@ def test_steps_of_depth_are_those_of_the_logarithm_whatever_the_factor():
     assert float(losses.depth_steps(pred.mT, target.mT, everywhere.mT)) == pytest.approx(2 / 3)
 
 
-def test_steps_of_depth_push_against_a_ripple_of_any_height():
+def test_depth_steps_have_a_gradient_for_noise_of_any_amplitude():
     ripple = torch.tensor([1.0, -1.0]).repeat(4).view(1, 1, 1, 8)
     for height in (0.001, 0.1):
         pred = (2 * (1 + height * ripple)).requires_grad_()

@@ -65,7 +65,7 @@ def test_only_the_best_mask_is_trained_and_every_quality() -> None:
     assert (ious.grad != 0).all()
 
 
-def test_an_absent_object_teaches_the_object_score_only() -> None:
+def test_absent_objects_train_only_the_object_score() -> None:
     logits, ious, objects, targets = case()
     targets[0, 1] = 0
     prompted_mask_loss(logits, ious, objects, targets).total.backward()

@@ -71,7 +71,7 @@ def test_masks_of_both_shapes_and_all_kinds_mean_the_same():
         _pixel_weights(torch.ones(2, 5, 4), like)
 
 
-def test_weighted_means_take_fractions_and_survive_nothing():
+def test_weighted_mean_of_fractional_and_zero_weights():
     values = torch.tensor([[[[1.0, 5.0]], [[2.0, 7.0]]]])  # two channels, two pixels
     assert float(weighted_mean(values, torch.tensor([[[[0.1, 0.3]]]]))) == pytest.approx((0.1 * 3 + 0.3 * 12) / 0.4)
     assert float(weighted_mean(values, torch.zeros(1, 1, 1, 2))) == 0

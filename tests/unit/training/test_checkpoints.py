@@ -63,7 +63,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_all_comes_back_to_the_bit(tmp_path: Path):
+def test_a_checkpoint_restores_everything_exactly(tmp_path: Path):
     first = Setup()
     saved = first.save(tmp_path, 2, skipped=3, scores={"a": 0.5, "b": float("nan")})
     other = Setup(seed=1, steps=0)
@@ -77,7 +77,7 @@ def test_all_comes_back_to_the_bit(tmp_path: Path):
     assert same(first.everything(), other.everything())
 
 
-def test_files_hold_no_code(tmp_path: Path):
+def test_checkpoints_contain_no_pickles(tmp_path: Path):
     saved = Setup().save(tmp_path, 2)
     assert sorted(path.name for path in saved.iterdir()) == [
         "average.safetensors", "optimizer.safetensors", "state.json", "weights.safetensors",
@@ -85,7 +85,7 @@ def test_files_hold_no_code(tmp_path: Path):
     json.loads((saved / "state.json").read_text())
 
 
-def test_the_last_ones_stay(tmp_path: Path):
+def test_only_the_newest_checkpoints_remain(tmp_path: Path):
     setup = Setup()
     for step in (1, 2, 3, 10):
         setup.save(tmp_path, step, keep=2)
@@ -93,7 +93,7 @@ def test_the_last_ones_stay(tmp_path: Path):
     assert find_checkpoint(tmp_path, "auto") == tmp_path / "checkpoints" / "step-00000010"
 
 
-def test_a_broken_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_write_leaves_older_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     setup = Setup()
     setup.save(tmp_path, 1)
 
@@ -113,7 +113,7 @@ def test_unfinished_folders_do_not_count(tmp_path: Path):
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000001"]
 
 
-def test_where_to_go_on_from(tmp_path: Path):
+def test_find_checkpoint(tmp_path: Path):
     assert find_checkpoint(tmp_path, "auto") is None
     assert find_checkpoint(tmp_path, "never") is None
     saved = Setup().save(tmp_path, 1)
@@ -124,7 +124,7 @@ def test_where_to_go_on_from(tmp_path: Path):
         find_checkpoint(tmp_path, "yesterday")
 
 
-def test_checkpoints_that_do_not_fit(tmp_path: Path):
+def test_mismatched_checkpoints_raise(tmp_path: Path):
     saved = Setup().save(tmp_path, 1)
     with pytest.raises(CheckpointError, match="of another model"):
         Setup(tasks=("pose",)).load(saved)
@@ -155,7 +155,7 @@ def test_a_checkpoint_without_an_average(tmp_path: Path):
     load_checkpoint(saved, model=setup.model, optimizer=setup.optimizer, ema=None)
 
 
-def test_weights_without_gradients_have_nothing_to_remember(tmp_path: Path):
+def test_weights_without_gradients_have_no_optimizer_state(tmp_path: Path):
     setup = Setup(steps=0)
     for parameter in setup.model.tasks["pose"].decode_head.parameters():  # type: ignore[index,union-attr]
         parameter.grad = torch.ones_like(parameter)
@@ -167,7 +167,7 @@ def test_weights_without_gradients_have_nothing_to_remember(tmp_path: Path):
     assert not [name for name in _optimizer_tensors(other.optimizer) if "encoder" in name]
 
 
-def test_every_step_has_its_own_chance():
+def test_every_step_has_its_own_seed():
     seed_step(3, 7)
     first = torch.rand(4)
     torch.rand(100)

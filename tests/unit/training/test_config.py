@@ -27,7 +27,7 @@ flip = 0
 """
 
 
-def test_toml_and_json_say_the_same(tmp_path: Path):
+def test_toml_and_json_are_equivalent(tmp_path: Path):
     toml, plain = tmp_path / "run.toml", tmp_path / "run.json"
     toml.write_text(TOML)
     config = read_config(toml)
@@ -41,7 +41,7 @@ def test_toml_and_json_say_the_same(tmp_path: Path):
     assert read_config(plain).to_dict() == config.to_dict()
 
 
-def test_what_is_written_beside_a_run_reads_back(tmp_path: Path):
+def test_written_configurations_read_back(tmp_path: Path):
     config = TrainConfig.from_dict({"steps": 7, "ema": {"decay": 0.5}})
     path = write_config(config, tmp_path)
     assert read_config(path).to_dict() == config.to_dict()
@@ -79,7 +79,7 @@ def test_what_is_written_beside_a_run_reads_back(tmp_path: Path):
         ({"out": ""}, r"out: expected a folder"),
     ],
 )
-def test_mistakes_are_named(values: dict[str, Any], said: str):
+def test_errors_name_the_setting(values: dict[str, Any], said: str):
     with pytest.raises(ConfigError, match=said):
         TrainConfig.from_dict(values)
 
@@ -100,7 +100,7 @@ def test_changes_from_the_command_line():
 
 
 @pytest.mark.parametrize("change", ["optimizer.lr", "=3", "a..b=3"])
-def test_changes_that_say_nothing(change: str):
+def test_malformed_changes_raise(change: str):
     with pytest.raises(InputError, match="expected name=value"):
         with_changes(TrainConfig(), [change])
 

@@ -50,7 +50,7 @@ def replay(people: PeopleFolder, change: Any = None) -> Any:
     return predict
 
 
-def test_the_truth_is_perfect(people: PeopleFolder):
+def test_true_outputs_have_perfect_scores(people: PeopleFolder):
     report = evaluate_folder(replay(people), people, tasks=list(TASKS), batch_size=3)
     found = headlines(report)
     assert found["pose/pck.pck@0.1"] == 1
@@ -108,7 +108,7 @@ def test_small_maps(people: PeopleFolder):
     assert 0.8 < report.numbers("seg")["silhouette.mean_iou"] < 1
 
 
-def test_a_scale_of_nothing_gives_numbers(people: PeopleFolder):
+def test_a_scale_of_zero_gives_finite_errors(people: PeopleFolder):
     def broken(pixels: Tensor) -> dict[str, Any]:
         ones = torch.ones(len(pixels), 3, *SIZE_HW)
         return {"pointmap": SimpleNamespace(pointmaps=ones, scales=torch.zeros(len(pixels), 1))}

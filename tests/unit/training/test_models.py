@@ -128,7 +128,7 @@ def test_starting_from_all_heads_of_an_earlier_run(tmp_path: Path):
     assert any(name.startswith("tasks.matting.") for name in weights)
 
 
-def test_the_model_inside_is_a_start_too():
+def test_starting_from_the_builtin_model():
     stored = Sapiens2MultiTask.from_pretrained("builtin", tasks=["pose", "albedo"]).weights()
     start = ModelPart(tasks=["pose", "albedo"], pretrained="builtin", image_size=[256, 192])
     same = build_model(start).weights()

@@ -122,7 +122,7 @@ def test_the_schedule_of_the_learning_rate(decay: str, step: int, expected: floa
     assert learning_rate_factor(step, part, steps=14) == pytest.approx(expected)
 
 
-def test_no_warm_up_starts_at_the_top():
+def test_without_warmup_the_learning_rate_starts_at_its_maximum():
     assert learning_rate_factor(0, SchedulePart(warmup=0), steps=10) == 1
 
 
@@ -148,7 +148,7 @@ def test_gradients_that_are_not_finite_move_nothing(fused: bool):
     assert float(optimizer.state[weight]["step"]) == 2
 
 
-def test_the_rate_can_be_held_before_it_falls():
+def test_the_learning_rate_can_be_held_before_it_decays():
     part = SchedulePart(warmup=10, hold=0.5, decay="linear")
     found = [learning_rate_factor(step, part, steps=110) for step in (10, 59, 60, 85, 110)]
     assert found == pytest.approx([1, 1, 1, 0.5, 0])
@@ -185,7 +185,7 @@ def test_a_step_by_hand():
     torch.testing.assert_close(other.detach(), torch.tensor([-0.1, 0.1]))  # AdamW's first step
 
 
-def test_only_matrices_of_layers_are_turned():
+def test_muon_updates_only_matrices_of_layers():
     model = build_model(ModelPart(**model_table("pose", "seg")))
     optimizer = build_optimizer(model, OptimizerPart(kind="muon"))
     assert sorted(name for name, _ in named_weights(optimizer)) == sorted(name for name, _ in model.named_parameters())
@@ -195,7 +195,7 @@ def test_only_matrices_of_layers_are_turned():
     assert not [name for name in turned if "norm" in name]
 
 
-def test_layers_of_one_shape_are_handled_as_alone():
+def test_matrices_of_one_shape_are_updated_as_if_alone():
     generator = torch.Generator().manual_seed(0)
     start = [torch.randn(6, 4, generator=generator) for _ in range(3)]
     slopes = [torch.randn(6, 4, generator=generator) for _ in range(3)]

@@ -214,7 +214,7 @@ def test_regions_and_people_to_ignore() -> None:
     assert scores.precision[0.5] == pytest.approx(1 / 2)  # both in the crowd are excused, of the double only the first
 
 
-def test_people_too_small_to_be_asked_for() -> None:
+def test_min_height() -> None:
     quality = BoxAP(thresholds=[0.5], min_height=0.25)
     truth = [[0, 0, 10, 50], [20, 0, 30, 24]]
     found = [[0, 0, 10, 50], [60, 0, 70, 20], [60, 0, 70, 40]]
@@ -227,7 +227,7 @@ def test_people_too_small_to_be_asked_for() -> None:
     assert quality.compute().recall[0.5] == pytest.approx(1 / 3)
 
 
-def test_only_good_and_few_enough_boxes_count() -> None:
+def test_min_score_and_max_detections() -> None:
     truth, found = [[0, 0, 10, 10]], [[50, 0, 60, 10], [70, 0, 80, 10], [0, 0, 10, 10]]
     for settings, recall, precision in [
         ({}, 1, 1 / 3),
@@ -240,7 +240,7 @@ def test_only_good_and_few_enough_boxes_count() -> None:
         assert (scores.recall[0.5], scores.precision[0.5]) == pytest.approx((recall, precision))
 
 
-def test_nothing_seen_is_nan() -> None:
+def test_no_data_is_nan() -> None:
     quality = BoxAP()
     for _ in range(2):
         scores = quality.compute()

@@ -67,13 +67,13 @@ def test_random_batches_against_arc_cosine_and_merged_halves() -> None:
     assert scores.within[30.0] == pytest.approx((angles < 30).mean())
 
 
-def test_a_prediction_without_direction_is_no_good_one() -> None:
+def test_zero_predictions_are_90_degrees_off() -> None:
     quality = AngularError()
     quality.update(np.zeros((3, 2, 2)), facing(2).repeat(2, axis=1))
     assert quality.compute().mean == 90
 
 
-def test_nothing_seen_is_nan_of_normals() -> None:
+def test_no_normals_is_nan() -> None:
     quality = AngularError(angles=[10])
     quality.update(facing(2), facing(2), mask=np.zeros((1, 2)))
     scores = quality.compute()
@@ -111,7 +111,7 @@ def test_depth_by_hand() -> None:
     assert scores.pictures == 1
 
 
-def test_pictures_count_alike_and_merge() -> None:
+def test_images_have_equal_weight_and_merge() -> None:
     first, second = DepthError(), DepthError()
     first.update(torch.full((1, 2, 2), 1.1), torch.ones(1, 2, 2))
     second.update(torch.full((1, 1, 4, 4), 1.3), torch.ones(1, 1, 4, 4))
@@ -129,7 +129,7 @@ def test_pictures_count_alike_and_merge() -> None:
         ("scale_and_shift", lambda depth: 0.5 * depth + 7),
     ],
 )
-def test_alignment_makes_right_what_it_should_and_no_more(alignment: str, change) -> None:
+def test_alignments_of_depth(alignment: str, change) -> None:
     truth = np.random.default_rng(0).uniform(1, 5, (2, 6, 5))
     guess = np.stack([change(truth[0]), 2 * change(truth[1])])  # each picture has its own
     for name, perfect in (("none", False), (alignment, True)):
@@ -163,7 +163,7 @@ def test_what_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("quality", [DepthError(), PointError()])
-def test_nothing_seen_is_nan_of_depth(quality) -> None:
+def test_no_depth_is_nan(quality) -> None:
     scores = dataclasses.asdict(quality.compute())
     assert scores.pop("pictures") == 0
     assert np.isnan(list(scores.values())).all()
@@ -210,7 +210,7 @@ def test_alignment_of_points_is_the_best_an_optimiser_finds() -> None:
     assert quality.compute().rmse == pytest.approx(math.sqrt(squared), rel=1e-6)
 
 
-def test_lengths_are_each_pictures_own_and_merge() -> None:
+def test_lengths_of_each_image_and_merge() -> None:
     truth = np.ones((2, 3, 1, 1))
     guess = truth + np.array([[[[1.0]], [[0]], [[0]]], [[[3.0]], [[0]], [[0]]]])
     together, first, second = (PointError(alignment="none") for _ in range(3))

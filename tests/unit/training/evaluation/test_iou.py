@@ -60,7 +60,7 @@ def test_only_the_mask_counts() -> None:
     assert quality.confusion.tolist() == [[1, 0, 0], [0, 0, 0]]
 
 
-def test_nothing_seen_is_nan() -> None:
+def test_no_data_is_nan() -> None:
     quality = MeanIoU(2)
     quality.update(torch.tensor([0, 1]), torch.tensor([255, 255]))
     scores = quality.compute()
@@ -107,7 +107,7 @@ def test_mask_threshold_and_merge() -> None:
     assert (scores.mean_iou, scores.pooled_iou, scores.pixel_accuracy) == pytest.approx((0.5, 1 / 3, 0.6))
 
 
-def test_empty_in_both_is_no_overlap_but_right() -> None:
+def test_images_empty_in_both_count_for_accuracy_only() -> None:
     quality = ForegroundIoU()
     assert np.isnan(quality.compute().pixel_accuracy)
     quality.update(np.zeros((2, 2)), np.zeros((2, 2)))

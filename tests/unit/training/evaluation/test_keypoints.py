@@ -76,7 +76,7 @@ def test_pck_of_groups_of_308_points_and_merge() -> None:
     assert scores.points == 3 * 308
 
 
-def test_pck_of_what_is_not_there() -> None:
+def test_pck_of_missing_points() -> None:
     quality = PCK("coco17", thresholds=[0.1])
     assert np.isnan(quality.compute().pck[0.1])
     truth = np.zeros((3, 17, 2))
@@ -193,7 +193,7 @@ def test_ignored_people_are_neither_wanted_nor_false_alarms() -> None:
     assert np.isnan(ignored.compute().ap)
 
 
-def test_missing_points_do_not_make_a_person_vanish() -> None:
+def test_people_with_missing_points_count() -> None:
     one = {name: value[:1] for name, value in random_image(1, 17).items()}
     one["visible"], one["crowd"] = np.ones((1, 17)), np.array([False])
     one["found"] = one["truth"].copy()
