@@ -13,16 +13,8 @@ from pycocotools.cocoeval import COCOeval
 
 from vitruvian.errors import InputError
 from vitruvian.human import BODY_25, COCO_17, GROUPS, LAYOUTS, SIGMAS
-from vitruvian.training.evaluation import (
-    PCK,
-    KeypointAP,
-    box_length,
-    head_length,
-    layout_groups,
-    layout_sigmas,
-    torso_length,
-)
-from vitruvian.training.evaluation.keypoints import KeypointAPScores, _keypoint_similarity
+from vitruvian.training.evaluation import PCK, KeypointAP, box_length, layout_groups, layout_sigmas
+from vitruvian.training.evaluation.keypoints import KeypointAPScores, _keypoint_similarity, head_length, torso_length
 
 NAMES = [field.name for field in dataclasses.fields(KeypointAPScores)]  # in the order of COCO
 COUNTS = {"coco17": 17, "wholebody133": 133, "sapiens308": 308}
