@@ -30,7 +30,7 @@ from vitruvian.training.checkpoints import RunState, find_checkpoint, load_check
 from vitruvian.training.config import TrainConfig, differences, write_config
 from vitruvian.training.datasets.stream import open_batches
 from vitruvian.training.ema import ExponentialMovingAverage
-from vitruvian.training.evaluate import Evaluate, validation
+from vitruvian.training.evaluation.evaluate import Evaluate, validation
 from vitruvian.training.log import RunLog
 from vitruvian.training.models import build_model, compile_parts, save_models
 from vitruvian.training.objectives import make_objective

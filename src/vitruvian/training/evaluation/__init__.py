@@ -8,7 +8,7 @@
 | boxes of people, objects by box or mask, segments | `BoxAP`, `MeanAveragePrecision`, `PanopticQuality` |
 
 All take numpy arrays and torch tensors, hold numbers but no images, and can be pickled to be merged across processes.
-`Report` turns their scores into tables and JSON.
+`Report` turns their scores into tables and JSON; `evaluate.evaluate_folder` runs the metrics of each task on a dataset.
 """
 
 from vitruvian.training.evaluation.average_precision import BoxAP, MeanAveragePrecision

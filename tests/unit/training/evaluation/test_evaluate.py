@@ -12,7 +12,7 @@ from tests.unit.training.tiny_runs import SIZE_HW, TASKS, make_set
 from vitruvian.errors import InputError
 from vitruvian.training.datasets.folder import PeopleFolder
 from vitruvian.training.datasets.labels import LabeledImages, keypoint_targets, people_targets
-from vitruvian.training.evaluate import _HEADLINES, evaluate_folder, headlines
+from vitruvian.training.evaluation.evaluate import _HEADLINES, evaluate_folder, headlines
 
 
 @pytest.fixture(scope="module")
