@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.losses.terms import LossTerms, nonzero, weighted_mean, weighted_sum
+from vitruvian.losses.terms import LossTerms, nonzero, weighted_mean
 
 _FOCAL_POWER, _NEAR_POWER = 2.0, 4.0
 _SIGMA = 0.09  # of the Gaussian of a centre, relative to the sides of the box
 _BOX_THRESHOLD = 0.5  # cells with at least this target also learn the box
-_WEIGHTS = {"middle": 1.0, "box": 2.0}
+_BOX_WEIGHT = 2.0
 
 
 @dataclass(frozen=True)
@@ -72,20 +72,14 @@ def people_loss(logits: Tensor, sides: Tensor, target: PeopleTarget) -> LossTerm
     """
     logits, sides = logits.float(), sides.float()
     peak = target.middle > 0.999
-    people = nonzero((peak * target.weight).sum())
-
-    def middle() -> Tensor:
-        chance = logits.sigmoid()
-        hit = -((1 - chance) ** _FOCAL_POWER) * F.logsigmoid(logits)
-        miss = -((1 - target.middle) ** _NEAR_POWER) * chance**_FOCAL_POWER * F.logsigmoid(-logits)
-        return (torch.where(peak, hit, miss) * target.weight).sum() / people
-
-    def box_term() -> Tensor:
-        weight = torch.where(target.middle >= _BOX_THRESHOLD, target.middle, 0.0) * target.weight  # [B, 1, h, w]
-        inside = (target.sides > 0).all(dim=1, keepdim=True)
-        return weighted_mean(1 - _generalized_iou(sides, target.sides.clamp_min(1e-3)), weight * inside)
-
-    return weighted_sum({"middle": middle, "box": box_term}, _WEIGHTS, None, anchor=logits)
+    probability = logits.sigmoid()
+    hit = -((1 - probability) ** _FOCAL_POWER) * F.logsigmoid(logits)
+    miss = -((1 - target.middle) ** _NEAR_POWER) * probability**_FOCAL_POWER * F.logsigmoid(-logits)
+    middle = (torch.where(peak, hit, miss) * target.weight).sum() / nonzero((peak * target.weight).sum())
+    weight = torch.where(target.middle >= _BOX_THRESHOLD, target.middle, 0.0) * target.weight  # [B, 1, h, w]
+    inside = (target.sides > 0).all(dim=1, keepdim=True)
+    box = weighted_mean(1 - _generalized_iou(sides, target.sides.clamp_min(1e-3)), weight * inside)
+    return LossTerms(total=middle + _BOX_WEIGHT * box, terms={"middle": middle, "box": box})
 
 
 def _generalized_iou(a: Tensor, b: Tensor) -> Tensor:
