@@ -47,12 +47,10 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "vitruvian.models.mask2former.configuration": ("Mask2FormerConfig",),
     "vitruvian.models.mask2former.modeling": (
         "Mask2FormerForUniversalSegmentation",
-        "Mask2FormerModel",
-        "Mask2FormerPreTrainedModel",
-    ),
-    "vitruvian.models.mask2former.outputs": (
         "Mask2FormerForUniversalSegmentationOutput",
+        "Mask2FormerModel",
         "Mask2FormerModelOutput",
+        "Mask2FormerPreTrainedModel",
     ),
     "vitruvian.models.mask2former.processing": (
         "Mask2FormerImageProcessor",
@@ -64,12 +62,10 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "vitruvian.models.maskformer.modeling": (
         "MaskFormerForInstanceSegmentation",
-        "MaskFormerModel",
-        "MaskFormerPreTrainedModel",
-    ),
-    "vitruvian.models.maskformer.outputs": (
         "MaskFormerForInstanceSegmentationOutput",
+        "MaskFormerModel",
         "MaskFormerModelOutput",
+        "MaskFormerPreTrainedModel",
     ),
     "vitruvian.models.maskformer.processing": (
         "MaskFormerImageProcessor",

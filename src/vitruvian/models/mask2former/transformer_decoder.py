@@ -19,7 +19,7 @@ from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.pixel_decoder import LEVELS
 from vitruvian.models.mask_classification.layers import QueryAttention, mask_head, mask_logits
-from vitruvian.models.mask_classification.modeling import DecoderOutput
+from vitruvian.models.mask_classification.outputs import DecoderOutput
 from vitruvian.ops.layer_norm import layer_norm_of_sum
 from vitruvian.ops.masked_attention import masked_attention
 

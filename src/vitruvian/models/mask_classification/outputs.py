@@ -1,12 +1,49 @@
-"""Fields that the outputs of MaskFormer and Mask2Former share. Fields that a call does not request are None."""
+"""What the parts of MaskFormer and Mask2Former return, and the fields that the outputs of both models share.
+
+Fields that a call does not request are None.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from vitruvian.outputs import ModelOutput
+
+
+@dataclass
+class PixelFeatures:
+    """Output of a backbone and pixel decoder.
+
+    Attributes:
+        encoder: Maps of the backbone, fine to coarse [B, C, h, w].
+        levels: Maps of the pixel decoder, coarse to fine [B, C, h, w].
+        pixels: Pixel embeddings [B, M, H/4, W/4].
+        padding: True for pixels in the padding [B, 1, H/4, W/4], where images were computed without it.
+    """
+
+    encoder: tuple[Tensor, ...]
+    levels: tuple[Tensor, ...]
+    pixels: Tensor
+    padding: Tensor | None = None
+
+
+@dataclass
+class DecoderOutput:
+    """Output of a transformer decoder.
+
+    Attributes:
+        states: Queries before the first layer and after each [B, Q, C].
+        normed: Queries after the norm that precedes every prediction [B, Q, C]; the last are those of the last layer.
+        attentions: Attention of the queries to each other in each layer [B, A, Q, Q], on demand.
+        masks: Mask logits of the last predictions [B, Q, H/4, W/4], where the decoder itself predicts masks.
+    """
+
+    states: list[Tensor] = field(default_factory=list)
+    normed: list[Tensor] = field(default_factory=list)
+    attentions: list[Tensor] = field(default_factory=list)
+    masks: list[Tensor] = field(default_factory=list)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.models.mask_classification.layers import QueryAttention, pointwise
-from vitruvian.models.mask_classification.modeling import DecoderOutput
+from vitruvian.models.mask_classification.outputs import DecoderOutput
 from vitruvian.models.maskformer.configuration import DetrConfig
 from vitruvian.ops.layer_norm import layer_norm_of_sum
 
@@ -77,6 +77,7 @@ class Decoder(nn.Module):
             if weights is not None:
                 output.attentions.append(weights)
         output.normed = [self.layernorm(state) for state in output.states[1 if auxiliary else -1 :]]
+        output.states[-1] = output.normed[-1]
         return output
 
 
