@@ -24,7 +24,16 @@ BUILTIN_FOLDER = Path(__file__).parent / "builtin"
 
 @dataclass(frozen=True)
 class HubOptions:
-    """The keywords that all `from_pretrained` methods share."""
+    """The keywords that all `from_pretrained` methods share.
+
+    Attributes:
+        revision: Branch, tag or commit on the Hub.
+        cache_dir: Folder of downloads.
+        token: Access token of the Hub.
+        local_files_only: Do not use the network.
+        force_download: Download again even if cached.
+        subfolder: Folder inside the checkpoint.
+    """
 
     revision: str | None = None
     cache_dir: str | Path | None = None
@@ -32,6 +41,9 @@ class HubOptions:
     local_files_only: bool = False
     force_download: bool = False
     subfolder: str = ""
+
+
+HUB_KEYWORDS = tuple(field.name for field in dataclasses.fields(HubOptions))
 
 
 def require_file(source: str | Path, name: str, options: HubOptions) -> Path:

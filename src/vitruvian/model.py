@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vitruvian.config import Config
+from vitruvian.config import Config, split_hub_options
 from vitruvian.devices import (
     add_device_hooks,
     check_one_device,
@@ -134,13 +134,7 @@ class Model(nn.Module):
         attn_implementation: str | None = None,
         use_safetensors: bool | None = None,
         check_finite: bool = True,
-        revision: str | None = None,
-        cache_dir: str | Path | None = None,
-        token: str | bool | None = None,
-        local_files_only: bool = False,
-        force_download: bool = False,
-        subfolder: str = "",
-        **config_overrides: Any,
+        **keywords: Any,
     ) -> Self:
         """Open a checkpoint and return the model in evaluation mode.
 
@@ -157,19 +151,14 @@ class Model(nn.Module):
             attn_implementation: ``"sdpa"``, ``"eager"``, ``"flash_attention_2"`` or ``"flash_attention_3"``.
             use_safetensors: Require (or refuse) safetensors files; by default they are preferred.
             check_finite: Raise on weights with NaN or infinite values.
-            revision: Branch, tag or commit on the Hub.
-            cache_dir: Folder of downloads.
-            token: Access token of the Hub.
-            local_files_only: Do not use the network.
-            force_download: Download again even if cached.
-            subfolder: Folder inside the checkpoint.
-            config_overrides: Fields of the configuration to change, such as `num_labels`.
+            keywords: Options of the Hub such as `revision` and `token` (see `HubOptions`), and fields of the
+                configuration to change, such as `num_labels`.
         """
-        hub_options = HubOptions(revision, cache_dir, token, local_files_only, force_download, subfolder)
+        hub_options, overrides = split_hub_options(keywords)
         options = pinned(pretrained_model_name_or_path, hub_options)
         source = str(pretrained_model_name_or_path)
         settings, new_labels = cls.read_config(
-            pretrained_model_name_or_path, config, options if config is None else hub_options, config_overrides
+            pretrained_model_name_or_path, config, options if config is None else hub_options, overrides
         )
         if attn_implementation is not None:
             settings.attn_implementation = attn_implementation

@@ -79,7 +79,7 @@ class MaskFormerModel(MaskClassificationModel, MaskFormerPreTrainedModel):
         super().__init__(config)
         self.pixel_level_module = build_pixel_level(config)
         coarsest = self.pixel_level_module.encoder.channels[-1]
-        self.transformer_module = TransformerModule(coarsest, config.decoder)
+        self.transformer_module = TransformerModule(coarsest, config.decoder_config)
         self.post_init()
 
     def build_output(
@@ -113,7 +113,7 @@ class MaskFormerForInstanceSegmentation(MaskClassificationForSegmentation, MaskF
 
     def __init__(self, config: MaskFormerConfig) -> None:
         super().__init__(config)
-        channels = config.decoder.d_model
+        channels = config.decoder_config.d_model
         self.model = MaskFormerModel(config)
         self.class_predictor = nn.Linear(channels, config.num_labels + 1)
         self.mask_embedder = mask_head(channels, config.mask_feature_size)

@@ -9,7 +9,7 @@ are in carried-residual form: a layer returns the tokens and its last branch, wh
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn, unflatten
@@ -146,17 +146,13 @@ class WindowAttention(nn.Module):
             qkv = torch.cat((self.query(tokens), self.key(tokens), self.value(tokens)), dim=-1)  # [B, h·w, 3C]
             biases: list[Tensor] = [part.bias for part in (self.query, self.key, self.value) if part.bias is not None]
             fill = torch.cat(biases) if biases else None  # [3C]
-        dropout = self.drop_rate if self.training else 0.0
+        windows: dict[str, Any] = {
+            "grid_hw": grid_hw, "heads": self.heads, "window": self.window, "shift": shift, "fill": fill,
+            "bias": self.position_bias(), "dropout": self.drop_rate if self.training else 0.0,
+        }  # fmt: skip
         if need_weights or self.attn_implementation == "eager":
-            return window_attention_with_weights(
-                qkv, grid_hw=grid_hw, heads=self.heads, window=self.window, shift=shift,
-                fill=fill, bias=self.position_bias(), dropout=dropout,
-            )  # fmt: skip
-        out = window_attention(
-            qkv, grid_hw=grid_hw, heads=self.heads, window=self.window, shift=shift,
-            fill=fill, bias=self.position_bias(), dropout=dropout,
-        )  # fmt: skip
-        return out, None
+            return window_attention_with_weights(qkv, **windows)
+        return window_attention(qkv, **windows), None
 
     def position_bias(self) -> Tensor:
         """Bias of every head for every pair of tokens in a window [A, N, N]; cached by `optimize` in inference."""
