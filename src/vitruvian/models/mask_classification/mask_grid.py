@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -109,13 +109,14 @@ class MaskGrid:
         for start in range(top, bottom, step):
             yield start, min(start + step, bottom), left, right
 
-    def windows(self, queries: Tensor, at_least: Tensor) -> list[Window]:
+    def windows(self, queries: Sequence[int], at_least: Tensor) -> list[Window]:
         """Return for each of n queries the smallest window outside of which its logits stay below `at_least` [n].
 
         A pixel is an average of its cells, so no pixel is high enough where no cell is. Windows of queries that are
         high enough nowhere are empty.
         """
-        reached = self.logits[queries] >= at_least[:, None, None]  # [n, h, w]
+        indices = torch.tensor(queries, dtype=torch.int64, device=self.logits.device)
+        reached = self.logits[indices] >= at_least[:, None, None]  # [n, h, w]
         (top, bottom), (left, right) = _span(reached.any(2)), _span(reached.any(1))
         edges = torch.stack(
             [

@@ -5,23 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError, VitruvianWarning
-from vitruvian.models.mask_classification.mask_grid import MaskGrid, SizeHW
-from vitruvian.models.mask_classification.segments import (
-    instance_map,
-    instance_masks,
-    panoptic_segments,
-    stack_masks,
-)
-from vitruvian.models.mask_classification.semantic import semantic_map, semantic_scores
-
-InstanceKind = Literal["map", "rle", "masks"]
+from vitruvian.models.mask_classification.mask_grid import SizeHW
 
 
 class SegmentationResult(dict[str, Any]):
@@ -68,9 +59,6 @@ class QueryLogits:
         return cls(classes, masks)
 
 
-# ------------------------------------------------------------------------------------------------------- padding
-
-
 def cells_from_pixel_mask(pixel_mask: Tensor, count: int, grid_hw: SizeHW, stride: int) -> list[tuple[float, float]]:
     """Return how many rows and columns of the mask grid each image covers, from `pixel_mask` [B, H, W]."""
     mask = torch.as_tensor(pixel_mask).bool()
@@ -112,60 +100,3 @@ def cells_from_sizes(
             stacklevel=4,
         )
     return None
-
-
-# ------------------------------------------------------------------------------------------------------- results
-
-
-def semantic_result(class_logits: Tensor, grid: MaskGrid, *, with_scores: bool) -> Tensor | SegmentationResult:
-    """Return the class of each pixel, or a result with the scores of all classes too."""
-    if not with_scores:
-        return semantic_map(class_logits, grid)
-    scores = semantic_scores(class_logits, grid)  # [K, H, W]
-    return SegmentationResult(segmentation=scores.argmax(0), segmentation_scores=scores)
-
-
-def instance_result(
-    class_logits: Tensor,
-    grid: MaskGrid,
-    kind: InstanceKind,
-    *,
-    threshold: float,
-    mask_threshold: float,
-    overlap_mask_area_threshold: float,
-) -> SegmentationResult:
-    """Return the instances of an image as a map, as masks or as RLE."""
-    thresholds = {
-        "threshold": threshold,
-        "mask_threshold": mask_threshold,
-        "overlap_mask_area_threshold": overlap_mask_area_threshold,
-    }
-    segmentation: object
-    if kind == "map":
-        segmentation, segments = instance_map(class_logits, grid, **thresholds)
-    else:
-        masks, segments = instance_masks(class_logits, grid, **thresholds)
-        size_hw, device = grid.size_hw, grid.logits.device
-        segmentation = [mask.rle(size_hw) for mask in masks] if kind == "rle" else stack_masks(masks, size_hw, device)
-    return SegmentationResult(segmentation=segmentation, segments_info=[segment.info() for segment in segments])
-
-
-def panoptic_result(
-    class_logits: Tensor,
-    grid: MaskGrid,
-    *,
-    threshold: float,
-    mask_threshold: float,
-    overlap_mask_area_threshold: float,
-    label_ids_to_fuse: Collection[int],
-) -> SegmentationResult:
-    """Return the segments of an image as one map."""
-    ids, segments = panoptic_segments(
-        class_logits,
-        grid,
-        threshold=threshold,
-        mask_threshold=mask_threshold,
-        overlap_mask_area_threshold=overlap_mask_area_threshold,
-        label_ids_to_fuse=label_ids_to_fuse,
-    )
-    return SegmentationResult(segmentation=ids, segments_info=[segment.info() for segment in segments])

@@ -37,20 +37,26 @@ from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.models.mask_classification.label_maps import masks_from_map, read_label_map
 from vitruvian.models.mask_classification.mask_grid import MaskGrid, SizeHW
 from vitruvian.models.mask_classification.postprocessing import (
-    InstanceKind,
     QueryLogits,
     SegmentationResult,
     cells_from_pixel_mask,
     cells_from_sizes,
-    instance_result,
-    panoptic_result,
-    semantic_result,
 )
 from vitruvian.models.mask_classification.reference_results import (
+    InstanceKind,
     reference_instances,
     reference_panoptic,
     reference_semantic,
 )
+from vitruvian.models.mask_classification.segments import (
+    Segment,
+    Thresholds,
+    instance_map,
+    instance_masks,
+    panoptic_segments,
+    stack_masks,
+)
+from vitruvian.models.mask_classification.semantic import semantic_map, semantic_scores
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
     ImageInput,
@@ -373,10 +379,10 @@ class MaskProcessor(ImageProcessor):
             results = [reference_semantic(**inputs) for inputs in self._reference_inputs(queries, target_sizes)]
             return results if return_segmentation_scores else [result.segmentation for result in results]
         grids = self.mask_grids(queries, target_sizes, source_sizes, pixel_mask)
-        return [
-            semantic_result(classes, grid, with_scores=return_segmentation_scores)
-            for classes, grid in zip(queries.classes, grids, strict=True)
-        ]
+        if not return_segmentation_scores:
+            return [semantic_map(classes, grid) for classes, grid in zip(queries.classes, grids, strict=True)]
+        scores = [semantic_scores(classes, grid) for classes, grid in zip(queries.classes, grids, strict=True)]
+        return [SegmentationResult(segmentation=one.argmax(0), segmentation_scores=one) for one in scores]
 
     @torch.no_grad()
     def post_process_instance_segmentation(
@@ -416,23 +422,27 @@ class MaskProcessor(ImageProcessor):
         """
         if return_coco_annotation and return_binary_maps:
             raise InputError("return_coco_annotation, return_binary_maps: expected at most one of them, got both.")
-        kind: InstanceKind = "rle" if return_coco_annotation else "masks" if return_binary_maps else "map"
         queries = QueryLogits.from_outputs(outputs)
         if legacy:
+            kind: InstanceKind = "rle" if return_coco_annotation else "masks" if return_binary_maps else "map"
             reference = self._reference_inputs(queries, target_sizes)
             return [reference_instances(kind=kind, threshold=threshold, **inputs) for inputs in reference]
         grids = self.mask_grids(queries, target_sizes, source_sizes, pixel_mask)
-        return [
-            instance_result(
-                classes,
-                grid,
-                kind,
-                threshold=threshold,
-                mask_threshold=mask_threshold,
-                overlap_mask_area_threshold=overlap_mask_area_threshold,
-            )
-            for classes, grid in zip(queries.classes, grids, strict=True)
-        ]
+        thresholds = Thresholds(threshold, mask_threshold, overlap_mask_area_threshold)
+        results = []
+        for classes, grid in zip(queries.classes, grids, strict=True):
+            segmentation: object
+            if not return_coco_annotation and not return_binary_maps:
+                segmentation, segments = instance_map(classes, grid, thresholds)
+            else:
+                masks, segments = instance_masks(classes, grid, thresholds)
+                segmentation = (
+                    [mask.rle(grid.size_hw) for mask in masks]
+                    if return_coco_annotation
+                    else stack_masks(masks, grid.size_hw, grid.logits.device)
+                )
+            results.append(_with_segments(segmentation, segments))
+        return results
 
     @torch.no_grad()
     def post_process_panoptic_segmentation(
@@ -466,16 +476,16 @@ class MaskProcessor(ImageProcessor):
             legacy: Return the results of the reference, with padding and fixed grid.
         """
         queries = QueryLogits.from_outputs(outputs)
-        options: dict[str, Any] = {
-            "threshold": threshold,
-            "mask_threshold": mask_threshold,
-            "overlap_mask_area_threshold": overlap_mask_area_threshold,
-            "label_ids_to_fuse": frozenset(label_ids_to_fuse or ()),
-        }
+        thresholds = Thresholds(threshold, mask_threshold, overlap_mask_area_threshold)
+        fuse = frozenset(label_ids_to_fuse or ())
         if legacy:
-            return [reference_panoptic(**inputs, **options) for inputs in self._reference_inputs(queries, target_sizes)]
+            reference = self._reference_inputs(queries, target_sizes)
+            return [reference_panoptic(**inputs, thresholds=thresholds, label_ids_to_fuse=fuse) for inputs in reference]
         grids = self.mask_grids(queries, target_sizes, source_sizes, pixel_mask)
-        return [panoptic_result(classes, grid, **options) for classes, grid in zip(queries.classes, grids, strict=True)]
+        return [
+            _with_segments(*panoptic_segments(classes, grid, thresholds, fuse))
+            for classes, grid in zip(queries.classes, grids, strict=True)
+        ]
 
     def _reference_inputs(self, queries: QueryLogits, target_sizes: object) -> list[dict[str, Any]]:
         """Return the arguments of a `reference_*` function for each image."""
@@ -514,6 +524,11 @@ class MaskProcessor(ImageProcessor):
             MaskGrid.make(queries.masks[i], targets[i] if targets else None, contents[i] if contents else None)
             for i in range(count)
         ]
+
+
+def _with_segments(segmentation: object, segments: Sequence[Segment]) -> SegmentationResult:
+    """Return the result of an image."""
+    return SegmentationResult(segmentation=segmentation, segments_info=[segment.info() for segment in segments])
 
 
 # ---------------------------------------------------------------------------------------------------------- inputs
