@@ -52,14 +52,8 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "Mask2FormerModelOutput",
         "Mask2FormerPreTrainedModel",
     ),
-    "vitruvian.models.mask2former.processing": (
-        "Mask2FormerImageProcessor",
-        "Mask2FormerImageProcessorFast",
-    ),
-    "vitruvian.models.maskformer.configuration": (
-        "DetrConfig",
-        "MaskFormerConfig",
-    ),
+    "vitruvian.models.mask2former.processing": ("Mask2FormerImageProcessor", "Mask2FormerImageProcessorFast"),
+    "vitruvian.models.maskformer.configuration": ("DetrConfig", "MaskFormerConfig"),
     "vitruvian.models.maskformer.modeling": (
         "MaskFormerForInstanceSegmentation",
         "MaskFormerForInstanceSegmentationOutput",
@@ -67,17 +61,10 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "MaskFormerModelOutput",
         "MaskFormerPreTrainedModel",
     ),
-    "vitruvian.models.maskformer.processing": (
-        "MaskFormerImageProcessor",
-        "MaskFormerImageProcessorFast",
-    ),
+    "vitruvian.models.maskformer.processing": ("MaskFormerImageProcessor", "MaskFormerImageProcessorFast"),
     "vitruvian.models.resnet.configuration": ("ResNetConfig",),
     "vitruvian.models.resnet.modeling": ("ResNetBackbone",),
-    "vitruvian.models.sam2.automatic_masks": (
-        "AutomaticMaskOptions",
-        "MaskProposals",
-        "Sam2AutomaticMaskGenerator",
-    ),
+    "vitruvian.models.sam2.automatic_masks": ("AutomaticMaskOptions", "MaskProposals", "Sam2AutomaticMaskGenerator"),
     "vitruvian.models.sam2.configuration": (
         "Sam2Config",
         "Sam2HieraDetConfig",
@@ -85,27 +72,12 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "Sam2PromptEncoderConfig",
         "Sam2VisionConfig",
     ),
-    "vitruvian.models.sam2.hiera": (
-        "Sam2HieraDetModel",
-        "Sam2HieraDetModelOutput",
-    ),
+    "vitruvian.models.sam2.hiera": ("Sam2HieraDetModel", "Sam2HieraDetModelOutput"),
     "vitruvian.models.sam2.interactive": ("Sam2Session",),
-    "vitruvian.models.sam2.modeling": (
-        "Sam2ImageSegmentationOutput",
-        "Sam2Model",
-    ),
-    "vitruvian.models.sam2.processing": (
-        "Sam2ImageProcessor",
-        "Sam2Processor",
-    ),
-    "vitruvian.models.sam2.vision": (
-        "Sam2VisionEncoderOutput",
-        "Sam2VisionModel",
-    ),
-    "vitruvian.models.sapiens2.configuration": (
-        "Sapiens2Config",
-        "Sapiens2HeadConfig",
-    ),
+    "vitruvian.models.sam2.modeling": ("Sam2ImageSegmentationOutput", "Sam2Model"),
+    "vitruvian.models.sam2.processing": ("Sam2ImageProcessor", "Sam2Processor"),
+    "vitruvian.models.sam2.vision": ("Sam2VisionEncoderOutput", "Sam2VisionModel"),
+    "vitruvian.models.sapiens2.configuration": ("Sapiens2Config", "Sapiens2HeadConfig"),
     "vitruvian.models.sapiens2.modeling": (
         "Sapiens2Backbone",
         "Sapiens2ForAlbedoEstimation",
@@ -128,19 +100,10 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "Sapiens2PreTrainingOutput",
         "Sapiens2SemanticSegmenterOutput",
     ),
-    "vitruvian.models.sapiens2.people": (
-        "Sapiens2ForPeopleDetection",
-        "Sapiens2PeopleDetectorOutput",
-    ),
-    "vitruvian.models.sapiens2.pretraining": (
-        "Sapiens2ForPreTraining",
-        "SelfDistillation",
-    ),
+    "vitruvian.models.sapiens2.people": ("Sapiens2ForPeopleDetection", "Sapiens2PeopleDetectorOutput"),
+    "vitruvian.models.sapiens2.pretraining": ("Sapiens2ForPreTraining", "SelfDistillation"),
     "vitruvian.models.sapiens2.processing": ("Sapiens2ImageProcessor",),
-    "vitruvian.models.swin.configuration": (
-        "MaskFormerSwinConfig",
-        "SwinConfig",
-    ),
+    "vitruvian.models.swin.configuration": ("MaskFormerSwinConfig", "SwinConfig"),
     "vitruvian.models.swin.modeling": (
         "MaskFormerSwinBackbone",
         "SwinBackbone",
