@@ -11,7 +11,7 @@ import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from vitruvian.hub import CONFIG_FILE, HubOptions, pinned, upload, weight_file
 from vitruvian.layers.init import no_init_weights
 from vitruvian.ops.attention import check_implementation
 from vitruvian.ops.cuda_graphs import GraphCache
-from vitruvian.outputs import ModelOutput, OutputFlags
+from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 from vitruvian.weights import (
     SAVED_FILES,
     KeyPlan,
@@ -434,17 +434,12 @@ class Model(nn.Module):
         """Whether layers are recomputed in the backward pass."""
         return any(getattr(module, "gradient_checkpointing", False) for module in self.modules())
 
-    def output_flags(
-        self,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> OutputFlags:
+    def output_flags(self, **options: Unpack[OutputOptions]) -> OutputFlags:
         """Return the flags of a call, with those of the configuration where the call leaves them out."""
         return OutputFlags(
-            self.resolve_flag("output_hidden_states", output_hidden_states),
-            self.resolve_flag("output_attentions", output_attentions),
-            self.resolve_flag("return_dict", return_dict),
+            hidden_states=self.resolve_flag("output_hidden_states", options.get("output_hidden_states")),
+            attentions=self.resolve_flag("output_attentions", options.get("output_attentions")),
+            return_dict=self.resolve_flag("return_dict", options.get("return_dict")),
         )
 
     def resolve_flag(self, name: str, value: bool | None) -> bool:

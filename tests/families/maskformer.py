@@ -22,16 +22,8 @@ UNUSED = (*FIRST_LAYER, "encoder.model.layernorm")
 
 def detr_fields(**fields: Any) -> dict[str, Any]:
     """A decoder that runs in milliseconds."""
-    base: dict[str, Any] = {
-        "d_model": 32,
-        "decoder_layers": 3,
-        "decoder_ffn_dim": 48,
-        "decoder_attention_heads": 4,
-        "encoder_layers": 1,
-        "num_queries": 7,
-        "dropout": 0.0,
-    }
-    return base | fields
+    sizes = {"d_model": 32, "decoder_layers": 3, "decoder_ffn_dim": 48, "decoder_attention_heads": 4}
+    return sizes | {"encoder_layers": 1, "num_queries": 7, "dropout": 0.0} | fields
 
 
 def tiny(**fields: Any) -> MaskFormerConfig:

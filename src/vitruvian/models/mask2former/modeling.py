@@ -22,17 +22,12 @@ from vitruvian.models.mask_classification.modeling import (
     MaskClassificationModel,
     MaskClassificationPreTrainedModel,
 )
-from vitruvian.models.mask_classification.outputs import (
-    DecoderOutput,
-    EncoderDecoderStates,
-    PixelFeatures,
-    QueryPredictions,
-)
+from vitruvian.models.mask_classification.outputs import DecoderOutput, HiddenStates, PixelFeatures, QueryPredictions
 from vitruvian.outputs import OutputFlags
 
 
 @dataclass
-class Mask2FormerModelOutput(EncoderDecoderStates):
+class Mask2FormerModelOutput(HiddenStates):
     """Everything the logits are computed from; `transformer_decoder_hidden_states` are [Q, B, C].
 
     Attributes:
@@ -47,7 +42,7 @@ class Mask2FormerModelOutput(EncoderDecoderStates):
 
 
 @dataclass
-class Mask2FormerForUniversalSegmentationOutput(EncoderDecoderStates, QueryPredictions):
+class Mask2FormerForUniversalSegmentationOutput(HiddenStates, QueryPredictions):
     """Class and mask of each query; post-process it with `Mask2FormerImageProcessor`.
 
     The first of the `auxiliary_logits` precede the first decoder layer. `transformer_decoder_hidden_states` are

@@ -72,7 +72,8 @@ class Decoder(nn.Module):
         self.gradient_checkpointing = False
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers - 1))
         self.layernorm = nn.LayerNorm(config.hidden_dim)
-        self.mask_predictor = MaskPredictor(config)
+        # The nesting is that of the checkpoints.
+        self.mask_predictor = nn.ModuleDict({"mask_embedder": mask_head(config.hidden_dim, config.mask_feature_size)})
 
     def forward(
         self,
@@ -103,7 +104,7 @@ class Decoder(nn.Module):
         output = DecoderOutput([queries], [self.layernorm(queries)])
         for number, layer in enumerate(self.layers):
             level = number % LEVELS
-            embeddings = self.mask_predictor(output.normed[-1])  # [B, Q, M]
+            embeddings = self._mask_embeddings(output)
             if all_masks:
                 output.masks.append(mask_logits(embeddings, pixels))
                 logits = _resize(output.masks[-1].detach(), sizes_hw[level]).flatten(2)  # [B, Q, h·w]
@@ -118,20 +119,12 @@ class Decoder(nn.Module):
             output.normed.append(self.layernorm(queries))
             if weights is not None:
                 output.attentions.append(weights)
-        output.masks.append(mask_logits(self.mask_predictor(output.normed[-1]), pixels))
+        output.masks.append(mask_logits(self._mask_embeddings(output), pixels))
         return output
 
-
-class MaskPredictor(nn.Module):
-    """Maps queries to mask embeddings."""
-
-    def __init__(self, config: Mask2FormerConfig) -> None:
-        super().__init__()
-        self.mask_embedder = mask_head(config.hidden_dim, config.mask_feature_size)
-
-    def forward(self, queries: Tensor) -> Tensor:
-        """Map normed queries [B, Q, C] to mask embeddings [B, Q, M]."""
-        embeddings: Tensor = self.mask_embedder(queries)
+    def _mask_embeddings(self, output: DecoderOutput) -> Tensor:
+        """Map the last normed queries [B, Q, C] to mask embeddings [B, Q, M]."""
+        embeddings: Tensor = self.mask_predictor["mask_embedder"](output.normed[-1])
         return embeddings
 
 

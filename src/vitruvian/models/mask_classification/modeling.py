@@ -76,19 +76,13 @@ class MaskClassificationPreTrainedModel(Model):
     config: MaskClassificationConfig
     base_model_prefix: ClassVar[str] = "model"
     no_split_modules: ClassVar[tuple[str, ...]] = (
-        "Embeddings",
-        "SwinLayer",
-        "Block",
-        "PixelDecoder",
-        "TransformerModule",
-    )
+        "Embeddings", "SwinLayer", "Block", "PixelDecoder", "TransformerModule",
+    )  # fmt: skip
     # Class weights follow from the configuration, whatever a file says.
     ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)criterion\.empty_weight$",)
     optional_keys: ClassVar[tuple[str, ...]] = (
-        "criterion.empty_weight",
-        "relative_position_index",
-        "num_batches_tracked",
-    )
+        "criterion.empty_weight", "relative_position_index", "num_batches_tracked",
+    )  # fmt: skip
 
     def post_init(self) -> None:
         """Finish construction."""

@@ -64,7 +64,7 @@ class QueryPredictions(ModelOutput):
 
 
 @dataclass
-class EncoderDecoderStates(ModelOutput):
+class HiddenStates(ModelOutput):
     """Hidden states of the backbone, the pixel decoder and the transformer decoder.
 
     Attributes:

@@ -95,8 +95,9 @@ class MaskImageOptions(ImageOptions, total=False):
 class MaskProcessor(ImageProcessor):
     """Preprocesses images and segmentation maps, and turns mask queries into segmentations.
 
+    `ImageProcessor` documents the other options.
+
     Args:
-        do_resize: Whether to resize.
         size: ``{"shortest_edge", "longest_edge"}``, ``{"height", "width"}``, ``{"max_height", "max_width"}``, a number
             for the shortest edge, or (height, width).
         size_divisor: Height and width are rounded up to multiples of this; 0 leaves them.
@@ -104,11 +105,6 @@ class MaskProcessor(ImageProcessor):
         do_center_crop: Whether to crop images and maps to `crop_size` at the center, after resizing. Results are then
             those of the crop.
         crop_size: ``{"height", "width"}`` of the crop, or a number for a square.
-        do_rescale: Whether to multiply pixel values by `rescale_factor`.
-        rescale_factor: By default 1/255.
-        do_normalize: Whether to subtract `image_mean` and divide by `image_std`.
-        image_mean: Mean of each channel.
-        image_std: Standard deviation of each channel.
         ignore_index: Number of the pixels in segmentation maps that belong to nothing, and the value of the padding in
             `mask_labels`.
         do_reduce_labels: Whether 0 in segmentation maps is background without a class, so that class n is label n - 1.

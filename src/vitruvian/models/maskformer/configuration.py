@@ -63,14 +63,14 @@ class DetrConfig(Config):
 
     num_channels: int = 3
     num_queries: int = bounded(100, ge=1)
-    encoder_layers: int = 6
+    encoder_layers: int = bounded(6, ge=0)
     encoder_ffn_dim: int = 2048
     encoder_attention_heads: int = 8
     decoder_layers: int = bounded(6, ge=1)
     decoder_ffn_dim: int = bounded(2048, ge=1)
     decoder_attention_heads: int = bounded(8, ge=1)
-    encoder_layerdrop: float = 0.0
-    decoder_layerdrop: float = 0.0
+    encoder_layerdrop: float = bounded(0.0, ge=0, lt=1)
+    decoder_layerdrop: float = bounded(0.0, ge=0, lt=1)
     is_encoder_decoder: bool = True
     activation_function: str = "relu"
     d_model: int = bounded(256, ge=1)
@@ -87,14 +87,14 @@ class DetrConfig(Config):
     use_pretrained_backbone: bool | None = True
     backbone_kwargs: dict[str, Any] | None = None
     dilation: bool | None = False
-    class_cost: float = 1
-    bbox_cost: float = 5
-    giou_cost: float = 2
-    mask_loss_coefficient: float = 1
-    dice_loss_coefficient: float = 1
-    bbox_loss_coefficient: float = 5
-    giou_loss_coefficient: float = 2
-    eos_coefficient: float = 0.1
+    class_cost: float = bounded(1, ge=0)
+    bbox_cost: float = bounded(5, ge=0)
+    giou_cost: float = bounded(2, ge=0)
+    mask_loss_coefficient: float = bounded(1, ge=0)
+    dice_loss_coefficient: float = bounded(1, ge=0)
+    bbox_loss_coefficient: float = bounded(5, ge=0)
+    giou_loss_coefficient: float = bounded(2, ge=0)
+    eos_coefficient: float = bounded(0.1, ge=0)
 
     def validate(self) -> None:
         """Check the fields that the decoder is built from."""

@@ -19,12 +19,7 @@ from vitruvian.models.mask_classification.modeling import (
     MaskClassificationModel,
     MaskClassificationPreTrainedModel,
 )
-from vitruvian.models.mask_classification.outputs import (
-    DecoderOutput,
-    EncoderDecoderStates,
-    PixelFeatures,
-    QueryPredictions,
-)
+from vitruvian.models.mask_classification.outputs import DecoderOutput, HiddenStates, PixelFeatures, QueryPredictions
 from vitruvian.models.mask_classification.padding import PADDING_LOGIT
 from vitruvian.models.maskformer.configuration import MaskFormerConfig
 from vitruvian.models.maskformer.pixel_decoder import build_pixel_level
@@ -33,7 +28,7 @@ from vitruvian.outputs import OutputFlags
 
 
 @dataclass
-class MaskFormerModelOutput(EncoderDecoderStates):
+class MaskFormerModelOutput(HiddenStates):
     """Everything the logits are computed from; queries are [B, Q, C], and the last have passed the final norm.
 
     Attributes:
@@ -49,7 +44,7 @@ class MaskFormerModelOutput(EncoderDecoderStates):
 
 
 @dataclass
-class MaskFormerForInstanceSegmentationOutput(EncoderDecoderStates, QueryPredictions):
+class MaskFormerForInstanceSegmentationOutput(HiddenStates, QueryPredictions):
     """Class and mask of each query; post-process it with `MaskFormerImageProcessor`.
 
     Queries are [B, Q, C], and the last have passed the final norm.
