@@ -1,6 +1,6 @@
 """vitruvian sees people and everything around them.
 
-Names are imported when they are first used, so that ``import vitruvian`` is quick and does not import torch.
+Names are imported when they are first used, so that ``import vitruvian`` is fast and does not import torch.
 """
 
 from __future__ import annotations

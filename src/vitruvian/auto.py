@@ -132,7 +132,7 @@ class AutoImageProcessor:
 
 
 class AutoProcessor:
-    """Loads the processor of any family: one that takes prompts if there is one, else its image processor."""
+    """Loads the processor of any family: one for prompts if there is one, else its image processor."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:

@@ -219,7 +219,7 @@ class Config(Settings):
         if cls.model_type and stated and stated != cls.model_type:
             raise ConfigError(
                 f"{cls.__name__}: expected model_type {cls.model_type!r}, got {stated!r}. "
-                "Open it with AutoConfig, or with the classes of its own family."
+                "Open it with AutoConfig, or with the classes of its family."
             )
         older = values.pop("torch_dtype", None)
         if older is not None and values.get("dtype") is None:

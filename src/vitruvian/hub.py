@@ -51,7 +51,7 @@ def require_file(source: str | Path, name: str, options: HubOptions) -> Path:
     path = find_file(source, name, options)
     if path is None:
         names = ", ".join(sorted(p.name for p in local_folder(source).iterdir())[:8]) if is_local(source) else ""
-        listing = f" The folder holds: {names}." if names else ""
+        listing = f" The folder has: {names}." if names else ""
         raise CheckpointError(f"{source}: expected a file {name}, found none.{listing} Is this a checkpoint?")
     return path
 

@@ -154,7 +154,17 @@ class OutputFlags(NamedTuple):
         }
 
 
-class BatchFeature(dict[str, Any]):
+class AttributeDict(dict[str, Any]):
+    """A dict whose items are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no item {name!r}; it has {sorted(self)}") from None
+
+
+class BatchFeature(AttributeDict):
     """The output of a processor: a dict whose items are attributes too, with `to` for all tensors."""
 
     def __init__(self, data: Mapping[str, Any] | None = None, tensor_type: str | None = None) -> None:
@@ -166,12 +176,6 @@ class BatchFeature(dict[str, Any]):
     def data(self) -> dict[str, Any]:
         """The items as a plain dict."""
         return dict(self)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"BatchFeature has no item {name!r}; it holds {sorted(self)}") from None
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move tensors to a device; a floating-point dtype applies to floating-point tensors only."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from vitruvian.errors import InputError, near_matches
 
 Group = Literal["people", "anything"]
-PLOTS = {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}  # kinds of files that hold the drawing of a result
+PLOTS = {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}  # kinds of files with the drawing of a result
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Task:
         result: Its result class in `vitruvian.results`.
         image_files: The kinds of files that are written for an image by default.
         video_files: The kinds of files that are written for a video by default.
-        aliases: Further names that `find_task` takes.
+        aliases: Further names for `find_task`.
         checkpoints: Published checkpoints to suggest.
     """
 
@@ -49,13 +49,13 @@ class Task:
     def pipeline_class(self) -> Any:
         """Import the class of its pipeline."""
         if self.pipeline is None:
-            raise InputError(f"task: {self.name!r} has no pipeline of its own.")
+            raise InputError(f"task: {self.name!r} has no pipeline.")
         return _import(f"vitruvian.pipelines.tasks.{self.name}", self.pipeline)
 
     def result_class(self) -> Any:
         """Import the class of its results."""
         if self.result is None:
-            raise InputError(f"task: {self.name!r} has no results of its own.")
+            raise InputError(f"task: {self.name!r} has no results.")
         return _import("vitruvian.results", self.result)
 
 

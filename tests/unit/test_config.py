@@ -242,7 +242,7 @@ class TestFiles:
 
     def test_missing_file_and_folder(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").write_text("hi")
-        with pytest.raises(CheckpointError, match=r"expected a file config\.json, found none\. .*holds: notes\.txt"):
+        with pytest.raises(CheckpointError, match=r"expected a file config\.json, found none\. .*has: notes\.txt"):
             Sapiens2Config.from_pretrained(tmp_path)
         with pytest.raises(CheckpointError, match="no such file or folder"):
             Sapiens2Config.from_pretrained(tmp_path / "none")

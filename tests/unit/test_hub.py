@@ -342,9 +342,7 @@ class TestLocal:
 
     def test_required_file(self, tmp_path: Path) -> None:
         write_text(tmp_path / "a.txt", "x")
-        with pytest.raises(
-            CheckpointError, match=r"expected a file config\.json, found none\. The folder holds: a\.txt"
-        ):
+        with pytest.raises(CheckpointError, match=r"expected a file config\.json, found none\. The folder has: a\.txt"):
             require_file(tmp_path, "config.json", HubOptions())
 
     def test_weight_files(self, tmp_path: Path) -> None:

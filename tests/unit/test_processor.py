@@ -191,7 +191,7 @@ class TestOptions:
             Plain(resample="bilinear")  # type: ignore[arg-type]
 
     def test_a_processor_without_a_family(self) -> None:
-        with pytest.raises(InputError, match="ImageProcessor: has no preprocessing of its own"):
+        with pytest.raises(InputError, match="ImageProcessor: has no `preprocess`"):
             ImageProcessor()(image())
 
 

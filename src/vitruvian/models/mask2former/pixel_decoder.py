@@ -176,7 +176,7 @@ class SamplingOffsets(nn.Linear):
         self.shape = (heads, levels, points)
 
     def init_weights(self, *, gain: float) -> None:
-        """Point each head in its own direction, each of its points one step further out."""
+        """Point each head in another direction, each of its points one step further out."""
         heads, levels, points = self.shape
         nn.init.zeros_(self.weight)
         angle = torch.arange(heads, dtype=torch.float32) * (2 * math.pi / heads)

@@ -36,7 +36,7 @@ class PixelLevelModule(nn.Module):
 
     Args:
         encoder: The backbone.
-        decoder: Maps the backbone's maps to its own, coarse to fine, and to pixel embeddings.
+        decoder: Maps the backbone's maps to others, coarse to fine, and to pixel embeddings.
         level_strides_hw: Strides of the pixel decoder's maps.
         pixel_stride_hw: Stride of the pixel embeddings.
     """
@@ -49,7 +49,7 @@ class PixelLevelModule(nn.Module):
         self.level_strides_hw, self.pixel_stride_hw = level_strides_hw, pixel_stride_hw
 
     def load_backbone(self, name: str) -> None:
-        """Load the weights of the backbone from its own checkpoint."""
+        """Load the weights of the backbone from a checkpoint of the backbone."""
         pretrained = type(self.encoder).from_pretrained(name, config=self.encoder.config)
         self.encoder.load_state_dict(pretrained.state_dict())
 
@@ -97,7 +97,7 @@ class MaskClassificationPreTrainedModel(Model):
         return model
 
     def _load_backbone(self) -> None:
-        """Load the pretrained backbone that the configuration names, if it wants one and weights are in memory."""
+        """Load the pretrained backbone, if the configuration asks for one and weights are in memory."""
         name = self.config.backbone
         if self.config.use_pretrained_backbone and name and not any(p.is_meta for p in self.parameters()):
             for module in self.modules():

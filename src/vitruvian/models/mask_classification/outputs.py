@@ -1,4 +1,4 @@
-"""What the parts of MaskFormer and Mask2Former return, and the fields that the outputs of both models share.
+"""What the parts of MaskFormer and Mask2Former return, the fields that the outputs of both models share, and results.
 
 Fields that a call does not request are None.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from vitruvian.outputs import ModelOutput
+from vitruvian.errors import InputError
+from vitruvian.outputs import AttributeDict, ModelOutput
 
 
 @dataclass
@@ -82,3 +84,41 @@ class HiddenStates(ModelOutput):
     encoder_hidden_states: tuple[Tensor, ...] | None = None
     pixel_decoder_hidden_states: tuple[Tensor, ...] | None = None
     transformer_decoder_hidden_states: tuple[Tensor, ...] | None = None
+
+
+@dataclass(frozen=True)
+class QueryLogits:
+    """Class logits [B, Q, K+1] and mask logits [B, Q, h, w] of a batch."""
+
+    classes: Tensor
+    masks: Tensor
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    @classmethod
+    def from_outputs(cls, outputs: object) -> QueryLogits:
+        """Read and check the logits of a model's output."""
+        both = []
+        for name, ndim in (("class_queries_logits", 3), ("masks_queries_logits", 4)):
+            logits = outputs.get(name) if isinstance(outputs, dict) else getattr(outputs, name, None)
+            if not isinstance(logits, Tensor) or logits.ndim != ndim:
+                got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+                raise InputError(f"outputs.{name}: expected a tensor of {ndim} dimensions, got {got}.")
+            both.append(logits)
+        classes, masks = both
+        if classes.shape[:2] != masks.shape[:2]:
+            raise InputError(
+                f"outputs: expected class and mask logits of the same images and queries, "
+                f"got {list(classes.shape)} and {list(masks.shape)}."
+            )
+        return cls(classes, masks)
+
+
+class SegmentationResult(AttributeDict):
+    """Result of one image, above all `segmentation` and `segments_info`, as a dict and as attributes."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of `segmentation`, where that is a tensor."""
+        return torch.Size(self["segmentation"].shape)

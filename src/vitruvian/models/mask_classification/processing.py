@@ -35,13 +35,8 @@ from vitruvian.images import (
 from vitruvian.images.decode import to_uint8
 from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.models.mask_classification.label_maps import masks_from_map, read_label_map
-from vitruvian.models.mask_classification.mask_grid import MaskGrid, SizeHW
-from vitruvian.models.mask_classification.postprocessing import (
-    QueryLogits,
-    SegmentationResult,
-    cells_from_pixel_mask,
-    cells_from_sizes,
-)
+from vitruvian.models.mask_classification.mask_grid import MaskGrid, SizeHW, cells_from_pixel_mask, cells_from_sizes
+from vitruvian.models.mask_classification.outputs import QueryLogits, SegmentationResult
 from vitruvian.models.mask_classification.reference_results import (
     InstanceKind,
     reference_instances,
@@ -112,11 +107,15 @@ class MaskProcessor(ImageProcessor):
         do_pad: Whether to pad the images of a batch, at the bottom and right, to one size.
         pad_size: ``{"height", "width"}`` to pad to; by default the largest height and width of the batch.
         max_size: Older spelling of ``size["longest_edge"]``.
-        reduce_labels: Older spelling of `do_reduce_labels`.
     """
 
     model_input_names: ClassVar[list[str]] = ["pixel_values", "pixel_mask"]
-    not_saved: ClassVar[frozenset[str]] = frozenset({"extra", "max_size", "reduce_labels"})
+    not_saved: ClassVar[frozenset[str]] = frozenset({"extra", "max_size"})
+    attribute_map: ClassVar[dict[str, str]] = {  # names in older files
+        "reduce_labels": "do_reduce_labels",
+        "size_divisibility": "size_divisor",
+        "_max_size": "max_size",
+    }
     mask_stride: ClassVar[int] = 4  # input pixels for a cell of the mask grid, in each direction
     legacy_grid_hw: ClassVar[SizeHW | None] = None  # the size that the reference resizes masks to first
 
@@ -132,7 +131,6 @@ class MaskProcessor(ImageProcessor):
     do_pad: bool = True
     pad_size: dict[str, int] | None = None
     max_size: int | None = None
-    reduce_labels: bool | None = None
 
     def __post_init__(self) -> None:
         longest = _DEFAULT_LONGEST_EDGE if self.max_size is None else self.max_size
@@ -141,13 +139,11 @@ class MaskProcessor(ImageProcessor):
             self.size = {"shortest_edge": size, "longest_edge": longest}
         elif self.max_size is not None and isinstance(size, Mapping) and "shortest_edge" in size:
             self.size = {**size, "longest_edge": longest}
-        if self.reduce_labels is not None:
-            self.do_reduce_labels = self.reduce_labels
         if self.pad_size is not None:
             self.pad_size = size_table(self.pad_size)
         if self.crop_size is not None:
             self.crop_size = size_table(self.crop_size)
-        self.max_size = self.reduce_labels = None
+        self.max_size = None
         super().__post_init__()
 
     def validate(self) -> None:
@@ -165,15 +161,6 @@ class MaskProcessor(ImageProcessor):
             height_width(self.pad_size, "pad_size")
         if self.do_center_crop:
             height_width(self.crop_size or {}, "crop_size")
-
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Accept the field names of older files."""
-        values = super().upgrade(values)
-        for old, name in (("size_divisibility", "size_divisor"), ("_max_size", "max_size")):
-            if old in values:
-                values.setdefault(name, values.pop(old))
-        return values
 
     # ---------------------------------------------------------------------------------------------- preprocessing
 
@@ -199,7 +186,7 @@ class MaskProcessor(ImageProcessor):
                 255 unless `do_rescale` is off.
             segmentation_maps: A map for each image, of its size, with one number a pixel: classes, or objects.
             instance_id_to_semantic_id: The class of each object, one table for all images or one for each. Maps then
-                hold object numbers.
+                have object numbers.
             default_to_square: Whether a number as `size` means a square instead of the shortest edge.
             mask_format: Format of `mask_labels`: "float" as in the reference, "bool" (a quarter of the memory) or "rle"
                 (COCO's run lengths).

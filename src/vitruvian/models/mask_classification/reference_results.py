@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvian.models.mask_classification.postprocessing import SegmentationResult
+from vitruvian.models.mask_classification.outputs import SegmentationResult
 from vitruvian.models.mask_classification.segments import Thresholds
 
 SizeHW = tuple[int, int]

@@ -37,13 +37,13 @@ class DetrConfig(Config):
         init_std: Standard deviation of initialized weights.
         init_xavier_std: Gain of Xavier initialization.
         auxiliary_loss: Whether DETR itself trains every decoder layer; see `MaskFormerConfig.use_auxiliary_loss`.
-        position_embedding_type: Positions of DETR's own features; MaskFormer uses sines.
-        use_timm_backbone: Whether DETR's own backbone, which MaskFormer replaces, comes from timm.
-        backbone: Name of DETR's own backbone.
-        backbone_config: Configuration of DETR's own backbone.
-        use_pretrained_backbone: Whether DETR's own backbone is pretrained.
-        backbone_kwargs: Further settings of DETR's own backbone.
-        dilation: Whether DETR's own backbone trades its last stride for dilation.
+        position_embedding_type: Positions of DETR's features; MaskFormer uses sines.
+        use_timm_backbone: Whether DETR's backbone, which MaskFormer replaces, comes from timm.
+        backbone: Name of DETR's backbone.
+        backbone_config: Configuration of DETR's backbone.
+        use_pretrained_backbone: Whether DETR's backbone is pretrained.
+        backbone_kwargs: Further settings of DETR's backbone.
+        dilation: Whether DETR's backbone trades its last stride for dilation.
         class_cost: Weight of the class in DETR's matching.
         bbox_cost: Weight of box distances in DETR's matching.
         giou_cost: Weight of box overlaps in DETR's matching.

@@ -1,4 +1,4 @@
-"""Configurations of Swin and of its MaskFormer flavour, which differ in their name alone."""
+"""Configurations of Swin and of the Swin of MaskFormer checkpoints, which differ in their name alone."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from vitruvian.errors import InputError
 from vitruvian.images.components import label_regions
 from vitruvian.images.nms import mask_boxes
 from vitruvian.model import Model
-from vitruvian.models.mask_classification.postprocessing import QueryLogits
+from vitruvian.models.mask_classification.outputs import QueryLogits
 from vitruvian.models.mask_classification.processing import MaskProcessor
 from vitruvian.models.mask_classification.segments import SmallMask, Thresholds, instance_masks
 from vitruvian.processor import as_tensor
