@@ -26,21 +26,16 @@ def _family(prefix: str, **tasks: str) -> dict[str, str]:
     return {"config": f"{prefix}Config"} | {task.replace("_", "-"): prefix + rest for task, rest in tasks.items()}
 
 
+# fmt: off
 # model_type -> task -> name of a public class. All families have a "config", and a "model" or a "backbone".
 TABLE: dict[str, dict[str, str]] = {
     "mask2former": _family(
-        "Mask2Former",
-        processor="ImageProcessor",
-        model="Model",
-        instance="ForUniversalSegmentation",
-        universal="ForUniversalSegmentation",
+        "Mask2Former", processor="ImageProcessor", model="Model",
+        instance="ForUniversalSegmentation", universal="ForUniversalSegmentation",
     ),
     "maskformer": _family(
-        "MaskFormer",
-        processor="ImageProcessor",
-        model="Model",
-        instance="ForInstanceSegmentation",
-        universal="ForInstanceSegmentation",
+        "MaskFormer", processor="ImageProcessor", model="Model",
+        instance="ForInstanceSegmentation", universal="ForInstanceSegmentation",
     ),
     "maskformer-swin": _family("MaskFormerSwin", backbone="Backbone"),
     "resnet": _family("ResNet", backbone="Backbone"),
@@ -48,21 +43,14 @@ TABLE: dict[str, dict[str, str]] = {
     "sam2_hiera_det_model": _family("Sam2HieraDet", model="Model"),
     "sam2_vision_model": _family("Sam2Vision", model="Model"),
     "sapiens2": _family(
-        "Sapiens2",
-        processor="ImageProcessor",
-        model="Model",
-        backbone="Backbone",
-        pretraining="ForPreTraining",
-        pose="ForPoseEstimation",
-        semantic="ForSemanticSegmentation",
-        normal="ForNormalEstimation",
-        pointmap="ForPointmapEstimation",
-        matting="ForImageMatting",
-        albedo="ForAlbedoEstimation",
+        "Sapiens2", processor="ImageProcessor", model="Model", backbone="Backbone", pretraining="ForPreTraining",
+        pose="ForPoseEstimation", semantic="ForSemanticSegmentation", normal="ForNormalEstimation",
+        pointmap="ForPointmapEstimation", matting="ForImageMatting", albedo="ForAlbedoEstimation",
         people="ForPeopleDetection",
     ),
     "swin": _family("Swin", model="Model", backbone="Backbone"),
 }
+# fmt: on
 # Checkpoints of SAM 2 on the Hub were saved from its video model, which is the image model and a memory.
 TABLE["sam2_video"] = TABLE["sam2"]
 

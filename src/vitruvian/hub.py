@@ -180,23 +180,16 @@ def hub_errors(repository: str, action: str, revision: str | None) -> Iterator[N
         yield
     except CheckpointError:
         raise
-    except hub.GatedRepoError as error:
-        raise CheckpointError(
-            f"{repository}: access is gated. Accept its licence on the Hub, then run `hf auth login` or set HF_TOKEN."
-        ) from error
-    except hub.RevisionNotFoundError as error:
-        raise CheckpointError(
-            f"{repository}: has no revision {revision!r}. Check the branch, tag or commit."
-        ) from error
-    except (hub.RepositoryNotFoundError, hub.HFValidationError) as error:
-        raise CheckpointError(
-            f"{repository}: no such repository on the Hub, or it is private. Check the name, or set HF_TOKEN."
-        ) from error
-    except Exception as error:  # depends on the HTTP library of huggingface_hub
-        reason = " ".join(str(error).split())[:160]
-        raise CheckpointError(
-            f"{repository}: {action} failed ({reason}). Check the connection and try again."
-        ) from error
+    except Exception as error:  # connection errors depend on the HTTP library of huggingface_hub
+        if isinstance(error, hub.GatedRepoError):
+            reason = "access is gated. Accept its licence on the Hub, then run `hf auth login` or set HF_TOKEN."
+        elif isinstance(error, hub.RevisionNotFoundError):
+            reason = f"has no revision {revision!r}. Check the branch, tag or commit."
+        elif isinstance(error, (hub.RepositoryNotFoundError, hub.HFValidationError)):
+            reason = "no such repository on the Hub, or it is private. Check the name, or set HF_TOKEN."
+        else:
+            reason = f"{action} failed ({' '.join(str(error).split())[:160]}). Check the connection and try again."
+        raise CheckpointError(f"{repository}: {reason}") from error
 
 
 def _known_absent(repository: str, name: str, options: HubOptions, *, trust_snapshot: bool) -> bool:

@@ -69,7 +69,7 @@ class Mask2FormerConfig(MaskClassificationConfig):
     mask_weight: float = bounded(5.0, ge=0)
     dice_weight: float = bounded(5.0, ge=0)
     train_num_points: int = bounded(12544, ge=1)
-    oversample_ratio: float = bounded(3.0, ge=1)
+    oversample_ratio: float = 3.0
     importance_sample_ratio: float = 0.75
     use_auxiliary_loss: bool = True
     feature_strides: list[int] = field(default_factory=lambda: [4, 8, 16, 32])
@@ -91,10 +91,10 @@ class Mask2FormerConfig(MaskClassificationConfig):
                 f"Mask2FormerConfig.hidden_dim: expected a multiple of 4 and of {self.num_attention_heads} heads, "
                 f"got {self.hidden_dim}."
             )
-        if not 0 <= self.importance_sample_ratio <= 1:
+        if self.oversample_ratio < 1 or not 0 <= self.importance_sample_ratio <= 1:
             raise ConfigError(
-                "Mask2FormerConfig.importance_sample_ratio: expected a number from 0 to 1, "
-                f"got {self.importance_sample_ratio}."
+                "Mask2FormerConfig: expected oversample_ratio of at least 1 and importance_sample_ratio from 0 to 1, "
+                f"got {self.oversample_ratio} and {self.importance_sample_ratio}."
             )
         activation(self.activation_function)
 

@@ -87,17 +87,10 @@ class Decoder(nn.Module):
         all_masks: bool,
         need_weights: bool,
     ) -> DecoderOutput:
-        """Run all layers.
+        """Run all layers on queries [B, Q, C], tokens of each map [B, h·w, C] and pixel embeddings [B, M, H/4, W/4].
 
-        Args:
-            queries: Learned features [B, Q, C].
-            query_positions: Learned positions [B, Q, C].
-            tokens: Tokens of each map [B, h·w, C].
-            keys: The same with positions [B, h·w, C].
-            pixels: Pixel embeddings [B, M, H/4, W/4].
-            sizes_hw: Height and width of each map.
-            all_masks: Return the masks before the last ones too.
-            need_weights: Return the attention of the queries to each other.
+        `keys` are the tokens with positions, `sizes_hw` the sizes of the maps. With `all_masks`, return the masks before
+        the last ones too.
         """
         # Resizing and scoring are linear: scoring resized embeddings gives the resized masks.
         resized = [] if all_masks else [_resize(pixels.detach(), size).flatten(2) for size in sizes_hw]

@@ -179,14 +179,9 @@ class MaskClassificationModel(MaskClassificationPreTrainedModel):
         all_masks: bool = True,
         need_weights: bool = False,
     ) -> tuple[PixelFeatures, DecoderOutput]:
-        """Compute a batch, each image without its padding where the configuration says so.
+        """Compute images [B, 3, H, W], each without its padding where `use_pixel_mask` says so.
 
-        Args:
-            pixel_values: Images [B, 3, H, W].
-            pixel_mask: 1 for pixels of the image, 0 in the padding [B, H, W].
-            has_labels: Whether the call computes a loss; see `use_pixel_mask`.
-            all_masks: Return the masks before the last ones too.
-            need_weights: Return the attention of the queries to each other.
+        With `all_masks`, return the masks before the last ones too; with `need_weights`, attention weights.
         """
 
         def run(images: Tensor) -> tuple[PixelFeatures, DecoderOutput]:

@@ -56,15 +56,7 @@ class Decoder(nn.Module):
     def forward(
         self, tokens: Tensor, keys: Tensor, query_positions: Tensor, *, auxiliary: bool, need_weights: bool
     ) -> DecoderOutput:
-        """Run all layers.
-
-        Args:
-            tokens: Tokens of the map [B, N, C].
-            keys: The same with positions [B, N, C].
-            query_positions: Positions of the queries [B, Q, C].
-            auxiliary: Norm the queries after every layer, not only after the last.
-            need_weights: Return the attention of the queries to each other.
-        """
+        """Run all layers on the tokens of a map [B, N, C], the same with positions, and positions of queries [B, Q, C]."""
         queries = torch.zeros_like(query_positions)
         output = DecoderOutput([queries])
         for layer in self.layers:
