@@ -225,7 +225,7 @@ class Model(nn.Module):
         """Raise `WeightsError` if weights are missing, unexpected or misshapen; return the names to initialize."""
         prefix = f"{cls.base_model_prefix}."
         optional = [name for name in plan.missing if any(pattern in name for pattern in cls.optional_keys)]
-        missing = [name for name in plan.missing if name not in optional]
+        new = missing = [name for name in plan.missing if name not in optional]
         unexpected, mismatched = plan.unexpected, plan.mismatched
         if plan.added_prefix:  # a checkpoint of the base model, which has no head
             missing = [name for name in missing if name.startswith(prefix)]
@@ -244,8 +244,7 @@ class Model(nn.Module):
                 f"{source}: its weights do not fit {cls.__name__}.\n"
                 f"  {describe_mismatch(missing, unexpected, mismatched)}\n{hint}"
             )
-        required = [name for name in plan.missing if name not in optional]
-        return required + [name for name, _, _ in plan.mismatched]
+        return new + [name for name, _, _ in plan.mismatched]
 
     def _assign_weights(
         self,

@@ -89,8 +89,8 @@ class Decoder(nn.Module):
     ) -> DecoderOutput:
         """Run all layers on queries [B, Q, C], tokens of each map [B, h·w, C] and pixel embeddings [B, M, H/4, W/4].
 
-        `keys` are the tokens with positions, `sizes_hw` the sizes of the maps. With `all_masks`, return the masks before
-        the last ones too.
+        `keys` are the tokens with positions, `sizes_hw` the sizes of the maps. With `all_masks`, return those before the
+        last too.
         """
         # Resizing and scoring are linear: scoring resized embeddings gives the resized masks.
         resized = [] if all_masks else [_resize(pixels.detach(), size).flatten(2) for size in sizes_hw]
@@ -190,15 +190,8 @@ class MaskedAttention(nn.Module):
         weights, biases = self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3)
         inputs = zip((queries, keys, values), weights, biases, strict=True)
         q, k, v = (F.linear(x, weight, bias) for x, weight, bias in inputs)  # [B, Q | N, C]
-        attended = masked_attention(
-            q,
-            k,
-            v,
-            logits,
-            heads=self.heads,
-            dropout=self.drop_rate if self.training else 0.0,
-            implementation=self.attn_implementation,
-        )
+        dropout, implementation = self.drop_rate if self.training else 0.0, self.attn_implementation
+        attended = masked_attention(q, k, v, logits, heads=self.heads, dropout=dropout, implementation=implementation)
         out: Tensor = self.out_proj(attended)  # [B, Q, C]
         return out
 

@@ -472,7 +472,7 @@ class MaskProcessor(ImageProcessor):
 
     def _reference_inputs(self, queries: QueryLogits, target_sizes: object) -> list[dict[str, Any]]:
         """Return the arguments of a `reference_*` function for each image."""
-        sizes = size_list("target_sizes", target_sizes, len(queries)) or [None] * len(queries)
+        sizes: Sequence[SizeHW | None] = size_list("target_sizes", target_sizes, len(queries)) or [None] * len(queries)
         return [
             {"class_logits": classes, "mask_logits": masks, "grid_hw": self.legacy_grid_hw, "target_hw": target_hw}
             for classes, masks, target_hw in zip(queries.classes, queries.masks, sizes, strict=True)

@@ -56,7 +56,7 @@ class Decoder(nn.Module):
     def forward(
         self, tokens: Tensor, keys: Tensor, query_positions: Tensor, *, auxiliary: bool, need_weights: bool
     ) -> DecoderOutput:
-        """Run all layers on the tokens of a map [B, N, C], the same with positions, and positions of queries [B, Q, C]."""
+        """Run all layers on tokens of a map [B, N, C], the same with positions, and positions of queries [B, Q, C]."""
         queries = torch.zeros_like(query_positions)
         output = DecoderOutput([queries])
         for layer in self.layers:
