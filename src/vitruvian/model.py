@@ -247,12 +247,7 @@ class Model(nn.Module):
         return new + [name for name, _, _ in plan.mismatched]
 
     def _assign_weights(
-        self,
-        files: WeightFiles,
-        plan: KeyPlan,
-        dtype: torch.dtype,
-        devices: dict[str, torch.device],
-        check: str | None,
+        self, files: WeightFiles, plan: KeyPlan, dtype: torch.dtype, devices: dict[str, torch.device], check: str | None
     ) -> set[str]:
         """Replace meta tensors by those of files; return their names. `check` names the source of non-finite values."""
         for file_name, tensor in files.tensors():

@@ -147,11 +147,7 @@ class OutputFlags(NamedTuple):
 
     def for_inner(self) -> OutputOptions:
         """Return the options with which one model calls another inside it."""
-        return {
-            "output_hidden_states": self.hidden_states,
-            "output_attentions": self.attentions,
-            "return_dict": True,
-        }
+        return {"output_hidden_states": self.hidden_states, "output_attentions": self.attentions, "return_dict": True}
 
 
 class AttributeDict(dict[str, Any]):

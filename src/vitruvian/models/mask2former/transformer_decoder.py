@@ -89,8 +89,8 @@ class Decoder(nn.Module):
     ) -> DecoderOutput:
         """Run all layers on queries [B, Q, C], tokens of each map [B, h·w, C] and pixel embeddings [B, M, H/4, W/4].
 
-        `keys` are the tokens with positions, `sizes_hw` the sizes of the maps. With `all_masks`, return those before the
-        last too.
+        `keys` are the tokens with positions, `sizes_hw` the sizes of the maps. With `all_masks`, return the masks of all
+        predictions, not only the last.
         """
         # Resizing and scoring are linear: scoring resized embeddings gives the resized masks.
         resized = [] if all_masks else [_resize(pixels.detach(), size).flatten(2) for size in sizes_hw]
@@ -139,13 +139,7 @@ class DecoderLayer(nn.Module):
         self.drop_rate = config.dropout
 
     def forward(
-        self,
-        queries: Tensor,
-        query_positions: Tensor,
-        tokens: Tensor,
-        keys: Tensor,
-        logits: Tensor,
-        need_weights: bool,
+        self, queries: Tensor, query_positions: Tensor, tokens: Tensor, keys: Tensor, logits: Tensor, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Map queries [B, Q, C] to the same; weights are those of the self-attention [B, A, Q, Q]."""
         normed = self._branch_input(queries, self.cross_attn_layer_norm)
