@@ -39,23 +39,23 @@ def resnet_fields(**fields: Any) -> dict[str, Any]:
     return base | fields
 
 
-def pictures(count: int, generator: torch.Generator) -> dict[str, Any]:
+def random_images(count: int, generator: torch.Generator) -> dict[str, Any]:
     """A batch of noise."""
     return {"pixel_values": torch.randn(count, 3, 64, 96, generator=generator)}
 
 
 def backbone(name: str, cls: type[Model], config: Callable[[], Config], unused: tuple[str, ...] = ()) -> FamilyCase:
     """The case of a backbone."""
-    return FamilyCase(name, cls, config, pictures, output="feature_maps", unused=unused, sizes=SIZES)
+    return FamilyCase(name, cls, config, random_images, output="feature_maps", unused=unused, sizes=SIZES)
 
 
 CASES = [
-    FamilyCase("swin", SwinModel, lambda: SwinConfig(**swin_fields()), pictures, sizes=SIZES),
+    FamilyCase("swin", SwinModel, lambda: SwinConfig(**swin_fields()), random_images, sizes=SIZES),
     FamilyCase(
         "swin-positions",
         SwinModel,
         lambda: SwinConfig(**swin_fields(use_absolute_embeddings=True, qkv_bias=False)),
-        pictures,
+        random_images,
         sizes=SIZES,
         options={"interpolate_pos_encoding": True},
     ),

@@ -19,7 +19,7 @@ from tests.parity.segmentation import (
     assert_same_settings,
     hand_over,
     objects,
-    pictures,
+    random_images,
     shake,
 )
 from vitruvian import (
@@ -101,7 +101,7 @@ def assert_same_terms(got: dict[str, Any], want: dict[str, Any], tolerance: floa
 def test_pixel_masks(family: Family, tmp_path: Path) -> None:
     """The reference computes padding as a part of images; without it, a batch gives the results of single images."""
     ours, theirs = family.both(tmp_path)
-    mask, pixels = torch.ones(2, 64, 96, dtype=torch.int64), pictures(64, 96)
+    mask, pixels = torch.ones(2, 64, 96, dtype=torch.int64), random_images(64, 96)
     mask[1, 40:] = 0
     mask[1, :, 60:] = 0
     with torch.no_grad():
@@ -121,7 +121,7 @@ def test_the_reference_opens_our_files(family: Family, tmp_path: Path, resnet: b
     ours = shake(family.cls(family.tiny(**backbone)))
     theirs = hand_over(ours, getattr(reference, family.cls.__name__), tmp_path)
     with torch.no_grad():
-        assert_same_fields(ours(pictures(52, 75)), theirs(pictures(52, 75)), LOGITS, family.tolerance)
+        assert_same_fields(ours(random_images(52, 75)), theirs(random_images(52, 75)), LOGITS, family.tolerance)
     assert theirs.criterion.empty_weight[-1] == pytest.approx(0.1)
 
 
@@ -138,7 +138,7 @@ def test_configurations_have_the_same_defaults(family: Family) -> None:
 @pytest.mark.parametrize("size", [(64, 96), (52, 75)])
 def test_maskformer_logits_and_hidden_states(tmp_path: Path, size: tuple[int, int], resnet: bool) -> None:
     ours, theirs = MASKFORMER.both(tmp_path, resnet=resnet)
-    pixels = pictures(*size)
+    pixels = random_images(*size)
     with torch.no_grad():
         got, want = ours(pixels, output_hidden_states=True), theirs(pixels, output_hidden_states=True)
     assert_same_fields(got, want, (*LOGITS, *STATES, "hidden_states"))
@@ -151,8 +151,8 @@ def test_attention_weights(tmp_path: Path) -> None:
     ours, theirs = MASKFORMER.both(tmp_path)
     theirs.set_attn_implementation("eager")
     with torch.no_grad():
-        got = ours(pictures(64, 96), output_attentions=True)
-        want = theirs(pictures(64, 96), output_attentions=True)
+        got = ours(random_images(64, 96), output_attentions=True)
+        want = theirs(random_images(64, 96), output_attentions=True)
     assert_same_fields(got, want, ("attentions",))
 
 
@@ -160,7 +160,7 @@ def test_attention_weights(tmp_path: Path) -> None:
 def test_losses_and_gradients(tmp_path: Path, size: tuple[int, int]) -> None:
     weights = {"no_object_weight": 0.3, "dice_weight": 1.7, "cross_entropy_weight": 0.6, "mask_weight": 9.0}
     ours, theirs = MASKFORMER.both(tmp_path, **weights)
-    given = {"pixel_values": pictures(64, 96), **objects(*size, (3, 1), NUM_LABELS)}
+    given = {"pixel_values": random_images(64, 96), **objects(*size, (3, 1), NUM_LABELS)}
     got, want = ours(**given), theirs(**given)
     assert_same(got.loss, want.loss, 1e-5)
     terms = theirs.criterion(
@@ -179,18 +179,18 @@ def test_labels_of_every_type_and_rle(tmp_path: Path, kind: torch.dtype) -> None
     ours, theirs = MASKFORMER.both(tmp_path)
     given = objects(64, 96, (3, 1), NUM_LABELS)
     with torch.no_grad():
-        want = theirs(pictures(64, 96), **given).loss
+        want = theirs(random_images(64, 96), **given).loss
         typed = [masks.to(kind) for masks in given["mask_labels"]]
-        assert_same(ours(pictures(64, 96), typed, given["class_labels"]).loss, want, 1e-5)
+        assert_same(ours(random_images(64, 96), typed, given["class_labels"]).loss, want, 1e-5)
         runs = [[encode_rle(mask.bool(), compress=kind is torch.bool) for mask in masks] for masks in typed]
-        assert_same(ours(pictures(64, 96), runs, given["class_labels"]).loss, want, 1e-5)
+        assert_same(ours(random_images(64, 96), runs, given["class_labels"]).loss, want, 1e-5)
 
 
 def test_auxiliary_predictions_are_what_the_reference_heads_say_of_normed_layers(tmp_path: Path) -> None:
     # The reference itself predicts from the zeros before the first layer and from layers without their norm (and only
-    # where hidden states were asked for); the published weights were trained on normed layers.
+    # where hidden states were requested); the published weights were trained on normed layers.
     ours, theirs = MASKFORMER.both(tmp_path, use_auxiliary_loss=True)
-    pixels, given = pictures(64, 96), objects(64, 96, (3, 1), NUM_LABELS)
+    pixels, given = random_images(64, 96), objects(64, 96, (3, 1), NUM_LABELS)
     got = ours(pixels, **given, output_auxiliary_logits=True)
     want = theirs(pixels, **given, output_hidden_states=True)
     heads = [
@@ -228,7 +228,7 @@ def test_files_as_they_were_published(tmp_path: Path) -> None:
     path.write_text(json.dumps(values))
     again = MaskFormerForInstanceSegmentation.from_pretrained(tmp_path)
     with torch.no_grad():
-        assert_same_fields(again(pictures(52, 75)), theirs(pictures(52, 75)), LOGITS)
+        assert_same_fields(again(random_images(52, 75)), theirs(random_images(52, 75)), LOGITS)
     again.save_pretrained(tmp_path / "again")
     saved = json.loads((tmp_path / "again" / "config.json").read_text())
     assert saved["decoder_config"]["max_position_embeddings"] == 1024
@@ -247,7 +247,7 @@ def test_files_as_they_were_published(tmp_path: Path) -> None:
 def test_mask2former_logits_and_hidden_states(tmp_path: Path, size: tuple[int, int], fields: dict[str, Any]) -> None:
     # In float64: masks cut at a threshold steer the attention, and rounding in float32 can turn a pixel over.
     ours, theirs = (model.double() for model in MASK2FORMER.both(tmp_path, **fields))
-    pixels, options = pictures(*size).double(), {"output_hidden_states": True, "output_attentions": True}
+    pixels, options = random_images(*size).double(), {"output_hidden_states": True, "output_attentions": True}
     with torch.no_grad():
         got, want = ours(pixels, **options), theirs(pixels, **options, output_auxiliary_logits=True)
         all_masks = ours(pixels, **options, output_auxiliary_logits=True)
@@ -273,7 +273,7 @@ def test_losses_draw_the_same_points(tmp_path: Path, size: tuple[int, int], rati
     ours, theirs = MASK2FORMER.both(tmp_path, **weights, importance_sample_ratio=ratio, oversample_ratio=2.5)
     given = objects(*size, (3, 1), NUM_LABELS)
     with torch.no_grad():
-        found = theirs(pictures(64, 96), output_auxiliary_logits=True)
+        found = theirs(random_images(64, 96), output_auxiliary_logits=True)
         arguments = {name: getattr(found, name) for name in LOGITS} | given
         torch.manual_seed(7)
         want = theirs.criterion(**arguments, auxiliary_predictions=found.auxiliary_logits)
@@ -286,7 +286,7 @@ def test_losses_draw_the_same_points(tmp_path: Path, size: tuple[int, int], rati
 
 def test_gradients_of_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = MASK2FORMER.both(tmp_path)
-    given = {"pixel_values": pictures(64, 96), **objects(64, 96, (3, 1), NUM_LABELS)}
+    given = {"pixel_values": random_images(64, 96), **objects(64, 96, (3, 1), NUM_LABELS)}
     draw = torch.rand
 
     def fixed(*shape: Any, **options: Any) -> torch.Tensor:
@@ -310,14 +310,14 @@ def test_deformable_attention(sample: Any) -> None:
     level_hw = ((3, 4), (6, 7), (11, 14))
     value = torch.randn(2, 12 + 42 + 154, 3, 5, generator=generator, requires_grad=True)
     # Far enough out that some points miss their level on every side.
-    places = (torch.rand(2, 9, 3, 3, 4, 2, generator=generator) * 1.6 - 0.3).requires_grad_()
+    locations = (torch.rand(2, 9, 3, 3, 4, 2, generator=generator) * 1.6 - 0.3).requires_grad_()
     weights = torch.rand(2, 9, 3, 3, 4, generator=generator, requires_grad=True)
     sizes = torch.tensor([(width, height) for height, width in level_hw]).float()[:, None]
-    x, y = (places * sizes - 0.5).unbind(-1)
-    want = multi_scale_deformable_attention(value, level_hw, places, weights)
+    x, y = (locations * sizes - 0.5).unbind(-1)
+    want = multi_scale_deformable_attention(value, level_hw, locations, weights)
     got = sample(value, level_hw, x, y, weights)
     assert_same(got, want, 1e-6)
-    inputs = (value, places, weights)
+    inputs = (value, locations, weights)
     gradients = [torch.autograd.grad(out.square().sum(), inputs, retain_graph=True) for out in (want, got)]
     for one, other in zip(*gradients, strict=True):
         assert_same(one, other, 1e-4)

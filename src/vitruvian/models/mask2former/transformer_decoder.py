@@ -89,8 +89,8 @@ class Decoder(nn.Module):
     ) -> DecoderOutput:
         """Run all layers on queries [B, Q, C], tokens of each map [B, h·w, C] and pixel embeddings [B, M, H/4, W/4].
 
-        `keys` are the tokens with positions, `sizes_hw` the sizes of the maps. With `all_masks`, return the masks of all
-        predictions, not only the last.
+        `keys` are the tokens with positions, `sizes_hw` the sizes of the maps. With `all_masks`, return the masks of
+        all predictions, not only the last.
         """
         # Resizing and scoring are linear: scoring resized embeddings gives the resized masks.
         resized = [] if all_masks else [_resize(pixels.detach(), size).flatten(2) for size in sizes_hw]

@@ -62,8 +62,8 @@ def test_padding_has_no_part_in_the_pixels() -> None:
 
 def test_content_that_ends_inside_a_cell() -> None:
     axis = make_axis(2.5, 10)
-    place = [min(max((i + 0.5) / 4 - 0.5, 0), 2) for i in range(10)]
-    assert (axis.low + axis.weight).tolist() == pytest.approx(place)
+    position = [min(max((i + 0.5) / 4 - 0.5, 0), 2) for i in range(10)]
+    assert (axis.low + axis.weight).tolist() == pytest.approx(position)
     assert axis.cells == 3
     assert MaskGrid.make(torch.zeros(1, 4, 4), None, (2.5, 3)).size_hw == (3, 3)
 
@@ -101,16 +101,16 @@ def test_content_must_lie_on_the_grid(content: tuple[int, int]) -> None:
 def brute_panoptic(classes, masks, size, threshold, mask_threshold, overlap, fuse) -> tuple[Tensor, list[dict]]:
     """The rules of `panoptic_segments` on full planes."""
     scores, labels = classes.softmax(-1).max(-1)
-    kept = [q for q in range(len(scores)) if labels[q] < classes.shape[1] - 1 and scores[q] > threshold]
+    selected = [q for q in range(len(scores)) if labels[q] < classes.shape[1] - 1 and scores[q] > threshold]
     ids, infos, shared = torch.zeros(size, dtype=torch.int32), [], {}
-    if not kept:
+    if not selected:
         return ids, infos
-    chances = upsampled(masks, size).sigmoid()[kept]
-    owner = (chances * scores[kept][:, None, None]).argmax(0)
-    for place, query in enumerate(kept):
-        inside = chances[place] >= mask_threshold
-        seen = inside & (owner == place)
-        if not seen.any() or seen.sum() < overlap * inside.sum():
+    chances = upsampled(masks, size).sigmoid()[selected]
+    owner = (chances * scores[selected][:, None, None]).argmax(0)
+    for index, query in enumerate(selected):
+        inside = chances[index] >= mask_threshold
+        visible = inside & (owner == index)
+        if not visible.any() or visible.sum() < overlap * inside.sum():
             continue
         label = int(labels[query])
         if label in shared:
@@ -122,7 +122,7 @@ def brute_panoptic(classes, masks, size, threshold, mask_threshold, overlap, fus
             infos.append(info)
             if label in fuse:
                 shared[label] = info
-        ids[seen] = info["id"]
+        ids[visible] = info["id"]
     return ids, infos
 
 
@@ -179,14 +179,14 @@ def test_a_sure_query_beats_a_less_sure_one_even_where_its_mask_is_weak() -> Non
     assert ids.tolist() == [[1, 0, 2, 2]]  # 1 · 0.45 is more than 0.67 · 0.62, but 0.45 is too little
 
 
-@pytest.mark.parametrize(("overlap", "kept"), [(0.0, 2), (0.5, 2), (0.51, 1)])
-def test_hidden_queries_are_dropped(overlap: float, kept: int) -> None:
-    masks = torch.tensor([[[8.0, 8.0, -8.0, -8.0]], [[-8.0, 4.0, 4.0, -8.0]]])  # the second keeps one of its two pixels
+@pytest.mark.parametrize(("overlap", "count"), [(0.0, 2), (0.5, 2), (0.51, 1)])
+def test_hidden_queries_are_dropped(overlap: float, count: int) -> None:
+    masks = torch.tensor([[[8.0, 8.0, -8.0, -8.0]], [[-8.0, 4.0, 4.0, -8.0]]])  # the second wins one of its two pixels
     ids, segments = panoptic_segments(
         sure_of(0, 1), MaskGrid.make(masks), Thresholds(overlap_mask_area_threshold=overlap)
     )
-    assert len(segments) == kept
-    assert ids.tolist() == [[1, 1, 2 if kept == 2 else 0, 0]]
+    assert len(segments) == count
+    assert ids.tolist() == [[1, 1, 2 if count == 2 else 0, 0]]
 
 
 def test_no_query_above_the_threshold() -> None:
@@ -267,7 +267,7 @@ def test_map_gives_each_pixel_to_the_surest() -> None:
     assert ids.tolist() == [[first, first, second, second]]
     assert ids.dtype == torch.int32
     ids, segments = instance_map(sure_of(2, 1), MaskGrid.make(masks), DEFAULT)
-    assert [s.label_id for s in segments] == [1]  # the other keeps two of three pixels
+    assert [s.label_id for s in segments] == [1]  # the other wins two of three pixels
     assert ids.tolist() == [[-1, -1, 0, 0]]
 
 
@@ -317,9 +317,9 @@ def test_half_precision_and_wrong_shapes(function) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("at_once", [1 << 24, 1 << 10])
-def test_semantic_against_full_planes(size: tuple[int, int], at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(semantic, "_MAX_VALUES", at_once)
+@pytest.mark.parametrize("max_values", [1 << 24, 1 << 10])
+def test_semantic_against_full_planes(size: tuple[int, int], max_values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(semantic, "_MAX_VALUES", max_values)
     for seed in range(4):
         classes, masks = queries(seed, count=15, labels=9)
         expected = torch.einsum("qk,qhw->khw", classes.softmax(-1)[:, :-1], upsampled(masks, size).sigmoid())

@@ -41,7 +41,7 @@ def lively(model: Any) -> Any:
 
 @both_families
 @pytest.mark.parametrize("resnet", [False, True])
-def test_a_mixed_batch_computes_what_single_pictures_do(cls: Any, tiny: Any, processor: Any, resnet: bool) -> None:
+def test_a_mixed_batch_computes_what_single_images_do(cls: Any, tiny: Any, processor: Any, resnet: bool) -> None:
     backbone = {"backbone_config": ResNetConfig(**resnet_fields(out_features=ALL_STAGES))} if resnet else {}
     model = lively(cls(tiny(use_auxiliary_loss=True, **backbone)))
     torch.manual_seed(1)
@@ -69,7 +69,7 @@ def test_a_mixed_batch_computes_what_single_pictures_do(cls: Any, tiny: Any, pro
 
 
 @both_families
-def test_results_of_a_mixed_batch_are_those_of_single_pictures(cls: Any, tiny: Any, processor: Any) -> None:
+def test_results_of_a_mixed_batch_are_those_of_single_images(cls: Any, tiny: Any, processor: Any) -> None:
     """With nothing but defaults: what a person writes who does not think of padding."""
     torch.manual_seed(1)
     model = lively(cls(tiny()))
