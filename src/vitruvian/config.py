@@ -130,6 +130,9 @@ class Settings:
         with tempfile.TemporaryDirectory() as folder:
             return upload(self.save_pretrained(folder), repo_id, **options)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(self.attribute_map.get(name, name), value)
+
     def __getattr__(self, name: str) -> Any:
         if name in self.attribute_map:
             return getattr(self, self.attribute_map[name])
@@ -197,14 +200,13 @@ class Config(Settings):
             _set_label_names(self, self.id2label, self.label2id)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        name = self.attribute_map.get(name, name)
         ready = "_ready" in self.__dict__  # the constructor sets fields one by one and synchronizes them at its end
         if ready and name == "num_labels" and value != self.num_labels:
             _set_label_count(self, value)
         elif ready and name == "id2label" and value is not None:
             _set_label_names(self, _by_index(value, type(self).__name__) or {})
         else:
-            object.__setattr__(self, name, value)
+            super().__setattr__(name, value)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:

@@ -68,6 +68,8 @@ def _import(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+_SAM2 = ("facebook/sam2.1-hiera-large", "facebook/sam2.1-hiera-tiny")
+
 # fmt: off
 _ROWS = (
     Task("pose", "people", "308 keypoints of each person: body, hands, feet and face.",
@@ -101,11 +103,10 @@ _ROWS = (
          auto_task="people", head="people", aliases=("person-detection",)),
     Task("segment", "anything", "Masks of anything, from points, boxes or masks.",
          auto_task="mask-generation", pipeline="SegmentPipeline", result="Masks", image_files=("json", "plot"),
-         checkpoints=("facebook/sam2.1-hiera-large", "facebook/sam2.1-hiera-tiny")),
+         checkpoints=_SAM2),
     Task("masks", "anything", "Masks of everything in an image, without prompts.",
          auto_task="mask-generation", pipeline="MaskGenerationPipeline", result="Masks", image_files=("json", "plot"),
-         aliases=("mask-generation", "everything"),
-         checkpoints=("facebook/sam2.1-hiera-large", "facebook/sam2.1-hiera-tiny")),
+         aliases=("mask-generation", "everything"), checkpoints=_SAM2),
     Task("semantic", "anything", "A class for each pixel.",
          auto_task="universal", pipeline="SemanticPipeline", result="Semantic", image_files=("png", "plot"),
          aliases=("semantic-segmentation",),

@@ -21,11 +21,10 @@ class MaskClassificationConfig(Config):
     Args:
         backbone_config: Configuration of the backbone: Swin or ResNet.
         mask_feature_size: Channels of the pixel embeddings that masks are scored with.
-        no_object_weight: Weight of the class "no object" in the class loss.
-        mask_weight: Weight of the pixel loss of the masks, and of its cost in the matching.
-        dice_weight: Weight of the dice loss, and of its cost in the matching.
         init_std: Standard deviation of initialized weights.
         init_xavier_std: Gain of Xavier initialization.
+        no_object_weight: Weight of the class "no object" in the class loss.
+        dice_weight: Weight of the dice loss, and of its cost in the matching.
         use_auxiliary_loss: Train the predictions after every decoder layer, not only after the last.
         output_auxiliary_logits: Return the predictions after every decoder layer unless a call says otherwise.
         backbone: A folder or Hub name to read `backbone_config` from.
@@ -43,11 +42,10 @@ class MaskClassificationConfig(Config):
 
     backbone_config: SwinConfig | ResNetConfig = None  # type: ignore[assignment]  # the constructor replaces None
     mask_feature_size: int = bounded(256, ge=1)
-    no_object_weight: float = bounded(0.1, ge=0)
-    mask_weight: float = bounded(1.0, ge=0)
-    dice_weight: float = bounded(1.0, ge=0)
     init_std: float = 0.02
     init_xavier_std: float = 1.0
+    no_object_weight: float = bounded(0.1, ge=0)
+    dice_weight: float = bounded(1.0, ge=0)
     use_auxiliary_loss: bool = False
     output_auxiliary_logits: bool | None = None
     backbone: str | None = None
