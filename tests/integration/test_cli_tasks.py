@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,7 @@ import pytest
 from PIL import Image
 
 import vitruvian.cli as cli
-from tests.integration.cli_case import COMMANDS, command, one_thread, pixels, save_checkpoints
-from tests.tiny_checkpoints import working_in
+from tests.integration.cli_case import COMMANDS, command, pixels
 from tests.unit.pipelines.case import picture
 from vitruvian.cli.commands import demo
 from vitruvian.cli.outputs import image_kinds
@@ -25,14 +24,8 @@ COCO = ("pose", "parts", "segment", "masks", "semantic", "instances", "panoptic"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A working folder with tiny checkpoints and a picture."""
-    root = tmp_path_factory.mktemp("cli")
-    one_thread()
-    save_checkpoints(root)
-    Image.fromarray(picture(3, SIZE)).save(root / "photo.jpg")
-    with working_in(root):
-        yield root
+def photo(workspace: Path) -> None:
+    Image.fromarray(picture(3, SIZE)).save(workspace / "photo.jpg")
 
 
 # ------------------------------------------------------------------------------------------------ readers
@@ -160,11 +153,11 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_examples_of_help_work(example: str, here: Path) -> None:
+def test_examples_of_help_work(example: str, workspace: Path) -> None:
     words = shlex.split(example)
     assert words[0] == "vitruvian"
     assert cli.run([*words[1:], "--quiet"]) == 0
-    assert any((here / "out" / "demo" if words[1] == "demo" else here / "out").iterdir())
+    assert any((workspace / "out" / "demo" if words[1] == "demo" else workspace / "out").iterdir())
 
 
 def poses(path: Path) -> dict:
