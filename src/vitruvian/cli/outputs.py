@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitruvian.cli.inputs import Input
-from vitruvian.cli.options import STDIO, Results
+from vitruvian.cli.options import STDIO
+from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.output_paths import output_path
 from vitruvian.tasks import PLOTS, Task, file_ending
@@ -93,20 +94,20 @@ class OutputPlan:
         file: The one file that `--out` names, or None.
     """
 
-    def __init__(self, task: Task, results: Results, *, to_stdout: bool) -> None:
-        self.task, self.save = task, results.save
+    def __init__(self, command: TaskCommand) -> None:
+        self.task, self.save = command.task, command.save
         self.file: Path | None = None
         self.stdout_kind: str | None = None
         self._kinds = Kinds((), ())
-        self.folder = out = Path(OUT if to_stdout else results.out or OUT).expanduser()
-        if to_stdout:
+        self.folder = out = Path(OUT if command.to_stdout else command.out or OUT).expanduser()
+        if command.to_stdout:
             self.stdout_kind = self._one_kind()
             return
-        self._file_kind = file_kind(task, out, self.save)
+        self._file_kind = file_kind(self.task, out, self.save)
         if self._file_kind is not None:
             self.file, self.folder = out, out.parent
         else:
-            self._kinds = read_save(task, self.save)
+            self._kinds = read_save(self.task, self.save)
             if out.exists() and not out.is_dir():
                 raise InputError(f"--out {out}: expected a folder for results, got a file. Choose another.")
 

@@ -24,7 +24,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from vitruvian.cli.options import Messages
+from vitruvian.cli.options import MessageGroup
 from vitruvian.errors import VitruvianError
 
 DONE, SOME_FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes
@@ -113,7 +113,7 @@ class Report:
         each: Whether to print a line for each source as it is done, as --watch needs it.
     """
 
-    def __init__(self, messages: Messages, *, each: bool = False) -> None:
+    def __init__(self, messages: MessageGroup, *, each: bool = False) -> None:
         self.json, self.quiet, self.debug, self.each = messages.json, messages.quiet, messages.debug, each
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         self.done_count = self.skipped_count = self.changed_count = 0

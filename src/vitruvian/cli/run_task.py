@@ -27,11 +27,11 @@ from vitruvian.cli.coco import Dataset
 from vitruvian.cli.inputs import Input, find_inputs
 from vitruvian.cli.journal import JOURNAL, Journal, Origin, size_of
 from vitruvian.cli.locks import OutputLock
-from vitruvian.cli.options import STDIO
+from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.outputs import OutputPlan, result_paths
 from vitruvian.cli.report import Report
 from vitruvian.cli.settings import settings_digest
-from vitruvian.cli.task_command import TaskCommand, TaskJob
+from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.video import Preview, run_camera, run_video_file
 from vitruvian.errors import InputError
 from vitruvian.files import json_text
@@ -51,15 +51,15 @@ SETTLE_SECONDS = 1.0  # that a file must stay unchanged to count as complete
 VIDEO_THRESHOLD = 0.1  # of detectors in videos: the tracker can use uncertain detections
 
 
-def run_task(job: TaskJob) -> None:
+def run_task(command: TaskCommand) -> None:
     """Run a task's command, report, and end the command with its exit code."""
-    with TaskRun(job, Report(job.messages, each=job.sources.watch)) as run:
+    with TaskRun(command, Report(command, each=command.watch)) as run:
         interrupted = False
         try:
-            if job.sources.watch:
+            if command.watch:
                 run.watch()
             else:
-                run.process(find_inputs(job.sources.sources, recursive=job.sources.recursive))
+                run.process(find_inputs(command.sources, recursive=command.recursive))
         except KeyboardInterrupt:
             interrupted = True
         if run.dataset is not None:
@@ -74,24 +74,25 @@ class AlreadyDoneError(Exception):
 class TaskRun:
     """One run of a task's command. The model is opened when the first input needs it."""
 
-    def __init__(self, job: TaskJob, report: Report) -> None:
-        to_stdout = _goes_to_stdout(job)
-        self.job = job = dataclasses.replace(job, results=job.own.with_defaults(job.results))
+    def __init__(self, command: TaskCommand, report: Report) -> None:
+        if command.json and command.out == STDIO:
+            raise InputError("--json and --out -: expected one of them, got both. Standard output holds only one.")
+        self.command = command = command.with_defaults()
         self.report = report
-        self.plan = OutputPlan(job.task, job.results, to_stdout=to_stdout)
-        self._call_options = job.call_options()
+        self.plan = OutputPlan(command)
+        self.call_options = command.call_options()
         self._locks: dict[str, tuple[OutputLock, Origin]] = {}
         self._files: dict[str, dict[str, Path]] = {}  # planned for the inputs of this pass, by identity
         self._written: dict[str, tuple[Input, dict[Path, int]]] = {}  # files of this pass and their sizes, by identity
         self._other_journals: dict[Path, Journal] = {}
-        if job.people is not None and job.people.finder and job.people.boxes:
+        if isinstance(command, PeopleGroup) and command.finder and command.boxes:
             raise InputError("--finder and --boxes: expected one of them, got both. Drop one.")
-        if job.video.preview is not None:
-            Preview(job.video.preview)
-        if job.model.model is not None:  # wrong options show before any work
-            job.task.pipeline_class().check_options(self._call_options)
-        coco = None if job.coco is None else job.coco.coco
-        self.dataset = None if coco is None else Dataset(coco, overwrite=job.results.overwrite)
+        if command.preview is not None:
+            Preview(command.preview)
+        if command.model is not None:  # wrong options show before any work
+            command.task.pipeline_class().check_options(self.call_options)
+        coco = command.coco if isinstance(command, CocoGroup) else None
+        self.dataset = None if coco is None else Dataset(coco, overwrite=command.overwrite)
 
     def __enter__(self) -> TaskRun:
         return self
@@ -104,7 +105,7 @@ class TaskRun:
     @cached_property
     def settings(self) -> str:
         """The digest of all settings."""
-        return settings_digest(self.job)
+        return settings_digest(self.command)
 
     @cached_property
     def journal(self) -> Journal:
@@ -114,31 +115,27 @@ class TaskRun:
     @cached_property
     def pipe(self) -> Any:
         """The pipeline."""
-        model, task = self.job.model, self.job.task
-        if model.model is not None:
-            check_model(model.model, task, revision=model.revision)
-        hub = {} if model.revision is None else {"revision": model.revision}
-        with self.report.busy(f"opening {model.model or task.name}"):
-            return pipeline(
-                task.name, model.model, device=model.device, dtype=model.dtype, workers=model.workers, **hub
-            )
-
-    def pipeline_options(self) -> dict[str, object]:
-        """Return the options of the pipeline's call, without the detector."""
-        return self._call_options | ({} if self.job.people is None else self.job.people.call_options())
+        command = self.command
+        if command.model is not None:
+            check_model(command.model, command.task, revision=command.revision)
+        options: dict[str, Any] = {"device": command.device, "dtype": command.dtype, "workers": command.workers}
+        if command.revision is not None:
+            options["revision"] = command.revision
+        with self.report.busy(f"opening {command.model or command.name}"):
+            return pipeline(command.name, command.model, **options)
 
     def open_detector(self, *, video: bool = False) -> PeopleDetector | None:
         """Open what detects people: a detector, a file of boxes, or the model itself if it can; None for nothing."""
-        people = self.job.people
-        if people is None or people.people == "whole":
+        command = self.command
+        if not isinstance(command, PeopleGroup) or command.people == "whole":
             return None
-        boxes = people.boxes_file()
-        spec: str | Path | None = people.finder or boxes
-        if spec is None and not people.boxes and not self._call_options.get("tile"):
-            spec = builtin_detector(self.job.model.model)
+        boxes = command.boxes_file()
+        spec: str | Path | None = command.finder or boxes
+        if spec is None and not command.boxes and not self.call_options.get("tile"):
+            spec = builtin_detector(command.model)
         if spec is None:
             return None
-        threshold = people.finder_threshold
+        threshold = command.finder_threshold
         if threshold is None and video and boxes is None:
             threshold = VIDEO_THRESHOLD
         return open_finder(spec, device=self.pipe.device, threshold=threshold)
@@ -180,7 +177,7 @@ class TaskRun:
         if not one.listed or one.path is None:
             return False
         path = one.path.absolute()
-        above = [Path(text).expanduser().absolute() for text in self.job.sources.sources]
+        above = [Path(text).expanduser().absolute() for text in self.command.sources]
         for folder in (folder for folder in path.parents if any(root in (folder, *folder.parents) for root in above)):
             if folder == self.plan.folder.absolute():
                 if folder not in above or self.journal.wrote(path):
@@ -202,9 +199,9 @@ class TaskRun:
         try:
             self._files[one.identity] = files = self.plan.files(one)
             if not files:
-                given = self.job.results.save or (self.plan.file and self.plan.file.name)
-                example = self.job.task.image_files[0]
-                raise InputError(f"{one.name}: {given} is for videos. Add a kind for images, such as {example}.")
+                named = self.command.save or (self.plan.file and self.plan.file.name)
+                example = self.command.task.image_files[0]
+                raise InputError(f"{one.name}: {named} is for videos. Add a kind for images, such as {example}.")
             for path in result_paths(files):
                 if (other := planned.setdefault(name_key(str(path)), one)) is not one:
                     raise InputError(f"{path}: is for the result of {other.name} already. Rename one of the sources.")
@@ -218,7 +215,7 @@ class TaskRun:
 
     def _journal_state(self, one: Input, files: Mapping[str, Path]) -> str:
         paths = result_paths(files)
-        if self.job.results.overwrite:
+        if self.command.overwrite:
             return "changed" if any(path.exists() for path in paths) else "new"
         state = self.journal.state(one, paths, self.settings)
         again = one.kind == "stdin" or (self.dataset is not None and one.name not in self.dataset.names)
@@ -276,12 +273,10 @@ class TaskRun:
     def _run_images(self, images: Sequence[Input], changed: set[str]) -> None:
         """Run images through the pipeline; one that fails does not stop the rest."""
         pipe = self.pipe
-        options = self.pipeline_options()
         detector = self.open_detector()
-        if detector is not None:
-            options["finder"] = detector
+        options = self.call_options | ({} if detector is None else {"finder": detector})
         to_stdout = self.plan.stdout_kind is not None
-        writer = _StdoutWriter(self) if to_stdout else _FileWriter(self.job.own, self._files, images)
+        writer = _StdoutWriter(self) if to_stdout else _FileWriter(self.command, self._files, images)
         source = Source(lambda: (self._loader(one) for one in images), count=len(images))
         with self.report.bar("images", len(images)) as bar, pipe.run(source, save=writer, **options) as results:
             for index, result in enumerate(results):
@@ -308,7 +303,7 @@ class TaskRun:
 
     def _report_image(self, one: Input, result: Result, paths: list[Path], *, changed: bool) -> None:
         if self.dataset is not None:
-            self.dataset.add(self.job.own.change(result), one.name)
+            self.dataset.add(self.command.change(result), one.name)
         people = result.people
         note = None if people is None else people.note
         facts = {} if people is None else {"people": len(people)}
@@ -334,8 +329,8 @@ class TaskRun:
 
     def watch(self) -> None:
         """Process what is in the folders, then what is added, until Ctrl-C."""
-        sources = self.job.sources
-        folders = [Path(text).expanduser() for text in sources.sources]
+        command = self.command
+        folders = [Path(text).expanduser() for text in command.sources]
         for folder in folders:
             if not folder.is_dir():
                 raise InputError(f"--watch: expected folders, got {folder}. Make it first, or leave --watch out.")
@@ -347,7 +342,7 @@ class TaskRun:
         while True:
             now = time.monotonic()
             complete: list[Input] = []
-            for one in find_inputs(sources.sources, recursive=sources.recursive):
+            for one in find_inputs(command.sources, recursive=command.recursive):
                 stamp = _stamp(one.path)
                 key = one.identity
                 if stamp is None or not stamp[0] or processed.get(key) == stamp or self.is_result(one):
@@ -366,21 +361,21 @@ class TaskRun:
 class _FileWriter(ResultWriter):
     """Writes the files of each result."""
 
-    def __init__(self, own: TaskCommand, files: Mapping[str, Mapping[str, Path]], images: Sequence[Input]) -> None:
-        self._own, self._files = own, [files[one.identity] for one in images]
+    def __init__(self, command: TaskCommand, files: Mapping[str, Mapping[str, Path]], images: Sequence[Input]) -> None:
+        self._command, self._files = command, [files[one.identity] for one in images]
 
     def write(self, result: Result, index: int) -> None:
         """Write all files of a result."""
-        changed = self._own.change(result)
+        changed = self._command.change(result)
         for kind, path in self._files[index].items():
-            save_as(kind, changed, path, draw=self._own.draw)
+            save_as(kind, changed, path, draw=self._command.draw)
 
 
 class _StdoutWriter(ResultWriter):
     """Writes to standard output: one file, or a line of JSON an image, in the order of images."""
 
     def __init__(self, run: TaskRun) -> None:
-        self._own, self._kind = run.job.own, str(run.plan.stdout_kind)
+        self._command, self._kind = run.command, str(run.plan.stdout_kind)
         if self._kind != "json" and sys.stdout.isatty():
             raise InputError(
                 f"standard output: expected a file or a pipe for {self._kind}, got a terminal. Add --out FILE."
@@ -389,27 +384,19 @@ class _StdoutWriter(ResultWriter):
 
     def write(self, result: Result, index: int) -> None:
         """Keep the bytes until it is their turn."""
-        changed = self._own.change(result)
+        changed = self._command.change(result)
         if self._kind == "json":
             self._content[index] = (json_text(changed.to_dict()) + "\n").encode()
             return
         with tempfile.TemporaryDirectory(prefix="vitruvian-") as folder:
             path = Path(folder) / f"result{file_ending(self._kind)}"
-            save_as(self._kind, changed, path, draw=self._own.draw)
+            save_as(self._kind, changed, path, draw=self._command.draw)
             self._content[index] = path.read_bytes()
 
     def print(self, index: int) -> None:
         """Write the bytes of a result."""
         sys.stdout.buffer.write(self._content.pop(index))
         sys.stdout.buffer.flush()
-
-
-def _goes_to_stdout(job: TaskJob) -> bool:
-    """Whether results go to standard output: --out - says so, and it is the default for standard input."""
-    if job.messages.json and job.results.out == STDIO:
-        raise InputError("--json and --out -: expected one of them, got both. Standard output holds only one.")
-    by_default = job.results.out is None and list(job.sources.sources) == [STDIO] and not job.messages.json
-    return job.results.out == STDIO or by_default
 
 
 def _read_stdin(name: str) -> Frame:

@@ -7,20 +7,19 @@ from typing import Annotated
 
 from typer import Option
 
-from vitruvian.cli.options import Coco
+from vitruvian.cli.options import CocoGroup, HoleArea, IslandArea
 from vitruvian.cli.task_command import TaskCommand
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command(TaskCommand):
+class Command(CocoGroup, TaskCommand):
     """Segment everything in an image, without prompts. With SAM 2.
 
     --save takes json (COCO RLE), npz, png (numbers of the masks), plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
-    task = "masks"
+    name = "masks"
     example = "vitruvian masks photo.jpg --model facebook/sam2.1-hiera-large --save json,plot"
-    groups = (Coco,)
     panel = "Masks"
     call_names = (
         "points_per_crop",
@@ -37,5 +36,5 @@ class Command(TaskCommand):
     quality: Annotated[float, Option(help="Predicted IoU that a mask must exceed.")] = 0.88
     stability: Annotated[float, Option(help="How little a mask may change with its threshold.")] = 0.95
     crop_layers: Annotated[int, Option(help="Process 4, 16, … crops too, for small things.", min=0, max=4)] = 0
-    max_hole_area: Annotated[float, Option(help="Fill holes of up to so many pixels.", min=0)] = 0.0
-    max_sprinkle_area: Annotated[float, Option(help="Remove islands of up to so many pixels.", min=0)] = 0.0
+    max_hole_area: HoleArea = 0.0
+    max_sprinkle_area: IslandArea = 0.0

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 from typer import Option
 
-from vitruvian.cli.options import STDIO, Batch, People, Results, Tiles
+from vitruvian.cli.options import BatchGroup, PeopleGroup, TileGroup
 from vitruvian.cli.task_command import TaskCommand
-from vitruvian.tasks import TASKS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,16 +21,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command(TaskCommand):
+class Command(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     """Cut people out, hair and all: the opacity and the colour of each pixel. With Sapiens2.
 
     --save takes png and webp (straight alpha), exr (premultiplied, linear), npz, plot, plot.jpg; of videos webm and mov
     with alpha, mp4 over a ground, json.
     """
 
-    task = "matte"
+    name = "matte"
     example = "vitruvian matte photo.jpg --model facebook/sapiens2-matting-1b --save png"
-    groups = (Batch, Tiles, People)
     panel = "Matte"
 
     over: Annotated[
@@ -46,15 +44,15 @@ class Command(TaskCommand):
         """Return the image to put people over."""
         return [] if self.over is None else [self.over]
 
-    def with_defaults(self, results: Results) -> Results:
+    def with_defaults(self) -> Self:
         """With --over, save the drawing too."""
         from vitruvian.cli.outputs import OUT, file_kind
 
-        if self.over is None or results.save is not None or results.out == STDIO:
-            return results
-        if file_kind(TASKS["matte"], Path(results.out or OUT).expanduser(), None) is not None:
-            return results
-        return dataclasses.replace(results, save="png,plot,mp4")
+        if self.over is None or self.save is not None or self.to_stdout:
+            return self
+        if file_kind(self.task, Path(self.out or OUT).expanduser(), None) is not None:
+            return self
+        return dataclasses.replace(self, save="png,plot,mp4")
 
     def draw(self, result: Result, **options: object) -> NDArray[np.uint8] | Image.Image:
         """Draw people over a colour or an image, or over the checkerboard."""

@@ -7,21 +7,20 @@ from typing import Annotated
 
 from typer import Option
 
-from vitruvian.cli.options import Batch, Coco, Thresholds
+from vitruvian.cli.options import BatchGroup, CocoGroup, ThresholdGroup
 from vitruvian.cli.task_command import TaskCommand
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command(TaskCommand):
+class Command(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
     """Divide images into objects, one by one, and regions such as sky. With Mask2Former or MaskFormer.
 
     --save takes png (COCO's numbers as colours), json (the segments), npz, plot, plot.jpg; of videos also mp4, webm,
     mov.
     """
 
-    task = "panoptic"
+    name = "panoptic"
     example = "vitruvian panoptic photo.jpg --model facebook/mask2former-swin-small-cityscapes-panoptic --save png,json"
-    groups = (Batch, Coco, Thresholds)
     panel = "Objects"
     call_names = ("label_ids_to_fuse",)
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from typer import Option
 
-from vitruvian.cli.options import Batch, People, Tiles, read_numbers
+from vitruvian.cli.options import BatchGroup, Convention, PeopleGroup, TileGroup, read_numbers
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command(TaskCommand):
+class Command(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     """Estimate where each pixel is in space: point clouds, depth and the focal length. With Sapiens2.
 
     Points are in metres where the camera is known or the model tells the scale.
@@ -24,9 +24,8 @@ class Command(TaskCommand):
     plot.jpg; of videos also mp4, webm, mov.
     """
 
-    task = "pointmap"
+    name = "pointmap"
     example = "vitruvian pointmap photo.jpg --model facebook/sapiens2-pointmap-0.4b --save ply,png"
-    groups = (Batch, Tiles, People)
     panel = "Camera"
     call_names = ("fov", "exif", "convention")
 
@@ -40,10 +39,7 @@ class Command(TaskCommand):
     ] = None
     fov: Annotated[float | None, Option(help="Horizontal field of view in degrees.")] = None
     exif: Annotated[bool, Option(help="Use the focal length in the file's EXIF.")] = True
-    convention: Annotated[
-        Literal["opencv", "opengl"],
-        Option(help="opencv: x right, y down, z away; opengl: x right, y up, z towards you."),
-    ] = "opencv"
+    convention: Convention = "opencv"
 
     def call_options(self) -> dict[str, object]:
         """Return the options of the pipeline's call."""

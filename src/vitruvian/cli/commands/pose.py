@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from vitruvian.cli.options import Batch, Coco, People
+from vitruvian.cli.options import BatchGroup, CocoGroup, PeopleGroup
 from vitruvian.cli.task_command import TaskCommand
 
 if TYPE_CHECKING:
@@ -15,15 +15,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command(TaskCommand):
+class Command(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
     """Find 308 keypoints of each person: body, hands, feet and face. With Sapiens2.
 
     --save takes json, npz, png, jpg, webp, plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
-    task = "pose"
+    name = "pose"
     example = "vitruvian pose photo.jpg --model facebook/sapiens2-pose-0.4b --save json,plot"
-    groups = (Batch, Coco, People)
     panel = "Poses"
     call_names = ("flip",)
 

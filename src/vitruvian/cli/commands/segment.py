@@ -7,13 +7,13 @@ from typing import Annotated
 
 from typer import Option
 
-from vitruvian.cli.options import Batch, Coco, read_numbers
+from vitruvian.cli.options import BatchGroup, CocoGroup, HoleArea, IslandArea, read_numbers
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command(TaskCommand):
+class Command(BatchGroup, CocoGroup, TaskCommand):
     """Segment objects from points and boxes. With SAM 2.
 
     Points and boxes are pixels of the upright image, and hold for every image and frame.
@@ -21,9 +21,8 @@ class Command(TaskCommand):
     --save takes json (COCO RLE), npz, png (numbers of the masks), plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
-    task = "segment"
+    name = "segment"
     example = 'vitruvian segment photo.jpg --model facebook/sam2.1-hiera-large --points "120,80 90,60,0"'
-    groups = (Batch, Coco)
     panel = "Prompts and masks"
     call_names = ("mask_threshold", "max_hole_area", "max_sprinkle_area")
 
@@ -37,8 +36,8 @@ class Command(TaskCommand):
         bool, Option("--all-masks", help="Write all three proposals for each object, not the best.")
     ] = False
     mask_threshold: Annotated[float, Option(help="Logit of the outline: higher is tighter.")] = 0.0
-    max_hole_area: Annotated[float, Option(help="Fill holes of up to so many pixels.", min=0)] = 0.0
-    max_sprinkle_area: Annotated[float, Option(help="Remove islands of up to so many pixels.", min=0)] = 0.0
+    max_hole_area: HoleArea = 0.0
+    max_sprinkle_area: IslandArea = 0.0
 
     def call_options(self) -> dict[str, object]:
         """Return the options of the pipeline's call."""
