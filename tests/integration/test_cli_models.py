@@ -17,7 +17,7 @@ import vitruvian.cli as cli
 from tests.hub_server import HubServer, Repository
 from tests.integration.cli_case import process
 from tests.shared import SHARED, needs_shared
-from vitruvian.cli.catalogue import LICENCES, SAPIENS2_SIZES, known_checkpoints
+from vitruvian.cli.checkpoints import LICENCES, SAPIENS2_SIZES, known_checkpoints
 from vitruvian.cli.outputs import image_kinds, save_kinds
 from vitruvian.models.sapiens2.configuration import VARIANTS, Sapiens2Config
 from vitruvian.models.sapiens2.convert import infer_config
@@ -66,7 +66,7 @@ def test_licences_are_those_of_the_page(capsys: pytest.CaptureFixture[str]) -> N
     assert cli.run(["models", "licenses"]) == 0
     told = capsys.readouterr().out
     page = " ".join((ROOT / "docs" / "weight-licences.md").read_text(encoding="utf-8").split()).replace("`", "")
-    for licence in LICENCES:
+    for licence in LICENCES.values():
         assert licence.text in told
         assert licence.names in page
         assert licence.text.rstrip(".").lower() in page.lower()

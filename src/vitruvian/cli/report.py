@@ -8,8 +8,9 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from datetime import timedelta
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +19,6 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -77,29 +77,14 @@ def print_json(values: object) -> None:
     sys.stdout.write(json_line(values, indent=2) + "\n")
 
 
-def format_bytes(size: float) -> str:
-    """Return a number of bytes with its unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
 def format_millions(millions: float) -> str:
     """Return a number of parameters, in millions, with its unit."""
     return f"{millions / 1000:.2f} B" if millions >= 1000 else f"{millions:g} M"
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration in seconds, minutes or hours."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+    """Return a duration in seconds, or as hours:minutes:seconds from a minute on."""
+    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
 # ------------------------------------------------------------------------------------------------ the report
@@ -126,10 +111,7 @@ class Report:
     @contextmanager
     def bar(self, title: str, total: int | None) -> Iterator[Bar]:
         """Show a progress bar while the block runs; lines from time to time where there is no terminal."""
-        if self.quiet or not self.console.is_terminal:
-            yield Bar(self, printable(title), total)
-            return
-        with Progress(
+        columns = (
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -138,20 +120,14 @@ class Report:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-        ) as progress:
-            task = progress.add_task(printable(title), total=total, speed="")
-            yield Bar(self, printable(title), total, progress=progress, task=task)
+        )
+        hidden = self.quiet or not self.console.is_terminal
+        with Progress(*columns, console=self.console, transient=True, disable=hidden) as progress:
+            yield Bar(self, printable(title), total, progress)
 
-    @contextmanager
-    def busy(self, text: str) -> Iterator[None]:
-        """Show what takes a while."""
-        if self.quiet or not self.console.is_terminal:
-            yield
-            return
-        with self.console.status(printable(text)):
-            yield
+    def busy(self, text: str) -> AbstractContextManager[object]:
+        """Show what takes a while, on a terminal."""
+        return nullcontext() if self.quiet else self.console.status(printable(text))
 
     def done(
         self, name: str, files: Sequence[Path], *, changed: bool = False, note: str | None = None, **facts: object
@@ -241,16 +217,9 @@ class Report:
 class Bar:
     """Progress of one piece of work."""
 
-    def __init__(
-        self,
-        report: Report,
-        title: str,
-        total: int | None,
-        *,
-        progress: Progress | None = None,
-        task: TaskID | None = None,
-    ) -> None:
-        self._report, self._title, self._total, self._progress, self._task = report, title, total, progress, task
+    def __init__(self, report: Report, title: str, total: int | None, progress: Progress) -> None:
+        self._report, self._title, self._total, self._progress = report, title, total, progress
+        self._task = progress.add_task(title, total=total, speed="")
         self._started = self._logged = time.monotonic()
         self._first: int | None = None  # a video may go on in the middle
 
@@ -258,13 +227,12 @@ class Bar:
         """Show that `count` of `total` are done."""
         total = total or self._total
         self._first = count - 1 if self._first is None else self._first
-        seconds, finished = time.monotonic() - self._started, max(1, count - self._first)
-        if self._progress is not None and self._task is not None:
-            speed = f"{finished / seconds:.1f}/s" if seconds > 1 else ""
-            failed = len(self._report.failures)
-            words = f"{speed} [{failed} failed]" if failed else speed
-            self._progress.update(self._task, completed=count, total=total, speed=words)
-        elif time.monotonic() - self._logged > LOG_SECONDS:
-            self._logged = time.monotonic()
+        now = time.monotonic()
+        seconds, finished = now - self._started, max(1, count - self._first)
+        speed = f"{finished / seconds:.1f}/s" if seconds > 1 else ""
+        failed = f" [{len(self._report.failures)} failed]" if self._report.failures else ""
+        self._progress.update(self._task, completed=count, total=total, speed=speed + failed)
+        if self._progress.disable and now - self._logged > LOG_SECONDS:
+            self._logged = now
             left = f", {format_seconds(seconds / finished * (total - count))} left" if total else ""
             self._report.say(f"{self._title}: {count} of {total or '?'}{left}")

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.filesize import decimal
 
 from vitruvian.cli.options import Debug, Json
-from vitruvian.cli.report import format_bytes, print_json
+from vitruvian.cli.report import print_json
 
 EXAMPLE = "vitruvian doctor"
 CORE = ("torch", "numpy", "pillow", "safetensors", "huggingface-hub", "typer", "rich")
@@ -198,7 +199,7 @@ def _show(facts: Facts) -> None:
     section("Versions", [(name, version, None) for name, version in facts["versions"].items()])
     rows: list[tuple[str, str, bool | None]] = []
     for one in facts["devices"]:
-        memory = f", {format_bytes(one['free'])} of {format_bytes(one['memory'])} free" if "memory" in one else ""
+        memory = f", {decimal(one['free'])} of {decimal(one['memory'])} free" if "memory" in one else ""
         threads = f", {one['cores']} cores, {one['threads']} threads" if "cores" in one else ""
         rows.append((one["device"], f"{one['name']}{memory}{threads}", True))
     section("Devices", rows)
@@ -209,7 +210,7 @@ def _show(facts: Facts) -> None:
     section("Extras", rows)
     section("Kernels", [(name, "yes" if there else "no", there) for name, there in facts["kernels"].items()])
     rows = [
-        (name, f"{cache['path']} ({format_bytes(cache['bytes']) if cache['exists'] else 'empty'})", None)
+        (name, f"{cache['path']} ({decimal(cache['bytes']) if cache['exists'] else 'empty'})", None)
         for name, cache in facts["caches"].items()
     ]
     section("Folders", [*rows, ("temporary files", facts["temporary"]["path"], facts["temporary"]["writable"])])
