@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shlex
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import vitruvian.cli as cli
 from tests.integration.cli_case import COMMANDS, command, pixels
 from tests.unit.pipelines.case import picture
 from vitruvian.cli.commands import demo
+from vitruvian.cli.commands.tasks import TASK_COMMANDS
 from vitruvian.cli.outputs import image_kinds
 from vitruvian.tasks import TASKS
 
@@ -147,9 +147,9 @@ def test_a_dataset_is_added_to(tmp_path: Path) -> None:
 
 
 EXAMPLES = [
-    pytest.param(importlib.import_module(f"vitruvian.cli.commands.{name}").Command.example, id=name)
-    for name in (*cli.COMMANDS[cli.PEOPLE], *cli.COMMANDS[cli.ANYTHING])
-] + [pytest.param(demo.EXAMPLE, id="demo")]
+    *(pytest.param(command.example, id=name) for name, command in TASK_COMMANDS.items()),
+    pytest.param(demo.EXAMPLE, id="demo"),
+]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vitruvian.cli.commands.tasks import TASK_COMMANDS
 from vitruvian.cli.options import OPTION_OF_ARGUMENT
 from vitruvian.cli.report import DONE, INTERRUPTED, WRONG, error_text, option_names, printable, traceback_text
 from vitruvian.cli.task_command import task_function
@@ -24,8 +25,8 @@ from vitruvian.version import __version__
 # panel of the help -> modules of `commands`
 PEOPLE, ANYTHING, TOOLS, TRAINING = "People", "Anything", "Around", "Training"
 COMMANDS = {
-    PEOPLE: tuple(task.name for task in TASKS.values() if task.pipeline is not None and task.group == "people"),
-    ANYTHING: tuple(task.name for task in TASKS.values() if task.pipeline is not None and task.group == "anything"),
+    PEOPLE: tuple(name for name in TASK_COMMANDS if TASKS[name].group == "people"),
+    ANYTHING: tuple(name for name in TASK_COMMANDS if TASKS[name].group == "anything"),
     TOOLS: ("demo", "doctor", "bench", "export"),
     TRAINING: ("synthesize", "train", "evaluate"),
 }
@@ -67,10 +68,10 @@ def program(command: str | None = None) -> Any:
     for panel, names in COMMANDS.items():
         for name in names:
             if command in (None, name):
-                module = importlib.import_module(f"{__name__}.commands.{name}")
-                if name in TASKS:
-                    function, example = task_function(module.Command), module.Command.example
+                if name in TASK_COMMANDS:
+                    function, example = task_function(TASK_COMMANDS[name]), TASK_COMMANDS[name].example
                 else:
+                    module = importlib.import_module(f"{__name__}.commands.{name}")
                     function, example = getattr(module, name), module.EXAMPLE
                 app.command(name, epilog=f"Example: {example}", rich_help_panel=panel)(function)
     if command in (None, MODELS):
