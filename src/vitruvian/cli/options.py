@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from typer import Argument, Option
 
 from vitruvian.errors import InputError
 from vitruvian.pipelines.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
+
+if TYPE_CHECKING:
+    import torch
 
 MODEL = "Model"  # panel of the help
 STDIO = "-"
@@ -318,3 +321,12 @@ def read_size(option: str, text: str, *, example: str) -> tuple[int, int]:
     if not found:
         raise InputError(f"{option}: expected height x width such as {example}, got {text!r}.")
     return int(found[1]), int(found[2])
+
+
+def cuda_or_cpu(device: str | None) -> torch.device:
+    """Read a device; by default CUDA where there is some."""
+    import torch
+
+    from vitruvian.devices import checked_device
+
+    return checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

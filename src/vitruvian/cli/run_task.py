@@ -11,11 +11,12 @@ files on disk are compared with what was recorded.
 from __future__ import annotations
 
 import dataclasses
-import shutil
+import functools
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,7 @@ def run_task(command: TaskCommand) -> None:
 
 
 class AlreadyDoneError(Exception):
-    """Another process has done the input meanwhile."""
+    """All results of the input are done: before this run, or meanwhile by another process."""
 
 
 class TaskRun:
@@ -84,7 +85,7 @@ class TaskRun:
         self._locks: dict[str, tuple[OutputLock, Origin]] = {}
         self._files: dict[str, dict[str, Path]] = {}  # planned for the inputs of this pass, by identity
         self._written: dict[str, tuple[Input, dict[Path, int]]] = {}  # files of this pass and their sizes, by identity
-        self._other_journals: dict[Path, Journal] = {}
+        self._read_journal = functools.cache(Journal.read)
         if isinstance(command, PeopleGroup) and command.finder and command.boxes:
             raise InputError("--finder and --boxes: expected one of them, got both. Drop one.")
         if command.preview is not None:
@@ -161,16 +162,24 @@ class TaskRun:
             self._run_images(images, changed)
         for one in videos:
             run = run_camera if one.kind == "camera" else run_video_file
-            pipe = self.pipe  # what is wrong with the model is not the fault of the video
-            try:
+            pipe = self.pipe  # an error of the model is not one of the video
+            with self._attempt(one):
                 run(self, pipe, one, changed=one.identity in changed)
-            except AlreadyDoneError:
-                self.report.skipped(one.name, result_paths(self._files[one.identity]))
-            except Exception as error:  # noqa: BLE001 - belongs to this video
-                self.report.failed(one.name, error)
-            finally:
-                self.release(one)
         self._compare_with_disk()
+
+    @contextmanager
+    def _attempt(self, one: Input) -> Iterator[None]:
+        """Report an error in the block as that of one input, and unlock its outputs."""
+        try:
+            yield
+        except AlreadyDoneError:
+            self.report.skipped(one.name, result_paths(self._files[one.identity]))
+        except BrokenPipeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - belongs to this input
+            self.report.failed(one.name, error)
+        finally:
+            self.release(one)
 
     def is_result(self, one: Input) -> bool:
         """Whether a listed file is a result itself, of this run or of others."""
@@ -182,21 +191,18 @@ class TaskRun:
             if folder == self.plan.folder.absolute():
                 if folder not in above or self.journal.wrote(path):
                     return True
-            elif (folder / JOURNAL).is_file():
-                if folder not in self._other_journals:
-                    self._other_journals[folder] = Journal.read(folder)
-                if self._other_journals[folder].wrote(path):
-                    return True
+            elif (folder / JOURNAL).is_file() and self._read_journal(folder).wrote(path):
+                return True
         return False
 
     def _state(self, one: Input, planned: dict[str, Input]) -> str | None:
         """Return "new" or "changed" for an input to process; others are reported and give None."""
-        if one.error is not None:
-            self.report.failed(one.name, one.error)
-            return None
-        if self.plan.stdout_kind is not None:
+        if self.plan.stdout_kind is not None and one.error is None:
             return "new"
-        try:
+        state = None
+        with self._attempt(one):
+            if one.error is not None:
+                raise one.error
             self._files[one.identity] = files = self.plan.files(one)
             if not files:
                 named = self.command.save or (self.plan.file and self.plan.file.name)
@@ -205,21 +211,19 @@ class TaskRun:
             for path in result_paths(files):
                 if (other := planned.setdefault(name_key(str(path)), one)) is not one:
                     raise InputError(f"{path}: is for the result of {other.name} already. Rename one of the sources.")
-            state = self._journal_state(one, files)
-        except InputError as error:
-            self.report.failed(one.name, error)
-            return None
-        if state == "done":
-            self.report.skipped(one.name, result_paths(files))
-        return None if state == "done" else state
+            state = self._journal_state(one, result_paths(files))
+        return state
 
-    def _journal_state(self, one: Input, files: Mapping[str, Path]) -> str:
-        paths = result_paths(files)
+    def _journal_state(self, one: Input, paths: Sequence[Path]) -> str:
+        """Return "new" or "changed"; raise `AlreadyDoneError` where all files are done."""
         if self.command.overwrite:
             return "changed" if any(path.exists() for path in paths) else "new"
         state = self.journal.state(one, paths, self.settings)
-        again = one.kind == "stdin" or (self.dataset is not None and one.name not in self.dataset.names)
-        return "new" if state == "done" and again else state
+        if state != "done":
+            return state
+        if one.kind == "stdin" or (self.dataset is not None and one.name not in self.dataset.names):
+            return "new"
+        raise AlreadyDoneError
 
     # ------------------------------------------------------------------------------------------------ one input
 
@@ -235,8 +239,7 @@ class TaskRun:
         lock = OutputLock(self.plan.folder, {self.journal.name_of(path): path for path in paths})
         try:
             self.journal.refresh()
-            if self._journal_state(one, files) == "done":
-                raise AlreadyDoneError
+            self._journal_state(one, paths)
             origin = self.journal.begin(one, paths, self.settings)
         except BaseException:
             lock.release()
@@ -253,9 +256,8 @@ class TaskRun:
 
     def release(self, one: Input) -> None:
         """Unlock the outputs of an input."""
-        held = self._locks.pop(one.identity, None)
-        if held is not None:
-            held[0].release()
+        if one.identity in self._locks:
+            self._locks.pop(one.identity)[0].release()
 
     def _compare_with_disk(self) -> None:
         """Report results that this pass has written and that are missing or changed since."""
@@ -263,9 +265,8 @@ class TaskRun:
             wrong = [str(path) for path, size in sizes.items() if size_of(path) != size]
             if wrong:
                 self.report.done_count -= 1
-                self.report.failed(
-                    one.name, f"{', '.join(wrong)}: written, but missing or changed since. Run it again."
-                )
+                message = f"{', '.join(wrong)}: written, but missing or changed since. Run it again."
+                self.report.failed(one.name, message)
         self._written.clear()
 
     # ------------------------------------------------------------------------------------------------ images
@@ -283,31 +284,19 @@ class TaskRun:
                 if index >= len(images):  # the source itself failed
                     self.report.failed(result.name, result.error)
                     continue
-                one = images[index]
-                try:
+                with self._attempt(one := images[index]):
                     if isinstance(result, Failure):
                         raise result.error
                     if isinstance(writer, _StdoutWriter):
                         writer.print(index)
                     paths = [] if to_stdout else self.complete(one)
-                    self._report_image(one, result, paths, changed=one.identity in changed)
-                except AlreadyDoneError:
-                    self.report.skipped(one.name, result_paths(self._files[one.identity]))
-                except BrokenPipeError:
-                    raise
-                except Exception as error:  # noqa: BLE001 - belongs to this image
-                    self.report.failed(one.name, error)
-                finally:
-                    self.release(one)
+                    if self.dataset is not None:
+                        self.dataset.add(self.command.change(result), one.name)
+                    facts: dict[str, Any] = {"size_hw": list(result.size_hw)}
+                    if (people := result.people) is not None:
+                        facts |= {"note": people.note, "people": len(people)}
+                    self.report.done(one.name, paths, changed=one.identity in changed, **facts)
                 bar.at(index + 1)
-
-    def _report_image(self, one: Input, result: Result, paths: list[Path], *, changed: bool) -> None:
-        if self.dataset is not None:
-            self.dataset.add(self.command.change(result), one.name)
-        people = result.people
-        note = None if people is None else people.note
-        facts = {} if people is None else {"people": len(people)}
-        self.report.done(one.name, paths, changed=changed, note=note, size_hw=list(result.size_hw), **facts)
 
     def _loader(self, one: Input) -> FrameLoader:
         """Return a loader that locks the outputs before it reads the image, which gets the input's name."""
@@ -343,9 +332,8 @@ class TaskRun:
             now = time.monotonic()
             complete: list[Input] = []
             for one in find_inputs(command.sources, recursive=command.recursive):
-                stamp = _stamp(one.path)
-                key = one.identity
-                if stamp is None or not stamp[0] or processed.get(key) == stamp or self.is_result(one):
+                key, stamp = one.identity, _stamp(one.path)
+                if stamp is None or processed.get(key) == stamp or self.is_result(one):
                     continue
                 if key not in pending or pending[key][0] != stamp:
                     pending[key] = stamp, now
@@ -401,19 +389,16 @@ class _StdoutWriter(ResultWriter):
 
 def _read_stdin(name: str) -> Frame:
     """Read the image on standard input."""
-    with tempfile.SpooledTemporaryFile(max_size=1 << 28) as content:
-        shutil.copyfileobj(sys.stdin.buffer, content)
-        content.seek(0)
-        image = content.read()
+    image = sys.stdin.buffer.read()
     if not image:
         raise InputError(f"{name}: expected an image, got nothing. Pipe one in, such as < photo.jpg.")
     return next(open_source(image).loaders()).load()
 
 
 def _stamp(path: Path | None) -> tuple[int, int] | None:
-    """Return size and modification time of a file; None where it is gone."""
+    """Return size and modification time of a file; None where it is gone or empty."""
     try:
         stat = None if path is None else path.stat()
     except OSError:
         return None
-    return None if stat is None else (stat.st_size, stat.st_mtime_ns)
+    return (stat.st_size, stat.st_mtime_ns) if stat is not None and stat.st_size else None

@@ -45,7 +45,7 @@ def run_video_file(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> Non
 
 
 def run_camera(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> None:
-    """Process a camera until Ctrl-C, or for the number of frames asked for; the video is complete either way."""
+    """Process a camera until Ctrl-C, or for a number of frames; the video is complete either way."""
     count = run.command.frames
     run.report.say(f"{one.name}: " + (f"{count} frames" if count else "Ctrl-C ends"))
     report = _run_loop(run, pipe, one, FrameWriter(run.command, run.claim(one)), restart=True)
@@ -87,8 +87,8 @@ class FrameWriter:
     Attributes:
         movie: The video to write, or None.
         records: The file with a line of JSON a frame, or None.
-        alpha: Whether it has an alpha channel.
-        preview: Shows the latest frame in a file, if asked to.
+        alpha: Whether the video has an alpha channel.
+        preview: Shows the latest frame in a file, or None.
     """
 
     def __init__(self, command: TaskCommand, files: Mapping[str, Path]) -> None:
@@ -119,9 +119,8 @@ class FrameWriter:
 
     def remove(self) -> None:
         """Remove the files of frames that an earlier run wrote."""
-        for pattern in self._patterns:
-            for file in self._frames(pattern):
-                file.unlink()
+        for file in (file for pattern in self._patterns for file in self._frames(pattern)):
+            file.unlink()
 
     def check(self, count: int) -> None:
         """Raise `InputError` unless there is a record and a file of each kind for every frame."""

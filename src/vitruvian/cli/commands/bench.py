@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitruvian.cli.options import read_size
+from vitruvian.cli.options import CudaDevice, cuda_or_cpu, read_size
 
 EXAMPLE = "vitruvian bench --model sapiens2-pose-0.4b --batch 1"
 
@@ -20,7 +20,7 @@ def bench(
     size: Annotated[list[str] | None, typer.Option(help="Height and width of images. Repeat for a curve.")] = None,
     prompts: Annotated[list[int] | None, typer.Option(help="Prompts an image, for decoders. Repeat.", min=1)] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="float32, bfloat16 or float16. Repeat for more.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu. By default cuda where there is one.")] = None,
+    device: CudaDevice = None,
     reference: Annotated[bool | None, typer.Option(help="Compare with transformers. By default where it is.")] = None,
     seconds: Annotated[float, typer.Option(help="About how long each call is timed.", min=0.0)] = 1.0,
     graphs: Annotated[bool, typer.Option(help="Record calls with small batches as CUDA graphs.")] = True,
@@ -31,18 +31,16 @@ def bench(
     """Time models with random weights, in turns with transformers on the same weights, and compare the results."""
     import json
 
-    import torch
     from rich.console import Console
 
     from vitruvian.benchmarking import models
     from vitruvian.benchmarking.timing import machine, product_ceiling
-    from vitruvian.devices import checked_device
     from vitruvian.errors import InputError, near_matches
 
     if available:
         typer.echo("\n".join(models.names()))
         return
-    target = checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target = cuda_or_cpu(device)
     kinds = dtype or ["bfloat16" if target.type == "cuda" else "float32"]
     for kind in kinds:
         if kind not in models.DTYPES:

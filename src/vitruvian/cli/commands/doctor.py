@@ -7,7 +7,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.filesize import decimal
 
 from vitruvian.cli.options import Debug, Json
 from vitruvian.cli.report import print_json
+from vitruvian.version import __version__
 
 EXAMPLE = "vitruvian doctor"
 CORE = ("torch", "numpy", "pillow", "safetensors", "huggingface-hub", "typer", "rich")
@@ -42,26 +42,16 @@ def doctor(
 
     The exit code is 1 where something that everything needs is missing.
     """
-    facts = _examine(speed=speed)
+    problems: list[str] = []
+    facts: Facts = {"versions": _versions(problems), "devices": _devices(problems), "extras": _extras()}
+    facts |= {"kernels": _kernels(), "caches": _caches(), "temporary": _temporary(problems)}
+    facts |= {"speed": _tiny_run(problems) if speed and not problems else None, "problems": problems}
     if as_json:
         print_json(facts)
     else:
         _show(facts)
-    if facts["problems"]:
+    if problems:
         raise typer.Exit(1)
-
-
-def _examine(*, speed: bool) -> Facts:
-    """Check everything; each part even if another is broken."""
-    problems: list[str] = []
-    facts: Facts = {"versions": _versions(problems), "devices": _devices(problems), "extras": {}}
-    for name, (modules, purpose) in EXTRAS.items():
-        missing = [module for module in modules if not _has(module)]
-        facts["extras"][name] = {"installed": not missing, "for": purpose}
-        if 0 < len(missing) < len(modules):
-            facts["extras"][name]["missing"] = missing
-    facts |= {"kernels": _kernels(), "caches": _caches(), "temporary": _temporary(problems)}
-    return facts | {"speed": _tiny_run(problems) if speed and not problems else None, "problems": problems}
 
 
 def _has(module: str) -> bool:
@@ -73,8 +63,6 @@ def _has(module: str) -> bool:
 
 
 def _versions(problems: list[str]) -> dict[str, str]:
-    from vitruvian.version import __version__
-
     facts = {"vitruvian": __version__, "python": platform.python_version(), "system": platform.platform()}
     for name in CORE:
         try:
@@ -104,6 +92,17 @@ def _devices(problems: list[str]) -> list[Facts]:
     return [*facts, {"device": "cpu", "name": name, "cores": cores, "threads": torch.get_num_threads()}]
 
 
+def _extras() -> dict[str, Facts]:
+    """Return which extras are installed, and what an incomplete one lacks."""
+    facts: dict[str, Facts] = {}
+    for name, (modules, purpose) in EXTRAS.items():
+        missing = [module for module in modules if not _has(module)]
+        facts[name] = {"installed": not missing, "for": purpose}
+        if 0 < len(missing) < len(modules):
+            facts[name]["missing"] = missing
+    return facts
+
+
 def _kernels() -> dict[str, bool]:
     """Return which fast kernels can be used."""
     if not _has("torch"):
@@ -123,26 +122,20 @@ def _kernels() -> dict[str, bool]:
 
 
 def _caches() -> dict[str, Facts]:
-    """Return where downloads and compiled kernels are, and their size."""
+    """Return where downloads and compiled kernels are, and their size; links are not counted twice."""
     from huggingface_hub import constants
 
     folders = {
         "checkpoints (HF_HOME)": Path(constants.HF_HUB_CACHE),
         "kernels (TRITON_CACHE_DIR)": Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache")),
     }
-    return {
-        name: {"path": str(folder), "exists": folder.is_dir(), "bytes": _size_of(folder)}
-        for name, folder in folders.items()
-    }
-
-
-def _size_of(folder: Path) -> int:
-    """Return the bytes in a folder; links are not counted twice."""
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += 0 if path.is_symlink() or path.is_dir() else path.stat().st_size
-    return total
+    facts: dict[str, Facts] = {}
+    for name, folder in folders.items():
+        facts[name] = {"path": str(folder), "exists": folder.is_dir(), "bytes": 0}
+        for path in folder.rglob("*"):
+            with contextlib.suppress(OSError):
+                facts[name]["bytes"] += path.stat().st_size if path.is_file() and not path.is_symlink() else 0
+    return facts
 
 
 def _temporary(problems: list[str]) -> Facts:
@@ -185,39 +178,37 @@ def _tiny_run(problems: list[str]) -> Facts | None:
 
 def _show(facts: Facts) -> None:
     """Print everything for people."""
-    from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=True)
+    def section(title: str) -> None:
+        typer.secho(f"\n{title}", bold=True)
 
-    def section(title: str, rows: list[tuple[str, str, bool | None]]) -> None:
-        console.print(f"\n{title}", style="bold", markup=False)
-        for name, text, good in rows:
-            mark = {True: "✓", False: "–", None: " "}[good]
-            console.print(f"  {mark} {name:<28} {text}", markup=False)
+    def row(name: str, text: str, good: bool | None = None) -> None:
+        typer.echo(f"  {' ' if good is None else '✓' if good else '–'} {name:<28} {text}")
 
-    console.print(f"vitruvian {facts['versions']['vitruvian']} on Python {sys.version.split()[0]}", style="bold")
-    section("Versions", [(name, version, None) for name, version in facts["versions"].items()])
-    rows: list[tuple[str, str, bool | None]] = []
+    section("Versions")
+    for name, version in facts["versions"].items():
+        row(name, version)
+    section("Devices")
     for one in facts["devices"]:
         memory = f", {decimal(one['free'])} of {decimal(one['memory'])} free" if "memory" in one else ""
         threads = f", {one['cores']} cores, {one['threads']} threads" if "cores" in one else ""
-        rows.append((one["device"], f"{one['name']}{memory}{threads}", True))
-    section("Devices", rows)
-    rows = []
+        row(one["device"], f"{one['name']}{memory}{threads}", True)
+    section("Extras")
     for name, extra in facts["extras"].items():
         advice = "" if extra["installed"] else f'   pip install "vitruvian[{name}]"'
-        rows.append((name, f"{extra['for']}{advice}", extra["installed"]))
-    section("Extras", rows)
-    section("Kernels", [(name, "yes" if there else "no", there) for name, there in facts["kernels"].items()])
-    rows = [
-        (name, f"{cache['path']} ({decimal(cache['bytes']) if cache['exists'] else 'empty'})", None)
-        for name, cache in facts["caches"].items()
-    ]
-    section("Folders", [*rows, ("temporary files", facts["temporary"]["path"], facts["temporary"]["writable"])])
+        row(name, f"{extra['for']}{advice}", extra["installed"])
+    section("Kernels")
+    for name, there in facts["kernels"].items():
+        row(name, "yes" if there else "no", there)
+    section("Folders")
+    for name, cache in facts["caches"].items():
+        row(name, f"{cache['path']} ({decimal(cache['bytes']) if cache['exists'] else 'empty'})")
+    row("temporary files", facts["temporary"]["path"], facts["temporary"]["writable"])
     if (speed := facts["speed"]) is not None:
-        section("Speed of a tiny model", [(speed["device"], f"{speed['milliseconds']} ms in {speed['dtype']}", True)])
-    console.print()
+        section("Speed of a tiny model")
+        row(speed["device"], f"{speed['milliseconds']} ms in {speed['dtype']}", True)
+    typer.echo()
     for problem in facts["problems"]:
-        console.print(f"Problem: {problem}", style="red", markup=False)
+        typer.secho(f"Problem: {problem}", fg="red")
     if not facts["problems"]:
-        console.print("All is well.", style="green")
+        typer.secho("All is well.", fg="green")
