@@ -153,10 +153,9 @@ class TaskRun:
         self._files.clear()
         planned: dict[str, Input] = {}
         for one in inputs:
-            state = self._state(one, planned)
-            if state == "changed":
-                changed.add(one.identity)
-            if state is not None:
+            with self._attempt(one):
+                if self._state(one, planned) == "changed":
+                    changed.add(one.identity)
                 (images if one.kind in ("image", "stdin") else videos).append(one)
         if images:
             self._run_images(images, changed)
@@ -195,24 +194,21 @@ class TaskRun:
                 return True
         return False
 
-    def _state(self, one: Input, planned: dict[str, Input]) -> str | None:
-        """Return "new" or "changed" for an input to process; others are reported and give None."""
-        if self.plan.stdout_kind is not None and one.error is None:
+    def _state(self, one: Input, planned: dict[str, Input]) -> str:
+        """Plan the files of an input, and return "new" or "changed"; raise what speaks against processing it."""
+        if one.error is not None:
+            raise one.error
+        if self.plan.stdout_kind is not None:
             return "new"
-        state = None
-        with self._attempt(one):
-            if one.error is not None:
-                raise one.error
-            self._files[one.identity] = files = self.plan.files(one)
-            if not files:
-                named = self.command.save or (self.plan.file and self.plan.file.name)
-                example = self.command.task.image_files[0]
-                raise InputError(f"{one.name}: {named} is for videos. Add a kind for images, such as {example}.")
-            for path in result_paths(files):
-                if (other := planned.setdefault(name_key(str(path)), one)) is not one:
-                    raise InputError(f"{path}: is for the result of {other.name} already. Rename one of the sources.")
-            state = self._journal_state(one, result_paths(files))
-        return state
+        self._files[one.identity] = files = self.plan.files(one)
+        if not files:
+            named = self.command.save or (self.plan.file and self.plan.file.name)
+            example = self.command.task.image_files[0]
+            raise InputError(f"{one.name}: {named} is for videos. Add a kind for images, such as {example}.")
+        for path in result_paths(files):
+            if (other := planned.setdefault(name_key(str(path)), one)) is not one:
+                raise InputError(f"{path}: is for the result of {other.name} already. Rename one of the sources.")
+        return self._journal_state(one, result_paths(files))
 
     def _journal_state(self, one: Input, paths: Sequence[Path]) -> str:
         """Return "new" or "changed"; raise `AlreadyDoneError` where all files are done."""

@@ -14,19 +14,17 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from tests.families.maskformer import tiny
-from vitruvian.benchmarking import models as cells
-from vitruvian.benchmarking import models as subjects
+from vitruvian.benchmarking import models
 from vitruvian.benchmarking.models import (
-    Cell,
+    BenchmarkModel,
+    Measurement,
     Plan,
-    Subject,
     Workload,
     _known_keys,
-    image_inputs,
+    benchmark_model,
     measure,
     names,
     random_model,
-    subject,
     table,
 )
 from vitruvian.benchmarking.timing import Timing, count_flops, difference, time_interleaved
@@ -38,12 +36,11 @@ CPU = torch.device("cpu")
 GIVEN = Workload(1, (64, 96), 0, torch.float32, CPU)
 
 
-def small(name: str = "small") -> Subject:
+def small(name: str = "small") -> BenchmarkModel:
     """A tiny MaskFormer."""
-    return Subject(
+    return BenchmarkModel(
         name,
         lambda given: random_model(MaskFormerForInstanceSegmentation, tiny(), given),
-        image_inputs,
         lambda model, inputs: model(**inputs).masks_queries_logits,
         size_hw=(64, 96),
     )
@@ -105,11 +102,13 @@ def test_measure(reference: bool) -> None:
 
 
 def test_table_has_the_compiled_reference_where_it_was_timed() -> None:
-    cell = Cell("x", 1, (4, 4), 0, "float32", times={"optimized": Timing.of([2.0]), "reference": Timing.of([8.0])})
-    assert "compiled" not in cells.table([cell])
+    cell = Measurement(
+        "x", 1, (4, 4), 0, "float32", times={"optimized": Timing.of([2.0]), "reference": Timing.of([8.0])}
+    )
+    assert "compiled" not in models.table([cell])
     cell.note = "well"
     quick = dataclasses.replace(cell, times=cell.times | {"compiled": Timing.of([4.0])}, note="")
-    lines = cells.table([cell, quick]).splitlines()
+    lines = models.table([cell, quick]).splitlines()
     assert "| compiled ms | ratio |" in lines[0]
     assert len({line.count("|") for line in lines}) == 1
     assert "0.50 ×" in lines[-1]
@@ -122,27 +121,27 @@ def test_a_reference_that_fails_in_a_type_runs_in_float32() -> None:
                 raise RuntimeError("expected scalar type Float but found BFloat16")
             return x
 
-    cell = Cell("x", 1, (1, 1), 0, "bfloat16")
+    cell = Measurement("x", 1, (1, 1), 0, "bfloat16")
     inputs = {"x": torch.ones(2, dtype=torch.bfloat16)}
-    one = Subject("x", lambda given: None, lambda given: inputs, lambda m, i: m(**i), (1, 1))  # type: ignore[arg-type, return-value]
-    _, given = cells._runnable(one, Fussy(), inputs, cell)
+    one = BenchmarkModel("x", lambda given: None, lambda m, i: m(**i), (1, 1))  # type: ignore[arg-type, return-value]
+    _, given = models._runnable(one, Fussy(), inputs, cell)
     assert given["x"].dtype == torch.float32
     assert "float32" in cell.note
 
 
 def test_missing_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cells, "has_reference", lambda: False)
+    monkeypatch.setattr(models, "has_reference", lambda: False)
     with pytest.raises(InputError, match="transformers"):
         measure(small(), GIVEN, Plan(reference=True))
 
 
 def test_table() -> None:
     fast, slow = Timing(1.0, 0.9, 1.2, 5), Timing(4.0, 3.9, 4.2, 5)
-    cell = Cell(
+    cell = Measurement(
         "m", 2, (64, 96), 3, "float32", {"optimized": fast, "reference": slow}, (1e-3, 1e-4), {}, 0.5, 1000.0,
         {"optimized": 2**30}, "a note",
     )  # fmt: skip
-    failed = Cell("n", 1, (1, 1), 0, "float32")
+    failed = Measurement("n", 1, (1, 1), 0, "float32")
     lines = table([cell, failed]).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert "| 0.25 × |" in lines[2]
@@ -152,11 +151,11 @@ def test_table() -> None:
     assert "failed" in lines[4]
 
 
-def test_every_name_is_a_subject() -> None:
+def test_every_name_is_a_model() -> None:
     for name in names():
-        assert subject(name).name == name
+        assert benchmark_model(name).name == name
     with pytest.raises(InputError, match="mask2former-swin-small"):
-        subject("mask2former-swin-smal")
+        benchmark_model("mask2former-swin-smal")
 
 
 def test_keys_the_reference_refuses() -> None:
@@ -165,7 +164,7 @@ def test_keys_the_reference_refuses() -> None:
 
 
 def test_decoder_inputs() -> None:
-    found = subject("sam2-tiny-decoder").inputs(Workload(2, (64, 128), 5, torch.float32, CPU))
+    found = benchmark_model("sam2-tiny-decoder").inputs(Workload(2, (64, 128), 5, torch.float32, CPU))
     assert found["input_points"].shape == (2, 5, 1, 2)
     assert [tuple(level.shape) for level in found["image_embeddings"]] == [
         (2, 32, 16, 32),
@@ -188,7 +187,7 @@ class TestCommand:
         assert result.stdout.split() == names()
 
     def test_measures_a_curve(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr(subjects, "subject", small)
+        monkeypatch.setattr(models, "benchmark_model", small)
         path = tmp_path / "found.json"
         words = ["--model", "x", "--batch", "1", "--batch", "2", "--size", "64x64", "--no-reference"]
         result = self.run(*words, "--device", "cpu", "--seconds", "0", "--json", str(path))

@@ -45,22 +45,22 @@ def bench(
     for kind in kinds:
         if kind not in models.DTYPES:
             raise InputError(f"--dtype: expected one of {', '.join(models.DTYPES)}.{near_matches(kind, models.DTYPES)}")
-    subjects = [models.subject(name) for name in model or ["mask2former-swin-small"]]
+    chosen = [models.benchmark_model(name) for name in model or ["mask2former-swin-small"]]
     compare = models.has_reference() if reference is None else reference
     plan = models.Plan(seconds, compare, cold=cold, cuda_graphs=graphs)
     console = Console(stderr=True)
     console.print(machine(target))
-    cells: list[models.Cell] = []
+    measured: list[models.Measurement] = []
     for kind in kinds:
         ceiling = product_ceiling(target, models.DTYPES[kind])
-        for one in subjects:
+        for one in chosen:
             sizes = [read_size("--size", text, example="800x1088") for text in size] if size else [one.size_hw]
             counts = (prompts or [one.prompts]) if one.prompts else [0]
             for images, size_hw, count in ((b, s, p) for b in batch or [1] for s in sizes for p in counts):
                 workload = models.Workload(images, size_hw, count, models.DTYPES[kind], target)
                 with console.status(f"{one.name}, batch {images}, {size_hw[0]}×{size_hw[1]}, {kind}"):
-                    cells.append(models.measure(one, workload, plan, ceiling=ceiling))
-    typer.echo(models.table(cells))
+                    measured.append(models.measure(one, workload, plan, ceiling=ceiling))
+    typer.echo(models.table(measured))
     if json_file is not None:
-        report = {"machine": machine(target), "cells": [cell.to_dict() for cell in cells]}
+        report = {"machine": machine(target), "cells": [one.to_dict() for one in measured]}
         json_file.write_text(json.dumps(report, indent=2), encoding="utf-8")
