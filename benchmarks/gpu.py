@@ -35,7 +35,7 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 from vitruvian import Sapiens2ImageProcessor, pipeline  # noqa: E402
 from vitruvian.benchmarking import models  # noqa: E402
-from vitruvian.benchmarking.models import DTYPES, Measurement, Plan, Workload, benchmark_model  # noqa: E402
+from vitruvian.benchmarking.models import DTYPES, Measurement, Workload, benchmark_model  # noqa: E402
 from vitruvian.benchmarking.timing import machine, product_ceiling, time_interleaved  # noqa: E402
 from vitruvian.ops.dispatch import disable_triton  # noqa: E402
 
@@ -58,18 +58,18 @@ MAX_BATCH = 8  # people of a batch
 BATCHES, PROMPTS, SCALES = (1, 2, 4, 8, 16), (1, 8, 64, 256, 1024), (0.5, 1.0, 1.5)
 
 
-def attempt(name: str, workload: Workload, plan: Plan, ceiling: float) -> Measurement:
+def attempt(name: str, workload: Workload, options: dict[str, Any]) -> Measurement:
     """Measure a model; if that fails, without CUDA graphs, and then without Triton."""
     attempts = (
-        ("", plan, nullcontext()),
-        ("without graphs", dataclasses.replace(plan, cuda_graphs=False), nullcontext()),
-        ("without Triton", plan, disable_triton()),
+        ("", options, nullcontext()),
+        ("without graphs", options | {"cuda_graphs": False}, nullcontext()),
+        ("without Triton", options, disable_triton()),
     )
     notes = []
     for label, tried, context in attempts:
         try:
             with context:
-                cell = models.measure(benchmark_model(name), workload, tried, ceiling=ceiling)
+                cell = models.measure(benchmark_model(name), workload, **tried)
         except Exception as error:
             traceback.print_exc()
             notes.append(f"{label or 'optimized'} failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
@@ -202,9 +202,8 @@ def main() -> int:
     start, on_gpu = time.perf_counter(), device.type == "cuda"
     options.out.mkdir(parents=True, exist_ok=True)
     seconds = min(options.seconds, 0.5) if options.quick else options.seconds
-    plan = Plan(
-        seconds, reference=models.has_reference(), truth=True, cold=options.cold, plain=True, compiled=options.compile
-    )
+    wanted = {"seconds": seconds, "reference": models.has_reference(), "truth": True, "plain": True}
+    wanted |= {"cold": options.cold, "compiled": options.compile}
     written: dict[str, Any] = {"machine": machine(device), "cells": [], "people": []}
     written |= {"parts": {}, "profiles": {}}
     print(machine(device), flush=True)
@@ -227,7 +226,9 @@ def main() -> int:
                     print(f"{name}: skipped, --limit is over", flush=True)
                     continue
                 begun = time.perf_counter()
-                cell = attempt(name, Workload(batch, size_hw, prompts, DTYPES[kind], device), plan, ceiling)
+                cell = attempt(
+                    name, Workload(batch, size_hw, prompts, DTYPES[kind], device), wanted | {"ceiling": ceiling}
+                )
                 cells.append(cell)
                 save()
                 print(

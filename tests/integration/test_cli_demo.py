@@ -22,9 +22,9 @@ def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     boxes = tmp_path / "boxes.json"
     boxes.write_text(json.dumps({"astronaut.jpg": [[100, 20, 300, 480]]}))
     assert cli.run(["demo", *options, "--finder", str(boxes), "-o", str(tmp_path / "out"), "-q"]) == 0
-    told = capsys.readouterr()
-    assert told.out.strip() == str(tmp_path / "out" / "sheet.png")
-    assert told.err == ""
+    captured = capsys.readouterr()
+    assert captured.out.strip() == str(tmp_path / "out" / "sheet.png")
+    assert captured.err == ""
     height, width = pixels(tmp_path / "out" / "sheet.png").shape[:2]
     assert height > 2 * 360  # two pictures
     assert width > 3 * 360  # people, parts, matte
@@ -41,9 +41,9 @@ def test_the_demo_with_a_model_inside(
 ) -> None:
     install(tmp_path / "inside", monkeypatch)
     assert cli.run(["demo", "--out", str(tmp_path / "out"), "--device", "cpu"]) == 0
-    told = capsys.readouterr()
-    assert told.out.strip() == str(tmp_path / "out" / "sheet.png")
-    lines = told.err.splitlines()
+    captured = capsys.readouterr()
+    assert captured.out.strip() == str(tmp_path / "out" / "sheet.png")
+    lines = captured.err.splitlines()
     assert [line.partition(":")[0] for line in lines[:-1]] == ["people", *DEMO_TASKS]
     assert lines[-1].startswith(f"21 files in {tmp_path / 'out'}, in ")
     for picture in ("astronaut", "standing"):
@@ -61,9 +61,9 @@ def test_the_demo_without_a_model(
     (tmp_path / "bad.jpg").touch()
     pictures = [str(tmp_path / name) for name in ("000.jpg", "bad.jpg")]
     assert cli.run(["demo", *pictures, "-o", str(tmp_path / "out")]) == 1
-    told = capsys.readouterr()
-    assert told.out.strip() == str(tmp_path / "out" / "sheet.png")
-    first, *_, last = told.err.splitlines()
+    captured = capsys.readouterr()
+    assert captured.out.strip() == str(tmp_path / "out" / "sheet.png")
+    first, *_, last = captured.err.splitlines()
     assert first.startswith("Warning: --model: none was named and this installation has none inside")
     assert last.startswith(pictures[1])
     assert (tmp_path / "out" / "000_pose.json").is_file()

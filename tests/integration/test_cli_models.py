@@ -64,10 +64,10 @@ def test_every_task_is_a_command() -> None:
 
 def test_licences_are_those_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["models", "licenses"]) == 0
-    told = capsys.readouterr().out
+    captured = capsys.readouterr().out
     page = " ".join((ROOT / "docs" / "weight-licences.md").read_text(encoding="utf-8").split()).replace("`", "")
     for licence in LICENCES.values():
-        assert licence.text in told
+        assert licence.text in captured
         assert licence.names in page
         assert licence.text.rstrip(".").lower() in page.lower()
 
@@ -92,9 +92,9 @@ def test_what_is_in_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["size_bytes"] == (Path("facebook/sapiens2-seg-0.4b") / "model.safetensors").stat().st_size
     assert facts["config"]["hidden_size"] == 32
     assert cli.run(["models", "info", "facebook/sam2.1-hiera-large"]) == 0
-    told = capsys.readouterr().out
-    assert "Sam2Model" in told
-    assert "segment, masks" in told
+    captured = capsys.readouterr().out
+    assert "Sam2Model" in captured
+    assert "segment, masks" in captured
 
 
 def test_downloads(tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_downloads(tmp_path: Path) -> None:
     folder = Path(out.decode().strip())
     assert {path.name for path in folder.iterdir()} == set(files)
     assert (folder / "config.json").read_bytes() == files["config.json"]
-    told = err.decode().splitlines()[-1]
-    assert told.startswith("Error: me/none: no such repository on the Hub")
+    captured = err.decode().splitlines()[-1]
+    assert captured.startswith("Error: me/none: no such repository on the Hub")
 
 
 # ------------------------------------------------------------------------------------------------ convert

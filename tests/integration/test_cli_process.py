@@ -45,16 +45,16 @@ def test_pipes_in_this_process(
 
     monkeypatch.setattr(sys, "stdin", Stdin)
     assert command("pose", "-", "--save", "json") == 0
-    told = json.loads(capsysbinary.readouterr().out)
-    assert told["source"] == "standard input"
+    captured = json.loads(capsysbinary.readouterr().out)
+    assert captured["source"] == "standard input"
     assert command("pose", *paths, "--out", "-", "--save", "json", "-q") == 0  # a line a picture
-    told = capsysbinary.readouterr()
-    assert [line["source"] for line in json_lines(told.out.decode())] == [str(path) for path in paths]
+    captured = capsysbinary.readouterr()
+    assert [line["source"] for line in json_lines(captured.out.decode())] == [str(path) for path in paths]
     Stdin.buffer = BytesIO()
     assert command("pose", "-", "-q") == 1
-    told = capsysbinary.readouterr()
-    assert told.out == b""
-    assert b"standard input: expected an image, got nothing" in told.err
+    captured = capsysbinary.readouterr()
+    assert captured.out == b""
+    assert b"standard input: expected an image, got nothing" in captured.err
     Stdin.buffer = BytesIO(paths[1].read_bytes())
     assert command("pose", "-", "-q", "-o", tmp_path / "out", "--save", "json") == 0
     assert (tmp_path / "out" / "stdin_pose.json").exists()

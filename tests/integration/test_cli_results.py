@@ -377,15 +377,15 @@ def test_names_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[s
     Path(broken).write_bytes(b"nothing")
     arguments = (tmp_path / "in", "-o", tmp_path / "out", "--coco", tmp_path / "all.json")
     assert command("pose", *arguments, "--json") == 1
-    told = capsys.readouterr()
-    assert {line["source"]: line["status"] for line in json_lines(told.out)[:-1]} == {
+    captured = capsys.readouterr()
+    assert {line["source"]: line["status"] for line in json_lines(captured.out)[:-1]} == {
         str(tmp_path / "in" / "000.jpg"): "done",
         str(tmp_path / "in" / "001.jpg"): "done",
         odd: "done",
         broken: "failed",
     }
-    told.err.encode()
-    assert "\x1b" not in told.err
+    captured.err.encode()
+    assert "\x1b" not in captured.err
     written = Path(os.fsdecode(os.fsencode(tmp_path / "out") + b"/caf\xe9_pose.json"))
     assert json.loads(written.read_text(encoding="utf-8"))["source"] == odd
     assert odd in {image["file_name"] for image in json.loads((tmp_path / "all.json").read_text())["images"]}

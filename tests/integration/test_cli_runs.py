@@ -35,13 +35,13 @@ def test_a_folder_with_broken_pictures(tmp_path: Path, capsys: pytest.CaptureFix
     paths[7].write_text("not a picture")
     (tmp_path / "in" / "notes.txt").write_text("neither")
     assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--save", "json") == 1
-    told = capsys.readouterr()
+    captured = capsys.readouterr()
     assert names(tmp_path / "out") == {f"{number:03d}_pose.json" for number in range(12) if number not in (3, 7)}
-    assert "10 done, 2 failed" in told.err
-    lines = told.err.splitlines()
+    assert "10 done, 2 failed" in captured.err
+    lines = captured.err.splitlines()
     assert [line for line in lines if line.startswith(str(paths[3]))]
     assert [line for line in lines if line.startswith(str(paths[7]))]
-    assert told.out == ""
+    assert captured.out == ""
     for path in (tmp_path / "out").glob("*.json"):
         assert json.loads(path.read_text())["poses"]
 
@@ -53,14 +53,14 @@ def test_machines_get_lines_of_json(tmp_path: Path, capsys: pytest.CaptureFixtur
     paths = save_images(tmp_path / "in", 3)
     truncate_file(paths[1])
     assert command("parts", tmp_path / "in", "-o", tmp_path / "out", "--save", "png", "--json", "--quiet") == 1
-    told = capsys.readouterr()
-    lines = json_lines(told.out)
+    captured = capsys.readouterr()
+    lines = json_lines(captured.out)
     assert [line["status"] for line in lines[:-1]] == ["done", "failed", "done"]
     assert [line["source"] for line in lines[:-1]] == [str(path) for path in paths]
     assert lines[0]["files"] == [str(tmp_path / "out" / "000_parts.png")]
     assert lines[-1]["summary"]["done"] == 2
     assert lines[-1]["summary"]["failures"] == [lines[1]["error"]]
-    assert len(told.err.splitlines()) == 1  # quiet: the error alone
+    assert len(captured.err.splitlines()) == 1  # quiet: the error alone
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,11 +178,11 @@ def test_what_is_wrong_with_a_command(
     if not (workspace / "here.jpg").exists():
         save_images(workspace, 1)[0].rename(workspace / "here.jpg")
     assert cli.run(arguments) == 2
-    told = capsys.readouterr()
-    assert message in told.err
-    assert len(told.err.splitlines()) == 1
-    assert told.err.startswith("Error: ")
-    assert told.out == ""
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert captured.err.startswith("Error: ")
+    assert captured.out == ""
 
 
 def test_what_is_wrong_with_a_picture_is_said_of_options_too(
@@ -212,11 +212,11 @@ def test_sources_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     save_images(tmp_path / "in", 1)
     sources = [tmp_path / "none.jpg", tmp_path / "empty", tmp_path / "*.gif", tmp_path / "in"]
     assert command("pose", *sources, "-o", tmp_path / "out", "--save", "json") == 1
-    told = capsys.readouterr().err
-    assert "1 done, 3 failed" in told
-    assert f"{tmp_path / 'none.jpg'}: expected an image file, got no such file" in told
-    assert "got no files" in told
-    assert "expected files that match" in told
+    captured = capsys.readouterr().err
+    assert "1 done, 3 failed" in captured
+    assert f"{tmp_path / 'none.jpg'}: expected an image file, got no such file" in captured
+    assert "got no files" in captured
+    assert "expected files that match" in captured
 
 
 def test_memory_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,8 +247,8 @@ def test_every_hard_file_gives_a_result_or_one_line(
     # A whole matte of the tall and the wide one costs more than all others.
     kind = "json" if name == "pose" else "png"
     code = command(name, *files, "-o", tmp_path, "--save", kind, "--json", "-q")
-    told = capsys.readouterr()
-    lines = {line["source"]: line for line in json_lines(told.out) if "source" in line}
+    captured = capsys.readouterr()
+    lines = {line["source"]: line for line in json_lines(captured.out) if "source" in line}
     assert set(lines) == {str(path) for path in files}
     assert code == 1
     for path in files:
@@ -263,7 +263,7 @@ def test_every_hard_file_gives_a_result_or_one_line(
             (written,) = line["files"]
             if kind == "png":
                 assert list(pixels(Path(written)).shape[:2]) == line["size_hw"]
-    assert len(told.err.splitlines()) == sum(line["status"] == "failed" for line in lines.values())
+    assert len(captured.err.splitlines()) == sum(line["status"] == "failed" for line in lines.values())
 
 
 def test_help_of_every_command_has_an_example_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,9 +94,9 @@ def test_what_does_not_fit_a_video(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "bad.mp4").write_bytes(b"no video at all")
     arguments = ("clip.mp4", tmp_path / "bad.mp4", tmp_path / "none.mp4")
     assert command("parts", *arguments, "-o", tmp_path, "--save", "mp4") == 1
-    told = capsys.readouterr().err
-    assert "1 done, 2 failed" in told
-    assert "bad.mp4: expected a video" in told
+    captured = capsys.readouterr().err
+    assert "1 done, 2 failed" in captured
+    assert "bad.mp4: expected a video" in captured
     assert command("instances", "clip.mp4", "-o", tmp_path, "--coco", tmp_path / "all.json") == 1
     assert "--coco collects images" in capsys.readouterr().err
     assert command("parts", "clip.mp4", "--out", "-") == 2
@@ -143,6 +143,6 @@ def test_a_camera(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_a_camera_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("parts", "camera:77", "-o", tmp_path) == 1
-    told = capsys.readouterr().err
-    assert "camera:77: expected a camera" in told
+    captured = capsys.readouterr().err
+    assert "camera:77: expected a camera" in captured
     assert not list(tmp_path.glob("*.mp4"))

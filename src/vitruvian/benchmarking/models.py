@@ -233,11 +233,25 @@ class Measurement:
         return asdict(self) | {"ratio": self.ratio}
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How to measure.
+@torch.no_grad()
+def measure(
+    model: BenchmarkModel,
+    workload: Workload,
+    *,
+    seconds: float = 1.0,
+    reference: bool = True,
+    truth: bool = False,
+    cold: bool = False,
+    cuda_graphs: bool = True,
+    plain: bool = False,
+    compiled: bool = False,
+    ceiling: float = 0.0,
+) -> Measurement:
+    """Measure a model.
 
-    Attributes:
+    Args:
+        model: What to measure.
+        workload: Batch, size and data type.
         seconds: About how long each way is timed.
         reference: Compare with transformers.
         truth: Also compare both with the reference in float32.
@@ -245,34 +259,15 @@ class Plan:
         cuda_graphs: Record calls with small batches.
         plain: Time our model without `optimize()` too.
         compiled: Time the reference after `torch.compile` too, which takes a minute to compile.
+        ceiling: TFLOP/s of a large matrix product, for the table.
     """
-
-    seconds: float = 1.0
-    reference: bool = True
-    truth: bool = False
-    cold: bool = False
-    cuda_graphs: bool = True
-    plain: bool = False
-    compiled: bool = False
-
-
-def measure(model: BenchmarkModel, workload: Workload, plan: Plan, *, ceiling: float = 0.0) -> Measurement:
-    """Measure a model, and free its memory."""
-    try:
-        return _measure(model, workload, plan, ceiling)
-    finally:
-        gc.collect()
-        if workload.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-
-@torch.no_grad()
-def _measure(model: BenchmarkModel, workload: Workload, plan: Plan, ceiling: float) -> Measurement:
-    if plan.reference and not has_reference():
+    if reference and not has_reference():
         raise InputError("--reference: needs transformers, which is not installed. Leave it out, or install it.")
+    gc.collect()
+    if workload.device.type == "cuda":
+        torch.cuda.empty_cache()  # of the model before
     ours = model.build(workload)
-    theirs = reference_of(ours, workload) if plan.reference else None
-    plain = copy.deepcopy(ours) if plan.plain else None
+    theirs = reference_of(ours, workload) if reference else None
     torch.manual_seed(1)
     inputs = their_inputs = model.inputs(workload)
     dtype = str(workload.dtype).removeprefix("torch.")
@@ -280,16 +275,17 @@ def _measure(model: BenchmarkModel, workload: Workload, plan: Plan, ceiling: flo
     with disable_triton():  # only operators of torch are counted
         found.tflop = count_flops(lambda: model.call(ours, inputs)) / 1e12
     calls = {"optimized": lambda: model.call(ours, inputs)}
-    if plain is not None:
-        calls["plain"] = lambda: model.call(plain, inputs)
+    if plain:
+        unoptimized = copy.deepcopy(ours)
+        calls["plain"] = lambda: model.call(unoptimized, inputs)
     if theirs is not None:
         theirs, their_inputs = _runnable(model, theirs, inputs, found)
         calls["reference"] = lambda: model.call(theirs, their_inputs)
-        if plan.compiled:
-            compiled = torch.compile(theirs)
-            calls["compiled"] = lambda: model.call(compiled, their_inputs)
+        if compiled:
+            faster = torch.compile(theirs)
+            calls["compiled"] = lambda: model.call(faster, their_inputs)
             found.compiled_difference = difference(calls["compiled"](), calls["reference"]())
-    ours.optimize(cuda_graphs=plan.cuda_graphs)
+    ours.optimize(cuda_graphs=cuda_graphs)
     # Ours comes last: its first call records CUDA graphs, which hold memory.
     order = [name for name in ("reference", "compiled", "optimized") if name in calls]
     peaks: dict[str, int | None] = {name: peak_bytes(calls[name], workload.device) for name in order}
@@ -297,11 +293,11 @@ def _measure(model: BenchmarkModel, workload: Workload, plan: Plan, ceiling: flo
     if theirs is not None:
         got, want = calls["optimized"](), calls["reference"]()
         found.difference = difference(got, want)
-        if plan.truth:
+        if truth:
             wide = model.call(copy.deepcopy(theirs).float(), _as_dtype(inputs, torch.float32))
             found.to_float32 = {"optimized": difference(got, wide), "reference": difference(want, wide)}
         del got, want
-    found.times = time_interleaved(calls, device=workload.device, seconds=plan.seconds, cold=plan.cold)
+    found.times = time_interleaved(calls, device=workload.device, seconds=seconds, cold=cold)
     return found
 
 

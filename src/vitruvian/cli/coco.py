@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import defaultdict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ class Dataset:
         self._writer = CocoWriter(path)
         self._added = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="coco")
-        self._pending: list[Future[int]] = []
+        self._pending: deque[Future[int]] = deque()
         for one in _read_dataset(path) if path.exists() and not overwrite else ():
             self._writer.add(one)
             self.names.add(one.source)
@@ -63,7 +63,7 @@ class Dataset:
         self.names.add(name)
         self._added += 1
         while len(self._pending) >= MAX_PENDING:
-            self._pending.pop(0).result()
+            self._pending.popleft().result()
         coco: Any = result.without_image()
         self._pending.append(self._worker.submit(self._writer.add, coco, file_name=name))
 

@@ -14,15 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.markup import escape
+from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from vitruvian.cli.options import MessageGroup
 from vitruvian.errors import VitruvianError
@@ -111,16 +104,7 @@ class Report:
     @contextmanager
     def bar(self, title: str, total: int | None) -> Iterator[Bar]:
         """Show a progress bar while the block runs; lines from time to time where there is no terminal."""
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"))
         hidden = self.quiet or not self.console.is_terminal
         with Progress(*columns, console=self.console, transient=True, disable=hidden) as progress:
             yield Bar(self, printable(title), total, progress)
@@ -219,7 +203,7 @@ class Bar:
 
     def __init__(self, report: Report, title: str, total: int | None, progress: Progress) -> None:
         self._report, self._title, self._total, self._progress = report, title, total, progress
-        self._task = progress.add_task(title, total=total, speed="")
+        self._task = progress.add_task(escape(title), total=total, speed="")
         self._started = self._logged = time.monotonic()
         self._first: int | None = None  # a video may go on in the middle
 
@@ -230,7 +214,7 @@ class Bar:
         now = time.monotonic()
         seconds, finished = now - self._started, max(1, count - self._first)
         speed = f"{finished / seconds:.1f}/s" if seconds > 1 else ""
-        failed = f" [{len(self._report.failures)} failed]" if self._report.failures else ""
+        failed = f" ({len(self._report.failures)} failed)" if self._report.failures else ""
         self._progress.update(self._task, completed=count, total=total, speed=speed + failed)
         if self._progress.disable and now - self._logged > LOG_SECONDS:
             self._logged = now

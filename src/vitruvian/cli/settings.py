@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from pathlib import Path
 
 from vitruvian.cli.options import BatchGroup, CocoGroup, MessageGroup, OutputGroup, PeopleGroup, SourceGroup
@@ -25,17 +26,17 @@ _HEADER_BYTES = 1 << 20
 
 def settings_digest(command: TaskCommand) -> str:
     """Return a short text that differs where results would."""
-    checkpoints, files = [_checkpoint_digest(command.model or BUILTIN, command.revision)], command.side_files()
-    if isinstance(command, PeopleGroup):
-        checkpoints += [_checkpoint_digest(command.finder)] if command.finder is not None else []
-        files += [str(boxes)] if (boxes := command.boxes_file()) is not None else []
-    options = vars(command) | command.call_options()
+    options = {k: v for k, v in (vars(command) | command.call_options()).items() if k not in _INDEPENDENT}
+    words = [word for value in options.values() for word in (value if isinstance(value, list) else [value])]
+    paths = [os.path.expanduser(word) for word in words if isinstance(word, str)]
+    finder = command.finder if isinstance(command, PeopleGroup) else None
     facts = {
         "version": __version__,
         "command": command.name,
-        "options": {name: value for name, value in options.items() if name not in _INDEPENDENT},
-        "checkpoints": checkpoints,
-        "files": [_file_digest(Path(name).expanduser()) for name in files],
+        "options": options,
+        "model": _checkpoint_digest(command.model or BUILTIN, command.revision),
+        "detector": None if finder is None else _checkpoint_digest(finder),
+        "files": {path: _file_digest(Path(path)) for path in paths if os.path.isfile(path)},
     }
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -46,10 +46,6 @@ class TaskCommand(MessageGroup, VideoGroup, ModelGroup, OutputGroup, SourceGroup
         """Return the options of the result's `plot`."""
         return {name: getattr(self, name) for name in self.plot_names}
 
-    def side_files(self) -> list[str]:
-        """Return files that results depend on, beside the model and the boxes."""
-        return []
-
     def with_defaults(self) -> Self:
         """Return the command with defaults that depend on other options."""
         return self

@@ -18,7 +18,6 @@ from vitruvian.benchmarking import models
 from vitruvian.benchmarking.models import (
     BenchmarkModel,
     Measurement,
-    Plan,
     Workload,
     _known_keys,
     benchmark_model,
@@ -87,7 +86,7 @@ def test_flops_of_a_product() -> None:
 def test_measure(reference: bool) -> None:
     if reference:
         pytest.importorskip("transformers")
-    cell = measure(small(), GIVEN, Plan(0.0, reference=reference, truth=True, plain=True), ceiling=1.0)
+    cell = measure(small(), GIVEN, seconds=0.0, reference=reference, truth=True, plain=True, ceiling=1.0)
     ways = {"optimized", "plain"} | ({"reference"} if reference else set())
     assert set(cell.times) == ways
     assert cell.tflop > 0
@@ -132,7 +131,7 @@ def test_a_reference_that_fails_in_a_type_runs_in_float32() -> None:
 def test_missing_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "has_reference", lambda: False)
     with pytest.raises(InputError, match="transformers"):
-        measure(small(), GIVEN, Plan(reference=True))
+        measure(small(), GIVEN)
 
 
 def test_table() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -47,7 +47,7 @@ def bench(
             raise InputError(f"--dtype: expected one of {', '.join(models.DTYPES)}.{near_matches(kind, models.DTYPES)}")
     chosen = [models.benchmark_model(name) for name in model or ["mask2former-swin-small"]]
     compare = models.has_reference() if reference is None else reference
-    plan = models.Plan(seconds, compare, cold=cold, cuda_graphs=graphs)
+    options: dict[str, Any] = {"seconds": seconds, "reference": compare, "cold": cold, "cuda_graphs": graphs}
     console = Console(stderr=True)
     console.print(machine(target))
     measured: list[models.Measurement] = []
@@ -59,7 +59,7 @@ def bench(
             for images, size_hw, count in ((b, s, p) for b in batch or [1] for s in sizes for p in counts):
                 workload = models.Workload(images, size_hw, count, models.DTYPES[kind], target)
                 with console.status(f"{one.name}, batch {images}, {size_hw[0]}×{size_hw[1]}, {kind}"):
-                    measured.append(models.measure(one, workload, plan, ceiling=ceiling))
+                    measured.append(models.measure(one, workload, ceiling=ceiling, **options))
     typer.echo(models.table(measured))
     if json_file is not None:
         report = {"machine": machine(target), "cells": [one.to_dict() for one in measured]}

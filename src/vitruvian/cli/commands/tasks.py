@@ -115,11 +115,7 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
     intrinsics: Annotated[
         str | None,
-        Option(
-            "--intrinsics",
-            "-K",
-            help="The camera in pixels: fx,fy,cx,cy, or a .json or .npy file with the matrix [3, 3].",
-        ),
+        Option("--intrinsics", "-K", help="Camera: fx,fy,cx,cy in pixels, or a .json or .npy file of [3, 3]."),
     ] = None
     fov: Annotated[float | None, Option(help="Horizontal field of view in degrees.")] = None
     exif: Annotated[bool, Option(help="Use the focal length in the file's EXIF.")] = True
@@ -150,10 +146,6 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
             "checkerboard. Videos then come as mp4."
         ),
     ] = None
-
-    def side_files(self) -> list[str]:
-        """Return the image to put people over."""
-        return [] if self.over is None else [self.over]
 
     def with_defaults(self) -> Self:
         """With --over, save the drawing too."""
