@@ -17,8 +17,8 @@ import vitruvian.cli as cli
 from tests.hub_server import HubServer, Repository
 from tests.integration.cli_case import process
 from tests.shared import SHARED, needs_shared
-from vitruvian.cli.checkpoints import LICENCES, SAPIENS2_SIZES, known_checkpoints
-from vitruvian.cli.outputs import image_kinds, save_kinds
+from vitruvian.cli.checkpoints import _SAPIENS2_SIZES, LICENCES, known_checkpoints
+from vitruvian.cli.outputs import _save_kinds, image_kinds
 from vitruvian.models.sapiens2.configuration import VARIANTS, Sapiens2Config
 from vitruvian.models.sapiens2.convert import infer_config
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES
@@ -47,7 +47,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_sizes_in_the_list_are_those_of_our_models() -> None:
-    for task, sizes in SAPIENS2_SIZES.items():
+    for task, sizes in _SAPIENS2_SIZES.items():
         for variant in sizes if task != "pretrain" else ():
             config = vitruvian.Sapiens2Config.variant(variant, task=task)
             with torch.device("meta"):
@@ -59,7 +59,7 @@ def test_every_task_is_a_command() -> None:
     assert {*cli.COMMANDS[cli.PEOPLE], *cli.COMMANDS[cli.ANYTHING]} == set(PIPELINE_TASKS)
     for task in (TASKS[name] for name in PIPELINE_TASKS):
         assert set(task.image_files) <= set(image_kinds(task))
-        assert set(task.video_files) <= set(save_kinds(task))
+        assert set(task.video_files) <= set(_save_kinds(task))
 
 
 def test_licences_are_those_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:

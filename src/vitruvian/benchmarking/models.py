@@ -198,12 +198,12 @@ class Measurement:
     """What was measured of a model; times in milliseconds, memory in bytes beside the weights.
 
     Attributes:
-        times: Timing of each way: ``optimized``, ``plain`` (without `optimize()`), ``reference`` and others.
+        times: Timing of each variant: ``optimized``, ``plain`` (without `optimize()`), ``reference`` and others.
         difference: Largest relative difference and relative distance of the optimised results to the reference's.
         to_float32: The same of both to the reference in float32.
         tflop: Arithmetic of a call.
         ceiling: TFLOP/s of a large matrix product.
-        memory: Peak of each way.
+        memory: Peak of each variant.
         note: What else is worth knowing.
         compiled_difference: As `difference`, of the compiled reference's results.
     """
@@ -252,7 +252,7 @@ def measure(
     Args:
         model: What to measure.
         workload: Batch, size and data type.
-        seconds: About how long each way is timed.
+        seconds: About how long each variant is timed.
         reference: Compare with transformers.
         truth: Also compare both with the reference in float32.
         cold: Flush the cache before each sample.

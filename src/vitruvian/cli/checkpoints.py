@@ -23,7 +23,7 @@ from vitruvian.weights import open_weights
 
 
 @dataclass(frozen=True)
-class Licence:
+class _Licence:
     """The licence of a family's weights; see docs/weight-licences.md."""
 
     names: str
@@ -33,21 +33,21 @@ class Licence:
 
 # family -> licence
 LICENCES = {
-    "builtin": Licence("builtin", "Apache-2.0", "Apache-2.0, like the code."),
-    "sapiens2": Licence(
+    "builtin": _Licence("builtin", "Apache-2.0", "Apache-2.0, like the code."),
+    "sapiens2": _Licence(
         "facebook/sapiens2-*",
         "Meta's own for Sapiens2",
         "A licence of Meta's own for Sapiens2, linked from each checkpoint's page; read what it says on commercial use "
         "and on pictures of people.",
     ),
-    "sam2": Licence("facebook/sam2-*, facebook/sam2.1-*", "Apache-2.0", "Apache-2.0, as the SAM 2 release states."),
-    "maskformer": Licence(
+    "sam2": _Licence("facebook/sam2-*, facebook/sam2.1-*", "Apache-2.0", "Apache-2.0, as the SAM 2 release states."),
+    "maskformer": _Licence(
         "facebook/maskformer-*",
         "other; take as non-commercial",
         '"other" on the Hub; the original code is under CC BY-NC 4.0, so take the weights as non-commercial unless '
         "told otherwise.",
     ),
-    "mask2former": Licence(
+    "mask2former": _Licence(
         "facebook/mask2former-*",
         "other; see its data sets",
         '"other" on the Hub; most of the original code is MIT, and the data sets (COCO, ADE20K, Cityscapes, Mapillary) '
@@ -55,7 +55,7 @@ LICENCES = {
     ),
 }
 # Parameters in millions by variant, as our own models count them.
-SAPIENS2_SIZES: dict[str, dict[str, int]] = {
+_SAPIENS2_SIZES: dict[str, dict[str, int]] = {
     "pretrain": {"0.1b": 114, "0.4b": 398, "0.8b": 818, "1b": 1462, "1b-4k": 1607, "5b": 5071},
     "pose": {"0.4b": 426, "0.8b": 849, "1b": 1520, "5b": 5120},
     "seg": {"0.4b": 407, "0.8b": 828, "1b": 1471, "5b": 5090},
@@ -64,10 +64,10 @@ SAPIENS2_SIZES: dict[str, dict[str, int]] = {
     "matting": {"1b": 1539},
 }
 # As their papers and releases count them.
-SAM2_SIZES = {"tiny": 39, "small": 46, "base-plus": 81, "large": 224}
-MASKFORMER_SIZES = {"tiny": 42, "small": 63, "base": 102, "large": 212}
-MASK2FORMER_SIZES = {"tiny": 47, "small": 69, "base": 107, "large": 216}
-MASK2FORMER = {
+_SAM2_SIZES = {"tiny": 39, "small": 46, "base-plus": 81, "large": 224}
+_MASKFORMER_SIZES = {"tiny": 42, "small": 63, "base": 102, "large": 212}
+_MASK2FORMER_SIZES = {"tiny": 47, "small": 69, "base": 107, "large": 216}
+_MASK2FORMER = {
     "coco-instance": ("tiny", "small", "large"),
     "coco-panoptic": ("tiny", "small", "base", "large"),
     "ade-semantic": ("tiny", "small", "base", "large"),
@@ -92,20 +92,20 @@ class KnownCheckpoint:
 
 def known_checkpoints() -> Iterator[KnownCheckpoint]:
     """List the checkpoints that are known to work, family by family."""
-    for head, sizes in SAPIENS2_SIZES.items():
+    for head, sizes in _SAPIENS2_SIZES.items():
         command = "embed" if head == "pretrain" else task_of_head(head).name
         for variant, millions in sizes.items():
             yield KnownCheckpoint(f"facebook/sapiens2-{head}-{variant}", (command,), "sapiens2", millions)
     for release in ("sam2.1", "sam2"):
-        for size, millions in SAM2_SIZES.items():
+        for size, millions in _SAM2_SIZES.items():
             yield KnownCheckpoint(f"facebook/{release}-hiera-{size}", ("segment", "masks"), "sam2", millions)
-    for data, variants in MASK2FORMER.items():
+    for data, variants in _MASK2FORMER.items():
         for size in variants:
             command = find_task(data.rpartition("-")[2]).name
             name = f"facebook/mask2former-swin-{size}-{data}"
-            yield KnownCheckpoint(name, (command,), "mask2former", MASK2FORMER_SIZES[size])
+            yield KnownCheckpoint(name, (command,), "mask2former", _MASK2FORMER_SIZES[size])
     for data, commands in (("coco", ("instances", "panoptic")), ("ade", ("semantic",))):
-        for size, millions in MASKFORMER_SIZES.items():
+        for size, millions in _MASKFORMER_SIZES.items():
             yield KnownCheckpoint(f"facebook/maskformer-swin-{size}-{data}", commands, "maskformer", millions)
 
 

@@ -21,9 +21,9 @@ from vitruvian.cli.inputs import Input
 from vitruvian.errors import InputError
 
 JOURNAL = ".vitruvian.jsonl"
-VERSION = 2
-DIGEST_BYTES = 1 << 18  # sources up to this size are compared by content, larger ones by modification time
-State = Literal["new", "done", "changed"]
+_VERSION = 2
+_DIGEST_BYTES = 1 << 18  # sources up to this size are compared by content, larger ones by modification time
+_State = Literal["new", "done", "changed"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Origin:
             if one.path is not None:
                 stat = one.path.stat()
                 size, mtime_ns = stat.st_size, stat.st_mtime_ns
-                if size <= DIGEST_BYTES:
+                if size <= _DIGEST_BYTES:
                     digest = hashlib.sha256(one.path.read_bytes()).hexdigest()
         except OSError:
             pass
@@ -71,7 +71,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Entry:
+class _Entry:
     """The last record of a file: its origin, and its size once it is done."""
 
     origin: Origin
@@ -83,7 +83,7 @@ class Journal:
     """The journal of one output folder. Thread-safe; other processes may append to the file at the same time."""
 
     folder: Path
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, _Entry] = field(default_factory=dict)
     _older: set[str] = field(default_factory=set)  # files that records of version 1 name
     _position: int = 0
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -116,7 +116,7 @@ class Journal:
                     continue
 
     def _apply(self, record: dict[str, object]) -> None:
-        if record.get("version") != VERSION:
+        if record.get("version") != _VERSION:
             files = record["files"]
             self._older |= {str(name) for name in files} if isinstance(files, list) else set()
             return
@@ -124,13 +124,13 @@ class Journal:
         origin = Origin(**known)  # type: ignore[arg-type]
         files = record["files"]
         if record["event"] == "begin" and isinstance(files, list):
-            self.entries.update({str(name): Entry(origin) for name in files})
+            self.entries.update({str(name): _Entry(origin) for name in files})
         elif record["event"] == "done" and isinstance(files, dict):
-            self.entries.update({str(name): Entry(origin, int(size)) for name, size in files.items()})
+            self.entries.update({str(name): _Entry(origin, int(size)) for name, size in files.items()})
 
     # ------------------------------------------------------------------------------------------------ questions
 
-    def state(self, one: Input, files: Iterable[Path], settings: str) -> State:
+    def state(self, one: Input, files: Iterable[Path], settings: str) -> _State:
         """Return whether the files of a source are "done"; else "changed" where source or settings are, or "new".
 
         Raises:
@@ -198,7 +198,7 @@ class Journal:
 
     def _append(self, record: dict[str, object], origin: Origin, *, sync: bool = False) -> None:
         """Append a line in one write, after the rest of a line that a killed process left."""
-        line = (json.dumps({"version": VERSION} | record | origin.__dict__) + "\n").encode()
+        line = (json.dumps({"version": _VERSION} | record | origin.__dict__) + "\n").encode()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._lock, (self.folder / JOURNAL).open("a+b", buffering=0) as file:

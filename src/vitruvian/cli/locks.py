@@ -18,7 +18,7 @@ from pathlib import Path
 
 from vitruvian.errors import InputError
 
-LOCK_FOLDER = ".vitruvian.locks"
+_LOCK_FOLDER = ".vitruvian.locks"
 
 
 class OutputLock:
@@ -37,7 +37,7 @@ class OutputLock:
         try:
             for name, file in files.items():
                 digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:24]
-                path = folder / LOCK_FOLDER / f"{digest}.lock"
+                path = folder / _LOCK_FOLDER / f"{digest}.lock"
                 self._locks.append((_locked_file(path, file), path))
         except BaseException as error:
             self.release()

@@ -21,8 +21,8 @@ from vitruvian.cli.options import MessageGroup
 from vitruvian.errors import VitruvianError
 
 DONE, SOME_FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes
-LOG_SECONDS = 15.0  # between lines of progress where there is no terminal
-MAX_LISTED = 4  # files that the summary names one by one
+_LOG_SECONDS = 15.0  # between lines of progress where there is no terminal
+_MAX_LISTED = 4  # files that the summary names one by one
 
 # argument -> option of the command that runs, such as K -> --intrinsics
 option_names: ContextVar[Mapping[str, str]] = ContextVar("option_names", default={})  # noqa: B039 - never modified
@@ -102,12 +102,12 @@ class Report:
         self._notes: dict[str, int] = {}
 
     @contextmanager
-    def bar(self, title: str, total: int | None) -> Iterator[Bar]:
+    def bar(self, title: str, total: int | None) -> Iterator[_Bar]:
         """Show a progress bar while the block runs; lines from time to time where there is no terminal."""
         columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"))
         hidden = self.quiet or not self.console.is_terminal
         with Progress(*columns, console=self.console, transient=True, disable=hidden) as progress:
-            yield Bar(self, printable(title), total, progress)
+            yield _Bar(self, printable(title), total, progress)
 
     def busy(self, text: str) -> AbstractContextManager[object]:
         """Show what takes a while, on a terminal."""
@@ -120,7 +120,7 @@ class Report:
         self.done_count += 1
         self.changed_count += changed
         self._folders |= {file.parent for file in files}
-        if len(self._files) <= MAX_LISTED:
+        if len(self._files) <= _MAX_LISTED:
             self._files += files
         if note is not None:
             self._notes[note] = self._notes.get(note, 0) + 1
@@ -178,7 +178,7 @@ class Report:
         text = f"{', '.join(counts)} in {format_seconds(seconds)}"
         if self.done_count > 1:
             text += f", {self.done_count / max(seconds, 1e-6):.1f} a second"
-        if 0 < len(self._files) <= MAX_LISTED:
+        if 0 < len(self._files) <= _MAX_LISTED:
             return f"{text}: {', '.join(str(file) for file in self._files)}"
         return f"{text}: {next(iter(self._folders))}" if len(self._folders) == 1 else f"{text}."
 
@@ -198,7 +198,7 @@ class Report:
             sys.stdout.flush()
 
 
-class Bar:
+class _Bar:
     """Progress of one piece of work."""
 
     def __init__(self, report: Report, title: str, total: int | None, progress: Progress) -> None:
@@ -216,7 +216,7 @@ class Bar:
         speed = f"{finished / seconds:.1f}/s" if seconds > 1 else ""
         failed = f" ({len(self._report.failures)} failed)" if self._report.failures else ""
         self._progress.update(self._task, completed=count, total=total, speed=speed + failed)
-        if self._progress.disable and now - self._logged > LOG_SECONDS:
+        if self._progress.disable and now - self._logged > _LOG_SECONDS:
             self._logged = now
             left = f", {format_seconds(seconds / finished * (total - count))} left" if total else ""
             self._report.say(f"{self._title}: {count} of {total or '?'}{left}")

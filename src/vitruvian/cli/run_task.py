@@ -47,9 +47,9 @@ from vitruvian.tasks import file_ending
 if TYPE_CHECKING:
     from vitruvian.pipelines.people.detectors import PeopleDetector
 
-POLL_SECONDS = 0.5  # between two listings of a watched folder
-SETTLE_SECONDS = 1.0  # that a file must stay unchanged to count as complete
-VIDEO_THRESHOLD = 0.1  # of detectors in videos: the tracker can use uncertain detections
+_POLL_SECONDS = 0.5  # between two listings of a watched folder
+_SETTLE_SECONDS = 1.0  # that a file must stay unchanged to count as complete
+_VIDEO_THRESHOLD = 0.1  # of detectors in videos: the tracker can use uncertain detections
 
 
 def run_task(command: TaskCommand) -> None:
@@ -68,7 +68,7 @@ def run_task(command: TaskCommand) -> None:
         raise typer.Exit(run.report.finish(interrupted=interrupted))
 
 
-class AlreadyDoneError(Exception):
+class _AlreadyDoneError(Exception):
     """All results of the input are done: before this run, or meanwhile by another process."""
 
 
@@ -138,7 +138,7 @@ class TaskRun:
             return None
         threshold = command.finder_threshold
         if threshold is None and video and boxes is None:
-            threshold = VIDEO_THRESHOLD
+            threshold = _VIDEO_THRESHOLD
         return open_finder(spec, device=self.pipe.device, threshold=threshold)
 
     # ------------------------------------------------------------------------------------------------ one pass
@@ -171,7 +171,7 @@ class TaskRun:
         """Report an error in the block as that of one input, and unlock its outputs."""
         try:
             yield
-        except AlreadyDoneError:
+        except _AlreadyDoneError:
             self.report.skipped(one.name, result_paths(self._files[one.identity]))
         except BrokenPipeError:
             raise
@@ -211,7 +211,7 @@ class TaskRun:
         return self._journal_state(one, result_paths(files))
 
     def _journal_state(self, one: Input, paths: Sequence[Path]) -> str:
-        """Return "new" or "changed"; raise `AlreadyDoneError` where all files are done."""
+        """Return "new" or "changed"; raise `_AlreadyDoneError` where all files are done."""
         if self.command.overwrite:
             return "changed" if any(path.exists() for path in paths) else "new"
         state = self.journal.state(one, paths, self.settings)
@@ -219,7 +219,7 @@ class TaskRun:
             return state
         if one.kind == "stdin" or (self.dataset is not None and one.name not in self.dataset.names):
             return "new"
-        raise AlreadyDoneError
+        raise _AlreadyDoneError
 
     # ------------------------------------------------------------------------------------------------ one input
 
@@ -228,7 +228,7 @@ class TaskRun:
 
         Raises:
             InputError: Another process has the lock, or a file must not be replaced.
-            AlreadyDoneError: Another process has done it meanwhile.
+            _AlreadyDoneError: Another process has done it meanwhile.
         """
         files = self._files[one.identity]
         paths = result_paths(files)
@@ -333,13 +333,13 @@ class TaskRun:
                     continue
                 if key not in pending or pending[key][0] != stamp:
                     pending[key] = stamp, now
-                if now - pending[key][1] >= SETTLE_SECONDS:
+                if now - pending[key][1] >= _SETTLE_SECONDS:
                     complete.append(one)
                     processed[key] = stamp
                     del pending[key]
             if complete:
                 self.process(complete)
-            time.sleep(POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
 
 class _FileWriter(ResultWriter):

@@ -23,8 +23,8 @@ from vitruvian.results import Result
 if TYPE_CHECKING:
     from vitruvian.cli.run_task import TaskRun
 
-LEGENDS = ("parts", "semantic")  # their drawings have a legend beside them, which would change the size of frames
-PREVIEW_SECONDS = 1.0
+_LEGENDS = ("parts", "semantic")  # their drawings have a legend beside them, which would change the size of frames
+_PREVIEW_SECONDS = 1.0
 
 
 def run_video_file(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> None:
@@ -32,7 +32,7 @@ def run_video_file(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> Non
     if run.dataset is not None:
         raise InputError(f"{one.name}: --coco collects images, not videos. Leave it out, or use the .jsonl file.")
     files = run.claim(one)
-    frames = FrameWriter(run.command, files)
+    frames = _FrameWriter(run.command, files)
     parts = [path.with_name(path.name + ".parts") for path in result_paths(files)]
     restart = run.command.overwrite or not any(path.is_dir() for path in parts)  # nothing to go on with
     if restart:
@@ -48,7 +48,7 @@ def run_camera(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> None:
     """Process a camera until Ctrl-C, or for a number of frames; the video is complete either way."""
     count = run.command.frames
     run.report.say(f"{one.name}: " + (f"{count} frames" if count else "Ctrl-C ends"))
-    report = _run_loop(run, pipe, one, FrameWriter(run.command, run.claim(one)), restart=True)
+    report = _run_loop(run, pipe, one, _FrameWriter(run.command, run.claim(one)), restart=True)
     if report.frames:
         done, failed = report.frames - report.failures, report.failures
         run.report.done(one.name, run.complete(one), changed=changed, frames=done, failed_frames=failed)
@@ -56,7 +56,7 @@ def run_camera(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> None:
         raise KeyboardInterrupt
 
 
-def _run_loop(run: TaskRun, pipe: Any, one: Input, frames: FrameWriter, *, restart: bool) -> VideoReport:
+def _run_loop(run: TaskRun, pipe: Any, one: Input, frames: _FrameWriter, *, restart: bool) -> VideoReport:
     """Run the video loop over a file or a camera."""
     command = run.command
     max_frames = command.frames if one.kind == "camera" else None
@@ -81,7 +81,7 @@ def _run_loop(run: TaskRun, pipe: Any, one: Input, frames: FrameWriter, *, resta
         )
 
 
-class FrameWriter:
+class _FrameWriter:
     """How the frames of a video are drawn and recorded.
 
     Attributes:
@@ -102,7 +102,7 @@ class FrameWriter:
             and self.movie is not None
             and self.movie.suffix.lower() in (".webm", ".mov")
         )
-        self._plot_options = {"legend": False} if command.name in LEGENDS else {}
+        self._plot_options = {"legend": False} if command.name in _LEGENDS else {}
         self.preview = None if command.preview is None else Preview(command.preview)
 
     def draw(self, result: Result) -> NDArray[np.uint8]:
@@ -148,6 +148,6 @@ class Preview:
 
     def __call__(self, number: int, image: NDArray[np.uint8], result: Result) -> None:
         """Show a frame, unless the last one was shown just now."""
-        if time.monotonic() - self._last >= PREVIEW_SECONDS:
+        if time.monotonic() - self._last >= _PREVIEW_SECONDS:
             write_image(self._path, np.ascontiguousarray(image[..., :3]))
             self._last = time.monotonic()

@@ -34,7 +34,7 @@ from vitruvian.model import Model
 from vitruvian.pipelines.sources import IMAGE_SUFFIXES
 from vitruvian.processor import JOINT_FILE, PROCESSOR_FILE
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _PRODUCTS = ("MatMul", "Convolution", "GroupConvolution", "ConvolutionBackpropData")
 
 
@@ -73,13 +73,13 @@ def _consumers(node: Any) -> list[Any]:
 
 def _nearest_products(nodes: list[Any], neighbours: Callable[[Any], list[Any]] = _sources) -> list[Any]:
     """Return the first products on every path from some nodes, themselves included, except through shapes."""
-    found, seen, todo = [], set(), list(nodes)
+    found, visited, todo = [], set(), list(nodes)
     while todo:
         node = todo.pop()
         name, kind = node.get_friendly_name(), node.get_type_name()
-        if name in seen or kind == "ShapeOf":
+        if name in visited or kind == "ShapeOf":
             continue
-        seen.add(name)
+        visited.add(name)
         if kind in _PRODUCTS:
             found.append(node)
         else:
@@ -127,7 +127,7 @@ def calibration_samples(
     return samples
 
 
-def _evenly_spaced(items: Sequence[T], count: int) -> list[T]:
+def _evenly_spaced(items: Sequence[_T], count: int) -> list[_T]:
     """Return up to `count` of some items."""
     count = min(count, len(items))
     return [items[index * len(items) // count] for index in range(count)]

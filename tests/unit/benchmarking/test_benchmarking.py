@@ -32,14 +32,14 @@ from vitruvian.errors import InputError
 from vitruvian.models.maskformer.modeling import MaskFormerForInstanceSegmentation
 
 CPU = torch.device("cpu")
-GIVEN = Workload(1, (64, 96), 0, torch.float32, CPU)
+WORKLOAD = Workload(1, (64, 96), 0, torch.float32, CPU)
 
 
 def small(name: str = "small") -> BenchmarkModel:
     """A tiny MaskFormer."""
     return BenchmarkModel(
         name,
-        lambda given: random_model(MaskFormerForInstanceSegmentation, tiny(), given),
+        lambda workload: random_model(MaskFormerForInstanceSegmentation, tiny(), workload),
         lambda model, inputs: model(**inputs).masks_queries_logits,
         size_hw=(64, 96),
     )
@@ -86,7 +86,7 @@ def test_flops_of_a_product() -> None:
 def test_measure(reference: bool) -> None:
     if reference:
         pytest.importorskip("transformers")
-    cell = measure(small(), GIVEN, seconds=0.0, reference=reference, truth=True, plain=True, ceiling=1.0)
+    cell = measure(small(), WORKLOAD, seconds=0.0, reference=reference, truth=True, plain=True, ceiling=1.0)
     ways = {"optimized", "plain"} | ({"reference"} if reference else set())
     assert set(cell.times) == ways
     assert cell.tflop > 0
@@ -106,8 +106,8 @@ def test_table_has_the_compiled_reference_where_it_was_timed() -> None:
     )
     assert "compiled" not in models.table([cell])
     cell.note = "well"
-    quick = dataclasses.replace(cell, times=cell.times | {"compiled": Timing.of([4.0])}, note="")
-    lines = models.table([cell, quick]).splitlines()
+    compiled = dataclasses.replace(cell, times=cell.times | {"compiled": Timing.of([4.0])}, note="")
+    lines = models.table([cell, compiled]).splitlines()
     assert "| compiled ms | ratio |" in lines[0]
     assert len({line.count("|") for line in lines}) == 1
     assert "0.50 ×" in lines[-1]
@@ -122,16 +122,16 @@ def test_a_reference_that_fails_in_a_type_runs_in_float32() -> None:
 
     cell = Measurement("x", 1, (1, 1), 0, "bfloat16")
     inputs = {"x": torch.ones(2, dtype=torch.bfloat16)}
-    one = BenchmarkModel("x", lambda given: None, lambda m, i: m(**i), (1, 1))  # type: ignore[arg-type, return-value]
-    _, given = models._runnable(one, Fussy(), inputs, cell)
-    assert given["x"].dtype == torch.float32
+    one = BenchmarkModel("x", lambda workload: None, lambda m, i: m(**i), (1, 1))  # type: ignore[arg-type, return-value]
+    _, inputs = models._runnable(one, Fussy(), inputs, cell)
+    assert inputs["x"].dtype == torch.float32
     assert "float32" in cell.note
 
 
 def test_missing_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "has_reference", lambda: False)
     with pytest.raises(InputError, match="transformers"):
-        measure(small(), GIVEN)
+        measure(small(), WORKLOAD)
 
 
 def test_table() -> None:
@@ -158,8 +158,8 @@ def test_every_name_is_a_model() -> None:
 
 
 def test_keys_the_reference_refuses() -> None:
-    given = {"a": 1, "stage_names": [], "inner": {"stage_names": [], "b": 2}, "vitruvian_version": "1"}
-    assert _known_keys(given) == {"a": 1, "inner": {"b": 2}}
+    inputs = {"a": 1, "stage_names": [], "inner": {"stage_names": [], "b": 2}, "vitruvian_version": "1"}
+    assert _known_keys(inputs) == {"a": 1, "inner": {"b": 2}}
 
 
 def test_decoder_inputs() -> None:

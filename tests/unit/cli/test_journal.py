@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vitruvian.cli.inputs import Input
-from vitruvian.cli.journal import DIGEST_BYTES, JOURNAL, Journal
+from vitruvian.cli.journal import _DIGEST_BYTES, JOURNAL, Journal
 from vitruvian.errors import InputError
 
 
@@ -64,7 +64,7 @@ def test_what_is_begun_is_not_done(tmp_path: Path, source: Input) -> None:
 def test_large_sources_are_compared_by_time(tmp_path: Path) -> None:
     import os
 
-    one = make_input(tmp_path / "in" / "large.jpg", bytes(DIGEST_BYTES + 1))
+    one = make_input(tmp_path / "in" / "large.jpg", bytes(_DIGEST_BYTES + 1))
     path = tmp_path / "out" / "large.json"
     finish(tmp_path / "out", one, path)
     assert state(tmp_path / "out", one, path) == "done"

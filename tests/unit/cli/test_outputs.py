@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from vitruvian.cli.outputs import read_save
+from vitruvian.cli.outputs import _read_save
 from vitruvian.errors import InputError
 from vitruvian.tasks import TASKS
 
 
 def test_kinds() -> None:
-    assert read_save(TASKS["pose"], "json, PLOT").image == ("json", "plot")
-    assert read_save(TASKS["pose"], "json,plot").video == ("json", "mp4")
-    assert read_save(TASKS["pose"], "plot,webm").video == ("webm",)
-    assert read_save(TASKS["normals"], "json,png").image == ("png",)
-    assert read_save(TASKS["normals"], "json,png").video == ("json", "png")
+    assert _read_save(TASKS["pose"], "json, PLOT").image == ("json", "plot")
+    assert _read_save(TASKS["pose"], "json,plot").video == ("json", "mp4")
+    assert _read_save(TASKS["pose"], "plot,webm").video == ("webm",)
+    assert _read_save(TASKS["normals"], "json,png").image == ("png",)
+    assert _read_save(TASKS["normals"], "json,png").video == ("json", "png")
     with pytest.raises(InputError, match="one or more of"):
-        read_save(TASKS["normals"], " , ")
+        _read_save(TASKS["normals"], " , ")

@@ -60,9 +60,9 @@ def demo(
     raise typer.Exit(1 if done.failures else 0)
 
 
-def _read_models(given: Sequence[str] | None) -> str | dict[str, str] | None:
+def _read_models(texts: Sequence[str] | None) -> str | dict[str, str] | None:
     """Read --model: one for all tasks, or which checkpoint each task uses."""
-    pairs = [text.partition("=") for text in given or ()]
+    pairs = [text.partition("=") for text in texts or ()]
     if not pairs:
         return None
     if len(pairs) == 1 and (not pairs[0][1] or Path("".join(pairs[0])).expanduser().exists()):

@@ -20,7 +20,7 @@ from vitruvian.cli.report import print_json
 from vitruvian.version import __version__
 
 EXAMPLE = "vitruvian doctor"
-CORE = ("torch", "numpy", "pillow", "safetensors", "huggingface-hub", "typer", "rich")
+_CORE = ("torch", "numpy", "pillow", "safetensors", "huggingface-hub", "typer", "rich")
 # extra -> (modules it brings, what it enables)
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "video": (("av",), "videos and cameras"),
@@ -32,7 +32,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "export": (("onnx", "onnxruntime", "onnxscript", "openvino"), "ONNX and OpenVINO"),
     "synthetic": (("anny", "scipy"), "packs of synthetic bodies"),
 }
-Facts = dict[str, Any]  # of JSON
+_Facts = dict[str, Any]  # of JSON
 
 
 def doctor(
@@ -43,7 +43,7 @@ def doctor(
     The exit code is 1 where something that everything needs is missing.
     """
     problems: list[str] = []
-    facts: Facts = {"versions": _versions(problems), "devices": _devices(problems), "extras": _extras()}
+    facts: _Facts = {"versions": _versions(problems), "devices": _devices(problems), "extras": _extras()}
     facts |= {"kernels": _kernels(), "caches": _caches(), "temporary": _temporary(problems)}
     facts |= {"speed": _tiny_run(problems) if speed and not problems else None, "problems": problems}
     if as_json:
@@ -64,7 +64,7 @@ def _has(module: str) -> bool:
 
 def _versions(problems: list[str]) -> dict[str, str]:
     facts = {"vitruvian": __version__, "python": platform.python_version(), "system": platform.platform()}
-    for name in CORE:
+    for name in _CORE:
         try:
             facts[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -72,14 +72,14 @@ def _versions(problems: list[str]) -> dict[str, str]:
     return facts
 
 
-def _devices(problems: list[str]) -> list[Facts]:
+def _devices(problems: list[str]) -> list[_Facts]:
     """Return what models can run on, the best first."""
     try:
         import torch
     except Exception as error:  # noqa: BLE001 - a broken torch raises anything
         problems.append(f"torch: cannot be imported ({' '.join(str(error).split())[:120]}). Install it anew.")
         return []
-    facts: list[Facts] = []
+    facts: list[_Facts] = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free, total = torch.cuda.mem_get_info(index)
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -92,9 +92,9 @@ def _devices(problems: list[str]) -> list[Facts]:
     return [*facts, {"device": "cpu", "name": name, "cores": cores, "threads": torch.get_num_threads()}]
 
 
-def _extras() -> dict[str, Facts]:
+def _extras() -> dict[str, _Facts]:
     """Return which extras are installed, and what an incomplete one lacks."""
-    facts: dict[str, Facts] = {}
+    facts: dict[str, _Facts] = {}
     for name, (modules, purpose) in EXTRAS.items():
         missing = [module for module in modules if not _has(module)]
         facts[name] = {"installed": not missing, "for": purpose}
@@ -121,7 +121,7 @@ def _kernels() -> dict[str, bool]:
     }
 
 
-def _caches() -> dict[str, Facts]:
+def _caches() -> dict[str, _Facts]:
     """Return where downloads and compiled kernels are, and their size; links are not counted twice."""
     from huggingface_hub import constants
 
@@ -129,7 +129,7 @@ def _caches() -> dict[str, Facts]:
         "checkpoints (HF_HOME)": Path(constants.HF_HUB_CACHE),
         "kernels (TRITON_CACHE_DIR)": Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache")),
     }
-    facts: dict[str, Facts] = {}
+    facts: dict[str, _Facts] = {}
     for name, folder in folders.items():
         facts[name] = {"path": str(folder), "exists": folder.is_dir(), "bytes": 0}
         for path in folder.rglob("*"):
@@ -138,7 +138,7 @@ def _caches() -> dict[str, Facts]:
     return facts
 
 
-def _temporary(problems: list[str]) -> Facts:
+def _temporary(problems: list[str]) -> _Facts:
     """Return whether temporary files can be written."""
     folder = tempfile.gettempdir()
     try:
@@ -150,7 +150,7 @@ def _temporary(problems: list[str]) -> Facts:
     return {"path": folder, "writable": True}
 
 
-def _tiny_run(problems: list[str]) -> Facts | None:
+def _tiny_run(problems: list[str]) -> _Facts | None:
     """Time a pose model with random weights on the best device, on 256 x 192 pixels."""
     try:
         import torch
@@ -176,7 +176,7 @@ def _tiny_run(problems: list[str]) -> Facts | None:
     return {"device": device, "dtype": name, "milliseconds": round(min(times[1:]) * 1000, 2)}
 
 
-def _show(facts: Facts) -> None:
+def _show(facts: _Facts) -> None:
     """Print everything for people."""
 
     def section(title: str) -> None:

@@ -42,14 +42,14 @@ def synthesize(
         people=people,
         image_format=image_format,
     )
-    made = procedural_pack(0) if pack is None else load_pack(pack)
+    bodies = procedural_pack(0) if pack is None else load_pack(pack)
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("images", total=count)
         path = write_dataset(
             out,
             count,
             seed=seed,
-            pack=made.to(target),
+            pack=bodies.to(target),
             options=options,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
