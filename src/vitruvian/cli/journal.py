@@ -13,7 +13,7 @@ import json
 import os
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -78,22 +78,18 @@ class _Entry:
     size: int | None = None
 
 
-@dataclass
 class Journal:
-    """The journal of one output folder. Thread-safe; other processes may append to the file at the same time."""
+    """The journal of one output folder, which need not exist.
 
-    folder: Path
-    entries: dict[str, _Entry] = field(default_factory=dict)
-    _older: set[str] = field(default_factory=set)  # files that records of version 1 name
-    _position: int = 0
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    Thread-safe; other processes may append to the file at the same time.
+    """
 
-    @classmethod
-    def read(cls, folder: Path) -> Journal:
-        """Open the journal of a folder, which need not exist."""
-        journal = cls(folder)
-        journal.refresh()
-        return journal
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._entries: dict[str, _Entry] = {}
+        self._older: set[str] = set()  # files that records of version 1 name
+        self._position, self._lock = 0, threading.RLock()
+        self.refresh()
 
     def refresh(self) -> None:
         """Read what was appended since, also by other processes. Damaged lines are skipped."""
@@ -102,7 +98,7 @@ class Journal:
                 with (self.folder / JOURNAL).open("rb") as file:
                     if os.fstat(file.fileno()).st_size < self._position:  # another file took its place
                         self._position = 0
-                        self.entries.clear()
+                        self._entries.clear()
                     file.seek(self._position)
                     content = file.read()
             except OSError:
@@ -124,9 +120,9 @@ class Journal:
         origin = Origin(**known)  # type: ignore[arg-type]
         files = record["files"]
         if record["event"] == "begin" and isinstance(files, list):
-            self.entries.update({str(name): _Entry(origin) for name in files})
+            self._entries.update({str(name): _Entry(origin) for name in files})
         elif record["event"] == "done" and isinstance(files, dict):
-            self.entries.update({str(name): _Entry(origin, int(size)) for name, size in files.items()})
+            self._entries.update({str(name): _Entry(origin, int(size)) for name, size in files.items()})
 
     # ------------------------------------------------------------------------------------------------ questions
 
@@ -144,7 +140,7 @@ class Journal:
         proven, stale = 0, False
         for path in present:
             with self._lock:
-                entry = self.entries.get(self.name_of(path))
+                entry = self._entries.get(self.name_of(path))
             if entry is None or (entry.size is not None and entry.size != size_of(path)):
                 known = "is not in its journal" if entry is None else "was changed since it was written"
                 raise InputError(
@@ -165,7 +161,7 @@ class Journal:
     def wrote(self, path: Path) -> bool:
         """Whether a file, or the folder that it is in, is a result that this journal names."""
         names = {self.name_of(path), self.name_of(path.parent)}
-        return not names.isdisjoint(self.entries) or not names.isdisjoint(self._older)
+        return not names.isdisjoint(self._entries) or not names.isdisjoint(self._older)
 
     def name_of(self, path: Path) -> str:
         """Return the name of a file in the journal: relative to its folder if it is inside."""

@@ -85,7 +85,7 @@ class TaskRun:
         self._locks: dict[str, tuple[OutputLock, Origin]] = {}
         self._files: dict[str, dict[str, Path]] = {}  # planned for the inputs of this pass, by identity
         self._written: dict[str, tuple[Input, dict[Path, int]]] = {}  # files of this pass and their sizes, by identity
-        self._read_journal = functools.cache(Journal.read)
+        self._read_journal = functools.cache(Journal)
         if isinstance(command, PeopleGroup) and command.finder and command.boxes:
             raise InputError("--finder and --boxes: expected one of them, got both. Drop one.")
         if command.preview is not None:
@@ -111,7 +111,7 @@ class TaskRun:
     @cached_property
     def journal(self) -> Journal:
         """The journal of the output folder."""
-        return Journal.read(self.plan.folder)
+        return Journal(self.plan.folder)
 
     @cached_property
     def pipe(self) -> Any:

@@ -56,10 +56,7 @@ def doctor(
 
 def _has(module: str) -> bool:
     """Whether a module is installed; it is not imported."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
+    return importlib.util.find_spec(module) is not None
 
 
 def _versions(problems: list[str]) -> dict[str, str]:
