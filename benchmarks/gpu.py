@@ -202,8 +202,9 @@ def main() -> int:
     start, on_gpu = time.perf_counter(), device.type == "cuda"
     options.out.mkdir(parents=True, exist_ok=True)
     seconds = min(options.seconds, 0.5) if options.quick else options.seconds
-    wanted = {"seconds": seconds, "reference": models.has_reference(), "truth": True, "plain": True}
-    wanted |= {"cold": options.cold, "compiled": options.compile}
+    variants = ["plain", *(["reference", "float32"] if models.has_reference() else [])]
+    variants += ["compiled"] if options.compile else []
+    wanted = {"variants": variants, "seconds": seconds, "cold": options.cold}
     written: dict[str, Any] = {"machine": machine(device), "cells": [], "people": []}
     written |= {"parts": {}, "profiles": {}}
     print(machine(device), flush=True)

@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -238,13 +238,10 @@ def measure(
     model: BenchmarkModel,
     workload: Workload,
     *,
+    variants: Collection[str] = ("reference",),
     seconds: float = 1.0,
-    reference: bool = True,
-    truth: bool = False,
     cold: bool = False,
     cuda_graphs: bool = True,
-    plain: bool = False,
-    compiled: bool = False,
     ceiling: float = 0.0,
 ) -> Measurement:
     """Measure a model.
@@ -252,22 +249,20 @@ def measure(
     Args:
         model: What to measure.
         workload: Batch, size and data type.
+        variants: What to measure beside our optimized model: ``plain`` (without `optimize()`), ``reference``
+            (transformers), and of the reference ``compiled`` (which takes a minute) and ``float32`` (results only).
         seconds: About how long each variant is timed.
-        reference: Compare with transformers.
-        truth: Also compare both with the reference in float32.
         cold: Flush the cache before each sample.
         cuda_graphs: Record calls with small batches.
-        plain: Time our model without `optimize()` too.
-        compiled: Time the reference after `torch.compile` too, which takes a minute to compile.
         ceiling: TFLOP/s of a large matrix product, for the table.
     """
-    if reference and not has_reference():
+    if "reference" in variants and not has_reference():
         raise InputError("--reference: needs transformers, which is not installed. Leave it out, or install it.")
     gc.collect()
     if workload.device.type == "cuda":
         torch.cuda.empty_cache()  # of the model before
     ours = model.build(workload)
-    theirs = reference_of(ours, workload) if reference else None
+    theirs = reference_of(ours, workload) if "reference" in variants else None
     torch.manual_seed(1)
     inputs = their_inputs = model.inputs(workload)
     dtype = str(workload.dtype).removeprefix("torch.")
@@ -275,13 +270,13 @@ def measure(
     with disable_triton():  # only operators of torch are counted
         found.tflop = count_flops(lambda: model.call(ours, inputs)) / 1e12
     calls = {"optimized": lambda: model.call(ours, inputs)}
-    if plain:
+    if "plain" in variants:
         unoptimized = copy.deepcopy(ours)
         calls["plain"] = lambda: model.call(unoptimized, inputs)
     if theirs is not None:
         theirs, their_inputs = _runnable(model, theirs, inputs, found)
         calls["reference"] = lambda: model.call(theirs, their_inputs)
-        if compiled:
+        if "compiled" in variants:
             faster = torch.compile(theirs)
             calls["compiled"] = lambda: model.call(faster, their_inputs)
             found.compiled_difference = difference(calls["compiled"](), calls["reference"]())
@@ -293,7 +288,7 @@ def measure(
     if theirs is not None:
         got, want = calls["optimized"](), calls["reference"]()
         found.difference = difference(got, want)
-        if truth:
+        if "float32" in variants:
             wide = model.call(copy.deepcopy(theirs).float(), _as_dtype(inputs, torch.float32))
             found.to_float32 = {"optimized": difference(got, wide), "reference": difference(want, wide)}
         del got, want

@@ -47,7 +47,8 @@ def bench(
             raise InputError(f"--dtype: expected one of {', '.join(models.DTYPES)}.{near_matches(kind, models.DTYPES)}")
     chosen = [models.benchmark_model(name) for name in model or ["mask2former-swin-small"]]
     compare = models.has_reference() if reference is None else reference
-    options: dict[str, Any] = {"seconds": seconds, "reference": compare, "cold": cold, "cuda_graphs": graphs}
+    options: dict[str, Any] = {"seconds": seconds, "cold": cold, "cuda_graphs": graphs}
+    options["variants"] = ("reference",) if compare else ()
     console = Console(stderr=True)
     console.print(machine(target))
     measured: list[models.Measurement] = []
