@@ -30,7 +30,7 @@ def evaluate(
 
     from vitruvian.errors import InputError, near_matches
     from vitruvian.training.datasets.folder import PeopleFolder
-    from vitruvian.training.evaluate import evaluate_folder
+    from vitruvian.training.evaluation.evaluate import evaluate_folder
     from vitruvian.training.models import open_models
 
     target = cuda_or_cpu(device)
