@@ -179,7 +179,7 @@ def _encode_images(index: AssetIndex, pieces: list[Piece], backgrounds: str | Pa
 
 def main() -> None:
     """Command line: build a pack."""
-    parser = argparse.ArgumentParser(description="Build a pack of synthetic people (needs anny).")
+    parser = argparse.ArgumentParser(prog=f"python -m {__name__}", description="Build a pack of people (needs anny).")
     parser.add_argument("assets", help="people-assets folder, or 'none'")
     parser.add_argument("out", help="where to write the pack (.npz)")
     parser.add_argument("--identities", type=int, default=1500)
