@@ -23,8 +23,8 @@ from vitruvian.devices import checked_device, checked_dtype, devices_of
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
 from vitruvian.model import Model
+from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.cuda_streams import PendingTensors, upload_stream
-from vitruvian.pipelines.engine.memory import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.runner import BATCH_TIMEOUT, Errors, Results, run_many, run_one
 from vitruvian.pipelines.engine.task import InferenceTask, Unit
 from vitruvian.pipelines.people.detectors import (

@@ -17,7 +17,7 @@ from tests.unit.pipelines.case import NEEDS, TASKS, arrays, leeway, opened, part
 from vitruvian.errors import ImageError, InputError, VitruvianWarning
 from vitruvian.hub import BUILTIN
 from vitruvian.pipelines import Failure, Results, default_model, pipeline, pipeline_class, warn_about_builtin
-from vitruvian.pipelines.engine.memory import BatchSize
+from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.tasks import PIPELINE_TASKS, find_task
 
 PICTURES = [picture(seed, size) for seed, size in enumerate([(40, 56), (48, 30), (40, 56), (33, 47), (64, 64)])]

@@ -19,7 +19,7 @@ from vitruvian.models.sam2.automatic_masks import AutomaticMaskOptions, MaskProp
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.pipelines.base import Options, TaskPipeline
-from vitruvian.pipelines.engine.memory import BatchSize, is_out_of_memory
+from vitruvian.pipelines.engine.batches import BatchSize, is_out_of_memory
 from vitruvian.pipelines.engine.runner import Results
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.sources import Frame

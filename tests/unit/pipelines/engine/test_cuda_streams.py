@@ -23,8 +23,8 @@ from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.ops.dispatch import IS_INTERPRETED, interpret_triton
 from vitruvian.pipelines.base import can_auto_optimize
 from vitruvian.pipelines.canvas import Canvas, Region
+from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.cuda_streams import CudaStream, LazyValue, PendingTensors, upload_stream
-from vitruvian.pipelines.engine.memory import BatchSize
 from vitruvian.pipelines.engine.runner import Failure, default_workers, max_in_flight, run_many
 from vitruvian.pipelines.engine.task import Unit
 from vitruvian.pipelines.sources import open_source

@@ -18,8 +18,8 @@ import torch
 
 from vitruvian.errors import InputError
 from vitruvian.ops.cuda_graphs import GraphCache
-from vitruvian.pipelines.engine.cuda_streams import CudaStream, copy_to_host
-from vitruvian.pipelines.engine.memory import BatchSize, initial_batch_size
+from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size
+from vitruvian.pipelines.engine.cuda_streams import CudaStream, HostCopy
 from vitruvian.pipelines.engine.runner import Failure, max_in_flight, run_many, run_one
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.sources import Frame, FrameLoader, open_source
@@ -121,7 +121,7 @@ class TestOrder:
         job = Doubler(sides=(2, 3))
         assert results(job, [picture(n) for n in range(9)], batch=4) == [2 * n for n in range(9)]
         assert all(len({note % 2 for note in batch}) == 1 for batch in job.batches)
-        assert max(len(batch) for batch in job.batches) == 2
+        assert 2 <= max(len(batch) for batch in job.batches) <= 4
 
     def test_pictures_without_units_and_with_many(self) -> None:
         job = Doubler(units=None)  # 0 to 3 units
@@ -303,7 +303,7 @@ class TestMemory:
 
     def test_values_come_to_the_host_as_they_are(self) -> None:
         values = {"a": [torch.ones(2), None], "b": (torch.zeros(1), "text", 3)}
-        found = copy_to_host(values).wait()
+        found = HostCopy(values).wait()
         assert found["a"][1] is None
         assert found["b"][1:] == ("text", 3)
         assert torch.equal(found["a"][0], torch.ones(2))
