@@ -25,7 +25,7 @@ from vitruvian.errors import InputError
 from vitruvian.files.video import VideoReader, open_video
 from vitruvian.pipelines.engine.runner import Failure
 from vitruvian.pipelines.people.detectors import PeopleDetector
-from vitruvian.pipelines.people.smoothing import ResultSmoother, State, substate
+from vitruvian.pipelines.people.smoothing import ResultSmoother, State, prefixed, substate
 from vitruvian.pipelines.people.tracking import TrackedDetector
 from vitruvian.pipelines.sources import Frame, Source, open_source
 from vitruvian.pipelines.video.segments import SegmentFiles, SegmentFolder, VideoSegment
@@ -140,9 +140,9 @@ def run_video(
     if done:
         state = folder.state(done[-1])
         if detector is not None:
-            detector.restore(substate(state, "detector_"))
+            detector.restore(substate("detector.", state))
         if smoother is not None:
-            smoother.restore(substate(state, "smoother_"))
+            smoother.restore(substate("smoother.", state))
     output = _Output(folder, detector, smoother, draw or _plot, record or _to_dict, alpha, preview, start)
     total = max_frames if reader is None else reader.count
     interrupted, camera_error = False, None
@@ -260,9 +260,9 @@ class _Output:
         """Complete the segment that ends before a frame, with the state before that frame."""
         state: State = {}
         if self._detector is not None:  # it is ahead of the results
-            state |= {f"detector_{name}": value for name, value in self._detector.state_before(number).items()}
+            state |= prefixed("detector.", self._detector.state_before(number))
         if self._smoother is not None:
-            state |= {f"smoother_{name}": value for name, value in self._smoother.state().items()}
+            state |= prefixed("smoother.", self._smoother.state())
         self._submit(self._finish, number, state)
 
     def _submit(self, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:

@@ -24,7 +24,7 @@ from vitruvian.files.video import NUMBERED, SequenceWriter, Sound, VideoReader, 
 from vitruvian.pipelines.people.smoothing import State
 
 _PLAN = "plan.json"
-_VERSION = 3
+_VERSION = 4
 
 
 @dataclass(frozen=True)

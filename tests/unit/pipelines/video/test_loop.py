@@ -304,7 +304,7 @@ class TestTrackedDetector:
         finder = TrackedDetector(FINDER, checkpoint_every=4)
         for number in range(10):
             finder.find_in(scene(number), source="", frame=number)
-        assert int(finder.state_before(4)["number"]) == 4
+        assert int(finder.state_before(4)["_number"]) == 4
         assert list(finder._checkpoints) == [8]
 
     def test_bad_options_are_refused(self) -> None:
