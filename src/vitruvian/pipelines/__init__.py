@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import torch
 
     from vitruvian.model import Model
-    from vitruvian.pipelines.engine.runner import Failure, Results
+    from vitruvian.pipelines.engine.runner import Results
+    from vitruvian.pipelines.sources import Failure
 
 __all__ = ["Failure", "Results", "default_model", "pipeline", "pipeline_class"]
 

@@ -29,7 +29,7 @@ from vitruvian.files.output_paths import DistinctNames, output_path, safe_name
 from vitruvian.pipelines import pipeline
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_finder
 from vitruvian.pipelines.saving import save_as
-from vitruvian.pipelines.sources import BadFrame, Frame, open_source
+from vitruvian.pipelines.sources import Failure, Frame, open_source
 from vitruvian.tasks import TASKS, file_ending
 
 # Mattes come first, since they mask the others.
@@ -269,7 +269,7 @@ def _read_images(source: object) -> tuple[list[Frame], dict[str, Exception]]:
     frames: list[Frame] = []
     failures: dict[str, Exception] = {}
     for frame in open_source(source):
-        if isinstance(frame, BadFrame):
+        if isinstance(frame, Failure):
             failures[frame.name] = frame.error
         else:
             frames.append(frame)

@@ -28,7 +28,7 @@ from vitruvian.errors import InputError, VitruvianError, near_matches
 from vitruvian.images import load_image
 from vitruvian.images.decode import one_line
 from vitruvian.images.read import download
-from vitruvian.pipelines.exif import focal_of_file, focal_of_image
+from vitruvian.pipelines.exif import focal_of
 
 # fmt: off
 IMAGE_SUFFIXES = frozenset({
@@ -73,14 +73,27 @@ class Frame:
         return self.image.shape[0], self.image.shape[1]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BadFrame:
-    """An image that could not be read, and the error."""
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """An image that could not be read, or has no result.
+
+    Attributes:
+        name: File name, URL or "array".
+        error: The exception.
+        index: Its index in the source.
+        frame: Its frame number in a video.
+    """
 
     name: str
     error: Exception
-    path: Path | None = None
     index: int = 0
+    frame: int | None = None
+
+    @property
+    def message(self) -> str:
+        """The error in one line, with the name of the image in front."""
+        text = " ".join(str(self.error).split()) or type(self.error).__name__
+        return text if text.startswith(self.name) else f"{self.name}: {text}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +115,12 @@ class FrameLoader:
     load: Callable[[], Frame]
     path: Path | None = None
 
-    def frame(self, index: int) -> Frame | BadFrame:
+    def frame(self, index: int) -> Frame | Failure:
         """Read the image that has this index in its source."""
         try:
             return replace(self.load(), index=index)
         except Exception as error:  # noqa: BLE001 - one image must not stop the others; the error is passed on
-            return BadFrame(name=self.name, error=error, path=self.path, index=index)
+            return Failure(name=self.name, error=error, index=index)
 
 
 class Source:
@@ -136,7 +149,7 @@ class Source:
         """Yield one loader for each image, in order. Videos and generators advance as loaders are taken."""
         return self._loaders()
 
-    def __iter__(self) -> Iterator[Frame | BadFrame]:
+    def __iter__(self) -> Iterator[Frame | Failure]:
         return (loader.frame(index) for index, loader in enumerate(self.loaders()))
 
 
@@ -309,11 +322,7 @@ def _file_loader(path: Path, *, text: str | None = None, number: int | None = No
 
     def load() -> Frame:
         image = load_rgb(text if text is not None and not os.path.exists(path) else path)
-        focal = None
-        if os.path.isfile(path):
-            with path.open("rb") as stream:
-                focal = focal_of_file(stream, (image.shape[0], image.shape[1]))
-        return Frame(image=image, name=name, path=path, frame=number, exif_focal_px=focal)
+        return Frame(image=image, name=name, path=path, frame=number, exif_focal_px=focal_of(path, image.shape[:2]))
 
     return FrameLoader(name=name, load=load, path=path)
 
@@ -325,7 +334,7 @@ def _url_loader(url: str) -> FrameLoader:
         stream = io.BytesIO(download(url, timeout=30.0))
         stream.name = name  # for error messages
         image = load_rgb(stream)
-        return Frame(image=image, name=name, exif_focal_px=focal_of_file(stream, (image.shape[0], image.shape[1])))
+        return Frame(image=image, name=name, exif_focal_px=focal_of(stream.getvalue(), image.shape[:2]))
 
     return FrameLoader(name=name, load=load)
 
@@ -339,12 +348,8 @@ def _memory_loader(item: object) -> FrameLoader:
         name = one_line(getattr(item, "filename", "") or "PIL image")
 
     def load() -> Frame:
-        image, focal = load_rgb(item), None
-        if isinstance(item, Image.Image):
-            focal = focal_of_image(item, (image.shape[0], image.shape[1]))
-        elif isinstance(item, bytes | bytearray | memoryview):
-            focal = focal_of_file(io.BytesIO(item), (image.shape[0], image.shape[1]))
-        return Frame(image=image, name=name, exif_focal_px=focal)
+        image = load_rgb(item)
+        return Frame(image=image, name=name, exif_focal_px=focal_of(item, image.shape[:2]))
 
     return FrameLoader(name=name, load=load)
 

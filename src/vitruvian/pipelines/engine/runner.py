@@ -29,7 +29,7 @@ from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.pipelines.engine.batches import Batch, BatchQueue, BatchSize, forward_units, is_out_of_memory
 from vitruvian.pipelines.engine.cuda_streams import CudaStream, HostCopy, StreamEvent, record_stream
 from vitruvian.pipelines.engine.task import InferenceTask, Prepared
-from vitruvian.pipelines.sources import BadFrame, Frame, FrameLoader, Source, VideoInfo
+from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source, VideoInfo
 from vitruvian.results.base import People
 
 ResultT = TypeVar("ResultT")
@@ -46,30 +46,7 @@ _MAX_WORKERS = 8  # default worker threads beside a GPU
 _SHUTDOWN_TIMEOUT = 5.0  # seconds to wait for a source that is blocked in a read
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """An image without a result.
-
-    Attributes:
-        name: File name, URL or "array".
-        error: The exception.
-        index: Its index in the source.
-        frame: Its frame number in a video.
-    """
-
-    name: str
-    error: Exception
-    index: int = 0
-    frame: int | None = None
-
-    @property
-    def message(self) -> str:
-        """The error in one line, with the name of the image in front."""
-        text = " ".join(str(self.error).split()) or type(self.error).__name__
-        return text if text.startswith(self.name) else f"{self.name}: {text}"
-
-
-_Loaded = tuple[Frame | BadFrame, Prepared | Exception | None]
+_Loaded = tuple[Frame | Failure, Prepared | Exception | None]
 
 
 class Results(Generic[ResultT]):
@@ -106,7 +83,7 @@ class Results(Generic[ResultT]):
 def run_one(task: InferenceTask[ResultT], loader: FrameLoader, batch: BatchSize) -> ResultT:
     """Process one image in the calling thread. Errors are raised."""
     frame = loader.frame(0)
-    if isinstance(frame, BadFrame):
+    if isinstance(frame, Failure):
         raise frame.error
     with torch.inference_mode():
         prepared = task.prepare(frame, task.detect(frame) if task.detects_people else None)
@@ -277,7 +254,7 @@ class InferenceEngine(Generic[ResultT]):
     def _load(self, loader: FrameLoader, index: int) -> _Loaded:
         """Load an image, and prepare it too unless people must be detected first."""
         frame = loader.frame(index)
-        if isinstance(frame, BadFrame) or self._task.detects_people:
+        if isinstance(frame, Failure) or self._task.detects_people:
             return frame, None
         try:
             return frame, self._prepare(frame, None)
@@ -355,15 +332,15 @@ class InferenceEngine(Generic[ResultT]):
         ):
             self._add(*self._loading.popleft().result())
         if self._source_error is not None and not self._loading:
-            self._add(BadFrame(name="source", error=self._source_error, index=self._added), None)
+            self._add(Failure(name="source", error=self._source_error, index=self._added), None)
             self._source_error = None
 
-    def _add(self, frame: Frame | BadFrame, prepared: Prepared | Exception | None) -> None:
+    def _add(self, frame: Frame | Failure, prepared: Prepared | Exception | None) -> None:
         """Add an image behind all others."""
         self._last_arrival, self._added = time.monotonic(), frame.index + 1
         item: _InFlight[ResultT] = _InFlight(frame.index, frame.name)
         self._items.append(item)
-        if isinstance(frame, BadFrame):
+        if isinstance(frame, Failure):
             item.fail(frame.error)
             return
         item.frame, item.result_bytes = frame.frame, frame.image.size // 3 * _RESULT_BYTES_PER_PIXEL

@@ -10,7 +10,6 @@ person is remembered for a while. The state is one array of T tracks.
 
 from __future__ import annotations
 
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 

@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.video import VideoReader, open_video
-from vitruvian.pipelines.engine.runner import Failure
 from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.people.smoothing import ResultSmoother, State, prefixed, substate
 from vitruvian.pipelines.people.tracking import TrackedDetector
-from vitruvian.pipelines.sources import Frame, Source, open_source
+from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.video.segments import SegmentFiles, SegmentFolder, VideoSegment
 from vitruvian.results import Parts, Result, Semantic
 

@@ -20,9 +20,9 @@ from vitruvian.errors import InputError
 from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size
 from vitruvian.pipelines.engine.cuda_streams import CudaStream, HostCopy
-from vitruvian.pipelines.engine.runner import Failure, max_in_flight, run_many, run_one
+from vitruvian.pipelines.engine.runner import max_in_flight, run_many, run_one
 from vitruvian.pipelines.engine.task import Prepared, Unit
-from vitruvian.pipelines.sources import Frame, FrameLoader, open_source
+from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, open_source
 
 ROOT = Path(__file__).resolve().parents[4]
 
