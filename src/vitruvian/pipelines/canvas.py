@@ -24,12 +24,13 @@ from torch import Tensor
 
 from vitruvian.errors import InputError
 from vitruvian.images.resize import resize
+from vitruvian.ops.crop import crop_windows
 from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.pipelines.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
+from vitruvian.results.base import People
 
 Blend = Literal["mean", "unit", "alpha", "labels"]
 Block = tuple[int, int]
-_BLENDS: tuple[Blend, ...] = ("mean", "unit", "alpha", "labels")
 _CPU_BLOCK = 256  # side of a block in pixels
 _CUDA_BLOCK = 1024  # fewer, larger operations
 _MIN_WEIGHT = 1e-4  # at the very edge of a region, so that every pixel has a value
@@ -56,6 +57,27 @@ class Region(NamedTuple):
             for start, length, side in zip(self[:2], self[2:], size_hw, strict=True)
         )
         return rows, columns
+
+
+def boxes_xywh(people: People) -> NDArray[np.float32]:
+    """Return the boxes of people as x, y, width and height: [P, 4]."""
+    boxes: NDArray[np.float32] = people.boxes_xyxy.copy()
+    boxes[:, 2:] -= boxes[:, :2]
+    return boxes
+
+
+def crop_regions(people: People, input_hw: tuple[int, int]) -> list[Region]:
+    """Return the regions [P] that `vitruvian.images.crop_boxes` samples for inputs of `input_hw`."""
+    center_xy, size_wh = crop_windows(boxes_xywh(people), input_hw)  # [P, 2] each
+    # The first and last samples are on the edges of the crop, in coordinates where pixel x has its centre at x; the
+    # areas around these samples extend half a step further.
+    step_xy = size_wh / np.maximum(1, np.array(input_hw[::-1]) - 1)  # [P, 2]
+    start_xy = center_xy - size_wh / 2 - step_xy / 2 + 0.5  # [P, 2]
+    spans_xy = step_xy * np.array(input_hw[::-1])  # [P, 2]
+    return [
+        Region(top, left, height, width)
+        for (left, top), (width, height) in zip(start_xy.tolist(), spans_xy.tolist(), strict=True)
+    ]
 
 
 def plan_tiles(size_hw: tuple[int, int], tile_hw: tuple[int, int], *, overlap: float = 0.25) -> list[Region]:
@@ -112,19 +134,14 @@ class Canvas:
         feather: float = 0.1,
         device: torch.device | None = None,
     ) -> None:
-        if blend not in _BLENDS:
-            raise InputError(f"blend: expected one of {', '.join(_BLENDS)}, got {blend!r}.")
         if not 0 <= feather <= 0.5:
             raise InputError(f"feather: expected a share from 0 to 0.5, got {feather}.")
-        if boxes_xyxy is not None and len(boxes_xyxy) != len(regions):
-            raise InputError(f"boxes_xyxy: expected one for each of {len(regions)} regions, got {len(boxes_xyxy)}.")
         if blend == "labels" and channels > 256:
             raise InputError(f"labels: expected at most 256 classes, got {channels}.")
         self.device = torch.device("cpu") if device is None else device
         self._block = _CUDA_BLOCK if self.device.type == "cuda" else _CPU_BLOCK
         self._size_hw, self._regions, self._channels, self._blend = size_hw, list(regions), channels, blend
         self._boxes, self._feather = boxes_xyxy, feather
-        self._added = [False] * len(self._regions)
         self._remaining = Counter(block for region in self._regions for block in self._blocks(region))
         self._sums: dict[Block, Tensor] = {}
         value_channels = 1 if blend == "labels" else channels
@@ -139,11 +156,7 @@ class Canvas:
             index: Index of the region.
             values: Map [C, h, w] of any resolution that spans the region. Non-finite pixels have no weight.
         """
-        if not 0 <= index < len(self._regions) or self._added[index]:
-            raise InputError(f"index: expected a region that has no map yet, got {index} of {len(self._regions)}.")
-        patch = self._weighted(values)  # [C + 1, h, w]
-        region = self._regions[index]
-        self._added[index] = True
+        patch, region = self._weighted(values), self._regions[index]  # [C + 1, h, w]
         rows, columns = region.pixels(self._size_hw)
         if not rows or not columns:
             return
@@ -157,24 +170,19 @@ class Canvas:
             piece = _sample(patch, region, block_rows, block_columns)  # [C + 1, r, c]
             down = row_weights[block_rows.start - rows.start : block_rows.stop - rows.start]  # [r]
             across = column_weights[block_columns.start - columns.start : block_columns.stop - columns.start]  # [c]
-            sums = self._block_sums(block)[
-                :, self._in_block(block_rows), self._in_block(block_columns)
-            ]  # [C + 1, r, c]
-            sums += self._contribution(piece, down[:, None] * across)
+            area = (slice(None), self._in_block(block_rows), self._in_block(block_columns))
+            self._block_sums(block)[area] += self._contribution(piece, down[:, None] * across)  # [C + 1, r, c]
             self._remaining[block] -= 1
             if self._remaining[block] == 0:
                 self._close_block(block)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the whole map, once all regions have been added.
+        """Return the whole map, once the maps of all regions have been added.
 
         Returns:
             `values` [H, W, C] (for labels the score of each pixel's label), `cover` [H, W] where there is a region,
             and for labels `labels` [H, W].
         """
-        missing = [index for index, added in enumerate(self._added) if not added]
-        if missing:
-            raise InputError(f"Canvas: expected a map for every region, got none for {missing[:8]}. Add them first.")
         tensors = {"values": self._values, "cover": self._cover}
         return tensors if self._labels is None else tensors | {"labels": self._labels}
 
@@ -189,8 +197,7 @@ class Canvas:
         if maps.ndim != 3 or len(maps) != self._channels or 0 in maps.shape:
             raise InputError(f"values: expected the shape [{self._channels}, h, w], got {list(maps.shape)}.")
         finite = maps.isfinite().all(0)  # [h, w]
-        weight = finite.float()
-        return torch.cat((torch.where(finite, maps, 0.0), weight[None]))
+        return torch.cat((torch.where(finite, maps, 0.0), finite.float()[None]))
 
     def _contribution(self, piece: Tensor, edge_weight: Tensor) -> Tensor:
         """Return what a region adds to a block's sums: [C + 1, r, c] of `_weighted`, [r, c] -> [C + 1, r, c].

@@ -23,7 +23,7 @@ from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines import default_model, warn_about_builtin
 from vitruvian.pipelines.demo import DEMO_TASKS, demo_images, demo_models, random_pipeline, run_demo
 from vitruvian.pipelines.people import open_finder
-from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector
+from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector, _extra_tiles
 
 DENSE = ("parts", "normals", "pointmap", "matte", "albedo")
 
@@ -190,19 +190,11 @@ class TestFinder:
         near = found.boxes_xyxy[widths < 50]  # seen in pieces: cells of the whole picture have 37 pixels
         assert len(near) > 0
         assert (abs((near[:, 0] + near[:, 2]) / 2 - 950) < 25).all()
-        finder, model = stand_in(tiles=False)
-        finder.find(wide)
-        assert len(model.sizes) == 1
-
-    def test_pieces_of_other_pictures_when_asked(self) -> None:
-        finder, model = stand_in(tiles=True)
-        finder.find(with_spot((400, 500), x=100, y=100))
-        assert len(model.sizes) == 5
 
     def test_people_cut_by_a_piece_are_left_to_others(self) -> None:
         finder, _ = stand_in()
         pixels = torch.from_numpy(with_spot((400, 400), x=204, y=200, side=8)).permute(2, 0, 1)
-        window = finder._plan_tiles((400, 1200))[0]._replace(left=0, top=0, height=400, width=212)
+        window = _extra_tiles((400, 1200))[0]._replace(left=0, top=0, height=400, width=212)
         boxes, _ = finder._detect(pixels[:, :, :212])
         assert len(boxes) == 1  # seen, but it ends at the edge
         assert len(finder._detect_in_tile(pixels, window)[0]) == 0
@@ -210,8 +202,6 @@ class TestFinder:
     def test_options(self) -> None:
         with pytest.raises(InputError, match="threshold"):
             stand_in(threshold=1.5)
-        with pytest.raises(InputError, match="long_side"):
-            stand_in(long_side=8)
 
 
 ENDINGS = (

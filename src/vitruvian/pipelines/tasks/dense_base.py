@@ -24,10 +24,9 @@ from vitruvian.model import Model
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import Options, PeopleOptions, ResultFields, TaskPipeline, people_to_crop
-from vitruvian.pipelines.canvas import Blend, Canvas, Region, plan_tiles
+from vitruvian.pipelines.canvas import Blend, Canvas, Region, boxes_xywh, crop_regions, plan_tiles
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
-from vitruvian.pipelines.people.crops import boxes_xywh, crop_regions
 from vitruvian.pipelines.people.detectors import OnEmpty, PeopleDetector, whole_image
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Result
