@@ -1,6 +1,6 @@
 """People detector in an ONNX file, YOLOX or RTMDet, with onnxruntime.
 
-    image ── letterbox ──▶ [1, 3, H, W] ── session ──▶ outputs ── read_outputs ──▶ boxes ── NMS ──▶ People
+    image ── letterbox ──▶ [1, 3, H, W] ── session ──▶ outputs ── _read_outputs ──▶ boxes ── NMS ──▶ People
 
 Size, layout and data type of the input are read from the graph. YOLOX takes BGR values from 0 to 255, RTMDet normalized
 ones; which of the two a file holds is derived from its outputs, its name, or the names of its weights. Outputs are
@@ -107,10 +107,10 @@ class OnnxDetector:
 
     def find(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3], by score."""
-        pixels, inner_hw = letterbox(image, self.layout.size_hw)
+        pixels, inner_hw = _letterbox(image, self.layout.size_hw)
         values = self.session.run(None, {self.layout.name: self._to_input(pixels)})
         names = [output.name for output in self.session.get_outputs()]
-        detections = read_outputs(dict(zip(names, values, strict=True)), self.layout.size_hw, subject=self.name)
+        detections = _read_outputs(dict(zip(names, values, strict=True)), self.layout.size_hw, subject=self.name)
         boxes, scores = self._select(detections)
         height, width = image.shape[:2]
         scale = np.array([width / inner_hw[1], height / inner_hw[0]] * 2, np.float32)
@@ -198,7 +198,7 @@ def _detect_kind(path: Path, output_shapes: Sequence[Sequence[object]]) -> Detec
     )
 
 
-def letterbox(image: RgbImage, size_hw: tuple[int, int]) -> tuple[Floats, tuple[int, int]]:
+def _letterbox(image: RgbImage, size_hw: tuple[int, int]) -> tuple[Floats, tuple[int, int]]:
     """Resize an image to fit the top left of a grey one [H, W, 3], float32; return it and the resized size.
 
     Downsampling is antialiased, unlike in the training of these models, whose photographs were small.
@@ -213,25 +213,22 @@ def letterbox(image: RgbImage, size_hw: tuple[int, int]) -> tuple[Floats, tuple[
 # ------------------------------------------------------------------------------------------------------ outputs
 
 
-def read_outputs(outputs: Mapping[str, Array], size_hw: tuple[int, int], *, subject: str) -> Detections:
+def _read_outputs(outputs: Mapping[str, Array], size_hw: tuple[int, int], *, subject: str) -> Detections:
     """Read a detector's outputs for one image."""
     arrays = [value[0] for value in outputs.values() if value.ndim >= 2 and value.shape[0] == 1]
-    tables = [array for array in arrays if array.ndim == 2]
     rows = [array for array in arrays if array.ndim == 1]
+    tables = [array.astype(np.float32) for array in arrays if array.ndim == 2]
     maps = [array.astype(np.float32) for array in arrays if array.ndim == 3]
-    packed = [table for table in tables if table.shape[1] == 5]
-    corners = [table for table in tables if table.shape[1] == 4]
+    tables.sort(key=lambda table: table.shape[1] != 4)  # corners first
+    widths = [table.shape[1] for table in tables]
     detections: Detections | None = None
-    if len(packed) == 1 and len(tables) == 1:
-        detections = _packed_detections(packed[0].astype(np.float32), rows)
-    elif len(corners) == 1 and len(tables) == 1 and rows:
-        detections = _listed_detections(corners[0].astype(np.float32), rows)
-    elif len(corners) == 1 and len(tables) == 2:
-        scores = next(table for table in tables if table is not corners[0])
-        if len(scores) == len(corners[0]) and scores.shape[1] > _PERSON:
-            detections = Detections(corners[0].astype(np.float32), scores[:, _PERSON].astype(np.float32), False)
-    elif len(tables) == 1 and len(arrays) == 1 and tables[0].shape[1] > 5 + _PERSON:
-        detections = _yolox_detections(tables[0].astype(np.float32), size_hw)
+    if widths == [5] or (widths == [4] and rows):
+        detections = _final_detections(tables[0], rows)
+    elif len(widths) == 2 and widths[0] == 4 != widths[1]:
+        if len(tables[0]) == len(tables[1]) and widths[1] > _PERSON:
+            detections = Detections(tables[0], tables[1][:, _PERSON], False)
+    elif len(tables) == len(arrays) == 1 and widths[0] > 5 + _PERSON:
+        detections = _yolox_detections(tables[0], size_hw)
     elif maps and len(maps) == len(arrays):
         detections = _map_detections(maps, size_hw)
     if detections is None:
@@ -243,27 +240,24 @@ def read_outputs(outputs: Mapping[str, Array], size_hw: tuple[int, int], *, subj
     return detections
 
 
-def _packed_detections(table: Floats, rows: Sequence[Array]) -> Detections | None:
-    """Read rows of corners and score [N, 5] with labels [N], or without in a model with one class."""
-    labels = [row for row in rows if len(row) == len(table)]
-    if len(labels) > 1 or len(labels) != len(rows):
-        return None
-    keep = np.isfinite(table).all(1) & (labels[0] == _PERSON if labels else True)  # [N]
-    return Detections(table[keep, :4], table[keep, 4], True)
+def _final_detections(table: Floats, rows: Sequence[Array]) -> Detections | None:
+    """Read corners and scores after NMS: [N, 5], or [N, 4] and scores [N].
 
-
-def _listed_detections(corners: Floats, rows: Sequence[Array]) -> Detections | None:
-    """Read corners [N, 4] with scores [N], optional labels [N] and the number of valid rows [1]."""
-    long = [row for row in rows if len(row) == len(corners)]
-    counts = [row for row in rows if len(row) == 1 != len(corners) and np.issubdtype(row.dtype, np.integer)]
-    scores = [row for row in long if np.issubdtype(row.dtype, np.floating)]
-    labels = [row for row in long if np.issubdtype(row.dtype, np.integer)]
+    Labels [N] and the number of valid rows [1] may be missing.
+    """
+    integers = [row for row in rows if np.issubdtype(row.dtype, np.integer)]
+    labels = [row for row in integers if len(row) == len(table)]
+    scores = [row for row in rows if np.issubdtype(row.dtype, np.floating) and len(row) == len(table)]
+    if table.shape[1] == 5:
+        labels, scores = labels + scores, [table[:, 4]]
     if len(scores) != 1 or len(labels) > 1:
         return None
-    keep = labels[0] == _PERSON if labels else np.ones(len(corners), np.bool_)  # [N]
-    if counts:
-        keep &= np.arange(len(corners)) < int(counts[0][0])
-    return Detections(corners[keep], scores[0][keep].astype(np.float32), True)
+    valid = np.isfinite(table).all(1)  # [N]
+    if labels:
+        valid &= labels[0] == _PERSON
+    for count in (row for row in integers if len(row) == 1 != len(table)):
+        valid &= np.arange(len(table)) < int(count[0])
+    return Detections(table[valid, :4], scores[0][valid].astype(np.float32), True)
 
 
 def _yolox_detections(table: Floats, size_hw: tuple[int, int]) -> Detections | None:

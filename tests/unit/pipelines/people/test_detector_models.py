@@ -23,7 +23,7 @@ from vitruvian.models.maskformer.modeling import MaskFormerForInstanceSegmentati
 from vitruvian.models.maskformer.processing import MaskFormerImageProcessor
 from vitruvian.pipelines.people import detect_people, open_finder
 from vitruvian.pipelines.people.boxes_file import BoxesFile
-from vitruvian.pipelines.people.onnx_detector import OnnxDetector, letterbox
+from vitruvian.pipelines.people.onnx_detector import OnnxDetector, _letterbox
 from vitruvian.pipelines.people.segmentation_detector import SegmentationDetector
 
 PICTURE: RgbImage = np.zeros((40, 80, 3), np.uint8)
@@ -231,7 +231,7 @@ class TestOnnx:
 
 
 def test_letterbox_keeps_the_shape_and_pads_grey() -> None:
-    canvas, inner_hw = letterbox(np.full((20, 80, 3), 200, np.uint8), (64, 32))
+    canvas, inner_hw = _letterbox(np.full((20, 80, 3), 200, np.uint8), (64, 32))
     assert (canvas.shape, inner_hw) == ((64, 32, 3), (8, 32))
     assert (canvas[:8] == 200).all()
     assert (canvas[8:] == 114).all()
