@@ -237,8 +237,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     @property
     def device(self) -> torch.device:
         """Device of the model."""
-        device: torch.device = self.model.device
-        return device
+        return torch.device(self.model.device)
 
     @property
     def name(self) -> str:
@@ -295,6 +294,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         call = copy.copy(self)
         call.options = options
         call.detector = self.open_detector(options)
+        call.detects_people = call.detector is not None
         on_host = self.device.type == "cpu" and self.upload_stream is None
         call.decodes_in_workers = self.blocking_decode or on_host or call.forward_decodes()
         return call
@@ -310,11 +310,6 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         return self._auto_batch
 
     # ------------------------------------------------------------------------------------------------ people
-
-    @property
-    def detects_people(self) -> bool:
-        """Whether `detect` runs a detector."""
-        return self.detector is not None
 
     def open_detector(self, options: OptionsT) -> PeopleDetector | None:
         """Return the people detector for these options; None if no one is to be detected."""
@@ -356,8 +351,8 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     @property
     def input_hw(self) -> tuple[int, int]:
         """Height and width of the model's inputs, at least roughly."""
-        size_hw: tuple[int, int] = self.processor.size_hw
-        return size_hw
+        height, width = self.processor.size_hw
+        return height, width
 
     def forward_decodes(self) -> bool:
         """Return whether `forward` queues all device work of `decode` too."""
@@ -365,15 +360,15 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
 
     def result_fields(self, frame: Frame, people: People | None = None) -> ResultFields:
         """Return the fields that every result has."""
-        return {
-            "size_hw": frame.size_hw,
-            "image": frame.image if self.options.keep_image else None,
-            "source": frame.name,
-            "model": self.name,
-            "people": people,
-            "frame": frame.frame,
-            "time": frame.time,
-        }
+        return ResultFields(
+            size_hw=frame.size_hw,
+            image=frame.image if self.options.keep_image else None,
+            source=frame.name,
+            model=self.name,
+            people=people,
+            frame=frame.frame,
+            time=frame.time,
+        )
 
     def make_units(self, frame: Frame, make: Callable[[Tensor], Sequence[Tensor] | Tensor]) -> list[Unit]:
         """Make units from the pixels [3, H, W] of an image: on the upload stream if there is one, else on the host.

@@ -14,9 +14,10 @@ import glob
 import io
 import os
 import re
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, VitruvianError, near_matches
+from vitruvian.files.video import VideoReader, import_av, open_video
 from vitruvian.images import load_image
 from vitruvian.images.decode import one_line
 from vitruvian.images.read import download
@@ -43,6 +45,8 @@ VIDEO_SUFFIXES = frozenset({
 FRAME_NUMBER = re.compile(r"%(0(\d+))?d")
 CAMERA = re.compile(r"camera:(\d+)")
 URL_SCHEMES = ("http://", "https://")
+# Platform → format of PyAV and the name of camera number n.
+_CAMERA_FORMATS = {"linux": ("v4l2", "/dev/video{}"), "darwin": ("avfoundation", "{}"), "win32": ("dshow", "video={}")}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,17 +101,6 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VideoInfo:
-    """Properties of a video: `rate` in frames per second, `count` of frames as stated in its header."""
-
-    path: Path | None
-    rate: Fraction | None
-    size_hw: tuple[int, int]
-    count: int | None = None
-    sound: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class FrameLoader:
     """An image that is not read yet. `load` may be called once, from any thread."""
 
@@ -129,7 +122,7 @@ class Source:
     Attributes:
         single: Whether it is one image rather than a sequence.
         count: Number of images, if known.
-        video: Properties of the video, if it is one.
+        video: The video file, if it is one.
         live: Whether images arrive in real time.
     """
 
@@ -139,7 +132,7 @@ class Source:
         *,
         single: bool = False,
         count: int | None = None,
-        video: VideoInfo | None = None,
+        video: VideoReader | None = None,
         live: bool = False,
     ) -> None:
         self._loaders = loaders
@@ -365,23 +358,35 @@ def load_rgb(item: object) -> RgbImage:
 
 
 def _from_video(path: Path) -> Source:
-    from vitruvian.files.video import open_video
-
     reader = open_video(path)
-    video = VideoInfo(path=path, rate=reader.rate, size_hw=reader.size_hw, count=reader.count, sound=reader.has_sound)
 
     def loaders() -> Iterator[FrameLoader]:
-        for number, time, image in reader:
-            yield _memory_loader(Frame(image=image, name=str(path), path=path, frame=number, time=time))
+        for number, seconds, image in reader:
+            yield _memory_loader(Frame(image=image, name=str(path), path=path, frame=number, time=seconds))
 
-    return Source(loaders, count=video.count, video=video)
+    return Source(loaders, count=reader.count, video=reader)
 
 
 def _from_camera(number: int) -> Source:
-    from vitruvian.pipelines.video import camera
-
     def loaders() -> Iterator[FrameLoader]:
-        for index, (time, image) in enumerate(camera.camera_frames(number)):
-            yield _memory_loader(Frame(image=image, name=f"camera:{number}", frame=index, time=time))
+        for index, (seconds, image) in enumerate(camera_frames(number)):
+            yield _memory_loader(Frame(image=image, name=f"camera:{number}", frame=index, time=seconds))
 
     return Source(loaders, live=True)
+
+
+def camera_frames(number: int) -> Iterator[tuple[float, RgbImage]]:
+    """Yield (seconds since the first frame, image uint8 [H, W, 3]) of a camera for as long as it runs."""
+    av = import_av()
+    form, name = _CAMERA_FORMATS.get(sys.platform, _CAMERA_FORMATS["linux"])
+    options = {"framerate": "30"} if form == "avfoundation" else {}
+    try:
+        container = av.open(name.format(number), format=form, options=options)
+    except (av.error.FFmpegError, OSError, ValueError) as error:
+        raise InputError(
+            f"camera:{number}: expected a camera, got {one_line(error)}. Check that it is plugged in and not in use."
+        ) from error
+    start = time.monotonic()
+    with container:
+        for frame in container.decode(video=0):
+            yield time.monotonic() - start, frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False)

@@ -226,7 +226,12 @@ class TestMoving:
         opened = open_source(clip)
         assert not opened.single
         assert opened.video is not None
-        assert (opened.video.size_hw, opened.video.rate, opened.video.sound, opened.count) == ((48, 64), 10, False, 7)
+        assert (opened.video.size_hw, opened.video.rate, opened.video.has_sound, opened.count) == (
+            (48, 64),
+            10,
+            False,
+            7,
+        )
         found = frames(opened)
         assert [frame.frame for frame in found] == list(range(7))
         assert [frame.time for frame in found] == pytest.approx([n / 10 for n in range(7)])

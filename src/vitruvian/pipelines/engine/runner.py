@@ -25,11 +25,12 @@ from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
 
 import torch
 
+from vitruvian.files.video import VideoReader
 from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.pipelines.engine.batches import Batch, BatchQueue, BatchSize, forward_units, is_out_of_memory
 from vitruvian.pipelines.engine.cuda_streams import CudaStream, HostCopy, StreamEvent, record_stream
 from vitruvian.pipelines.engine.task import InferenceTask, Prepared
-from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source, VideoInfo
+from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source
 from vitruvian.results.base import People
 
 ResultT = TypeVar("ResultT")
@@ -44,9 +45,7 @@ _RESULT_BYTES_PER_PIXEL = 16  # four float32 maps
 _POLL_SECONDS = 0.2  # between checks for KeyboardInterrupt
 _MAX_WORKERS = 8  # default worker threads beside a GPU
 _SHUTDOWN_TIMEOUT = 5.0  # seconds to wait for a source that is blocked in a read
-
-
-_Loaded = tuple[Frame | Failure, Prepared | Exception | None]
+_Loaded = tuple[Frame | Failure, Prepared | None]
 
 
 class Results(Generic[ResultT]):
@@ -54,10 +53,10 @@ class Results(Generic[ResultT]):
 
     Attributes:
         count: Number of images, if known.
-        video: Properties of the video, if the source is one.
+        video: The video file, if the source is one.
     """
 
-    def __init__(self, results: Iterator[ResultT | Failure], *, count: int | None, video: VideoInfo | None) -> None:
+    def __init__(self, results: Iterator[ResultT | Failure], *, count: int | None, video: VideoReader | None) -> None:
         self._results = results
         self.count, self.video = count, video
 
@@ -259,7 +258,7 @@ class InferenceEngine(Generic[ResultT]):
         try:
             return frame, self._prepare(frame, None)
         except Exception as error:  # noqa: BLE001 - becomes the outcome of this image
-            return frame, error
+            return Failure(name=frame.name, error=error, index=index, frame=frame.frame), None
 
     @torch.inference_mode()
     def _prepare(self, frame: Frame, people: People | None) -> Prepared:
@@ -335,27 +334,24 @@ class InferenceEngine(Generic[ResultT]):
             self._add(Failure(name="source", error=self._source_error, index=self._added), None)
             self._source_error = None
 
-    def _add(self, frame: Frame | Failure, prepared: Prepared | Exception | None) -> None:
-        """Add an image behind all others."""
+    def _add(self, frame: Frame | Failure, prepared: Prepared | None) -> None:
+        """Add an image behind all others, and detect the people in it if the task does."""
         self._last_arrival, self._added = time.monotonic(), frame.index + 1
-        item: _InFlight[ResultT] = _InFlight(frame.index, frame.name)
+        item: _InFlight[ResultT] = _InFlight(frame.index, frame.name, frame.frame)
         self._items.append(item)
         if isinstance(frame, Failure):
-            item.fail(frame.error)
+            item.failure = frame
             return
-        item.frame, item.result_bytes = frame.frame, frame.image.size // 3 * _RESULT_BYTES_PER_PIXEL
-        if isinstance(prepared, Exception):
-            item.fail(prepared)
-        elif prepared is not None:
-            item.preparing = _completed(prepared)
-        else:
-            try:
+        item.result_bytes = frame.image.size // 3 * _RESULT_BYTES_PER_PIXEL
+        try:
+            if prepared is not None:
+                item.preparing = _completed(prepared)
+            else:
                 with torch.inference_mode():
                     people = self._task.detect(frame)
-            except Exception as error:  # noqa: BLE001 - becomes the outcome of this image
-                item.fail(error)
-            else:
                 item.preparing = self._submit(self._pool, self._prepare, frame, people)
+        except Exception as error:  # noqa: BLE001 - becomes the outcome of this image
+            item.fail(error)
 
     def _queue_units(self) -> None:
         """Queue the units of prepared images for the model, in order."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import methodcaller
 from pathlib import Path
 from typing import ParamSpec, Protocol
 
@@ -142,7 +143,9 @@ def run_video(
             detector.restore(substate("detector.", state))
         if smoother is not None:
             smoother.restore(substate("smoother.", state))
-    output = _Output(folder, detector, smoother, draw or _plot, record or _to_dict, alpha, preview, start)
+    output = _Output(
+        folder, detector, smoother, draw or _plot, record or methodcaller("to_dict"), alpha, preview, start
+    )
     total = max_frames if reader is None else reader.count
     interrupted, camera_error = False, None
     results = task(open_source(source) if reader is None else _read_frames(reader, start), detector)
@@ -191,10 +194,6 @@ def _read_frames(reader: VideoReader, start: int) -> Iterator[Frame]:
     """Read a video from a frame on."""
     for number, time, image in reader.frames(start):
         yield Frame(image=image, name=str(reader.path), path=reader.path, frame=number, time=time)
-
-
-def _to_dict(result: Result) -> Mapping[str, object]:
-    return result.to_dict()
 
 
 def _plot(result: Result) -> RgbImage:

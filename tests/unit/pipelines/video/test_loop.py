@@ -20,7 +20,7 @@ from tests.unit.pipelines.case import opened, parts_of  # noqa: E402
 from vitruvian.draw.canvas import RgbImage  # noqa: E402
 from vitruvian.errors import InputError  # noqa: E402
 from vitruvian.files.video import open_video  # noqa: E402
-from vitruvian.pipelines import Failure  # noqa: E402
+from vitruvian.pipelines import Failure, sources  # noqa: E402
 from vitruvian.pipelines.people import (  # noqa: E402
     PeopleDetector,
     detect_people,
@@ -31,7 +31,7 @@ from vitruvian.pipelines.people.smoothing import ResultSmoother  # noqa: E402
 from vitruvian.pipelines.people.tracking import TrackedDetector  # noqa: E402
 from vitruvian.pipelines.sources import Frame  # noqa: E402
 from vitruvian.pipelines.tasks.pose import PosePipeline  # noqa: E402
-from vitruvian.pipelines.video import camera, pipeline_task, run_video, segments  # noqa: E402
+from vitruvian.pipelines.video import pipeline_task, run_video, segments  # noqa: E402
 from vitruvian.results import Albedo, Matte, Normals, Parts, Pointmap, Pose, Result  # noqa: E402
 from vitruvian.results.base import People  # noqa: E402
 
@@ -420,7 +420,7 @@ class TestCamera:
             if error is not None:
                 raise error
 
-        monkeypatch.setattr(camera, "camera_frames", frames)
+        monkeypatch.setattr(sources, "camera_frames", frames)
 
     @pytest.mark.parametrize("source", [2, "camera:2"])
     def test_a_number_of_frames(self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
