@@ -83,8 +83,8 @@ def warn_about_builtin(task: str) -> None:
     published = find_task(task).checkpoints
     large = f"a large checkpoint such as {published[-1]}" if published else "a large checkpoint"
     warnings.warn(
-        f'model: none was named for {task}, so the small one inside the package ("builtin") is at work: quick, but '
-        f"rough. For quality, name {large}.",
+        f'model: none was named for {task}, so the small one inside the package ("builtin") is used: fast, but '
+        f"less accurate. For quality, name {large}.",
         VitruvianWarning,
         stacklevel=3,
     )

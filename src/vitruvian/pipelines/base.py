@@ -33,7 +33,7 @@ from vitruvian.pipelines.people.detectors import (
     OnEmpty,
     PeopleDetector,
     detect_people,
-    open_finder,
+    open_detector,
     people_from_boxes,
 )
 from vitruvian.pipelines.saving import ResultWriter, announced, result_writer
@@ -95,10 +95,10 @@ class PeopleOptions(Options):
         box_form: The four numbers of a box: "xyxy" (corners) or "xywh" (corner, width and height, as in COCO).
         people: "whole" processes the whole image, "crop" each person separately; or a detector, which means "crop"
             with it. By default "crop" if there are boxes or a detector, and "whole" otherwise.
-        finder: The people detector: whatever `vitruvian.pipelines.people.open_finder` takes. If the model itself
+        finder: The people detector: whatever `vitruvian.pipelines.people.open_detector` takes. If the model itself
             detects people, as the built-in one does, "crop" needs none, and poses detect people by default.
         nobody: What to do if the detector returns no one: "whole" processes the whole image, "none" returns an empty
-            result, "error" raises. By default "none" for poses, "whole" for maps. The result's `people.note` tells.
+            result, "error" raises. By default "none" for poses, "whole" for maps. See `people.note` of the result.
         max_people: Maximum number of people, by score.
     """
 
@@ -293,7 +293,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         self.upload_stream = upload_stream(self.device, self.upload_stream)
         call = copy.copy(self)
         call.options = options
-        call.detector = self.open_detector(options)
+        call.detector = self.choose_detector(options)
         call.detects_people = call.detector is not None
         on_host = self.device.type == "cpu" and self.upload_stream is None
         call.decodes_in_workers = self.blocking_decode or on_host or call.forward_decodes()
@@ -311,7 +311,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
 
     # ------------------------------------------------------------------------------------------------ people
 
-    def open_detector(self, options: OptionsT) -> PeopleDetector | None:
+    def choose_detector(self, options: OptionsT) -> PeopleDetector | None:
         """Return the people detector for these options; None if no one is to be detected."""
         if not isinstance(options, PeopleOptions) or options.crops_are_disabled or options.boxes is not None:
             return None
@@ -324,9 +324,9 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         if spec is None:
             return None
         if not isinstance(spec, str | Path):
-            return open_finder(spec)
+            return open_detector(spec)
         if str(spec) not in self._open_detectors:  # it may hold a model
-            self._open_detectors[str(spec)] = open_finder(spec, device=self.device)
+            self._open_detectors[str(spec)] = open_detector(spec, device=self.device)
         return self._open_detectors[str(spec)]
 
     def on_empty_rule(self) -> OnEmpty:
@@ -422,13 +422,13 @@ def can_auto_optimize(model: Model) -> bool:
 
 
 def people_to_crop(frame: Frame, detected: People | None, options: PeopleOptions) -> People | None:
-    """Return the people to process separately: detected, or given as boxes; None to process the whole image."""
+    """Return the people to crop: detected ones, or those of the option `boxes`; None to process the whole image."""
     if detected is not None:
         return detected
     if options.boxes is not None:
-        given = people_from_boxes(_boxes_of_image(options.boxes, frame), frame.size_hw, form=options.box_form)
+        people = people_from_boxes(_boxes_of_image(options.boxes, frame), frame.size_hw, form=options.box_form)
         limit = options.max_people
-        return dataclasses.replace(given, boxes_xyxy=given.boxes_xyxy[:limit], scores=given.scores[:limit])
+        return dataclasses.replace(people, boxes_xyxy=people.boxes_xyxy[:limit], scores=people.scores[:limit])
     if options.crops_are_required:
         raise InputError("people: expected boxes or a finder for crops, got neither. Pass one of them.")
     return None

@@ -27,7 +27,7 @@ from vitruvian.errors import InputError, VitruvianWarning, near_matches
 from vitruvian.files import write_png
 from vitruvian.files.output_paths import DistinctNames, output_path, safe_name
 from vitruvian.pipelines import pipeline
-from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_finder
+from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_detector
 from vitruvian.pipelines.saving import save_as
 from vitruvian.pipelines.sources import Failure, Frame, open_source
 from vitruvian.tasks import TASKS, file_ending
@@ -61,7 +61,7 @@ class DemoReport:
 
 
 def run_demo(
-    pictures: object = None,
+    images: object = None,
     out: str | Path = "out/demo",
     *,
     model: Checkpoint | Mapping[str, Checkpoint] | None = None,
@@ -73,11 +73,11 @@ def run_demo(
     """Detect people, run every task about people on them, and write the results and a contact sheet into a folder.
 
     Args:
-        pictures: Any source of images; by default those that ship with the package.
+        images: Any source of images; by default those that ship with the package.
         out: The folder; it is created if missing.
         model: What `demo_models` takes. By default the model inside the package; without it, models with random
             weights, and a warning.
-        finder: People detector, as `open_finder` takes it; by default the model itself if it detects people.
+        finder: People detector, as `open_detector` takes it; by default the model itself if it detects people.
         device: Device of the models; by default the best one available.
         dtype: Data type of their weights.
         progress: Called with a line of text after each step.
@@ -88,8 +88,8 @@ def run_demo(
     models = _choose_models(model)
     if finder is None:
         finder = next((one for one in models.values() if one is not None and "people" in packed_tasks(one)), None)
-    detector = None if finder is None else open_finder(finder, device=device, dtype=dtype)
-    frames, failures = _read_images(demo_images() if pictures is None else pictures)
+    detector = None if finder is None else open_detector(finder, device=device, dtype=dtype)
+    frames, failures = _read_images(demo_images() if images is None else images)
     names = DistinctNames()
     rows = [_Row(one, folder, names.add(safe_name(Path(one.name.partition("?")[0]).stem))) for one in frames]
     folder.mkdir(parents=True, exist_ok=True)
@@ -254,5 +254,5 @@ def _read_images(source: object) -> tuple[list[Frame], dict[str, Exception]]:
     frames = [frame for frame in read if isinstance(frame, Frame)]
     failures = {frame.name: frame.error for frame in read if isinstance(frame, Failure)}
     if not frames:
-        raise next(iter(failures.values()), InputError("pictures: expected at least one, got none."))
+        raise next(iter(failures.values()), InputError("images: expected at least one, got none."))
     return frames, failures

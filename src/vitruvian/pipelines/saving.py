@@ -38,7 +38,7 @@ class _FunctionWriter(ResultWriter):
 
 
 class _PatternWriter(ResultWriter):
-    """Saves each result under a name made from its source; two of one name are told apart by a number."""
+    """Saves each result under the name of its source; names that repeat get a number."""
 
     def __init__(self, pattern: str | Path) -> None:
         self._paths = PathPattern(pattern)

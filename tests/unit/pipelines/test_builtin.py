@@ -22,7 +22,7 @@ from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines import default_model, warn_about_builtin
 from vitruvian.pipelines.demo import DEMO_TASKS, demo_images, demo_models, random_pipeline, run_demo
-from vitruvian.pipelines.people import open_finder
+from vitruvian.pipelines.people import open_detector
 from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector, _extra_tiles
 
 DENSE = ("parts", "normals", "pointmap", "matte", "albedo")
@@ -148,7 +148,7 @@ class TestDefaults:
 
 class TestFinder:
     def test_opening(self, inside: Path) -> None:
-        finder = open_finder("builtin", device="cpu", threshold=0.0)
+        finder = open_detector("builtin", device="cpu", threshold=0.0)
         assert isinstance(finder, Sapiens2Detector)
         assert isinstance(finder.model, Sapiens2ForPeopleDetection)
         assert (finder.name, finder.threshold) == ("builtin", 0.0)
@@ -157,12 +157,12 @@ class TestFinder:
         assert (np.diff(people.scores) <= 0).all()
         assert people.boxes_xyxy.min() >= 0
         assert (people.boxes_xyxy <= [56, 40, 56, 40]).all()
-        assert open_finder(inside).name == "mine"
+        assert open_detector(inside).name == "mine"
 
     @pytest.mark.usefixtures("nothing_inside")
     def test_an_installation_without(self) -> None:
         with pytest.raises(CheckpointError, match="this installation has none"):
-            open_finder("builtin")
+            open_detector("builtin")
 
     @pytest.mark.parametrize("size_hw", [(480, 640), (640, 480), (96, 128), (1000, 1100)])
     def test_boxes_are_in_source_pixels(self, size_hw: tuple[int, int]) -> None:

@@ -92,7 +92,7 @@ class WholeImageDetector:
         return whole_image((image.shape[0], image.shape[1]))
 
 
-def open_finder(
+def open_detector(
     spec: DetectorSpec | None,
     *,
     device: str | int | torch.device | None = None,
@@ -119,7 +119,7 @@ def open_finder(
             return FunctionDetector(spec)
         raise InputError(
             f"finder: expected a name, a path, a function or an object with find(image), got {type(spec).__name__}. "
-            "See open_finder."
+            "See open_detector."
         )
     if not str(spec).strip():
         raise InputError('finder: expected a name or a path, got nothing. Use "whole" for the whole image.')
@@ -168,7 +168,7 @@ def detect_people(
         source: Name or path of the file, for detectors that look boxes up by it.
         frame: Frame number in a video.
         on_empty: What to return if there is no one: one person as large as the image, no one, or an error. The note of
-            the result tells.
+            the result states it.
         max_people: Maximum number of people, by score.
     """
     detected = run_detector(detector, image, source=source, frame=frame)

@@ -150,7 +150,7 @@ def _open_session(path: Path, device: str | int | torch.device | None) -> Any:
     if kind not in (None, "cpu", "cuda", "mps"):
         raise InputError(f"device: expected cpu or cuda for an ONNX detector, got {device!r}.")
     if kind == "cuda" and "CUDAExecutionProvider" not in available:
-        raise InputError("device: 'cuda' asked for, but this onnxruntime has no CUDA. Install onnxruntime-gpu.")
+        raise InputError("device: expected an onnxruntime with CUDA, got one without. Install onnxruntime-gpu.")
     wanted = ["CUDAExecutionProvider"] if kind in (None, "cuda") else []
     providers = [provider for provider in [*wanted, "CPUExecutionProvider"] if provider in available]
     options = onnxruntime.SessionOptions()

@@ -2,7 +2,7 @@
 
     image ── processor, model ──▶ queries ── class person ──▶ masks ── bounding boxes ──▶ People
 
-Only masks of people are computed, at no more than a megapixel. Specks far from the body are ignored.
+Only masks of people are computed, at no more than a megapixel. Small components far from the body are ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vitruvian.results.base import People
 
 _MAX_PIXELS = 1 << 20
 _MIN_VISIBLE = 0.5  # minimum share of its mask that a person retains against those with a higher score
-_MIN_COMPONENT = 0.05  # share of a mask's pixels below which a separate component is a speck
+_MIN_COMPONENT = 0.05  # share of a mask's pixels below which a separate component is ignored
 
 
 class SegmentationDetector:

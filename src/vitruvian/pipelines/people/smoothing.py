@@ -254,7 +254,7 @@ class ExponentialAverage(Stateful):
 class DenseSmoother(Stateful):
     """Averages maps over time in static areas of the image.
 
-    In areas where the image differs from its own average, only the newest map counts.
+    In areas where the image differs from its average, only the newest map counts.
 
     Args:
         time_constant: Seconds after which the weight of an old map is 1 / e, in static areas.

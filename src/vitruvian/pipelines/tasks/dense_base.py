@@ -96,9 +96,9 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         processor: Sapiens2ImageProcessor = super().load_processor(source, **hub)
         return processor.with_options(do_pad=True) if packed_tasks(source) else processor
 
-    def open_detector(self, options: OptionsT) -> PeopleDetector | None:
+    def choose_detector(self, options: OptionsT) -> PeopleDetector | None:
         """Return the people detector; None with tiles."""
-        return None if options.tile else super().open_detector(options)
+        return None if options.tile else super().choose_detector(options)
 
     def on_empty_rule(self) -> OnEmpty:
         """Return what the detector does if it returns no one; `_choose_regions` handles "whole"."""
