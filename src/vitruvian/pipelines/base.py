@@ -36,7 +36,7 @@ from vitruvian.pipelines.people.detectors import (
     open_detector,
     people_from_boxes,
 )
-from vitruvian.pipelines.saving import ResultWriter, announced, result_writer
+from vitruvian.pipelines.saving import ResultWriter, open_writer
 from vitruvian.pipelines.sources import Frame, open_source
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People, Result
@@ -263,13 +263,12 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     def run(self, source: object, **options: object) -> ResultT | Results[ResultT]:
         """Same as calling the pipeline, and available for every task, whatever else its call returns."""
         call = self._for_call(options)
-        writer = result_writer(call.options.save)
-        opened = announced(open_source(source), writer)
+        write, opened = open_writer(call.options.save, open_source(source))
         batch = self.batch_size(call.options, live=opened.live)
         if opened.single:
             result = run_one(call, next(opened.loaders()), batch)
-            if writer is not None:
-                writer.write(result, 0)
+            if write is not None:
+                write(result, 0)
             return result
         results = run_many(
             call,
@@ -277,7 +276,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             batch=batch,
             workers=call.options.workers,
             errors=call.options.errors,
-            save=None if writer is None else writer.write,
+            save=write,
             batch_timeout=call.options.batch_timeout,
             graphs=self.model.graphs if self.device.type == "cuda" else None,
         )

@@ -82,16 +82,6 @@ class FunctionDetector:
         return People(boxes_xyxy=table[:, :4].copy(), scores=scores.copy(), finder=self.name)
 
 
-class WholeImageDetector:
-    """Returns one person as large as the image."""
-
-    name = _WHOLE_IMAGE
-
-    def find(self, image: RgbImage, /) -> People:
-        """Return the box of the image."""
-        return whole_image((image.shape[0], image.shape[1]))
-
-
 def open_detector(
     spec: DetectorSpec | None,
     *,
@@ -111,7 +101,7 @@ def open_detector(
         threshold: Lowest score of a person; by default the detector's.
     """
     if spec is None or (isinstance(spec, str) and spec.lower() == "whole"):
-        return WholeImageDetector()
+        return FunctionDetector(lambda image: whole_image((image.shape[0], image.shape[1])), name=_WHOLE_IMAGE)
     if not isinstance(spec, str | Path):
         if isinstance(spec, PeopleDetector):
             return spec
@@ -173,7 +163,7 @@ def detect_people(
     """
     detected = run_detector(detector, image, source=source, frame=frame)
     size_hw = image.shape[0], image.shape[1]
-    boxes = clip_boxes(detected.boxes_xyxy, size_hw)  # [P, 4]
+    boxes = _clip_boxes(detected.boxes_xyxy, size_hw)  # [P, 4]
     with np.errstate(invalid="ignore"):
         valid = np.isfinite(boxes).all(1) & np.isfinite(detected.scores)  # [P]
         valid &= (boxes[:, 2:] - boxes[:, :2] >= 1).all(1)
@@ -195,7 +185,7 @@ def detect_people(
     return whole_image(size_hw, finder=detected.finder, score=0.0, note=f"{note}; looked at the whole picture")
 
 
-def clip_boxes(boxes_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> NDArray[np.float32]:
+def _clip_boxes(boxes_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> NDArray[np.float32]:
     """Clip boxes [P, 4] to an image."""
     height, width = size_hw
     clipped: NDArray[np.float32] = np.clip(boxes_xyxy, 0, np.array([width, height] * 2, np.float32)).astype(np.float32)
@@ -232,7 +222,7 @@ def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, form: BoxFo
     if form == "xywh":
         corners[:, 2:] += corners[:, :2]
     words = "x, y, width, height" if form == "xywh" else "x1, y1, x2, y2"
-    clipped = clip_boxes(corners, size_hw)  # [P, 4]
+    clipped = _clip_boxes(corners, size_hw)  # [P, 4]
     for number, (row, box, inside) in enumerate(zip(table, corners, clipped, strict=True)):
         subject = f"boxes[{number}]: expected {words}"
         if not np.isfinite(box).all():

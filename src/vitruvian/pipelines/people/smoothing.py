@@ -163,11 +163,6 @@ class KeypointSmoother(Stateful):
 
         People with the identity -1 are not smoothed.
         """
-        if keypoints.ndim != 3 or keypoints.shape[:2] != scores.shape or len(ids) != len(keypoints):
-            raise InputError(
-                f"keypoints, scores, ids: expected the shapes [P, J, 2], [P, J] and [P], got {list(keypoints.shape)}, "
-                f"{list(scores.shape)} and [{len(ids)}]."
-            )
         smooth = keypoints.astype(np.float32)
         for row, number in enumerate(int(one) for one in ids):
             if number != _UNTRACKED:
@@ -266,16 +261,14 @@ class DenseSmoother(Stateful):
     def __init__(self, time_constant: float = 0.2, *, unit: bool = False) -> None:
         self.time_constant, self.unit = time_constant, unit
         self.average: NDArray[np.float32] | None = None
-        self.grey: NDArray[np.float32] | None = None
+        self.grey: NDArray[np.float32] = np.zeros((0, 0), np.float32)  # average of the image
         self.time = 0.0
 
     def __call__(self, values: NDArray[np.floating], image: RgbImage, time: float) -> NDArray[np.float32]:
         """Return a map [H, W] or [H, W, C] averaged with earlier ones, from its image [H, W, 3] and its time."""
-        if values.ndim not in (2, 3) or values.shape[:2] != image.shape[:2]:
-            raise InputError(f"values: expected a map of the image's {image.shape[:2]}, got {list(values.shape)}.")
         newest = values.astype(np.float32)
         grey = _small_grey(image, (max(1, image.shape[0] // _CELL), max(1, image.shape[1] // _CELL)))
-        if self.average is None or self.grey is None or self.average.shape != newest.shape or time < self.time:
+        if self.average is None or self.average.shape != newest.shape or time < self.time:
             self.average, self.grey, self.time = newest, grey, time
             return newest.copy()
         decay = math.exp(-(time - self.time) / self.time_constant)
@@ -283,9 +276,8 @@ class DenseSmoother(Stateful):
         old_weight = (decay * (1 - moved)).astype(np.float32)  # [h, w]
         self.grey = grey + old_weight * (self.grey - grey)
         large = resize(torch.from_numpy(old_weight)[None], (values.shape[0], values.shape[1]))[0].numpy()  # [H, W]
-        mixed: NDArray[np.float32] = newest + (large if newest.ndim == 2 else large[..., None]) * (
-            self.average - newest
-        )
+        large = large.reshape(*large.shape, *[1] * (newest.ndim - 2))  # [H, W] or [H, W, 1]
+        mixed: NDArray[np.float32] = newest + large * (self.average - newest)
         mixed = np.where(np.isfinite(mixed), mixed, newest)
         if self.unit:
             mixed = mixed / np.maximum(np.linalg.norm(mixed, axis=-1, keepdims=True), 1e-12)

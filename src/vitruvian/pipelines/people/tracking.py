@@ -75,7 +75,13 @@ class Tracker(Stateful):
         Returns:
             Identities int64 [P]; -1 for boxes whose score is too low to start a track.
         """
-        boxes, confidence = _check_people(boxes_xyxy, scores)
+        boxes, confidence = np.asarray(boxes_xyxy, np.float64), np.asarray(scores, np.float64)
+        boxes = boxes.reshape(0, 4) if boxes.size == 0 else boxes
+        if boxes.ndim != 2 or boxes.shape[1] != 4 or confidence.shape != (len(boxes),):
+            shapes = f"{list(boxes.shape)} and {list(confidence.shape)}"
+            raise InputError(f"boxes_xyxy, scores: expected the shapes [P, 4], [P], got {shapes}.")
+        if not np.isfinite([*boxes.T, confidence]).all() or not (boxes[:, 2:] > boxes[:, :2]).all():
+            raise InputError("boxes_xyxy, scores: expected finite boxes with some area. Drop the others first.")
         self._advance()
         tracks = self.tracks
         ids = np.full(len(boxes), _UNTRACKED, np.int64)
@@ -89,11 +95,11 @@ class Tracker(Stateful):
             unmatched = unmatched[~np.isin(tracks["id"][unmatched], ids)]
 
         high = np.flatnonzero(confidence >= _HIGH_SCORE)
-        similarity = box_iou(_to_corners(tracks["box"]), boxes[high])  # [T, P]
+        similarity = _box_iou(_to_corners(tracks["box"]), boxes[high])  # [T, P]
         match(unmatched, high, similarity * np.where(visible, 1, _OCCLUDED_DISCOUNT)[:, None], _MIN_IOU)
         low = np.flatnonzero((confidence >= _LOW_SCORE) & (confidence < _HIGH_SCORE))
         candidates = unmatched[visible[unmatched]]
-        match(candidates, low, box_iou(_to_corners(tracks["box"][candidates]), boxes[low]), _LOW_SCORE_IOU)
+        match(candidates, low, _box_iou(_to_corners(tracks["box"][candidates]), boxes[low]), _LOW_SCORE_IOU)
         rest = high[ids[high] == _UNTRACKED]
         match(unmatched, rest, _enlarged_iou(tracks["box"][unmatched], boxes[rest]), _ENLARGED_IOU)
 
@@ -250,7 +256,7 @@ def _enlarged_iou(tracks: Floats, boxes: Floats) -> Floats:
     ratio = enlarged[:, None, 3] / measured[None, :, 3]  # [T, P]
     enlarged[:, 2:] *= 1 + 2 * _ENLARGEMENT
     measured[:, 2:] *= 1 + 2 * _ENLARGEMENT
-    return np.where((ratio > 0.5) & (ratio < 2), box_iou(_to_corners(enlarged), _to_corners(measured)), 0)
+    return np.where((ratio > 0.5) & (ratio < 2), _box_iou(_to_corners(enlarged), _to_corners(measured)), 0)
 
 
 def _best_pairs(similarity: Floats, min_similarity: float) -> list[tuple[int, int]]:
@@ -260,7 +266,7 @@ def _best_pairs(similarity: Floats, min_similarity: float) -> list[tuple[int, in
     return [(row, column) for row, column in pairs.tolist() if similarity[row, column] >= min_similarity]
 
 
-def box_iou(one: Floats, other: Floats) -> Floats:
+def _box_iou(one: Floats, other: Floats) -> Floats:
     """Return the IoU of every two boxes: [T, 4], [P, 4] -> [T, P]."""
     low = np.maximum(one[:, None, :2], other[None, :, :2])  # [T, P, 2]
     high = np.minimum(one[:, None, 2:], other[None, :, 2:])
@@ -279,17 +285,3 @@ def _to_centers(corners: Floats) -> Floats:
 def _to_corners(centers: Floats) -> Floats:
     """Convert centre x, centre y, width and height to corners: [P, 4] -> [P, 4]."""
     return np.concatenate((centers[:, :2] - centers[:, 2:] / 2, centers[:, :2] + centers[:, 2:] / 2), axis=1)
-
-
-def _check_people(boxes_xyxy: ArrayLike, scores: ArrayLike) -> tuple[Floats, Floats]:
-    """Check the boxes [P, 4] and scores [P] of a frame."""
-    boxes, confidence = np.asarray(boxes_xyxy, np.float64), np.asarray(scores, np.float64)
-    boxes = boxes.reshape(0, 4) if boxes.size == 0 else boxes
-    if boxes.ndim != 2 or boxes.shape[1] != 4 or confidence.shape != (len(boxes),):
-        raise InputError(
-            "boxes_xyxy, scores: expected the shapes [P, 4], [P], got "
-            f"{list(boxes.shape)} and {list(confidence.shape)}."
-        )
-    if not np.isfinite(boxes).all() or not np.isfinite(confidence).all() or not (boxes[:, 2:] > boxes[:, :2]).all():
-        raise InputError("boxes_xyxy, scores: expected finite boxes with some area. Drop the others first.")
-    return boxes, confidence

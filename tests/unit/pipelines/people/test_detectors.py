@@ -11,7 +11,7 @@ import pytest
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.pipelines.people import PeopleDetector, detect_people, open_detector, people_from_boxes
-from vitruvian.pipelines.people.detectors import FunctionDetector, WholeImageDetector
+from vitruvian.pipelines.people.detectors import FunctionDetector
 from vitruvian.results.base import People
 
 PICTURE: RgbImage = np.zeros((60, 80, 3), np.uint8)
@@ -68,7 +68,6 @@ class TestOpening:
     @pytest.mark.parametrize("spec", [None, "whole", "WHOLE"])
     def test_whole_picture(self, spec: str | None) -> None:
         finder = open_detector(spec)
-        assert isinstance(finder, WholeImageDetector)
         people = detect_people(finder, PICTURE)
         np.testing.assert_array_equal(people.boxes_xyxy, [[0, 0, 80, 60]])
         assert (people.scores.tolist(), people.finder, people.note) == ([1.0], "whole picture", None)

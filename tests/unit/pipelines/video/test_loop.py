@@ -24,9 +24,10 @@ from vitruvian.pipelines import Failure, sources  # noqa: E402
 from vitruvian.pipelines.people import (  # noqa: E402
     PeopleDetector,
     detect_people,
+    open_detector,
     smoothing,
 )
-from vitruvian.pipelines.people.detectors import FunctionDetector, WholeImageDetector  # noqa: E402
+from vitruvian.pipelines.people.detectors import FunctionDetector  # noqa: E402
 from vitruvian.pipelines.people.smoothing import ResultSmoother  # noqa: E402
 from vitruvian.pipelines.people.tracking import TrackedDetector  # noqa: E402
 from vitruvian.pipelines.sources import Frame  # noqa: E402
@@ -405,7 +406,7 @@ def test_a_real_clip_keeps_its_length_and_rate(tmp_path: Path) -> None:
             yield pose_of(frame, people)
 
     records = tmp_path / "r.jsonl"
-    report = run_video(source, task, records=records, finder=WholeImageDetector(), detect_every=10, segment_seconds=4)
+    report = run_video(source, task, records=records, finder=open_detector("whole"), detect_every=10, segment_seconds=4)
     assert report.frames == 247
     assert numbers(lines(records)) == [[1]] * 247
 
