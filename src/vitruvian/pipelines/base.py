@@ -30,6 +30,8 @@ from vitruvian.pipelines.engine.task import InferenceTask, Unit
 from vitruvian.pipelines.people.detectors import (
     BoxFormat,
     DetectorSpec,
+    Device,
+    DType,
     OnEmpty,
     PeopleDetector,
     detect_people,
@@ -44,8 +46,6 @@ from vitruvian.tasks import TASKS
 
 ResultT = TypeVar("ResultT", bound=Result)
 OptionsT = TypeVar("OptionsT", bound="Options")
-Device = str | int | torch.device | None
-DType = str | torch.dtype | None
 _OPTION_ALIASES = {"patience": "batch_timeout"}
 
 
@@ -185,15 +185,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         dtype: DType = None,
         **options: object,
     ) -> Self:
-        """Load a checkpoint, or use a model that is loaded already.
-
-        Args:
-            model: A checkpoint's name on the Hub, folder or file; or a model.
-            processor: The model's processor, if it does not come with the checkpoint.
-            device: ``"cuda"``, ``"mps"``, ``"cpu"`` or the index of a CUDA device; by default the best one available.
-            dtype: Data type of the weights; by default bfloat16 on GPUs that support it, and float32 elsewhere.
-            options: Keywords for the Hub such as `revision`, and options of the task.
-        """
+        """Load a checkpoint, or use a model that is loaded already. See `vitruvian.pipeline` for the arguments."""
         if model is None:
             names = " or ".join(cls.checkpoints) or "path/to/a/folder"
             raise InputError(f"model: expected a checkpoint for {cls.task}, got none. Name one such as {names}.")

@@ -8,17 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from PIL.ExifTags import IFD, Base
 
 from vitruvian.images.decode import is_heif
 
-_EXIF_BLOCK = 0x8769
-_FOCAL_LENGTH = 0x920A  # millimetres
-_FOCAL_LENGTH_35MM = 0xA405  # millimetres on a film of 36 × 24
-_PLANE_RESOLUTION = 0xA20E  # pixels of the sensor a unit, across
-_PLANE_UNIT = 0xA210
-_STATED_WIDTH = 0xA002
-_STATED_HEIGHT = 0xA003
-_FILM_DIAGONAL = math.hypot(36.0, 24.0)
+_FILM_DIAGONAL = math.hypot(36.0, 24.0)  # millimetres
 _UNIT_IN_MM = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
 
 
@@ -51,13 +45,13 @@ def focal_of(item: object, size_hw: tuple[int, ...]) -> float | None:
 def _focal_of_image(image: Image.Image, size_hw: tuple[int, ...]) -> float | None:
     """Return the focal length in pixels from the EXIF block of `image`, for an image of `size_hw`; or None."""
     try:
-        block = image.getexif().get_ifd(_EXIF_BLOCK)
-        film = _positive(block.get(_FOCAL_LENGTH_35MM))
+        block = image.getexif().get_ifd(IFD.Exif)
+        film = _positive(block.get(Base.FocalLengthIn35mmFilm))
         if film is not None:  # by definition the ratio of diagonals
             return film / _FILM_DIAGONAL * math.hypot(*size_hw)
-        focal, density = _positive(block.get(_FOCAL_LENGTH)), _positive(block.get(_PLANE_RESOLUTION))
-        unit = _UNIT_IN_MM.get(int(block.get(_PLANE_UNIT, 2)))
-        stated = [_positive(block.get(tag)) for tag in (_STATED_WIDTH, _STATED_HEIGHT)]
+        focal, density = (_positive(block.get(tag)) for tag in (Base.FocalLength, Base.FocalPlaneXResolution))
+        unit = _UNIT_IN_MM.get(int(block.get(Base.FocalPlaneResolutionUnit, 2)))
+        stated = [_positive(block.get(tag)) for tag in (Base.ExifImageWidth, Base.ExifImageHeight)]
     except Exception:  # noqa: BLE001 - broken EXIF raises errors of every kind, and the pixels are fine
         return None
     if focal is None or density is None or unit is None:

@@ -77,8 +77,11 @@ class InferenceTask(Generic[ResultT]):
         raise NotImplementedError
 
     def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
-        """Reduce an image's outputs, on the device, to nested lists, tuples and dicts of tensors."""
-        raise NotImplementedError
+        """Reduce an image's outputs, on the device, to nested lists, tuples and dicts of tensors.
+
+        By default the output of its only unit.
+        """
+        return outputs[0]
 
     def finish(self, prepared: Prepared, decoded: Any) -> ResultT:
         """Build the result from what `decode` returned, now on the host. Called by worker threads."""

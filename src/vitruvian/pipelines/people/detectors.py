@@ -24,6 +24,8 @@ from vitruvian.results.base import People
 
 OnEmpty = Literal["whole", "none", "error"]
 BoxFormat = Literal["xyxy", "xywh"]
+Device = str | int | torch.device | None
+DType = str | torch.dtype | None
 _WHOLE_IMAGE = "whole picture"  # in results, which are saved with it
 
 
@@ -85,8 +87,8 @@ class FunctionDetector:
 def open_detector(
     spec: DetectorSpec | None,
     *,
-    device: str | int | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
+    device: Device = None,
+    dtype: DType = None,
     threshold: float | None = None,
 ) -> PeopleDetector:
     """Open a people detector.

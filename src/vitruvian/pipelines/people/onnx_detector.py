@@ -31,6 +31,7 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.images.nms import box_nms
 from vitruvian.images.resize import fit_inside_hw, resize
+from vitruvian.pipelines.people.detectors import Device
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People
 
@@ -94,7 +95,7 @@ class OnnxDetector:
         *,
         threshold: float = 0.5,
         kind: DetectorKind | None = None,
-        device: str | int | torch.device | None = None,
+        device: Device = None,
     ) -> None:
         self.path = Path(path)
         self.name = self.path.name
@@ -137,7 +138,7 @@ class OnnxDetector:
         return boxes, scores
 
 
-def _open_session(path: Path, device: str | int | torch.device | None) -> Any:
+def _open_session(path: Path, device: Device) -> Any:
     """Open an ONNX file on a device."""
     try:
         import onnxruntime

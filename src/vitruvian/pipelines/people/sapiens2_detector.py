@@ -9,7 +9,7 @@ are too small to detect.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from vitruvian.images.nms import box_nms
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection, decode_people
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines.canvas import Region, plan_tiles
+from vitruvian.pipelines.people.detectors import Device, DType
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People
 
@@ -57,20 +58,13 @@ class Sapiens2Detector:
         self.model, self.processor, self.threshold, self.name = model.eval(), processor, threshold, name
 
     @classmethod
-    def open(
-        cls,
-        source: str | Path = BUILTIN,
-        *,
-        device: str | int | torch.device | None = None,
-        dtype: str | torch.dtype | None = None,
-        threshold: float = _THRESHOLD,
-    ) -> Self:
+    def open(cls, source: str | Path, *, device: Device, dtype: DType, **options: Any) -> Self:
         """Load the model inside the package, or a packed checkpoint with a detection head."""
-        device_map = "auto" if device is None else None
-        model = Sapiens2ForPeopleDetection.from_pretrained(source, dtype=dtype, device=device, device_map=device_map)
-        processor = Sapiens2ImageProcessor.from_pretrained(source)
-        name = source if source == BUILTIN else Path(source).name
-        return cls(model, processor, threshold=threshold, name=str(name))
+        model = Sapiens2ForPeopleDetection.from_pretrained(
+            source, dtype=dtype, device=device, device_map="auto" if device is None else None
+        )
+        name = str(source) if source == BUILTIN else Path(source).name
+        return cls(model, Sapiens2ImageProcessor.from_pretrained(source), name=name, **options)
 
     def find(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3], by score."""

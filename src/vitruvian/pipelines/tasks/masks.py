@@ -98,10 +98,6 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
             points.shrink_below(size, self.device, reason)
         return proposals
 
-    def decode(self, prepared: Prepared, outputs: list[MaskProposals]) -> MaskProposals:
-        """Return the proposals, which are on the host already."""
-        return outputs[0]
-
     def finish(self, prepared: Prepared, decoded: MaskProposals) -> Masks:
         """Build the result."""
         return Masks(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -30,6 +29,8 @@ from vitruvian.results.pointmap import IntrinsicsFrom
 _MIN_DEPTH = 1e-4
 _MAX_FITTED_PIXELS = 1 << 16  # that the focal length is fitted to
 PointsAndScale = tuple[Tensor, Tensor | None]
+# Points [H, W, 3] of the whole image, or [3, h, w] of each region, and the scale [1] of each.
+DecodedPoints = tuple[Tensor | list[Tensor], list[Tensor | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +58,6 @@ class PointmapOptions(DenseOptions):
             raise InputError(f"fov: expected degrees between 0 and 180, got {self.fov}.")
 
 
-class DecodedPoints(TypedDict):
-    """Points [H, W, 3] of the whole image, or [3, h, w] of each region, and the scale [1] of each."""
-
-    points: Tensor | list[Tensor]
-    scales: list[Tensor | None]
-
-
 class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
     """A point for each pixel, metric if the scale or the camera is known."""
 
@@ -81,17 +75,16 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
         maps = [points for points, _ in outputs]
         whole = prepared.context.regions is None
         points = self.whole_map(prepared, maps[0]) if whole else self.region_maps(prepared, maps)
-        return {"points": points, "scales": [scale for _, scale in outputs]}
+        return points, [scale for _, scale in outputs]
 
     def finish(self, prepared: Prepared, decoded: DecodedPoints) -> Pointmap:
         """Make the points metric and estimate the camera."""
         frame: Frame = prepared.frame
         context: DenseContext = prepared.context
         camera = _known_camera(frame, self.options)
-        scales = [_valid_scale(scale) for scale in decoded["scales"]]
+        predicted, scales = decoded[0], [_valid_scale(scale) for scale in decoded[1]]
         canonical = self._canonical_focal(frame.size_hw)
         metric = camera is not None or any(scale is not None for scale in scales)
-        predicted = decoded["points"]
         if isinstance(predicted, Tensor):
             points: Floats = predicted.numpy()  # [H, W, 3]
             mask = _in_front(points[..., 2])
