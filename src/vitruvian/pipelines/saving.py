@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,5 +56,4 @@ def open_writer(
     def write(result: Result, index: int) -> None:
         result.save(paths.path(str(result.source or "array"), index, result.frame or 0))
 
-    announced = Source(loaders, single=source.single, count=source.count, video=source.video, live=source.live)
-    return write, announced
+    return write, replace(source, loaders=loaders)

@@ -116,31 +116,23 @@ class FrameLoader:
             return Failure(name=self.name, error=error, index=index)
 
 
+@dataclass(frozen=True)
 class Source:
     """A sequence of images. `open_source` creates it.
 
     Attributes:
+        loaders: Yields one loader for each image, in order. Videos and generators advance as loaders are taken.
         single: Whether it is one image rather than a sequence.
         count: Number of images, if known.
         video: The video file, if it is one.
         live: Whether images arrive in real time.
     """
 
-    def __init__(
-        self,
-        loaders: Callable[[], Iterator[FrameLoader]],
-        *,
-        single: bool = False,
-        count: int | None = None,
-        video: VideoReader | None = None,
-        live: bool = False,
-    ) -> None:
-        self._loaders = loaders
-        self.single, self.count, self.video, self.live = single, count, video, live
-
-    def loaders(self) -> Iterator[FrameLoader]:
-        """Yield one loader for each image, in order. Videos and generators advance as loaders are taken."""
-        return self._loaders()
+    loaders: Callable[[], Iterator[FrameLoader]]
+    single: bool = False
+    count: int | None = None
+    video: VideoReader | None = None
+    live: bool = False
 
     def __iter__(self) -> Iterator[Frame | Failure]:
         return (loader.frame(index) for index, loader in enumerate(self.loaders()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -84,10 +85,11 @@ class SegmentFolder:
         """Return the complete segments, in order. Clears a folder of another plan, and creates a missing one."""
         segments: list[VideoSegment] = []
         if _read_json(self.path / _PLAN) == self.plan:
-            for path in sorted(self.path.glob("*.json")):
-                segment = None if path.name == _PLAN else _read_segment(path)
-                if segment is None:
-                    continue
+            for path in sorted(self.path.glob("[0-9]*.json")):
+                values = _read_json(path)
+                if not isinstance(values, dict) or values.keys() != VideoSegment.__annotations__.keys():
+                    break
+                segment = VideoSegment(**values)
                 follows = segment.start == (segments[-1].stop if segments else 0) and segment.start % self.length == 0
                 if not follows or not all(file.exists() for file in self.files(segment.start)[:-1]):
                     break
@@ -188,45 +190,38 @@ def _join_videos(
     av = import_av()
     kind = codec_for(out, alpha=alpha)
     options = {"movflags": "+faststart"} if kind.container == "mp4" else {}
-    with atomic_write(out) as temporary, av.open(str(temporary), "w", format=kind.container, options=options) as whole:
-        stream: Any = None
-        sound: Sound | None = None
-        last = -1
-        try:
-            for path, start in videos:
-                with av.open(str(path)) as part:
-                    track = part.streams.video[0]
-                    if stream is None:
-                        stream = whole.add_stream_from_template(track)
-                        stream.time_base = track.time_base
-                        if alpha and kind.container == "webm":
-                            stream.metadata["alpha_mode"] = "1"
-                        sound = None if sound_from is None else Sound.open(sound_from, whole)
-                    shift = round(Fraction(start) / track.time_base)
-                    for packet in part.demux(track):
-                        if packet.dts is None:
-                            continue
-                        packet.dts = last = max(packet.dts + shift, last + 1)
-                        packet.pts = max(packet.pts + shift, packet.dts)
-                        packet.stream = stream
-                        at = packet.pts * track.time_base
-                        whole.mux(packet)
-                        if sound is not None:
-                            sound.advance(at)
-            if sound is not None:
-                sound.finish()
-        finally:
-            if sound is not None:
-                sound.close()
-
-
-def _read_segment(path: Path) -> VideoSegment | None:
-    """Return the segment that a file describes; None if the file is invalid."""
-    values = _read_json(path)
-    try:
-        return VideoSegment(**values)
-    except TypeError:
-        return None
+    stream: Any = None
+    sound: Sound | None = None
+    last = -1
+    with (
+        atomic_write(out) as temporary,
+        av.open(str(temporary), "w", format=kind.container, options=options) as whole,
+        ExitStack() as opened,
+    ):
+        for path, start in videos:
+            with av.open(str(path)) as part:
+                track = part.streams.video[0]
+                if stream is None:
+                    stream = whole.add_stream_from_template(track)
+                    stream.time_base = track.time_base
+                    if alpha and kind.container == "webm":
+                        stream.metadata["alpha_mode"] = "1"
+                    sound = None if sound_from is None else Sound.open(sound_from, whole)
+                    if sound is not None:
+                        opened.callback(sound.close)
+                shift = round(Fraction(start) / track.time_base)
+                for packet in part.demux(track):
+                    if packet.dts is None:
+                        continue
+                    packet.dts = last = max(packet.dts + shift, last + 1)
+                    packet.pts = max(packet.pts + shift, packet.dts)
+                    packet.stream = stream
+                    at = packet.pts * track.time_base
+                    whole.mux(packet)
+                    if sound is not None:
+                        sound.advance(at)
+        if sound is not None:
+            sound.finish()
 
 
 def _read_json(path: Path) -> Any:
