@@ -320,10 +320,6 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             self._open_detectors[str(spec)] = open_detector(spec, device=self.device)
         return self._open_detectors[str(spec)]
 
-    def on_empty_rule(self) -> OnEmpty:
-        """Return what to do if the detector returns no one."""
-        return (isinstance(self.options, PeopleOptions) and self.options.nobody) or self.on_empty
-
     def detect(self, frame: Frame) -> People | None:
         """Detect the people of an image; None without a detector."""
         if self.detector is None or not isinstance(self.options, PeopleOptions):
@@ -333,7 +329,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             frame.image,
             source=str(frame.path or frame.name),
             frame=frame.frame,
-            on_empty=self.on_empty_rule(),
+            on_empty=self.options.nobody or self.on_empty,
             max_people=self.options.max_people,
         )
 

@@ -207,6 +207,11 @@ def whole_image(
     )
 
 
+def is_fallback(people: People) -> bool:
+    """Return whether no one was detected, and `people` is the whole image instead."""
+    return len(people) == 1 and people.scores[0] == 0 and people.note is not None
+
+
 def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, form: BoxFormat = "xywh") -> People:
     """Check boxes [P, 4] (or one box [4]) that a user passed for an image; return them in their order.
 

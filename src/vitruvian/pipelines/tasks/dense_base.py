@@ -27,7 +27,7 @@ from vitruvian.pipelines.base import Options, PeopleOptions, ResultFields, TaskP
 from vitruvian.pipelines.canvas import Blend, Canvas, Region, boxes_xywh, crop_regions, plan_tiles
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
-from vitruvian.pipelines.people.detectors import OnEmpty, PeopleDetector, whole_image
+from vitruvian.pipelines.people.detectors import PeopleDetector, is_fallback, whole_image
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Result
 
@@ -100,11 +100,6 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         """Return the people detector; None with tiles."""
         return None if options.tile else super().choose_detector(options)
 
-    def on_empty_rule(self) -> OnEmpty:
-        """Return what the detector does if it returns no one; `_choose_regions` handles "whole"."""
-        rule = super().on_empty_rule()
-        return "none" if rule == "whole" else rule
-
     # ------------------------------------------------------------------------------------------------ image → units
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
@@ -126,12 +121,8 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             regions = plan_tiles(frame.size_hw, self._tile_hw(), overlap=self.options.overlap)
             return DenseContext(whole_image(frame.size_hw), regions if len(regions) > 1 else None)
         crops = people_to_crop(frame, people, self.options)
-        if crops is None:
-            return DenseContext(whole_image(frame.size_hw))
-        if people is not None and not len(people) and super().on_empty_rule() == "whole":
-            # Not as a crop of one person: that would be padded differently.
-            note = f"{people.note}; looked at the whole picture"
-            return DenseContext(whole_image(frame.size_hw, finder=people.finder, score=0.0, note=note))
+        if crops is None or is_fallback(crops):  # not as a crop of one person: that would be padded differently
+            return DenseContext(whole_image(frame.size_hw) if crops is None else crops)
         return DenseContext(crops, crop_regions(crops, self.processor.size_hw), are_crops=True)
 
     def _tile_hw(self) -> tuple[int, int]:
