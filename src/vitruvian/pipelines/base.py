@@ -173,8 +173,6 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         self._open_detectors: dict[str, PeopleDetector] = {}
         self._auto_batch: BatchSize | None = None
 
-    # ------------------------------------------------------------------------------------------------ opening
-
     @classmethod
     def open(
         cls,
@@ -235,8 +233,6 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     def name(self) -> str:
         """Name of the model in results."""
         return self.model.config.name_or_path or type(self.model).__name__
-
-    # ------------------------------------------------------------------------------------------------ running
 
     def __call__(self, source: object, **options: object) -> Any:
         """Process one image, or many.
@@ -300,8 +296,6 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             self._auto_batch = BatchSize(initial_batch_size(self.device, self.input_hw), fixed=False)
         return self._auto_batch
 
-    # ------------------------------------------------------------------------------------------------ people
-
     def choose_detector(self, options: OptionsT) -> PeopleDetector | None:
         """Return the people detector for these options; None if no one is to be detected."""
         if not isinstance(options, PeopleOptions) or options.crops_are_disabled or options.boxes is not None:
@@ -332,8 +326,6 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             on_empty=self.options.nobody or self.on_empty,
             max_people=self.options.max_people,
         )
-
-    # ------------------------------------------------------------------------------------------------ steps of a task
 
     @property
     def input_hw(self) -> tuple[int, int]:
@@ -372,9 +364,6 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
                 if not is_out_of_memory(error):
                     raise
         return [Unit(one) for one in make(as_tensor(frame.image).permute(2, 0, 1))]
-
-
-# ------------------------------------------------------------------------------------------------------ functions
 
 
 def replace_options(options: OptionsT, changes: Mapping[str, object]) -> OptionsT:

@@ -186,8 +186,6 @@ class Canvas:
         tensors = {"values": self._values, "cover": self._cover}
         return tensors if self._labels is None else tensors | {"labels": self._labels}
 
-    # ------------------------------------------------------------------------------------------------ weights
-
     def _weighted(self, values: Tensor) -> Tensor:
         """Check a map, and append the weight of each pixel: float32 [C + 1, h, w], zero where it is not finite.
 
@@ -227,8 +225,6 @@ class Canvas:
         falling = torch.ones_like(centres) if stop >= side else (stop - centres) / max(stop - high, 1e-6)
         ramp = torch.minimum(rising, falling).clamp(0, 1)
         return pinned_copy((ramp * ramp * (3 - 2 * ramp)).clamp(min=_MIN_WEIGHT), self.device)
-
-    # ------------------------------------------------------------------------------------------------ blocks
 
     def _blocks(self, region: Region) -> Iterator[Block]:
         """Yield row and column of each block that a region touches."""

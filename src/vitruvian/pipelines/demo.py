@@ -163,9 +163,6 @@ def _draw_sheet(rows: list[_Row], *, detected: bool, random: bool) -> RgbImage:
     return np.pad(drawn, ((_MARGIN, _MARGIN), (_MARGIN, _MARGIN), (0, 0)), constant_values=255)
 
 
-# ------------------------------------------------------------------------------------------------------ models
-
-
 def _choose_models(model: Checkpoint | Mapping[str, Checkpoint] | None) -> Mapping[str, Checkpoint | None]:
     """Return the checkpoint of each task to run, None for random weights."""
     if model is not None or hub.has_builtin():
@@ -238,9 +235,6 @@ def random_pipeline(task: str, *, device: str | None) -> Any:
     height, width = config.image_hw
     processor = Sapiens2ImageProcessor(size={"height": height, "width": width}, do_pad=task != "pose")
     return pipeline(task, model, processor=processor, device=device)
-
-
-# ------------------------------------------------------------------------------------------------------ images
 
 
 def demo_images() -> list[Path]:

@@ -177,9 +177,6 @@ def _single(loader: FrameLoader) -> Source:
     return Source(lambda: iter([loader]), single=True, count=1)
 
 
-# ------------------------------------------------------------------------------------------------------ paths and URLs
-
-
 def _from_text(text: str) -> Source:
     """Interpret a string. A file or folder that exists takes precedence over patterns."""
     camera = CAMERA.fullmatch(text)
@@ -249,9 +246,6 @@ def _from_sequence(pattern: Path) -> Source:
     return Source(
         lambda: (_file_loader(pattern.parent / name, number=number) for number, name in numbered), count=len(numbered)
     )
-
-
-# ------------------------------------------------------------------------------------------------------ loaders
 
 
 def _each(items: Iterable[object], *, copy: bool) -> Iterator[FrameLoader]:
@@ -344,9 +338,6 @@ def load_rgb(item: object) -> RgbImage:
     if isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim == 3 and item.shape[2] == 3 and item.size:
         return np.ascontiguousarray(item)
     return np.array(load_image(item))  # type: ignore[arg-type]  # raises for what is no image
-
-
-# ------------------------------------------------------------------------------------------------------ videos, cameras
 
 
 def _from_video(path: Path) -> Source:

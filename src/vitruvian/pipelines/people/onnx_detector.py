@@ -211,9 +211,6 @@ def _letterbox(image: RgbImage, size_hw: tuple[int, int]) -> tuple[Floats, tuple
     return canvas, inner_hw
 
 
-# ------------------------------------------------------------------------------------------------------ outputs
-
-
 def _read_outputs(outputs: Mapping[str, Array], size_hw: tuple[int, int], *, subject: str) -> Detections:
     """Read a detector's outputs for one image."""
     arrays = [value[0] for value in outputs.values() if value.ndim >= 2 and value.shape[0] == 1]

@@ -122,8 +122,6 @@ class Tracker(Stateful):
         """Drop all tracks, as after a scene cut. Identities are not reused."""
         self.tracks = self.tracks[:0]
 
-    # ------------------------------------------------------------------------------------------------ Kalman filter
-
     def _advance(self) -> None:
         """Predict all tracks one step ahead: constant velocity, growing covariance."""
         tracks = self.tracks
@@ -245,9 +243,6 @@ class TrackedDetector(Stateful):
         state = self._checkpoints.get(frame, self.state())
         self._checkpoints = {number: state for number, state in self._checkpoints.items() if number > frame}
         return state
-
-
-# ------------------------------------------------------------------------------------------------------ matching
 
 
 def _enlarged_iou(tracks: Floats, boxes: Floats) -> Floats:

@@ -100,8 +100,6 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         """Return the people detector; None with tiles."""
         return None if options.tile else super().choose_detector(options)
 
-    # ------------------------------------------------------------------------------------------------ image → units
-
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize the image or its tiles, or crop its people."""
         context = self._choose_regions(frame, people)
@@ -131,8 +129,6 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             return self.processor.size_hw
         height, width = (tile, tile) if isinstance(tile, int) else tile
         return int(height), int(width)
-
-    # ------------------------------------------------------------------------------------------------ units → maps
 
     def forward(self, units: list[Unit]) -> list[Any]:
         """Return the map of each unit."""
@@ -191,8 +187,6 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         for number, one in enumerate(maps):
             canvas.add(number, one)
         return canvas.tensors()
-
-    # ------------------------------------------------------------------------------------------------ maps → result
 
     def finish(self, prepared: Prepared, decoded: Any) -> ResultT:
         """Build the result from a map of the whole image, or from blended ones."""
