@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +37,7 @@ ResultT = TypeVar("ResultT")
 T = TypeVar("T")
 P = ParamSpec("P")
 Errors = Literal["keep", "raise"]
+Stream = Generator[ResultT | Failure, None, None]
 
 BATCH_TIMEOUT = 0.5  # seconds to wait for more images before a partial batch runs
 _MIN_FINISHED = 4  # images that may always be finished ahead of the consumer
@@ -56,7 +57,7 @@ class Results(Generic[ResultT]):
         video: The video file, if the source is one.
     """
 
-    def __init__(self, results: Iterator[ResultT | Failure], *, count: int | None, video: VideoReader | None) -> None:
+    def __init__(self, results: Stream[ResultT], *, count: int | None, video: VideoReader | None) -> None:
         self._results = results
         self.count, self.video = count, video
 
@@ -68,9 +69,7 @@ class Results(Generic[ResultT]):
 
     def close(self) -> None:
         """Stop: complete running saves, drop pending images, and end all threads."""
-        close = getattr(self._results, "close", None)
-        if close is not None:
-            close()
+        self._results.close()
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +99,7 @@ def run_many(
     save: Callable[[ResultT, int], object] | None = None,
     batch_timeout: float = BATCH_TIMEOUT,
     graphs: GraphCache | None = None,
-) -> Iterator[ResultT | Failure]:
+) -> Stream[ResultT]:
     """Process all images of a source, in order; `save(result, index)` runs in worker threads. See `Options`.
 
     Nothing starts before the first result is requested. All threads end with the iterator: after the last image, an

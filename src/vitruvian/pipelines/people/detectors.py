@@ -230,15 +230,14 @@ def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, form: BoxFo
         corners[:, 2:] += corners[:, :2]
     words = "x, y, width, height" if form == "xywh" else "x1, y1, x2, y2"
     clipped = _clip_boxes(corners, size_hw)  # [P, 4]
-    for number, (row, box, inside) in enumerate(zip(table, corners, clipped, strict=True)):
-        subject = f"boxes[{number}]: expected {words}"
+    for number, (row, box, inside) in enumerate(zip(table.tolist(), corners, clipped, strict=True)):
+        problem = None
         if not np.isfinite(box).all():
-            raise InputError(f"{subject} as finite numbers, got {row.tolist()}.")
-        if not (box[2:] > box[:2]).all():
-            raise InputError(f"{subject} of a box with some area, got {row.tolist()}. Is it in another form?")
-        if not (inside[2:] > inside[:2]).all():
-            raise InputError(
-                f"{subject} of a box in the {size_hw[1]}×{size_hw[0]} image, got {row.tolist()}, which lies outside. "
-                "Boxes are in pixels of the upright source image."
-            )
+            problem = f"finite numbers, got {row}."
+        elif not (box[2:] > box[:2]).all():
+            problem = f"a box with some area, got {row}. Is it in another form?"
+        elif not (inside[2:] > inside[:2]).all():
+            problem = f"a box in the {size_hw[1]}×{size_hw[0]} image, got {row}, which is outside. Use source pixels."
+        if problem is not None:
+            raise InputError(f"boxes[{number}]: expected {words} of {problem}")
     return People(boxes_xyxy=corners, scores=np.ones(len(corners), np.float32), finder="given")

@@ -253,7 +253,7 @@ class TestWhoWaits:
     def test_stopping_early(self) -> None:
         stream = run_many(Streamed(slow=0.01), open_source([plain_picture(1)] * 50), batch=BatchSize(2, fixed=True))
         next(stream)
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
 
     def test_units_are_received_by_the_caller_before_the_model_runs(self) -> None:
         class Noted(PendingTensors):

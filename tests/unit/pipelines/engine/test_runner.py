@@ -226,7 +226,7 @@ class TestMemory:
             next(stream)
             time.sleep(0.001)
             assert len(taken) <= done + most + 1
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
 
     def test_memory_stays_flat(self) -> None:
         """200 pictures of 3 MB each: what is alive at once is a few of them, not 600 MB."""
@@ -330,7 +330,7 @@ class TestThreads:
         stream = run_many(Doubler(slow=0.01), open_source(source()), batch=BatchSize(2, fixed=True))
         for _ in range(taken):
             next(stream)
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
         assert closed.is_set()
 
     def test_dropping_it_is_enough(self) -> None:
@@ -372,7 +372,7 @@ class TestThreads:
         stream = run_many(Doubler(), open_source([picture(1)] * 30), batch=BatchSize(1, fixed=True), save=save)
         next(stream)
         started.wait(5)
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
         count = len(saved)
         assert count >= 1
         assert threading.current_thread().name not in {name for _, name in saved}
