@@ -122,7 +122,7 @@ class TestGivenBoxes:
             ([[1, 2, 0, 4]], "some area"),
             ([[1, 2, 3, -4]], "some area"),
             ([[1, 2, 3, float("inf")]], "finite"),
-            ([[100, 2, 30, 40]], "lies outside"),
+            ([[100, 2, 30, 40]], "is outside"),
             ([[1, 2, 3]], "shape"),
             ([[[1, 2, 3, 4]]], "shape"),
             ([["a", 2, 3, 4]], "four numbers"),
