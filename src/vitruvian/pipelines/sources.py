@@ -10,6 +10,7 @@ concurrently. Iterating over the source itself reads one image at a time.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import io
 import os
@@ -270,23 +271,20 @@ def _each(items: Iterable[object], *, copy: bool) -> Iterator[FrameLoader]:
 
 
 def _count(items: Iterable[object]) -> int | None:
-    """Count the images of a list, if that is possible without reading them."""
-    total = 0
-    for item in items:
-        count: int | None = 1
-        if isinstance(item, list | tuple):
-            count = _count(item)
-        elif isinstance(item, np.ndarray | Tensor) and item.ndim == 4:
-            count = len(item)
-        elif isinstance(item, str | os.PathLike) and Path(item).suffix.lower() not in IMAGE_SUFFIXES:
-            try:
-                count = _from_text(os.fspath(item)).count
-            except VitruvianError:
-                count = 1
-        if count is None:
-            return None
-        total += count
-    return total
+    """Count the images of a list; None if that is not possible without reading them."""
+    counts = [_count_one(item) for item in items]
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def _count_one(item: object) -> int | None:
+    if isinstance(item, list | tuple):
+        return _count(item)
+    if isinstance(item, np.ndarray | Tensor) and item.ndim == 4:
+        return len(item)
+    if isinstance(item, str | os.PathLike) and Path(item).suffix.lower() not in IMAGE_SUFFIXES:
+        with contextlib.suppress(VitruvianError):
+            return _from_text(os.fspath(item)).count
+    return 1
 
 
 def _failed_loader(name: str, error: Exception) -> FrameLoader:
