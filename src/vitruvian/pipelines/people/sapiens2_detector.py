@@ -22,8 +22,8 @@ from vitruvian.images import resize
 from vitruvian.images.nms import box_nms
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection, decode_people
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.pipelines.canvas import Region, plan_tiles
 from vitruvian.pipelines.people.detectors import Device, DType
+from vitruvian.pipelines.regions import Region, plan_tiles
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People
 

@@ -24,10 +24,10 @@ from vitruvian.model import Model
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import Options, PeopleOptions, ResultFields, TaskPipeline, people_to_crop
-from vitruvian.pipelines.canvas import Blend, Canvas, Region, boxes_xywh, crop_regions, plan_tiles
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.people.detectors import PeopleDetector, is_fallback, whole_image
+from vitruvian.pipelines.regions import Blend, Region, RegionBlender, boxes_xywh, crop_regions, plan_tiles
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Result
 
@@ -140,7 +140,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         raise NotImplementedError
 
     def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
-        """Return the map of the whole image [H, W, C], or what `Canvas.tensors` returns."""
+        """Return the map of the whole image [H, W, C], or what `RegionBlender.tensors` returns."""
         if prepared.context.regions is None:
             return self.whole_map(prepared, outputs[0])
         return self.blend_maps(prepared, self.region_maps(prepared, outputs), channels=self.channels, blend=self.blend)
@@ -175,7 +175,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     def blend_maps(self, prepared: Prepared, maps: list[Tensor], *, channels: int, blend: Blend) -> dict[str, Tensor]:
         """Blend the maps of regions [C, h, w] on their device, since the result is smaller than the maps."""
         context: DenseContext = prepared.context
-        canvas = Canvas(
+        blender = RegionBlender(
             prepared.frame.size_hw,
             context.regions or [],
             channels=channels,
@@ -185,8 +185,8 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             device=maps[0].device if maps else None,
         )
         for number, one in enumerate(maps):
-            canvas.add(number, one)
-        return canvas.tensors()
+            blender.add(number, one)
+        return blender.tensors()
 
     def finish(self, prepared: Prepared, decoded: Any) -> ResultT:
         """Build the result from a map of the whole image, or from blended ones."""

@@ -18,8 +18,8 @@ from vitruvian.errors import InputError
 from vitruvian.images import fit_inside_hw
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
 from vitruvian.outputs import ModelOutput
-from vitruvian.pipelines.canvas import Region
 from vitruvian.pipelines.engine.task import Prepared
+from vitruvian.pipelines.regions import Region
 from vitruvian.pipelines.sources import Frame
 from vitruvian.pipelines.tasks.dense_base import DenseContext, DenseOptions, DensePipeline, Floats, Mask
 from vitruvian.results import Pointmap

@@ -22,11 +22,11 @@ from vitruvian.errors import InputError
 from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.ops.dispatch import IS_INTERPRETED, interpret_triton
 from vitruvian.pipelines.base import can_auto_optimize
-from vitruvian.pipelines.canvas import Canvas, Region
 from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.cuda_streams import CudaStream, LazyValue, PendingTensors, upload_stream
 from vitruvian.pipelines.engine.runner import Failure, default_workers, max_in_flight, run_many
 from vitruvian.pipelines.engine.task import Unit
+from vitruvian.pipelines.regions import Region, RegionBlender
 from vitruvian.pipelines.sources import open_source
 from vitruvian.pipelines.tasks import pose
 
@@ -152,7 +152,7 @@ class TestSameResults:
         regions = [Region(0, 0, 40, 30), Region(5.5, 3.25, 20.0, 20.0)]
         boxes = np.array([[3, 3, 25, 35], [5, 7, 20, 22]], np.float32)
         for blend, channels in (("mean", 2), ("unit", 3), ("alpha", 4), ("labels", 6)):
-            canvas = Canvas(
+            blender = RegionBlender(
                 (40, 50),
                 regions,
                 channels=channels,
@@ -161,8 +161,8 @@ class TestSameResults:
                 device=torch.device("meta"),
             )
             for number in range(2):
-                canvas.add(number, torch.empty(channels, 12, 9, device="meta"))
-            assert all(tensor.is_meta for tensor in canvas.tensors().values())
+                blender.add(number, torch.empty(channels, 12, 9, device="meta"))
+            assert all(tensor.is_meta for tensor in blender.tensors().values())
 
 
 class Streamed(Doubler):

@@ -1,12 +1,12 @@
 """Regions of an image that the model sees one by one, and their maps blended into one of the whole image.
 
-    image ── regions ── model ──▶ maps [C, h, w] of any resolution ── Canvas ──▶ one map [H, W, C]
+    image ── regions ── model ──▶ maps [C, h, w] of any resolution ── RegionBlender ──▶ one map [H, W, C]
 
 Regions are crops of people or overlapping tiles. A pixel in several regions gets the weighted mean of their maps. The
 weight is one on a person's box and falls smoothly to the edge of the region, so that each person's crop decides over
 their body and no seam is visible. For mattes and labels, foreground weighs far more than background. Sums are allocated
 in blocks that regions touch, and each block is freed with its last region: memory depends on the crops, not on people ×
-image. Everything runs on the device of the canvas.
+image. Everything runs on one device.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _tile_starts(side: int, tile: int, overlap: float) -> list[int]:
     return [round(number * (side - tile) / steps) for number in range(steps + 1)]
 
 
-class Canvas:
+class RegionBlender:
     """Blends the maps of regions into one of the whole image.
 
     Args:
@@ -120,7 +120,7 @@ class Canvas:
             the first is background.
         boxes_xyxy: Boxes of the people in the regions [P, 4], on which their weight is one. None for tiles.
         feather: Share of a region's side, at each edge inside the image, over which its weight falls to zero.
-        device: Device of the canvas; by default the CPU.
+        device: Device of the blender; by default the CPU.
     """
 
     def __init__(
