@@ -148,7 +148,7 @@ def test_a_camera(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         for index in range(stop):
             yield index / 30, picture(index, SIZE)
 
-    monkeypatch.setattr(sources, "camera_frames", frames)
+    monkeypatch.setattr(sources, "_camera_frames", frames)
     arguments = ("camera:2", "-o", tmp_path, "--frames", 6, "--preview", tmp_path / "now.png")
     assert command("parts", *arguments, "--json") == 0
     line = json_lines(capsys.readouterr().out)[0]

@@ -62,7 +62,7 @@ def pipeline(
     if model is None:
         model = default_model(row.name)
         if model is not None:
-            warn_about_builtin(row.name)
+            _warn_about_builtin(row.name)
     return opened.open(model, processor=processor, device=device, dtype=dtype, **options)
 
 
@@ -78,7 +78,7 @@ def default_model(task: str) -> str | None:
 
 
 @functools.cache
-def warn_about_builtin(task: str) -> None:
+def _warn_about_builtin(task: str) -> None:
     """Warn, once for each task, that the small model is used by default."""
     published = find_task(task).checkpoints
     large = f"a large checkpoint such as {published[-1]}" if published else "a large checkpoint"

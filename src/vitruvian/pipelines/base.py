@@ -168,7 +168,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
 
     def __init__(self, model: Any, processor: Any, **options: object) -> None:
         self.model, self.processor = model.eval(), processor
-        self.options: OptionsT = replace_options(self.options_class(), options)  # type: ignore[assignment]
+        self.options: OptionsT = _replace_options(self.options_class(), options)  # type: ignore[assignment]
         self.detector: PeopleDetector | None = None
         self._open_detectors: dict[str, PeopleDetector] = {}
         self._auto_batch: BatchSize | None = None
@@ -211,7 +211,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     @classmethod
     def check_options(cls, options: Mapping[str, object]) -> None:
         """Raise InputError for options that do not exist or have no such value."""
-        replace_options(cls.options_class(), options)
+        _replace_options(cls.options_class(), options)
 
     @classmethod
     def load(cls, source: str | Path, *, device: Device, dtype: DType, **hub: object) -> Model:
@@ -272,9 +272,9 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
 
     def _for_call(self, changes: Mapping[str, object]) -> Self:
         """Return a copy with the options of one call. It shares the model, the processor and open detectors."""
-        options = replace_options(self.options, changes)
+        options = _replace_options(self.options, changes)
         if not self.model.optimized and (
-            options.optimize is True or (options.optimize == "auto" and can_auto_optimize(self.model))
+            options.optimize is True or (options.optimize == "auto" and _can_auto_optimize(self.model))
         ):
             self.model.optimize(cuda_graphs=self.fixed_input_size)
         self.upload_stream = upload_stream(self.device, self.upload_stream)
@@ -366,7 +366,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         return [Unit(one) for one in make(as_tensor(frame.image).permute(2, 0, 1))]
 
 
-def replace_options(options: OptionsT, changes: Mapping[str, object]) -> OptionsT:
+def _replace_options(options: OptionsT, changes: Mapping[str, object]) -> OptionsT:
     """Return options with changes.
 
     Raises:
@@ -390,7 +390,7 @@ def default_placement(device: Device, dtype: DType) -> dict[str, Any]:
     return {"dtype": checked_dtype(dtype)} | ({"device_map": "auto"} if chosen is None else {"device": chosen})
 
 
-def can_auto_optimize(model: Model) -> bool:
+def _can_auto_optimize(model: Model) -> bool:
     """Return whether a model is on a single CUDA device and has no adapters."""
     devices = devices_of(model)
     adapted = any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules())

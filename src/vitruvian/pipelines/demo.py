@@ -75,8 +75,9 @@ def run_demo(
     Args:
         images: Any source of images; by default those that ship with the package.
         out: The folder; it is created if missing.
-        model: What `demo_models` takes. By default the model inside the package; without it, models with random
-            weights, and a warning.
+        model: ``"builtin"``, the default; a folder that is packed like it; the folder of a training run, with a folder
+            for each task; a checkpoint of one task, by its path or Hub name; or a mapping of tasks to checkpoints. If
+            there is no model inside the package, models with random weights, and a warning.
         finder: People detector, as `open_detector` takes it; by default the model itself if it detects people.
         device: Device of the models; by default the best one available.
         dtype: Data type of their weights.
@@ -89,7 +90,7 @@ def run_demo(
     if finder is None:
         finder = next((one for one in models.values() if one is not None and "people" in packed_tasks(one)), None)
     detector = None if finder is None else open_detector(finder, device=device, dtype=dtype)
-    frames, failures = _read_images(demo_images() if images is None else images)
+    frames, failures = _read_images(_demo_images() if images is None else images)
     names = DistinctNames()
     rows = [_Row(one, folder, names.add(safe_name(Path(one.name.partition("?")[0]).stem))) for one in frames]
     folder.mkdir(parents=True, exist_ok=True)
@@ -166,7 +167,7 @@ def _draw_sheet(rows: list[_Row], *, detected: bool, random: bool) -> RgbImage:
 def _choose_models(model: Checkpoint | Mapping[str, Checkpoint] | None) -> Mapping[str, Checkpoint | None]:
     """Return the checkpoint of each task to run, None for random weights."""
     if model is not None or hub.has_builtin():
-        return demo_models(hub.BUILTIN if model is None else model)
+        return _demo_models(hub.BUILTIN if model is None else model)
     warnings.warn(
         "model: none was named and this installation has none inside, so the demo runs models with random weights: it "
         "shows the steps from image to files, not their quality. Install vitruvian from a wheel, or name checkpoints "
@@ -177,13 +178,8 @@ def _choose_models(model: Checkpoint | Mapping[str, Checkpoint] | None) -> Mappi
     return dict.fromkeys(DEMO_TASKS)
 
 
-def demo_models(model: Checkpoint | Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
-    """Return the checkpoint of each task that has one, in the order of the demo.
-
-    Args:
-        model: ``"builtin"``; a folder that is packed like it; the folder of a training run, with a folder for each
-            task; a checkpoint of one task, by its path or Hub name; or a mapping of tasks to checkpoints.
-    """
+def _demo_models(model: Checkpoint | Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
+    """Return the checkpoint of each task that has one, in the order of the demo."""
     if isinstance(model, Mapping):
         models: dict[str, Checkpoint] = dict(model)
         for task in models:
@@ -237,7 +233,7 @@ def random_pipeline(task: str, *, device: str | None) -> Any:
     return pipeline(task, model, processor=processor, device=device)
 
 
-def demo_images() -> list[Path]:
+def _demo_images() -> list[Path]:
     """Return the images that ship with the package."""
     return sorted(_IMAGES.glob("*.jpg"))
 

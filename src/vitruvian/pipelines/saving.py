@@ -16,7 +16,7 @@ from vitruvian.pipelines.sources import FrameLoader, Source
 from vitruvian.results.base import Result
 from vitruvian.tasks import PLOTS
 
-Write = Callable[[Any, int], object]  # of a result and the index of its source
+_Write = Callable[[Any, int], object]  # of a result and the index of its source
 
 
 class ResultWriter(ABC):
@@ -37,7 +37,7 @@ def save_as(kind: str, result: Result, path: Path, *, draw: Callable[[Result], A
 
 def open_writer(
     save: Callable[[Any], object] | str | Path | ResultWriter | None, source: Source
-) -> tuple[Write | None, Source]:
+) -> tuple[_Write | None, Source]:
     """Return the function that the option `save` stands for, and the source to run it with.
 
     A file name pattern must know the names of all images in order: those that repeat get a number.

@@ -350,13 +350,13 @@ def _from_video(path: Path) -> Source:
 
 def _from_camera(number: int) -> Source:
     def loaders() -> Iterator[FrameLoader]:
-        for index, (seconds, image) in enumerate(camera_frames(number)):
+        for index, (seconds, image) in enumerate(_camera_frames(number)):
             yield _memory_loader(Frame(image=image, name=f"camera:{number}", frame=index, time=seconds))
 
     return Source(loaders, live=True)
 
 
-def camera_frames(number: int) -> Iterator[tuple[float, RgbImage]]:
+def _camera_frames(number: int) -> Iterator[tuple[float, RgbImage]]:
     """Yield (seconds since the first frame, image uint8 [H, W, 3]) of a camera for as long as it runs."""
     av = import_av()
     form, name = _CAMERA_FORMATS.get(sys.platform, _CAMERA_FORMATS["linux"])

@@ -20,8 +20,8 @@ from vitruvian.errors import CheckpointError
 from vitruvian.models.sapiens2.packed import pack_multitask
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.pipelines import default_model, warn_about_builtin
-from vitruvian.pipelines.demo import DEMO_TASKS, demo_images, demo_models, random_pipeline, run_demo
+from vitruvian.pipelines import _warn_about_builtin, default_model
+from vitruvian.pipelines.demo import DEMO_TASKS, _demo_images, _demo_models, random_pipeline, run_demo
 from vitruvian.pipelines.people import open_detector
 from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector, _extra_tiles
 
@@ -39,7 +39,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def inside(packed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same in the place of the package's own."""
-    warn_about_builtin.cache_clear()
+    _warn_about_builtin.cache_clear()
     monkeypatch.setattr(hub, "BUILTIN_FOLDER", packed)
     return packed
 
@@ -212,7 +212,7 @@ ENDINGS = (
 
 class TestDemo:
     def test_pictures_ship_with_the_package(self, inside: Path) -> None:
-        assert {path.name for path in demo_images()} >= {"astronaut.jpg", "standing.jpg"}
+        assert {path.name for path in _demo_images()} >= {"astronaut.jpg", "standing.jpg"}
 
     def test_everything_is_written(self, inside: Path, tmp_path: Path) -> None:
         Image.fromarray(picture()).save(tmp_path / "one.png")
@@ -270,19 +270,19 @@ class TestDemo:
         assert report.sheet.is_file()
 
     def test_which_models_are_run(self, packed: Path, tmp_path: Path) -> None:
-        assert demo_models(packed) == dict.fromkeys(DEMO_TASKS, packed)
+        assert _demo_models(packed) == dict.fromkeys(DEMO_TASKS, packed)
         pack_multitask(tiny_multitask("seg", "people"), tmp_path / "parts")
-        assert demo_models(tmp_path / "parts") == {"parts": tmp_path / "parts"}
+        assert _demo_models(tmp_path / "parts") == {"parts": tmp_path / "parts"}
         model = tiny_multitask("matting").task_model("matting")
         model.save_pretrained(tmp_path / "run" / "model" / "matting")
         alone = tmp_path / "run" / "model" / "matting"
-        assert demo_models(tmp_path / "run") == {"matte": alone}  # as training leaves it
-        assert demo_models(alone) == {"matte": alone}  # a checkpoint of one task
-        assert list(demo_models({"pose": "a", "matte": "b"})) == ["matte", "pose"]
+        assert _demo_models(tmp_path / "run") == {"matte": alone}  # as training leaves it
+        assert _demo_models(alone) == {"matte": alone}  # a checkpoint of one task
+        assert list(_demo_models({"pose": "a", "matte": "b"})) == ["matte", "pose"]
         with pytest.raises(InputError, match=r"got 'poses'\. Did you mean pose"):
-            demo_models({"poses": "a"})
+            _demo_models({"poses": "a"})
         with pytest.raises(CheckpointError, match="no such file or folder"):
-            demo_models("nothing-here")
+            _demo_models("nothing-here")
 
     def test_the_folder_must_be_one(self, inside: Path, tmp_path: Path) -> None:
         (tmp_path / "file").touch()

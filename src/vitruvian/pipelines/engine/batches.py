@@ -79,7 +79,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @dataclass(eq=False)
-class QueuedUnit(Generic[OwnerT]):
+class _QueuedUnit(Generic[OwnerT]):
     """A unit that waits for the model: number `index` of its owner; `alone` after its batch failed."""
 
     owner: OwnerT
@@ -99,7 +99,7 @@ class Batch(Generic[OwnerT]):
         out_of_memory: The message if memory ran out. The exception is not stored: its traceback references tensors.
     """
 
-    def __init__(self, rows: Sequence[QueuedUnit[OwnerT]], *, graph_size: int | None) -> None:
+    def __init__(self, rows: Sequence[_QueuedUnit[OwnerT]], *, graph_size: int | None) -> None:
         self.rows, self.inputs = rows, [row.unit for row in rows]
         padding = (graph_size or 0) - len(rows)
         if 0 < padding < len(rows):
@@ -141,7 +141,7 @@ class BatchQueue(Generic[OwnerT]):
         self, task: InferenceTask[Any], size: BatchSize, graphs: GraphCache | None, *, warmup: bool = False
     ) -> None:
         self._task, self._size, self._graphs = task, size, graphs
-        self._units: deque[QueuedUnit[OwnerT]] = deque()
+        self._units: deque[_QueuedUnit[OwnerT]] = deque()
         self._warmup = 1 if warmup and not self.graph_size else size.size
 
     def __len__(self) -> int:
@@ -165,7 +165,7 @@ class BatchQueue(Generic[OwnerT]):
 
     def add(self, owner: OwnerT, units: Iterable[Unit]) -> None:
         """Append the units of an image."""
-        self._units.extend(QueuedUnit(owner, index, unit) for index, unit in enumerate(units))
+        self._units.extend(_QueuedUnit(owner, index, unit) for index, unit in enumerate(units))
 
     def take(self) -> Batch[OwnerT]:
         """Remove and return the next batch: of the first units, those with the shape of the first."""

@@ -184,12 +184,12 @@ class InferenceEngine(Generic[ResultT]):
         batch_timeout: float,
         graphs: GraphCache | None,
     ) -> None:
-        workers = workers or default_workers(task.device)
+        workers = workers or _default_workers(task.device)
         self._task, self._source, self._batch = task, source, batch
         self._save, self._batch_timeout = save, batch_timeout
         self.batches: BatchQueue[_InFlight[ResultT]] = BatchQueue(task, batch, graphs, warmup=True)
         self._max_ahead = max(_MIN_FINISHED, batch.size)  # images past the model before it pauses for the consumer
-        self._max_in_flight = max_in_flight(batch.size, workers)
+        self._max_in_flight = _max_in_flight(batch.size, workers)
         self._slots = threading.Semaphore(self._max_in_flight)
         self._loads: queue.SimpleQueue[Future[_Loaded] | BaseException | None] = queue.SimpleQueue()
         self.wakeup = threading.Event()  # set when a thread has news for the consumer
@@ -420,7 +420,7 @@ def _completed(value: T) -> Future[T]:
     return future
 
 
-def default_workers(device: torch.device) -> int:
+def _default_workers(device: torch.device) -> int:
     """Return the default number of worker threads: 2 to 4, or half the cores up to 8 beside a GPU.
 
     Decoding a JPEG holds the GIL for a fifth of its time, so more than eight threads only contend for it.
@@ -431,6 +431,6 @@ def default_workers(device: torch.device) -> int:
     return min(_MAX_WORKERS, max(2, cores // 2))
 
 
-def max_in_flight(batch_size: int, workers: int) -> int:
+def _max_in_flight(batch_size: int, workers: int) -> int:
     """Return the maximum number of images in flight: a batch each loading, in the model and finished; plus workers."""
     return 2 * batch_size + max(_MIN_FINISHED, batch_size) + workers

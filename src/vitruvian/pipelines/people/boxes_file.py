@@ -41,7 +41,7 @@ _COLUMNS = {
 }
 _EVERY_FRAME = -1
 # An entry of any format: file, frame, and x, y, w, h with or without a score; None lists a file without people.
-Row = tuple[str, int, Sequence[Any] | None]
+_Row = tuple[str, int, Sequence[Any] | None]
 
 
 class BoxesFile:
@@ -122,7 +122,7 @@ def _checked_row(box: Sequence[Any], expected: str) -> list[float]:
     return [x, y, x + w, y + h, score]
 
 
-def _read_rows(path: Path) -> Iterator[Row]:
+def _read_rows(path: Path) -> Iterator[_Row]:
     """Read a file of boxes in any format."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -143,7 +143,7 @@ def _read_rows(path: Path) -> Iterator[Row]:
     raise InputError(f"{path.name}: expected COCO annotations or a table of boxes, got {type(values).__name__}.")
 
 
-def _coco_rows(values: Mapping[str, Any], name: str) -> Iterator[Row]:
+def _coco_rows(values: Mapping[str, Any], name: str) -> Iterator[_Row]:
     """Read COCO annotations, without crowds."""
     categories = values.get("categories") or []
     people = {entry.get("id") for entry in categories if str(entry.get("name", "")).lower() == "person"}
@@ -165,7 +165,7 @@ def _coco_rows(values: Mapping[str, Any], name: str) -> Iterator[Row]:
         yield files[entry["image_id"]], _EVERY_FRAME, [*entry["bbox"], entry.get("score", 1.0)]
 
 
-def _detection_rows(values: Sequence[object], name: str) -> Iterator[Row]:
+def _detection_rows(values: Sequence[object], name: str) -> Iterator[_Row]:
     """Read COCO detections, whose images have numbers instead of names."""
     for entry in values:
         if not isinstance(entry, dict) or "image_id" not in entry or "bbox" not in entry:
@@ -182,7 +182,7 @@ def _is_empty(box: object) -> bool:
     return box is None or (isinstance(box, list) and len(box) == 4 and (box[2] == 0 or box[3] == 0))
 
 
-def _table_rows(values: Mapping[str, Any], name: str) -> Iterator[Row]:
+def _table_rows(values: Mapping[str, Any], name: str) -> Iterator[_Row]:
     """Read {file: boxes} and {video: {frame: boxes}}."""
     for file, content in values.items():
         frames: dict[str, object] = content if isinstance(content, dict) else {str(_EVERY_FRAME): content}
@@ -194,7 +194,7 @@ def _table_rows(values: Mapping[str, Any], name: str) -> Iterator[Row]:
                 yield file, int(frame), box
 
 
-def _csv_rows(text: str, name: str) -> Iterator[Row]:
+def _csv_rows(text: str, name: str) -> Iterator[_Row]:
     """Read CSV with a header."""
     reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
     known = {other: ours for ours, others in _COLUMNS.items() for other in others}

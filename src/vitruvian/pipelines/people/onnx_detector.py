@@ -62,7 +62,7 @@ _DTYPES: dict[str, type[np.generic]] = {
 _YOLOX_STRIDES: tuple[tuple[int, ...], ...] = ((8, 16, 32), (8, 16, 32, 64))
 
 
-class InputLayout(NamedTuple):
+class _InputLayout(NamedTuple):
     """The input of a graph."""
 
     name: str
@@ -71,7 +71,7 @@ class InputLayout(NamedTuple):
     dtype: type[np.generic]
 
 
-class Detections(NamedTuple):
+class _Detections(NamedTuple):
     """Candidates of one image in pixels of the input."""
 
     boxes_xyxy: Floats  # [N, 4]
@@ -127,7 +127,7 @@ class OnnxDetector:
             values = values.transpose(2, 0, 1)  # [3, H, W]
         return np.ascontiguousarray(values[None].astype(self.layout.dtype))  # [1, 3, H, W] or [1, H, W, 3]
 
-    def _select(self, detections: Detections) -> tuple[Floats, Floats]:
+    def _select(self, detections: _Detections) -> tuple[Floats, Floats]:
         """Apply the threshold, and NMS unless the graph includes it: [P, 4], [P]."""
         order = np.flatnonzero(detections.scores >= self.threshold)
         order = order[np.argsort(-detections.scores[order], kind="stable")][:_MAX_CANDIDATES]
@@ -165,7 +165,7 @@ def _open_session(path: Path, device: Device) -> Any:
         ) from error
 
 
-def _read_input(inputs: Sequence[Any], name: str) -> InputLayout:
+def _read_input(inputs: Sequence[Any], name: str) -> _InputLayout:
     """Read size, layout and data type of a graph's only input."""
     shapes = {entry.name: list(entry.shape) for entry in inputs}
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _DTYPES:
@@ -179,7 +179,7 @@ def _read_input(inputs: Sequence[Any], name: str) -> InputLayout:
         raise InputError(f"{name}: expected an input with 3 channels, got {shapes}.")
     sides = only.shape[1:3] if channels_last else only.shape[2:4]
     height, width = (side if isinstance(side, int) and side > 0 else _DEFAULT_SIDE for side in sides)
-    return InputLayout(only.name, (height, width), channels_last, _DTYPES[only.type])
+    return _InputLayout(only.name, (height, width), channels_last, _DTYPES[only.type])
 
 
 def _detect_kind(path: Path, output_shapes: Sequence[Sequence[object]]) -> DetectorKind:
@@ -211,7 +211,7 @@ def _letterbox(image: RgbImage, size_hw: tuple[int, int]) -> tuple[Floats, tuple
     return canvas, inner_hw
 
 
-def _read_outputs(outputs: Mapping[str, Array], size_hw: tuple[int, int], *, subject: str) -> Detections:
+def _read_outputs(outputs: Mapping[str, Array], size_hw: tuple[int, int], *, subject: str) -> _Detections:
     """Read a detector's outputs for one image."""
     arrays = [value[0] for value in outputs.values() if value.ndim >= 2 and value.shape[0] == 1]
     rows = [array for array in arrays if array.ndim == 1]
@@ -219,12 +219,12 @@ def _read_outputs(outputs: Mapping[str, Array], size_hw: tuple[int, int], *, sub
     maps = [array.astype(np.float32) for array in arrays if array.ndim == 3]
     tables.sort(key=lambda table: table.shape[1] != 4)  # corners first
     widths = [table.shape[1] for table in tables]
-    detections: Detections | None = None
+    detections: _Detections | None = None
     if widths == [5] or (widths == [4] and rows):
         detections = _final_detections(tables[0], rows)
     elif len(widths) == 2 and widths[0] == 4 != widths[1]:
         if len(tables[0]) == len(tables[1]) and widths[1] > _PERSON:
-            detections = Detections(tables[0], tables[1][:, _PERSON], False)
+            detections = _Detections(tables[0], tables[1][:, _PERSON], False)
     elif len(tables) == len(arrays) == 1 and widths[0] > 5 + _PERSON:
         detections = _yolox_detections(tables[0], size_hw)
     elif maps and len(maps) == len(arrays):
@@ -238,7 +238,7 @@ def _read_outputs(outputs: Mapping[str, Array], size_hw: tuple[int, int], *, sub
     return detections
 
 
-def _final_detections(table: Floats, rows: Sequence[Array]) -> Detections | None:
+def _final_detections(table: Floats, rows: Sequence[Array]) -> _Detections | None:
     """Read corners and scores after NMS: [N, 5], or [N, 4] and scores [N].
 
     Labels [N] and the number of valid rows [1] may be missing.
@@ -255,10 +255,10 @@ def _final_detections(table: Floats, rows: Sequence[Array]) -> Detections | None
         valid &= labels[0] == _PERSON
     for count in (row for row in integers if len(row) == 1 != len(table)):
         valid &= np.arange(len(table)) < int(count[0])
-    return Detections(table[valid, :4], scores[0][valid].astype(np.float32), True)
+    return _Detections(table[valid, :4], scores[0][valid].astype(np.float32), True)
 
 
-def _yolox_detections(table: Floats, size_hw: tuple[int, int]) -> Detections | None:
+def _yolox_detections(table: Floats, size_hw: tuple[int, int]) -> _Detections | None:
     """Read YOLOX's [N, 5 + K], and decode it unless the graph does."""
     grid = next((g for g in (_yolox_grid(size_hw, s) for s in _YOLOX_STRIDES) if len(g) == len(table)), None)
     if grid is None:
@@ -270,7 +270,7 @@ def _yolox_detections(table: Floats, size_hw: tuple[int, int]) -> Detections | N
         center_xy = (center_xy + grid[:, :2]) * strides
         size_wh = np.exp(size_wh) * strides
     boxes = np.concatenate((center_xy - size_wh / 2, center_xy + size_wh / 2), axis=1)  # [N, 4]
-    return Detections(boxes.astype(np.float32), table[:, 4] * table[:, 5 + _PERSON], False)
+    return _Detections(boxes.astype(np.float32), table[:, 4] * table[:, 5 + _PERSON], False)
 
 
 def _yolox_grid(size_hw: tuple[int, int], strides: Sequence[int]) -> Floats:
@@ -282,7 +282,7 @@ def _yolox_grid(size_hw: tuple[int, int], strides: Sequence[int]) -> Floats:
     return np.concatenate(levels)
 
 
-def _map_detections(maps: Sequence[Floats], size_hw: tuple[int, int]) -> Detections | None:
+def _map_detections(maps: Sequence[Floats], size_hw: tuple[int, int]) -> _Detections | None:
     """Read maps of class logits [K, h, w] and of distances [4, h, w], a pair for each level in any order."""
     boxes, scores = [], []
     for grid_hw in dict.fromkeys(one.shape[1:] for one in maps):
@@ -298,4 +298,4 @@ def _map_detections(maps: Sequence[Floats], size_hw: tuple[int, int]) -> Detecti
         level = np.concatenate((center_xy - distances[:2], center_xy + distances[2:]))  # [4, h, w]
         boxes.append(level.reshape(4, -1).T)  # [h·w, 4]
         scores.append(1 / (1 + np.exp(-classes[_PERSON].reshape(-1))))  # [h·w]
-    return Detections(np.concatenate(boxes), np.concatenate(scores).astype(np.float32), False)
+    return _Detections(np.concatenate(boxes), np.concatenate(scores).astype(np.float32), False)

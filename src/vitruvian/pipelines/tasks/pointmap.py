@@ -91,14 +91,14 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
             scale = canonical / camera.focal if camera is not None else scales[0]
             if camera is None:
                 focal = _fit_focal(points, mask) or canonical / (scale or 1.0)
-                camera = Camera(_centred_matrix(focal, frame.size_hw), "estimated")
+                camera = _Camera(_centred_matrix(focal, frame.size_hw), "estimated")
             points = points / np.float32(scale or 1.0)
         else:
             regions = context.regions or []
             focals = [self._region_focal(region, is_crop=context.are_crops) for region in regions]
             if camera is None:
                 focal = _estimate_focal(predicted, scales, focals, regions) or canonical
-                camera = Camera(_centred_matrix(focal, frame.size_hw), "estimated")
+                camera = _Camera(_centred_matrix(focal, frame.size_hw), "estimated")
             # Each region is predicted as if it were the whole image; the camera that they share relates their depths.
             depths = [one[2:] * (camera.focal / focal) for one, focal in zip(predicted, focals, strict=True)]
             blended = self.blend_maps(prepared, depths, channels=1, blend="mean")
@@ -132,7 +132,7 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
 
 
 @dataclass(frozen=True)
-class Camera:
+class _Camera:
     """A camera matrix [3, 3] in source pixels, and its origin."""
 
     K: Floats
@@ -152,15 +152,15 @@ class Camera:
         return np.stack([x * depth, y * depth, depth], axis=-1).astype(np.float32)  # [H, W, 3]
 
 
-def _known_camera(frame: Frame, options: PointmapOptions) -> Camera | None:
+def _known_camera(frame: Frame, options: PointmapOptions) -> _Camera | None:
     """Return the camera from `K`, the field of view or EXIF."""
     if options.K is not None:
-        return Camera(_check_matrix(options.K, frame), "given")
+        return _Camera(_check_matrix(options.K, frame), "given")
     if options.fov is not None:
         focal = frame.size_hw[1] / 2 / math.tan(math.radians(options.fov) / 2)
-        return Camera(_centred_matrix(focal, frame.size_hw), "field of view")
+        return _Camera(_centred_matrix(focal, frame.size_hw), "field of view")
     if options.exif and frame.exif_focal_px is not None:
-        return Camera(_centred_matrix(frame.exif_focal_px, frame.size_hw), "exif")
+        return _Camera(_centred_matrix(frame.exif_focal_px, frame.size_hw), "exif")
     return None
 
 

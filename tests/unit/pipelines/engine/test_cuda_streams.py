@@ -21,10 +21,10 @@ from vitruvian import pipeline
 from vitruvian.errors import InputError
 from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.ops.dispatch import IS_INTERPRETED, interpret_triton
-from vitruvian.pipelines.base import can_auto_optimize
+from vitruvian.pipelines.base import _can_auto_optimize
 from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.cuda_streams import CudaStream, LazyValue, PendingTensors, upload_stream
-from vitruvian.pipelines.engine.runner import Failure, default_workers, max_in_flight, run_many
+from vitruvian.pipelines.engine.runner import Failure, _default_workers, _max_in_flight, run_many
 from vitruvian.pipelines.engine.task import Unit
 from vitruvian.pipelines.regions import Region, RegionBlender
 from vitruvian.pipelines.sources import open_source
@@ -305,7 +305,7 @@ class TestWhoWaits:
 
             def forward(self, units: list[Unit]) -> list[Any]:
                 alive = [index for index, refs in self.made.items() if any(one() is not None for one in refs)]
-                assert len(alive) <= max_in_flight(4, 2)
+                assert len(alive) <= _max_in_flight(4, 2)
                 return super().forward(units)
 
             def finish(self, prepared: Any, decoded: Any) -> int:
@@ -364,8 +364,8 @@ def test_upload_streams_are_for_cuda_devices_and_stay() -> None:
 
 
 def test_how_many_threads() -> None:
-    assert 2 <= default_workers(CPU) <= 4
-    assert 2 <= default_workers(torch.device("cuda")) <= 8
+    assert 2 <= _default_workers(CPU) <= 4
+    assert 2 <= _default_workers(torch.device("cuda")) <= 8
 
 
 class TestOptimizing:
@@ -395,7 +395,7 @@ class TestOptimizing:
 
     def test_what_suits(self) -> None:
         model, _ = parts_of("pose")
-        assert not can_auto_optimize(model)
+        assert not _can_auto_optimize(model)
         with pytest.raises(InputError, match="optimize"):
             opened("pose", optimize="fast")
 

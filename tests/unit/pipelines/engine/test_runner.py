@@ -20,7 +20,7 @@ from vitruvian.errors import InputError
 from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size
 from vitruvian.pipelines.engine.cuda_streams import CudaStream, HostCopy
-from vitruvian.pipelines.engine.runner import max_in_flight, run_many, run_one
+from vitruvian.pipelines.engine.runner import _max_in_flight, run_many, run_one
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, open_source
 
@@ -221,7 +221,7 @@ class TestMemory:
                 yield picture(number % 10)
 
         stream = run_many(Doubler(), open_source(source()), batch=BatchSize(2, fixed=True), workers=2)
-        most = max_in_flight(2, 2)
+        most = _max_in_flight(2, 2)
         for done in range(1, 60):
             next(stream)
             time.sleep(0.001)

@@ -421,7 +421,7 @@ class TestCamera:
             if error is not None:
                 raise error
 
-        monkeypatch.setattr(sources, "camera_frames", frames)
+        monkeypatch.setattr(sources, "_camera_frames", frames)
 
     @pytest.mark.parametrize("source", [2, "camera:2"])
     def test_a_number_of_frames(self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
