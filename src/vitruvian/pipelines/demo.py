@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from vitruvian import hub
 from vitruvian.auto import AutoConfig, packed_tasks
-from vitruvian.draw import draw_boxes, sheet
+from vitruvian.draw import contact_sheet, draw_boxes
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, VitruvianWarning, near_matches
-from vitruvian.files import write_png
+from vitruvian.files import write_image
 from vitruvian.files.output_paths import DistinctNames, output_path, safe_name
 from vitruvian.pipelines import pipeline
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_detector
@@ -106,7 +106,7 @@ def run_demo(
             row.run(task, pipe, mask_people=source is not None and bool(packed_tasks(source)))
         say(f"{task}: {', '.join(str(folder / f'*_{task}{file_ending(kind)}') for kind in TASKS[task].image_files)}")
     sheet_path = folder / "sheet.png"
-    write_png(sheet_path, _draw_sheet(rows, detected=detector is not None, random=None in models.values()))
+    write_image(sheet_path, _draw_sheet(rows, detected=detector is not None, random=None in models.values()))
     files = [*(path for row in rows for path in row.files), sheet_path]
     return DemoReport(sheet_path, files, sum(len(row.boxes) for row in rows), time.perf_counter() - start, failures)
 
@@ -128,7 +128,7 @@ class _Row:
         self.boxes = people.boxes_xyxy
         self.drawings["people"] = draw_boxes(image, people.boxes_xyxy, scores=people.scores.tolist())
         self.files.append(output_path(self.folder, self.stem, "_people.png"))
-        write_png(self.files[-1], self.drawings["people"])
+        write_image(self.files[-1], self.drawings["people"])
         return len(people)
 
     def run(self, task: str, pipe: Any, *, mask_people: bool) -> None:
@@ -155,7 +155,7 @@ def _draw_sheet(rows: list[_Row], *, detected: bool, random: bool) -> RgbImage:
     """Draw the contact sheet; with `random` it states that the weights are random."""
     columns = ["people", *(name for name in TASKS if name in rows[0].drawings and name != "people")]
     titles = _TITLES if detected else _TITLES | {"people": "image"}
-    drawn = sheet(
+    drawn = contact_sheet(
         [[row.drawings[column] for column in columns] for row in rows],
         titles=[titles.get(column, column) for column in columns],
         row_titles=[f"{row.stem}: random weights" if random else row.stem for row in rows],
