@@ -1,12 +1,12 @@
 """Regions of an image that the model sees one by one, and their maps blended into one of the whole image.
 
-    image ── regions ── model ──▶ maps [C, h, w] of any resolution ── Canvas ──▶ one map [H, W, C]
+    image ── regions ── model ──▶ maps [C, h, w] of any resolution ── RegionBlender ──▶ one map [H, W, C]
 
 Regions are crops of people or overlapping tiles. A pixel in several regions gets the weighted mean of their maps. The
 weight is one on a person's box and falls smoothly to the edge of the region, so that each person's crop decides over
 their body and no seam is visible. For mattes and labels, foreground weighs far more than background. Sums are allocated
 in blocks that regions touch, and each block is freed with its last region: memory depends on the crops, not on people ×
-image. Everything runs on the device of the canvas.
+image. Everything runs on one device.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from torch import Tensor
 
 from vitruvian.errors import InputError
 from vitruvian.images.resize import resize
+from vitruvian.ops.crop import crop_windows
 from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.pipelines.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
+from vitruvian.results.base import People
 
 Blend = Literal["mean", "unit", "alpha", "labels"]
 Block = tuple[int, int]
-_BLENDS: tuple[Blend, ...] = ("mean", "unit", "alpha", "labels")
 _CPU_BLOCK = 256  # side of a block in pixels
 _CUDA_BLOCK = 1024  # fewer, larger operations
 _MIN_WEIGHT = 1e-4  # at the very edge of a region, so that every pixel has a value
@@ -56,6 +57,27 @@ class Region(NamedTuple):
             for start, length, side in zip(self[:2], self[2:], size_hw, strict=True)
         )
         return rows, columns
+
+
+def boxes_xywh(people: People) -> NDArray[np.float32]:
+    """Return the boxes of people as x, y, width and height: [P, 4]."""
+    boxes: NDArray[np.float32] = people.boxes_xyxy.copy()
+    boxes[:, 2:] -= boxes[:, :2]
+    return boxes
+
+
+def crop_regions(people: People, input_hw: tuple[int, int]) -> list[Region]:
+    """Return the regions [P] that `vitruvian.images.crop_boxes` samples for inputs of `input_hw`."""
+    center_xy, size_wh = crop_windows(boxes_xywh(people), input_hw)  # [P, 2] each
+    # The first and last samples are on the edges of the crop, in coordinates where pixel x has its centre at x; the
+    # areas around these samples extend half a step further.
+    step_xy = size_wh / np.maximum(1, np.array(input_hw[::-1]) - 1)  # [P, 2]
+    start_xy = center_xy - size_wh / 2 - step_xy / 2 + 0.5  # [P, 2]
+    spans_xy = step_xy * np.array(input_hw[::-1])  # [P, 2]
+    return [
+        Region(top, left, height, width)
+        for (left, top), (width, height) in zip(start_xy.tolist(), spans_xy.tolist(), strict=True)
+    ]
 
 
 def plan_tiles(size_hw: tuple[int, int], tile_hw: tuple[int, int], *, overlap: float = 0.25) -> list[Region]:
@@ -86,7 +108,7 @@ def _tile_starts(side: int, tile: int, overlap: float) -> list[int]:
     return [round(number * (side - tile) / steps) for number in range(steps + 1)]
 
 
-class Canvas:
+class RegionBlender:
     """Blends the maps of regions into one of the whole image.
 
     Args:
@@ -98,7 +120,7 @@ class Canvas:
             the first is background.
         boxes_xyxy: Boxes of the people in the regions [P, 4], on which their weight is one. None for tiles.
         feather: Share of a region's side, at each edge inside the image, over which its weight falls to zero.
-        device: Device of the canvas; by default the CPU.
+        device: Device of the blender; by default the CPU.
     """
 
     def __init__(
@@ -112,19 +134,14 @@ class Canvas:
         feather: float = 0.1,
         device: torch.device | None = None,
     ) -> None:
-        if blend not in _BLENDS:
-            raise InputError(f"blend: expected one of {', '.join(_BLENDS)}, got {blend!r}.")
         if not 0 <= feather <= 0.5:
             raise InputError(f"feather: expected a share from 0 to 0.5, got {feather}.")
-        if boxes_xyxy is not None and len(boxes_xyxy) != len(regions):
-            raise InputError(f"boxes_xyxy: expected one for each of {len(regions)} regions, got {len(boxes_xyxy)}.")
         if blend == "labels" and channels > 256:
             raise InputError(f"labels: expected at most 256 classes, got {channels}.")
         self.device = torch.device("cpu") if device is None else device
         self._block = _CUDA_BLOCK if self.device.type == "cuda" else _CPU_BLOCK
         self._size_hw, self._regions, self._channels, self._blend = size_hw, list(regions), channels, blend
         self._boxes, self._feather = boxes_xyxy, feather
-        self._added = [False] * len(self._regions)
         self._remaining = Counter(block for region in self._regions for block in self._blocks(region))
         self._sums: dict[Block, Tensor] = {}
         value_channels = 1 if blend == "labels" else channels
@@ -139,11 +156,7 @@ class Canvas:
             index: Index of the region.
             values: Map [C, h, w] of any resolution that spans the region. Non-finite pixels have no weight.
         """
-        if not 0 <= index < len(self._regions) or self._added[index]:
-            raise InputError(f"index: expected a region that has no map yet, got {index} of {len(self._regions)}.")
-        patch = self._weighted(values)  # [C + 1, h, w]
-        region = self._regions[index]
-        self._added[index] = True
+        patch, region = self._weighted(values), self._regions[index]  # [C + 1, h, w]
         rows, columns = region.pixels(self._size_hw)
         if not rows or not columns:
             return
@@ -157,28 +170,21 @@ class Canvas:
             piece = _sample(patch, region, block_rows, block_columns)  # [C + 1, r, c]
             down = row_weights[block_rows.start - rows.start : block_rows.stop - rows.start]  # [r]
             across = column_weights[block_columns.start - columns.start : block_columns.stop - columns.start]  # [c]
-            sums = self._block_sums(block)[
-                :, self._in_block(block_rows), self._in_block(block_columns)
-            ]  # [C + 1, r, c]
-            sums += self._contribution(piece, down[:, None] * across)
+            area = (slice(None), self._in_block(block_rows), self._in_block(block_columns))
+            self._block_sums(block)[area] += self._contribution(piece, down[:, None] * across)  # [C + 1, r, c]
             self._remaining[block] -= 1
             if self._remaining[block] == 0:
                 self._close_block(block)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the whole map, once all regions have been added.
+        """Return the whole map, once the maps of all regions have been added.
 
         Returns:
             `values` [H, W, C] (for labels the score of each pixel's label), `cover` [H, W] where there is a region,
             and for labels `labels` [H, W].
         """
-        missing = [index for index, added in enumerate(self._added) if not added]
-        if missing:
-            raise InputError(f"Canvas: expected a map for every region, got none for {missing[:8]}. Add them first.")
         tensors = {"values": self._values, "cover": self._cover}
         return tensors if self._labels is None else tensors | {"labels": self._labels}
-
-    # ------------------------------------------------------------------------------------------------ weights
 
     def _weighted(self, values: Tensor) -> Tensor:
         """Check a map, and append the weight of each pixel: float32 [C + 1, h, w], zero where it is not finite.
@@ -189,8 +195,7 @@ class Canvas:
         if maps.ndim != 3 or len(maps) != self._channels or 0 in maps.shape:
             raise InputError(f"values: expected the shape [{self._channels}, h, w], got {list(maps.shape)}.")
         finite = maps.isfinite().all(0)  # [h, w]
-        weight = finite.float()
-        return torch.cat((torch.where(finite, maps, 0.0), weight[None]))
+        return torch.cat((torch.where(finite, maps, 0.0), finite.float()[None]))
 
     def _contribution(self, piece: Tensor, edge_weight: Tensor) -> Tensor:
         """Return what a region adds to a block's sums: [C + 1, r, c] of `_weighted`, [r, c] -> [C + 1, r, c].
@@ -220,8 +225,6 @@ class Canvas:
         falling = torch.ones_like(centres) if stop >= side else (stop - centres) / max(stop - high, 1e-6)
         ramp = torch.minimum(rising, falling).clamp(0, 1)
         return pinned_copy((ramp * ramp * (3 - 2 * ramp)).clamp(min=_MIN_WEIGHT), self.device)
-
-    # ------------------------------------------------------------------------------------------------ blocks
 
     def _blocks(self, region: Region) -> Iterator[Block]:
         """Yield row and column of each block that a region touches."""
