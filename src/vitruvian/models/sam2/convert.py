@@ -20,7 +20,7 @@ from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2HieraDetConfig, Sam2VideoConfig, Size
 from vitruvian.models.sam2.modeling import Sam2BaseModel, Sam2Model
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
-from vitruvian.weights import compare, describe_mismatch, read_original, renamed, some
+from vitruvian.weights import describe_mismatch, match_keys, read_original, renamed, some
 
 ModelT = TypeVar("ModelT", bound=Sam2BaseModel)
 
@@ -157,7 +157,7 @@ def _check_names_and_shapes(model: Sam2BaseModel, state: Mapping[str, Tensor], s
     """Raise `WeightsError` unless names and shapes are exactly those of the model."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     got = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    plan = compare(expected, got, {name: name for name in got})
+    plan = match_keys(expected, got)
     if plan.missing or plan.unexpected or plan.mismatched:
         problem = describe_mismatch(plan.missing, plan.unexpected, plan.mismatched)
         name = type(model).__name__

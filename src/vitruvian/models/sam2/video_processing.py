@@ -28,14 +28,13 @@ from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
     JOINT_FILE,
     PROCESSOR_FILE,
+    VIDEO_PROCESSOR_FILE,
     ImageOptions,
     ImageProcessor,
     as_pixels,
     height_width,
     size_list,
 )
-
-VIDEO_PROCESSOR_FILE = "video_preprocessor_config.json"
 
 
 @settings

@@ -324,7 +324,7 @@ def test_mistakes_are_refused() -> None:
 
 def test_image_pipelines_open_checkpoints_of_videos(tmp_path: Path) -> None:
     import vitruvian
-    from vitruvian.cli.checkpoints import facts_of
+    from vitruvian.cli.checkpoints import describe_checkpoint
 
     MODEL.save_pretrained(tmp_path)
     images = vitruvian.Sam2ImageProcessor(size=SIZE, mask_size={"height": SIDE // 4, "width": SIDE // 4})
@@ -333,6 +333,6 @@ def test_image_pipelines_open_checkpoints_of_videos(tmp_path: Path) -> None:
     assert isinstance(vitruvian.AutoImageProcessor.from_pretrained(tmp_path), vitruvian.Sam2ImageProcessor)
     result = vitruvian.pipeline("segment", str(tmp_path))(Image.new("RGB", (40, 30)), points=[[9, 7]])
     assert result.masks.shape[-2:] == (30, 40)
-    facts = facts_of(str(tmp_path), None)
+    facts = describe_checkpoint(str(tmp_path))
     assert facts["class"] == "Sam2VideoModel"
     assert {"segment", "mask-generation"} & set(facts["commands"])
