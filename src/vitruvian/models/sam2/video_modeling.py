@@ -29,6 +29,8 @@ from vitruvian.models.sam2.modeling import Sam2BaseModel
 from vitruvian.models.sam2.processing import remove_specks, without_overlap
 from vitruvian.models.sam2.prompt_encoder import NOT_A_POINT, PADDING
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
+from vitruvian.ops.cache import constant
+from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 
 _NO_OBJECT_LOGIT = -1024.0  # of the pixels of a frame without the object
@@ -308,7 +310,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         parts = [self._segment_group([steps[number] for number in group], levels, conditioned) for group in groups]
         if len(parts) == 1:
             return parts[0]
-        order = torch.tensor([number for group in groups for number in group]).argsort().to(levels[-1].device)
+        order = pinned_copy(torch.tensor([n for group in groups for n in group]).argsort(), levels[-1].device)
         return _ObjectMasks(*(torch.cat(fields)[order] for fields in zip(*parts, strict=True)))
 
     def _segment_group(
@@ -462,7 +464,8 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         joined = torch.stack([one.to(features.device, non_blocking=True) for one in each]).to(features.dtype)
         in_grid = sine_positions(grid_hw, channels, features.dtype, features.device)  # [M, C']
         # The row of a distance d is d - 1; conditioning frames have the last row.
-        in_time = self.memory_temporal_positional_encoding[[distance - 1 for distance in distances], 0]  # [K, 1, C']
+        rows = constant(tuple((distance - 1) % self.config.num_maskmem for distance in distances), features.device)
+        in_time = self.memory_temporal_positional_encoding[rows, 0]  # [K, 1, C']
         return joined, (in_time + in_grid).flatten(0, 1).expand(len(memories), -1, -1)
 
     def _pointer_memory(self, memories: list[_Memories], features: Tensor, limit: int) -> tuple[Tensor, Tensor]:
@@ -477,7 +480,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         tokens = torch.unflatten(pointers, 2, (splits, -1)).flatten(1, 2)  # [O, N·S, C']
         if not self.config.enable_temporal_pos_encoding_for_object_pointers:
             return tokens, torch.zeros_like(tokens)
-        distances = torch.tensor([[d for d, _ in one.pointers] for one in memories], device=features.device)  # [O, N]
+        distances = pinned_copy(torch.tensor([[d for d, _ in one.pointers] for one in memories]), features.device)
         sines = _sine_of_time(distances / max(1, limit - 1), pointers.shape[2]).to(features.dtype)  # [O, N, C]
         in_time = self.temporal_positional_encoding_projection_layer(sines)  # [O, N, C']
         return tokens, in_time.repeat_interleave(splits, dim=1)
@@ -520,7 +523,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             prompted = [step.is_prompted for step in steps]
             if not options.independent_objects:
                 prompted = [any(prompted)] * len(steps)
-            memories = self._encode_memory(features, high, masks.scores, torch.tensor(prompted, device=high.device))
+            memories = self._encode_memory(features, high, masks.scores, constant(tuple(prompted), high.device))
         low = _fill_specks(masks.low, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area)
         for number, step in enumerate(steps):
             this = slice(number, number + 1)

@@ -22,7 +22,8 @@ from vitruvian.errors import InputError
 from vitruvian.hub import HubOptions
 from vitruvian.images import resample_mode, resize
 from vitruvian.models.sam2.configuration import pair, positional_fields
-from vitruvian.models.sam2.processing import Sam2Processor, nesting_depth
+from vitruvian.models.sam2.processing import Sam2Processor
+from vitruvian.models.sam2.prompts import nesting_depth
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (

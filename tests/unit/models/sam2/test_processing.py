@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from vitruvian.errors import CheckpointError, ConfigError, InputError
-from vitruvian.models.sam2.processing import Sam2ImageProcessor, Sam2Processor, read_boxes, read_points
+from vitruvian.models.sam2.processing import Sam2ImageProcessor, Sam2Processor
+from vitruvian.models.sam2.prompts import read_boxes, read_points
 
 SMALL = {"height": 64, "width": 64}
 
