@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, field, fields
 from typing import Any, ClassVar, Self, TypeVar
 
-from vitruvian.config import Config, Settings, nested, settings
+from vitruvian.config import Config, Settings, bounded, nested, settings
 from vitruvian.errors import ConfigError, near_matches
 
 Size = int | list[int] | tuple[int, int]
@@ -255,7 +255,7 @@ class Sam2PromptEncoderConfig(_Sam2PartConfig):
     image_size: Size = 1024
     patch_size: Size = 16
     mask_input_channels: int = 16
-    num_point_embeddings: int = 4
+    num_point_embeddings: int = bounded(4, ge=4)
     hidden_act: str = "gelu"
     layer_norm_eps: float = 1e-6
     scale: float = 1
@@ -268,8 +268,6 @@ class Sam2PromptEncoderConfig(_Sam2PartConfig):
                 "hidden_size and mask_input_channels: expected a multiple of 2 and of 4, "
                 f"got {self.hidden_size} and {self.mask_input_channels}."
             )
-        if self.num_point_embeddings < 4:
-            raise ConfigError(f"num_point_embeddings: expected at least 4, got {self.num_point_embeddings}.")
         if any(
             size < patch or size % patch
             for size, patch in zip(pair(self.image_size), pair(self.patch_size), strict=True)
@@ -311,15 +309,15 @@ class Sam2MaskDecoderConfig(_Sam2PartConfig):
 
     hidden_size: int = 256
     hidden_act: str = "gelu"
-    num_multimask_outputs: int = 3
+    num_multimask_outputs: int = bounded(3, ge=1)
     dynamic_multimask_via_stability: bool = True
     dynamic_multimask_stability_delta: float = 0.05
     dynamic_multimask_stability_thresh: float = 0.98
     mlp_dim: int = 2048
-    num_hidden_layers: int = 2
+    num_hidden_layers: int = bounded(2, ge=1)
     num_attention_heads: int = 8
     attention_downsample_rate: int = 2
-    iou_head_depth: int = 3
+    iou_head_depth: int = bounded(3, ge=2)
     iou_head_hidden_dim: int = 256
 
     def validate(self) -> None:
@@ -330,11 +328,6 @@ class Sam2MaskDecoderConfig(_Sam2PartConfig):
             raise ConfigError(
                 "hidden_size: expected a multiple of 8 and of num_attention_heads × attention_downsample_rate "
                 f"({parts}), got {self.hidden_size}."
-            )
-        if self.num_hidden_layers < 1 or self.iou_head_depth < 2 or self.num_multimask_outputs < 1:
-            raise ConfigError(
-                "num_hidden_layers, iou_head_depth, num_multimask_outputs: expected at least 1, 2 and 1, got "
-                f"{self.num_hidden_layers}, {self.iou_head_depth}, {self.num_multimask_outputs}."
             )
 
 
@@ -490,42 +483,42 @@ class Sam2VideoConfig(Sam2Config):
     mask_decoder_config: Sam2MaskDecoderConfig = field(default_factory=Sam2VideoMaskDecoderConfig)
     image_size: Size = 1024
     # memories and object pointers
-    num_maskmem: int = 7
+    num_maskmem: int = bounded(7, ge=0)
     sigmoid_scale_for_mem_enc: float = 20.0
     sigmoid_bias_for_mem_enc: float = -10.0
     enable_occlusion_spatial_embedding: bool = True
     # selection of masks
     multimask_output_in_sam: bool = True
-    multimask_min_pt_num: int = 0
-    multimask_max_pt_num: int = 1
+    multimask_min_pt_num: int = bounded(0, ge=0)
+    multimask_max_pt_num: int = bounded(1, ge=0)
     multimask_output_for_tracking: bool = True
-    max_object_pointers_in_encoder: int = 16
-    max_cond_frame_num: int = -1
+    max_object_pointers_in_encoder: int = bounded(16, ge=1)
+    max_cond_frame_num: int = bounded(-1, ge=-1)
     enable_temporal_pos_encoding_for_object_pointers: bool = True
     # memory attention
     memory_attention_hidden_size: int = 256
-    memory_attention_num_layers: int = 4
-    memory_attention_num_attention_heads: int = 1
-    memory_attention_downsample_rate: int = 1
+    memory_attention_num_layers: int = bounded(4, ge=1)
+    memory_attention_num_attention_heads: int = bounded(1, ge=1)
+    memory_attention_downsample_rate: int = bounded(1, ge=1)
     memory_attention_feed_forward_hidden_size: int = 2048
     memory_attention_feed_forward_hidden_act: str = "relu"
-    memory_attention_dropout: float = 0.1
+    memory_attention_dropout: float = bounded(0.1, ge=0, lt=1)
     memory_attention_rope_feat_sizes: list[int] | None = None
     rope_parameters: dict[str, Any] = field(default_factory=dict)
-    memory_attention_rope_dropout: float = 0.1
+    memory_attention_rope_dropout: float = bounded(0.1, ge=0, lt=1)
     # memory encoder
     memory_encoder_hidden_size: int = 256
-    memory_encoder_output_channels: int = 64
+    memory_encoder_output_channels: int = bounded(64, ge=4)
     mask_downsampler_embed_dim: int = 256
-    mask_downsampler_kernel_size: int = 3
-    mask_downsampler_stride: int = 2
+    mask_downsampler_kernel_size: int = bounded(3, ge=1)
+    mask_downsampler_stride: int = bounded(2, ge=2)
     mask_downsampler_padding: int = 1
-    mask_downsampler_total_stride: int = 16
+    mask_downsampler_total_stride: int = bounded(16, ge=2)
     mask_downsampler_hidden_act: str = "gelu"
-    memory_fuser_num_layers: int = 2
+    memory_fuser_num_layers: int = bounded(2, ge=0)
     memory_fuser_embed_dim: int = 256
     memory_fuser_intermediate_dim: int = 1024
-    memory_fuser_kernel_size: int = 7
+    memory_fuser_kernel_size: int = bounded(7, ge=1)
     memory_fuser_padding: int = 3
     memory_fuser_layer_scale_init_value: float = 1e-6
     memory_fuser_hidden_act: str = "gelu"
