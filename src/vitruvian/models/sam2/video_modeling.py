@@ -485,19 +485,24 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         in_time = self.temporal_positional_encoding_projection_layer(sines)  # [O, N, C']
         return tokens, in_time.repeat_interleave(splits, dim=1)
 
-    def _encode_memory(self, features: Tensor, masks: Tensor, scores: Tensor, binarize: Tensor) -> Tensor:
+    def _encode_memory(self, features: Tensor, masks: Tensor, scores: Tensor, binarize: list[bool]) -> Tensor:
         """Encode masks [O, 1, H, W] of a frame with features [1, C, h, w]: memories [O, h·w, C'] in bfloat16.
 
         Args:
             features: Features of the frame, without memory.
             masks: Mask logits.
             scores: Logits for whether each object is visible [O, 1].
-            binarize: Which masks become binary [O], as prompted ones do.
+            binarize: Which masks become binary, as prompted ones do outside of training.
         """
-        hard = binarize[:, None, None, None] & (not self.training)
-        soft = torch.where(hard, (masks > 0).to(masks.dtype), masks.sigmoid())
-        soft = soft * self.config.sigmoid_scale_for_mem_enc + self.config.sigmoid_bias_for_mem_enc
-        memory: Tensor = self.memory_encoder(features, soft)  # [O, C', h, w]
+        if self.training or not any(binarize):
+            masks = masks.sigmoid()
+        elif all(binarize):
+            masks = (masks > 0).to(masks.dtype)
+        else:
+            is_binary = pinned_copy(torch.tensor(binarize), masks.device)[:, None, None, None]
+            masks = torch.where(is_binary, (masks > 0).to(masks.dtype), masks.sigmoid())
+        masks = masks * self.config.sigmoid_scale_for_mem_enc + self.config.sigmoid_bias_for_mem_enc
+        memory: Tensor = self.memory_encoder(features, masks)  # [O, C', h, w]
         if self.occlusion_spatial_embedding_parameter is not None:
             occluded = (scores <= 0).to(memory.dtype)[..., None, None]  # [O, 1, 1, 1]
             memory = memory + occluded * self.occlusion_spatial_embedding_parameter[..., None, None]
@@ -523,7 +528,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             prompted = [step.is_prompted for step in steps]
             if not options.independent_objects:
                 prompted = [any(prompted)] * len(steps)
-            memories = self._encode_memory(features, high, masks.scores, constant(tuple(prompted), high.device))
+            memories = self._encode_memory(features, high, masks.scores, prompted)
         low = _fill_specks(masks.low, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area)
         for number, step in enumerate(steps):
             this = slice(number, number + 1)
