@@ -149,7 +149,6 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             self.occlusion_spatial_embedding_parameter = nn.Parameter(torch.zeros(1, memory_channels))
         self.post_init()
 
-    @torch.no_grad()
     def forward(
         self,
         inference_session: Sam2VideoInferenceSession,
@@ -160,6 +159,8 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         **options: Unpack[OutputOptions],
     ) -> Sam2VideoSegmentationOutput:
         """Segment the objects of a session in one frame, and store what later frames need.
+
+        Gradients flow in training mode only, then also through the memories of earlier frames.
 
         Args:
             inference_session: The session.
@@ -176,12 +177,13 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             frame_idx = session.add_new_frame(frame, frame_idx)
         if frame_idx is None:
             raise InputError("frame_idx: expected the index of a frame, or a streamed frame as `frame`, got neither.")
-        levels = session.features(frame_idx, lambda pixels: self.run_captured(self._encode_frame, pixels))
-        steps = self._plan(session, frame_idx, reverse)
-        if steps:
-            masks = self._segment(session, frame_idx, steps, levels, streaming=streaming)
-            self._store(session, frame_idx, steps, masks, levels[-1], run_mem_encoder=run_mem_encoder)
-        output = self._collect(session, frame_idx)
+        with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
+            levels = session.features(frame_idx, lambda pixels: self.run_captured(self._encode_frame, pixels))
+            steps = self._plan(session, frame_idx, reverse)
+            if steps:
+                masks = self._segment(session, frame_idx, steps, levels, streaming=streaming)
+                self._store(session, frame_idx, steps, masks, levels[-1], run_mem_encoder=run_mem_encoder)
+            output = self._collect(session, frame_idx)
         if not session.options.keep_history:
             session.drop_history(
                 frame_idx,

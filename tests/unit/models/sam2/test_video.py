@@ -123,6 +123,18 @@ def test_bfloat16_and_other_sizes() -> None:
     assert [masks(output).shape for output in outputs] == [(1, 1, 16, 24)] * 3
 
 
+def test_gradients_flow_through_memory_in_training() -> None:
+    model = build().train()
+    state = session()
+    add(state, 0, 1, POINT_A, ONE)
+    model(state, frame_idx=0)
+    masks(model(state, frame_idx=1)).sum().backward()
+    for part in (model.memory_encoder, model.memory_attention, model.vision_encoder):
+        gradients = [value.grad for name, value in part.named_parameters() if "neck" not in name]
+        assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
+    assert not masks(model.eval()(state, frame_idx=2)).requires_grad
+
+
 def test_conditioning_frames_that_are_attended_to() -> None:
     assert _closest([0, 3, 5, 7], 4, -1) == {0, 3, 5, 7}
     assert _closest([0, 3, 5, 7], 4, 2) == {3, 5}
