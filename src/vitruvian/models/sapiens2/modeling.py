@@ -286,15 +286,14 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
         """Return the patch embedding."""
         return self.model.get_input_embeddings()
 
-    def encoder_options(self, options: OutputOptions) -> OutputOptions:
-        """Return the options of a call to the encoder."""
-        return self.output_flags(**options).for_inner()
-
-    def features(self, encoded: BaseModelOutputWithPooling, pixel_values: Tensor) -> Tensor:
-        """Return the map [B, C, h, w] that the heads read, from the output of the encoder."""
+    def encode(self, pixel_values: Tensor, options: TaskOptions) -> tuple[BaseModelOutputWithPooling, Tensor]:
+        """Return the output of the encoder, and the map [B, C, h, w] that the heads read. Takes `encoded` out."""
+        encoded: BaseModelOutputWithPooling | None = options.pop("encoded", None)
+        if encoded is None:
+            encoded = self.model(pixel_values, **self.output_flags(**options).for_inner())
         if encoded.last_hidden_state is None:
             raise InputError("encoded: expected the output of the encoder for these images, got one without tokens.")
-        return patch_map(encoded.last_hidden_state, self.config, pixel_values)
+        return encoded, patch_map(encoded.last_hidden_state, self.config, pixel_values)
 
     def finish(
         self,
@@ -335,8 +334,8 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
             label_weights: Weight of each keypoint, [B, J], [B, J, 1, 1] or [B, J, H/4, W/4].
             options: See `TaskOptions`.
         """
-        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
-        heatmaps = self.decode_head(self.features(encoded, pixel_values))  # [B, J, H/4, W/4]
+        encoded, features = self.encode(pixel_values, options)
+        heatmaps = self.decode_head(features)  # [B, J, H/4, W/4]
         if flip_pairs is not None:
             heatmaps = flip_back(heatmaps, flip_pairs)
         loss: LossTerms | Tensor | None = None
@@ -363,8 +362,8 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
         """
         if labels is not None and self.config.num_labels == 1:
             raise InputError("labels: segmentation needs at least two classes, and this model has one.")
-        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
-        logits = self.decode_head(self.features(encoded, pixel_values))  # [B, K, H, W]
+        encoded, features = self.encode(pixel_values, options)
+        logits = self.decode_head(features)  # [B, K, H, W]
         loss: LossTerms | Tensor | None = None
         if labels is not None:
             recipe = self.config.use_loss_recipe
@@ -405,8 +404,8 @@ class Sapiens2ForNormalEstimation(Sapiens2TaskModel):
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
             options: See `TaskOptions`.
         """
-        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
-        normals = self.decode_head(self.features(encoded, pixel_values))  # [B, 3, H, W]
+        encoded, features = self.encode(pixel_values, options)
+        normals = self.decode_head(features)  # [B, 3, H, W]
         loss = None if labels is None else normal_loss(normals, labels, label_mask)
         return self.finish(Sapiens2NormalEstimatorOutput(normals=normals), encoded, options, loss)
 
@@ -431,8 +430,8 @@ class Sapiens2ForAlbedoEstimation(Sapiens2TaskModel):
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
             options: See `TaskOptions`.
         """
-        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
-        albedos = self.decode_head(self.features(encoded, pixel_values))  # [B, 3, H, W]
+        encoded, features = self.encode(pixel_values, options)
+        albedos = self.decode_head(features)  # [B, 3, H, W]
         loss = None if labels is None else albedo_loss(albedos, labels, label_mask)
         return self.finish(Sapiens2AlbedoEstimatorOutput(albedos=albedos), encoded, options, loss)
 
@@ -468,8 +467,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W]; by default those with depth above 0.
             options: See `TaskOptions`.
         """
-        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
-        features = self.features(encoded, pixel_values)
+        encoded, features = self.encode(pixel_values, options)
         pointmaps = self.decode_head(features)  # [B, 3, H, W]
         scales = None if self.scale_head is None else self.scale_head(features)  # [B, 1]
         loss: LossTerms | None = None
@@ -509,8 +507,8 @@ class Sapiens2ForImageMatting(Sapiens2TaskModel):
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
             options: See `TaskOptions`.
         """
-        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
-        matte = self.decode_head(self.features(encoded, pixel_values)).sigmoid()  # [B, 4, H, W]
+        encoded, features = self.encode(pixel_values, options)
+        matte = self.decode_head(features).sigmoid()  # [B, 4, H, W]
         loss = None if labels is None else matting_loss(matte, labels, label_mask)
         output = Sapiens2ImageMattingOutput(alphas=matte[:, 3:], foregrounds=matte[:, :3])
         return self.finish(output, encoded, options, loss)
