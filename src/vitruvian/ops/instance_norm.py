@@ -94,14 +94,14 @@ class MapStatistics:
 
     def merge(self, unit: Tensor | float = 1.0, *, eps: float) -> tuple[Tensor, Tensor]:
         """Return the mean and the inverse standard deviation of each map [B, C]; maps are in units [C]."""
-        found = []
+        merged = []
         for parts in self._parts.values():
             counts, means, squares = (torch.stack(values) for values in zip(*parts, strict=True))
             share = (counts / counts.sum())[:, None]  # [parts, 1]
             mean = (means * share).sum(0)
             variance = squares.sum(0) / counts.sum() + ((means - mean).square() * share).sum(0)
-            found.append((mean, unit * torch.rsqrt(variance * unit**2 + eps)))
-        mean, inv_std = (torch.stack(values) for values in zip(*found, strict=True))
+            merged.append((mean, unit * torch.rsqrt(variance * unit**2 + eps)))
+        mean, inv_std = (torch.stack(values) for values in zip(*merged, strict=True))
         return mean, inv_std
 
 

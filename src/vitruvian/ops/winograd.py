@@ -195,11 +195,12 @@ class WinogradConv:
                             pixels[:, row, :, :, x].add_(column, alpha=factor)
             if self.bias is not None:
                 pixels += self.bias.view(s, 1, 1, s, -1)
-            below = first * size * s - self.lead  # rows of the result
-            found = pixels.view(n * size * s, columns * size * s, -1)[max(-below, 0) :, self.lead : self.lead + s * W]
-            target = out[max(below, 0) : below + n * size * s]
-            target.copy_(found[: len(target)])
-            statistics.add(image, found[: len(target)])
+            start = first * size * s - self.lead  # row of the result
+            target = out[max(start, 0) : start + n * size * s]
+            pixels = pixels.view(n * size * s, columns * size * s, -1)[max(-start, 0) :]
+            pixels = pixels[: len(target), self.lead : self.lead + s * W]
+            target.copy_(pixels)
+            statistics.add(image, pixels)
 
     def _convolve_triton(self, maps: FeatureMaps, out: Tensor, step: int) -> FeatureMaps:
         """Convolve `step` rows of tiles at a time; rows are numbered through all images."""
