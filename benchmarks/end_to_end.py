@@ -42,7 +42,7 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 from random_inputs import add_noise, small_sapiens2, smooth_image  # noqa: E402
 
 from vitruvian import Sapiens2ImageProcessor, pipeline  # noqa: E402
-from vitruvian.benchmarking.models import DTYPES, Workload, subject  # noqa: E402
+from vitruvian.benchmarking.models import DTYPES, Workload, benchmark_model  # noqa: E402
 from vitruvian.benchmarking.timing import machine  # noqa: E402
 from vitruvian.ops.cuda_graphs import no_capture  # noqa: E402
 from vitruvian.pipelines import Failure, base  # noqa: E402
@@ -100,7 +100,7 @@ def open_pipeline(options: argparse.Namespace, device: torch.device) -> Any:
         model = small_sapiens2("pose", (128, 96), channels=(32, 32)).to(device, dtype)
         processor = Sapiens2ImageProcessor(size={"height": 128, "width": 96})
     else:
-        one = subject(f"sapiens2-{options.model}")
+        one = benchmark_model(f"sapiens2-{options.model}")
         model = one.build(Workload(1, one.size_hw, 0, dtype, device))
         processor = Sapiens2ImageProcessor()
     chosen = {} if options.batch_size is None else {"batch_size": options.batch_size}

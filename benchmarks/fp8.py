@@ -1,6 +1,7 @@
 """Speed and error of fp8 for each task, with trained and with random weights.
 
     python benchmarks/fp8.py                                     # the built-in model, then 0.4b with random weights
+    python benchmarks/fp8.py --model 0.4b 1b --tasks pose        # random weights: times only
     python benchmarks/fp8.py --model facebook/sapiens2-pose-0.4b --tasks pose --pictures photos
     python benchmarks/fp8.py --emulate --pictures people         # errors of the built-in model, on any machine
 
@@ -28,18 +29,19 @@ import vitruvian  # noqa: E402
 from vitruvian.benchmarking.timing import machine, time_interleaved  # noqa: E402
 from vitruvian.export.comparison import task_cost  # noqa: E402
 from vitruvian.export.int8 import calibration_samples  # noqa: E402
+from vitruvian.models.sapiens2.configuration import VARIANTS  # noqa: E402
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES  # noqa: E402
 
 CLASSES = {task: cls.__name__ for task, cls in TASK_CLASSES.items() if task != "people"}
 
 
-def build(task: str, source: str | None, *, device: str = "cuda") -> Any:
-    """Return a trained model, or 0.4b with random weights, in float32."""
+def build(task: str, source: str, *, device: str = "cuda") -> Any:
+    """Return a trained model, or a variant such as 0.4b with random weights, in float32."""
     cls = getattr(vitruvian, CLASSES[task])
-    if source is not None:
+    if source not in VARIANTS:
         return cls.from_pretrained(source, dtype=torch.float32, device=device).eval()
     torch.manual_seed(0)
-    return cls.from_config(vitruvian.Sapiens2Config.variant("0.4b", task=task), device=device).eval()
+    return cls.from_config(vitruvian.Sapiens2Config.variant(source, task=task), device=device).eval()
 
 
 @torch.inference_mode()
@@ -76,7 +78,7 @@ def prepared(model: Any, options: argparse.Namespace) -> list[Tensor]:
     return [sample["pixel_values"] for sample in found]
 
 
-def run_task(task: str, source: str | None, options: argparse.Namespace) -> None:
+def run_task(task: str, source: str, options: argparse.Namespace) -> None:
     """Print the times and errors of a task."""
     truth = build(task, source)
     size_hw = truth.config.image_hw
@@ -90,7 +92,8 @@ def run_task(task: str, source: str | None, options: argparse.Namespace) -> None
             device=batch.device,
             seconds=options.seconds,
         )
-    print(f"{task}, {source or '0.4b, random weights'}, {size_hw[0]}×{size_hw[1]}, batch {options.batch}", flush=True)
+    weights = "random weights" if source in VARIANTS else "trained weights"
+    print(f"{task}, {source}, {weights}, {size_hw[0]}×{size_hw[1]}, batch {options.batch}", flush=True)
     ratio = times["fp8"].median / times["bfloat16"].median
     print(f"  bfloat16 {times['bfloat16']} ms, fp8 {times['fp8']} ms: {ratio:.3f} ×")
     rounded, coarse = errors(plain, truth, images), errors(eight, truth, images)
@@ -101,7 +104,9 @@ def run_task(task: str, source: str | None, options: argparse.Namespace) -> None
 def main() -> None:
     """Run the tasks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a checkpoint; by default the built-in one, then 0.4b with random weights")
+    parser.add_argument(
+        "--model", nargs="+", default=["builtin", "0.4b"], help="checkpoints, and variants, which get random weights"
+    )
     parser.add_argument("--tasks", nargs="+", default=list(CLASSES), choices=CLASSES)
     parser.add_argument("--pictures", type=Path, default=HERE.parent / "examples", help="folder of images of people")
     parser.add_argument("--most", type=int, default=16, help="number of images to compare")
@@ -111,12 +116,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.emulate:
         for task in options.tasks:
-            emulate_task(task, options.model or "builtin", options)
+            emulate_task(task, options.model[0], options)
         return
     if not torch.cuda.is_available():
         raise SystemExit("fp8 needs an NVIDIA GPU of the Hopper generation or newer, and there is no CUDA device here.")
     print(machine(torch.device("cuda")))
-    for source in [options.model] if options.model else ["builtin", None]:
+    for source in options.model:
         for task in options.tasks:
             run_task(task, source, options)
 

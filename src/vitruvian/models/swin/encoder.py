@@ -9,6 +9,7 @@ are in carried-residual form: a layer returns the tokens and its last branch, wh
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from vitruvian.layers.residual import DropPath
 from vitruvian.models.swin.configuration import SwinConfig
 from vitruvian.ops.dispatch import is_tracing, wants_grad
 from vitruvian.ops.layer_norm import add_layer_norm
-from vitruvian.ops.window_attention import window_attention, window_attention_with_weights
+from vitruvian.ops.window_attention import window_attention
 
 Grid = tuple[int, int]
 
@@ -146,17 +147,11 @@ class WindowAttention(nn.Module):
             qkv = torch.cat((self.query(tokens), self.key(tokens), self.value(tokens)), dim=-1)  # [B, h·w, 3C]
             biases: list[Tensor] = [part.bias for part in (self.query, self.key, self.value) if part.bias is not None]
             fill = torch.cat(biases) if biases else None  # [3C]
-        dropout = self.drop_rate if self.training else 0.0
-        if need_weights or self.attn_implementation == "eager":
-            return window_attention_with_weights(
-                qkv, grid_hw=grid_hw, heads=self.heads, window=self.window, shift=shift,
-                fill=fill, bias=self.position_bias(), dropout=dropout,
-            )  # fmt: skip
-        out = window_attention(
-            qkv, grid_hw=grid_hw, heads=self.heads, window=self.window, shift=shift,
-            fill=fill, bias=self.position_bias(), dropout=dropout,
+        return window_attention(
+            qkv, grid_hw=grid_hw, heads=self.heads, window=self.window, shift=shift, fill=fill,
+            bias=self.position_bias(), dropout=self.drop_rate if self.training else 0.0,
+            need_weights=need_weights or self.attn_implementation == "eager",
         )  # fmt: skip
-        return out, None
 
     def position_bias(self) -> Tensor:
         """Bias of every head for every pair of tokens in a window [A, N, N]; cached by `optimize` in inference."""
@@ -299,28 +294,17 @@ class Encoder(nn.Module):
     def __init__(self, config: SwinConfig) -> None:
         super().__init__()
         total = sum(config.depths)
-        rates = [config.drop_path_rate * layer / max(total - 1, 1) for layer in range(total)]
-        stages = []
-        for stage, depth in enumerate(config.depths):
-            first = sum(config.depths[:stage])
-            stages.append(
-                Stage(
-                    config,
-                    config.stage_channels[stage],
-                    config.num_heads[stage],
-                    drop_paths=rates[first : first + depth],
-                    merge=stage < len(config.depths) - 1,
-                )
-            )
-        self.layers = nn.ModuleList(stages)
+        rates = iter([config.drop_path_rate * layer / max(total - 1, 1) for layer in range(total)])
+        stages = zip(config.stage_channels, config.num_heads, config.depths, strict=True)
+        self.layers = nn.ModuleList(
+            Stage(config, channels, heads, drop_paths=list(islice(rates, depth)), merge=number < config.num_layers)
+            for number, (channels, heads, depth) in enumerate(stages, start=1)
+        )
 
     def forward(self, inputs: TokenGrid, *, always_shift: bool, need_weights: bool = False) -> EncoderOutput:
-        """Run embeddings through all stages.
+        """Run embeddings [B, h·w, C] through all stages.
 
-        Args:
-            inputs: Embeddings [B, h·w, C] and their grid.
-            always_shift: Shift windows even where one window holds the whole grid, as backbones were trained.
-            need_weights: Also return the attention weights of each stage's last layer.
+        With `always_shift`, windows are shifted even if one window covers the grid, as backbones were trained.
         """
         output = EncoderOutput()
         for stage in self.layers:
