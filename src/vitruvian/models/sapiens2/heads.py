@@ -12,7 +12,7 @@ from vitruvian.layers.mlp import activation
 from vitruvian.layers.norm import ChannelRMSNorm
 from vitruvian.layers.weight_cache import WeightCache
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
-from vitruvian.ops.dispatch import is_tracing, use_cpu, use_triton
+from vitruvian.ops.dispatch import is_tracing, use_triton
 from vitruvian.ops.instance_norm import FeatureMaps, instance_norm_silu
 from vitruvian.ops.pointwise_conv import pointwise_conv, pointwise_conv_norm, suits_pointwise
 from vitruvian.ops.winograd import WinogradConv, suits_winograd
@@ -67,9 +67,11 @@ class DecodeHead(nn.Module):
 
     def _decode(self, features: Tensor, *, batch: int) -> FeatureMaps:
         """Run all blocks on the maps of some images of a batch."""
-        fused = use_triton("instance_norm", features) or use_cpu("pointwise_conv", features)
+        blocks = self._blocks()
+        fused = use_triton("instance_norm", features)
+        fused = fused or any(block._suits_winograd(features, batch) for block in blocks[:1] if block.winograd is not None)
         maps = FeatureMaps(features.contiguous(memory_format=torch.channels_last if fused else torch.contiguous_format))
-        for block in self._blocks():
+        for block in blocks:
             maps = block(maps, batch)
         return maps
 
