@@ -69,7 +69,8 @@ class DecodeHead(nn.Module):
         """Run all blocks on the maps of some images of a batch."""
         blocks = self._blocks()
         fused = use_triton("instance_norm", features)
-        fused = fused or any(block._suits_winograd(features, batch) for block in blocks[:1] if block.winograd is not None)
+        if not fused and blocks and blocks[0].winograd is not None:
+            fused = blocks[0]._suits_winograd(features, batch)
         maps = FeatureMaps(features.contiguous(memory_format=torch.channels_last if fused else torch.contiguous_format))
         for block in blocks:
             maps = block(maps, batch)
