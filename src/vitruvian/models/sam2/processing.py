@@ -91,7 +91,30 @@ class MaskPostProcessing:
 
 
 @settings
-class Sam2ImageProcessor(MaskPostProcessing, ImageProcessor):
+class FixedSizeProcessor(ImageProcessor):
+    """Resizes images to one size, whatever their aspect ratio, and normalizes them.
+
+    Args:
+        size: Size of the model input; by default 1024 × 1024.
+    """
+
+    size: dict[str, int] = dataclasses.field(default_factory=lambda: {"height": 1024, "width": 1024})
+    do_convert_rgb: bool | None = True
+
+    def validate(self) -> None:
+        """Raise `ConfigError` for a size without height and width."""
+        super().validate()
+        height_width(self.size, "size")
+
+    def prepare_image(self, pixels: Tensor) -> Tensor:
+        """Resize and normalize one image [3, H, W]."""
+        if self.do_resize:
+            pixels = resize(pixels, height_width(self.size, "size"), mode=resample_mode(self.resample))
+        return self.finish_pixels(pixels)
+
+
+@settings
+class Sam2ImageProcessor(MaskPostProcessing, FixedSizeProcessor):
     """Images to the input of SAM 2, and masks back to the size of the images.
 
     Args:
@@ -99,9 +122,7 @@ class Sam2ImageProcessor(MaskPostProcessing, ImageProcessor):
         mask_size: Size of label masks; by default 256 × 256, the size of predicted masks.
     """
 
-    size: dict[str, int] = dataclasses.field(default_factory=lambda: {"height": 1024, "width": 1024})
     mask_size: dict[str, int] = dataclasses.field(default_factory=lambda: {"height": 256, "width": 256})
-    do_convert_rgb: bool | None = True
 
     def __post_init__(self) -> None:
         self.mask_size = size_table(self.mask_size)
@@ -110,7 +131,6 @@ class Sam2ImageProcessor(MaskPostProcessing, ImageProcessor):
     def validate(self) -> None:
         """Raise `ConfigError` for sizes without height and width."""
         super().validate()
-        height_width(self.size, "size")
         height_width(self.mask_size, "mask_size")
 
     @classmethod
@@ -154,12 +174,6 @@ class Sam2ImageProcessor(MaskPostProcessing, ImageProcessor):
             label_maps = _label_maps(segmentation_maps, len(tensors))
             data["labels"] = [used._resize_labels(labels) for labels in label_maps]
         return BatchFeature(data, tensor_type=return_tensors)
-
-    def prepare_image(self, pixels: Tensor) -> Tensor:
-        """Resize and normalize one image [3, H, W]."""
-        if self.do_resize:
-            pixels = resize(pixels, height_width(self.size, "size"), mode=resample_mode(self.resample))
-        return self.finish_pixels(pixels)
 
     def _resize_labels(self, labels: Tensor) -> Tensor:
         """Resize label masks [H, W] or [P, H, W] without mixing labels: int64."""

@@ -20,9 +20,8 @@ from torch.nn import functional as F
 from vitruvian.config import nested, read_config_dict, settings, split_hub_options
 from vitruvian.errors import InputError
 from vitruvian.hub import HubOptions
-from vitruvian.images import resample_mode, resize
 from vitruvian.models.sam2.configuration import pair, positional_fields
-from vitruvian.models.sam2.processing import Sam2Processor
+from vitruvian.models.sam2.processing import FixedSizeProcessor, Sam2Processor
 from vitruvian.models.sam2.prompts import nesting_depth
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
 from vitruvian.outputs import BatchFeature
@@ -31,7 +30,6 @@ from vitruvian.processor import (
     PROCESSOR_FILE,
     VIDEO_PROCESSOR_FILE,
     ImageOptions,
-    ImageProcessor,
     as_pixels,
     height_width,
     size_list,
@@ -39,7 +37,7 @@ from vitruvian.processor import (
 
 
 @settings
-class Sam2VideoVideoProcessor(ImageProcessor):
+class Sam2VideoVideoProcessor(FixedSizeProcessor):
     """Videos to the input of SAM 2: every frame is resized and normalized.
 
     Args:
@@ -47,9 +45,6 @@ class Sam2VideoVideoProcessor(ImageProcessor):
     """
 
     file_name: ClassVar[str] = VIDEO_PROCESSOR_FILE
-
-    size: dict[str, int] = dataclasses.field(default_factory=lambda: {"height": 1024, "width": 1024})
-    do_convert_rgb: bool | None = True
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -66,6 +61,10 @@ class Sam2VideoVideoProcessor(ImageProcessor):
         """Read from a folder or the Hub. Keywords are options of the Hub, such as `revision`, or fields to override."""
         hub_options, overrides = split_hub_options(options)
         return cls.from_dict(_read_video_settings(pretrained_model_name_or_path, hub_options), **overrides)
+
+    def __call__(self, videos: Any, *args: Any, **kwargs: Any) -> BatchFeature:
+        """Same as `preprocess`."""
+        return self.preprocess(videos, *args, **kwargs)
 
     def preprocess(
         self,
@@ -94,17 +93,11 @@ class Sam2VideoVideoProcessor(ImageProcessor):
             if any(tuple(frame.shape[-2:]) != size_hw for frame in video):
                 raise InputError("videos: expected frames of one size in each video. Resize them first.")
         data = {
-            "pixel_values_videos": [torch.stack([used.prepare_frame(frame) for frame in video]) for video in frames],
+            "pixel_values_videos": [torch.stack([used.prepare_image(frame) for frame in video]) for video in frames],
             "original_sizes": sizes,
             "reshaped_input_sizes": [height_width(used.size, "size")] * len(frames),
         }
         return BatchFeature(data, tensor_type=return_tensors)
-
-    def prepare_frame(self, pixels: Tensor) -> Tensor:
-        """Resize and normalize one frame [3, H, W]."""
-        if self.do_resize:
-            pixels = resize(pixels, height_width(self.size, "size"), mode=resample_mode(self.resample))
-        return self.finish_pixels(pixels)
 
     def post_process_masks(
         self,

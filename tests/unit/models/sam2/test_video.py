@@ -292,7 +292,7 @@ def test_sessions_from_videos_of_any_form(form: str) -> None:
     state = PROCESSOR.init_video_session(video)
     assert (state.num_frames, state.video_height, state.video_width) == (3, 40, 50)
     assert state.get_frame(2).shape == (3, SIDE, SIDE)
-    prepared = PROCESSOR.video_processor([video, video], return_tensors="pt")
+    prepared = PROCESSOR.video_processor(videos=[video, video], return_tensors="pt")
     assert prepared["pixel_values_videos"].shape == (2, 3, 3, SIDE, SIDE)
     logits = torch.randn(1, 1, 16, 16)
     large = PROCESSOR.video_processor.post_process_masks([logits], [(40, 50)], [(64, 32)], binarize=False)
