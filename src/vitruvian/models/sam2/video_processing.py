@@ -62,7 +62,7 @@ class Sam2VideoVideoProcessor(FixedSizeProcessor):
         hub_options, overrides = split_hub_options(options)
         return cls.from_dict(_read_video_settings(pretrained_model_name_or_path, hub_options), **overrides)
 
-    def __call__(self, videos: Any, *args: Any, **kwargs: Any) -> BatchFeature:
+    def __call__(self, videos: Any, *args: Any, **kwargs: Any) -> BatchFeature:  # type: ignore[override]
         """Same as `preprocess`."""
         return self.preprocess(videos, *args, **kwargs)
 
