@@ -16,14 +16,14 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "vitruvian.auto": (
         "AutoBackbone", "AutoConfig", "AutoImageProcessor", "AutoModel", "AutoModelForAlbedoEstimation",
         "AutoModelForImageMatting", "AutoModelForInstanceSegmentation", "AutoModelForMaskGeneration",
-        "AutoModelForNormalEstimation", "AutoModelForPeopleDetection", "AutoModelForPointmapEstimation",
-        "AutoModelForPoseEstimation", "AutoModelForPreTraining", "AutoModelForSemanticSegmentation",
+        "AutoModelForNormalEstimation", "AutoModelForObjectTracking", "AutoModelForPeopleDetection",
+        "AutoModelForPointmapEstimation", "AutoModelForPoseEstimation", "AutoModelForPreTraining", "AutoModelForSemanticSegmentation",
         "AutoModelForUniversalSegmentation", "AutoProcessor", "AutoVideoProcessor",
     ),
     "vitruvian.config": ("Config",),
     "vitruvian.errors": (
         "CheckpointError", "ConfigError", "ImageError", "InputError", "MissingExtraError", "NewWeightsWarning",
-        "VitruvianError", "VitruvianWarning", "WeightsError",
+        "PromptError", "VitruvianError", "VitruvianWarning", "WeightsError",
     ),
     "vitruvian.images": ("load_image",),
     "vitruvian.model": ("Model",),
@@ -80,6 +80,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "SemanticSegmenterOutput",
     ),
     "vitruvian.pipelines": ("pipeline",),
+    "vitruvian.pipelines.tasks.track": ("TrackPrompt",),
     "vitruvian.processor": ("ImageProcessor",),
 }
 # fmt: on

@@ -53,7 +53,7 @@ TABLE: dict[str, dict[str, str]] = {
 # fmt: on
 # Checkpoints of SAM 2 on the Hub were saved from its video model, which is the image model and a memory.
 TABLE["sam2_video"] = TABLE["sam2"] | _family(
-    "Sam2Video", prompts="Processor", video_processor="VideoProcessor", model="Model"
+    "Sam2Video", prompts="Processor", video_processor="VideoProcessor", model="Model", tracking="Model"
 )
 
 
@@ -241,6 +241,7 @@ AutoModelForImageMatting = _auto_class("AutoModelForImageMatting", "matting", "f
 AutoModelForAlbedoEstimation = _auto_class("AutoModelForAlbedoEstimation", "albedo", "for albedo")
 AutoModelForPeopleDetection = _auto_class("AutoModelForPeopleDetection", "people", "for people detection")
 AutoModelForMaskGeneration = _auto_class("AutoModelForMaskGeneration", "mask-generation", "for masks from prompts")
+AutoModelForObjectTracking = _auto_class("AutoModelForObjectTracking", "tracking", "for tracking in videos")
 AutoModelForInstanceSegmentation = _auto_class(
     "AutoModelForInstanceSegmentation", "instance", "for instance segmentation"
 )

@@ -12,7 +12,7 @@ from PIL import Image, ImageFilter
 
 from vitruvian.draw.boxes import captions
 from vitruvian.draw.canvas import BLACK, WHITE, RgbImage, check_opacity, fine_width, size_of, tint
-from vitruvian.draw.palettes import class_colours
+from vitruvian.draw.palettes import class_colours, identity_colours
 from vitruvian.draw.panels import add_legend
 from vitruvian.draw.text import Tag, draw_tags, tag_hw, text_size
 from vitruvian.images.label_maps import count_labels
@@ -145,23 +145,26 @@ def draw_masks(
     *,
     labels: Sequence[str] | None = None,
     scores: Sequence[float] | None = None,
+    ids: Sequence[int] | None = None,
     opacity: float = 0.5,
     outline: bool = True,
 ) -> RgbImage:
-    """Draw masks over an image in distinct colours, large ones below small ones.
+    """Draw masks over an image in distinct colours, by identity if there are `ids`, large ones below small ones.
 
     Args:
         image: uint8 [H, W, 3].
         masks: N masks [H, W], as an array [N, H, W] or an iterable; empty ones are left out.
         labels: [N] names, written inside the masks.
         scores: [N], written with two digits.
+        ids: [N] identities, written as ``#3``.
         opacity: Of the colours over the image.
         outline: Whether to draw the borders.
     """
     check_opacity(opacity)
     size_hw = size_of(image)
     cropped, count = _crop_masks(masks)
-    texts, colours = captions(count, labels=labels, scores=scores), class_colours(count)
+    texts = captions(count, labels=labels, scores=scores, ids=ids)
+    colours = class_colours(count) if ids is None else identity_colours(ids)
     canvas, width = np.array(image, order="C"), fine_width(size_hw)
     cropped.sort(key=lambda mask: -mask.area)
     for mask in cropped:

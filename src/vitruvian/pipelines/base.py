@@ -26,7 +26,7 @@ from vitruvian.hub import HUB_KEYWORDS
 from vitruvian.model import Model
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.cuda_streams import PendingTensors, upload_stream
-from vitruvian.pipelines.engine.runner import BATCH_TIMEOUT, Errors, Results, run_many, run_one
+from vitruvian.pipelines.engine.runner import BATCH_TIMEOUT, Errors, Results, Stream, run_many, run_one
 from vitruvian.pipelines.engine.task import InferenceTask, Unit
 from vitruvian.pipelines.people.detectors import (
     BoxFormat,
@@ -40,7 +40,7 @@ from vitruvian.pipelines.people.detectors import (
     people_from_boxes,
 )
 from vitruvian.pipelines.saving import ResultWriter, open_writer
-from vitruvian.pipelines.sources import Frame, open_source
+from vitruvian.pipelines.sources import Frame, Source, open_source
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People, Result
 from vitruvian.tasks import TASKS
@@ -269,7 +269,11 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             batch_timeout=call.options.batch_timeout,
             graphs=self.model.graphs if self.device.type == "cuda" else None,
         )
-        return Results(results, count=opened.count, video=opened.video)
+        return call.wrap_results(results, opened)
+
+    def wrap_results(self, results: Stream[ResultT], source: Source) -> Results[ResultT]:
+        """Return what a call for many images returns."""
+        return Results(results, count=source.count, video=source.video)
 
     def _for_call(self, changes: Mapping[str, object]) -> Self:
         """Return a copy with the options of one call. It shares the model, the processor and open detectors."""
@@ -307,8 +311,10 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         if spec is None and (options.crops_are_required or self.detects_by_default):
             source = self.model.config.name_or_path  # a packed checkpoint may detect people itself
             spec = source if source and "people" in packed_tasks(source) else None
-        if spec is None:
-            return None
+        return None if spec is None else self.open_detector(spec)
+
+    def open_detector(self, spec: DetectorSpec) -> PeopleDetector:
+        """Open a people detector on the device of the model; one that has a name is opened once."""
         if not isinstance(spec, str | Path):
             return open_detector(spec)
         if str(spec) not in self._open_detectors:  # it may hold a model

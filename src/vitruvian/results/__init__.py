@@ -13,6 +13,7 @@ from vitruvian.results.normals import Normals
 from vitruvian.results.panoptic import Panoptic, Segment
 from vitruvian.results.pointmap import Pointmap
 from vitruvian.results.pose import Keypoint, PersonPose, Pose
+from vitruvian.results.track import Track
 
 __all__ = [
     "Albedo",
@@ -30,4 +31,5 @@ __all__ = [
     "Result",
     "Segment",
     "Semantic",
+    "Track",
 ]

@@ -24,7 +24,7 @@ from vitruvian.results.supervision import detections
 if TYPE_CHECKING:
     import supervision
 
-MasksKind = Literal["segment", "mask-generation", "instance"]
+MasksKind = Literal["segment", "mask-generation", "instance", "track"]
 _OBJECT_CATEGORY = 1  # COCO category of masks without classes
 
 
@@ -33,7 +33,7 @@ class Masks(Result):
     """Masks of N objects; they may overlap.
 
     Attributes:
-        kind: The task: "segment" (by prompts), "mask-generation" (everything) or "instance" (by class).
+        kind: The task: "segment" (by prompts), "mask-generation" (everything), "instance" (by class) or "track".
         runs: The masks as COCO RLE, N of them, counts as strings. The constructor also takes RLE of any form or an
             array bool [N, H, W]; `masks` decodes them.
         scores: Confidence of the model, float32 [N].
@@ -55,7 +55,7 @@ class Masks(Result):
 
     def _prepare(self) -> dict[str, int]:
         check_choice("kind", self.kind, get_args(MasksKind))
-        object.__setattr__(self, "task", self.kind)  # three tasks share this class
+        object.__setattr__(self, "task", self.kind)  # several tasks share this class
         object.__setattr__(self, "runs", _as_runs(self.runs, self.size_hw))
         return {"N": len(self.runs)}
 
@@ -112,8 +112,9 @@ class Masks(Result):
     def write(self, path: Path, ending: str) -> None:
         """Write everything as JSON (masks as COCO RLE) or NPZ (masks bool [N, H, W]), or `index_map` as PNG."""
         if ending == ".png":
-            colours: RgbImage = np.concatenate([np.zeros((1, 3), np.uint8), class_colours(len(self))])  # [N + 1, 3]
-            write_label_png(path, self.index_map(), colours)
+            numbers = self.index_map()
+            colours: RgbImage = np.concatenate([np.zeros((1, 3), np.uint8), class_colours(int(numbers.max()))])
+            write_label_png(path, numbers, colours)
         else:
             super().write(path, ending)
 

@@ -276,8 +276,9 @@ class Sam2VideoInferenceSession:
         index = (self.num_frames or 0) if frame_idx is None else frame_idx
         if self.processed_frames is None:
             self.processed_frames = {}
+        if self.processed_frames.get(index) is not frame:
+            self._features.pop(index, None)
         self.processed_frames[index] = frame
-        self._features.pop(index, None)
         return index
 
     def get_frame(self, frame_idx: int) -> Tensor:

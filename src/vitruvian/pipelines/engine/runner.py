@@ -188,7 +188,8 @@ class InferenceEngine(Generic[ResultT]):
         self._task, self._source, self._batch = task, source, batch
         self._save, self._batch_timeout = save, batch_timeout
         self.batches: BatchQueue[_InFlight[ResultT]] = BatchQueue(task, batch, graphs, warmup=True)
-        self._max_ahead = max(_MIN_FINISHED, batch.size)  # images past the model before it pauses for the consumer
+        # Images past the model before it pauses for the consumer.
+        self._max_ahead = max(_MIN_FINISHED, batch.size) if task.max_ahead is None else task.max_ahead
         self._max_in_flight = _max_in_flight(batch.size, workers)
         self._slots = threading.Semaphore(self._max_in_flight)
         self._loads: queue.SimpleQueue[Future[_Loaded] | BaseException | None] = queue.SimpleQueue()

@@ -52,12 +52,14 @@ class InferenceTask(Generic[ResultT]):
         decodes_in_workers: Whether worker threads call `decode`.
         fixed_input_size: Whether all inputs have one size, so that a CUDA graph of a batch can be replayed.
         detects_people: Whether `detect` must run before `prepare`.
+        max_ahead: Images that the model may process before their results are taken; None for a batch, at least 4.
     """
 
     upload_stream: CudaStream | None = None
     decodes_in_workers: bool = True
     fixed_input_size: bool = False
     detects_people: bool = False
+    max_ahead: int | None = None
 
     @property
     def device(self) -> torch.device:

@@ -95,11 +95,11 @@ class Tracker(Stateful):
             unmatched = unmatched[~np.isin(tracks["id"][unmatched], ids)]
 
         high = np.flatnonzero(confidence >= _HIGH_SCORE)
-        similarity = _box_iou(_to_corners(tracks["box"]), boxes[high])  # [T, P]
+        similarity = box_iou(_to_corners(tracks["box"]), boxes[high])  # [T, P]
         match(unmatched, high, similarity * np.where(visible, 1, _OCCLUDED_DISCOUNT)[:, None], _MIN_IOU)
         low = np.flatnonzero((confidence >= _LOW_SCORE) & (confidence < _HIGH_SCORE))
         candidates = unmatched[visible[unmatched]]
-        match(candidates, low, _box_iou(_to_corners(tracks["box"][candidates]), boxes[low]), _LOW_SCORE_IOU)
+        match(candidates, low, box_iou(_to_corners(tracks["box"][candidates]), boxes[low]), _LOW_SCORE_IOU)
         rest = high[ids[high] == _UNTRACKED]
         match(unmatched, rest, _enlarged_iou(tracks["box"][unmatched], boxes[rest]), _ENLARGED_IOU)
 
@@ -251,7 +251,7 @@ def _enlarged_iou(tracks: Floats, boxes: Floats) -> Floats:
     ratio = enlarged[:, None, 3] / measured[None, :, 3]  # [T, P]
     enlarged[:, 2:] *= 1 + 2 * _ENLARGEMENT
     measured[:, 2:] *= 1 + 2 * _ENLARGEMENT
-    return np.where((ratio > 0.5) & (ratio < 2), _box_iou(_to_corners(enlarged), _to_corners(measured)), 0)
+    return np.where((ratio > 0.5) & (ratio < 2), box_iou(_to_corners(enlarged), _to_corners(measured)), 0)
 
 
 def _best_pairs(similarity: Floats, min_similarity: float) -> list[tuple[int, int]]:
@@ -261,7 +261,7 @@ def _best_pairs(similarity: Floats, min_similarity: float) -> list[tuple[int, in
     return [(row, column) for row, column in pairs.tolist() if similarity[row, column] >= min_similarity]
 
 
-def _box_iou(one: Floats, other: Floats) -> Floats:
+def box_iou(one: Floats, other: Floats) -> Floats:
     """Return the IoU of every two boxes: [T, 4], [P, 4] -> [T, P]."""
     low = np.maximum(one[:, None, :2], other[None, :, :2])  # [T, P, 2]
     high = np.minimum(one[:, None, 2:], other[None, :, 2:])

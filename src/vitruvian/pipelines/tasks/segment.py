@@ -109,18 +109,15 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
     def decode(self, prepared: Prepared, outputs: list[tuple[Tensor, Tensor]]) -> tuple[list[Rle], Tensor, Tensor]:
         """Upsample one mask after another; return run lengths, boxes [N, 4] and scores [N]."""
         logits, scores = outputs[0]
-        runs, boxes = [], []
-        for one in logits:
-            (mask,) = self.processor.post_process_masks(
-                one[None, None, None],
-                [prepared.frame.size_hw],
-                mask_threshold=self.options.mask_threshold,
-                max_hole_area=self.options.max_hole_area,
-                max_sprinkle_area=self.options.max_sprinkle_area,
-            )
-            runs += encode_rles(mask[0], compress=True)
-            boxes.append(mask_boxes(mask[0]))  # [1, 4]
-        return runs, torch.cat(boxes).float(), scores
+        runs, boxes = encode_masks(
+            self.processor,
+            logits,
+            prepared.frame.size_hw,
+            mask_threshold=self.options.mask_threshold,
+            max_hole_area=self.options.max_hole_area,
+            max_sprinkle_area=self.options.max_sprinkle_area,
+        )
+        return runs, boxes, scores
 
     def finish(self, prepared: Prepared, decoded: tuple[list[Rle], Tensor, Tensor]) -> Masks:
         """Build the result."""
@@ -132,6 +129,21 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
             scores=scores.numpy(),
             boxes_xyxy=boxes.numpy(),
         )
+
+
+def encode_masks(
+    processor: Sam2Processor, logits: Tensor, size_hw: tuple[int, int], **options: float
+) -> tuple[list[Rle], Tensor]:
+    """Upsample logits [N, h, w] to an image, one mask after another; return run lengths and boxes [N, 4].
+
+    `options` are those of `Sam2Processor.post_process_masks`.
+    """
+    runs, boxes = [], []
+    for one in logits:
+        (mask,) = processor.post_process_masks(one[None, None, None], [size_hw], **options)
+        runs += encode_rles(mask[0], compress=True)
+        boxes.append(mask_boxes(mask[0]))  # [1, 4]
+    return runs, torch.cat(boxes).float()
 
 
 def _nest(prompt: ArrayLike | None, levels: int) -> Any:
