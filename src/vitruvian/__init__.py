@@ -17,8 +17,8 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "AutoBackbone", "AutoConfig", "AutoImageProcessor", "AutoModel", "AutoModelForAlbedoEstimation",
         "AutoModelForImageMatting", "AutoModelForInstanceSegmentation", "AutoModelForMaskGeneration",
         "AutoModelForNormalEstimation", "AutoModelForObjectTracking", "AutoModelForPeopleDetection",
-        "AutoModelForPointmapEstimation", "AutoModelForPoseEstimation", "AutoModelForPreTraining", "AutoModelForSemanticSegmentation",
-        "AutoModelForUniversalSegmentation", "AutoProcessor", "AutoVideoProcessor",
+        "AutoModelForPointmapEstimation", "AutoModelForPoseEstimation", "AutoModelForPreTraining",
+        "AutoModelForSemanticSegmentation", "AutoModelForUniversalSegmentation", "AutoProcessor", "AutoVideoProcessor",
     ),
     "vitruvian.config": ("Config",),
     "vitruvian.errors": (

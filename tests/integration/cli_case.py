@@ -27,6 +27,7 @@ CHECKPOINTS = {
     "my-albedo-model": "albedo",
     "facebook/sapiens2-pretrain-0.4b": "embed",
     "facebook/sam2.1-hiera-large": "segment",
+    "facebook/sam2.1-hiera-tiny": "track",
     "facebook/mask2former-swin-small-coco-instance": "instance",
     "facebook/mask2former-swin-small-ade-semantic": "semantic",
     "facebook/mask2former-swin-small-cityscapes-panoptic": "panoptic",
@@ -45,6 +46,7 @@ COMMANDS: dict[str, list[str]] = {
         *("-m", "facebook/sam2.1-hiera-large", "--points-per-side", "3"),
         *("--quality", "-1", "--stability", "-1"),
     ],
+    "track": ["-m", "facebook/sam2.1-hiera-tiny", "--points", "1@0:22,12"],
     "semantic": ["-m", "facebook/mask2former-swin-small-ade-semantic"],
     "instances": ["-m", "facebook/mask2former-swin-small-coco-instance", "--threshold", "0"],
     "panoptic": [

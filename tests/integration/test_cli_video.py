@@ -37,7 +37,7 @@ def facts(path: Path) -> tuple[int, Fraction, tuple[int, int], bool]:
         return count, stream.average_rate, (stream.height, stream.width), bool(container.streams.audio)
 
 
-@pytest.mark.parametrize("name", ["parts", "semantic", "normals", "segment", "embed"])
+@pytest.mark.parametrize("name", ["parts", "semantic", "normals", "segment", "embed", "track"])
 def test_a_video_keeps_its_frames_rate_and_sound(name: str, tmp_path: Path) -> None:
     assert command(name, "clip.mp4", "-o", tmp_path, "-q") == 0
     assert facts(tmp_path / f"clip_{name}.mp4") == (COUNT, RATE, SIZE, True)
@@ -60,6 +60,44 @@ def test_again_and_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "1 anew" in capsys.readouterr().err
     assert out.stat().st_mtime_ns > stamp
     assert command("normals", "clip.mp4", "-o", out, "--convention", "opengl", "--overwrite") == 0
+
+
+def test_objects_are_tracked(tmp_path: Path) -> None:
+    assert command("track", "clip.mp4", "-o", tmp_path, "--box", "300@3:4,6,40,30", "--save", "png,json") == 0
+    ids = [[one["id"] for one in line["objects"]] for line in json_lines((tmp_path / "clip_track.jsonl").read_text())]
+    assert ids == [[1]] * 3 + [[1, 300]] * (COUNT - 3)
+    maps = sorted((tmp_path / "clip_track").iterdir())
+    assert len(maps) == COUNT
+    assert {number for path in maps for number in np.unique(pixels(path))} == {0, 1, 300}
+    assert command("track", "clip.mp4", "-o", tmp_path, "--cutout") == 0
+    with av.open(str(tmp_path / "clip_track.webm")) as container:
+        assert "alpha_mode" in {key.lower() for key in container.streams.video[0].metadata}
+
+
+def test_a_prompt_that_does_not_fit_keeps_the_frames_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("track", "clip.mp4", "-o", tmp_path, "--points", "2@5:900,4") == 1
+    assert "object 2 in frame 5" in capsys.readouterr().err
+    assert facts(tmp_path / "clip_track.mp4")[0] == 5
+    assert command("track", "clip.mp4", "-o", tmp_path, "--points", "2@900:5,4") == 1
+    assert f"ends with frame {COUNT - 1}, got 900 for object 2" in capsys.readouterr().err
+    assert facts(tmp_path / "clip_track.mp4")[0] == COUNT
+    assert command("track", "clip.mp4", "-o", tmp_path) == 0
+    assert facts(tmp_path / "clip_track.mp4")[0] == COUNT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["clip.mp4", "--points", "5,4"], "--points: expected ID@FRAME:numbers"),
+        (["clip.mp4", "--box", "1@0:5,4"], "--box: expected 4 numbers"),
+        (["photo.jpg"], "photo.jpg: expected a video or a camera for track"),
+    ],
+)
+def test_track_says_what_is_wrong(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("track", *arguments, "-o", tmp_path) in (1, 2)
+    assert message in capsys.readouterr().err
 
 
 def test_mattes_have_alpha(tmp_path: Path) -> None:

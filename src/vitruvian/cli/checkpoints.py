@@ -98,7 +98,7 @@ def known_checkpoints() -> Iterator[KnownCheckpoint]:
             yield KnownCheckpoint(f"facebook/sapiens2-{head}-{variant}", (command,), "sapiens2", millions)
     for release in ("sam2.1", "sam2"):
         for size, millions in _SAM2_SIZES.items():
-            yield KnownCheckpoint(f"facebook/{release}-hiera-{size}", ("segment", "masks"), "sam2", millions)
+            yield KnownCheckpoint(f"facebook/{release}-hiera-{size}", ("segment", "masks", "track"), "sam2", millions)
     for data, variants in _MASK2FORMER.items():
         for size in variants:
             command = find_task(data.rpartition("-")[2]).name
@@ -161,7 +161,8 @@ def _commands_for(class_names: Iterable[str]) -> list[str]:
 def _accepts(task: Task, class_name: str) -> bool:
     """Whether a task takes a model of this class; features come from any Sapiens2."""
     accepted = [accepted.__name__ for accepted in task.pipeline_class().accepts()]
-    class_name = "Sam2Model" if class_name == "Sam2VideoModel" else class_name  # it opens the same checkpoints
+    if class_name == "Sam2VideoModel" and "Sam2Model" in accepted:  # it opens the same checkpoints
+        return True
     return class_name in accepted or (task.name == "embed" and class_name.startswith("Sapiens2"))
 
 

@@ -198,6 +198,8 @@ class TaskRun:
         """Plan the files of an input, and return "new" or "changed"; raise what speaks against processing it."""
         if one.error is not None:
             raise one.error
+        if one.kind in ("image", "stdin") and not self.command.task.image_files:
+            raise InputError(f"{one.name}: expected a video or a camera for {self.command.name}, got an image.")
         if self.plan.stdout_kind is not None:
             return "new"
         self._files[one.identity] = files = self.plan.files(one)

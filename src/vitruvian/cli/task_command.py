@@ -31,6 +31,7 @@ class TaskCommand(MessageGroup, VideoGroup, ModelGroup, OutputGroup, SourceGroup
     name: ClassVar[str]
     example: ClassVar[str]
     plot_names: ClassVar[tuple[str, ...]] = ()  # fields that are arguments of the result's `plot`
+    resumes_videos: ClassVar[bool] = True  # whether a video that was interrupted goes on where it stopped
 
     @property
     def task(self) -> Task:
@@ -41,6 +42,11 @@ class TaskCommand(MessageGroup, VideoGroup, ModelGroup, OutputGroup, SourceGroup
     def to_stdout(self) -> bool:
         """Whether results go to standard output: --out - says so, and it is the default for standard input."""
         return self.out == STDIO or (self.out is None and self.sources == [STDIO] and not self.json)
+
+    @property
+    def transparent(self) -> bool:
+        """Whether videos have alpha, if their format can hold it: drawn with `rgba` of the result."""
+        return False
 
     def plot_options(self) -> dict[str, object]:
         """Return the options of the result's `plot`."""

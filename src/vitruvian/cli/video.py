@@ -34,7 +34,7 @@ def run_video_file(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> Non
     files = run.claim(one)
     frames = _FrameWriter(run.command, files)
     parts = [path.with_name(path.name + ".parts") for path in result_paths(files)]
-    restart = run.command.overwrite or not any(path.is_dir() for path in parts)  # nothing to go on with
+    restart = run.command.overwrite or not run.command.resumes_videos or not any(path.is_dir() for path in parts)
     if restart:
         frames.remove()
     report = _run_loop(run, pipe, one, frames, restart=restart)
@@ -95,13 +95,8 @@ class _FrameWriter:
         self._command, self.records = command, files.get("json")
         self.movie = next((path for kind, path in files.items() if kind in VIDEO_KINDS), None)
         self._patterns = [path for path in files.values() if FRAME_NUMBER in path.name]
-        # A matte is drawn as its alpha if the file can hold it and nothing is put behind.
-        self.alpha = (
-            command.name == "matte"
-            and not getattr(command, "over", None)
-            and self.movie is not None
-            and self.movie.suffix.lower() in (".webm", ".mov")
-        )
+        holds_alpha = self.movie is not None and self.movie.suffix.lower() in (".webm", ".mov")
+        self.alpha = command.transparent and holds_alpha
         self._plot_options = {"legend": False} if command.name in _LEGENDS else {}
         self.preview = None if command.preview is None else Preview(command.preview)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.families.sam2 import SIDE, tiny
+from tests.families.sam2 import SIDE, tiny, video_fields
 from tests.tiny import SIZE_HW, tiny_config, tiny_task
 from tests.tiny_checkpoints import SWIN
 from vitruvian import (
@@ -20,6 +20,10 @@ from vitruvian import (
     Sam2ImageProcessor,
     Sam2Model,
     Sam2Processor,
+    Sam2VideoConfig,
+    Sam2VideoModel,
+    Sam2VideoProcessor,
+    Sam2VideoVideoProcessor,
     Sapiens2ImageProcessor,
     Sapiens2Model,
     SwinConfig,
@@ -98,7 +102,20 @@ def parts_of(task: str) -> tuple[Any, Any]:
     pictures = Sam2ImageProcessor(
         size={"height": SIDE, "width": SIDE}, mask_size={"height": SIDE // 4, "width": SIDE // 4}
     )
+    if task == "track":
+        return tracking_model(), Sam2VideoProcessor(pictures, Sam2VideoVideoProcessor(size=pictures.size))
     return Sam2Model(tiny()), Sam2Processor(pictures)
+
+
+def tracking_model() -> Sam2VideoModel:
+    """A model whose masks are neither empty nor full."""
+    model = Sam2VideoModel(Sam2VideoConfig.from_dict(video_fields()))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:  # larger than for training
+                parameter.copy_(torch.randn_like(parameter) * parameter[0].numel() ** -0.5)
+        model.mask_decoder.pred_obj_score_head.proj_out.bias.fill_(4)  # objects are visible
+    return model
 
 
 def opened(task: str, **options: Any) -> Any:

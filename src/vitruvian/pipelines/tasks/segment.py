@@ -132,7 +132,7 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
 
 
 def encode_masks(
-    processor: Sam2Processor, logits: Tensor, size_hw: tuple[int, int], **options: float
+    processor: Sam2Processor, logits: Tensor, size_hw: tuple[int, int], **options: Any
 ) -> tuple[list[Rle], Tensor]:
     """Upsample logits [N, h, w] to an image, one mask after another; return run lengths and boxes [N, 4].
 

@@ -323,6 +323,7 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
     options_class = TrackOptions
     fixed_input_size = True
     blocking_decode: ClassVar[bool] = True
+    _people_found: bool
 
     @property
     def input_hw(self) -> tuple[int, int]:

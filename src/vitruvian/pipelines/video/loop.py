@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.draw.canvas import RgbImage
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, PromptError
 from vitruvian.files.video import VideoReader, open_video
 from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.people.smoothing import ResultSmoother, State, prefixed, substate
@@ -146,13 +146,14 @@ def run_video(
     record = record or methodcaller("to_dict")
     output = _Output(folder, detector, smoother, draw or _plot, record, preview, start)
     total = max_frames if reader is None else reader.count
-    interrupted, camera_error = False, None
+    interrupted = False
+    stop_error: Exception | None = None
     results = task(open_source(source) if reader is None else _read_frames(reader, start), detector)
     try:
         try:
             for result in results:
                 if live and isinstance(result, Failure) and result.frame is None:  # the camera failed, not a frame
-                    camera_error = result.error
+                    stop_error = result.error
                     break
                 output.add(result)
                 if progress is not None:
@@ -163,6 +164,8 @@ def run_video(
             if not live:
                 raise
             interrupted = True
+        except PromptError as error:  # the frames before are complete
+            stop_error = error
         output.end()
     finally:
         output.close()
@@ -174,8 +177,8 @@ def run_video(
         folder.join(segments, sound=sound)
     else:
         folder.clear()
-    if camera_error is not None:
-        raise camera_error
+    if stop_error is not None:
+        raise stop_error
     if not segments and not interrupted:
         raise InputError(f"{source}: expected frames, got none after the first {start}.")
     return VideoReport(
