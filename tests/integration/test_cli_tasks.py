@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from PIL import Image
 
 import vitruvian.cli as cli
 from tests.integration.cli_case import COMMANDS, command, pixels
-from tests.unit.pipelines.case import picture
+from tests.unit.pipelines.case import picture, write_clip
 from vitruvian.cli.commands import demo
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
 from vitruvian.cli.outputs import image_kinds
@@ -26,6 +27,8 @@ COCO = ("pose", "parts", "segment", "masks", "semantic", "instances", "panoptic"
 @pytest.fixture(scope="module", autouse=True)
 def photo(workspace: Path) -> None:
     Image.fromarray(picture(3, SIZE)).save(workspace / "photo.jpg")
+    if importlib.util.find_spec("av") is not None:
+        write_clip(workspace / "clip.mp4", [picture(3, SIZE)] * 5)
 
 
 # ------------------------------------------------------------------------------------------------ readers

@@ -18,6 +18,7 @@ av = pytest.importorskip("av")
 from tests.integration.cli_case import COMMANDS, command, json_lines, pixels, process, wait_until  # noqa: E402
 from tests.unit.files.clips import make_clip, packets  # noqa: E402
 from tests.unit.pipelines.case import picture  # noqa: E402
+from vitruvian.images.rle import decode_rle  # noqa: E402
 from vitruvian.pipelines import sources  # noqa: E402
 
 COUNT, RATE, SIZE = 24, Fraction(30000, 1001), (48, 64)
@@ -63,12 +64,20 @@ def test_again_and_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_objects_are_tracked(tmp_path: Path) -> None:
-    assert command("track", "clip.mp4", "-o", tmp_path, "--box", "300@3:4,6,40,30", "--save", "png,json") == 0
+    assert command("track", "clip.mp4", "-o", tmp_path, "--box", "300@3:4,6,40,30", "--save", "png,vis.json") == 0
     ids = [[one["id"] for one in line["objects"]] for line in json_lines((tmp_path / "clip_track.jsonl").read_text())]
     assert ids == [[1]] * 3 + [[1, 300]] * (COUNT - 3)
     maps = sorted((tmp_path / "clip_track").iterdir())
     assert len(maps) == COUNT
     assert {number for path in maps for number in np.unique(pixels(path))} == {0, 1, 300}
+    dataset = json.loads((tmp_path / "clip_track.vis.json").read_text())
+    assert (dataset["videos"][0]["length"], len(dataset["videos"][0]["file_names"])) == (COUNT, COUNT)
+    for annotation, first in zip(dataset["annotations"], (0, 3), strict=True):
+        for number, rle in enumerate(annotation["segmentations"]):
+            drawn = pixels(maps[number]) == annotation["id"]
+            assert (number < first) <= (rle is None)
+            assert rle is None or (decode_rle(rle).numpy() >= drawn).all()
+            assert rle is None or annotation["areas"][number] == decode_rle(rle).sum()
     assert command("track", "clip.mp4", "-o", tmp_path, "--cutout") == 0
     with av.open(str(tmp_path / "clip_track.webm")) as container:
         assert "alpha_mode" in {key.lower() for key in container.streams.video[0].metadata}

@@ -21,6 +21,7 @@ from vitruvian.tasks import PLOTS, Task, file_ending
 
 OUT = "out"  # the default of --out
 VIDEO_KINDS = ("mp4", "webm", "mov")
+VIDEO_DATASET = "vis.json"  # of tasks for videos only: all records as one YouTube-VIS dataset
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 FRAME_NUMBER = "%05d"
 
@@ -32,7 +33,8 @@ def image_kinds(task: Task) -> tuple[str, ...]:
 
 def _save_kinds(task: Task) -> tuple[str, ...]:
     """Return everything that `--save` takes for a task; for videos there is always json."""
-    return tuple(dict.fromkeys((*image_kinds(task), *VIDEO_KINDS, "json")))
+    dataset = () if task.image_files else (VIDEO_DATASET,)
+    return tuple(dict.fromkeys((*image_kinds(task), *VIDEO_KINDS, "json", *dataset)))
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,8 @@ class OutputPlan:
     def files(self, one: Input) -> dict[str, Path]:
         """Return the file of each kind for an input; of kinds with a file a frame, their pattern."""
         moving = one.kind in ("video", "camera")
+        if self.file is not None and self._file_kind == VIDEO_DATASET:
+            raise InputError(f"--out {self.file}: expected a folder for {VIDEO_DATASET}, got a file. Name a folder.")
         if self.file is not None and self._file_kind is not None:
             return {self._file_kind: self.file} if moving or self._file_kind in image_kinds(self.task) else {}
         if not moving:
@@ -143,15 +147,15 @@ class OutputPlan:
         stem = one.stem.replace("%", "_")  # %05d stands for the number of a frame
         stem = f"{stem}_{time.strftime('%Y%m%d-%H%M%S')}" if one.kind == "camera" else stem
         kinds = self._kinds.video
-        if not any(kind in VIDEO_KINDS for kind in kinds) and "json" not in kinds:
-            kinds = (*kinds, "json")  # tells which frames are done
+        if "json" not in kinds and (VIDEO_DATASET in kinds or not any(kind in VIDEO_KINDS for kind in kinds)):
+            kinds = (*kinds, "json")  # tells which frames are done, and datasets are made of it
         return {kind: self._video_path(stem, kind) for kind in kinds}
 
     def _path(self, stem: str, ending: str) -> Path:
         return output_path(self.folder, stem, f"_{self.task.name}{ending}")
 
     def _video_path(self, stem: str, kind: str) -> Path:
-        if kind in VIDEO_KINDS or kind == "json":
+        if kind in (*VIDEO_KINDS, "json", VIDEO_DATASET):
             return self._path(stem, ".jsonl" if kind == "json" else f".{kind}")
         folder = self._path(stem, "")
         return output_path(folder, folder.name, f"_{FRAME_NUMBER}{file_ending(kind)}")

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.cli.inputs import Input
-from vitruvian.cli.outputs import FRAME_NUMBER, IMAGE_ENDINGS, VIDEO_KINDS, result_paths
+from vitruvian.cli.outputs import FRAME_NUMBER, IMAGE_ENDINGS, VIDEO_DATASET, VIDEO_KINDS, result_paths
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.files import write_image
+from vitruvian.files.coco import write_youtube_vis
 from vitruvian.pipelines.video import VideoReport, pipeline_task, run_video
 from vitruvian.results import Result
 
@@ -41,6 +42,8 @@ def run_video_file(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> Non
     if report.failures:
         raise InputError(f"{one.name}: {report.failures} of {report.frames} frames failed. Its .jsonl says which.")
     frames.check(report.frames)
+    if VIDEO_DATASET in files and frames.records is not None:
+        write_youtube_vis(files[VIDEO_DATASET], frames.records, name=Path(one.name).name)
     run.report.done(one.name, run.complete(one), changed=changed, frames=report.frames, resumed_at=report.resumed_at)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
 
@@ -220,3 +220,49 @@ class CocoWriter(Writer):
         self._open = False
         for spool in self._spools.values():
             spool.close()
+
+
+def write_youtube_vis(path: str | Path, records: str | Path, *, name: str) -> None:
+    """Write the tracked objects of one video as a YouTube-VIS dataset: one annotation for each object.
+
+    The file of records is read once for each object, so that memory does not grow with their number.
+
+    Args:
+        path: The JSON file to write.
+        records: A file with a line of JSON for each frame, `Track.to_dict`.
+        name: Name of the video.
+    """
+    frames, ids, size_hw = 0, dict[int, None](), [0, 0]
+    for record in _read_lines(records):
+        frames, size_hw = frames + 1, record.get("size_hw", size_hw)
+        ids |= {one["id"]: None for one in record.get("objects", ())}
+    height, width = size_hw
+    file_names = [f"{name}/{number:05d}" for number in range(frames)]
+    video = {"id": 1, "file_names": file_names, "length": frames, "height": height, "width": width}
+    shared = {"video_id": 1, "category_id": 1, "iscrowd": 0, "length": frames, "height": height, "width": width}
+    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        category = {"id": 1, "name": "object", "supercategory": "object"}
+        file.write(f'{{"videos":[{json_text(video)}],\n"categories":[{json_text(category)}],\n"annotations":[')
+        for number, object_id in enumerate(sorted(ids)):
+            annotation = {"id": object_id} | shared | _object_in_time(records, object_id)
+            file.write((",\n" if number else "\n") + json_text(annotation))
+        file.write("]}\n")
+
+
+def _object_in_time(records: str | Path, object_id: int) -> JsonObject:
+    """Return the masks, boxes and areas of an object in all frames, None where there is none, and its mean score."""
+    found: JsonObject = {"segmentations": [], "bboxes": [], "areas": []}
+    scores = []
+    for record in _read_lines(records):
+        one = next((one for one in record.get("objects", ()) if one["id"] == object_id and one["area"]), None)
+        found["segmentations"].append(one and one["rle"])
+        found["bboxes"].append(one and rle_box_xywh(one["rle"]))
+        found["areas"].append(one and one["area"])
+        scores += [] if one is None else [one["score"] or 0.0]
+    return found | {"score": round(sum(scores) / max(1, len(scores)), 4)}
+
+
+def _read_lines(path: str | Path) -> Iterator[JsonObject]:
+    """Read a file with a JSON object in each line."""
+    with Path(path).open(encoding="utf-8") as file:
+        yield from map(json.loads, file)

@@ -48,8 +48,8 @@ def pipeline(
 
     Args:
         task: ``"pose"``, ``"parts"``, ``"normals"``, ``"pointmap"``, ``"matte"``, ``"albedo"``, ``"embed"``,
-            ``"segment"``, ``"masks"``, ``"semantic"``, ``"instances"``, ``"panoptic"``, or one of their aliases, see
-            `vitruvian.tasks`.
+            ``"segment"``, ``"masks"``, ``"track"``, ``"semantic"``, ``"instances"``, ``"panoptic"``, or one of
+            their aliases, see `vitruvian.tasks`.
         model: A checkpoint's name, folder or file, or a model; ``"builtin"`` is the small one inside the package, which
             is also the default for people and features if the installation has it.
         device: ``"cuda"``, ``"mps"``, ``"cpu"``, the index of a CUDA device, …; by default the best one available.

@@ -274,7 +274,7 @@ class TrackCommand(TaskCommand):
     Objects that are added later, and corrections, are prompts on later frames. An interrupted video starts again.
 
     --save takes mp4, webm, mov (masks over the video), json (a line a frame, masks as COCO RLE), png (a folder of
-    numbered images whose pixels are the objects' numbers, as in DAVIS), npz.
+    numbered images whose pixels are the objects' numbers, as in DAVIS), npz, vis.json (one YouTube-VIS file).
     """
 
     name = "track"
