@@ -1,4 +1,4 @@
-"""People in images: detectors, crops, tracking and smoothing."""
+"""Detectors of people, and boxes of people from files and users."""
 
 from __future__ import annotations
 

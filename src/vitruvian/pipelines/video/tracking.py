@@ -17,7 +17,7 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.ops.assignment import assign
 from vitruvian.pipelines.people.detectors import PeopleDetector, run_detector
-from vitruvian.pipelines.people.smoothing import SceneCuts, State, Stateful
+from vitruvian.pipelines.video.smoothing import SceneCuts, State, Stateful
 from vitruvian.results.base import People
 
 Floats = NDArray[np.float64]
