@@ -206,14 +206,14 @@ def test_other_weights_boxes_and_versions_are_other_settings(
     content[-1] ^= 1
     weights.write_bytes(content)
     os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert "1 anew" in run()
+    assert "1 again" in run()
     config = model / "config.json"
     config.write_text(config.read_text() + "\n")
-    assert "1 anew" in run()
+    assert "1 again" in run()
     boxes.write_text(json.dumps({"000.jpg": [[3, 2, 20, 30]]}))
-    assert "1 anew" in run()
+    assert "1 again" in run()
     monkeypatch.setattr(settings, "__version__", "99.0")
-    assert "1 anew" in run()
+    assert "1 again" in run()
     assert "1 skipped" in run()
 
 

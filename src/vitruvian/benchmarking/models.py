@@ -253,7 +253,7 @@ def measure(
             (transformers), and of the reference ``compiled`` (which takes a minute) and ``float32`` (results only).
         seconds: About how long each variant is timed.
         cold: Flush the cache before each sample.
-        cuda_graphs: Record calls with small batches.
+        cuda_graphs: Capture calls with small batches.
         ceiling: TFLOP/s of a large matrix product, for the table.
     """
     if "reference" in variants and not has_reference():
@@ -281,7 +281,7 @@ def measure(
             calls["compiled"] = lambda: model.call(faster, their_inputs)
             found.compiled_difference = difference(calls["compiled"](), calls["reference"]())
     ours.optimize(cuda_graphs=cuda_graphs)
-    # Ours comes last: its first call records CUDA graphs, which hold memory.
+    # Ours comes last: its first call captures CUDA graphs, which hold memory.
     order = [name for name in ("reference", "compiled", "optimized") if name in calls]
     peaks: dict[str, int | None] = {name: peak_bytes(calls[name], workload.device) for name in order}
     found.memory = {name: used for name in calls if (used := peaks.get(name)) is not None}

@@ -141,7 +141,7 @@ class Journal:
         for path in present:
             with self._lock:
                 entry = self._entries.get(self.name_of(path))
-            if entry is None or (entry.size is not None and entry.size != size_of(path)):
+            if entry is None or (entry.size is not None and entry.size != size_on_disk(path)):
                 known = "is not in its journal" if entry is None else "was changed since it was written"
                 raise InputError(
                     f"{path}: expected a file of this command, got one that {known}. "
@@ -184,7 +184,7 @@ class Journal:
         Raises:
             InputError: A file is missing or empty.
         """
-        sizes = {path: size_of(path) for path in files}
+        sizes = {path: size_on_disk(path) for path in files}
         for path, size in sizes.items():
             if not size:
                 raise InputError(f"{path}: expected a result, got no file or an empty one. Is the disk full?")
@@ -210,7 +210,7 @@ class Journal:
         self.refresh()
 
 
-def size_of(path: Path) -> int:
+def size_on_disk(path: Path) -> int:
     """Return the size of a file, or of all files in a folder; 0 where there is none."""
     try:
         if path.is_dir():

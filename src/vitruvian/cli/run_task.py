@@ -26,12 +26,12 @@ import typer
 from vitruvian.cli.checkpoints import builtin_detector, check_model
 from vitruvian.cli.coco import Dataset
 from vitruvian.cli.inputs import Input, find_inputs
-from vitruvian.cli.journal import JOURNAL, Journal, Origin, size_of
+from vitruvian.cli.journal import JOURNAL, Journal, Origin, size_on_disk
 from vitruvian.cli.locks import OutputLock
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.outputs import OutputPlan, result_paths
 from vitruvian.cli.report import Report
-from vitruvian.cli.settings import settings_digest
+from vitruvian.cli.settings_digest import settings_digest
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.video import Preview, run_camera, run_video_file
 from vitruvian.errors import InputError
@@ -258,7 +258,7 @@ class TaskRun:
     def _compare_with_disk(self) -> None:
         """Report results that this pass has written and that are missing or changed since."""
         for one, sizes in self._written.values():
-            wrong = [str(path) for path, size in sizes.items() if size_of(path) != size]
+            wrong = [str(path) for path, size in sizes.items() if size_on_disk(path) != size]
             if wrong:
                 self.report.done_count -= 1
                 message = f"{', '.join(wrong)}: written, but missing or changed since. Run it again."

@@ -28,13 +28,13 @@ _PREVIEW_SECONDS = 1.0
 
 
 def run_video_file(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> None:
-    """Process a video, or go on with one that was interrupted."""
+    """Process a video, or resume one that was interrupted."""
     if run.dataset is not None:
         raise InputError(f"{one.name}: --coco collects images, not videos. Leave it out, or use the .jsonl file.")
     files = run.claim(one)
     frames = _FrameWriter(run.command, files)
     parts = [path.with_name(path.name + ".parts") for path in result_paths(files)]
-    restart = run.command.overwrite or not any(path.is_dir() for path in parts)  # nothing to go on with
+    restart = run.command.overwrite or not any(path.is_dir() for path in parts)  # nothing to resume
     if restart:
         frames.remove()
     report = _run_loop(run, pipe, one, frames, restart=restart)

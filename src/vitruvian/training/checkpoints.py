@@ -109,7 +109,7 @@ def load_checkpoint(
     _restore_optimizer(optimizer, _load(path, "optimizer.safetensors"), path)
     if ema is not None:
         if about["average_updates"] is None:
-            raise CheckpointError(f"{path}: has no average of weights. Set ema.decay=0 to go on without one.")
+            raise CheckpointError(f"{path}: has no average of weights. Set ema.decay=0 to resume without one.")
         ema.restore(_load(path, "average.safetensors"), about["average_updates"])
     known = {name: about[name] for name in RunState.__dataclass_fields__}
     return RunState(**known), about["config"]
@@ -124,7 +124,7 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
         if known:
             raise InputError(
                 f"{folder}: holds a run already ({known[-1].name}), and checkpoint.resume is 'never'. Choose another "
-                "folder for out, or resume='auto' to go on."
+                "folder for out, or resume='auto' to resume it."
             )
         return None
     path = Path(resume).expanduser()

@@ -88,7 +88,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
         crops = stack_on_device([unit.pixels for unit in units], self.device, self.model.dtype)  # [B, 3, h, w]
         pairs = self._flip_pairs() if self.options.flip else None
         if decodes_without_sync(crops, kernel_size=self.options.kernel_size):
-            # Decoding is part of the CUDA graph; the graph of the model alone is not recorded.
+            # Decoding is part of the CUDA graph; the model alone is not captured.
             keypoints = self.model.run_captured(self._forward_and_decode, crops, pairs, self.options.kernel_size)
             copy = LazyValue(lambda: HostCopy(keypoints))
             copy.get()
