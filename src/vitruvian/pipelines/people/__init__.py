@@ -1,4 +1,4 @@
-"""Detectors of people, and boxes of people from files and users."""
+"""Detectors of people, and which people a task processes."""
 
 from __future__ import annotations
 
