@@ -18,7 +18,7 @@ from vitruvian.losses.pointmap import aligned_distance, depth_steps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.ops.cache import cached_tensors, constant
-from vitruvian.training.config import ModelPart, TrainConfig
+from vitruvian.training.config import ModelConfig, TrainConfig
 from vitruvian.training.datasets.augmentation import SHARPEN, degrade_crops, photometric
 from vitruvian.training.datasets.labels import TrainBatch, keypoint_targets, normalize, sum_losses, to_model_axes
 from vitruvian.training.datasets.stream import StreamBatch
@@ -68,14 +68,14 @@ def make_objective(config: TrainConfig, model: Sapiens2MultiTask) -> nn.Module:
     )
 
 
-def _task_weights(part: ModelPart) -> dict[str, float]:
+def _task_weights(config: ModelConfig) -> dict[str, float]:
     """Return the weights of the losses: the configured ones, or defaults that bring several tasks to one scale."""
-    if len(part.tasks) == 1:
-        return dict.fromkeys(part.tasks, 1.0) | part.loss_weights
-    defaults = {task: TASK_WEIGHTS[task] for task in part.tasks}
-    if part.loss_recipe and "pose" in defaults:  # the recipe has this factor already
+    if len(config.tasks) == 1:
+        return dict.fromkeys(config.tasks, 1.0) | config.loss_weights
+    defaults = {task: TASK_WEIGHTS[task] for task in config.tasks}
+    if config.loss_recipe and "pose" in defaults:  # the recipe has this factor already
         defaults["pose"] /= MSE_WEIGHT
-    return defaults | part.loss_weights
+    return defaults | config.loss_weights
 
 
 # Rare parts have larger weights, as in the published recipe, but less so.
@@ -154,7 +154,7 @@ class MultiTaskObjective(nn.Module):
         self.sigma, self.half_size = sigma, half_size
 
     def forward(self, batch: StreamBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss and its parts by name."""
+        """Return the loss and its terms by name."""
         weights = self._step_weights(generator)
         terms = self._crop_losses(batch.crops, weights, generator)
         if batch.scenes is not None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from vitruvian.config import read_json
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.images import crop_params, fit_inside_hw
-from vitruvian.training.config import AugmentPart
+from vitruvian.training.config import AugmentConfig
 from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.datasets.augmentation import colour_jitter, random_crop
 from vitruvian.training.datasets.labels import LabeledImages, TrainBatch, make_batch
@@ -82,7 +82,7 @@ class PeopleFolder:
         """Return the number of crops."""
         return len(self.entries)
 
-    def read(self, index: int, *, augment: AugmentPart | None = None, seed: int = 0) -> LabeledImages:
+    def read(self, index: int, *, augment: AugmentConfig | None = None, seed: int = 0) -> LabeledImages:
         """Read one crop (B = 1), with random changes where `augment` is not None."""
         known = self.entries[index]
         missing = sorted(self.maps - known.files.keys())
@@ -125,7 +125,7 @@ class FolderBatches:
         tasks: Sequence[str],
         batch_size: int,
         seed: int = 0,
-        augment: AugmentPart | None = None,
+        augment: AugmentConfig | None = None,
         device: torch.device | str = "cpu",
         workers: int = 0,
         stride: int = 1,

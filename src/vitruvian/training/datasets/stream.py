@@ -61,10 +61,10 @@ class SyntheticStream:
 
     def __init__(self, pack: Pack, config: TrainConfig, *, device: torch.device | str = "cpu") -> None:
         self.device, self.seed = torch.device(device), config.seed
-        self.part, self.crops = config.data.stream, config.data.batch_size
-        height, width = self.part.size or config.model.image_size
+        self.config, self.crops = config.data.stream, config.data.batch_size
+        height, width = self.config.size or config.model.image_size
         # Many images teach more than fewer with softer shadows.
-        self.render = RenderOptions(size_hw=(height, width), chunk=self.part.chunk, surroundings=6, shadow_taps=6)
+        self.render = RenderOptions(size_hw=(height, width), chunk=self.config.chunk, surroundings=6, shadow_taps=6)
         self.crop = CropOptions(size_hw=(height, width), flip=config.data.augment.flip)
         self.scenes = (SceneOptions(size_hw=(height, width)), SceneOptions(size_hw=(width, height)))
         self.pack = pack.to(self.device)
@@ -80,18 +80,18 @@ class SyntheticStream:
             ring.select(rng.permutation(len(ring))[: self.crops]), backgrounds, rng=rng, options=self.crop
         )
         scenes = None
-        if self.part.scenes:
-            scenes = compose_scenes(ring, backgrounds, self.part.scenes, rng=rng, options=self.scenes[step % 2])
+        if self.config.scenes:
+            scenes = compose_scenes(ring, backgrounds, self.config.scenes, rng=rng, options=self.scenes[step % 2])
         return StreamBatch(crops, scenes)
 
     def chunks_before(self, step: int) -> int:
         """Return the number of chunks that were written into the ring before step `step`."""
-        return self.part.ring // self.part.chunk + int(step * self.crops / self.part.reuse / self.part.chunk)
+        return self.config.ring // self.config.chunk + int(step * self.crops / self.config.reuse / self.config.chunk)
 
     def _advance_ring(self, step: int) -> Samples:
         """Bring the ring to its state before `step`."""
         wanted = self.chunks_before(step)
-        chunk, capacity = self.part.chunk, self.part.ring // self.part.chunk
+        chunk, capacity = self.config.chunk, self.config.ring // self.config.chunk
         first = wanted - capacity
         if self.ring is None or self.written > wanted or self.written < first:
             self.written = first
@@ -105,7 +105,7 @@ class SyntheticStream:
                 pyramid=self.pyramid,
             )
             if self.ring is None:
-                self.ring = samples.new_empty(self.part.ring)
+                self.ring = samples.new_empty(self.config.ring)
             self.ring.write(number % capacity * chunk, samples)
         self.written = wanted
         if self.ring is None:
