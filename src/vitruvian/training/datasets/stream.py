@@ -1,4 +1,4 @@
-"""An endless stream of synthetic people, and the choice between it and a folder.
+"""An endless stream of synthetic people for training.
 
     chunk k ─render, seed (s, k)─▶ Samples ─▶ ring on the device ─compose, seed (s, step)─▶ crops and scenes of a step
 
@@ -9,17 +9,12 @@ be resumed exactly. Rendering runs in the training process: separate processes w
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from torch import nn
 
 from vitruvian.errors import InputError
 from vitruvian.training.config import TrainConfig
-from vitruvian.training.datasets.folder import FolderBatches, PeopleFolder
-from vitruvian.training.models import head_strides
 from vitruvian.training.synthetic.compose import (
     CropOptions,
     Crops,
@@ -28,8 +23,7 @@ from vitruvian.training.synthetic.compose import (
     compose_crops,
     compose_scenes,
 )
-from vitruvian.training.synthetic.pack import Pack, load_pack, training_part
-from vitruvian.training.synthetic.procedural_pack import procedural_pack
+from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.render import RenderOptions
 from vitruvian.training.synthetic.rng import Rng, derive_seed
 from vitruvian.training.synthetic.samples import Samples, render_samples
@@ -111,39 +105,3 @@ class SyntheticStream:
         if self.ring is None:
             raise InputError(f"step: expected at least 0, got {step}.")
         return self.ring
-
-
-def open_batches(
-    config: TrainConfig,
-    model: nn.Module,
-    *,
-    device: torch.device,
-    processes: int,
-    stack: contextlib.ExitStack,
-) -> FolderBatches | SyntheticStream:
-    """Open the batches of a configuration; `stack` closes them."""
-    data = config.data
-    if data.stream.pack is not None:
-        procedural = data.stream.pack == "procedural"
-        pack = procedural_pack(config.seed) if procedural else load_pack(Path(data.stream.pack).expanduser())
-        return SyntheticStream(training_part(pack), config, device=device)
-    if data.folder is None:
-        raise InputError(
-            "data.folder: expected a dataset to train on, got none. Write one with: vitruvian synthesize --count 1000 "
-            "--out FOLDER; or name a pack in data.stream.pack."
-        )
-    height, width = config.model.image_size
-    people = PeopleFolder(data.folder, size_hw=(height, width), tasks=config.model.tasks, view=data.view)
-    batches = FolderBatches(
-        people,
-        tasks=config.model.tasks,
-        batch_size=data.batch_size,
-        seed=config.seed,
-        augment=data.augment,
-        device=device,
-        workers=data.workers,
-        stride=processes,
-        strides=head_strides(model),
-        heatmap_sigma=data.heatmap_sigma,
-    )
-    return stack.enter_context(contextlib.closing(batches))

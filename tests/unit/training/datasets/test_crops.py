@@ -173,8 +173,8 @@ def test_labels_of_every_task():
     assert batch.labels["pose"]["label_weights"].sum() == 4
     assert batch.labels["seg"]["labels"].dtype == torch.int64
     assert torch.equal(batch.labels["pointmap"]["label_mask"][:, 0], view.parts.expand(2, -1, -1, -1)[:, 0] > 0)
-    assert batch.labels["people"]["labels"].middle.shape == (2, 1, 8, 6)
-    assert (batch.labels["people"]["labels"].middle.flatten(1).amax(1) > 0.9).all()
+    assert batch.labels["people"]["labels"].center.shape == (2, 1, 8, 6)
+    assert (batch.labels["people"]["labels"].center.flatten(1).amax(1) > 0.9).all()
     matte = batch.labels["matting"]["labels"]
     assert (matte[:, :3] <= matte[:, 3:] + 1e-6).all()  # premultiplied
     with pytest.raises(InputError, match="expected pose, seg"):

@@ -30,7 +30,7 @@ def same(a: TrainBatch, b: TrainBatch) -> bool:
     for task in a.labels:
         for name, value in a.labels[task].items():
             other = b.labels[task][name]
-            pairs += [(value, other)] if torch.is_tensor(value) else [(value.middle, other.middle)]
+            pairs += [(value, other)] if torch.is_tensor(value) else [(value.center, other.center)]
     return all(torch.equal(x, y) for x, y in pairs)
 
 
