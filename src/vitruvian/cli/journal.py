@@ -45,18 +45,18 @@ class Origin:
     settings: str
 
     @classmethod
-    def of(cls, one: Input, settings: str) -> Origin:
+    def of(cls, item: Input, settings: str) -> Origin:
         """Examine a source."""
         size = mtime_ns = digest = None
         try:
-            if one.path is not None:
-                stat = one.path.stat()
+            if item.path is not None:
+                stat = item.path.stat()
                 size, mtime_ns = stat.st_size, stat.st_mtime_ns
                 if size <= _DIGEST_BYTES:
-                    digest = hashlib.sha256(one.path.read_bytes()).hexdigest()
+                    digest = hashlib.sha256(item.path.read_bytes()).hexdigest()
         except OSError:
             pass
-        return cls(one.identity, size, mtime_ns, digest, settings)
+        return cls(item.identity, size, mtime_ns, digest, settings)
 
     def same_content(self, other: Origin) -> bool:
         """Whether the source held the same bytes, as far as size, digest or time tell."""
@@ -126,7 +126,7 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------ questions
 
-    def state(self, one: Input, files: Iterable[Path], settings: str) -> _State:
+    def state(self, item: Input, files: Iterable[Path], settings: str) -> _State:
         """Return whether the files of a source are "done"; else "changed" where source or settings are, or "new".
 
         Raises:
@@ -136,7 +136,7 @@ class Journal:
         present = [path for path in paths if _has_content(path)]
         if not present:
             return "new"
-        origin = Origin.of(one, settings)
+        origin = Origin.of(item, settings)
         proven, stale = 0, False
         for path in present:
             with self._lock:
@@ -172,9 +172,9 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------ records
 
-    def begin(self, one: Input, files: Iterable[Path], settings: str) -> Origin:
+    def begin(self, item: Input, files: Iterable[Path], settings: str) -> Origin:
         """Record what is about to be written."""
-        origin = Origin.of(one, settings)
+        origin = Origin.of(item, settings)
         self._append({"event": "begin", "files": [self.name_of(path) for path in files]}, origin)
         return origin
 

@@ -138,12 +138,12 @@ def example_inputs(model: Model, *, size_hw: tuple[int, int] | None = None, batc
         size = getattr(stated, "image_size", None) or 512
         size_hw = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     noise = torch.randn(batch, 3, *size_hw, generator=torch.Generator().manual_seed(0))
-    found = {"pixel_values": noise}
+    inputs = {"pixel_values": noise}
     if config.model_type in _SINGLE:
         middle = torch.tensor([size_hw[1] / 2, size_hw[0] / 2])
-        found["input_points"] = middle.expand(batch, 1, 1, 2).contiguous()
-        found["input_labels"] = torch.ones(batch, 1, 1, dtype=torch.int64)
-    return found
+        inputs["input_points"] = middle.expand(batch, 1, 1, 2).contiguous()
+        inputs["input_labels"] = torch.ones(batch, 1, 1, dtype=torch.int64)
+    return inputs
 
 
 class _Traced(nn.Module):
@@ -157,10 +157,10 @@ class _Traced(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run the model."""
         output = self.model(**dict(zip(self.inputs, tensors, strict=True)), **self.options, return_dict=True)
-        found = dict(flatten(output))
-        self.record({name: f"{type(output).__module__}:{type(output).__qualname__}" for name in found})
+        outputs = dict(flatten(output))
+        self.record({name: f"{type(output).__module__}:{type(output).__qualname__}" for name in outputs})
         # The exporter needs two tensors for one that is returned twice.
-        return tuple(value.clone() for value in found.values())
+        return tuple(value.clone() for value in outputs.values())
 
 
 def _write_file(
@@ -212,8 +212,8 @@ def _check_file(model: Model, example: Mapping[str, Any], options: Mapping[str, 
     inputs: dict[str, Any] = dict(example)
     with torch.inference_mode():
         want = model(**inputs, **options, return_dict=True)
-    found = compare_outputs(OnnxModel(folder)(**inputs), want)
-    far = {name: distance for name, distance in found.items() if not distance <= _TOLERANCE}
+    distances = compare_outputs(OnnxModel(folder)(**inputs), want)
+    far = {name: distance for name, distance in distances.items() if not distance <= _TOLERANCE}
     if far:
         listed = ", ".join(f"{name} by {distance:.2g}" for name, distance in far.items())
         raise InputError(

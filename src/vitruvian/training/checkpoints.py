@@ -135,18 +135,18 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a run, the oldest first."""
-    found = (folder / "checkpoints").glob("step-*")
-    numbered = {int(match[1]): path for path in found if (match := _NAME.fullmatch(path.name)) and path.is_dir()}
+    paths = (folder / "checkpoints").glob("step-*")
+    numbered = {int(match[1]): path for path in paths if (match := _NAME.fullmatch(path.name)) and path.is_dir()}
     return [numbered[step] for step in sorted(numbered)]
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the optimizer's state as ``name/weight``; weights without a gradient so far have none."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, parameter in named_weights(optimizer):
         for key, value in optimizer.state.get(parameter, {}).items():
-            found[f"{key}/{name}"] = torch.as_tensor(value)
-    return found
+            tensors[f"{key}/{name}"] = torch.as_tensor(value)
+    return tensors
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], path: Path) -> None:

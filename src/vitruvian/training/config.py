@@ -405,14 +405,14 @@ def write_config(config: TrainConfig, folder: Path) -> Path:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
     """Name the fields in which two configurations differ, as ``table.field: old → new``."""
-    found: list[str] = []
+    lines: list[str] = []
     for key in dict.fromkeys([*old, *new]):
         a, b = old.get(key), new.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += differences(a, b, f"{path}{key}.")
+            lines += differences(a, b, f"{path}{key}.")
         elif a != b:
-            found.append(f"{path}{key}: {a!r} → {b!r}")
-    return found
+            lines.append(f"{path}{key}: {a!r} → {b!r}")
+    return lines
 
 
 def _parse_value(text: str) -> Any:

@@ -120,9 +120,9 @@ def _head_fields(settings: ModelConfig, task: str, stored: Sapiens2Config | None
 
 def head_strides(model: nn.Module) -> dict[str, int]:
     """Return the input pixels per output pixel of each task: 1 where a head predicts at full size."""
-    found: dict[str, int] = {}
+    strides: dict[str, int] = {}
     if not isinstance(model, Sapiens2MultiTask):
-        return found
+        return strides
     for task in model.tasks:
         config = model.task_model(task).config
         head = config.head_config
@@ -132,8 +132,8 @@ def head_strides(model: nn.Module) -> dict[str, int]:
                 f"model.heads.{task}.upsample_out_channels: expected at most {config.token_hw[0].bit_length() - 1} "
                 f"blocks for tokens of {config.token_hw[0]} pixels, since outputs are no larger than the input."
             )
-        found[task] = config.token_hw[0] // size
-    return found
+        strides[task] = config.token_hw[0] // size
+    return strides
 
 
 def save_models(model: Sapiens2MultiTask, folder: Path, *, pad: bool = False) -> list[Path]:
@@ -157,7 +157,7 @@ def open_models(source: str | Path) -> dict[str, Sapiens2TaskModel]:
     folders, folder = _task_folders(source), Path(source).expanduser()
     if folder.is_dir() and not folders and not (folder / CONFIG_FILE).is_file():
         raise CheckpointError(f"{source}: expected a checkpoint, or folders of tasks, got neither.")
-    found: dict[str, Sapiens2TaskModel] = {}
+    models: dict[str, Sapiens2TaskModel] = {}
     for path in folders.values() or [source]:
         config = Sapiens2Config.from_pretrained(path)
         task = _stored_task(config)
@@ -165,5 +165,5 @@ def open_models(source: str | Path) -> dict[str, Sapiens2TaskModel]:
             raise ConfigError(
                 f"{path}: expected a Sapiens2 checkpoint of a task, got {', '.join(config.architectures or ['none'])}."
             )
-        found[task] = TASK_CLASSES[task].from_pretrained(path)
-    return found
+        models[task] = TASK_CLASSES[task].from_pretrained(path)
+    return models

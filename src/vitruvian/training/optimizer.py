@@ -53,7 +53,7 @@ def _parameter_groups(
 
     With `orthogonal` the matrices of the layers go into groups with ``orthogonal=True``.
     """
-    found: dict[tuple[float, float, bool], list[tuple[str, Tensor]]] = {}
+    groups: dict[tuple[float, float, bool], list[tuple[str, Tensor]]] = {}
     layer_counts = {
         f"{name}." if name else "": len(module.model.layer)
         for name, module in model.named_modules(remove_duplicate=False)
@@ -69,7 +69,7 @@ def _parameter_groups(
             weight_decay if is_matrix else 0.0,
             orthogonal and in_layer and parameter.ndim == 2,
         )
-        found.setdefault(key, []).append((name, parameter))
+        groups.setdefault(key, []).append((name, parameter))
     return [
         {
             "params": [parameter for _, parameter in members],
@@ -78,7 +78,7 @@ def _parameter_groups(
             "lr_scale": scale,
         }
         | ({"orthogonal": True} if is_orthogonal else {})
-        for (scale, decay, is_orthogonal), members in sorted(found.items(), key=lambda item: item[0])
+        for (scale, decay, is_orthogonal), members in sorted(groups.items(), key=lambda item: item[0])
     ]
 
 
@@ -189,5 +189,5 @@ def _orthogonalize(matrices: Tensor) -> Tensor:
     for _ in range(_ITERATIONS):
         square = x @ x.mT  # [k, m, m]
         x = a * x + (b * square + c * (square @ square)) @ x
-    found: Tensor = x.mT if tall else x
-    return found.float()
+    orthogonal: Tensor = x.mT if tall else x
+    return orthogonal.float()
