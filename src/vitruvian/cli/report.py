@@ -207,7 +207,7 @@ class _Bar:
         self._started = self._logged = time.monotonic()
         self._first: int | None = None  # a video may resume in the middle
 
-    def at(self, count: int, total: int | None = None) -> None:
+    def update(self, count: int, total: int | None = None) -> None:
         """Show that `count` of `total` are done."""
         total = total or self._total
         self._first = count - 1 if self._first is None else self._first

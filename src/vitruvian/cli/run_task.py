@@ -185,10 +185,10 @@ class TaskRun:
         if not item.listed or item.path is None:
             return False
         path = item.path.absolute()
-        above = [Path(text).expanduser().absolute() for text in self.command.sources]
-        for folder in (folder for folder in path.parents if any(root in (folder, *folder.parents) for root in above)):
+        roots = [Path(text).expanduser().absolute() for text in self.command.sources]
+        for folder in (folder for folder in path.parents if any(root in (folder, *folder.parents) for root in roots)):
             if folder == self.plan.folder.absolute():
-                if folder not in above or self.journal.wrote(path):
+                if folder not in roots or self.journal.wrote(path):
                     return True
             elif (folder / JOURNAL).is_file() and self._read_journal(folder).wrote(path):
                 return True
@@ -287,12 +287,12 @@ class TaskRun:
                         writer.print(index)
                     paths = [] if to_stdout else self.complete(item)
                     if self.dataset is not None:
-                        self.dataset.add(self.command.change(result), item.name)
+                        self.dataset.add(self.command.convert(result), item.name)
                     facts: dict[str, Any] = {"size_hw": list(result.size_hw)}
                     if (people := result.people) is not None:
                         facts |= {"note": people.note, "people": len(people)}
                     self.report.done(item.name, paths, changed=item.identity in changed, **facts)
-                bar.at(index + 1)
+                bar.update(index + 1)
 
     def _loader(self, item: Input) -> FrameLoader:
         """Return a loader that locks the outputs before it reads the image, which gets the input's name."""
@@ -350,9 +350,9 @@ class _FileWriter(ResultWriter):
 
     def write(self, result: Result, index: int) -> None:
         """Write all files of a result."""
-        changed = self._command.change(result)
+        converted = self._command.convert(result)
         for kind, path in self._files[index].items():
-            save_as(kind, changed, path, draw=self._command.draw)
+            save_as(kind, converted, path, draw=self._command.draw)
 
 
 class _StdoutWriter(ResultWriter):
@@ -368,13 +368,13 @@ class _StdoutWriter(ResultWriter):
 
     def write(self, result: Result, index: int) -> None:
         """Keep the bytes until it is their turn."""
-        changed = self._command.change(result)
+        converted = self._command.convert(result)
         if self._kind == "json":
-            self._content[index] = (json_text(changed.to_dict()) + "\n").encode()
+            self._content[index] = (json_text(converted.to_dict()) + "\n").encode()
             return
         with tempfile.TemporaryDirectory(prefix="vitruvian-") as folder:
             path = Path(folder) / f"result{file_ending(self._kind)}"
-            save_as(self._kind, changed, path, draw=self._command.draw)
+            save_as(self._kind, converted, path, draw=self._command.draw)
             self._content[index] = path.read_bytes()
 
     def print(self, index: int) -> None:

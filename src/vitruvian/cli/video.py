@@ -74,7 +74,7 @@ def _run_loop(run: TaskRun, pipe: Any, item: Input, frames: _FrameWriter, *, res
             alpha=frames.alpha,
             sound=command.sound,
             preview=frames.preview,
-            progress=bar.at,
+            progress=bar.update,
             settings={"settings": run.settings},
             overwrite=restart,
             max_frames=max_frames,
@@ -107,15 +107,15 @@ class _FrameWriter:
 
     def draw(self, result: Result) -> NDArray[np.uint8]:
         """Draw a frame: RGB, or RGBA if the video has alpha."""
-        changed: Any = self._command.change(result)
-        return np.asarray(changed.rgba() if self.alpha else self._command.draw(changed, **self._plot_options))
+        converted: Any = self._command.convert(result)
+        return np.asarray(converted.rgba() if self.alpha else self._command.draw(converted, **self._plot_options))
 
     def record(self, result: Result) -> dict[str, Any]:
         """Return the record of a frame, and write the files that come one a frame."""
-        changed = self._command.change(result)
+        converted = self._command.convert(result)
         for path in self._patterns:
-            changed.save(path.with_name(path.name.replace(FRAME_NUMBER, f"{result.frame or 0:05d}")))
-        return changed.to_dict()
+            converted.save(path.with_name(path.name.replace(FRAME_NUMBER, f"{result.frame or 0:05d}")))
+        return converted.to_dict()
 
     def remove(self) -> None:
         """Remove the files of frames that an earlier run wrote."""

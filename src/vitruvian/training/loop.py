@@ -31,7 +31,7 @@ from vitruvian.training.config import TrainConfig, differences, write_config
 from vitruvian.training.datasets.folder import FolderBatches, PeopleFolder
 from vitruvian.training.datasets.stream import SyntheticStream
 from vitruvian.training.ema import ExponentialMovingAverage
-from vitruvian.training.evaluation.evaluate import Evaluate, validation
+from vitruvian.training.evaluation.evaluate import Evaluate, make_validation
 from vitruvian.training.log import RunLog
 from vitruvian.training.models import build_model, compile_parts, head_strides, save_models
 from vitruvian.training.objectives import make_objective
@@ -77,7 +77,7 @@ def train(
     objective.to(accelerator.device).train()
     with contextlib.ExitStack() as stack:
         if evaluate is None and config.data.validation is not None:
-            evaluate = validation(config, accelerator.device)
+            evaluate = make_validation(config, accelerator.device)
         run = _Run(config, folder, accelerator, objective, evaluate)
         notes = [] if checkpoint is None else run.resume(checkpoint)
         run.batches = batches or _open_batches(

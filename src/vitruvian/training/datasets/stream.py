@@ -3,8 +3,8 @@
     chunk k ─render, seed (s, k)─▶ Samples ─▶ ring on the device ─compose, seed (s, step)─▶ crops and scenes of a step
 
 Chunks of people enter a ring buffer at a fixed rate per step, and each is used several times before it is overwritten,
-in other crops, backgrounds and company. The images of a step depend on the seed and the step alone, so that a run can
-be resumed exactly. Rendering runs in the training process: separate processes were slower.
+in other crops, with other backgrounds and bystanders. The images of a step depend on the seed and the step alone, so
+that a run can be resumed exactly. Rendering runs in the training process: separate processes were slower.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vitruvian.errors import InputError
 from vitruvian.images.rle import encode_rles, rle_area, rle_iou
+from vitruvian.results.base import check_choice
 from vitruvian.training.evaluation.metric import (
     Array,
     Bools,
@@ -28,7 +29,6 @@ from vitruvian.training.evaluation.metric import (
     PerObject,
     Values,
     as_row,
-    check_choice,
     nan_mean,
     ratio,
 )

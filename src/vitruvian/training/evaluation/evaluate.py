@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from vitruvian.human import PART_NAMES, SIGMAS
 from vitruvian.models.sapiens2.people import decode_people
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
+from vitruvian.results.base import check_choice
 from vitruvian.training.config import TrainConfig
 from vitruvian.training.datasets.folder import PeopleFolder
 from vitruvian.training.datasets.labels import IGNORED_PART, LabeledImages, normalize, to_model_axes
@@ -26,7 +27,6 @@ from vitruvian.training.evaluation.geometry import AngularError, DepthError, Poi
 from vitruvian.training.evaluation.iou import ForegroundIoU, MeanIoU
 from vitruvian.training.evaluation.keypoints import PCK, KeypointAP, box_length
 from vitruvian.training.evaluation.matting import MattingError
-from vitruvian.training.evaluation.metric import check_choice
 from vitruvian.training.evaluation.report import Report
 
 Output = Any  # the output of a task's model
@@ -95,7 +95,7 @@ def headlines(report: Report) -> dict[str, float]:
     return {f"{task}/{name}": report.numbers(task)[name] for task in report.scores for name in _HEADLINES[task]}
 
 
-def validation(config: TrainConfig, device: torch.device) -> Evaluate:
+def make_validation(config: TrainConfig, device: torch.device) -> Evaluate:
     """Return a function that evaluates a model on the validation dataset of a configuration."""
     height, width = config.model.image_size
     tasks = config.model.tasks

@@ -22,8 +22,9 @@ import torch
 
 from vitruvian.errors import InputError
 from vitruvian.human import COCO_WHOLEBODY_133, KEYPOINT_INDEX, KEYPOINTS, LAYOUTS, SIGMAS, Layout
+from vitruvian.results.base import check_choice
 from vitruvian.training.evaluation.average_precision import AveragePrecision, check_boxes, summarize
-from vitruvian.training.evaluation.metric import Array, Bools, Floats, Metric, PerObject, Values, as_row, check_choice
+from vitruvian.training.evaluation.metric import Array, Bools, Floats, Metric, PerObject, Values, as_row
 
 # Sigmas of COCO-WholeBody for points that the 308 do not have, and for its 68 points of the face.
 _WHOLEBODY_FACE_SIGMAS: Final[tuple[float, ...]] = (
