@@ -16,18 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitruvian.human import PART_INDEX
 from vitruvian.images.nms import mask_boxes
 from vitruvian.ops.cache import constant
 from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.synthetic.backgrounds import photo_crops, soft_shape
 from vitruvian.training.synthetic.camera import points_from_depth
-from vitruvian.training.synthetic.pieces import CLASS
 from vitruvian.training.synthetic.render import hide_keypoints
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.samples import Samples, depth_metres
 from vitruvian.training.tensor_batch import TensorBatch
 
-_CLOTHES = tuple(CLASS[name] for name in ("Apparel", "Lower_Clothing", "Upper_Clothing"))
+_CLOTHES = tuple(PART_INDEX[name] for name in ("Apparel", "Lower_Clothing", "Upper_Clothing"))
 
 
 @dataclass(frozen=True)

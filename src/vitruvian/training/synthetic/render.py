@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
+from vitruvian.human import PART_INDEX
 from vitruvian.images.nms import mask_boxes
 from vitruvian.training.synthetic.backgrounds import coloured_noise, photo_crops, sample_backgrounds, soft_shape
 from vitruvian.training.synthetic.camera import (
@@ -45,7 +46,6 @@ from vitruvian.training.synthetic.lighting import (
 )
 from vitruvian.training.synthetic.pack import Pack, Scenery
 from vitruvian.training.synthetic.people import PeopleBatch
-from vitruvian.training.synthetic.pieces import CLASS
 from vitruvian.training.synthetic.rasterizer import Cutouts, Hits, Meshes, depth_map, find_hits, rasterize
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.shading import (
@@ -393,7 +393,7 @@ def _add_lenses(scene: Scene, pixels: _Pixels, depth: Tensor, rng: Rng) -> _Pixe
     return replace(
         pixels,
         radiance=pixels.radiance * (1 - 0.1 * share) + haze * share * (pixels.alpha > 0),
-        parts=torch.where((share[:, 0] >= 0.5) & (pixels.parts > 0), CLASS["Eyeglass"], pixels.parts),
+        parts=torch.where((share[:, 0] >= 0.5) & (pixels.parts > 0), PART_INDEX["Eyeglass"], pixels.parts),
     )
 
 
