@@ -3,7 +3,7 @@
 It is a write-ahead log. A "begin" record names a source, the settings and the planned files before any file is written;
 a "done" record with the sizes of the files follows when all are written. A file is trusted only if its last record is
 "done" for the same source and settings and its size is the recorded one. A file without a record is unknown: it is
-neither trusted nor replaced. Records of version 1, which were written after the files alone, explain nothing.
+neither trusted nor replaced. Records of version 1 were written after the files alone, so they prove nothing.
 """
 
 from __future__ import annotations

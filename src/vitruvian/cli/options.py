@@ -176,8 +176,8 @@ class PeopleGroup(OptionGroup):
     people: Annotated[
         Literal["crop", "whole"] | None,
         Option(
-            help="crop: each person on their own; whole: the whole image. By default crop where there are --boxes "
-            "or a --finder."
+            help="crop: each person on their own; whole: the whole image. By default crop where there are --boxes, "
+            "a --finder or a model that detects people itself."
         ),
     ] = None
     finder: Annotated[

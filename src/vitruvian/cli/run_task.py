@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vitruvian.cli.checkpoints import builtin_detector, check_model
+from vitruvian.cli.checkpoints import check_model, detector_in_checkpoint
 from vitruvian.cli.coco import Dataset
 from vitruvian.cli.inputs import Input, find_inputs
 from vitruvian.cli.journal import JOURNAL, Journal, Origin, size_on_disk
@@ -133,7 +133,7 @@ class TaskRun:
         boxes = command.boxes_file()
         spec: str | Path | None = command.finder or boxes
         if spec is None and not command.boxes and not self.call_options.get("tile"):
-            spec = builtin_detector(command.model)
+            spec = detector_in_checkpoint(command.model)
         if spec is None:
             return None
         threshold = command.finder_threshold

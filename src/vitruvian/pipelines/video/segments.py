@@ -76,7 +76,7 @@ class SegmentFolder:
             "source": stat and reader and [str(reader.path.resolve()), stat.st_size, stat.st_mtime_ns],
             "outputs": [None if path is None else path.name for path in (out, records)],
             "length": length,
-            "meaning": json.loads(json.dumps({**settings, "alpha": alpha}, default=str)),
+            "settings": json.loads(json.dumps({**settings, "alpha": alpha}, default=str)),
         }
 
     def finished(self) -> bool:
