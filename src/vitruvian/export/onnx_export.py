@@ -34,6 +34,7 @@ class SubPixelConvolution(nn.Module):
 
     def __init__(self, convolution: nn.ConvTranspose2d) -> None:
         super().__init__()
+        self.stride = self.padding = (1, 1)  # of the plain convolution
         order = torch.tensor([[2, 0], [3, 1]])
         taps = convolution.weight.detach()[:, :, order][:, :, :, :, order]  # [C, C', 2, 2, 2, 2]
         self.weight = nn.Parameter(taps.permute(1, 2, 4, 0, 3, 5).flatten(0, 2))  # [C'·4, C, 2, 2]
@@ -42,7 +43,7 @@ class SubPixelConvolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, h, w] to [B, C', 2h, 2w]."""
-        x = F.conv2d(x, self.weight, self.bias, padding=1)  # [B, C'·4, h + 1, w + 1]
+        x = F.conv2d(x, self.weight, self.bias, padding=self.padding)  # [B, C'·4, h + 1, w + 1]
         return F.pixel_shuffle(x, 2)[:, :, 1:-1, 1:-1]
 
 
