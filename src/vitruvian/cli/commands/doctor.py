@@ -17,6 +17,7 @@ import typer
 
 from vitruvian.cli.options import Debug, Json
 from vitruvian.cli.report import format_bytes, print_json
+from vitruvian.cpu_threads import usable_cores
 
 EXAMPLE = "vitruvian doctor"
 CORE = ("torch", "numpy", "pillow", "safetensors", "huggingface-hub", "typer", "rich")
@@ -98,9 +99,8 @@ def _devices(problems: list[str]) -> list[Facts]:
         facts.append({"device": f"cuda:{index}", "name": name, "memory": total, "free": free, "bfloat16": bf16})
     if torch.backends.mps.is_available():
         facts.append({"device": "mps", "name": "Metal"})
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     name = torch.backends.cpu.get_cpu_capability()
-    return [*facts, {"device": "cpu", "name": name, "cores": cores, "threads": torch.get_num_threads()}]
+    return [*facts, {"device": "cpu", "name": name, "cores": usable_cores(), "threads": torch.get_num_threads()}]
 
 
 def _kernels() -> dict[str, bool]:

@@ -12,7 +12,6 @@ number of images in flight is bounded, so a slow consumer slows down everything.
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import threading
 import time
@@ -24,6 +23,7 @@ from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
 
 import torch
 
+from vitruvian.cpu_threads import usable_cores
 from vitruvian.ops.cuda_graphs import GraphCache, capture_only
 from vitruvian.pipelines.engine.cuda_streams import (
     CudaStream,
@@ -492,10 +492,8 @@ def default_workers(device: torch.device) -> int:
 
     Decoding a JPEG holds the GIL for a fifth of its time, so more than eight threads only contend for it.
     """
-    if device.type != "cuda":
-        return min(4, max(2, os.cpu_count() or 1))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(_MAX_WORKERS, max(2, cores // 2))
+    cores = usable_cores()
+    return min(_MAX_WORKERS, max(2, cores // 2)) if device.type == "cuda" else min(4, max(2, cores))
 
 
 def max_in_flight(batch_size: int, workers: int) -> int:
