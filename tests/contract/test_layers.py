@@ -19,7 +19,7 @@ CONTRIBUTING = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 # Folders and root modules of the package in import order. Those on one line do not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version", "cpu_threads"),
-    ("atomic", "tasks"),
+    ("atomic", "tasks", "limits"),
     ("hub", "outputs"),
     ("config",),
     ("weights",),
