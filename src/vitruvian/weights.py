@@ -199,6 +199,17 @@ def open_weights(source: str | Path, options: HubOptions, *, use_safetensors: bo
     raise CheckpointError(f"{source}: expected weights ({' or '.join(names)}), found none. Is the download complete?")
 
 
+def read_original(path: str | Path, example: str) -> dict[str, Tensor]:
+    """Read a weight file of an original release; `example` is a name of such a file for the error message."""
+    file = weight_file(path)
+    if file is None:
+        raise CheckpointError(f"{path}: expected a checkpoint file such as {example}. Check the path.")
+    tensors = dict(open_file(file).tensors())
+    for name, tensor in tensors.items():
+        check_finite(name, tensor, str(path))
+    return tensors
+
+
 def _shard_paths(source: str | Path, index: Path, options: HubOptions) -> list[Path]:
     """Return the files of an index, which must exist."""
     table = read_json(index).get("weight_map")

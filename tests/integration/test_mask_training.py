@@ -1,4 +1,4 @@
-"""Tiny MaskFormer and Mask2Former learn a few pictures by heart, from the processor to panoptic quality."""
+"""Tiny MaskFormer and Mask2Former learn a few images by heart, from the processor to panoptic quality."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ GOAL = 0.8
 SIDE = 96
 VOID = 255  # segment id of unlabelled pixels
 
-Picture = tuple[Image.Image, np.ndarray, list[dict[str, int]]]  # photo, map of segment ids, their labels
+LabeledImage = tuple[Image.Image, np.ndarray, list[dict[str, int]]]  # photo, map of segment ids, their labels
 
 
-def drawn_shapes() -> list[Picture]:
-    """Three pictures of discs and boxes on two kinds of ground, with two objects of one class in each."""
+def drawn_shapes() -> list[LabeledImage]:
+    """Three images of discs and boxes on two kinds of ground, with two objects of one class in each."""
     y, x = np.mgrid[:SIDE, :SIDE]
     random = np.random.default_rng(0)
-    pictures = []
+    images = []
     for number in range(3):
         ground = y > 40 + 12 * number
         ids = np.where(ground, 2, 1)
@@ -47,19 +47,19 @@ def drawn_shapes() -> list[Picture]:
         pixels = colours[ids] + random.normal(0, 8, (SIDE, SIDE, 3))
         labels = [0, 1, 2, 3, 2 if number % 2 else 3]
         segments = [{"id": segment, "label_id": label} for segment, label in enumerate(labels, start=1)]
-        pictures.append((Image.fromarray(pixels.clip(0, 255).astype(np.uint8)), ids, segments))
-    return pictures
+        images.append((Image.fromarray(pixels.clip(0, 255).astype(np.uint8)), ids, segments))
+    return images
 
 
-def photos() -> list[Picture]:
+def photos() -> list[LabeledImage]:
     """Two real photographs with their panoptic truth, small, with segments too small to see left unlabelled."""
     table = json.loads((PHOTOS / "panoptic.json").read_text())
-    images = {row["id"]: row for row in table["images"]}
+    files = {row["id"]: row["file_name"] for row in table["images"]}
     chosen = [row for row in table["annotations"] if row["image_id"] in (322, 326)]
     categories = sorted({segment["category_id"] for row in chosen for segment in row["segments_info"]})
-    pictures = []
+    images = []
     for row in chosen:
-        image = Image.open(PHOTOS / images[row["image_id"]]["file_name"]).convert("RGB").resize((128, SIDE))
+        image = Image.open(PHOTOS / files[row["image_id"]]).convert("RGB").resize((128, SIDE))
         png = Image.open(PHOTOS / row["file_name"]).convert("RGB").resize((128, SIDE), Image.Resampling.NEAREST)
         codes = np.asarray(png).astype(np.int64) @ np.array([1, 256, 65536])
         ids, segments = np.full(codes.shape, VOID), []
@@ -68,8 +68,8 @@ def photos() -> list[Picture]:
             if inside.sum() >= 150:
                 ids[inside] = len(segments) + 1
                 segments.append({"id": len(segments) + 1, "label_id": categories.index(segment["category_id"])})
-        pictures.append((image, ids, segments))
-    return pictures
+        images.append((image, ids, segments))
+    return images
 
 
 def backbone() -> SwinConfig:
@@ -119,15 +119,15 @@ def maskformer(num_labels: int) -> tuple[Any, Any]:
     return MaskFormerForInstanceSegmentation(config), MaskFormerImageProcessor(do_resize=False, ignore_index=VOID)
 
 
-def panoptic_quality(model: Any, processor: Any, batch: Any, pictures: list[Picture]) -> float:
-    """Score the model on the pictures it learns."""
+def panoptic_quality(model: Any, processor: Any, batch: Any, images: list[LabeledImage]) -> float:
+    """Score the model on the images it learns."""
     model.eval()
     with torch.no_grad():
         outputs = model(pixel_values=batch["pixel_values"], pixel_mask=batch["pixel_mask"])
-    sizes = [ids.shape for _, ids, _ in pictures]
+    sizes = [ids.shape for _, ids, _ in images]
     found = processor.post_process_panoptic_segmentation(outputs, target_sizes=sizes, pixel_mask=batch["pixel_mask"])
     quality = PanopticQuality()
-    for result, (_, ids, segments) in zip(found, pictures, strict=True):
+    for result, (_, ids, segments) in zip(found, images, strict=True):
         truth = np.where(ids == VOID, 0, ids)
         quality.update(result["segmentation"], result["segments_info"], truth, segments)
     model.train()
@@ -137,23 +137,23 @@ def panoptic_quality(model: Any, processor: Any, batch: Any, pictures: list[Pict
 @pytest.mark.parametrize(
     ("source", "make"), [(drawn_shapes, mask2former), (drawn_shapes, maskformer), (photos, mask2former)]
 )
-def test_learns_pictures_by_heart(source: Any, make: Any) -> None:
+def test_overfits_a_few_images(source: Any, make: Any) -> None:
     if source is photos and not PHOTOS.is_dir():
         pytest.skip("the shared photographs are not beside this checkout")
-    pictures = source()
+    images = source()
     torch.manual_seed(0)
-    model, processor = make(1 + max(row["label_id"] for _, _, segments in pictures for row in segments))
+    model, processor = make(1 + max(row["label_id"] for _, _, segments in images for row in segments))
     batch = processor(
-        [image for image, _, _ in pictures],
-        [ids for _, ids, _ in pictures],
-        [{row["id"]: row["label_id"] for row in segments} for _, _, segments in pictures],
+        [image for image, _, _ in images],
+        [ids for _, ids, _ in images],
+        [{row["id"]: row["label_id"] for row in segments} for _, _, segments in images],
         mask_format="bool",
         return_tensors="pt",
     )
-    assert [len(masks) for masks in batch["mask_labels"]] == [len(segments) for _, _, segments in pictures]
+    assert [len(masks) for masks in batch["mask_labels"]] == [len(segments) for _, _, segments in images]
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=5e-4, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.02, total_iters=50)
-    quality = panoptic_quality(model, processor, batch, pictures)
+    quality = panoptic_quality(model, processor, batch, images)
     assert not quality > 0.3  # it must learn here; NaN where nothing is found
     for step in range(1, 1201):
         loss = model(**batch).loss
@@ -163,7 +163,7 @@ def test_learns_pictures_by_heart(source: Any, make: Any) -> None:
         optimizer.step()
         schedule.step()
         if step % 25 == 0:
-            quality = panoptic_quality(model, processor, batch, pictures)
+            quality = panoptic_quality(model, processor, batch, images)
             if quality > GOAL:
                 break
     assert quality > GOAL, f"panoptic quality {quality:.3f} after {step} steps, loss {loss:.3f}"

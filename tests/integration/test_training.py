@@ -76,7 +76,7 @@ def test_each_task_learns(task: str, folder: Path, tmp_path: Path):
     assert sum(found[-3:]) < 0.9 * sum(found[:3])
 
 
-def test_several_tasks_at_once(folder: Path, tmp_path: Path):
+def test_several_tasks_together(folder: Path, tmp_path: Path):
     config = small_run(
         tmp_path, folder, "seg", "normal", "matting", steps=8, precision="bfloat16", accumulation=2,
         model__loss_weights={"normal": 0.7}, data__validation=str(folder), evaluation__pictures=3,
@@ -94,7 +94,7 @@ def test_several_tasks_at_once(folder: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_run_goes_on_to_the_same_weights(optimizer: str, folder: Path, tmp_path: Path):
+def test_a_resumed_run_ends_with_the_same_weights(optimizer: str, folder: Path, tmp_path: Path):
     tasks = ("pose", "seg")
     options: dict[str, Any] = {"model__encoder__drop_path_rate": 0.2, "accumulation": 2, "checkpoint__every": 2}
     options["optimizer__kind"] = optimizer
@@ -229,7 +229,7 @@ def test_accumulated_batches_count_as_one(tmp_path: Path):
     assert norms[1] == pytest.approx(norms[3], rel=1e-5)
 
 
-def test_people_who_are_drawn_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_stream_of_synthetic_people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stream_module, "RenderOptions", lambda size_hw, **_: replace(PLAIN, size_hw=size_hw))
     stream = {"pack": "procedural", "scenes": 1, "ring": 8, "chunk": 4, "reuse": 4.0}
     table = run_table(tmp_path / "whole", None, "pose", "seg", "people", steps=4, checkpoint__every=2)
@@ -256,7 +256,7 @@ def test_without_accelerate(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
         train(small_run(tmp_path, folder, "pose"))
 
 
-def test_a_run_that_is_there_is_not_overwritten(folder: Path, tmp_path: Path):
+def test_existing_runs_are_not_overwritten(folder: Path, tmp_path: Path):
     train(small_run(tmp_path, folder, "seg", steps=1))
     with pytest.raises(InputError, match="holds a run already"):
         train(small_run(tmp_path, folder, "seg", steps=2, checkpoint__resume="never"))

@@ -5,26 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from vitruvian.draw.canvas import BLACK, RgbImage, checked_image, checked_line_width, fine_width, size_of
-from vitruvian.draw.palettes import object_colours
+from vitruvian.draw.canvas import BLACK, RgbImage, fine_width, size_of
+from vitruvian.draw.palettes import class_colours, identity_colours
 from vitruvian.draw.text import Tag, draw_tags, tag_hw, text_size
-from vitruvian.errors import InputError
-
-
-def checked_boxes(boxes_xyxy: ArrayLike, *, count: int | None = None) -> NDArray[np.float64]:
-    """Return boxes as float64 [N, 4], exactly `count` of them if that is stated."""
-    boxes = np.asarray(boxes_xyxy, dtype=np.float64)
-    if boxes.size == 0:
-        boxes = boxes.reshape(0, 4)
-    if boxes.ndim != 2 or boxes.shape[1] != 4 or (count is not None and len(boxes) != count):
-        wanted = "N" if count is None else count
-        raise InputError(
-            f"boxes_xyxy: expected the shape [{wanted}, 4], got {list(boxes.shape)}. "
-            "Give left, top, right and bottom of each box."
-        )
-    return boxes
 
 
 def captions(
@@ -35,65 +20,53 @@ def captions(
     ids: Sequence[int] | None = None,
 ) -> list[str]:
     """Return the captions of `count` objects, such as ``"#3 person 0.98"``."""
-    for name, values in (("labels", labels), ("scores", scores), ("ids", ids)):
-        if values is not None and len(values) != count:
-            raise InputError(f"{name}: expected one for each of {count} objects, got {len(values)}. Keep their order.")
-    texts = []
-    for i in range(count):
-        words = [] if ids is None else [f"#{int(ids[i])}"]
-        words += [str(labels[i])] if labels is not None else []
-        words += [f"{float(scores[i]):.2f}"] if scores is not None else []
-        texts.append(" ".join(words))
-    return texts
+    columns = [
+        [f"#{number}" for number in ids or ()],
+        [*(labels or ())],
+        [f"{score:.2f}" for score in scores or ()],
+    ]
+    return [" ".join(column[i] for column in columns if column) for i in range(count)]
 
 
 def draw_boxes(
     image: RgbImage,
-    boxes_xyxy: ArrayLike,
+    boxes_xyxy: NDArray[np.floating],
     *,
-    labels: Sequence[str] | None = None,
     scores: Sequence[float] | None = None,
     ids: Sequence[int] | None = None,
-    colours: ArrayLike | None = None,
-    line_width: float | None = None,
     outline: bool = True,
 ) -> RgbImage:
-    """Draw boxes over an image, with tags that do not overlap.
+    """Draw boxes over an image in distinct colours, by identity if there are `ids`, with tags that do not overlap.
 
     Args:
         image: uint8 [H, W, 3].
         boxes_xyxy: [N, 4]; edges lie between pixels, as COCO's do: (0, 0, 1, 1) is the first pixel. Boxes that are not
             finite are left out.
-        labels: [N] names.
         scores: [N], written with two digits.
         ids: [N] identities, written as ``#3``.
-        colours: [N, 3]; by default distinct ones, by identity if there are `ids`.
-        line_width: In pixels; by default it follows the size of the image.
         outline: Whether to draw the boxes or only their tags.
     """
-    image = checked_image(image)
-    boxes = checked_boxes(boxes_xyxy)
-    texts = captions(len(boxes), labels=labels, scores=scores, ids=ids)
-    tones = object_colours(len(boxes), colours, ids)
-    size_hw = size_of(image)
-    width = max(1, round(checked_line_width(line_width) or fine_width(size_hw)))
+    colours = class_colours(len(boxes_xyxy)) if ids is None else identity_colours(ids)
+    width = max(1, round(fine_width(size_of(image))))
     canvas = np.array(image, order="C")
-    size = text_size(size_hw, count=len(boxes))
+    size = text_size(size_of(image), count=len(boxes_xyxy))
     tags: list[Tag] = []
-    for box, text, tone in zip(boxes, texts, tones.tolist(), strict=True):
+    texts = captions(len(boxes_xyxy), scores=scores, ids=ids)
+    for box, text, (red, green, blue) in zip(boxes_xyxy, texts, colours.tolist(), strict=True):
         if not np.isfinite(box).all():
             continue
         if outline:
-            _draw_box(canvas, box, width=width, colour=tone)
+            _draw_box(canvas, box, width=width, colour=(red, green, blue))
         if text:
-            tags.append(
-                Tag(text=text, colour=(tone[0], tone[1], tone[2]), positions=_tag_positions(box, text, size, width))
-            )
+            left, top, right, bottom = box.tolist()
+            high, wide = tag_hw(text, size)
+            positions = ((left, top - high), (left + width, top + width), (right - wide, top - high), (left, bottom))
+            tags.append(Tag(text=text, colour=(red, green, blue), positions=positions))
     draw_tags(canvas, tags, size=size)
     return canvas
 
 
-def _draw_box(canvas: RgbImage, box: NDArray[np.float64], *, width: int, colour: Sequence[int]) -> None:
+def _draw_box(canvas: RgbImage, box: NDArray[np.floating], *, width: int, colour: Sequence[int]) -> None:
     """Draw a box on whole pixels, in place: lines inside its edges, with a thin dark line on both sides."""
     height, wide = size_of(canvas)
     left, top, right, bottom = np.rint(np.clip(box, 0, (wide, height, wide, height))).astype(int).tolist()
@@ -108,8 +81,8 @@ def _draw_box(canvas: RgbImage, box: NDArray[np.float64], *, width: int, colour:
             part[...] = np.rint(part + (np.array(ink) - part) * opacity).astype(np.uint8)
 
 
-def _tag_positions(box: NDArray[np.float64], text: str, size: int, width: int) -> tuple[tuple[float, float], ...]:
-    """Return positions for a tag: above the top left corner of the box, inside it, at its right, below it."""
-    left, top, right, bottom = (float(value) for value in box)
-    high, wide = tag_hw(text, size)
-    return ((left, top - high), (left + width, top + width), (right - wide, top - high), (left, bottom))
+def enclosing_boxes(points: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the tight boxes around finite points: [N, J, 2] -> [N, 4], NaN where there are none."""
+    known: NDArray[np.bool_] = np.all(np.isfinite(points), axis=-1, keepdims=True)  # [N, J, 1]
+    low, high = np.where(known, points, np.inf).min(1), np.where(known, points, -np.inf).max(1)  # [N, 2]
+    return np.where(known.any(1), np.concatenate([low, high], axis=1), np.nan)  # [N, 4]

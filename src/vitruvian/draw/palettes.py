@@ -13,10 +13,8 @@ from importlib import resources
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from vitruvian.draw.canvas import Colour, RgbImage, checked_colours
-from vitruvian.errors import InputError
+from vitruvian.draw.canvas import Colour, RgbImage
 
 LEFT: Final[Colour] = (48, 176, 255)
 RIGHT: Final[Colour] = (255, 138, 36)
@@ -38,8 +36,6 @@ _TURBO: Final = (
 
 def class_colours(count: int) -> RgbImage:
     """Return `count` distinct colours, uint8 [count, 3]; they repeat after about two thousand."""
-    if count < 0:
-        raise InputError(f"count: expected a number of colours, got {count}. Ask for 0 or more.")
     table = _class_table()
     return table[np.arange(count) % len(table)]
 
@@ -51,16 +47,9 @@ def _class_table() -> RgbImage:
     return np.frombuffer(bytes.fromhex(text), np.uint8).reshape(-1, 3)
 
 
-def colours_of(ids: Sequence[int]) -> RgbImage:
+def identity_colours(ids: Sequence[int]) -> RgbImage:
     """Return a colour for each identity, uint8 [N, 3]: the same one in every frame; they repeat after 64."""
-    return class_colours(64)[np.asarray(ids, dtype=np.int64).reshape(-1) % 64]
-
-
-def object_colours(count: int, colours: ArrayLike | None, ids: Sequence[int] | None) -> RgbImage:
-    """Return the colours of `count` objects, uint8 [N, 3]: `colours`, or by identity, or distinct ones."""
-    if colours is None:
-        return class_colours(count) if ids is None else colours_of(ids)
-    return checked_colours(colours, count=count) if count else class_colours(0)
+    return class_colours(64)[np.asarray(ids, dtype=np.int64) % 64]
 
 
 @lru_cache(maxsize=1)

@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.draw.canvas import Floats, RgbImage, size_of
+from vitruvian.images.components import run_positions
 
 _Ints = NDArray[np.int64]
 _Point = Sequence[float] | NDArray[np.float64]  # x, y
 
-MAX_PIXELS = 2**20  # of strokes painted together: limits memory
-LARGE = 1500  # pixels: strokes that cover more are painted one by one, without sorting
+_MAX_PIXELS = 2**20  # of strokes painted together: limits memory
+_LARGE = 1500  # pixels: strokes that cover more are painted one by one, without sorting
 _ENTRY_BITS = 28
 _MAX_DISTANCE = 16.0  # image sides: strokes to farther points are left out, since float32 would be inexact
 
@@ -51,20 +52,15 @@ class Strokes:
         near = np.abs(table[:, :4]).max(1) <= _MAX_DISTANCE * max(size_hw)  # false for NaN
         drawn: Floats = table[near & (table[:, 4] > 0) & (table[:, 8] > 0)].astype(np.float32)
         stroke, y, first, count = _spans(drawn, size_hw)
-        area = np.bincount(stroke, weights=count, minlength=len(drawn)).astype(np.float64)  # [N] pixels
-        cuts = np.flatnonzero(np.diff(_groups(area)[stroke])) + 1  # between groups of rows
+        area = np.bincount(stroke, weights=count, minlength=len(drawn))  # [N] pixels
+        large = area > _LARGE
+        alone = large | np.concatenate([[False], large[:-1]])  # a large stroke starts a group, and so does the next one
+        group = np.cumsum(alone) + area.cumsum() // _MAX_PIXELS  # [N]
+        cuts = np.flatnonzero(np.diff(group[stroke])) + 1  # between groups of rows
         for start, end in itertools.pairwise([0, *cuts.tolist(), len(stroke)]):
             if start < end:
                 rows = slice(start, end)
-                alone = bool(stroke[start] == stroke[end - 1])
-                _paint(image, drawn, stroke[rows], y[rows], first[rows], count[rows], alone=alone)
-
-
-def _groups(area: NDArray[np.float64]) -> _Ints:
-    """Return the group of each stroke, in increasing order: large ones are alone, small ones together."""
-    large = area > LARGE
-    edge = large | np.concatenate([[False], large[:-1]])  # a large stroke starts a group, and so does the next one
-    return np.cumsum(edge) + (np.cumsum(area) // MAX_PIXELS).astype(np.int64)
+                _paint(image, drawn, stroke[rows], y[rows], first[rows], count[rows])
 
 
 def _spans(table: Floats, size_hw: tuple[int, int]) -> tuple[_Ints, _Ints, _Ints, _Ints]:
@@ -74,8 +70,8 @@ def _spans(table: Floats, size_hw: tuple[int, int]) -> tuple[_Ints, _Ints, _Ints
     reach = radius + 0.5
     top = np.clip(np.ceil(np.minimum(y0, y1) - reach), 0, height).astype(np.int64)
     bottom = np.clip(np.floor(np.maximum(y0, y1) + reach), -1, height - 1).astype(np.int64)
-    stroke, step = _expand(np.maximum(bottom - top + 1, 0))
-    y = top[stroke] + step
+    count = np.maximum(bottom - top + 1, 0)
+    stroke, y = np.repeat(np.arange(len(count)), count), run_positions(top, count)
     x0, y0, x1, y1, reach = x0[stroke], y0[stroke], x1[stroke], y1[stroke], reach[stroke]
     slope = y1 - y0
     flat = np.abs(slope) < 1e-6
@@ -89,26 +85,18 @@ def _spans(table: Floats, size_hw: tuple[int, int]) -> tuple[_Ints, _Ints, _Ints
     return stroke, y, left, np.maximum(right - left + 1, 0)
 
 
-def _expand(counts: _Ints) -> tuple[_Ints, _Ints]:
-    """Repeat each index `counts` times, and count up from 0 within each: two arrays [sum of counts]."""
-    index = np.repeat(np.arange(len(counts)), counts)
-    start = np.cumsum(counts) - counts
-    return index, np.arange(len(index)) - start[index]
-
-
-def _paint(image: RgbImage, table: Floats, stroke: _Ints, y: _Ints, first: _Ints, count: _Ints, *, alone: bool) -> None:
-    """Paint rows of pixels of strokes; with `alone` they are of one stroke, so that no pixel occurs twice."""
-    row, step = _expand(count)
-    if not len(row):  # outside of the image
+def _paint(image: RgbImage, table: Floats, stroke: _Ints, y: _Ints, first: _Ints, count: _Ints) -> None:
+    """Paint rows of pixels of strokes."""
+    if not count.any():  # outside of the image
         return
-    x, y, stroke = first[row] + step, y[row], stroke[row]  # [entries]
+    x, y, stroke = run_positions(first, count), np.repeat(y, count), np.repeat(stroke, count)  # [entries]
     cover = _cover(table, stroke, x, y)
     visible = np.flatnonzero(cover > 0.004)  # less is under one level of 255
     if not len(visible):
         return
     flat = image.reshape(-1, 3)
     index, alpha = y[visible] * image.shape[1] + x[visible], cover[visible]
-    if alone:
+    if stroke[0] == stroke[-1]:  # of one stroke: no pixel occurs twice
         mixed = flat[index].astype(np.float32)  # [entries, 3]
         mixed += (table[stroke[0], 5:8] - mixed) * alpha[:, None]
         flat[index] = np.rint(mixed).astype(np.uint8)

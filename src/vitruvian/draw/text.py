@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from vitruvian.draw.canvas import BLACK, WHITE, Colour, RgbImage, diagonal, luminance, size_of, tint
+from vitruvian.draw.canvas import BLACK, WHITE, Colour, RgbImage, size_of
 
 _MIN_TEXT_SIZE = 10  # pixels
 _Box = tuple[int, int, int, int]  # left, top, right, bottom
@@ -27,23 +27,21 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
 def text_size(size_hw: tuple[int, int], *, share: float = 0.018, count: int = 1) -> int:
     """Return the text size in pixels for an image with `count` texts: a share of its diagonal, at least 10."""
     shrink = min(1.0, max(0.6, math.sqrt(12 / max(count, 1))))
-    return max(_MIN_TEXT_SIZE, round(diagonal(size_hw) * share * shrink))
+    return max(_MIN_TEXT_SIZE, round(math.hypot(*size_hw) * share * shrink))
 
 
 def text_width(text: str, size: int) -> int:
     """Return the width of one line of text in pixels."""
-    return int(np.ceil(_font(size).getlength(_one_line(text))))
+    return math.ceil(_font(size).getlength(_one_line(text)))
 
 
 def line_height(size: int) -> int:
     """Return the height of one line of text in pixels, with descenders."""
-    ascent, descent = _font(size).getmetrics()
-    return int(ascent + descent)
+    return sum(_font(size).getmetrics())
 
 
 def _one_line(text: str) -> str:
-    """Put text on one line."""
-    return " ".join(str(text).split())
+    return " ".join(text.split())
 
 
 def shortened(text: str, size: int, width: int) -> str:
@@ -57,22 +55,9 @@ def shortened(text: str, size: int, width: int) -> str:
     return text[:length].rstrip() + "…" if length else ""
 
 
-def write(image: RgbImage, text: str, *, left_top: tuple[int, int], size: int, colour: Sequence[int] = BLACK) -> None:
-    """Write one line onto `image` uint8 [H, W, 3], in place, clipped to the image."""
-    text = _one_line(text)
-    cover = Image.new("L", (max(1, text_width(text, size)), line_height(size)))
-    ImageDraw.Draw(cover).text((0, 0), text, font=_font(size), fill=255)
-    _stamp(image, np.asarray(cover), left=left_top[0], top=left_top[1], colour=colour)
-
-
-def _stamp(image: RgbImage, cover: RgbImage, *, left: int, top: int, colour: Sequence[int]) -> None:
-    """Blend a colour by coverage uint8 [h, w] into a part of `image`, in place."""
-    height, width = size_of(image)
-    y0, x0 = max(top, 0), max(left, 0)
-    y1, x1 = min(top + cover.shape[0], height), min(left + cover.shape[1], width)
-    if y0 < y1 and x0 < x1:
-        part = np.ascontiguousarray(cover[y0 - top : y1 - top, x0 - left : x1 - left])
-        image[y0:y1, x0:x1] = tint(image[y0:y1, x0:x1], colour, part)
+def write(image: Image.Image, text: str, *, left_top: tuple[int, int], size: int, colour: Colour) -> None:
+    """Write one line onto an image, in place."""
+    ImageDraw.Draw(image).text(left_top, _one_line(text), font=_font(size), fill=colour)
 
 
 @dataclass(frozen=True)
@@ -126,16 +111,24 @@ def _overlap(a: _Box, b: _Box) -> int:
 
 def _draw_tag(image: RgbImage, tag: Tag, box: _Box, *, size: int) -> None:
     left, top, right, bottom = box
-    background = _rounded(bottom - top, right - left, radius=size * 0.28)
-    _stamp(image, background, left=left, top=top, colour=tag.colour)
-    ink = BLACK if luminance(tag.colour) > 0.3 else WHITE
-    pad = (right - left - text_width(tag.text, size)) // 2
-    write(image, tag.text, left_top=(left + pad, top + (bottom - top - line_height(size)) // 2), size=size, colour=ink)
+    height, width = bottom - top, right - left
+    window = image[top:bottom, left:right]
+    tile = Image.fromarray(np.ascontiguousarray(window))
+    tile.paste(tag.colour, (0, 0), Image.fromarray(_rounded_rectangle(height, width, radius=size * 0.28)))
+    centred = (width - text_width(tag.text, size)) // 2, (height - line_height(size)) // 2
+    write(tile, tag.text, left_top=centred, size=size, colour=BLACK if _luminance(tag.colour) > 0.3 else WHITE)
+    window[...] = np.asarray(tile)
+
+
+def _luminance(colour: Colour) -> float:
+    """Return the relative luminance of a colour, 0 to 1."""
+    red, green, blue = (math.pow(value / 255, 2.2) for value in colour)
+    return red * 0.2126 + green * 0.7152 + blue * 0.0722
 
 
 @lru_cache(maxsize=64)
-def _rounded(height: int, width: int, *, radius: float) -> RgbImage:
-    """Return a rectangle with round corners as coverage uint8 [height, width]."""
+def _rounded_rectangle(height: int, width: int, *, radius: float) -> RgbImage:
+    """Return a rectangle with smooth round corners as coverage uint8 [height, width]; Pillow's are not smooth."""
     y = np.abs(np.arange(height) - (height - 1) / 2)[:, None] - (height / 2 - radius)
     x = np.abs(np.arange(width) - (width - 1) / 2)[None, :] - (width / 2 - radius)
     distance = np.hypot(np.maximum(x, 0), np.maximum(y, 0)) + np.minimum(np.maximum(x, y), 0) - radius

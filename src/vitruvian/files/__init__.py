@@ -3,27 +3,8 @@
 Video needs PyAV, which is imported only when it is used.
 """
 
-from vitruvian.files.arrays import json_text, write_exr, write_json, write_npz
+from vitruvian.files.arrays import json_text
 from vitruvian.files.coco import CocoWriter
-from vitruvian.files.images import write_image, write_indexed_png, write_png, write_png16, write_rgba
-from vitruvian.files.point_clouds import write_glb, write_ply
-from vitruvian.files.video import SequenceWriter, VideoReader, VideoWriter, open_video
+from vitruvian.files.images import write_image
 
-__all__ = [
-    "CocoWriter",
-    "SequenceWriter",
-    "VideoReader",
-    "VideoWriter",
-    "json_text",
-    "open_video",
-    "write_exr",
-    "write_glb",
-    "write_image",
-    "write_indexed_png",
-    "write_json",
-    "write_npz",
-    "write_ply",
-    "write_png",
-    "write_png16",
-    "write_rgba",
-]
+__all__ = ["CocoWriter", "json_text", "write_image"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
 
@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from vitruvian.atomic import Writer, atomic_write
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject, json_text
-from vitruvian.files.images import write_png
+from vitruvian.files.images import write_image
 from vitruvian.files.output_paths import output_path, safe_name
 from vitruvian.human import COCO_17, COCO_WHOLEBODY_133, Layout
-from vitruvian.images.rle import Rle, compress_counts, read_rle, rle_area, rle_box_xywh
+from vitruvian.images.rle import Rle, rle_area, rle_box_xywh
 from vitruvian.version import __version__
 
 _PERSON_CATEGORY = 1
@@ -57,7 +57,10 @@ def keypoint_record(
     threshold: float = 0.3,
 ) -> JsonObject:
     """Return the record of one person with keypoints [J, 2] and scores [J] in `layout`."""
-    triples, visible = _keypoint_triples(keypoints, scores, threshold=threshold)
+    known: NDArray[np.bool_] = np.all(np.isfinite(keypoints), axis=-1)  # [J]
+    visible = known & (scores >= threshold)  # [J]
+    xy = np.where(known[:, None], np.round(keypoints.astype(np.float64), 2), 0)
+    triples = [value for (x, y), v in zip(xy.tolist(), visible.tolist(), strict=True) for value in (x, y, 2 * v)]
     box = box_xywh(box_xyxy)
     record: JsonObject = {
         "id": annotation_id,
@@ -81,28 +84,15 @@ def keypoint_record(
     return record
 
 
-def _keypoint_triples(
-    keypoints: NDArray[np.float32], scores: NDArray[np.float32], *, threshold: float
-) -> tuple[list[float], NDArray[np.bool_]]:
-    """Return x, y, v of all points in one list, and which of them are visible [J]."""
-    known: NDArray[np.bool_] = np.all(np.isfinite(keypoints), axis=-1)  # [J]
-    visible = known & (scores >= threshold)  # [J]
-    xy = np.where(known[:, None], np.round(keypoints.astype(np.float64), 2), 0)
-    triples = [value for (x, y), v in zip(xy.tolist(), visible.tolist(), strict=True) for value in (x, y, 2 * v)]
-    return triples, visible
-
-
 def mask_record(
-    rle: Rle | Mapping[str, object], *, image_id: int, annotation_id: int, category_id: int, score: float | None = None
+    rle: Rle, *, image_id: int, annotation_id: int, category_id: int, score: float | None = None
 ) -> JsonObject:
-    """Return the record of one mask, with its box and area."""
-    height, width, lengths = read_rle(rle)
-    counts = rle["counts"] if isinstance(rle["counts"], str) else compress_counts(lengths)
+    """Return the record of one mask, an RLE with compressed counts, with its box and area."""
     record: JsonObject = {
         "id": annotation_id,
         "image_id": image_id,
         "category_id": category_id,
-        "segmentation": {"size": [height, width], "counts": counts},
+        "segmentation": dict(rle),
         "area": rle_area(rle),
         "bbox": rle_box_xywh(rle),
         "iscrowd": 0,
@@ -110,13 +100,6 @@ def mask_record(
     if score is not None:
         record["score"] = round(score, 4)
     return record
-
-
-def panoptic_image(segmentation: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """Encode segment numbers [H, W] as in COCO's panoptic PNGs: number = R + 256·G + 256²·B, uint8 [H, W, 3]."""
-    if segmentation.min() < 0 or segmentation.max() >= 1 << 24:
-        raise InputError(f"segmentation: expected numbers from 0 to 2²⁴ − 1, got {segmentation.max()}.")
-    return np.stack([segmentation & 255, segmentation >> 8 & 255, segmentation >> 16], axis=-1).astype(np.uint8)
 
 
 def box_xywh(box_xyxy: Iterable[float]) -> list[float]:
@@ -184,7 +167,7 @@ class CocoWriter(Writer):
             records = result.to_coco(image_id=image_id, first_id=self.annotations + 1)
             if isinstance(result, _PanopticResult):
                 png = output_path(self.path.with_suffix(""), safe_name(Path(name).stem), f"_{image_id:06d}.png")
-                write_png(png, result.panoptic_image())
+                write_image(png, result.panoptic_image())
                 records = [record | {"file_name": png.name} for record in records]
             height, width = result.size_hw
             image: JsonObject = {"id": image_id, "file_name": name, "height": height, "width": width}

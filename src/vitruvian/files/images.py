@@ -1,4 +1,4 @@
-"""Image files: 8-bit RGB, straight RGBA, label maps with a palette, and 16-bit PNG."""
+"""Image files: 8-bit RGB and RGBA, label maps with a palette, and 16-bit PNG."""
 
 from __future__ import annotations
 
@@ -16,64 +16,61 @@ from vitruvian.errors import InputError
 _Options = dict[str, int | bool]
 
 _PNG_LEVEL = 3  # zlib level: several times faster than the default 6, for files a few per cent larger
+_PNG: tuple[str, _Options] = ("PNG", {"compress_level": _PNG_LEVEL})
 _JPEG: tuple[str, _Options] = ("JPEG", {"quality": 95, "subsampling": 0})
-_FORMATS: dict[str, tuple[str, _Options]] = {
-    ".png": ("PNG", {"compress_level": _PNG_LEVEL}),
-    ".jpg": _JPEG,
-    ".jpeg": _JPEG,
-    ".webp": ("WEBP", {"quality": 95}),
-}
-_RGBA_FORMATS: dict[str, tuple[str, _Options]] = {
-    ".png": _FORMATS[".png"],
+# Pillow's name and options by channels and suffix.
+_FORMATS: dict[int, dict[str, tuple[str, _Options]]] = {
+    3: {".png": _PNG, ".jpg": _JPEG, ".jpeg": _JPEG, ".webp": ("WEBP", {"quality": 95})},
     # "exact" keeps the colour under full transparency, which WebP otherwise changes.
-    ".webp": ("WEBP", {"lossless": True, "exact": True, "quality": 60}),
+    4: {".png": _PNG, ".webp": ("WEBP", {"lossless": True, "exact": True, "quality": 60})},
 }
 _MAX_SIDE = {"JPEG": 65535, "WEBP": 16383}
 
 
 def write_image(path: str | Path, image: NDArray[np.uint8]) -> None:
-    """Write RGB, uint8 [H, W, 3], as .png, .jpg or .webp (quality 95), by the suffix of the name."""
-    _check_pixels(image, np.uint8, channels=(3,))
-    _write(path, Image.fromarray(image), _FORMATS)
+    """Write an image in the format of the file name's suffix.
 
-
-def write_png(path: str | Path, image: NDArray[np.uint8]) -> None:
-    """Write RGB [H, W, 3] or gray [H, W], uint8, as PNG whatever the name."""
-    _check_pixels(image, np.uint8, channels=(1, 3))
-    with atomic_write(path) as temporary:
-        Image.fromarray(image).save(temporary, "PNG", compress_level=_PNG_LEVEL)
-
-
-def write_rgba(path: str | Path, image: NDArray[np.uint8]) -> None:
-    """Write RGBA with straight (not premultiplied) alpha, uint8 [H, W, 4], as .png or .webp (both lossless)."""
-    _check_pixels(image, np.uint8, channels=(4,))
-    _write(path, Image.fromarray(image), _RGBA_FORMATS)
-
-
-def write_indexed_png(path: str | Path, labels: NDArray[np.uint8], colours: NDArray[np.uint8]) -> None:
-    """Write labels, uint8 [H, W], as a PNG with a palette [K, 3]: pixels hold the labels, viewers show colours."""
-    _check_pixels(labels, np.uint8, channels=(1,))
-    if colours.ndim != 2 or colours.shape[1] != 3 or colours.dtype != np.uint8 or not 1 <= len(colours) <= 256:
+    RGB, uint8 [H, W, 3], is written as .png, .jpg or .webp (quality 95); RGBA with straight (not premultiplied) alpha,
+    uint8 [H, W, 4], as .png or .webp (both lossless).
+    """
+    shape = list(image.shape)
+    if image.dtype != np.uint8 or image.ndim != 3 or 0 in shape or shape[2] not in _FORMATS:
+        raise InputError(f"image: expected uint8 [H, W, 3] or [H, W, 4], got {image.dtype} {shape}.")
+    name, formats, suffix = Path(path).name, _FORMATS[shape[2]], Path(path).suffix.lower()
+    if suffix not in formats:
+        raise InputError(f"{name}: expected an ending {', '.join(formats)}, got {suffix or 'none'!r}.")
+    form, options = formats[suffix]
+    side = max(shape)
+    if side > _MAX_SIDE.get(form, side):
         raise InputError(
-            f"colours: expected uint8 [K, 3] with K from 1 to 256, got {colours.dtype} {list(colours.shape)}."
+            f"{name}: expected at most {_MAX_SIDE[form]} pixels a side for {form}, got {side}. Write .png instead."
         )
-    if labels.max() >= len(colours):
-        raise InputError(f"labels: expected numbers from 0 to {len(colours) - 1}, got {labels.max()}. Add colours.")
-    image = Image.fromarray(labels, "L")
-    image.putpalette(colours.tobytes())
+    with atomic_write(path) as temporary:
+        Image.fromarray(image).save(temporary, form, **options)
+
+
+def write_label_png(path: str | Path, labels: NDArray[np.integer], colours: NDArray[np.uint8]) -> None:
+    """Write labels [H, W] from 0 to 65535 as a PNG whose pixels hold the labels.
+
+    Up to 255 it has the palette `colours`, uint8 [K, 3], which viewers show; with larger labels it is 16-bit gray.
+    """
+    if labels.max() > 255:
+        write_png16(path, labels.astype(np.uint16))
+        return
+    image = Image.fromarray(labels.astype(np.uint8), "L")
+    image.putpalette(colours[:256].tobytes())
     with atomic_write(path) as temporary:
         image.save(temporary, "PNG", compress_level=_PNG_LEVEL, bits=8)
 
 
 def write_png16(path: str | Path, image: NDArray[np.uint16]) -> None:
-    """Write a 16-bit PNG: uint16, gray [H, W], RGB [H, W, 3] or straight RGBA [H, W, 4].
+    """Write a 16-bit PNG: uint16, gray [H, W] or RGB [H, W, 3].
 
     Pillow writes 16 bits in gray only. Each row is stored as the difference to the row above (PNG filter 2), which
     compresses smooth maps well.
     """
-    _check_pixels(image, np.uint16, channels=(1, 3, 4))
     height, width = image.shape[:2]
-    colour_type = {1: 0, 3: 2, 4: 6}[image.shape[2] if image.ndim == 3 else 1]
+    colour_type = 0 if image.ndim == 2 else 2  # gray, RGB
     rows = image.astype(">u2").reshape(height, -1).view(np.uint8)  # [H, 2·W·C] bytes, high one first
     filtered = np.empty((height, 1 + rows.shape[1]), np.uint8)
     filtered[:, 0] = 2
@@ -85,31 +82,3 @@ def write_png16(path: str | Path, image: NDArray[np.uint16]) -> None:
         file.write(b"\x89PNG\r\n\x1a\n")
         for name, data in chunks.items():
             file.write(struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)))
-
-
-def _check_pixels(image: object, dtype: type[np.generic], *, channels: tuple[int, ...]) -> None:
-    """Raise `InputError` unless this is [H, W] (one channel) or [H, W, C] of the type, with at least one pixel."""
-    shapes = ["[H, W]" if count == 1 else f"[H, W, {count}]" for count in channels]
-    if not isinstance(image, np.ndarray):
-        got = type(image).__name__
-    else:
-        got = f"{image.dtype} {list(image.shape)}"
-        count = 1 if image.ndim == 2 else image.shape[2] if image.ndim == 3 and image.shape[2] > 1 else 0
-        if image.dtype == dtype and 0 not in image.shape and count in channels:
-            return
-    raise InputError(f"image: expected {np.dtype(dtype).name} {' or '.join(shapes)}, got {got}.")
-
-
-def _write(path: str | Path, image: Image.Image, formats: dict[str, tuple[str, _Options]]) -> None:
-    suffix = Path(path).suffix.lower()
-    if suffix not in formats:
-        raise InputError(f"{Path(path).name}: expected an ending {', '.join(formats)}, got {suffix or 'none'!r}.")
-    name, options = formats[suffix]
-    side = max(image.size)
-    if side > _MAX_SIDE.get(name, side):
-        raise InputError(
-            f"{Path(path).name}: expected at most {_MAX_SIDE[name]} pixels a side for {name}, got {side}. "
-            "Write .png instead."
-        )
-    with atomic_write(path) as temporary:
-        image.save(temporary, name, **options)

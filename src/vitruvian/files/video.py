@@ -1,4 +1,4 @@
-"""Video files through PyAV (the extra `video`): `VideoReader`, `VideoWriter` with sound, `SequenceWriter`."""
+"""Video files through PyAV (the extra `video`): `VideoReader`, `VideoWriter`, `SequenceWriter`, `Sound`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vitruvian.atomic import Writer, temporary_path
 from vitruvian.errors import ImageError, InputError, MissingExtraError
-from vitruvian.files.images import write_image, write_rgba
+from vitruvian.files.images import write_image
 from vitruvian.images.decode import one_line
 
 _Container = Any  # objects of PyAV, which is optional
@@ -95,13 +95,8 @@ class VideoReader:
             raise InputError(f"start: expected a frame number of at least 0, got {start}.")
         self.damaged = 0
         frames = self._seek(start) if start else None
-        for index, (time, frame) in enumerate(frames or self._skip(start), start):
+        for index, (time, frame) in enumerate(frames or itertools.islice(self._timed(), start, None), start):
             yield index, float(time) if time is not None else float(index / self.rate), self._to_rgb(frame)
-
-    def exact_count(self) -> int:
-        """Count the frames by reading the whole file, without decoding where its timestamps allow it."""
-        times = self._timestamps()
-        return len(times) if times is not None else sum(1 for _ in self._skip(0))
 
     @contextmanager
     def _open(self) -> Iterator[tuple[_Container, _Stream]]:
@@ -121,53 +116,41 @@ class VideoReader:
 
     def _packets(self, container: _Container, stream: _Stream) -> Iterator[_Packet]:
         """Yield the packets of the video; a truncated file ends early."""
-        av = import_av()
         try:
             yield from container.demux(stream)
-        except (av.error.FFmpegError, EOFError):
+        except (import_av().error.FFmpegError, EOFError):
             self.damaged += 1
 
     def _decoded(self, container: _Container, stream: _Stream) -> Iterator[_Frame]:
-        av = import_av()
         for packet in self._packets(container, stream):
             try:
                 yield from packet.decode()
-            except (av.error.FFmpegError, EOFError):
+            except (import_av().error.FFmpegError, EOFError):
                 self.damaged += 1
 
-    def _timed(self, container: _Container, stream: _Stream) -> Iterator[_TimedFrame]:
-        """Yield frames with their time since the start of the stream."""
-        first = stream.start_time or 0
-        for frame in self._decoded(container, stream):
-            yield (None if frame.pts is None else (frame.pts - first) * stream.time_base), frame
-
-    def _skip(self, start: int) -> Iterator[_TimedFrame]:
+    def _timed(self, first_pts: int | None = None) -> Iterator[_TimedFrame]:
+        """Yield frames with their time since the start of the stream, after a seek from a timestamp on."""
         with self._open() as (container, stream):
-            for index, timed in enumerate(self._timed(container, stream)):
-                if index >= start:
-                    yield timed
+            if first_pts is not None:
+                try:
+                    container.seek(first_pts, stream=stream, backward=True)
+                except import_av().error.FFmpegError:
+                    return
+            start = stream.start_time or 0
+            for frame in self._decoded(container, stream):
+                if first_pts is None or (frame.pts is not None and frame.pts >= first_pts):
+                    yield (None if frame.pts is None else (frame.pts - start) * stream.time_base), frame
 
     def _seek(self, start: int) -> Iterator[_TimedFrame] | None:
         """Return the frames from `start` on after a seek, or None where an exact seek is not possible."""
         times = self._timestamps()
         if times is None or start >= len(times):
             return None
-        frames = self._from_timestamp(times[start])
+        frames = self._timed(times[start])
         first = next(frames, None)
         if first is None or first[1].pts != times[start]:
             return None
         return itertools.chain([first], frames)
-
-    def _from_timestamp(self, target: int) -> Iterator[_TimedFrame]:
-        av = import_av()
-        with self._open() as (container, stream):
-            try:
-                container.seek(target, stream=stream, backward=True)
-            except av.error.FFmpegError:
-                return
-            for time, frame in self._timed(container, stream):
-                if frame.pts is not None and frame.pts >= target:
-                    yield time, frame
 
     def _timestamps(self) -> list[int] | None:
         """Return the sorted timestamps of all frames, without decoding; None where some are missing or equal."""
@@ -211,8 +194,8 @@ _PREROLL = Fraction(1, 10)  # seconds of sound before the first frame, which dec
 class Sound:
     """The first audio track of a file, muxed into an open output in step with its frames.
 
-    Packets are copied where the container can hold the codec, else encoded again. Times count from the start of the
-    video track of the source.
+    Packets are copied where the container can hold the codec (MP4 and MOV nearly always; WebM only Opus and Vorbis),
+    else encoded again. Times count from the start of the video track of the source.
     """
 
     def __init__(self, source: _Container, output: _Container) -> None:
@@ -331,22 +314,14 @@ class VideoWriter(Writer):
         rate: Frames per second; a `Fraction` such as 30000/1001 is exact (WebM rounds to milliseconds).
         size_hw: Height and width of the frames.
         alpha: Whether frames are RGBA with straight alpha.
-        sound_from: A file whose first audio track is added: copied where the container can hold its codec (MP4 and MOV
-            nearly always; WebM only Opus and Vorbis), else encoded again.
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        rate: Fraction | float,
-        size_hw: tuple[int, int],
-        *,
-        alpha: bool = False,
-        sound_from: str | Path | None = None,
+        self, path: str | Path, rate: Fraction | float, size_hw: tuple[int, int], *, alpha: bool = False
     ) -> None:
         av = import_av()
         self.codec = codec_for(path, alpha=alpha)
-        self.rate = exact_rate(rate)
+        self.rate = _exact_rate(rate)
         self.size_hw, self.alpha, self.count = size_hw, alpha, 0
         height, width = size_hw
         self._coded_hw = (height + height % 2, width + width % 2) if self.codec.even else size_hw
@@ -355,7 +330,6 @@ class VideoWriter(Writer):
         self._frame_ticks = int(1 / self.rate / self._time_base)
         self._last: int | None = None
         self._closed = False
-        self._sound: Sound | None = None
         self.path, self._temporary = temporary_path(path)
         options = {"movflags": "+faststart"} if self.codec.container == "mp4" else {}
         try:
@@ -364,8 +338,6 @@ class VideoWriter(Writer):
             raise InputError(f"{self.path}: expected a writable path, got {error}. Choose another.") from error
         try:
             self._stream = self._new_stream()
-            if sound_from is not None:
-                self._sound = Sound.open(sound_from, self._container)
         except BaseException:
             self.discard()
             raise
@@ -381,8 +353,6 @@ class VideoWriter(Writer):
             self._mux(packet)
         self._last = tick
         self.count += 1
-        if self._sound is not None:
-            self._sound.advance(tick * self._time_base)
 
     def close(self) -> None:
         """Finish the file and move it to its name; without frames nothing is written."""
@@ -394,9 +364,7 @@ class VideoWriter(Writer):
         try:
             for packet in self._stream.encode():
                 self._mux(packet)
-            if self._sound is not None:
-                self._sound.finish()
-            self._release()
+            self._container.close()
             os.replace(self._temporary, self.path)
             self._closed = True
         except BaseException:
@@ -407,10 +375,9 @@ class VideoWriter(Writer):
         """Close and remove what was written."""
         if self._closed:
             return
-        av = import_av()
         try:
-            self._release()
-        except (av.error.FFmpegError, OSError, ValueError):
+            self._container.close()
+        except (import_av().error.FFmpegError, OSError, ValueError):
             pass  # the file is removed anyway
         finally:
             self._temporary.unlink(missing_ok=True)
@@ -458,31 +425,23 @@ class VideoWriter(Writer):
             packet.duration = round(1 / self.rate / packet.time_base)  # players need the duration of the last frame
         self._container.mux(packet)
 
-    def _release(self) -> None:
-        try:
-            self._container.close()
-        finally:
-            if self._sound is not None:
-                self._sound.close()
-
 
 class SequenceWriter(Writer):
     """Write frames as numbered image files, ``name_%05d.png`` (or .jpg, .webp), each atomically.
 
-    With alpha they are straight RGBA. The `time` of frames is not stored. Each file is complete when `write` returns;
-    `discard` keeps them.
+    The `time` of frames is not stored. Each file is complete when `write` returns; `discard` keeps them.
     """
 
-    def __init__(self, path: str | Path, *, alpha: bool = False, start: int = 0) -> None:
+    def __init__(self, path: str | Path, *, start: int = 0) -> None:
         self.path = Path(path)
         if len(NUMBERED.findall(self.path.name)) != 1:
             raise InputError(f"{self.path.name}: expected one number such as %05d in the name, got another form.")
-        self.alpha, self.count, self._start = alpha, 0, start
+        self.count, self._start = 0, start
 
     def write(self, image: NDArray[np.uint8], time: float | None = None) -> None:
-        """Write a frame, uint8 [H, W, 3], or [H, W, 4] with alpha, as the next file."""
+        """Write a frame, uint8 [H, W, 3] or [H, W, 4] with straight alpha, as the next file."""
         name = NUMBERED.sub(lambda match: match.group() % (self._start + self.count), self.path.name)
-        (write_rgba if self.alpha else write_image)(self.path.with_name(name), image)
+        write_image(self.path.with_name(name), image)
         self.count += 1
 
 
@@ -496,7 +455,7 @@ def codec_for(path: str | Path, *, alpha: bool) -> Codec:
     return _CODECS[ending, alpha]
 
 
-def exact_rate(rate: Fraction | float) -> Fraction:
+def _exact_rate(rate: Fraction | float) -> Fraction:
     """Return a frame rate as a fraction, 29.97 as 30000/1001, or raise `InputError`."""
     if not rate > 0 or not math.isfinite(rate):
         raise InputError(f"rate: expected frames a second above 0, got {rate}.")

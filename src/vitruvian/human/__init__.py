@@ -13,19 +13,10 @@ from vitruvian.human.keypoints import (
     SIGMAS,
     SKELETON,
     Bone,
-    Keypoint,
+    KeypointInfo,
 )
 from vitruvian.human.layouts import BODY_25, COCO_17, COCO_WHOLEBODY_133, FACE_LINES, LAYOUTS, SAPIENS_308, Layout
-from vitruvian.human.parts import (
-    PART_COLOURS,
-    PART_FLIP_PERMUTATION,
-    PART_GROUPS,
-    PART_NAMES,
-    PARTS,
-    Part,
-    id2label,
-    label2id,
-)
+from vitruvian.human.parts import PART_COLOURS, PART_FLIP_PERMUTATION, PART_INDEX, PART_NAMES, PARTS, Part
 
 __all__ = [
     "BODY_25",
@@ -42,15 +33,13 @@ __all__ = [
     "PARTS",
     "PART_COLOURS",
     "PART_FLIP_PERMUTATION",
-    "PART_GROUPS",
+    "PART_INDEX",
     "PART_NAMES",
     "SAPIENS_308",
     "SIGMAS",
     "SKELETON",
     "Bone",
-    "Keypoint",
+    "KeypointInfo",
     "Layout",
     "Part",
-    "id2label",
-    "label2id",
 ]

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from importlib import resources
-from typing import Final, Literal
+from typing import Any, Final, Literal, get_args
 
 Side = Literal["left", "right", "middle"]
 Group = Literal["body", "feet", "left_hand", "right_hand", "face", "irises", "ears"]
@@ -28,7 +28,7 @@ Colour = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Keypoint:
+class KeypointInfo:
     """One of the 308 points.
 
     Attributes:
@@ -60,11 +60,16 @@ class Bone:
     colour: Colour
 
 
-_TABLE = json.loads(resources.files(__package__).joinpath("keypoints308.json").read_text(encoding="utf-8"))
+def read_table(name: str) -> Any:
+    """Read a JSON file of this folder."""
+    return json.loads(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
 
-KEYPOINTS: Final[tuple[Keypoint, ...]] = tuple(
-    Keypoint(i, name, group, side, swap, sigma, (rgb[0], rgb[1], rgb[2]))
-    for i, (name, group, side, swap, sigma, rgb) in enumerate(_TABLE["keypoints"])
+
+_TABLE = read_table("keypoints308.json")
+
+KEYPOINTS: Final[tuple[KeypointInfo, ...]] = tuple(
+    KeypointInfo(i, name, group, side, swap, sigma, (r, g, b))
+    for i, (name, group, side, swap, sigma, (r, g, b)) in enumerate(_TABLE["keypoints"])
 )
 """All 308 points in the order of the heatmaps."""
 
@@ -88,14 +93,12 @@ FLIP_PAIRS: Final[list[list[int]]] = [
 """The 146 mirrored pairs as [left, right], in the form of ``Sapiens2Config.flip_pairs``."""
 
 SKELETON: Final[tuple[Bone, ...]] = tuple(
-    Bone(name, KEYPOINT_INDEX[start], KEYPOINT_INDEX[end], (rgb[0], rgb[1], rgb[2]))
-    for name, start, end, rgb in _TABLE["bones"]
+    Bone(name, KEYPOINT_INDEX[start], KEYPOINT_INDEX[end], (r, g, b)) for name, start, end, (r, g, b) in _TABLE["bones"]
 )
 """The 65 bones of body, feet and fingers."""
 
 GROUPS: Final[dict[Group, tuple[int, ...]]] = {
-    group: tuple(point.id for point in KEYPOINTS if point.group == group)
-    for group in ("body", "feet", "left_hand", "right_hand", "face", "irises", "ears")
+    group: tuple(point.id for point in KEYPOINTS if point.group == group) for group in get_args(Group)
 }
 """Ids of each group; every point is in exactly one. ``irises`` holds irises and pupils, ``face`` brows, lids, nose,
 mouth and chin, ``body`` the 17 points of COCO (eyes and ears of the head among them), both sides of the elbow, the

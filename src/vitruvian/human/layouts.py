@@ -14,9 +14,7 @@ tables are in ``layouts.json``.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from importlib import resources
 from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
@@ -29,6 +27,7 @@ from vitruvian.human.keypoints import (
     KEYPOINTS,
     SKELETON,
     Bone,
+    read_table,
 )
 
 if TYPE_CHECKING:
@@ -56,28 +55,10 @@ class Layout:
     skeleton: tuple[Bone, ...]
     flip_permutation: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        for name, ids in zip(self.names, self.sources, strict=True):
-            if len(ids) > 2 or not all(0 <= i < len(KEYPOINTS) for i in ids):
-                raise InputError(
-                    f"{self.name} layout, source of {name}: expected at most two ids from 0 to {len(KEYPOINTS) - 1}, "
-                    f"got {ids}. Name one of KEYPOINTS, or two to take their midpoint."
-                )
-        if sorted(self.flip_permutation) != list(range(len(self.names))):
-            raise InputError(
-                f"{self.name} layout, flip_permutation: expected each of 0 to {len(self.names) - 1} once, "
-                f"got {self.flip_permutation}. Points without a partner map to themselves."
-            )
-
     @property
     def undefined(self) -> tuple[int, ...]:
         """Indices of the points that have no counterpart among the 308."""
         return tuple(i for i, ids in enumerate(self.sources) if not ids)
-
-    @property
-    def flip_pairs(self) -> list[list[int]]:
-        """Mirrored pairs of indices in this layout, the smaller first."""
-        return [[i, swap] for i, swap in enumerate(self.flip_permutation) if i < swap]
 
     @overload
     def convert(self, keypoints: _Floats, scores: _Floats) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
@@ -108,32 +89,19 @@ class Layout:
         return xy, low
 
 
-def _kind(array: object) -> str:
-    if isinstance(array, np.ndarray):
-        return "numpy array"
-    import torch
-
-    return "torch tensor" if isinstance(array, torch.Tensor) else type(array).__name__
-
-
 def _check_points(keypoints: Any, scores: Any) -> None:
-    kinds = _kind(keypoints), _kind(scores)
-    if kinds not in (("numpy array", "numpy array"), ("torch tensor", "torch tensor")):
+    numpy = isinstance(keypoints, np.ndarray) and isinstance(scores, np.ndarray)
+    if not numpy and not (hasattr(keypoints, "requires_grad") and hasattr(scores, "requires_grad")):
         raise InputError(
-            f"keypoints and scores: expected two numpy arrays or two torch tensors, got {kinds[0]} and {kinds[1]}. "
+            "keypoints and scores: expected two numpy arrays or two torch tensors, "
+            f"got {type(keypoints).__name__} and {type(scores).__name__}. "
             "Convert them first, for instance with numpy.asarray(keypoints, dtype=float)."
         )
     if keypoints.ndim < 2 or keypoints.shape[-2] != len(KEYPOINTS) or keypoints.shape[-1] not in (2, 3):
-        raise InputError(
-            f"keypoints: expected shape [..., {len(KEYPOINTS)}, 2 or 3], got {list(keypoints.shape)}. "
-            "Pass all 308 points of Sapiens2, with their scores apart."
-        )
-    if tuple(scores.shape) != tuple(keypoints.shape[:-1]):
-        raise InputError(
-            f"scores: expected shape {list(keypoints.shape[:-1])}, got {list(scores.shape)}. One score a keypoint."
-        )
-    floating = keypoints.dtype.kind == "f" if kinds[0] == "numpy array" else keypoints.is_floating_point()
-    if not floating:
+        raise InputError(f"keypoints: expected shape [..., 308, 2 or 3], got {list(keypoints.shape)}.")
+    if scores.shape != keypoints.shape[:-1]:
+        raise InputError(f"scores: expected shape {list(keypoints.shape[:-1])}, got {list(scores.shape)}.")
+    if not (keypoints.dtype.kind == "f" if numpy else keypoints.is_floating_point()):
         raise InputError(
             f"keypoints: expected floating point, got {keypoints.dtype}. Points without a counterpart become NaN, "
             "and midpoints fall between pixels: convert to float first."
@@ -149,7 +117,7 @@ SAPIENS_308: Final[Layout] = Layout(
 )
 """All 308 points."""
 
-_TABLES = json.loads(resources.files(__package__).joinpath("layouts.json").read_text(encoding="utf-8"))
+_TABLES = read_table("layouts.json")
 
 
 def _layout(name: str) -> Layout:

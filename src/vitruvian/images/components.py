@@ -1,4 +1,4 @@
-"""Connected components of binary masks: label them, fill small holes, remove small islands.
+"""Connected components of binary masks: find them, fill small holes, remove small islands.
 
     mask [H, W] ─▶ runs of a row ─▶ pairs of runs of adjacent rows that touch ─▶ union-find ─▶ regions
 
@@ -15,11 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitruvian.errors import InputError
-
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Connectivity = Literal[4, 8]
 
 
 class Regions(NamedTuple):
@@ -34,50 +31,31 @@ class Regions(NamedTuple):
     areas: Ints
 
 
-def label_regions(masks: Tensor, *, connectivity: Connectivity = 8) -> tuple[Tensor, Tensor]:
-    """Number the connected regions of masks [..., H, W].
-
-    Returns:
-        Labels [..., H, W], int32: 0 for the background, and 1, 2, … in reading order in each mask.
-        Areas [..., H, W], int32: the number of pixels of each pixel's region; 0 for the background.
-    """
-    flat = _as_numpy(masks, connectivity)
-    labels, areas = (np.zeros(flat.shape, dtype=np.int32) for _ in range(2))
-    for index, mask in enumerate(flat):
-        regions = find_regions(mask, connectivity)
-        _paint(labels[index].reshape(-1), regions, regions.region + 1)
-        _paint(areas[index].reshape(-1), regions, regions.areas[regions.region])
-    first, second = (torch.from_numpy(values).reshape(masks.shape).to(masks.device) for values in (labels, areas))
-    return first, second
-
-
-def fill_holes(masks: Tensor, max_area: float, *, connectivity: Connectivity = 8) -> Tensor:
-    """Fill background regions of up to `max_area` pixels: [..., H, W] -> bool [..., H, W]."""
+def fill_holes(masks: Tensor, max_area: float) -> Tensor:
+    """Fill 8-connected background regions of up to `max_area` pixels: [..., H, W] -> bool [..., H, W]."""
     background = ~masks.bool().contiguous()
-    return _clear_small(background, max_area, connectivity, keep_largest=False).logical_not_()
+    return _clear_small(background, max_area, keep_largest=False).logical_not_()
 
 
-def remove_islands(
-    masks: Tensor, max_area: float, *, connectivity: Connectivity = 8, keep_largest: bool = False
-) -> Tensor:
-    """Clear regions of up to `max_area` pixels: [..., H, W] -> bool [..., H, W].
+def remove_islands(masks: Tensor, max_area: float, *, keep_largest: bool = False) -> Tensor:
+    """Clear 8-connected regions of up to `max_area` pixels: [..., H, W] -> bool [..., H, W].
 
     With `keep_largest` a mask keeps its largest region even if that is small.
     """
     copied = masks.bool().clone(memory_format=torch.contiguous_format)
-    return _clear_small(copied, max_area, connectivity, keep_largest=keep_largest)
+    return _clear_small(copied, max_area, keep_largest=keep_largest)
 
 
-def _clear_small(masks: Tensor, max_area: float, connectivity: Connectivity, *, keep_largest: bool) -> Tensor:
+def _clear_small(masks: Tensor, max_area: float, *, keep_largest: bool) -> Tensor:
     """Clear the small regions of contiguous bool masks [..., H, W], in place on the CPU."""
-    if max_area < 1:
+    if max_area < 1 or not masks.numel():
         return masks
-    flat = _as_numpy(masks, connectivity)
+    flat = masks.cpu().flatten(0, -3).numpy() if masks.ndim > 2 else masks.cpu()[None].numpy()  # [N, H, W]
     for mask in flat:
-        regions = find_regions(mask, connectivity)
+        regions = find_regions(mask)
         small = regions.areas <= max_area
-        if keep_largest and small.all() and len(small):
-            small[regions.areas.argmax()] = False
+        if keep_largest:
+            small &= regions.areas < regions.areas.max(initial=0)
         cleared = small[regions.region]
         starts, ends = regions.starts[cleared], regions.ends[cleared]
         mask.reshape(-1)[run_positions(starts, ends - starts)] = False
@@ -86,17 +64,7 @@ def _clear_small(masks: Tensor, max_area: float, connectivity: Connectivity, *, 
     return torch.from_numpy(flat).reshape(masks.shape).to(masks.device)
 
 
-def _as_numpy(masks: Tensor, connectivity: int) -> Bools:
-    """Return masks [..., H, W] as a bool array [N, H, W], sharing memory with a contiguous bool tensor on the CPU."""
-    if masks.ndim < 2:
-        raise InputError(f"masks: expected the shape [..., H, W], got {list(masks.shape)}.")
-    if connectivity not in (4, 8):
-        raise InputError(f"connectivity: expected 4 or 8 neighbours, got {connectivity!r}.")
-    height, width = masks.shape[-2:]
-    return masks.detach().bool().cpu().contiguous().numpy().reshape(masks.shape[:-2].numel(), height, width)
-
-
-def find_regions(mask: Bools, connectivity: Connectivity = 8) -> Regions:
+def find_regions(mask: Bools, connectivity: Literal[4, 8] = 8) -> Regions:
     """Return the connected regions of one mask [H, W]."""
     width = mask.shape[1]
     starts, ends = _find_runs(mask)
@@ -108,8 +76,7 @@ def find_regions(mask: Bools, connectivity: Connectivity = 8) -> Regions:
     last = np.searchsorted(left, right + (width + 1) + reach, side="left")
     counts = np.maximum(last - first, 0)
     above = np.repeat(np.arange(len(starts)), counts)
-    # The neighbours of a run in the next row are consecutive.
-    below = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
+    below = run_positions(first, counts)  # the neighbours of a run in the next row are consecutive
     roots = _connect(len(starts), above, below)
     # A region's root is its first run, so counting roots numbers the regions in reading order.
     region = (np.cumsum(roots == np.arange(len(roots))) - 1)[roots]
@@ -149,12 +116,6 @@ def _connect(count: int, a: Ints, b: Ints) -> Ints:
                 break
             parent = grand
     return parent
-
-
-def _paint(flat: npt.NDArray[np.int32], regions: Regions, values: Ints) -> None:
-    """Write one value for each run into a flat map."""
-    lengths = regions.ends - regions.starts
-    flat[run_positions(regions.starts, lengths)] = np.repeat(values, lengths)
 
 
 def run_positions(starts: Ints, lengths: Ints) -> Ints:

@@ -16,7 +16,9 @@ from typing import IO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageFile
+import torch
+from PIL import ExifTags, Image, ImageFile
+from torch import Tensor
 
 from vitruvian.errors import ImageError
 
@@ -24,21 +26,6 @@ from vitruvian.errors import ImageError
 
 _HEIF_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"}
 _AVIF_BRANDS = {b"avif", b"avis"}
-
-_IMAGE_SIGNATURES = (
-    (b"\x89PNG\r\n\x1a\n", "PNG"),
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"GIF8", "GIF"),
-    (b"II*\x00", "TIFF"),
-    (b"MM\x00*", "TIFF"),
-    (b"II+\x00", "TIFF"),
-    (b"MM\x00+", "TIFF"),
-    (b"BM", "BMP"),
-    (b"\x00\x00\x00\x0cjP  ", "JPEG 2000"),
-    (b"\xff\x4f\xff\x51", "JPEG 2000"),
-    (b"8BPS", "Photoshop"),
-    (b"qoif", "QOI"),
-)
 
 _ARCHIVE = "Unpack it and pass the image inside."
 _VIDEO = "Pass an image, or read its frames with vitruvian's video support."
@@ -51,11 +38,7 @@ _OTHER_SIGNATURES = (
     (b"\x1aE\xdf\xa3", "a Matroska or WebM video", _VIDEO),
     (b"\x00\x00\x01\xba", "an MPEG video", _VIDEO),
     (b"\x00\x00\x01\xb3", "an MPEG video", _VIDEO),
-    (
-        b"\x76\x2f\x31\x01",
-        "an OpenEXR image",
-        "Tone-map it to PNG first, or pass its pixels as a float array from 0 to 1.",
-    ),
+    (b"\x76\x2f\x31\x01", "an OpenEXR image", "Tone-map it to PNG first, or pass its pixels as floats from 0 to 1."),
     (b"\x93NUMPY", "a NumPy array file", "Read it with numpy.load and pass the array."),
     (b"version https://git-lfs", "a Git LFS pointer, not the image itself", "Run: git lfs pull"),
 )
@@ -73,19 +56,6 @@ def is_heif(head: bytes) -> bool:
     """Return whether this is a HEIC or HEIF image, which needs pillow-heif; Pillow reads AVIF itself."""
     brands = _brands(head)
     return bool(brands & _HEIF_BRANDS) and not brands & _AVIF_BRANDS
-
-
-def image_format(head: bytes) -> str | None:
-    """Return the name of the image format with the signature `head`, or None."""
-    for start, name in _IMAGE_SIGNATURES:
-        if head.startswith(start):
-            return name
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "WebP"
-    brands = _brands(head)
-    if brands & _AVIF_BRANDS:
-        return "AVIF"
-    return "HEIF" if brands & _HEIF_BRANDS else None
 
 
 def _other_kind(head: bytes) -> tuple[str, str]:
@@ -179,14 +149,20 @@ def one_line(text: object, *, limit: int = 160) -> str:
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
+def is_image(head: bytes) -> bool:
+    """Return whether bytes start with the signature of an image format."""
+    return is_heif(head) or any(accept is not None and accept(head[:16]) is True for _, _, accept in _plugins())
+
+
 def _identify(stream: IO[bytes], head: bytes, *, subject: str) -> ImageFile.ImageFile:
     """Open the stream with the first plugin that accepts it, without decoding pixels."""
-    reasons: list[str] = []
-    for factory, accept in _plugins_for(head, subject=subject):
+    refusals: list[tuple[str, str]] = []  # name of a format that the file has by its signature, and a reason
+    plugins = [("HEIF", _heif_factory(subject), lambda prefix: True)] if is_heif(head) else _plugins()
+    for name, factory, accept in plugins:
         try:
             verdict = accept(head[:16]) if accept else True
             if isinstance(verdict, str):  # the plugin knows the file, but this Pillow lacks its codec
-                reasons.append(one_line(verdict))
+                refusals.append((name, one_line(verdict)))
             elif verdict:
                 stream.seek(0)
                 return factory(stream, "")
@@ -194,22 +170,26 @@ def _identify(stream: IO[bytes], head: bytes, *, subject: str) -> ImageFile.Imag
             raise _over_pillow_limit(error, subject=subject) from error
         except Exception as error:  # noqa: BLE001 - plugins raise errors of every kind on damaged files
             if accept:
-                reasons.append(_reason(error))
-    raise _unreadable(head, reasons, subject=subject)
+                refusals.append((name, _reason(error)))
+    if refusals:
+        name, why = refusals[0]
+        kind, advice = f"a damaged or unsupported {name} file ({why})", _DAMAGED
+    elif _brands(head) & _AVIF_BRANDS and "AVIF" not in Image.OPEN:
+        kind, advice = "an AVIF file, which this Pillow cannot read", "Upgrade Pillow to 11.3 or later."
+    else:
+        kind, advice = _other_kind(head)
+    raise ImageError(f"{subject}: expected an image, got {kind}. {advice}")
 
 
-def _plugins_for(head: bytes, *, subject: str) -> Iterator[tuple[_Factory, _Accept | None]]:
-    """Yield Pillow's plugins, the common formats first; the others are imported only when needed."""
-    if is_heif(head):
-        yield _heif_factory(subject), lambda prefix: True
-        return
+def _plugins() -> Iterator[tuple[str, _Factory, _Accept | None]]:
+    """Yield Pillow's plugins by format name, the common ones first; the others are imported only when needed."""
     tried = set(_REFUSED_PLUGINS)
     for import_plugins in (Image.preinit, Image.init):
         import_plugins()
         names = [name for name in Image.ID if name not in tried]
         tried.update(names)
         for name in names:
-            yield Image.OPEN[name]
+            yield name, *Image.OPEN[name]
 
 
 def _reason(error: Exception) -> str:
@@ -236,34 +216,16 @@ def _heif_factory(subject: str) -> _Factory:
             f"{subject}: expected a format that Pillow reads, got a HEIC image. "
             'Install its reader with: pip install "vitruvian[heif]"'
         ) from error
-    factory: _Factory = pillow_heif.HeifImageFile
-    return factory
-
-
-def _unreadable(head: bytes, reasons: list[str], *, subject: str) -> ImageError:
-    name = image_format(head)
-    if name is None:
-        kind = _other_kind(head)
-    elif name == "AVIF" and name not in Image.OPEN:
-        kind = ("an AVIF file, which this Pillow cannot read", "Upgrade Pillow to 11.3 or later.")
-    else:
-        why = f" ({reasons[0]})" if reasons else ""
-        kind = (f"a damaged or unsupported {name} file{why}", _DAMAGED)
-    return ImageError(f"{subject}: expected an image, got {kind[0]}. {kind[1]}")
+    return pillow_heif.HeifImageFile
 
 
 # ------------------------------------------------------------------------------------------- upright 8-bit RGB
 
-_ORIENTATION_TAG = 0x0112
+_Turn = Image.Transpose
 _TO_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+    2: _Turn.FLIP_LEFT_RIGHT, 3: _Turn.ROTATE_180, 4: _Turn.FLIP_TOP_BOTTOM, 5: _Turn.TRANSPOSE,
+    6: _Turn.ROTATE_270, 7: _Turn.TRANSVERSE, 8: _Turn.ROTATE_90,
+}  # fmt: skip
 _DEEP_MODES = {"I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
 _PLAIN_MODES = {"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV"}
 _FLOAT_TOLERANCE = 1e-3  # resampling and half precision may leave 0..1
@@ -276,7 +238,10 @@ def to_upright_rgb(image: Image.Image, *, subject: str, background: tuple[int, i
 
     The EXIF block is dropped, so that an image that is read twice is not rotated twice.
     """
-    orientation = _orientation(image)
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # noqa: BLE001 - broken EXIF raises errors of every kind, and the pixels are fine
+        orientation = None
     rgb = to_rgb(image, subject=subject, background=background)
     if orientation in _TO_UPRIGHT:
         rgb = rgb.transpose(_TO_UPRIGHT[orientation])
@@ -284,16 +249,18 @@ def to_upright_rgb(image: Image.Image, *, subject: str, background: tuple[int, i
     return rgb
 
 
-def array_to_rgb(
-    array: _Array, *, channels_first: bool, subject: str, max_pixels: int, background: tuple[int, int, int]
-) -> Image.Image:
+def array_to_rgb(source: _Array | Tensor, *, max_pixels: int, background: tuple[int, int, int]) -> Image.Image:
     """Convert [H, W], [H, W, C] or [C, H, W] values with 1, 3 or 4 channels (RGBA) to an RGB image.
 
-    For ambiguous shapes `channels_first` decides.
+    Ambiguous shapes are [H, W, C] for arrays and [C, H, W] for tensors.
     """
-    values = _channels_last(array, channels_first=channels_first, subject=subject)  # [H, W, C]
-    check_pixel_count((values.shape[1], values.shape[0]), subject=subject, max_pixels=max_pixels)
-    pixels = to_uint8(values, subject=subject)
+    subject = "tensor" if isinstance(source, Tensor) else "array"
+    if isinstance(source, Tensor):
+        values = source.detach().cpu()
+        source = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    pixels = _channels_last(source, channels_first=subject == "tensor", subject=subject)  # [H, W, C]
+    check_pixel_count((pixels.shape[1], pixels.shape[0]), subject=subject, max_pixels=max_pixels)
+    pixels = to_uint8(pixels, subject=subject)
     pixels = np.ascontiguousarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)  # [H, W] or [H, W, C]
     return to_rgb(Image.fromarray(pixels), subject=subject, background=background)
 
@@ -305,7 +272,13 @@ def to_uint8(values: _Array, *, subject: str, white: int | None = None) -> npt.N
     if values.dtype == np.bool_:
         return values.astype(np.uint8) * np.uint8(255)
     if np.issubdtype(values.dtype, np.floating):
-        return _float_to_uint8(values, subject=subject)
+        if not (values.min() >= -_FLOAT_TOLERANCE and values.max() <= 1 + _FLOAT_TOLERANCE):  # also false for NaN
+            raise ImageError(
+                f"{subject}: expected floating-point values from 0 to 1, got {values.min():.4g} to {values.max():.4g}. "
+                "Divide by the white level first (255 for 8-bit values)."
+            )
+        scaled = np.multiply(values, 255, dtype=np.float32)
+        return np.rint(scaled, out=scaled).clip(0, 255, out=scaled).astype(np.uint8)
     if not np.issubdtype(values.dtype, np.integer):
         raise ImageError(
             f"{subject}: expected bool, integer or float values, got {values.dtype}. Convert them to uint8 first."
@@ -320,17 +293,6 @@ def to_uint8(values: _Array, *, subject: str, white: int | None = None) -> npt.N
             "Scale them to uint8 (0 to 255) or uint16 (0 to 65535) first."
         )
     return ((values.astype(np.uint32) * 255 + white // 2) // white).astype(np.uint8)
-
-
-def _float_to_uint8(values: _Array, *, subject: str) -> npt.NDArray[np.uint8]:
-    low, high = float(values.min()), float(values.max())  # NaN propagates
-    if not (low >= -_FLOAT_TOLERANCE and high <= 1 + _FLOAT_TOLERANCE):
-        raise ImageError(
-            f"{subject}: expected floating-point values from 0 to 1, got {low:.4g} to {high:.4g}. "
-            "Divide by the white level first (255 for 8-bit values)."
-        )
-    scaled = np.multiply(values, 255, dtype=np.float32)
-    return np.rint(scaled, out=scaled).clip(0, 255, out=scaled).astype(np.uint8)
 
 
 def _channels_last(array: _Array, *, channels_first: bool, subject: str) -> _Array:
@@ -356,7 +318,12 @@ def to_rgb(image: Image.Image, *, subject: str, background: tuple[int, int, int]
         gray = to_uint8(np.asarray(image), subject=subject, white=_stated_white(image))  # [H, W]
         return Image.fromarray(gray).convert("RGB")
     if image.has_transparency_data:
-        straight = _to_rgba(image)
+        key = image.info.get("transparency")
+        if image.mode == "RGB" and isinstance(key, tuple) and max(key) > 255:
+            # Pillow reduces a 16-bit PNG to 8 bits, but not its transparent colour.
+            image = image.copy()
+            image.info["transparency"] = tuple(value >> 8 for value in key)
+        straight = image.convert("RGBA")  # premultiplied modes become straight
         canvas = Image.new("RGB", image.size, background)
         canvas.paste(straight.convert("RGB"), mask=straight.getchannel("A"))
         return canvas
@@ -367,28 +334,9 @@ def to_rgb(image: Image.Image, *, subject: str, background: tuple[int, int, int]
     )
 
 
-def _to_rgba(image: Image.Image) -> Image.Image:
-    """Convert to RGBA; premultiplied modes become straight."""
-    key = image.info.get("transparency")
-    if image.mode == "RGB" and isinstance(key, tuple) and max(key) > 255:
-        # Pillow reduces a 16-bit PNG to 8 bits, but not its transparent colour.
-        image = image.copy()
-        image.info["transparency"] = tuple(value >> 8 for value in key)
-    return image.convert("RGBA")
-
-
 def _stated_white(image: Image.Image) -> int | None:
     """Return the white level that the file states, where its mode does not define it."""
     if image.format in ("PNG", "PPM") and image.mode == "I":
         return 65535
     bits = getattr(image, "tag_v2", {}).get(258)  # BitsPerSample of a TIFF
     return 4095 if image.mode == "I;16" and bits == (12,) else None
-
-
-def _orientation(image: Image.Image) -> int | None:
-    """Return the EXIF orientation; a damaged block counts as absent, as in viewers."""
-    try:
-        orientation = image.getexif().get(_ORIENTATION_TAG)
-    except Exception:  # noqa: BLE001 - broken EXIF raises errors of every kind, and the pixels are fine
-        return None
-    return orientation if isinstance(orientation, int) else None

@@ -29,7 +29,7 @@ from vitruvian.images.decode import (
     array_to_rgb,
     check_pixel_count,
     decode_image,
-    image_format,
+    is_image,
     load_pixels,
     one_line,
     to_rgb,
@@ -70,9 +70,10 @@ def load_image(
     Raises:
         ImageError: With one line that says what the source is, and what to do about it.
     """
-    _check_background(background)
+    if len(background) != 3 or not all(isinstance(value, int) and 0 <= value <= 255 for value in background):
+        raise InputError(f"background: expected three integers from 0 to 255, got {background}. Try (255, 255, 255).")
     if isinstance(source, Tensor | np.ndarray):
-        return _from_array(source, max_pixels=max_pixels, background=background)
+        return array_to_rgb(source, max_pixels=max_pixels, background=background)
     if isinstance(source, Image.Image):
         subject = one_line(getattr(source, "filename", "") or "PIL image")
         check_pixel_count(source.size, subject=subject, max_pixels=max_pixels)
@@ -112,21 +113,7 @@ def tensor_to_image(pixels: Tensor) -> Image.Image:
     """Convert uint8 (0..255) or float (0..1) [3, H, W], or one channel [1, H, W], to an RGB image."""
     if pixels.ndim != 3 or pixels.shape[0] not in (1, 3):
         raise ImageError(f"pixels: expected shape [3, H, W] or [1, H, W], got {list(pixels.shape)}. Pass one image.")
-    return _from_array(pixels, max_pixels=pixels[0].numel(), background=_WHITE)
-
-
-def _from_array(
-    source: Tensor | npt.NDArray[np.generic], *, max_pixels: int, background: tuple[int, int, int]
-) -> Image.Image:
-    if isinstance(source, Tensor):
-        values = source.detach().cpu()
-        array = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-        subject = "tensor"
-    else:
-        array, subject = source, "array"
-    return array_to_rgb(
-        array, channels_first=subject == "tensor", subject=subject, max_pixels=max_pixels, background=background
-    )
+    return array_to_rgb(pixels, max_pixels=pixels[0].numel(), background=_WHITE)
 
 
 def _open(source: object, *, timeout: float | None) -> tuple[str, IO[bytes]]:
@@ -157,9 +144,9 @@ def _open_text(source: str, *, timeout: float | None) -> tuple[str, IO[bytes]]:
         return "data: URL", io.BytesIO(_data_url_bytes(source.strip()))
     path = os.path.expanduser(source)
     if not os.path.exists(path):
-        payload = _base64_image_bytes(source)
-        if payload is not None:
-            return "base64 text", io.BytesIO(payload)
+        data = _from_base64(source)
+        if data is not None and len(data) >= _MIN_FILE_BYTES and is_image(data):
+            return "base64 text", io.BytesIO(data)
         scheme, separator, _ = source.partition("://")
         if separator:
             raise ImageError(
@@ -179,12 +166,9 @@ def _open_path(path: str) -> IO[bytes]:
         stream: IO[bytes] = open(path, "rb")  # noqa: SIM115 - the caller closes it
     except FileNotFoundError:
         raise _no_such_file(path) from None
-    except PermissionError as error:
-        raise ImageError(
-            f"{subject}: expected a readable file, got no permission to open it. Change its access rights."
-        ) from error
     except (OSError, ValueError) as error:
-        raise ImageError(f"{subject}: expected a readable file, got {one_line(error)}. Check the path.") from error
+        reason = one_line(getattr(error, "strerror", None) or error)
+        raise ImageError(f"{subject}: expected a readable file, got {reason}. Check the path.") from error
     if stream.seekable():
         return stream
     with stream:  # a pipe: decoders need to seek
@@ -224,25 +208,12 @@ def _data_url_bytes(source: str) -> bytes:
     return data
 
 
-def _base64_image_bytes(source: str) -> bytes | None:
-    """Return the bytes of base64 text where they are an image, else None: the text is a path."""
-    data = _from_base64(source)
-    if data is None or len(data) < _MIN_FILE_BYTES or image_format(data) is None:
-        return None
-    return data
-
-
 def _from_base64(text: str) -> bytes | None:
     compact = "".join(text.split()).replace("-", "+").replace("_", "/").rstrip("=")
     try:
         return base64.b64decode(compact + "=" * (-len(compact) % 4), validate=True)
     except (binascii.Error, ValueError):
         return None
-
-
-def _check_background(background: tuple[int, int, int]) -> None:
-    if len(background) != 3 or not all(isinstance(value, int) and 0 <= value <= 255 for value in background):
-        raise InputError(f"background: expected three integers from 0 to 255, got {background}. Try (255, 255, 255).")
 
 
 # ----------------------------------------------------------------------------------------------------- downloads
@@ -264,7 +235,7 @@ def download(url: str, *, timeout: float | None, max_bytes: int = _MAX_BYTES) ->
                 raise _too_large(subject, max_bytes)
             body = _read_bounded(response, subject=subject, max_bytes=max_bytes)
             if len(body) < announced:  # a closed connection is not an error
-                raise _unreachable(subject, f"only {len(body):,} of {announced:,} bytes")
+                raise OSError(f"only {len(body):,} of {announced:,} bytes")
             return body
     except ImageError:
         raise
@@ -276,7 +247,9 @@ def download(url: str, *, timeout: float | None, max_bytes: int = _MAX_BYTES) ->
     except (http.client.HTTPException, ValueError, OSError) as error:
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
         reason = f"no answer (timeout {timeout} s)" if isinstance(cause, TimeoutError) else cause
-        raise _unreachable(subject, reason) from error
+        raise ImageError(
+            f"{subject}: expected an image, got {one_line(reason)}. Check the URL and the network connection."
+        ) from error
 
 
 def _read_bounded(stream: IO[bytes], *, subject: str, max_bytes: int = _MAX_BYTES) -> bytes:
@@ -294,10 +267,4 @@ def _read_bounded(stream: IO[bytes], *, subject: str, max_bytes: int = _MAX_BYTE
 def _too_large(subject: str, max_bytes: int) -> ImageError:
     return ImageError(
         f"{subject}: expected at most {max_bytes // 1024**2} MiB, got more. Save the image to disk and pass its path."
-    )
-
-
-def _unreachable(subject: str, reason: object) -> ImageError:
-    return ImageError(
-        f"{subject}: expected an image, got {one_line(reason)}. Check the URL and the network connection."
     )

@@ -64,7 +64,7 @@ def decode_rle(rle: AnyRle) -> Tensor:
 
 def decode_rles(rles: Sequence[AnyRle]) -> Tensor:
     """Decode RLEs of one size to bool masks [N, H, W]; at least one is needed to know the size."""
-    _common_size(rles)
+    _check_common_size(rles)
     return torch.stack([decode_rle(rle) for rle in rles])  # [N, H, W]
 
 
@@ -102,7 +102,7 @@ def rle_iou(
         raise InputError(f"crowd: expected one flag for each of the {len(others)} masks, got {len(crowd)}.")
     if not rles or not others:
         return torch.from_numpy(result)
-    _common_size([*rles, *others])
+    _check_common_size([*rles, *others])
     spans = [_foreground(read_rle(rle)[2]) for rle in rles]
     owner = np.repeat(np.arange(len(spans)), [len(starts) for starts, _ in spans])
     starts, ends = (np.concatenate([span[side] for span in spans]) for side in (0, 1))
@@ -229,11 +229,7 @@ def _covered_before(counts: Ints, positions: Ints) -> Ints:
     return covered[run] + np.where(inside[run], positions - (ends - counts)[run], 0)
 
 
-def _common_size(rles: Sequence[AnyRle]) -> tuple[int, int]:
-    """Return (height, width) of RLEs that share it, or raise `InputError`."""
-    if not rles:
-        raise InputError("rles: expected at least one, got an empty list.")
+def _check_common_size(rles: Sequence[AnyRle]) -> None:
     sizes = {read_rle(rle)[:2] for rle in rles}
-    if len(sizes) > 1:
-        raise InputError(f"rles: expected masks of one size, got {sorted(sizes)}.")
-    return sizes.pop()
+    if len(sizes) != 1:
+        raise InputError(f"rles: expected masks of one size, got {sorted(sizes) or 'no masks'}.")

@@ -5,28 +5,16 @@ Recipes (`heatmap_loss`, `segmentation_loss`, `normal_loss`, `albedo_loss`, `poi
 """
 
 from vitruvian.losses.dense import (
-    AlbedoLossWeights,
-    NormalLossWeights,
+    ALBEDO_WEIGHTS,
+    NORMAL_WEIGHTS,
     albedo_loss,
-    chromaticity,
     dice_loss,
     normal_loss,
     segmentation_loss,
 )
-from vitruvian.losses.heatmap import HeatmapLossWeights, heatmap_loss, heatmap_mse, heatmap_peaks
-from vitruvian.losses.matting import MattingLossWeights, laplacian_error, matting_loss
-from vitruvian.losses.pointmap import (
-    PointmapLossWeights,
-    aligned_distance,
-    canonical_scales,
-    depth_steps,
-    multiscale_error,
-    pixel_rays,
-    pointmap_loss,
-    pointmap_normal_error,
-    pointmap_normals,
-    silog_error,
-)
+from vitruvian.losses.heatmap import heatmap_loss, heatmap_mse, heatmap_peaks
+from vitruvian.losses.matting import MATTING_WEIGHTS, matting_loss
+from vitruvian.losses.pointmap import POINTMAP_WEIGHTS, aligned_distance, canonical_scales, depth_steps, pointmap_loss
 from vitruvian.losses.pretraining import (
     Center,
     ema_update,
@@ -35,39 +23,30 @@ from vitruvian.losses.pretraining import (
     self_distillation_loss,
     sinkhorn,
 )
-from vitruvian.losses.terms import LossTerms, LossWeights
+from vitruvian.losses.terms import LossTerms
 
 __all__ = [
-    "AlbedoLossWeights",
+    "ALBEDO_WEIGHTS",
+    "MATTING_WEIGHTS",
+    "NORMAL_WEIGHTS",
+    "POINTMAP_WEIGHTS",
     "Center",
-    "HeatmapLossWeights",
     "LossTerms",
-    "LossWeights",
-    "MattingLossWeights",
-    "NormalLossWeights",
-    "PointmapLossWeights",
     "albedo_loss",
     "aligned_distance",
     "canonical_scales",
-    "chromaticity",
     "depth_steps",
     "dice_loss",
     "ema_update",
     "heatmap_loss",
     "heatmap_mse",
     "heatmap_peaks",
-    "laplacian_error",
     "masked_reconstruction_loss",
     "matting_loss",
-    "multiscale_error",
     "normal_loss",
     "patchify",
-    "pixel_rays",
     "pointmap_loss",
-    "pointmap_normal_error",
-    "pointmap_normals",
     "segmentation_loss",
     "self_distillation_loss",
-    "silog_error",
     "sinkhorn",
 ]

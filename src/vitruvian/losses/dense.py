@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,31 +16,9 @@ _MIN_NORMAL = 1e-3
 _MIN_BRIGHTNESS = 1e-3
 _DICE_SMOOTHING = 1e-3
 
-
-@dataclass(frozen=True)
-class _SegmentationLossWeights(terms.LossWeights):
-    """Weights of the terms of `segmentation_loss`."""
-
-    cross_entropy: float = 1.0
-    dice: float = 0.0
-
-
-@dataclass(frozen=True)
-class NormalLossWeights(terms.LossWeights):
-    """Weights of the terms of `normal_loss`, by default the published ones."""
-
-    cosine: float = 10.0
-    l1: float = 1.0
-    gradient: float = 10.0
-
-
-@dataclass(frozen=True)
-class AlbedoLossWeights(terms.LossWeights):
-    """Weights of the terms of `albedo_loss`, by default the published ones."""
-
-    l1: float = 2.0
-    gradient: float = 2.0
-    chromaticity: float = 1.0
+# The published weights.
+NORMAL_WEIGHTS = {"cosine": 10.0, "l1": 1.0, "gradient": 10.0}
+ALBEDO_WEIGHTS = {"l1": 2.0, "gradient": 2.0, "chromaticity": 1.0}
 
 
 def segmentation_loss(
@@ -79,7 +56,8 @@ def segmentation_loss(
         "cross_entropy": lambda: cross_entropy(logits, labels, ignore_index=ignore_index, class_weights=class_weights),
         "dice": lambda: dice_loss(logits, labels, ignore_index=ignore_index),
     }
-    return terms.weigh(_SegmentationLossWeights(dice=dice_weight), functions, anchor=logits)
+    weights = {"cross_entropy": 1.0, "dice": 0.0}
+    return terms.weighted_sum(functions, weights, {"dice": dice_weight}, anchor=logits)
 
 
 def cross_entropy(
@@ -127,7 +105,7 @@ def dice_loss(logits: Tensor, labels: Tensor, *, ignore_index: int = 255) -> Ten
     present[:, 0] = 0
     counted = present.sum(dim=1)  # [B]
     per_image = ((1 - dice) * present).sum(dim=1) / terms.nonzero(counted)  # [B]
-    return per_image.sum() / terms.nonzero((counted > 0).float().sum())
+    return terms.weighted_mean(per_image, (counted > 0).float())
 
 
 def _check_labels(labels: Tensor, logits: Tensor, *, ignore_index: int) -> None:
@@ -156,7 +134,7 @@ def _check_labels(labels: Tensor, logits: Tensor, *, ignore_index: int) -> None:
 
 
 def normal_loss(
-    pred: Tensor, target: Tensor, mask: Tensor | None = None, *, weights: NormalLossWeights | None = None
+    pred: Tensor, target: Tensor, mask: Tensor | None = None, *, weights: Mapping[str, float] | None = None
 ) -> terms.LossTerms:
     """Return the loss of the recipe for surface normals.
 
@@ -169,11 +147,11 @@ def normal_loss(
 
     Normals are [B, 3, H, W], of any length. See `terms` for the other arguments.
     """
-    pred, goal, valid = terms.prepare(pred, target, mask, channels=3, what="normals")
-    length = torch.linalg.vector_norm(goal, dim=1, keepdim=True)  # [B, 1, H, W]
+    pred, target, valid = terms.prepare(pred, target, mask, channels=3, what="normals")
+    length = torch.linalg.vector_norm(target, dim=1, keepdim=True)  # [B, 1, H, W]
     known = length.isfinite() & (length > 0)
     valid = valid * known  # [B, 1, H, W]
-    unit = terms.clear_invalid(goal, valid) / torch.where(known, length, 1.0)  # [B, 3, H, W]
+    unit = terms.clear_invalid(target, valid) / torch.where(known, length, 1.0)  # [B, 3, H, W]
     error = pred - unit  # [B, 3, H, W]
 
     def cosine() -> Tensor:
@@ -185,11 +163,11 @@ def normal_loss(
         "l1": lambda: terms.weighted_mean(error.abs(), valid),
         "gradient": lambda: terms.sum_gradient_error(error, valid),
     }
-    return terms.weigh(weights or NormalLossWeights(), functions, anchor=pred)
+    return terms.weighted_sum(functions, NORMAL_WEIGHTS, weights, anchor=pred)
 
 
 def albedo_loss(
-    pred: Tensor, target: Tensor, mask: Tensor | None = None, *, weights: AlbedoLossWeights | None = None
+    pred: Tensor, target: Tensor, mask: Tensor | None = None, *, weights: Mapping[str, float] | None = None
 ) -> terms.LossTerms:
     """Return the loss of the recipe for albedo.
 
@@ -203,16 +181,18 @@ def albedo_loss(
     Albedo is [B, 3, H, W]; predictions are those before they are clamped to [0, 1]. See `terms` for the other
     arguments.
     """
-    pred, goal, valid = terms.prepare(pred, target, mask, channels=3, what="albedo")
-    error = pred - goal  # [B, 3, H, W]
+    pred, target, valid = terms.prepare(pred, target, mask, channels=3, what="albedo")
+    error = pred - target  # [B, 3, H, W]
     functions = {
         "l1": lambda: terms.weighted_mean(error.abs(), valid),
         "gradient": lambda: terms.sum_gradient_error(error, valid) / 2,
-        "chromaticity": lambda: terms.weighted_mean((chromaticity(pred.clamp(0, 1)) - chromaticity(goal)).abs(), valid),
+        "chromaticity": lambda: terms.weighted_mean(
+            (_chromaticity(pred.clamp(0, 1)) - _chromaticity(target)).abs(), valid
+        ),
     }
-    return terms.weigh(weights or AlbedoLossWeights(), functions, anchor=pred)
+    return terms.weighted_sum(functions, ALBEDO_WEIGHTS, weights, anchor=pred)
 
 
-def chromaticity(rgb: Tensor) -> Tensor:
+def _chromaticity(rgb: Tensor) -> Tensor:
     """Divide colours by their brightness: [B, 3, H, W] -> [B, 3, H, W], components that add up to (almost) 1."""
     return rgb / (rgb.sum(dim=1, keepdim=True) + _MIN_BRIGHTNESS)

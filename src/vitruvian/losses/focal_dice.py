@@ -56,9 +56,9 @@ def cross_entropy_cost(logits: Tensor, targets: Tensor) -> Tensor:
     return (F.softplus(logits).sum(-1, keepdim=True) - logits @ targets.t()) / logits.shape[1]
 
 
-def focal_cost(logits: Tensor, targets: Tensor, *, alpha: float = FOCAL_ALPHA, gamma: float = FOCAL_GAMMA) -> Tensor:
+def focal_cost(logits: Tensor, targets: Tensor) -> Tensor:
     """`sigmoid_focal_loss` of each pair: [Q, P], [T, P] -> [Q, T]."""
     probability = logits.sigmoid()
-    foreground = alpha * (1 - probability) ** gamma * F.softplus(-logits)
-    background = (1 - alpha) * probability**gamma * F.softplus(logits)
+    foreground = FOCAL_ALPHA * (1 - probability) ** FOCAL_GAMMA * F.softplus(-logits)
+    background = (1 - FOCAL_ALPHA) * probability**FOCAL_GAMMA * F.softplus(logits)
     return (background.sum(-1, keepdim=True) + (foreground - background) @ targets.t()) / logits.shape[1]

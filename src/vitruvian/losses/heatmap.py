@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.losses.terms import LossTerms, LossWeights, nonzero, weigh
+from vitruvian.losses.terms import LossTerms, weighted_mean
+
+MSE_WEIGHT = 10.0  # of the published recipe, for heatmaps that peak at 1
 
 
-@dataclass(frozen=True)
-class HeatmapLossWeights(LossWeights):
-    """Weights of `heatmap_loss`: the published recipe multiplies the error of heatmaps that peak at 1 by 10."""
-
-    mse: float = 10.0
-
-
-def heatmap_loss(
-    pred: Tensor, target: Tensor, weights: Tensor | None = None, *, recipe: HeatmapLossWeights | None = None
-) -> LossTerms:
-    """Return the loss of the pose recipe: ``heatmap_mse`` × 10.
-
-    Args:
-        pred: Predicted heatmaps [B, J, H, W].
-        target: Target heatmaps [B, J, H, W].
-        weights: Weight of each joint, as for `heatmap_mse`.
-        recipe: Weights of the terms.
-    """
-    return weigh(recipe or HeatmapLossWeights(), {"mse": lambda: heatmap_mse(pred, target, weights)}, anchor=pred)
+def heatmap_loss(pred: Tensor, target: Tensor, weights: Tensor | None = None) -> LossTerms:
+    """Return the loss of the pose recipe, `heatmap_mse` × 10; the arguments are those of `heatmap_mse`."""
+    mse = heatmap_mse(pred, target, weights)
+    return LossTerms(total=MSE_WEIGHT * mse, terms={"mse": mse})
 
 
 def heatmap_mse(pred: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -60,7 +44,7 @@ def heatmap_mse(pred: Tensor, target: Tensor, weights: Tensor | None = None) -> 
             "Pass the visibility of each joint: 0 leaves it out."
         )
     weights = (weights[:, :, None, None] if weights.ndim == 2 else weights).float().expand_as(pred)  # [B, J, H, W]
-    return torch.sum((pred - target).square() * weights) / nonzero(torch.sum(weights))
+    return weighted_mean((pred - target).square(), weights)
 
 
 def heatmap_peaks(pred: Tensor, target: Tensor, weights: Tensor, *, sharpness: float = 12.0) -> Tensor:
@@ -78,7 +62,6 @@ def heatmap_peaks(pred: Tensor, target: Tensor, weights: Tensor, *, sharpness: f
     """
     if weights.shape != pred.shape[:2]:
         raise InputError(f"heatmap weights: expected shape {list(pred.shape[:2])}, got {list(weights.shape)}.")
-    scaled, goal = sharpness * pred.float().flatten(2), sharpness * target.float().flatten(2)  # [B, J, H·W]
-    share = goal.softmax(dim=2)
-    divergence = scaled.logsumexp(2) - goal.logsumexp(2) + (share * (goal - scaled)).sum(2)  # [B, J]
-    return (divergence * weights).sum() / nonzero(weights.sum())
+    log_p, log_q = ((sharpness * maps.float()).flatten(2).log_softmax(dim=2) for maps in (target, pred))  # [B, J, H·W]
+    divergence = F.kl_div(log_q, log_p, log_target=True, reduction="none").sum(dim=2)  # [B, J]
+    return weighted_mean(divergence, weights)

@@ -1,6 +1,6 @@
 """The set loss of MaskFormer and Mask2Former: match queries with objects, then compare their classes and masks.
 
-    labels ─▶ read_targets ─▶ targets ─┐
+    labels ─▶ targets                  ─┐
     class logits [B, Q, K + 1]        ─┼▶ costs ─▶ assign ─▶ class loss over all queries, mask losses over the pairs
     mask logits [B, Q, h, w]          ─┘
 
@@ -44,7 +44,7 @@ from vitruvian.losses.point_sampling import (
     sample_logits_at,
     uncertain_points,
 )
-from vitruvian.losses.terms import LossTerms, LossWeights, sum_over_processes, zero_like
+from vitruvian.losses.terms import LossTerms, sum_over_processes, zero_like
 from vitruvian.ops.assignment import assign
 
 _MAX_PIXELS = 1 << 22  # of a step of the dense loss, to bound temporary memory
@@ -62,7 +62,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class MaskLossWeights(LossWeights):
+class MaskLossWeights:
     """Weights of the class loss, of the focal or cross-entropy loss of masks, and of their dice loss."""
 
     loss_cross_entropy: float = 1.0
@@ -123,7 +123,7 @@ class MaskSetLoss(nn.Module):
             class_labels: For each image the classes of its masks [T].
             auxiliary_predictions: Further predictions, as dicts of the first two.
         """
-        targets = read_targets(mask_labels, class_labels, like=masks_queries_logits, num_labels=self.num_labels)
+        targets = _read_targets(mask_labels, class_labels, like=masks_queries_logits, num_labels=self.num_labels)
         frame_hw = (max(t.masks.shape[1] for t in targets), max(t.masks.shape[2] for t in targets))
         num_masks, num_classes = self.counts(targets, masks_queries_logits)
         final = {"masks_queries_logits": masks_queries_logits, "class_queries_logits": class_queries_logits}
@@ -176,7 +176,7 @@ class MaskSetLoss(nn.Module):
         return (masks / processes).clamp(min=1), (weights / processes).clamp(min=torch.finfo(torch.float32).tiny)
 
 
-def read_targets(
+def _read_targets(
     mask_labels: Sequence[MaskLabels], class_labels: Sequence[Tensor], *, like: Tensor, num_labels: int
 ) -> list[Target]:
     """Check the labels of a batch and move them to the device of `like` [B, …]; RLEs are decoded to bool."""
@@ -286,11 +286,9 @@ class PointMasks:
                 if len(objects)
             ]
         )  # [M, P]
-        arguments = (logits, images, queries, points, expected)
-        if torch.is_grad_enabled():
-            both = checkpoint(_compare_points, *arguments, use_reentrant=False, preserve_rng_state=False)
-        else:
-            both = _compare_points(*arguments)
+        both = checkpoint(
+            _compare_points, logits, images, queries, points, expected, use_reentrant=False, preserve_rng_state=False
+        )
         return both[0], both[1]
 
 
@@ -384,14 +382,10 @@ def _compare_points(logits: Tensor, images: Tensor, queries: Tensor, points: Ten
 
 def _downsample(masks: Tensor, frame_hw: tuple[int, int], size_hw: Sequence[int]) -> Tensor:
     """Downsample masks to a grid over the frame by nearest neighbours: [T, H, W] -> [T, h, w], 0 outside masks."""
-    lines, columns = (_nearest_index(frame, size, masks.device) for frame, size in zip(frame_hw, size_hw, strict=True))
-    inside = (lines < masks.shape[1])[:, None] & (columns < masks.shape[2])  # [h, w]
-    cells = masks[:, lines.clamp(max=masks.shape[1] - 1)][:, :, columns.clamp(max=masks.shape[2] - 1)]  # [T, h, w]
+    rows, columns = (
+        F.interpolate(torch.arange(frame, device=masks.device).float()[None, None], size=size)[0, 0].long()
+        for frame, size in zip(frame_hw, size_hw, strict=True)
+    )  # [h], [w]
+    inside = (rows < masks.shape[1])[:, None] & (columns < masks.shape[2])  # [h, w]
+    cells = masks[:, rows.clamp(max=masks.shape[1] - 1)][:, :, columns.clamp(max=masks.shape[2] - 1)]  # [T, h, w]
     return cells * inside
-
-
-def _nearest_index(frame: int, size: int, device: torch.device) -> Tensor:
-    """Index among `frame` pixels of the nearest to each of `size` cells, as in `F.interpolate`: [size]."""
-    scale = torch.tensor(frame / size, dtype=torch.float32, device=device)
-    index = (torch.arange(size, dtype=torch.float32, device=device) * scale).floor().long()
-    return index.clamp(max=frame - 1)

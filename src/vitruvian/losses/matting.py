@@ -6,7 +6,7 @@ background is ``colour + (1 − alpha) · background``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -18,17 +18,8 @@ from vitruvian.losses import terms
 _PYRAMID_LEVELS = 5
 _MID_GREY = 0.5
 _BINOMIAL = (1 / 16, 4 / 16, 6 / 16, 4 / 16, 1 / 16)
-
-
-@dataclass(frozen=True)
-class MattingLossWeights(terms.LossWeights):
-    """Weights of the terms of `matting_loss`. No recipe is published: these are our own."""
-
-    alpha: float = 1.0
-    colour: float = 1.0
-    laplacian: float = 1.0
-    composite: float = 1.0
-    gradient: float = 1.0
+# No recipe is published: these weights are our own.
+MATTING_WEIGHTS = {"alpha": 1.0, "colour": 1.0, "laplacian": 1.0, "composite": 1.0, "gradient": 1.0}
 
 
 def matting_loss(
@@ -37,7 +28,7 @@ def matting_loss(
     mask: Tensor | None = None,
     *,
     background: Tensor | None = None,
-    weights: MattingLossWeights | None = None,
+    weights: Mapping[str, float] | None = None,
 ) -> terms.LossTerms:
     """Return the loss for mattes.
 
@@ -45,7 +36,7 @@ def matting_loss(
 
         alpha: ``|α − α*|``
         colour: ``Σ_rgb |F − F*|`` of the premultiplied colours
-        laplacian: see `laplacian_error`, on alpha
+        laplacian: L1 of a Laplacian pyramid of alpha, see `_laplacian_error`
         composite: ``Σ_rgb |(F + (1 − α) b) − (F* + (1 − α*) b)|``: the composite over the background b
         gradient: squared difference of the image gradients of alpha, along x plus along y
 
@@ -55,29 +46,27 @@ def matting_loss(
         mask: Weight of each pixel [B, 1, H, W] or [B, H, W].
         background: Image to composite over, broadcastable to [B, 3, H, W], 0 to 1; by default mid-grey. A random colour
             for each image, ``torch.rand(B, 3, 1, 1)``, penalizes halos of every hue.
-        weights: Weights of the terms.
+        weights: Weights of terms other than `MATTING_WEIGHTS`.
     """
-    pred, goal, valid = terms.prepare(pred, target, mask, channels=4, what="mattes")
+    pred, target, valid = terms.prepare(pred, target, mask, channels=4, what="mattes")
     behind = _check_background(background, pred)  # broadcasts to [B, 3, H, W]
-    error = terms.clear_invalid(pred - goal, valid)  # [B, 4, H, W]
+    error = terms.clear_invalid(pred - target, valid)  # [B, 4, H, W]
     colour, alpha = error[:, :3], error[:, 3:]  # [B, 3, H, W], [B, 1, H, W]
     functions = {
         "alpha": lambda: terms.weighted_mean(alpha.abs(), valid),
         "colour": lambda: terms.weighted_mean(colour.abs(), valid),
-        "laplacian": lambda: laplacian_error(alpha, valid),
+        "laplacian": lambda: _laplacian_error(alpha, valid),
         "composite": lambda: terms.weighted_mean((colour - alpha * behind).abs(), valid),
         "gradient": lambda: terms.sum_gradient_error(alpha, valid),
     }
-    return terms.weigh(weights or MattingLossWeights(), functions, anchor=pred)
+    return terms.weighted_sum(functions, MATTING_WEIGHTS, weights, anchor=pred)
 
 
-def laplacian_error(error: Tensor, weights: Tensor, *, levels: int = _PYRAMID_LEVELS) -> Tensor:
-    """Return the L1 of a Laplacian pyramid: ``1/L Σ_l 2^l · mean |band_l|``, l from 0 (finest).
+def _laplacian_error(error: Tensor, weights: Tensor, *, levels: int = _PYRAMID_LEVELS) -> Tensor:
+    """L1 of the Laplacian pyramid of an error [B, C, H, W]: ``1/L Σ_l 2^l · mean |band_l|``, l from 0 (finest).
 
-    As a pyramid is linear, that of the error [B, C, H, W] is the difference of the pyramids of prediction and target.
-    A band is a level minus its blur at half the size; the last band is the coarsest level. The error is zeroed where
-    the weights [B, 1, H, W] are 0, and each band is averaged over the share of weighted pixels. Small images have
-    fewer levels.
+    A band is a level minus its blur at half the size; the last band is the coarsest level. Small images have fewer
+    levels. Each band is averaged over the share of weighted pixels.
     """
     share = weights.mean()
     level = error * weights  # [B, C, H, W]

@@ -8,19 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.losses.terms import LossTerms, LossWeights, nonzero, weigh
+from vitruvian.losses.terms import LossTerms, nonzero, weighted_mean
 
 _FOCAL_POWER, _NEAR_POWER = 2.0, 4.0
 _SIGMA = 0.09  # of the Gaussian of a centre, relative to the sides of the box
 _BOX_THRESHOLD = 0.5  # cells with at least this target also learn the box
-
-
-@dataclass(frozen=True)
-class PeopleLossWeights(LossWeights):
-    """Weights of the terms of `people_loss`."""
-
-    middle: float = 1.0
-    box: float = 2.0
+_BOX_WEIGHT = 2.0
 
 
 @dataclass(frozen=True)
@@ -55,8 +48,7 @@ def draw_people(
     highest, owner = each.max(dim=1)  # [B, h, w]
     box = boxes_xyxy.float().gather(1, owner.flatten(1)[..., None].expand(-1, -1, 4)).view(*owner.shape, 4)
     sides = torch.stack(
-        [x - box[..., 0], y[:, None] - box[..., 1], box[..., 2] - x, box[..., 3] - y[:, None]],
-        dim=1,
+        [x - box[..., 0], y[:, None] - box[..., 1], box[..., 2] - x, box[..., 3] - y[:, None]], dim=1
     )  # [B, 4, h, w]
     inside_x = (x > left[..., None]) & (x < right[..., None])  # [B, M, w]
     inside_y = (y > top[..., None]) & (y < bottom[..., None])  # [B, M, h]
@@ -65,9 +57,7 @@ def draw_people(
     return PeopleTarget(highest[:, None], sides / stride, weight[:, None])
 
 
-def people_loss(
-    logits: Tensor, sides: Tensor, target: PeopleTarget, *, weights: PeopleLossWeights | None = None
-) -> LossTerms:
+def people_loss(logits: Tensor, sides: Tensor, target: PeopleTarget) -> LossTerms:
     """Focal loss of centres and generalized IoU of boxes.
 
     Terms:
@@ -79,25 +69,17 @@ def people_loss(
         logits: Centres [B, 1, h, w].
         sides: Positive distances to the four sides in cells [B, 4, h, w].
         target: The target of `draw_people`.
-        weights: Weights of the terms.
     """
     logits, sides = logits.float(), sides.float()
     peak = target.middle > 0.999
-    people = nonzero((peak * target.weight).sum())
-
-    def middle() -> Tensor:
-        chance = logits.sigmoid()
-        hit = -((1 - chance) ** _FOCAL_POWER) * F.logsigmoid(logits)
-        miss = -((1 - target.middle) ** _NEAR_POWER) * chance**_FOCAL_POWER * F.logsigmoid(-logits)
-        return (torch.where(peak, hit, miss) * target.weight).sum() / people
-
-    def box_term() -> Tensor:
-        weight = torch.where(target.middle >= _BOX_THRESHOLD, target.middle, 0.0) * target.weight  # [B, 1, h, w]
-        inside = (target.sides > 0).all(dim=1, keepdim=True)
-        weight = weight * inside
-        return (weight * (1 - _generalized_iou(sides, target.sides.clamp_min(1e-3)))).sum() / nonzero(weight.sum())
-
-    return weigh(weights or PeopleLossWeights(), {"middle": middle, "box": box_term}, anchor=logits)
+    probability = logits.sigmoid()
+    hit = -((1 - probability) ** _FOCAL_POWER) * F.logsigmoid(logits)
+    miss = -((1 - target.middle) ** _NEAR_POWER) * probability**_FOCAL_POWER * F.logsigmoid(-logits)
+    middle = (torch.where(peak, hit, miss) * target.weight).sum() / nonzero((peak * target.weight).sum())
+    weight = torch.where(target.middle >= _BOX_THRESHOLD, target.middle, 0.0) * target.weight  # [B, 1, h, w]
+    inside = (target.sides > 0).all(dim=1, keepdim=True)
+    box = weighted_mean(1 - _generalized_iou(sides, target.sides.clamp_min(1e-3)), weight * inside)
+    return LossTerms(total=middle + _BOX_WEIGHT * box, terms={"middle": middle, "box": box})
 
 
 def _generalized_iou(a: Tensor, b: Tensor) -> Tensor:

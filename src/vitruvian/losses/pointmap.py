@@ -25,8 +25,7 @@ original code clamps l1, multiscale and shift at 4, which also stops their gradi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -38,19 +37,16 @@ from vitruvian.losses import terms
 _POOLED_SIZES = (2, 4, 8)
 _MIN_DEPTH = 1e-4
 _MIN_CROSS = 1e-4
-
-
-@dataclass(frozen=True)
-class PointmapLossWeights(terms.LossWeights):
-    """Weights of the terms of `pointmap_loss`, by default the published ones."""
-
-    l1: float = 2.0
-    multiscale: float = 1.0
-    silog: float = 1.0
-    intrinsics: float = 1.0
-    shift: float = 1.0
-    normals: float = 2.0
-    scale: float = 4.0
+# The published weights.
+POINTMAP_WEIGHTS = {
+    "l1": 2.0,
+    "multiscale": 1.0,
+    "silog": 1.0,
+    "intrinsics": 1.0,
+    "shift": 1.0,
+    "normals": 2.0,
+    "scale": 4.0,
+}
 
 
 def pointmap_loss(
@@ -61,7 +57,7 @@ def pointmap_loss(
     pred_scales: Tensor | None = None,
     intrinsics: Tensor | None = None,
     mask: Tensor | None = None,
-    weights: PointmapLossWeights | None = None,
+    weights: Mapping[str, float] | None = None,
 ) -> terms.LossTerms:
     """Return the loss of the recipe for pointmaps; the table above defines its terms.
 
@@ -76,20 +72,20 @@ def pointmap_loss(
         intrinsics: Camera matrix of each image as the model sees it [B, 3, 3], in pixels; the centre of the first pixel
             is (0, 0).
         mask: Weight of each pixel [B, 1, H, W] or [B, H, W].
-        weights: Weights of the terms.
+        weights: Weights of terms other than `POINTMAP_WEIGHTS`.
     """
-    pred, goal, valid = terms.prepare(pred, target, mask, channels=3, what="pointmaps")
+    pred, target, valid = terms.prepare(pred, target, mask, channels=3, what="pointmaps")
     scales = _check_scales(target_scales, batch=pred.shape[0], what="target_scales")  # [B, 1]
-    valid = valid * (goal[:, 2:] > 0)  # [B, 1, H, W], in front of the camera
-    goal = terms.clear_invalid(goal, valid) * scales[:, :, None, None]  # [B, 3, H, W]
-    depth = terms.nonzero(terms.weighted_mean_per_image(goal[:, 2:], valid))  # [B, 1, 1, 1]
-    error = terms.clear_invalid((pred - goal) / depth, valid)  # [B, 3, H, W]
+    valid = valid * (target[:, 2:] > 0)  # [B, 1, H, W], in front of the camera
+    target = terms.clear_invalid(target, valid) * scales[:, :, None, None]  # [B, 3, H, W]
+    depth = terms.nonzero(terms.weighted_mean_per_image(target[:, 2:], valid))  # [B, 1, 1, 1]
+    error = terms.clear_invalid((pred - target) / depth, valid)  # [B, 3, H, W]
     functions: dict[str, Callable[[], Tensor]] = {
         "l1": lambda: terms.weighted_mean(error.abs(), valid),
-        "multiscale": lambda: multiscale_error(error, valid),
-        "silog": lambda: silog_error(pred[:, 2:], goal[:, 2:], valid),
+        "multiscale": lambda: _multiscale_error(error, valid),
+        "silog": lambda: _silog_error(pred[:, 2:], target[:, 2:], valid),
         "shift": lambda: terms.weighted_mean((error - terms.weighted_mean_per_image(error, valid)).abs(), valid),
-        "normals": lambda: pointmap_normal_error(pred, goal, valid),
+        "normals": lambda: _normal_error(pred, target, valid),
     }
     if intrinsics is not None:
         _check_intrinsics(intrinsics)
@@ -98,12 +94,12 @@ def pointmap_loss(
                 f"intrinsics: expected one camera for each of {len(pred)} images, got {len(intrinsics)}. "
                 "Repeat a shared camera with .expand(B, 3, 3)."
             )
-        rays_xy = pixel_rays(intrinsics, size_hw=(pred.shape[2], pred.shape[3]))  # [B, 2, H, W]
+        rays_xy = _pixel_rays(intrinsics, size_hw=(pred.shape[2], pred.shape[3]))  # [B, 2, H, W]
         functions["intrinsics"] = lambda: terms.weighted_mean((pred[:, :2] - rays_xy * pred[:, 2:]).abs(), valid)
     if pred_scales is not None:
         predicted = _check_scales(pred_scales, batch=pred.shape[0], what="pred_scales", positive=False)  # [B, 1]
         functions["scale"] = lambda: (predicted - scales).abs().mean()
-    return terms.weigh(weights or PointmapLossWeights(), functions, anchor=pred)
+    return terms.weighted_sum(functions, POINTMAP_WEIGHTS, weights, anchor=pred)
 
 
 def canonical_scales(intrinsics: Tensor, *, canonical_focal: float = 768.0) -> Tensor:
@@ -112,12 +108,11 @@ def canonical_scales(intrinsics: Tensor, *, canonical_focal: float = 768.0) -> T
     return canonical_focal / intrinsics[:, 0, 0].float().unsqueeze(1)  # [B, 1]
 
 
-def pixel_rays(intrinsics: Tensor, *, size_hw: tuple[int, int]) -> Tensor:
+def _pixel_rays(intrinsics: Tensor, *, size_hw: tuple[int, int]) -> Tensor:
     """Return x/z and y/z of the ray through each pixel's centre: [B, 3, 3] -> [B, 2, H, W].
 
     ``y/z = (v − c_y) / f_y`` and ``x/z = (u − c_x − s · y/z) / f_x`` for column u, row v (from 0) and skew s.
     """
-    _check_intrinsics(intrinsics)
     H, W = size_hw
     K = intrinsics.float()[:, :, :, None, None]  # [B, 3, 3, 1, 1]
     u = torch.arange(W, device=K.device, dtype=torch.float32).expand(H, W)  # [H, W]
@@ -127,7 +122,7 @@ def pixel_rays(intrinsics: Tensor, *, size_hw: tuple[int, int]) -> Tensor:
     return torch.stack((x, y), dim=1)  # [B, 2, H, W]
 
 
-def multiscale_error(error: Tensor, weights: Tensor) -> Tensor:
+def _multiscale_error(error: Tensor, weights: Tensor) -> Tensor:
     """Return the mean L1 of `error` [B, C, H, W] averaged over blocks of 2, 4 and 8 pixels (weights [B, 1, H, W])."""
     means = []
     for size in _POOLED_SIZES:
@@ -137,7 +132,7 @@ def multiscale_error(error: Tensor, weights: Tensor) -> Tensor:
     return torch.stack(means).mean()
 
 
-def silog_error(pred_depth: Tensor, target_depth: Tensor, weights: Tensor, *, variance_focus: float = 0.5) -> Tensor:
+def _silog_error(pred_depth: Tensor, target_depth: Tensor, weights: Tensor, *, variance_focus: float = 0.5) -> Tensor:
     """Return the scale-invariant logarithmic error of depths [B, 1, H, W], averaged over images with valid pixels.
 
     ``√(mean d² − variance_focus · (mean d)²)``, d the difference of logarithms; depths are clamped to at least 1e-4.
@@ -149,8 +144,7 @@ def silog_error(pred_depth: Tensor, target_depth: Tensor, weights: Tensor, *, va
     positive = squared > 0
     # The gradient of the root is infinite at 0.
     per_image = torch.where(positive, torch.where(positive, squared, 1.0).sqrt(), 0.0)  # [B, 1, 1, 1]
-    counted = (weights.sum(dim=(1, 2, 3)) > 0).float()  # [B]
-    return (per_image.flatten() * counted).sum() / terms.nonzero(counted.sum())
+    return terms.weighted_mean(per_image.flatten(), (weights.sum(dim=(1, 2, 3)) > 0).float())
 
 
 def depth_steps(pred_depth: Tensor, target_depth: Tensor, weights: Tensor) -> Tensor:
@@ -194,28 +188,21 @@ def aligned_distance(pred: Tensor, target: Tensor, weights: Tensor, length: Tens
     return terms.weighted_mean(shares, (weights > 0).flatten(1).any(dim=1).float())
 
 
-def pointmap_normal_error(pred: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+def _normal_error(pred: Tensor, target: Tensor, weights: Tensor) -> Tensor:
     """Compare the surface normals of two pointmaps [B, 3, H, W]: 1 − cos + ⅓ L1, a mean over [B, 1, H-1, W-1]."""
     depth = terms.weighted_mean_per_image(target[:, 2:], weights)  # [B, 1, 1, 1]
     size = max(pred.shape[-2:]) / terms.nonzero(depth)  # the distance of neighbours becomes about 1
-    ours, _ = pointmap_normals(pred * size, weights)  # [B, 3, H-1, W-1]
-    theirs, valid = pointmap_normals(target * size, weights)  # [B, 3, H-1, W-1], [B, 1, H-1, W-1]
+    ours, _ = _normals(pred * size, weights)  # [B, 3, H-1, W-1]
+    theirs, valid = _normals(target * size, weights)  # [B, 3, H-1, W-1], [B, 1, H-1, W-1]
     cosine = (ours * theirs).sum(dim=1, keepdim=True)  # [B, 1, H-1, W-1]
     return terms.weighted_mean(1 - cosine + (ours - theirs).abs().mean(dim=1, keepdim=True), valid)
 
 
-def pointmap_normals(points: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return surface normals and their weights from a pointmap.
+def _normals(points: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return surface normals [B, 3, H-1, W-1] of points [B, 3, H, W] about 1 apart, and their weights.
 
     The normal of a pixel is the direction of (right neighbour − pixel) × (lower neighbour − pixel), away from the
     camera. Its weight is the minimum of the three points, and 0 where they are collinear.
-
-    Args:
-        points: [B, 3, H, W], scaled such that neighbours are about 1 apart.
-        weights: [B, 1, H, W].
-
-    Returns:
-        normals [B, 3, H-1, W-1] and weights [B, 1, H-1, W-1].
     """
     corner = points[..., :-1, :-1]  # [B, 3, H-1, W-1]
     cross = torch.linalg.cross(points[..., :-1, 1:] - corner, points[..., 1:, :-1] - corner, dim=1)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.errors import InputError
-from vitruvian.losses.terms import nonzero, sum_over_processes
+from vitruvian.losses.terms import nonzero, sum_over_processes, weighted_mean
 
 _PATCH_VARIANCE_FLOOR = 1e-6
 
@@ -63,8 +63,7 @@ def masked_reconstruction_loss(
         variance, mean = torch.var_mean(target, dim=-1, keepdim=True)  # [B, N, 1]
         target = (target - mean) / (variance + _PATCH_VARIANCE_FLOOR).sqrt()
     error = (pred_patches.float() - target).square().mean(dim=-1)  # [B, N]
-    weights = mask.float()
-    return (error * weights).sum() / nonzero(weights.sum())
+    return weighted_mean(error, mask.float())
 
 
 def self_distillation_loss(

@@ -10,7 +10,7 @@ the others can represent other meanings of an ambiguous prompt; the IoU loss is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -18,20 +18,9 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.losses.focal_dice import mask_dice_loss, sigmoid_focal_loss
-from vitruvian.losses.terms import LossTerms, LossWeights, weigh, zero_like
+from vitruvian.losses.terms import LossTerms, weighted_mean, weighted_sum
 
-
-@dataclass(frozen=True)
-class PromptedMaskLossWeights(LossWeights):
-    """Weights of the terms, by default those that SAM 2 was trained with."""
-
-    focal: float = 20.0
-    dice: float = 1.0
-    iou: float = 1.0
-    object_score: float = 1.0
-
-
-DEFAULT_WEIGHTS = PromptedMaskLossWeights()
+PROMPTED_MASK_WEIGHTS = {"focal": 20.0, "dice": 1.0, "iou": 1.0, "object_score": 1.0}  # of the training of SAM 2
 
 
 def prompted_mask_loss(
@@ -41,7 +30,7 @@ def prompted_mask_loss(
     targets: Tensor,
     *,
     counts: Tensor | None = None,
-    weights: PromptedMaskLossWeights = DEFAULT_WEIGHTS,
+    weights: Mapping[str, float] | None = None,
 ) -> LossTerms:
     """Compare predicted masks with the true ones.
 
@@ -52,7 +41,7 @@ def prompted_mask_loss(
         targets: True masks of 0 and 1 [B, P, H, W]. An empty one means that the object is absent; only the object
             score has a loss then.
         counts: False for prompts that are padding [B, P].
-        weights: Weights of the terms.
+        weights: Weights of terms other than `PROMPTED_MASK_WEIGHTS`.
     """
     _check_shapes(logits, iou_scores, targets)
     truth = (targets != 0).float()  # [B, P, H, W]
@@ -62,31 +51,22 @@ def prompted_mask_loss(
     expanded = truth[:, :, None].expand_as(wide)  # [B, P, K, H, W]
     focal = sigmoid_focal_loss(wide.flatten(-2), expanded.flatten(-2))  # [B, P, K]
     dice = mask_dice_loss(wide.flatten(-2), expanded.flatten(-2))  # [B, P, K]
-    best = (weights.focal * focal + weights.dice * dice).detach().argmin(dim=-1, keepdim=True)  # [B, P, 1]
-
-    def mean(values: Tensor, which: Tensor) -> Tensor:
-        """Mean of [B, P] over some prompts; 0 without any."""
-        return (values * which).sum() / which.sum().clamp(min=1)
-
-    def object_score() -> Tensor:
-        if object_scores is None:
-            return zero_like(logits)
+    factors = {**PROMPTED_MASK_WEIGHTS, **(weights or {})}
+    best = (factors["focal"] * focal + factors["dice"] * dice).detach().argmin(dim=-1, keepdim=True)  # [B, P, 1]
+    shown = valid * present
+    functions = {
+        "focal": lambda: weighted_mean(focal.gather(-1, best)[..., 0], shown),
+        "dice": lambda: weighted_mean(dice.gather(-1, best)[..., 0], shown),
+        "iou": lambda: weighted_mean((iou_scores.float() - _mask_iou(wide, expanded)).abs().mean(-1), shown),
+    }
+    if object_scores is not None:
         scores = object_scores[..., 0].float()  # [B, P]
-        return mean(F.binary_cross_entropy_with_logits(scores, present, reduction="none"), valid)
-
-    return weigh(
-        weights,
-        {
-            "focal": lambda: mean(focal.gather(-1, best)[..., 0], valid * present),
-            "dice": lambda: mean(dice.gather(-1, best)[..., 0], valid * present),
-            "iou": lambda: mean((iou_scores.float() - mask_iou(wide, expanded)).abs().mean(-1), valid * present),
-            "object_score": object_score,
-        },
-        anchor=logits,
-    )
+        error = F.binary_cross_entropy_with_logits(scores, present, reduction="none")
+        functions["object_score"] = lambda: weighted_mean(error, valid)
+    return weighted_sum(functions, PROMPTED_MASK_WEIGHTS, weights, anchor=logits)
 
 
-def mask_iou(logits: Tensor, targets: Tensor) -> Tensor:
+def _mask_iou(logits: Tensor, targets: Tensor) -> Tensor:
     """IoU of masks, thresholded at 0, with targets: [..., H, W] -> [...], without gradient; 1 where both are empty."""
     predicted, truth = (logits.detach() > 0).flatten(-2), (targets > 0).flatten(-2)
     union = (predicted | truth).sum(dim=-1)

@@ -6,14 +6,13 @@ Conventions:
 - A mask holds the weights of the pixels: bool, or non-negative numbers; [B, 1, H, W] or [B, H, W]. A mean over pixels
   is ``Σ mask · value / Σ mask``, and 0, still attached to the graph, where all weights are 0.
 - Targets may have any values, NaN too, where the weight is 0.
-- `pred` and `target` are predictions and targets [B, C, H, W]; `weights` are those of the terms, by default the
-  published ones, where there are any.
+- `pred` and `target` are predictions and targets [B, C, H, W]; `weights` are weights of terms, by name, that replace
+  the default ones; 0 omits a term.
 - The L1 of a vector is the sum of its components' absolute values, so a mean over pixels does not divide by channels.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitruvian.errors import ConfigError, InputError
+from vitruvian.errors import ConfigError, InputError, near_matches
 
 
 @dataclass(frozen=True)
@@ -37,26 +36,32 @@ class LossTerms:
     terms: dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class LossWeights:
-    """Base of the weights of a recipe: one finite, non-negative number for each term; 0 omits the term."""
+def weighted_sum(
+    terms: Mapping[str, Callable[[], Tensor]],
+    defaults: Mapping[str, float],
+    weights: Mapping[str, float] | None,
+    *,
+    anchor: Tensor,
+) -> LossTerms:
+    """Return the sum of the terms times `weights`, or `defaults` where those have none.
 
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ConfigError(
-                    f"{type(self).__name__}.{field.name}: expected a finite number of at least 0, got {value!r}. "
-                    "Use 0 to omit the term."
-                )
-
-
-def weigh(weights: LossWeights, terms: Mapping[str, Callable[[], Tensor]], *, anchor: Tensor) -> LossTerms:
-    """Return the weighted sum of the terms whose weight is not 0; `anchor` keeps an empty sum attached to the graph."""
-    computed = {name: term() for name, term in terms.items() if getattr(weights, name) != 0}
+    Terms with weight 0 are not computed; `anchor` attaches an empty sum to the graph.
+    """
+    weights = weights or {}
+    for name, value in weights.items():
+        if name not in defaults:
+            raise ConfigError(
+                f"weights: expected names of terms ({', '.join(defaults)}), got {name!r}.{near_matches(name, defaults)}"
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ConfigError(
+                f"weights, {name}: expected a finite number of at least 0, got {value!r}. Use 0 to omit the term."
+            )
+    factors = {**defaults, **weights}
+    computed = {name: term() for name, term in terms.items() if factors[name] != 0}
     total = zero_like(anchor)
-    for name, value in computed.items():
-        total = total + getattr(weights, name) * value
+    for name, term in computed.items():
+        total = total + factors[name] * term
     return LossTerms(total=total, terms=computed)
 
 
@@ -65,7 +70,7 @@ def zero_like(anchor: Tensor) -> Tensor:
     return anchor.flatten()[:0].float().sum()  # []
 
 
-def pixel_weights(mask: Tensor | None, like: Tensor) -> Tensor:
+def _pixel_weights(mask: Tensor | None, like: Tensor) -> Tensor:
     """Return a mask (None: all ones) as float32 [B, 1, H, W], for `like` [B, C, H, W]."""
     B, _, H, W = like.shape
     if mask is None:
@@ -79,7 +84,10 @@ def pixel_weights(mask: Tensor | None, like: Tensor) -> Tensor:
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """Average [B, C, H, W] over pixels with weights [B, 1, H, W], channels summed; 0 where all weights are 0."""
+    """Return ``Σ weights · values / Σ weights``, 0 where all weights are 0.
+
+    Channels of images [B, C, H, W] with weights [B, 1, H, W] are summed, not averaged.
+    """
     return (values * weights).sum() / nonzero(weights.sum())
 
 
@@ -140,5 +148,5 @@ def prepare(
             f"target {what}: expected floating point, got {target.dtype}. Convert it with .float(), and rescale bytes."
         )
     pred = pred.float()
-    valid = pixel_weights(mask, pred) * target.isfinite().all(dim=1, keepdim=True)  # [B, 1, H, W]
+    valid = _pixel_weights(mask, pred) * target.isfinite().all(dim=1, keepdim=True)  # [B, 1, H, W]
     return pred, clear_invalid(target, valid), valid

@@ -11,7 +11,7 @@ The Triton version keeps the upscaled features in registers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn, unflatten
@@ -31,17 +31,24 @@ _PADDED_MASKS = 16  # columns of the last product
 _BLOCK_CELLS, _WARPS = 32, 2
 
 
+class UpscalingLayers(NamedTuple):
+    """The layers of the upscaling.
+
+    Attributes:
+        conv1: First upscaling C -> C', 2×2 with stride 2.
+        norm: Layer norm over C'.
+        conv2: Second upscaling C' -> C''.
+        act: Activation after the norm and after the second upscaling.
+    """
+
+    conv1: nn.ConvTranspose2d
+    norm: nn.LayerNorm
+    conv2: nn.ConvTranspose2d
+    act: Callable[[Tensor], Tensor]
+
+
 def upscale_masks(
-    cells: Tensor,
-    finer: Tensor,
-    finest: Tensor,
-    vectors: Tensor,
-    *,
-    conv1: nn.ConvTranspose2d,
-    norm: nn.LayerNorm,
-    conv2: nn.ConvTranspose2d,
-    act: Callable[[Tensor], Tensor],
-    grid_hw: tuple[int, int],
+    cells: Tensor, finer: Tensor, finest: Tensor, vectors: Tensor, layers: UpscalingLayers, grid_hw: tuple[int, int]
 ) -> Tensor:
     """Return mask logits [B, P, K, 4h, 4w].
 
@@ -50,28 +57,27 @@ def upscale_masks(
         finer: Features of twice the resolution, from `pixels_by_cell` with `conv1` [B, M·4, C'].
         finest: Features of four times the resolution, from `pixels_by_cell` with `conv2` [B, M·16, C''].
         vectors: One vector a mask [B, P, K, C''].
-        conv1: First upscaling C -> C', 2×2 with stride 2. Its bias is in `finer`.
-        norm: Layer norm over C'.
-        conv2: Second upscaling C' -> C''. Its bias is in `finest`.
-        act: Activation after the norm and after the second upscaling.
+        layers: The layers; the biases of the convolutions are in `finer` and `finest`.
         grid_hw: h and w.
     """
+    conv1, norm, conv2, act = layers
     sizes = (conv1.in_channels, conv1.out_channels, conv2.out_channels)
     supported = act is F.gelu and vectors.shape[2] <= _PADDED_MASKS and set(sizes) <= {16, 32, 64, 128, 256}
     if supported and use_triton("mask_upscaling", cells, finer, finest, vectors, norm.weight):
-        return _upscale_masks_triton(cells, finer, finest, vectors, conv1, norm, conv2, grid_hw)
+        return _upscale_masks_triton(cells, finer, finest, vectors, layers, grid_hw)
     step = cells.shape[2]
     if cells.device.type == "cpu":
         step = max(1, _CPU_STRIP_BYTES // (2 * cells[:, :, 0].nbytes))  # a cell has 16 pixels of an eighth of C
+    B, P, K, C = vectors.shape
     strips = []
     for first in range(0, cells.shape[2], step):
         # The sums are the largest tensors here, so they are computed in place.
         x = _upscale(cells[:, :, first : first + step], conv1)  # [B, P, m·4, C']
         x = act(norm(x.add_(finer[:, None, 4 * first : 4 * (first + step)])))
         x = act(_upscale(x, conv2).add_(finest[:, None, 16 * first : 16 * (first + step)]))  # [B, P, m·16, C'']
-        strips.append(vectors @ x.transpose(2, 3))  # [B, P, K, m·16]
-    masks = unflatten(torch.cat(strips, dim=-1), 3, (*grid_hw, 2, 2, 2, 2))  # [B, P, K, h, w, y, x, y', x']
-    return masks.permute(0, 1, 2, 3, 5, 7, 4, 6, 8).flatten(6).flatten(3, 5)  # [B, P, K, 4h, 4w]
+        strips.append(torch.bmm(vectors.view(B * P, K, C), x.flatten(0, 1).transpose(1, 2)))  # [B·P, K, m·16]
+    masks = torch.cat(strips, dim=-1).view(B, P, K, *grid_hw, 2, 2, 2, 2)  # [B, P, K, h, w, y, x, y', x']
+    return masks.permute(0, 1, 2, 3, 5, 7, 4, 6, 8).reshape(B, P, K, 4 * grid_hw[0], 4 * grid_hw[1])
 
 
 def pixels_by_cell(level: Tensor, grid_hw: tuple[int, int], conv: nn.ConvTranspose2d) -> Tensor:
@@ -94,15 +100,9 @@ def _upscale(x: Tensor, conv: nn.ConvTranspose2d) -> Tensor:
 
 
 def _upscale_masks_triton(
-    cells: Tensor,
-    finer: Tensor,
-    finest: Tensor,
-    vectors: Tensor,
-    conv1: nn.ConvTranspose2d,
-    norm: nn.LayerNorm,
-    conv2: nn.ConvTranspose2d,
-    grid_hw: tuple[int, int],
+    cells: Tensor, finer: Tensor, finest: Tensor, vectors: Tensor, layers: UpscalingLayers, grid_hw: tuple[int, int]
 ) -> Tensor:
+    conv1, norm, conv2, _ = layers
     (B, P, _, C), K = cells.shape, vectors.shape[2]
     height, width = grid_hw
     out = torch.empty(B, P, K, 4 * height, 4 * width, device=cells.device, dtype=cells.dtype)

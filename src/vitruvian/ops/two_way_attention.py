@@ -6,7 +6,7 @@
 P prompts share one image (second dimension 1) or have one each. M is far larger than N, so the projections of the cells
 are folded into the tokens: (x Wᵀ) k = x (Wᵀ k). This costs A·N instead of C' columns a cell, half of the work for a
 click, and the Triton versions read every cell as it is, once. Where many prompts share an image it costs less to
-project its cells once for all of them: `project_shared_image`.
+project its cells once for all of them: `project_cells`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn, unflatten
+from torch.nn import functional as F
 
 from vitruvian.ops.attention import attention
+from vitruvian.ops.cache import cached_tensors
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
 from vitruvian.ops.split_softmax import merge_splits, split_keys
 
@@ -39,7 +41,7 @@ class CrossAttentionWeights(Protocol):
     o_proj: nn.Linear
 
 
-class SharedImage(NamedTuple):
+class ProjectedCells(NamedTuple):
     """Projected cells of an image that all prompts share, each [B, A, M, D].
 
     Attributes:
@@ -53,31 +55,45 @@ class SharedImage(NamedTuple):
     queries: Tensor
 
 
-def project_shared_image(
-    image: Tensor, positions: Tensor, to_image: CrossAttentionWeights, to_tokens: CrossAttentionWeights, *, tokens: int
-) -> SharedImage | None:
-    """Project the cells [B, P | 1, M, C] of an image for both attentions of a layer.
+class ImageCells(NamedTuple):
+    """The image that prompts attend to.
 
-    Returns None where prompts have an image each, or where it costs less to fold the projections into `tokens`, the
-    number of tokens of all prompts of an image.
+    Attributes:
+        cells: [B, P, M, C], or [B, 1, M, C] where all prompts share them.
+        positions: Positions of the cells [M, C].
+        projected: Their projections, where they are computed once for all prompts; see `project_cells`.
     """
-    if image.shape[1] > 1 or tokens * to_image.heads <= to_image.q_proj.out_features:
-        return None
-    with_positions = image + positions  # [B, 1, M, C]
-    return SharedImage(
+
+    cells: Tensor
+    positions: Tensor
+    projected: ProjectedCells | None = None
+
+
+def project_cells(
+    image: ImageCells, to_image: CrossAttentionWeights, to_tokens: CrossAttentionWeights, *, tokens: int
+) -> ImageCells:
+    """Project the cells for both attentions of a layer.
+
+    Returns the image unchanged where prompts have cells each, or where it costs less to fold the projections into
+    `tokens`, the number of tokens of all prompts of an image.
+    """
+    cells, positions, _ = image
+    if cells.shape[1] > 1 or tokens * to_image.heads <= to_image.q_proj.out_features:
+        return image
+    with_positions = cells + positions  # [B, 1, M, C]
+    projected = ProjectedCells(
         keys=_split_heads(to_image.k_proj(with_positions), to_image.heads)[:, 0],
-        values=_split_heads(to_image.v_proj(image), to_image.heads)[:, 0],
+        values=_split_heads(to_image.v_proj(cells), to_image.heads)[:, 0],
         queries=_split_heads(to_tokens.q_proj(with_positions), to_tokens.heads)[:, 0],
     )
+    return ImageCells(cells, positions, projected)
 
 
 def tokens_to_image(
     tokens: Tensor,
-    image: Tensor,
-    positions: Tensor,
+    image: ImageCells,
     weights: CrossAttentionWeights,
     *,
-    shared: SharedImage | None = None,
     bias: Tensor | None = None,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
@@ -85,91 +101,96 @@ def tokens_to_image(
 
     Args:
         tokens: Tokens with their positions [B, P, N, C].
-        image: Cells [B, P | 1, M, C], the values. With `positions` they are the keys.
-        positions: Positions of the cells [M, C].
+        image: Cells, which are the values. With their positions they are the keys.
         weights: Projections.
-        shared: What `project_shared_image` returns for the image.
         bias: Added to the scores; broadcasts to [B, P, A, N, M].
         need_weights: Return the attention weights too.
 
     Returns:
         [B, P, N, C], and attention weights [B, P, A, N, M] or None.
     """
-    if shared is not None:
-        return _tokens_to_shared_image(tokens, shared, weights, bias=bias, need_weights=need_weights)
-    q = _split_heads(weights.q_proj(tokens), weights.heads) * _scale(weights)  # [B, P, A, N, D]
-    folded = torch.einsum("bpand,adc->bpanc", q, _by_head(weights.k_proj, weights.heads))
+    all_cells, positions, projected = image
+    if projected is not None:
+        return _tokens_to_projected(tokens, projected, weights, bias=bias, need_weights=need_weights)
+    heads, (B, P, N, C) = weights.heads, tokens.shape
+    q = _separate_heads(weights.q_proj(tokens), heads, _scale(weights))  # [B, P, A, N, C']
+    folded = (q @ weights.k_proj.weight).view(B, P, heads * N, C)
     probabilities: Tensor | None = None
-    if bias is None and not need_weights and _use_triton(weights.heads, tokens.shape[2], image, folded, positions):
-        attended = _tokens_to_image_triton(folded.flatten(2, 3), image, positions)  # [B, P, A·N, C]
+    if bias is None and not need_weights and _use_triton(heads, N, all_cells, folded, positions):
+        attended = _tokens_to_image_triton(folded, all_cells, positions)  # [B, P, A·N, C]
     else:
-        scores = folded.flatten(2, 3) @ (image + positions).transpose(-2, -1)  # [B, P, A·N, M]
-        scores = unflatten(scores, 2, folded.shape[2:4])  # [B, P, A, N, M]
+        cells = all_cells.flatten(0, 1)  # [B·P | B, M, C]
+        groups = cells.shape[0]
+        scores = torch.bmm(folded.view(groups, -1, C), (cells + positions).transpose(1, 2))  # [B·P | B, (P·)A·N, M]
         if torch.is_grad_enabled():
             # The bias of the keys shifts all scores of a token alike, so softmax cancels it. Distributed training
             # still expects a gradient for every parameter.
-            scores = scores + q @ unflatten(weights.k_proj.bias, 0, (weights.heads, -1, 1))
+            scores = scores + (q @ weights.k_proj.bias).view(groups, -1, 1)
         if bias is not None:
-            scores = scores + bias.to(scores.dtype)
+            scores = scores.view(B, P, heads, N, -1) + bias.to(scores.dtype)
+            scores = scores.view(groups, -1, cells.shape[1])
         probabilities = scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype)
-        attended = probabilities.flatten(2, 3) @ image  # [B, P, A·N, C]
-    attended = unflatten(attended, 2, folded.shape[2:4])  # [B, P, A, N, C]
-    values = torch.einsum("bpanc,adc->bpnad", attended, _by_head(weights.v_proj, weights.heads)).flatten(3)
-    out: Tensor = weights.o_proj(values + weights.v_proj.bias)  # [B, P, N, C]
-    return out, probabilities if need_weights else None
+        attended = torch.bmm(probabilities, cells)  # [B·P | B, (P·)A·N, C]
+    values = weights.v_proj(attended).view(B, P, heads, N, -1)  # [B, P, A, N, C']
+    out: Tensor = weights.o_proj((values * _head_mask(heads, 1.0, values)).sum(dim=2))  # [B, P, N, C]
+    if not need_weights or probabilities is None:
+        return out, None
+    return out, probabilities.view(B, P, heads, N, -1)
 
 
 def image_to_tokens(
-    image: Tensor,
-    positions: Tensor,
-    tokens: Tensor,
-    token_positions: Tensor,
-    weights: CrossAttentionWeights,
-    norm: nn.LayerNorm,
-    *,
-    shared: SharedImage | None = None,
+    image: ImageCells, tokens: Tensor, token_positions: Tensor, weights: CrossAttentionWeights, norm: nn.LayerNorm
 ) -> Tensor:
     """Let the cells of an image attend to the tokens of each prompt, add the result to them and norm the sum.
 
     Args:
-        image: Cells [B, P | 1, M, C]. With `positions` they are the queries.
-        positions: Positions of the cells [M, C].
+        image: Cells, which with their positions are the queries.
         tokens: Tokens [B, P, N, C], the values. With `token_positions` they are the keys.
         token_positions: [B, P, N, C].
         weights: Projections.
         norm: Layer norm of the sum.
-        shared: What `project_shared_image` returns for the image.
 
     Returns:
         [B, P, M, C].
     """
-    heads = weights.heads
-    keys = _split_heads(weights.k_proj(tokens + token_positions), heads) * _scale(weights)  # [B, P, A, N, D]
-    out_weight = unflatten(weights.o_proj.weight, 1, (heads, -1))  # [C, A, D]
-    values = torch.einsum("bpand,cad->bpanc", _split_heads(weights.v_proj(tokens), heads), out_weight)
+    all_cells, positions, projected = image
+    heads, (B, P, N, C) = weights.heads, tokens.shape
+    keys = weights.k_proj(tokens + token_positions)  # [B, P, N, C']
+    values = _separate_heads(weights.v_proj(tokens), heads)  # [B, P, A, N, C']
     # Probabilities of a head sum to 1, so the bias of the output can be divided among the heads' values.
-    values = values.flatten(2, 3) + weights.o_proj.bias / heads  # [B, P, A·N, C]
-    use_kernel = _use_triton(heads, tokens.shape[2], image, values, positions, norm.weight)
-    if shared is not None and not use_kernel:
-        scores = keys.transpose(1, 2).flatten(2, 3) @ shared.queries.transpose(-2, -1)  # [B, A, P·N, M]
-        scores = unflatten(scores, 2, (keys.shape[1], -1)).transpose(1, 2)  # [B, P, A, N, M]
+    values = F.linear(values, weights.o_proj.weight, weights.o_proj.bias / heads).view(B, P, heads * N, C)
+    use_kernel = _use_triton(heads, N, all_cells, values, positions, norm.weight)
+    if projected is not None and not use_kernel:
+        keys = _split_heads(keys * _scale(weights), heads).transpose(1, 2).flatten(2, 3)  # [B, A, P·N, D]
+        scores = keys @ projected.queries.transpose(-2, -1)  # [B, A, P·N, M]
+        scores = unflatten(scores, 2, (P, N)).transpose(1, 2).flatten(0, 2)  # [B·P·A, N, M]
     else:
-        folded = torch.einsum("bpand,adc->bpanc", keys, _by_head(weights.q_proj, heads)).flatten(2, 3)
-        bias = (keys @ unflatten(weights.q_proj.bias, 0, (heads, -1, 1))).flatten(2)  # [B, P, A·N]
+        keys = _separate_heads(keys, heads, _scale(weights))  # [B, P, A, N, C']
+        folded = (keys @ weights.q_proj.weight).view(B, P, heads * N, C)
+        bias = (keys @ weights.q_proj.bias).view(B, P, heads * N)
         if use_kernel:
-            return _image_to_tokens_triton(image, positions, folded, bias, values, norm, heads=heads)
-        scores = folded @ (image + positions).transpose(-2, -1) + bias[..., None]  # [B, P, A·N, M]
-        scores = unflatten(scores, 2, (heads, -1))  # [B, P, A, N, M]
+            return _image_to_tokens_triton(all_cells, positions, folded, bias, values, norm, heads=heads)
+        cells = all_cells.flatten(0, 1)  # [B·P | B, M, C]
+        groups = cells.shape[0]
+        scores = torch.baddbmm(
+            bias.view(groups, -1, 1), folded.view(groups, -1, C), (cells + positions).transpose(1, 2)
+        )  # [B·P | B, (P·)A·N, M]
+        scores = scores.view(B * P * heads, N, -1)
     # Softmax over the last but one dimension: over a last dimension of a few tokens it is slow.
-    probabilities = scores.softmax(dim=-2, dtype=torch.float32).to(values.dtype)
-    cells = image.expand(*values.shape[:2], -1, -1).flatten(0, 1)  # [B·P, M, C]
-    total = torch.baddbmm(cells, probabilities.flatten(2, 3).flatten(0, 1).transpose(1, 2), values.flatten(0, 1))
-    out: Tensor = norm(unflatten(total, 0, values.shape[:2]))  # [B, P, M, C]
+    probabilities = scores.softmax(dim=1, dtype=torch.float32).to(values.dtype).view(B * P, heads * N, -1)
+    cells = all_cells.expand(B, P, -1, -1).flatten(0, 1)  # [B·P, M, C]
+    total = torch.baddbmm(cells, probabilities.transpose(1, 2), values.view(B * P, heads * N, C))
+    out: Tensor = norm(total.view(B, P, -1, C))  # [B, P, M, C]
     return out
 
 
-def _tokens_to_shared_image(
-    tokens: Tensor, shared: SharedImage, weights: CrossAttentionWeights, *, bias: Tensor | None, need_weights: bool
+def _tokens_to_projected(
+    tokens: Tensor,
+    projected: ProjectedCells,
+    weights: CrossAttentionWeights,
+    *,
+    bias: Tensor | None,
+    need_weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Attend as `tokens_to_image` does, with the tokens of all prompts as one sequence."""
     count, length = tokens.shape[1:3]
@@ -178,8 +199,8 @@ def _tokens_to_shared_image(
         bias = bias.to(q.dtype).expand(*tokens.shape[:2], -1, length, -1).transpose(1, 2).flatten(2, 3)
     out, probabilities = attention(
         q,
-        shared.keys,
-        shared.values,
+        projected.keys,
+        projected.values,
         implementation=weights.attn_implementation,
         mask=bias,  # [B, A | 1, P·N, M]
         need_weights=need_weights,
@@ -195,9 +216,24 @@ def _split_heads(x: Tensor, heads: int) -> Tensor:
     return unflatten(x, -1, (heads, -1)).transpose(2, 3)
 
 
-def _by_head(linear: nn.Linear, heads: int) -> Tensor:
-    """Weight [C', C] of a projection as [A, D, C]."""
-    return unflatten(linear.weight, 0, (heads, -1))
+def _separate_heads(x: Tensor, heads: int, scale: float = 1.0) -> Tensor:
+    """Repeat x · scale [B, P, N, C'] for each head, with zeros in the channels of the others: [B, P, A, N, C'].
+
+    A product with a whole weight matrix then is the product of each head with its part of the matrix. This costs more
+    arithmetic than separate products, but far fewer and larger operations.
+    """
+    return x.unsqueeze(2) * _head_mask(heads, scale, x)
+
+
+def _head_mask(heads: int, value: float, x: Tensor) -> Tensor:
+    """Return `value` for the channels of each head, else 0: [A, 1, C'] for x [..., C']."""
+    return _cached_head_mask(heads, x.shape[-1], value, x.dtype, x.device)
+
+
+@cached_tensors
+def _cached_head_mask(heads: int, channels: int, value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    eye = torch.eye(heads, dtype=dtype, device=device) * value
+    return eye.repeat_interleave(channels // heads, dim=1)[:, None]
 
 
 def _scale(weights: CrossAttentionWeights) -> float:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, unflatten
 from torch.autograd.function import FunctionCtx
-from torch.nn import functional as F
 
+from vitruvian.ops.attention import attention
 from vitruvian.ops.cache import cached_tensors
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
 
@@ -42,7 +42,8 @@ def window_attention(
     fill: Tensor | None = None,
     bias: Tensor | None = None,
     dropout: float = 0.0,
-) -> Tensor:
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
     """Attend inside the windows of a token grid.
 
     Args:
@@ -56,58 +57,38 @@ def window_attention(
         fill: Value of qkv in the padding [3C]; zeros by default.
         bias: Bias of the scores [A, N, N].
         dropout: Probability of dropping an attention weight.
+        need_weights: Return the attention weights too.
 
     Returns:
-        [B, h·w / pool², C].
+        [B, h·w / pool², C], and None or the weights [B · windows, A, N / pool², N], windows sorted by image, row and
+        column.
     """
     fill = None if fill is None else fill.to(qkv.dtype)
     bias = None if bias is None else bias.to(qkv.dtype)
     tensors = [tensor for tensor in (qkv, fill, bias) if tensor is not None]
-    if dropout == 0 and window**2 <= _LARGEST_WINDOW and use_triton("window_attention", *tensors):
-        return _window_attention_triton(
+    supported = dropout == 0 and window**2 <= _LARGEST_WINDOW and not need_weights
+    if supported and use_triton("window_attention", *tensors):
+        out = _window_attention_triton(
             qkv, grid_hw=grid_hw, heads=heads, window=window, shift=shift, pool=pool, fill=fill, bias=bias
         )
+        return out, None
     index = _window_index(qkv.shape[0], grid_hw, window=window, shift=shift, device=qkv.device)
     q, k, v, masks = _window_inputs(qkv, index, heads=heads, pool=pool, fill=fill, bias=bias)
     sizes = [count for _, count in index.groups]
     groups = zip(index.groups, torch.split(q, sizes), torch.split(k, sizes), torch.split(v, sizes), strict=True)
-    outputs = [
-        F.scaled_dot_product_attention(qs, ks, vs, None if masks is None else masks[kind : kind + 1], dropout)
-        for (kind, _), qs, ks, vs in groups
-    ]
+    outputs, weights = [], []
+    for (kind, _), qs, ks, vs in groups:
+        mask = None if masks is None else masks[kind : kind + 1]
+        out, group_weights = attention(qs, ks, vs, mask=mask, dropout=dropout, need_weights=need_weights)
+        outputs.append(out)
+        weights.append(group_weights)
     out = torch.cat(outputs) if len(outputs) > 1 else outputs[0]  # [windows, A, N / pool², D]
+    order = _row_major_order(index, batch=qkv.shape[0], grid_hw=grid_hw) if need_weights else None
     if pool > 1:
         grid_hw = (grid_hw[0] // pool, grid_hw[1] // pool)
         index = _window_index(qkv.shape[0], grid_hw, window=window // pool, shift=0, device=qkv.device)
-    return _from_windows(out.transpose(1, 2).flatten(2), index, batch=qkv.shape[0])
-
-
-def window_attention_with_weights(
-    qkv: Tensor,
-    *,
-    grid_hw: tuple[int, int],
-    heads: int,
-    window: int,
-    shift: int = 0,
-    fill: Tensor | None = None,
-    bias: Tensor | None = None,
-    dropout: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """Attend as `window_attention` does, step by step, and return the attention weights too.
-
-    Returns:
-        Outputs [B, h·w, C] and weights [B · windows, A, N, N], windows sorted by image, row and column.
-    """
-    index = _window_index(qkv.shape[0], grid_hw, window=window, shift=shift, device=qkv.device)
-    fill = None if fill is None else fill.to(qkv.dtype)
-    q, k, v, masks = _window_inputs(qkv, index, heads=heads, pool=1, fill=fill, bias=bias)
-    scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5  # [windows, A, N, N]
-    if masks is not None:
-        groups = zip(index.groups, torch.split(scores, [count for _, count in index.groups]), strict=True)
-        scores = torch.cat([group + masks[kind] for (kind, _), group in groups])
-    weights = F.dropout(scores.softmax(-1, dtype=torch.float32).to(q.dtype), dropout, training=dropout > 0)
-    out = _from_windows((weights @ v).transpose(1, 2).flatten(2), index, batch=qkv.shape[0])
-    return out, weights[_row_major_order(index, batch=qkv.shape[0], grid_hw=grid_hw)]
+    out = _from_windows(out.transpose(1, 2).flatten(2), index, batch=qkv.shape[0])
+    return out, None if order is None else torch.cat([part for part in weights if part is not None])[order]
 
 
 # ----------------------------------------------------------------------------------------------------------- torch

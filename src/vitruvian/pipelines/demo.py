@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from vitruvian import hub
 from vitruvian.auto import packed_tasks
-from vitruvian.draw import draw_boxes, sheet
+from vitruvian.draw import contact_sheet, draw_boxes
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, VitruvianWarning, near_matches
-from vitruvian.files import write_png
+from vitruvian.files import write_image
 from vitruvian.files.output_paths import DistinctNames, output_path, safe_name
 from vitruvian.pipelines import pipeline
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_finder
@@ -107,7 +107,7 @@ def run_demo(
         for row in rows:
             row.run(task, pipe, mask_people=source is not None and bool(packed_tasks(source)))
         say(f"{task}: {', '.join(str(folder / f'*_{task}{file_ending(kind)}') for kind in TASKS[task].image_files)}")
-    write_png(folder / _SHEET, _draw_sheet(rows, detected=detector is not None, random=None in models.values()))
+    write_image(folder / _SHEET, _draw_sheet(rows, detected=detector is not None, random=None in models.values()))
     files = [*(path for row in rows for path in row.files), folder / _SHEET]
     return DemoReport(folder / _SHEET, files, people, time.perf_counter() - start, failures)
 
@@ -131,7 +131,7 @@ class _Row:
         self.boxes = people.boxes_xyxy
         self.drawings["people"] = draw_boxes(image, people.boxes_xyxy, scores=people.scores.tolist())
         self.files.append(output_path(self.folder, self.stem, "_people.png"))
-        write_png(self.files[-1], self.drawings["people"])
+        write_image(self.files[-1], self.drawings["people"])
 
     def run(self, task: str, pipe: Any, *, mask_people: bool) -> None:
         """Run a task, write its files and draw it.
@@ -161,7 +161,7 @@ def _draw_sheet(rows: list[_Row], *, detected: bool, random: bool) -> RgbImage:
     titles = {"people": "people" if detected else "image"}
     titles |= {name: name for name in TASKS if name in rows[0].drawings and name != "people"}
     titles |= {name: title for name, title in _LONG_TITLES.items() if name in titles}
-    drawn = sheet(
+    drawn = contact_sheet(
         [[row.drawings[column] for column in titles] for row in rows],
         titles=list(titles.values()),
         row_titles=[f"{row.stem}: random weights" if random else row.stem for row in rows],

@@ -3,7 +3,6 @@
 Each has `plot()` (an image to look at), `save(path)` (the suffix selects the format) and `to_dict()` (ready for JSON).
 """
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.results.albedo import Albedo
 from vitruvian.results.base import People, Result
 from vitruvian.results.embedding import Embedding
@@ -29,7 +28,6 @@ __all__ = [
     "Pointmap",
     "Pose",
     "Result",
-    "RgbImage",
     "Segment",
     "Semantic",
 ]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.files.arrays import JsonObject, srgb_to_linear, write_exr
-from vitruvian.results.base import Result
+from vitruvian.results.base import Result, array_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -23,16 +22,11 @@ class Albedo(Result):
         mask: Pixels of people, bool [H, W]; elsewhere albedo is not reliable.
     """
 
-    task: ClassVar[str] = "albedo"
-    endings: ClassVar[tuple[str, ...]] = (".png", ".npz", ".exr")
+    task = "albedo"
+    endings = (".png", ".npz", ".exr")
 
-    albedo: NDArray[np.float32]
-    mask: NDArray[np.bool_] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check("albedo", np.float32, *self.size_hw, 3)
-        self.check("mask", np.bool_, *self.size_hw, optional=True)
+    albedo: NDArray[np.float32] = field(metadata=array_of(np.float32, "H", "W", 3))
+    mask: NDArray[np.bool_] | None = field(default=None, metadata=array_of(np.bool_, "H", "W"))
 
     def plot(self) -> Image.Image:
         """Show the albedo, black outside of the mask."""

@@ -6,7 +6,7 @@ column x and row y is the point (x, y). P people, H W pixels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -18,6 +18,14 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject, json_text, write_json, write_npz
 from vitruvian.files.images import write_image
+
+
+def array_of(dtype: type[np.generic], *shape: int | str) -> dict[str, tuple[type[np.generic], tuple[int | str, ...]]]:
+    """Return metadata of a dataclass field that is an array of this data type and shape, for `check_arrays`.
+
+    A letter in `shape` stands for a length that is the same in all fields; H and W are those of the source image.
+    """
+    return {"array": (dtype, shape)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,17 +40,14 @@ class People:
         note: What a reader should know, for instance that no person was detected and the whole image was used.
     """
 
-    boxes_xyxy: NDArray[np.float32]
-    scores: NDArray[np.float32]
-    ids: NDArray[np.int64] | None = None
+    boxes_xyxy: NDArray[np.float32] = field(metadata=array_of(np.float32, "P", 4))
+    scores: NDArray[np.float32] = field(metadata=array_of(np.float32, "P"))
+    ids: NDArray[np.int64] | None = field(default=None, metadata=array_of(np.int64, "P"))
     finder: str
     note: str | None = None
 
     def __post_init__(self) -> None:
-        check_array("people.boxes_xyxy", self.boxes_xyxy, dtype=np.float32, shape=("P", 4))
-        check_array("people.scores", self.scores, dtype=np.float32, shape=(len(self.boxes_xyxy),))
-        if self.ids is not None:
-            check_array("people.ids", self.ids, dtype=np.int64, shape=(len(self.boxes_xyxy),))
+        check_arrays(self, {}, prefix="people.")
 
     def __len__(self) -> int:
         return len(self.boxes_xyxy)
@@ -82,7 +87,7 @@ class Result:
     info_fields: ClassVar[tuple[str, ...]] = ()
 
     size_hw: tuple[int, int]
-    image: RgbImage | None = None
+    image: RgbImage | None = field(default=None, metadata=array_of(np.uint8, "H", "W", 3))
     source: str | None = None
     model: str | None = None
     people: People | None = None
@@ -93,12 +98,11 @@ class Result:
         size: object = self.size_hw
         if not (isinstance(size, tuple) and len(size) == 2 and all(isinstance(v, int) and v > 0 for v in size)):
             raise InputError(f"size_hw: expected (height, width) of at least 1×1 as whole numbers, got {size!r}.")
-        self.check("image", np.uint8, *self.size_hw, 3, optional=True)
+        check_arrays(self, {"H": self.size_hw[0], "W": self.size_hw[1], **self._prepare()})
 
-    def check(self, name: str, dtype: type[np.generic], *shape: int | str, optional: bool = False) -> None:
-        """Raise `InputError` unless a field is an array of this data type and shape, or None where it is optional."""
-        if not optional or getattr(self, name) is not None:
-            check_array(name, getattr(self, name), dtype=dtype, shape=shape)
+    def _prepare(self) -> dict[str, int]:
+        """Convert what the constructor accepts to what the fields hold; returns lengths that array fields must have."""
+        return {}
 
     def plot(self) -> Image:
         """Draw the result, over its image where that helps, at the size of the source."""
@@ -185,11 +189,19 @@ def plain(values: NDArray[np.floating], *, digits: int = 4) -> list[object]:
     return list(listed.tolist())
 
 
-def check_array(name: str, value: object, *, dtype: type[np.generic], shape: tuple[int | str, ...]) -> None:
-    """Raise `InputError` unless `value` is a NumPy array of this data type and shape.
+def check_arrays(result: People | Result, lengths: dict[str, int], *, prefix: str = "") -> None:
+    """Raise `InputError` unless all fields with `array_of` are such arrays, or None where that is the default."""
+    for item in fields(result):
+        value = getattr(result, item.name)
+        if "array" in item.metadata and not (value is None and item.default is None):
+            dtype, shape = item.metadata["array"]
+            shape = tuple(lengths.get(side, side) for side in shape)
+            check_array(prefix + item.name, value, dtype=dtype, shape=shape)
+            lengths |= {side: length for side, length in zip(shape, value.shape, strict=True) if isinstance(side, str)}
 
-    A letter in `shape` stands for any length, the same one wherever it appears.
-    """
+
+def check_array(name: str, value: object, *, dtype: type[np.generic], shape: tuple[int | str, ...]) -> None:
+    """Raise `InputError` unless `value` is a NumPy array of this data type and shape; a letter is any length."""
     wanted = f"a numpy array of {np.dtype(dtype).name} and shape [{', '.join(map(str, shape))}]"
     if not isinstance(value, np.ndarray):
         raise InputError(f"{name}: expected {wanted}, got {type(value).__name__}. Convert it with numpy.asarray.")
@@ -198,12 +210,9 @@ def check_array(name: str, value: object, *, dtype: type[np.generic], shape: tup
             f"{name}: expected {wanted}, got {value.dtype.name} {list(value.shape)}. "
             f"Convert it with {name}.astype(numpy.{np.dtype(dtype).name})."
         )
-    lengths: dict[str, int] = {}
-    matches = value.ndim == len(shape) and all(
-        length == (lengths.setdefault(side, length) if isinstance(side, str) else side)
-        for side, length in zip(shape, value.shape, strict=True)
-    )
-    if not matches:
+    if value.ndim != len(shape) or any(
+        isinstance(side, int) and side != length for side, length in zip(shape, value.shape, strict=True)
+    ):
         raise InputError(f"{name}: expected {wanted}, got the shape {list(value.shape)}. Is it of this image?")
 
 

@@ -1,4 +1,4 @@
-"""Camera axes and intrinsics, and `CameraMap`, the base of results in camera axes.
+"""`CameraMap`, the base of results in camera axes.
 
 Camera axes are x right, y down, z forward (OpenCV) or x right, y up, z backward (OpenGL). A point in OpenCV axes
 projects to column fx·x/z + cx and row fy·y/z + cy, where whole numbers are centres of pixels.
@@ -6,18 +6,14 @@ projects to column fx·x/z + cx and row fy·y/z + cy, where whole numbers are ce
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vitruvian.errors import InputError
 from vitruvian.results.base import Result, check_choice
 
 Convention = Literal["opencv", "opengl"]
-_CONVENTIONS: tuple[Convention, ...] = ("opencv", "opengl")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -35,34 +31,12 @@ class CameraMap(Result):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(self.vectors, np.float32, *self.size_hw, 3)
-        check_choice("convention", self.convention, _CONVENTIONS)
+        check_choice("convention", self.convention, get_args(Convention))
 
     def to_convention(self, convention: Convention) -> Self:
         """Return the same result in other axes."""
-        check_choice("convention", convention, _CONVENTIONS)
+        check_choice("convention", convention, get_args(Convention))
         if convention == self.convention:
             return self
-        flipped = {self.vectors: flip_axes(getattr(self, self.vectors))}
-        return replace(self, convention=convention, **flipped)  # type: ignore[arg-type]
-
-
-def flip_axes(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Convert OpenCV axes to OpenGL axes, or back: y and z of [..., 3] change sign."""
-    return vectors * np.array([1, -1, -1], np.float32)
-
-
-def fov_degrees(intrinsics: NDArray[np.float32], size_hw: tuple[int, int]) -> tuple[float, float]:
-    """Return the field of view (horizontal, vertical) in degrees."""
-    height, width = size_hw
-    fx, fy = float(intrinsics[0, 0]), float(intrinsics[1, 1])
-    return 2 * math.degrees(math.atan(width / 2 / fx)), 2 * math.degrees(math.atan(height / 2 / fy))
-
-
-def check_intrinsics(matrix: NDArray[np.float32]) -> None:
-    """Raise `InputError` unless [3, 3] numbers are camera intrinsics."""
-    if not (np.isfinite(matrix).all() and matrix[[0, 1], [0, 1]].min() > 0 and np.allclose(matrix[2], [0, 0, 1])):
-        raise InputError(
-            f"intrinsics: expected [[fx, s, cx], [0, fy, cy], [0, 0, 1]] with fx and fy above 0, "
-            f"got {matrix.tolist()}. Focal lengths are in pixels."
-        )
+        flipped = getattr(self, self.vectors) * np.array([1, -1, -1], np.float32)
+        return replace(self, convention=convention, **{self.vectors: flipped})

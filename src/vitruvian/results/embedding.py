@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,7 @@ from PIL import Image
 from vitruvian.draw import principal_colours
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject
-from vitruvian.results.base import Result
+from vitruvian.results.base import Result, array_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -24,16 +23,11 @@ class Embedding(Result):
         patches: Vectors of its patches, row by row, float32 [h, w, C].
     """
 
-    task: ClassVar[str] = "embed"
-    endings: ClassVar[tuple[str, ...]] = (".npz", ".json")
+    task = "embed"
+    endings = (".npz", ".json")
 
-    cls: NDArray[np.float32]
-    patches: NDArray[np.float32]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check("cls", np.float32, "C")
-        self.check("patches", np.float32, "h", "w", len(self.cls))
+    cls: NDArray[np.float32] = field(metadata=array_of(np.float32, "C"))
+    patches: NDArray[np.float32] = field(metadata=array_of(np.float32, "h", "w", "C"))
 
     def similarity(self, other: Embedding) -> float:
         """Return the cosine similarity of the vectors of two images."""

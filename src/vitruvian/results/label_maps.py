@@ -15,21 +15,11 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.arrays import JsonObject
 from vitruvian.files.coco import mask_record
-from vitruvian.files.images import write_indexed_png, write_png16
+from vitruvian.files.images import write_label_png
 from vitruvian.human import PART_COLOURS, PART_NAMES
+from vitruvian.images.label_maps import count_labels
 from vitruvian.images.rle import Rle, encode_rle
-from vitruvian.results.base import Result
-
-_MAX_BINS = 1 << 20
-
-
-def count_labels(labels: NDArray[np.integer]) -> dict[int, int]:
-    """Return the number of pixels [H, W] of each class, in the order of the classes, which are not negative."""
-    if labels.max() < _MAX_BINS:  # counting is many times faster than sorting
-        counts = np.bincount(labels.ravel())
-        return {int(label): int(counts[label]) for label in np.flatnonzero(counts)}
-    values, areas = np.unique(labels, return_counts=True)
-    return dict(zip(values.tolist(), areas.tolist(), strict=True))
+from vitruvian.results.base import Result, array_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -40,18 +30,32 @@ class LabelMap(Result):
         labels: Class of each pixel [H, W], from 0.
     """
 
-    endings: ClassVar[tuple[str, ...]] = (".png", ".npz", ".json")
+    endings = (".png", ".npz", ".json")
     background: ClassVar[int | None] = None
+    classes_key: ClassVar[str] = "classes"  # in `to_dict`
+    supercategory: ClassVar[str] = "class"  # of COCO
 
     labels: NDArray[np.integer]
-
-    def name(self, label: int) -> str:
-        """Return the name of a class."""
-        raise NotImplementedError
 
     def palette(self) -> RgbImage:
         """Return a colour for each class, uint8 [K, 3]."""
         raise NotImplementedError
+
+    def _names(self) -> dict[int, str]:
+        raise NotImplementedError
+
+    def name(self, label: int) -> str:
+        """Return the name of a class, "class N" for one without a name."""
+        return self._names().get(label, f"class {label}")
+
+    def mask(self, name: str) -> NDArray[np.bool_]:
+        """Return the mask of a class, bool [H, W]; of all classes where several have this name."""
+        names = self._names()
+        ids = [label for label, known in names.items() if known == name]
+        if not ids:
+            near = near_matches(name, names.values())
+            raise InputError(f"name: expected one of {len(names)} {self.classes_key}, got {name!r}.{near}")
+        return np.isin(self.labels, ids)
 
     def areas(self) -> dict[str, int]:
         """Return the number of pixels of each class that occurs, by name."""
@@ -80,12 +84,10 @@ class LabelMap(Result):
 
     def write(self, path: Path, ending: str) -> None:
         """Write the numbers as PNG (with a palette up to 255, else 16-bit gray), or NPZ, or JSON with a mask each."""
-        if ending != ".png":
-            super().write(path, ending)
-        elif self.labels.max() < 256:
-            write_indexed_png(path, self.labels.astype(np.uint8), self.palette()[:256])
+        if ending == ".png":
+            write_label_png(path, self.labels, self.palette())
         else:
-            write_png16(path, self.labels.astype(np.uint16))
+            super().write(path, ending)
 
     def to_dict(self) -> JsonObject:
         """Return the classes that occur (as "parts" or "classes"), each with its area and its mask as COCO RLE."""
@@ -93,7 +95,7 @@ class LabelMap(Result):
             {"id": label, "name": self.name(label), "area": area, "rle": self._rle(label)}
             for label, area in count_labels(self.labels).items()
         ]
-        return super().to_dict() | {"parts" if self.task == "parts" else "classes": classes}
+        return super().to_dict() | {self.classes_key: classes}
 
     def to_coco(self, *, image_id: int = 1, first_id: int = 1) -> list[JsonObject]:
         """Return a COCO annotation for each class that occurs, without the background."""
@@ -102,6 +104,11 @@ class LabelMap(Result):
             mask_record(self._rle(label), image_id=image_id, annotation_id=number, category_id=label)
             for number, label in enumerate(classes, first_id)
         ]
+
+    def coco_categories(self) -> list[JsonObject]:
+        """Return a category for each class that has a name or occurs, without the background; its id is the label."""
+        ids = sorted({*self._names(), *count_labels(self.labels)} - {self.background})
+        return [{"id": label, "name": self.name(label), "supercategory": self.supercategory} for label in ids]
 
     def _rle(self, label: int) -> Rle:
         return encode_rle(self.labels == label, compress=True)
@@ -118,46 +125,35 @@ class Parts(LabelMap):
         score: Confidence of the model at each pixel, float16 [H, W], 0 to 1.
     """
 
-    task: ClassVar[str] = "parts"
-    background: ClassVar[int | None] = 0
-    info_fields: ClassVar[tuple[str, ...]] = ("names",)
+    task = "parts"
+    background = 0
+    classes_key = "parts"
+    supercategory = "person"
+    info_fields = ("names",)
 
+    labels: NDArray[np.uint8] = field(metadata=array_of(np.uint8, "H", "W"))
     names: tuple[str, ...] = PART_NAMES
-    colours: NDArray[np.uint8] = field(default_factory=lambda: np.array(PART_COLOURS, np.uint8))
-    score: NDArray[np.float16] | None = None
+    colours: NDArray[np.uint8] = field(
+        default_factory=lambda: np.array(PART_COLOURS, np.uint8), metadata=array_of(np.uint8, "K", 3)
+    )
+    score: NDArray[np.float16] | None = field(default=None, metadata=array_of(np.float16, "H", "W"))
+
+    def _prepare(self) -> dict[str, int]:
+        return {"K": len(self.names)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check("labels", np.uint8, *self.size_hw)
-        self.check("colours", np.uint8, len(self.names), 3)
-        self.check("score", np.float16, *self.size_hw, optional=True)
         if self.labels.max() >= len(self.names):
             raise InputError(
                 f"labels: expected numbers from 0 to {len(self.names) - 1}, got {self.labels.max()}. Add names for all."
             )
 
-    def name(self, label: int) -> str:
-        """Return the name of a part."""
-        return self.names[label]
-
-    def mask(self, name: str) -> NDArray[np.bool_]:
-        """Return the mask of a part, bool [H, W]."""
-        if name not in self.names:
-            same = {known.lower(): known for known in self.names}.get(name.lower().replace(" ", "_").replace("-", "_"))
-            near = f" Did you mean {same}?" if same else near_matches(name, self.names)
-            raise InputError(f"part: expected one of {', '.join(self.names)}, got {name!r}.{near}")
-        mask: NDArray[np.bool_] = np.equal(self.labels, self.names.index(name))
-        return mask
+    def _names(self) -> dict[int, str]:
+        return dict(enumerate(self.names))
 
     def palette(self) -> RgbImage:
         """Return `colours`."""
         return self.colours
-
-    def coco_categories(self) -> list[JsonObject]:
-        """Return a category for each part; its id is the label."""
-        return [
-            {"id": label, "name": name, "supercategory": "person"} for label, name in enumerate(self.names) if label > 0
-        ]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -169,42 +165,24 @@ class Semantic(LabelMap):
         id2label: Names by number. Numbers without a name are called "class N".
     """
 
-    task: ClassVar[str] = "semantic"
+    task = "semantic"
 
+    labels: NDArray[np.int32] = field(metadata=array_of(np.int32, "H", "W"))
     id2label: dict[int, str]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check("labels", np.int32, *self.size_hw)
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high > 65535:
             raise InputError(f"labels: expected numbers from 0 to 65535, got {low} to {high}.")
 
-    def name(self, label: int) -> str:
-        """Return the name of a class."""
-        return self.id2label.get(label, f"class {label}")
-
-    def mask(self, name: str) -> NDArray[np.bool_]:
-        """Return the mask of a class, bool [H, W]; of all classes where several have this name."""
-        ids = [label for label, known in self.id2label.items() if known == name]
-        if not ids:
-            known = self.id2label.values()
-            raise InputError(f"class: expected one of {len(known)} names, got {name!r}.{near_matches(name, known)}")
-        return np.isin(self.labels, ids)
-
-    def colours(self) -> RgbImage:
-        """Return a colour for each class up to the largest that is named or occurs, uint8 [K, 3]."""
-        return class_colours(max(int(self.labels.max()), *self.id2label, 0) + 1)
+    def _names(self) -> dict[int, str]:
+        return self.id2label
 
     def palette(self) -> RgbImage:
-        """Return `colours`."""
-        return self.colours()
+        """Return a colour for each class up to the largest that is named or occurs, uint8 [K, 3]."""
+        return class_colours(max(int(self.labels.max()), *self.id2label, 0) + 1)
 
     def info(self) -> JsonObject:
         """Return everything but the arrays."""
         return super().info() | {"id2label": {str(label): name for label, name in self.id2label.items()}}
-
-    def coco_categories(self) -> list[JsonObject]:
-        """Return a category for each class that has a name or occurs; its id is the label."""
-        ids = sorted({*self.id2label, *count_labels(self.labels)})
-        return [{"id": label, "name": self.name(label), "supercategory": "class"} for label in ids]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,9 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject
 from vitruvian.files.coco import mask_record
-from vitruvian.files.images import write_indexed_png, write_png16
+from vitruvian.files.images import write_label_png
 from vitruvian.images.rle import Rle, compress_counts, decode_rle, encode_rles, read_rle, rle_area
-from vitruvian.results.base import Result, check_array, check_choice, plain
+from vitruvian.results.base import Result, array_of, check_array, check_choice, plain
 from vitruvian.results.supervision import detections
 
 if TYPE_CHECKING:
@@ -42,26 +42,26 @@ class Masks(Result):
         label_names: Name of each class, N of them.
     """
 
-    task: ClassVar[str] = "segment"
-    endings: ClassVar[tuple[str, ...]] = (".json", ".npz", ".png")
-    info_fields: ClassVar[tuple[str, ...]] = ("label_names",)
+    task = "segment"
+    endings = (".json", ".npz", ".png")
+    info_fields = ("label_names",)
 
     kind: MasksKind
     runs: Sequence[Rle] | NDArray[np.bool_]
-    scores: NDArray[np.float32]
-    boxes_xyxy: NDArray[np.float32]
-    label_ids: NDArray[np.int64] | None = None
+    scores: NDArray[np.float32] = field(metadata=array_of(np.float32, "N"))
+    boxes_xyxy: NDArray[np.float32] = field(metadata=array_of(np.float32, "N", 4))
+    label_ids: NDArray[np.int64] | None = field(default=None, metadata=array_of(np.int64, "N"))
     label_names: tuple[str, ...] | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _prepare(self) -> dict[str, int]:
         check_choice("kind", self.kind, get_args(MasksKind))
         object.__setattr__(self, "task", self.kind)  # three tasks share this class
         object.__setattr__(self, "runs", _as_runs(self.runs, self.size_hw))
+        return {"N": len(self.runs)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         count = len(self.runs)
-        self.check("scores", np.float32, count)
-        self.check("boxes_xyxy", np.float32, count, 4)
-        self.check("label_ids", np.int64, count, optional=True)
         if self.label_names is not None and (self.label_ids is None or len(self.label_names) != count):
             raise InputError(
                 f"label_names: expected one for each of the {count} masks beside label_ids, "
@@ -111,13 +111,11 @@ class Masks(Result):
 
     def write(self, path: Path, ending: str) -> None:
         """Write everything as JSON (masks as COCO RLE) or NPZ (masks bool [N, H, W]), or `index_map` as PNG."""
-        if ending != ".png":
-            super().write(path, ending)
-        elif len(self) < 256:
+        if ending == ".png":
             colours: RgbImage = np.concatenate([np.zeros((1, 3), np.uint8), class_colours(len(self))])  # [N + 1, 3]
-            write_indexed_png(path, self.index_map().astype(np.uint8), colours)
+            write_label_png(path, self.index_map(), colours)
         else:
-            write_png16(path, self.index_map())
+            super().write(path, ending)
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return the arrays by name, decoded masks among them."""

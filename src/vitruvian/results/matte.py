@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageOps
 
-from vitruvian.draw import checkerboard, lay_over
+from vitruvian.draw import checkerboard, composite
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject, srgb_to_linear, write_exr
-from vitruvian.files.images import write_rgba
+from vitruvian.files.images import write_image
 from vitruvian.images import load_image
-from vitruvian.results.base import Result, check_array
+from vitruvian.results.base import Result, array_of, check_array
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -33,20 +32,18 @@ class Matte(Result):
         foreground: Premultiplied RGB, 0 to 1, float32 [H, W, 3].
     """
 
-    task: ClassVar[str] = "matte"
-    endings: ClassVar[tuple[str, ...]] = (".png", ".webp", ".npz", ".exr")
-    refused_endings: ClassVar[dict[str, str]] = dict.fromkeys(
+    task = "matte"
+    endings = (".png", ".webp", ".npz", ".exr")
+    refused_endings = dict.fromkeys(
         (".jpg", ".jpeg"),
         " JPEG has no alpha: choose .png, or put the person over a colour with over() and save that.",
     )
 
-    alpha: NDArray[np.float32]
-    foreground: NDArray[np.float32]
+    alpha: NDArray[np.float32] = field(metadata=array_of(np.float32, "H", "W"))
+    foreground: NDArray[np.float32] = field(metadata=array_of(np.float32, "H", "W", 3))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check("alpha", np.float32, *self.size_hw)
-        self.check("foreground", np.float32, *self.size_hw, 3)
         for name, values in (("alpha", self.alpha), ("foreground", self.foreground)):
             low, high = float(values.min()), float(values.max())
             if not (low >= -1e-3 and high <= 1 + 1e-3):  # also false for NaN
@@ -76,16 +73,17 @@ class Matte(Result):
                 path, PIL or uint8 [h, w, 3]. An image of another size is resized to cover this one and cropped. For a
                 video, call this for each frame.
         """
-        return self._over(_background(background, self.size_hw))
+        ground = _background(background, self.size_hw)
+        return composite(np.clip(self.foreground, 0, 1), np.clip(self.alpha, 0, 1), ground)
 
     def plot(self) -> Image.Image:
         """Show the person over a checkerboard."""
-        return Image.fromarray(self._over(checkerboard(self.size_hw)))
+        return Image.fromarray(self.over(checkerboard(self.size_hw)))
 
     def write(self, path: Path, ending: str) -> None:
         """Write straight 8-bit RGBA as PNG or WebP, the arrays as NPZ, or EXR: premultiplied, in linear light."""
         if ending in (".png", ".webp"):
-            write_rgba(path, self.rgba())
+            write_image(path, self.rgba())
         elif ending == ".exr":
             straight = self.straight()
             channels = {name: srgb_to_linear(straight[..., i]) * straight[..., 3] for i, name in enumerate("RGB")}
@@ -97,9 +95,6 @@ class Matte(Result):
     def to_dict(self) -> JsonObject:
         """Return the share of the image that the person covers; NPZ and EXR hold the maps."""
         return super().to_dict() | {"coverage": round(float(self.alpha.mean()), 6)}
-
-    def _over(self, ground: RgbImage) -> RgbImage:
-        return lay_over(np.clip(self.foreground, 0, 1), np.clip(self.alpha, 0, 1), ground)
 
 
 def _background(background: object, size_hw: tuple[int, int]) -> RgbImage:
@@ -114,6 +109,8 @@ def _background(background: object, size_hw: tuple[int, int]) -> RgbImage:
         return np.full((*size_hw, 3), colour, np.uint8)
     if isinstance(background, np.ndarray):
         check_array("background", background, dtype=np.uint8, shape=("h", "w", 3))
+        if background.shape[:2] == size_hw:
+            return background
         image = Image.fromarray(background)
     elif isinstance(background, (str, Path, Image.Image)):
         image = load_image(background)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from PIL import Image
 from vitruvian.draw import colour_normals
 from vitruvian.files.arrays import JsonObject, write_exr
 from vitruvian.files.images import write_png16
+from vitruvian.results.base import array_of
 from vitruvian.results.camera import CameraMap, Convention
 
 
@@ -31,18 +31,14 @@ class Normals(CameraMap):
         convention: The axes.
     """
 
-    task: ClassVar[str] = "normals"
-    vectors: ClassVar[str] = "normals"
-    endings: ClassVar[tuple[str, ...]] = (".png", ".16.png", ".npz", ".exr")
-    info_fields: ClassVar[tuple[str, ...]] = ("convention",)
+    task = "normals"
+    vectors = "normals"
+    endings = (".png", ".16.png", ".npz", ".exr")
+    info_fields = ("convention",)
 
-    normals: NDArray[np.float32]
-    mask: NDArray[np.bool_] | None = None
+    normals: NDArray[np.float32] = field(metadata=array_of(np.float32, "H", "W", 3))
+    mask: NDArray[np.bool_] | None = field(default=None, metadata=array_of(np.bool_, "H", "W"))
     convention: Convention = "opengl"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check("mask", np.bool_, *self.size_hw, optional=True)
 
     def plot(self) -> Image.Image:
         """Show directions in the usual colours: red to the right, green up, blue to the viewer."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,10 @@ from vitruvian.draw import draw_panoptic
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject
-from vitruvian.files.coco import box_xywh, panoptic_image
-from vitruvian.files.images import write_png
-from vitruvian.results.base import Result
-from vitruvian.results.label_maps import count_labels
+from vitruvian.files.coco import box_xywh
+from vitruvian.files.images import write_image
+from vitruvian.images.label_maps import count_labels
+from vitruvian.results.base import Result, array_of
 from vitruvian.results.supervision import detections
 
 if TYPE_CHECKING:
@@ -56,15 +56,14 @@ class Panoptic(Result):
         segments: The segments.
     """
 
-    task: ClassVar[str] = "panoptic"
-    endings: ClassVar[tuple[str, ...]] = (".png", ".json", ".npz")
+    task = "panoptic"
+    endings = (".png", ".json", ".npz")
 
-    segmentation: NDArray[np.int32]
+    segmentation: NDArray[np.int32] = field(metadata=array_of(np.int32, "H", "W"))
     segments: tuple[Segment, ...]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check("segmentation", np.int32, *self.size_hw)
         ids = [segment.id for segment in self.segments]
         if len(set(ids)) != len(ids) or min(ids, default=1) < 1 or max(ids, default=1) >= 1 << 24:
             raise InputError(f"segments: expected different ids from 1 to 2²⁴ − 1, got {sorted(ids)[:8]}.")
@@ -97,12 +96,13 @@ class Panoptic(Result):
 
     def panoptic_image(self) -> RgbImage:
         """Return the segment numbers as in COCO's panoptic PNGs, uint8 [H, W, 3]: R + 256·G + 256²·B."""
-        return panoptic_image(self.segmentation)
+        numbers = self.segmentation
+        return np.stack([numbers & 255, numbers >> 8 & 255, numbers >> 16], axis=-1).astype(np.uint8)
 
     def write(self, path: Path, ending: str) -> None:
         """Write COCO's panoptic PNG, JSON of the segments, or everything as NPZ."""
         if ending == ".png":
-            write_png(path, self.panoptic_image())
+            write_image(path, self.panoptic_image())
         else:
             super().write(path, ending)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch.nn import functional as F
 
 from vitruvian.draw import colour_depth
 from vitruvian.draw.canvas import RgbImage
@@ -16,8 +18,8 @@ from vitruvian.errors import InputError
 from vitruvian.files.arrays import JsonObject, write_exr
 from vitruvian.files.images import write_png16
 from vitruvian.files.point_clouds import write_glb, write_ply
-from vitruvian.results.base import check_choice
-from vitruvian.results.camera import CameraMap, check_intrinsics, fov_degrees
+from vitruvian.results.base import array_of, check_choice
+from vitruvian.results.camera import CameraMap
 
 IntrinsicsFrom = Literal["given", "exif", "field of view", "estimated"]
 _EDGE_THRESHOLD = 0.04  # relative to the depth: about the thickness of an arm at two metres
@@ -46,23 +48,26 @@ class Pointmap(CameraMap):
         convention: The axes.
     """
 
-    task: ClassVar[str] = "pointmap"
-    vectors: ClassVar[str] = "points"
-    endings: ClassVar[tuple[str, ...]] = (".ply", ".glb", ".npz", ".exr", ".png", ".16.png", ".json")
-    info_fields: ClassVar[tuple[str, ...]] = ("intrinsics_from", "metric", "scale", "convention")
+    task = "pointmap"
+    vectors = "points"
+    endings = (".ply", ".glb", ".npz", ".exr", ".png", ".16.png", ".json")
+    info_fields = ("intrinsics_from", "metric", "scale", "convention")
 
-    points: NDArray[np.float32]
-    mask: NDArray[np.bool_]
-    intrinsics: NDArray[np.float32]
+    points: NDArray[np.float32] = field(metadata=array_of(np.float32, "H", "W", 3))
+    mask: NDArray[np.bool_] = field(metadata=array_of(np.bool_, "H", "W"))
+    intrinsics: NDArray[np.float32] = field(metadata=array_of(np.float32, 3, 3))
     intrinsics_from: IntrinsicsFrom
     metric: bool
     scale: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check("mask", np.bool_, *self.size_hw)
-        self.check("intrinsics", np.float32, 3, 3)
-        check_intrinsics(self.intrinsics)
+        matrix = self.intrinsics
+        if not (np.isfinite(matrix).all() and matrix[[0, 1], [0, 1]].min() > 0 and np.allclose(matrix[2], [0, 0, 1])):
+            raise InputError(
+                f"intrinsics: expected [[fx, s, cx], [0, fy, cy], [0, 0, 1]] with fx and fy above 0, "
+                f"got {matrix.tolist()}. Focal lengths are in pixels."
+            )
         check_choice("intrinsics_from", self.intrinsics_from, get_args(IntrinsicsFrom))
         if self.scale is not None and not 0 < self.scale < np.inf:
             raise InputError(f"scale: expected a number above 0, got {self.scale}.")
@@ -168,7 +173,9 @@ class Pointmap(CameraMap):
     def to_dict(self) -> JsonObject:
         """Return the camera and the range of depth; the points are in NPZ, EXR, PLY and GLB."""
         depth = self.depth[self._usable()]
-        wide, tall = fov_degrees(self.intrinsics, self.size_hw)
+        height, width = self.size_hw
+        fx, fy = self.intrinsics[[0, 1], [0, 1]].tolist()
+        wide, tall = np.degrees(2 * np.arctan([width / 2 / fx, height / 2 / fy])).tolist()
         return super().to_dict() | {
             "intrinsics": self.intrinsics.astype(float).tolist(),
             "focal": self.focal,
@@ -195,18 +202,15 @@ def _depth_edges(depth: NDArray[np.float32], usable: NDArray[np.bool_], *, thres
 
     That is where the depths of its usable 3×3 neighbours differ by more than `threshold` times the nearest of them.
     """
-    near = _extreme(np.where(usable, depth, np.inf), np.minimum, np.inf)
-    far = _extreme(np.where(usable, depth, -np.inf), np.maximum, -np.inf)
+    far = _max_3x3(np.where(usable, depth, -np.inf))
+    near = -_max_3x3(np.where(usable, -depth, -np.inf))
     with np.errstate(invalid="ignore"):
         return usable & (far - near > threshold * near)
 
 
-def _extreme(values: NDArray[np.float32], choose: np.ufunc, border: float) -> NDArray[np.float32]:
-    """Return the minimum or maximum of each 3×3 window of a map [H, W]."""
-    padded = np.pad(values, 1, constant_values=border)
-    rows = choose(choose(padded[:-2], padded[1:-1]), padded[2:])  # [H, W + 2]
-    result: NDArray[np.float32] = choose(choose(rows[:, :-2], rows[:, 1:-1]), rows[:, 2:])  # [H, W]
-    return result
+def _max_3x3(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the maximum of each 3×3 window of a map [H, W]."""
+    return F.max_pool2d(torch.from_numpy(values)[None], 3, stride=1, padding=1)[0].numpy()
 
 
 def _grid_triangles(depth: NDArray[np.float32], usable: NDArray[np.bool_], *, threshold: float) -> NDArray[np.uint32]:

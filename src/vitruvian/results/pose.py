@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.draw import draw_pose
+from vitruvian.draw import draw_pose, enclosing_boxes
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.arrays import JsonObject
 from vitruvian.files.coco import keypoint_category, keypoint_record
 from vitruvian.human import LAYOUTS, SAPIENS_308, Layout
-from vitruvian.results.base import Result, plain
+from vitruvian.results.base import Result, array_of, plain
 from vitruvian.results.supervision import key_points
 
 if TYPE_CHECKING:
@@ -65,16 +65,15 @@ class Pose(Result):
             308 of Sapiens2. Other names make a new layout without bones.
     """
 
-    task: ClassVar[str] = "pose"
-    endings: ClassVar[tuple[str, ...]] = (".json", ".npz", ".png", ".jpg", ".jpeg", ".webp")
+    task = "pose"
+    endings = (".json", ".npz", ".png", ".jpg", ".jpeg", ".webp")
 
-    keypoints: NDArray[np.float32]
-    scores: NDArray[np.float32]
+    keypoints: NDArray[np.float32] = field(metadata=array_of(np.float32, "P", "J", 2))
+    scores: NDArray[np.float32] = field(metadata=array_of(np.float32, "P", "J"))
     names: tuple[str, ...] = ()
     layout: Layout = None  # type: ignore[assignment]  # set on construction, so that readers never see None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _prepare(self) -> dict[str, int]:
         layout = self.layout or _layout_of(self.names)
         names = self.names or layout.names
         if names != layout.names:
@@ -84,8 +83,10 @@ class Pose(Result):
             )
         object.__setattr__(self, "layout", layout)
         object.__setattr__(self, "names", names)
-        self.check("keypoints", np.float32, "P", len(names), 2)
-        self.check("scores", np.float32, *self.keypoints.shape[:2])
+        return {"J": len(names)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.people is not None and len(self.people) != len(self.keypoints):
             raise InputError(
                 f"people: expected a box for each of the {len(self.keypoints)} poses, got {len(self.people)}."
@@ -112,7 +113,7 @@ class Pose(Result):
         """The boxes of the people, float32 [P, 4], or the tight ones around all keypoints."""
         if self.people is not None:
             return self.people.boxes_xyxy
-        return _boxes_around(self.keypoints)
+        return np.nan_to_num(enclosing_boxes(self.keypoints)).astype(np.float32)
 
     def to_layout(self, name: str) -> Pose:
         """Convert to another layout: "coco17", "coco133", "openpose" (BODY_25) or "sapiens308".
@@ -213,18 +214,5 @@ def _layout_of(names: tuple[str, ...]) -> Layout:
     for layout in LAYOUTS.values():
         if layout.names == names:
             return layout
-    return Layout(
-        name="own",
-        names=names,
-        sources=((),) * len(names),
-        skeleton=(),
-        flip_permutation=tuple(range(len(names))),
-    )
-
-
-def _boxes_around(keypoints: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the tight boxes [P, 4] around the finite points [P, J, 2]; zeros without any."""
-    known: NDArray[np.bool_] = np.all(np.isfinite(keypoints), axis=-1, keepdims=True)  # [P, J, 1]
-    low = np.where(known, keypoints, np.inf).min(1)  # [P, 2]
-    high = np.where(known, keypoints, -np.inf).max(1)  # [P, 2]
-    return np.where(known.any(1), np.concatenate([low, high], axis=1), 0).astype(np.float32)  # [P, 4]
+    count = len(names)
+    return Layout(name="own", names=names, sources=((),) * count, skeleton=(), flip_permutation=tuple(range(count)))

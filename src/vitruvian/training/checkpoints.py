@@ -36,7 +36,7 @@ from vitruvian.weights import alone
 
 _FORMAT = "vitruvian-run-1"
 _NAME = re.compile(r"step-(\d{8,})")
-_STATE_NAMES = ("exp_avg", "exp_avg_sq", "step")  # Muon has no second one
+_STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")  # Muon has no second one
 
 
 @dataclass
@@ -92,10 +92,10 @@ def load_checkpoint(
     path: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, ema: ExponentialMovingAverage | None
 ) -> tuple[RunState, dict[str, Any]]:
     """Load a checkpoint into a model, its optimizer and its EMA; return progress and configuration of the run."""
-    about = read_json(_needed(path, "state.json"))
+    about = read_json(_require_file(path, "state.json"))
     if about.get("format") != _FORMAT:
         raise CheckpointError(f"{path}: expected a checkpoint of a run, got the format {about.get('format')!r}.")
-    weights = _load(_needed(path, "weights.safetensors"))
+    weights = _load(path, "weights.safetensors")
     wanted = unique_weights(model)
     odd = sorted(weights.keys() ^ wanted.keys()) or [n for n in wanted if wanted[n].shape != weights[n].shape]
     if odd:
@@ -106,11 +106,11 @@ def load_checkpoint(
     with torch.no_grad():
         for name, value in wanted.items():
             value.copy_(weights[name])
-    _restore_optimizer(optimizer, _load(_needed(path, "optimizer.safetensors")), path)
+    _restore_optimizer(optimizer, _load(path, "optimizer.safetensors"), path)
     if ema is not None:
         if about["average_updates"] is None:
             raise CheckpointError(f"{path}: has no average of weights. Set ema.decay=0 to go on without one.")
-        ema.restore(_load(_needed(path, "average.safetensors")), about["average_updates"])
+        ema.restore(_load(path, "average.safetensors"), about["average_updates"])
     known = {name: about[name] for name in RunState.__dataclass_fields__}
     return RunState(**known), about["config"]
 
@@ -144,8 +144,8 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the optimizer's state as ``name/weight``; weights without a gradient so far have none."""
     found: dict[str, Tensor] = {}
     for name, parameter in named_weights(optimizer):
-        for moment, value in optimizer.state.get(parameter, {}).items():
-            found[f"{moment}/{name}"] = torch.as_tensor(value)
+        for key, value in optimizer.state.get(parameter, {}).items():
+            found[f"{key}/{name}"] = torch.as_tensor(value)
     return found
 
 
@@ -154,12 +154,14 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, T
     unknown = set(tensors)
     states: dict[int, dict[str, Tensor]] = {}
     for number, (name, parameter) in enumerate(named_weights(optimizer)):
-        own = {moment: tensors[f"{moment}/{name}"] for moment in _STATE_NAMES if f"{moment}/{name}" in tensors}
-        if own:
-            if not {"exp_avg", "step"} <= set(own) or own["exp_avg"].shape != parameter.shape:
-                raise CheckpointError(f"{path}: what the optimizer remembers of {name} does not fit. Start anew.")
-            states[number] = own
-        unknown -= {f"{moment}/{name}" for moment in own}
+        state = {key: tensors[f"{key}/{name}"] for key in _STATE_KEYS if f"{key}/{name}" in tensors}
+        if state:
+            if not {"exp_avg", "step"} <= state.keys() or state["exp_avg"].shape != parameter.shape:
+                raise CheckpointError(
+                    f"{path}: the optimizer's state of {name} does not match the weight. Start a new run."
+                )
+            states[number] = state
+        unknown -= {f"{key}/{name}" for key in state}
     if unknown:
         raise CheckpointError(f"{path}: the optimizer trained other weights ({', '.join(sorted(unknown)[:5])}).")
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -174,14 +176,15 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: alone(value.detach().cpu()) for name, value in tensors.items()}, path, metadata={"format": "pt"})
 
 
-def _load(path: Path) -> dict[str, Tensor]:
+def _load(folder: Path, name: str) -> dict[str, Tensor]:
+    path = _require_file(folder, name)
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: expected a whole file, but {error}. Go on from another checkpoint.") from error
+        raise CheckpointError(f"{path}: expected a whole file, but {error}. Use another checkpoint.") from error
 
 
-def _needed(path: Path, name: str) -> Path:
-    if not (path / name).is_file():
-        raise CheckpointError(f"{path}: expected {name}, found none. Go on from another checkpoint.")
-    return path / name
+def _require_file(folder: Path, name: str) -> Path:
+    if not (folder / name).is_file():
+        raise CheckpointError(f"{folder}: expected {name}, found none. Use another checkpoint.")
+    return folder / name

@@ -14,7 +14,7 @@ import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from vitruvian import tasks
 from vitruvian.atomic import write_text
@@ -24,20 +24,36 @@ from vitruvian.errors import ConfigError, InputError, near_matches
 TASKS = tuple(task.head for task in tasks.TASKS.values() if task.head is not None)  # as Sapiens2 names them
 
 
+@dataclasses.dataclass(frozen=True)
+class _Range:
+    """Values that a number may have, as annotation of a field; of a tuple each number."""
+
+    low: float
+    high: float = math.inf
+    above: bool = False  # low itself is invalid
+    below: bool = False  # high itself is invalid
+
+    def __contains__(self, value: object) -> bool:
+        numbers = value if isinstance(value, (tuple, list)) else (value,)
+        return all(self.low <= x <= self.high for x in numbers) and not (
+            (self.above and self.low in numbers) or (self.below and self.high in numbers)
+        )
+
+    def __str__(self) -> str:
+        low = f"{'above' if self.above else 'at least'} {self.low:g}"
+        return low if self.high == math.inf else f"{low} and {'below' if self.below else 'at most'} {self.high:g}"
+
+
+_Count = Annotated[int, _Range(1)]
+_Index = Annotated[int, _Range(0)]
+_Share = Annotated[float, _Range(0, 1)]
+_Positive = Annotated[float, _Range(0, above=True)]
+_NonNegative = Annotated[float, _Range(0)]
+
+
 @settings
 class Part(Settings):
     """A table of a training configuration. Unknown names raise `ConfigError`."""
-
-    not_saved: ClassVar[frozenset[str]] = frozenset({"extra"})
-    # Names of fields that are at least 0, at least 1, and from 0 to 1.
-    from_0: ClassVar[tuple[str, ...]] = ()
-    from_1: ClassVar[tuple[str, ...]] = ()
-    shares: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        if self.extra:
-            raise ConfigError(f"{type(self).__name__}: has no field {next(iter(self.extra))!r}.")
-        super().__post_init__()
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
@@ -46,13 +62,13 @@ class Part(Settings):
         return built
 
     def validate(self) -> None:
-        """Check the fields that have limits."""
-        for names, low in ((self.from_0, 0), (self.from_1, 1), (self.shares, 0)):
-            for name in names:
-                value, bounded = getattr(self, name), names is self.shares
-                if value is not None and not low <= value <= (1 if bounded else math.inf):
-                    wanted = "a number from 0 to 1" if bounded else f"at least {low}"
-                    raise ConfigError(f"{type(self).__name__}.{name}: expected {wanted}, got {value}.")
+        """Check the ranges that fields are annotated with."""
+        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
+            for options in (hint, *typing.get_args(hint)):
+                for limits in getattr(options, "__metadata__", ()):
+                    value = getattr(self, name)
+                    if value is not None and value not in limits:
+                        raise ConfigError(f"{type(self).__name__}.{name}: expected {limits}, got {value}.")
 
 
 @settings
@@ -120,13 +136,11 @@ class AugmentPart(Part):
         grey: Probability of a greyscale image.
     """
 
-    shares = ("flip", "scale", "shift", "colour", "grey")
-
-    flip: float = 0.5
-    scale: float = 0.25
-    shift: float = 0.08
-    colour: float = 0.2
-    grey: float = 0.05
+    flip: _Share = 0.5
+    scale: _Share = 0.25
+    shift: _Share = 0.08
+    colour: _Share = 0.2
+    grey: _Share = 0.05
 
 
 @settings
@@ -143,21 +157,17 @@ class StreamPart(Part):
         size: Height and width of the images where they differ from those of the model.
     """
 
-    from_0, from_1 = ("scenes",), ("ring", "chunk", "at_once")
-
     pack: str | None = None
-    scenes: int = 0
-    ring: int = 4096
-    chunk: int = 64
-    reuse: float = 6.0
-    at_once: int | None = None
+    scenes: _Index = 0
+    ring: _Count = 4096
+    chunk: _Count = 64
+    reuse: _Positive = 6.0
+    at_once: _Count | None = None
     size: list[int] | None = None
 
     def validate(self) -> None:
-        """Check counts and the size."""
+        """Check the size."""
         super().validate()
-        if self.reuse <= 0:
-            raise ConfigError(f"data.stream.reuse: expected a number above 0, got {self.reuse}.")
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
             raise ConfigError(f"data.stream.size: expected [height, width], got {self.size}.")
 
@@ -177,19 +187,17 @@ class DataPart(Part):
         augment: Random changes of images.
     """
 
-    from_0, from_1 = ("workers",), ("batch_size",)
-
     folder: str | None = None
     stream: StreamPart = dataclasses.field(default_factory=StreamPart)
     validation: str | None = None
-    batch_size: int = 8
-    workers: int = 4
+    batch_size: _Count = 8
+    workers: _Index = 4
     view: Literal["person", "picture"] = "person"
-    heatmap_sigma: float | None = None
+    heatmap_sigma: _Positive | None = None
     augment: AugmentPart = dataclasses.field(default_factory=AugmentPart)
 
     def validate(self) -> None:
-        """Check counts."""
+        """Check that there is one source, and the ring buffer."""
         super().validate()
         if self.folder is not None and self.stream.pack is not None:
             raise ConfigError("data: expected a folder or a stream.pack, got both. Leave one out.")
@@ -199,8 +207,6 @@ class DataPart(Part):
                 f"data.stream.ring: expected a multiple of chunk={stream.chunk} of at least {self.batch_size}, got "
                 f"{stream.ring}."
             )
-        if self.heatmap_sigma is not None and self.heatmap_sigma <= 0:
-            raise ConfigError(f"data.heatmap_sigma: expected a number above 0, got {self.heatmap_sigma}.")
 
 
 @settings
@@ -218,25 +224,13 @@ class OptimizerPart(Part):
         clip: Largest norm of the gradient; None leaves it.
     """
 
-    from_0 = ("lr", "eps", "weight_decay")
-
     kind: Literal["adamw", "muon"] = "adamw"
-    lr: float = 5e-4
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    layer_decay: float = 0.8
-    clip: float | None = 2.0
-
-    def validate(self) -> None:
-        """Check ranges."""
-        super().validate()
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"optimizer.betas: expected numbers from 0 to below 1, got {list(self.betas)}.")
-        if not 0 < self.layer_decay <= 1:
-            raise ConfigError(f"optimizer.layer_decay: expected above 0 and up to 1, got {self.layer_decay}.")
-        if self.clip is not None and self.clip <= 0:
-            raise ConfigError(f"optimizer.clip: expected a number above 0, got {self.clip}. Leave it out for none.")
+    lr: _NonNegative = 5e-4
+    betas: Annotated[tuple[float, float], _Range(0, 1, below=True)] = (0.9, 0.999)
+    eps: _NonNegative = 1e-8
+    weight_decay: _NonNegative = 0.1
+    layer_decay: Annotated[float, _Range(0, 1, above=True)] = 0.8
+    clip: _Positive | None = 2.0
 
 
 @settings
@@ -251,17 +245,15 @@ class SchedulePart(Part):
         final: Share of the learning rate after the last step.
     """
 
-    from_0, shares = ("warmup",), ("warmup_start", "hold", "final")
-
-    warmup: int = 500
-    warmup_start: float = 1e-3
-    hold: float = 0.0
+    warmup: _Index = 500
+    warmup_start: _Share = 1e-3
+    hold: _Share = 0.0
     decay: Literal["linear", "cosine", "constant"] = "linear"
-    final: float = 0.0
+    final: _Share = 0.0
 
 
 @settings
-class AveragePart(Part):
+class EMAPart(Part):
     """The exponential moving average of weights (EMA), which is evaluated and saved.
 
     Args:
@@ -269,16 +261,8 @@ class AveragePart(Part):
         warmup: The decay is ``(1 + n) / (warmup + n)`` after n steps where that is lower; 0 for no warm-up.
     """
 
-    from_0 = ("warmup",)
-
-    decay: float = 0.999
-    warmup: int = 10
-
-    def validate(self) -> None:
-        """Check ranges."""
-        super().validate()
-        if not 0 <= self.decay < 1:
-            raise ConfigError(f"ema.decay: expected from 0 to below 1, got {self.decay}.")
+    decay: Annotated[float, _Range(0, 1, below=True)] = 0.999
+    warmup: _Index = 10
 
 
 @settings
@@ -293,10 +277,8 @@ class CheckpointPart(Part):
             and a path resumes from that checkpoint.
     """
 
-    from_1 = ("every", "keep")
-
-    every: int = 1000
-    keep: int = 2
+    every: _Count = 1000
+    keep: _Count = 2
     models: bool = True
     resume: str = "auto"
 
@@ -311,9 +293,7 @@ class LogPart(Part):
         tensorboard: Write events for TensorBoard where that is installed. `metrics.jsonl` is always written.
     """
 
-    from_1 = ("every",)
-
-    every: int = 20
+    every: _Count = 20
     console: bool = True
     tensorboard: bool = True
 
@@ -328,11 +308,9 @@ class EvaluationPart(Part):
         batch_size: Images a batch.
     """
 
-    from_1 = ("every", "pictures", "batch_size")
-
-    every: int = 1000
-    pictures: int | None = None
-    batch_size: int = 16
+    every: _Count = 1000
+    pictures: _Count | None = None
+    batch_size: _Count = 16
 
 
 @settings
@@ -357,28 +335,26 @@ class TrainConfig(Part):
         evaluation: When to evaluate.
     """
 
-    from_0, from_1 = ("seed",), ("steps", "accumulation", "most_bad_steps")
-
     file_name: ClassVar[str] = "train.json"
 
     out: str = "run"
-    steps: int = 10000
-    seed: int = 0
+    steps: _Count = 10000
+    seed: _Index = 0
     precision: Literal["float32", "bfloat16"] = "bfloat16"
-    accumulation: int = 1
+    accumulation: _Count = 1
     device: Literal["auto", "cpu"] = "auto"
-    most_bad_steps: int = 20
+    most_bad_steps: _Count = 20
     model: ModelPart = dataclasses.field(default_factory=ModelPart)
     data: DataPart = dataclasses.field(default_factory=DataPart)
     optimizer: OptimizerPart = dataclasses.field(default_factory=OptimizerPart)
     schedule: SchedulePart = dataclasses.field(default_factory=SchedulePart)
-    ema: AveragePart = dataclasses.field(default_factory=AveragePart)
+    ema: EMAPart = dataclasses.field(default_factory=EMAPart)
     checkpoint: CheckpointPart = dataclasses.field(default_factory=CheckpointPart)
     log: LogPart = dataclasses.field(default_factory=LogPart)
     evaluation: EvaluationPart = dataclasses.field(default_factory=EvaluationPart)
 
     def validate(self) -> None:
-        """Check counts."""
+        """Check what depends on several fields."""
         super().validate()
         if not self.out:
             raise ConfigError("out: expected a folder for the run, got nothing.")

@@ -49,17 +49,14 @@ class ExponentialMovingAverage:
     @contextlib.contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
         """Replace a model's weights by the average within the context; they are restored exactly."""
-        weights = _floating_weights(model)
-        original = {name: value.detach().clone() for name, value in weights.items()}
-        with torch.no_grad():
-            for name, value in weights.items():
-                value.copy_(self.values[name])
+        named = _floating_weights(model)
+        weights = [value.detach() for value in named.values()]
+        original = [weight.clone() for weight in weights]
+        torch._foreach_copy_(weights, [self.values[name] for name in named])
         try:
             yield
         finally:
-            with torch.no_grad():
-                for name, value in weights.items():
-                    value.copy_(original[name])
+            torch._foreach_copy_(weights, original)
 
     @torch.no_grad()
     def restore(self, values: Mapping[str, Tensor], updates: int) -> None:

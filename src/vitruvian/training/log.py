@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -54,7 +53,10 @@ class RunLog:
 
     def __enter__(self) -> Self:
         if self.active:
-            _remove_later_lines(self.folder / METRICS_FILE, self.start)
+            path = self.folder / METRICS_FILE
+            lines = [line for line in read_metrics(path) if line.get("step", 0) <= self.start]
+            if path.is_file():
+                write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
         if self.console is not None and self.console.is_terminal:
             self.progress = Progress(
                 TextColumn("{task.description}"),
@@ -68,9 +70,7 @@ class RunLog:
             self.progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self.progress is not None:
             self.progress.stop()
         if self.events is not None:
@@ -84,7 +84,7 @@ class RunLog:
     def train(self, step: int, values: Mapping[str, float]) -> None:
         """Log the values of training after `step` steps."""
         self._write("train", step, values)
-        short = "  ".join(f"{name} {_format(values[name])}" for name in ("loss", "lr", "pictures/s") if name in values)
+        short = "  ".join(f"{name} {values[name]:.4g}" for name in ("loss", "lr", "pictures/s") if name in values)
         if self.progress is not None:
             self.progress.update(self.bar, completed=step, values=short)
         else:
@@ -94,7 +94,10 @@ class RunLog:
         """Log the scores of an evaluation after `step` steps, and print them as a table."""
         self._write("evaluation", step, scores)
         if self.console is not None:
-            self.console.print(_score_table(scores, title=f"evaluation after {step} steps"))
+            table = Table(title=f"evaluation after {step} steps", title_justify="left", show_header=False)
+            for name, value in scores.items():
+                table.add_row(name, f"{value:.4g}")
+            self.console.print(table)
 
     def note(self, text: str) -> None:
         """Print a line on the terminal."""
@@ -124,14 +127,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _remove_later_lines(path: Path, step: int) -> None:
-    """Remove the lines of steps that will be repeated."""
-    lines = read_metrics(path)
-    kept = [line for line in lines if line.get("step", 0) <= step]
-    if len(kept) != len(lines):
-        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
-
-
 def _open_tensorboard(folder: Path, start: int) -> Any:
     """Open TensorBoard's writer, or return None where TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
@@ -140,16 +135,3 @@ def _open_tensorboard(folder: Path, start: int) -> Any:
 
     writer: Any = SummaryWriter  # untyped in torch
     return writer(log_dir=str(folder / "tensorboard"), purge_step=start + 1 if start else None)
-
-
-def _score_table(scores: Mapping[str, float], *, title: str) -> Table:
-    """Return scores as a table, one name a line."""
-    table = Table(title=title, title_justify="left", show_header=False)
-    for name, value in scores.items():
-        table.add_row(name, _format(value))
-    return table
-
-
-def _format(value: float) -> str:
-    """Format a number with four significant digits."""
-    return f"{value:.4g}"

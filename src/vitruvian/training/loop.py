@@ -30,7 +30,7 @@ from vitruvian.training.checkpoints import RunState, find_checkpoint, load_check
 from vitruvian.training.config import TrainConfig, differences, write_config
 from vitruvian.training.datasets.stream import open_batches
 from vitruvian.training.ema import ExponentialMovingAverage
-from vitruvian.training.evaluate import Evaluate, validation
+from vitruvian.training.evaluation.evaluate import Evaluate, validation
 from vitruvian.training.log import RunLog
 from vitruvian.training.models import build_model, compile_parts, save_models
 from vitruvian.training.objectives import make_objective
@@ -52,11 +52,7 @@ class TrainResult:
 
 
 def train(
-    config: TrainConfig,
-    *,
-    objective: nn.Module | None = None,
-    batches: Any = None,
-    evaluate: Evaluate | None = None,
+    config: TrainConfig, *, objective: nn.Module | None = None, batches: Any = None, evaluate: Evaluate | None = None
 ) -> TrainResult:
     """Train a configuration; with checkpoint.resume "auto" a run in the same folder is resumed.
 
@@ -72,7 +68,7 @@ def train(
     folder = Path(config.out).expanduser()
     if folder.is_file():
         raise InputError(f"{folder}: expected a folder for the run, got a file. Choose another path.")
-    place = find_checkpoint(folder, config.checkpoint.resume)
+    checkpoint = find_checkpoint(folder, config.checkpoint.resume)
     seed_step(config.seed, -1)
     objective = objective or make_objective(config, build_model(config.model))
     objective.to(accelerator.device).train()
@@ -80,13 +76,9 @@ def train(
         if evaluate is None and config.data.validation is not None:
             evaluate = validation(config, accelerator.device)
         run = _Run(config, folder, accelerator, objective, evaluate)
-        notes = [] if place is None else run.resume(place)
+        notes = [] if checkpoint is None else run.resume(checkpoint)
         run.batches = batches or open_batches(
-            config,
-            run.model,
-            device=accelerator.device,
-            processes=accelerator.num_processes,
-            stack=stack,
+            config, run.model, device=accelerator.device, processes=accelerator.num_processes, stack=stack
         )
         if accelerator.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
@@ -113,12 +105,7 @@ class _Run:
     batches: Any
 
     def __init__(
-        self,
-        config: TrainConfig,
-        folder: Path,
-        accelerator: Any,
-        objective: nn.Module,
-        evaluate: Evaluate | None,
+        self, config: TrainConfig, folder: Path, accelerator: Any, objective: nn.Module, evaluate: Evaluate | None
     ) -> None:
         self.config, self.folder, self.accelerator = config, folder, accelerator
         self.objective, self.evaluate = objective, evaluate
@@ -145,14 +132,14 @@ class _Run:
         inner = getattr(self.objective, "model", None)
         return inner if isinstance(inner, nn.Module) else self.objective
 
-    def resume(self, place: Path) -> list[str]:
+    def resume(self, checkpoint: Path) -> list[str]:
         """Resume from a checkpoint; return notes about it."""
-        self.state, before = load_checkpoint(place, model=self.objective, optimizer=self.optimizer, ema=self.ema)
+        self.state, before = load_checkpoint(checkpoint, model=self.objective, optimizer=self.optimizer, ema=self.ema)
         self.bad.fill_(self.state.bad_in_a_row)
         self.skipped.fill_(self.state.skipped)
-        self.saved = place
+        self.saved = checkpoint
         changed = differences(before, self.config.to_dict())
-        return [f"resuming from {place.name}", *(f"changed since then: {line}" for line in changed)]
+        return [f"resuming from {checkpoint.name}", *(f"changed since then: {line}" for line in changed)]
 
     def run(self) -> TrainResult:
         """Run the remaining steps."""

@@ -23,50 +23,50 @@ from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.training.config import ModelPart
 
 _PEOPLE_HEAD = {"upsample_out_channels": [256], "conv_out_channels": [128]}
-_STEMS = ("upsample", "conv", "scale_conv")
 
 
 def build_model(part: ModelPart) -> Sapiens2MultiTask:
-    """Build the tasks of a configuration over one encoder, fresh or from a checkpoint, in float32."""
-    common = {"image_size": list(part.image_size), "use_loss_recipe": part.loss_recipe, **part.encoder}
-    if part.pretrained is None:
-        encoder = Sapiens2Config.variant(part.variant, **common)
-        return _prepare(Sapiens2MultiTask(encoder, {task: _head_fields(part, task, None) for task in part.tasks}), part)
-    packed = packed_table(part.pretrained, HubOptions())
-    if packed is not None:
-        return _prepare(_from_packed(part, part.pretrained, packed, common), part)
-    source = list(_task_folders(part.pretrained).values()) or [Path(part.pretrained)]
-    configs = [Sapiens2Config.from_pretrained(folder, **common) for folder in source]
-    encoder = Sapiens2Config.from_pretrained(source[0], **common)
-    stored = {task: head for config in configs for task, head in _stored_heads(config).items()}
-    model = Sapiens2MultiTask(encoder, {task: _head_fields(part, task, stored.get(task)) for task in part.tasks})
-    for folder, config in zip(source, configs, strict=True):
-        _load_pretrained(model, str(folder), config, [task for task in _stored_heads(config) if task in part.tasks])
-    return _prepare(model, part)
+    """Build the tasks of a configuration over one encoder, at random or from a checkpoint, in float32.
 
-
-def _from_packed(part: ModelPart, source: str, packed: list[str], common: dict[str, Any]) -> Sapiens2MultiTask:
-    """Initialize from tasks that share one encoder in one folder, such as ``"builtin"``.
-
-    Tasks that it does not have, and heads with another configuration, are initialized at random.
+    Tasks that the checkpoint does not have, and heads with another configuration, are initialized at random.
     """
-    opened = Sapiens2MultiTask.from_pretrained(source, tasks=[task for task in part.tasks if task in packed])
-    stored = {task: _stored_heads(opened.task_model(task).config)[task] for task in opened.tasks}
-    encoder = Sapiens2Config.from_pretrained(source, **common)
-    model = Sapiens2MultiTask(encoder, {task: _head_fields(part, task, stored.get(task)) for task in part.tasks})
-    model.encoder.load_state_dict(opened.encoder.state_dict())
-    for task in opened.tasks:
-        mine, theirs = model.task_model(task), opened.task_model(task)
-        if mine.config.head_config == theirs.config.head_config:
-            mine.load_state_dict(theirs.state_dict())
-    return model
-
-
-def _prepare(model: Sapiens2MultiTask, part: ModelPart) -> Sapiens2MultiTask:
-    """Set a model up for training."""
+    common = {"image_size": list(part.image_size), "use_loss_recipe": part.loss_recipe, **part.encoder}
+    encoder: Sapiens2Model | None = None
+    stored: dict[str, Sapiens2TaskModel] = {}
+    if part.pretrained is None:
+        config = Sapiens2Config.variant(part.variant, **common)
+    else:
+        config, encoder, stored = _open_pretrained(part.pretrained, part.tasks, common)
+    heads = {task: _head_fields(part, task, stored[task].config if task in stored else None) for task in part.tasks}
+    model = Sapiens2MultiTask(config, heads)
+    if encoder is not None:
+        model.encoder.load_state_dict(encoder.state_dict())
+    for task, one in stored.items():
+        if model.task_model(task).config.head_config == one.config.head_config:
+            model.task_model(task).load_state_dict(one.state_dict())
     if part.gradient_checkpointing:
         model.encoder.gradient_checkpointing_enable()
     return model.train()
+
+
+def _open_pretrained(
+    source: str, tasks: list[str], common: dict[str, Any]
+) -> tuple[Sapiens2Config, Sapiens2Model, dict[str, Sapiens2TaskModel]]:
+    """Open a checkpoint of one or several tasks: its configuration with `common`, its encoder, those of `tasks`."""
+    packed = packed_table(source, HubOptions())
+    if packed is not None:
+        opened = Sapiens2MultiTask.from_pretrained(source, tasks=[task for task in tasks if task in packed])
+        stored = {task: opened.task_model(task) for task in opened.tasks}
+        return Sapiens2Config.from_pretrained(source, **common), opened.encoder, stored
+    stored = {}
+    folders = list(_task_folders(source).values()) or [Path(source)]
+    for folder in reversed(folders):  # configuration and encoder are those of the first
+        config = Sapiens2Config.from_pretrained(folder, **common)
+        encoder = Sapiens2Model.from_pretrained(folder, config=config, dtype=torch.float32)
+        task = _stored_task(config)
+        if task in tasks:
+            stored[task] = TASK_CLASSES[task].from_pretrained(folder, dtype=torch.float32)
+    return config, encoder, stored
 
 
 def compile_parts(model: nn.Module, *, heads: bool) -> None:
@@ -92,22 +92,21 @@ def _task_folders(source: str | Path) -> dict[str, Path]:
     return {task: folder / task for task in TASK_CLASSES if (folder / task / CONFIG_FILE).is_file()}
 
 
-def _stored_heads(config: Sapiens2Config) -> dict[str, dict[str, Any]]:
-    """Return the head that a checkpoint of one task holds, by task; none for an encoder."""
+def _stored_task(config: Sapiens2Config) -> str | None:
+    """Return the task of a checkpoint; None for an encoder."""
     named = config.architectures or []
-    found = [task for task, cls in TASK_CLASSES.items() if cls.__name__ in named]
-    return {} if config.head_config is None else {task: config.head_config.to_dict() for task in found}
+    return next((task for task, cls in TASK_CLASSES.items() if cls.__name__ in named), None)
 
 
-def _head_fields(part: ModelPart, task: str, stored: dict[str, Any] | None) -> dict[str, Any]:
+def _head_fields(part: ModelPart, task: str, stored: Sapiens2Config | None) -> dict[str, Any]:
     """Return the fields of a task's head: the checkpoint's or the published ones, with the configuration's changes."""
-    if stored is not None:
-        base = dict(stored)
+    if stored is not None and stored.head_config is not None:
+        base = stored.head_config.to_dict()
     else:
         base = dict(_PEOPLE_HEAD if task == "people" else task_fields(task, part.variant)["head_config"])
     base.pop("model_type", None)
     changes = part.heads.get(task, {})
-    for stem in _STEMS:  # lists of kernel sizes go with the channels
+    for stem in ("upsample", "conv", "scale_conv"):  # lists of kernel sizes go with the channels
         sizes = base.get(f"{stem}_kernel_sizes")
         if f"{stem}_out_channels" in changes and f"{stem}_kernel_sizes" not in changes and sizes:
             base[f"{stem}_kernel_size"] = sizes[0]
@@ -115,19 +114,6 @@ def _head_fields(part: ModelPart, task: str, stored: dict[str, Any] | None) -> d
     fields = base | changes
     Sapiens2HeadConfig(**fields)  # raises for wrong fields
     return fields
-
-
-def _load_pretrained(model: Sapiens2MultiTask, source: str, encoder: Sapiens2Config, tasks: list[str]) -> None:
-    """Load a checkpoint into the encoder, and into the heads of `tasks`."""
-    opened = Sapiens2Model.from_pretrained(source, config=encoder, dtype=torch.float32)
-    model.encoder.load_state_dict(opened.state_dict())
-    for task in tasks:
-        mine = model.task_model(task)
-        wanted, stored = mine.config.head_config, encoder.head_config
-        if wanted is not None and stored is not None and wanted.to_dict() != stored.to_dict():
-            continue  # another head is configured: it is initialized at random
-        whole = TASK_CLASSES[task].from_pretrained(source, config=mine.config, dtype=torch.float32)
-        mine.load_state_dict(whole.state_dict())
 
 
 def head_strides(model: nn.Module) -> dict[str, int]:
@@ -166,16 +152,16 @@ def save_models(model: Sapiens2MultiTask, folder: Path, *, pad: bool = False) ->
 
 def open_models(source: str | Path) -> dict[str, Sapiens2TaskModel]:
     """Open what `save_models` wrote, or any checkpoint of one task: task → model, in evaluation mode."""
-    folders = _task_folders(source)
-    if Path(source).expanduser().is_dir() and not folders and not (Path(source).expanduser() / CONFIG_FILE).is_file():
+    folders, folder = _task_folders(source), Path(source).expanduser()
+    if folder.is_dir() and not folders and not (folder / CONFIG_FILE).is_file():
         raise CheckpointError(f"{source}: expected a checkpoint, or folders of tasks, got neither.")
     found: dict[str, Sapiens2TaskModel] = {}
     for path in folders.values() or [source]:
         config = Sapiens2Config.from_pretrained(path)
-        heads = list(_stored_heads(config))
-        if not heads:
+        task = _stored_task(config)
+        if task is None:
             raise ConfigError(
                 f"{path}: expected a Sapiens2 checkpoint of a task, got {', '.join(config.architectures or ['none'])}."
             )
-        found[heads[0]] = TASK_CLASSES[heads[0]].from_pretrained(path)
+        found[task] = TASK_CLASSES[task].from_pretrained(path)
     return found

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitruvian.errors import ConfigError
 from vitruvian.human import GROUPS
 from vitruvian.losses.dense import cross_entropy, dice_loss
-from vitruvian.losses.heatmap import HeatmapLossWeights, heatmap_peaks
+from vitruvian.losses.heatmap import MSE_WEIGHT, heatmap_peaks
 from vitruvian.losses.people import draw_people, people_loss
 from vitruvian.losses.pointmap import aligned_distance, depth_steps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
@@ -57,7 +57,7 @@ def make_objective(config: TrainConfig, model: Sapiens2MultiTask) -> nn.Module:
             f"model.heads: expected dense heads of one size, full or half, for a stream, got 1/{sorted(dense)}."
         )
     if config.model.pretrained is None:
-        _damp_heads(model)
+        _scale_heads(model)
     sigma = config.data.heatmap_sigma
     return MultiTaskObjective(
         model,
@@ -74,7 +74,7 @@ def _task_weights(part: ModelPart) -> dict[str, float]:
         return dict.fromkeys(part.tasks, 1.0) | part.loss_weights
     defaults = {task: TASK_WEIGHTS[task] for task in part.tasks}
     if part.loss_recipe and "pose" in defaults:  # the recipe has this factor already
-        defaults["pose"] /= HeatmapLossWeights().mse
+        defaults["pose"] /= MSE_WEIGHT
     return defaults | part.loss_weights
 
 
@@ -244,22 +244,15 @@ class MultiTaskObjective(nn.Module):
             logits, sides = outputs["people"].logits, outputs["people"].sides
             grid_hw = (logits.shape[-2], logits.shape[-1])
             target = draw_people(
-                scenes.boxes_xyxy,
-                scenes.present,
-                scenes.ignored,
-                grid_hw=grid_hw,
-                stride=pixels.shape[-1] / grid_hw[1],
+                scenes.boxes_xyxy, scenes.present, scenes.ignored, grid_hw=grid_hw, stride=pixels.shape[-1] / grid_hw[1]
             )
             found[names["people"]] = people_loss(logits, sides, target).total
         return found
 
 
 @torch.no_grad()
-def _damp_heads(model: Sapiens2MultiTask, *, scale: float = 0.05, people: float = -4.0) -> None:
-    """Scale the last layers of new heads down, so that no task dominates the first steps.
-
-    `scale` multiplies their weights; `people` is the initial logit of people anywhere.
-    """
+def _scale_heads(model: Sapiens2MultiTask, *, scale: float = 0.05, people: float = -4.0) -> None:
+    """Scale the last layers of new heads, so that no task dominates at first; `people` is the bias of its logits."""
     for task in model.tasks:
         predictor = model.task_model(task).decode_head.predictor
         predictor.weight.mul_(scale)

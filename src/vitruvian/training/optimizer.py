@@ -53,60 +53,47 @@ def _parameter_groups(
 
     With `orthogonal` the matrices of the layers go into groups with ``orthogonal=True``.
     """
-    found: dict[tuple[float, float, bool], tuple[list[str], list[Tensor]]] = {}
-    encoders = _find_encoders(model)
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        scale = layer_decay ** _depth_below_heads(name, encoders)
-        decay = weight_decay if _has_weight_decay(name, parameter) else 0.0
-        orthogonal_group = orthogonal and parameter.ndim == 2 and _is_in_layer(name, encoders)
-        names, parameters = found.setdefault((scale, decay, orthogonal_group), ([], []))
-        names.append(name)
-        parameters.append(parameter)
-    return [
-        {"params": parameters, "names": names, "weight_decay": decay, "lr_scale": scale}
-        | ({"orthogonal": True} if orthogonal_group else {})
-        for (scale, decay, orthogonal_group), (names, parameters) in sorted(found.items(), key=lambda item: item[0])
-    ]
-
-
-def _find_encoders(model: nn.Module) -> dict[str, int]:
-    """Return the encoders in a model: prefix of their weights' names → number of layers."""
-    return {
+    found: dict[tuple[float, float, bool], list[tuple[str, Tensor]]] = {}
+    layer_counts = {
         f"{name}." if name else "": len(module.model.layer)
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, Sapiens2Trunk)
     }
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        below_heads, in_layer = _depth_below_heads(name, layer_counts)
+        is_matrix = parameter.ndim > 1 and name.rpartition(".")[2] not in _TOKENS
+        key = (
+            layer_decay**below_heads,
+            weight_decay if is_matrix else 0.0,
+            orthogonal and in_layer and parameter.ndim == 2,
+        )
+        found.setdefault(key, []).append((name, parameter))
+    return [
+        {
+            "params": [parameter for _, parameter in members],
+            "names": [name for name, _ in members],
+            "weight_decay": decay,
+            "lr_scale": scale,
+        }
+        | ({"orthogonal": True} if is_orthogonal else {})
+        for (scale, decay, is_orthogonal), members in sorted(found.items(), key=lambda item: item[0])
+    ]
 
 
-def _depth_below_heads(name: str, encoders: dict[str, int]) -> int:
-    """Return the number of layers from the heads down to a weight: 0 outside of encoders, N + 1 for embeddings."""
-    layers, rest = _split_name(name, encoders)
-    if rest[0] == "embeddings":
-        return layers + 1
-    if rest[:2] == ["model", "layer"]:
-        return layers - int(rest[2])
-    return 0
+def _depth_below_heads(name: str, layer_counts: dict[str, int]) -> tuple[int, bool]:
+    """Return the layers from the heads down to a weight (0 outside of encoders), and whether it is inside a layer.
 
-
-def _is_in_layer(name: str, encoders: dict[str, int]) -> bool:
-    """Tell whether a weight belongs to a layer of an encoder."""
-    return _split_name(name, encoders)[1][:2] == ["model", "layer"]
-
-
-def _split_name(name: str, encoders: dict[str, int]) -> tuple[int, list[str]]:
-    """Return the layers of the encoder that holds a weight, and the parts of its name there; 0 and [""] for none."""
-    inside = [start for start in encoders if name.startswith(start)]
-    if not inside:
-        return 0, [""]
-    start = max(inside, key=len)
-    return encoders[start], name.removeprefix(start).split(".")
-
-
-def _has_weight_decay(name: str, parameter: Tensor) -> bool:
-    """Tell whether a weight is a matrix or a filter, and not a norm, bias, layer scale or token."""
-    return parameter.ndim > 1 and name.rpartition(".")[2] not in _TOKENS
+    `layer_counts` has the number of layers of each encoder, by the prefix of its weights' names.
+    """
+    encoder = max((prefix for prefix in layer_counts if name.startswith(prefix)), key=len, default=None)
+    if encoder is None:
+        return 0, False
+    path = name.removeprefix(encoder).split(".")
+    if path[:2] == ["model", "layer"]:
+        return layer_counts[encoder] - int(path[2]), True
+    return layer_counts[encoder] + 1 if path[0] == "embeddings" else 0, False
 
 
 def learning_rate_factor(step: int, part: SchedulePart, *, steps: int) -> float:
@@ -159,7 +146,11 @@ class MuonAdamW(torch.optim.AdamW):
 
     def _muon_step(self, group: dict[str, Any], found_inf: Tensor | None) -> None:
         """Update the matrices of a group."""
-        for weights in _group_by_shape([weight for weight in group["params"] if weight.grad is not None]):
+        same_shape: dict[torch.Size, list[Tensor]] = {}
+        for weight in group["params"]:
+            if weight.grad is not None:
+                same_shape.setdefault(weight.shape, []).append(weight)
+        for weights in same_shape.values():
             for weight in weights:
                 state = self.state[weight]
                 if not state:
@@ -182,14 +173,6 @@ class MuonAdamW(torch.optim.AdamW):
                 update, shrink = update * (1 - found_inf), shrink * (1 - found_inf)
             stacked = torch.stack(list(weights))
             torch._foreach_copy_(weights, list(stacked * (1 - shrink) + update))
-
-
-def _group_by_shape(weights: list[Tensor]) -> list[list[Tensor]]:
-    """Group matrices by their shapes."""
-    found: dict[tuple[int, ...], list[Tensor]] = {}
-    for weight in weights:
-        found.setdefault(tuple(weight.shape), []).append(weight)
-    return list(found.values())
 
 
 def _orthogonalize(matrices: Tensor) -> Tensor:

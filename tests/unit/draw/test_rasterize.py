@@ -27,7 +27,7 @@ def test_a_dot_is_centred_on_its_pixel_and_symmetric() -> None:
 
 
 @pytest.mark.parametrize("x", [-40, 70])
-def test_strokes_beside_the_picture_leave_it_alone(x: int) -> None:
+def test_strokes_beside_the_image_leave_it_alone(x: int) -> None:
     canvas, strokes = black(21, 21), Strokes()
     strokes.dot((x, 10), radius=3, colour=RED)
     strokes.paint(canvas)
@@ -74,7 +74,7 @@ def test_hair_lines_fade_instead_of_breaking_up() -> None:
 
 @pytest.mark.parametrize("large", [1, 10**9])
 def test_later_strokes_lie_on_top(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGE", large)
+    monkeypatch.setattr(module, "_LARGE", large)
     canvas, strokes = black(30, 30), Strokes()
     strokes.dot((15, 15), radius=10, colour=RED)
     strokes.dot((15, 15), radius=6, colour=GREEN, opacity=0.5)
@@ -90,8 +90,8 @@ def test_large_strokes_alone_and_together_come_out_the_same(monkeypatch: pytest.
     images = []
     rows = [(random.uniform(-10, 90, 2), random.uniform(-10, 90, 2), random.uniform(0.3, 9)) for _ in range(40)]
     for large, most in ((1, 2**20), (10**9, 2**20), (10**9, 500), (100, 900)):
-        monkeypatch.setattr(module, "LARGE", large)
-        monkeypatch.setattr(module, "MAX_PIXELS", most)
+        monkeypatch.setattr(module, "_LARGE", large)
+        monkeypatch.setattr(module, "_MAX_PIXELS", most)
         canvas, strokes = black(80, 80), Strokes()
         for i, (start, end, radius) in enumerate(rows):
             strokes.line(start, end, radius=radius, colour=(6 * i, 255 - 6 * i, 90), opacity=0.7)

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from vitruvian.errors import InputError
-from vitruvian.files import write_image, write_indexed_png, write_png, write_png16, write_rgba
+from vitruvian.files.images import write_image, write_label_png, write_png16
 
 RANDOM = np.random.default_rng(0)
 
@@ -23,35 +23,28 @@ def test_images(tmp_path: Path, ending: str) -> None:
     ramp = np.stack(np.meshgrid(np.arange(40) * 6, np.arange(30) * 8), axis=-1).astype(np.uint8)
     image = np.concatenate([ramp, np.full((30, 40, 1), 90, np.uint8)], axis=-1)
     write_image(tmp_path / f"a.{ending}", image)
-    with Image.open(tmp_path / f"a.{ending}") as image:
-        assert image.format == {"png": "PNG", "jpg": "JPEG", "webp": "WEBP"}[ending]
-        assert image.mode == "RGB"
-        actual = np.asarray(image).astype(int)
+    with Image.open(tmp_path / f"a.{ending}") as written:
+        assert written.format == {"png": "PNG", "jpg": "JPEG", "webp": "WEBP"}[ending]
+        assert written.mode == "RGB"
+        actual = np.asarray(written).astype(int)
     assert np.abs(actual - image).max() <= (0 if ending == "png" else 16)
     assert np.abs(actual - image).mean() < 2
-
-
-def test_gray_png(tmp_path: Path) -> None:
-    image = noise(7, 9)
-    write_png(tmp_path / "a", image)
-    with Image.open(tmp_path / "a") as image:
-        np.testing.assert_array_equal(np.asarray(image), image)
 
 
 @pytest.mark.parametrize("ending", ["png", "webp"])
 def test_straight_rgba_keeps_every_value(tmp_path: Path, ending: str) -> None:
     image = noise(13, 11, 4)
     image[:4, ..., 3] = 0  # the colour under full transparency stays too
-    write_rgba(tmp_path / f"a.{ending}", image)
-    with Image.open(tmp_path / f"a.{ending}") as image:
-        assert image.mode == "RGBA"
-        np.testing.assert_array_equal(np.asarray(image), image)
+    write_image(tmp_path / f"a.{ending}", image)
+    with Image.open(tmp_path / f"a.{ending}") as written:
+        assert written.mode == "RGBA"
+        np.testing.assert_array_equal(np.asarray(written), image)
 
 
 @pytest.mark.parametrize("count", [2, 5, 29, 256])
 def test_label_maps_keep_numbers_and_show_colours(tmp_path: Path, count: int) -> None:
     labels, colours = RANDOM.integers(0, count, (17, 19)).astype(np.uint8), noise(count, 3)
-    write_indexed_png(tmp_path / "a.png", labels, colours)
+    write_label_png(tmp_path / "a.png", labels, colours)
     with Image.open(tmp_path / "a.png") as image:
         assert image.mode == "P"
         np.testing.assert_array_equal(np.asarray(image), labels)
@@ -62,12 +55,12 @@ def test_label_maps_keep_numbers_and_show_colours(tmp_path: Path, count: int) ->
 def test_gray_of_16_bits_in_pillow(tmp_path: Path, shape: tuple[int, ...], mode: str) -> None:
     image = noise(*shape, dtype=np.uint16)
     write_png16(tmp_path / "a.png", image)
-    with Image.open(tmp_path / "a.png") as image:
-        assert image.mode == mode
-        np.testing.assert_array_equal(np.asarray(image), image)
+    with Image.open(tmp_path / "a.png") as written:
+        assert written.mode == mode
+        np.testing.assert_array_equal(np.asarray(written), image)
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("channels", [1, 3])
 def test_16_bits_in_pypng(tmp_path: Path, channels: int) -> None:
     png = pytest.importorskip("png")
     image = noise(23, 31, channels, dtype=np.uint16)
@@ -78,22 +71,11 @@ def test_16_bits_in_pypng(tmp_path: Path, channels: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("writer", "args", "message"),
-    [
-        (write_image, (np.zeros((2, 2, 4), np.uint8),), r"expected uint8 \[H, W, 3\], got uint8 \[2, 2, 4\]"),
-        (write_image, (np.zeros((2, 2, 3), np.float32),), "got float32"),
-        (write_image, ("no",), "got str"),
-        (write_rgba, (np.zeros((2, 2, 3), np.uint8),), r"expected uint8 \[H, W, 4\]"),
-        (write_png16, (np.zeros((2, 2), np.uint8),), "expected uint16"),
-        (write_png16, (np.zeros((0, 2), np.uint16),), r"got uint16 \[0, 2\]"),
-        (write_png16, (np.zeros((3, 2, 1), np.uint16),), r"expected uint16 \[H, W\]"),
-        (write_indexed_png, (np.full((2, 2), 3, np.uint8), np.zeros((3, 3), np.uint8)), "from 0 to 2, got 3"),
-        (write_indexed_png, (np.zeros((2, 2), np.uint8), np.zeros((257, 3), np.uint8)), "K from 1 to 256"),
-    ],
+    "image", [np.zeros((2, 2, 2), np.uint8), np.zeros((2, 2, 3)), np.zeros((2, 2), np.uint8), np.zeros((0, 2, 3), "u1")]
 )
-def test_what_cannot_be_written(tmp_path: Path, writer, args, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        writer(tmp_path / "a.png", *args)
+def test_what_is_not_an_image(tmp_path: Path, image: np.ndarray) -> None:
+    with pytest.raises(InputError, match=rf"expected uint8 \[H, W, 3\] or \[H, W, 4\], got {image.dtype}"):
+        write_image(tmp_path / "a.png", image)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -102,6 +84,6 @@ def test_endings_and_sizes_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"expected an ending \.png, \.jpg"):
         write_image(tmp_path / "a.gif", image)
     with pytest.raises(InputError, match=r"expected an ending \.png, \.webp, got '\.jpg'"):
-        write_rgba(tmp_path / "a.jpg", np.zeros((2, 2, 4), np.uint8))
+        write_image(tmp_path / "a.jpg", np.zeros((2, 2, 4), np.uint8))
     with pytest.raises(InputError, match="at most 16383 pixels a side for WEBP, got 20000"):
         write_image(tmp_path / "a.webp", np.zeros((1, 20000, 3), np.uint8))

@@ -4,16 +4,7 @@ import json
 import numpy as np
 
 from tests.shared import SHARED, needs_shared
-from vitruvian.human import (
-    KEYPOINT_NAMES,
-    PART_COLOURS,
-    PART_FLIP_PERMUTATION,
-    PART_GROUPS,
-    PART_NAMES,
-    PARTS,
-    id2label,
-    label2id,
-)
+from vitruvian.human import PART_COLOURS, PART_FLIP_PERMUTATION, PART_INDEX, PART_NAMES, PARTS
 
 
 def lab(rgb):
@@ -29,6 +20,7 @@ def test_there_are_29_parts_in_order():
     assert PART_NAMES[0] == "Background"
     assert PART_NAMES[3] == "Face_Neck"
     assert PART_NAMES[28] == "Tongue"
+    assert PART_INDEX["Torso"] == 22
 
 
 def test_a_flip_swaps_exactly_the_eight_pairs():
@@ -47,35 +39,22 @@ def test_sides_agree_with_names():
         assert part.side == expected, part.name
 
 
-def test_kinds_divide_the_parts_and_groups_hold_what_they_say():
-    kinds = ("background", "clothing", "skin", "hair", "mouth")
-    assert sorted(itertools.chain.from_iterable(PART_GROUPS[kind] for kind in kinds)) == list(range(29))
-    names = {group: {PART_NAMES[i] for i in ids} for group, ids in PART_GROUPS.items()}
-    assert names["clothing"] == {
+def test_kinds():
+    clothing = {part.name for part in PARTS if part.kind == "clothing"}
+    assert clothing == {
         "Apparel", "Eyeglass", "Upper_Clothing", "Lower_Clothing", "Left_Shoe", "Right_Shoe", "Left_Sock", "Right_Sock",
     }  # fmt: skip
-    assert "Torso" in names["skin"]
-    assert names["person"] == set(PART_NAMES) - {"Background"}
-    assert {name.replace("Left", "Right") for name in names["left"]} == names["right"]
-    assert names["arms"] == {f"{s}_{p}" for s in ("Left", "Right") for p in ("Upper_Arm", "Lower_Arm", "Hand")}
-    assert names["legs"] == {f"{s}_{p}" for s in ("Left", "Right") for p in ("Upper_Leg", "Lower_Leg", "Foot")}
-    assert {"Hair", "Face_Neck", "Tongue"} <= names["head"]
+    assert PARTS[PART_INDEX["Torso"]].kind == "skin"
+    assert [part.name for part in PARTS if part.kind == "background"] == ["Background"]
 
 
 def test_colours_can_be_told_apart_and_the_left_is_lighter():
     colours = [lab(colour) for colour in PART_COLOURS]
     closest = min(np.linalg.norm(a - b) for a, b in itertools.combinations(colours, 2))
     assert closest > 15  # a difference of 2 is just visible side by side
-    for i in PART_GROUPS["left"]:
-        assert colours[i][0] > colours[PART_FLIP_PERMUTATION[i]][0] + 10, PART_NAMES[i]
-
-
-def test_label_tables_invert_each_other():
-    assert id2label()[22] == "Torso"
-    assert label2id()["Torso"] == 22
-    assert {i: label for label, i in label2id().items()} == id2label()
-    assert id2label(KEYPOINT_NAMES)[69] == "neck"
-    assert label2id(["sky", "grass"]) == {"sky": 0, "grass": 1}
+    for part in PARTS:
+        if part.side == "left":
+            assert colours[part.id][0] > colours[part.swap][0] + 10, part.name
 
 
 @needs_shared

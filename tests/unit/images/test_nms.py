@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitruvian.errors import InputError
-from vitruvian.images.nms import box_nms, mask_boxes, mask_nms, shared_areas
+from vitruvian.images.nms import _shared_areas, box_nms, mask_boxes, mask_nms
 
 
 def iou(a: list[float], b: list[float]) -> float:
@@ -33,13 +32,6 @@ def test_boxes_as_a_plain_loop_keeps_them(threshold: float) -> None:
     assert box_nms(boxes, scores, threshold).tolist() == plain_nms(boxes, scores, threshold)
 
 
-def test_groups_do_not_compete() -> None:
-    boxes = torch.tensor([[0.0, 0, 10, 10]]).expand(3, 4)
-    scores = torch.tensor([0.2, 0.9, 0.5])
-    assert box_nms(boxes, scores, 0.5).tolist() == [1]
-    assert box_nms(boxes, scores, 0.5, groups=torch.tensor([0, 1, 0])).tolist() == [1, 2]
-
-
 def test_equal_scores_keep_their_order() -> None:
     boxes = torch.tensor([[0.0, 0, 1, 1], [5, 5, 6, 6], [9, 9, 10, 10]])
     assert box_nms(boxes, torch.ones(3), 0.5).tolist() == [0, 1, 2]
@@ -59,8 +51,8 @@ def test_shared_areas_in_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -
     torch.manual_seed(0)
     masks = torch.rand(5, 13, 17) > 0.4
     want = torch.einsum("nhw,mhw->nm", masks.float(), masks.float())
-    monkeypatch.setattr("vitruvian.images.nms.CHUNK_PIXELS", 50)
-    assert torch.equal(shared_areas(masks), want)
+    monkeypatch.setattr("vitruvian.images.nms._CHUNK_PIXELS", 50)
+    assert torch.equal(_shared_areas(masks), want)
 
 
 def test_boxes_around_masks() -> None:
@@ -74,10 +66,3 @@ def test_boxes_around_masks() -> None:
 def test_nothing_in_nothing_out() -> None:
     assert box_nms(torch.zeros(0, 4), torch.zeros(0), 0.5).tolist() == []
     assert mask_nms(torch.zeros(0, 4, 4, dtype=torch.bool), torch.zeros(0), 0.5).tolist() == []
-
-
-def test_bad_shapes_are_refused() -> None:
-    with pytest.raises(InputError, match="boxes_xyxy"):
-        box_nms(torch.zeros(3, 5), torch.zeros(3), 0.5)
-    with pytest.raises(InputError, match="scores"):
-        mask_nms(torch.zeros(3, 4, 4), torch.zeros(2), 0.5)

@@ -163,7 +163,7 @@ def test_folder_empty_file_and_empty_string(tmp_path):
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
 def test_file_without_permission(image_path):
     image_path.chmod(0)
-    assert "got no permission" in message(image_path)
+    assert "got Permission denied" in message(image_path)
 
 
 def test_impossible_paths():
@@ -229,7 +229,7 @@ def test_text_that_is_base64_but_no_picture_is_a_missing_file():
         (PNG[:40], "a damaged or unsupported PNG file"),
         (PNG[:16] + b"\x00\x00\x00\x00" + PNG[20:], "a damaged or unsupported PNG file"),
         (encode(photo(), "JPEG")[:20], "a damaged or unsupported JPEG file"),
-        (encode(photo(), "WEBP")[:30], "a damaged or unsupported WebP file"),
+        (encode(photo(), "WEBP")[:30], "a damaged or unsupported WEBP file"),
         (encode(photo(), "TIFF")[:12], "a damaged or unsupported TIFF file"),
         (b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic", "a damaged or unsupported HEIF file"),
     ],

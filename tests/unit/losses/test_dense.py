@@ -201,7 +201,6 @@ def test_chromaticity_sees_colour_and_not_brightness():
     assert float(dimmed.terms["chromaticity"]) < 2e-3
     assert float(dimmed.terms["l1"]) > 0.1
     assert float(losses.albedo_loss(rgb.roll(1, dims=1), rgb).terms["chromaticity"]) > 0.05
-    torch.testing.assert_close(losses.chromaticity(rgb).sum(1), torch.ones(1, 4, 4), atol=2e-3, rtol=0)
 
 
 def test_chromaticity_takes_predictions_as_they_will_be_decoded():
@@ -228,18 +227,18 @@ def test_albedo_that_is_not_finite_does_not_count():
 
 
 RECIPES = pytest.mark.parametrize(
-    "recipe, none",
-    [(losses.normal_loss, losses.NormalLossWeights(0, 0, 0)), (losses.albedo_loss, losses.AlbedoLossWeights(0, 0, 0))],
+    "recipe, weights",
+    [(losses.normal_loss, losses.NORMAL_WEIGHTS), (losses.albedo_loss, losses.ALBEDO_WEIGHTS)],
 )
 
 
 @RECIPES
-def test_empty_masks_and_no_terms_give_zero_with_a_graph(recipe, none):
+def test_empty_masks_and_no_terms_give_zero_with_a_graph(recipe, weights):
     pred, target = draw(1, 3, 4, 4).requires_grad_(), torch.full((1, 3, 4, 4), math.nan)
     for out in (
         recipe(pred, target),
         recipe(pred, torch.ones(1, 3, 4, 4), torch.zeros(1, 4, 4)),
-        recipe(pred, target, weights=none),
+        recipe(pred, target, weights=dict.fromkeys(weights, 0)),
     ):
         (grad,) = torch.autograd.grad(out.total, pred)
         assert out.total.item() == 0
@@ -247,7 +246,7 @@ def test_empty_masks_and_no_terms_give_zero_with_a_graph(recipe, none):
 
 
 @RECIPES
-def test_gradients_are_finite_at_zero_and_in_low_precision(recipe, none):
+def test_gradients_are_finite_at_zero_and_in_low_precision(recipe, weights):
     for pred in (torch.zeros(1, 3, 4, 4), draw(1, 3, 4, 4).bfloat16(), draw(1, 3, 4, 4).half()):
         pred.requires_grad_()
         out = recipe(pred, torch.rand(1, 3, 4, 4))
@@ -257,7 +256,7 @@ def test_gradients_are_finite_at_zero_and_in_low_precision(recipe, none):
 
 
 @RECIPES
-def test_shapes_and_types_are_checked(recipe, none):
+def test_shapes_and_types_are_checked(recipe, weights):
     with pytest.raises(InputError, match=r"expected shape \[B, 3, H, W\], got \[1, 4, 4, 4\]"):
         recipe(torch.zeros(1, 4, 4, 4), torch.zeros(1, 4, 4, 4))
     with pytest.raises(InputError, match=r"the shape of the prediction, \[1, 3, 4, 4\], got \[1, 3, 4, 5\]"):

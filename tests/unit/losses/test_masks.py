@@ -17,7 +17,7 @@ from vitruvian.losses.masks import (
     MaskLossWeights,
     MaskSetLoss,
     PointMasks,
-    read_targets,
+    _read_targets,
 )
 
 CLASSES, QUERIES = 4, 6
@@ -138,7 +138,7 @@ def test_padding_with_the_ignore_index_is_no_object() -> None:
     like = torch.zeros(1, 2, 4)
     masks = torch.zeros(1, 2, 6, 6)
     masks[:, 0, :3], masks[..., 4:] = 1.0, 255.0
-    (target,) = masks_module.read_targets(list(masks), [torch.tensor([0, 1])], like=like, num_labels=3)
+    (target,) = masks_module._read_targets(list(masks), [torch.tensor([0, 1])], like=like, num_labels=3)
     assert target.masks.max() == 1
     assert target.masks[..., 4:].sum() == 0
     assert torch.equal(target.masks[..., :4], masks[0, ..., :4])
@@ -162,7 +162,7 @@ def test_dense_chunks_and_reruns_change_neither_loss_nor_gradient(monkeypatch: p
 def test_dense_losses_and_gradients_are_those_of_the_plain_functions() -> None:
     inputs = batch()
     logits = inputs["masks_queries_logits"].requires_grad_()
-    targets = read_targets(inputs["mask_labels"], inputs["class_labels"], like=logits, num_labels=CLASSES)
+    targets = _read_targets(inputs["mask_labels"], inputs["class_labels"], like=logits, num_labels=CLASSES)
     pairs = [(torch.tensor([4, 0, 2]), torch.tensor([1, 2, 0])), (torch.tensor([]).long(),) * 2]
     pairs += [(torch.tensor([5]), torch.tensor([0])), (torch.tensor([1, 3]), torch.tensor([0, 1]))]
     focal, dice = DenseMasks().losses(logits, targets, pairs, (32, 40))
@@ -177,18 +177,6 @@ def test_dense_losses_and_gradients_are_those_of_the_plain_functions() -> None:
     torch.testing.assert_close(focal, want_focal)
     torch.testing.assert_close(dice, want_dice)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-7)
-
-
-def test_focal_and_dice_by_hand() -> None:
-    logits, targets = torch.tensor([[0.0, 2.0, -1.0]]), torch.tensor([[1.0, 0.0, 1.0]])
-    chance = logits.sigmoid()
-    true = torch.where(targets > 0, chance, 1 - chance)
-    weight = torch.where(targets > 0, 0.25, 0.75)
-    want = (weight * (1 - true) ** 2 * -true.log()).mean(1)
-    torch.testing.assert_close(sigmoid_focal_loss(logits, targets), want)
-    torch.testing.assert_close(sigmoid_focal_loss(logits, targets, alpha=-1), ((1 - true) ** 2 * -true.log()).mean(1))
-    overlap = (2 * (chance * targets).sum() + 1) / (chance.sum() + targets.sum() + 1)
-    torch.testing.assert_close(mask_dice_loss(logits, targets), (1 - overlap)[None])
 
 
 @pytest.mark.parametrize("size", [(8, 10), (7, 9), (32, 40), (50, 60)])
@@ -229,7 +217,7 @@ def test_auxiliary_predictions_get_an_ending_and_count_once_each() -> None:
 def test_labels_that_cannot_be_used(change: dict[str, Any], message: str) -> None:
     inputs = batch() | change
     with pytest.raises(InputError, match=message):
-        read_targets(
+        _read_targets(
             inputs["mask_labels"], inputs["class_labels"], like=inputs["masks_queries_logits"], num_labels=CLASSES
         )
 

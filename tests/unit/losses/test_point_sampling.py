@@ -59,7 +59,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(one, other)
 
 
-def test_points_gather_where_logits_are_near_zero() -> None:
+def test_points_concentrate_where_logits_are_near_zero() -> None:
     torch.manual_seed(0)
     ramp = torch.linspace(-8, 8, 64).expand(2, 64, 64)  # 0 in the middle column
     points = uncertain_points(ramp, count=200, oversample_ratio=4.0, importance_sample_ratio=0.75)

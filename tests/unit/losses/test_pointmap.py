@@ -5,6 +5,7 @@ import torch
 
 from vitruvian import losses
 from vitruvian.errors import InputError
+from vitruvian.losses.pointmap import _multiscale_error, _normal_error, _normals, _pixel_rays, _silog_error
 
 TERMS = ["l1", "multiscale", "silog", "shift", "normals", "intrinsics", "scale"]
 
@@ -17,7 +18,7 @@ def scene(H=6, W=8, K=None, seed=0):
     """Return metric points on a bumpy surface about 2 m away, exactly on the rays of the camera."""
     K = camera() if K is None else K
     z = 2 + 0.3 * torch.rand(1, 1, H, W, generator=torch.Generator().manual_seed(seed))
-    return torch.cat((losses.pixel_rays(K, size_hw=(H, W)) * z, z), dim=1), K
+    return torch.cat((_pixel_rays(K, size_hw=(H, W)) * z, z), dim=1), K
 
 
 def loss(pred, target, K, **kwargs):
@@ -57,7 +58,7 @@ def test_l1_by_hand_is_relative_to_the_mean_depth():
     assert float(out.terms["shift"]) == pytest.approx(0, abs=1e-6)
 
 
-def test_nearness_does_not_change_the_relative_terms():
+def test_relative_terms_do_not_depend_on_distance():
     metric, K = scene()
     scale = losses.canonical_scales(K)[..., None, None]
     noise = torch.randn(metric.shape, generator=torch.Generator().manual_seed(3)) * 0.01
@@ -108,11 +109,10 @@ def test_without_camera_or_predicted_scale_those_terms_are_absent():
 def test_the_total_is_the_weighted_sum():
     metric, K = scene()
     pred = metric + 0.05 * torch.randn(metric.shape, generator=torch.Generator().manual_seed(1))
-    weights = losses.PointmapLossWeights()
     out = loss(pred, metric, K, pred_scales=torch.tensor([[0.9]]))
-    total = sum(getattr(weights, name) * float(out.terms[name]) for name in TERMS)
+    total = sum(losses.POINTMAP_WEIGHTS[name] * float(out.terms[name]) for name in TERMS)
     assert float(out.total) == pytest.approx(total, rel=1e-5)
-    only = loss(pred, metric, K, weights=losses.PointmapLossWeights(2, 0, 0, 0, 0, 0, 0))
+    only = loss(pred, metric, K, weights=dict.fromkeys(TERMS, 0) | {"l1": 2})
     assert list(only.terms) == ["l1"]
 
 
@@ -153,8 +153,8 @@ def test_empty_masks_give_zero_with_a_graph():
 def test_an_empty_image_in_a_batch_does_not_dilute_silog():
     depth = torch.full((2, 1, 2, 2), 2.0)
     weights = torch.tensor([1.0, 0.0])[:, None, None, None].expand(2, 1, 2, 2)
-    alone = losses.silog_error(depth[:1] * 3, depth[:1], weights[:1])
-    torch.testing.assert_close(losses.silog_error(depth * 3, depth, weights), alone)
+    alone = _silog_error(depth[:1] * 3, depth[:1], weights[:1])
+    torch.testing.assert_close(_silog_error(depth * 3, depth, weights), alone)
 
 
 def test_gradients_are_finite_at_the_target_at_zero_and_behind_the_camera():
@@ -171,38 +171,36 @@ def test_gradients_are_finite_at_the_target_at_zero_and_behind_the_camera():
         assert pred.grad.abs().max() < 1e4
 
 
-def test_silog_forgets_a_common_factor_as_far_as_it_is_told():
+def test_variance_focus_of_silog():
     depth = 1 + torch.rand(1, 1, 3, 3, generator=torch.Generator().manual_seed(0))
     every = torch.ones_like(depth)
-    assert float(losses.silog_error(depth * 4, depth, every, variance_focus=1.0)) == pytest.approx(0, abs=1e-3)
-    assert float(losses.silog_error(depth * 4, depth, every, variance_focus=0.0)) == pytest.approx(
-        math.log(4), rel=1e-4
-    )
+    assert float(_silog_error(depth * 4, depth, every, variance_focus=1.0)) == pytest.approx(0, abs=1e-3)
+    assert float(_silog_error(depth * 4, depth, every, variance_focus=0.0)) == pytest.approx(math.log(4), rel=1e-4)
     two = torch.tensor([1.0, 1.0]).reshape(1, 1, 1, 2)
     pred = torch.tensor([math.e, 1.0]).reshape(1, 1, 1, 2)
     expected = math.sqrt(0.5 - 0.5 * 0.25)
-    assert float(losses.silog_error(pred, two, torch.ones_like(two))) == pytest.approx(expected, rel=1e-5)
+    assert float(_silog_error(pred, two, torch.ones_like(two))) == pytest.approx(expected, rel=1e-5)
 
 
 def test_multiscale_averages_before_it_compares():
     error = torch.tensor([[1.0, -1.0], [1.0, -1.0]]).repeat(4, 4)[None, None]
     every = torch.ones_like(error)
-    assert float(losses.multiscale_error(error, every)) == 0
-    assert float(losses.multiscale_error(error.abs(), every)) == 1
+    assert float(_multiscale_error(error, every)) == 0
+    assert float(_multiscale_error(error.abs(), every)) == 1
     half = every.clone()
     half[..., 1::2] = 0  # only the +1 count: their blocks average to 1, not to ½
-    assert float(losses.multiscale_error(error, half)) == pytest.approx(1)
+    assert float(_multiscale_error(error, half)) == pytest.approx(1)
 
 
 def test_rays_point_through_pixel_centres_and_know_skew():
     K = camera(focal=100.0, cx=3.0, cy=1.0)
-    rays = losses.pixel_rays(K, size_hw=(4, 6))
+    rays = _pixel_rays(K, size_hw=(4, 6))
     assert rays.shape == (1, 2, 4, 6)
     assert rays[0, :, 1, 3].tolist() == [0, 0]
     assert rays[0, 0, 0, 5].item() == pytest.approx(0.02)
     assert rays[0, 1, 3, 0].item() == pytest.approx(2 / 110)
     skewed = camera(focal=100.0, skew=7.0)
-    x, y = losses.pixel_rays(skewed, size_hw=(4, 6))[0, :, 3, 5]
+    x, y = _pixel_rays(skewed, size_hw=(4, 6))[0, :, 3, 5]
     u, v, _ = skewed[0] @ torch.stack((x, y, torch.ones(())))
     assert (float(u), float(v)) == (pytest.approx(5, abs=1e-4), pytest.approx(3, abs=1e-4))
 
@@ -210,14 +208,14 @@ def test_rays_point_through_pixel_centres_and_know_skew():
 def test_normals_of_a_plane_facing_the_camera_point_away_from_it():
     u, v = torch.meshgrid(torch.arange(4.0), torch.arange(3.0), indexing="xy")
     plane = torch.stack((u, v, torch.full_like(u, 5.0)))[None]
-    normals, valid = losses.pointmap_normals(plane, torch.ones(1, 1, 3, 4))
+    normals, valid = _normals(plane, torch.ones(1, 1, 3, 4))
     assert normals.shape == (1, 3, 2, 3)
     torch.testing.assert_close(normals[0, :, 0, 0], torch.tensor([0.0, 0.0, 1.0]))
     assert valid.all()
     tilted = plane + torch.stack((torch.zeros_like(u), torch.zeros_like(u), u))[None]
-    turned, _ = losses.pointmap_normals(tilted, torch.ones(1, 1, 3, 4))
+    turned, _ = _normals(tilted, torch.ones(1, 1, 3, 4))
     torch.testing.assert_close(turned[0, :, 1, 1], torch.tensor([-(0.5**0.5), 0.0, 0.5**0.5]))
-    error = float(losses.pointmap_normal_error(tilted, plane, torch.ones(1, 1, 3, 4)))
+    error = float(_normal_error(tilted, plane, torch.ones(1, 1, 3, 4)))
     assert error == pytest.approx(1 - 0.5**0.5 + (0.5**0.5 + 1 - 0.5**0.5) / 3, rel=1e-4)
 
 
@@ -226,10 +224,10 @@ def test_normals_need_three_valid_points_that_span_a_plane():
     plane = torch.stack((u, v, torch.ones_like(u)))[None]
     weights = torch.ones(1, 1, 3, 3)
     weights[..., 0, 1] = 0
-    _, valid = losses.pointmap_normals(plane, weights)
+    _, valid = _normals(plane, weights)
     assert valid[0, 0].tolist() == [[0, 0], [1, 1]]
     line = torch.stack((u + v, torch.zeros_like(u), torch.ones_like(u)))[None]
-    assert not losses.pointmap_normals(line, torch.ones(1, 1, 3, 3))[1].any()
+    assert not _normals(line, torch.ones(1, 1, 3, 3))[1].any()
 
 
 def test_wrong_inputs_are_named():
@@ -261,7 +259,7 @@ def test_steps_of_depth_are_those_of_the_logarithm_whatever_the_factor():
     assert float(losses.depth_steps(pred.mT, target.mT, everywhere.mT)) == pytest.approx(2 / 3)
 
 
-def test_steps_of_depth_push_against_a_ripple_of_any_height():
+def test_depth_steps_have_a_gradient_for_noise_of_any_amplitude():
     ripple = torch.tensor([1.0, -1.0]).repeat(4).view(1, 1, 1, 8)
     for height in (0.001, 0.1):
         pred = (2 * (1 + height * ripple)).requires_grad_()

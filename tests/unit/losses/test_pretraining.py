@@ -192,7 +192,7 @@ def test_the_teacher_keeps_its_precision():
     assert teacher.weight.dtype == torch.float32
 
 
-def test_strangers_and_impossible_momenta_are_refused():
+def test_mismatched_modules_and_invalid_momentum_raise():
     with pytest.raises(InputError, match="only in one of them: bias"):
         losses.ema_update(nn.Linear(2, 2), nn.Linear(2, 2, bias=False), 0.9)
     with pytest.raises(InputError, match="momentum: expected a number from 0 to 1, got 2"):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import ConfigError, InputError
-from vitruvian.losses.sam import PromptedMaskLossWeights, mask_iou, prompted_mask_loss
+from vitruvian.losses.sam import PROMPTED_MASK_WEIGHTS, _mask_iou, prompted_mask_loss
 
 
 def case() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -23,8 +23,8 @@ def case() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def test_iou_and_its_regression() -> None:
     logits = torch.tensor([[1.0, 1.0, -1.0, -1.0]])[None]
     targets = torch.tensor([[0.0, 1.0, 1.0, 0.0]])[None]
-    assert mask_iou(logits, targets).item() == pytest.approx(1 / 3)
-    assert mask_iou(-torch.ones(1, 2, 2), torch.zeros(1, 2, 2)).item() == 1
+    assert _mask_iou(logits, targets).item() == pytest.approx(1 / 3)
+    assert _mask_iou(-torch.ones(1, 2, 2), torch.zeros(1, 2, 2)).item() == 1
     terms = prompted_mask_loss(logits[:, None, None], torch.full((1, 1, 1), 0.5), None, targets[:, None]).terms
     assert terms["iou"].item() == pytest.approx(1 / 6)
 
@@ -45,7 +45,9 @@ def test_the_total_is_the_weighted_sum() -> None:
     assert set(loss.terms) == {"focal", "dice", "iou", "object_score"}
     want = 20 * loss.terms["focal"] + loss.terms["dice"] + loss.terms["iou"] + loss.terms["object_score"]
     torch.testing.assert_close(loss.total, want)
-    only = prompted_mask_loss(logits, ious, objects, targets, weights=PromptedMaskLossWeights(0, 2, 0, 0))
+    only = prompted_mask_loss(
+        logits, ious, objects, targets, weights=dict.fromkeys(PROMPTED_MASK_WEIGHTS, 0) | {"dice": 2}
+    )
     assert set(only.terms) == {"dice"}
     torch.testing.assert_close(only.total, 2 * only.terms["dice"])
 
@@ -63,7 +65,7 @@ def test_only_the_best_mask_is_trained_and_every_quality() -> None:
     assert (ious.grad != 0).all()
 
 
-def test_an_absent_object_teaches_the_object_score_only() -> None:
+def test_absent_objects_train_only_the_object_score() -> None:
     logits, ious, objects, targets = case()
     targets[0, 1] = 0
     prompted_mask_loss(logits, ious, objects, targets).total.backward()
@@ -100,4 +102,4 @@ def test_bad_shapes_and_weights_are_refused() -> None:
     with pytest.raises(InputError, match="iou_scores"):
         prompted_mask_loss(logits, ious[:, :, :1], objects, targets)
     with pytest.raises(ConfigError, match="focal"):
-        PromptedMaskLossWeights(focal=-1)
+        prompted_mask_loss(logits, ious, objects, targets, weights={"focal": -1})

@@ -5,10 +5,9 @@ import torch
 
 from vitruvian.errors import ConfigError, InputError
 from vitruvian.losses import (
-    AlbedoLossWeights,
-    HeatmapLossWeights,
-    NormalLossWeights,
-    PointmapLossWeights,
+    ALBEDO_WEIGHTS,
+    NORMAL_WEIGHTS,
+    POINTMAP_WEIGHTS,
     albedo_loss,
     heatmap_loss,
     matting_loss,
@@ -16,29 +15,37 @@ from vitruvian.losses import (
     pointmap_loss,
     segmentation_loss,
 )
-from vitruvian.losses.terms import pixel_weights, sum_gradient_error, weigh, weighted_mean, zero_like
+from vitruvian.losses.heatmap import MSE_WEIGHT
+from vitruvian.losses.terms import _pixel_weights, sum_gradient_error, weighted_mean, weighted_sum, zero_like
 
 
 def test_the_published_weights_are_the_defaults():
-    assert HeatmapLossWeights() == HeatmapLossWeights(mse=10.0)
-    assert NormalLossWeights() == NormalLossWeights(cosine=10.0, l1=1.0, gradient=10.0)
-    assert AlbedoLossWeights() == AlbedoLossWeights(l1=2.0, gradient=2.0, chromaticity=1.0)
-    assert PointmapLossWeights() == PointmapLossWeights(
-        l1=2.0, multiscale=1.0, silog=1.0, intrinsics=1.0, shift=1.0, normals=2.0, scale=4.0
-    )
+    assert MSE_WEIGHT == 10
+    assert NORMAL_WEIGHTS == {"cosine": 10, "l1": 1, "gradient": 10}
+    assert ALBEDO_WEIGHTS == {"l1": 2, "gradient": 2, "chromaticity": 1}
+    assert POINTMAP_WEIGHTS == {
+        "l1": 2, "multiscale": 1, "silog": 1, "intrinsics": 1, "shift": 1, "normals": 2, "scale": 4
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf, "10", None, True])
 def test_impossible_weights_are_refused_by_name(value):
-    with pytest.raises(ConfigError, match=r"NormalLossWeights\.l1: expected a finite number"):
-        NormalLossWeights(l1=value)
+    x = torch.rand(1, 3, 2, 2)
+    with pytest.raises(ConfigError, match="weights, l1: expected a finite number"):
+        normal_loss(x, x, weights={"l1": value})
+
+
+def test_weights_of_unknown_terms_are_refused():
+    x = torch.rand(1, 3, 2, 2)
+    with pytest.raises(ConfigError, match=r"expected names of terms .*'cosin'.*cosine"):
+        normal_loss(x, x, weights={"cosin": 1})
 
 
 def test_terms_are_added_with_their_weights_and_left_out_at_zero():
     x = torch.tensor([2.0], requires_grad=True)
     called = []
     terms = {"cosine": lambda: x.sum(), "l1": lambda: x.sum() * 3, "gradient": lambda: called.append(1)}
-    out = weigh(NormalLossWeights(cosine=0.5, l1=2.0, gradient=0), terms, anchor=x)
+    out = weighted_sum(terms, NORMAL_WEIGHTS, {"cosine": 0.5, "l1": 2.0, "gradient": 0}, anchor=x)
     assert not called
     assert {name: float(value) for name, value in out.terms.items()} == {"cosine": 2.0, "l1": 6.0}
     assert float(out.total) == 13.0
@@ -46,7 +53,7 @@ def test_terms_are_added_with_their_weights_and_left_out_at_zero():
 
 def test_no_terms_leave_a_zero_with_a_graph_even_for_nan():
     x = torch.full((3,), float("nan"), requires_grad=True)
-    out = weigh(NormalLossWeights(cosine=0, l1=0, gradient=0), {"l1": lambda: x.sum()}, anchor=x)
+    out = weighted_sum({"l1": lambda: x.sum()}, NORMAL_WEIGHTS, {"l1": 0}, anchor=x)
     out.total.backward()
     assert out.total.item() == 0
     assert x.grad.tolist() == [0, 0, 0]
@@ -58,13 +65,13 @@ def test_masks_of_both_shapes_and_all_kinds_mean_the_same():
     mask = torch.rand(2, 4, 5) > 0.5
     forms = [mask, mask[:, None], mask.float(), mask.long()[:, None], mask[:, None].to(torch.float16)]
     for form in forms:
-        torch.testing.assert_close(pixel_weights(form, like), mask[:, None].float())
-    assert pixel_weights(None, like).sum() == 40
+        torch.testing.assert_close(_pixel_weights(form, like), mask[:, None].float())
+    assert _pixel_weights(None, like).sum() == 40
     with pytest.raises(InputError, match=r"mask: expected shape \[2, 1, 4, 5\] or \[2, 4, 5\], got \[2, 5, 4\]"):
-        pixel_weights(torch.ones(2, 5, 4), like)
+        _pixel_weights(torch.ones(2, 5, 4), like)
 
 
-def test_weighted_means_take_fractions_and_survive_nothing():
+def test_weighted_mean_of_fractional_and_zero_weights():
     values = torch.tensor([[[[1.0, 5.0]], [[2.0, 7.0]]]])  # two channels, two pixels
     assert float(weighted_mean(values, torch.tensor([[[[0.1, 0.3]]]]))) == pytest.approx((0.1 * 3 + 0.3 * 12) / 0.4)
     assert float(weighted_mean(values, torch.zeros(1, 1, 1, 2))) == 0

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from tests.unit.ops.versions import assert_close, every_version, randn
 from vitruvian.ops import mask_upscaling
-from vitruvian.ops.mask_upscaling import pixels_by_cell, upscale_masks
+from vitruvian.ops.mask_upscaling import UpscalingLayers, pixels_by_cell, upscale_masks
 
 
 @every_version
@@ -31,11 +31,8 @@ def test_masks_are_those_of_two_transposed_convolutions(
         pixels_by_cell(finer, (h, w), conv1),
         pixels_by_cell(finest, (h, w), conv2),
         vectors,
-        conv1=conv1,
-        norm=norm,
-        conv2=conv2,
-        act=F.gelu,
-        grid_hw=(h, w),
+        UpscalingLayers(conv1, norm, conv2, F.gelu),
+        (h, w),
     )
     for module in (conv1, conv2, norm):
         module.float()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.unit.ops.versions import assert_close, every_version, randn
-from vitruvian.ops.two_way_attention import SharedImage, image_to_tokens, project_shared_image, tokens_to_image
+from vitruvian.ops.two_way_attention import ImageCells, image_to_tokens, project_cells, tokens_to_image
 
 CELLS, CHANNELS = 600, 32
 
@@ -50,17 +50,19 @@ def test_both_directions(version: str, prompts: int, images: int, tokens: int, h
     x, token_positions = (randn(2, prompts, tokens, CHANNELS, version=version, seed=seed) for seed in (12, 13))
     to_image, to_tokens = CrossAttention(heads, version), CrossAttention(heads, version)
     norm = nn.LayerNorm(CHANNELS).to(image)
-    projected = project_shared_image(image, positions, to_image, to_tokens, tokens=1000) if shared else None
-    assert (projected is not None) == shared
+    both = ImageCells(image, positions)
+    if shared:
+        both = project_cells(both, to_image, to_tokens, tokens=1000)
+    assert (both.projected is not None) == shared
 
     cells = (image + positions).expand(2, prompts, -1, -1)
-    got, weights = tokens_to_image(x, image, positions, to_image, shared=projected)
+    got, weights = tokens_to_image(x, both, to_image)
     assert weights is None
     assert_close(
         got.float(), to_image.plain(x, cells, image.expand_as(cells)), tolerance=3e-2 if version == "triton" else 1e-5
     )
 
-    back = image_to_tokens(image, positions, x, token_positions, to_tokens, norm, shared=projected)
+    back = image_to_tokens(both, x, token_positions, to_tokens, norm)
     want = F.layer_norm(image.float() + to_tokens.plain(cells, x + token_positions, x), (CHANNELS,))
     assert_close(back.float(), want, tolerance=3e-2 if version == "triton" else 1e-5)
 
@@ -71,10 +73,10 @@ def test_bias_and_weights(version: str, shared: bool) -> None:
     image, positions = randn(1, 1, 20, CHANNELS, version=version), randn(20, CHANNELS, version=version, seed=1)
     x, bias = randn(1, 3, 5, CHANNELS, version=version, seed=2), randn(1, 3, 1, 1, 20, version=version, seed=3)
     layer = CrossAttention(4, version)
-    projected: SharedImage | None = None
+    both = ImageCells(image, positions)
     if shared:
-        projected = project_shared_image(image, positions, layer, layer, tokens=1000)
-    got, weights = tokens_to_image(x, image, positions, layer, shared=projected, bias=bias, need_weights=True)
+        both = project_cells(both, layer, layer, tokens=1000)
+    got, weights = tokens_to_image(x, both, layer, bias=bias, need_weights=True)
     assert weights is not None
     assert weights.shape == (1, 3, 4, 5, 20)
     assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
@@ -88,17 +90,18 @@ def test_bias_and_weights(version: str, shared: bool) -> None:
 
 def test_a_shared_image_is_projected_where_that_is_less_work() -> None:
     image, positions, layer = torch.randn(1, 1, 20, CHANNELS), torch.randn(20, CHANNELS), CrossAttention(4, "torch")
-    assert project_shared_image(image, positions, layer, layer, tokens=4) is None
-    assert project_shared_image(image, positions, layer, layer, tokens=5) is not None
-    assert project_shared_image(image.expand(1, 2, -1, -1), positions, layer, layer, tokens=5) is None
+    both, several = ImageCells(image, positions), ImageCells(image.expand(1, 2, -1, -1), positions)
+    assert project_cells(both, layer, layer, tokens=4).projected is None
+    assert project_cells(both, layer, layer, tokens=5).projected is not None
+    assert project_cells(several, layer, layer, tokens=5).projected is None
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_every_parameter_has_a_gradient(shared: bool) -> None:
-    image, positions = torch.randn(1, 1, 20, CHANNELS), torch.randn(20, CHANNELS)
+    image = ImageCells(torch.randn(1, 1, 20, CHANNELS), torch.randn(20, CHANNELS))
     tokens, norm = torch.randn(1, 3, 5, CHANNELS), nn.LayerNorm(CHANNELS)
     layers = CrossAttention(4, "torch"), CrossAttention(4, "torch")
-    projected = project_shared_image(image, positions, *layers, tokens=15) if shared else None
-    attended, _ = tokens_to_image(tokens, image, positions, layers[0], shared=projected)
-    image_to_tokens(image, positions, attended, tokens, layers[1], norm, shared=projected).square().sum().backward()
+    image = project_cells(image, *layers, tokens=15) if shared else image
+    attended, _ = tokens_to_image(tokens, image, layers[0])
+    image_to_tokens(image, attended, tokens, layers[1], norm).square().sum().backward()
     assert all(parameter.grad is not None for layer in layers for parameter in layer.parameters())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.unit.ops.versions import assert_close, every_version, randn
-from vitruvian.ops.window_attention import window_attention, window_attention_with_weights
+from vitruvian.ops.window_attention import window_attention
 
 
 def reference(
@@ -69,11 +69,12 @@ def test_windows(version: str, grid: tuple[int, int], heads: int, dim: int, wind
     options: dict[str, Any] = {"grid_hw": grid, "heads": heads, "window": window, "shift": shift, "fill": fill}
     zeros = torch.zeros(())
     want, _ = reference(qkv, grid, heads, window, shift, pool, fill, zeros)
-    assert_close(window_attention(qkv, pool=pool, **options).cpu(), want)
+    assert_close(window_attention(qkv, pool=pool, **options)[0].cpu(), want)
     if pool == 1:
         want, want_weights = reference(qkv, grid, heads, window, shift, pool, fill, bias)
-        assert_close(window_attention(qkv, bias=bias, **options).cpu(), want)
-        out, weights = window_attention_with_weights(qkv, bias=bias, **options)
+        assert_close(window_attention(qkv, bias=bias, **options)[0].cpu(), want)
+        out, weights = window_attention(qkv, bias=bias, need_weights=True, **options)
+        assert weights is not None
         assert_close(out.cpu(), want)
         assert_close(weights.cpu(), want_weights)
 
@@ -81,7 +82,7 @@ def test_windows(version: str, grid: tuple[int, int], heads: int, dim: int, wind
 @every_version
 def test_bias_of_any_memory_layout_and_no_fill(version: str) -> None:
     qkv, table = randn(1, 30, 96, version=version), randn(16, 16, 2, version=version, seed=1)
-    got = window_attention(qkv, grid_hw=(5, 6), heads=2, window=4, bias=table.permute(2, 0, 1))
+    got, _ = window_attention(qkv, grid_hw=(5, 6), heads=2, window=4, bias=table.permute(2, 0, 1))
     assert_close(got.cpu(), reference(qkv, (5, 6), 2, 4, 0, 1, torch.zeros(96), table.permute(2, 0, 1))[0])
 
 
@@ -92,7 +93,7 @@ def test_gradients(grid_hw: tuple[int, int]) -> None:
     bias = torch.randn(1, 16, 16, dtype=torch.float64, requires_grad=True)
 
     def run(qkv: Tensor, fill: Tensor, bias: Tensor) -> Tensor:
-        return window_attention(qkv, grid_hw=grid_hw, heads=1, window=4, shift=2, fill=fill, bias=bias)
+        return window_attention(qkv, grid_hw=grid_hw, heads=1, window=4, shift=2, fill=fill, bias=bias)[0]
 
     assert torch.autograd.gradcheck(run, (qkv, fill, bias), fast_mode=True)
 
@@ -100,9 +101,9 @@ def test_gradients(grid_hw: tuple[int, int]) -> None:
 def test_index_tables_cached_in_inference_mode_serve_training() -> None:
     qkv = torch.randn(1, 30, 6)
     with torch.inference_mode():
-        want = window_attention(qkv, grid_hw=(5, 6), heads=1, window=3, shift=1)
+        want, _ = window_attention(qkv, grid_hw=(5, 6), heads=1, window=3, shift=1)
     qkv.requires_grad_()
-    got = window_attention(qkv, grid_hw=(5, 6), heads=1, window=3, shift=1)
+    got, _ = window_attention(qkv, grid_hw=(5, 6), heads=1, window=3, shift=1)
     got.sum().backward()
     assert_close(got, want)
     assert qkv.grad is not None
@@ -112,7 +113,7 @@ def test_compiled_and_eager_agree() -> None:
     qkv, fill = torch.randn(1, 30, 6), torch.randn(6)
 
     def run(qkv: Tensor, fill: Tensor) -> Tensor:
-        return window_attention(qkv, grid_hw=(5, 6), heads=1, window=4, shift=2, fill=fill)
+        return window_attention(qkv, grid_hw=(5, 6), heads=1, window=4, shift=2, fill=fill)[0]
 
     assert_close(torch.compile(run, backend="eager", fullgraph=True)(qkv, fill), run(qkv, fill))
 
@@ -120,6 +121,7 @@ def test_compiled_and_eager_agree() -> None:
 def test_dropout_drops_weights() -> None:
     qkv = torch.randn(1, 16, 6)
     options: dict[str, Any] = {"grid_hw": (4, 4), "heads": 1, "window": 4}
-    assert not torch.equal(window_attention(qkv, dropout=0.5, **options), window_attention(qkv, **options))
-    _, weights = window_attention_with_weights(qkv, dropout=0.5, **options)
+    assert not torch.equal(window_attention(qkv, dropout=0.5, **options)[0], window_attention(qkv, **options)[0])
+    _, weights = window_attention(qkv, dropout=0.5, need_weights=True, **options)
+    assert weights is not None
     assert (weights == 0).any()

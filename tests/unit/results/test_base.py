@@ -97,7 +97,7 @@ class TestEveryResult:
                 result.save(tmp_path / name)
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_picture_of_another_size(self, task: str) -> None:
+    def test_an_image_of_another_size(self, task: str) -> None:
         with pytest.raises(InputError, match=r"image: expected a numpy array of uint8 and shape \[20, 30, 3\]"):
             sample(task, image=np.zeros((30, 20, 3), np.uint8))
 
@@ -123,6 +123,8 @@ WRONG = [
     ("pointmap", {"points": MAP}, "points: "),
     ("pointmap", {"mask": np.ones((3, 3), bool)}, "mask: "),
     ("pointmap", {"intrinsics": np.zeros((3, 3), np.float32)}, "intrinsics: expected .* above 0"),
+    ("pointmap", {"intrinsics": np.eye(3, dtype=np.float32) * np.nan}, "intrinsics: expected .* above 0"),
+    ("pointmap", {"intrinsics": np.float32([[5, 0, 1], [0, 5, 1], [1, 0, 0]])}, "intrinsics: expected .* above 0"),
     ("pointmap", {"intrinsics": np.eye(3)}, "intrinsics: .* got float64"),
     ("pointmap", {"intrinsics_from": "guess"}, "intrinsics_from: expected one of"),
     ("pointmap", {"scale": -1.0}, "scale: "),

@@ -71,7 +71,7 @@ class TestSemantic:
         semantic.save(tmp_path / "a.png")
         image = Image.open(tmp_path / "a.png")
         np.testing.assert_array_equal(np.asarray(image), semantic.labels)
-        np.testing.assert_array_equal(np.asarray(image.convert("RGB")), semantic.colours()[semantic.labels])
+        np.testing.assert_array_equal(np.asarray(image.convert("RGB")), semantic.palette()[semantic.labels])
 
     def test_many_classes_need_16_bits(self, tmp_path: Path) -> None:
         labels = np.full(HW, 846, np.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,14 @@ class TestMasks:
 
 
 class TestPanoptic:
+    def test_segment_numbers_as_colours(self) -> None:
+        ids = [1, 255, 256, 65535, 65536, 123456, 1 << 23, (1 << 24) - 1]
+        numbers = np.zeros(HW, np.int32)
+        numbers[0, : len(ids)] = ids
+        one = sample("panoptic").segments[0]
+        result = sample("panoptic", segmentation=numbers, segments=tuple(replace(one, id=number) for number in ids))
+        np.testing.assert_array_equal(result.panoptic_image().astype(np.int64) @ [1, 256, 65536], numbers)
+
     def test_png_holds_the_numbers(self, tmp_path: Path) -> None:
         panoptic = sample("panoptic")
         panoptic.save(tmp_path / "a.png")

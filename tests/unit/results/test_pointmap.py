@@ -11,22 +11,6 @@ from PIL import Image
 
 from tests.unit.results.samples import HW, IMAGE, MIDDLE, flat_points, sample
 from vitruvian.errors import InputError
-from vitruvian.results.camera import check_intrinsics, flip_axes, fov_degrees
-
-
-class TestCamera:
-    def test_field_of_view(self) -> None:
-        wide = np.array([[15, 0, 14.5], [0, 15, 9.5], [0, 0, 1]], np.float32)
-        assert fov_degrees(wide, (20, 30)) == pytest.approx((90, np.degrees(2 * np.arctan(10 / 15))))
-
-    def test_intrinsics_are_checked(self) -> None:
-        check_intrinsics(np.array([[50, 0, 15], [0, 51, 10], [0, 0, 1]], np.float32))
-        for wrong in (np.zeros((3, 3)), np.eye(3) * np.nan, np.array([[5, 0, 1], [0, 5, 1], [1, 0, 0]])):
-            with pytest.raises(InputError, match="intrinsics: expected"):
-                check_intrinsics(wrong.astype(np.float32))
-
-    def test_axes(self) -> None:
-        assert flip_axes(np.array([1, 2, 3], np.float32)).tolist() == [1, -2, -3]
 
 
 def step(**change: object):
@@ -38,6 +22,11 @@ def step(**change: object):
 
 
 class TestPointmap:
+    def test_field_of_view(self) -> None:
+        result = sample("pointmap", intrinsics=np.array([[15, 0, 14.5], [0, 15, 9.5], [0, 0, 1]], np.float32))
+        tall = round(float(np.degrees(2 * np.arctan(10 / 15))), 4)
+        assert result.to_dict()["fov_degrees"] == {"horizontal": 90, "vertical": tall}
+
     def test_depth_focal_and_conventions(self) -> None:
         result = sample("pointmap")
         assert result.focal == 25

@@ -16,7 +16,7 @@ def lines(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / METRICS_FILE).read_text().splitlines()]
 
 
-def test_every_number_is_written(tmp_path: Path):
+def test_metrics_are_written_as_json_lines(tmp_path: Path):
     with RunLog(tmp_path, steps=10, console=False, tensorboard=False) as run:
         run.train(2, {"loss": 1.5, "lr": 0.1})
         run.evaluation(2, {"pose/pck": 0.25, "feet": math.nan})
@@ -26,7 +26,7 @@ def test_every_number_is_written(tmp_path: Path):
     ]
 
 
-def test_lines_of_steps_that_come_again_are_dropped(tmp_path: Path):
+def test_resuming_removes_lines_of_repeated_steps(tmp_path: Path):
     with RunLog(tmp_path, steps=10, console=False, tensorboard=False) as run:
         for step in range(1, 5):
             run.train(step, {"loss": float(step)})
@@ -50,7 +50,7 @@ def test_other_processes_are_silent(tmp_path: Path):
     assert target.file.getvalue() == ""  # type: ignore[attr-defined]
 
 
-def test_the_console_has_a_line_or_a_bar(tmp_path: Path):
+def test_console_shows_lines_or_a_progress_bar(tmp_path: Path):
     plain = io.StringIO()
     with RunLog(tmp_path, steps=10, tensorboard=False, target=Console(file=plain, force_terminal=False)) as run:
         run.advance(1)
@@ -79,5 +79,5 @@ def test_tensorboard_gets_the_numbers(tmp_path: Path):
     assert list((tmp_path / "tensorboard").glob("events*"))
 
 
-def test_reading_what_is_not_there(tmp_path: Path):
+def test_read_metrics_of_a_missing_file(tmp_path: Path):
     assert read_metrics(tmp_path / METRICS_FILE) == []

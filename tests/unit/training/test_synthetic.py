@@ -19,7 +19,7 @@ from vitruvian.training.datasets.augmentation import (
 )
 from vitruvian.training.datasets.labels import keypoint_targets
 from vitruvian.training.datasets.stream import SyntheticStream
-from vitruvian.training.objectives import MultiTaskObjective, _damp_heads
+from vitruvian.training.objectives import MultiTaskObjective, _scale_heads
 from vitruvian.training.synthetic.procedural import procedural_pack
 from vitruvian.training.synthetic.rng import Rng
 
@@ -97,7 +97,7 @@ def test_calm_start_shrinks_predictors_alone() -> None:
     torch.manual_seed(0)
     model = Sapiens2MultiTask(config, {"people": {"upsample_out_channels": [8]}, "normal": {"conv_out_channels": [8]}})
     before = {name: value.clone() for name, value in model.weights().items()}
-    _damp_heads(model, scale=0.5, people=-3.0)
+    _scale_heads(model, scale=0.5, people=-3.0)
     for name, value in model.weights().items():
         if name.endswith("predictor.weight"):
             assert torch.allclose(value, before[name] * 0.5)

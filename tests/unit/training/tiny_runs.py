@@ -63,11 +63,11 @@ def run_table(out: Path, data: Path | None, *tasks: str, steps: int = 4, **chang
         "log": {"every": 1, "console": False, "tensorboard": False},
     }
     for path, value in changes.items():
-        place = table
+        inner = table
         *parts, last = path.split("__")
         for part in parts:
-            place = place.setdefault(part, {})
-        place[last] = value
+            inner = inner.setdefault(part, {})
+        inner[last] = value
     return table
 
 

@@ -30,7 +30,7 @@ def evaluate(
     from vitruvian.devices import checked_device
     from vitruvian.errors import InputError, near_matches
     from vitruvian.training.datasets.folder import PeopleFolder
-    from vitruvian.training.evaluate import evaluate_folder
+    from vitruvian.training.evaluation.evaluate import evaluate_folder
     from vitruvian.training.models import open_models
 
     target = checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -295,32 +295,32 @@ class Sam2MaskDecoderConfig(_Sam2PartConfig):
     Args:
         hidden_size: Channels of tokens and of the image embedding.
         hidden_act: Activation where masks are upscaled.
+        num_multimask_outputs: Masks that are predicted for an ambiguous prompt.
+        dynamic_multimask_via_stability: Where a single mask is unstable, return the best of the others.
+        dynamic_multimask_stability_delta: Distance of the two thresholds of the stability score from 0.
+        dynamic_multimask_stability_thresh: Stability score from which on a mask is stable.
         mlp_dim: Hidden channels of the transformer's feed-forward layers.
         num_hidden_layers: Layers of the transformer, and of each of its feed-forward parts.
         num_attention_heads: Attention heads.
         attention_downsample_rate: Channels over channels inside cross-attention.
-        num_multimask_outputs: Masks that are predicted for an ambiguous prompt.
         iou_head_depth: Layers of the head that predicts a mask's IoU.
         iou_head_hidden_dim: Its hidden channels.
-        dynamic_multimask_via_stability: Where a single mask is unstable, return the best of the others.
-        dynamic_multimask_stability_delta: Distance of the two thresholds of the stability score from 0.
-        dynamic_multimask_stability_thresh: Stability score from which on a mask is stable.
     """
 
     model_type: ClassVar[str] = "sam2_mask_decoder"
 
     hidden_size: int = 256
     hidden_act: str = "gelu"
+    num_multimask_outputs: int = 3
+    dynamic_multimask_via_stability: bool = True
+    dynamic_multimask_stability_delta: float = 0.05
+    dynamic_multimask_stability_thresh: float = 0.98
     mlp_dim: int = 2048
     num_hidden_layers: int = 2
     num_attention_heads: int = 8
     attention_downsample_rate: int = 2
-    num_multimask_outputs: int = 3
     iou_head_depth: int = 3
     iou_head_hidden_dim: int = 256
-    dynamic_multimask_via_stability: bool = True
-    dynamic_multimask_stability_delta: float = 0.05
-    dynamic_multimask_stability_thresh: float = 0.98
 
     def validate(self) -> None:
         """Raise `ConfigError` for channels that do not divide."""
@@ -383,12 +383,10 @@ class Sam2Config(_Sam2PartConfig):
     def with_image_size(self, image_size: Size) -> Self:
         """Configuration for images of another size, a number or (height, width); weights stay valid."""
         height, width = pair(image_size)
-        backbone, vision = self.vision_config.backbone_config, self.vision_config
-        check_image_size((height, width), backbone, "image_size", ConfigError)
-        steps = [_strides_at(backbone, level) for level in range(vision.num_feature_levels)]
+        check_image_size((height, width), self.vision_config.backbone_config, "image_size", ConfigError)
         values = self.to_dict()
         values["vision_config"]["backbone_config"]["image_size"] = [height, width]
-        values["vision_config"]["backbone_feature_sizes"] = [[height // y, width // x] for y, x in steps]
+        values["vision_config"]["backbone_feature_sizes"] = _feature_sizes(self.vision_config, (height, width))
         values["prompt_encoder_config"]["image_size"] = height if height == width else [height, width]
         return type(self).from_dict(values)
 
@@ -405,13 +403,7 @@ class Sam2Config(_Sam2PartConfig):
         if vision.num_feature_levels != 3:
             raise ConfigError(f"num_feature_levels: expected 3 for Sam2Model, got {vision.num_feature_levels}.")
         check_image_size(prompts.image_hw, vision.backbone_config, "image_size", ConfigError)
-        expected = [
-            [
-                edge // step
-                for edge, step in zip(prompts.image_hw, _strides_at(vision.backbone_config, level), strict=True)
-            ]
-            for level in range(3)
-        ]
+        expected = _feature_sizes(vision, prompts.image_hw)
         if [list(size) for size in vision.backbone_feature_sizes] != expected:
             raise ConfigError(
                 f"backbone_feature_sizes: expected {expected} for images of {prompts.image_hw}, "
@@ -424,35 +416,36 @@ class Sam2Config(_Sam2PartConfig):
             )
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "tiny": {},
-    "small": {"blocks_per_stage": [1, 2, 11, 2], "global_attention_blocks": [7, 10, 13]},
-    "base-plus": {
-        "hidden_size": 112,
-        "num_attention_heads": 2,
-        "blocks_per_stage": [2, 3, 16, 3],
-        "embed_dim_per_stage": [112, 224, 448, 896],
-        "num_attention_heads_per_stage": [2, 4, 8, 16],
-        "global_attention_blocks": [12, 16, 20],
-        "window_positional_embedding_background_size": [14, 14],
-    },
-    "large": {
-        "hidden_size": 144,
-        "num_attention_heads": 2,
-        "blocks_per_stage": [2, 6, 36, 4],
-        "embed_dim_per_stage": [144, 288, 576, 1152],
-        "num_attention_heads_per_stage": [2, 4, 8, 16],
-        "window_size_per_stage": [8, 4, 16, 8],
-        "global_attention_blocks": [23, 33, 43],
-    },
+def _backbone(width: int, heads: int, blocks: list[int], global_blocks: list[int], **others: Any) -> dict[str, Any]:
+    """Fields of a backbone; channels and heads double from stage to stage."""
+    return {
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "blocks_per_stage": blocks,
+        "embed_dim_per_stage": [width * 2**stage for stage in range(4)],
+        "num_attention_heads_per_stage": [heads * 2**stage for stage in range(4)],
+        "global_attention_blocks": global_blocks,
+        **others,
+    }
+
+
+VARIANTS = {
+    "tiny": _backbone(96, 1, [1, 2, 7, 2], [5, 7, 9]),
+    "small": _backbone(96, 1, [1, 2, 11, 2], [7, 10, 13]),
+    "base-plus": _backbone(112, 2, [2, 3, 16, 3], [12, 16, 20], window_positional_embedding_background_size=[14, 14]),
+    "large": _backbone(144, 2, [2, 6, 36, 4], [23, 33, 43], window_size_per_stage=[8, 4, 16, 8]),
 }
 
 
-def _strides_at(backbone: Sam2HieraDetConfig, level: int) -> tuple[int, int]:
-    """Pixels (height, width) of an image for one cell of the grid of a stage."""
-    (sh, sw), (qh, qw) = pair(backbone.patch_stride), pair(backbone.query_stride)
-    times = min(level, backbone.num_query_pool_stages)
-    return sh * qh**times, sw * qw**times
+def _feature_sizes(vision: Sam2VisionConfig, image_hw: tuple[int, int]) -> list[list[int]]:
+    """Grids of the levels for images of this size, finest first."""
+    backbone = vision.backbone_config
+    strides = list(zip(pair(backbone.patch_stride), pair(backbone.query_stride), strict=True))
+    pooled = [min(level, backbone.num_query_pool_stages) for level in range(vision.num_feature_levels)]
+    return [
+        [side // (patch * query**times) for side, (patch, query) in zip(image_hw, strides, strict=True)]
+        for times in pooled
+    ]
 
 
 def check_image_size(

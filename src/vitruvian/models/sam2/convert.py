@@ -14,12 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitruvian.errors import CheckpointError, WeightsError
-from vitruvian.hub import weight_file
+from vitruvian.errors import WeightsError
 from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2HieraDetConfig, Size
 from vitruvian.models.sam2.modeling import Sam2Model
-from vitruvian.weights import check_finite, compare, describe_mismatch, open_file, renamed, some
+from vitruvian.weights import compare, describe_mismatch, read_original, renamed, some
 
 _VIDEO_ONLY = re.compile(
     r"(memory_attention|memory_encoder|mask_downsample|obj_ptr_proj|obj_ptr_tpos_proj)\."
@@ -56,12 +55,7 @@ def convert_checkpoint(path: str | Path, *, image_size: Size = 1024) -> Sam2Mode
         path: The file.
         image_size: Size of images, a number or (height, width).
     """
-    file = weight_file(path)
-    if file is None:
-        raise CheckpointError(f"{path}: expected a checkpoint file such as sam2.1_hiera_tiny.pt. Check the path.")
-    original = dict(open_file(file).tensors())
-    for name, tensor in original.items():
-        check_finite(name, tensor, str(path))
+    original = read_original(path, "sam2.1_hiera_tiny.pt")
     with no_init_weights():
         model = Sam2Model(infer_config(original).with_image_size(image_size))
     state = convert_state_dict(original)

@@ -75,7 +75,10 @@ class Sam2HieraDetModel(Model):
         background, window = pair(config.window_positional_embedding_background_size), config.window_size_per_stage[0]
         self.pos_embed = nn.Parameter(torch.zeros(1, config.hidden_size, *background))
         self.pos_embed_window = nn.Parameter(torch.zeros(1, config.hidden_size, window, window))
-        self.blocks = nn.ModuleList(_build_blocks(config))
+        stages = [(stage, i == 0) for stage, count in enumerate(config.blocks_per_stage) for i in range(count)]
+        self.blocks = nn.ModuleList(
+            HieraBlock(config, number=number, stage=stage, first=first) for number, (stage, first) in enumerate(stages)
+        )
         self.stage_ends = [end - 1 for end in itertools.accumulate(config.blocks_per_stage)]
         self.gradient_checkpointing = False
         self.post_init()
@@ -147,24 +150,18 @@ class PatchEmbedding(nn.Module):
 class HieraBlock(nn.Module):
     """Pre-norm block: attention in windows (globally with `window` 0), then an MLP; may pool and widen."""
 
-    def __init__(
-        self,
-        dim: int,
-        dim_out: int,
-        *,
-        heads: int,
-        window: int,
-        stride: tuple[int, int] | None,
-        mlp_ratio: float,
-        act: str,
-        eps: float,
-    ) -> None:
+    def __init__(self, config: Sam2HieraDetConfig, *, number: int, stage: int, first: bool) -> None:
+        """Build block `number` of all; the first of a stage works on the channels and windows of the stage before."""
         super().__init__()
-        self.window, self.stride = window, stride
-        self.layer_norm1 = nn.LayerNorm(dim, eps=eps)
-        self.attn = HieraAttention(dim, dim_out, heads=heads, window=window, stride=stride)
-        self.layer_norm2 = nn.LayerNorm(dim_out, eps=eps)
-        self.mlp = FeedForward(dim_out, int(dim_out * mlp_ratio), dim_out, depth=2, act=act)
+        source = stage - 1 if stage and first else stage
+        dim, dim_out = config.embed_dim_per_stage[source], config.embed_dim_per_stage[stage]
+        self.window = 0 if number in config.global_attention_blocks else config.window_size_per_stage[source]
+        self.stride = pair(config.query_stride) if first and 0 < stage <= config.num_query_pool_stages else None
+        heads = config.num_attention_heads_per_stage[stage]
+        self.layer_norm1 = nn.LayerNorm(dim, eps=config.layer_norm_eps)
+        self.attn = HieraAttention(dim, dim_out, heads=heads, window=self.window, stride=self.stride)
+        self.layer_norm2 = nn.LayerNorm(dim_out, eps=config.layer_norm_eps)
+        self.mlp = FeedForward(dim_out, int(dim_out * config.mlp_ratio), dim_out, depth=2, act=config.hidden_act)
         self.proj = nn.Linear(dim, dim_out) if dim != dim_out else None
 
     def forward(
@@ -226,7 +223,7 @@ class HieraAttention(nn.Module):
             out = _join_windows(unflatten(out, 0, windows.shape[:3]))
             out = out[:, : grid_hw[0] // stride[0], : grid_hw[1] // stride[1]]  # [B, h', w', C']
         else:
-            out = window_attention(
+            out, _ = window_attention(
                 self.qkv(x).flatten(1, 2),
                 grid_hw=grid_hw,
                 heads=self.heads,
@@ -284,28 +281,6 @@ def init_weights(module: nn.Module, std: float) -> None:
     if isinstance(module, Sam2HieraDetModel):
         init.zeros_(module.pos_embed)
         init.zeros_(module.pos_embed_window)
-
-
-def _build_blocks(config: Sam2HieraDetConfig) -> list[HieraBlock]:
-    """Build the blocks of all stages. The first of a stage works on the channels and windows of the stage before."""
-    blocks: list[HieraBlock] = []
-    for stage, count in enumerate(config.blocks_per_stage):
-        for index in range(count):
-            source = stage - 1 if stage and index == 0 else stage
-            pooled = index == 0 and 0 < stage <= config.num_query_pool_stages
-            blocks.append(
-                HieraBlock(
-                    config.embed_dim_per_stage[source],
-                    config.embed_dim_per_stage[stage],
-                    heads=config.num_attention_heads_per_stage[stage],
-                    window=0 if len(blocks) in config.global_attention_blocks else config.window_size_per_stage[source],
-                    stride=pair(config.query_stride) if pooled else None,
-                    mlp_ratio=config.mlp_ratio,
-                    act=config.hidden_act,
-                    eps=config.layer_norm_eps,
-                )
-            )
-    return blocks
 
 
 def _bicubic_matrix(source: int, target: int, device: torch.device) -> Tensor:

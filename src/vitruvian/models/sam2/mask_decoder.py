@@ -22,8 +22,8 @@ from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
 from vitruvian.models.sam2.hiera import FeedForward
 from vitruvian.models.sam2.two_way_transformer import TwoWayTransformer
 from vitruvian.ops.dispatch import use_triton
-from vitruvian.ops.mask_upscaling import pixels_by_cell, upscale_masks
-from vitruvian.ops.two_way_attention import SharedImage
+from vitruvian.ops.mask_upscaling import UpscalingLayers, pixels_by_cell, upscale_masks
+from vitruvian.ops.two_way_attention import ImageCells
 
 # Working memory of a group of prompts in bytes. Small groups stay in the cache of a CPU; a GPU needs large ones.
 _GROUP_BYTES = {"cpu": 32 << 20, "cuda": 2 << 30}
@@ -66,19 +66,15 @@ class ImageContext(NamedTuple):
     """What all prompts of an image share.
 
     Attributes:
-        cells: Image embedding plus the embedding of mask prompts [B, P | 1, M, C].
-        positions: Positions of the cells [M, C].
+        image: Image embedding plus the embedding of mask prompts, cells [B, P | 1, M, C].
         finer: Features of twice the resolution, from `pixels_by_cell` [B, M·4, C/4].
         finest: Features of four times the resolution, from `pixels_by_cell` [B, M·16, C/8].
-        shared: Projections of the cells, where all prompts have the same cells and are many.
         grid_hw: Height and width of the grid of cells.
     """
 
-    cells: Tensor
-    positions: Tensor
+    image: ImageCells
     finer: Tensor
     finest: Tensor
-    shared: SharedImage | None
     grid_hw: tuple[int, int]
 
 
@@ -128,7 +124,7 @@ class MaskDecoder(nn.Module):
 
         Args:
             levels: What `project_levels` returns; the last, [B, C, h, w], is the image embedding.
-            image_positions: Positions of its cells [1, C, h, w].
+            image_positions: Positions of its cells [M, C].
             sparse: Embedded points and boxes [B, P, N, C].
             dense: Embedded masks [B | 1, P | 1, C, h, w].
             multimask_output: Return several masks for an ambiguous prompt rather than one.
@@ -145,29 +141,29 @@ class MaskDecoder(nn.Module):
         wanted = slice(1, None) if multimask_output else slice(0, None if select else 1)
         computed = slice(None) if torch.is_grad_enabled() else wanted
         parts, layer_weights = [], []
-        for group in self._groups(context.cells, tokens.shape[1]):
+        for group in self._groups(context.image.cells, tokens.shape[1]):
             out, cells, weights = self.transformer(
                 tokens[:, group],
-                _cells_of(context, group),
-                context.positions,
-                shared=context.shared,
+                _image_of(context, group),
                 similarity=None if similarity is None else similarity[:, group],
                 target=target[:, group] if target is not None and target.ndim > 1 else target,
                 need_weights=need_weights,
             )
-            ious, mask_tokens = self.iou_prediction_head(out[:, :, 1]).sigmoid(), self._mask_tokens(out)
-            masks = self._masks(mask_tokens, cells, context, computed)  # [B, P, K, 4h, 4w]
+            object_token, iou_token = out.flatten(0, 1).unbind(1)[:2]  # [B·P, C] each: views without a copy
+            scores = self.pred_obj_score_head(object_token).view(*out.shape[:2], 1)  # [B, P, 1]
+            ious = self.iou_prediction_head(iou_token).sigmoid().view(*out.shape[:2], -1)[:, :, wanted]  # [B, P, K]
+            masks = self._masks(out, cells, context, computed)  # [B, P, K, 4h, 4w]
             del cells  # the next group needs its memory
             masks = masks if computed == wanted else masks[:, :, wanted]
-            ious, mask_tokens = ious[:, :, wanted], mask_tokens[:, :, :1] if select else mask_tokens[:, :, wanted]
+            mask_tokens = out[:, :, 2 : 2 + len(self.output_hypernetworks_mlps)][:, :, slice(1) if select else wanted]
             if select:
                 masks, ious = _select_stable(
                     masks, ious, delta=self.stability_delta, threshold=self.stability_threshold
                 )
-            parts.append((masks, ious, self.pred_obj_score_head(out[:, :, 0]), mask_tokens))
+            parts.append((masks, ious, scores, mask_tokens))
             layer_weights.append(weights)
-        masks, ious, scores, mask_tokens = (torch.cat(pieces, dim=1) for pieces in zip(*parts, strict=True))
-        attentions = tuple(torch.cat(layer, dim=1).flatten(0, 1) for layer in zip(*layer_weights, strict=True))
+        masks, ious, scores, mask_tokens = (_join_groups(pieces) for pieces in zip(*parts, strict=True))
+        attentions = tuple(_join_groups(layer).flatten(0, 1) for layer in zip(*layer_weights, strict=True))
         return MaskDecoderOutput(masks, ious, scores, mask_tokens, attentions if need_weights else None)
 
     def confident_masks(
@@ -182,16 +178,15 @@ class MaskDecoder(nn.Module):
         h, w = context.grid_hw
         no_index = tokens.new_zeros(0, dtype=torch.long)
         parts = [(tokens.new_zeros(0, 4 * h, 4 * w), tokens.new_zeros(0, dtype=torch.float32), no_index)]
-        for group in self._groups(context.cells, tokens.shape[1]):
-            out, cells, _ = self.transformer(
-                tokens[:, group], _cells_of(context, group), context.positions, shared=context.shared
-            )  # [1, P, N, C], [1, P, M, C]
+        for group in self._groups(context.image.cells, tokens.shape[1]):
+            out, cells, _ = self.transformer(tokens[:, group], _image_of(context, group))  # [1, P, N, C], [1, P, M, C]
             ious = self.iou_prediction_head(out[0, :, 1]).sigmoid()[:, 1:].float()  # [P, K]
             prompt, mask = (ious > min_iou).nonzero(as_tuple=True)  # [N] each
             confident, row = prompt.unique(return_inverse=True)  # [W], [N]
             if len(confident):
-                mask_tokens = self._mask_tokens(out[:, confident])
-                masks = self._masks(mask_tokens, cells[:, confident], context, slice(1, None))  # [1, W, K, 4h, 4w]
+                masks = self._masks(
+                    out[:, confident], cells[:, confident], context, slice(1, None)
+                )  # [1, W, K, 4h, 4w]
                 parts.append((masks[0, row, mask], ious[prompt, mask], prompt + group.start))
             del cells  # the next group needs its memory
         return ConfidentMasks(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
@@ -201,10 +196,6 @@ class MaskDecoder(nn.Module):
         output = torch.cat((self.obj_score_token.weight, self.iou_token.weight, self.mask_tokens.weight))  # [2 + K, C]
         return torch.cat((output.expand(*sparse.shape[:2], -1, -1), sparse.to(output.dtype)), dim=2)
 
-    def _mask_tokens(self, tokens: Tensor) -> Tensor:
-        """Take the tokens of the masks: [B, P, 2 + K + N, C] to [B, P, K, C]."""
-        return tokens[:, :, 2 : 2 + self.mask_tokens.num_embeddings]
-
     def _image_context(
         self, levels: Sequence[Tensor], image_positions: Tensor, dense: Tensor, tokens: Tensor
     ) -> ImageContext:
@@ -213,31 +204,25 @@ class MaskDecoder(nn.Module):
         grid_hw = (image.shape[2], image.shape[3])
         cells = (image[:, None] + dense).flatten(3).transpose(2, 3)  # [B, P | 1, M, C]
         cells = cells.contiguous() if cells.shape[1] == 1 else cells
-        positions = image_positions[0].flatten(1).t().contiguous()  # [M, C]
         return ImageContext(
-            cells,
-            positions,
+            self.transformer.project_image(
+                ImageCells(cells, image_positions), tokens=tokens.shape[1] * tokens.shape[2]
+            ),
             pixels_by_cell(finer, grid_hw, self.upscale_conv1),
             pixels_by_cell(finest, grid_hw, self.upscale_conv2),
-            self.transformer.project_image(cells, positions, tokens=tokens.shape[1] * tokens.shape[2]),
             grid_hw,
         )
 
-    def _masks(self, mask_tokens: Tensor, cells: Tensor, context: ImageContext, which: slice) -> Tensor:
-        """Compute some of the masks of tokens [B, P, K, C] and cells [B, P, M, C]: [B, P, K', 4h, 4w]."""
-        indices = range(mask_tokens.shape[2])[which]
-        vectors = [self.output_hypernetworks_mlps[index](mask_tokens[:, :, index]) for index in indices]
-        return upscale_masks(
-            cells,
-            context.finer,
-            context.finest,
-            torch.stack(vectors, dim=2),  # [B, P, K', C/8]
-            conv1=self.upscale_conv1,
-            norm=self.upscale_layer_norm,
-            conv2=self.upscale_conv2,
-            act=self.act,
-            grid_hw=context.grid_hw,
-        )
+    def _masks(self, tokens: Tensor, cells: Tensor, context: ImageContext, which: slice) -> Tensor:
+        """Compute some of the masks of tokens [B, P, 2 + K + N, C] and cells [B, P, M, C]: [B, P, K', 4h, 4w]."""
+        rows = tokens.flatten(0, 1).unbind(1)  # [B·P, C] each
+        vectors = [
+            self.output_hypernetworks_mlps[index](rows[2 + index])
+            for index in range(len(self.output_hypernetworks_mlps))[which]
+        ]
+        stacked = torch.stack(vectors, dim=1).view(*tokens.shape[:2], len(vectors), -1)  # [B, P, K', C/8]
+        layers = UpscalingLayers(self.upscale_conv1, self.upscale_layer_norm, self.upscale_conv2, self.act)
+        return upscale_masks(cells, context.finer, context.finest, stacked, layers, context.grid_hw)
 
     def _groups(self, cells: Tensor, prompts: int) -> list[slice]:
         """Cut the prompts of an image into even groups that fit the working memory."""
@@ -256,9 +241,15 @@ def stability_score(logits: Tensor, delta: float, threshold: float = 0.0) -> Ten
     return torch.where(outer > 0, inner / outer.clamp(min=1), 1.0)
 
 
-def _cells_of(context: ImageContext, group: slice) -> Tensor:
-    """Return the cells of a group of prompts [B, 1 | P, M, C]."""
-    return context.cells if context.cells.shape[1] == 1 else context.cells[:, group].contiguous()
+def _join_groups(pieces: tuple[Tensor, ...]) -> Tensor:
+    """Concatenate results of groups of prompts [B, p, …] to [B, P, …]."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+
+
+def _image_of(context: ImageContext, group: slice) -> ImageCells:
+    """Return the image of a group of prompts."""
+    image = context.image
+    return image if image.cells.shape[1] == 1 else image._replace(cells=image.cells[:, group].contiguous())
 
 
 def _select_stable(masks: Tensor, ious: Tensor, *, delta: float, threshold: float) -> tuple[Tensor, Tensor]:

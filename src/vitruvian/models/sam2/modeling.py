@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.nn import init
 
 from vitruvian.errors import InputError
+from vitruvian.layers.weight_cache import WeightCache
 from vitruvian.losses.sam import prompted_mask_loss
 from vitruvian.model import Model
 from vitruvian.models.sam2.configuration import Sam2Config
@@ -33,6 +34,7 @@ from vitruvian.models.sam2.prompt_encoder import (
     mask_logits,
 )
 from vitruvian.models.sam2.vision import Sam2VisionEncoderOutput, Sam2VisionModel, build_uninitialized
+from vitruvian.ops.dispatch import is_tracing
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 
 _MAX_RECORDED_PROMPTS = 1024  # more are bound by arithmetic, so that a CUDA graph would not help
@@ -84,6 +86,7 @@ class Sam2Model(Model):
         self.prompt_encoder = PromptEncoder(config.prompt_encoder_config)
         self.mask_decoder = MaskDecoder(config.mask_decoder_config)
         self.no_memory_embedding = nn.Parameter(torch.zeros(1, 1, config.vision_config.fpn_hidden_size))
+        self._positions: WeightCache[Tensor] = WeightCache()
         self.post_init()
 
     def init_module(self, module: nn.Module) -> None:
@@ -216,12 +219,20 @@ class Sam2Model(Model):
         if len(levels[-1]) != 1:
             raise InputError(f"image_embeddings: expected those of one image, got {len(levels[-1])}.")
         sparse, dense = self.prompt_encoder(points, labels, None, None)
-        positions = self.get_image_wide_positional_embeddings()
+        positions = self._cell_positions()
         return self.mask_decoder.confident_masks(levels, positions, sparse, dense, min_iou=min_iou)
 
     def get_image_wide_positional_embeddings(self) -> Tensor:
         """Positions of the cells of the image embedding [1, C, h, w]."""
-        return self.shared_image_embedding.grid(self.prompt_encoder.grid_hw)
+        return torch.unflatten(self._cell_positions().T, 1, self.prompt_encoder.grid_hw)[None]
+
+    def _cell_positions(self) -> Tensor:
+        """Positions of the cells of the image embedding [M, C], computed once."""
+        embedding, grid_hw = self.shared_image_embedding, self.prompt_encoder.grid_hw
+        if is_tracing():
+            return embedding.grid(grid_hw)
+        with torch.inference_mode(False):  # training may use the same tensor later
+            return self._positions.get([embedding.positional_embedding], lambda: embedding.grid(grid_hw))
 
     def _encode(self, pixel_values: Tensor, flags: OutputFlags) -> Sam2VisionEncoderOutput:
         """Run the vision encoder on images of the configured size."""
@@ -260,7 +271,7 @@ class Sam2Model(Model):
         sparse, dense = self.prompt_encoder(points, labels, boxes, masks)
         decoded: MaskDecoderOutput = self.mask_decoder(
             levels,
-            self.get_image_wide_positional_embeddings(),
+            self._cell_positions(),
             sparse,
             dense,
             multimask_output=multimask_output,

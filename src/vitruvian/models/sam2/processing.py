@@ -53,8 +53,50 @@ _NEAREST = 0
 _CORRECTED_LOGIT = 10.0  # distance from the threshold of filled holes and removed islands, as in the original
 
 
+class MaskPostProcessing:
+    """Resizing of predicted masks, which all processors of SAM 2 share."""
+
+    def post_process_masks(
+        self,
+        masks: Sequence[object] | Tensor,
+        original_sizes: Sequence[object] | Tensor,
+        mask_threshold: float = 0.0,
+        binarize: bool = True,
+        max_hole_area: float = 0.0,
+        max_sprinkle_area: float = 0.0,
+        apply_non_overlapping_constraints: bool = False,
+    ) -> list[Tensor]:
+        """Resize mask logits to the original size of the images and remove small holes and islands.
+
+        Args:
+            masks: For each image logits [P, K, h, w], such as `pred_masks`: a tensor, an array or a list of them.
+            original_sizes: Height and width of each image.
+            mask_threshold: Logit above which a pixel is on the object.
+            binarize: Return bool masks rather than logits.
+            max_hole_area: Fill regions off the object of up to this many pixels of the image.
+            max_sprinkle_area: Remove regions on the object of up to this many pixels of the image.
+            apply_non_overlapping_constraints: Assign each pixel only to the object with the highest logit.
+
+        Returns:
+            For each image [P, K, height, width].
+        """
+        sizes = size_list("original_sizes", original_sizes, len(masks)) or []
+        processed = []
+        for image_masks, size_hw in zip(masks, sizes, strict=True):
+            logits = _resize_logits(image_masks, size_hw)  # [P, K, H, W]
+            if apply_non_overlapping_constraints:
+                logits = _without_overlap(logits)
+            before = logits > mask_threshold
+            after = remove_specks(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
+            if not binarize and after is not before:
+                logits = logits.masked_fill(after & ~before, mask_threshold + _CORRECTED_LOGIT)
+                logits = logits.masked_fill(before & ~after, mask_threshold - _CORRECTED_LOGIT)
+            processed.append(after if binarize else logits)
+        return processed
+
+
 @settings
-class Sam2ImageProcessor(ImageProcessor):
+class Sam2ImageProcessor(MaskPostProcessing, ImageProcessor):
     """Images to the input of SAM 2, and masks back to the size of the images.
 
     Args:
@@ -131,48 +173,10 @@ class Sam2ImageProcessor(ImageProcessor):
             planes = resize(planes, height_width(self.mask_size, "mask_size"), mode=resample_mode(_NEAREST))
         return planes.reshape(*labels.shape[:-2], *planes.shape[-2:]).long()
 
-    def post_process_masks(
-        self,
-        masks: Sequence[object] | Tensor,
-        original_sizes: Sequence[object] | Tensor,
-        mask_threshold: float = 0.0,
-        binarize: bool = True,
-        max_hole_area: float = 0.0,
-        max_sprinkle_area: float = 0.0,
-        apply_non_overlapping_constraints: bool = False,
-    ) -> list[Tensor]:
-        """Resize mask logits to the original size of the images and remove small holes and islands.
-
-        Args:
-            masks: For each image logits [P, K, h, w], such as `pred_masks`: a tensor, an array or a list of them.
-            original_sizes: Height and width of each image.
-            mask_threshold: Logit above which a pixel is on the object.
-            binarize: Return bool masks rather than logits.
-            max_hole_area: Fill regions off the object of up to this many pixels of the image.
-            max_sprinkle_area: Remove regions on the object of up to this many pixels of the image.
-            apply_non_overlapping_constraints: Assign each pixel only to the object with the highest logit.
-
-        Returns:
-            For each image [P, K, height, width].
-        """
-        sizes = size_list("original_sizes", original_sizes, len(masks)) or []
-        processed = []
-        for image_masks, size_hw in zip(masks, sizes, strict=True):
-            logits = _resize_logits(image_masks, size_hw)  # [P, K, H, W]
-            if apply_non_overlapping_constraints:
-                logits = _without_overlap(logits)
-            before = logits > mask_threshold
-            after = remove_specks(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
-            if not binarize and after is not before:
-                logits = logits.masked_fill(after & ~before, mask_threshold + _CORRECTED_LOGIT)
-                logits = logits.masked_fill(before & ~after, mask_threshold - _CORRECTED_LOGIT)
-            processed.append(after if binarize else logits)
-        return processed
-
 
 @positional_fields("image_processor", "target_size", "point_pad_value")
 @settings
-class Sam2Processor(Settings):
+class Sam2Processor(MaskPostProcessing, Settings):
     """Images and prompts to inputs of SAM 2. Fields may be positional arguments.
 
     Args:
@@ -288,27 +292,6 @@ class Sam2Processor(Settings):
             )
         return BatchFeature(dict(prompts), tensor_type="np" if return_tensors == "np" else None)
 
-    def post_process_masks(
-        self,
-        masks: Sequence[object] | Tensor,
-        original_sizes: Sequence[object] | Tensor,
-        mask_threshold: float = 0.0,
-        binarize: bool = True,
-        max_hole_area: float = 0.0,
-        max_sprinkle_area: float = 0.0,
-        apply_non_overlapping_constraints: bool = False,
-    ) -> list[Tensor]:
-        """Resize mask logits to the original size of the images; see `Sam2ImageProcessor.post_process_masks`."""
-        return self.image_processor.post_process_masks(
-            masks,
-            original_sizes,
-            mask_threshold,
-            binarize,
-            max_hole_area,
-            max_sprinkle_area,
-            apply_non_overlapping_constraints,
-        )
-
 
 def remove_specks(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
     """Fill holes, then remove islands of up to so many pixels in bool masks [..., H, W]; 0 keeps them."""
@@ -371,18 +354,10 @@ def _read_image_settings(source: str | Path, options: HubOptions) -> dict[str, o
 def read_points(
     points: object, labels: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING
 ) -> tuple[Tensor, Tensor | None]:
-    """Read points and labels in pixels of the images.
+    """Read points and labels, nested as [image][object][point], in pixels of the images.
 
-    Args:
-        points: x and y, nested as [image][object][point]; a level may be omitted where that is unambiguous.
-        labels: One number a point, nested alike, or None.
-        sizes_hw: Height and width of each image.
-        target_hw: Height and width of the model input.
-        pad: Coordinates of padding.
-
-    Returns:
-        Points [B, P, N, 2] in pixels of the model input, float32, and labels [B, P, N], int64, or None where there are
-        neither labels nor padding.
+    Returns points [B, P, N, 2] in pixels of the model input, float32, and labels [B, P, N], int64, or None where there
+    are neither labels nor padding.
     """
     nested_points, nested_labels = _match_levels(points, labels, len(sizes_hw))
     objects = max(len(image) for image in nested_points)
@@ -461,18 +436,8 @@ def _match_levels(points: object, labels: object, images: int) -> tuple[_Points,
 
 
 def _nested_lists(value: object, name: str, *, size: int) -> tuple[list[Any], int]:
-    """Convert prompts to nested lists of numbers.
-
-    Args:
-        value: Tensors, arrays, tuples and lists, also mixed.
-        name: Name of the argument.
-        size: Numbers of a prompt: 2 for points, 4 for boxes, 1 for labels.
-
-    Returns:
-        The lists, and the number of levels above a prompt.
-    """
-    nested_list = cast(list[Any], _to_lists(value, name))
-    depth = _depth(nested_list, name)
+    """Convert prompts of `size` numbers each (labels 1) to nested lists, with the number of levels above a prompt."""
+    nested_list, depth = cast(tuple[list[Any], int], _to_lists(value, name))
     levels = depth if size == 1 else depth - 1
     leaves: list[Any] = [nested_list]
     for _ in range(levels):
@@ -497,27 +462,22 @@ def _nested_lists(value: object, name: str, *, size: int) -> tuple[list[Any], in
     return nested_list, levels
 
 
-def _to_lists(value: object, name: str) -> object:
-    """Convert tensors, arrays, tuples and lists, also mixed, to nested lists of numbers."""
+def _to_lists(value: object, name: str) -> tuple[object, int]:
+    """Convert tensors, arrays, tuples and lists, also mixed, to nested lists of numbers, with their depth."""
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
-        return value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [_to_lists(item, name) for item in value]
+        value = value.tolist()
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return value
-    raise InputError(f"{name}: expected numbers in nested lists, an array or a tensor, got {value!r}.")
-
-
-def _depth(value: object, name: str) -> int:
-    """Return the depth of nested lists, which must be the same everywhere."""
-    if not isinstance(value, list):
-        return 0
+        return value, 0
+    if not isinstance(value, (list, tuple)):
+        raise InputError(f"{name}: expected numbers in nested lists, an array or a tensor, got {value!r}.")
     if not value:
         raise InputError(f"{name}: expected at least one prompt in each list, got an empty one. Leave it out.")
-    depths = {_depth(item, name) for item in value}
-    if len(depths) > 1:
-        raise InputError(f"{name}: expected lists nested equally deep everywhere, got {depths} levels side by side.")
-    return depths.pop() + 1
+    items, depths = zip(*(_to_lists(item, name) for item in value), strict=True)
+    if len(set(depths)) > 1:
+        raise InputError(
+            f"{name}: expected lists nested equally deep everywhere, got {set(depths)} levels side by side."
+        )
+    return list(items), depths[0] + 1
 
 
 def _readings(value: list[Any], levels: int, wanted: int) -> list[list[list[Any]]]:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from vitruvian.errors import InputError
 from vitruvian.layers.mlp import activation
 from vitruvian.models.sam2.configuration import Sam2PromptEncoderConfig
+from vitruvian.ops.cache import constant
 
 PADDING = -10
 NOT_A_POINT = -1
@@ -60,7 +61,10 @@ class PromptEncoder(nn.Module):
         if input_points is not None and input_labels is not None:
             tokens.append(self._embed_points(input_points, input_labels))  # [B, P, N, C]
         if input_boxes is not None:
-            tokens.append(self._embed_boxes(input_boxes))  # [B, P, 2, C]
+            corners = torch.unflatten(input_boxes, -1, (2, 2))
+            tokens.append(
+                self.shared_embedding.embed(corners, self.image_hw) + self.point_embed.weight[2:4]
+            )  # [B, P, 2, C]
         if tokens:
             tokens.append(self.not_a_point_embed.weight.expand(*tokens[0].shape[:2], 1, -1))  # [B, P, 1, C]
         sparse = torch.cat(tokens, dim=2) if tokens else None  # [B, P, N', C]
@@ -68,32 +72,19 @@ class PromptEncoder(nn.Module):
 
     def _embed_points(self, points: Tensor, labels: Tensor) -> Tensor:
         """Embed points [B, P, N, 2] with labels [B, P, N]: position plus an embedding of the label [B, P, N, C]."""
-        embedded = self._embed_pixels(points)  # [B, P, N, C]
-        label = labels[..., None]  # [B, P, N, 1]
-        embedded = torch.where(label == NOT_A_POINT, self.not_a_point_embed.weight, embedded)
-        embedded = torch.where(label == PADDING, torch.zeros_like(embedded), embedded)
         by_label = self.point_embed(labels.clamp(min=0).long())  # [B, P, N, C]
-        return torch.where(label >= 0, embedded + by_label, embedded)
-
-    def _embed_boxes(self, boxes: Tensor) -> Tensor:
-        """Embed boxes [B, P, 4] as their two corners [B, P, 2, C]."""
-        return self._embed_pixels(torch.unflatten(boxes, -1, (2, 2))) + self.point_embed.weight[2:4]  # [B, P, 2, C]
+        label = labels.unsqueeze(-1)  # [B, P, N, 1]
+        positions = self.shared_embedding.embed(points, self.image_hw)
+        embedded = (positions + by_label).masked_fill(label < 0, 0.0)
+        return torch.where(label == NOT_A_POINT, self.not_a_point_embed.weight, embedded)
 
     def _embed_masks(self, masks: Tensor | None) -> Tensor:
         """Embed mask logits [B, P, 4h, 4w] as [B, P, C, h, w]; without masks, one embedding for every cell."""
         if masks is None:
-            no_mask = self.no_mask_embed.weight[:, None, :, None, None]
-            return no_mask.expand(-1, -1, -1, *self.grid_hw)  # [1, 1, C, h, w]
+            return self.no_mask_embed.weight.view(1, 1, -1, 1, 1).expand(-1, -1, -1, *self.grid_hw)  # [1, 1, C, h, w]
         logits = masks.flatten(0, 1)[:, None].to(self.no_mask_embed.weight.dtype)  # [B·P, 1, 4h, 4w]
         embedded: Tensor = self.mask_embed(logits)  # [B·P, C, h, w]
         return torch.unflatten(embedded, 0, masks.shape[:2])  # [B, P, C, h, w]
-
-    def _embed_pixels(self, coordinates: Tensor) -> Tensor:
-        """Embed the centers of pixels [..., 2] as [..., C]."""
-        height, width = self.image_hw
-        x, y = (coordinates.float() + 0.5).unbind(-1)
-        positions: Tensor = self.shared_embedding(torch.stack((x / width, y / height), dim=-1))
-        return positions
 
 
 class RandomFourierPositions(nn.Module):
@@ -106,19 +97,20 @@ class RandomFourierPositions(nn.Module):
         self.scale = scale
         self.register_buffer("positional_embedding", torch.zeros(2, channels // 2))
 
-    def forward(self, positions: Tensor) -> Tensor:
-        """Embed x and y [..., 2] as [..., C]; computed in float32 whatever the data type of the model."""
+    def embed(self, cells: Tensor, size_hw: tuple[int, int]) -> Tensor:
+        """Embed the centers of cells x, y [..., 2] of a grid as [..., C]; in float32 whatever the model's data type."""
         frequencies = self.positional_embedding
-        angles = 2 * math.pi * ((2 * positions.float() - 1) @ frequencies.float())  # [..., C/2]
+        height, width = size_hw
+        # 2π · (2 · (cell + 0.5) / size - 1) for x and y
+        per_cell = constant((4 * math.pi / width, 4 * math.pi / height), cells.device)
+        first = constant((2 * math.pi / width - 2 * math.pi, 2 * math.pi / height - 2 * math.pi), cells.device)
+        angles = torch.addcmul(first, cells.float(), per_cell) @ frequencies.float()  # [..., C/2]
         return torch.cat((angles.sin(), angles.cos()), dim=-1).to(frequencies.dtype)  # [..., C]
 
     def grid(self, grid_hw: tuple[int, int]) -> Tensor:
-        """Embed the centers of the cells of a grid: [1, C, h, w]."""
-        device = self.positional_embedding.device
-        y, x = ((torch.arange(n, device=device, dtype=torch.float32) + 0.5) / n for n in grid_hw)
-        centers = torch.stack((x.expand(grid_hw), y[:, None].expand(grid_hw)), dim=-1)  # [h, w, 2]
-        embedded: Tensor = self(centers)  # [h, w, C]
-        return embedded.permute(2, 0, 1)[None]  # [1, C, h, w]
+        """Embed all cells of a grid, row by row: [h·w, C]."""
+        y, x = (torch.arange(side, device=self.positional_embedding.device) for side in grid_hw)
+        return self.embed(torch.cartesian_prod(y, x).flip(-1), grid_hw)
 
 
 class MaskEmbedding(nn.Module):

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import cast
 
-from torch import Tensor, nn, unflatten
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
 from vitruvian.models.sam2.hiera import FeedForward
 from vitruvian.ops.attention import attention
 from vitruvian.ops.layer_norm import layer_norm_of_sum
-from vitruvian.ops.two_way_attention import SharedImage, image_to_tokens, project_shared_image, tokens_to_image
+from vitruvian.ops.two_way_attention import ImageCells, image_to_tokens, project_cells, tokens_to_image
 
 
 class TwoWayTransformer(nn.Module):
@@ -33,10 +33,8 @@ class TwoWayTransformer(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        image: Tensor,
-        image_positions: Tensor,
+        image: ImageCells,
         *,
-        shared: SharedImage | None = None,
         similarity: Tensor | None = None,
         target: Tensor | None = None,
         need_weights: bool = False,
@@ -45,9 +43,7 @@ class TwoWayTransformer(nn.Module):
 
         Args:
             tokens: Output tokens and prompts [B, P, N, C]; they are also the positions of the tokens.
-            image: Cells of the image [B, 1 | P, M, C].
-            image_positions: Positions of the cells [M, C].
-            shared: What `project_image` returns for the image.
+            image: The image, from `project_image`.
             similarity: Added to the scores of tokens to the image; broadcasts to [B, P, A, N, M].
             target: Added to the tokens before each layer; broadcasts to [B, P, N, C].
             need_weights: Whether to return weights.
@@ -58,23 +54,21 @@ class TwoWayTransformer(nn.Module):
         for layer in self.layers:
             if target is not None:
                 tokens = tokens + target
-            args = (tokens, positions, image, image_positions, shared, similarity, need_weights)
+            args = (tokens, positions, image, similarity, need_weights)
             if self.gradient_checkpointing and self.training:
-                tokens, image, weights = checkpoint(layer, *args, use_reentrant=False)
+                tokens, cells, weights = checkpoint(layer, *args, use_reentrant=False)
             else:
-                tokens, image, weights = layer(*args)
+                tokens, cells, weights = layer(*args)
             if need_weights:
                 all_weights.append(weights)
-            shared = None
-        attended, _ = tokens_to_image(tokens + positions, image, image_positions, self.final_attn_token_to_image)
-        return layer_norm_of_sum(tokens, attended, self.layer_norm_final_attn), image, all_weights
+            image = ImageCells(cells, image.positions)
+        attended, _ = tokens_to_image(tokens + positions, image, self.final_attn_token_to_image)
+        return layer_norm_of_sum(tokens, attended, self.layer_norm_final_attn), image.cells, all_weights
 
-    def project_image(self, image: Tensor, image_positions: Tensor, *, tokens: int) -> SharedImage | None:
-        """Project an image [B, 1 | P, M, C] for the first layer, once for all prompts; see `project_shared_image`."""
+    def project_image(self, image: ImageCells, *, tokens: int) -> ImageCells:
+        """Project the cells for the first layer, once for all prompts; see `project_cells`."""
         first = cast(TwoWayLayer, self.layers[0])
-        return project_shared_image(
-            image, image_positions, first.cross_attn_token_to_image, first.cross_attn_image_to_token, tokens=tokens
-        )
+        return project_cells(image, first.cross_attn_token_to_image, first.cross_attn_image_to_token, tokens=tokens)
 
 
 class TwoWayLayer(nn.Module):
@@ -97,9 +91,7 @@ class TwoWayLayer(nn.Module):
         self,
         tokens: Tensor,
         positions: Tensor,
-        image: Tensor,
-        image_positions: Tensor,
-        shared: SharedImage | None = None,
+        image: ImageCells,
         similarity: Tensor | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -109,20 +101,12 @@ class TwoWayLayer(nn.Module):
         else:
             tokens = layer_norm_of_sum(tokens, self.self_attn(tokens + positions, tokens), self.layer_norm1)
         attended, weights = tokens_to_image(
-            tokens + positions,
-            image,
-            image_positions,
-            self.cross_attn_token_to_image,
-            shared=shared,
-            bias=similarity,
-            need_weights=need_weights,
+            tokens + positions, image, self.cross_attn_token_to_image, bias=similarity, need_weights=need_weights
         )
         tokens = layer_norm_of_sum(tokens, attended, self.layer_norm2)
         tokens = layer_norm_of_sum(tokens, self.mlp(tokens), self.layer_norm3)
-        image = image_to_tokens(
-            image, image_positions, tokens, positions, self.cross_attn_image_to_token, self.layer_norm4, shared=shared
-        )  # [B, P, M, C]
-        return tokens, image, weights
+        cells = image_to_tokens(image, tokens, positions, self.cross_attn_image_to_token, self.layer_norm4)
+        return tokens, cells, weights
 
 
 class SelfAttention(nn.Module):
@@ -140,13 +124,14 @@ class SelfAttention(nn.Module):
 
     def forward(self, with_positions: Tensor, tokens: Tensor) -> Tensor:
         """Attend with queries and keys from `with_positions` and values from `tokens`, all [B, P, N, C]."""
+        B, P, N, C = tokens.shape
         q, k, v = (
-            unflatten(part.flatten(0, 1), -1, (self.heads, -1)).transpose(1, 2)
+            part.view(B * P, N, self.heads, -1).transpose(1, 2)
             for part in (self.q_proj(with_positions), self.k_proj(with_positions), self.v_proj(tokens))
         )  # [B·P, A, N, D] each
-        out, _ = attention(q, k, v, implementation=self.attn_implementation)
-        out = self.o_proj(out.transpose(1, 2).flatten(2))  # [B·P, N, C]
-        return unflatten(out, 0, tokens.shape[:2])  # [B, P, N, C]
+        attended, _ = attention(q, k, v, implementation=self.attn_implementation)
+        out: Tensor = self.o_proj(attended.transpose(1, 2).reshape(B, P, N, C))
+        return out
 
 
 class CrossAttention(nn.Module):

@@ -15,15 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitruvian.errors import CheckpointError, InputError, WeightsError
-from vitruvian.hub import weight_file
+from vitruvian.errors import InputError, WeightsError
 from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sapiens2.checkpoint_keys import is_original, target_names
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, task_fields
 from vitruvian.models.sapiens2.modeling import Sapiens2Model
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.weights import check_finite, open_file, some
+from vitruvian.weights import read_original, some
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -90,12 +89,7 @@ def save_converted(source: str | Path, out: str | Path, *, image_hw: tuple[int, 
         out: Folder to write.
         image_hw: Size of the images of the model; four times that for the 4K variant.
     """
-    file = weight_file(source)
-    if file is None:
-        raise CheckpointError(f"{source}: expected a checkpoint file such as sapiens2_0.4b_pose.safetensors.")
-    original = dict(open_file(file).tensors())
-    for name, tensor in original.items():
-        check_finite(name, tensor, str(source))
+    original = read_original(source, "sapiens2_0.4b_pose.safetensors")
     state = convert_state_dict(original)
     config, task = infer_config({name: tuple(tensor.shape) for name, tensor in original.items()}, image_hw)
     _check_scale_branch(config)

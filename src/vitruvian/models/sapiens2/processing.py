@@ -24,7 +24,7 @@ from vitruvian.images import (
     resample_mode,
     resize,
 )
-from vitruvian.images.argmax import resized_argmax
+from vitruvian.images.label_maps import resized_argmax
 from vitruvian.ops.cache import constant
 from vitruvian.ops.crop import Floats
 from vitruvian.ops.heatmap_peaks import decode_heatmaps

@@ -23,7 +23,7 @@ from vitruvian.layers.residual import DropPath
 from vitruvian.models.swin.configuration import SwinConfig
 from vitruvian.ops.dispatch import is_tracing, wants_grad
 from vitruvian.ops.layer_norm import add_layer_norm
-from vitruvian.ops.window_attention import window_attention, window_attention_with_weights
+from vitruvian.ops.window_attention import window_attention
 
 Grid = tuple[int, int]
 
@@ -146,17 +146,11 @@ class WindowAttention(nn.Module):
             qkv = torch.cat((self.query(tokens), self.key(tokens), self.value(tokens)), dim=-1)  # [B, h·w, 3C]
             biases: list[Tensor] = [part.bias for part in (self.query, self.key, self.value) if part.bias is not None]
             fill = torch.cat(biases) if biases else None  # [3C]
-        dropout = self.drop_rate if self.training else 0.0
-        if need_weights or self.attn_implementation == "eager":
-            return window_attention_with_weights(
-                qkv, grid_hw=grid_hw, heads=self.heads, window=self.window, shift=shift,
-                fill=fill, bias=self.position_bias(), dropout=dropout,
-            )  # fmt: skip
-        out = window_attention(
-            qkv, grid_hw=grid_hw, heads=self.heads, window=self.window, shift=shift,
-            fill=fill, bias=self.position_bias(), dropout=dropout,
+        return window_attention(
+            qkv, grid_hw=grid_hw, heads=self.heads, window=self.window, shift=shift, fill=fill,
+            bias=self.position_bias(), dropout=self.drop_rate if self.training else 0.0,
+            need_weights=need_weights or self.attn_implementation == "eager",
         )  # fmt: skip
-        return out, None
 
     def position_bias(self) -> Tensor:
         """Bias of every head for every pair of tokens in a window [A, N, N]; cached by `optimize` in inference."""

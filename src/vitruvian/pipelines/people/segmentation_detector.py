@@ -18,7 +18,7 @@ from torch import Tensor
 from vitruvian.auto import AutoImageProcessor, AutoModelForUniversalSegmentation
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
-from vitruvian.images.components import label_regions
+from vitruvian.images.components import remove_islands
 from vitruvian.images.nms import mask_boxes
 from vitruvian.model import Model
 from vitruvian.models.mask_classification.postprocessing import QueryLogits
@@ -109,8 +109,6 @@ class SegmentationDetector:
 def _body_box(mask: SmallMask) -> tuple[int, int, int, int]:
     """Return the bounding box x1, y1, x2, y2 of a mask without its small components."""
     pixels = torch.from_numpy(mask.pixels().copy())  # [h, w]
-    _, areas = label_regions(pixels)  # [h, w]
-    # The largest component counts even if all are small.
-    body = areas >= min(max(1.0, _MIN_COMPONENT * mask.area), float(areas.max()))
+    body = remove_islands(pixels, math.ceil(_MIN_COMPONENT * mask.area) - 1, keep_largest=True)
     left, top, right, bottom = mask_boxes(body).tolist()
     return left + mask.window[2], top + mask.window[0], right + mask.window[2], bottom + mask.window[0]

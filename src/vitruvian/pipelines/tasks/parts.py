@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitruvian.draw import class_colours
 from vitruvian.human import PART_NAMES
-from vitruvian.images.argmax import resized_argmax
+from vitruvian.images.label_maps import resized_argmax
 from vitruvian.models.sapiens2.processing import resize_map
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.engine.task import Prepared

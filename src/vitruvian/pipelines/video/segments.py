@@ -157,7 +157,7 @@ class SegmentFiles:
                 size_hw = image.shape[:2] if folder.reader is None else folder.reader.size_hw
                 self._writer = VideoWriter(self._video, folder.rate, (size_hw[0], size_hw[1]), alpha=self._alpha)
             elif self._writer is None:
-                self._writer = SequenceWriter(folder.out, alpha=self._alpha, start=self._start)
+                self._writer = SequenceWriter(folder.out, start=self._start)
             self._writer.write(image, time - self._time)
         self._lines.write(json_text(line) + "\n")
         self._failures += failed

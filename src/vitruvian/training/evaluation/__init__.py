@@ -8,71 +8,43 @@
 | boxes of people, objects by box or mask, segments | `BoxAP`, `MeanAveragePrecision`, `PanopticQuality` |
 
 All take numpy arrays and torch tensors, hold numbers but no images, and can be pickled to be merged across processes.
-`Report` turns their scores into tables and JSON.
+`Report` turns their scores into tables and JSON; `evaluate.evaluate_folder` runs the metrics of each task on a dataset.
 """
 
-from vitruvian.training.evaluation.average_precision import (
-    BoxAP,
-    BoxAPScores,
-    MeanAveragePrecision,
-    MeanAveragePrecisionScores,
-)
-from vitruvian.training.evaluation.geometry import (
-    AngularError,
-    AngularErrorScores,
-    DepthError,
-    DepthErrorScores,
-    PointError,
-    PointErrorScores,
-)
-from vitruvian.training.evaluation.iou import ForegroundIoU, ForegroundIoUScores, MeanIoU, MeanIoUScores
+from vitruvian.training.evaluation.average_precision import BoxAP, MeanAveragePrecision
+from vitruvian.training.evaluation.geometry import AngularError, DepthError, PointError
+from vitruvian.training.evaluation.iou import ForegroundIoU, MeanIoU
 from vitruvian.training.evaluation.keypoints import (
     PCK,
     KeypointAP,
-    KeypointAPScores,
-    PCKScores,
     box_length,
     head_length,
     layout_groups,
     layout_sigmas,
-    segment_length,
     torso_length,
 )
-from vitruvian.training.evaluation.matting import MattingError, MattingErrorScores, unknown_band
-from vitruvian.training.evaluation.panoptic import PanopticQuality, PanopticReport, PanopticScores
+from vitruvian.training.evaluation.matting import MattingError, unknown_band
+from vitruvian.training.evaluation.panoptic import PanopticQuality
 from vitruvian.training.evaluation.report import Goal, Report
 
 __all__ = [
     "PCK",
     "AngularError",
-    "AngularErrorScores",
     "BoxAP",
-    "BoxAPScores",
     "DepthError",
-    "DepthErrorScores",
     "ForegroundIoU",
-    "ForegroundIoUScores",
     "Goal",
     "KeypointAP",
-    "KeypointAPScores",
     "MattingError",
-    "MattingErrorScores",
     "MeanAveragePrecision",
-    "MeanAveragePrecisionScores",
     "MeanIoU",
-    "MeanIoUScores",
-    "PCKScores",
     "PanopticQuality",
-    "PanopticReport",
-    "PanopticScores",
     "PointError",
-    "PointErrorScores",
     "Report",
     "box_length",
     "head_length",
     "layout_groups",
     "layout_sigmas",
-    "segment_length",
     "torso_length",
     "unknown_band",
 ]

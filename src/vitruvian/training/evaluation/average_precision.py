@@ -1,9 +1,9 @@
-"""Average precision and recall of detected objects by mask or box, with COCO's rules and numbers.
+"""Average precision and recall of detected objects by mask, box or keypoints, with COCO's rules and numbers.
 
-    update: objects of an image ── overlaps [D, G] of each label, greedy matching, best score first ──▶ matches
-    compute: at 10 IoU thresholds and 4 ranges of area ──▶ precision over recall
+    update: objects of an image ── similarity [D, G] of each label, greedy matching, best score first ──▶ matches
+    compute: at 10 thresholds and 4 ranges of area ──▶ precision over recall
 
-`match_detections` and `precision_recall` take overlaps of any kind; keypoints use them too.
+`AveragePrecision` takes similarities of any kind; `KeypointAP`, in `keypoints`, uses that of keypoints.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,25 +24,145 @@ from vitruvian.training.evaluation.metric import (
     Array,
     Bools,
     Floats,
-    Mergeable,
+    Metric,
+    PerObject,
     Values,
-    check_row,
+    as_row,
+    check_choice,
     nan_mean,
     ratio,
 )
 
 Objects = Array | Sequence[object]  # boxes, masks or RLEs
-Shapes = Floats | list[Mapping[str, object]]  # boxes, or masks as RLE
 
 IOU_THRESHOLDS = tuple(np.linspace(0.5, 0.95, 10).tolist())
 _RECALLS = np.linspace(0, 1, 101)
-AREA_RANGES: dict[str, tuple[float, float]] = {
+_AREA_RANGES: dict[str, tuple[float, float]] = {
     "all": (0, 1e10),
     "small": (0, 32**2),
     "medium": (32**2, 96**2),
     "large": (96**2, 1e10),
 }
-_MAX_DETECTIONS = (1, 10, 100)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Matches:
+    """Detections of one label in one image after matching, for R ranges of size and T thresholds."""
+
+    label: int
+    scores: Floats  # [D], best first
+    matched: Bools  # [R, T, D]
+    ignored: Bools  # [R, T, D]
+    targets: npt.NDArray[np.int64]  # [R]: number of objects that count
+
+
+class AveragePrecision(Metric):
+    """Base of average precisions, whatever measures the similarity of a detection and an object.
+
+    Attributes:
+        thresholds: Similarities from which a detection counts as correct.
+        max_detections: Detections of a label in an image that count, best first.
+    """
+
+    thresholds: tuple[float, ...] = IOU_THRESHOLDS
+    max_detections: int = 100
+
+    def __init__(self) -> None:
+        self.matches: list[_Matches] = []
+
+    def best_first(self, scores: Floats) -> npt.NDArray[np.int64]:
+        """Return the indices of the detections that count: [D] -> [d]."""
+        return np.argsort(-scores, kind="stable")[: self.max_detections]
+
+    def add(
+        self,
+        similarity: Floats,
+        *,
+        scores: Floats,
+        sizes: Floats,
+        target_sizes: Floats,
+        crowd: Bools,
+        ignored: Bools | None = None,
+        ranges: Sequence[tuple[float, float]] = tuple(_AREA_RANGES.values()),
+        label: int = 0,
+    ) -> None:
+        """Match the objects of one label in one image by their similarity [D, G].
+
+        `scores` and `sizes` are those of the detections [D], best first, `target_sizes` those of the true objects [G].
+        Objects marked `ignored` [G] do not count and, unlike a crowd, match only once; likewise objects whose size is
+        outside a range.
+        """
+        low, high = np.array(ranges).T[:, :, None]  # [R, 1] each
+        outside = (target_sizes < low) | (target_sizes > high) | crowd  # [R, G]
+        if ignored is not None:
+            outside |= ignored
+        matched, on_ignored = _match_greedily(similarity, outside, crowd, self.thresholds)  # [R, T, D] each
+        wrong_size = (sizes < low) | (sizes > high)  # [R, D]
+        ignored_detections = on_ignored | (~matched & wrong_size[:, None])
+        self.matches.append(_Matches(label, scores, matched, ignored_detections, (~outside).sum(1)))
+
+    def precision_recall(self, images: Sequence[_Matches], limit: int | None = None) -> tuple[Floats, Floats]:
+        """Return mean precision over all recalls and the highest recall, with `limit` detections an image: [R, T]."""
+        if not images:
+            nothing = np.full((len(_AREA_RANGES), len(self.thresholds)), np.nan)
+            return nothing, nothing
+        scores = np.concatenate([image.scores[:limit] for image in images])
+        order = np.argsort(-scores, kind="stable")
+        matched = np.concatenate([image.matched[..., :limit] for image in images], axis=-1)[..., order]  # [R, T, D]
+        counts = ~np.concatenate([image.ignored[..., :limit] for image in images], axis=-1)[..., order]
+        targets = np.sum([image.targets for image in images], axis=0)[:, None, None]  # [R, 1, 1]
+        correct = np.cumsum(matched & counts, axis=-1, dtype=np.float64)
+        wrong = np.cumsum(~matched & counts, axis=-1, dtype=np.float64)
+        recall = np.divide(correct, targets, out=np.zeros_like(correct), where=targets > 0)
+        precision = correct / np.maximum(correct + wrong, np.spacing(1))
+        # The best precision at this recall or any higher one.
+        envelope = np.maximum.accumulate(precision[..., ::-1], axis=-1)[..., ::-1]
+        means = np.full(correct.shape[:2], np.nan)
+        highest = np.full(correct.shape[:2], np.nan)
+        for size, threshold in np.ndindex(*means.shape):
+            if targets[size, 0, 0] == 0:
+                continue
+            index = np.searchsorted(recall[size, threshold], _RECALLS, side="left")
+            reached = index < len(order)
+            means[size, threshold] = envelope[size, threshold][index[reached]].sum() / len(_RECALLS)
+            highest[size, threshold] = recall[size, threshold, -1] if len(order) else 0.0
+        return means, highest
+
+
+def _match_greedily(
+    similarity: Floats, outside: Bools, crowd: Bools, thresholds: Sequence[float]
+) -> tuple[Bools, Bools]:
+    """Match each detection, best first, with the free object most similar to it, preferring objects that count.
+
+    similarity [D, G], outside [R, G] (objects that do not count), crowd [G] (always free) -> whether each detection is
+    matched, and matched with an object that does not count: [R, T, D] each.
+    """
+    count, objects = similarity.shape
+    limits = np.minimum(thresholds, 1 - 1e-10)[:, None]  # [T, 1]
+    free = np.ones((len(outside), len(limits), objects), dtype=np.bool_)  # [R, T, G]
+    matched = np.zeros((len(outside), len(limits), count), dtype=np.bool_)  # [R, T, D]
+    on_ignored = np.zeros_like(matched)
+    if objects == 0:
+        return matched, on_ignored
+    for number, row in enumerate(similarity):
+        able = (free | crowd) & (row >= limits)  # [R, T, G]
+        # Objects that count come first whatever the similarity; of equals COCO takes the last.
+        priority = np.where(able, row + 2.0 * ~outside[:, None], -1.0)  # [R, T, G]
+        chosen = objects - 1 - priority[..., ::-1].argmax(-1)  # [R, T]
+        hit = able.any(-1)
+        matched[..., number] = hit
+        on_ignored[..., number] = hit & np.take_along_axis(outside, chosen, axis=1)
+        taken = np.take_along_axis(free, chosen[..., None], axis=-1) & ~hit[..., None]
+        np.put_along_axis(free, chosen[..., None], taken, axis=-1)
+    return matched, on_ignored
+
+
+def summarize(name: str, tables: Sequence[Floats]) -> dict[str, float]:
+    """Return COCO's means of tables [R, T], one a label: over all thresholds, at 0.5, at 0.75, and by size."""
+    table = np.stack(tables) if tables else np.full((1, len(_AREA_RANGES), len(IOU_THRESHOLDS)), np.nan)
+    sizes = {f"{name}_{size}": nan_mean(table[:, row]) for row, size in enumerate(_AREA_RANGES) if size != "all"}
+    at_one = {f"{name}50": nan_mean(table[:, 0, 0]), f"{name}75": nan_mean(table[:, 0, 5])}
+    return {name: nan_mean(table[:, 0])} | at_one | sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,17 +184,7 @@ class MeanAveragePrecisionScores:
     per_label: dict[int, float]
 
 
-@dataclasses.dataclass(frozen=True)
-class Matches:
-    """Detections of one label in one image after matching, for R ranges of size and T thresholds."""
-
-    scores: Floats  # [D], best first
-    matched: Bools  # [R, T, D]
-    ignored: Bools  # [R, T, D]
-    targets: npt.NDArray[np.int64]  # [R]: number of objects that count
-
-
-class MeanAveragePrecision(Mergeable):
+class MeanAveragePrecision(AveragePrecision):
     """COCO's mAP and AR.
 
     Args:
@@ -84,10 +194,9 @@ class MeanAveragePrecision(Mergeable):
     settings = ("kind",)
 
     def __init__(self, kind: Literal["mask", "box"] = "mask") -> None:
-        if kind not in ("mask", "box"):
-            raise InputError(f"kind: expected mask or box, got {kind!r}.")
+        super().__init__()
+        check_choice("kind", kind, ("mask", "box"))
         self.kind = kind
-        self.matches: list[tuple[int, Matches]] = []  # with their labels
 
     def update(
         self,
@@ -97,151 +206,51 @@ class MeanAveragePrecision(Mergeable):
         targets: Objects,
         target_labels: Values,
         *,
-        crowd: Values | None = None,
-        target_areas: Values | None = None,
+        crowd: PerObject = None,
+        target_areas: PerObject = None,
     ) -> None:
         """Add one image: D detected objects with scores and labels, G true ones with labels.
 
         `crowd` [G] marks regions that stand for many objects; `target_areas` [G] are areas in pixels where they differ
         from those of the masks or boxes, as in COCO's annotations.
         """
-        found, truth = _as_shapes(self.kind, objects), _as_shapes(self.kind, targets)
-        found_areas, truth_areas = _areas(found), _areas(truth)
-        flags = check_row("crowd", crowd, len(truth_areas), np.bool_, default=False)
+        read, area, iou = (check_boxes, _box_areas, _box_iou) if self.kind == "box" else (_read_rles, _areas, _rle_iou)
+        found, truth = read(objects), read(targets)
+        areas, true_areas = area(found), area(truth)
         if target_areas is not None:
-            truth_areas = check_row("target_areas", target_areas, len(truth_areas), np.float64)
-        rank = check_row("scores", scores, len(found_areas), np.float64)
-        found_labels = check_row("labels", labels, len(found_areas), np.int64)
-        truth_labels = check_row("target_labels", target_labels, len(truth_areas), np.int64)
-        for label in np.union1d(found_labels, truth_labels).tolist():
-            ours, theirs = np.flatnonzero(found_labels == label), np.flatnonzero(truth_labels == label)
-            ours = ours[np.argsort(-rank[ours], kind="stable")][: _MAX_DETECTIONS[-1]]
-            matches = match_detections(
-                _overlaps(_take(found, ours), _take(truth, theirs), flags[theirs]),
-                scores=rank[ours],
-                areas=found_areas[ours],
-                target_areas=truth_areas[theirs],
+            true_areas = as_row("target_areas", target_areas, len(truth), np.float64)
+        flags = as_row("crowd", crowd, len(truth), np.bool_, default=False)
+        confidence = as_row("scores", scores, len(found), np.float64)
+        found_labels = as_row("labels", labels, len(found), np.int64)
+        true_labels = as_row("target_labels", target_labels, len(truth), np.int64)
+        for label in np.union1d(found_labels, true_labels).tolist():
+            ours, theirs = np.flatnonzero(found_labels == label), np.flatnonzero(true_labels == label)
+            ours = ours[self.best_first(confidence[ours])]
+            self.add(
+                iou(found[ours], truth[theirs], flags[theirs]),
+                scores=confidence[ours],
+                sizes=areas[ours],
+                target_sizes=true_areas[theirs],
                 crowd=flags[theirs],
+                label=label,
             )
-            self.matches.append((label, matches))
 
     def compute(self) -> MeanAveragePrecisionScores:
         """Return the scores of all images so far."""
-        labels = sorted({label for label, _ in self.matches})
-        by_label = {label: [matches for other, matches in self.matches if other == label] for label in labels}
-        tables = {
-            (label, most): precision_recall(by_label[label], most) for label in labels for most in _MAX_DETECTIONS
-        }
-        ranges, last = list(AREA_RANGES), _MAX_DETECTIONS[-1]
-
-        def precision(size: str, threshold: int | slice = slice(None)) -> float:
-            return nan_mean([tables[label, last][0][ranges.index(size), threshold] for label in labels])
-
-        def recall(size: str, most: int = last) -> float:
-            return nan_mean([tables[label, most][1][ranges.index(size)] for label in labels])
-
-        return MeanAveragePrecisionScores(
-            ap=precision("all"),
-            ap50=precision("all", 0),
-            ap75=precision("all", 5),
-            ap_small=precision("small"),
-            ap_medium=precision("medium"),
-            ap_large=precision("large"),
-            ar_1=recall("all", 1),
-            ar_10=recall("all", 10),
-            ar_100=recall("all"),
-            ar_small=recall("small"),
-            ar_medium=recall("medium"),
-            ar_large=recall("large"),
-            per_label={label: nan_mean([tables[label, last][0][0]]) for label in labels},
-        )
-
-
-def match_detections(
-    overlaps: Floats,
-    *,
-    scores: Floats,
-    areas: Floats,
-    target_areas: Floats,
-    crowd: Bools,
-    ignored: Bools | None = None,
-    ranges: Sequence[tuple[float, float]] = tuple(AREA_RANGES.values()),
-    thresholds: Sequence[float] = IOU_THRESHOLDS,
-) -> Matches:
-    """Match the objects of one label in one image by their overlaps [D, G], best score first.
-
-    `scores` and `areas` are those of the detections [D], `target_areas` those of the true objects [G]. Objects marked
-    `ignored` [G] do not count and, unlike a crowd, match only once; likewise objects outside a range of areas.
-    """
-    skip = crowd if ignored is None else crowd | ignored
-    lows, highs = np.array(ranges).T[:, :, None]  # [R, 1] each
-    outside = (target_areas < lows) | (target_areas > highs) | skip  # [R, G]
-    matched, on_ignored = _match_greedily(overlaps, outside, crowd, thresholds)  # [R, T, D] each
-    wrong_size = (areas < lows) | (areas > highs)  # [R, D]
-    return Matches(
-        scores=scores,
-        matched=matched,
-        ignored=on_ignored | (~matched & wrong_size[:, None]),
-        targets=(~outside).sum(1),
-    )
-
-
-def _match_greedily(
-    overlaps: Floats, outside: Bools, crowd: Bools, thresholds: Sequence[float] = IOU_THRESHOLDS
-) -> tuple[Bools, Bools]:
-    """Match each detection, best first, with the free object it overlaps most, preferring objects that count.
-
-    overlaps [D, G], outside [R, G] (objects that do not count), crowd [G] (always free) -> whether each detection is
-    matched, and matched with an object that does not count: [R, T, D] each.
-    """
-    count, objects = overlaps.shape
-    limits = np.minimum(thresholds, 1 - 1e-10)[:, None]  # [T, 1]
-    free = np.ones((len(outside), len(limits), objects), dtype=np.bool_)  # [R, T, G]
-    matched = np.zeros((len(outside), len(limits), count), dtype=np.bool_)  # [R, T, D]
-    on_ignored = np.zeros_like(matched)
-    if objects == 0:
-        return matched, on_ignored
-    for number, row in enumerate(overlaps):
-        able = (free | crowd) & (row >= limits)  # [R, T, G]
-        # Objects that count come first whatever the overlap; of equals COCO takes the last.
-        priority = np.where(able, row + 2.0 * ~outside[:, None], -1.0)  # [R, T, G]
-        chosen = objects - 1 - priority[..., ::-1].argmax(-1)  # [R, T]
-        hit = able.any(-1)
-        matched[..., number] = hit
-        on_ignored[..., number] = hit & np.take_along_axis(outside, chosen, axis=1)
-        taken = np.take_along_axis(free, chosen[..., None], axis=-1) & ~hit[..., None]
-        np.put_along_axis(free, chosen[..., None], taken, axis=-1)
-    return matched, on_ignored
-
-
-def precision_recall(images: Sequence[Matches], most: int) -> tuple[Floats, Floats]:
-    """Return mean precision over all recalls and the highest recall: [R, T] each, with `most` detections an image."""
-    scores = np.concatenate([p.scores[:most] for p in images])
-    order = np.argsort(-scores, kind="stable")
-    matched = np.concatenate([p.matched[..., :most] for p in images], axis=-1)[..., order]  # [R, T, D]
-    counts = ~np.concatenate([p.ignored[..., :most] for p in images], axis=-1)[..., order]
-    targets = np.sum([p.targets for p in images], axis=0)[:, None, None]  # [R, 1, 1]
-    correct = np.cumsum(matched & counts, axis=-1, dtype=np.float64)
-    wrong = np.cumsum(~matched & counts, axis=-1, dtype=np.float64)
-    recall = np.divide(correct, targets, out=np.zeros_like(correct), where=targets > 0)
-    precision = correct / np.maximum(correct + wrong, np.spacing(1))
-    # The best precision at this recall or any higher one.
-    envelope = np.maximum.accumulate(precision[..., ::-1], axis=-1)[..., ::-1]
-    means = np.full(correct.shape[:2], np.nan)
-    highest = np.full(correct.shape[:2], np.nan)
-    for size, threshold in np.ndindex(*means.shape):
-        if targets[size, 0, 0] == 0:
-            continue
-        index = np.searchsorted(recall[size, threshold], _RECALLS, side="left")
-        reached = index < len(order)
-        means[size, threshold] = envelope[size, threshold][index[reached]].sum() / len(_RECALLS)
-        highest[size, threshold] = recall[size, threshold, -1] if len(order) else 0.0
-    return means, highest
-
-
-def _as_shapes(kind: str, objects: Objects) -> Shapes:
-    """Return boxes as float64 [N, 4], or masks as a list of RLE."""
-    return check_boxes(objects) if kind == "box" else _as_rles(objects)
+        images: dict[int, list[_Matches]] = {}
+        for image in self.matches:
+            images.setdefault(image.label, []).append(image)
+        precisions, recalls = {}, {}
+        for label in sorted(images):
+            for limit in (1, 10, 100):
+                precisions[label], recalls[label, limit] = self.precision_recall(images[label], limit)
+        means = summarize("ap", list(precisions.values()))
+        for limit in (1, 10, 100):
+            of_limit = summarize("ar", [recalls[label, limit] for label in precisions])
+            means |= of_limit | {f"ar_{limit}": of_limit["ar"]}
+        names = [field.name for field in dataclasses.fields(MeanAveragePrecisionScores)[:-1]]
+        per_label = {label: nan_mean(table[0]) for label, table in precisions.items()}
+        return MeanAveragePrecisionScores(**{name: means[name] for name in names}, per_label=per_label)
 
 
 def check_boxes(objects: Objects) -> Floats:
@@ -254,34 +263,33 @@ def check_boxes(objects: Objects) -> Floats:
     return boxes
 
 
-def _as_rles(objects: Objects) -> list[Mapping[str, object]]:
-    if isinstance(objects, (Tensor, np.ndarray)):
-        return list(encode_rles(objects))
-    return [row if isinstance(row, Mapping) else encode_rles(torch.as_tensor(row)[None])[0] for row in objects]
+def _box_areas(boxes_xyxy: Floats) -> Floats:
+    return np.asarray((boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).prod(-1))
 
 
-def _areas(shapes: Shapes) -> Floats:
-    """Return areas in pixels [N]."""
-    if isinstance(shapes, np.ndarray):
-        return np.asarray((shapes[:, 2] - shapes[:, 0]) * (shapes[:, 3] - shapes[:, 1]))
-    return np.array([rle_area(shape) for shape in shapes], dtype=np.float64)
-
-
-def _overlaps(found: Shapes, truth: Shapes, crowd: Bools) -> Floats:
-    """Return overlaps [D, G]: intersection over union, or over the detection's area where truth is a crowd."""
-    if not isinstance(found, np.ndarray) and not isinstance(truth, np.ndarray):
-        overlaps: Floats = rle_iou(found, truth, crowd=crowd).numpy()
-        return overlaps
-    found, truth = np.asarray(found), np.asarray(truth)
+def _box_iou(found: Floats, truth: Floats, crowd: Bools) -> Floats:
+    """Return intersection over union [D, G], or over the detection's area where truth is a crowd."""
     corner = np.minimum(found[:, None, 2:], truth[None, :, 2:]) - np.maximum(found[:, None, :2], truth[None, :, :2])
     shared = corner.clip(min=0).prod(-1)  # [D, G]
-    ours, theirs = _areas(found)[:, None], _areas(truth)[None]
+    ours, theirs = _box_areas(found)[:, None], _box_areas(truth)[None]
     whole = np.where(crowd[None], ours, ours + theirs - shared)
     return np.asarray(shared / np.where(whole > 0, whole, 1.0))
 
 
-def _take(shapes: Shapes, index: npt.NDArray[np.int64]) -> Shapes:
-    return shapes[index] if isinstance(shapes, np.ndarray) else [shapes[i] for i in index]
+def _read_rles(objects: Objects) -> npt.NDArray[Any]:
+    """Return masks as an array of RLE [N]."""
+    if isinstance(objects, (Tensor, np.ndarray)):
+        return np.array(encode_rles(objects), dtype=object)
+    rles = [row if isinstance(row, Mapping) else encode_rles(torch.as_tensor(row)[None])[0] for row in objects]
+    return np.array(rles, dtype=object)
+
+
+def _areas(rles: npt.NDArray[Any]) -> Floats:
+    return np.array([rle_area(rle) for rle in rles], dtype=np.float64)
+
+
+def _rle_iou(found: npt.NDArray[Any], truth: npt.NDArray[Any], crowd: Bools) -> Floats:
+    return np.asarray(rle_iou(list(found), list(truth), crowd=crowd))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,7 +302,7 @@ class BoxAPScores:
     people: int
 
 
-class BoxAP(Mergeable):
+class BoxAP(AveragePrecision):
     """Average precision, recall and precision of boxes of one class.
 
     Args:
@@ -314,15 +322,15 @@ class BoxAP(Mergeable):
         min_score: float = -math.inf,
         max_detections: int = 100,
     ) -> None:
+        super().__init__()
         if not thresholds or not all(0 < threshold <= 1 for threshold in thresholds):
             raise InputError(f"thresholds: expected overlaps over 0, up to 1, got {list(thresholds)}.")
         if not 0 <= min_height <= 1:
-            raise InputError(f"min_height: expected a part of the picture's height, 0 to 1, got {min_height}.")
+            raise InputError(f"min_height: expected a share of the image's height, 0 to 1, got {min_height}.")
         if max_detections < 1:
             raise InputError(f"max_detections: expected at least 1, got {max_detections}.")
         self.thresholds = tuple(float(threshold) for threshold in thresholds)
         self.min_height, self.min_score, self.max_detections = min_height, min_score, max_detections
-        self.matches: list[Matches] = []
 
     def update(
         self,
@@ -330,8 +338,8 @@ class BoxAP(Mergeable):
         scores: Values,
         target_boxes_xyxy: Objects,
         *,
-        crowd: Values | None = None,
-        ignored: Values | None = None,
+        crowd: PerObject = None,
+        ignored: PerObject = None,
         size_hw: tuple[int, int] | None = None,
     ) -> None:
         """Add one image: D boxes [D, 4] with scores [D], and G true ones [G, 4].
@@ -340,30 +348,26 @@ class BoxAP(Mergeable):
         image's size, needed with `min_height`.
         """
         if self.min_height and size_hw is None:
-            raise InputError("size_hw: expected the picture's size, which min_height refers to, got None.")
+            raise InputError("size_hw: expected the image's size, which min_height refers to, got None.")
         found, truth = check_boxes(boxes_xyxy), check_boxes(target_boxes_xyxy)
-        rank = check_row("scores", scores, len(found), np.float64)
-        best = np.argsort(-rank, kind="stable")
-        best = best[rank[best] >= self.min_score][: self.max_detections]
-        flags = check_row("crowd", crowd, len(truth), np.bool_, default=False)
+        confidence = as_row("scores", scores, len(found), np.float64)
+        best = self.best_first(confidence)
+        best = best[confidence[best] >= self.min_score]
+        flags = as_row("crowd", crowd, len(truth), np.bool_, default=False)
         lowest = self.min_height * size_hw[0] if size_hw is not None else 0.0
-        self.matches.append(
-            match_detections(
-                _overlaps(found[best], truth, flags),
-                scores=rank[best],
-                areas=found[best, 3] - found[best, 1],
-                target_areas=truth[:, 3] - truth[:, 1],
-                crowd=flags,
-                ignored=check_row("ignored", ignored, len(truth), np.bool_, default=False),
-                ranges=[(lowest, np.inf)],
-                thresholds=self.thresholds,
-            )
+        self.add(
+            _box_iou(found[best], truth, flags),
+            scores=confidence[best],
+            sizes=found[best, 3] - found[best, 1],
+            target_sizes=truth[:, 3] - truth[:, 1],
+            crowd=flags,
+            ignored=as_row("ignored", ignored, len(truth), np.bool_, default=False),
+            ranges=[(lowest, np.inf)],
         )
 
     def compute(self) -> BoxAPScores:
         """Return the scores of all images so far."""
-        nothing = np.full((1, len(self.thresholds)), np.nan)
-        tables = precision_recall(self.matches, self.max_detections) if self.matches else (nothing, nothing)
+        tables = self.precision_recall(self.matches)
         correct, counted = np.zeros((2, len(self.thresholds)))
         for image in self.matches:
             correct += (image.matched & ~image.ignored)[0].sum(-1)

@@ -38,15 +38,16 @@ from vitruvian.training.evaluation.metric import (
     Array,
     Averages,
     Floats,
-    Mergeable,
-    Values,
+    Metric,
+    PerObject,
+    as_row,
+    check_choice,
     check_finite,
     check_maps,
-    check_row,
 )
 
-DepthAlignment = Literal["none", "median", "scale", "scale_and_shift"]
-PointAlignment = Literal["none", "scale", "scale_and_shift"]
+_DepthAlignment = Literal["none", "median", "scale", "scale_and_shift"]
+_PointAlignment = Literal["none", "scale", "scale_and_shift"]
 _ANGLES = (5.0, 7.5, 11.25, 22.5, 30.0)
 _BINS_PER_DEGREE = 100
 
@@ -62,7 +63,7 @@ class AngularErrorScores:
     pixels: int
 
 
-class AngularError(Mergeable):
+class AngularError(Metric):
     """Angular errors of surface normals.
 
     Args:
@@ -78,24 +79,24 @@ class AngularError(Mergeable):
         self.counts = np.zeros(180 * _BINS_PER_DEGREE + 1, dtype=np.int64)
         self.sums: Floats = np.zeros(len(self.counts))
         self.squares = 0.0
-        self.good = np.zeros(len(self.angles), dtype=np.int64)
+        self.within = np.zeros(len(self.angles), dtype=np.int64)
 
     def update(self, prediction: Array, target: Array, *, mask: Array | None = None) -> None:
         """Add maps [3, H, W] or [B, 3, H, W], within `mask` [H, W] or [B, H, W]. Vectors need not have unit length.
 
         Target normals that are not finite or zero do not count; zero predictions are 90° off.
         """
-        guess, truth, counts = check_maps(prediction, target, mask, channels=3)
-        counts = counts & truth.isfinite().all(dim=1) & (truth != 0).any(dim=1)  # [B, H, W]
-        guess, truth = (normals.movedim(1, -1)[counts] for normals in (guess, truth))  # [pixels, 3]
-        check_finite("prediction", guess)
-        angles = _angle_degrees(guess, truth)  # [pixels]
+        predicted, target, valid = check_maps(prediction, target, mask, channels=3)
+        valid = valid & target.isfinite().all(dim=1) & (target != 0).any(dim=1)  # [B, H, W]
+        predicted, target = (normals.movedim(1, -1)[valid] for normals in (predicted, target))  # [pixels, 3]
+        check_finite("prediction", predicted)
+        angles = _angle_degrees(predicted, target)  # [pixels]
         index = (angles * _BINS_PER_DEGREE).long()
         self.counts += torch.bincount(index, minlength=len(self.counts)).cpu().numpy()
         self.sums += torch.bincount(index, weights=angles, minlength=len(self.counts)).cpu().numpy()
         self.squares += float(angles.square().sum())
         limits = angles.new_tensor(self.angles)[:, None]  # [limits, 1]
-        self.good += (angles < limits).sum(dim=1).cpu().numpy()
+        self.within += (angles < limits).sum(dim=1).cpu().numpy()
 
     def compute(self) -> AngularErrorScores:
         """Return the scores of all maps so far."""
@@ -108,7 +109,7 @@ class AngularError(Mergeable):
             mean=float(self.sums.sum() / pixels),
             median=float((self.sums[middle] / self.counts[middle]).mean()),
             rmse=math.sqrt(self.squares / pixels),
-            within={angle: int(good) / pixels for angle, good in zip(self.angles, self.good, strict=True)},
+            within={angle: int(count) / pixels for angle, count in zip(self.angles, self.within, strict=True)},
             pixels=pixels,
         )
 
@@ -145,7 +146,7 @@ class PointErrorScores:
     pictures: int
 
 
-class DepthError(Mergeable):
+class DepthError(Metric):
     """AbsRel, RMSE and delta of depth maps.
 
     Args:
@@ -157,9 +158,9 @@ class DepthError(Mergeable):
     settings = ("alignment", "min_depth", "max_depth")
 
     def __init__(
-        self, *, alignment: DepthAlignment = "none", min_depth: float = 1e-3, max_depth: float = math.inf
+        self, *, alignment: _DepthAlignment = "none", min_depth: float = 1e-3, max_depth: float = math.inf
     ) -> None:
-        _check_alignment(alignment, get_args(DepthAlignment))
+        check_choice("alignment", alignment, get_args(_DepthAlignment))
         if not 0 < min_depth < max_depth:
             raise InputError(f"min_depth: expected a number between 0 and max_depth, {max_depth}, got {min_depth}.")
         self.alignment, self.min_depth, self.max_depth = alignment, min_depth, max_depth
@@ -170,9 +171,9 @@ class DepthError(Mergeable):
 
         Target depths that are not finite or out of range do not count, nor images without any that do.
         """
-        guess, truth, counts = check_maps(prediction, target, mask)
-        counts = counts & truth[:, 0].isfinite() & (truth[:, 0] >= self.min_depth) & (truth[:, 0] <= self.max_depth)
-        for p, t, inside in zip(guess[:, 0], truth[:, 0], counts, strict=True):
+        predicted, target, valid = check_maps(prediction, target, mask)
+        valid = valid & target[:, 0].isfinite() & (target[:, 0] >= self.min_depth) & (target[:, 0] <= self.max_depth)
+        for p, t, inside in zip(predicted[:, 0], target[:, 0], valid, strict=True):
             if bool(inside.any()):
                 check_finite("prediction", p[inside])
                 aligned = _align(p[inside][:, None], t[inside][:, None], self.alignment)[:, 0]  # [pixels]
@@ -183,7 +184,7 @@ class DepthError(Mergeable):
         return self.averages.scores(DepthErrorScores)
 
 
-class PointError(Mergeable):
+class PointError(Metric):
     """Distances of maps of 3D points.
 
     Args:
@@ -192,32 +193,30 @@ class PointError(Mergeable):
 
     settings = ("alignment",)
 
-    def __init__(self, *, alignment: PointAlignment = "scale") -> None:
-        _check_alignment(alignment, get_args(PointAlignment))
+    def __init__(self, *, alignment: _PointAlignment = "scale") -> None:
+        check_choice("alignment", alignment, get_args(_PointAlignment))
         self.alignment = alignment
         self.averages = Averages()
 
-    def update(
-        self, prediction: Array, target: Array, *, mask: Array | None = None, length: Values | None = None
-    ) -> None:
+    def update(self, prediction: Array, target: Array, *, mask: Array | None = None, length: PerObject = None) -> None:
         """Add maps [3, H, W] or [B, 3, H, W], within `mask` [H, W] or [B, H, W].
 
         `length` [B] is what distances are divided by, in the target's unit: the person's height, for example. Target
         points that are not finite do not count, nor images without any that do.
         """
-        guess, truth, counts = check_maps(prediction, target, mask, channels=3)
-        counts = counts & truth.isfinite().all(dim=1)  # [B, H, W]
-        lengths = check_row("length", length, len(truth), np.float64, default=math.nan)
+        predicted, target, valid = check_maps(prediction, target, mask, channels=3)
+        valid = valid & target.isfinite().all(dim=1)  # [B, H, W]
+        lengths = as_row("length", length, len(target), np.float64, default=math.nan)
         if length is not None and not (lengths > 0).all():
             raise InputError(f"length: expected numbers over 0, got {lengths.tolist()}.")
-        for p, q, inside, size in zip(guess, truth, counts, lengths.tolist(), strict=True):
+        for p, q, inside, size in zip(predicted, target, valid, lengths.tolist(), strict=True):
             if not bool(inside.any()):
                 continue
             points, true_points = p[:, inside].T, q[:, inside].T  # [pixels, 3]
             check_finite("prediction", points)
-            apart = torch.linalg.vector_norm(_align(points, true_points, self.alignment) - true_points, dim=-1)
-            distance = float(apart.mean())
-            self.averages.add({"distance": distance, "rmse": float(apart.square().mean().sqrt())})
+            distances = torch.linalg.vector_norm(_align(points, true_points, self.alignment) - true_points, dim=-1)
+            distance = float(distances.mean())
+            self.averages.add({"distance": distance, "rmse": float(distances.square().mean().sqrt())})
             if length is not None:
                 self.averages.add({"relative_distance": distance / size})
 
@@ -226,28 +225,17 @@ class PointError(Mergeable):
         return self.averages.scores(PointErrorScores)
 
 
-def _check_alignment(alignment: str, known: tuple[str, ...]) -> None:
-    if alignment not in known:
-        raise InputError(f"alignment: expected one of {', '.join(known)}, got {alignment!r}.")
-
-
 def _align(points: Tensor, target: Tensor, alignment: str) -> Tensor:
     """Align points [N, C] with the target [N, C]."""
     if alignment == "none":
         return points
     if alignment == "median":
-        median = _median(points)
-        return points * (_median(target) / median) if median else points
+        median, target_median = (float(np.median(values.cpu().numpy())) for values in (points, target))
+        return points * (target_median / median) if median else points
     if alignment == "scale":
         return points * _best_scale(points, target)
     centre, target_centre = points.mean(0), target.mean(0)  # [C] each
     return (points - centre) * _best_scale(points - centre, target - target_centre) + target_centre
-
-
-def _median(values: Tensor) -> float:
-    """Return the median; of an even number of values the mean of the middle two."""
-    ordered = values.flatten().sort().values  # [N]
-    return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def _best_scale(points: Tensor, target: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from vitruvian.training.evaluation.metric import (
     Array,
     Averages,
     Floats,
-    Mergeable,
+    Metric,
     check_finite,
     check_maps,
     nan_mean,
@@ -31,7 +31,7 @@ class MeanIoUScores:
     accuracy: Floats  # [K]
 
 
-class MeanIoU(Mergeable):
+class MeanIoU(Metric):
     """Mean intersection over union and pixel accuracy of label maps.
 
     Args:
@@ -50,22 +50,22 @@ class MeanIoU(Mergeable):
 
     def update(self, prediction: Array, target: Array, *, mask: Array | None = None) -> None:
         """Add maps of equal shape [..., H, W], within `mask` of that shape. Predictions outside 0 … K-1 are wrong."""
-        predicted, wanted = torch.as_tensor(prediction), torch.as_tensor(target)
-        inside = torch.ones_like(wanted) if mask is None else torch.as_tensor(mask)
+        predicted, expected = torch.as_tensor(prediction), torch.as_tensor(target)
+        inside = torch.ones_like(expected) if mask is None else torch.as_tensor(mask)
         for name, values in (("prediction", predicted), ("mask", inside)):
-            if values.shape != wanted.shape:
+            if values.shape != expected.shape:
                 raise InputError(
-                    f"{name}: expected the shape of the target, {list(wanted.shape)}, got {list(values.shape)}."
+                    f"{name}: expected the shape of the target, {list(expected.shape)}, got {list(values.shape)}."
                 )
-        counts = (wanted != self.ignore_index) & (inside.to(wanted.device) > 0)
-        wanted, predicted = wanted[counts].long(), predicted.to(wanted.device)[counts].long()  # [pixels]
-        if wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < self.num_labels:
+        valid = (expected != self.ignore_index) & (inside.to(expected.device) > 0)
+        expected, predicted = expected[valid].long(), predicted.to(expected.device)[valid].long()  # [pixels]
+        if expected.numel() and not 0 <= int(expected.min()) <= int(expected.max()) < self.num_labels:
             raise InputError(
                 f"target: expected labels from 0 to {self.num_labels - 1} or {self.ignore_index} to ignore, "
-                f"got {int(wanted.min())} to {int(wanted.max())}."
+                f"got {int(expected.min())} to {int(expected.max())}."
             )
         predicted = torch.where((predicted < 0) | (predicted >= self.num_labels), self.num_labels, predicted)
-        cells = torch.bincount(wanted * (self.num_labels + 1) + predicted, minlength=self.confusion.size)
+        cells = torch.bincount(expected * (self.num_labels + 1) + predicted, minlength=self.confusion.size)
         self.confusion += cells.cpu().numpy().reshape(self.confusion.shape)
 
     def compute(self) -> MeanIoUScores:
@@ -93,7 +93,7 @@ class ForegroundIoUScores:
     pictures: int  # images with foreground in target or prediction
 
 
-class ForegroundIoU(Mergeable):
+class ForegroundIoU(Metric):
     """Intersection over union of silhouettes.
 
     Args:
@@ -112,19 +112,19 @@ class ForegroundIoU(Mergeable):
 
         The target is foreground above 0.5. Images that are empty in both count for the pixel accuracy only.
         """
-        guess, truth, counts = check_maps(prediction, target, mask)
-        check_finite("prediction", guess[:, 0][counts])
-        inside = (guess[:, 0] > self.threshold) & counts  # [B, H, W]
-        wanted = (truth[:, 0] > 0.5) & counts  # [B, H, W]
-        intersection = (inside & wanted).sum((1, 2)).tolist()
-        union = (inside | wanted).sum((1, 2)).tolist()
+        predicted, target, valid = check_maps(prediction, target, mask)
+        check_finite("prediction", predicted[:, 0][valid])
+        inside = (predicted[:, 0] > self.threshold) & valid  # [B, H, W]
+        expected = (target[:, 0] > 0.5) & valid  # [B, H, W]
+        intersection = (inside & expected).sum((1, 2)).tolist()
+        union = (inside | expected).sum((1, 2)).tolist()
         for part, whole in zip(intersection, union, strict=True):
             if whole:
                 self.averages.add({"iou": part / whole})
         self.intersection += sum(intersection)
         self.union += sum(union)
-        self.pixels += int(counts.sum())
-        self.correct += int(((inside == wanted) & counts).sum())
+        self.pixels += int(valid.sum())
+        self.correct += int(((inside == expected) & valid).sum())
 
     def compute(self) -> ForegroundIoUScores:
         """Return the scores of all images so far."""
@@ -132,5 +132,5 @@ class ForegroundIoU(Mergeable):
             mean_iou=self.averages.mean("iou"),
             pooled_iou=float(ratio(self.intersection, self.union)),
             pixel_accuracy=float(ratio(self.correct, self.pixels)),
-            pictures=self.averages.counts.get("iou", 0),
+            pictures=self.averages.counts["iou"],
         )

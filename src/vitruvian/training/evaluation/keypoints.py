@@ -20,18 +20,11 @@ from typing import Final, Literal
 import numpy as np
 import torch
 
-from vitruvian.errors import InputError, near_matches
+from vitruvian.errors import InputError
 from vitruvian.human import COCO_WHOLEBODY_133, KEYPOINT_INDEX, KEYPOINTS, LAYOUTS, SIGMAS, Layout
-from vitruvian.training.evaluation.average_precision import (
-    AREA_RANGES,
-    Matches,
-    check_boxes,
-    match_detections,
-    precision_recall,
-)
-from vitruvian.training.evaluation.metric import Array, Bools, Floats, Mergeable, Values, check_row, nan_mean, ratio
+from vitruvian.training.evaluation.average_precision import AveragePrecision, check_boxes, summarize
+from vitruvian.training.evaluation.metric import Array, Bools, Floats, Metric, PerObject, Values, as_row, check_choice
 
-_MPII_HEAD_FACTOR = 0.6
 # Sigmas of COCO-WholeBody for points that the 308 do not have, and for its 68 points of the face.
 _WHOLEBODY_FACE_SIGMAS: Final[tuple[float, ...]] = (
     0.042, 0.043, 0.044, 0.043, 0.040, 0.035, 0.031, 0.025, 0.020, 0.023, 0.029, 0.032, 0.037, 0.038, 0.043, 0.041,
@@ -40,7 +33,7 @@ _WHOLEBODY_FACE_SIGMAS: Final[tuple[float, ...]] = (
     0.008, 0.008, 0.009, 0.008, 0.008, 0.007, 0.010, 0.008, 0.009, 0.009, 0.009, 0.007, 0.007, 0.008, 0.011, 0.008,
     0.008, 0.008, 0.010, 0.008,
 )  # fmt: skip
-_WHOLEBODY_HAND_ROOT_SIGMA: Final = 0.029
+_WHOLEBODY_WRIST_SIGMA: Final = 0.029
 _WHOLEBODY_GROUPS: Final[dict[str, tuple[int, ...]]] = {
     "body": tuple(range(17)),
     "feet": tuple(range(17, 23)),
@@ -54,10 +47,7 @@ def _find_layout(layout: Layout | str) -> Layout:
     """Return a layout by its name: sapiens308, coco17, wholebody133 or body25."""
     if isinstance(layout, Layout):
         return layout
-    if layout not in LAYOUTS:
-        raise InputError(
-            f"layout: expected one of {', '.join(LAYOUTS)}, got {layout!r}.{near_matches(layout, LAYOUTS)}"
-        )
+    check_choice("layout", layout, LAYOUTS)
     return LAYOUTS[layout]
 
 
@@ -67,16 +57,15 @@ def layout_sigmas(layout: Layout | str) -> tuple[float, ...]:
     Those of COCO's 17 and COCO-WholeBody's 133 are the official ones; midpoints take the mean of their ends.
     """
     layout = _find_layout(layout)
+    special: dict[int, float] = {}
     if layout.name == COCO_WHOLEBODY_133.name:
         special = dict(zip(_WHOLEBODY_GROUPS["face"], _WHOLEBODY_FACE_SIGMAS, strict=True))
-        special |= {_WHOLEBODY_GROUPS[f"{side}_hand"][0]: _WHOLEBODY_HAND_ROOT_SIGMA for side in ("left", "right")}
-    else:
-        special = {}
+        special |= {_WHOLEBODY_GROUPS[hand][0]: _WHOLEBODY_WRIST_SIGMA for hand in ("left_hand", "right_hand")}
     unknown = [layout.names[i] for i in layout.undefined if i not in special]
     if unknown:
         raise InputError(
             f"{layout.name} layout: expected sigmas for all points, got none for {', '.join(unknown)}. "
-            "Pass sigmas of your own."
+            "Pass sigmas [J] instead of a layout."
         )
     return tuple(
         special[i] if i in special else float(np.mean([SIGMAS[source] for source in ids]))
@@ -127,38 +116,26 @@ def box_length(
         "height": height,
         "diagonal": np.hypot(width, height),
     }
-    if side not in lengths:
-        raise InputError(f"side: expected one of {', '.join(lengths)}, got {side!r}.")
+    check_choice("side", side, lengths)
     return np.asarray(factor * lengths[side])
 
 
 def head_length(head_boxes_xyxy: Array) -> Floats:
-    """Return the length of the head as PCKh takes it, 0.6 of the diagonal of the head's box: [..., 4] -> [...]."""
-    return box_length(head_boxes_xyxy, side="diagonal", factor=_MPII_HEAD_FACTOR)
+    """Return the length of the head for PCKh, 0.6 of the diagonal of the head's box as in MPII: [..., 4] -> [...]."""
+    return box_length(head_boxes_xyxy, side="diagonal", factor=0.6)
 
 
 def torso_length(keypoints: Array, *, layout: Layout | str) -> Floats:
     """Return the distance from the left shoulder to the right hip: [..., J, 2] -> [...]; NaN where either is."""
-    return segment_length(keypoints, start=_point_index(layout, "left_shoulder"), end=_point_index(layout, "right_hip"))
-
-
-def _point_index(layout: Layout | str, name: str) -> int:
-    """Return the index in a layout of one of the 308 points, by its name there."""
     layout = _find_layout(layout)
-    source = (KEYPOINT_INDEX[name],)
-    if source not in layout.sources:
-        raise InputError(f"{layout.name} layout: expected the point {name}, got a layout without it.")
-    return layout.sources.index(source)
-
-
-def segment_length(keypoints: Array, *, start: int, end: int) -> Floats:
-    """Return the distance between two points: [..., J, 2] -> [...]."""
     points = torch.as_tensor(keypoints).detach().cpu().double().numpy()
-    return np.asarray(np.linalg.norm(points[..., start, :] - points[..., end, :], axis=-1))
-
-
-_MAX_PEOPLE = 20
-_PCK_THRESHOLDS = (0.05, 0.1, 0.2)
+    ends = []
+    for name in ("left_shoulder", "right_hip"):
+        source = (KEYPOINT_INDEX[name],)
+        if source not in layout.sources:
+            raise InputError(f"{layout.name} layout: expected the point {name}, got a layout without it.")
+        ends.append(points[..., layout.sources.index(source), :])
+    return np.asarray(np.linalg.norm(ends[0] - ends[1], axis=-1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +164,7 @@ class KeypointAPScores:
     ar_large: float
 
 
-class PCK(Mergeable):
+class PCK(Metric):
     """PCK: the share of keypoints within a threshold of their targets.
 
     Args:
@@ -202,7 +179,7 @@ class PCK(Mergeable):
         self,
         layout: Layout | str = "sapiens308",
         *,
-        thresholds: Sequence[float] = _PCK_THRESHOLDS,
+        thresholds: Sequence[float] = (0.05, 0.1, 0.2),
         groups: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self.layout = _find_layout(layout)
@@ -225,14 +202,14 @@ class PCK(Mergeable):
         are not finite do not count, nor people whose reference is not a length over 0. Predicted NaN is wrong.
         """
         count = len(self.total)
-        wanted = _check_points("target", target, count)  # [N, J, 2]
-        guess = _check_points("prediction", prediction, count)  # [N, J, 2]
-        if guess.shape != wanted.shape:
-            raise InputError(f"prediction: expected the {len(wanted)} people of the target, got {len(guess)}.")
-        lengths = check_row("reference", reference, len(wanted), np.float64)[:, None]  # [N, 1]
-        counts = check_row("mask", mask, wanted[..., 0].size, np.bool_, default=True).reshape(-1, count)  # [N, J]
-        counts = counts & np.isfinite(wanted).all(-1) & np.isfinite(lengths) & (lengths > 0)
-        distance = np.linalg.norm(guess - wanted, axis=-1)  # [N, J]
+        expected = _check_points("target", target, count)  # [N, J, 2]
+        predicted = _check_points("prediction", prediction, count)  # [N, J, 2]
+        if predicted.shape != expected.shape:
+            raise InputError(f"prediction: expected the {len(expected)} people of the target, got {len(predicted)}.")
+        lengths = as_row("reference", reference, len(expected), np.float64)[:, None]  # [N, 1]
+        counts = as_row("mask", mask, expected[..., 0].size, np.bool_, default=True).reshape(-1, count)  # [N, J]
+        counts = counts & np.isfinite(expected).all(-1) & np.isfinite(lengths) & (lengths > 0)
+        distance = np.linalg.norm(predicted - expected, axis=-1)  # [N, J]
         for number, threshold in enumerate(self.thresholds):
             self.correct[number] += (counts & (distance <= threshold * lengths)).sum(0)
         self.total += counts.sum(0)
@@ -250,11 +227,11 @@ class PCK(Mergeable):
     def _accuracy(self, members: Sequence[int]) -> dict[float, float]:
         """Return threshold -> share of these points that are near enough."""
         index = list(members)
-        shares = ratio(self.correct[:, index].sum(1), np.full(len(self.thresholds), self.total[index].sum()))
+        shares = self.correct[:, index].sum(1) / (self.total[index].sum() or np.nan)
         return dict(zip(self.thresholds, shares.tolist(), strict=True))
 
 
-class KeypointAP(Mergeable):
+class KeypointAP(AveragePrecision):
     """Average precision by object keypoint similarity (OKS), as in COCO's evaluation.
 
     Args:
@@ -263,15 +240,16 @@ class KeypointAP(Mergeable):
     """
 
     settings = ("sigmas",)
+    max_detections = 20
 
     def __init__(self, keypoints: Layout | str | Sequence[float] = "coco17") -> None:
+        super().__init__()
         if isinstance(keypoints, (Layout, str)):
             self.sigmas = layout_sigmas(keypoints)
         else:
             self.sigmas = tuple(float(sigma) for sigma in keypoints)
         if not self.sigmas or not all(sigma > 0 for sigma in self.sigmas):
             raise InputError(f"keypoints: expected sigmas over 0, got {list(self.sigmas)}.")
-        self.matches: list[Matches] = []
 
     def update(
         self,
@@ -282,8 +260,8 @@ class KeypointAP(Mergeable):
         target_visible: Values,
         target_areas: Values,
         target_boxes_xyxy: Array | None = None,
-        crowd: Values | None = None,
-        ignored: Values | None = None,
+        crowd: PerObject = None,
+        ignored: PerObject = None,
     ) -> None:
         """Add one image: D people found [D, J, 2] with scores [D], G true ones [G, J, 2].
 
@@ -300,42 +278,31 @@ class KeypointAP(Mergeable):
         count = len(self.sigmas)
         found = _check_points("keypoints", keypoints, count)  # [D, J, 2]
         truth = _check_points("target_keypoints", target_keypoints, count)  # [G, J, 2]
-        rank = check_row("scores", scores, len(found), np.float64)
-        visible = check_row("target_visible", target_visible, len(truth) * count, np.float64).reshape(-1, count) > 0
-        areas = check_row("target_areas", target_areas, len(truth), np.float64)
-        flags = check_row("crowd", crowd, len(truth), np.bool_, default=False)
-        skipped = check_row("ignored", ignored, len(truth), np.bool_, default=False) | ~visible.any(1)
+        confidence = as_row("scores", scores, len(found), np.float64)
+        visible = as_row("target_visible", target_visible, len(truth) * count, np.float64).reshape(-1, count) > 0
+        areas = as_row("target_areas", target_areas, len(truth), np.float64)
+        flags = as_row("crowd", crowd, len(truth), np.bool_, default=False)
+        skipped = as_row("ignored", ignored, len(truth), np.bool_, default=False) | ~visible.any(1)
         if target_boxes_xyxy is None and not visible.any(1).all():
             raise InputError("target_boxes_xyxy: expected boxes where people have no labelled points, got none.")
         boxes = np.zeros((len(truth), 4)) if target_boxes_xyxy is None else check_boxes(target_boxes_xyxy)
         if len(boxes) != len(truth):
             raise InputError(f"target_boxes_xyxy: expected one for each of the {len(truth)} people, got {len(boxes)}.")
-        best = np.argsort(-rank, kind="stable")[:_MAX_PEOPLE]
-        self.matches.append(
-            match_detections(
-                _keypoint_similarity(found[best], truth, visible, areas, boxes, np.array(self.sigmas)),
-                scores=rank[best],
-                areas=_extents(found[best]),
-                target_areas=areas,
-                crowd=flags,
-                ignored=skipped,
-            )
+        best = self.best_first(confidence)
+        self.add(
+            _keypoint_similarity(found[best], truth, visible, areas, boxes, np.array(self.sigmas)),
+            scores=confidence[best],
+            sizes=_point_areas(found[best]),
+            target_sizes=areas,
+            crowd=flags,
+            ignored=skipped,
         )
 
     def compute(self) -> KeypointAPScores:
         """Return the scores of all images so far."""
-        ranges = list(AREA_RANGES)
-        tables = (
-            dict(zip(("ap", "ar"), precision_recall(self.matches, _MAX_PEOPLE), strict=True)) if self.matches else {}
-        )
-        values = {}
-        for name in ("ap", "ar"):
-            table = tables.get(name, np.full((len(ranges), 10), np.nan))  # [R, T]
-            values[name] = nan_mean(table[0])
-            values[f"{name}50"], values[f"{name}75"] = float(table[0, 0]), float(table[0, 5])
-            for size in ("medium", "large"):
-                values[f"{name}_{size}"] = nan_mean(table[ranges.index(size)])
-        return KeypointAPScores(**values)
+        precision, recall = self.precision_recall(self.matches)
+        means = summarize("ap", [precision]) | summarize("ar", [recall])
+        return KeypointAPScores(**{field.name: means[field.name] for field in dataclasses.fields(KeypointAPScores)})
 
 
 def _keypoint_similarity(
@@ -344,21 +311,21 @@ def _keypoint_similarity(
     """Return the similarity of people by their keypoints, 0 to 1: [D, J, 2] and [G, J, 2] -> [D, G].
 
     The mean over labelled points of exp(−distance² / (2 · area · (2 sigma)²)). For a true person without any, distances
-    are those to its box made three times as large, over all points. `visible` is [G, J], `areas` [G], `sigmas` [J].
+    are those to its box enlarged three times, over all points. `visible` is [G, J], `areas` [G], `sigmas` [J].
     """
-    apart = found[:, None] - truth[None]  # [D, G, J, 2]
+    offset = found[:, None] - truth[None]  # [D, G, J, 2]
     unlabelled = np.logical_not(visible.any(axis=1))  # [G]
     size = boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]  # [G, 2]
     low, high = ((boxes_xyxy[:, :2] - size)[:, None], (boxes_xyxy[:, 2:] + size)[:, None])  # [G, 1, 2] each
-    beyond = np.maximum(low - found[:, None], 0) + np.maximum(found[:, None] - high, 0)  # [D, G, J, 2]
-    squares = np.where(unlabelled[:, None, None], beyond, apart)
+    outside = np.maximum(low - found[:, None], 0) + np.maximum(found[:, None] - high, 0)  # [D, G, J, 2]
+    squares = np.where(unlabelled[:, None, None], outside, offset)
     squares = np.where(np.isnan(squares), np.inf, squares**2).sum(-1)  # [D, G, J]
     variance = 2 * (2 * sigmas) ** 2 * (areas[:, None] + np.spacing(1))  # [G, J]
     counts = visible | unlabelled[:, None]  # [G, J]
     return np.asarray(np.where(counts, np.exp(-squares / variance), 0.0).sum(-1) / np.maximum(counts.sum(-1), 1))
 
 
-def _extents(points: Floats) -> Floats:
+def _point_areas(points: Floats) -> Floats:
     """Return the areas of the boxes around people's points: [D, J, 2] -> [D]; NaN points do not count."""
     known = ~np.isnan(points)
     high, low = np.where(known, points, -np.inf).max(1), np.where(known, points, np.inf).min(1)  # [D, 2] each

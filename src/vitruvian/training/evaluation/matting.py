@@ -30,7 +30,7 @@ from vitruvian.training.evaluation.metric import (
     Averages,
     Bools,
     Floats,
-    Mergeable,
+    Metric,
     as_double,
     check_finite,
     check_maps,
@@ -45,7 +45,7 @@ _SLACK = 1e-3  # of resizing and half precision
 
 @dataclasses.dataclass(frozen=True)
 class MattingErrorScores:
-    """Means over pictures, NaN where there were none."""
+    """Means over images, NaN where there were none."""
 
     sad: float
     mad: float
@@ -55,7 +55,7 @@ class MattingErrorScores:
     pictures: int
 
 
-class MattingError(Mergeable):
+class MattingError(Metric):
     """SAD, MAD, MSE, Grad and Conn of alpha mattes."""
 
     def __init__(self) -> None:
@@ -67,56 +67,53 @@ class MattingError(Mergeable):
         `mask` of the same shape is the region that counts: None for the whole image, ``trimap == 128`` for the unknown
         part of a trimap, or `unknown_band(target)`. Images without a pixel in it do not count.
         """
-        guess, truth, counts = check_maps(prediction, target, mask)
-        for name, opacity in (("prediction", guess), ("target", truth)):
-            _check_opacity(name, opacity)
-        for p, t, here in zip(guess[:, 0].clamp(0, 1), truth[:, 0].clamp(0, 1), counts, strict=True):
-            if bool(here.any()):
-                self.averages.add(_matting_errors(p, t, here))
+        predicted, target, valid = check_maps(prediction, target, mask)
+        for name, opacity in (("prediction", predicted), ("target", target)):
+            check_finite(name, opacity)
+            low, high = opacity.aminmax() if opacity.numel() else (0, 1)
+            if not -_SLACK <= low <= high <= 1 + _SLACK:
+                raise InputError(
+                    f"{name}: expected 0 to 1, got {low:.4g} to {high:.4g}. Divide bytes by 255, clamp logits."
+                )
+        for p, t, region in zip(predicted[:, 0].clamp(0, 1), target[:, 0].clamp(0, 1), valid, strict=True):
+            if bool(region.any()):
+                self.averages.add(_matting_errors(p, t, region))
 
     def compute(self) -> MattingErrorScores:
         """Return the scores of all images so far."""
         return self.averages.scores(MattingErrorScores)
 
 
-def _check_opacity(name: str, opacity: Tensor) -> None:
-    """Raise `InputError` for opacities that are not numbers from 0 to 1."""
-    check_finite(name, opacity)
-    if opacity.numel() and not -_SLACK <= float(opacity.min()) <= float(opacity.max()) <= 1 + _SLACK:
-        low, high = float(opacity.min()), float(opacity.max())
-        raise InputError(f"{name}: expected 0 to 1, got {low:.4g} to {high:.4g}. Divide bytes by 255, clamp logits.")
-
-
 def _matting_errors(prediction: Tensor, target: Tensor, region: Tensor) -> dict[str, float]:
     """Return the errors of one image by their names: opacities [H, W] and [H, W], region [H, W]."""
     error = (prediction - target)[region]  # [pixels]
-    steepness = (_gradient_strength(prediction) - _gradient_strength(target))[region]  # [pixels]
+    gradient_error = (_gradient_strength(prediction) - _gradient_strength(target))[region]  # [pixels]
     return {
         "sad": float(error.abs().sum()) / _THOUSAND,
         "mad": float(error.abs().mean()),
         "mse": float(error.square().mean()),
-        "grad": float(steepness.square().sum()) / _THOUSAND,
+        "grad": float(gradient_error.square().sum()) / _THOUSAND,
         "conn": float(_connectivity_error(prediction, target)[region].sum()) / _THOUSAND,
     }
 
 
 def _gradient_strength(opacity: Tensor) -> Tensor:
     """Return the length of the gradient of a smoothed map: [H, W] -> [H, W]. Borders repeat the outermost pixels."""
-    bell, slope = (kernel.to(opacity) for kernel in _gaussian_kernels(_GRADIENT_SIGMA))
-    reach = len(bell) // 2
+    gaussian, derivative = (kernel.to(opacity) for kernel in _gaussian_kernels(_GRADIENT_SIGMA))
+    reach = len(gaussian) // 2
     padded = F.pad(opacity[None, None], (reach,) * 4, mode="replicate")  # [1, 1, H + 2 reach, W + 2 reach]
-    across = F.conv2d(F.conv2d(padded, slope[None, None, None]), bell[None, None, :, None])  # [1, 1, H, W]
-    down = F.conv2d(F.conv2d(padded, bell[None, None, None]), slope[None, None, :, None])  # [1, 1, H, W]
+    across = F.conv2d(F.conv2d(padded, derivative[None, None, None]), gaussian[None, None, :, None])  # [1, 1, H, W]
+    down = F.conv2d(F.conv2d(padded, gaussian[None, None, None]), derivative[None, None, :, None])  # [1, 1, H, W]
     return torch.hypot(across, down)[0, 0]  # [H, W]
 
 
 def _gaussian_kernels(sigma: float, *, smallest: float = 1e-2) -> tuple[Tensor, Tensor]:
-    """Return a Gaussian and its slope, cut off where it falls under `smallest`, each with a sum of squares of 1."""
+    """Return a Gaussian, cut off where it falls under `smallest`, and its derivative; sums of squares are 1."""
     reach = math.ceil(sigma * math.sqrt(-2 * math.log(math.sqrt(2 * math.pi) * sigma * smallest)))
     x = torch.arange(-reach, reach + 1, dtype=torch.float64)
-    bell = torch.exp(-(x**2) / (2 * sigma**2))
-    slope = x * bell
-    return bell / bell.norm(), slope / slope.norm()
+    gaussian = torch.exp(-(x**2) / (2 * sigma**2))
+    derivative = x * gaussian
+    return gaussian / gaussian.norm(), derivative / derivative.norm()
 
 
 def _connectivity_error(prediction: Tensor, target: Tensor) -> Tensor:
@@ -124,8 +121,8 @@ def _connectivity_error(prediction: Tensor, target: Tensor) -> Tensor:
     levels = torch.from_numpy(_connected_levels(torch.minimum(prediction, target).cpu().numpy())).to(target)
 
     def connectedness(opacity: Tensor) -> Tensor:
-        apart = opacity - levels
-        return 1 - torch.where(apart >= _DISCONNECTED, apart, 0.0)
+        excess = opacity - levels
+        return 1 - torch.where(excess >= _DISCONNECTED, excess, 0.0)
 
     return (connectedness(prediction) - connectedness(target)).abs()
 
@@ -142,11 +139,11 @@ def _connected_levels(opacity: Floats) -> Floats:
 
 def _largest_region(mask: Bools) -> Bools:
     """Return the largest 4-connected region of a mask [H, W], the first of equals."""
-    found = find_regions(mask, 4)
+    regions = find_regions(mask, 4)
     region: Bools = np.zeros(mask.size, dtype=np.bool_)
-    if len(found.areas):
-        mine = found.region == found.areas.argmax()
-        region[run_positions(found.starts[mine], (found.ends - found.starts)[mine])] = True
+    if len(regions.areas):
+        largest = regions.region == regions.areas.argmax()
+        region[run_positions(regions.starts[largest], (regions.ends - regions.starts)[largest])] = True
     return region.reshape(mask.shape)
 
 

@@ -3,55 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, near_matches
 
 Array = Tensor | npt.NDArray[Any]
 Values = Array | Sequence[float] | Sequence[int] | Sequence[bool] | float
+PerObject = Values | None  # a value for each object, or None for the default
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Scores = TypeVar("Scores")
 
 
-class Metric(Protocol):
-    """What an evaluation keeps of a metric."""
-
-    def compute(self) -> object:
-        """Return the scores of everything added so far."""
-        ...
-
-
-class Mergeable:
+class Metric:
     """Base of metrics: `merge` adds the state of another instance, for example of another process.
 
     Attributes:
-        settings: Names of the attributes that must be equal to merge. All others are state: numbers, arrays, lists or
-            `Averages`, which are added up.
+        settings: Names of the attributes that must be equal to merge. All others are state: numbers, arrays, lists,
+            counters or `Averages`, which are added up.
     """
 
     settings: ClassVar[tuple[str, ...]] = ()
 
     def merge(self, other: Self) -> None:
         """Add what another instance has accumulated."""
-        check_settings(self, other)
-        for name, value in vars(self).items():
-            if name not in self.settings:
-                setattr(self, name, value + getattr(other, name))
-
-
-def check_settings(metric: Mergeable, other: Mergeable) -> None:
-    """Raise `InputError` where two metrics have different settings."""
-    for name in metric.settings:
-        ours, theirs = getattr(metric, name), getattr(other, name)
-        if ours != theirs:
-            raise InputError(f"other: expected one with the same {name}, {ours!r}, got {theirs!r}.")
+        for name in self.settings:
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours != theirs:
+                raise InputError(f"other: expected one with the same {name}, {ours!r}, got {theirs!r}.")
+        for name in vars(self).keys() - set(self.settings):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class Averages:
@@ -59,19 +47,18 @@ class Averages:
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
 
     def add(self, values: Mapping[str, float]) -> None:
         """Add one number for each name."""
+        self.counts.update(values.keys())
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
-            self.counts[name] = self.counts.get(name, 0) + 1
 
     def __add__(self, other: Averages) -> Averages:
         total = Averages()
-        for name in dict.fromkeys([*self.sums, *other.sums]):
-            total.sums[name] = self.sums.get(name, 0.0) + other.sums.get(name, 0.0)
-            total.counts[name] = self.counts.get(name, 0) + other.counts.get(name, 0)
+        total.counts = self.counts + other.counts
+        total.sums = {name: self.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in total.counts}
         return total
 
     def mean(self, name: str) -> float:
@@ -82,7 +69,7 @@ class Averages:
         """Return the means as a dataclass with one field for each, and `pictures`, the number of images."""
         names = [field.name for field in dataclasses.fields(cls) if field.name != "pictures"]  # type: ignore[arg-type]
         values: dict[str, Any] = {name: self.mean(name) for name in names}
-        return cls(**values | {"pictures": self.counts.get(names[0], 0)})
+        return cls(**values | {"pictures": self.counts[names[0]]})
 
 
 def as_double(values: Array) -> Tensor:
@@ -99,26 +86,34 @@ def check_maps(
     Maps of one channel have the shape [..., H, W], of more [..., C, H, W]; the mask [..., H, W]. None is true
     everywhere.
     """
-    truth, guess = as_double(target), as_double(prediction)
+    target, predicted = as_double(target), as_double(prediction)
     least = 2 if channels == 1 else 3
-    if truth.ndim < least or (channels > 1 and truth.shape[-3] != channels):
-        wanted = "[..., H, W]" if channels == 1 else f"[..., {channels}, H, W]"
-        raise InputError(f"target: expected the shape {wanted}, got {list(truth.shape)}. Channels come before rows.")
-    same_size = guess.ndim >= least and guess.shape[-2:] == truth.shape[-2:] and guess.numel() == truth.numel()
-    if not same_size or (channels > 1 and guess.shape[-3] != channels):
+    if target.ndim < least or (channels > 1 and target.shape[-3] != channels):
+        expected = "[..., H, W]" if channels == 1 else f"[..., {channels}, H, W]"
+        raise InputError(f"target: expected the shape {expected}, got {list(target.shape)}. Channels come before rows.")
+    same_size = (
+        predicted.ndim >= least and predicted.shape[-2:] == target.shape[-2:] and predicted.numel() == target.numel()
+    )
+    if not same_size or (channels > 1 and predicted.shape[-3] != channels):
         raise InputError(
-            f"prediction: expected the shape of the target, {list(truth.shape)}, got {list(guess.shape)}. "
+            f"prediction: expected the shape of the target, {list(target.shape)}, got {list(predicted.shape)}. "
             + ("Channels come before rows." if same_size else "Resize it to the target's size first.")
         )
-    truth = truth.reshape(-1, channels, *truth.shape[-2:])  # [B, C, H, W]
-    guess = guess.to(truth.device).reshape(truth.shape)  # [B, C, H, W]
-    shape = (len(truth), *truth.shape[-2:])
+    target = target.reshape(-1, channels, *target.shape[-2:])  # [B, C, H, W]
+    predicted = predicted.to(target.device).reshape(target.shape)  # [B, C, H, W]
+    shape = (len(target), *target.shape[-2:])
     if mask is None:
-        return guess, truth, torch.ones(shape, dtype=torch.bool, device=truth.device)
-    inside = torch.as_tensor(mask).detach().to(truth.device)
+        return predicted, target, torch.ones(shape, dtype=torch.bool, device=target.device)
+    inside = torch.as_tensor(mask).detach().to(target.device)
     if inside.shape[-2:] != shape[-2:] or inside.numel() != int(np.prod(shape)):
         raise InputError(f"mask: expected the shape {list(shape)}, got {list(inside.shape)}. One value a pixel.")
-    return guess, truth, inside.reshape(shape) > 0
+    return predicted, target, inside.reshape(shape) > 0
+
+
+def check_choice(name: str, value: str, known: Collection[str]) -> None:
+    """Raise `InputError` for a value that is not among the known ones."""
+    if value not in known:
+        raise InputError(f"{name}: expected one of {', '.join(known)}, got {value!r}.{near_matches(value, known)}")
 
 
 def check_finite(name: str, values: Tensor) -> None:
@@ -127,8 +122,8 @@ def check_finite(name: str, values: Tensor) -> None:
         raise InputError(f"{name}: expected finite numbers where they count, got NaN or infinity. Fix the model.")
 
 
-def check_row(
-    name: str, values: Values | None, count: int, dtype: npt.DTypeLike, *, default: float | bool | None = None
+def as_row(
+    name: str, values: PerObject, count: int, dtype: npt.DTypeLike, *, default: float | bool | None = None
 ) -> npt.NDArray[Any]:
     """Return values as an array [count] of a dtype; None is `default` everywhere."""
     if values is None:

@@ -10,6 +10,7 @@ and an unmatched one that lies mostly on void or on a crowd of its label is not 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -18,24 +19,9 @@ import numpy.typing as npt
 import torch
 
 from vitruvian.errors import InputError
-from vitruvian.training.evaluation.metric import Array, Mergeable, check_settings
+from vitruvian.training.evaluation.metric import Array, Metric
 
 Ints = npt.NDArray[np.int64]
-
-
-@dataclasses.dataclass
-class _LabelCounts:
-    """Counts of one label."""
-
-    matched: int = 0
-    spurious: int = 0
-    missed: int = 0
-    overlap: float = 0.0  # sum over matched pairs
-
-    @property
-    def seen(self) -> bool:
-        """Whether the label occurred at all."""
-        return self.matched + self.spurious + self.missed > 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +49,7 @@ class PanopticReport:
         return self.all.pq
 
 
-class PanopticQuality(Mergeable):
+class PanopticQuality(Metric):
     """Panoptic quality of panoptic maps.
 
     Args:
@@ -77,7 +63,11 @@ class PanopticQuality(Mergeable):
     def __init__(self, *, things: Collection[int] | None = None, void_id: int = 0) -> None:
         self.things = None if things is None else frozenset(things)
         self.void_id = void_id
-        self.counts: dict[int, _LabelCounts] = {}
+        # Of each label: segments, and the sum of the overlaps of matched ones.
+        self.matched: Counter[int] = Counter()
+        self.spurious: Counter[int] = Counter()
+        self.missed: Counter[int] = Counter()
+        self.overlaps: Counter[int] = Counter()
 
     def update(
         self,
@@ -93,12 +83,12 @@ class PanopticQuality(Mergeable):
         """
         found, truth = _segment_labels(segments_info), _segment_labels(target_segments_info)
         crowds = {int(row["id"]) for row in target_segments_info if row.get("iscrowd")}
-        areas = _overlap_areas(
-            self._segment_indices("segmentation", segmentation, found),
-            self._segment_indices("target_segmentation", target_segmentation, truth),
-            len(found),
-            len(truth),
-        )  # [found + void, truth + void]
+        rows = self._segment_indices("segmentation", segmentation, found)
+        columns = self._segment_indices("target_segmentation", target_segmentation, truth)
+        if rows.shape != columns.shape:
+            raise InputError(f"segmentation: expected as many pixels as the target, {len(columns)}, got {len(rows)}.")
+        shape = (len(found) + 1, len(truth) + 1)  # void last
+        areas = np.bincount(rows * shape[1] + columns, minlength=shape[0] * shape[1]).reshape(shape)
         found_areas, truth_areas = areas[:-1].sum(1), areas[:, :-1].sum(0)
         if (found_areas == 0).any():
             empty = [segment for segment, area in zip(found, found_areas, strict=True) if area == 0]
@@ -114,30 +104,22 @@ class PanopticQuality(Mergeable):
             shared = int(areas[row, column])
             overlap = shared / (found_areas[row] + truth_areas[column] - shared - areas[row, -1])
             if overlap > 0.5:
-                count = self._count(truth[target])
-                count.matched += 1
-                count.overlap += float(overlap)
+                self.matched[truth[target]] += 1
+                self.overlaps[truth[target]] += float(overlap)  # type: ignore[assignment]
                 matched_found.add(segment)
                 matched_truth.add(target)
-        for target, label in truth.items():
-            if target not in matched_truth and target not in crowds:
-                self._count(label).missed += 1
+        self.missed.update(
+            label for target, label in truth.items() if target not in matched_truth and target not in crowds
+        )
         for row, (segment, label) in enumerate(found.items()):
             excused = [c for c, target in enumerate(truth_ids) if target in crowds and truth[target] == label]
             if segment not in matched_found and areas[row, [*excused, -1]].sum() / found_areas[row] <= 0.5:
-                self._count(label).spurious += 1
-
-    def merge(self, other: PanopticQuality) -> None:
-        """Add what another instance has accumulated."""
-        check_settings(self, other)
-        for label, theirs in other.counts.items():
-            ours = self._count(label)
-            for field in dataclasses.fields(_LabelCounts):
-                setattr(ours, field.name, getattr(ours, field.name) + getattr(theirs, field.name))
+                self.spurious[label] += 1
 
     def compute(self) -> PanopticReport:
         """Return the scores of all images so far."""
-        per_label = {label: _label_scores(count) for label, count in sorted(self.counts.items()) if count.seen}
+        labels = sorted({*self.matched, *self.spurious, *self.missed})
+        per_label = {label: self._label_scores(label) for label in labels}
         split = frozenset(per_label) if self.things is None else self.things
         return PanopticReport(
             all=_mean_scores(list(per_label.values())),
@@ -146,28 +128,26 @@ class PanopticQuality(Mergeable):
             per_label=per_label,
         )
 
-    def _count(self, label: int) -> _LabelCounts:
-        """Return the counts of a label, new ones for a new label."""
-        return self.counts.setdefault(label, _LabelCounts())
+    def _label_scores(self, label: int) -> PanopticScores:
+        matched = self.matched[label]
+        sq = self.overlaps[label] / matched if matched else 0.0
+        rq = matched / (matched + 0.5 * self.spurious[label] + 0.5 * self.missed[label])
+        return PanopticScores(pq=sq * rq, sq=sq, rq=rq, labels=1)
 
     def _segment_indices(self, name: str, segmentation: Array, labels: Mapping[int, int]) -> Ints:
         """Return the index in `labels` of each pixel's segment, flat; void comes after the last."""
         ids = torch.as_tensor(segmentation).cpu().numpy()
         if ids.ndim != 2:
             raise InputError(f"{name}: expected the shape [H, W], got {list(ids.shape)}.")
-        ids = ids.ravel().astype(np.int64)
-        known = np.array(list(labels), dtype=np.int64)
-        order = np.argsort(known)
-        values, inverse = np.unique(ids, return_inverse=True)
-        index = np.searchsorted(known[order], values).clip(max=max(len(known) - 1, 0))
-        is_known = (known[order][index] == values) if len(known) else np.zeros(len(values), dtype=np.bool_)
-        is_void = (values < 0) | (values == self.void_id)
-        if (~is_known & ~is_void).any():
-            missing = values[~is_known & ~is_void].tolist()
-            raise InputError(f"{name}: expected ids that are listed with a label, got {missing[:8]} too.")
-        table = np.full(len(values), len(known), dtype=np.int64)
-        table[is_known & ~is_void] = order[index[is_known & ~is_void]]
-        return table[inverse]  # [H · W]
+        values, inverse = np.unique(ids.astype(np.int64), return_inverse=True)
+        index = {segment: number for number, segment in enumerate(labels)}
+        void = len(labels)
+        table = []
+        for value in values.tolist():
+            if value not in index and value >= 0 and value != self.void_id:
+                raise InputError(f"{name}: expected ids that are listed with a label, got {value} too.")
+            table.append(void if value < 0 or value == self.void_id else index[value])
+        return np.array(table, dtype=np.int64)[inverse.ravel()]  # [H · W]
 
 
 def _segment_labels(segments_info: Sequence[Mapping[str, Any]]) -> dict[int, int]:
@@ -176,26 +156,9 @@ def _segment_labels(segments_info: Sequence[Mapping[str, Any]]) -> dict[int, int
     for row in segments_info:
         label = row.get("label_id", row.get("category_id"))
         if label is None or "id" not in row or int(row["id"]) in labels:
-            raise InputError(
-                f"segments_info: expected entries with a label_id and an id of their own, got {dict(row)}."
-            )
+            raise InputError(f"segments_info: expected entries with a label_id and a unique id, got {dict(row)}.")
         labels[int(row["id"])] = int(label)
     return labels
-
-
-def _overlap_areas(found: Ints, truth: Ints, found_count: int, truth_count: int) -> Ints:
-    """Return how many pixels each pair shares: [found + 1, truth + 1], void last, from indices [pixels]."""
-    if found.shape != truth.shape:
-        raise InputError(f"segmentation: expected as many pixels as the target, {len(truth)}, got {len(found)}.")
-    shape = (found_count + 1, truth_count + 1)
-    return np.bincount(found * shape[1] + truth, minlength=shape[0] * shape[1]).reshape(shape)
-
-
-def _label_scores(count: _LabelCounts) -> PanopticScores:
-    """Return the scores of one label that occurred."""
-    sq = count.overlap / count.matched if count.matched else 0.0
-    rq = count.matched / (count.matched + 0.5 * count.spurious + 0.5 * count.missed)
-    return PanopticScores(pq=sq * rq, sq=sq, rq=rq, labels=1)
 
 
 def _mean_scores(scores: Sequence[PanopticScores]) -> PanopticScores:

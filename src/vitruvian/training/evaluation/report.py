@@ -73,7 +73,7 @@ class Report:
         A mapping may hold scores of several metrics by name, for instance ``{"pck": …, "oks": …}``.
         """
         if task in self.scores:
-            raise InputError(f"task: expected a name of its own, got {task!r} again.")
+            raise InputError(f"task: expected a new name, got {task!r} again.")
         numbers = dict(_walk(scores))
         if not numbers:
             raise InputError(f"scores of {task}: expected a dataclass or mapping with numbers, got {scores!r}.")
@@ -117,7 +117,9 @@ class Report:
             for number, (metric, value) in enumerate(rows):
                 cells = [escape(task) if number == 0 else "", escape(metric), _format_number(value)]
                 if self.goals:
-                    cells.append(_format_goal(goals.get((task, metric)), value))
+                    goal = goals.get((task, metric))
+                    met = goal is not None and goal.met(value)
+                    cells.append("" if goal is None else f"[green]{goal} ✓[/]" if met else f"[red]{goal} missed[/]")
                 table.add_row(*cells, end_section=number == len(rows) - 1)
         return table
 
@@ -139,13 +141,10 @@ class Report:
             ],
         }
 
-    def to_json(self) -> str:
-        """Return everything as JSON."""
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-
     def save(self, path: str | Path) -> None:
         """Write everything as JSON into a file."""
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+        Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def _walk(scores: Any, name: str = "", *, longest: int | None = None) -> Iterator[tuple[str, float]]:
@@ -192,10 +191,3 @@ def _format_number(value: float) -> str:
     if not math.isfinite(value):
         return "–"
     return f"{value:.0f}" if value == int(value) and abs(value) > 1 else f"{value:.4f}"
-
-
-def _format_goal(goal: Goal | None, value: float) -> str:
-    """Return a goal with a mark, an empty text where there is none."""
-    if goal is None:
-        return ""
-    return f"[green]{goal} ✓[/green]" if goal.met(value) else f"[red]{goal} missed[/red]"

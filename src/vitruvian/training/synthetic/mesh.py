@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.human import label2id
+from vitruvian.human import PART_INDEX
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
@@ -27,7 +27,7 @@ SLOTS = (
 SLOT = {name: index for index, name in enumerate(SLOTS)}
 # Materials of a slot: material = slot * PARTS + part. Body: skin, face, eyes. Shoes: shoe, sock. Glasses: frame, lens.
 PARTS = 3
-CLASS = label2id()
+CLASS = PART_INDEX
 ANYONE, MEN, WOMEN = 0, 1, 2  # whom a piece suits
 
 

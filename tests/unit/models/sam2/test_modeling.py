@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from tests.families.sam2 import SIDE, tiny
+from tests.families.sam2 import SIDE, hiera_fields, tiny
 from vitruvian.errors import InputError, WeightsError
 from vitruvian.losses.sam import prompted_mask_loss
 from vitruvian.models.sam2.configuration import Sam2HieraDetConfig
@@ -173,17 +173,12 @@ def test_the_plain_model_runs_the_kernels(model: Sam2Model, prompts: int, monkey
     "fields", [{}, {"num_query_pool_stages": 1}, {"query_stride": [2, 1], "num_query_pool_stages": 1}]
 )
 def test_other_backbones_with_and_without_weights(fields: dict[str, Any]) -> None:
-    settings: dict[str, Any] = {
-        "hidden_size": 16,
-        "num_attention_heads": 2,
+    settings = hiera_fields() | {
         "image_size": [64, 96],
-        "blocks_per_stage": [1, 2, 2, 1],
-        "embed_dim_per_stage": [16, 16, 16, 16],
+        "embed_dim_per_stage": [8, 8, 8, 8],
         "num_attention_heads_per_stage": [2, 2, 2, 2],
         "window_size_per_stage": [4, 4, 4, 2],
-        "global_attention_blocks": [3],
         "num_query_pool_stages": 0,
-        "window_positional_embedding_background_size": [4, 4],
     }
     torch.manual_seed(0)
     backbone = Sam2HieraDetModel(Sam2HieraDetConfig(**settings | fields)).eval()
@@ -208,7 +203,7 @@ def test_pooling_and_bicubic_matrix() -> None:
 @pytest.mark.parametrize("multimask", [True, False])
 def test_the_decoder_returns_the_tokens_of_its_masks(model: Sam2Model, multimask: bool) -> None:
     sparse, dense = model.get_prompt_embeddings(POINTS)
-    levels, positions = model.get_image_embeddings(PIXELS), model.get_image_wide_positional_embeddings()
+    levels, positions = model.get_image_embeddings(PIXELS), model._cell_positions()
     with torch.no_grad():
         out = model.mask_decoder(levels, positions, sparse, dense, multimask_output=multimask)
     assert out.mask_tokens.shape == (2, 2, 3 if multimask else 1, 32)

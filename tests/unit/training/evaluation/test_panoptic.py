@@ -124,9 +124,9 @@ def test_category_id_negative_void_and_perfection() -> None:
 
 def test_bad_inputs() -> None:
     quality, ids = PanopticQuality(), np.array([[1, 2]])
-    with pytest.raises(InputError, match=r"\[2\] too"):
+    with pytest.raises(InputError, match="got 2 too"):
         quality.update(ids, info({1: 0}), ids, info({1: 0, 2: 0}))
-    with pytest.raises(InputError, match=r"target_segmentation.*\[2\] too"):
+    with pytest.raises(InputError, match=r"target_segmentation.*got 2 too"):
         quality.update(ids, info({1: 0, 2: 0}), ids, info({1: 0}))
     with pytest.raises(InputError, match=r"none for the ids \[3\]"):
         quality.update(ids, info({1: 0, 2: 0, 3: 0}), ids, info({1: 0, 2: 0}))
@@ -134,7 +134,7 @@ def test_bad_inputs() -> None:
         quality.update(ids, info({1: 0, 2: 0}), ids[:, :1], info({1: 0}))
     with pytest.raises(InputError, match=r"\[H, W\]"):
         quality.update(ids[0], info({1: 0, 2: 0}), ids, info({1: 0, 2: 0}))
-    with pytest.raises(InputError, match="id of their own"):
+    with pytest.raises(InputError, match="unique id"):
         quality.update(ids, info({1: 0}) * 2, ids, info({1: 0}))
     with pytest.raises(InputError, match="label_id"):
         quality.update(ids, [{"id": 1}], ids, info({1: 0}))

@@ -127,7 +127,7 @@ def test_bad_inputs() -> None:
     with pytest.raises(InputError, match="at_least or at_most"):
         Goal("a", "b")
     report.add("a", {"x": 1})
-    with pytest.raises(InputError, match="name of its own"):
+    with pytest.raises(InputError, match="expected a new name"):
         report.add("a", {"x": 1})
     with pytest.raises(InputError, match="expected a dataclass or mapping with numbers"):
         report.add("b", {})

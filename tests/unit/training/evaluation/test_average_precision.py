@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import pickle
 
 import numpy as np
 import pytest
@@ -12,7 +13,12 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from vitruvian.errors import InputError
-from vitruvian.training.evaluation import MeanAveragePrecision, MeanAveragePrecisionScores
+from vitruvian.training.evaluation.average_precision import (
+    IOU_THRESHOLDS,
+    BoxAP,
+    MeanAveragePrecision,
+    MeanAveragePrecisionScores,
+)
 
 NAMES = [
     f.name for f in dataclasses.fields(MeanAveragePrecisionScores) if f.name != "per_label"
@@ -26,7 +32,7 @@ def box_mask(box: np.ndarray, size: int = 200) -> np.ndarray:
     return mask
 
 
-def picture(seed: int) -> dict[str, np.ndarray]:
+def random_image(seed: int) -> dict[str, np.ndarray]:
     """True boxes of all sizes with crowds, and detections: shaken copies, doubles, wrong labels, false alarms."""
     random = np.random.default_rng(seed)
     count = int(random.integers(0, 9)) if seed % 7 else 0
@@ -50,7 +56,7 @@ def picture(seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def reference(pictures: list[dict], kind: str) -> tuple[np.ndarray, dict[int, float]]:
+def reference(images: list[dict], kind: str) -> tuple[np.ndarray, dict[int, float]]:
     """pycocotools' twelve numbers and the average precision of each label."""
 
     def shape(box: np.ndarray) -> dict:
@@ -61,7 +67,7 @@ def reference(pictures: list[dict], kind: str) -> tuple[np.ndarray, dict[int, fl
         return row
 
     annotations, results = [], []
-    for number, one in enumerate(pictures):
+    for number, one in enumerate(images):
         for box, label, crowd in zip(one["truth"], one["truth_labels"], one["crowd"], strict=True):
             area = float((box[2:] - box[:2]).prod())
             row = {"id": len(annotations) + 1, "image_id": number, "category_id": int(label), "iscrowd": int(crowd)}
@@ -74,7 +80,7 @@ def reference(pictures: list[dict], kind: str) -> tuple[np.ndarray, dict[int, fl
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO()
         truth.dataset = {
-            "images": [{"id": i, "height": 200, "width": 200} for i in range(len(pictures))],
+            "images": [{"id": i, "height": 200, "width": 200} for i in range(len(images))],
             "categories": [{"id": i} for i in range(4)],
             "annotations": annotations,
         }
@@ -88,9 +94,9 @@ def reference(pictures: list[dict], kind: str) -> tuple[np.ndarray, dict[int, fl
     return evaluator.stats, {k: v.mean() for k, v in per_label.items() if v.size}
 
 
-def ours(pictures: list[dict], kind: str) -> MeanAveragePrecision:
+def ours(images: list[dict], kind: str) -> MeanAveragePrecision:
     total, part = MeanAveragePrecision(kind), MeanAveragePrecision(kind)
-    for number, one in enumerate(pictures):
+    for number, one in enumerate(images):
         shapes = {name: one[name] for name in ("found", "truth")}
         if kind == "mask":
             shapes = {
@@ -112,9 +118,9 @@ def ours(pictures: list[dict], kind: str) -> MeanAveragePrecision:
 
 @pytest.mark.parametrize("kind", ["box", "mask"])
 def test_numbers_are_those_of_pycocotools(kind: str) -> None:
-    pictures = [picture(seed) for seed in range(25)]
-    expected, per_label = reference(pictures, kind)
-    scores = ours(pictures, kind).compute()
+    images = [random_image(seed) for seed in range(25)]
+    expected, per_label = reference(images, kind)
+    scores = ours(images, kind).compute()
     found = np.array([getattr(scores, name) for name in NAMES])
     assert (expected > 0).all(), "each of the numbers must be put to the test"
     assert found == pytest.approx(expected, abs=1e-9)
@@ -123,7 +129,7 @@ def test_numbers_are_those_of_pycocotools(kind: str) -> None:
 
 def test_only_the_first_hundred_of_a_label_count() -> None:
     random = np.random.default_rng(0)
-    one = picture(1)
+    one = random_image(1)
     one["found"] = np.concatenate([np.tile([[0.0, 0, 3, 3]], (120, 1)), one["truth"]])
     one["labels"] = np.concatenate([np.zeros(120, dtype=int), one["truth_labels"]])
     one["scores"] = np.concatenate([random.uniform(0.5, 1, 120), random.uniform(0, 0.4, len(one["truth"]))])
@@ -153,7 +159,7 @@ def test_perfect_masks_as_rle() -> None:
     assert quality.compute().ap == pytest.approx(1)
 
 
-def test_bad_inputs() -> None:
+def test_bad_inputs_of_objects() -> None:
     quality = MeanAveragePrecision("box")
     with pytest.raises(InputError, match="kind"):
         MeanAveragePrecision("circle")
@@ -165,3 +171,94 @@ def test_bad_inputs() -> None:
         quality.update([[0, 0, 1, 1]], [], [1], [], [])
     with pytest.raises(InputError, match="same kind, 'box'"):
         quality.merge(MeanAveragePrecision("mask"))
+
+
+def test_by_hand() -> None:
+    quality = BoxAP(thresholds=[0.5])
+    truth = torch.tensor([[0.0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 50, 10]])
+    found = [[0, 0, 10, 8], [0, 0, 10, 10], [20, 0, 30, 4], [40, 0, 50, 10]]
+    quality.update(found, [0.9, 0.8, 0.7, 0.6], truth)  # right, a double, too small, right
+    scores = quality.compute()
+    assert scores.recall[0.5] == pytest.approx(2 / 3)
+    assert scores.precision[0.5] == pytest.approx(0.5)
+    # Precision is 1 up to a recall of 1/3 (34 of COCO's 101 places), then 1/2 up to 2/3 (33 of them).
+    assert scores.ap[0.5] == pytest.approx((34 + 33 / 2) / 101)
+    assert scores.people == 3
+
+
+def test_average_precision_is_the_one_of_detection() -> None:
+    images = [random_image(seed) for seed in range(25)]
+    ours, part, theirs = (
+        BoxAP(thresholds=IOU_THRESHOLDS),
+        BoxAP(thresholds=IOU_THRESHOLDS),
+        MeanAveragePrecision("box"),
+    )
+    for number, one in enumerate(images):
+        (ours if number < 10 else part).update(one["found"], one["scores"], one["truth"], crowd=one["crowd"])
+        labels, truth_labels = np.zeros(len(one["found"]), dtype=int), np.zeros(len(one["truth"]), dtype=int)
+        theirs.update(one["found"], one["scores"], labels, one["truth"], truth_labels, crowd=one["crowd"])
+    ours.merge(pickle.loads(pickle.dumps(part)))
+    scores, expected = ours.compute(), theirs.compute()
+    assert np.mean(list(scores.ap.values())) == pytest.approx(expected.ap)
+    assert scores.ap[0.5] == pytest.approx(expected.ap50)
+    assert np.mean(list(scores.recall.values())) == pytest.approx(expected.ar_100)
+
+
+def test_regions_and_people_to_ignore() -> None:
+    truth = [[0, 0, 10, 10], [20, 0, 60, 40], [80, 0, 90, 10]]
+    found = [[0, 0, 10, 10], [20, 0, 30, 10], [30, 0, 40, 10], [80, 0, 90, 10], [80, 0, 90, 10]]
+    quality = BoxAP(thresholds=[0.5])
+    quality.update(found, [0.5, 0.9, 0.8, 0.7, 0.6], truth, crowd=[False, True, False], ignored=[False, False, True])
+    scores = quality.compute()
+    assert (scores.people, scores.recall[0.5]) == (1, 1)
+    assert scores.precision[0.5] == pytest.approx(1 / 2)  # both in the crowd are excused, of the double only the first
+
+
+def test_min_height() -> None:
+    quality = BoxAP(thresholds=[0.5], min_height=0.25)
+    truth = [[0, 0, 10, 50], [20, 0, 30, 24]]
+    found = [[0, 0, 10, 50], [60, 0, 70, 20], [60, 0, 70, 40]]
+    quality.update(found, [0.9, 0.8, 0.7], truth, size_hw=(100, 100))
+    scores = quality.compute()
+    assert (scores.people, scores.recall[0.5]) == (1, 1)
+    assert scores.precision[0.5] == 0.5  # the small stranger is excused, the large one is not
+    quality.update([], [], truth, size_hw=(60, 100))  # now the second is tall enough
+    assert quality.compute().people == 3
+    assert quality.compute().recall[0.5] == pytest.approx(1 / 3)
+
+
+def test_min_score_and_max_detections() -> None:
+    truth, found = [[0, 0, 10, 10]], [[50, 0, 60, 10], [70, 0, 80, 10], [0, 0, 10, 10]]
+    for settings, recall, precision in [
+        ({}, 1, 1 / 3),
+        ({"min_score": 0.5}, 0, 0),
+        ({"max_detections": 2}, 0, 0),
+    ]:
+        quality = BoxAP(thresholds=[0.5], **settings)
+        quality.update(found, [0.9, 0.8, -0.4], truth)
+        scores = quality.compute()
+        assert (scores.recall[0.5], scores.precision[0.5]) == pytest.approx((recall, precision))
+
+
+def test_no_data_is_nan() -> None:
+    quality = BoxAP()
+    for _ in range(2):
+        scores = quality.compute()
+        assert np.isnan([*scores.ap.values(), *scores.recall.values(), *scores.precision.values()]).all()
+        assert scores.people == 0
+        quality.update([], [], [])
+
+
+def test_bad_inputs_of_boxes() -> None:
+    with pytest.raises(InputError, match="thresholds"):
+        BoxAP(thresholds=[0])
+    with pytest.raises(InputError, match="min_height"):
+        BoxAP(min_height=100)
+    with pytest.raises(InputError, match="max_detections"):
+        BoxAP(max_detections=0)
+    with pytest.raises(InputError, match="size_hw"):
+        BoxAP(min_height=0.2).update([], [], [])
+    with pytest.raises(InputError, match="crowd: expected one for each of the 1"):
+        BoxAP().update([], [], [[0, 0, 1, 1]], crowd=[True, False])
+    with pytest.raises(InputError, match="same min_score"):
+        BoxAP().merge(BoxAP(min_score=0.5))

@@ -50,8 +50,8 @@ class Setup:
             state=RunState(step=step, **state), config={"steps": 5}, keep=keep,
         )  # fmt: skip
 
-    def load(self, place: Path) -> tuple[RunState, dict[str, Any]]:
-        return load_checkpoint(place, model=self.model, optimizer=self.optimizer, ema=self.average)
+    def load(self, saved: Path) -> tuple[RunState, dict[str, Any]]:
+        return load_checkpoint(saved, model=self.model, optimizer=self.optimizer, ema=self.average)
 
     def everything(self) -> dict[str, torch.Tensor]:
         found = {f"w/{name}": value.detach().clone() for name, value in self.model.named_parameters()}
@@ -63,12 +63,12 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_all_comes_back_to_the_bit(tmp_path: Path):
+def test_a_checkpoint_restores_everything_exactly(tmp_path: Path):
     first = Setup()
-    place = first.save(tmp_path, 2, skipped=3, scores={"a": 0.5, "b": float("nan")})
+    saved = first.save(tmp_path, 2, skipped=3, scores={"a": 0.5, "b": float("nan")})
     other = Setup(seed=1, steps=0)
     assert not same(first.everything(), other.everything())
-    state, config = other.load(place)
+    state, config = other.load(saved)
     assert same(first.everything(), other.everything())
     assert (state.step, state.skipped, state.scores, config) == (2, 3, {"a": 0.5}, {"steps": 5})
     assert other.average.updates == 2
@@ -77,15 +77,15 @@ def test_all_comes_back_to_the_bit(tmp_path: Path):
     assert same(first.everything(), other.everything())
 
 
-def test_files_hold_no_code(tmp_path: Path):
-    place = Setup().save(tmp_path, 2)
-    assert sorted(path.name for path in place.iterdir()) == [
+def test_checkpoints_contain_no_pickles(tmp_path: Path):
+    saved = Setup().save(tmp_path, 2)
+    assert sorted(path.name for path in saved.iterdir()) == [
         "average.safetensors", "optimizer.safetensors", "state.json", "weights.safetensors",
     ]  # fmt: skip
-    json.loads((place / "state.json").read_text())
+    json.loads((saved / "state.json").read_text())
 
 
-def test_the_last_ones_stay(tmp_path: Path):
+def test_only_the_newest_checkpoints_remain(tmp_path: Path):
     setup = Setup()
     for step in (1, 2, 3, 10):
         setup.save(tmp_path, step, keep=2)
@@ -93,7 +93,7 @@ def test_the_last_ones_stay(tmp_path: Path):
     assert find_checkpoint(tmp_path, "auto") == tmp_path / "checkpoints" / "step-00000010"
 
 
-def test_a_broken_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_write_leaves_older_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     setup = Setup()
     setup.save(tmp_path, 1)
 
@@ -113,61 +113,61 @@ def test_unfinished_folders_do_not_count(tmp_path: Path):
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000001"]
 
 
-def test_where_to_go_on_from(tmp_path: Path):
+def test_find_checkpoint(tmp_path: Path):
     assert find_checkpoint(tmp_path, "auto") is None
     assert find_checkpoint(tmp_path, "never") is None
-    place = Setup().save(tmp_path, 1)
-    assert find_checkpoint(tmp_path / "elsewhere", str(place)) == place
+    saved = Setup().save(tmp_path, 1)
+    assert find_checkpoint(tmp_path / "elsewhere", str(saved)) == saved
     with pytest.raises(InputError, match="holds a run already"):
         find_checkpoint(tmp_path, "never")
     with pytest.raises(InputError, match="expected auto, never or the folder"):
         find_checkpoint(tmp_path, "yesterday")
 
 
-def test_checkpoints_that_do_not_fit(tmp_path: Path):
-    place = Setup().save(tmp_path, 1)
+def test_mismatched_checkpoints_raise(tmp_path: Path):
+    saved = Setup().save(tmp_path, 1)
     with pytest.raises(CheckpointError, match="of another model"):
-        Setup(tasks=("pose",)).load(place)
+        Setup(tasks=("pose",)).load(saved)
     frozen = Setup(steps=0)
     for parameter in frozen.model.encoder.parameters():  # type: ignore[union-attr]
         parameter.requires_grad_(False)
     frozen.optimizer = build_optimizer(frozen.model, OptimizerPart())
     with pytest.raises(CheckpointError, match="trained other weights"):
-        frozen.load(place)
-    (place / "average.safetensors").write_bytes(b"\x00" * 20)
+        frozen.load(saved)
+    (saved / "average.safetensors").write_bytes(b"\x00" * 20)
     with pytest.raises(CheckpointError, match="expected a whole file"):
-        Setup().load(place)
-    (place / "average.safetensors").unlink()
+        Setup().load(saved)
+    (saved / "average.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"expected average\.safetensors, found none"):
-        Setup().load(place)
-    (place / "state.json").write_text('{"format": "other"}')
+        Setup().load(saved)
+    (saved / "state.json").write_text('{"format": "other"}')
     with pytest.raises(CheckpointError, match="expected a checkpoint of a run"):
-        Setup().load(place)
+        Setup().load(saved)
 
 
 def test_a_checkpoint_without_an_average(tmp_path: Path):
     setup = Setup()
-    place = save_checkpoint(
+    saved = save_checkpoint(
         tmp_path, model=setup.model, optimizer=setup.optimizer, ema=None, state=RunState(step=1), config={}, keep=1
     )
     with pytest.raises(CheckpointError, match="has no average of weights"):
-        setup.load(place)
-    load_checkpoint(place, model=setup.model, optimizer=setup.optimizer, ema=None)
+        setup.load(saved)
+    load_checkpoint(saved, model=setup.model, optimizer=setup.optimizer, ema=None)
 
 
-def test_weights_without_gradients_have_nothing_to_remember(tmp_path: Path):
+def test_weights_without_gradients_have_no_optimizer_state(tmp_path: Path):
     setup = Setup(steps=0)
     for parameter in setup.model.tasks["pose"].decode_head.parameters():  # type: ignore[index,union-attr]
         parameter.grad = torch.ones_like(parameter)
     setup.optimizer.step()
-    place = setup.save(tmp_path, 1)
+    saved = setup.save(tmp_path, 1)
     other = Setup(seed=3, steps=0)
-    other.load(place)
+    other.load(saved)
     assert same(setup.everything(), other.everything())
     assert not [name for name in _optimizer_tensors(other.optimizer) if "encoder" in name]
 
 
-def test_every_step_has_its_own_chance():
+def test_every_step_has_its_own_seed():
     seed_step(3, 7)
     first = torch.rand(4)
     torch.rand(100)

@@ -15,7 +15,7 @@ class Dot(nn.Module):
     def __init__(self, value: float, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.full((2,), value, dtype=dtype))
-        self.register_buffer("seen", torch.zeros(1))
+        self.register_buffer("running_mean", torch.zeros(1))
         self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
         self.register_buffer("scratch", torch.zeros(1), persistent=False)
 
@@ -40,13 +40,13 @@ def test_the_decay_of_each_update():
     assert ExponentialMovingAverage(model, decay=0.9, warmup=0).current_decay == 0.9
 
 
-def test_buffers_that_are_saved_belong_to_it():
+def test_saved_buffers_are_averaged():
     model = Dot(0.0)
     average = ExponentialMovingAverage(model, decay=0.5, warmup=0)
-    model.seen.fill_(4.0)
+    model.running_mean.fill_(4.0)
     average.update(model)
-    assert set(average.values) == {"weight", "seen"}
-    assert average.values["seen"].item() == 2.0
+    assert set(average.values) == {"weight", "running_mean"}
+    assert average.values["running_mean"].item() == 2.0
 
 
 def test_small_changes_of_bfloat16_are_not_lost():
@@ -59,7 +59,7 @@ def test_small_changes_of_bfloat16_are_not_lost():
     assert average.values["weight"][0].item() == pytest.approx(1 + 0.0078125 * (1 - 0.999**100), rel=1e-5)
 
 
-def test_it_takes_the_place_of_the_weights_for_a_while():
+def test_applied_replaces_weights_within_the_context():
     model = Dot(0.0)
     average = ExponentialMovingAverage(model, decay=0.5, warmup=0)
     fill(model, 1.0)
@@ -72,14 +72,14 @@ def test_it_takes_the_place_of_the_weights_for_a_while():
     assert model.weight.tolist() == [1.0, 1.0]
 
 
-def test_it_is_no_view_of_the_weights():
+def test_the_average_does_not_share_memory_with_the_weights():
     model = Dot(3.0)
     average = ExponentialMovingAverage(model, decay=0.5)
     fill(model, 9.0)
     assert average.values["weight"].tolist() == [3.0, 3.0]
 
 
-def test_restoring():
+def test_restore():
     model = Dot(1.0)
     average, other = ExponentialMovingAverage(model, decay=0.5), ExponentialMovingAverage(Dot(7.0), decay=0.5)
     average.restore(other.values, 12)

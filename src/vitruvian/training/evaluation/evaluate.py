@@ -8,7 +8,6 @@ Everything is measured in the pixels of the crops, as the model reads them.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.errors import InputError
 from vitruvian.human import PART_NAMES, SIGMAS
 from vitruvian.models.sapiens2.people import decode_people
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
@@ -28,15 +26,15 @@ from vitruvian.training.evaluation.geometry import AngularError, DepthError, Poi
 from vitruvian.training.evaluation.iou import ForegroundIoU, MeanIoU
 from vitruvian.training.evaluation.keypoints import PCK, KeypointAP, box_length
 from vitruvian.training.evaluation.matting import MattingError
-from vitruvian.training.evaluation.metric import Metric
-from vitruvian.training.evaluation.report import Goal, Report
+from vitruvian.training.evaluation.metric import check_choice
+from vitruvian.training.evaluation.report import Report
 
 Output = Any  # the output of a task's model
 Predict = Callable[[Tensor], Mapping[str, Output]]
 Evaluate = Callable[[nn.Module, int], Mapping[str, float]]
 _LOWEST_SCORE = 0.05  # of detected people: average precision needs uncertain ones too
 # The scores that a training run shows; a report holds all.
-HEADLINES: Mapping[str, tuple[str, ...]] = {
+_HEADLINES: Mapping[str, tuple[str, ...]] = {
     "pose": ("pck.pck@0.1", "pck.per_group.body@0.1", "pck.per_group.feet@0.1", "oks.ap"),
     "seg": ("parts.mean_iou", "parts.pixel_accuracy", "silhouette.mean_iou"),
     "normal": ("mean", "median", "within@11.25", "within@30"),
@@ -57,7 +55,6 @@ def evaluate_folder(
     pictures: int | None = None,
     device: torch.device | str = "cpu",
     precision: str = "float32",
-    goals: tuple[Goal, ...] = (),
     title: str = "evaluation",
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -71,11 +68,12 @@ def evaluate_folder(
         pictures: Number of crops, from the first; None for all.
         device: Where the model is.
         precision: "float32" or "bfloat16".
-        goals: What some of the scores have to be.
         title: Title of the report.
         progress: Called with the number of crops that are done, and all.
     """
-    evaluators = {task: _task_evaluator(task) for task in tasks}
+    for task in tasks:
+        check_choice("task", task, _EVALUATORS)
+    evaluators = {task: _EVALUATORS[task]() for task in tasks}
     count = min(len(people), pictures or len(people))
     for first in range(0, count, batch_size):
         last = min(first + batch_size, count)
@@ -86,7 +84,7 @@ def evaluate_folder(
             evaluator.update(outputs[task], images)
         if progress is not None:
             progress(last, count)
-    report = Report(title, goals=goals)
+    report = Report(title)
     for task, evaluator in evaluators.items():
         report.add(task, evaluator.compute())
     return report
@@ -94,11 +92,7 @@ def evaluate_folder(
 
 def headlines(report: Report) -> dict[str, float]:
     """Return the scores of a report that a training run shows, as ``task/metric``."""
-    found: dict[str, float] = {}
-    for task in report.scores:
-        numbers = report.numbers(task)
-        found |= {f"{task}/{name}": numbers[name] for name in HEADLINES[task]}
-    return found
+    return {f"{task}/{name}": report.numbers(task)[name] for task in report.scores for name in _HEADLINES[task]}
 
 
 def validation(config: TrainConfig, device: torch.device) -> Evaluate:
@@ -123,34 +117,23 @@ def validation(config: TrainConfig, device: torch.device) -> Evaluate:
     return evaluate
 
 
-class TaskEvaluator:
-    """The metrics of one task."""
+class _Evaluator:
+    """The metrics of one task, as attributes. `update` adds the output of a task's model for some images."""
 
-    metrics: Mapping[str, Metric]
-
-    @abstractmethod
     def update(self, output: Output, images: LabeledImages) -> None:
-        """Add the output of a task's model for some images."""
+        raise NotImplementedError
 
     def compute(self) -> object:
         """Return the scores of all images so far, by the names of the metrics; of a single metric as they are."""
-        scores = {name: metric.compute() for name, metric in self.metrics.items()}
-        return scores.get("", scores)
+        scores = {name: metric.compute() for name, metric in vars(self).items()}
+        return scores if len(scores) > 1 else scores.popitem()[1]
 
 
-def _task_evaluator(task: str) -> TaskEvaluator:
-    """Return the evaluator of a task."""
-    if task not in _EVALUATORS:
-        raise InputError(f"task: expected one of {', '.join(_EVALUATORS)}, got {task!r}.")
-    return _EVALUATORS[task]()
-
-
-class _Pose(TaskEvaluator):
+class _Pose(_Evaluator):
     """PCK relative to the larger side of the person's box, and OKS-AP with each person in its own crop."""
 
     def __init__(self) -> None:
         self.pck, self.oks = PCK("sapiens308"), KeypointAP(SIGMAS)
-        self.metrics = {"pck": self.pck, "oks": self.oks}
 
     def update(self, output: Output, images: LabeledImages) -> None:
         H, W = images.image.shape[-2:]
@@ -169,12 +152,11 @@ class _Pose(TaskEvaluator):
             )
 
 
-class _Parts(TaskEvaluator):
+class _Parts(_Evaluator):
     """Intersection over union of the 29 parts, and of people against the background."""
 
     def __init__(self) -> None:
         self.parts, self.silhouette = MeanIoU(len(PART_NAMES), ignore_index=IGNORED_PART), ForegroundIoU()
-        self.metrics = {"parts": self.parts, "silhouette": self.silhouette}
 
     def update(self, output: Output, images: LabeledImages) -> None:
         found = _resize(output.logits, images).argmax(dim=1)  # [B, H, W]
@@ -183,24 +165,22 @@ class _Parts(TaskEvaluator):
         self.silhouette.update(found > 0, truth > 0, mask=inside)
 
 
-class _Normals(TaskEvaluator):
+class _Normals(_Evaluator):
     """Angles between normals."""
 
     def __init__(self) -> None:
         self.normals = AngularError()
-        self.metrics = {"": self.normals}
 
     def update(self, output: Output, images: LabeledImages) -> None:
         target = to_model_axes(images.require("normals"))
         self.normals.update(_resize(output.normals, images), target, mask=images.valid[:, 0])
 
 
-class _Pointmap(TaskEvaluator):
+class _Pointmap(_Evaluator):
     """Metric depth as predicted and after scaling, and scaled points relative to the person's height."""
 
     def __init__(self) -> None:
-        self.depth, self.scaled, self.points = DepthError(), DepthError(alignment="scale"), PointError()
-        self.metrics = {"depth": self.depth, "scaled_depth": self.scaled, "points": self.points}
+        self.depth, self.scaled_depth, self.points = DepthError(), DepthError(alignment="scale"), PointError()
 
     def update(self, output: Output, images: LabeledImages) -> None:
         found = _resize(output.pointmaps, images)
@@ -209,19 +189,18 @@ class _Pointmap(TaskEvaluator):
         found = found / scales[:, :, None, None]
         truth = images.points
         covered = truth[:, 2] > 0  # [B, H, W]
-        for metric in (self.depth, self.scaled):
+        for metric in (self.depth, self.scaled_depth):
             metric.update(found[:, 2], truth[:, 2], mask=covered)
         known = images.stature > 0
         if known.any():
             self.points.update(found[known], truth[known], mask=covered[known], length=images.stature[known].cpu())
 
 
-class _Matting(TaskEvaluator):
+class _Matting(_Evaluator):
     """Errors of mattes over whole crops, and silhouettes at half opacity."""
 
     def __init__(self) -> None:
         self.matte, self.silhouette = MattingError(), ForegroundIoU()
-        self.metrics = {"matte": self.matte, "silhouette": self.silhouette}
 
     def update(self, output: Output, images: LabeledImages) -> None:
         found, truth = _resize(output.alphas, images).clamp(0, 1), images.require("alpha")
@@ -229,7 +208,7 @@ class _Matting(TaskEvaluator):
         self.silhouette.update(found, truth, mask=images.valid)
 
 
-class _Albedo(TaskEvaluator):
+class _Albedo(_Evaluator):
     """MAE, RMSE and PSNR of colours from 0 to 1 over the pixels of people."""
 
     def __init__(self) -> None:
@@ -250,12 +229,11 @@ class _Albedo(TaskEvaluator):
         return {"mae": self.absolute / self.count, "rmse": math.sqrt(mse), "psnr": psnr}
 
 
-class _People(TaskEvaluator):
+class _People(_Evaluator):
     """Average precision, recall and precision of boxes."""
 
     def __init__(self) -> None:
         self.boxes = BoxAP(min_score=_LOWEST_SCORE)
-        self.metrics = {"": self.boxes}
 
     def update(self, output: Output, images: LabeledImages) -> None:
         size_hw = (images.image.shape[-2], images.image.shape[-1])
@@ -265,7 +243,7 @@ class _People(TaskEvaluator):
             self.boxes.update(boxes.cpu(), scores.cpu(), truth[present].cpu(), size_hw=size_hw)
 
 
-_EVALUATORS: dict[str, type[TaskEvaluator]] = {
+_EVALUATORS: dict[str, type[_Evaluator]] = {
     "pose": _Pose,
     "seg": _Parts,
     "normal": _Normals,

@@ -102,8 +102,12 @@ def test_several_tasks_are_saved_apart(tmp_path: Path):
     with torch.no_grad():
         ours = model(pixels)
         for task, one in opened.items():
+            # Opened weights are views of the mapped file at any offset, and matrix products add in another order for
+            # memory that is not aligned to 64 bytes: without copies, pointmap scales differ in the last bits.
+            for parameter in one.parameters():
+                parameter.data = parameter.data.clone()
             for name, value in one(pixels).items():
-                assert torch.allclose(value, ours[task][name], atol=1e-5), (task, name)
+                assert torch.equal(value, ours[task][name]), (task, name)
     assert AutoImageProcessor.from_pretrained(tmp_path / "model" / "normal").do_pad
 
 
@@ -124,7 +128,7 @@ def test_starting_from_all_heads_of_an_earlier_run(tmp_path: Path):
     assert any(name.startswith("tasks.matting.") for name in weights)
 
 
-def test_the_model_inside_is_a_start_too():
+def test_starting_from_the_builtin_model():
     stored = Sapiens2MultiTask.from_pretrained("builtin", tasks=["pose", "albedo"]).weights()
     start = ModelPart(tasks=["pose", "albedo"], pretrained="builtin", image_size=[256, 192])
     same = build_model(start).weights()
@@ -135,7 +139,7 @@ def test_the_model_inside_is_a_start_too():
     assert model.training
     assert model.config.image_hw == (256, 192)
     changed = {name.split(".")[1] for name, value in model.weights().items() if not equal(value, stored.get(name))}
-    assert changed == {"albedo"}  # asked for otherwise, so it starts fresh
+    assert changed == {"albedo"}  # another configuration, so initialized at random
 
 
 def equal(first: torch.Tensor, second: torch.Tensor | None) -> bool:

@@ -1,10 +1,27 @@
-"""Class scores → class maps at another size, without ever holding all scores at that size."""
+"""Label maps: the class of each pixel from scores of another size, and the number of pixels of each class."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
+
+_MAX_BINS = 1 << 20
+
+
+def count_labels(labels: NDArray[np.integer]) -> dict[int, int]:
+    """Return the number of pixels [H, W] of each class, in the order of the classes, which are not negative."""
+    if labels.dtype == np.uint8:
+        counts = np.array(Image.fromarray(labels).histogram())
+    elif labels.max() < _MAX_BINS:  # counting is many times faster than sorting
+        counts = np.bincount(labels.ravel())
+    else:
+        values, areas = np.unique(labels, return_counts=True)
+        return dict(zip(values.tolist(), areas.tolist(), strict=True))
+    return {int(label): int(counts[label]) for label in np.flatnonzero(counts)}
 
 
 @torch.no_grad()

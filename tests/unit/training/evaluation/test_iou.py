@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
 
 from vitruvian.errors import InputError
-from vitruvian.training.evaluation import MeanIoU
+from vitruvian.training.evaluation import ForegroundIoU, MeanIoU
 
 
-def test_by_hand() -> None:
+def test_by_hand_of_classes() -> None:
     quality = MeanIoU(3)
     quality.update(torch.tensor([[0, 0, 1, 1]]), torch.tensor([[0, 1, 1, 255]]))
     scores = quality.compute()
@@ -58,14 +60,14 @@ def test_only_the_mask_counts() -> None:
     assert quality.confusion.tolist() == [[1, 0, 0], [0, 0, 0]]
 
 
-def test_nothing_seen_is_nan() -> None:
+def test_no_data_is_nan() -> None:
     quality = MeanIoU(2)
     quality.update(torch.tensor([0, 1]), torch.tensor([255, 255]))
     scores = quality.compute()
     assert np.isnan([scores.mean_iou, scores.pixel_accuracy, scores.mean_accuracy]).all()
 
 
-def test_bad_inputs() -> None:
+def test_bad_inputs_of_classes() -> None:
     quality = MeanIoU(2)
     with pytest.raises(InputError, match="shape"):
         quality.update(torch.zeros(2, 3), torch.zeros(3, 2))
@@ -79,3 +81,48 @@ def test_bad_inputs() -> None:
         MeanIoU(0)
     with pytest.raises(InputError, match="same num_labels"):
         quality.merge(MeanIoU(3))
+
+
+def test_by_hand_of_foreground() -> None:
+    quality = ForegroundIoU()
+    quality.update(np.array([[0.9, 0.6, 0.4, 0.1]]), np.array([[1, 0, 1, 0]]))
+    quality.update(torch.tensor([[[True, True, True, True]]]), torch.tensor([[[True, True, True, True]]]))
+    scores = quality.compute()
+    assert scores.mean_iou == pytest.approx((1 / 3 + 1) / 2)
+    assert scores.pooled_iou == pytest.approx(5 / 7)
+    assert scores.pixel_accuracy == pytest.approx(6 / 8)
+    assert scores.pictures == 2
+
+
+def test_mask_threshold_and_merge() -> None:
+    logits = torch.tensor([[-1.0, 2.0, 0.3, -4.0, -2.0]])
+    truth = torch.tensor([[0, 1, 0, 1, 0]])
+    quality, other = ForegroundIoU(threshold=0), ForegroundIoU(threshold=0)
+    quality.update(logits, truth, mask=torch.tensor([[1, 1, 0, 0, 0]]))
+    assert quality.compute().mean_iou == 1
+    assert quality.compute().pixel_accuracy == 1
+    other.update(logits, truth, mask=torch.tensor([[0, 0, 1, 1, 1]]))
+    quality.merge(pickle.loads(pickle.dumps(other)))
+    scores = quality.compute()
+    assert (scores.mean_iou, scores.pooled_iou, scores.pixel_accuracy) == pytest.approx((0.5, 1 / 3, 0.6))
+
+
+def test_images_empty_in_both_count_for_accuracy_only() -> None:
+    quality = ForegroundIoU()
+    assert np.isnan(quality.compute().pixel_accuracy)
+    quality.update(np.zeros((2, 2)), np.zeros((2, 2)))
+    scores = quality.compute()
+    assert np.isnan([scores.mean_iou, scores.pooled_iou]).all()
+    assert (scores.pixel_accuracy, scores.pictures) == (1, 0)
+    quality.update(np.ones((2, 2)), np.zeros((2, 2)))
+    assert quality.compute().mean_iou == 0
+
+
+def test_bad_inputs_of_foreground() -> None:
+    quality = ForegroundIoU()
+    with pytest.raises(InputError, match=r"target: expected the shape \[..., H, W\]"):
+        quality.update(np.zeros(3), np.zeros(3))
+    with pytest.raises(InputError, match="finite"):
+        quality.update(np.full((1, 1), np.nan), np.zeros((1, 1)))
+    with pytest.raises(InputError, match="same threshold"):
+        quality.merge(ForegroundIoU(threshold=0))
