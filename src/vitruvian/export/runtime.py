@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvian.auto import AutoConfig, AutoProcessor, by_class_name, find_class
+from vitruvian.auto import AutoConfig, AutoProcessor, find_class
 from vitruvian.config import Config, read_json
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.models.sapiens2.modeling import flip_back
@@ -157,10 +157,9 @@ class ExportedModel:
     @property
     def model_class(self) -> type[Any]:
         """The class of the model that was exported."""
-        address = by_class_name(self.signature.model)
-        if address is None:
+        found: type[Any] | None = find_class(self.signature.model)
+        if found is None:
             raise CheckpointError(f"export.json: expected a model class of vitruvian, got {self.signature.model!r}.")
-        found: type[Any] = find_class(address)
         return found
 
     @property

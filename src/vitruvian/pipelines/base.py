@@ -18,10 +18,11 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from vitruvian.auto import HUB_KEYWORDS, AutoProcessor, AutoTaskModel, auto_class, model_classes, packed_tasks
+from vitruvian.auto import AutoProcessor, AutoTaskModel, auto_class, model_classes, packed_tasks
 from vitruvian.devices import checked_device, checked_dtype, devices_of
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
+from vitruvian.hub import HUB_KEYWORDS
 from vitruvian.model import Model
 from vitruvian.pipelines.engine.cuda_streams import PendingTensors, upload_stream
 from vitruvian.pipelines.engine.memory import BatchSize, initial_batch_size, is_out_of_memory

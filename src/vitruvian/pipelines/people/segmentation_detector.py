@@ -21,9 +21,9 @@ from vitruvian.errors import InputError
 from vitruvian.images.components import remove_islands
 from vitruvian.images.nms import mask_boxes
 from vitruvian.model import Model
-from vitruvian.models.mask_classification.postprocessing import QueryLogits
+from vitruvian.models.mask_classification.outputs import QueryLogits
 from vitruvian.models.mask_classification.processing import MaskProcessor
-from vitruvian.models.mask_classification.segments import SmallMask, instance_masks
+from vitruvian.models.mask_classification.segments import SmallMask, Thresholds, instance_masks
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People
 
@@ -88,12 +88,8 @@ class SegmentationDetector:
         scale = min(1.0, math.sqrt(_MAX_PIXELS / (size_hw[0] * size_hw[1])))
         target_hw = max(1, round(size_hw[0] * scale)), max(1, round(size_hw[1] * scale))
         (grid,) = self.processor.mask_grids(queries, [target_hw], [size_hw], pixel_mask)
-        masks, segments = instance_masks(
-            self._person_logits(queries.classes[0]),
-            grid,
-            threshold=self.threshold,
-            overlap_mask_area_threshold=_MIN_VISIBLE,
-        )
+        thresholds = Thresholds(self.threshold, overlap_mask_area_threshold=_MIN_VISIBLE)
+        masks, segments = instance_masks(self._person_logits(queries.classes[0]), grid, thresholds)
         to_source = np.array([size_hw[1] / target_hw[1], size_hw[0] / target_hw[0]] * 2, np.float32)
         boxes = np.array([_body_box(mask) for mask in masks], np.float32).reshape(-1, 4) * to_source  # [P, 4]
         scores = np.array([segment.score for segment in segments], np.float32)  # [P]

@@ -18,7 +18,7 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.models.mask2former.modeling import Mask2FormerForUniversalSegmentation
 from vitruvian.models.mask2former.processing import Mask2FormerImageProcessor
-from vitruvian.models.mask_classification.postprocessing import QueryLogits
+from vitruvian.models.mask_classification.outputs import QueryLogits
 from vitruvian.models.maskformer.modeling import MaskFormerForInstanceSegmentation
 from vitruvian.models.maskformer.processing import MaskFormerImageProcessor
 from vitruvian.pipelines.people import detect_people, open_finder
