@@ -4,9 +4,9 @@
     python benchmarks/ablation.py --models sapiens2-pose-0.4b --batches 8 --out results
     python benchmarks/ablation.py --device cpu --dtype float32 --models sapiens2-pose-0.4b --out results
 
-A row has one optimization off: the Triton version of an operation (`vitruvian.ops.dispatch`), CUDA graphs, or all of
-`optimize()`. Time and peak memory are those of the whole model, and the shares are what the optimization saves. An
-optimization stays in the library if it saves at least 5 % of the time or 10 % of the memory of a model. Writes
+A row has one optimization off: the Triton or CPU version of an operation (`vitruvian.ops.dispatch`), CUDA graphs, or
+all of `optimize()`. Time and peak memory are those of the whole model, and the shares are what the optimization saves.
+An optimization stays in the library if it saves at least 5 % of the time or 10 % of the memory of a model. Writes
 ablation.json and ablation.md into the folder after every row. Prints the table.
 """
 
@@ -28,7 +28,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
-from vitruvian.benchmarking.models import Subject, Workload, subject  # noqa: E402
+from vitruvian.benchmarking.models import BenchmarkModel, Workload, benchmark_model  # noqa: E402
 from vitruvian.benchmarking.timing import machine, peak_bytes, time_interleaved  # noqa: E402
 from vitruvian.ops import dispatch  # noqa: E402
 
@@ -51,6 +51,8 @@ OPERATIONS = {
     "maskformer": ("layer_norm", "window_attention"),
     "mask2former": ("layer_norm", "window_attention", "deformable_attention", "masked_attention"),
 }
+# names of operations with a version for the CPU, as `use_cpu` takes them
+CPU_OPERATIONS = {"sapiens2": ("swiglu", "winograd", "pointwise_conv")}
 GRAPHS, OPTIMIZE, NOTHING = "CUDA graphs", "optimize()", "nothing"
 
 
@@ -68,7 +70,9 @@ class Row:
 
 def switches(name: str, device: torch.device) -> list[str]:
     """Return what can be switched off for a model."""
-    return [NOTHING, OPTIMIZE, *((GRAPHS, *OPERATIONS[name.partition("-")[0]]) if device.type == "cuda" else ())]
+    family = name.partition("-")[0]
+    more = (GRAPHS, *OPERATIONS[family]) if device.type == "cuda" else CPU_OPERATIONS.get(family, ())
+    return [NOTHING, OPTIMIZE, *more]
 
 
 @contextlib.contextmanager
@@ -81,7 +85,7 @@ def switched_off(model: Any, off: str) -> Iterator[None]:
 
 
 @torch.no_grad()
-def measure(one: Subject, workload: Workload, off: str, *, seconds: float) -> Row:
+def measure(one: BenchmarkModel, workload: Workload, off: str, *, seconds: float) -> Row:
     """Build a model and measure it with one optimization off."""
     model, inputs = one.build(workload), one.inputs(workload)
     with switched_off(model, off):
@@ -126,7 +130,7 @@ def main() -> int:
         workloads = {name: tuple((batch, options.prompts) for batch in options.batches) for name in options.models}
     rows: list[Row] = []
     for name, batch, prompts in ((name, *one) for name, several in workloads.items() for one in several):
-        one = subject(name)
+        one = benchmark_model(name)
         workload = Workload(batch, one.size_hw, prompts, getattr(torch, options.dtype), device)
         for off in switches(name, device):
             if options.limit and time.perf_counter() - begun > options.limit:
