@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from vitruvian.limits import get_limits
 
@@ -13,9 +14,13 @@ class ByteBudget:
     An image waits until the others leave enough, so one that is larger than the whole budget waits until it is alone.
     Images that wait are served in order. The oldest image in flight does not wait: results are in order, and so the
     others are released after it.
+
+    Args:
+        on_wait: Called when an image has to wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_wait: Callable[[], object] = lambda: None) -> None:
+        self._on_wait = on_wait
         self._changed = threading.Condition()
         self._bytes: dict[int, int] = {}  # by the index of the image
         self._waiting: set[int] = set()
@@ -26,6 +31,8 @@ class ByteBudget:
         """Wait until `size` bytes are free for image `index`."""
         with self._changed:
             self._waiting.add(index)
+            if not self._fits(index, size):
+                self._on_wait()
             self._changed.wait_for(lambda: self._fits(index, size))
             self._waiting.remove(index)
             if self._closed:
@@ -33,11 +40,16 @@ class ByteBudget:
             self._bytes[index] = size
             self._changed.notify_all()
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether images wait."""
+        return bool(self._waiting)
+
     def _fits(self, index: int, size: int) -> bool:
-        if self._closed or index == self._oldest or not self._bytes:
+        if self._closed or index == self._oldest:
             return True
-        others = sum(self._bytes.values()) - self._bytes.get(index, 0)
-        return index == min(self._waiting) and others + size <= get_limits().decoded_bytes
+        free = get_limits().decoded_bytes - sum(self._bytes.values())
+        return index == min(self._waiting) and (size <= free or not self._bytes)
 
     def resize(self, index: int, size: int) -> None:
         """Record what an image takes now, without waiting."""

@@ -115,7 +115,7 @@ def run_many(
             engine.advance()
             if engine.batch_ready():
                 with engine.batches.take() as taken:
-                    taken.outputs = task.forward(taken.inputs)
+                    taken.outputs = task.forward(taken.inputs())
                 engine.complete(taken)
                 del taken  # it holds device memory
             elif (item := engine.pop_finished()) is not None:
@@ -201,7 +201,7 @@ class InferenceEngine(Generic[ResultT]):
         self._items: deque[_InFlight[ResultT]] = deque()
         self._loading: deque[Future[_Loaded]] = deque()
         self._last_arrival, self._added = time.monotonic(), 0
-        self._budget = ByteBudget()
+        self._budget = ByteBudget(on_wait=self.wakeup.set)
         # A fast device keeps the first pool full of loads, and loads may wait for memory: other work has its own pool.
         self._load_pool = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian-load")
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian")
@@ -404,7 +404,7 @@ class InferenceEngine(Generic[ResultT]):
         if any(item.preparing is not None for item in self._items):
             return False
         no_more = (self._source_ended and not self._loading) or len(self._items) >= self._max_in_flight
-        return no_more or time.monotonic() - self._last_arrival > self._batch_timeout
+        return no_more or self._budget.exhausted or time.monotonic() - self._last_arrival > self._batch_timeout
 
     def complete(self, batch: Batch[_InFlight[ResultT]]) -> None:
         """Assign the outputs or errors of a batch to its images."""
@@ -426,7 +426,7 @@ class InferenceEngine(Generic[ResultT]):
                 continue
             item.prepared, item.outputs = None, {}
             if self._task.upload_stream is not None:
-                prepared.units.clear()  # frees their device memory
+                prepared.units = []  # frees their device memory
             decode: Callable[[], HostCopy[Any]] = partial(self._decode, prepared, outputs)
             try:
                 if self._decode_pool is not None:
