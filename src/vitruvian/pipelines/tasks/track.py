@@ -24,15 +24,16 @@ from vitruvian.images.rle import Rle
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
-from vitruvian.pipelines.base import Options, TaskPipeline
+from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.cuda_streams import HostCopy, stack_on_device
-from vitruvian.pipelines.engine.runner import Results, Stream
+from vitruvian.pipelines.engine.runner import ResultGenerator, Results
 from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people
-from vitruvian.pipelines.people.tracking import box_iou
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.tasks.segment import encode_masks
+from vitruvian.pipelines.video.tracking import box_iou
 from vitruvian.processor import height_width
 from vitruvian.results import People, Track
 
@@ -257,7 +258,7 @@ class TrackResults(Results[Track]):
         session: The session of the model; with `keep_history` it has all frames and masks.
     """
 
-    def __init__(self, results: Stream[Track], source: Source, pipe: TrackPipeline) -> None:
+    def __init__(self, results: ResultGenerator[Track], source: Source, pipe: TrackPipeline) -> None:
         super().__init__(results, count=source.count, video=source.video)
         self._pipe, self._tracker = pipe, pipe.tracker
         self.session = self._tracker.session
@@ -345,7 +346,7 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
         call._people_found = False
         return call
 
-    def wrap_results(self, results: Stream[Track], source: Source) -> TrackResults:
+    def wrap_results(self, results: ResultGenerator[Track], source: Source) -> TrackResults:
         """Return results to which prompts can be added."""
         return TrackResults(results, source, self)
 
@@ -375,7 +376,9 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the frame."""
-        (unit,) = self.make_units(frame, lambda pixels: [self.processor.video_processor.prepare_image(pixels)])
+        resize = self.processor.video_processor.prepare_image
+        (unit,) = self.make_units(frame, 1, lambda pixels, _: [resize(pixels)])
+        assert isinstance(unit, Unit)  # only many units are made later
         return Prepared(frame, [unit._replace(extra=(frame, people))])
 
     def forward(self, units: list[Unit]) -> list[_FrameMasks | None]:
