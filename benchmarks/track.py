@@ -10,7 +10,7 @@ its memory is measured for 200 frames at most.
 
 Prints, for each model and number of objects, milliseconds a frame and frames a second of both, our share of the
 reference's time, the difference of the masks, and memory on the device and of the process after 100 frames and at the
-end.
+end. With --video-frames also the frames a second of the whole pipeline on a file.
 """
 
 from __future__ import annotations
@@ -21,18 +21,24 @@ import gc
 import importlib.util
 import json
 import statistics
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from load_memory import status_bytes
+from random_inputs import smooth_image
 from torch import Tensor
 
+from vitruvian import Sam2ImageProcessor, Sam2VideoProcessor, Sam2VideoVideoProcessor, TrackPrompt, pipeline
 from vitruvian.benchmarking.timing import difference, machine
+from vitruvian.files.video import VideoWriter
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
+from vitruvian.pipelines import Failure
 
 _WARMUP = 20  # frames; more than the memories and object pointers that a model attends to
 _EARLY = 100  # frames after which memory is first measured
@@ -147,6 +153,25 @@ def measure_memory(models: dict[str, Any], objects: int, frames: Tensor, options
     return found
 
 
+def measure_video(model: Sam2VideoModel, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the frames a second of the pipeline on a 1080p file, with one object: from decoding to encoded masks."""
+    size = {"height": options.size, "width": options.size}
+    processor = Sam2VideoProcessor(Sam2ImageProcessor(size=size), Sam2VideoVideoProcessor(size=size))
+    track = pipeline("track", model, processor=processor, interactive=False, keep_image=False)
+    scene = smooth_image((1080, 1920), np.random.default_rng(0))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "clip.mp4"
+        with VideoWriter(path, 30, (1080, 1920)) as writer:
+            for number in range(options.video_frames):
+                writer.write(np.roll(scene, 8 * number, 1))
+        results = track(path, prompts=TrackPrompt(object_id=1, box=[400, 200, 900, 900]))
+        next(results)  # kernels are compiled and CUDA graphs captured
+        start = time.perf_counter()
+        count = sum(not isinstance(result, Failure) for result in results)
+        seconds = time.perf_counter() - start
+    return {"frames": count, "fps": count / seconds}
+
+
 def _memory(device: torch.device) -> dict[str, float]:
     """Return the resident memory of the process and the allocated memory of the device, in MiB."""
     gc.collect()
@@ -190,6 +215,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=300, help="frames of the measurement of memory; 0 for none")
     parser.add_argument("--section", type=int, default=30, help="frames of a timed section")
     parser.add_argument("--rounds", type=int, default=3, help="timed sections of each implementation")
+    parser.add_argument("--video-frames", type=int, default=0, help="frames of a 1080p file for the pipeline; 0: none")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", help="by default bfloat16 on a GPU, float32 on the CPU")
     parser.add_argument("--no-reference", action="store_true", help="measure only our model")
@@ -213,10 +239,20 @@ def main() -> None:
             found["memory"] = measure_memory(models, objects, frames, options) if options.frames else {}
             print_case(name, objects, found)
             measurements.append({"model": name, "objects": objects} | found)
-            if options.out:
-                settings = {"machine": machine(device), "dtype": options.dtype, "size": options.size}
-                options.out.write_text(json.dumps(settings | {"measurements": measurements}, indent=2) + "\n")
+            save(options, measurements)
+        if options.video_frames:
+            found = measure_video(models["ours"], options)
+            print(f"  ours       {found['fps']:7.1f} frames a second from a 1080p file, 1 object")
+            measurements.append({"model": name, "video": found})
+        save(options, measurements)
         del models
+
+
+def save(options: argparse.Namespace, measurements: list[dict[str, Any]]) -> None:
+    """Write all measurements so far, if there is a file for them."""
+    if options.out:
+        settings = {"machine": machine(torch.device(options.device)), "dtype": options.dtype, "size": options.size}
+        options.out.write_text(json.dumps(settings | {"measurements": measurements}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

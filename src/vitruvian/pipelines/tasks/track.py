@@ -302,11 +302,10 @@ class TrackResults(Results[Track]):
         except StopIteration:
             pending, self._tracker.pending = self._tracker.pending, {}
             if pending:
-                wrong = ", ".join(
-                    f"{one.frame} for object {one.object_id}" for each in pending.values() for one in each
-                )
+                unused = [prompt for prompts in pending.values() for prompt in prompts]
+                got = ", ".join(f"{prompt.frame} for object {prompt.object_id}" for prompt in unused)
                 raise PromptError(
-                    f"prompts: expected frames of the video, which ends with frame {self._tracker.number}, got {wrong}."
+                    f"prompts: expected frames of the video, which ends with frame {self._tracker.number}, got {got}."
                 ) from None
             raise
         if isinstance(outcome, Failure) and isinstance(outcome.error, PromptError):

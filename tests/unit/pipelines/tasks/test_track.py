@@ -119,6 +119,26 @@ def test_people_are_tracked_from_a_detector(track: Any, every: int, counts: list
     assert results[2].object_ids.tolist() == list(range(1, counts[2] + 1))
 
 
+def test_a_person_that_is_tracked_is_not_added_again(track: Any) -> None:
+    box = list(track(FRAMES, prompts=POINT))[2].boxes_xyxy[0].tolist()
+    assert box[2] - box[0] > 10
+    for boxes, ids in (([box], [7]), ([box, [0, 0, 6, 6]], [7, 8])):
+        found = iter([[], boxes, []])
+        results = list(track(FRAMES, prompts=POINT, finder=lambda _, found=found: next(found), detect_every=2))
+        assert results[-1].object_ids.tolist() == ids
+
+
+def test_points_are_added_to_those_of_the_frame(track: Any) -> None:
+    both = next(track(FRAMES, prompts=dataclasses.replace(POINT, points=[[20, 15], [50, 35]])))
+    results = track(FRAMES, prompts=POINT, prior_logits=False)
+    first = next(results)
+    added = results.add(dataclasses.replace(POINT, points=[[50, 35]]))
+    same(added, both)
+    assert (first.masks != both.masks).any()
+    replaced = results.add(dataclasses.replace(POINT, points=None, box=[5, 6, 40, 30]))
+    same(replaced, next(track(FRAMES, prompts=dataclasses.replace(POINT, points=None, box=[5, 6, 40, 30]))))
+
+
 def test_memory_is_flat_unless_history_is_kept(track: Any) -> None:
     def frames() -> Iterator[np.ndarray]:
         for number in range(40):
