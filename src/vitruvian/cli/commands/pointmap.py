@@ -47,11 +47,11 @@ class Command(TaskCommand):
 
     def call_options(self) -> dict[str, object]:
         """Return the options of the pipeline's call."""
-        matrix = None if self.intrinsics is None else _read_intrinsics(self.intrinsics)
+        matrix = None if self.intrinsics is None else read_intrinsics(self.intrinsics)
         return super().call_options() | {"K": matrix}
 
 
-def _read_intrinsics(text: str) -> list[list[float]]:
+def read_intrinsics(text: str) -> list[list[float]]:
     """Read a camera matrix: four numbers, or a file."""
     import numpy as np
 
