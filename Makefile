@@ -27,7 +27,7 @@ lint: setup  ## Style and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: setup  ## Rewrite files in the house style.
+format: setup  ## Rewrite files in the style of the project.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -28,7 +28,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
-from vitruvian.benchmarking.models import Subject, Workload, subject  # noqa: E402
+from vitruvian.benchmarking.models import BenchmarkModel, Workload, benchmark_model  # noqa: E402
 from vitruvian.benchmarking.timing import machine, peak_bytes, time_interleaved  # noqa: E402
 from vitruvian.ops import dispatch  # noqa: E402
 
@@ -81,7 +81,7 @@ def switched_off(model: Any, off: str) -> Iterator[None]:
 
 
 @torch.no_grad()
-def measure(one: Subject, workload: Workload, off: str, *, seconds: float) -> Row:
+def measure(one: BenchmarkModel, workload: Workload, off: str, *, seconds: float) -> Row:
     """Build a model and measure it with one optimization off."""
     model, inputs = one.build(workload), one.inputs(workload)
     with switched_off(model, off):
@@ -126,7 +126,7 @@ def main() -> int:
         workloads = {name: tuple((batch, options.prompts) for batch in options.batches) for name in options.models}
     rows: list[Row] = []
     for name, batch, prompts in ((name, *one) for name, several in workloads.items() for one in several):
-        one = subject(name)
+        one = benchmark_model(name)
         workload = Workload(batch, one.size_hw, prompts, getattr(torch, options.dtype), device)
         for off in switches(name, device):
             if options.limit and time.perf_counter() - begun > options.limit:

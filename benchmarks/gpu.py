@@ -35,7 +35,7 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 from vitruvian import Sapiens2ImageProcessor, pipeline  # noqa: E402
 from vitruvian.benchmarking import models  # noqa: E402
-from vitruvian.benchmarking.models import DTYPES, Cell, Plan, Workload, subject  # noqa: E402
+from vitruvian.benchmarking.models import DTYPES, Measurement, Workload, benchmark_model  # noqa: E402
 from vitruvian.benchmarking.timing import machine, product_ceiling, time_interleaved  # noqa: E402
 from vitruvian.ops.dispatch import disable_triton  # noqa: E402
 
@@ -58,18 +58,18 @@ MAX_BATCH = 8  # people of a batch
 BATCHES, PROMPTS, SCALES = (1, 2, 4, 8, 16), (1, 8, 64, 256, 1024), (0.5, 1.0, 1.5)
 
 
-def attempt(name: str, workload: Workload, plan: Plan, ceiling: float) -> Cell:
+def attempt(name: str, workload: Workload, options: dict[str, Any]) -> Measurement:
     """Measure a model; if that fails, without CUDA graphs, and then without Triton."""
     attempts = (
-        ("", plan, nullcontext()),
-        ("without graphs", dataclasses.replace(plan, cuda_graphs=False), nullcontext()),
-        ("without Triton", plan, disable_triton()),
+        ("", options, nullcontext()),
+        ("without graphs", options | {"cuda_graphs": False}, nullcontext()),
+        ("without Triton", options, disable_triton()),
     )
     notes = []
     for label, tried, context in attempts:
         try:
             with context:
-                cell = models.measure(subject(name), workload, tried, ceiling=ceiling)
+                cell = models.measure(benchmark_model(name), workload, **tried)
         except Exception as error:
             traceback.print_exc()
             notes.append(f"{label or 'optimized'} failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
@@ -78,13 +78,13 @@ def attempt(name: str, workload: Workload, plan: Plan, ceiling: float) -> Cell:
         cell.note = "; ".join(filter(None, [cell.note, *notes, f"measured {label}" if label else ""]))
         return cell
     kind = next(text for text, dtype in DTYPES.items() if dtype == workload.dtype)
-    return Cell(name, workload.batch, workload.size_hw, workload.prompts, kind, note="; ".join(notes))
+    return Measurement(name, workload.batch, workload.size_hw, workload.prompts, kind, note="; ".join(notes))
 
 
 @torch.no_grad()
 def parts(name: str, workload: Workload) -> dict[str, float]:
     """Return the milliseconds of our model: not optimized, and with Triton and CUDA graphs on or off."""
-    one = subject(name)
+    one = benchmark_model(name)
     model, inputs = one.build(workload), one.inputs(workload)
     found = {}
     for label, graphs, triton in (
@@ -110,7 +110,7 @@ def profile(name: str, workload: Workload) -> str:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
-    one = subject(name)
+    one = benchmark_model(name)
     model, inputs = one.build(workload).optimize(cuda_graphs=False), one.inputs(workload)
     one.call(model, inputs)
     with profiler(activities=[ProfilerActivity.CUDA]) as found:
@@ -122,7 +122,7 @@ def profile(name: str, workload: Workload) -> str:
 @torch.no_grad()
 def people_rows(name: str, counts: list[int], workload: Workload, *, seconds: float) -> Iterator[dict[str, Any]]:
     """Time an image with several people: our pipeline, and the network of the reference alone."""
-    one = subject(name)
+    one = benchmark_model(name)
     model = one.build(workload)
     theirs = models.reference_of(model, workload) if models.has_reference() else None
     size = {"height": workload.size_hw[0], "width": workload.size_hw[1]}
@@ -150,10 +150,10 @@ def planned(options: argparse.Namespace) -> list[tuple[str, int, int, float | No
     if not options.curves:
         batches = dict(listed.keys())
         wanted = [(name, batch) for name in options.models for batch in options.batches or [batches.get(name, 1)]]
-        return [listed.get(one, (*one, subject(one[0]).prompts, None)) for one in wanted]
+        return [listed.get(one, (*one, benchmark_model(one[0]).prompts, None)) for one in wanted]
     found: list[tuple[str, int, int, float | None]] = []
     for name in options.models:
-        prompts = subject(name).prompts
+        prompts = benchmark_model(name).prompts
         found += [(name, batch, prompts, None) for batch in options.batches or BATCHES]
         if prompts:
             found += [(name, 1, count, None) for count in options.prompts]
@@ -162,7 +162,7 @@ def planned(options: argparse.Namespace) -> list[tuple[str, int, int, float | No
 
 def sizes_of(name: str, options: argparse.Namespace) -> list[tuple[int, int]]:
     """Return the image sizes to measure: as published, those of --sizes, or for curves some around it."""
-    published = subject(name).size_hw
+    published = benchmark_model(name).size_hw
     if options.sizes:
         return [(int(h), int(w)) for h, w in (text.split("x") for text in options.sizes)]
     if options.curves:
@@ -170,7 +170,7 @@ def sizes_of(name: str, options: argparse.Namespace) -> list[tuple[int, int]]:
     return [published]
 
 
-def verdict(cell: Cell, goal: float | None) -> str:
+def verdict(cell: Measurement, goal: float | None) -> str:
     if goal is None or cell.ratio is None:
         return ""
     memory = cell.memory.get("optimized", 0) / 2**30
@@ -202,13 +202,13 @@ def main() -> int:
     start, on_gpu = time.perf_counter(), device.type == "cuda"
     options.out.mkdir(parents=True, exist_ok=True)
     seconds = min(options.seconds, 0.5) if options.quick else options.seconds
-    plan = Plan(
-        seconds, reference=models.has_reference(), truth=True, cold=options.cold, plain=True, compiled=options.compile
-    )
+    variants = ["plain", *(["reference", "float32"] if models.has_reference() else [])]
+    variants += ["compiled"] if options.compile else []
+    wanted = {"variants": variants, "seconds": seconds, "cold": options.cold}
     written: dict[str, Any] = {"machine": machine(device), "cells": [], "people": []}
     written |= {"parts": {}, "profiles": {}}
     print(machine(device), flush=True)
-    cells: list[Cell] = []
+    cells: list[Measurement] = []
 
     def is_over() -> bool:
         return bool(options.limit) and time.perf_counter() - start > options.limit
@@ -227,7 +227,9 @@ def main() -> int:
                     print(f"{name}: skipped, --limit is over", flush=True)
                     continue
                 begun = time.perf_counter()
-                cell = attempt(name, Workload(batch, size_hw, prompts, DTYPES[kind], device), plan, ceiling)
+                cell = attempt(
+                    name, Workload(batch, size_hw, prompts, DTYPES[kind], device), wanted | {"ceiling": ceiling}
+                )
                 cells.append(cell)
                 save()
                 print(
@@ -240,7 +242,7 @@ def main() -> int:
         for name in options.models or ():
             if not options.people or not name.startswith("sapiens2-pose") or is_over():
                 continue
-            workload = Workload(1, subject(name).size_hw, 0, DTYPES[kind], device)
+            workload = Workload(1, benchmark_model(name).size_hw, 0, DTYPES[kind], device)
             for row in people_rows(name, options.people, workload, seconds=seconds):
                 written["people"].append(row | {"dtype": kind})
                 print(f"{name}, {row['people']} people: {row['times']}", flush=True)

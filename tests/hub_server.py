@@ -65,7 +65,7 @@ class HubServer:
         self.repositories[name] = Repository(branches={"main": files}, **options)
         return self.repositories[name]
 
-    def asked(self, text: str) -> list[tuple[str, str, str | None]]:
+    def requests(self, text: str) -> list[tuple[str, str, str | None]]:
         """Return the requests whose path contains a text."""
         return [entry for entry in self.log if text in entry[1]]
 

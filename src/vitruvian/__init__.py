@@ -1,6 +1,6 @@
 """vitruvian sees people and everything around them.
 
-Names are imported when they are first used, so that ``import vitruvian`` is quick and does not import torch.
+Names are imported when they are first used, so that ``import vitruvian`` is fast and does not import torch.
 """
 
 from __future__ import annotations
@@ -10,160 +10,74 @@ from typing import Any
 
 from vitruvian.version import __version__
 
+# fmt: off
 # module -> public names in it
 PUBLIC: dict[str, tuple[str, ...]] = {
     "vitruvian.auto": (
-        "AutoBackbone",
-        "AutoConfig",
-        "AutoImageProcessor",
-        "AutoModel",
-        "AutoModelForAlbedoEstimation",
-        "AutoModelForImageMatting",
-        "AutoModelForInstanceSegmentation",
-        "AutoModelForMaskGeneration",
-        "AutoModelForNormalEstimation",
-        "AutoModelForPeopleDetection",
-        "AutoModelForPointmapEstimation",
-        "AutoModelForPoseEstimation",
-        "AutoModelForPreTraining",
-        "AutoModelForSemanticSegmentation",
-        "AutoModelForUniversalSegmentation",
-        "AutoProcessor",
+        "AutoBackbone", "AutoConfig", "AutoImageProcessor", "AutoModel", "AutoModelForAlbedoEstimation",
+        "AutoModelForImageMatting", "AutoModelForInstanceSegmentation", "AutoModelForMaskGeneration",
+        "AutoModelForNormalEstimation", "AutoModelForPeopleDetection", "AutoModelForPointmapEstimation",
+        "AutoModelForPoseEstimation", "AutoModelForPreTraining", "AutoModelForSemanticSegmentation",
+        "AutoModelForUniversalSegmentation", "AutoProcessor",
     ),
     "vitruvian.config": ("Config",),
     "vitruvian.errors": (
-        "CheckpointError",
-        "ConfigError",
-        "ImageError",
-        "InputError",
-        "MissingExtraError",
-        "NewWeightsWarning",
-        "VitruvianError",
-        "VitruvianWarning",
-        "WeightsError",
+        "CheckpointError", "ConfigError", "ImageError", "InputError", "MissingExtraError", "NewWeightsWarning",
+        "VitruvianError", "VitruvianWarning", "WeightsError",
     ),
     "vitruvian.images": ("load_image",),
     "vitruvian.limits": ("Limits", "get_limits", "set_limits", "use_limits"),
     "vitruvian.model": ("Model",),
     "vitruvian.models.mask2former.configuration": ("Mask2FormerConfig",),
     "vitruvian.models.mask2former.modeling": (
-        "Mask2FormerForUniversalSegmentation",
-        "Mask2FormerModel",
-        "Mask2FormerPreTrainedModel",
+        "Mask2FormerForUniversalSegmentation", "Mask2FormerForUniversalSegmentationOutput", "Mask2FormerModel",
+        "Mask2FormerModelOutput", "Mask2FormerPreTrainedModel",
     ),
-    "vitruvian.models.mask2former.outputs": (
-        "Mask2FormerForUniversalSegmentationOutput",
-        "Mask2FormerModelOutput",
-    ),
-    "vitruvian.models.mask2former.processing": (
-        "Mask2FormerImageProcessor",
-        "Mask2FormerImageProcessorFast",
-    ),
-    "vitruvian.models.maskformer.configuration": (
-        "DetrConfig",
-        "MaskFormerConfig",
-    ),
+    "vitruvian.models.mask2former.processing": ("Mask2FormerImageProcessor", "Mask2FormerImageProcessorFast"),
+    "vitruvian.models.maskformer.configuration": ("DetrConfig", "MaskFormerConfig"),
     "vitruvian.models.maskformer.modeling": (
-        "MaskFormerForInstanceSegmentation",
-        "MaskFormerModel",
-        "MaskFormerPreTrainedModel",
+        "MaskFormerForInstanceSegmentation", "MaskFormerForInstanceSegmentationOutput", "MaskFormerModel",
+        "MaskFormerModelOutput", "MaskFormerPreTrainedModel",
     ),
-    "vitruvian.models.maskformer.outputs": (
-        "MaskFormerForInstanceSegmentationOutput",
-        "MaskFormerModelOutput",
-    ),
-    "vitruvian.models.maskformer.processing": (
-        "MaskFormerImageProcessor",
-        "MaskFormerImageProcessorFast",
-    ),
+    "vitruvian.models.maskformer.processing": ("MaskFormerImageProcessor", "MaskFormerImageProcessorFast"),
     "vitruvian.models.resnet.configuration": ("ResNetConfig",),
     "vitruvian.models.resnet.modeling": ("ResNetBackbone",),
-    "vitruvian.models.sam2.automatic_masks": (
-        "AutomaticMaskOptions",
-        "MaskProposals",
-        "Sam2AutomaticMaskGenerator",
-    ),
+    "vitruvian.models.sam2.automatic_masks": ("AutomaticMaskOptions", "MaskProposals", "Sam2AutomaticMaskGenerator"),
     "vitruvian.models.sam2.configuration": (
-        "Sam2Config",
-        "Sam2HieraDetConfig",
-        "Sam2MaskDecoderConfig",
-        "Sam2PromptEncoderConfig",
-        "Sam2VisionConfig",
+        "Sam2Config", "Sam2HieraDetConfig", "Sam2MaskDecoderConfig", "Sam2PromptEncoderConfig", "Sam2VisionConfig",
     ),
-    "vitruvian.models.sam2.hiera": (
-        "Sam2HieraDetModel",
-        "Sam2HieraDetModelOutput",
-    ),
+    "vitruvian.models.sam2.hiera": ("Sam2HieraDetModel", "Sam2HieraDetModelOutput"),
     "vitruvian.models.sam2.interactive": ("Sam2Session",),
-    "vitruvian.models.sam2.modeling": (
-        "Sam2ImageSegmentationOutput",
-        "Sam2Model",
-    ),
-    "vitruvian.models.sam2.processing": (
-        "Sam2ImageProcessor",
-        "Sam2Processor",
-    ),
-    "vitruvian.models.sam2.vision": (
-        "Sam2VisionEncoderOutput",
-        "Sam2VisionModel",
-    ),
-    "vitruvian.models.sapiens2.configuration": (
-        "Sapiens2Config",
-        "Sapiens2HeadConfig",
-    ),
+    "vitruvian.models.sam2.modeling": ("Sam2ImageSegmentationOutput", "Sam2Model"),
+    "vitruvian.models.sam2.processing": ("Sam2ImageProcessor", "Sam2Processor"),
+    "vitruvian.models.sam2.vision": ("Sam2VisionEncoderOutput", "Sam2VisionModel"),
+    "vitruvian.models.sapiens2.configuration": ("Sapiens2Config", "Sapiens2HeadConfig"),
     "vitruvian.models.sapiens2.modeling": (
-        "Sapiens2Backbone",
-        "Sapiens2ForAlbedoEstimation",
-        "Sapiens2ForImageMatting",
-        "Sapiens2ForNormalEstimation",
-        "Sapiens2ForPointmapEstimation",
-        "Sapiens2ForPoseEstimation",
-        "Sapiens2ForSemanticSegmentation",
-        "Sapiens2Model",
-        "Sapiens2PreTrainedModel",
+        "Sapiens2Backbone", "Sapiens2ForAlbedoEstimation", "Sapiens2ForImageMatting", "Sapiens2ForNormalEstimation",
+        "Sapiens2ForPointmapEstimation", "Sapiens2ForPoseEstimation", "Sapiens2ForSemanticSegmentation",
+        "Sapiens2Model", "Sapiens2PreTrainedModel",
     ),
     "vitruvian.models.sapiens2.multitask": ("Sapiens2MultiTask",),
     "vitruvian.models.sapiens2.outputs": (
-        "Sapiens2AlbedoEstimatorOutput",
-        "Sapiens2BackboneOutput",
-        "Sapiens2ImageMattingOutput",
-        "Sapiens2NormalEstimatorOutput",
-        "Sapiens2PointmapEstimatorOutput",
-        "Sapiens2PoseEstimatorOutput",
-        "Sapiens2PreTrainingOutput",
-        "Sapiens2SemanticSegmenterOutput",
+        "Sapiens2AlbedoEstimatorOutput", "Sapiens2BackboneOutput", "Sapiens2ImageMattingOutput",
+        "Sapiens2NormalEstimatorOutput", "Sapiens2PointmapEstimatorOutput", "Sapiens2PoseEstimatorOutput",
+        "Sapiens2PreTrainingOutput", "Sapiens2SemanticSegmenterOutput",
     ),
-    "vitruvian.models.sapiens2.people": (
-        "Sapiens2ForPeopleDetection",
-        "Sapiens2PeopleDetectorOutput",
-    ),
-    "vitruvian.models.sapiens2.pretraining": (
-        "Sapiens2ForPreTraining",
-        "SelfDistillation",
-    ),
+    "vitruvian.models.sapiens2.people": ("Sapiens2ForPeopleDetection", "Sapiens2PeopleDetectorOutput"),
+    "vitruvian.models.sapiens2.pretraining": ("Sapiens2ForPreTraining", "SelfDistillation"),
     "vitruvian.models.sapiens2.processing": ("Sapiens2ImageProcessor",),
-    "vitruvian.models.swin.configuration": (
-        "MaskFormerSwinConfig",
-        "SwinConfig",
-    ),
+    "vitruvian.models.swin.configuration": ("MaskFormerSwinConfig", "SwinConfig"),
     "vitruvian.models.swin.modeling": (
-        "MaskFormerSwinBackbone",
-        "SwinBackbone",
-        "SwinModel",
-        "SwinModelOutput",
-        "SwinPreTrainedModel",
+        "MaskFormerSwinBackbone", "SwinBackbone", "SwinModel", "SwinModelOutput", "SwinPreTrainedModel",
     ),
     "vitruvian.outputs": (
-        "BackboneOutput",
-        "BaseModelOutput",
-        "BaseModelOutputWithPooling",
-        "BatchFeature",
-        "ModelOutput",
+        "BackboneOutput", "BaseModelOutput", "BaseModelOutputWithPooling", "BatchFeature", "ModelOutput",
         "SemanticSegmenterOutput",
     ),
     "vitruvian.pipelines": ("pipeline",),
     "vitruvian.processor": ("ImageProcessor",),
 }
+# fmt: on
 ADDRESS = {name: module for module, names in PUBLIC.items() for name in names}
 
 __all__ = ["__version__", *sorted(ADDRESS)]

@@ -7,12 +7,12 @@ AutoModel.from_pretrained("facebook/sapiens2-pose-0.4b")                    â”€â
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitruvian.config import Config, Settings, read_config_dict, read_json
+import vitruvian
+from vitruvian.config import Config, read_config_dict, read_json, split_hub_options
 from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions, has_builtin, json_file, local_path, names_builtin, pinned
 from vitruvian.processor import JOINT_FILE, PROCESSOR_FILE
@@ -21,76 +21,44 @@ if TYPE_CHECKING:
     from vitruvian.model import Model
 
 
-def _family(package: str, **addresses: str) -> dict[str, str]:
-    """Return task -> "module:class" of a package of `vitruvian.models`."""
-    return {task.replace("_", "-"): f"vitruvian.models.{package}.{address}" for task, address in addresses.items()}
+def _family(prefix: str, **tasks: str) -> dict[str, str]:
+    """Return task -> class name, from the prefix of a family's class names and the rest of each."""
+    return {"config": f"{prefix}Config"} | {task.replace("_", "-"): prefix + rest for task, rest in tasks.items()}
 
 
-def _mask_family(name: str, model: str) -> dict[str, str]:
-    """Return the family of a mask classification model, which does instance and universal segmentation alike."""
-    return _family(
-        name.lower(),
-        config=f"configuration:{name}Config",
-        processor=f"processing:{name}ImageProcessor",
-        model=f"modeling:{name}Model",
-        instance=f"modeling:{model}",
-        universal=f"modeling:{model}",
-    )
-
-
-# model_type -> task -> "module:class"; "config", "processor" and "model" are tasks of every family.
+# fmt: off
+# model_type -> task -> name of a public class. All families have a "config", and a "model" or a "backbone".
 TABLE: dict[str, dict[str, str]] = {
-    "mask2former": _mask_family("Mask2Former", "Mask2FormerForUniversalSegmentation"),
-    "maskformer": _mask_family("MaskFormer", "MaskFormerForInstanceSegmentation"),
-    "maskformer-swin": _family(
-        "swin", config="configuration:MaskFormerSwinConfig", backbone="modeling:MaskFormerSwinBackbone"
+    "mask2former": _family(
+        "Mask2Former", processor="ImageProcessor", model="Model",
+        instance="ForUniversalSegmentation", universal="ForUniversalSegmentation",
     ),
-    "resnet": _family("resnet", config="configuration:ResNetConfig", backbone="modeling:ResNetBackbone"),
-    "sam2": _family(
-        "sam2",
-        config="configuration:Sam2Config",
-        processor="processing:Sam2ImageProcessor",
-        prompts="processing:Sam2Processor",
-        model="modeling:Sam2Model",
-        mask_generation="modeling:Sam2Model",
+    "maskformer": _family(
+        "MaskFormer", processor="ImageProcessor", model="Model",
+        instance="ForInstanceSegmentation", universal="ForInstanceSegmentation",
     ),
-    "sam2_hiera_det_model": _family("sam2", config="configuration:Sam2HieraDetConfig", model="hiera:Sam2HieraDetModel"),
-    "sam2_vision_model": _family("sam2", config="configuration:Sam2VisionConfig", model="vision:Sam2VisionModel"),
+    "maskformer-swin": _family("MaskFormerSwin", backbone="Backbone"),
+    "resnet": _family("ResNet", backbone="Backbone"),
+    "sam2": _family("Sam2", processor="ImageProcessor", prompts="Processor", model="Model", mask_generation="Model"),
+    "sam2_hiera_det_model": _family("Sam2HieraDet", model="Model"),
+    "sam2_vision_model": _family("Sam2Vision", model="Model"),
     "sapiens2": _family(
-        "sapiens2",
-        config="configuration:Sapiens2Config",
-        processor="processing:Sapiens2ImageProcessor",
-        model="modeling:Sapiens2Model",
-        backbone="modeling:Sapiens2Backbone",
-        pretraining="pretraining:Sapiens2ForPreTraining",
-        pose="modeling:Sapiens2ForPoseEstimation",
-        semantic="modeling:Sapiens2ForSemanticSegmentation",
-        normal="modeling:Sapiens2ForNormalEstimation",
-        pointmap="modeling:Sapiens2ForPointmapEstimation",
-        matting="modeling:Sapiens2ForImageMatting",
-        albedo="modeling:Sapiens2ForAlbedoEstimation",
-        people="people:Sapiens2ForPeopleDetection",
+        "Sapiens2", processor="ImageProcessor", model="Model", backbone="Backbone", pretraining="ForPreTraining",
+        pose="ForPoseEstimation", semantic="ForSemanticSegmentation", normal="ForNormalEstimation",
+        pointmap="ForPointmapEstimation", matting="ForImageMatting", albedo="ForAlbedoEstimation",
+        people="ForPeopleDetection",
     ),
-    "swin": _family(
-        "swin", config="configuration:SwinConfig", model="modeling:SwinModel", backbone="modeling:SwinBackbone"
-    ),
+    "swin": _family("Swin", model="Model", backbone="Backbone"),
 }
+# fmt: on
 # Checkpoints of SAM 2 on the Hub were saved from its video model, which is the image model and a memory.
 TABLE["sam2_video"] = TABLE["sam2"]
 
-HUB_KEYWORDS = tuple(field.name for field in dataclasses.fields(HubOptions))
 
-
-def find_class(address: str) -> Any:
-    """Import a class from ``module:class``."""
-    module, _, name = address.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def by_class_name(name: str) -> str | None:
-    """Return the address of a class of any family by its name."""
-    addresses = (address for family in TABLE.values() for address in family.values())
-    return next((address for address in addresses if address.partition(":")[2] == name), None)
+def find_class(name: str) -> Any:
+    """Import a class of the table by its name; return None for other names."""
+    known = any(name in family.values() for family in TABLE.values())
+    return getattr(vitruvian, name) if known else None
 
 
 def _family_of(model_type: object, source: str) -> dict[str, str]:
@@ -101,12 +69,6 @@ def _family_of(model_type: object, source: str) -> dict[str, str]:
             f"{source}: expected a model_type among {known}, got {model_type!r}.{near_matches(str(model_type), TABLE)}"
         )
     return TABLE[model_type]
-
-
-def _split_keywords(keywords: Mapping[str, Any]) -> tuple[HubOptions, dict[str, Any]]:
-    """Split keywords into those for the Hub and others."""
-    hub = {name: value for name, value in keywords.items() if name in HUB_KEYWORDS}
-    return HubOptions(**hub), {name: value for name, value in keywords.items() if name not in hub}
 
 
 def read_config(source: str | Path, options: HubOptions) -> dict[str, Any]:
@@ -135,7 +97,7 @@ class AutoConfig:
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Config:
         """Load a configuration; keywords are those of `Config.from_pretrained`."""
-        options, overrides = _split_keywords(kwargs)
+        options, overrides = split_hub_options(kwargs)
         values = read_config(pretrained_model_name_or_path, options)
         family = _family_of(values.get("model_type"), str(pretrained_model_name_or_path))
         config: Config = find_class(family["config"]).from_dict(values, **overrides)
@@ -158,7 +120,7 @@ class AutoImageProcessor:
 
 
 class AutoProcessor:
-    """Loads the processor of any family: one that takes prompts if there is one, else its image processor."""
+    """Loads the processor of any family: one for prompts if there is one, else its image processor."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
@@ -168,28 +130,28 @@ class AutoProcessor:
 
 def _load_processor(source: str | Path, task: str, keywords: Mapping[str, Any]) -> Any:
     """Load the processor that a checkpoint's files name, or the one of its model type."""
-    options, overrides = _split_keywords(keywords)
+    options, overrides = split_hub_options(keywords)
     options = pinned(source, options, by=PROCESSOR_FILE)
     stated = read_config_dict(source, options, PROCESSOR_FILE)
     if stated is None:  # a processor saved as one file has the options of the image processor inside
         joint = read_config_dict(source, options, JOINT_FILE) or {}
         stated = joint | joint.get("image_processor", {})
     names = [stated.get(key) for key in ("processor_class", "image_processor_type", "feature_extractor_type")]
-    address = _first_address(names[1:]) if task == "processor" else None
-    if address is None:
+    processor_class = _first_class(names[1:]) if task == "processor" else None
+    if processor_class is None:
         family = TABLE.get((read_config_dict(source, options) or {}).get("model_type", ""), {})
-        address = family.get(task) or family.get("processor") or _first_address(names)
-    if address is None:
+        name = family.get(task) or family.get("processor")
+        processor_class = find_class(name) if name else _first_class(names)
+    if processor_class is None:
         found = next((name for name in names if name), "none")
         raise CheckpointError(f"{source}: expected the files of a known processor, found {found}.")
-    processor_class: type[Settings] = find_class(address)
     return processor_class.from_pretrained(source, **dataclasses.asdict(options), **overrides)
 
 
-def _first_address(names: list[str | None]) -> str | None:
-    """Return the address of the first known processor class; older files have other endings of class names."""
+def _first_class(names: list[str | None]) -> Any:
+    """Return the first known processor class; older files have other endings of class names."""
     plain = (name.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor") for name in names if name)
-    return next(filter(None, map(by_class_name, plain)), None)
+    return next(filter(None, map(find_class, plain)), None)
 
 
 class AutoTaskModel:
@@ -215,7 +177,7 @@ class AutoTaskModel:
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
         """Load a checkpoint; keywords are those of `Model.from_pretrained`."""
-        config, (options, _) = kwargs.get("config"), _split_keywords(kwargs)
+        config, (options, _) = kwargs.get("config"), split_hub_options(kwargs)
         if config is None:
             options = pinned(pretrained_model_name_or_path, options)
             kwargs["revision"] = options.revision
@@ -238,9 +200,8 @@ class AutoModel(AutoTaskModel, task="model"):
     def find(cls, values: Mapping[str, Any], source: str) -> Any:
         """Return the class that a configuration names."""
         family = _family_of(values.get("model_type"), source)
-        named = [by_class_name(name) for name in values.get("architectures") or []]
-        address = next((one for one in named if one in family.values()), None)
-        return super().find(values, source) if address is None else find_class(address)
+        named = [name for name in values.get("architectures") or [] if name in family.values()]
+        return find_class(named[0]) if named else super().find(values, source)
 
 
 def _auto_class(name: str, task: str, purpose: str) -> type[AutoTaskModel]:
@@ -268,9 +229,6 @@ AutoModelForInstanceSegmentation = _auto_class(
 AutoModelForUniversalSegmentation = _auto_class(
     "AutoModelForUniversalSegmentation", "universal", "for semantic, instance and panoptic segmentation"
 )
-AUTO_CLASSES: dict[str, type[AutoTaskModel]] = {
-    auto.__name__: auto for auto in AutoTaskModel.__subclasses__() if auto is not AutoModel
-}
 
 
 def auto_class(task: str) -> type[AutoTaskModel]:
@@ -280,5 +238,5 @@ def auto_class(task: str) -> type[AutoTaskModel]:
 
 def model_classes(task: str) -> tuple[type[Model], ...]:
     """Import the model classes of a task, a key in `TABLE`, in all families."""
-    addresses = dict.fromkeys(family[task] for family in TABLE.values() if task in family)
-    return tuple(find_class(address) for address in addresses)
+    names = dict.fromkeys(family[task] for family in TABLE.values() if task in family)
+    return tuple(find_class(name) for name in names)

@@ -3,7 +3,7 @@
     config.json ── from_dict ──▶ Config (checked, typed fields; unknown keys in `extra`) ── to_dict ──▶ config.json
 
 Unknown keys of a file are preserved; a wrong type or an invalid value of a known field is a `ConfigError`. Constructors
-take known names only.
+accept fields and their aliases (`attribute_map`) only.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import math
 import tempfile
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from vitruvian.atomic import write_text
 from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matches
-from vitruvian.hub import CONFIG_FILE, HubOptions, find_file, json_file, require_file, upload
+from vitruvian.hub import CONFIG_FILE, HUB_KEYWORDS, HubOptions, find_file, json_file, require_file, upload
 from vitruvian.version import __version__
 
 T = TypeVar("T")
+NumberT = TypeVar("NumberT", int, float)
 
 
 @typing.dataclass_transform(kw_only_default=True)
@@ -36,13 +37,20 @@ def settings(cls: type[T]) -> type[T]:
 
     @functools.wraps(build)
     def init(self: Any, **values: Any) -> None:
-        for name in values:
+        fields = {self.attribute_map.get(name, name): value for name, value in values.items()}
+        for name in fields:
             if name not in known:
                 raise ConfigError(f"{cls.__name__}: has no field {name!r}.{near_matches(name, known)}")
-        build(self, **values)
+        build(self, **fields)
 
     built.__init__ = init  # type: ignore[method-assign]
     return built
+
+
+def bounded(default: NumberT, *, ge: float, lt: float = math.inf) -> NumberT:
+    """Declare a field with a default and a range: greater than or equal to `ge`, and less than `lt`."""
+    declared: Any = dataclasses.field(default=default, metadata={"range": (ge, lt)})
+    return declared  # type: ignore[no-any-return]
 
 
 @settings
@@ -51,11 +59,16 @@ class Settings:
 
     file_name: ClassVar[str] = CONFIG_FILE
     not_saved: ClassVar[frozenset[str]] = frozenset({"extra"})
+    attribute_map: ClassVar[dict[str, str]] = {}  # alias -> field
 
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_types(self)
+        for field in dataclasses.fields(self):
+            if "range" in field.metadata:
+                lowest, below = field.metadata["range"]
+                self.require_range((field.name,), lowest, below=below)
         self.validate()
 
     def validate(self) -> None:
@@ -81,7 +94,10 @@ class Settings:
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Convert fields of older files and of other writers."""
+        """Convert fields of older files and of other writers. A field has priority over its aliases."""
+        for alias, name in cls.attribute_map.items():
+            if alias in values:
+                values.setdefault(name, values.pop(alias))
         return values
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,11 +110,7 @@ class Settings:
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
 
     @classmethod
-    def from_pretrained(
-        cls,
-        pretrained_model_name_or_path: str | Path,
-        **keywords: Any,
-    ) -> Self:
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **keywords: Any) -> Self:
         """Read from a folder, a file or the Hub. Keywords are options of the Hub (`HubOptions`) or override fields."""
         options, overrides = split_hub_options(keywords)
         source = pretrained_model_name_or_path
@@ -118,7 +130,12 @@ class Settings:
         with tempfile.TemporaryDirectory() as folder:
             return upload(self.save_pretrained(folder), repo_id, **options)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(self.attribute_map.get(name, name), value)
+
     def __getattr__(self, name: str) -> Any:
+        if name in self.attribute_map:
+            return getattr(self, self.attribute_map[name])
         extra = self.__dict__.get("extra", {})
         if name in extra:
             return extra[name]
@@ -189,7 +206,7 @@ class Config(Settings):
         elif ready and name == "id2label" and value is not None:
             _set_label_names(self, _by_index(value, type(self).__name__) or {})
         else:
-            object.__setattr__(self, name, value)
+            super().__setattr__(name, value)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
@@ -204,7 +221,7 @@ class Config(Settings):
         if cls.model_type and stated and stated != cls.model_type:
             raise ConfigError(
                 f"{cls.__name__}: expected model_type {cls.model_type!r}, got {stated!r}. "
-                "Open it with AutoConfig, or with the classes of its own family."
+                "Open it with AutoConfig, or with the classes of its family."
             )
         older = values.pop("torch_dtype", None)
         if older is not None and values.get("dtype") is None:
@@ -212,7 +229,7 @@ class Config(Settings):
         for name in ("_attn_implementation", "attn_implementation"):
             if isinstance(values.get(name), str):
                 values["attn_implementation"] = values.pop(name)
-        return values
+        return super().upgrade(values)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a `config.json` that transformers reads too."""
@@ -254,9 +271,8 @@ def _set_label_names(config: Config, names: dict[int, str], indices: dict[str, i
 
 def split_hub_options(keywords: Mapping[str, Any]) -> tuple[HubOptions, dict[str, Any]]:
     """Split the keywords of a `from_pretrained` into options of the Hub and others."""
-    names = {field.name for field in dataclasses.fields(HubOptions)}
-    hub = {name: value for name, value in keywords.items() if name in names}
-    return HubOptions(**hub), {name: value for name, value in keywords.items() if name not in names}
+    hub = {name: value for name, value in keywords.items() if name in HUB_KEYWORDS}
+    return HubOptions(**hub), {name: value for name, value in keywords.items() if name not in hub}
 
 
 def nested(value: Any, cls: type[Settings]) -> Any:
@@ -294,17 +310,17 @@ def read_config_dict(source: str | Path, options: HubOptions, file_name: str = C
 
 def _check_types(record: Settings) -> None:
     """Raise `ConfigError` for the first field whose value does not have the annotated type."""
-    for name, (hint, accepts) in _field_checks(type(record)).items():  # type: ignore[arg-type]
+    for name, hint in _type_hints(type(record)).items():  # type: ignore[arg-type]
         value = getattr(record, name)
-        if not accepts(value):
+        if not _matches(value, hint):
             raise ConfigError(f"{type(record).__name__}.{name}: expected {_spell(hint)}, got {value!r}.")
 
 
 @functools.cache
-def _field_checks(cls: type[Settings]) -> dict[str, tuple[Any, Callable[[Any], bool]]]:
-    """Return the annotation of each field and a function that checks a value."""
+def _type_hints(cls: type[Settings]) -> dict[str, Any]:
+    """Return the annotation of each field."""
     hints = typing.get_type_hints(cls)
-    return {f.name: (hints[f.name], functools.partial(_matches, hint=hints[f.name])) for f in dataclasses.fields(cls)}
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def _matches(value: Any, hint: Any) -> bool:

@@ -11,9 +11,9 @@ from vitruvian.errors import InputError, MissingExtraError, near_matches
 from vitruvian.weights import WeightFiles
 
 
-def choose_dtype(asked: torch.dtype | str | None, stated: str | None, files: WeightFiles) -> torch.dtype:
+def choose_dtype(requested: torch.dtype | str | None, configured: str | None, files: WeightFiles) -> torch.dtype:
     """Return the data type to load in: the requested one, that of the configuration, or that of the first weight."""
-    wanted = stated if asked in (None, "auto") else asked
+    wanted = configured if requested in (None, "auto") else requested
     if wanted is not None:
         return checked_dtype(wanted)
     return next((tensor.dtype for _, tensor in files.tensors() if tensor.is_floating_point()), torch.float32)
@@ -55,11 +55,17 @@ def checked_device(value: object) -> torch.device:
     except (RuntimeError, TypeError) as error:
         raise InputError(f"device: expected a name such as 'cuda', 'mps' or 'cpu', got {value!r}.") from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device: {value!r} asked for, but torch finds no CUDA device here. Use cpu.")
+        raise InputError(
+            f"device: expected one of this machine, got {value!r}; torch finds no CUDA device here. Use cpu."
+        )
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device: {value!r} asked for, but the last one here is cuda:{torch.cuda.device_count() - 1}.")
+        raise InputError(
+            f"device: expected cuda:{torch.cuda.device_count() - 1} at most, the last one here, got {value!r}."
+        )
     if chosen.type == "mps" and not torch.backends.mps.is_available():
-        raise InputError(f"device: {value!r} asked for, but torch finds no Metal device here. Use cpu.")
+        raise InputError(
+            f"device: expected one of this machine, got {value!r}; torch finds no Metal device here. Use cpu."
+        )
     return chosen
 
 
@@ -76,7 +82,7 @@ def _automatic_devices(model: nn.Module, dtype: torch.dtype, keep_whole: Sequenc
             raise MissingExtraError("accelerate", "train", "device_map='auto' over several devices") from error
         table = infer_auto_device_map(model, no_split_module_classes=list(keep_whole), dtype=dtype)
         if "disk" in table.values():
-            raise InputError("device_map='auto': the model fits neither the GPUs nor memory. Use a smaller variant.")
+            raise InputError("device_map='auto': the model is too large for this machine. Use a smaller variant.")
         return {name: checked_device(value) for name, value in table.items()}
     if torch.backends.mps.is_available():
         return {"": torch.device("mps")}

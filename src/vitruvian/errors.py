@@ -24,12 +24,12 @@ _ARGUMENTS = re.compile(r"[A-Za-z_]\w*(\[\d+\])?((, | and )[A-Za-z_]\w*(\[\d+\])
 class VitruvianError(Exception):
     """Base of all errors that vitruvian raises on purpose.
 
-    The message is written out, ``InputError("boxes: expected …")``, or given in fields,
-    ``InputError(subject="boxes", expected="one or more", got="none", hint="Pass boxes or a finder.")``. Errors can be
+    The message is written out, ``InputError("boxes: expected …")``, or in fields,
+    ``InputError(subject="boxes", expected="one or more", got="none", hint="Pass boxes or a detector.")``. Errors can be
     pickled.
 
     Args:
-        message: The whole message, or what follows `subject` where that is given.
+        message: The whole message, or what follows `subject` where that is set.
         subject: What the error is about: the name of an argument, or a file. Found in `message` where it starts with
             the name of an argument and a colon.
         expected: What was expected.

@@ -24,7 +24,16 @@ BUILTIN_FOLDER = Path(__file__).parent / "builtin"
 
 @dataclass(frozen=True)
 class HubOptions:
-    """The keywords that all `from_pretrained` methods share."""
+    """The keywords that all `from_pretrained` methods share.
+
+    Attributes:
+        revision: Branch, tag or commit on the Hub.
+        cache_dir: Folder of downloads.
+        token: Access token of the Hub.
+        local_files_only: Do not use the network.
+        force_download: Download again even if cached.
+        subfolder: Folder inside the checkpoint.
+    """
 
     revision: str | None = None
     cache_dir: str | Path | None = None
@@ -34,12 +43,15 @@ class HubOptions:
     subfolder: str = ""
 
 
+HUB_KEYWORDS = tuple(field.name for field in dataclasses.fields(HubOptions))
+
+
 def require_file(source: str | Path, name: str, options: HubOptions) -> Path:
     """Return the path of a file that the checkpoint must have."""
     path = find_file(source, name, options)
     if path is None:
         names = ", ".join(sorted(p.name for p in local_folder(source).iterdir())[:8]) if is_local(source) else ""
-        listing = f" The folder holds: {names}." if names else ""
+        listing = f" The folder has: {names}." if names else ""
         raise CheckpointError(f"{source}: expected a file {name}, found none.{listing} Is this a checkpoint?")
     return path
 
@@ -168,23 +180,16 @@ def hub_errors(repository: str, action: str, revision: str | None) -> Iterator[N
         yield
     except CheckpointError:
         raise
-    except hub.GatedRepoError as error:
-        raise CheckpointError(
-            f"{repository}: access is gated. Accept its licence on the Hub, then run `hf auth login` or set HF_TOKEN."
-        ) from error
-    except hub.RevisionNotFoundError as error:
-        raise CheckpointError(
-            f"{repository}: has no revision {revision!r}. Check the branch, tag or commit."
-        ) from error
-    except (hub.RepositoryNotFoundError, hub.HFValidationError) as error:
-        raise CheckpointError(
-            f"{repository}: no such repository on the Hub, or it is private. Check the name, or set HF_TOKEN."
-        ) from error
-    except Exception as error:  # depends on the HTTP library of huggingface_hub
-        reason = " ".join(str(error).split())[:160]
-        raise CheckpointError(
-            f"{repository}: {action} failed ({reason}). Check the connection and try again."
-        ) from error
+    except Exception as error:  # connection errors depend on the HTTP library of huggingface_hub
+        if isinstance(error, hub.GatedRepoError):
+            reason = "access is gated. Accept its licence on the Hub, then run `hf auth login` or set HF_TOKEN."
+        elif isinstance(error, hub.RevisionNotFoundError):
+            reason = f"has no revision {revision!r}. Check the branch, tag or commit."
+        elif isinstance(error, (hub.RepositoryNotFoundError, hub.HFValidationError)):
+            reason = "no such repository on the Hub, or it is private. Check the name, or set HF_TOKEN."
+        else:
+            reason = f"{action} failed ({' '.join(str(error).split())[:160]}). Check the connection and try again."
+        raise CheckpointError(f"{repository}: {reason}") from error
 
 
 def _known_absent(repository: str, name: str, options: HubOptions, *, trust_snapshot: bool) -> bool:

@@ -11,12 +11,12 @@ import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from vitruvian.config import Config
+from vitruvian.config import Config, split_hub_options
 from vitruvian.devices import (
     add_device_hooks,
     check_one_device,
@@ -32,7 +32,7 @@ from vitruvian.hub import CONFIG_FILE, HubOptions, pinned, upload, weight_file
 from vitruvian.layers.init import no_init_weights
 from vitruvian.ops.attention import check_implementation
 from vitruvian.ops.cuda_graphs import GraphCache
-from vitruvian.outputs import ModelOutput, OutputFlags
+from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 from vitruvian.weights import (
     SAVED_FILES,
     KeyPlan,
@@ -134,13 +134,7 @@ class Model(nn.Module):
         attn_implementation: str | None = None,
         use_safetensors: bool | None = None,
         check_finite: bool = True,
-        revision: str | None = None,
-        cache_dir: str | Path | None = None,
-        token: str | bool | None = None,
-        local_files_only: bool = False,
-        force_download: bool = False,
-        subfolder: str = "",
-        **config_overrides: Any,
+        **keywords: Any,
     ) -> Self:
         """Open a checkpoint and return the model in evaluation mode.
 
@@ -157,19 +151,14 @@ class Model(nn.Module):
             attn_implementation: ``"sdpa"``, ``"eager"``, ``"flash_attention_2"`` or ``"flash_attention_3"``.
             use_safetensors: Require (or refuse) safetensors files; by default they are preferred.
             check_finite: Raise on weights with NaN or infinite values.
-            revision: Branch, tag or commit on the Hub.
-            cache_dir: Folder of downloads.
-            token: Access token of the Hub.
-            local_files_only: Do not use the network.
-            force_download: Download again even if cached.
-            subfolder: Folder inside the checkpoint.
-            config_overrides: Fields of the configuration to change, such as `num_labels`.
+            keywords: Options of the Hub such as `revision` and `token` (see `HubOptions`), and fields of the
+                configuration to change, such as `num_labels`.
         """
-        hub_options = HubOptions(revision, cache_dir, token, local_files_only, force_download, subfolder)
+        hub_options, overrides = split_hub_options(keywords)
         options = pinned(pretrained_model_name_or_path, hub_options)
         source = str(pretrained_model_name_or_path)
         settings, new_labels = cls.read_config(
-            pretrained_model_name_or_path, config, options if config is None else hub_options, config_overrides
+            pretrained_model_name_or_path, config, options if config is None else hub_options, overrides
         )
         if attn_implementation is not None:
             settings.attn_implementation = attn_implementation
@@ -236,7 +225,7 @@ class Model(nn.Module):
         """Raise `WeightsError` if weights are missing, unexpected or misshapen; return the names to initialize."""
         prefix = f"{cls.base_model_prefix}."
         optional = [name for name in plan.missing if any(pattern in name for pattern in cls.optional_keys)]
-        missing = [name for name in plan.missing if name not in optional]
+        new = missing = [name for name in plan.missing if name not in optional]
         unexpected, mismatched = plan.unexpected, plan.mismatched
         if plan.added_prefix:  # a checkpoint of the base model, which has no head
             missing = [name for name in missing if name.startswith(prefix)]
@@ -255,16 +244,10 @@ class Model(nn.Module):
                 f"{source}: its weights do not fit {cls.__name__}.\n"
                 f"  {describe_mismatch(missing, unexpected, mismatched)}\n{hint}"
             )
-        required = [name for name in plan.missing if name not in optional]
-        return required + [name for name, _, _ in plan.mismatched]
+        return new + [name for name, _, _ in plan.mismatched]
 
     def _assign_weights(
-        self,
-        files: WeightFiles,
-        plan: KeyPlan,
-        dtype: torch.dtype,
-        devices: dict[str, torch.device],
-        check: str | None,
+        self, files: WeightFiles, plan: KeyPlan, dtype: torch.dtype, devices: dict[str, torch.device], check: str | None
     ) -> set[str]:
         """Replace meta tensors by those of files; return their names. `check` names the source of non-finite values."""
         for file_name, tensor in files.tensors():
@@ -445,17 +428,12 @@ class Model(nn.Module):
         """Whether layers are recomputed in the backward pass."""
         return any(getattr(module, "gradient_checkpointing", False) for module in self.modules())
 
-    def output_flags(
-        self,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> OutputFlags:
+    def output_flags(self, **options: Unpack[OutputOptions]) -> OutputFlags:
         """Return the flags of a call, with those of the configuration where the call leaves them out."""
         return OutputFlags(
-            self.resolve_flag("output_hidden_states", output_hidden_states),
-            self.resolve_flag("output_attentions", output_attentions),
-            self.resolve_flag("return_dict", return_dict),
+            hidden_states=self.resolve_flag("output_hidden_states", options.get("output_hidden_states")),
+            attentions=self.resolve_flag("output_attentions", options.get("output_attentions")),
+            return_dict=self.resolve_flag("return_dict", options.get("return_dict")),
         )
 
     def resolve_flag(self, name: str, value: bool | None) -> bool:

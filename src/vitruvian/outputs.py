@@ -147,14 +147,20 @@ class OutputFlags(NamedTuple):
 
     def for_inner(self) -> OutputOptions:
         """Return the options with which one model calls another inside it."""
-        return {
-            "output_hidden_states": self.hidden_states,
-            "output_attentions": self.attentions,
-            "return_dict": True,
-        }
+        return {"output_hidden_states": self.hidden_states, "output_attentions": self.attentions, "return_dict": True}
 
 
-class BatchFeature(dict[str, Any]):
+class AttributeDict(dict[str, Any]):
+    """A dict whose items are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no item {name!r}; it has {sorted(self)}") from None
+
+
+class BatchFeature(AttributeDict):
     """The output of a processor: a dict whose items are attributes too, with `to` for all tensors."""
 
     def __init__(self, data: Mapping[str, Any] | None = None, tensor_type: str | None = None) -> None:
@@ -166,12 +172,6 @@ class BatchFeature(dict[str, Any]):
     def data(self) -> dict[str, Any]:
         """The items as a plain dict."""
         return dict(self)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"BatchFeature has no item {name!r}; it holds {sorted(self)}") from None
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move tensors to a device; a floating-point dtype applies to floating-point tensors only."""

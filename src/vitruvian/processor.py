@@ -1,6 +1,6 @@
 """`ImageProcessor`: from images to model inputs, with options in `preprocessor_config.json`.
 
-PIL / numpy / torch / paths ── as_pixels ──▶ [C, H, W] tensors ── preprocess (a family's own) ──▶ BatchFeature
+PIL / numpy / torch / paths ── as_pixels ──▶ [C, H, W] tensors ── preprocess (of a family) ──▶ BatchFeature
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ImageProcessor(Settings):
     def __post_init__(self) -> None:
         self.size = size_table(self.size)
         if isinstance(self.resample, enum.IntEnum):
-            self.resample = int(self.resample)  # PIL's own names of filters
+            self.resample = int(self.resample)  # PIL's names of filters
         super().__post_init__()
 
     @classmethod
@@ -88,7 +88,7 @@ class ImageProcessor(Settings):
         known = {field.name for field in dataclasses.fields(cls)}
         values.pop("image_processor_type", None)
         values.pop("feature_extractor_type", None)
-        return {key: value for key, value in values.items() if value is not None or key not in known}
+        return super().upgrade({key: value for key, value in values.items() if value is not None or key not in known})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a `preprocessor_config.json`."""
@@ -109,7 +109,7 @@ class ImageProcessor(Settings):
 
     def preprocess(self, images: ImageInput, *args: Any, **kwargs: Any) -> BatchFeature:
         """Convert images to model inputs; implemented by each family."""
-        raise InputError(f"{type(self).__name__}: has no preprocessing of its own. Use a family's processor.")
+        raise InputError(f"{type(self).__name__}: has no `preprocess`. Use a family's processor.")
 
     def finish_pixels(self, pixels: Tensor, *, in_place: bool = False) -> Tensor:
         """Rescale and normalize [..., C, H, W] to float32 by the options, with `in_place` into float32 pixels."""
@@ -205,10 +205,10 @@ def channels_first(pixels: Tensor, input_data_format: str | None = None) -> Tens
     return pixels
 
 
-def check_count(name: str, given: Sequence[Any] | Tensor | None, count: int) -> None:
-    """Raise `InputError` unless `given` is absent or has one entry for each of `count` images."""
-    if given is not None and len(given) != count:
-        raise InputError(f"{name}: expected one entry for each of the {count} images, got {len(given)}.")
+def check_count(name: str, entries: Sequence[Any] | Tensor | None, count: int) -> None:
+    """Raise `InputError` unless `entries` is None or has one entry for each of `count` images."""
+    if entries is not None and len(entries) != count:
+        raise InputError(f"{name}: expected one entry for each of the {count} images, got {len(entries)}.")
 
 
 def size_list(name: str, sizes: Any, count: int) -> list[tuple[int, int]] | None:

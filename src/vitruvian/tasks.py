@@ -13,7 +13,7 @@ from typing import Any, Literal
 from vitruvian.errors import InputError, near_matches
 
 Group = Literal["people", "anything"]
-PLOTS = {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}  # kinds of files that hold the drawing of a result
+PLOTS = {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}  # kinds of files with the drawing of a result
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Task:
         result: Its result class in `vitruvian.results`.
         image_files: The kinds of files that are written for an image by default.
         video_files: The kinds of files that are written for a video by default.
-        aliases: Further names that `find_task` takes.
+        aliases: Further names for `find_task`.
         checkpoints: Published checkpoints to suggest.
     """
 
@@ -49,13 +49,13 @@ class Task:
     def pipeline_class(self) -> Any:
         """Import the class of its pipeline."""
         if self.pipeline is None:
-            raise InputError(f"task: {self.name!r} has no pipeline of its own.")
+            raise InputError(f"task: {self.name!r} has no pipeline.")
         return _import(f"vitruvian.pipelines.tasks.{self.name}", self.pipeline)
 
     def result_class(self) -> Any:
         """Import the class of its results."""
         if self.result is None:
-            raise InputError(f"task: {self.name!r} has no results of its own.")
+            raise InputError(f"task: {self.name!r} has no results.")
         return _import("vitruvian.results", self.result)
 
 
@@ -67,6 +67,8 @@ def file_ending(kind: str) -> str:
 def _import(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
+
+_SAM2 = ("facebook/sam2.1-hiera-large", "facebook/sam2.1-hiera-tiny")
 
 # fmt: off
 _ROWS = (
@@ -101,11 +103,10 @@ _ROWS = (
          auto_task="people", head="people", aliases=("person-detection",)),
     Task("segment", "anything", "Masks of anything, from points, boxes or masks.",
          auto_task="mask-generation", pipeline="SegmentPipeline", result="Masks", image_files=("json", "plot"),
-         checkpoints=("facebook/sam2.1-hiera-large", "facebook/sam2.1-hiera-tiny")),
+         checkpoints=_SAM2),
     Task("masks", "anything", "Masks of everything in an image, without prompts.",
          auto_task="mask-generation", pipeline="MaskGenerationPipeline", result="Masks", image_files=("json", "plot"),
-         aliases=("mask-generation", "everything"),
-         checkpoints=("facebook/sam2.1-hiera-large", "facebook/sam2.1-hiera-tiny")),
+         aliases=("mask-generation", "everything"), checkpoints=_SAM2),
     Task("semantic", "anything", "A class for each pixel.",
          auto_task="universal", pipeline="SemanticPipeline", result="Semantic", image_files=("png", "plot"),
          aliases=("semantic-segmentation",),

@@ -30,7 +30,7 @@ _SAFE_INDEX = "model.safetensors.index.json"
 _TORCH_NAME = "pytorch_model.bin"
 _TORCH_INDEX = "pytorch_model.bin.index.json"
 SAVED_FILES = ("model.safetensors", "model-?????-of-?????.safetensors", _SAFE_INDEX)  # what `save_weights` writes
-_CHUNK_BYTES = 64 * 1024**2  # bytes
+_CHUNK_BYTES = 64 * 1024**2
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -82,7 +82,7 @@ class WeightFiles:
                 yield from zip(names, tensor.chunk(len(names)) if len(names) > 1 else (tensor,), strict=False)
 
 
-class SafeReader:
+class _SafeReader:
     """One safetensors file."""
 
     def __init__(self, path: Path) -> None:
@@ -136,9 +136,9 @@ def _load_torch_file(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL (\S+)", str(error))
         if wanted is None:
-            raise damaged(path, "it holds no tensors that torch can read") from error
+            raise damaged(path, "it has no tensors that torch can read") from error
         raise CheckpointError(
-            f"{path}: expected tensors alone, but the file asks for {wanted[1]}, and opening that could run any code. "
+            f"{path}: expected tensors alone, but the file needs {wanted[1]}, and opening that could run any code. "
             "Get the weights as safetensors, or, where you trust the file, read it with torch.load and save them so."
         ) from error
     except Exception as error:
@@ -171,9 +171,9 @@ def _find_state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
     raise WeightsError(f"{path}: expected tensors by name, got {type(loaded).__name__}. Is this a checkpoint?")
 
 
-def open_file(path: Path) -> SafeReader | _TorchReader:
+def open_file(path: Path) -> _SafeReader | _TorchReader:
     """Open one weight file by its suffix."""
-    return SafeReader(path) if path.suffix == ".safetensors" else _TorchReader(path)
+    return _SafeReader(path) if path.suffix == ".safetensors" else _TorchReader(path)
 
 
 def open_weights(source: str | Path, options: HubOptions, *, use_safetensors: bool | None = None) -> WeightFiles:
@@ -240,7 +240,7 @@ class KeyPlan:
 
 def match_keys(
     wanted: Mapping[str, tuple[int, ...]],
-    given: Mapping[str, tuple[int, ...]],
+    available: Mapping[str, tuple[int, ...]],
     *,
     prefix: str = "",
     renames: Iterable[tuple[str, str]] = (),
@@ -250,46 +250,31 @@ def match_keys(
 
     Args:
         wanted: Name → shape of the model's parameters and saved buffers.
-        given: Name → shape of the files' tensors.
+        available: Name → shape of the files' tensors.
         prefix: Attribute of the base model in a model with a head, so that each opens the files of the other.
         renames: Pairs of a regular expression and its replacement, for names of other checkpoints.
         ignored: Regular expressions of names in files to ignore.
     """
     renames, ignored = list(renames), list(ignored)
-    names = {file_name: renamed(file_name, renames) for file_name in given}
+    names = {file_name: renamed(file_name, renames) for file_name in available}
     names = {file_name: name for file_name, name in names.items() if not any(re.search(p, name) for p in ignored)}
+    candidates = {"": names}
     if prefix:
         prefix += "."
-        longer = {file_name: prefix + name for file_name, name in names.items()}
-        shorter = {f: name.removeprefix(prefix) for f, name in names.items() if name.startswith(prefix)}
-        hits, with_prefix, without = (sum(name in wanted for name in n.values()) for n in (names, longer, shorter))
-        if with_prefix > hits:
-            return compare(wanted, given, longer, added_prefix=True)
-        if without > hits:
-            return compare(wanted, given, shorter, dropped_prefix=True)
-    return compare(wanted, given, names)
-
-
-def compare(
-    wanted: Mapping[str, tuple[int, ...]],
-    given: Mapping[str, tuple[int, ...]],
-    names: Mapping[str, str],
-    *,
-    added_prefix: bool = False,
-    dropped_prefix: bool = False,
-) -> KeyPlan:
-    """Return the matched names, the unmatched ones, and those whose shapes differ."""
+        candidates["added"] = {file_name: prefix + name for file_name, name in names.items()}
+        candidates["dropped"] = {f: name.removeprefix(prefix) for f, name in names.items() if name.startswith(prefix)}
+    change = max(candidates, key=lambda one: sum(name in wanted for name in candidates[one].values()))
     pairs, unexpected, mismatched = {}, [], []
-    for file_name, name in names.items():
+    for file_name, name in candidates[change].items():
         if name not in wanted:
             unexpected.append(file_name)
-        elif tuple(given[file_name]) != tuple(wanted[name]):
-            mismatched.append((name, tuple(given[file_name]), tuple(wanted[name])))
+        elif tuple(available[file_name]) != tuple(wanted[name]):
+            mismatched.append((name, tuple(available[file_name]), tuple(wanted[name])))
         else:
             pairs[file_name] = name
     matched = set(pairs.values()) | {name for name, _, _ in mismatched}
     missing = [name for name in wanted if name not in matched]
-    return KeyPlan(pairs, missing, unexpected, mismatched, added_prefix, dropped_prefix)
+    return KeyPlan(pairs, missing, unexpected, mismatched, change == "added", change == "dropped")
 
 
 def renamed(name: str, renames: Iterable[tuple[str, str]]) -> str:
@@ -328,14 +313,14 @@ def check_finite(name: str, tensor: Tensor, source: str) -> None:
     extremes = torch.stack(torch.aminmax(tensor if tensor.dtype.itemsize > 1 else tensor.float()))
     if not torch.isfinite(extremes).all():
         raise WeightsError(
-            f"{source}: the weight {name} holds NaN or infinite values. The file is damaged or its training diverged; "
+            f"{source}: the weight {name} has NaN or infinite values. The file is damaged or its training diverged; "
             "use another one, or pass check_finite=False to load it all the same."
         )
 
 
 def save_weights(state: Mapping[str, Tensor], folder: Path, *, max_shard_size: int | str = "5GB") -> list[Path]:
     """Write tensors as one safetensors file, or as shards with an index, each atomically."""
-    shards = split_into_shards(state, byte_count(max_shard_size))
+    shards = _split_into_shards(state, _byte_count(max_shard_size))
     names = (
         [_SAFE_NAME]
         if len(shards) == 1
@@ -344,7 +329,7 @@ def save_weights(state: Mapping[str, Tensor], folder: Path, *, max_shard_size: i
     written = []
     for name, keys in zip(names, shards, strict=True):
         # One shard at a time limits the copies from another device.
-        part = {key: alone(state[key].detach().to("cpu")) for key in keys}
+        part = {key: unshared(state[key].detach().to("cpu")) for key in keys}
         with atomic_write(folder / name) as temporary:
             save_file(part, temporary, metadata={"format": "pt"})
         written.append(folder / name)
@@ -359,13 +344,13 @@ def save_weights(state: Mapping[str, Tensor], folder: Path, *, max_shard_size: i
     return written
 
 
-def alone(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor with its own memory."""
+def unshared(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor that shares no memory."""
     shares = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
     return tensor.clone(memory_format=torch.contiguous_format) if shares else tensor.contiguous()
 
 
-def split_into_shards(state: Mapping[str, Tensor], limit: int) -> list[list[str]]:
+def _split_into_shards(state: Mapping[str, Tensor], limit: int) -> list[list[str]]:
     """Group names in order into shards of at most `limit` bytes, or of one larger tensor."""
     shards: list[list[str]] = [[]]
     budget = limit
@@ -379,7 +364,7 @@ def split_into_shards(state: Mapping[str, Tensor], limit: int) -> list[list[str]
     return shards
 
 
-def byte_count(size: int | str) -> int:
+def _byte_count(size: int | str) -> int:
     """Read a size such as ``"5GB"`` or ``"500MiB"``."""
     if isinstance(size, int):
         return size

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from vitruvian.benchmarking.models import Cell
+from vitruvian.benchmarking.models import Measurement
 from vitruvian.benchmarking.timing import Timing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,18 +154,18 @@ def test_bars_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plot: d
         assert any(max(abs(a - b) for a, b in zip(wanted, one, strict=True)) <= 3 for one in colours), name
 
 
-def curve_cells() -> list[Cell]:
+def curve_cells() -> list[Measurement]:
     """Return cells as gpu.py --curves measures them: batches × sizes, and prompts."""
     found = []
     for batch in (1, 2, 8):
         for size_hw in ((512, 384), (1024, 768)):
             ours, theirs = (Timing(factor * batch * size_hw[0] / 1e2, 1.0, 2.0, 3) for factor in (1, 2))
             times = {"optimized": ours, "reference": theirs}
-            found.append(Cell("sapiens2-pose-0.4b", batch, size_hw, 0, "bfloat16", times=times))
+            found.append(Measurement("sapiens2-pose-0.4b", batch, size_hw, 0, "bfloat16", times=times))
     for prompts in (1, 64, 1024):
         times = {"optimized": Timing(prompts / 10, 0.1, 200.0, 3)}
-        found.append(Cell("sam2-tiny-decoder", 1, (1024, 1024), prompts, "bfloat16", times=times))
-    found.append(Cell("sam2-tiny-decoder", 2, (1024, 1024), 64, "bfloat16", note="failed"))
+        found.append(Measurement("sam2-tiny-decoder", 1, (1024, 1024), prompts, "bfloat16", times=times))
+    found.append(Measurement("sam2-tiny-decoder", 2, (1024, 1024), 64, "bfloat16", note="failed"))
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.families.case import FamilyCase
 from tests.families.maskformer import NUM_LABELS, SIZES, labels
-from tests.families.swin import ALL_STAGES, pictures, resnet_fields, swin_fields
+from tests.families.swin import ALL_STAGES, random_images, resnet_fields, swin_fields
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.modeling import Mask2FormerForUniversalSegmentation, Mask2FormerModel
 from vitruvian.models.resnet.configuration import ResNetConfig
@@ -42,7 +42,7 @@ CASES = [
         "mask2former",
         Mask2FormerModel,
         tiny,
-        pictures,
+        random_images,
         output="pixel_decoder_last_hidden_state",
         unused=("transformer_module",),  # it reads the pixel embeddings
         sizes=SIZES,
@@ -51,7 +51,7 @@ CASES = [
         "mask2former-universal",
         Mask2FormerForUniversalSegmentation,
         tiny,
-        pictures,
+        random_images,
         labels,
         output="masks_queries_logits",
         sizes=SIZES,
@@ -66,7 +66,7 @@ CASES = [
             enforce_input_projection=True,
             use_auxiliary_loss=False,
         ),
-        pictures,
+        random_images,
         labels,
         output="masks_queries_logits",
         sizes=SIZES,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tests.families.case import FamilyCase
-from tests.families.swin import ALL_STAGES, pictures, resnet_fields, swin_fields
+from tests.families.swin import ALL_STAGES, random_images, resnet_fields, swin_fields
 from vitruvian.models.maskformer.configuration import DetrConfig, MaskFormerConfig
 from vitruvian.models.maskformer.modeling import MaskFormerForInstanceSegmentation, MaskFormerModel
 from vitruvian.models.resnet.configuration import ResNetConfig
@@ -22,16 +22,8 @@ UNUSED = (*FIRST_LAYER, "encoder.model.layernorm")
 
 def detr_fields(**fields: Any) -> dict[str, Any]:
     """A decoder that runs in milliseconds."""
-    base: dict[str, Any] = {
-        "d_model": 32,
-        "decoder_layers": 3,
-        "decoder_ffn_dim": 48,
-        "decoder_attention_heads": 4,
-        "encoder_layers": 1,
-        "num_queries": 7,
-        "dropout": 0.0,
-    }
-    return base | fields
+    sizes = {"d_model": 32, "decoder_layers": 3, "decoder_ffn_dim": 48, "decoder_attention_heads": 4}
+    return sizes | {"encoder_layers": 1, "num_queries": 7, "dropout": 0.0} | fields
 
 
 def tiny(**fields: Any) -> MaskFormerConfig:
@@ -60,7 +52,7 @@ CASES = [
         "maskformer",
         MaskFormerModel,
         tiny,
-        pictures,
+        random_images,
         output="transformer_decoder_last_hidden_state",
         # Pixel embeddings meet the queries in the head.
         unused=(
@@ -76,7 +68,7 @@ CASES = [
         "maskformer-instance",
         MaskFormerForInstanceSegmentation,
         lambda: tiny(use_auxiliary_loss=True),
-        pictures,
+        random_images,
         labels,
         output="masks_queries_logits",
         unused=UNUSED,
@@ -86,7 +78,7 @@ CASES = [
         "maskformer-resnet",
         MaskFormerForInstanceSegmentation,
         lambda: tiny(backbone_config=ResNetConfig(**resnet_fields(out_features=ALL_STAGES))),
-        pictures,
+        random_images,
         labels,
         output="class_queries_logits",
         unused=UNUSED,

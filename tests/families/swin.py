@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tests.families.case import FamilyCase
+from vitruvian.config import Config
+from vitruvian.model import Model
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
@@ -36,44 +39,34 @@ def resnet_fields(**fields: Any) -> dict[str, Any]:
     return base | fields
 
 
-def pictures(count: int, generator: torch.Generator) -> dict[str, Any]:
+def random_images(count: int, generator: torch.Generator) -> dict[str, Any]:
     """A batch of noise."""
     return {"pixel_values": torch.randn(count, 3, 64, 96, generator=generator)}
 
 
+def backbone(name: str, cls: type[Model], config: Callable[[], Config], unused: tuple[str, ...] = ()) -> FamilyCase:
+    """The case of a backbone."""
+    return FamilyCase(name, cls, config, random_images, output="feature_maps", unused=unused, sizes=SIZES)
+
+
 CASES = [
-    FamilyCase("swin", SwinModel, lambda: SwinConfig(**swin_fields()), pictures, sizes=SIZES),
+    FamilyCase("swin", SwinModel, lambda: SwinConfig(**swin_fields()), random_images, sizes=SIZES),
     FamilyCase(
         "swin-positions",
         SwinModel,
         lambda: SwinConfig(**swin_fields(use_absolute_embeddings=True, qkv_bias=False)),
-        pictures,
+        random_images,
         sizes=SIZES,
         options={"interpolate_pos_encoding": True},
     ),
-    FamilyCase(
-        "swin-backbone",
-        SwinBackbone,
-        lambda: SwinConfig(**swin_fields(out_features=["stem", *ALL_STAGES])),
-        pictures,
-        output="feature_maps",
-        sizes=SIZES,
-    ),
-    FamilyCase(
+    backbone("swin-backbone", SwinBackbone, lambda: SwinConfig(**swin_fields(out_features=["stem", *ALL_STAGES]))),
+    backbone(
         "maskformer-swin-backbone",
         MaskFormerSwinBackbone,
         lambda: MaskFormerSwinConfig(**swin_fields(out_features=ALL_STAGES)),
-        pictures,
-        output="feature_maps",
         unused=("model.layernorm",),  # published files hold it, but no map passes it
-        sizes=SIZES,
     ),
-    FamilyCase(
-        "resnet-backbone",
-        ResNetBackbone,
-        lambda: ResNetConfig(**resnet_fields(out_features=["stem", *ALL_STAGES])),
-        pictures,
-        output="feature_maps",
-        sizes=SIZES,
+    backbone(
+        "resnet-backbone", ResNetBackbone, lambda: ResNetConfig(**resnet_fields(out_features=["stem", *ALL_STAGES]))
     ),
 ]

@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from tests.unit.pipelines.case import parts_of, picture
@@ -60,8 +61,8 @@ def save_checkpoints(root: Path) -> None:
         processor.save_pretrained(root / name)
 
 
-def save_pictures(folder: Path, count: int, *, size_hw: tuple[int, int] = (40, 56), first: int = 0) -> list[Path]:
-    """Write numbered pictures."""
+def save_images(folder: Path, count: int, *, size_hw: tuple[int, int] = (40, 56), first: int = 0) -> list[Path]:
+    """Write numbered images."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{number:03d}.jpg" for number in range(first, first + count)]
     for number, path in enumerate(paths, first):
@@ -89,19 +90,23 @@ def json_lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def break_file(path: Path) -> None:
-    """Cut a picture off in the middle."""
+def truncate_file(path: Path) -> None:
+    """Cut a file off in the middle."""
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
 
 
 def pixels(path: Path) -> np.ndarray:
-    """The pixels of a picture, by Pillow."""
+    """The pixels of an image, read by Pillow."""
     with Image.open(path) as image:
         image.load()
         return np.asarray(image)
 
 
-def one_thread() -> None:
-    """Tiny models are quickest so, and other tests keep their cores."""
-    torch.set_num_threads(1)
+def wait_until(condition: Callable[[], object], running: subprocess.Popen[bytes], seconds: float = 120) -> None:
+    """Wait until a condition holds while a process runs."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert running.poll() is None, running.communicate()[1].decode()
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.01)

@@ -1,7 +1,8 @@
-"""The command line as a stranger runs it: in a process of its own."""
+"""`vitruvian models`: list, info, licences, download and convert."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,9 +13,107 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import vitruvian
+import vitruvian.cli as cli
+from tests.hub_server import HubServer, Repository
+from tests.integration.cli_case import process
 from tests.shared import SHARED, needs_shared
+from vitruvian.cli.checkpoints import _SAPIENS2_SIZES, LICENCES, known_checkpoints
+from vitruvian.cli.outputs import _save_kinds, image_kinds
 from vitruvian.models.sapiens2.configuration import VARIANTS, Sapiens2Config
 from vitruvian.models.sapiens2.convert import infer_config
+from vitruvian.models.sapiens2.multitask import TASK_CLASSES
+from vitruvian.tasks import PIPELINE_TASKS, TASKS
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.usefixtures("workspace")
+
+
+def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["models", "list", "--task", "matte"]) == 0
+    text = capsys.readouterr().out
+    assert "facebook/sapiens2-matting-1b" in text
+    assert "1.54 B" in text
+    assert "sapiens2-pose" not in text
+    assert cli.run(["models", "list", "--json"]) == 0
+    inside, *rows = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert len(rows) == len({row["name"] for row in rows}) == len(list(known_checkpoints()))
+    commands = {command for row in rows for command in row["commands"]}
+    assert commands == set(PIPELINE_TASKS) - {"albedo"}  # none is published
+    assert (inside["name"], inside["licence"]) == ("builtin", "Apache-2.0")
+    assert {"pose", "albedo"} <= set(inside["commands"])
+    assert 20e6 < inside["cached_bytes"] < 25e6
+    assert cli.run(["models", "list", "--task", "segment"]) == 0
+    assert "builtin" not in capsys.readouterr().out
+
+
+def test_sizes_in_the_list_are_those_of_our_models() -> None:
+    for task, sizes in _SAPIENS2_SIZES.items():
+        for variant in sizes if task != "pretrain" else ():
+            config = vitruvian.Sapiens2Config.variant(variant, task=task)
+            with torch.device("meta"):
+                model = TASK_CLASSES[task](config)
+            assert round(model.num_parameters() / 1e6) == sizes[variant], (task, variant)
+
+
+def test_every_task_is_a_command() -> None:
+    assert {*cli.COMMANDS[cli.PEOPLE], *cli.COMMANDS[cli.ANYTHING]} == set(PIPELINE_TASKS)
+    for task in (TASKS[name] for name in PIPELINE_TASKS):
+        assert set(task.image_files) <= set(image_kinds(task))
+        assert set(task.video_files) <= set(_save_kinds(task))
+
+
+def test_licences_are_those_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["models", "licenses"]) == 0
+    captured = capsys.readouterr().out
+    page = " ".join((ROOT / "docs" / "weight-licences.md").read_text(encoding="utf-8").split()).replace("`", "")
+    for licence in LICENCES.values():
+        assert licence.text in captured
+        assert licence.names in page
+        assert licence.text.rstrip(".").lower() in page.lower()
+
+
+def test_what_is_in_the_model_inside(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["models", "info", "builtin", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert set(facts["commands"]) == {"pose", "parts", "normals", "pointmap", "matte", "albedo", "embed"}
+    assert facts["licence"] == "Apache-2.0"
+    assert facts["parameters"] == 23_215_628  # the shared encoder once
+    assert facts["size_bytes"] < 25e6
+
+
+def test_what_is_in_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["models", "info", "facebook/sapiens2-seg-0.4b", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    model = vitruvian.AutoModel.from_pretrained("facebook/sapiens2-seg-0.4b")
+    assert facts["class"] == "Sapiens2ForSemanticSegmentation"
+    assert facts["commands"] == ["parts", "embed"]
+    assert facts["parameters"] == model.num_parameters()
+    assert facts["dtype"] == "float32"
+    assert facts["size_bytes"] == (Path("facebook/sapiens2-seg-0.4b") / "model.safetensors").stat().st_size
+    assert facts["config"]["hidden_size"] == 32
+    assert cli.run(["models", "info", "facebook/sam2.1-hiera-large"]) == 0
+    captured = capsys.readouterr().out
+    assert "Sam2Model" in captured
+    assert "segment, masks" in captured
+
+
+def test_downloads(tmp_path: Path) -> None:
+    """Against a Hub on this machine; its address is read when huggingface_hub is imported, hence a process."""
+    hub = HubServer()
+    files = {path.name: path.read_bytes() for path in Path("facebook/sapiens2-pose-0.4b").iterdir()}
+    hub.repositories["me/pose"] = Repository(branches={"main": files | {"pytorch_model.bin": b"the same again"}})
+    env = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+    running = process("models", "download", "me/pose", "me/none", env=env)
+    out, err = running.communicate(timeout=120)
+    assert running.returncode == 2
+    folder = Path(out.decode().strip())
+    assert {path.name for path in folder.iterdir()} == set(files)
+    assert (folder / "config.json").read_bytes() == files["config.json"]
+    captured = err.decode().splitlines()[-1]
+    assert captured.startswith("Error: me/none: no such repository on the Hub")
+
+
+# ------------------------------------------------------------------------------------------------ convert
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:

@@ -9,48 +9,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from tests.integration.cli_case import (
-    COMMANDS,
-    command,
-    json_lines,
-    one_thread,
-    pixels,
-    process,
-    save_checkpoints,
-    save_pictures,
-)
-from tests.tiny_checkpoints import working_in
+from tests.integration.cli_case import COMMANDS, command, json_lines, pixels, process, save_images, wait_until
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    root = tmp_path_factory.mktemp("cli")
-    one_thread()
-    save_checkpoints(root)
-    with working_in(root):
-        yield root
-
-
-def wait_for(what: Callable[[], object], running: subprocess.Popen[bytes], seconds: float = 120) -> None:
-    """Wait until something is true while a process runs."""
-    end = time.monotonic() + seconds
-    while not what():
-        assert running.poll() is None, running.communicate()[1].decode()
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.02)
+pytestmark = pytest.mark.usefixtures("workspace")
 
 
 def test_pipes(tmp_path: Path) -> None:
-    (path,) = save_pictures(tmp_path, 1)
+    (path,) = save_images(tmp_path, 1)
     running = process("matte", "-", *COMMANDS["matte"], stdin=path.open("rb"))
     out, err = running.communicate(timeout=120)
     assert running.returncode == 0, err
@@ -64,23 +38,23 @@ def test_pipes(tmp_path: Path) -> None:
 def test_pipes_in_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    paths = save_pictures(tmp_path, 2)
+    paths = save_images(tmp_path, 2)
 
     class Stdin:
         buffer = BytesIO(paths[0].read_bytes())
 
     monkeypatch.setattr(sys, "stdin", Stdin)
     assert command("pose", "-", "--save", "json") == 0
-    told = json.loads(capsysbinary.readouterr().out)
-    assert told["source"] == "standard input"
+    captured = json.loads(capsysbinary.readouterr().out)
+    assert captured["source"] == "standard input"
     assert command("pose", *paths, "--out", "-", "--save", "json", "-q") == 0  # a line a picture
-    told = capsysbinary.readouterr()
-    assert [line["source"] for line in json_lines(told.out.decode())] == [str(path) for path in paths]
+    captured = capsysbinary.readouterr()
+    assert [line["source"] for line in json_lines(captured.out.decode())] == [str(path) for path in paths]
     Stdin.buffer = BytesIO()
     assert command("pose", "-", "-q") == 1
-    told = capsysbinary.readouterr()
-    assert told.out == b""
-    assert b"standard input: expected an image, got nothing" in told.err
+    captured = capsysbinary.readouterr()
+    assert captured.out == b""
+    assert b"standard input: expected an image, got nothing" in captured.err
     Stdin.buffer = BytesIO(paths[1].read_bytes())
     assert command("pose", "-", "-q", "-o", tmp_path / "out", "--save", "json") == 0
     assert (tmp_path / "out" / "stdin_pose.json").exists()
@@ -88,13 +62,13 @@ def test_pipes_in_this_process(
 
 @POSIX
 def test_ctrl_c_leaves_what_is_done_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_pictures(tmp_path / "in", 1, size_hw=(480, 640))
+    save_images(tmp_path / "in", 1, size_hw=(480, 640))
     for number in range(1, 150):
         shutil.copy(tmp_path / "in" / "000.jpg", tmp_path / "in" / f"{number:03d}.jpg")
     out = tmp_path / "out"
     arguments = (tmp_path / "in", *COMMANDS["normals"], "-o", out, "--save", "png,npz")
     running = process("normals", *arguments)
-    wait_for(lambda: out.is_dir() and len(list(out.glob("*.npz"))) > 3, running)
+    wait_until(lambda: out.is_dir() and len(list(out.glob("*.npz"))) > 3, running)
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=120)
     assert running.returncode == 130, err
@@ -120,7 +94,7 @@ def test_ctrl_c_leaves_what_is_done_whole(tmp_path: Path, capsys: pytest.Capture
 def test_watching_a_folder(tmp_path: Path) -> None:
     """Starting torch is most of it: one process shows all."""
     folder, out = tmp_path / "in", tmp_path / "out"
-    (first,) = save_pictures(folder, 1)
+    (first,) = save_images(folder, 1)
     running = process("pose", folder, *COMMANDS["pose"], "-o", out, "--save", "json", "--watch", "--json")
     assert running.stdout is not None
     line = json.loads(running.stdout.readline())

@@ -9,8 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,29 +16,14 @@ import pytest
 from PIL import Image
 
 import vitruvian.cli as cli
-from tests.integration.cli_case import (
-    COMMANDS,
-    command,
-    json_lines,
-    one_thread,
-    pixels,
-    process,
-    save_checkpoints,
-    save_pictures,
-)
+from tests.integration.cli_case import COMMANDS, command, json_lines, pixels, process, save_images, wait_until
 from tests.tiny_checkpoints import working_in
 from tests.unit.pipelines.case import picture
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    root = tmp_path_factory.mktemp("cli")
-    one_thread()
-    save_checkpoints(root)
-    with working_in(root):
-        yield root
+pytestmark = pytest.mark.usefixtures("workspace")
 
 
 def save_image(path: Path, size_hw: tuple[int, int], number: int = 0) -> Path:
@@ -115,7 +98,7 @@ def test_a_result_that_vanishes_is_not_done(
             paths[0].unlink()
 
     monkeypatch.setattr(Report, "done", vanish)
-    save_pictures(tmp_path / "in", 3)
+    save_images(tmp_path / "in", 3)
     assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--save", "json") == 1
     err = capsys.readouterr().err
     assert "2 done, 1 failed" in err
@@ -128,7 +111,7 @@ def test_an_empty_result_is_not_done(
     from vitruvian.results import Pose
 
     monkeypatch.setattr(Pose, "save", lambda self, path: Path(path).touch())
-    save_pictures(tmp_path / "in", 1)
+    save_images(tmp_path / "in", 1)
     (tmp_path / "out").mkdir()
     assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--save", "json") == 1
     assert "got no file or an empty one" in capsys.readouterr().err
@@ -150,11 +133,7 @@ def test_killed_and_run_with_another_option(
         save_image(tmp_path / "in" / f"{n:03d}.png", (120, 160), n % 5)
     out = tmp_path / "out"
     running = process("normals", tmp_path / "in", *COMMANDS["normals"], "-o", out, "--save", "png,npz")
-    end = time.monotonic() + 120
-    while len(list(out.glob("*.npz"))) < 6:
-        assert running.poll() is None, running.communicate()[1].decode()
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    wait_until(lambda: len(list(out.glob("*.npz"))) >= 6, running)
     running.send_signal(number)
     running.communicate(timeout=60)
     for n in range(20, 60):
@@ -169,7 +148,7 @@ def test_killed_and_run_with_another_option(
 
 
 def test_files_that_the_journal_does_not_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_pictures(tmp_path / "in", 2)
+    save_images(tmp_path / "in", 2)
     out = tmp_path / "out"
     arguments = (tmp_path / "in", "-o", out, "--save", "json")
     out.mkdir()
@@ -193,7 +172,7 @@ def test_files_that_the_journal_does_not_explain(tmp_path: Path, capsys: pytest.
 
 
 def test_a_journal_of_version_1_proves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (path,) = save_pictures(tmp_path / "in", 1)
+    (path,) = save_images(tmp_path / "in", 1)
     out = tmp_path / "out"
     out.mkdir()
     (out / "000_pose.json").write_text("{}")
@@ -209,7 +188,7 @@ def test_other_weights_boxes_and_versions_are_other_settings(
 ) -> None:
     from vitruvian.cli import settings
 
-    (path,) = save_pictures(tmp_path / "in", 1)
+    (path,) = save_images(tmp_path / "in", 1)
     model = Path(shutil.copytree("facebook/sapiens2-pose-0.4b", tmp_path / "model"))
     boxes = tmp_path / "boxes.json"
     boxes.write_text(json.dumps({"000.jpg": [[2, 2, 20, 30]]}))
@@ -307,7 +286,7 @@ time.sleep(60)
 
 
 def test_another_process_has_an_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_pictures(tmp_path / "in", 2)
+    save_images(tmp_path / "in", 2)
     out = tmp_path / "out"
     arguments = (tmp_path / "in", "-o", out, "--save", "json")
     words = [sys.executable, "-c", HOLD, str(out), "000_pose.json"]
@@ -391,22 +370,22 @@ def test_two_processes_on_one_video(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes")
 def test_names_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_pictures(tmp_path / "in", 2)
+    save_images(tmp_path / "in", 2)
     odd = os.fsdecode(os.fsencode(tmp_path / "in") + b"/caf\xe9.jpg")
     shutil.copy(tmp_path / "in" / "000.jpg", odd)
     broken = os.fsdecode(os.fsencode(tmp_path / "in") + b"/\xff\x1b[31m.jpg")
     Path(broken).write_bytes(b"nothing")
     arguments = (tmp_path / "in", "-o", tmp_path / "out", "--coco", tmp_path / "all.json")
     assert command("pose", *arguments, "--json") == 1
-    told = capsys.readouterr()
-    assert {line["source"]: line["status"] for line in json_lines(told.out)[:-1]} == {
+    captured = capsys.readouterr()
+    assert {line["source"]: line["status"] for line in json_lines(captured.out)[:-1]} == {
         str(tmp_path / "in" / "000.jpg"): "done",
         str(tmp_path / "in" / "001.jpg"): "done",
         odd: "done",
         broken: "failed",
     }
-    told.err.encode()
-    assert "\x1b" not in told.err
+    captured.err.encode()
+    assert "\x1b" not in captured.err
     written = Path(os.fsdecode(os.fsencode(tmp_path / "out") + b"/caf\xe9_pose.json"))
     assert json.loads(written.read_text(encoding="utf-8"))["source"] == odd
     assert odd in {image["file_name"] for image in json.loads((tmp_path / "all.json").read_text())["images"]}

@@ -6,24 +6,13 @@ import gc
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import vitruvian.cli as cli
-from tests.integration.cli_case import (
-    COMMANDS,
-    break_file,
-    command,
-    json_lines,
-    one_thread,
-    pixels,
-    save_checkpoints,
-    save_pictures,
-)
+from tests.integration.cli_case import COMMANDS, command, json_lines, pixels, save_images, truncate_file
 from tests.shared import SHARED, needs_shared
-from tests.tiny_checkpoints import working_in
 from vitruvian.cli.journal import JOURNAL
 from vitruvian.cli.report import Report
 from vitruvian.results import Pose
@@ -31,13 +20,7 @@ from vitruvian.results import Pose
 HARD = SHARED / "photos" / "hard"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    root = tmp_path_factory.mktemp("cli")
-    one_thread()
-    save_checkpoints(root)
-    with working_in(root):
-        yield root
+pytestmark = pytest.mark.usefixtures("workspace")
 
 
 def names(folder: Path) -> set[str]:
@@ -47,18 +30,18 @@ def names(folder: Path) -> set[str]:
 
 
 def test_a_folder_with_broken_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = save_pictures(tmp_path / "in", 12)
-    break_file(paths[3])
+    paths = save_images(tmp_path / "in", 12)
+    truncate_file(paths[3])
     paths[7].write_text("not a picture")
     (tmp_path / "in" / "notes.txt").write_text("neither")
     assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--save", "json") == 1
-    told = capsys.readouterr()
+    captured = capsys.readouterr()
     assert names(tmp_path / "out") == {f"{number:03d}_pose.json" for number in range(12) if number not in (3, 7)}
-    assert "10 done, 2 failed" in told.err
-    lines = told.err.splitlines()
+    assert "10 done, 2 failed" in captured.err
+    lines = captured.err.splitlines()
     assert [line for line in lines if line.startswith(str(paths[3]))]
     assert [line for line in lines if line.startswith(str(paths[7]))]
-    assert told.out == ""
+    assert captured.out == ""
     for path in (tmp_path / "out").glob("*.json"):
         assert json.loads(path.read_text())["poses"]
 
@@ -67,21 +50,21 @@ def test_a_folder_with_broken_pictures(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_machines_get_lines_of_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = save_pictures(tmp_path / "in", 3)
-    break_file(paths[1])
+    paths = save_images(tmp_path / "in", 3)
+    truncate_file(paths[1])
     assert command("parts", tmp_path / "in", "-o", tmp_path / "out", "--save", "png", "--json", "--quiet") == 1
-    told = capsys.readouterr()
-    lines = json_lines(told.out)
+    captured = capsys.readouterr()
+    lines = json_lines(captured.out)
     assert [line["status"] for line in lines[:-1]] == ["done", "failed", "done"]
     assert [line["source"] for line in lines[:-1]] == [str(path) for path in paths]
     assert lines[0]["files"] == [str(tmp_path / "out" / "000_parts.png")]
     assert lines[-1]["summary"]["done"] == 2
     assert lines[-1]["summary"]["failures"] == [lines[1]["error"]]
-    assert len(told.err.splitlines()) == 1  # quiet: the error alone
+    assert len(captured.err.splitlines()) == 1  # quiet: the error alone
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (path,) = save_pictures(tmp_path / "in", 1)
+    (path,) = save_images(tmp_path / "in", 1)
     out = tmp_path / "out"
     written = out / "000_pose.json"
 
@@ -99,15 +82,15 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFi
     assert "1 anew" in run("--boxes", "1,1,20,20")  # other settings
     os.utime(path, ns=(1, 1))
     assert "0 done, 1 skipped" in run("--boxes", "1,1,20,20")  # a small file is known by its content
-    save_pictures(tmp_path / "other", 1, first=3)[0].replace(path)
+    save_images(tmp_path / "other", 1, first=3)[0].replace(path)
     assert "1 anew" in run("--boxes", "1,1,20,20")  # another image under the same name
     written.unlink()
     assert "1 done" in run()
 
 
 def test_results_of_another_source_are_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_pictures(tmp_path / "one", 1)
-    save_pictures(tmp_path / "two", 1, first=5)[0].rename(tmp_path / "two" / "000.jpg")
+    save_images(tmp_path / "one", 1)
+    save_images(tmp_path / "two", 1, first=5)[0].rename(tmp_path / "two" / "000.jpg")
     out = tmp_path / "out"
     assert command("pose", tmp_path / "one", "-o", out, "--save", "json") == 0
     before = (out / "000_pose.json").read_bytes()
@@ -120,8 +103,8 @@ def test_results_of_another_source_are_left_alone(tmp_path: Path, capsys: pytest
 
 
 def test_names_do_not_collide(tmp_path: Path) -> None:
-    (one,) = save_pictures(tmp_path / "a", 1)
-    (two,) = save_pictures(tmp_path / "b", 1, first=0)
+    (one,) = save_images(tmp_path / "a", 1)
+    (two,) = save_images(tmp_path / "b", 1, first=0)
     shutil.copy(one, tmp_path / "a" / "000.png")  # JPEG inside; Pillow looks
     assert command("pose", one, two, "-o", tmp_path / "out", "--save", "json", "-q") == 0
     assert names(tmp_path / "out") == {"a/000_pose.json", "b/000_pose.json"}
@@ -132,7 +115,7 @@ def test_names_do_not_collide(tmp_path: Path) -> None:
 
 
 def test_results_in_the_folder_of_sources_are_no_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_pictures(tmp_path, 2)
+    save_images(tmp_path, 2)
     for out in (tmp_path, tmp_path / "deeper"):
         for _ in range(2):
             assert command("parts", tmp_path, "-r", "-o", out) == 0
@@ -143,7 +126,7 @@ def test_results_in_the_folder_of_sources_are_no_sources(tmp_path: Path, capsys:
 
 
 def test_globs_sequences_and_a_file_as_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_pictures(tmp_path / "in", 4)
+    save_images(tmp_path / "in", 4)
     assert command("pose", tmp_path / "in" / "*2.jpg", "-o", tmp_path / "a", "--save", "json") == 0
     assert names(tmp_path / "a") == {"002_pose.json"}
     assert command("pose", tmp_path / "in" / "%03d.jpg", "-o", tmp_path / "b", "--save", "json") == 0
@@ -190,22 +173,22 @@ def test_globs_sequences_and_a_file_as_out(tmp_path: Path, capsys: pytest.Captur
     ],
 )
 def test_what_is_wrong_with_a_command(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], here: Path
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], workspace: Path
 ) -> None:
-    if not (here / "here.jpg").exists():
-        save_pictures(here, 1)[0].rename(here / "here.jpg")
+    if not (workspace / "here.jpg").exists():
+        save_images(workspace, 1)[0].rename(workspace / "here.jpg")
     assert cli.run(arguments) == 2
-    told = capsys.readouterr()
-    assert message in told.err
-    assert len(told.err.splitlines()) == 1
-    assert told.err.startswith("Error: ")
-    assert told.out == ""
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert captured.err.startswith("Error: ")
+    assert captured.out == ""
 
 
 def test_what_is_wrong_with_a_picture_is_said_of_options_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save_pictures(tmp_path / "in", 1)
+    save_images(tmp_path / "in", 1)
     assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--boxes", "1,2,30,20", "--boxes", "5,5,5,9") == 1
     assert "000.jpg: --boxes number 2: expected x1, y1, x2, y2" in capsys.readouterr().err
     assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--people", "crop", "--json") == 1
@@ -214,7 +197,7 @@ def test_what_is_wrong_with_a_picture_is_said_of_options_too(
 
 
 def test_the_widest_overlap_of_tiles(tmp_path: Path) -> None:
-    save_pictures(tmp_path / "in", 1)
+    save_images(tmp_path / "in", 1)
     tiles = ("--tile", "16", "--overlap", "0.75", "-q")
     assert command("normals", tmp_path / "in", "-o", tmp_path / "out", *tiles) == 0
 
@@ -226,14 +209,14 @@ def test_debug_shows_where_it_came_from(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_sources_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
-    save_pictures(tmp_path / "in", 1)
+    save_images(tmp_path / "in", 1)
     sources = [tmp_path / "none.jpg", tmp_path / "empty", tmp_path / "*.gif", tmp_path / "in"]
     assert command("pose", *sources, "-o", tmp_path / "out", "--save", "json") == 1
-    told = capsys.readouterr().err
-    assert "1 done, 3 failed" in told
-    assert f"{tmp_path / 'none.jpg'}: expected an image file, got no such file" in told
-    assert "got no files" in told
-    assert "expected files that match" in told
+    captured = capsys.readouterr().err
+    assert "1 done, 3 failed" in captured
+    assert f"{tmp_path / 'none.jpg'}: expected an image file, got no such file" in captured
+    assert "got no files" in captured
+    assert "expected files that match" in captured
 
 
 def test_memory_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +229,7 @@ def test_memory_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         done(self, *arguments, **facts)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Report, "done", counting)
-    save_pictures(tmp_path / "in", 80, size_hw=(24, 24))
+    save_images(tmp_path / "in", 80, size_hw=(24, 24))
     arguments = ("--save", "json", "--batch-size", 2, "--workers", 2, "-q")
     assert command("pose", tmp_path / "in", "-o", tmp_path / "out", *arguments) == 0
     assert len(alive) == 5
@@ -264,8 +247,8 @@ def test_every_hard_file_gives_a_result_or_one_line(
     # A whole matte of the tall and the wide one costs more than all others.
     kind = "json" if name == "pose" else "png"
     code = command(name, *files, "-o", tmp_path, "--save", kind, "--json", "-q")
-    told = capsys.readouterr()
-    lines = {line["source"]: line for line in json_lines(told.out) if "source" in line}
+    captured = capsys.readouterr()
+    lines = {line["source"]: line for line in json_lines(captured.out) if "source" in line}
     assert set(lines) == {str(path) for path in files}
     assert code == 1
     for path in files:
@@ -280,7 +263,7 @@ def test_every_hard_file_gives_a_result_or_one_line(
             (written,) = line["files"]
             if kind == "png":
                 assert list(pixels(Path(written)).shape[:2]) == line["size_hw"]
-    assert len(told.err.splitlines()) == sum(line["status"] == "failed" for line in lines.values())
+    assert len(captured.err.splitlines()) == sum(line["status"] == "failed" for line in lines.values())
 
 
 def test_help_of_every_command_has_an_example_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +12,10 @@ import pytest
 from PIL import Image
 
 import vitruvian.cli as cli
-from tests.integration.cli_case import COMMANDS, command, one_thread, pixels, save_checkpoints
-from tests.tiny_checkpoints import working_in
+from tests.integration.cli_case import COMMANDS, command, pixels
 from tests.unit.pipelines.case import picture
 from vitruvian.cli.commands import demo
+from vitruvian.cli.commands.tasks import TASK_COMMANDS
 from vitruvian.cli.outputs import image_kinds
 from vitruvian.tasks import TASKS
 
@@ -25,14 +24,8 @@ COCO = ("pose", "parts", "segment", "masks", "semantic", "instances", "panoptic"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A working folder with tiny checkpoints and a picture."""
-    root = tmp_path_factory.mktemp("cli")
-    one_thread()
-    save_checkpoints(root)
-    Image.fromarray(picture(3, SIZE)).save(root / "photo.jpg")
-    with working_in(root):
-        yield root
+def photo(workspace: Path) -> None:
+    Image.fromarray(picture(3, SIZE)).save(workspace / "photo.jpg")
 
 
 # ------------------------------------------------------------------------------------------------ readers
@@ -154,17 +147,17 @@ def test_a_dataset_is_added_to(tmp_path: Path) -> None:
 
 
 EXAMPLES = [
-    pytest.param(importlib.import_module(f"vitruvian.cli.commands.{name}").Command.example, id=name)
-    for name in (*cli.COMMANDS[cli.PEOPLE], *cli.COMMANDS[cli.ANYTHING])
-] + [pytest.param(demo.EXAMPLE, id="demo")]
+    *(pytest.param(command.example, id=name) for name, command in TASK_COMMANDS.items()),
+    pytest.param(demo.EXAMPLE, id="demo"),
+]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_examples_of_help_work(example: str, here: Path) -> None:
+def test_examples_of_help_work(example: str, workspace: Path) -> None:
     words = shlex.split(example)
     assert words[0] == "vitruvian"
     assert cli.run([*words[1:], "--quiet"]) == 0
-    assert any((here / "out" / "demo" if words[1] == "demo" else here / "out").iterdir())
+    assert any((workspace / "out" / "demo" if words[1] == "demo" else workspace / "out").iterdir())
 
 
 def poses(path: Path) -> dict:

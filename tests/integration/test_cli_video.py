@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -16,32 +15,18 @@ import pytest
 
 av = pytest.importorskip("av")
 
-from tests.integration.cli_case import (  # noqa: E402
-    COMMANDS,
-    command,
-    json_lines,
-    one_thread,
-    pixels,
-    process,
-    save_checkpoints,
-)
-from tests.tiny_checkpoints import working_in  # noqa: E402
+from tests.integration.cli_case import COMMANDS, command, json_lines, pixels, process, wait_until  # noqa: E402
 from tests.unit.files.clips import make_clip, packets  # noqa: E402
 from tests.unit.pipelines.case import picture  # noqa: E402
-from vitruvian.pipelines.video import camera  # noqa: E402
+from vitruvian.pipelines import sources  # noqa: E402
 
 COUNT, RATE, SIZE = 24, Fraction(30000, 1001), (48, 64)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    root = tmp_path_factory.mktemp("cli")
-    one_thread()
-    save_checkpoints(root)
+def clip(workspace: Path) -> None:
     scene = picture(4, SIZE)
-    make_clip(root / "clip.mp4", [np.roll(scene, number, 1) for number in range(COUNT)], rate=RATE, sound="aac")
-    with working_in(root):
-        yield root
+    make_clip(workspace / "clip.mp4", [np.roll(scene, number, 1) for number in range(COUNT)], rate=RATE, sound="aac")
 
 
 def facts(path: Path) -> tuple[int, Fraction, tuple[int, int], bool]:
@@ -109,9 +94,9 @@ def test_what_does_not_fit_a_video(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "bad.mp4").write_bytes(b"no video at all")
     arguments = ("clip.mp4", tmp_path / "bad.mp4", tmp_path / "none.mp4")
     assert command("parts", *arguments, "-o", tmp_path, "--save", "mp4") == 1
-    told = capsys.readouterr().err
-    assert "1 done, 2 failed" in told
-    assert "bad.mp4: expected a video" in told
+    captured = capsys.readouterr().err
+    assert "1 done, 2 failed" in captured
+    assert "bad.mp4: expected a video" in captured
     assert command("instances", "clip.mp4", "-o", tmp_path, "--coco", tmp_path / "all.json") == 1
     assert "--coco collects images" in capsys.readouterr().err
     assert command("parts", "clip.mp4", "--out", "-") == 2
@@ -126,11 +111,7 @@ def test_ctrl_c_and_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     out = tmp_path / "out"
     running = process("parts", tmp_path / "long.mp4", *COMMANDS["parts"], "-o", out)
     parts = out / "long_parts.mp4.parts"
-    end = time.monotonic() + 120
-    while not (parts.is_dir() and len(list(parts.glob("0*.json"))) >= 1):  # a segment is whole
-        assert running.poll() is None, running.communicate()[1].decode()
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_until(lambda: list(parts.glob("0*.json")), running)  # a segment is whole
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=60)
     assert running.returncode == 130, err
@@ -148,7 +129,7 @@ def test_a_camera(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         for index in range(stop):
             yield index / 30, picture(index, SIZE)
 
-    monkeypatch.setattr(camera, "camera_frames", frames)
+    monkeypatch.setattr(sources, "_camera_frames", frames)
     arguments = ("camera:2", "-o", tmp_path, "--frames", 6, "--preview", tmp_path / "now.png")
     assert command("parts", *arguments, "--json") == 0
     line = json_lines(capsys.readouterr().out)[0]
@@ -162,6 +143,6 @@ def test_a_camera(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_a_camera_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("parts", "camera:77", "-o", tmp_path) == 1
-    told = capsys.readouterr().err
-    assert "camera:77: expected a camera" in told
+    captured = capsys.readouterr().err
+    assert "camera:77: expected a camera" in captured
     assert not list(tmp_path.glob("*.mp4"))

@@ -16,8 +16,8 @@ def shake(model: nn.Module, seed: int = 0) -> Any:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, value in model.named_parameters():
-            spread = 0.3 if "bias_table" in name else 0.08
-            value.add_(torch.randn(value.shape, generator=generator) * spread)
+            std = 0.3 if "bias_table" in name else 0.08
+            value.add_(torch.randn(value.shape, generator=generator) * std)
         for name, value in model.named_buffers():
             if name.endswith("running_mean"):
                 value.add_(torch.randn(value.shape, generator=generator) * 0.1)
@@ -63,7 +63,7 @@ def assert_same_settings(ours: Any, theirs: Any, path: str = "") -> None:
             assert left[name] == right[name], f"{path}{name}"
 
 
-def pictures(height: int, width: int, count: int = 2, seed: int = 1) -> Tensor:
+def random_images(height: int, width: int, count: int = 2, seed: int = 1) -> Tensor:
     """A batch of noise."""
     return torch.randn(count, 3, height, width, generator=torch.Generator().manual_seed(seed))
 

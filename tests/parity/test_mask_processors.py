@@ -31,7 +31,7 @@ def pair(request: pytest.FixtureRequest):
     return Mask2FormerImageProcessor, Mask2FormerImageProcessorPil
 
 
-def pictures() -> list[Image.Image]:
+def random_images() -> list[Image.Image]:
     random = np.random.default_rng(0)
     smooth = [random.integers(0, 256, (h // 5, w // 5, 3), dtype=np.uint8) for h, w in SIZES]
     return [
@@ -58,9 +58,9 @@ def maps(high: int = 5) -> list[np.ndarray]:
         {**SMALL, "do_rescale": False, "image_mean": [100.0, 110.0, 120.0], "image_std": [50.0, 60.0, 70.0]},
     ],
 )
-def test_pictures(pair, options: dict) -> None:
+def test_images(pair, options: dict) -> None:
     ours, theirs = (cls(**options) for cls in pair)
-    found, expected = ours(pictures(), return_tensors="pt"), theirs(pictures(), return_tensors="pt")
+    found, expected = ours(random_images(), return_tensors="pt"), theirs(random_images(), return_tensors="pt")
     assert torch.equal(found.pixel_mask, expected["pixel_mask"])
     assert found.pixel_values.shape == expected["pixel_values"].shape
     step = 1.01 / (255 * 0.224) if options.get("do_rescale", True) else 1.01 / 50  # one level of 256
@@ -84,9 +84,9 @@ def test_pictures(pair, options: dict) -> None:
 def test_maps(pair, options: dict, table) -> None:
     ours, theirs = (cls(**SMALL, **options) for cls in pair)
     if options.get("ignore_index") is None:  # there the reference cannot pad masks
-        batches = [(pictures()[:1], maps()[:1])]
+        batches = [(random_images()[:1], maps()[:1])]
     else:
-        batches = [(pictures(), maps())]
+        batches = [(random_images(), maps())]
     for images, labels in batches:
         found = ours(images, labels, table, return_tensors="pt")
         expected = theirs(images, labels, table, return_tensors="pt")

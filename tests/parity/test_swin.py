@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from tests.families.swin import ALL_STAGES, resnet_fields, swin_fields
-from tests.parity.segmentation import assert_same, assert_same_fields, assert_same_settings, hand_over, pictures, shake
+from tests.parity.segmentation import (
+    assert_same,
+    assert_same_fields,
+    assert_same_settings,
+    hand_over,
+    random_images,
+    shake,
+)
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
@@ -32,7 +39,7 @@ def test_bare_model(tmp_path: Path, size: tuple[int, int]) -> None:
     fields = swin_fields(window_size=2, depths=[2, 3, 2, 2])
     theirs = shake(reference.SwinModel(reference.SwinConfig(**fields)))
     ours = hand_over(theirs, SwinModel, tmp_path)
-    pixels = pictures(*size)
+    pixels = random_images(*size)
     with torch.no_grad():
         want = theirs(pixels, output_hidden_states=True)
         got = ours(pixels, output_hidden_states=True)
@@ -43,7 +50,7 @@ def test_attention_weights_come_in_the_order_of_the_windows(tmp_path: Path) -> N
     fields = swin_fields(window_size=2, depths=[2, 2, 2, 2])
     theirs = shake(reference.SwinModel(reference.SwinConfig(**fields, attn_implementation="eager")))
     ours = hand_over(theirs, SwinModel, tmp_path)
-    pixels = pictures(52, 75)
+    pixels = random_images(52, 75)
     with torch.no_grad():
         want = theirs(pixels, output_attentions=True).attentions
         got = ours(pixels, output_attentions=True).attentions
@@ -61,7 +68,7 @@ def test_masked_patches_and_resized_positions(tmp_path: Path) -> None:
     masked = torch.rand(2, 16 * 24, generator=torch.Generator().manual_seed(3)) > 0.5
     with torch.no_grad():
         given: dict[str, Any] = {"bool_masked_pos": masked, "interpolate_pos_encoding": True}
-        assert_same(ours(pictures(64, 96), **given)[0], theirs(pictures(64, 96), **given)[0])
+        assert_same(ours(random_images(64, 96), **given)[0], theirs(random_images(64, 96), **given)[0])
 
 
 def hub_names(model: Any) -> dict[str, torch.Tensor]:
@@ -94,7 +101,7 @@ def test_backbones(
 ) -> None:
     theirs = shake(their_cls(their_config(**fields(out_features=["stage1", "stage3", "stage4"]))))
     ours = hand_over(theirs, our_cls, tmp_path)
-    pixels = pictures(*size)
+    pixels = random_images(*size)
     with torch.no_grad():
         assert_same_fields(ours(pixels), theirs(pixels), ("feature_maps",))
     assert ours.channels == theirs.channels
@@ -107,7 +114,7 @@ def test_the_reference_opens_our_files(
 ) -> None:
     ours = shake(our_cls(our_cls.config_class(**fields(out_features=ALL_STAGES))))
     theirs = hand_over(ours, their_cls, tmp_path)
-    pixels = pictures(52, 75)
+    pixels = random_images(52, 75)
     with torch.no_grad():
         assert_same_fields(ours(pixels), theirs(pixels), ("feature_maps",))
 
@@ -121,7 +128,7 @@ def test_basic_blocks_and_strides(tmp_path: Path) -> None:
             reference.ResNetBackbone(reference.ResNetConfig(**resnet_fields(out_features=ALL_STAGES, **extra)))
         )
         ours = hand_over(theirs, ResNetBackbone, tmp_path / extra.get("layer_type", "bottleneck"))
-        pixels = pictures(52, 75)
+        pixels = random_images(52, 75)
         with torch.no_grad():
             assert_same_fields(ours(pixels), theirs(pixels), ("feature_maps",))
 
@@ -129,7 +136,7 @@ def test_basic_blocks_and_strides(tmp_path: Path) -> None:
 def test_gradients(tmp_path: Path) -> None:
     theirs = shake(reference.SwinBackbone(reference.SwinConfig(**swin_fields(out_features=ALL_STAGES))))
     ours = hand_over(theirs, SwinBackbone, tmp_path)
-    pixels = pictures(52, 75)
+    pixels = random_images(52, 75)
     for model in (theirs, ours):
         maps = model(pixels).feature_maps
         weights = [torch.randn(m.shape, generator=torch.Generator().manual_seed(i)) for i, m in enumerate(maps)]

@@ -3,7 +3,7 @@ import json
 import pickle
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ import torch
 from tests.shared import SHARED, needs_shared
 from tests.tiny import DECONVOLUTION, tiny_config
 from vitruvian import AutoConfig, CheckpointError, Config, ConfigError, InputError, Sapiens2Config, Sapiens2HeadConfig
-from vitruvian.config import Settings, nested, read_json, settings
+from vitruvian.config import Settings, bounded, nested, read_json, settings
 
 
 @settings
@@ -31,16 +31,14 @@ class Lamp(Settings):
 class Room(Config):
     model_type = "room"
 
+    attribute_map: ClassVar[dict[str, str]] = {"num_doors": "doors"}
+
     lamp: Lamp | None = None
-    doors: int = 1
+    doors: int = bounded(1, ge=1, lt=9)
 
     def __post_init__(self) -> None:
         self.lamp = nested(self.lamp, Lamp)
         super().__post_init__()
-
-    def validate(self) -> None:
-        if self.doors < 1:
-            raise ConfigError(f"Room.doors: expected at least 1, got {self.doors}.")
 
 
 class TestFields:
@@ -85,9 +83,19 @@ class TestFields:
         lamp = Lamp(glow=2, size=[3, 4], kinds=["a"], colours=("red",), levels={"a": 1}, mode="off")  # type: ignore[arg-type]
         assert (lamp.glow, lamp.size, lamp.mode) == (2, [3, 4], "off")
 
-    def test_impossible_value_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match=r"Room\.doors: expected at least 1, got 0"):
-            Room(doors=0)
+    @pytest.mark.parametrize("doors", [0, 9])
+    def test_value_outside_the_range_is_refused(self, doors: int) -> None:
+        with pytest.raises(ConfigError, match=rf"Room\.doors: expected at least 1 and below 9, got {doors}"):
+            Room(doors=doors)
+
+    def test_aliases_of_fields(self) -> None:
+        room = Room(num_doors=2)
+        assert (room.doors, room.num_doors) == (2, 2)
+        room.num_doors = 3
+        assert room.doors == 3
+        assert Room.from_dict({"num_doors": 4}).to_dict()["doors"] == 4
+        assert Room.from_dict({"num_doors": 4, "doors": 5}).doors == 5  # files of other writers have both
+        assert "num_doors" not in room.to_dict()
 
     def test_mutable_defaults_are_not_shared(self) -> None:
         one, other = Lamp(), Lamp()
@@ -234,7 +242,7 @@ class TestFiles:
 
     def test_missing_file_and_folder(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").write_text("hi")
-        with pytest.raises(CheckpointError, match=r"expected a file config\.json, found none\. .*holds: notes\.txt"):
+        with pytest.raises(CheckpointError, match=r"expected a file config\.json, found none\. .*has: notes\.txt"):
             Sapiens2Config.from_pretrained(tmp_path)
         with pytest.raises(CheckpointError, match="no such file or folder"):
             Sapiens2Config.from_pretrained(tmp_path / "none")

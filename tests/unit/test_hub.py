@@ -91,13 +91,12 @@ class TestDownload:
     def test_second_opening_downloads_nothing(self, hub: HubServer, client: HubClient, checkpoint: Path) -> None:
         hub.add("me/again", checkpoint)
         client.run(OPEN.format(name="me/again", options=""))
-        before = len(hub.asked("me/again"))
+        before = len(hub.requests("me/again"))
         client.run(OPEN.format(name="me/again", options=""))
-        assert hub.asked("me/again")[before:] == [("HEAD", "/me/again/resolve/main/config.json", None)]
-        seen = len(hub.log)
-        seen = len(hub.log)
+        assert hub.requests("me/again")[before:] == [("HEAD", "/me/again/resolve/main/config.json", None)]
+        logged = len(hub.log)
         client.run(OPEN.format(name="me/again", options=", force_download=True"))
-        assert [method for method, path, _ in hub.log[seen:] if path.startswith("/blobs/")] == ["GET"]
+        assert [method for method, path, _ in hub.log[logged:] if path.startswith("/blobs/")] == ["GET"]
 
     def test_shards(self, hub: HubServer, client: HubClient, sharded: Path, opened: list[object]) -> None:
         hub.add("me/shards", sharded)
@@ -134,7 +133,7 @@ class TestDownload:
         commit = repository.commit("v2")
         assert client.run(CONFIG.format(name="me/branches", options=f", revision={commit!r}"))["note"] == "second"
         client.run(OPEN.format(name="me/branches", options=", revision='v2'"))
-        assert hub.asked(f"me/branches/resolve/{commit}/model.safetensors")
+        assert hub.requests(f"me/branches/resolve/{commit}/model.safetensors")
         with pytest.raises(HubError, match=r"me/branches: has no revision 'v3'\. Check the branch"):
             client.run(CONFIG.format(name="me/branches", options=", revision='v3'"))
 
@@ -161,7 +160,7 @@ class TestDownload:
         with pytest.raises(HubError, match="no such repository on the Hub, or it is private"):
             client.run(OPEN.format(name="me/private", options=", token='hf_wrong'"))
         assert client.run(OPEN.format(name="me/private", options=", token='hf_secret'"))
-        assert {sent for _, path, sent in hub.asked("me/private/resolve/") if "model.safe" in path} == {
+        assert {sent for _, path, sent in hub.requests("me/private/resolve/") if "model.safe" in path} == {
             "Bearer hf_secret"
         }
 
@@ -204,12 +203,12 @@ class TestOffline:
     def test_what_was_downloaded_opens(
         self, hub: HubServer, client: HubClient, offline: HubClient, sharded: Path, opened: list[object]
     ) -> None:
-        hub.add("me/kept", sharded)
-        client.run(OPEN.format(name="me/kept", options=""))
-        before = len(hub.asked("me/kept"))
-        assert offline.run(OPEN.format(name="me/kept", options="")) == opened
-        assert client.run(OPEN.format(name="me/kept", options=", local_files_only=True")) == opened
-        assert len(hub.asked("me/kept")) == before
+        hub.add("me/cached", sharded)
+        client.run(OPEN.format(name="me/cached", options=""))
+        before = len(hub.requests("me/cached"))
+        assert offline.run(OPEN.format(name="me/cached", options="")) == opened
+        assert client.run(OPEN.format(name="me/cached", options=", local_files_only=True")) == opened
+        assert len(hub.requests("me/cached")) == before
 
     def test_what_was_not_says_so(self, offline: HubClient) -> None:
         with pytest.raises(HubError, match=r"me/never: config\.json is not in the local cache.*HF_HUB_OFFLINE"):
@@ -258,7 +257,7 @@ class TestUpload:
         assert repository.messages == ["made private", "Upload with vitruvian"]
         assert set(repository.branches["main"]) == {"config.json", "model.safetensors"}
         assert client.run(OPEN.format(name="me/new", options="")) == opened
-        assert {sent for _, _, sent in hub.asked("/api/models/me/new/commit")} == {"Bearer hf_me"}
+        assert {sent for _, _, sent in hub.requests("/api/models/me/new/commit")} == {"Bearer hf_me"}
 
     def test_shards_replace_what_was_there(
         self, hub: HubServer, client: HubClient, checkpoint: Path, opened: list[object]
@@ -342,9 +341,7 @@ class TestLocal:
 
     def test_required_file(self, tmp_path: Path) -> None:
         write_text(tmp_path / "a.txt", "x")
-        with pytest.raises(
-            CheckpointError, match=r"expected a file config\.json, found none\. The folder holds: a\.txt"
-        ):
+        with pytest.raises(CheckpointError, match=r"expected a file config\.json, found none\. The folder has: a\.txt"):
             require_file(tmp_path, "config.json", HubOptions())
 
     def test_weight_files(self, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ class TestBatchFeature:
         assert batch.pixel_values is batch["pixel_values"]
         assert batch.data == {"pixel_values": batch.pixel_values}
         assert {**batch}.keys() == {"pixel_values"}
-        with pytest.raises(AttributeError, match=r"no item 'labels'; it holds \['pixel_values'\]"):
+        with pytest.raises(AttributeError, match=r"no item 'labels'; it has \['pixel_values'\]"):
             _ = batch.labels
         assert not hasattr(batch, "labels")
         assert len(BatchFeature()) == 0

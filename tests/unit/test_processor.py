@@ -10,17 +10,16 @@ import torch
 from PIL import Image
 
 from tests.shared import SHARED, needs_shared
-from vitruvian import BatchFeature, CheckpointError, ConfigError, ImageProcessor, InputError, Sapiens2ImageProcessor
-from vitruvian.config import settings
-from vitruvian.processor import (
-    as_list,
-    as_pixels,
-    channels_first,
-    check_count,
-    height_width,
-    size_list,
-    size_table,
+from vitruvian import (
+    BatchFeature,
+    CheckpointError,
+    ConfigError,
+    ImageProcessor,
+    InputError,
+    Sapiens2ImageProcessor,
+    processor,
 )
+from vitruvian.config import settings
 
 
 @settings
@@ -32,7 +31,9 @@ class Plain(ImageProcessor):
 
     def preprocess(self, images: Any, *args: Any, return_tensors: str | None = None, **options: Any) -> BatchFeature:
         used = self.with_options(**options)
-        return BatchFeature({"pixel_values": [used.finish_pixels(p) for p in as_pixels(images)]}, return_tensors)
+        return BatchFeature(
+            {"pixel_values": [used.finish_pixels(p) for p in processor.as_pixels(images)]}, return_tensors
+        )
 
 
 def image(mode: str = "RGB") -> Image.Image:
@@ -59,55 +60,57 @@ class TestReading:
             (tmp_path / "a.png").read_bytes(),
         ]
         for kind in kinds:
-            (found,) = as_pixels(kind)
+            (found,) = processor.as_pixels(kind)
             assert torch.equal(found, want), type(kind)
             assert found.dtype == torch.uint8
-        assert all(torch.equal(found, want) for found in as_pixels(kinds))
+        assert all(torch.equal(found, want) for found in processor.as_pixels(kinds))
 
     def test_batches_and_nested_lists(self) -> None:
         batch = np.stack([numbers()] * 2)
-        assert len(as_pixels(batch)) == 2
-        assert len(as_pixels(torch.as_tensor(batch))) == 2
-        assert len(as_pixels([batch, batch])) == 4
-        assert len(as_pixels([[image()], [image(), image()]])) == 3
-        assert len(as_list((image(),))) == 1
+        assert len(processor.as_pixels(batch)) == 2
+        assert len(processor.as_pixels(torch.as_tensor(batch))) == 2
+        assert len(processor.as_pixels([batch, batch])) == 4
+        assert len(processor.as_pixels([[image()], [image(), image()]])) == 3
+        assert len(processor.as_list((image(),))) == 1
         with pytest.raises(InputError, match="images: expected at least one image, got an empty list"):
-            as_pixels([])
+            processor.as_pixels([])
 
     def test_views_that_torch_cannot_share(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            (mirrored,) = as_pixels(numbers()[..., ::-1])  # BGR to RGB, as people who read with OpenCV do
+            (mirrored,) = processor.as_pixels(numbers()[..., ::-1])  # BGR to RGB, as people who read with OpenCV do
             frozen = numbers()
             frozen.flags.writeable = False
-            (kept,) = as_pixels(frozen)
+            (kept,) = processor.as_pixels(frozen)
         assert torch.equal(mirrored, torch.as_tensor(numbers()).permute(2, 0, 1).flip(0))
         assert torch.equal(kept, torch.as_tensor(numbers()).permute(2, 0, 1))
 
     def test_values_of_arrays_are_kept(self) -> None:
         for dtype in (np.float32, np.float64, np.int16):
-            assert as_pixels(numbers().astype(dtype))[0].dtype == torch.as_tensor(numbers().astype(dtype)).dtype
+            assert (
+                processor.as_pixels(numbers().astype(dtype))[0].dtype == torch.as_tensor(numbers().astype(dtype)).dtype
+            )
 
     def test_gray_is_repeated(self) -> None:
         gray = numbers()[..., 0]
         for kind in (gray, gray[..., None], gray[None]):
-            (found,) = as_pixels(kind)
+            (found,) = processor.as_pixels(kind)
             assert found.shape == (3, 4, 6)
             assert torch.equal(found[2], torch.as_tensor(gray))
-        assert as_pixels(image("L"))[0].shape == (3, 4, 6)
+        assert processor.as_pixels(image("L"))[0].shape == (3, 4, 6)
 
     def test_layout_that_the_shape_leaves_open(self) -> None:
         odd = np.zeros((3, 5, 3), dtype=np.uint8)
-        assert as_pixels(odd)[0].shape == (3, 5, 3)
-        assert as_pixels(odd, input_data_format="channels_last")[0].shape == (3, 3, 5)
-        assert as_pixels(odd, input_data_format="channels_first")[0].shape == (3, 5, 3)
+        assert processor.as_pixels(odd)[0].shape == (3, 5, 3)
+        assert processor.as_pixels(odd, input_data_format="channels_last")[0].shape == (3, 3, 5)
+        assert processor.as_pixels(odd, input_data_format="channels_first")[0].shape == (3, 5, 3)
         with pytest.raises(
             InputError, match="input_data_format: expected 'channels_first' or 'channels_last', got 'x'"
         ):
-            as_pixels(odd, input_data_format="x")
+            processor.as_pixels(odd, input_data_format="x")
 
     def test_device(self) -> None:
-        assert as_pixels(image(), device="meta")[0].is_meta
+        assert processor.as_pixels(image(), device="meta")[0].is_meta
 
     @pytest.mark.parametrize(
         ("image", "why"),
@@ -124,7 +127,7 @@ class TestReading:
     )
     def test_what_is_no_image(self, image: Any, why: str) -> None:
         with pytest.raises(InputError, match=f"images: .*{why}"):
-            as_pixels(image)
+            processor.as_pixels(image)
 
 
 class TestOptions:
@@ -170,7 +173,7 @@ class TestOptions:
         ],
     )
     def test_sizes_in_every_spelling(self, given: Any, want: dict[str, int]) -> None:
-        assert size_table(given) == want
+        assert processor.size_table(given) == want
         assert Plain(size=given).size == want
 
     @pytest.mark.parametrize("given", ["big", (1, 2, 3), None, 1.5])
@@ -181,8 +184,8 @@ class TestOptions:
     @pytest.mark.parametrize("given", [{"height": 0, "width": 3}, {"height": 3}, {}, {"shortest_edge": 3}])
     def test_sizes_without_height_and_width(self, given: dict[str, int]) -> None:
         with pytest.raises(ConfigError, match=r"Plain\.size: expected a size with height and width of at least 1"):
-            height_width(given, "Plain.size")
-        assert height_width({"height": 2, "width": 3}, "x") == (2, 3)
+            processor.height_width(given, "Plain.size")
+        assert processor.height_width({"height": 2, "width": 3}, "x") == (2, 3)
 
     def test_filters_by_number_or_name(self) -> None:
         assert Plain(resample=Image.Resampling.BICUBIC).resample == 3
@@ -191,7 +194,7 @@ class TestOptions:
             Plain(resample="bilinear")  # type: ignore[arg-type]
 
     def test_a_processor_without_a_family(self) -> None:
-        with pytest.raises(InputError, match="ImageProcessor: has no preprocessing of its own"):
+        with pytest.raises(InputError, match="ImageProcessor: has no `preprocess`"):
             ImageProcessor()(image())
 
 
@@ -227,27 +230,27 @@ class TestFiles:
 
 class TestArguments:
     def test_counts(self) -> None:
-        check_count("boxes", None, 3)
-        check_count("boxes", [1, 2, 3], 3)
+        processor.check_count("boxes", None, 3)
+        processor.check_count("boxes", [1, 2, 3], 3)
         with pytest.raises(InputError, match="boxes: expected one entry for each of the 3 images, got 2"):
-            check_count("boxes", [1, 2], 3)
+            processor.check_count("boxes", [1, 2], 3)
 
     def test_sizes_of_results(self) -> None:
         want = [(1, 2), (3, 4)]
         kinds: list[Any] = [want, [[1, 2], [3, 4]], torch.tensor(want), np.array(want), [torch.tensor(s) for s in want]]
         kinds += [[torch.Size(s) for s in want], ((1.0, 2.0), (3.0, 4.0))]
         for sizes in kinds:
-            assert size_list("target_sizes", sizes, 2) == want
-        assert size_list("target_sizes", None, 2) is None
+            assert processor.size_list("target_sizes", sizes, 2) == want
+        assert processor.size_list("target_sizes", None, 2) is None
 
     @pytest.mark.parametrize("sizes", [[(1, 2)], [(1, 2), (3,)], [(1, 2), (0, 4)], [(1, 2), 3], (1, 2), [(1, 2), None]])
     def test_sizes_that_do_not_fit(self, sizes: Any) -> None:
         with pytest.raises(InputError, match="target_sizes: expected"):
-            size_list("target_sizes", sizes, 2)
+            processor.size_list("target_sizes", sizes, 2)
 
     def test_layouts(self) -> None:
-        assert channels_first(torch.zeros(5, 7)).shape == (3, 5, 7)
-        assert channels_first(torch.zeros(5, 7, 3)).shape == (3, 5, 7)
+        assert processor.channels_first(torch.zeros(5, 7)).shape == (3, 5, 7)
+        assert processor.channels_first(torch.zeros(5, 7, 3)).shape == (3, 5, 7)
 
 
 def test_what_a_person_gives_is_not_changed() -> None:

@@ -14,16 +14,16 @@ from safetensors.torch import load_file, save_file
 from vitruvian import CheckpointError, InputError, WeightsError, weights
 from vitruvian.hub import HubOptions
 from vitruvian.weights import (
-    SafeReader,
     WeightFiles,
-    byte_count,
+    _byte_count,
+    _SafeReader,
+    _split_into_shards,
     check_finite,
     describe_mismatch,
     match_keys,
     open_file,
     open_weights,
     save_weights,
-    split_into_shards,
 )
 
 HERE = HubOptions()
@@ -63,8 +63,8 @@ class TestSaving:
 
     def test_a_tensor_larger_than_a_shard_gets_its_own(self) -> None:
         sizes = {"a": torch.zeros(10), "big": torch.zeros(100), "b": torch.zeros(10), "c": torch.zeros(10)}
-        assert split_into_shards(sizes, 100) == [["a"], ["big"], ["b", "c"]]
-        assert split_into_shards({}, 100) == [[]]
+        assert _split_into_shards(sizes, 100) == [["a"], ["big"], ["b", "c"]]
+        assert _split_into_shards({}, 100) == [[]]
 
     @pytest.mark.parametrize(("first", "then"), [("5GB", 1000), (1000, "5GB"), (500, 1000)])
     def test_a_new_save_removes_what_the_old_one_left(self, tmp_path: Path, first: Any, then: Any) -> None:
@@ -116,12 +116,12 @@ class TestSaving:
         [("5GB", 5 * 10**9), ("500MiB", 500 * 2**20), ("1.5 kb", 1500), ("7", 7), ("2TiB", 2 * 2**40), (12, 12)],
     )
     def test_sizes_in_words(self, text: str | int, bytes_: int) -> None:
-        assert byte_count(text) == bytes_
+        assert _byte_count(text) == bytes_
 
     @pytest.mark.parametrize("text", ["", "big", "5XB", "-1GB"])
     def test_sizes_that_are_none(self, text: str) -> None:
         with pytest.raises(InputError, match="max_shard_size: expected a size such as '5GB'"):
-            byte_count(text)
+            _byte_count(text)
 
 
 class TestReading:
@@ -192,7 +192,7 @@ class TestReading:
             return real(*args, **kwargs)
 
         monkeypatch.setattr(weights, "_CHUNK_BYTES", 1000)
-        reader = SafeReader(tmp_path / "model.safetensors")
+        reader = _SafeReader(tmp_path / "model.safetensors")
         monkeypatch.setattr(weights, "safe_open", counted)
         assert_same(dict(reader.tensors()), state())
         assert len(opened) == 2  # three tensors of 400 bytes fill a window
@@ -247,14 +247,14 @@ class TestDamage:
         bomb, path = Bomb(tmp_path / "boom"), tmp_path / "w.bin"
         content = {"state_dict": state(), "bomb": bomb} if where == "beside" else state() | {"bomb": bomb}
         torch.save(content, path, _use_new_zipfile_serialization=not old_format)
-        with pytest.raises(CheckpointError, match=r"expected tensors alone, but the file asks for \S*mkdir") as caught:
+        with pytest.raises(CheckpointError, match=r"expected tensors alone, but the file needs \S*mkdir") as caught:
             open_weights(path, HERE)
         assert "weights_only" not in str(caught.value)
         assert not (tmp_path / "boom").exists()
 
     def test_other_objects_are_refused_by_name(self, tmp_path: Path) -> None:
         torch.save({"model": state(), "args": Namespace(lr=1)}, tmp_path / "w.pth")
-        with pytest.raises(CheckpointError, match=r"asks for argparse\.Namespace"):
+        with pytest.raises(CheckpointError, match=r"needs argparse\.Namespace"):
             open_weights(tmp_path / "w.pth", HERE)
 
     @pytest.mark.parametrize("ending", ["bin", "safetensors"])
@@ -320,7 +320,7 @@ class TestFinite:
         tensor = torch.ones(3, 5, dtype=dtype)
         check_finite("w", tensor, "here")
         tensor[1, 2] = value
-        with pytest.raises(WeightsError, match=r"here: the weight w holds NaN or infinite values.*check_finite=False"):
+        with pytest.raises(WeightsError, match=r"here: the weight w has NaN or infinite values.*check_finite=False"):
             check_finite("w", tensor, "here")
 
     def test_small_floats(self) -> None:
@@ -395,7 +395,7 @@ from vitruvian import weights
 weights._CHUNK_BYTES = 8 * 2**20
 def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) / 1024
-reader = weights.SafeReader(Path(sys.argv[1]))
+reader = weights._SafeReader(Path(sys.argv[1]))
 torch.zeros(8).to(torch.bfloat16)
 before = peak()
 kept = {name: tensor.to(torch.bfloat16) for name, tensor in reader.tensors()}

@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ _SWINS: dict[str, tuple[int, list[int], list[int], int]] = {
     "base": (128, [2, 2, 18, 2], [4, 8, 16, 32], 12),
     "large": (192, [2, 2, 18, 2], [6, 12, 24, 48], 12),
 }
-STAGES = ["stage1", "stage2", "stage3", "stage4"]
+_STAGES = ["stage1", "stage2", "stage3", "stage4"]
 
 
 @dataclass(frozen=True)
@@ -69,107 +69,85 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A model, how both libraries are asked for its results, and the size of images it was made for."""
+class BenchmarkModel:
+    """A model, how both libraries compute its results, and the size of images it was made for."""
 
     name: str
     build: Callable[[Workload], Model]
-    inputs: Callable[[Workload], dict[str, Any]]
     call: Callable[[Any, dict[str, Any]], Any]  # of a model (ours or the reference's) and inputs
     size_hw: tuple[int, int]
+    inputs: Callable[[Workload], dict[str, Any]] = lambda workload: {"pixel_values": workload.pixels()}
     prompts: int = 0
 
 
 def names() -> list[str]:
-    """Return all names that `subject` accepts."""
+    """Return all names that `benchmark_model` accepts."""
     found = [f"sapiens2-{task}-{size}" for task in _SAPIENS_TASKS for size in _SAPIENS_SIZES]
     found += [f"sam2-{size}-{part}" for size in _SAM_SIZES for part in ("encoder", "decoder")]
     return found + [f"{family}-swin-{size}" for family in ("maskformer", "mask2former") for size in _SWINS]
 
 
-def subject(name: str) -> Subject:
+def benchmark_model(name: str) -> BenchmarkModel:
     """Return the model of a name."""
     if name not in names():
         raise InputError(f"--model: there is no {name!r}.{near_matches(name, names())}")
-    family, middle, last = name.split("-", 1)[0], *name.split("-", 1)[1].rsplit("-", 1)
+    family, rest = name.split("-", 1)
+    middle, last = rest.rsplit("-", 1)
     if family == "sapiens2":
-        return _sapiens(name, middle, last)
+        build, output = partial(_build_sapiens2, middle, last), _SAPIENS_TASKS[middle][1]
+        return BenchmarkModel(name, build, lambda model, inputs: model(**inputs)[output], (1024, 768))
     if family == "sam2":
-        return _sam_encoder(name, middle) if last == "encoder" else _sam_decoder(name, middle)
-    return _segmenter(name, family, last)
+        build = partial(_build_sam2, middle)
+        if last == "encoder":
+            return BenchmarkModel(
+                name, build, lambda model, inputs: tuple(model.get_image_embeddings(**inputs)), (1024, 1024)
+            )
+        call = partial(_call, ("pred_masks", "iou_scores"))
+        return BenchmarkModel(name, build, call, (1024, 1024), inputs=_decoder_inputs, prompts=64)
+    call = partial(_call, ("class_queries_logits", "masks_queries_logits"))
+    return BenchmarkModel(name, partial(_build_segmenter, family, last), call, (800, 1088))
 
 
-def _sapiens(name: str, task: str, size: str) -> Subject:
-    """A Sapiens2 model of a task."""
-    cls, output = _SAPIENS_TASKS[task]
-
-    def build(workload: Workload) -> Model:
-        config = vitruvian.Sapiens2Config.variant(size, task=task, image_size=list(workload.size_hw))
-        return random_model(getattr(vitruvian, cls), config, workload)
-
-    return Subject(name, build, image_inputs, lambda model, inputs: model(**inputs)[output], size_hw=(1024, 768))
+def _build_sapiens2(task: str, size: str, workload: Workload) -> Model:
+    config = vitruvian.Sapiens2Config.variant(size, task=task, image_size=list(workload.size_hw))
+    return random_model(getattr(vitruvian, _SAPIENS_TASKS[task][0]), config, workload)
 
 
-def _sam_encoder(name: str, size: str) -> Subject:
-    """The vision encoder of SAM 2."""
-
-    def call(model: Any, inputs: dict[str, Any]) -> Any:
-        return tuple(model.get_image_embeddings(**inputs))
-
-    return Subject(name, partial(_sam, size), image_inputs, call, size_hw=(1024, 1024))
-
-
-def _sam_decoder(name: str, size: str) -> Subject:
-    """The prompt encoder and mask decoder of SAM 2, for prompts of one point each."""
-
-    def inputs(workload: Workload) -> dict[str, Any]:
-        h, w = workload.size_hw[0] // 16, workload.size_hw[1] // 16
-        shapes = ((32, 4 * h, 4 * w), (64, 2 * h, 2 * w), (256, h, w))
-        embeddings = [
-            torch.randn(workload.batch, *shape, device=workload.device, dtype=workload.dtype) for shape in shapes
-        ]
-        span = torch.tensor((workload.size_hw[1], workload.size_hw[0]), device=workload.device)
-        points = torch.rand(workload.batch, workload.prompts, 1, 2, device=workload.device) * span
-        labels = torch.ones(workload.batch, workload.prompts, 1, dtype=torch.long, device=workload.device)
-        return {"input_points": points, "input_labels": labels, "image_embeddings": embeddings}
-
-    def call(model: Any, workload: dict[str, Any]) -> Any:
-        out = model(**workload)
-        return out.pred_masks, out.iou_scores
-
-    return Subject(name, partial(_sam, size), inputs, call, size_hw=(1024, 1024), prompts=64)
-
-
-def _segmenter(name: str, family: str, size: str) -> Subject:
-    """MaskFormer or Mask2Former on Swin."""
-
-    def build(workload: Workload) -> Model:
-        channels, depths, heads, window = _SWINS[size]
-        swin = vitruvian.SwinConfig(
-            embed_dim=channels, depths=depths, num_heads=heads, window_size=window, out_features=STAGES
-        )
-        if family == "maskformer":
-            config: Any = vitruvian.MaskFormerConfig(backbone_config=swin)
-            return random_model(vitruvian.MaskFormerForInstanceSegmentation, config, workload)
-        config = vitruvian.Mask2FormerConfig(backbone_config=swin)
-        return random_model(vitruvian.Mask2FormerForUniversalSegmentation, config, workload)
-
-    def call(model: Any, inputs: dict[str, Any]) -> Any:
-        out = model(**inputs)
-        return out.class_queries_logits, out.masks_queries_logits
-
-    return Subject(name, build, image_inputs, call, size_hw=(800, 1088))
-
-
-def _sam(size: str, workload: Workload) -> Model:
-    """A SAM 2 for images of a size."""
+def _build_sam2(size: str, workload: Workload) -> Model:
     config = vitruvian.Sam2Config.variant(size, image_size=workload.size_hw)
     return random_model(vitruvian.Sam2Model, config, workload)
 
 
-def image_inputs(workload: Workload) -> dict[str, Any]:
-    """Return images as the only input."""
-    return {"pixel_values": workload.pixels()}
+def _build_segmenter(family: str, size: str, workload: Workload) -> Model:
+    """Build MaskFormer or Mask2Former on Swin."""
+    channels, depths, heads, window = _SWINS[size]
+    swin = vitruvian.SwinConfig(
+        embed_dim=channels, depths=depths, num_heads=heads, window_size=window, out_features=_STAGES
+    )
+    if family == "maskformer":
+        maskformer = vitruvian.MaskFormerConfig(backbone_config=swin)
+        return random_model(vitruvian.MaskFormerForInstanceSegmentation, maskformer, workload)
+    mask2former = vitruvian.Mask2FormerConfig(backbone_config=swin)
+    return random_model(vitruvian.Mask2FormerForUniversalSegmentation, mask2former, workload)
+
+
+def _decoder_inputs(workload: Workload) -> dict[str, Any]:
+    """Return image embeddings and prompts of one point each, for the prompt encoder and mask decoder of SAM 2."""
+    (height, width), batch, device = workload.size_hw, workload.batch, workload.device
+    h, w = height // 16, width // 16
+    shapes = ((32, 4 * h, 4 * w), (64, 2 * h, 2 * w), (256, h, w))
+    points = torch.rand(batch, workload.prompts, 1, 2, device=device) * torch.tensor((width, height), device=device)
+    return {
+        "input_points": points,
+        "input_labels": torch.ones(batch, workload.prompts, 1, dtype=torch.long, device=device),
+        "image_embeddings": [torch.randn(batch, *shape, device=device, dtype=workload.dtype) for shape in shapes],
+    }
+
+
+def _call(outputs: tuple[str, ...], model: Any, inputs: dict[str, Any]) -> tuple[Tensor, ...]:
+    """Run a model and return some of its outputs."""
+    found = model(**inputs)
+    return tuple(found[name] for name in outputs)
 
 
 @torch.no_grad()
@@ -213,20 +191,19 @@ def _known_keys(config: Any) -> Any:
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-NAMES = {kind: name for name, kind in DTYPES.items()}
 
 
 @dataclass
-class Cell:
-    """What was measured; times in milliseconds, memory in bytes beside the weights.
+class Measurement:
+    """What was measured of a model; times in milliseconds, memory in bytes beside the weights.
 
     Attributes:
-        times: Timing of each way: ``optimized``, ``plain`` (without `optimize()`), ``reference`` and others.
+        times: Timing of each variant: ``optimized``, ``plain`` (without `optimize()`), ``reference`` and others.
         difference: Largest relative difference and relative distance of the optimised results to the reference's.
         to_float32: The same of both to the reference in float32.
         tflop: Arithmetic of a call.
         ceiling: TFLOP/s of a large matrix product.
-        memory: Peak of each way.
+        memory: Peak of each variant.
         note: What else is worth knowing.
         compiled_difference: As `difference`, of the compiled reference's results.
     """
@@ -248,101 +225,87 @@ class Cell:
     @property
     def ratio(self) -> float | None:
         """Our time over the reference's."""
-        if "reference" not in self.times or "optimized" not in self.times:
-            return None
-        return self.times["optimized"].median / self.times["reference"].median
+        ours, theirs = self.times.get("optimized"), self.times.get("reference")
+        return None if ours is None or theirs is None else ours.median / theirs.median
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for a JSON file."""
         return asdict(self) | {"ratio": self.ratio}
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How to measure.
+@torch.no_grad()
+def measure(
+    model: BenchmarkModel,
+    workload: Workload,
+    *,
+    variants: Collection[str] = ("reference",),
+    seconds: float = 1.0,
+    cold: bool = False,
+    cuda_graphs: bool = True,
+    ceiling: float = 0.0,
+) -> Measurement:
+    """Measure a model.
 
-    Attributes:
-        seconds: About how long each way is timed.
-        reference: Compare with transformers.
-        truth: Also compare both with the reference in float32.
+    Args:
+        model: What to measure.
+        workload: Batch, size and data type.
+        variants: What to measure beside our optimized model: ``plain`` (without `optimize()`), ``reference``
+            (transformers), and of the reference ``compiled`` (which takes a minute) and ``float32`` (results only).
+        seconds: About how long each variant is timed.
         cold: Flush the cache before each sample.
         cuda_graphs: Record calls with small batches.
-        plain: Time our model without `optimize()` too.
-        compiled: Time the reference after `torch.compile` too, which takes a minute to compile.
+        ceiling: TFLOP/s of a large matrix product, for the table.
     """
-
-    seconds: float = 1.0
-    reference: bool = True
-    truth: bool = False
-    cold: bool = False
-    cuda_graphs: bool = True
-    plain: bool = False
-    compiled: bool = False
-
-
-def measure(subject: Subject, workload: Workload, plan: Plan, *, ceiling: float = 0.0) -> Cell:
-    """Measure one cell, and free its memory."""
-    try:
-        return _measure(subject, workload, plan, ceiling)
-    finally:
-        gc.collect()
-        if workload.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-
-@torch.no_grad()
-def _measure(subject: Subject, workload: Workload, plan: Plan, ceiling: float) -> Cell:
-    if plan.reference and not has_reference():
+    if "reference" in variants and not has_reference():
         raise InputError("--reference: needs transformers, which is not installed. Leave it out, or install it.")
-    ours = subject.build(workload)
-    theirs = reference_of(ours, workload) if plan.reference else None
-    plain = copy.deepcopy(ours) if plan.plain else None
+    gc.collect()
+    if workload.device.type == "cuda":
+        torch.cuda.empty_cache()  # of the model before
+    ours = model.build(workload)
+    theirs = reference_of(ours, workload) if "reference" in variants else None
     torch.manual_seed(1)
-    inputs = subject.inputs(workload)
-    cell = Cell(
-        subject.name, workload.batch, workload.size_hw, workload.prompts, NAMES[workload.dtype], ceiling=ceiling
-    )
+    inputs = their_inputs = model.inputs(workload)
+    dtype = str(workload.dtype).removeprefix("torch.")
+    found = Measurement(model.name, workload.batch, workload.size_hw, workload.prompts, dtype, ceiling=ceiling)
     with disable_triton():  # only operators of torch are counted
-        cell.tflop = count_flops(lambda: subject.call(ours, inputs)) / 1e12
-    calls = {"optimized": lambda: subject.call(ours, inputs)}
-    if plain is not None:
-        calls["plain"] = lambda: subject.call(plain, inputs)
-    model = their_inputs = None
+        found.tflop = count_flops(lambda: model.call(ours, inputs)) / 1e12
+    calls = {"optimized": lambda: model.call(ours, inputs)}
+    if "plain" in variants:
+        unoptimized = copy.deepcopy(ours)
+        calls["plain"] = lambda: model.call(unoptimized, inputs)
     if theirs is not None:
-        model, their_inputs = _runnable(subject, theirs, inputs, cell)
-        calls["reference"] = lambda: subject.call(model, their_inputs)
-        if plan.compiled:
-            compiled = torch.compile(model)
-            calls["compiled"] = lambda: subject.call(compiled, their_inputs)
-            cell.compiled_difference = difference(calls["compiled"](), calls["reference"]())
-    ours.optimize(cuda_graphs=plan.cuda_graphs)
+        theirs, their_inputs = _runnable(model, theirs, inputs, found)
+        calls["reference"] = lambda: model.call(theirs, their_inputs)
+        if "compiled" in variants:
+            faster = torch.compile(theirs)
+            calls["compiled"] = lambda: model.call(faster, their_inputs)
+            found.compiled_difference = difference(calls["compiled"](), calls["reference"]())
+    ours.optimize(cuda_graphs=cuda_graphs)
     # Ours comes last: its first call records CUDA graphs, which hold memory.
-    for name in sorted(calls.keys() - {"plain"}, key=["reference", "compiled", "optimized"].index):
-        used = peak_bytes(calls[name], workload.device)
-        if used is not None:
-            cell.memory[name] = used
-    cell.memory = {name: cell.memory[name] for name in calls if name in cell.memory}
-    got = subject.call(ours, inputs)
-    if model is not None:
-        want = calls["reference"]()
-        cell.difference = difference(got, want)
-        if plan.truth:
-            wide = subject.call(copy.deepcopy(model).float(), _as_dtype(inputs, torch.float32))
-            cell.to_float32 = {"optimized": difference(got, wide), "reference": difference(want, wide)}
-        del want
-    del got
-    cell.times = time_interleaved(calls, device=workload.device, seconds=plan.seconds, cold=plan.cold)
-    return cell
+    order = [name for name in ("reference", "compiled", "optimized") if name in calls]
+    peaks: dict[str, int | None] = {name: peak_bytes(calls[name], workload.device) for name in order}
+    found.memory = {name: used for name in calls if (used := peaks.get(name)) is not None}
+    if theirs is not None:
+        got, want = calls["optimized"](), calls["reference"]()
+        found.difference = difference(got, want)
+        if "float32" in variants:
+            wide = model.call(copy.deepcopy(theirs).float(), _as_dtype(inputs, torch.float32))
+            found.to_float32 = {"optimized": difference(got, wide), "reference": difference(want, wide)}
+        del got, want
+    found.times = time_interleaved(calls, device=workload.device, seconds=seconds, cold=cold)
+    return found
 
 
-def _runnable(subject: Subject, theirs: Any, inputs: dict[str, Any], cell: Cell) -> tuple[Any, dict[str, Any]]:
+def _runnable(
+    model: BenchmarkModel, theirs: Any, inputs: dict[str, Any], found: Measurement
+) -> tuple[Any, dict[str, Any]]:
     """Return the reference in a data type in which it runs, with inputs of it: some of its models need float32."""
     try:
-        subject.call(theirs, inputs)
+        model.call(theirs, inputs)
     except RuntimeError as error:
         if "dtype" not in str(error) and "scalar type" not in str(error):
             raise
-        cell.note = "the reference fails in this data type and runs in float32"
+        found.note = "the reference fails in this data type and runs in float32"
         return theirs.float(), _as_dtype(inputs, torch.float32)
     return theirs, inputs
 
@@ -357,38 +320,31 @@ def _as_dtype(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     return converted
 
 
-def table(cells: list[Cell]) -> str:
-    """Write cells as a table in Markdown."""
-    also = any("compiled" in cell.times for cell in cells)  # the reference, compiled
+def table(measurements: list[Measurement]) -> str:
+    """Write measurements as a table in Markdown."""
+    also = any("compiled" in one.times for one in measurements)  # the reference, compiled
     titles = ["model", "batch", "size", "dtype", "ours ms", "reference ms", "ratio", "difference", "memory", "TFLOP/s"]
     titles[7:7] = ["compiled ms", "ratio"] if also else []
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
-    for cell in cells:
-        size = "×".join(map(str, cell.size_hw)) + (f", {cell.prompts} prompts" if cell.prompts else "")
-        ours = cell.times.get("optimized")
-        rate = "" if ours is None else _rate_text(cell, ours)
+    for one in measurements:
+        ours, compiled = one.times.get("optimized"), one.times.get("compiled")
+        rate = 0.0 if ours is None else one.tflop / ours.median * 1e3
+        share = f" ({rate / one.ceiling:.0%})" if one.ceiling else ""
         parts = [
-            cell.model,
-            str(cell.batch),
-            size,
-            cell.dtype,
+            one.model,
+            str(one.batch),
+            "×".join(map(str, one.size_hw)) + (f", {one.prompts} prompts" if one.prompts else ""),
+            one.dtype,
             str(ours or "failed"),
-            str(cell.times.get("reference", "")),
-            "" if cell.ratio is None else f"{cell.ratio:.2f} ×",
-            "" if cell.difference is None else f"{cell.difference[0]:.1e}",
-            " / ".join(f"{used / 2**30:.2f}" for used in cell.memory.values()) + (" GiB" if cell.memory else ""),
-            rate,
+            str(one.times.get("reference", "")),
+            "" if one.ratio is None else f"{one.ratio:.2f} ×",
+            "" if one.difference is None else f"{one.difference[0]:.1e}",
+            " / ".join(f"{used / 2**30:.2f}" for used in one.memory.values()) + (" GiB" if one.memory else ""),
+            "" if ours is None else f"{rate:.2f}{share}",
         ]
         if also:
-            quick = cell.times.get("compiled")
-            parts[7:7] = [str(quick or ""), f"{ours.median / quick.median:.2f} ×" if ours and quick else ""]
+            parts[7:7] = [str(compiled or ""), f"{ours.median / compiled.median:.2f} ×" if ours and compiled else ""]
         lines.append("| " + " | ".join(parts) + " |")
-        if cell.note:
-            lines.append(f"| | | | | {cell.note} |" + " |" * (len(titles) - 5))
+        if one.note:
+            lines.append(f"| | | | | {one.note} |" + " |" * (len(titles) - 5))
     return "\n".join(lines)
-
-
-def _rate_text(cell: Cell, timing: Timing) -> str:
-    """Achieved arithmetic, and its share of the ceiling."""
-    rate = cell.tflop / timing.median * 1e3
-    return f"{rate:.2f}" + (f" ({rate / cell.ceiling:.0%})" if cell.ceiling else "")

@@ -104,8 +104,8 @@ def count_flops(call: Call) -> int:
     """Floating-point operations of a call that runs on torch's own operators: products, convolutions, attention."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    ways = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
-    operators = (getattr(torch.ops.aten, f"_scaled_dot_product_{way}") for way in ways)
+    kernels = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+    operators = (getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}") for kernel in kernels)
     with FlopCounterMode(display=False, custom_mapping=dict.fromkeys(operators, _attention_flops)) as counter:
         call()
     return int(counter.get_total_flops())

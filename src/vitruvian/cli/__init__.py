@@ -14,7 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from vitruvian.cli.options import flatten_options
+from vitruvian.cli.commands.tasks import TASK_COMMANDS
+from vitruvian.cli.options import OPTION_OF_ARGUMENT
 from vitruvian.cli.report import DONE, INTERRUPTED, WRONG, error_text, option_names, printable, traceback_text
 from vitruvian.cli.task_command import task_function
 from vitruvian.cpu_threads import configure_openmp
@@ -25,8 +26,8 @@ from vitruvian.version import __version__
 # panel of the help -> modules of `commands`
 PEOPLE, ANYTHING, TOOLS, TRAINING = "People", "Anything", "Around", "Training"
 COMMANDS = {
-    PEOPLE: tuple(task.name for task in TASKS.values() if task.pipeline is not None and task.group == "people"),
-    ANYTHING: tuple(task.name for task in TASKS.values() if task.pipeline is not None and task.group == "anything"),
+    PEOPLE: tuple(name for name in TASK_COMMANDS if TASKS[name].group == "people"),
+    ANYTHING: tuple(name for name in TASK_COMMANDS if TASKS[name].group == "anything"),
     TOOLS: ("demo", "doctor", "bench", "export"),
     TRAINING: ("synthesize", "train", "evaluate"),
 }
@@ -68,11 +69,11 @@ def program(command: str | None = None) -> Any:
     for panel, names in COMMANDS.items():
         for name in names:
             if command in (None, name):
-                module = importlib.import_module(f"{__name__}.commands.{name}")
-                if name in TASKS:
-                    function, example = task_function(module.Command), module.Command.example
+                if name in TASK_COMMANDS:
+                    function, example = task_function(TASK_COMMANDS[name]), TASK_COMMANDS[name].example
                 else:
-                    function, example = flatten_options(getattr(module, name)), module.EXAMPLE
+                    module = importlib.import_module(f"{__name__}.commands.{name}")
+                    function, example = getattr(module, name), module.EXAMPLE
                 app.command(name, epilog=f"Example: {example}", rich_help_panel=panel)(function)
     if command in (None, MODELS):
         module = importlib.import_module(f"{__name__}.commands.{MODELS}")
@@ -96,6 +97,7 @@ def run(arguments: Sequence[str]) -> int:
     token = option_names.set({})
     try:
         command = program(arguments[0] if arguments and arguments[0] in commands else None)
+        option_names.set(_option_names(command, arguments))
         code = command(args=list(arguments) or ["--help"], prog_name="vitruvian", standalone_mode=False)
         return code if isinstance(code, int) else DONE
     except VitruvianError as error:
@@ -115,6 +117,15 @@ def run(arguments: Sequence[str]) -> int:
         return _print_error(error, arguments, f"unexpected {text}. This is a mistake of ours: add --debug, report it.")
     finally:
         option_names.reset(token)
+
+
+def _option_names(command: Any, arguments: Sequence[str]) -> dict[str, str]:
+    """Return the options of the command that arguments name, by the arguments of the library that they stand for."""
+    for word in arguments:
+        command = getattr(command, "commands", {}).get(word, command)
+    names = {one.name: max(one.opts, key=len) for one in command.params if one.param_type_name == "option"}
+    others = {name: names[field] for name, field in OPTION_OF_ARGUMENT.items() if field in names}
+    return {name: option for name, option in (others | names).items() if name not in arguments}  # a source's name
 
 
 def _print_error(error: Exception, arguments: Sequence[str], text: str) -> int:

@@ -1,50 +1,154 @@
-"""Checkpoints: what one is without its weights, whether it suits a task, and downloading."""
+"""Checkpoints: those on the Hub that are known to work, their licences, what one holds, and whether it suits a task."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitruvian.cli.report import format_bytes
+from huggingface_hub import scan_cache_dir
+from huggingface_hub.errors import CacheNotFound
+from rich.filesize import decimal
+
+from vitruvian.auto import AutoConfig, AutoModel, packed_tasks
+from vitruvian.devices import choose_dtype
 from vitruvian.errors import CheckpointError, InputError
-from vitruvian.tasks import PIPELINE_TASKS, TASKS, Task
+from vitruvian.hub import BUILTIN, WEIGHT_ENDINGS, HubOptions, is_local, local_folder, names_builtin
+from vitruvian.layers.init import no_init_weights
+from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
+from vitruvian.models.sapiens2.packed import read_multitask
+from vitruvian.tasks import PIPELINE_TASKS, TASKS, Task, find_task, task_of_head
+from vitruvian.weights import open_weights
 
 
-def facts_of(name: str, revision: str | None) -> dict[str, Any]:
-    """Return what configuration and local files say about a checkpoint."""
-    from vitruvian.auto import AutoConfig, AutoModel, packed_tasks
-    from vitruvian.hub import HubOptions, is_local, local_folder
-    from vitruvian.layers.init import no_init_weights
-    from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-    from vitruvian.models.sapiens2.packed import read_multitask
+@dataclass(frozen=True)
+class _Licence:
+    """The licence of a family's weights; see docs/weight-licences.md."""
 
-    hub = {} if revision is None else {"revision": revision}
-    config = AutoConfig.from_pretrained(name, **hub)
+    names: str
+    short: str
+    text: str
+
+
+# family -> licence
+LICENCES = {
+    "builtin": _Licence("builtin", "Apache-2.0", "Apache-2.0, like the code."),
+    "sapiens2": _Licence(
+        "facebook/sapiens2-*",
+        "Meta's own for Sapiens2",
+        "A licence of Meta's own for Sapiens2, linked from each checkpoint's page; read what it says on commercial use "
+        "and on pictures of people.",
+    ),
+    "sam2": _Licence("facebook/sam2-*, facebook/sam2.1-*", "Apache-2.0", "Apache-2.0, as the SAM 2 release states."),
+    "maskformer": _Licence(
+        "facebook/maskformer-*",
+        "other; take as non-commercial",
+        '"other" on the Hub; the original code is under CC BY-NC 4.0, so take the weights as non-commercial unless '
+        "told otherwise.",
+    ),
+    "mask2former": _Licence(
+        "facebook/mask2former-*",
+        "other; see its data sets",
+        '"other" on the Hub; most of the original code is MIT, and the data sets (COCO, ADE20K, Cityscapes, Mapillary) '
+        "have terms of their own.",
+    ),
+}
+# Parameters in millions by variant, as our own models count them.
+_SAPIENS2_SIZES: dict[str, dict[str, int]] = {
+    "pretrain": {"0.1b": 114, "0.4b": 398, "0.8b": 818, "1b": 1462, "1b-4k": 1607, "5b": 5071},
+    "pose": {"0.4b": 426, "0.8b": 849, "1b": 1520, "5b": 5120},
+    "seg": {"0.4b": 407, "0.8b": 828, "1b": 1471, "5b": 5090},
+    "normal": {"0.4b": 453, "0.8b": 885, "1b": 1539, "5b": 5316},
+    "pointmap": {"0.4b": 529, "0.8b": 967, "1b": 1630, "5b": 5348},
+    "matting": {"1b": 1539},
+}
+# As their papers and releases count them.
+_SAM2_SIZES = {"tiny": 39, "small": 46, "base-plus": 81, "large": 224}
+_MASKFORMER_SIZES = {"tiny": 42, "small": 63, "base": 102, "large": 212}
+_MASK2FORMER_SIZES = {"tiny": 47, "small": 69, "base": 107, "large": 216}
+_MASK2FORMER = {
+    "coco-instance": ("tiny", "small", "large"),
+    "coco-panoptic": ("tiny", "small", "base", "large"),
+    "ade-semantic": ("tiny", "small", "base", "large"),
+    "ade-panoptic": ("large",),
+    "cityscapes-semantic": ("large",),
+    "cityscapes-instance": ("large",),
+    "cityscapes-panoptic": ("small", "large"),
+    "mapillary-vistas-semantic": ("large",),
+    "mapillary-vistas-panoptic": ("large",),
+}
+
+
+@dataclass(frozen=True)
+class KnownCheckpoint:
+    """A checkpoint that is known to work: its name, the commands that take it, its family, and its parameters."""
+
+    name: str
+    commands: tuple[str, ...]
+    family: str
+    millions: int
+
+
+def known_checkpoints() -> Iterator[KnownCheckpoint]:
+    """List the checkpoints that are known to work, family by family."""
+    for head, sizes in _SAPIENS2_SIZES.items():
+        command = "embed" if head == "pretrain" else task_of_head(head).name
+        for variant, millions in sizes.items():
+            yield KnownCheckpoint(f"facebook/sapiens2-{head}-{variant}", (command,), "sapiens2", millions)
+    for release in ("sam2.1", "sam2"):
+        for size, millions in _SAM2_SIZES.items():
+            yield KnownCheckpoint(f"facebook/{release}-hiera-{size}", ("segment", "masks"), "sam2", millions)
+    for data, variants in _MASK2FORMER.items():
+        for size in variants:
+            command = find_task(data.rpartition("-")[2]).name
+            name = f"facebook/mask2former-swin-{size}-{data}"
+            yield KnownCheckpoint(name, (command,), "mask2former", _MASK2FORMER_SIZES[size])
+    for data, commands in (("coco", ("instances", "panoptic")), ("ade", ("semantic",))):
+        for size, millions in _MASKFORMER_SIZES.items():
+            yield KnownCheckpoint(f"facebook/maskformer-swin-{size}-{data}", commands, "maskformer", millions)
+
+
+def cached_sizes() -> dict[str, int]:
+    """Return the checkpoints in the Hub's cache and their sizes in bytes."""
+    try:
+        cache = scan_cache_dir()
+    except (CacheNotFound, OSError):
+        return {}
+    return {repo.repo_id: repo.size_on_disk for repo in cache.repos if repo.repo_type == "model" and repo.size_on_disk}
+
+
+def describe_checkpoint(name: str, revision: str | None = None) -> dict[str, Any]:
+    """Return what configuration and local files say about a checkpoint; of one on the Hub, no weights are loaded."""
+    config = AutoConfig.from_pretrained(name, **({} if revision is None else {"revision": revision}))
     values = config.to_dict()
     tasks = packed_tasks(name)
     with no_init_weights():
         if tasks:
             encoder, heads, _ = read_multitask(name, HubOptions(), tasks=None)
         model = Sapiens2MultiTask(encoder, heads) if tasks else AutoModel.find(values, name)(config)
+    size, dtype, family = (
+        cached_sizes().get(name, 0),
+        values.get("dtype") or values.get("torch_dtype"),
+        config.model_type,
+    )
     if is_local(name):
-        folder = local_folder(name)
-        weights = [file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin", ".pt", ".pth")]
-        if not weights:
-            raise CheckpointError(f"{folder}: expected weights (.safetensors), found none. Is the download whole?")
-        size = sum(file.stat().st_size for file in weights)
-    else:
-        size = cached_sizes().get(name, 0)
+        size = sum(file.stat().st_size for file in local_folder(name).iterdir() if file.suffix in WEIGHT_ENDINGS)
+        if not size:
+            raise CheckpointError(f"{name}: expected weights (.safetensors), found none. Is the download whole?")
+        dtype = dtype or (None if tasks else choose_dtype(None, None, open_weights(name, HubOptions())))
+    licence = LICENCES.get("builtin" if names_builtin(name) else family.removesuffix("_video"))
+    note = "" if names_builtin(name) else " (if it is Meta's release)"
     return {
         "name": name,
         "class": type(model).__name__,
-        "family": values.get("model_type"),
+        "family": family,
         "commands": _commands_for({type(one).__name__ for one in getattr(model, "tasks", {"": model}).values()}),
         "parameters": sum(value.numel() for value in set(model.parameters())),
-        "dtype": _stored_dtype(name, values),
-        "size": format_bytes(size) if size else "not downloaded",
+        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "size": decimal(size) if size else "not downloaded",
         "size_bytes": size or None,
-        "licence": _licence_of(name, values.get("model_type")),
+        "licence": None if licence is None else licence.short + note,
         "config": {key: value for key, value in values.items() if key not in ("id2label", "label2id")},
     }
 
@@ -60,58 +164,15 @@ def _accepts(task: Task, class_name: str) -> bool:
     return class_name in accepted or (task.name == "embed" and class_name.startswith("Sapiens2"))
 
 
-def _stored_dtype(name: str, values: Mapping[str, Any]) -> str | None:
-    """Return the data type of the weights as the configuration or the header of a local file states it."""
-    stated = values.get("dtype") or values.get("torch_dtype")
-    if stated is not None:
-        return str(stated).removeprefix("torch.")
-    from safetensors import safe_open
-
-    folder = Path(name).expanduser()
-    folder = folder.parent if folder.is_file() else folder
-    for file in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():
-        with safe_open(file, framework="pt") as opened:
-            for key in opened.keys():  # noqa: SIM118 - it is no dictionary
-                return str(opened.get_slice(key).get_dtype())
-    return None
-
-
-def _licence_of(name: str, family: str | None) -> str | None:
-    """Return the licence of the model inside the package, or of a family's published weights, in short."""
-    from vitruvian.cli.catalogue import LICENCES
-    from vitruvian.hub import names_builtin
-
-    if names_builtin(name):
-        return next(one.short for one in LICENCES if one.family == "builtin")
-    plain = {"sam2_video": "sam2"}.get(str(family), str(family))
-    return next((f"{one.short} (if it is Meta's release)" for one in LICENCES if one.family == plain), None)
-
-
-def cached_sizes() -> dict[str, int]:
-    """Return the checkpoints in the Hub's cache and their sizes in bytes."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    try:
-        cache = scan_cache_dir()
-    except (CacheNotFound, OSError):
-        return {}
-    return {repo.repo_id: repo.size_on_disk for repo in cache.repos if repo.repo_type == "model" and repo.size_on_disk}
-
-
 def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
     """Raise `InputError` for a checkpoint of another task: its head would be initialized at random."""
-    from vitruvian.auto import AutoConfig, packed_tasks
-    from vitruvian.hub import names_builtin
-
-    if names_builtin(name) or packed_tasks(name) or Path(name).expanduser().is_file():
+    if packed_tasks(name) or Path(name).expanduser().is_file():
         return
     config = AutoConfig.from_pretrained(name, **({} if revision is None else {"revision": revision}))
     named = [str(one) for one in config.to_dict().get("architectures") or []]
-    if not named or any(_accepts(task, one) for one in named):
+    if any(_accepts(task, one) for one in named):
         return
-    able = _commands_for(named)
-    if able:
+    if able := _commands_for(named):
         raise InputError(
             f"{name}: expected a checkpoint for {task.name}, got {named[0]}, which is for {', '.join(able)}. "
             f"`vitruvian models list --task {task.name}` names some."
@@ -120,27 +181,4 @@ def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
 
 def builtin_detector(name: str | None) -> str | None:
     """Return the checkpoint itself if it can detect people too, as the built-in one does."""
-    from vitruvian.auto import packed_tasks
-    from vitruvian.hub import BUILTIN
-
     return (name or BUILTIN) if "people" in packed_tasks(name or BUILTIN) else None
-
-
-def download(name: str, *, revision: str | None = None, quiet: bool = False) -> Path:
-    """Download a checkpoint with progress on standard error, and return its folder in the cache."""
-    from huggingface_hub import HfApi, snapshot_download, utils
-
-    from vitruvian.hub import hub_errors, offline
-
-    if name.count("/") != 1 or Path(name).exists():
-        raise InputError(f"{name}: expected a name on the Hub such as facebook/sapiens2-pose-0.4b.")
-    if offline():
-        raise CheckpointError(f"{name}: the network is switched off (HF_HUB_OFFLINE). Switch it on to download.")
-    if quiet:
-        utils.disable_progress_bars()  # type: ignore[attr-defined]
-    with hub_errors(name, "downloading", revision):
-        files = HfApi(library_name="vitruvian").list_repo_files(name, revision=revision)
-        # Many repositories have the weights in both formats.
-        safe = any(file.endswith(".safetensors") for file in files)
-        patterns = ["*.json", "*.safetensors", *(() if safe else ("*.bin", "*.pth"))]
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, library_name="vitruvian"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import defaultdict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,30 +13,30 @@ from vitruvian.errors import InputError
 from vitruvian.files import CocoWriter
 from vitruvian.results import Result
 
-Record = dict[str, Any]  # of JSON
+_Record = dict[str, Any]  # of JSON
 
-MAX_PENDING = 4  # results that wait to be added
+_MAX_PENDING = 4  # results that wait to be added
 
 
 @dataclass(frozen=True)
-class RecordedImage:
+class _RecordedImage:
     """An image of a dataset that was written before, in the form in which `CocoWriter` takes results."""
 
     source: str
     size_hw: tuple[int, int]
     frame: int | None
     time: float | None
-    annotations: list[Record]
-    categories: list[Record]
+    annotations: list[_Record]
+    categories: list[_Record]
 
-    def to_coco(self, *, image_id: int, first_id: int) -> list[Record]:
+    def to_coco(self, *, image_id: int, first_id: int) -> list[_Record]:
         """Return the annotations with new numbers; panoptic ones have none of their own."""
         return [
             record | {"image_id": image_id} | ({"id": first_id + index} if "id" in record else {})
             for index, record in enumerate(self.annotations)
         ]
 
-    def coco_categories(self) -> list[Record]:
+    def coco_categories(self) -> list[_Record]:
         """Return the categories of the dataset."""
         return self.categories
 
@@ -53,7 +53,7 @@ class Dataset:
         self._writer = CocoWriter(path)
         self._added = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="coco")
-        self._pending: list[Future[int]] = []
+        self._pending: deque[Future[int]] = deque()
         for one in _read_dataset(path) if path.exists() and not overwrite else ():
             self._writer.add(one)
             self.names.add(one.source)
@@ -62,8 +62,8 @@ class Dataset:
         """Add a result; frames of a video share a name."""
         self.names.add(name)
         self._added += 1
-        while len(self._pending) >= MAX_PENDING:
-            self._pending.pop(0).result()
+        while len(self._pending) >= _MAX_PENDING:
+            self._pending.popleft().result()
         coco: Any = result.without_image()
         self._pending.append(self._worker.submit(self._writer.add, coco, file_name=name))
 
@@ -80,15 +80,15 @@ class Dataset:
             self._writer.discard()
 
 
-def _read_dataset(path: Path) -> list[RecordedImage]:
+def _read_dataset(path: Path) -> list[_RecordedImage]:
     """Read a dataset that was written before."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        annotations: dict[int, list[Record]] = defaultdict(list)
+        annotations: dict[int, list[_Record]] = defaultdict(list)
         for record in values["annotations"]:
             annotations[record["image_id"]].append(record)
         return [
-            RecordedImage(
+            _RecordedImage(
                 source=str(image["file_name"]),
                 size_hw=(int(image["height"]), int(image["width"])),
                 frame=image.get("frame"),

@@ -13,7 +13,7 @@ import json
 import os
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -21,9 +21,9 @@ from vitruvian.cli.inputs import Input
 from vitruvian.errors import InputError
 
 JOURNAL = ".vitruvian.jsonl"
-VERSION = 2
-DIGEST_BYTES = 1 << 18  # sources up to this size are compared by content, larger ones by modification time
-State = Literal["new", "done", "changed"]
+_VERSION = 2
+_DIGEST_BYTES = 1 << 18  # sources up to this size are compared by content, larger ones by modification time
+_State = Literal["new", "done", "changed"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Origin:
             if one.path is not None:
                 stat = one.path.stat()
                 size, mtime_ns = stat.st_size, stat.st_mtime_ns
-                if size <= DIGEST_BYTES:
+                if size <= _DIGEST_BYTES:
                     digest = hashlib.sha256(one.path.read_bytes()).hexdigest()
         except OSError:
             pass
@@ -71,29 +71,25 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Entry:
+class _Entry:
     """The last record of a file: its origin, and its size once it is done."""
 
     origin: Origin
     size: int | None = None
 
 
-@dataclass
 class Journal:
-    """The journal of one output folder. Thread-safe; other processes may append to the file at the same time."""
+    """The journal of one output folder, which need not exist.
 
-    folder: Path
-    entries: dict[str, Entry] = field(default_factory=dict)
-    _older: set[str] = field(default_factory=set)  # files that records of version 1 name
-    _position: int = 0
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    Thread-safe; other processes may append to the file at the same time.
+    """
 
-    @classmethod
-    def read(cls, folder: Path) -> Journal:
-        """Open the journal of a folder, which need not exist."""
-        journal = cls(folder)
-        journal.refresh()
-        return journal
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._entries: dict[str, _Entry] = {}
+        self._older: set[str] = set()  # files that records of version 1 name
+        self._position, self._lock = 0, threading.RLock()
+        self.refresh()
 
     def refresh(self) -> None:
         """Read what was appended since, also by other processes. Damaged lines are skipped."""
@@ -102,7 +98,7 @@ class Journal:
                 with (self.folder / JOURNAL).open("rb") as file:
                     if os.fstat(file.fileno()).st_size < self._position:  # another file took its place
                         self._position = 0
-                        self.entries.clear()
+                        self._entries.clear()
                     file.seek(self._position)
                     content = file.read()
             except OSError:
@@ -116,7 +112,7 @@ class Journal:
                     continue
 
     def _apply(self, record: dict[str, object]) -> None:
-        if record.get("version") != VERSION:
+        if record.get("version") != _VERSION:
             files = record["files"]
             self._older |= {str(name) for name in files} if isinstance(files, list) else set()
             return
@@ -124,13 +120,13 @@ class Journal:
         origin = Origin(**known)  # type: ignore[arg-type]
         files = record["files"]
         if record["event"] == "begin" and isinstance(files, list):
-            self.entries.update({str(name): Entry(origin) for name in files})
+            self._entries.update({str(name): _Entry(origin) for name in files})
         elif record["event"] == "done" and isinstance(files, dict):
-            self.entries.update({str(name): Entry(origin, int(size)) for name, size in files.items()})
+            self._entries.update({str(name): _Entry(origin, int(size)) for name, size in files.items()})
 
     # ------------------------------------------------------------------------------------------------ questions
 
-    def state(self, one: Input, files: Iterable[Path], settings: str) -> State:
+    def state(self, one: Input, files: Iterable[Path], settings: str) -> _State:
         """Return whether the files of a source are "done"; else "changed" where source or settings are, or "new".
 
         Raises:
@@ -144,7 +140,7 @@ class Journal:
         proven, stale = 0, False
         for path in present:
             with self._lock:
-                entry = self.entries.get(self.name_of(path))
+                entry = self._entries.get(self.name_of(path))
             if entry is None or (entry.size is not None and entry.size != size_of(path)):
                 known = "is not in its journal" if entry is None else "was changed since it was written"
                 raise InputError(
@@ -165,7 +161,7 @@ class Journal:
     def wrote(self, path: Path) -> bool:
         """Whether a file, or the folder that it is in, is a result that this journal names."""
         names = {self.name_of(path), self.name_of(path.parent)}
-        return not names.isdisjoint(self.entries) or not names.isdisjoint(self._older)
+        return not names.isdisjoint(self._entries) or not names.isdisjoint(self._older)
 
     def name_of(self, path: Path) -> str:
         """Return the name of a file in the journal: relative to its folder if it is inside."""
@@ -198,7 +194,7 @@ class Journal:
 
     def _append(self, record: dict[str, object], origin: Origin, *, sync: bool = False) -> None:
         """Append a line in one write, after the rest of a line that a killed process left."""
-        line = (json.dumps({"version": VERSION} | record | origin.__dict__) + "\n").encode()
+        line = (json.dumps({"version": _VERSION} | record | origin.__dict__) + "\n").encode()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._lock, (self.folder / JOURNAL).open("a+b", buffering=0) as file:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from vitruvian.errors import InputError
 
-LOCK_FOLDER = ".vitruvian.locks"
+_LOCK_FOLDER = ".vitruvian.locks"
 
 
 class OutputLock:
@@ -37,7 +37,7 @@ class OutputLock:
         try:
             for name, file in files.items():
                 digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:24]
-                path = folder / LOCK_FOLDER / f"{digest}.lock"
+                path = folder / _LOCK_FOLDER / f"{digest}.lock"
                 self._locks.append((_locked_file(path, file), path))
         except BaseException as error:
             self.release()
@@ -65,15 +65,16 @@ def _locked_file(path: Path, output: Path) -> int:
         except FileNotFoundError:  # its last user has just removed the folder
             continue
         if not _lock(descriptor):
-            owner = _owner(descriptor)
+            holder = _owner(descriptor)
             os.close(descriptor)
-            raise InputError(f"{output}: is being written by {owner}. Wait for it, or choose another --out.")
-        if _same_file(descriptor, path):
-            break
+            raise InputError(f"{output}: is being written by {holder}. Wait for it, or choose another --out.")
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                break
         os.close(descriptor)  # removed by its last user between opening and locking
-    own = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.strftime("%Y-%m-%d %H:%M:%S")}
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.strftime("%Y-%m-%d %H:%M:%S")}
     os.ftruncate(descriptor, 0)
-    os.write(descriptor, json.dumps(own).encode())
+    os.write(descriptor, json.dumps(owner).encode())
     return descriptor
 
 
@@ -93,14 +94,6 @@ def _lock(file: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _same_file(file: int, path: Path) -> bool:
-    """Whether an open file is still the one at a path."""
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except OSError:
-        return False
 
 
 def _owner(file: int) -> str:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import inspect
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from typer import Argument, Option
-from typer.models import OptionInfo
 
 from vitruvian.errors import InputError
 from vitruvian.pipelines.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
 
+if TYPE_CHECKING:
+    import torch
+
 MODEL = "Model"  # panel of the help
 STDIO = "-"
-# argument of the library -> the field whose option stands for it, where their names differ
-_OTHER_NAMES = {
+# argument of the library -> the option that stands for it, where their names differ
+OPTION_OF_ARGUMENT = {
     "K": "intrinsics",
     "background": "over",
     "crops_n_layers": "crop_layers",
@@ -34,7 +32,6 @@ _OTHER_NAMES = {
     "stability_score_thresh": "stability",
     "tile_hw": "tile",
 }
-
 
 Device = Annotated[
     str | None,
@@ -52,6 +49,13 @@ Dtype = Annotated[
         autocompletion=lambda: ["float32", "bfloat16", "float16"],
     ),
 ]
+CudaDevice = Annotated[str | None, Option(help="cuda or cpu. By default cuda where there is one.")]
+Convention = Annotated[
+    Literal["opencv", "opengl"], Option(help="opencv: x right, y down, z away; opengl: x right, y up, z towards you.")
+]
+Opacity = Annotated[float, Option(help="Of the colours in the drawing.", min=0, max=1)]
+HoleArea = Annotated[float, Option(help="Fill holes of up to so many pixels.", min=0)]
+IslandArea = Annotated[float, Option(help="Remove islands of up to so many pixels.", min=0)]
 Json = Annotated[bool, Option("--json", help="Print JSON on standard output.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Say nothing but errors.")]
 Debug = Annotated[bool, Option("--debug", help="Show where errors came from.")]
@@ -59,23 +63,24 @@ Debug = Annotated[bool, Option("--debug", help="Show where errors came from.")]
 
 @dataclass(frozen=True, kw_only=True)
 class OptionGroup:
-    """Options of a command as the fields of a dataclass.
+    """Options of a command as the fields of a dataclass. A command inherits the groups that it has.
 
     Attributes:
-        panel: The panel of the help that they are under.
-        call_names: Arguments of the pipeline's call that they are passed as.
+        panel: The panel of the help that the fields of this class are under.
+        call_names: Arguments of the pipeline's call that the fields of this class are passed as.
     """
 
     panel: ClassVar[str | None] = None
     call_names: ClassVar[tuple[str, ...]] = ()
 
     def call_options(self) -> dict[str, object]:
-        """Return the options of the pipeline's call."""
-        return {name: getattr(self, _OTHER_NAMES.get(name, name)) for name in self.call_names}
+        """Return the arguments of the pipeline's call, without the people detector."""
+        names = (name for group in type(self).__mro__ for name in vars(group).get("call_names", ()))
+        return {name: getattr(self, OPTION_OF_ARGUMENT.get(name, name)) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sources(OptionGroup):
+class SourceGroup(OptionGroup):
     """What to process."""
 
     sources: Annotated[
@@ -92,7 +97,7 @@ class Sources(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Results(OptionGroup):
+class OutputGroup(OptionGroup):
     """Where results go, and in which form."""
 
     panel = "Results"
@@ -117,7 +122,7 @@ class Results(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coco(OptionGroup):
+class CocoGroup(OptionGroup):
     """One dataset of everything."""
 
     panel = "Results"
@@ -125,7 +130,7 @@ class Coco(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model(OptionGroup):
+class ModelGroup(OptionGroup):
     """Which model, and how it runs."""
 
     panel = MODEL
@@ -146,7 +151,7 @@ class Model(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch(OptionGroup):
+class BatchGroup(OptionGroup):
     """How many inputs the model gets at a time."""
 
     panel = MODEL
@@ -155,19 +160,19 @@ class Batch(OptionGroup):
     ] = "auto"
 
     def call_options(self) -> dict[str, object]:
-        """Return the options of the pipeline's call."""
-        if self.batch_size == "auto":
-            return {"batch_size": "auto"}
-        if not self.batch_size.isdigit() or int(self.batch_size) < 1:
+        """Add the batch size."""
+        auto = self.batch_size == "auto"
+        if not auto and (not self.batch_size.isdigit() or int(self.batch_size) < 1):
             raise InputError(f"--batch-size: expected a number of at least 1, or auto, got {self.batch_size!r}.")
-        return {"batch_size": int(self.batch_size)}
+        return super().call_options() | {"batch_size": "auto" if auto else int(self.batch_size)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class People(OptionGroup):
+class PeopleGroup(OptionGroup):
     """Which people are processed."""
 
     panel = "People"
+    call_names: ClassVar[tuple[str, ...]] = ("people", "box_form", "nobody", "max_people")
     people: Annotated[
         Literal["crop", "whole"] | None,
         Option(
@@ -208,11 +213,11 @@ class People(OptionGroup):
     max_people: Annotated[int | None, Option(help="Process no more people than this, by score.", min=1)] = None
 
     def call_options(self) -> dict[str, object]:
-        """Return the options of the pipeline's call, without the detector."""
-        options: dict[str, object] = {"box_form": self.box_form, "nobody": self.nobody, "max_people": self.max_people}
+        """Add the boxes, unless they are in a file."""
+        options = super().call_options()
         if self.boxes and self.boxes_file() is None:
             options["boxes"] = [read_numbers("--boxes", text, 4) for text in self.boxes]
-        return options | {"people": self.people}
+        return options
 
     def boxes_file(self) -> Path | None:
         """Return the file that --boxes names, if it does."""
@@ -223,10 +228,11 @@ class People(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiles(OptionGroup):
+class TileGroup(OptionGroup):
     """Very large images."""
 
     panel = MODEL
+    call_names: ClassVar[tuple[str, ...]] = ("overlap",)
     tile: Annotated[
         str | None,
         Option(
@@ -239,24 +245,28 @@ class Tiles(OptionGroup):
     ] = 0.25
 
     def call_options(self) -> dict[str, object]:
-        """Return the options of the pipeline's call."""
+        """Add the size of tiles."""
+        return super().call_options() | {"tile": self._read_tile()}
+
+    def _read_tile(self) -> bool | int | tuple[int, ...] | None:
         if self.tile is None or self.tile == "auto":
-            return {"tile": None if self.tile is None else True, "overlap": self.overlap}
+            return None if self.tile is None else True
         size = re.fullmatch(r"(\d+)(?:[x×](\d+))?", self.tile)
-        if not size or min(int(side) for side in size.groups() if side) < MIN_TILE_SIDE:
+        sides = [int(side) for side in size.groups() if side] if size else [0]
+        if min(sides) < MIN_TILE_SIDE:
             raise InputError(
                 "--tile: expected pixels such as 1024 or 1024x768 (height x width), at least "
                 f"{MIN_TILE_SIDE}, or auto, got {self.tile!r}."
             )
-        return {"tile": (int(size[1]), int(size[2])) if size[2] else int(size[1]), "overlap": self.overlap}
+        return sides[0] if len(sides) == 1 else tuple(sides)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Thresholds(OptionGroup):
+class ThresholdGroup(OptionGroup):
     """What counts as an object."""
 
     panel = "Objects"
-    call_names = ("threshold", "mask_threshold", "overlap_mask_area_threshold")
+    call_names: ClassVar[tuple[str, ...]] = ("threshold", "mask_threshold", "overlap_mask_area_threshold")
     threshold: Annotated[float, Option(help="Lowest score of an object.", min=0, max=1)] = 0.5
     mask_threshold: Annotated[float, Option(help="Lowest probability of a pixel in a mask.", min=0, max=1)] = 0.5
     keep_share: Annotated[
@@ -265,7 +275,7 @@ class Thresholds(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Video(OptionGroup):
+class VideoGroup(OptionGroup):
     """Videos and cameras."""
 
     panel = "Video and cameras"
@@ -279,7 +289,7 @@ class Video(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Messages(OptionGroup):
+class MessageGroup(OptionGroup):
     """What is printed."""
 
     panel = "Messages"
@@ -313,72 +323,10 @@ def read_size(option: str, text: str, *, example: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-# ------------------------------------------------------------------------------------------------ groups -> options
+def cuda_or_cpu(device: str | None) -> torch.device:
+    """Read a device; by default CUDA where there is some."""
+    import torch
 
+    from vitruvian.devices import checked_device
 
-def flatten_options(
-    command: Callable[..., None], groups: Sequence[tuple[str, type[OptionGroup]]] | None = None
-) -> Callable[..., None]:
-    """Return a command that typer can read, for one whose parameters are option groups (dataclasses).
-
-    Each field of a group becomes an option with the field's annotation and default; other parameters stay. While the
-    command runs, `report.option_names` has the options by the arguments that errors are about.
-
-    Args:
-        command: The command.
-        groups: Names and classes of its parameters; by default those of its signature.
-    """
-    from vitruvian.cli.report import option_names
-
-    parameters: list[inspect.Parameter] = []
-    fields_of: dict[str, tuple[Callable[..., object], list[str]]] = {}
-    if groups is None:
-        hints = get_type_hints(command, include_extras=True)
-        plain = inspect.signature(command).parameters.values()
-        parameters += [one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY) for one in plain]
-    for group_name, group in groups or ():
-        hints = get_type_hints(group, include_extras=True)
-        fields = [field for field in dataclasses.fields(group) if field.init]
-        fields_of[group_name] = group, [field.name for field in fields]
-        parameters += [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
-                annotation=_in_panel(hints[field.name], group.panel),
-            )
-            for field in fields
-        ]
-    names = _option_names(parameters)
-
-    def flat(**values: object) -> None:
-        typed = values.get("sources")
-        option_names.set({key: name for key, name in names.items() if not isinstance(typed, list) or key not in typed})
-        grouped = {
-            name: group(**{field: values.pop(field) for field in fields}) for name, (group, fields) in fields_of.items()
-        }
-        command(**grouped, **values)
-
-    flat.__doc__ = command.__doc__
-    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return flat
-
-
-def _in_panel(hint: object, panel: str | None) -> object:
-    """Return the annotation of an option with the panel of the help that it is under."""
-    kind, info = get_args(hint)
-    info = copy.copy(info)
-    info.rich_help_panel = panel
-    return Annotated[kind, info]
-
-
-def _option_names(parameters: Sequence[inspect.Parameter]) -> dict[str, str]:
-    """Return the long option of each parameter, also by the library's name for it."""
-    names: dict[str, str] = {}
-    for parameter in parameters:
-        for info in get_args(parameter.annotation)[1:]:
-            if isinstance(info, OptionInfo):
-                long = [word for word in info.param_decls or () if word.startswith("--")]
-                names[parameter.name] = long[0] if long else f"--{parameter.name.replace('_', '-')}"
-    return names | {key: names[field] for key, field in _OTHER_NAMES.items() if field in names and key not in names}
+    return checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

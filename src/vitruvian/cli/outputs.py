@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitruvian.cli.inputs import Input
-from vitruvian.cli.options import STDIO, Results
+from vitruvian.cli.options import STDIO
+from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.output_paths import output_path
 from vitruvian.tasks import PLOTS, Task, file_ending
@@ -29,24 +30,24 @@ def image_kinds(task: Task) -> tuple[str, ...]:
     return (*(ending.lstrip(".") for ending in task.result_class().endings), *PLOTS)
 
 
-def save_kinds(task: Task) -> tuple[str, ...]:
+def _save_kinds(task: Task) -> tuple[str, ...]:
     """Return everything that `--save` takes for a task; for videos there is always json."""
     return tuple(dict.fromkeys((*image_kinds(task), *VIDEO_KINDS, "json")))
 
 
 @dataclass(frozen=True)
-class Kinds:
+class _Kinds:
     """The kinds of files to write: for images, and for videos."""
 
     image: tuple[str, ...]
     video: tuple[str, ...]
 
 
-def read_save(task: Task, save: str | None) -> Kinds:
+def _read_save(task: Task, save: str | None) -> _Kinds:
     """Read `--save`."""
     if save is None:
-        return Kinds(task.image_files, task.video_files)
-    known = save_kinds(task)
+        return _Kinds(task.image_files, task.video_files)
+    known = _save_kinds(task)
     words = tuple(dict.fromkeys(word.strip().lower().lstrip(".") for word in save.split(",") if word.strip()))
     if not words:
         raise InputError(f"--save: expected one or more of {', '.join(known)}, got nothing.")
@@ -61,7 +62,7 @@ def read_save(task: Task, save: str | None) -> Kinds:
     if len(videos) > 1:
         raise InputError(f"--save: expected one kind of video, got {' and '.join(videos)}. Run twice for two.")
     moving = [word for word in words if word not in PLOTS or not videos]  # the drawing of a video is a video
-    return Kinds(
+    return _Kinds(
         image=tuple(word for word in words if word in image_kinds(task)),
         video=tuple(dict.fromkeys("mp4" if word in PLOTS else word for word in moving)),
     )
@@ -71,11 +72,11 @@ def file_kind(task: Task, out: Path, save: str | None) -> str | None:
     """Return the kind of file that `--out` names, or None if it names a folder."""
     if out.is_dir():
         return None
-    kinds = None if save is None else read_save(task, save)
+    kinds = None if save is None else _read_save(task, save)
     if kinds is not None and len(kinds.image) == 1 and kinds.image[0] in PLOTS and out.suffix.lower() in IMAGE_ENDINGS:
         return kinds.image[0]
     name = out.name.lower()
-    matching = [kind for kind in (*save_kinds(task), "jsonl") if kind not in PLOTS and name.endswith(f".{kind}")]
+    matching = [kind for kind in (*_save_kinds(task), "jsonl") if kind not in PLOTS and name.endswith(f".{kind}")]
     if not matching:
         return None
     kind = max(matching, key=len).replace("jsonl", "json")
@@ -93,25 +94,25 @@ class OutputPlan:
         file: The one file that `--out` names, or None.
     """
 
-    def __init__(self, task: Task, results: Results, *, to_stdout: bool) -> None:
-        self.task, self.save = task, results.save
+    def __init__(self, command: TaskCommand) -> None:
+        self.task, self.save = command.task, command.save
         self.file: Path | None = None
         self.stdout_kind: str | None = None
-        self._kinds = Kinds((), ())
-        self.folder = out = Path(OUT if to_stdout else results.out or OUT).expanduser()
-        if to_stdout:
+        self._kinds = _Kinds((), ())
+        self.folder = out = Path(OUT if command.to_stdout else command.out or OUT).expanduser()
+        if command.to_stdout:
             self.stdout_kind = self._one_kind()
             return
-        self._file_kind = file_kind(task, out, self.save)
+        self._file_kind = file_kind(self.task, out, self.save)
         if self._file_kind is not None:
             self.file, self.folder = out, out.parent
         else:
-            self._kinds = read_save(task, self.save)
+            self._kinds = _read_save(self.task, self.save)
             if out.exists() and not out.is_dir():
                 raise InputError(f"--out {out}: expected a folder for results, got a file. Choose another.")
 
     def _one_kind(self) -> str:
-        kinds = read_save(self.task, self.save).image if self.save is not None else self.task.image_files[:1]
+        kinds = _read_save(self.task, self.save).image if self.save is not None else self.task.image_files[:1]
         if len(kinds) != 1:
             raise InputError(f"--out {STDIO}: expected one kind of result in --save, got {self.save!r}. Choose one.")
         return kinds[0]

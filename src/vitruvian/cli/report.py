@@ -8,28 +8,21 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from datetime import timedelta
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.markup import escape
+from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
-from vitruvian.cli.options import Messages
+from vitruvian.cli.options import MessageGroup
 from vitruvian.errors import VitruvianError
 
 DONE, SOME_FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes
-LOG_SECONDS = 15.0  # between lines of progress where there is no terminal
-MAX_LISTED = 4  # files that the summary names one by one
+_LOG_SECONDS = 15.0  # between lines of progress where there is no terminal
+_MAX_LISTED = 4  # files that the summary names one by one
 
 # argument -> option of the command that runs, such as K -> --intrinsics
 option_names: ContextVar[Mapping[str, str]] = ContextVar("option_names", default={})  # noqa: B039 - never modified
@@ -77,29 +70,14 @@ def print_json(values: object) -> None:
     sys.stdout.write(json_line(values, indent=2) + "\n")
 
 
-def format_bytes(size: float) -> str:
-    """Return a number of bytes with its unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
 def format_millions(millions: float) -> str:
     """Return a number of parameters, in millions, with its unit."""
     return f"{millions / 1000:.2f} B" if millions >= 1000 else f"{millions:g} M"
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration in seconds, minutes or hours."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+    """Return a duration in seconds, or as hours:minutes:seconds from a minute on."""
+    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
 # ------------------------------------------------------------------------------------------------ the report
@@ -113,7 +91,7 @@ class Report:
         each: Whether to print a line for each source as it is done, as --watch needs it.
     """
 
-    def __init__(self, messages: Messages, *, each: bool = False) -> None:
+    def __init__(self, messages: MessageGroup, *, each: bool = False) -> None:
         self.json, self.quiet, self.debug, self.each = messages.json, messages.quiet, messages.debug, each
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         self.done_count = self.skipped_count = self.changed_count = 0
@@ -124,34 +102,16 @@ class Report:
         self._notes: dict[str, int] = {}
 
     @contextmanager
-    def bar(self, title: str, total: int | None) -> Iterator[Bar]:
+    def bar(self, title: str, total: int | None) -> Iterator[_Bar]:
         """Show a progress bar while the block runs; lines from time to time where there is no terminal."""
-        if self.quiet or not self.console.is_terminal:
-            yield Bar(self, printable(title), total)
-            return
-        with Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-        ) as progress:
-            task = progress.add_task(printable(title), total=total, speed="")
-            yield Bar(self, printable(title), total, progress=progress, task=task)
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"))
+        hidden = self.quiet or not self.console.is_terminal
+        with Progress(*columns, console=self.console, transient=True, disable=hidden) as progress:
+            yield _Bar(self, printable(title), total, progress)
 
-    @contextmanager
-    def busy(self, text: str) -> Iterator[None]:
-        """Show what takes a while."""
-        if self.quiet or not self.console.is_terminal:
-            yield
-            return
-        with self.console.status(printable(text)):
-            yield
+    def busy(self, text: str) -> AbstractContextManager[object]:
+        """Show what takes a while, on a terminal."""
+        return nullcontext() if self.quiet else self.console.status(printable(text))
 
     def done(
         self, name: str, files: Sequence[Path], *, changed: bool = False, note: str | None = None, **facts: object
@@ -160,7 +120,7 @@ class Report:
         self.done_count += 1
         self.changed_count += changed
         self._folders |= {file.parent for file in files}
-        if len(self._files) <= MAX_LISTED:
+        if len(self._files) <= _MAX_LISTED:
             self._files += files
         if note is not None:
             self._notes[note] = self._notes.get(note, 0) + 1
@@ -218,7 +178,7 @@ class Report:
         text = f"{', '.join(counts)} in {format_seconds(seconds)}"
         if self.done_count > 1:
             text += f", {self.done_count / max(seconds, 1e-6):.1f} a second"
-        if 0 < len(self._files) <= MAX_LISTED:
+        if 0 < len(self._files) <= _MAX_LISTED:
             return f"{text}: {', '.join(str(file) for file in self._files)}"
         return f"{text}: {next(iter(self._folders))}" if len(self._folders) == 1 else f"{text}."
 
@@ -238,19 +198,12 @@ class Report:
             sys.stdout.flush()
 
 
-class Bar:
+class _Bar:
     """Progress of one piece of work."""
 
-    def __init__(
-        self,
-        report: Report,
-        title: str,
-        total: int | None,
-        *,
-        progress: Progress | None = None,
-        task: TaskID | None = None,
-    ) -> None:
-        self._report, self._title, self._total, self._progress, self._task = report, title, total, progress, task
+    def __init__(self, report: Report, title: str, total: int | None, progress: Progress) -> None:
+        self._report, self._title, self._total, self._progress = report, title, total, progress
+        self._task = progress.add_task(escape(title), total=total, speed="")
         self._started = self._logged = time.monotonic()
         self._first: int | None = None  # a video may go on in the middle
 
@@ -258,13 +211,12 @@ class Bar:
         """Show that `count` of `total` are done."""
         total = total or self._total
         self._first = count - 1 if self._first is None else self._first
-        seconds, finished = time.monotonic() - self._started, max(1, count - self._first)
-        if self._progress is not None and self._task is not None:
-            speed = f"{finished / seconds:.1f}/s" if seconds > 1 else ""
-            failed = len(self._report.failures)
-            words = f"{speed} [{failed} failed]" if failed else speed
-            self._progress.update(self._task, completed=count, total=total, speed=words)
-        elif time.monotonic() - self._logged > LOG_SECONDS:
-            self._logged = time.monotonic()
+        now = time.monotonic()
+        seconds, finished = now - self._started, max(1, count - self._first)
+        speed = f"{finished / seconds:.1f}/s" if seconds > 1 else ""
+        failed = f" ({len(self._report.failures)} failed)" if self._report.failures else ""
+        self._progress.update(self._task, completed=count, total=total, speed=speed + failed)
+        if self._progress.disable and now - self._logged > _LOG_SECONDS:
+            self._logged = now
             left = f", {format_seconds(seconds / finished * (total - count))} left" if total else ""
             self._report.say(f"{self._title}: {count} of {total or '?'}{left}")

@@ -11,11 +11,12 @@ files on disk are compared with what was recorded.
 from __future__ import annotations
 
 import dataclasses
-import shutil
+import functools
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,17 +28,17 @@ from vitruvian.cli.coco import Dataset
 from vitruvian.cli.inputs import Input, find_inputs
 from vitruvian.cli.journal import JOURNAL, Journal, Origin, size_of
 from vitruvian.cli.locks import OutputLock
-from vitruvian.cli.options import STDIO
+from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.outputs import OutputPlan, result_paths
 from vitruvian.cli.report import Report
 from vitruvian.cli.settings import settings_digest
-from vitruvian.cli.task_command import TaskCommand, TaskJob
+from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.video import Preview, run_camera, run_video_file
 from vitruvian.errors import InputError
 from vitruvian.files import json_text
 from vitruvian.files.output_paths import name_key
 from vitruvian.pipelines import Failure, pipeline
-from vitruvian.pipelines.people.detectors import open_finder
+from vitruvian.pipelines.people.detectors import open_detector
 from vitruvian.pipelines.saving import ResultWriter, save_as
 from vitruvian.pipelines.sources import Frame, FrameLoader, Source, open_source
 from vitruvian.results import Result
@@ -46,20 +47,20 @@ from vitruvian.tasks import file_ending
 if TYPE_CHECKING:
     from vitruvian.pipelines.people.detectors import PeopleDetector
 
-POLL_SECONDS = 0.5  # between two listings of a watched folder
-SETTLE_SECONDS = 1.0  # that a file must stay unchanged to count as complete
-VIDEO_THRESHOLD = 0.1  # of detectors in videos: the tracker can use uncertain detections
+_POLL_SECONDS = 0.5  # between two listings of a watched folder
+_SETTLE_SECONDS = 1.0  # that a file must stay unchanged to count as complete
+_VIDEO_THRESHOLD = 0.1  # of detectors in videos: the tracker can use uncertain detections
 
 
-def run_task(job: TaskJob) -> None:
+def run_task(command: TaskCommand) -> None:
     """Run a task's command, report, and end the command with its exit code."""
-    with TaskRun(job, Report(job.messages, each=job.sources.watch)) as run:
+    with TaskRun(command, Report(command, each=command.watch)) as run:
         interrupted = False
         try:
-            if job.sources.watch:
+            if command.watch:
                 run.watch()
             else:
-                run.process(find_inputs(job.sources.sources, recursive=job.sources.recursive))
+                run.process(find_inputs(command.sources, recursive=command.recursive))
         except KeyboardInterrupt:
             interrupted = True
         if run.dataset is not None:
@@ -67,31 +68,32 @@ def run_task(job: TaskJob) -> None:
         raise typer.Exit(run.report.finish(interrupted=interrupted))
 
 
-class AlreadyDoneError(Exception):
-    """Another process has done the input meanwhile."""
+class _AlreadyDoneError(Exception):
+    """All results of the input are done: before this run, or meanwhile by another process."""
 
 
 class TaskRun:
     """One run of a task's command. The model is opened when the first input needs it."""
 
-    def __init__(self, job: TaskJob, report: Report) -> None:
-        to_stdout = _goes_to_stdout(job)
-        self.job = job = dataclasses.replace(job, results=job.own.with_defaults(job.results))
+    def __init__(self, command: TaskCommand, report: Report) -> None:
+        if command.json and command.out == STDIO:
+            raise InputError("--json and --out -: expected one of them, got both. Standard output holds only one.")
+        self.command = command = command.with_defaults()
         self.report = report
-        self.plan = OutputPlan(job.task, job.results, to_stdout=to_stdout)
-        self._call_options = job.call_options()
+        self.plan = OutputPlan(command)
+        self.call_options = command.call_options()
         self._locks: dict[str, tuple[OutputLock, Origin]] = {}
         self._files: dict[str, dict[str, Path]] = {}  # planned for the inputs of this pass, by identity
         self._written: dict[str, tuple[Input, dict[Path, int]]] = {}  # files of this pass and their sizes, by identity
-        self._other_journals: dict[Path, Journal] = {}
-        if job.people is not None and job.people.finder and job.people.boxes:
+        self._read_journal = functools.cache(Journal)
+        if isinstance(command, PeopleGroup) and command.finder and command.boxes:
             raise InputError("--finder and --boxes: expected one of them, got both. Drop one.")
-        if job.video.preview is not None:
-            Preview(job.video.preview)
-        if job.model.model is not None:  # wrong options show before any work
-            job.task.pipeline_class().check_options(self._call_options)
-        coco = None if job.coco is None else job.coco.coco
-        self.dataset = None if coco is None else Dataset(coco, overwrite=job.results.overwrite)
+        if command.preview is not None:
+            Preview(command.preview)
+        if command.model is not None:  # wrong options show before any work
+            command.task.pipeline_class().check_options(self.call_options)
+        coco = command.coco if isinstance(command, CocoGroup) else None
+        self.dataset = None if coco is None else Dataset(coco, overwrite=command.overwrite)
 
     def __enter__(self) -> TaskRun:
         return self
@@ -104,44 +106,40 @@ class TaskRun:
     @cached_property
     def settings(self) -> str:
         """The digest of all settings."""
-        return settings_digest(self.job)
+        return settings_digest(self.command)
 
     @cached_property
     def journal(self) -> Journal:
         """The journal of the output folder."""
-        return Journal.read(self.plan.folder)
+        return Journal(self.plan.folder)
 
     @cached_property
     def pipe(self) -> Any:
         """The pipeline."""
-        model, task = self.job.model, self.job.task
-        if model.model is not None:
-            check_model(model.model, task, revision=model.revision)
-        hub = {} if model.revision is None else {"revision": model.revision}
-        with self.report.busy(f"opening {model.model or task.name}"):
-            return pipeline(
-                task.name, model.model, device=model.device, dtype=model.dtype, workers=model.workers, **hub
-            )
-
-    def pipeline_options(self) -> dict[str, object]:
-        """Return the options of the pipeline's call, without the detector."""
-        return self._call_options | ({} if self.job.people is None else self.job.people.call_options())
+        command = self.command
+        if command.model is not None:
+            check_model(command.model, command.task, revision=command.revision)
+        options: dict[str, Any] = {"device": command.device, "dtype": command.dtype, "workers": command.workers}
+        if command.revision is not None:
+            options["revision"] = command.revision
+        with self.report.busy(f"opening {command.model or command.name}"):
+            return pipeline(command.name, command.model, **options)
 
     def open_detector(self, *, video: bool = False) -> PeopleDetector | None:
         """Open what detects people: a detector, a file of boxes, or the model itself if it can; None for nothing."""
-        people = self.job.people
-        if people is None or people.people == "whole":
+        command = self.command
+        if not isinstance(command, PeopleGroup) or command.people == "whole":
             return None
-        boxes = people.boxes_file()
-        spec: str | Path | None = people.finder or boxes
-        if spec is None and not people.boxes and not self._call_options.get("tile"):
-            spec = builtin_detector(self.job.model.model)
+        boxes = command.boxes_file()
+        spec: str | Path | None = command.finder or boxes
+        if spec is None and not command.boxes and not self.call_options.get("tile"):
+            spec = builtin_detector(command.model)
         if spec is None:
             return None
-        threshold = people.finder_threshold
+        threshold = command.finder_threshold
         if threshold is None and video and boxes is None:
-            threshold = VIDEO_THRESHOLD
-        return open_finder(spec, device=self.pipe.device, threshold=threshold)
+            threshold = _VIDEO_THRESHOLD
+        return open_detector(spec, device=self.pipe.device, threshold=threshold)
 
     # ------------------------------------------------------------------------------------------------ one pass
 
@@ -155,74 +153,73 @@ class TaskRun:
         self._files.clear()
         planned: dict[str, Input] = {}
         for one in inputs:
-            state = self._state(one, planned)
-            if state == "changed":
-                changed.add(one.identity)
-            if state is not None:
+            with self._attempt(one):
+                if self._state(one, planned) == "changed":
+                    changed.add(one.identity)
                 (images if one.kind in ("image", "stdin") else videos).append(one)
         if images:
             self._run_images(images, changed)
         for one in videos:
             run = run_camera if one.kind == "camera" else run_video_file
-            pipe = self.pipe  # what is wrong with the model is not the fault of the video
-            try:
+            pipe = self.pipe  # an error of the model is not one of the video
+            with self._attempt(one):
                 run(self, pipe, one, changed=one.identity in changed)
-            except AlreadyDoneError:
-                self.report.skipped(one.name, result_paths(self._files[one.identity]))
-            except Exception as error:  # noqa: BLE001 - belongs to this video
-                self.report.failed(one.name, error)
-            finally:
-                self.release(one)
         self._compare_with_disk()
+
+    @contextmanager
+    def _attempt(self, one: Input) -> Iterator[None]:
+        """Report an error in the block as that of one input, and unlock its outputs."""
+        try:
+            yield
+        except _AlreadyDoneError:
+            self.report.skipped(one.name, result_paths(self._files[one.identity]))
+        except BrokenPipeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - belongs to this input
+            self.report.failed(one.name, error)
+        finally:
+            self.release(one)
 
     def is_result(self, one: Input) -> bool:
         """Whether a listed file is a result itself, of this run or of others."""
         if not one.listed or one.path is None:
             return False
         path = one.path.absolute()
-        above = [Path(text).expanduser().absolute() for text in self.job.sources.sources]
+        above = [Path(text).expanduser().absolute() for text in self.command.sources]
         for folder in (folder for folder in path.parents if any(root in (folder, *folder.parents) for root in above)):
             if folder == self.plan.folder.absolute():
                 if folder not in above or self.journal.wrote(path):
                     return True
-            elif (folder / JOURNAL).is_file():
-                if folder not in self._other_journals:
-                    self._other_journals[folder] = Journal.read(folder)
-                if self._other_journals[folder].wrote(path):
-                    return True
+            elif (folder / JOURNAL).is_file() and self._read_journal(folder).wrote(path):
+                return True
         return False
 
-    def _state(self, one: Input, planned: dict[str, Input]) -> str | None:
-        """Return "new" or "changed" for an input to process; others are reported and give None."""
+    def _state(self, one: Input, planned: dict[str, Input]) -> str:
+        """Plan the files of an input, and return "new" or "changed"; raise what speaks against processing it."""
         if one.error is not None:
-            self.report.failed(one.name, one.error)
-            return None
+            raise one.error
         if self.plan.stdout_kind is not None:
             return "new"
-        try:
-            self._files[one.identity] = files = self.plan.files(one)
-            if not files:
-                given = self.job.results.save or (self.plan.file and self.plan.file.name)
-                example = self.job.task.image_files[0]
-                raise InputError(f"{one.name}: {given} is for videos. Add a kind for images, such as {example}.")
-            for path in result_paths(files):
-                if (other := planned.setdefault(name_key(str(path)), one)) is not one:
-                    raise InputError(f"{path}: is for the result of {other.name} already. Rename one of the sources.")
-            state = self._journal_state(one, files)
-        except InputError as error:
-            self.report.failed(one.name, error)
-            return None
-        if state == "done":
-            self.report.skipped(one.name, result_paths(files))
-        return None if state == "done" else state
+        self._files[one.identity] = files = self.plan.files(one)
+        if not files:
+            named = self.command.save or (self.plan.file and self.plan.file.name)
+            example = self.command.task.image_files[0]
+            raise InputError(f"{one.name}: {named} is for videos. Add a kind for images, such as {example}.")
+        for path in result_paths(files):
+            if (other := planned.setdefault(name_key(str(path)), one)) is not one:
+                raise InputError(f"{path}: is for the result of {other.name} already. Rename one of the sources.")
+        return self._journal_state(one, result_paths(files))
 
-    def _journal_state(self, one: Input, files: Mapping[str, Path]) -> str:
-        paths = result_paths(files)
-        if self.job.results.overwrite:
+    def _journal_state(self, one: Input, paths: Sequence[Path]) -> str:
+        """Return "new" or "changed"; raise `_AlreadyDoneError` where all files are done."""
+        if self.command.overwrite:
             return "changed" if any(path.exists() for path in paths) else "new"
         state = self.journal.state(one, paths, self.settings)
-        again = one.kind == "stdin" or (self.dataset is not None and one.name not in self.dataset.names)
-        return "new" if state == "done" and again else state
+        if state != "done":
+            return state
+        if one.kind == "stdin" or (self.dataset is not None and one.name not in self.dataset.names):
+            return "new"
+        raise _AlreadyDoneError
 
     # ------------------------------------------------------------------------------------------------ one input
 
@@ -231,15 +228,14 @@ class TaskRun:
 
         Raises:
             InputError: Another process has the lock, or a file must not be replaced.
-            AlreadyDoneError: Another process has done it meanwhile.
+            _AlreadyDoneError: Another process has done it meanwhile.
         """
         files = self._files[one.identity]
         paths = result_paths(files)
         lock = OutputLock(self.plan.folder, {self.journal.name_of(path): path for path in paths})
         try:
             self.journal.refresh()
-            if self._journal_state(one, files) == "done":
-                raise AlreadyDoneError
+            self._journal_state(one, paths)
             origin = self.journal.begin(one, paths, self.settings)
         except BaseException:
             lock.release()
@@ -256,9 +252,8 @@ class TaskRun:
 
     def release(self, one: Input) -> None:
         """Unlock the outputs of an input."""
-        held = self._locks.pop(one.identity, None)
-        if held is not None:
-            held[0].release()
+        if one.identity in self._locks:
+            self._locks.pop(one.identity)[0].release()
 
     def _compare_with_disk(self) -> None:
         """Report results that this pass has written and that are missing or changed since."""
@@ -266,9 +261,8 @@ class TaskRun:
             wrong = [str(path) for path, size in sizes.items() if size_of(path) != size]
             if wrong:
                 self.report.done_count -= 1
-                self.report.failed(
-                    one.name, f"{', '.join(wrong)}: written, but missing or changed since. Run it again."
-                )
+                message = f"{', '.join(wrong)}: written, but missing or changed since. Run it again."
+                self.report.failed(one.name, message)
         self._written.clear()
 
     # ------------------------------------------------------------------------------------------------ images
@@ -276,43 +270,29 @@ class TaskRun:
     def _run_images(self, images: Sequence[Input], changed: set[str]) -> None:
         """Run images through the pipeline; one that fails does not stop the rest."""
         pipe = self.pipe
-        options = self.pipeline_options()
         detector = self.open_detector()
-        if detector is not None:
-            options["finder"] = detector
+        options = self.call_options | ({} if detector is None else {"finder": detector})
         to_stdout = self.plan.stdout_kind is not None
-        writer = _StdoutWriter(self) if to_stdout else _FileWriter(self.job.own, self._files, images)
+        writer = _StdoutWriter(self) if to_stdout else _FileWriter(self.command, self._files, images)
         source = Source(lambda: (self._loader(one) for one in images), count=len(images))
         with self.report.bar("images", len(images)) as bar, pipe.run(source, save=writer, **options) as results:
             for index, result in enumerate(results):
                 if index >= len(images):  # the source itself failed
                     self.report.failed(result.name, result.error)
                     continue
-                one = images[index]
-                try:
+                with self._attempt(one := images[index]):
                     if isinstance(result, Failure):
                         raise result.error
                     if isinstance(writer, _StdoutWriter):
                         writer.print(index)
                     paths = [] if to_stdout else self.complete(one)
-                    self._report_image(one, result, paths, changed=one.identity in changed)
-                except AlreadyDoneError:
-                    self.report.skipped(one.name, result_paths(self._files[one.identity]))
-                except BrokenPipeError:
-                    raise
-                except Exception as error:  # noqa: BLE001 - belongs to this image
-                    self.report.failed(one.name, error)
-                finally:
-                    self.release(one)
+                    if self.dataset is not None:
+                        self.dataset.add(self.command.change(result), one.name)
+                    facts: dict[str, Any] = {"size_hw": list(result.size_hw)}
+                    if (people := result.people) is not None:
+                        facts |= {"note": people.note, "people": len(people)}
+                    self.report.done(one.name, paths, changed=one.identity in changed, **facts)
                 bar.at(index + 1)
-
-    def _report_image(self, one: Input, result: Result, paths: list[Path], *, changed: bool) -> None:
-        if self.dataset is not None:
-            self.dataset.add(self.job.own.change(result), one.name)
-        people = result.people
-        note = None if people is None else people.note
-        facts = {} if people is None else {"people": len(people)}
-        self.report.done(one.name, paths, changed=changed, note=note, size_hw=list(result.size_hw), **facts)
 
     def _loader(self, one: Input) -> FrameLoader:
         """Return a loader that locks the outputs before it reads the image, which gets the input's name."""
@@ -334,8 +314,8 @@ class TaskRun:
 
     def watch(self) -> None:
         """Process what is in the folders, then what is added, until Ctrl-C."""
-        sources = self.job.sources
-        folders = [Path(text).expanduser() for text in sources.sources]
+        command = self.command
+        folders = [Path(text).expanduser() for text in command.sources]
         for folder in folders:
             if not folder.is_dir():
                 raise InputError(f"--watch: expected folders, got {folder}. Make it first, or leave --watch out.")
@@ -347,40 +327,39 @@ class TaskRun:
         while True:
             now = time.monotonic()
             complete: list[Input] = []
-            for one in find_inputs(sources.sources, recursive=sources.recursive):
-                stamp = _stamp(one.path)
-                key = one.identity
-                if stamp is None or not stamp[0] or processed.get(key) == stamp or self.is_result(one):
+            for one in find_inputs(command.sources, recursive=command.recursive):
+                key, stamp = one.identity, _stamp(one.path)
+                if stamp is None or processed.get(key) == stamp or self.is_result(one):
                     continue
                 if key not in pending or pending[key][0] != stamp:
                     pending[key] = stamp, now
-                if now - pending[key][1] >= SETTLE_SECONDS:
+                if now - pending[key][1] >= _SETTLE_SECONDS:
                     complete.append(one)
                     processed[key] = stamp
                     del pending[key]
             if complete:
                 self.process(complete)
-            time.sleep(POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
 
 class _FileWriter(ResultWriter):
     """Writes the files of each result."""
 
-    def __init__(self, own: TaskCommand, files: Mapping[str, Mapping[str, Path]], images: Sequence[Input]) -> None:
-        self._own, self._files = own, [files[one.identity] for one in images]
+    def __init__(self, command: TaskCommand, files: Mapping[str, Mapping[str, Path]], images: Sequence[Input]) -> None:
+        self._command, self._files = command, [files[one.identity] for one in images]
 
     def write(self, result: Result, index: int) -> None:
         """Write all files of a result."""
-        changed = self._own.change(result)
+        changed = self._command.change(result)
         for kind, path in self._files[index].items():
-            save_as(kind, changed, path, draw=self._own.draw)
+            save_as(kind, changed, path, draw=self._command.draw)
 
 
 class _StdoutWriter(ResultWriter):
     """Writes to standard output: one file, or a line of JSON an image, in the order of images."""
 
     def __init__(self, run: TaskRun) -> None:
-        self._own, self._kind = run.job.own, str(run.plan.stdout_kind)
+        self._command, self._kind = run.command, str(run.plan.stdout_kind)
         if self._kind != "json" and sys.stdout.isatty():
             raise InputError(
                 f"standard output: expected a file or a pipe for {self._kind}, got a terminal. Add --out FILE."
@@ -389,13 +368,13 @@ class _StdoutWriter(ResultWriter):
 
     def write(self, result: Result, index: int) -> None:
         """Keep the bytes until it is their turn."""
-        changed = self._own.change(result)
+        changed = self._command.change(result)
         if self._kind == "json":
             self._content[index] = (json_text(changed.to_dict()) + "\n").encode()
             return
         with tempfile.TemporaryDirectory(prefix="vitruvian-") as folder:
             path = Path(folder) / f"result{file_ending(self._kind)}"
-            save_as(self._kind, changed, path, draw=self._own.draw)
+            save_as(self._kind, changed, path, draw=self._command.draw)
             self._content[index] = path.read_bytes()
 
     def print(self, index: int) -> None:
@@ -404,29 +383,18 @@ class _StdoutWriter(ResultWriter):
         sys.stdout.buffer.flush()
 
 
-def _goes_to_stdout(job: TaskJob) -> bool:
-    """Whether results go to standard output: --out - says so, and it is the default for standard input."""
-    if job.messages.json and job.results.out == STDIO:
-        raise InputError("--json and --out -: expected one of them, got both. Standard output holds only one.")
-    by_default = job.results.out is None and list(job.sources.sources) == [STDIO] and not job.messages.json
-    return job.results.out == STDIO or by_default
-
-
 def _read_stdin(name: str) -> Frame:
     """Read the image on standard input."""
-    with tempfile.SpooledTemporaryFile(max_size=1 << 28) as content:
-        shutil.copyfileobj(sys.stdin.buffer, content)
-        content.seek(0)
-        image = content.read()
+    image = sys.stdin.buffer.read()
     if not image:
         raise InputError(f"{name}: expected an image, got nothing. Pipe one in, such as < photo.jpg.")
     return next(open_source(image).loaders()).load()
 
 
 def _stamp(path: Path | None) -> tuple[int, int] | None:
-    """Return size and modification time of a file; None where it is gone."""
+    """Return size and modification time of a file; None where it is gone or empty."""
     try:
         stat = None if path is None else path.stat()
     except OSError:
         return None
-    return None if stat is None else (stat.st_size, stat.st_mtime_ns)
+    return (stat.st_size, stat.st_mtime_ns) if stat is not None and stat.st_size else None

@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import os
 from pathlib import Path
 
-from vitruvian.cli.task_command import TaskJob
+from vitruvian.cli.options import BatchGroup, CocoGroup, MessageGroup, OutputGroup, PeopleGroup, SourceGroup
+from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import VitruvianError
 from vitruvian.hub import BUILTIN, WEIGHT_ENDINGS, HubOptions, is_local, local_path, pinned
 from vitruvian.version import __version__
 
-INDEPENDENT = ("batch_size", "points_per_batch")  # options that do not change results
-HASHED_BYTES = 1 << 25  # larger files are known by their header, size and modification time
-HEADER_BYTES = 1 << 20
+# Options that do not change results, or of which a digest is taken
+_INDEPENDENT = {"revision", "device", "workers", "points_per_batch", "sound", "preview", "frames"} | {
+    field.name
+    for group in (SourceGroup, OutputGroup, CocoGroup, BatchGroup, MessageGroup)
+    for field in dataclasses.fields(group)
+}
+_HASHED_BYTES = 1 << 25  # larger files are known by their header, size and modification time
+_HEADER_BYTES = 1 << 20
 
 
-def settings_digest(job: TaskJob) -> str:
+def settings_digest(command: TaskCommand) -> str:
     """Return a short text that differs where results would."""
-    model, people = job.model, job.people
+    options = {k: v for k, v in (vars(command) | command.call_options()).items() if k not in _INDEPENDENT}
+    words = [word for value in options.values() for word in (value if isinstance(value, list) else [value])]
+    paths = [os.path.expanduser(word) for word in words if isinstance(word, str)]
+    finder = command.finder if isinstance(command, PeopleGroup) else None
     facts = {
         "version": __version__,
-        "command": job.own.task,
-        "model": [model.model, model.dtype, checkpoint_digest(model.model or BUILTIN, model.revision)],
-        "options": {name: value for name, value in job.call_options().items() if name not in INDEPENDENT},
-        "own": job.own.__dict__,
-        "people": None if people is None else people.__dict__,
-        "detector": None if people is None or people.finder is None else checkpoint_digest(people.finder),
-        "boxes": None if people is None or (boxes := people.boxes_file()) is None else file_digest(boxes),
-        "files": [file_digest(Path(name).expanduser()) for name in job.own.side_files()],
-        "video": [job.video.smooth, job.video.detect_every],
+        "command": command.name,
+        "options": options,
+        "model": _checkpoint_digest(command.model or BUILTIN, command.revision),
+        "detector": None if finder is None else _checkpoint_digest(finder),
+        "files": {path: _file_digest(Path(path)) for path in paths if os.path.isfile(path)},
     }
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def checkpoint_digest(name: str, revision: str | None = None) -> str | None:
+def _checkpoint_digest(name: str, revision: str | None = None) -> str | None:
     """Return a digest of a checkpoint's weights and configuration: the commit for one on the Hub.
 
     None where there is no such checkpoint; opening it says so.
@@ -53,18 +60,18 @@ def checkpoint_digest(name: str, revision: str | None = None) -> str | None:
         files.append(path)
     else:
         files += [file for depth in depths for file in folder.glob(depth) if file.suffix in WEIGHT_ENDINGS]
-    facts = [[file.relative_to(folder).as_posix(), file_digest(file)] for file in sorted(files)]
+    facts = [[file.relative_to(folder).as_posix(), _file_digest(file)] for file in sorted(files)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def file_digest(path: Path) -> str | None:
+def _file_digest(path: Path) -> str | None:
     """Return a digest of a file's content, or of header, size and time of a large one; None where there is none."""
     try:
         stat = path.stat()
         with path.open("rb") as file:
-            if stat.st_size <= HASHED_BYTES:
+            if stat.st_size <= _HASHED_BYTES:
                 return hashlib.file_digest(file, "sha256").hexdigest()
-            header = hashlib.sha256(file.read(HEADER_BYTES)).hexdigest()
+            header = hashlib.sha256(file.read(_HEADER_BYTES)).hexdigest()
     except OSError:
         return None
     return f"{header}-{stat.st_size}-{stat.st_mtime_ns}"

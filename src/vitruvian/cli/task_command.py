@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self, get_args, get_type_hints
 
-from vitruvian.cli.options import (
-    Batch,
-    Coco,
-    Messages,
-    Model,
-    OptionGroup,
-    People,
-    Results,
-    Sources,
-    Thresholds,
-    Tiles,
-    Video,
-    flatten_options,
-)
+from vitruvian.cli.options import STDIO, MessageGroup, ModelGroup, OutputGroup, SourceGroup, VideoGroup
 from vitruvian.tasks import TASKS, Task
 
 if TYPE_CHECKING:
@@ -31,29 +21,34 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskCommand(OptionGroup):
-    """A command that runs a task on images and videos.
+class TaskCommand(MessageGroup, VideoGroup, ModelGroup, OutputGroup, SourceGroup):
+    """A command that runs a task on images and videos, with the values of its options.
 
-    A subclass has the name of the task as `task`, an `example` that works, the shared option groups that it takes as
-    `groups`, the options of its own as fields with the `panel` that they are under, and the help as docstring.
+    A subclass has the name of the task, an `example` that works, further options as fields or inherited groups, and
+    the help as docstring.
     """
 
-    task: ClassVar[str]
+    name: ClassVar[str]
     example: ClassVar[str]
-    groups: ClassVar[tuple[type[OptionGroup], ...]] = (Batch,)
     plot_names: ClassVar[tuple[str, ...]] = ()  # fields that are arguments of the result's `plot`
+
+    @property
+    def task(self) -> Task:
+        """The row of the table of tasks."""
+        return TASKS[self.name]
+
+    @property
+    def to_stdout(self) -> bool:
+        """Whether results go to standard output: --out - says so, and it is the default for standard input."""
+        return self.out == STDIO or (self.out is None and self.sources == [STDIO] and not self.json)
 
     def plot_options(self) -> dict[str, object]:
         """Return the options of the result's `plot`."""
         return {name: getattr(self, name) for name in self.plot_names}
 
-    def side_files(self) -> list[str]:
-        """Return files that results depend on, beside the model and the boxes."""
-        return []
-
-    def with_defaults(self, results: Results) -> Results:
-        """Return the options of results, with defaults that depend on the task's options."""
-        return results
+    def with_defaults(self) -> Self:
+        """Return the command with defaults that depend on other options."""
+        return self
 
     def change(self, result: Result) -> Result:
         """Change a result before it is written and drawn."""
@@ -65,44 +60,29 @@ class TaskCommand(OptionGroup):
         return plot(**self.plot_options(), **options)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskJob:
-    """Everything that a task's command was given: the option groups."""
-
-    own: TaskCommand
-    sources: Sources
-    results: Results
-    model: Model
-    video: Video
-    messages: Messages
-    coco: Coco | None = None
-    batch: Batch | None = None
-    tiles: Tiles | None = None
-    thresholds: Thresholds | None = None
-    people: People | None = None
-
-    @property
-    def task(self) -> Task:
-        """The row of the table of tasks."""
-        return TASKS[self.own.task]
-
-    def call_options(self) -> dict[str, object]:
-        """Return the options of the pipeline's call, without those about people."""
-        groups = [group for group in (self.batch, self.tiles, self.thresholds, self.own) if group is not None]
-        return {name: value for group in groups for name, value in group.call_options().items()}
-
-
 def task_function(command: type[TaskCommand]) -> Callable[..., None]:
-    """Return the function of a task's command for typer."""
+    """Return the function of a task's command for typer, with a parameter for each field."""
 
-    def run(**groups: object) -> None:
+    def run(**values: object) -> None:
         from vitruvian.cli.run_task import run_task
 
-        run_task(TaskJob(**groups))  # type: ignore[arg-type]
+        run_task(command(**values))  # type: ignore[arg-type]
 
-    every: dict[str, type[OptionGroup]]
-    every = {"sources": Sources, "results": Results, "coco": Coco, "model": Model, "batch": Batch, "tiles": Tiles}
-    every |= {"people": People, "thresholds": Thresholds, "own": command, "video": Video, "messages": Messages}
-    optional: set[type[OptionGroup]] = {Coco, Batch, Tiles, People, Thresholds} - set(command.groups)
+    groups = {name: group for group in command.__mro__[::-1] for name in inspect.get_annotations(group)}
+    hints = get_type_hints(command, include_extras=True)
+    fields = sorted(dataclasses.fields(command), key=lambda field: groups[field.name] in (VideoGroup, MessageGroup))
+    parameters = []
+    for field in fields:
+        kind, info = get_args(hints[field.name])
+        info = copy.copy(info)
+        info.rich_help_panel = vars(groups[field.name]).get("panel")
+        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+        parameters.append(
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+            )
+        )
     run.__doc__ = command.__doc__
-    return flatten_options(run, [(name, group) for name, group in every.items() if group not in optional])
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vitruvian.cli.inputs import Input
 from vitruvian.cli.outputs import FRAME_NUMBER, IMAGE_ENDINGS, VIDEO_KINDS, result_paths
-from vitruvian.cli.task_command import TaskJob
+from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.files import write_image
 from vitruvian.pipelines.video import VideoReport, pipeline_task, run_video
@@ -23,8 +23,8 @@ from vitruvian.results import Result
 if TYPE_CHECKING:
     from vitruvian.cli.run_task import TaskRun
 
-LEGENDS = ("parts", "semantic")  # their drawings have a legend beside them, which would change the size of frames
-PREVIEW_SECONDS = 1.0
+_LEGENDS = ("parts", "semantic")  # their drawings have a legend beside them, which would change the size of frames
+_PREVIEW_SECONDS = 1.0
 
 
 def run_video_file(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> None:
@@ -32,9 +32,9 @@ def run_video_file(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> Non
     if run.dataset is not None:
         raise InputError(f"{one.name}: --coco collects images, not videos. Leave it out, or use the .jsonl file.")
     files = run.claim(one)
-    frames = FrameWriter(run.job, files)
+    frames = _FrameWriter(run.command, files)
     parts = [path.with_name(path.name + ".parts") for path in result_paths(files)]
-    restart = run.job.results.overwrite or not any(path.is_dir() for path in parts)  # nothing to go on with
+    restart = run.command.overwrite or not any(path.is_dir() for path in parts)  # nothing to go on with
     if restart:
         frames.remove()
     report = _run_loop(run, pipe, one, frames, restart=restart)
@@ -45,10 +45,10 @@ def run_video_file(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> Non
 
 
 def run_camera(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> None:
-    """Process a camera until Ctrl-C, or for the number of frames asked for; the video is complete either way."""
-    count = run.job.video.frames
+    """Process a camera until Ctrl-C, or for a number of frames; the video is complete either way."""
+    count = run.command.frames
     run.report.say(f"{one.name}: " + (f"{count} frames" if count else "Ctrl-C ends"))
-    report = _run_loop(run, pipe, one, FrameWriter(run.job, run.claim(one)), restart=True)
+    report = _run_loop(run, pipe, one, _FrameWriter(run.command, run.claim(one)), restart=True)
     if report.frames:
         done, failed = report.frames - report.failures, report.failures
         run.report.done(one.name, run.complete(one), changed=changed, frames=done, failed_frames=failed)
@@ -56,23 +56,23 @@ def run_camera(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> None:
         raise KeyboardInterrupt
 
 
-def _run_loop(run: TaskRun, pipe: Any, one: Input, frames: FrameWriter, *, restart: bool) -> VideoReport:
+def _run_loop(run: TaskRun, pipe: Any, one: Input, frames: _FrameWriter, *, restart: bool) -> VideoReport:
     """Run the video loop over a file or a camera."""
-    video = run.job.video
-    max_frames = video.frames if one.kind == "camera" else None
+    command = run.command
+    max_frames = command.frames if one.kind == "camera" else None
     with run.report.bar(one.name, max_frames) as bar:
         return run_video(
             one.path or (one.source if isinstance(one.source, int) else str(one.source)),
-            pipeline_task(pipe, **run.pipeline_options()),
+            pipeline_task(pipe, **run.call_options),
             out=frames.movie,
             records=frames.records,
             finder=run.open_detector(video=True),
-            detect_every=video.detect_every,
-            smooth=video.smooth,
+            detect_every=command.detect_every,
+            smooth=command.smooth,
             draw=frames.draw,
             record=frames.record,
             alpha=frames.alpha,
-            sound=video.sound,
+            sound=command.sound,
             preview=frames.preview,
             progress=bar.at,
             settings={"settings": run.settings},
@@ -81,47 +81,46 @@ def _run_loop(run: TaskRun, pipe: Any, one: Input, frames: FrameWriter, *, resta
         )
 
 
-class FrameWriter:
+class _FrameWriter:
     """How the frames of a video are drawn and recorded.
 
     Attributes:
         movie: The video to write, or None.
         records: The file with a line of JSON a frame, or None.
-        alpha: Whether it has an alpha channel.
-        preview: Shows the latest frame in a file, if asked to.
+        alpha: Whether the video has an alpha channel.
+        preview: Shows the latest frame in a file, or None.
     """
 
-    def __init__(self, job: TaskJob, files: Mapping[str, Path]) -> None:
-        self._own, self.records = job.own, files.get("json")
+    def __init__(self, command: TaskCommand, files: Mapping[str, Path]) -> None:
+        self._command, self.records = command, files.get("json")
         self.movie = next((path for kind, path in files.items() if kind in VIDEO_KINDS), None)
         self._patterns = [path for path in files.values() if FRAME_NUMBER in path.name]
         # A matte is drawn as its alpha if the file can hold it and nothing is put behind.
         self.alpha = (
-            job.own.task == "matte"
-            and not getattr(job.own, "over", None)
+            command.name == "matte"
+            and not getattr(command, "over", None)
             and self.movie is not None
             and self.movie.suffix.lower() in (".webm", ".mov")
         )
-        self._plot_options = {"legend": False} if job.own.task in LEGENDS else {}
-        self.preview = None if job.video.preview is None else Preview(job.video.preview)
+        self._plot_options = {"legend": False} if command.name in _LEGENDS else {}
+        self.preview = None if command.preview is None else Preview(command.preview)
 
     def draw(self, result: Result) -> NDArray[np.uint8]:
         """Draw a frame: RGB, or RGBA if the video has alpha."""
-        changed: Any = self._own.change(result)
-        return np.asarray(changed.rgba() if self.alpha else self._own.draw(changed, **self._plot_options))
+        changed: Any = self._command.change(result)
+        return np.asarray(changed.rgba() if self.alpha else self._command.draw(changed, **self._plot_options))
 
     def record(self, result: Result) -> dict[str, Any]:
         """Return the record of a frame, and write the files that come one a frame."""
-        changed = self._own.change(result)
+        changed = self._command.change(result)
         for path in self._patterns:
             changed.save(path.with_name(path.name.replace(FRAME_NUMBER, f"{result.frame or 0:05d}")))
         return changed.to_dict()
 
     def remove(self) -> None:
         """Remove the files of frames that an earlier run wrote."""
-        for pattern in self._patterns:
-            for file in self._frames(pattern):
-                file.unlink()
+        for file in (file for pattern in self._patterns for file in self._frames(pattern)):
+            file.unlink()
 
     def check(self, count: int) -> None:
         """Raise `InputError` unless there is a record and a file of each kind for every frame."""
@@ -149,6 +148,6 @@ class Preview:
 
     def __call__(self, number: int, image: NDArray[np.uint8], result: Result) -> None:
         """Show a frame, unless the last one was shown just now."""
-        if time.monotonic() - self._last >= PREVIEW_SECONDS:
+        if time.monotonic() - self._last >= _PREVIEW_SECONDS:
             write_image(self._path, np.ascontiguousarray(image[..., :3]))
             self._last = time.monotonic()

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,8 +31,10 @@ from vitruvian.export.runtime import ONNX_FILE, OPENVINO_FILE, ExportedModel, Si
 from vitruvian.hub import CONFIG_FILE
 from vitruvian.images import load_image
 from vitruvian.model import Model
+from vitruvian.pipelines.sources import IMAGE_SUFFIXES
 from vitruvian.processor import JOINT_FILE, PROCESSOR_FILE
 
+_T = TypeVar("_T")
 _PRODUCTS = ("MatMul", "Convolution", "GroupConvolution", "ConvolutionBackpropData")
 
 
@@ -71,13 +73,13 @@ def _consumers(node: Any) -> list[Any]:
 
 def _nearest_products(nodes: list[Any], neighbours: Callable[[Any], list[Any]] = _sources) -> list[Any]:
     """Return the first products on every path from some nodes, themselves included, except through shapes."""
-    found, seen, todo = [], set(), list(nodes)
+    found, visited, todo = [], set(), list(nodes)
     while todo:
         node = todo.pop()
         name, kind = node.get_friendly_name(), node.get_type_name()
-        if name in seen or kind == "ShapeOf":
+        if name in visited or kind == "ShapeOf":
             continue
-        seen.add(name)
+        visited.add(name)
         if kind in _PRODUCTS:
             found.append(node)
         else:
@@ -86,12 +88,11 @@ def _nearest_products(nodes: list[Any], neighbours: Callable[[Any], list[Any]] =
 
 
 def _names_of(nodes: Iterable[Any]) -> set[str]:
-    """Return the names of nodes."""
     return {node.get_friendly_name() for node in nodes}
 
 
 def _is_cheap(node: Any) -> bool:
-    """Tell whether a product is a 1×1 convolution, or one of a single vector for each picture."""
+    """Tell whether a product is a 1×1 convolution, or one of a single vector for each image."""
     if node.get_type_name() == "MatMul":
         rank = node.get_output_partial_shape(0).rank
         return bool(rank.is_static and rank.get_length() == 2)
@@ -99,7 +100,6 @@ def _is_cheap(node: Any) -> bool:
     return bool(node.get_type_name() == "Convolution" and kernel.is_static and list(kernel.to_shape())[2:] == [1, 1])
 
 
-_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".avif")
 HELD_OUT = 4  # images that are not calibrated with, to measure the cost on
 
 
@@ -115,28 +115,37 @@ def calibration_samples(
         size_hw: Size of the export, where it differs from the model's.
         most: Largest number of images.
     """
-    place = Path(folder).expanduser()
-    paths = sorted(path for path in place.rglob("*") if path.suffix.lower() in _IMAGE_SUFFIXES)
+    paths = sorted(path for path in Path(folder).expanduser().rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if not paths:
         raise InputError(f"{folder}: expected a folder with images to calibrate with, got none.")
-    chosen = [paths[index * len(paths) // min(most, len(paths))] for index in range(min(most, len(paths)))]
     example = example_inputs(model, size_hw=size_hw)
-    wanted = tuple(example["pixel_values"].shape[-2:])
+    wanted_hw = example["pixel_values"].shape[-2:]
     samples = []
-    for path in chosen:
+    for path in _evenly_spaced(paths, most):
         pixels = processor(images=load_image(path), return_tensors="pt")["pixel_values"]
-        if tuple(pixels.shape[-2:]) != wanted:
-            pixels = F.interpolate(pixels.float(), size=wanted, mode="bilinear", antialias=True)
-        samples.append(example | {"pixel_values": pixels})
+        samples.append(example | {"pixel_values": _resize(pixels, wanted_hw)})
     return samples
+
+
+def _evenly_spaced(items: Sequence[_T], count: int) -> list[_T]:
+    """Return up to `count` of some items."""
+    count = min(count, len(items))
+    return [items[index * len(items) // count] for index in range(count)]
+
+
+def _resize(pixels: Tensor, size_hw: Sequence[int]) -> Tensor:
+    """Resize images [B, 3, H, W], unless they have the size."""
+    if tuple(pixels.shape[-2:]) == tuple(size_hw):
+        return pixels
+    return F.interpolate(pixels.float(), size=tuple(size_hw), mode="bilinear", antialias=True)
 
 
 def held_out(samples: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
     """Return the samples to calibrate with, and a few others to measure the cost on; of few samples, all for both."""
     if len(samples) < 2 * HELD_OUT:
         return list(samples), list(samples)
-    chosen = {index * len(samples) // HELD_OUT for index in range(HELD_OUT)}
-    return [one for i, one in enumerate(samples) if i not in chosen], [samples[i] for i in sorted(chosen)]
+    chosen = _evenly_spaced(range(len(samples)), HELD_OUT)
+    return [one for i, one in enumerate(samples) if i not in chosen], [samples[i] for i in chosen]
 
 
 def print_costs(
@@ -155,15 +164,12 @@ def print_costs(
     return means
 
 
-_MOST_IMAGES = 16
-
-
 def quantize_int8(
     source: str | Path,
     folder: str | Path,
     samples: Iterable[Mapping[str, Tensor]],
     *,
-    most: int = _MOST_IMAGES,
+    most: int = 16,
     keep: Iterable[str] = (),
 ) -> Path:
     """Quantize an exported model to int8 for `OpenVinoModel`; return the path of the file.
@@ -179,11 +185,11 @@ def quantize_int8(
     openvino = require("openvino", "int8")
     passes = require("openvino.passes", "int8")
     nncf = require("nncf", "int8")
-    origin, place = Path(source).expanduser(), Path(folder).expanduser()
+    origin, out = Path(source).expanduser(), Path(folder).expanduser()
     signature = Signature.read(origin)
     if not (origin / ONNX_FILE).is_file():
         raise CheckpointError(f"{origin}: expected {ONNX_FILE}, got none. Export the model with export_onnx first.")
-    if place.resolve() == origin.resolve():
+    if out.resolve() == origin.resolve():
         raise InputError(f"quantize_int8: expected another folder than {origin}, which stays as it is. Choose one.")
     chosen = list(_single_inputs(samples, signature, most))
     if not chosen:
@@ -193,7 +199,10 @@ def quantize_int8(
     manager = passes.Manager()
     manager.register_pass(passes.ConstantFolding())  # NNCF wants weights in the shape in which they are multiplied
     manager.run_passes(graph)
-    names = sorted({*_outer_products(graph), *_gated_products(graph), *_check_names(keep, graph)})
+    known, kept = _names_of(graph.get_ordered_ops()), set(keep)
+    for name in kept - known:
+        raise InputError(f"keep: expected names of operations, got {name!r}.{near_matches(name, known)}")
+    names = sorted({*_outer_products(graph), *_gated_products(graph), *kept})
     with contextlib.redirect_stdout(sys.stderr):  # progress is no output
         quantized = nncf.quantize(
             graph,
@@ -203,22 +212,13 @@ def quantize_int8(
             preset=nncf.QuantizationPreset.MIXED,
             ignored_scope=nncf.IgnoredScope(names=names),
         )
-    place.mkdir(parents=True, exist_ok=True)
-    openvino.save_model(quantized, place / OPENVINO_FILE, compress_to_fp16=False)
+    out.mkdir(parents=True, exist_ok=True)
+    openvino.save_model(quantized, out / OPENVINO_FILE, compress_to_fp16=False)
     for name in (CONFIG_FILE, PROCESSOR_FILE, JOINT_FILE):
         if (origin / name).is_file():
-            shutil.copyfile(origin / name, place / name)
-    replace(signature, precision="int8").write(place)
-    return place / OPENVINO_FILE
-
-
-def _check_names(names: Iterable[str], graph: Any) -> list[str]:
-    """Return the names of operations, all of which must be in the graph."""
-    known, wanted = _names_of(graph.get_ordered_ops()), list(names)
-    for name in wanted:
-        if name not in known:
-            raise InputError(f"keep: expected names of operations, got {name!r}.{near_matches(name, known)}")
-    return wanted
+            shutil.copyfile(origin / name, out / name)
+    replace(signature, precision="int8").write(out)
+    return out / OPENVINO_FILE
 
 
 def _single_inputs(
@@ -236,13 +236,11 @@ def _single_inputs(
                 return
             count += 1
             one = {name: sample[name][index : index + 1] for name in signature.inputs}
-            yield {name: _resize(name, value, signature.inputs[name]) for name, value in one.items()}
-
-
-def _resize(name: str, value: Tensor, shape: list[int]) -> Any:
-    """Return a tensor [1, …] as an array of the shape that was exported."""
-    if name == "pixel_values" and list(value.shape[-2:]) != shape[-2:]:
-        value = F.interpolate(value.float(), size=tuple(shape[-2:]), mode="bilinear", antialias=True)
-    if list(value.shape[1:]) != shape[1:]:
-        raise InputError(f"samples: expected {name} like {shape}, got {list(value.shape)}.")
-    return value.to(torch.float32 if value.is_floating_point() else value.dtype).contiguous().numpy()
+            if "pixel_values" in one:
+                one["pixel_values"] = _resize(one["pixel_values"], signature.inputs["pixel_values"][-2:])
+            for name, value in one.items():
+                if list(value.shape[1:]) != signature.inputs[name][1:]:
+                    raise InputError(
+                        f"samples: expected {name} like {signature.inputs[name]}, got {list(value.shape)}."
+                    )
+            yield {name: (v.float() if v.is_floating_point() else v).contiguous().numpy() for name, v in one.items()}

@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.export.runtime import ONNX_FILE, Signature, flatten, require
+from vitruvian.export.comparison import compare_outputs
+from vitruvian.export.runtime import ONNX_FILE, OnnxModel, Signature, flatten, require
 from vitruvian.model import Model
+
+# A transposed convolution that doubles the size of its input
+_UPSAMPLING = {"kernel_size": (4, 4), "stride": (2, 2), "padding": (1, 1)}
+_UPSAMPLING |= {"output_padding": (0, 0), "dilation": (1, 1)}
 
 
 class SubPixelConvolution(nn.Module):
@@ -41,15 +46,6 @@ class SubPixelConvolution(nn.Module):
         return F.pixel_shuffle(x, 2)[:, :, 1:-1, 1:-1]
 
 
-def _is_upsampling(module: nn.Module) -> bool:
-    """Tell whether a module is a transposed convolution of kernel 4, stride 2 and padding 1."""
-    return (
-        isinstance(module, nn.ConvTranspose2d)
-        and (module.kernel_size, module.stride, module.padding) == ((4, 4), (2, 2), (1, 1))
-        and (tuple(module.output_padding), tuple(module.dilation), module.groups) == ((0, 0), (1, 1), 1)
-    )
-
-
 @contextlib.contextmanager
 def _subpixel_convolutions(model: nn.Module) -> Iterator[None]:
     """Replace a model's transposed convolutions by plain ones within the context."""
@@ -57,12 +53,13 @@ def _subpixel_convolutions(model: nn.Module) -> Iterator[None]:
         (owner, name, child)
         for owner in model.modules()
         for name, child in owner.named_children()
-        if _is_upsampling(child)
+        if isinstance(child, nn.ConvTranspose2d)
+        and child.groups == 1
+        and all(getattr(child, key) == value for key, value in _UPSAMPLING.items())
     ]
     try:
         for owner, name, child in replaced:
-            if isinstance(child, nn.ConvTranspose2d):
-                setattr(owner, name, SubPixelConvolution(child))
+            setattr(owner, name, SubPixelConvolution(child))
         yield
     finally:
         for owner, name, child in replaced:
@@ -108,23 +105,23 @@ def export_onnx(
             f"export_onnx: expected a model in float32 on the CPU, got {model.dtype} on {model.device}. "
             "Call model.float().cpu() first."
         )
-    place = Path(folder).expanduser()
-    if place.is_file() or place.suffix == ".onnx":
-        raise InputError(f"export_onnx: expected a folder to write {ONNX_FILE} into, got {place}.")
+    out = Path(folder).expanduser()
+    if out.is_file() or out.suffix == ".onnx":
+        raise InputError(f"export_onnx: expected a folder to write {ONNX_FILE} into, got {out}.")
     example = dict(inputs) if inputs is not None else example_inputs(model, size_hw=size_hw)
-    place.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     was_training = model.training
     model.eval()
     try:
-        signature = _write_file(model, example, options or {}, place / ONNX_FILE, opset)
+        signature = _write_file(model, example, options or {}, out / ONNX_FILE, opset)
         model.config.architectures = [type(model).__name__]
-        model.config.save_pretrained(place)
-        signature.write(place)
+        model.config.save_pretrained(out)
+        signature.write(out)
         if check:
-            _check_file(model, example, options or {}, place)
+            _check_file(model, example, options or {}, out)
     finally:
         model.train(was_training)
-    return place / ONNX_FILE
+    return out / ONNX_FILE
 
 
 def example_inputs(model: Model, *, size_hw: tuple[int, int] | None = None, batch: int = 1) -> dict[str, Tensor]:
@@ -138,7 +135,8 @@ def example_inputs(model: Model, *, size_hw: tuple[int, int] | None = None, batc
     config: Any = model.config
     if size_hw is None:
         stated = getattr(config, "prompt_encoder_config", config)  # of SAM 2: where prompts are is said in its pixels
-        size_hw = _image_size(getattr(stated, "image_size", None))
+        size = getattr(stated, "image_size", None) or 512
+        size_hw = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     noise = torch.randn(batch, 3, *size_hw, generator=torch.Generator().manual_seed(0))
     found = {"pixel_values": noise}
     if config.model_type in _SINGLE:
@@ -146,13 +144,6 @@ def example_inputs(model: Model, *, size_hw: tuple[int, int] | None = None, batc
         found["input_points"] = middle.expand(batch, 1, 1, 2).contiguous()
         found["input_labels"] = torch.ones(batch, 1, 1, dtype=torch.int64)
     return found
-
-
-def _image_size(size: int | Sequence[int] | None) -> tuple[int, int]:
-    """Return height and width from a side, a pair or None."""
-    if size is None:
-        return 512, 512
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
 class _Traced(nn.Module):
@@ -176,22 +167,20 @@ def _write_file(
     model: Model, example: Mapping[str, Tensor], options: Mapping[str, Any], path: Path, opset: int
 ) -> Signature:
     """Write the ONNX file of a model."""
-    # A batch of one would be taken as a constant.
-    pair = tuple(tensor[:1].expand(2, *tensor.shape[1:]).contiguous() for tensor in example.values())
-    names: dict[str, str] = {}
     single = model.config.model_type in _SINGLE
-    if single:
-        pair = tuple(tensor[:1] for tensor in pair)
+    count = 1 if single else 2  # a batch of one would be taken as a constant
+    batches = tuple(tensor[:1].expand(count, *tensor.shape[1:]).contiguous() for tensor in example.values())
+    names: dict[str, str] = {}
     traced = _Traced(model, list(example), options, names)
     batch = torch.export.Dim("batch", min=1, max=4096)
     with _subpixel_convolutions(model), _silence(), torch.no_grad():
         program = torch.onnx.export(
             traced,
-            pair,
+            batches,
             dynamo=True,
             opset_version=opset,
             input_names=list(example),
-            dynamic_shapes=None if single else {"tensors": tuple({0: batch} for _ in pair)},
+            dynamic_shapes=None if single else {"tensors": tuple({0: batch} for _ in batches)},
             verbose=False,
         )
     if program is None:
@@ -208,24 +197,18 @@ def _write_file(
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
     """Suppress the progress and hints of the exporter."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 def _check_file(model: Model, example: Mapping[str, Any], options: Mapping[str, Any], folder: Path) -> None:
     """Raise `InputError` unless the file gives the outputs of torch."""
-    from vitruvian.export.comparison import compare_outputs
-    from vitruvian.export.runtime import OnnxModel
-
     inputs: dict[str, Any] = dict(example)
     with torch.inference_mode():
         want = model(**inputs, **options, return_dict=True)

@@ -9,6 +9,7 @@ They are called like the torch models they were exported from, and return the sa
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvian.auto import AutoConfig, AutoProcessor, by_class_name, find_class
+from vitruvian.auto import AutoConfig, AutoProcessor, find_class
 from vitruvian.config import Config, read_json
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.models.sapiens2.modeling import flip_back
@@ -56,11 +57,9 @@ class Signature:
     single: bool = False
     precision: str = "float32"
 
-    def write(self, folder: Path) -> Path:
+    def write(self, folder: Path) -> None:
         """Write it into a folder."""
-        path = folder / _SIGNATURE_FILE
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        return path
+        (folder / _SIGNATURE_FILE).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Signature:
@@ -70,26 +69,20 @@ class Signature:
             raise CheckpointError(
                 f"{folder}: expected a folder that export_onnx or quantize_int8 wrote, got no {_SIGNATURE_FILE}."
             )
-        values = read_json(path)
-        try:
-            found = cls(**values)
-            whole = all(isinstance(name, str) for name in (*found.inputs, *found.outputs, found.model, found.output))
-        except TypeError:
-            whole = False
-        if not whole:
-            raise CheckpointError(f"{path}: expected the fields of an export, got others. Export the model again.")
-        return found
+        with contextlib.suppress(TypeError):
+            found = cls(**read_json(path))
+            if all(isinstance(name, str) for name in (*found.inputs, *found.outputs, found.model, found.output)):
+                return found
+        raise CheckpointError(f"{path}: expected the fields of an export, got others. Export the model again.")
 
     def output_class(self) -> type[ModelOutput]:
         """Import the class of outputs."""
         module, _, name = self.output.partition(":")
         if module.split(".")[0] == "vitruvian":
-            try:
+            with contextlib.suppress(ImportError):
                 found = getattr(importlib.import_module(module), name, None)
-            except ImportError:
-                found = None
-            if isinstance(found, type) and issubclass(found, ModelOutput):
-                return found
+                if isinstance(found, type) and issubclass(found, ModelOutput):
+                    return found
         raise CheckpointError(f"{_SIGNATURE_FILE}: expected an output class of vitruvian, got {self.output!r}.")
 
 
@@ -97,14 +90,10 @@ def flatten(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors inside an output with their names."""
     if isinstance(value, Tensor):
         yield name, value
-        return
-    pairs: Any = ()
-    if isinstance(value, ModelOutput | dict):
-        pairs = value.items()
-    elif isinstance(value, tuple | list):
-        pairs = enumerate(value)
-    for key, part in pairs:
-        yield from flatten(part, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, ModelOutput | dict | tuple | list):
+        pairs = enumerate(value) if isinstance(value, tuple | list) else value.items()
+        for key, part in pairs:
+            yield from flatten(part, f"{name}.{key}" if name else str(key))
 
 
 def unflatten(values: dict[str, Any]) -> dict[str, Any]:
@@ -116,13 +105,11 @@ def unflatten(values: dict[str, Any]) -> dict[str, Any]:
             fields.setdefault(first, {})[rest] = value
         else:
             fields[first] = value
-    return {name: _unflatten_field(value) if isinstance(value, dict) else value for name, value in fields.items()}
-
-
-def _unflatten_field(values: dict[str, Any]) -> Any:
-    """Return one field as a tuple or a dict."""
-    parts = unflatten(values)
-    return tuple(parts.values()) if all(name.isdecimal() for name in parts) else parts
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            parts = unflatten(value)
+            fields[name] = tuple(parts.values()) if all(key.isdecimal() for key in parts) else parts
+    return fields
 
 
 def require(package: str, purpose: str) -> Any:
@@ -143,9 +130,9 @@ class ExportedModel:
     graphs = None
 
     def __init__(self, folder: str | Path) -> None:
-        place = Path(folder).expanduser()
-        self.signature = Signature.read(place)
-        self.config: Config = AutoConfig.from_pretrained(place)
+        self.folder = Path(folder).expanduser()
+        self.signature = Signature.read(self.folder)
+        self.config: Config = AutoConfig.from_pretrained(self.folder)
         self.config.name_or_path = str(folder)
         self.output_class = self.signature.output_class()
 
@@ -157,10 +144,9 @@ class ExportedModel:
     @property
     def model_class(self) -> type[Any]:
         """The class of the model that was exported."""
-        address = by_class_name(self.signature.model)
-        if address is None:
+        found: type[Any] | None = find_class(self.signature.model)
+        if found is None:
             raise CheckpointError(f"export.json: expected a model class of vitruvian, got {self.signature.model!r}.")
-        found: type[Any] = find_class(address)
         return found
 
     @property
@@ -200,34 +186,35 @@ class ExportedModel:
                     raise InputError("flip_pairs: expected a model of poses, got one without heatmaps.")
                 found["heatmaps"] = flip_back(found["heatmaps"], flip_pairs)
         output: ModelOutput = self.output_class(**unflatten(found))
-        wanted = self.config.return_dict if return_dict is None else return_dict
-        return output if wanted else output.to_tuple()
+        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
     def _feeds(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Return the input arrays; raise `InputError` where inputs are missing or unknown."""
         known = self.signature.inputs
         if len(args) > len(known):
             raise InputError(f"{self.signature.model}: was exported with {', '.join(known)}, got {len(args)} inputs.")
-        given = dict(zip(known, args, strict=False))
+        tensors = dict(zip(known, args, strict=False))
         for name, value in kwargs.items():
-            if name in known and given.get(name) is None:
-                given[name] = value
-            elif not (value is None or value is False or _is_full_mask(name, value)):
+            if name in known and tensors.get(name) is None:
+                tensors[name] = value
+            elif value is None or value is False:
+                continue
+            elif not (name == "pixel_mask" and isinstance(value, Tensor) and bool(value.bool().all())):
                 raise InputError(
                     f"{name}: this model was exported with {', '.join(known)} alone. Export it with {name} too."
                 )
         feeds = {}
         for name, shape in known.items():
-            value = given.get(name)
+            value = tensors.get(name)
             if not isinstance(value, Tensor):
                 raise InputError(f"{name}: expected a tensor like {shape}, got {type(value).__name__}.")
             if list(value.shape[1:]) != shape[1:]:
                 raise InputError(
                     f"{name}: expected the shape {['batch', *shape[1:]]} of the export, got {list(value.shape)}."
                 )
-            whole = torch.bool if value.dtype == torch.bool else torch.int64
-            kind = torch.float32 if value.is_floating_point() else whole
-            feeds[name] = value.detach().to("cpu", kind).contiguous().numpy()
+            dtype = torch.bool if value.dtype == torch.bool else torch.int64
+            dtype = torch.float32 if value.is_floating_point() else dtype
+            feeds[name] = value.detach().to("cpu", dtype).contiguous().numpy()
         return feeds
 
     def _run_batch(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -243,11 +230,6 @@ class ExportedModel:
         raise NotImplementedError
 
 
-def _is_full_mask(name: str, value: Any) -> bool:
-    """Tell whether an input is a pixel mask without padding."""
-    return name == "pixel_mask" and isinstance(value, Tensor) and bool(value.bool().all())
-
-
 class OnnxModel(ExportedModel):
     """An exported model in ONNX Runtime.
 
@@ -260,7 +242,7 @@ class OnnxModel(ExportedModel):
     def __init__(self, folder: str | Path, *, threads: int | None = None, providers: list[str] | None = None) -> None:
         super().__init__(folder)
         runtime = require("onnxruntime", "OnnxModel")
-        path = Path(folder).expanduser() / ONNX_FILE
+        path = self.folder / ONNX_FILE
         if not path.is_file():
             raise CheckpointError(f"{folder}: expected {ONNX_FILE}, got none. Open int8 models with OpenVinoModel.")
         options = runtime.SessionOptions()
@@ -294,9 +276,8 @@ class OpenVinoModel(ExportedModel):
         if precision not in (None, "f32", "bf16"):
             raise InputError(f'precision: expected "f32" or "bf16", got {precision!r}.')
         openvino = require("openvino", "OpenVinoModel")
-        place = Path(folder).expanduser()
-        path = next((place / name for name in (OPENVINO_FILE, ONNX_FILE) if (place / name).is_file()), None)
-        if path is None:
+        path = self.folder / (OPENVINO_FILE if (self.folder / OPENVINO_FILE).is_file() else ONNX_FILE)
+        if not path.is_file():
             raise CheckpointError(f"{folder}: expected {OPENVINO_FILE} or {ONNX_FILE}, got neither.")
         self.core = openvino.Core()
         if precision is None:
@@ -350,18 +331,13 @@ def exported_pipeline(
     if find_task(task).name in _PROMPTED:
         raise InputError(f"task: expected one that is a single call of a model, got {task!r}. Use vitruvian.pipeline.")
     found.check_options(options)
-    opened = model if isinstance(model, ExportedModel) else _open_exported(model, threads=threads)
+    opened = model
+    if not isinstance(opened, ExportedModel):
+        openvino = (Path(opened).expanduser() / OPENVINO_FILE).is_file() or importlib.util.find_spec("openvino")
+        opened = (OpenVinoModel if openvino else OnnxModel)(opened, threads=threads)
     if not issubclass(opened.model_class, found.accepts()):
         able = ", ".join(one.__name__ for one in found.accepts())
         raise InputError(f"model: expected an export of {able} for {task}, got one of {opened.signature.model}.")
     if processor is None:
         processor = AutoProcessor.from_pretrained(opened.config.name_or_path)
     return found(opened, processor, **options)
-
-
-def _open_exported(folder: str | Path, *, threads: int | None = None) -> ExportedModel:
-    """Open a folder in OpenVINO where it is installed or needed, else in ONNX Runtime."""
-    needed = (Path(folder).expanduser() / OPENVINO_FILE).is_file()
-    if needed or importlib.util.find_spec("openvino") is not None:
-        return OpenVinoModel(folder, threads=threads)
-    return OnnxModel(folder, threads=threads)

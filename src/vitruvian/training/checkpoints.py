@@ -32,7 +32,7 @@ from vitruvian.errors import CheckpointError, InputError
 from vitruvian.training.ema import ExponentialMovingAverage, unique_weights
 from vitruvian.training.optimizer import named_weights
 from vitruvian.training.synthetic.rng import derive_seed
-from vitruvian.weights import alone
+from vitruvian.weights import unshared
 
 _FORMAT = "vitruvian-run-1"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -173,7 +173,9 @@ def seed_step(seed: int, step: int, process: int = 0) -> None:
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    save_file({name: alone(value.detach().cpu()) for name, value in tensors.items()}, path, metadata={"format": "pt"})
+    save_file(
+        {name: unshared(value.detach().cpu()) for name, value in tensors.items()}, path, metadata={"format": "pt"}
+    )
 
 
 def _load(folder: Path, name: str) -> dict[str, Tensor]:

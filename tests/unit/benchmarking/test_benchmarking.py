@@ -14,19 +14,16 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from tests.families.maskformer import tiny
-from vitruvian.benchmarking import models as cells
-from vitruvian.benchmarking import models as subjects
+from vitruvian.benchmarking import models
 from vitruvian.benchmarking.models import (
-    Cell,
-    Plan,
-    Subject,
+    BenchmarkModel,
+    Measurement,
     Workload,
     _known_keys,
-    image_inputs,
+    benchmark_model,
     measure,
     names,
     random_model,
-    subject,
     table,
 )
 from vitruvian.benchmarking.timing import Timing, count_flops, difference, time_interleaved
@@ -35,15 +32,14 @@ from vitruvian.errors import InputError
 from vitruvian.models.maskformer.modeling import MaskFormerForInstanceSegmentation
 
 CPU = torch.device("cpu")
-GIVEN = Workload(1, (64, 96), 0, torch.float32, CPU)
+WORKLOAD = Workload(1, (64, 96), 0, torch.float32, CPU)
 
 
-def small(name: str = "small") -> Subject:
+def small(name: str = "small") -> BenchmarkModel:
     """A tiny MaskFormer."""
-    return Subject(
+    return BenchmarkModel(
         name,
-        lambda given: random_model(MaskFormerForInstanceSegmentation, tiny(), given),
-        image_inputs,
+        lambda workload: random_model(MaskFormerForInstanceSegmentation, tiny(), workload),
         lambda model, inputs: model(**inputs).masks_queries_logits,
         size_hw=(64, 96),
     )
@@ -90,9 +86,9 @@ def test_flops_of_a_product() -> None:
 def test_measure(reference: bool) -> None:
     if reference:
         pytest.importorskip("transformers")
-    cell = measure(small(), GIVEN, Plan(0.0, reference=reference, truth=True, plain=True), ceiling=1.0)
-    ways = {"optimized", "plain"} | ({"reference"} if reference else set())
-    assert set(cell.times) == ways
+    variants = {"plain", "reference"} if reference else {"plain"}
+    cell = measure(small(), WORKLOAD, seconds=0.0, variants=variants | {"float32"}, ceiling=1.0)
+    assert set(cell.times) == variants | {"optimized"}
     assert cell.tflop > 0
     assert json.loads(json.dumps(cell.to_dict()))["model"] == "small"
     if reference:
@@ -105,11 +101,13 @@ def test_measure(reference: bool) -> None:
 
 
 def test_table_has_the_compiled_reference_where_it_was_timed() -> None:
-    cell = Cell("x", 1, (4, 4), 0, "float32", times={"optimized": Timing.of([2.0]), "reference": Timing.of([8.0])})
-    assert "compiled" not in cells.table([cell])
+    cell = Measurement(
+        "x", 1, (4, 4), 0, "float32", times={"optimized": Timing.of([2.0]), "reference": Timing.of([8.0])}
+    )
+    assert "compiled" not in models.table([cell])
     cell.note = "well"
-    quick = dataclasses.replace(cell, times=cell.times | {"compiled": Timing.of([4.0])}, note="")
-    lines = cells.table([cell, quick]).splitlines()
+    compiled = dataclasses.replace(cell, times=cell.times | {"compiled": Timing.of([4.0])}, note="")
+    lines = models.table([cell, compiled]).splitlines()
     assert "| compiled ms | ratio |" in lines[0]
     assert len({line.count("|") for line in lines}) == 1
     assert "0.50 ×" in lines[-1]
@@ -122,27 +120,27 @@ def test_a_reference_that_fails_in_a_type_runs_in_float32() -> None:
                 raise RuntimeError("expected scalar type Float but found BFloat16")
             return x
 
-    cell = Cell("x", 1, (1, 1), 0, "bfloat16")
+    cell = Measurement("x", 1, (1, 1), 0, "bfloat16")
     inputs = {"x": torch.ones(2, dtype=torch.bfloat16)}
-    one = Subject("x", lambda given: None, lambda given: inputs, lambda m, i: m(**i), (1, 1))  # type: ignore[arg-type, return-value]
-    _, given = cells._runnable(one, Fussy(), inputs, cell)
-    assert given["x"].dtype == torch.float32
+    one = BenchmarkModel("x", lambda workload: None, lambda m, i: m(**i), (1, 1))  # type: ignore[arg-type, return-value]
+    _, inputs = models._runnable(one, Fussy(), inputs, cell)
+    assert inputs["x"].dtype == torch.float32
     assert "float32" in cell.note
 
 
 def test_missing_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cells, "has_reference", lambda: False)
+    monkeypatch.setattr(models, "has_reference", lambda: False)
     with pytest.raises(InputError, match="transformers"):
-        measure(small(), GIVEN, Plan(reference=True))
+        measure(small(), WORKLOAD)
 
 
 def test_table() -> None:
     fast, slow = Timing(1.0, 0.9, 1.2, 5), Timing(4.0, 3.9, 4.2, 5)
-    cell = Cell(
+    cell = Measurement(
         "m", 2, (64, 96), 3, "float32", {"optimized": fast, "reference": slow}, (1e-3, 1e-4), {}, 0.5, 1000.0,
         {"optimized": 2**30}, "a note",
     )  # fmt: skip
-    failed = Cell("n", 1, (1, 1), 0, "float32")
+    failed = Measurement("n", 1, (1, 1), 0, "float32")
     lines = table([cell, failed]).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert "| 0.25 × |" in lines[2]
@@ -152,20 +150,20 @@ def test_table() -> None:
     assert "failed" in lines[4]
 
 
-def test_every_name_is_a_subject() -> None:
+def test_every_name_is_a_model() -> None:
     for name in names():
-        assert subject(name).name == name
+        assert benchmark_model(name).name == name
     with pytest.raises(InputError, match="mask2former-swin-small"):
-        subject("mask2former-swin-smal")
+        benchmark_model("mask2former-swin-smal")
 
 
 def test_keys_the_reference_refuses() -> None:
-    given = {"a": 1, "stage_names": [], "inner": {"stage_names": [], "b": 2}, "vitruvian_version": "1"}
-    assert _known_keys(given) == {"a": 1, "inner": {"b": 2}}
+    inputs = {"a": 1, "stage_names": [], "inner": {"stage_names": [], "b": 2}, "vitruvian_version": "1"}
+    assert _known_keys(inputs) == {"a": 1, "inner": {"b": 2}}
 
 
 def test_decoder_inputs() -> None:
-    found = subject("sam2-tiny-decoder").inputs(Workload(2, (64, 128), 5, torch.float32, CPU))
+    found = benchmark_model("sam2-tiny-decoder").inputs(Workload(2, (64, 128), 5, torch.float32, CPU))
     assert found["input_points"].shape == (2, 5, 1, 2)
     assert [tuple(level.shape) for level in found["image_embeddings"]] == [
         (2, 32, 16, 32),
@@ -188,7 +186,7 @@ class TestCommand:
         assert result.stdout.split() == names()
 
     def test_measures_a_curve(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr(subjects, "subject", small)
+        monkeypatch.setattr(models, "benchmark_model", small)
         path = tmp_path / "found.json"
         words = ["--model", "x", "--batch", "1", "--batch", "2", "--size", "64x64", "--no-reference"]
         result = self.run(*words, "--device", "cpu", "--seconds", "0", "--json", str(path))

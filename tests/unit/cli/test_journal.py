@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vitruvian.cli.inputs import Input
-from vitruvian.cli.journal import DIGEST_BYTES, JOURNAL, Journal
+from vitruvian.cli.journal import _DIGEST_BYTES, JOURNAL, Journal
 from vitruvian.errors import InputError
 
 
@@ -24,7 +24,7 @@ def make_input(path: Path, content: bytes) -> Input:
 
 
 def finish(folder: Path, one: Input, *paths: Path, settings: str = "s") -> None:
-    journal = Journal.read(folder)
+    journal = Journal(folder)
     origin = journal.begin(one, paths, settings)
     for path in paths:
         path.parent.mkdir(exist_ok=True, parents=True)
@@ -33,7 +33,7 @@ def finish(folder: Path, one: Input, *paths: Path, settings: str = "s") -> None:
 
 
 def state(folder: Path, one: Input, *paths: Path, settings: str = "s") -> str:
-    return Journal.read(folder).state(one, paths, settings)
+    return Journal(folder).state(one, paths, settings)
 
 
 def test_states(tmp_path: Path, source: Input) -> None:
@@ -52,11 +52,11 @@ def test_states(tmp_path: Path, source: Input) -> None:
 
 def test_what_is_begun_is_not_done(tmp_path: Path, source: Input) -> None:
     out, path = tmp_path / "out", tmp_path / "out" / "a.json"
-    Journal.read(out).begin(source, [path], "s")
+    Journal(out).begin(source, [path], "s")
     path.write_text("half")
     assert state(out, source, path) == "new"
     finish(out, source, path, settings="t")
-    Journal.read(out).begin(source, [path], "s")  # killed before or after the file was replaced
+    Journal(out).begin(source, [path], "s")  # killed before or after the file was replaced
     assert state(out, source, path, settings="t") == "changed"
     assert state(out, source, path) == "new"
 
@@ -64,7 +64,7 @@ def test_what_is_begun_is_not_done(tmp_path: Path, source: Input) -> None:
 def test_large_sources_are_compared_by_time(tmp_path: Path) -> None:
     import os
 
-    one = make_input(tmp_path / "in" / "large.jpg", bytes(DIGEST_BYTES + 1))
+    one = make_input(tmp_path / "in" / "large.jpg", bytes(_DIGEST_BYTES + 1))
     path = tmp_path / "out" / "large.json"
     finish(tmp_path / "out", one, path)
     assert state(tmp_path / "out", one, path) == "done"
@@ -96,7 +96,7 @@ def test_unknown_files(damage: str, tmp_path: Path, source: Input) -> None:
     else:
         line = {"source": source.identity, "stamp": None, "settings": "s", "files": ["a.json"]}
         (out / JOURNAL).write_text(json.dumps(line) + "\n")
-        assert Journal.read(out).wrote(path)  # still no source
+        assert Journal(out).wrote(path)  # still no source
     with pytest.raises(InputError, match="--overwrite"):
         state(out, source, path)
 
@@ -105,7 +105,7 @@ def test_folders_of_frames(tmp_path: Path, source: Input) -> None:
     out, folder = tmp_path / "out", tmp_path / "out" / "a_pose"
     folder.mkdir(parents=True)
     assert state(out, source, folder) == "new"
-    journal = Journal.read(out)
+    journal = Journal(out)
     origin = journal.begin(source, [folder], "s")
     for number in range(3):
         (folder / f"{number}.npz").write_text("frame")
@@ -118,7 +118,7 @@ def test_folders_of_frames(tmp_path: Path, source: Input) -> None:
 
 
 def test_missing_and_empty_files_are_not_done(tmp_path: Path, source: Input) -> None:
-    journal = Journal.read(tmp_path)
+    journal = Journal(tmp_path)
     origin = journal.begin(source, [tmp_path / "a.json"], "s")
     with pytest.raises(InputError, match="no file or an empty one"):
         journal.done(origin, [tmp_path / "a.json"])
@@ -142,7 +142,7 @@ def test_damaged_lines_are_skipped(garbage: bytes, tmp_path: Path, source: Input
 
 
 def test_two_processes_share_a_journal(tmp_path: Path, source: Input) -> None:
-    one, two = Journal.read(tmp_path), Journal.read(tmp_path)
+    one, two = Journal(tmp_path), Journal(tmp_path)
     (tmp_path / "a.json").write_text("result")
     one.done(one.begin(source, [tmp_path / "a.json"], "s"), [tmp_path / "a.json"])
     two.refresh()

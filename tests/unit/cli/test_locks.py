@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vitruvian.cli.locks import LOCK_FOLDER, OutputLock
+from vitruvian.cli.locks import _LOCK_FOLDER, OutputLock
 from vitruvian.errors import InputError
 
 
@@ -20,7 +20,7 @@ def test_a_lock_is_held_until_it_is_released(tmp_path: Path) -> None:
     OutputLock(tmp_path, {"c": tmp_path / "c"}).release()  # what was locked before the failure is free again
     lock.release()
     OutputLock(tmp_path, files).release()
-    assert not (tmp_path / LOCK_FOLDER).exists()
+    assert not (tmp_path / _LOCK_FOLDER).exists()
 
 
 def test_the_lock_of_a_dead_process_is_free(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ OutputLock(Path({str(tmp_path)!r}), {{"a": Path("a")}})
 os._exit(1)
 """
     subprocess.run([sys.executable, "-c", code], check=False)
-    assert list((tmp_path / LOCK_FOLDER).iterdir())
+    assert list((tmp_path / _LOCK_FOLDER).iterdir())
     OutputLock(tmp_path, {"a": tmp_path / "a"}).release()
 
 

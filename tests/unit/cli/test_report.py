@@ -7,25 +7,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from vitruvian.cli.commands import pointmap, pose
+from vitruvian.cli import _option_names, program
 from vitruvian.cli.report import error_text, json_line, option_names, printable
-from vitruvian.cli.task_command import task_function
 from vitruvian.errors import InputError, MissingExtraError
 
 
 @pytest.fixture
-def names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def names(request: pytest.FixtureRequest) -> Iterator[None]:
     """The options of a command, as they are while it runs."""
-    monkeypatch.setattr("vitruvian.cli.run_task.run_task", lambda job: None)
-    token = option_names.set({})
-    function = task_function(request.param)
-    parameters = function.__signature__.parameters  # type: ignore[attr-defined]
-    function(**{name: one.default for name, one in parameters.items()} | {"sources": ["people"]})
+    token = option_names.set(_option_names(program(request.param), [request.param, "people"]))
     yield
     option_names.reset(token)
 
 
-@pytest.mark.parametrize("names", [pose.Command], indirect=True)
+@pytest.mark.parametrize("names", ["pose"], indirect=True)
 @pytest.mark.parametrize(
     ("message", "text"),
     [
@@ -43,7 +38,7 @@ def test_errors_about_arguments_are_about_options(names: None, message: str, tex
     assert error_text(InputError(message)) == text
 
 
-@pytest.mark.parametrize("names", [pointmap.Command], indirect=True)
+@pytest.mark.parametrize("names", ["pointmap"], indirect=True)
 def test_options_with_other_names(names: None) -> None:
     assert error_text(InputError("K and fov: expected one.")) == "--intrinsics and --fov: expected one."
     assert error_text(InputError("tile_hw: too small.")) == "--tile: too small."

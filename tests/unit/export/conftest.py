@@ -15,6 +15,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny pose model as ONNX, optimised before the export, as users may have it."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
-    place = tmp_path_factory.mktemp("export") / "pose"
-    assert export_onnx(build().optimize(), place) == place / "model.onnx"
-    return place
+    folder = tmp_path_factory.mktemp("export") / "pose"
+    assert export_onnx(build().optimize(), folder) == folder / "model.onnx"
+    return folder

@@ -22,14 +22,14 @@ from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("checkpoint")
-    build().save_pretrained(place)
-    Sapiens2ImageProcessor(size={"height": 64, "width": 48}).save_pretrained(place)
+    folder = tmp_path_factory.mktemp("checkpoint")
+    build().save_pretrained(folder)
+    Sapiens2ImageProcessor(size={"height": 64, "width": 48}).save_pretrained(folder)
     rng = np.random.default_rng(0)
-    (place / "photos").mkdir()
+    (folder / "photos").mkdir()
     for number in range(3):
-        Image.fromarray(rng.integers(0, 255, (80, 60, 3), dtype=np.uint8)).save(place / "photos" / f"{number}.png")
-    return place
+        Image.fromarray(rng.integers(0, 255, (80, 60, 3), dtype=np.uint8)).save(folder / "photos" / f"{number}.png")
+    return folder
 
 
 def test_onnx(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

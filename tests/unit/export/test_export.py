@@ -46,7 +46,7 @@ def test_results_and_calls_are_those_of_the_model(engine: str, folder: Path) -> 
 
 def test_wrong_calls_say_what_was_exported(folder: Path) -> None:
     exported = OnnxModel(folder, threads=1)
-    for given, words in (
+    for inputs, words in (
         ({}, "expected a tensor"),
         ({"pixel_values": torch.zeros(1, 3, 32, 32)}, "shape"),
         ({"pixel_values": pixels(), "labels": torch.zeros(1)}, "exported with pixel_values alone"),
@@ -54,7 +54,7 @@ def test_wrong_calls_say_what_was_exported(folder: Path) -> None:
         ({"pixel_values": pixels(), "pixel_mask": torch.zeros(1, 64, 48)}, "exported with pixel_values alone"),
     ):
         with pytest.raises(InputError, match=words):
-            exported(**given)
+            exported(**inputs)
     exported(pixels(), pixel_mask=torch.ones(1, 64, 48))
     with pytest.raises(InputError, match="2 inputs"):
         exported(pixels(), pixels())
@@ -126,11 +126,11 @@ def test_other_families(
         pytest.importorskip(package)
     save(tmp_path)
     model = AutoModel.from_pretrained(tmp_path / name).eval()
-    given = example_inputs(model, size_hw=size_hw, batch=2)
-    export_onnx(model, tmp_path / "export", inputs=given, check=False)
+    inputs = example_inputs(model, size_hw=size_hw, batch=2)
+    export_onnx(model, tmp_path / "export", inputs=inputs, check=False)
     with torch.inference_mode():
-        want = model(**given)
-    assert max(compare_outputs(OnnxModel(tmp_path / "export")(**given), want).values()) < 1e-3
+        want = model(**inputs)
+    assert max(compare_outputs(OnnxModel(tmp_path / "export")(**inputs), want).values()) < 1e-3
 
 
 def test_names_of_nested_outputs() -> None:

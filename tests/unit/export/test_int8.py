@@ -42,12 +42,12 @@ def test_ends_stay_in_floating_point(folder: Path, tmp_path: Path) -> None:
     openvino = pytest.importorskip("openvino")
     pytest.importorskip("nncf")
 
-    def products(place: Path) -> dict[str, Any]:
-        nodes = openvino.Core().read_model(place).get_ordered_ops()
+    def products(path: Path) -> dict[str, Any]:
+        nodes = openvino.Core().read_model(path).get_ordered_ops()
         return {node.get_friendly_name(): node for node in nodes if node.get_type_name() in _PRODUCTS}
 
-    def int8_ones(place: Path) -> list[str]:
-        kinds = {name: node.input_value(0).get_node().get_type_name() for name, node in products(place).items()}
+    def int8_ones(path: Path) -> list[str]:
+        kinds = {name: node.input_value(0).get_node().get_type_name() for name, node in products(path).items()}
         return [name for name, kind in kinds.items() if kind == "FakeQuantize"]
 
     graph = openvino.Core().read_model(folder / "model.onnx")

@@ -1,1 +1,1 @@
-"""The commands, one module each: a `TaskCommand` for tasks, a function for the others."""
+"""The commands: those of tasks as dataclasses in `tasks`, the others as functions, one module each."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from vitruvian.cli.options import read_size
+from vitruvian.cli.options import CudaDevice, cuda_or_cpu, read_size
 
 EXAMPLE = "vitruvian bench --model sapiens2-pose-0.4b --batch 1"
 
@@ -20,7 +20,7 @@ def bench(
     size: Annotated[list[str] | None, typer.Option(help="Height and width of images. Repeat for a curve.")] = None,
     prompts: Annotated[list[int] | None, typer.Option(help="Prompts an image, for decoders. Repeat.", min=1)] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="float32, bfloat16 or float16. Repeat for more.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu. By default cuda where there is one.")] = None,
+    device: CudaDevice = None,
     reference: Annotated[bool | None, typer.Option(help="Compare with transformers. By default where it is.")] = None,
     seconds: Annotated[float, typer.Option(help="About how long each call is timed.", min=0.0)] = 1.0,
     graphs: Annotated[bool, typer.Option(help="Record calls with small batches as CUDA graphs.")] = True,
@@ -31,38 +31,37 @@ def bench(
     """Time models with random weights, in turns with transformers on the same weights, and compare the results."""
     import json
 
-    import torch
     from rich.console import Console
 
     from vitruvian.benchmarking import models
     from vitruvian.benchmarking.timing import machine, product_ceiling
-    from vitruvian.devices import checked_device
     from vitruvian.errors import InputError, near_matches
 
     if available:
         typer.echo("\n".join(models.names()))
         return
-    target = checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target = cuda_or_cpu(device)
     kinds = dtype or ["bfloat16" if target.type == "cuda" else "float32"]
     for kind in kinds:
         if kind not in models.DTYPES:
             raise InputError(f"--dtype: expected one of {', '.join(models.DTYPES)}.{near_matches(kind, models.DTYPES)}")
-    subjects = [models.subject(name) for name in model or ["mask2former-swin-small"]]
+    chosen = [models.benchmark_model(name) for name in model or ["mask2former-swin-small"]]
     compare = models.has_reference() if reference is None else reference
-    plan = models.Plan(seconds, compare, cold=cold, cuda_graphs=graphs)
+    options: dict[str, Any] = {"seconds": seconds, "cold": cold, "cuda_graphs": graphs}
+    options["variants"] = ("reference",) if compare else ()
     console = Console(stderr=True)
     console.print(machine(target))
-    cells: list[models.Cell] = []
+    measured: list[models.Measurement] = []
     for kind in kinds:
         ceiling = product_ceiling(target, models.DTYPES[kind])
-        for one in subjects:
+        for one in chosen:
             sizes = [read_size("--size", text, example="800x1088") for text in size] if size else [one.size_hw]
             counts = (prompts or [one.prompts]) if one.prompts else [0]
             for images, size_hw, count in ((b, s, p) for b in batch or [1] for s in sizes for p in counts):
                 workload = models.Workload(images, size_hw, count, models.DTYPES[kind], target)
                 with console.status(f"{one.name}, batch {images}, {size_hw[0]}×{size_hw[1]}, {kind}"):
-                    cells.append(models.measure(one, workload, plan, ceiling=ceiling))
-    typer.echo(models.table(cells))
+                    measured.append(models.measure(one, workload, ceiling=ceiling, **options))
+    typer.echo(models.table(measured))
     if json_file is not None:
-        report = {"machine": machine(target), "cells": [cell.to_dict() for cell in cells]}
+        report = {"machine": machine(target), "cells": [one.to_dict() for one in measured]}
         json_file.write_text(json.dumps(report, indent=2), encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitruvian.cli.options import MODEL, Debug, Device, Dtype, Messages, Quiet
+from vitruvian.cli.options import MODEL, Debug, Device, Dtype, MessageGroup, Quiet
 from vitruvian.errors import InputError
 
 EXAMPLE = "vitruvian demo photo.jpg --model pose=facebook/sapiens2-pose-0.4b --model parts=facebook/sapiens2-seg-0.4b"
@@ -41,7 +41,7 @@ def demo(
     from vitruvian.cli.report import Report, format_seconds, printable
     from vitruvian.pipelines.demo import run_demo
 
-    report = Report(Messages(quiet=quiet, debug=debug))
+    report = Report(MessageGroup(quiet=quiet, debug=debug))
     with report.busy("processing images"):
         done = run_demo(
             images or None,
@@ -60,9 +60,9 @@ def demo(
     raise typer.Exit(1 if done.failures else 0)
 
 
-def _read_models(given: Sequence[str] | None) -> str | dict[str, str] | None:
+def _read_models(texts: Sequence[str] | None) -> str | dict[str, str] | None:
     """Read --model: one for all tasks, or which checkpoint each task uses."""
-    pairs = [text.partition("=") for text in given or ()]
+    pairs = [text.partition("=") for text in texts or ()]
     if not pairs:
         return None
     if len(pairs) == 1 and (not pairs[0][1] or Path("".join(pairs[0])).expanduser().exists()):

@@ -7,20 +7,21 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.filesize import decimal
 
 from vitruvian.cli.options import Debug, Json
-from vitruvian.cli.report import format_bytes, print_json
+from vitruvian.cli.report import print_json
 from vitruvian.cpu_threads import usable_cores
+from vitruvian.version import __version__
 
 EXAMPLE = "vitruvian doctor"
-CORE = ("torch", "numpy", "pillow", "safetensors", "huggingface-hub", "typer", "rich")
+_CORE = ("torch", "numpy", "pillow", "safetensors", "huggingface-hub", "typer", "rich")
 # extra -> (modules it brings, what it enables)
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "video": (("av",), "videos and cameras"),
@@ -32,7 +33,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "export": (("onnx", "onnxruntime", "onnxscript", "openvino"), "ONNX and OpenVINO"),
     "synthetic": (("anny", "scipy"), "packs of synthetic bodies"),
 }
-Facts = dict[str, Any]  # of JSON
+_Facts = dict[str, Any]  # of JSON
 
 
 def doctor(
@@ -42,41 +43,26 @@ def doctor(
 
     The exit code is 1 where something that everything needs is missing.
     """
-    facts = _examine(speed=speed)
+    problems: list[str] = []
+    facts: _Facts = {"versions": _versions(problems), "devices": _devices(problems), "extras": _extras()}
+    facts |= {"kernels": _kernels(), "caches": _caches(), "temporary": _temporary(problems)}
+    facts |= {"speed": _tiny_run(problems) if speed and not problems else None, "problems": problems}
     if as_json:
         print_json(facts)
     else:
         _show(facts)
-    if facts["problems"]:
+    if problems:
         raise typer.Exit(1)
-
-
-def _examine(*, speed: bool) -> Facts:
-    """Check everything; each part even if another is broken."""
-    problems: list[str] = []
-    facts: Facts = {"versions": _versions(problems), "devices": _devices(problems), "extras": {}}
-    for name, (modules, purpose) in EXTRAS.items():
-        missing = [module for module in modules if not _has(module)]
-        facts["extras"][name] = {"installed": not missing, "for": purpose}
-        if 0 < len(missing) < len(modules):
-            facts["extras"][name]["missing"] = missing
-    facts |= {"kernels": _kernels(), "caches": _caches(), "temporary": _temporary(problems)}
-    return facts | {"speed": _tiny_run(problems) if speed and not problems else None, "problems": problems}
 
 
 def _has(module: str) -> bool:
     """Whether a module is installed; it is not imported."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
+    return importlib.util.find_spec(module) is not None
 
 
 def _versions(problems: list[str]) -> dict[str, str]:
-    from vitruvian.version import __version__
-
     facts = {"vitruvian": __version__, "python": platform.python_version(), "system": platform.platform()}
-    for name in CORE:
+    for name in _CORE:
         try:
             facts[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -84,14 +70,14 @@ def _versions(problems: list[str]) -> dict[str, str]:
     return facts
 
 
-def _devices(problems: list[str]) -> list[Facts]:
+def _devices(problems: list[str]) -> list[_Facts]:
     """Return what models can run on, the best first."""
     try:
         import torch
     except Exception as error:  # noqa: BLE001 - a broken torch raises anything
         problems.append(f"torch: cannot be imported ({' '.join(str(error).split())[:120]}). Install it anew.")
         return []
-    facts: list[Facts] = []
+    facts: list[_Facts] = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free, total = torch.cuda.mem_get_info(index)
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -101,6 +87,17 @@ def _devices(problems: list[str]) -> list[Facts]:
         facts.append({"device": "mps", "name": "Metal"})
     name = torch.backends.cpu.get_cpu_capability()
     return [*facts, {"device": "cpu", "name": name, "cores": usable_cores(), "threads": torch.get_num_threads()}]
+
+
+def _extras() -> dict[str, _Facts]:
+    """Return which extras are installed, and what an incomplete one lacks."""
+    facts: dict[str, _Facts] = {}
+    for name, (modules, purpose) in EXTRAS.items():
+        missing = [module for module in modules if not _has(module)]
+        facts[name] = {"installed": not missing, "for": purpose}
+        if 0 < len(missing) < len(modules):
+            facts[name]["missing"] = missing
+    return facts
 
 
 def _kernels() -> dict[str, bool]:
@@ -121,30 +118,24 @@ def _kernels() -> dict[str, bool]:
     }
 
 
-def _caches() -> dict[str, Facts]:
-    """Return where downloads and compiled kernels are, and their size."""
+def _caches() -> dict[str, _Facts]:
+    """Return where downloads and compiled kernels are, and their size; links are not counted twice."""
     from huggingface_hub import constants
 
     folders = {
         "checkpoints (HF_HOME)": Path(constants.HF_HUB_CACHE),
         "kernels (TRITON_CACHE_DIR)": Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache")),
     }
-    return {
-        name: {"path": str(folder), "exists": folder.is_dir(), "bytes": _size_of(folder)}
-        for name, folder in folders.items()
-    }
+    facts: dict[str, _Facts] = {}
+    for name, folder in folders.items():
+        facts[name] = {"path": str(folder), "exists": folder.is_dir(), "bytes": 0}
+        for path in folder.rglob("*"):
+            with contextlib.suppress(OSError):
+                facts[name]["bytes"] += path.stat().st_size if path.is_file() and not path.is_symlink() else 0
+    return facts
 
 
-def _size_of(folder: Path) -> int:
-    """Return the bytes in a folder; links are not counted twice."""
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += 0 if path.is_symlink() or path.is_dir() else path.stat().st_size
-    return total
-
-
-def _temporary(problems: list[str]) -> Facts:
+def _temporary(problems: list[str]) -> _Facts:
     """Return whether temporary files can be written."""
     folder = tempfile.gettempdir()
     try:
@@ -156,7 +147,7 @@ def _temporary(problems: list[str]) -> Facts:
     return {"path": folder, "writable": True}
 
 
-def _tiny_run(problems: list[str]) -> Facts | None:
+def _tiny_run(problems: list[str]) -> _Facts | None:
     """Time a pose model with random weights on the best device, on 256 x 192 pixels."""
     try:
         import torch
@@ -182,41 +173,39 @@ def _tiny_run(problems: list[str]) -> Facts | None:
     return {"device": device, "dtype": name, "milliseconds": round(min(times[1:]) * 1000, 2)}
 
 
-def _show(facts: Facts) -> None:
+def _show(facts: _Facts) -> None:
     """Print everything for people."""
-    from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=True)
+    def section(title: str) -> None:
+        typer.secho(f"\n{title}", bold=True)
 
-    def section(title: str, rows: list[tuple[str, str, bool | None]]) -> None:
-        console.print(f"\n{title}", style="bold", markup=False)
-        for name, text, good in rows:
-            mark = {True: "✓", False: "–", None: " "}[good]
-            console.print(f"  {mark} {name:<28} {text}", markup=False)
+    def row(name: str, text: str, good: bool | None = None) -> None:
+        typer.echo(f"  {' ' if good is None else '✓' if good else '–'} {name:<28} {text}")
 
-    console.print(f"vitruvian {facts['versions']['vitruvian']} on Python {sys.version.split()[0]}", style="bold")
-    section("Versions", [(name, version, None) for name, version in facts["versions"].items()])
-    rows: list[tuple[str, str, bool | None]] = []
+    section("Versions")
+    for name, version in facts["versions"].items():
+        row(name, version)
+    section("Devices")
     for one in facts["devices"]:
-        memory = f", {format_bytes(one['free'])} of {format_bytes(one['memory'])} free" if "memory" in one else ""
+        memory = f", {decimal(one['free'])} of {decimal(one['memory'])} free" if "memory" in one else ""
         threads = f", {one['cores']} cores, {one['threads']} threads" if "cores" in one else ""
-        rows.append((one["device"], f"{one['name']}{memory}{threads}", True))
-    section("Devices", rows)
-    rows = []
+        row(one["device"], f"{one['name']}{memory}{threads}", True)
+    section("Extras")
     for name, extra in facts["extras"].items():
         advice = "" if extra["installed"] else f'   pip install "vitruvian[{name}]"'
-        rows.append((name, f"{extra['for']}{advice}", extra["installed"]))
-    section("Extras", rows)
-    section("Kernels", [(name, "yes" if there else "no", there) for name, there in facts["kernels"].items()])
-    rows = [
-        (name, f"{cache['path']} ({format_bytes(cache['bytes']) if cache['exists'] else 'empty'})", None)
-        for name, cache in facts["caches"].items()
-    ]
-    section("Folders", [*rows, ("temporary files", facts["temporary"]["path"], facts["temporary"]["writable"])])
+        row(name, f"{extra['for']}{advice}", extra["installed"])
+    section("Kernels")
+    for name, there in facts["kernels"].items():
+        row(name, "yes" if there else "no", there)
+    section("Folders")
+    for name, cache in facts["caches"].items():
+        row(name, f"{cache['path']} ({decimal(cache['bytes']) if cache['exists'] else 'empty'})")
+    row("temporary files", facts["temporary"]["path"], facts["temporary"]["writable"])
     if (speed := facts["speed"]) is not None:
-        section("Speed of a tiny model", [(speed["device"], f"{speed['milliseconds']} ms in {speed['dtype']}", True)])
-    console.print()
+        section("Speed of a tiny model")
+        row(speed["device"], f"{speed['milliseconds']} ms in {speed['dtype']}", True)
+    typer.echo()
     for problem in facts["problems"]:
-        console.print(f"Problem: {problem}", style="red", markup=False)
+        typer.secho(f"Problem: {problem}", fg="red")
     if not facts["problems"]:
-        console.print("All is well.", style="green")
+        typer.secho("All is well.", fg="green")

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from vitruvian.cli.options import CudaDevice, cuda_or_cpu
+
 EXAMPLE = "vitruvian evaluate my-run set"
 
 
@@ -17,23 +19,21 @@ def evaluate(
     view: Annotated[Literal["person", "picture"], typer.Option(help="Crops of people, or whole images.")] = "person",
     pictures: Annotated[int | None, typer.Option(help="Use the first so many views.", min=1)] = None,
     batch_size: Annotated[int, typer.Option(help="Views in a batch.", min=1)] = 16,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu. By default cuda where there is one.")] = None,
+    device: CudaDevice = None,
     precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Data type of the model.")] = "float32",
     details: Annotated[bool, typer.Option("--details", help="Show every class and keypoint.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all scores into this file too.")] = None,
 ) -> None:
     """Print PCK and OKS-AP, IoU, angles, depth and point errors, matting errors, albedo errors and box precision."""
-    import torch
     from rich.console import Console
     from rich.progress import Progress
 
-    from vitruvian.devices import checked_device
     from vitruvian.errors import InputError, near_matches
     from vitruvian.training.datasets.folder import PeopleFolder
     from vitruvian.training.evaluation.evaluate import evaluate_folder
     from vitruvian.training.models import open_models
 
-    target = checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target = cuda_or_cpu(device)
     models = open_models(model)
     for name in task or ():
         if name not in models:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from vitruvian.cli.options import Debug, Json, Quiet, read_size
-from vitruvian.cli.report import format_bytes, format_millions, print_json
-from vitruvian.errors import InputError, near_matches
+from vitruvian.cli.report import format_millions, print_json
+from vitruvian.errors import CheckpointError, InputError, near_matches
 
-app = typer.Typer(help="List, describe, download and convert checkpoints.", rich_markup_mode="rich")
+app = typer.Typer(rich_markup_mode="rich")
 
 
 @app.callback(invoke_without_command=True)
@@ -32,10 +32,16 @@ def list_models(
 ) -> None:
     """List the model inside the package and checkpoints on the Hub that are known to work, and which are here."""
     from rich.console import Console
+    from rich.filesize import decimal
     from rich.table import Table
 
-    from vitruvian.cli.catalogue import Known, known_checkpoints
-    from vitruvian.cli.checkpoints import cached_sizes, facts_of
+    from vitruvian.cli.checkpoints import (
+        LICENCES,
+        KnownCheckpoint,
+        cached_sizes,
+        describe_checkpoint,
+        known_checkpoints,
+    )
     from vitruvian.hub import BUILTIN, has_builtin
     from vitruvian.tasks import PIPELINE_TASKS
 
@@ -44,35 +50,31 @@ def list_models(
         raise InputError(f"--task: expected one of {', '.join(PIPELINE_TASKS)}, got {task!r}.{near}")
     known, sizes = list(known_checkpoints()), cached_sizes()
     if has_builtin():
-        facts = facts_of(BUILTIN, None)
-        known.insert(0, Known(BUILTIN, tuple(facts["commands"]), "builtin", round(facts["parameters"] / 1e6)))
+        facts = describe_checkpoint(BUILTIN)
+        millions = round(facts["parameters"] / 1e6)
+        known.insert(0, KnownCheckpoint(BUILTIN, tuple(facts["commands"]), "builtin", millions))
         sizes[BUILTIN] = facts["size_bytes"]
-    rows: list[dict[str, Any]] = [
-        {
-            "name": one.name,
-            "commands": list(one.commands),
-            "parameters_millions": one.millions,
-            "licence": one.licence.short,
-            "cached_bytes": sizes.get(one.name),
-        }
-        for one in known
-        if (not cached or one.name in sizes) and (task is None or task in one.commands)
-    ]
+    chosen = [one for one in known if (not cached or one.name in sizes) and (task is None or task in one.commands)]
     if as_json:
+        rows = [
+            {
+                "name": one.name,
+                "commands": list(one.commands),
+                "parameters_millions": one.millions,
+                "licence": LICENCES[one.family].short,
+                "cached_bytes": sizes.get(one.name),
+            }
+            for one in chosen
+        ]
         print_json({"checkpoints": rows})
         return
     table = Table(box=None, pad_edge=False)
     for title in ("name", "for", "parameters", "here", "licence"):
         table.add_column(title, justify="right" if title == "parameters" else "left", no_wrap=title != "licence")
-    for row in rows:
-        size = row["cached_bytes"]
-        table.add_row(
-            row["name"],
-            ", ".join(row["commands"]),
-            format_millions(row["parameters_millions"]),
-            format_bytes(size) if size else "",
-            row["licence"],
-        )
+    for one in chosen:
+        size = decimal(sizes[one.name]) if one.name in sizes else ""
+        commands, parameters = ", ".join(one.commands), format_millions(one.millions)
+        table.add_row(one.name, commands, parameters, size, LICENCES[one.family].short)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
@@ -84,25 +86,19 @@ def info(
     debug: Debug = False,
 ) -> None:
     """Describe a checkpoint: task, parameters, data type, size. Of one on the Hub, only config.json is loaded."""
-    from rich.console import Console
-    from rich.table import Table
+    from vitruvian.cli.checkpoints import describe_checkpoint
 
-    from vitruvian.cli.checkpoints import facts_of
-
-    facts = facts_of(name, revision)
+    facts = describe_checkpoint(name, revision)
     if as_json:
         print_json(facts)
         return
-    table = Table(box=None, show_header=False, pad_edge=False)
+    facts["parameters"] = format_millions(round(facts["parameters"] / 1e6, 1))
     for title, value in facts.items():
-        if title not in ("config", "parameters", "size_bytes") and value is not None:
-            table.add_row(title.replace("_", " "), ", ".join(value) if isinstance(value, list) else str(value))
-    table.add_row("parameters", format_millions(round(facts["parameters"] / 1e6, 1)))
-    console = Console(highlight=False)
-    console.print(table)
+        if title not in ("config", "size_bytes") and value is not None:
+            typer.echo(f"{title:<11} {', '.join(value) if isinstance(value, list) else value}")
     for key, value in facts["config"].items():
         text = json.dumps(value, ensure_ascii=False)
-        console.print(f"  {key}: {text if len(text) < 100 else text[:96] + ' …'}", markup=False, style="dim")
+        typer.secho(f"  {key}: {text if len(text) < 100 else text[:96] + ' …'}", dim=True)
 
 
 @app.command(epilog="Example: vitruvian models download facebook/sapiens2-pose-0.4b")
@@ -113,10 +109,24 @@ def download(
     debug: Debug = False,
 ) -> None:
     """Download checkpoints into the Hub's cache, with progress; prints the folder of each."""
-    from vitruvian.cli import checkpoints
+    from huggingface_hub import HfApi, snapshot_download, utils
 
+    from vitruvian.hub import hub_errors, offline
+
+    if quiet:
+        utils.disable_progress_bars()  # type: ignore[attr-defined]
     for name in names:
-        typer.echo(str(checkpoints.download(name, revision=revision, quiet=quiet)))
+        if name.count("/") != 1 or Path(name).exists():
+            raise InputError(f"{name}: expected a name on the Hub such as facebook/sapiens2-pose-0.4b.")
+        if offline():
+            raise CheckpointError(f"{name}: the network is switched off (HF_HUB_OFFLINE). Switch it on to download.")
+        with hub_errors(name, "downloading", revision):
+            files = HfApi(library_name="vitruvian").list_repo_files(name, revision=revision)
+            patterns = ["*.json", "*.safetensors"]
+            if not any(file.endswith(".safetensors") for file in files):  # many repositories have both formats
+                patterns += ["*.bin", "*.pth"]
+            folder = snapshot_download(name, revision=revision, allow_patterns=patterns, library_name="vitruvian")
+        typer.echo(folder)
 
 
 @app.command(epilog="Example: vitruvian models convert sapiens2_0.4b_pose.safetensors my-pose-model")
@@ -139,19 +149,18 @@ def convert(
         from vitruvian.models.sapiens2.convert import save_converted
 
         written = save_converted(source, out, image_hw=image_hw)
-    for path in written:
-        typer.echo(str(path))
+    typer.echo("\n".join(map(str, written)))
 
 
 @app.command(epilog="Example: vitruvian models licenses")
 def licenses(as_json: Json = False, debug: Debug = False) -> None:
     """Summarize the licences of weights."""
-    from vitruvian.cli.catalogue import LICENCES
+    from vitruvian.cli.checkpoints import LICENCES
 
     if as_json:
-        print_json({licence.family: {"names": licence.names, "text": licence.text} for licence in LICENCES})
+        print_json({family: {"names": licence.names, "text": licence.text} for family, licence in LICENCES.items()})
         return
     typer.echo("vitruvian's code is Apache-2.0. Weights have licences of their own:\n")
-    for licence in LICENCES:
+    for licence in LICENCES.values():
         typer.echo(f"{licence.names}\n    {licence.text}")
     typer.echo("\nThis is a pointer, not legal advice: the checkpoint's own page decides.")

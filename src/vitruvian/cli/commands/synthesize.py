@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitruvian.cli.options import read_size
+from vitruvian.cli.options import CudaDevice, cuda_or_cpu, read_size
 
 EXAMPLE = "vitruvian synthesize --out set --count 2 --size 64x48 --supersample 1"
 
@@ -21,21 +21,19 @@ def synthesize(
     people: Annotated[float, typer.Option(help="People in an image, on average.")] = 1.3,
     image_format: Annotated[Literal["jpg", "png"], typer.Option("--format", help="Of the images.")] = "jpg",
     supersample: Annotated[int, typer.Option(help="Samples a pixel side.", min=1)] = 2,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu. By default cuda where there is one.")] = None,
+    device: CudaDevice = None,
 ) -> None:
     """Write images of synthetic people with masks, parts, normals, depth, albedo, mattes and COCO annotations."""
-    import torch
     from rich.console import Console
     from rich.progress import Progress
 
-    from vitruvian.devices import checked_device
     from vitruvian.training.synthetic.dataset import SHEET_FILE, DatasetOptions, write_dataset
     from vitruvian.training.synthetic.pack import load_pack
-    from vitruvian.training.synthetic.procedural import procedural_pack
+    from vitruvian.training.synthetic.procedural_pack import procedural_pack
     from vitruvian.training.synthetic.render import RenderOptions
 
     size_hw = read_size("--size", size, example="384x288")
-    target = checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target = cuda_or_cpu(device)
     console = Console(stderr=True, soft_wrap=True)
     if pack is None:
         console.print("no --pack: people are made of tubes. The documentation says how to build a pack of real bodies.")
@@ -44,14 +42,14 @@ def synthesize(
         people=people,
         image_format=image_format,
     )
-    made = procedural_pack(0) if pack is None else load_pack(pack)
+    bodies = procedural_pack(0) if pack is None else load_pack(pack)
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("images", total=count)
         path = write_dataset(
             out,
             count,
             seed=seed,
-            pack=made.to(target),
+            pack=bodies.to(target),
             options=options,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, ClassVar, Self
 
-from vitruvian.config import settings
+from vitruvian.config import bounded, settings
 from vitruvian.errors import ConfigError
 from vitruvian.layers.mlp import activation
 from vitruvian.models.mask_classification.configuration import ALL_STAGES, MaskClassificationConfig
@@ -49,33 +49,26 @@ class Mask2FormerConfig(MaskClassificationConfig):
         "swin": SwinConfig,
         "resnet": ResNetConfig,
     }
-    positive_fields: ClassVar[tuple[str, ...]] = (
-        "encoder_layers",
-        "num_attention_heads",
-        "num_queries",
-        "train_num_points",
-        "common_stride",
-    )
-    non_negative_fields: ClassVar[tuple[str, ...]] = ("no_object_weight", "class_weight", "mask_weight", "dice_weight")
+    attribute_map: ClassVar[dict[str, str]] = {"hidden_size": "hidden_dim", "num_hidden_layers": "decoder_layers"}
 
     feature_size: int = 256
     hidden_dim: int = 256
     encoder_feedforward_dim: int = 1024
     activation_function: str = "relu"
-    encoder_layers: int = 6
-    decoder_layers: int = 10
-    num_attention_heads: int = 8
-    dropout: float = 0.0
+    encoder_layers: int = bounded(6, ge=1)
+    decoder_layers: int = bounded(10, ge=2)
+    num_attention_heads: int = bounded(8, ge=1)
+    dropout: float = bounded(0.0, ge=0, lt=1)
     dim_feedforward: int = 2048
     pre_norm: bool = False
     enforce_input_projection: bool = False
-    common_stride: int = 4
+    common_stride: int = bounded(4, ge=1)
     ignore_value: int = 255
-    num_queries: int = 100
-    class_weight: float = 2.0
-    mask_weight: float = 5.0
-    dice_weight: float = 5.0
-    train_num_points: int = 12544
+    num_queries: int = bounded(100, ge=1)
+    class_weight: float = bounded(2.0, ge=0)
+    mask_weight: float = bounded(5.0, ge=0)
+    dice_weight: float = bounded(5.0, ge=0)
+    train_num_points: int = bounded(12544, ge=1)
     oversample_ratio: float = 3.0
     importance_sample_ratio: float = 0.75
     use_auxiliary_loss: bool = True
@@ -88,12 +81,6 @@ class Mask2FormerConfig(MaskClassificationConfig):
 
     def validate(self) -> None:
         """Check the fields that layers and losses are built from."""
-        super().validate()
-        if self.decoder_layers < 2:
-            raise ConfigError(
-                f"Mask2FormerConfig.decoder_layers: expected at least 2 (the first predicts without a layer), "
-                f"got {self.decoder_layers}."
-            )
         if self.feature_size % 32 or self.feature_size % self.num_attention_heads:
             raise ConfigError(
                 f"Mask2FormerConfig.feature_size: expected a multiple of 32, its groups, and of "
@@ -109,26 +96,9 @@ class Mask2FormerConfig(MaskClassificationConfig):
                 "Mask2FormerConfig: expected oversample_ratio of at least 1 and importance_sample_ratio from 0 to 1, "
                 f"got {self.oversample_ratio} and {self.importance_sample_ratio}."
             )
-        self.require_range(("dropout",), 0, below=1)
         activation(self.activation_function)
 
     @classmethod
     def from_backbone_config(cls, backbone_config: SwinConfig | ResNetConfig, **fields: Any) -> Self:
         """Build from the configuration of a backbone."""
         return cls(backbone_config=backbone_config, **fields)
-
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Drop derived fields."""
-        values.pop("num_hidden_layers", None)
-        return super().upgrade(values)
-
-    @property
-    def hidden_size(self) -> int:
-        """Same as `hidden_dim`."""
-        return self.hidden_dim
-
-    @property
-    def num_hidden_layers(self) -> int:
-        """Same as `decoder_layers`."""
-        return self.decoder_layers

@@ -7,24 +7,54 @@ pixel_values [B, 3, H, W] ─▶ PixelLevelModule ─▶ maps at 1/32 … 1/8 �
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.losses.masks import MaskLabels, MaskLossWeights, MaskSetLoss, PointMasks
+from vitruvian.losses.masks import MaskLossWeights, MaskSetLoss, PointMasks
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
-from vitruvian.models.mask2former.outputs import Mask2FormerForUniversalSegmentationOutput, Mask2FormerModelOutput
 from vitruvian.models.mask2former.pixel_decoder import DeformableAttention, build_pixel_level
 from vitruvian.models.mask2former.transformer_decoder import TransformerModule
 from vitruvian.models.mask_classification.modeling import (
-    DecoderOutput,
     MaskClassificationForSegmentation,
     MaskClassificationModel,
     MaskClassificationPreTrainedModel,
-    PixelFeatures,
 )
+from vitruvian.models.mask_classification.outputs import DecoderOutput, HiddenStates, PixelFeatures, QueryPredictions
 from vitruvian.outputs import OutputFlags
+
+
+@dataclass
+class Mask2FormerModelOutput(HiddenStates):
+    """Everything the logits are computed from; `transformer_decoder_hidden_states` are [Q, B, C].
+
+    Attributes:
+        transformer_decoder_intermediate_states: The same, normed as for a prediction [Q, B, C].
+        masks_queries_logits: Scores of the pixels before the first layer and after each [B, Q, H/4, W/4].
+        attentions: Attention of the queries to each other in each layer [B, A, Q, Q].
+    """
+
+    transformer_decoder_intermediate_states: tuple[Tensor, ...] | None = None
+    masks_queries_logits: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class Mask2FormerForUniversalSegmentationOutput(HiddenStates, QueryPredictions):
+    """Class and mask of each query; post-process it with `Mask2FormerImageProcessor`.
+
+    The first of the `auxiliary_logits` precede the first decoder layer. `transformer_decoder_hidden_states` are
+    [Q, B, C].
+
+    Attributes:
+        attentions: Attention of the queries to each other in each layer [B, A, Q, Q].
+        loss_terms: Each loss by name, before its weight, with labels.
+    """
+
+    attentions: tuple[Tensor, ...] | None = None
+    loss_terms: dict[str, Tensor] | None = None
 
 
 class Mask2FormerPreTrainedModel(MaskClassificationPreTrainedModel):
@@ -65,9 +95,12 @@ class Mask2FormerModel(MaskClassificationModel, Mask2FormerPreTrainedModel):
             masks_queries_logits=tuple(decoded.masks),
         )
 
-    def query_states(self, decoded: DecoderOutput) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the last queries [B, Q, C], and those of all layers [Q, B, C]."""
-        return decoded.states[-1], _queries_first(decoded.states)
+    def hidden_fields(self, features: PixelFeatures, decoded: DecoderOutput, flags: OutputFlags) -> dict[str, Any]:
+        """As in the base class, with the queries of all layers as [Q, B, C]."""
+        fields = super().hidden_fields(features, decoded, flags)
+        if flags.hidden_states:
+            fields["transformer_decoder_hidden_states"] = _queries_first(decoded.states)
+        return fields
 
     def decode(self, features: PixelFeatures, *, all_masks: bool, need_weights: bool) -> DecoderOutput:
         """Run the transformer decoder."""
@@ -79,6 +112,8 @@ class Mask2FormerModel(MaskClassificationModel, Mask2FormerPreTrainedModel):
 
 class Mask2FormerForUniversalSegmentation(MaskClassificationForSegmentation, Mask2FormerPreTrainedModel):
     """Mask2Former with a class and a mask for each query: semantic, instance and panoptic segmentation."""
+
+    output_class: ClassVar[type[QueryPredictions]] = Mask2FormerForUniversalSegmentationOutput
 
     def __init__(self, config: Mask2FormerConfig) -> None:
         super().__init__(config)
@@ -92,34 +127,6 @@ class Mask2FormerForUniversalSegmentation(MaskClassificationForSegmentation, Mas
             measure=PointMasks(config.train_num_points, config.oversample_ratio, config.importance_sample_ratio),
         )
         self.post_init()
-
-    def forward(
-        self,
-        pixel_values: Tensor,
-        mask_labels: Sequence[MaskLabels] | None = None,
-        class_labels: Sequence[Tensor] | None = None,
-        pixel_mask: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_auxiliary_logits: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Mask2FormerForUniversalSegmentationOutput:
-        """Predict a class and a mask for each query.
-
-        Args:
-            pixel_values: Normalised images [B, 3, H, W] of any size.
-            mask_labels: For each image the masks of its objects [T, H, W], bool or numbers, or a list of COCO RLEs.
-            class_labels: For each image the classes of its masks [T].
-            pixel_mask: 1 for the image, 0 in the padding [B, H, W]; see `Mask2FormerConfig.use_pixel_mask`.
-            output_hidden_states: Also return maps and queries of every stage.
-            output_auxiliary_logits: Also return the predictions before the last.
-            output_attentions: Also return the attention of the queries to each other.
-            return_dict: Return a `Mask2FormerForUniversalSegmentationOutput` rather than a tuple.
-        """
-        flags = self.output_flags(output_hidden_states, output_attentions, return_dict)
-        auxiliary = self.resolve_flag("output_auxiliary_logits", output_auxiliary_logits)
-        labels, output_class = (mask_labels, class_labels), Mask2FormerForUniversalSegmentationOutput
-        return self.segment(output_class, pixel_values, *labels, pixel_mask, flags, return_auxiliary=auxiliary)
 
     def predict(self, features: PixelFeatures, decoded: DecoderOutput) -> list[dict[str, Tensor]]:
         """Score the classes of the queries; the decoder has predicted their masks."""

@@ -23,7 +23,6 @@ from vitruvian.models.mask_classification.layers import PointwiseNorm, conv_norm
 from vitruvian.models.mask_classification.modeling import PixelLevelModule
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
-from vitruvian.models.swin.configuration import SwinConfig
 from vitruvian.models.swin.modeling import SwinBackbone
 from vitruvian.ops.deformable_attention import LevelSizes, deformable_attention
 from vitruvian.ops.layer_norm import layer_norm_of_sum, layer_norm_of_sum_and_positions
@@ -34,32 +33,18 @@ POINTS = 4  # sampled points of a head in each level
 
 def build_pixel_level(config: Mask2FormerConfig) -> PixelLevelModule:
     """Build the backbone and the pixel decoder of a configuration."""
-    encoder = _build_backbone(config)
-    decoder = PixelDecoder(config, encoder.channels)
-    strides = encoder.strides_hw
-    return PixelLevelModule(
-        encoder,
-        decoder,
-        level_strides_hw=strides[: -LEVELS - 1 : -1],
-        pixel_stride_hw=strides[len(strides) - LEVELS - decoder.laterals],
-    )
-
-
-def _build_backbone(config: Mask2FormerConfig) -> SwinBackbone | ResNetBackbone:
-    """Build the backbone of a configuration."""
     backbone = config.backbone_config
-    model: SwinBackbone | ResNetBackbone
-    if isinstance(backbone, ResNetConfig):
-        model = ResNetBackbone(backbone)
-    else:
-        assert isinstance(backbone, SwinConfig)
-        model = SwinBackbone(backbone)
-    if len(model.channels) < LEVELS or len(model.channels) != len(config.feature_strides):
+    encoder = ResNetBackbone(backbone) if isinstance(backbone, ResNetConfig) else SwinBackbone(backbone)
+    if len(encoder.channels) < LEVELS or len(encoder.channels) != len(config.feature_strides):
         raise ConfigError(
             f"Mask2FormerConfig: expected a stage in backbone_config.out_features for each of the feature_strides "
-            f"{config.feature_strides}, and at least {LEVELS}, got {model.out_features}."
+            f"{config.feature_strides}, and at least {LEVELS}, got {encoder.out_features}."
         )
-    return model
+    decoder = PixelDecoder(config, encoder.channels)
+    strides = encoder.strides_hw
+    pixel_stride_hw = strides[len(strides) - LEVELS - decoder.laterals]
+    levels = strides[: -LEVELS - 1 : -1]
+    return PixelLevelModule(encoder, decoder, level_strides_hw=levels, pixel_stride_hw=pixel_stride_hw)
 
 
 class PixelDecoder(nn.Module):
@@ -191,7 +176,7 @@ class SamplingOffsets(nn.Linear):
         self.shape = (heads, levels, points)
 
     def init_weights(self, *, gain: float) -> None:
-        """Point each head in its own direction, each of its points one step further out."""
+        """Point each head in another direction, each of its points one step further out."""
         heads, levels, points = self.shape
         nn.init.zeros_(self.weight)
         angle = torch.arange(heads, dtype=torch.float32) * (2 * math.pi / heads)

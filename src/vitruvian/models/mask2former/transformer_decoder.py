@@ -19,7 +19,7 @@ from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.pixel_decoder import LEVELS
 from vitruvian.models.mask_classification.layers import QueryAttention, mask_head, mask_logits
-from vitruvian.models.mask_classification.modeling import DecoderOutput
+from vitruvian.models.mask_classification.outputs import DecoderOutput
 from vitruvian.ops.layer_norm import layer_norm_of_sum
 from vitruvian.ops.masked_attention import masked_attention
 
@@ -72,7 +72,8 @@ class Decoder(nn.Module):
         self.gradient_checkpointing = False
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers - 1))
         self.layernorm = nn.LayerNorm(config.hidden_dim)
-        self.mask_predictor = MaskPredictor(config)
+        # The nesting is that of the checkpoints.
+        self.mask_predictor = nn.ModuleDict({"mask_embedder": mask_head(config.hidden_dim, config.mask_feature_size)})
 
     def forward(
         self,
@@ -86,24 +87,17 @@ class Decoder(nn.Module):
         all_masks: bool,
         need_weights: bool,
     ) -> DecoderOutput:
-        """Run all layers.
+        """Run all layers on queries [B, Q, C], tokens of each map [B, h·w, C] and pixel embeddings [B, M, H/4, W/4].
 
-        Args:
-            queries: Learned features [B, Q, C].
-            query_positions: Learned positions [B, Q, C].
-            tokens: Tokens of each map [B, h·w, C].
-            keys: The same with positions [B, h·w, C].
-            pixels: Pixel embeddings [B, M, H/4, W/4].
-            sizes_hw: Height and width of each map.
-            all_masks: Return the masks before the last ones too.
-            need_weights: Return the attention of the queries to each other.
+        `keys` are the tokens with positions, `sizes_hw` the sizes of the maps. With `all_masks`, return the masks of
+        all predictions, not only the last.
         """
         # Resizing and scoring are linear: scoring resized embeddings gives the resized masks.
         resized = [] if all_masks else [_resize(pixels.detach(), size).flatten(2) for size in sizes_hw]
         output = DecoderOutput([queries], [self.layernorm(queries)])
         for number, layer in enumerate(self.layers):
             level = number % LEVELS
-            embeddings = self.mask_predictor(output.normed[-1])  # [B, Q, M]
+            embeddings = self._mask_embeddings(output)
             if all_masks:
                 output.masks.append(mask_logits(embeddings, pixels))
                 logits = _resize(output.masks[-1].detach(), sizes_hw[level]).flatten(2)  # [B, Q, h·w]
@@ -118,20 +112,12 @@ class Decoder(nn.Module):
             output.normed.append(self.layernorm(queries))
             if weights is not None:
                 output.attentions.append(weights)
-        output.masks.append(mask_logits(self.mask_predictor(output.normed[-1]), pixels))
+        output.masks.append(mask_logits(self._mask_embeddings(output), pixels))
         return output
 
-
-class MaskPredictor(nn.Module):
-    """Maps queries to mask embeddings."""
-
-    def __init__(self, config: Mask2FormerConfig) -> None:
-        super().__init__()
-        self.mask_embedder = mask_head(config.hidden_dim, config.mask_feature_size)
-
-    def forward(self, queries: Tensor) -> Tensor:
-        """Map normed queries [B, Q, C] to mask embeddings [B, Q, M]."""
-        embeddings: Tensor = self.mask_embedder(queries)
+    def _mask_embeddings(self, output: DecoderOutput) -> Tensor:
+        """Map the last normed queries [B, Q, C] to mask embeddings [B, Q, M]."""
+        embeddings: Tensor = self.mask_predictor["mask_embedder"](output.normed[-1])
         return embeddings
 
 
@@ -153,13 +139,7 @@ class DecoderLayer(nn.Module):
         self.drop_rate = config.dropout
 
     def forward(
-        self,
-        queries: Tensor,
-        query_positions: Tensor,
-        tokens: Tensor,
-        keys: Tensor,
-        logits: Tensor,
-        need_weights: bool,
+        self, queries: Tensor, query_positions: Tensor, tokens: Tensor, keys: Tensor, logits: Tensor, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Map queries [B, Q, C] to the same; weights are those of the self-attention [B, A, Q, Q]."""
         normed = self._branch_input(queries, self.cross_attn_layer_norm)
@@ -204,15 +184,8 @@ class MaskedAttention(nn.Module):
         weights, biases = self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3)
         inputs = zip((queries, keys, values), weights, biases, strict=True)
         q, k, v = (F.linear(x, weight, bias) for x, weight, bias in inputs)  # [B, Q | N, C]
-        attended = masked_attention(
-            q,
-            k,
-            v,
-            logits,
-            heads=self.heads,
-            dropout=self.drop_rate if self.training else 0.0,
-            implementation=self.attn_implementation,
-        )
+        dropout, implementation = self.drop_rate if self.training else 0.0, self.attn_implementation
+        attended = masked_attention(q, k, v, logits, heads=self.heads, dropout=dropout, implementation=implementation)
         out: Tensor = self.out_proj(attended)  # [B, Q, C]
         return out
 

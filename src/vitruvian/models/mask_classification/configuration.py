@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from vitruvian.config import Config, read_config_dict, settings
+from vitruvian.config import Config, bounded, read_config_dict, settings
 from vitruvian.errors import ConfigError
 from vitruvian.hub import HubOptions
 from vitruvian.models.resnet.configuration import ResNetConfig
@@ -21,11 +21,10 @@ class MaskClassificationConfig(Config):
     Args:
         backbone_config: Configuration of the backbone: Swin or ResNet.
         mask_feature_size: Channels of the pixel embeddings that masks are scored with.
-        no_object_weight: Weight of the class "no object" in the class loss.
-        mask_weight: Weight of the pixel loss of the masks, and of its cost in the matching.
-        dice_weight: Weight of the dice loss, and of its cost in the matching.
         init_std: Standard deviation of initialized weights.
         init_xavier_std: Gain of Xavier initialization.
+        no_object_weight: Weight of the class "no object" in the class loss.
+        dice_weight: Weight of the dice loss, and of its cost in the matching.
         use_auxiliary_loss: Train the predictions after every decoder layer, not only after the last.
         output_auxiliary_logits: Return the predictions after every decoder layer unless a call says otherwise.
         backbone: A folder or Hub name to read `backbone_config` from.
@@ -40,16 +39,13 @@ class MaskClassificationConfig(Config):
 
     written_unless_default: ClassVar[frozenset[str]] = Config.written_unless_default | {"use_pixel_mask"}
     backbone_types: ClassVar[dict[str, type[SwinConfig] | type[ResNetConfig]]]
-    non_negative_fields: ClassVar[tuple[str, ...]] = ()
-    positive_fields: ClassVar[tuple[str, ...]] = ()
 
-    backbone_config: SwinConfig | ResNetConfig | None = None
-    mask_feature_size: int = 256
-    no_object_weight: float = 0.1
-    mask_weight: float = 1.0
-    dice_weight: float = 1.0
+    backbone_config: SwinConfig | ResNetConfig = None  # type: ignore[assignment]  # the constructor replaces None
+    mask_feature_size: int = bounded(256, ge=1)
     init_std: float = 0.02
     init_xavier_std: float = 1.0
+    no_object_weight: float = bounded(0.1, ge=0)
+    dice_weight: float = bounded(1.0, ge=0)
     use_auxiliary_loss: bool = False
     output_auxiliary_logits: bool | None = None
     backbone: str | None = None
@@ -66,11 +62,6 @@ class MaskClassificationConfig(Config):
     def default_backbone(cls) -> SwinConfig:
         """Return the backbone of a configuration that names none."""
         raise NotImplementedError
-
-    def validate(self) -> None:
-        """Raise `ConfigError` for sizes below 1 and for weights that are negative or not finite."""
-        self.require_range(self.positive_fields, 1)
-        self.require_range(self.non_negative_fields, 0)
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -94,27 +85,24 @@ class MaskClassificationConfig(Config):
                 f"pass a backbone_config of type {' or '.join(types)}."
             )
         values: Any = self.backbone_config
-        if values is not None and (self.backbone or self.backbone_kwargs):
-            raise ConfigError(f"{name}: expected backbone_config or backbone (with backbone_kwargs), got both.")
         if values is None and self.backbone is None:
             return self.default_backbone()
         if values is None:
-            values = read_config_dict(str(self.backbone), HubOptions())
-            if values is None:
-                raise ConfigError(
-                    f"{name}.backbone: expected a folder or Hub name with a config.json, got {self.backbone!r}."
-                )
+            values = read_config_dict(str(self.backbone), HubOptions()) or {}
+        elif self.backbone or self.backbone_kwargs:
+            raise ConfigError(f"{name}: expected backbone_config or backbone (with backbone_kwargs), got both.")
         if not isinstance(values, Mapping):
             return values
         model_type = str(values.get("model_type"))
         if model_type not in types:
+            subject = "backbone_config" if self.backbone is None else "backbone"
             raise ConfigError(
-                f"{name}.backbone_config: expected a model_type of {', '.join(types)}, got {model_type!r}."
+                f"{name}.{subject}: expected a config.json with a model_type of {', '.join(types)}, got {model_type!r}."
             )
         config = types[model_type].from_dict(values)
-        if self.backbone_config is not None:
+        if self.backbone is None:
             return config
-        options = dict(self.backbone_kwargs or {})
-        if not {"out_features", "out_indices"} & set(options):
-            options["out_features"] = config.stage_names[1:]
-        return types[model_type].from_dict(config.to_dict(), **options)
+        changes = dict(self.backbone_kwargs or {})
+        if not {"out_features", "out_indices"} & set(changes):
+            changes["out_features"] = config.stage_names[1:]
+        return types[model_type].from_dict(config.to_dict(), **changes)

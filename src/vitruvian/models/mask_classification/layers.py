@@ -67,14 +67,8 @@ class QueryAttention(nn.Module):
         """Attend from [B, Q, C] to [B, N, C]; weights are [B, A, Q, N]."""
         projected = (self.q_proj(queries), self.k_proj(keys), self.v_proj(values))
         q, k, v = (unflatten(part, -1, (self.heads, -1)).transpose(1, 2) for part in projected)  # [B, A, Q | N, D]
-        out, weights = attention(
-            q,
-            k,
-            v,
-            implementation=self.attn_implementation,
-            dropout=self.drop_rate if self.training else 0.0,
-            need_weights=need_weights,
-        )
+        dropout, implementation = self.drop_rate if self.training else 0.0, self.attn_implementation
+        out, weights = attention(q, k, v, implementation=implementation, dropout=dropout, need_weights=need_weights)
         return self.out_proj(out.transpose(1, 2).flatten(2)), weights  # [B, Q, C]
 
 

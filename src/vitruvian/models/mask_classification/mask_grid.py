@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, VitruvianWarning
 
 SizeHW = tuple[int, int]
 Window = tuple[int, int, int, int]  # top, bottom, left, right in pixels; bottom and right exclusive
@@ -109,13 +110,14 @@ class MaskGrid:
         for start in range(top, bottom, step):
             yield start, min(start + step, bottom), left, right
 
-    def windows(self, queries: Tensor, at_least: Tensor) -> list[Window]:
+    def windows(self, queries: Sequence[int], at_least: Tensor) -> list[Window]:
         """Return for each of n queries the smallest window outside of which its logits stay below `at_least` [n].
 
         A pixel is an average of its cells, so no pixel is high enough where no cell is. Windows of queries that are
         high enough nowhere are empty.
         """
-        reached = self.logits[queries] >= at_least[:, None, None]  # [n, h, w]
+        indices = torch.tensor(queries, dtype=torch.int64, device=self.logits.device)
+        reached = self.logits[indices] >= at_least[:, None, None]  # [n, h, w]
         (top, bottom), (left, right) = _span(reached.any(2)), _span(reached.any(1))
         edges = torch.stack(
             [
@@ -134,3 +136,46 @@ def _span(flags: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first and last true index of each row of flags [n, cells], as [n] each."""
     numbers = flags.to(torch.uint8)
     return numbers.argmax(1), flags.shape[1] - 1 - numbers.flip(1).argmax(1)
+
+
+def cells_from_pixel_mask(pixel_mask: Tensor, count: int, grid_hw: SizeHW, stride: int) -> list[tuple[float, float]]:
+    """Return how many rows and columns of the mask grid each image covers, from `pixel_mask` [B, H, W]."""
+    mask = torch.as_tensor(pixel_mask).bool()
+    if mask.ndim != 3 or len(mask) != count or not bool(mask.flatten(1).any(1).all()):
+        raise InputError(
+            f"pixel_mask: expected the shape [{count}, H, W] with some pixels in each image, got {list(mask.shape)}."
+        )
+    padded_hw = mask.shape[1:]
+    # Models round inputs up to whole cells. A grid with another stride covers the input evenly.
+    steps = [stride if math.ceil(p / stride) == g else p / g for p, g in zip(padded_hw, grid_hw, strict=True)]
+    heights, widths = mask.any(2).sum(1).tolist(), mask.any(1).sum(1).tolist()
+    return [(height / steps[0], width / steps[1]) for height, width in zip(heights, widths, strict=True)]
+
+
+def cells_from_sizes(
+    resized: Sequence[SizeHW], pad_hw: SizeHW | None, grid_hw: SizeHW, stride: int, *, must_match: bool
+) -> list[tuple[float, float]] | None:
+    """Return how many rows and columns of the mask grid each image covers, from the sizes before padding.
+
+    Sizes are valid if a batch padded to the largest of them has the grid that the model returned. Others are an error
+    with `must_match`; without it, return None (the whole grid), with a warning if the images of a batch differ.
+    """
+    padded = pad_hw or (max(height for height, _ in resized), max(width for _, width in resized))
+    matches = all(math.ceil(p / stride) == g for p, g in zip(padded, grid_hw, strict=True)) and all(
+        height <= padded[0] and width <= padded[1] for height, width in resized
+    )
+    if matches:
+        return [(height / stride, width / stride) for height, width in resized]
+    message = (
+        f"images resized to {list(resized)} would give a mask grid of "
+        f"{math.ceil(padded[0] / stride)}×{math.ceil(padded[1] / stride)}, but the model's is {grid_hw[0]}×{grid_hw[1]}"
+    )
+    if must_match:
+        raise InputError(f"source_sizes: {message}. Give the sizes before resizing, or pixel_mask.")
+    if len(set(resized)) > 1:
+        warnings.warn(
+            f"target_sizes: {message}; padding is not removed. Give source_sizes or pixel_mask to remove it.",
+            VitruvianWarning,
+            stacklevel=4,
+        )
+    return None

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -19,50 +18,17 @@ from vitruvian.errors import InputError
 from vitruvian.layers.init import init_layer
 from vitruvian.losses.masks import MaskLabels, MaskSetLoss
 from vitruvian.losses.terms import LossTerms
-from vitruvian.model import Model, OutputT
+from vitruvian.model import Model
 from vitruvian.models.mask_classification.configuration import MaskClassificationConfig
+from vitruvian.models.mask_classification.outputs import DecoderOutput, PixelFeatures, QueryPredictions
 from vitruvian.models.mask_classification.padding import PADDING_LOGIT, ImageGroups, check_pixel_mask, group_by_size
 from vitruvian.models.resnet.modeling import ResNetBackbone
 from vitruvian.models.swin.encoder import optimize_swin
 from vitruvian.models.swin.modeling import MaskFormerSwinBackbone, SwinBackbone
-from vitruvian.outputs import ModelOutput, OutputFlags
+from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 
 Backbone = SwinBackbone | MaskFormerSwinBackbone | ResNetBackbone
 StrideHW = tuple[int, int]
-
-
-@dataclass
-class PixelFeatures:
-    """Output of a backbone and pixel decoder.
-
-    Attributes:
-        encoder: Maps of the backbone, fine to coarse [B, C, h, w].
-        levels: Maps of the pixel decoder, coarse to fine [B, C, h, w].
-        pixels: Pixel embeddings [B, M, H/4, W/4].
-        padding: True for pixels in the padding [B, 1, H/4, W/4], where images were computed without it.
-    """
-
-    encoder: tuple[Tensor, ...]
-    levels: tuple[Tensor, ...]
-    pixels: Tensor
-    padding: Tensor | None = None
-
-
-@dataclass
-class DecoderOutput:
-    """Output of a transformer decoder.
-
-    Attributes:
-        states: Queries before the first layer and after each [B, Q, C].
-        normed: Queries after the norm that precedes every prediction [B, Q, C]; the last are those of the last layer.
-        attentions: Attention of the queries to each other in each layer [B, A, Q, Q], on demand.
-        masks: Mask logits of the last predictions [B, Q, H/4, W/4], where the decoder itself predicts masks.
-    """
-
-    states: list[Tensor] = field(default_factory=list)
-    normed: list[Tensor] = field(default_factory=list)
-    attentions: list[Tensor] = field(default_factory=list)
-    masks: list[Tensor] = field(default_factory=list)
 
 
 class PixelLevelModule(nn.Module):
@@ -70,7 +36,7 @@ class PixelLevelModule(nn.Module):
 
     Args:
         encoder: The backbone.
-        decoder: Maps the backbone's maps to its own, coarse to fine, and to pixel embeddings.
+        decoder: Maps the backbone's maps to others, coarse to fine, and to pixel embeddings.
         level_strides_hw: Strides of the pixel decoder's maps.
         pixel_stride_hw: Stride of the pixel embeddings.
     """
@@ -83,7 +49,7 @@ class PixelLevelModule(nn.Module):
         self.level_strides_hw, self.pixel_stride_hw = level_strides_hw, pixel_stride_hw
 
     def load_backbone(self, name: str) -> None:
-        """Load the weights of the backbone from its own checkpoint."""
+        """Load the weights of the backbone from a checkpoint of the backbone."""
         pretrained = type(self.encoder).from_pretrained(name, config=self.encoder.config)
         self.encoder.load_state_dict(pretrained.state_dict())
 
@@ -110,19 +76,13 @@ class MaskClassificationPreTrainedModel(Model):
     config: MaskClassificationConfig
     base_model_prefix: ClassVar[str] = "model"
     no_split_modules: ClassVar[tuple[str, ...]] = (
-        "Embeddings",
-        "SwinLayer",
-        "Block",
-        "PixelDecoder",
-        "TransformerModule",
-    )
+        "Embeddings", "SwinLayer", "Block", "PixelDecoder", "TransformerModule",
+    )  # fmt: skip
     # Class weights follow from the configuration, whatever a file says.
     ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)criterion\.empty_weight$",)
     optional_keys: ClassVar[tuple[str, ...]] = (
-        "criterion.empty_weight",
-        "relative_position_index",
-        "num_batches_tracked",
-    )
+        "criterion.empty_weight", "relative_position_index", "num_batches_tracked",
+    )  # fmt: skip
 
     def post_init(self) -> None:
         """Finish construction."""
@@ -137,7 +97,7 @@ class MaskClassificationPreTrainedModel(Model):
         return model
 
     def _load_backbone(self) -> None:
-        """Load the pretrained backbone that the configuration names, if it wants one and weights are in memory."""
+        """Load the pretrained backbone, if the configuration asks for one and weights are in memory."""
         name = self.config.backbone
         if self.config.use_pretrained_backbone and name and not any(p.is_meta for p in self.parameters()):
             for module in self.modules():
@@ -153,27 +113,19 @@ class MaskClassificationPreTrainedModel(Model):
         optimize_swin(self)
 
     def _captured_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the `forward` of the class, as a CUDA graph if the call can be captured."""
-        capturable = self._capturable_call(args, kwargs)
-        if capturable is None:
-            return type(self).forward(self, *args, **kwargs)
-        return super()._captured_forward(**capturable)
-
-    def _capturable_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-        """Return a call's arguments for a CUDA graph, or None where it cannot be captured.
+        """Run the `forward` of the class, as a CUDA graph if the call can be captured.
 
         Labels are matched on the CPU, and padding splits the batch. A mask without padding is left out.
         """
-        arguments = dict(inspect.signature(type(self).forward).bind(self, *args, **kwargs).arguments)
+        arguments = inspect.signature(type(self).forward).bind(self, *args, **kwargs).arguments
+        arguments |= arguments.pop("options", {})
         del arguments["self"]
         mask = arguments.pop("pixel_mask", None)
-        if arguments.get("mask_labels") is not None:
-            return None
-        if mask is None:
-            return arguments
         check_pixel_mask(arguments["pixel_values"], mask)
-        uses_mask = self.config.use_pixel_mask is not False
-        return None if uses_mask and not bool(mask.bool().all()) else arguments
+        ignores_mask = mask is None or self.config.use_pixel_mask is False
+        if arguments.get("mask_labels") is None and (ignores_mask or bool(mask.bool().all())):
+            return super()._captured_forward(**arguments)
+        return type(self).forward(self, *args, **kwargs)
 
 
 class MaskClassificationModel(MaskClassificationPreTrainedModel):
@@ -182,23 +134,16 @@ class MaskClassificationModel(MaskClassificationPreTrainedModel):
     pixel_level_module: PixelLevelModule
 
     def forward(
-        self,
-        pixel_values: Tensor,
-        pixel_mask: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
+        self, pixel_values: Tensor, pixel_mask: Tensor | None = None, **options: Unpack[OutputOptions]
     ) -> ModelOutput:
         """Compute queries and pixel embeddings.
 
         Args:
-            pixel_values: Normalised images [B, 3, H, W] of any size.
+            pixel_values: Normalized images [B, 3, H, W] of any size.
             pixel_mask: 1 for the image, 0 in the padding [B, H, W]; see `MaskClassificationConfig.use_pixel_mask`.
-            output_hidden_states: Also return maps and queries of every stage.
-            output_attentions: Also return the attention of the queries to each other.
-            return_dict: Return a `ModelOutput` rather than a tuple.
+            options: See `OutputOptions`. Attention weights are those of the queries to each other.
         """
-        flags = self.output_flags(output_hidden_states, output_attentions, return_dict)
+        flags = self.output_flags(**options)
         features, decoded = self.compute(pixel_values, pixel_mask, need_weights=flags.attentions)
         return self.format_output(self.build_output(features, decoded, flags), flags.return_dict)
 
@@ -210,22 +155,17 @@ class MaskClassificationModel(MaskClassificationPreTrainedModel):
         """Run the transformer decoder."""
         raise NotImplementedError
 
-    def query_states(self, decoded: DecoderOutput) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the last queries [B, Q, C], and those of all layers in the layout of the published models."""
-        raise NotImplementedError
-
     def hidden_fields(self, features: PixelFeatures, decoded: DecoderOutput, flags: OutputFlags) -> dict[str, Any]:
         """Return the fields of outputs with hidden states, the last of each part or all, and with attentions."""
-        last, queries = self.query_states(decoded)
         fields: dict[str, Any] = {
             "encoder_last_hidden_state": features.encoder[-1],
             "pixel_decoder_last_hidden_state": features.pixels,
-            "transformer_decoder_last_hidden_state": last,
+            "transformer_decoder_last_hidden_state": decoded.states[-1],
         }
         if flags.hidden_states:
             fields["encoder_hidden_states"] = features.encoder
             fields["pixel_decoder_hidden_states"] = features.levels
-            fields["transformer_decoder_hidden_states"] = queries
+            fields["transformer_decoder_hidden_states"] = tuple(decoded.states)
         if flags.attentions:
             fields["attentions"] = tuple(decoded.attentions)
         return fields
@@ -239,14 +179,9 @@ class MaskClassificationModel(MaskClassificationPreTrainedModel):
         all_masks: bool = True,
         need_weights: bool = False,
     ) -> tuple[PixelFeatures, DecoderOutput]:
-        """Compute a batch, each image without its padding where the configuration says so.
+        """Compute images [B, 3, H, W], each without its padding where `use_pixel_mask` says so.
 
-        Args:
-            pixel_values: Images [B, 3, H, W].
-            pixel_mask: 1 for pixels of the image, 0 in the padding [B, H, W].
-            has_labels: Whether the call computes a loss; see `use_pixel_mask`.
-            all_masks: Return the masks before the last ones too.
-            need_weights: Return the attention of the queries to each other.
+        With `all_masks`, return the masks before the last ones too; with `need_weights`, attention weights.
         """
 
         def run(images: Tensor) -> tuple[PixelFeatures, DecoderOutput]:
@@ -278,6 +213,7 @@ class MaskClassificationModel(MaskClassificationPreTrainedModel):
 class MaskClassificationForSegmentation(MaskClassificationPreTrainedModel):
     """Base of the models with a class and a mask for each query."""
 
+    output_class: ClassVar[type[QueryPredictions]]
     model: MaskClassificationModel
     criterion: MaskSetLoss
 
@@ -285,38 +221,50 @@ class MaskClassificationForSegmentation(MaskClassificationPreTrainedModel):
         """Return `class_queries_logits` and `masks_queries_logits` of each prediction; the last is the result."""
         raise NotImplementedError
 
-    def segment(
+    def forward(
         self,
-        output_class: type[OutputT],
         pixel_values: Tensor,
-        mask_labels: Sequence[MaskLabels] | None,
-        class_labels: Sequence[Tensor] | None,
-        pixel_mask: Tensor | None,
-        flags: OutputFlags,
+        mask_labels: Sequence[MaskLabels] | None = None,
+        class_labels: Sequence[Tensor] | None = None,
+        pixel_mask: Tensor | None = None,
         *,
-        return_auxiliary: bool,
-    ) -> OutputT:
-        """Run `forward`, which documents the arguments; the order of its arguments differs between the models."""
-        if (mask_labels is None) != (class_labels is None):
+        output_auxiliary_logits: bool | None = None,
+        **options: Unpack[OutputOptions],
+    ) -> QueryPredictions:
+        """Predict a class and a mask for each query; returns the model's `output_class`.
+
+        Args:
+            pixel_values: Normalized images [B, 3, H, W] of any size.
+            mask_labels: For each image the masks of its objects [T, H, W], bool or numbers, or a list of COCO RLEs.
+            class_labels: For each image the classes of its masks [T].
+            pixel_mask: 1 for the image, 0 in the padding [B, H, W]; see `MaskClassificationConfig.use_pixel_mask`.
+            output_auxiliary_logits: Also return the predictions before the last. MaskFormer has them with
+                `MaskFormerConfig.use_auxiliary_loss` only.
+            options: See `OutputOptions`. Attention weights are those of the queries to each other.
+        """
+        has_labels = mask_labels is not None
+        if has_labels != (class_labels is not None):
             raise InputError("mask_labels and class_labels: expected both for a loss, got one. Give both or neither.")
-        auxiliary = self.config.use_auxiliary_loss
+        flags = self.output_flags(**options)
+        auxiliary_loss = has_labels and self.config.use_auxiliary_loss
+        return_auxiliary = self.resolve_flag("output_auxiliary_logits", output_auxiliary_logits)
         features, decoded = self.model.compute(
             pixel_values,
             pixel_mask,
-            has_labels=mask_labels is not None,
-            all_masks=return_auxiliary or (mask_labels is not None and auxiliary),
+            has_labels=has_labels,
+            all_masks=return_auxiliary or auxiliary_loss,
             need_weights=flags.attentions,
         )
         predictions = self.predict(features, decoded)
         fields: dict[str, Any] = predictions[-1] | self.model.hidden_fields(features, decoded, flags)
         if return_auxiliary:
             fields["auxiliary_logits"] = predictions[:-1]
-        if mask_labels is not None:
+        if has_labels:
             loss: LossTerms = self.criterion(
                 **predictions[-1],
                 mask_labels=mask_labels,
                 class_labels=class_labels,
-                auxiliary_predictions=predictions[:-1] if auxiliary else (),
+                auxiliary_predictions=predictions[:-1] if auxiliary_loss else (),
             )
             fields |= {"loss": loss.total, "loss_terms": loss.terms}
-        return self.format_output(output_class(**fields), flags.return_dict)
+        return self.format_output(self.output_class(**fields), flags.return_dict)

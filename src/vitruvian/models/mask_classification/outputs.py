@@ -1,12 +1,51 @@
-"""Fields that the outputs of MaskFormer and Mask2Former share. Fields that a call does not request are None."""
+"""What the parts of MaskFormer and Mask2Former return, the fields that the outputs of both models share, and results.
+
+Fields that a call does not request are None.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from vitruvian.outputs import ModelOutput
+from vitruvian.errors import InputError
+from vitruvian.outputs import AttributeDict, ModelOutput
+
+
+@dataclass
+class PixelFeatures:
+    """Output of a backbone and pixel decoder.
+
+    Attributes:
+        encoder: Maps of the backbone, fine to coarse [B, C, h, w].
+        levels: Maps of the pixel decoder, coarse to fine [B, C, h, w].
+        pixels: Pixel embeddings [B, M, H/4, W/4].
+        padding: True for pixels in the padding [B, 1, H/4, W/4], where images were computed without it.
+    """
+
+    encoder: tuple[Tensor, ...]
+    levels: tuple[Tensor, ...]
+    pixels: Tensor
+    padding: Tensor | None = None
+
+
+@dataclass
+class DecoderOutput:
+    """Output of a transformer decoder.
+
+    Attributes:
+        states: Queries before the first layer and after each [B, Q, C].
+        normed: Queries after the norm that precedes every prediction [B, Q, C]; the last are those of the last layer.
+        attentions: Attention of the queries to each other in each layer [B, A, Q, Q], on demand.
+        masks: Mask logits of the last predictions [B, Q, H/4, W/4], where the decoder itself predicts masks.
+    """
+
+    states: list[Tensor] = field(default_factory=list)
+    normed: list[Tensor] = field(default_factory=list)
+    attentions: list[Tensor] = field(default_factory=list)
+    masks: list[Tensor] = field(default_factory=list)
 
 
 @dataclass
@@ -27,7 +66,7 @@ class QueryPredictions(ModelOutput):
 
 
 @dataclass
-class EncoderDecoderStates(ModelOutput):
+class HiddenStates(ModelOutput):
     """Hidden states of the backbone, the pixel decoder and the transformer decoder.
 
     Attributes:
@@ -45,3 +84,41 @@ class EncoderDecoderStates(ModelOutput):
     encoder_hidden_states: tuple[Tensor, ...] | None = None
     pixel_decoder_hidden_states: tuple[Tensor, ...] | None = None
     transformer_decoder_hidden_states: tuple[Tensor, ...] | None = None
+
+
+@dataclass(frozen=True)
+class QueryLogits:
+    """Class logits [B, Q, K+1] and mask logits [B, Q, h, w] of a batch."""
+
+    classes: Tensor
+    masks: Tensor
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    @classmethod
+    def from_outputs(cls, outputs: object) -> QueryLogits:
+        """Read and check the logits of a model's output."""
+        both = []
+        for name, ndim in (("class_queries_logits", 3), ("masks_queries_logits", 4)):
+            logits = outputs.get(name) if isinstance(outputs, dict) else getattr(outputs, name, None)
+            if not isinstance(logits, Tensor) or logits.ndim != ndim:
+                got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+                raise InputError(f"outputs.{name}: expected a tensor of {ndim} dimensions, got {got}.")
+            both.append(logits)
+        classes, masks = both
+        if classes.shape[:2] != masks.shape[:2]:
+            raise InputError(
+                f"outputs: expected class and mask logits of the same images and queries, "
+                f"got {list(classes.shape)} and {list(masks.shape)}."
+            )
+        return cls(classes, masks)
+
+
+class SegmentationResult(AttributeDict):
+    """Result of one image, above all `segmentation` and `segments_info`, as a dict and as attributes."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of `segmentation`, where that is a tensor."""
+        return torch.Size(self["segmentation"].shape)

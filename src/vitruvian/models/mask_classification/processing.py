@@ -35,22 +35,23 @@ from vitruvian.images import (
 from vitruvian.images.decode import to_uint8
 from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.models.mask_classification.label_maps import masks_from_map, read_label_map
-from vitruvian.models.mask_classification.mask_grid import MaskGrid, SizeHW
-from vitruvian.models.mask_classification.postprocessing import (
-    InstanceKind,
-    QueryLogits,
-    SegmentationResult,
-    cells_from_pixel_mask,
-    cells_from_sizes,
-    instance_result,
-    panoptic_result,
-    semantic_result,
-)
+from vitruvian.models.mask_classification.mask_grid import MaskGrid, SizeHW, cells_from_pixel_mask, cells_from_sizes
+from vitruvian.models.mask_classification.outputs import QueryLogits, SegmentationResult
 from vitruvian.models.mask_classification.reference_results import (
+    InstanceKind,
     reference_instances,
     reference_panoptic,
     reference_semantic,
 )
+from vitruvian.models.mask_classification.segments import (
+    Segment,
+    Thresholds,
+    instance_map,
+    instance_masks,
+    panoptic_segments,
+    stack_masks,
+)
+from vitruvian.models.mask_classification.semantic import semantic_map, semantic_scores
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
     ImageInput,
@@ -89,8 +90,9 @@ class MaskImageOptions(ImageOptions, total=False):
 class MaskProcessor(ImageProcessor):
     """Preprocesses images and segmentation maps, and turns mask queries into segmentations.
 
+    `ImageProcessor` documents the other options.
+
     Args:
-        do_resize: Whether to resize.
         size: ``{"shortest_edge", "longest_edge"}``, ``{"height", "width"}``, ``{"max_height", "max_width"}``, a number
             for the shortest edge, or (height, width).
         size_divisor: Height and width are rounded up to multiples of this; 0 leaves them.
@@ -98,11 +100,6 @@ class MaskProcessor(ImageProcessor):
         do_center_crop: Whether to crop images and maps to `crop_size` at the center, after resizing. Results are then
             those of the crop.
         crop_size: ``{"height", "width"}`` of the crop, or a number for a square.
-        do_rescale: Whether to multiply pixel values by `rescale_factor`.
-        rescale_factor: By default 1/255.
-        do_normalize: Whether to subtract `image_mean` and divide by `image_std`.
-        image_mean: Mean of each channel.
-        image_std: Standard deviation of each channel.
         ignore_index: Number of the pixels in segmentation maps that belong to nothing, and the value of the padding in
             `mask_labels`.
         do_reduce_labels: Whether 0 in segmentation maps is background without a class, so that class n is label n - 1.
@@ -110,11 +107,15 @@ class MaskProcessor(ImageProcessor):
         do_pad: Whether to pad the images of a batch, at the bottom and right, to one size.
         pad_size: ``{"height", "width"}`` to pad to; by default the largest height and width of the batch.
         max_size: Older spelling of ``size["longest_edge"]``.
-        reduce_labels: Older spelling of `do_reduce_labels`.
     """
 
     model_input_names: ClassVar[list[str]] = ["pixel_values", "pixel_mask"]
-    not_saved: ClassVar[frozenset[str]] = frozenset({"extra", "max_size", "reduce_labels"})
+    not_saved: ClassVar[frozenset[str]] = frozenset({"extra", "max_size"})
+    attribute_map: ClassVar[dict[str, str]] = {  # names in older files
+        "reduce_labels": "do_reduce_labels",
+        "size_divisibility": "size_divisor",
+        "_max_size": "max_size",
+    }
     mask_stride: ClassVar[int] = 4  # input pixels for a cell of the mask grid, in each direction
     legacy_grid_hw: ClassVar[SizeHW | None] = None  # the size that the reference resizes masks to first
 
@@ -130,7 +131,6 @@ class MaskProcessor(ImageProcessor):
     do_pad: bool = True
     pad_size: dict[str, int] | None = None
     max_size: int | None = None
-    reduce_labels: bool | None = None
 
     def __post_init__(self) -> None:
         longest = _DEFAULT_LONGEST_EDGE if self.max_size is None else self.max_size
@@ -139,13 +139,11 @@ class MaskProcessor(ImageProcessor):
             self.size = {"shortest_edge": size, "longest_edge": longest}
         elif self.max_size is not None and isinstance(size, Mapping) and "shortest_edge" in size:
             self.size = {**size, "longest_edge": longest}
-        if self.reduce_labels is not None:
-            self.do_reduce_labels = self.reduce_labels
         if self.pad_size is not None:
             self.pad_size = size_table(self.pad_size)
         if self.crop_size is not None:
             self.crop_size = size_table(self.crop_size)
-        self.max_size = self.reduce_labels = None
+        self.max_size = None
         super().__post_init__()
 
     def validate(self) -> None:
@@ -163,15 +161,6 @@ class MaskProcessor(ImageProcessor):
             height_width(self.pad_size, "pad_size")
         if self.do_center_crop:
             height_width(self.crop_size or {}, "crop_size")
-
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Accept the field names of older files."""
-        values = super().upgrade(values)
-        for old, name in (("size_divisibility", "size_divisor"), ("_max_size", "max_size")):
-            if old in values:
-                values.setdefault(name, values.pop(old))
-        return values
 
     # ---------------------------------------------------------------------------------------------- preprocessing
 
@@ -197,7 +186,7 @@ class MaskProcessor(ImageProcessor):
                 255 unless `do_rescale` is off.
             segmentation_maps: A map for each image, of its size, with one number a pixel: classes, or objects.
             instance_id_to_semantic_id: The class of each object, one table for all images or one for each. Maps then
-                hold object numbers.
+                have object numbers.
             default_to_square: Whether a number as `size` means a square instead of the shortest edge.
             mask_format: Format of `mask_labels`: "float" as in the reference, "bool" (a quarter of the memory) or "rle"
                 (COCO's run lengths).
@@ -373,10 +362,10 @@ class MaskProcessor(ImageProcessor):
             results = [reference_semantic(**inputs) for inputs in self._reference_inputs(queries, target_sizes)]
             return results if return_segmentation_scores else [result.segmentation for result in results]
         grids = self.mask_grids(queries, target_sizes, source_sizes, pixel_mask)
-        return [
-            semantic_result(classes, grid, with_scores=return_segmentation_scores)
-            for classes, grid in zip(queries.classes, grids, strict=True)
-        ]
+        if not return_segmentation_scores:
+            return [semantic_map(classes, grid) for classes, grid in zip(queries.classes, grids, strict=True)]
+        scores = [semantic_scores(classes, grid) for classes, grid in zip(queries.classes, grids, strict=True)]
+        return [SegmentationResult(segmentation=one.argmax(0), segmentation_scores=one) for one in scores]
 
     @torch.no_grad()
     def post_process_instance_segmentation(
@@ -416,23 +405,27 @@ class MaskProcessor(ImageProcessor):
         """
         if return_coco_annotation and return_binary_maps:
             raise InputError("return_coco_annotation, return_binary_maps: expected at most one of them, got both.")
-        kind: InstanceKind = "rle" if return_coco_annotation else "masks" if return_binary_maps else "map"
         queries = QueryLogits.from_outputs(outputs)
         if legacy:
+            kind: InstanceKind = "rle" if return_coco_annotation else "masks" if return_binary_maps else "map"
             reference = self._reference_inputs(queries, target_sizes)
             return [reference_instances(kind=kind, threshold=threshold, **inputs) for inputs in reference]
         grids = self.mask_grids(queries, target_sizes, source_sizes, pixel_mask)
-        return [
-            instance_result(
-                classes,
-                grid,
-                kind,
-                threshold=threshold,
-                mask_threshold=mask_threshold,
-                overlap_mask_area_threshold=overlap_mask_area_threshold,
-            )
-            for classes, grid in zip(queries.classes, grids, strict=True)
-        ]
+        thresholds = Thresholds(threshold, mask_threshold, overlap_mask_area_threshold)
+        results = []
+        for classes, grid in zip(queries.classes, grids, strict=True):
+            segmentation: object
+            if not return_coco_annotation and not return_binary_maps:
+                segmentation, segments = instance_map(classes, grid, thresholds)
+            else:
+                masks, segments = instance_masks(classes, grid, thresholds)
+                segmentation = (
+                    [mask.rle(grid.size_hw) for mask in masks]
+                    if return_coco_annotation
+                    else stack_masks(masks, grid.size_hw, grid.logits.device)
+                )
+            results.append(_with_segments(segmentation, segments))
+        return results
 
     @torch.no_grad()
     def post_process_panoptic_segmentation(
@@ -466,28 +459,23 @@ class MaskProcessor(ImageProcessor):
             legacy: Return the results of the reference, with padding and fixed grid.
         """
         queries = QueryLogits.from_outputs(outputs)
-        options: dict[str, Any] = {
-            "threshold": threshold,
-            "mask_threshold": mask_threshold,
-            "overlap_mask_area_threshold": overlap_mask_area_threshold,
-            "label_ids_to_fuse": frozenset(label_ids_to_fuse or ()),
-        }
+        thresholds = Thresholds(threshold, mask_threshold, overlap_mask_area_threshold)
+        fuse = frozenset(label_ids_to_fuse or ())
         if legacy:
-            return [reference_panoptic(**inputs, **options) for inputs in self._reference_inputs(queries, target_sizes)]
+            reference = self._reference_inputs(queries, target_sizes)
+            return [reference_panoptic(**inputs, thresholds=thresholds, label_ids_to_fuse=fuse) for inputs in reference]
         grids = self.mask_grids(queries, target_sizes, source_sizes, pixel_mask)
-        return [panoptic_result(classes, grid, **options) for classes, grid in zip(queries.classes, grids, strict=True)]
+        return [
+            _with_segments(*panoptic_segments(classes, grid, thresholds, fuse))
+            for classes, grid in zip(queries.classes, grids, strict=True)
+        ]
 
     def _reference_inputs(self, queries: QueryLogits, target_sizes: object) -> list[dict[str, Any]]:
         """Return the arguments of a `reference_*` function for each image."""
-        sizes = size_list("target_sizes", target_sizes, len(queries))
+        sizes: Sequence[SizeHW | None] = size_list("target_sizes", target_sizes, len(queries)) or [None] * len(queries)
         return [
-            {
-                "class_logits": queries.classes[index],
-                "mask_logits": queries.masks[index],
-                "grid_hw": self.legacy_grid_hw,
-                "target_hw": sizes[index] if sizes else None,
-            }
-            for index in range(len(queries))
+            {"class_logits": classes, "mask_logits": masks, "grid_hw": self.legacy_grid_hw, "target_hw": target_hw}
+            for classes, masks, target_hw in zip(queries.classes, queries.masks, sizes, strict=True)
         ]
 
     def mask_grids(
@@ -514,6 +502,11 @@ class MaskProcessor(ImageProcessor):
             MaskGrid.make(queries.masks[i], targets[i] if targets else None, contents[i] if contents else None)
             for i in range(count)
         ]
+
+
+def _with_segments(segmentation: object, segments: Sequence[Segment]) -> SegmentationResult:
+    """Return the result of an image."""
+    return SegmentationResult(segmentation=segmentation, segments_info=[segment.info() for segment in segments])
 
 
 # ---------------------------------------------------------------------------------------------------------- inputs

@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvian.models.mask_classification.postprocessing import SegmentationResult
+from vitruvian.models.mask_classification.outputs import SegmentationResult
+from vitruvian.models.mask_classification.segments import Thresholds
 
 SizeHW = tuple[int, int]
+InstanceKind = Literal["map", "rle", "masks"]
 
 
 def reference_semantic(
@@ -33,7 +35,7 @@ def reference_semantic(
 def reference_instances(
     class_logits: Tensor,
     mask_logits: Tensor,
-    kind: Literal["map", "rle", "masks"],
+    kind: InstanceKind,
     *,
     grid_hw: SizeHW | None,
     target_hw: SizeHW | None,
@@ -70,15 +72,13 @@ def reference_panoptic(
     *,
     grid_hw: SizeHW | None,
     target_hw: SizeHW | None,
-    threshold: float,
-    mask_threshold: float,
-    overlap_mask_area_threshold: float,
+    thresholds: Thresholds,
     label_ids_to_fuse: Collection[int],
 ) -> SegmentationResult:
     """Return an int32 map [H, W] of ids from 1, or a float map of -1 without any query, and an entry a query."""
     masks = _resize(mask_logits, grid_hw).sigmoid()  # [Q, h, w]
     scores, labels = class_logits.softmax(-1).max(-1)  # [Q]
-    chosen = (labels != class_logits.shape[-1] - 1) & (scores > threshold)
+    chosen = (labels != class_logits.shape[-1] - 1) & (scores > thresholds.threshold)
     masks, scores, labels = masks[chosen], scores[chosen], labels[chosen]
     if len(scores) == 0:
         empty = torch.full(target_hw or tuple(masks.shape[1:]), -1.0)
@@ -90,8 +90,8 @@ def reference_panoptic(
     shared: dict[int, int] = {}
     current = 0
     for number, (label, score) in enumerate(zip(labels.tolist(), scores.tolist(), strict=True)):
-        won, area = owner == number, (masks[number] >= mask_threshold).sum()
-        if won.sum() == 0 or area == 0 or not bool(won.sum() / area > overlap_mask_area_threshold):
+        won, area = owner == number, (masks[number] >= thresholds.mask_threshold).sum()
+        if won.sum() == 0 or area == 0 or not bool(won.sum() / area > thresholds.overlap_mask_area_threshold):
             continue
         fused = label in label_ids_to_fuse
         # Returning to a shared id also resets the counter, so that the next id may be in use already.

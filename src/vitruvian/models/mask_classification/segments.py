@@ -29,6 +29,30 @@ MARGIN = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
+class Thresholds:
+    """What a query must reach to become a segment. Each is a number from 0 to 1.
+
+    Attributes:
+        threshold: Score of a segment.
+        mask_threshold: Probability of a pixel in a mask.
+        overlap_mask_area_threshold: Share of its mask that a query must win against others.
+    """
+
+    threshold: float = 0.5
+    mask_threshold: float = 0.5
+    overlap_mask_area_threshold: float = 0.8
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if not 0 <= value <= 1:
+                raise InputError(f"{name}: expected a number from 0 to 1, got {value!r}.")
+
+    def accepts_area(self, visible_area: int, area: int) -> bool:
+        """Return whether a query wins enough pixels of its mask."""
+        return visible_area > 0 and visible_area >= self.overlap_mask_area_threshold * area
+
+
+@dataclasses.dataclass(frozen=True)
 class Segment:
     """One object or region."""
 
@@ -76,17 +100,11 @@ class SmallMask:
         return {"size": [height, width], "counts": compress_counts(counts)}
 
 
-# ------------------------------------------------------------------------------------------------------- panoptic
+# ------------------------------------------------------------------------------------------------------- maps
 
 
 def panoptic_segments(
-    class_logits: Tensor,
-    grid: MaskGrid,
-    *,
-    threshold: float = 0.5,
-    mask_threshold: float = 0.5,
-    overlap_mask_area_threshold: float = 0.8,
-    label_ids_to_fuse: Collection[int] = (),
+    class_logits: Tensor, grid: MaskGrid, thresholds: Thresholds, label_ids_to_fuse: Collection[int] = ()
 ) -> tuple[Tensor, list[Segment]]:
     """Assign each pixel to at most one segment: int32 [H, W] of ids from 1, 0 for none, and the segments.
 
@@ -94,49 +112,72 @@ def panoptic_segments(
     `mask_threshold`. A query that wins less than `overlap_mask_area_threshold` of its own mask is dropped.
     Queries of a label in `label_ids_to_fuse` share one segment, with the highest of their scores.
     """
-    _check_fractions(threshold=threshold, mask_threshold=mask_threshold, overlap=overlap_mask_area_threshold)
     scores, labels = class_scores(class_logits, grid).max(-1)  # [Q], [Q]
-    queries = ((labels < class_logits.shape[-1] - 1) & (scores > threshold)).nonzero()[:, 0]  # [n]
-    scores, label_list = scores[queries], labels[queries].tolist()
-    owner, areas = _assign_pixels(grid, queries, scores, mask_threshold)
-    visible = _count_pixels(owner, len(label_list))
+    queries = ((labels < class_logits.shape[-1] - 1) & (scores > thresholds.threshold)).nonzero()[:, 0]  # [n]
+    rows = list(zip(queries.tolist(), labels[queries].tolist(), scores[queries].tolist(), strict=True))
+    return _segment_map(grid, rows, thresholds, empty_id=0, fuse=label_ids_to_fuse)
 
-    new_ids = [0]
+
+def instance_map(class_logits: Tensor, grid: MaskGrid, thresholds: Thresholds) -> tuple[Tensor, list[Segment]]:
+    """Assign each pixel to at most one instance: int32 [H, W] of ids from 0, -1 for none, and the instances.
+
+    The score of an instance is its class score × the mean probability of its mask. Pixels are assigned and overlaps
+    resolved as in `panoptic_segments`; ids follow the scores, best first.
+    """
+    best: dict[int, tuple[int, int, float]] = {}  # by query; a second label of the same mask could never win
+    for query, label, score, _ in _scored_masks(class_logits, grid, thresholds):
+        best.setdefault(query, (query, label, score))
+    return _segment_map(grid, list(best.values()), thresholds, empty_id=-1)
+
+
+def _segment_map(
+    grid: MaskGrid,
+    rows: list[tuple[int, int, float]],
+    thresholds: Thresholds,
+    *,
+    empty_id: int,
+    fuse: Collection[int] = (),
+) -> tuple[Tensor, list[Segment]]:
+    """Let queries, rows of (query, label, score), compete for pixels; the first segment has the id `empty_id` + 1."""
+    owner, areas = _assign_pixels(grid, rows, thresholds.mask_threshold)
+    new_ids = [empty_id]
     segments: list[Segment] = []
     fused: dict[int, int] = {}  # label: index in segments
-    for label, score, area, visible_area in zip(label_list, scores.tolist(), areas, visible, strict=True):
-        if visible_area == 0 or visible_area < overlap_mask_area_threshold * area:
-            new_ids.append(0)
+    for (_, label, score), area, visible_area in zip(rows, areas, _count_pixels(owner, len(rows)), strict=True):
+        if not thresholds.accepts_area(visible_area, area):
+            new_ids.append(empty_id)
         elif label in fused:
             first = segments[fused[label]]
             segments[fused[label]] = dataclasses.replace(first, score=max(first.score, score))
             new_ids.append(first.id)
         else:
-            segments.append(Segment(len(segments) + 1, label, score, label in label_ids_to_fuse))
-            new_ids.append(len(segments))
-            if label in label_ids_to_fuse:
-                fused[label] = len(segments) - 1
+            if label in fuse:
+                fused[label] = len(segments)
+            segments.append(Segment(empty_id + 1 + len(segments), label, score, label in fuse))
+            new_ids.append(segments[-1].id)
     return _replace_ids(owner, new_ids), segments
 
 
-def _assign_pixels(grid: MaskGrid, queries: Tensor, scores: Tensor, mask_threshold: float) -> tuple[Tensor, list[int]]:
+def _assign_pixels(
+    grid: MaskGrid, rows: list[tuple[int, int, float]], mask_threshold: float
+) -> tuple[Tensor, list[int]]:
     """Let n queries compete for each pixel by score × mask probability.
 
-    Returns int32 [H, W] with 1 + the position in `queries` of the winner, or 0 where the winner's mask probability is
-    below the threshold, and how many pixels of each query reach the threshold.
+    Returns int32 [H, W] with 1 + the index of the winner's row, or 0 where the winner's mask probability is below the
+    threshold, and how many pixels of each query reach the threshold.
     """
-    owner = torch.zeros(grid.size_hw, dtype=torch.int32, device=grid.logits.device)  # [H, W]
-    if len(queries) == 0:
+    device = grid.logits.device
+    owner = torch.zeros(grid.size_hw, dtype=torch.int32, device=device)  # [H, W]
+    if not rows:
         return owner, []
-    best = torch.zeros(grid.size_hw, device=grid.logits.device)  # [H, W]
+    best = torch.zeros(grid.size_hw, device=device)  # [H, W]
+    scores = torch.tensor([score for _, _, score in rows], device=device)  # [n]
     # A pixel is assigned only where some query reaches the threshold, with at least the lowest score times the
     # threshold. A query below that product cannot win there.
     needed = (mask_threshold * scores.min() / scores).clamp(max=1 - 1e-7)
     areas = []
-    windows = grid.windows(queries, torch.logit(needed) - MARGIN)
-    for number, (query, score, window) in enumerate(
-        zip(queries.tolist(), scores.tolist(), windows, strict=True), start=1
-    ):
+    windows = grid.windows([query for query, _, _ in rows], torch.logit(needed) - MARGIN)
+    for number, ((query, _, score), window) in enumerate(zip(rows, windows, strict=True), start=1):
         area = 0
         for strip in grid.strips(window):
             top, bottom, left, right = strip
@@ -174,67 +215,27 @@ def _replace_ids(owner: Tensor, new_ids: list[int]) -> Tensor:
     return owner
 
 
-# ------------------------------------------------------------------------------------------------------- instances
-
-
-def instance_map(
-    class_logits: Tensor,
-    grid: MaskGrid,
-    *,
-    threshold: float = 0.5,
-    mask_threshold: float = 0.5,
-    overlap_mask_area_threshold: float = 0.8,
-) -> tuple[Tensor, list[Segment]]:
-    """Assign each pixel to at most one instance: int32 [H, W] of ids from 0, -1 for none, and the instances.
-
-    The score of an instance is its class score × the mean probability of its mask. Pixels are assigned and overlaps
-    resolved as in `panoptic_segments`; ids follow the scores, best first.
-    """
-    _check_fractions(threshold=threshold, mask_threshold=mask_threshold, overlap=overlap_mask_area_threshold)
-    best: dict[int, tuple[float, int]] = {}  # query: score, label; a second label of the same mask could never win
-    for query, label, score, _ in _scored_masks(class_logits, grid, threshold, mask_threshold):
-        best.setdefault(query, (score, label))
-    ranked = list(best)
-    device = grid.logits.device
-    scores = torch.tensor([best[query][0] for query in ranked], device=device)
-    owner, areas = _assign_pixels(grid, torch.tensor(ranked, dtype=torch.int64, device=device), scores, mask_threshold)
-
-    new_ids = [-1]
-    segments: list[Segment] = []
-    for query, area, visible_area in zip(ranked, areas, _count_pixels(owner, len(ranked)), strict=True):
-        if visible_area == 0 or visible_area < overlap_mask_area_threshold * area:
-            new_ids.append(-1)
-        else:
-            new_ids.append(len(segments))
-            segments.append(Segment(len(segments), best[query][1], best[query][0]))
-    return _replace_ids(owner, new_ids), segments
+# ------------------------------------------------------------------------------------------------------- masks
 
 
 def instance_masks(
-    class_logits: Tensor,
-    grid: MaskGrid,
-    *,
-    threshold: float = 0.5,
-    mask_threshold: float = 0.5,
-    overlap_mask_area_threshold: float = 0.8,
+    class_logits: Tensor, grid: MaskGrid, thresholds: Thresholds
 ) -> tuple[list[SmallMask], list[Segment]]:
     """Return the masks of instances, which may overlap, and the instances, best first.
 
     As `instance_map`, except that instances of different labels do not compete: an instance is dropped where better
     ones of the same label leave it less than `overlap_mask_area_threshold` of its mask.
     """
-    _check_fractions(threshold=threshold, mask_threshold=mask_threshold, overlap=overlap_mask_area_threshold)
-    rated = _scored_masks(class_logits, grid, threshold, mask_threshold)
-    repeated = [label for label, count in Counter(label for _, label, _, _ in rated).items() if count > 1]
+    scored = _scored_masks(class_logits, grid, thresholds)
+    repeated = [label for label, count in Counter(label for _, label, _, _ in scored).items() if count > 1]
     covered_by_label = {label: np.zeros(grid.size_hw, dtype=np.bool_) for label in repeated}
     masks: list[SmallMask] = []
     segments: list[Segment] = []
-    for _, label, score, mask in rated:
+    for _, label, score, mask in scored:
         if label in covered_by_label:
             top, bottom, left, right = mask.window
             covered, pixels = covered_by_label[label][top:bottom, left:right], mask.pixels()
-            visible_area = mask.area - int(np.count_nonzero(covered & pixels))
-            if visible_area == 0 or visible_area < overlap_mask_area_threshold * mask.area:
+            if not thresholds.accepts_area(mask.area - int(np.count_nonzero(covered & pixels)), mask.area):
                 continue
             covered |= pixels
         masks.append(mask)
@@ -243,24 +244,25 @@ def instance_masks(
 
 
 def _scored_masks(
-    class_logits: Tensor, grid: MaskGrid, threshold: float, mask_threshold: float
+    class_logits: Tensor, grid: MaskGrid, thresholds: Thresholds
 ) -> list[tuple[int, int, float, SmallMask]]:
-    """Return (query, label, score, mask) of at most Q that reach `threshold` and have pixels, best first.
+    """Return (query, label, score, mask) of at most Q that reach the threshold and have pixels, best first.
 
     A query may have several labels. The score is class score × mean mask probability, so the mask of a query whose
     class score alone is too low is never resampled.
     """
     scores = class_scores(class_logits, grid)[:, :-1]  # [Q, K]
     best, pairs = scores.flatten().topk(min(len(scores), scores.numel()))  # [Q]
-    best, pairs = best[best >= threshold], pairs[best >= threshold]
+    reached = best >= thresholds.threshold
+    best, pairs = best[reached], pairs[reached]
     queries, labels = (pairs // scores.shape[1]).tolist(), (pairs % scores.shape[1]).tolist()
-    masks = {query: (mean, mask) for query, mean, mask in _resample_masks(grid, queries, mask_threshold)}
-    rated = [
+    masks = {query: (mean, mask) for query, mean, mask in _resample_masks(grid, queries, thresholds.mask_threshold)}
+    scored = [
         (query, label, score * masks[query][0], masks[query][1])
         for query, label, score in zip(queries, labels, best.tolist(), strict=True)
     ]
-    rated = [row for row in rated if row[2] >= threshold and row[3].area > 0]
-    return sorted(rated, key=lambda row: -row[2])
+    scored = [row for row in scored if row[2] >= thresholds.threshold and row[3].area > 0]
+    return sorted(scored, key=lambda row: -row[2])
 
 
 def _resample_masks(
@@ -268,9 +270,10 @@ def _resample_masks(
 ) -> Iterator[tuple[int, float, SmallMask]]:
     """Yield each distinct query with the mean probability inside its mask (0 where it is empty) and the mask."""
     distinct = list(dict.fromkeys(queries))
-    index = torch.tensor(distinct, dtype=torch.int64, device=grid.logits.device)
-    level = torch.full((len(distinct),), _logit_of(mask_threshold) - MARGIN, device=grid.logits.device)
-    for query, window in zip(distinct, grid.windows(index, level), strict=True):
+    # Bounded: in float32 the sigmoid of 17 is 1.
+    logit = math.log(max(mask_threshold, 1e-30) / max(1 - mask_threshold, 1e-7))
+    level = torch.full((len(distinct),), logit - MARGIN, device=grid.logits.device)
+    for query, window in zip(distinct, grid.windows(distinct, level), strict=True):
         top, bottom, left, right = window
         pixels = np.zeros((bottom - top, right - left), dtype=np.bool_)
         total = 0.0
@@ -292,9 +295,6 @@ def stack_masks(masks: list[SmallMask], size_hw: SizeHW, device: torch.device | 
     return planes  # [N, H, W]
 
 
-# ------------------------------------------------------------------------------------------------------- shared
-
-
 def class_scores(class_logits: Tensor, grid: MaskGrid) -> Tensor:
     """Return the probability of each class, the last being "no object", for each query: float32 [Q, K+1]."""
     if class_logits.ndim != 2 or class_logits.shape[1] < 2 or len(class_logits) != len(grid.logits):
@@ -303,15 +303,3 @@ def class_scores(class_logits: Tensor, grid: MaskGrid) -> Tensor:
             f"got {list(class_logits.shape)}."
         )
     return class_logits.float().softmax(-1)
-
-
-def _logit_of(probability: float) -> float:
-    """Return the logit of a probability, bounded: in float32 the sigmoid of 17 is 1."""
-    return math.log(max(probability, 1e-30) / max(1 - probability, 1e-7))
-
-
-def _check_fractions(**values: float) -> None:
-    """Raise `InputError` unless each value lies between 0 and 1."""
-    for name, value in values.items():
-        if not 0 <= value <= 1:
-            raise InputError(f"{name}: expected a number from 0 to 1, got {value!r}.")

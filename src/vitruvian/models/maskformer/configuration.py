@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any, ClassVar, Self
 
-from vitruvian.config import Config, nested, settings
+from vitruvian.config import Config, bounded, nested, settings
 from vitruvian.errors import ConfigError
 from vitruvian.layers.mlp import activation
 from vitruvian.models.mask_classification.configuration import ALL_STAGES, MaskClassificationConfig
@@ -36,13 +37,13 @@ class DetrConfig(Config):
         init_std: Standard deviation of initialized weights.
         init_xavier_std: Gain of Xavier initialization.
         auxiliary_loss: Whether DETR itself trains every decoder layer; see `MaskFormerConfig.use_auxiliary_loss`.
-        position_embedding_type: Positions of DETR's own features; MaskFormer uses sines.
-        use_timm_backbone: Whether DETR's own backbone, which MaskFormer replaces, comes from timm.
-        backbone: Name of DETR's own backbone.
-        backbone_config: Configuration of DETR's own backbone.
-        use_pretrained_backbone: Whether DETR's own backbone is pretrained.
-        backbone_kwargs: Further settings of DETR's own backbone.
-        dilation: Whether DETR's own backbone trades its last stride for dilation.
+        position_embedding_type: Positions of DETR's features; MaskFormer uses sines.
+        use_timm_backbone: Whether DETR's backbone, which MaskFormer replaces, comes from timm.
+        backbone: Name of DETR's backbone.
+        backbone_config: Configuration of DETR's backbone.
+        use_pretrained_backbone: Whether DETR's backbone is pretrained.
+        backbone_kwargs: Further settings of DETR's backbone.
+        dilation: Whether DETR's backbone trades its last stride for dilation.
         class_cost: Weight of the class in DETR's matching.
         bbox_cost: Weight of box distances in DETR's matching.
         giou_cost: Weight of box overlaps in DETR's matching.
@@ -54,23 +55,28 @@ class DetrConfig(Config):
     """
 
     model_type: ClassVar[str] = "detr"
+    attribute_map: ClassVar[dict[str, str]] = {
+        "hidden_size": "d_model",
+        "num_hidden_layers": "encoder_layers",
+        "num_attention_heads": "encoder_attention_heads",
+    }
 
     num_channels: int = 3
-    num_queries: int = 100
-    encoder_layers: int = 6
+    num_queries: int = bounded(100, ge=1)
+    encoder_layers: int = bounded(6, ge=0)
     encoder_ffn_dim: int = 2048
     encoder_attention_heads: int = 8
-    decoder_layers: int = 6
-    decoder_ffn_dim: int = 2048
-    decoder_attention_heads: int = 8
-    encoder_layerdrop: float = 0.0
-    decoder_layerdrop: float = 0.0
+    decoder_layers: int = bounded(6, ge=1)
+    decoder_ffn_dim: int = bounded(2048, ge=1)
+    decoder_attention_heads: int = bounded(8, ge=1)
+    encoder_layerdrop: float = bounded(0.0, ge=0, lt=1)
+    decoder_layerdrop: float = bounded(0.0, ge=0, lt=1)
     is_encoder_decoder: bool = True
     activation_function: str = "relu"
-    d_model: int = 256
-    dropout: float = 0.1
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
+    d_model: int = bounded(256, ge=1)
+    dropout: float = bounded(0.1, ge=0, lt=1)
+    attention_dropout: float = bounded(0.0, ge=0, lt=1)
+    activation_dropout: float = bounded(0.0, ge=0, lt=1)
     init_std: float = 0.02
     init_xavier_std: float = 1.0
     auxiliary_loss: bool = False
@@ -81,25 +87,22 @@ class DetrConfig(Config):
     use_pretrained_backbone: bool | None = True
     backbone_kwargs: dict[str, Any] | None = None
     dilation: bool | None = False
-    class_cost: float = 1
-    bbox_cost: float = 5
-    giou_cost: float = 2
-    mask_loss_coefficient: float = 1
-    dice_loss_coefficient: float = 1
-    bbox_loss_coefficient: float = 5
-    giou_loss_coefficient: float = 2
-    eos_coefficient: float = 0.1
+    class_cost: float = bounded(1, ge=0)
+    bbox_cost: float = bounded(5, ge=0)
+    giou_cost: float = bounded(2, ge=0)
+    mask_loss_coefficient: float = bounded(1, ge=0)
+    dice_loss_coefficient: float = bounded(1, ge=0)
+    bbox_loss_coefficient: float = bounded(5, ge=0)
+    giou_loss_coefficient: float = bounded(2, ge=0)
+    eos_coefficient: float = bounded(0.1, ge=0)
 
     def validate(self) -> None:
         """Check the fields that the decoder is built from."""
-        sizes = ("num_queries", "decoder_layers", "decoder_ffn_dim", "decoder_attention_heads", "d_model")
-        self.require_range(sizes, 1)
         if self.d_model % self.decoder_attention_heads or self.d_model % 4:
             raise ConfigError(
                 f"DetrConfig.d_model: expected a multiple of 4 and of {self.decoder_attention_heads} heads, "
                 f"got {self.d_model}."
             )
-        self.require_range(("dropout", "attention_dropout", "activation_dropout"), 0, below=1)
         activation(self.activation_function)
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,21 +113,6 @@ class DetrConfig(Config):
             return {key: value for key, value in values.items() if key not in named}
         unset = {"backbone_config", "backbone_kwargs"}  # other readers stumble over null here
         return {key: value for key, value in values.items() if key not in unset or value is not None}
-
-    @property
-    def hidden_size(self) -> int:
-        """Same as `d_model`."""
-        return self.d_model
-
-    @property
-    def num_hidden_layers(self) -> int:
-        """Same as `encoder_layers`."""
-        return self.encoder_layers
-
-    @property
-    def num_attention_heads(self) -> int:
-        """Same as `encoder_attention_heads`."""
-        return self.encoder_attention_heads
 
 
 @settings
@@ -147,18 +135,12 @@ class MaskFormerConfig(MaskClassificationConfig):
         "maskformer-swin": MaskFormerSwinConfig,
         "resnet": ResNetConfig,
     }
-    positive_fields: ClassVar[tuple[str, ...]] = ("fpn_feature_size", "mask_feature_size")
-    non_negative_fields: ClassVar[tuple[str, ...]] = (
-        "no_object_weight",
-        "dice_weight",
-        "cross_entropy_weight",
-        "mask_weight",
-    )
+    attribute_map: ClassVar[dict[str, str]] = {"hidden_size": "mask_feature_size"}
 
-    fpn_feature_size: int = 256
-    decoder_config: DetrConfig | None = None
-    cross_entropy_weight: float = 1.0
-    mask_weight: float = 20.0
+    fpn_feature_size: int = bounded(256, ge=1)
+    decoder_config: DetrConfig = field(default_factory=DetrConfig)
+    cross_entropy_weight: float = bounded(1.0, ge=0)
+    mask_weight: float = bounded(20.0, ge=0)
 
     def __post_init__(self) -> None:
         self.decoder_config = nested(self.decoder_config, DetrConfig) or DetrConfig()
@@ -179,7 +161,6 @@ class MaskFormerConfig(MaskClassificationConfig):
 
     def validate(self) -> None:
         """Check the fields that layers and losses are built from."""
-        super().validate()
         if self.fpn_feature_size % 32:
             raise ConfigError(
                 f"MaskFormerConfig.fpn_feature_size: expected a multiple of 32, got {self.fpn_feature_size}."
@@ -200,22 +181,11 @@ class MaskFormerConfig(MaskClassificationConfig):
         return super().upgrade(values)
 
     @property
-    def decoder(self) -> DetrConfig:
-        """`decoder_config`, which is always there once the configuration is built."""
-        assert self.decoder_config is not None
-        return self.decoder_config
-
-    @property
-    def hidden_size(self) -> int:
-        """Same as `mask_feature_size`."""
-        return self.mask_feature_size
-
-    @property
     def num_attention_heads(self) -> int:
         """Attention heads of the decoder's configuration."""
-        return self.decoder.encoder_attention_heads
+        return self.decoder_config.encoder_attention_heads
 
     @property
     def num_hidden_layers(self) -> int:
         """Layers of the decoder's configuration."""
-        return self.decoder.num_hidden_layers
+        return self.decoder_config.encoder_layers

@@ -6,27 +6,58 @@ pixel_values [B, 3, H, W] ─▶ PixelLevelModule ─▶ coarse map ─▶ Trans
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.losses.masks import DenseMasks, MaskLabels, MaskLossWeights, MaskSetLoss
+from vitruvian.losses.masks import DenseMasks, MaskLossWeights, MaskSetLoss
 from vitruvian.models.mask_classification.layers import mask_head, mask_logits
 from vitruvian.models.mask_classification.modeling import (
-    DecoderOutput,
     MaskClassificationForSegmentation,
     MaskClassificationModel,
     MaskClassificationPreTrainedModel,
-    PixelFeatures,
 )
+from vitruvian.models.mask_classification.outputs import DecoderOutput, HiddenStates, PixelFeatures, QueryPredictions
 from vitruvian.models.mask_classification.padding import PADDING_LOGIT
 from vitruvian.models.maskformer.configuration import MaskFormerConfig
-from vitruvian.models.maskformer.outputs import MaskFormerForInstanceSegmentationOutput, MaskFormerModelOutput
 from vitruvian.models.maskformer.pixel_decoder import build_pixel_level
 from vitruvian.models.maskformer.transformer_decoder import TransformerModule
 from vitruvian.outputs import OutputFlags
+
+
+@dataclass
+class MaskFormerModelOutput(HiddenStates):
+    """Everything the logits are computed from; queries are [B, Q, C], and the last have passed the final norm.
+
+    Attributes:
+        hidden_states: The hidden states of the three parts, one after the other.
+        attentions: Attention of the queries to each other in each layer [B, A, Q, Q].
+        auxiliary_hidden_states: Queries after each layer but the last, normed as for a prediction [B, Q, C]; with
+            `use_auxiliary_loss`.
+    """
+
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    auxiliary_hidden_states: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class MaskFormerForInstanceSegmentationOutput(HiddenStates, QueryPredictions):
+    """Class and mask of each query; post-process it with `MaskFormerImageProcessor`.
+
+    Queries are [B, Q, C], and the last have passed the final norm.
+
+    Attributes:
+        hidden_states: The hidden states of the three parts, one after the other.
+        attentions: Attention of the queries to each other in each layer [B, A, Q, Q].
+        loss_terms: Each loss by name, before its weight, with labels.
+    """
+
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    loss_terms: dict[str, Tensor] | None = None
 
 
 class MaskFormerPreTrainedModel(MaskClassificationPreTrainedModel):
@@ -43,7 +74,7 @@ class MaskFormerModel(MaskClassificationModel, MaskFormerPreTrainedModel):
         super().__init__(config)
         self.pixel_level_module = build_pixel_level(config)
         coarsest = self.pixel_level_module.encoder.channels[-1]
-        self.transformer_module = TransformerModule(coarsest, config.decoder)
+        self.transformer_module = TransformerModule(coarsest, config.decoder_config)
         self.post_init()
 
     def build_output(
@@ -55,17 +86,11 @@ class MaskFormerModel(MaskClassificationModel, MaskFormerPreTrainedModel):
             auxiliary_hidden_states=tuple(decoded.normed[:-1]) if self.config.use_auxiliary_loss else None,
         )
 
-    def query_states(self, decoded: DecoderOutput) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the last queries, normed, and those of all layers, each [B, Q, C]."""
-        last = decoded.normed[-1]
-        return last, (*decoded.states[:-1], last)
-
     def hidden_fields(self, features: PixelFeatures, decoded: DecoderOutput, flags: OutputFlags) -> dict[str, Any]:
         """Return the fields of outputs with hidden states, also those of all parts in one tuple, and attentions."""
         fields = super().hidden_fields(features, decoded, flags)
         if flags.hidden_states:
-            queries = fields["transformer_decoder_hidden_states"]
-            fields["hidden_states"] = (*features.encoder, *features.levels, *queries)
+            fields["hidden_states"] = (*features.encoder, *features.levels, *decoded.states)
         return fields
 
     def decode(self, features: PixelFeatures, *, all_masks: bool, need_weights: bool) -> DecoderOutput:
@@ -79,9 +104,11 @@ class MaskFormerModel(MaskClassificationModel, MaskFormerPreTrainedModel):
 class MaskFormerForInstanceSegmentation(MaskClassificationForSegmentation, MaskFormerPreTrainedModel):
     """MaskFormer with a class and a mask for each query: semantic, instance and panoptic segmentation."""
 
+    output_class: ClassVar[type[QueryPredictions]] = MaskFormerForInstanceSegmentationOutput
+
     def __init__(self, config: MaskFormerConfig) -> None:
         super().__init__(config)
-        channels = config.decoder.d_model
+        channels = config.decoder_config.d_model
         self.model = MaskFormerModel(config)
         self.class_predictor = nn.Linear(channels, config.num_labels + 1)
         self.mask_embedder = mask_head(channels, config.mask_feature_size)
@@ -93,35 +120,6 @@ class MaskFormerForInstanceSegmentation(MaskClassificationForSegmentation, MaskF
             measure=DenseMasks(),
         )
         self.post_init()
-
-    def forward(
-        self,
-        pixel_values: Tensor,
-        mask_labels: Sequence[MaskLabels] | None = None,
-        class_labels: Sequence[Tensor] | None = None,
-        pixel_mask: Tensor | None = None,
-        output_auxiliary_logits: bool | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> MaskFormerForInstanceSegmentationOutput:
-        """Predict a class and a mask for each query.
-
-        Args:
-            pixel_values: Normalised images [B, 3, H, W] of any size.
-            mask_labels: For each image the masks of its objects [T, H, W], bool or numbers, or a list of COCO RLEs.
-            class_labels: For each image the classes of its masks [T].
-            pixel_mask: 1 for the image, 0 in the padding [B, H, W]; see `MaskFormerConfig.use_pixel_mask`.
-            output_auxiliary_logits: Also return the predictions after each decoder layer but the last; they exist with
-                `MaskFormerConfig.use_auxiliary_loss`.
-            output_hidden_states: Also return maps and queries of every stage.
-            output_attentions: Also return the attention of the queries to each other.
-            return_dict: Return a `MaskFormerForInstanceSegmentationOutput` rather than a tuple.
-        """
-        flags = self.output_flags(output_hidden_states, output_attentions, return_dict)
-        auxiliary = self.resolve_flag("output_auxiliary_logits", output_auxiliary_logits)
-        labels, output_class = (mask_labels, class_labels), MaskFormerForInstanceSegmentationOutput
-        return self.segment(output_class, pixel_values, *labels, pixel_mask, flags, return_auxiliary=auxiliary)
 
     def predict(self, features: PixelFeatures, decoded: DecoderOutput) -> list[dict[str, Tensor]]:
         """Score classes and pixels for the queries of each prediction."""

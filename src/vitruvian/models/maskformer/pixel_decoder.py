@@ -14,45 +14,32 @@ from vitruvian.errors import ConfigError
 from vitruvian.models.mask_classification.layers import PointwiseNorm, conv_norm_relu
 from vitruvian.models.mask_classification.modeling import PixelLevelModule
 from vitruvian.models.maskformer.configuration import MaskFormerConfig
-from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
 from vitruvian.models.swin.modeling import MaskFormerSwinBackbone
 
 
 def build_pixel_level(config: MaskFormerConfig) -> PixelLevelModule:
-    """Build the backbone and the pixel decoder of a configuration."""
-    encoder = _build_backbone(config)
+    """Build the backbone and the pixel decoder of a configuration.
+
+    A backbone of the plain Swin type returns all its stages, since published files do not state which they need.
+    """
+    backbone = config.backbone_config
+    if isinstance(backbone, SwinConfig) and not isinstance(backbone, MaskFormerSwinConfig):
+        values = backbone.to_dict() | {"model_type": MaskFormerSwinConfig.model_type}
+        backbone = MaskFormerSwinConfig.from_dict(values, out_features=backbone.stage_names[1:])
+    encoder = (
+        MaskFormerSwinBackbone(backbone) if isinstance(backbone, MaskFormerSwinConfig) else ResNetBackbone(backbone)
+    )
+    if len(encoder.channels) < 2:
+        raise ConfigError(
+            "MaskFormerConfig.backbone_config: expected out_features of two stages or more, "
+            f"got {encoder.out_features}."
+        )
     *lateral, last = encoder.channels
     decoder = PixelDecoder(last, lateral, channels=config.fpn_feature_size, outputs=config.mask_feature_size)
     strides = encoder.strides_hw
     return PixelLevelModule(encoder, decoder, level_strides_hw=strides[-2::-1], pixel_stride_hw=strides[0])
-
-
-def _build_backbone(config: MaskFormerConfig) -> MaskFormerSwinBackbone | ResNetBackbone:
-    """Build the backbone of a configuration."""
-    backbone = config.backbone_config
-    if isinstance(backbone, ResNetConfig):
-        model: MaskFormerSwinBackbone | ResNetBackbone = ResNetBackbone(backbone)
-    else:
-        assert isinstance(backbone, SwinConfig)
-        model = MaskFormerSwinBackbone(_as_maskformer_swin(backbone))
-    if len(model.channels) < 2:
-        raise ConfigError(
-            f"MaskFormerConfig.backbone_config: expected out_features of two stages or more, got {model.out_features}."
-        )
-    return model
-
-
-def _as_maskformer_swin(config: SwinConfig) -> MaskFormerSwinConfig:
-    """Return the configuration of a Swin as a MaskFormerSwinConfig.
-
-    A plain Swin returns all its stages, since published files do not state which they need.
-    """
-    if isinstance(config, MaskFormerSwinConfig):
-        return config
-    values = {key: value for key, value in config.to_dict().items() if key != "model_type"}
-    return MaskFormerSwinConfig.from_dict(values, out_features=config.stage_names[1:])
 
 
 class PixelDecoder(nn.Module):

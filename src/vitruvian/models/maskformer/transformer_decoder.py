@@ -15,7 +15,7 @@ from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.models.mask_classification.layers import QueryAttention, pointwise
-from vitruvian.models.mask_classification.modeling import DecoderOutput
+from vitruvian.models.mask_classification.outputs import DecoderOutput
 from vitruvian.models.maskformer.configuration import DetrConfig
 from vitruvian.ops.layer_norm import layer_norm_of_sum
 
@@ -56,15 +56,7 @@ class Decoder(nn.Module):
     def forward(
         self, tokens: Tensor, keys: Tensor, query_positions: Tensor, *, auxiliary: bool, need_weights: bool
     ) -> DecoderOutput:
-        """Run all layers.
-
-        Args:
-            tokens: Tokens of the map [B, N, C].
-            keys: The same with positions [B, N, C].
-            query_positions: Positions of the queries [B, Q, C].
-            auxiliary: Norm the queries after every layer, not only after the last.
-            need_weights: Return the attention of the queries to each other.
-        """
+        """Run all layers on tokens of a map [B, N, C], the same with positions, and positions of queries [B, Q, C]."""
         queries = torch.zeros_like(query_positions)
         output = DecoderOutput([queries])
         for layer in self.layers:
@@ -77,6 +69,7 @@ class Decoder(nn.Module):
             if weights is not None:
                 output.attentions.append(weights)
         output.normed = [self.layernorm(state) for state in output.states[1 if auxiliary else -1 :]]
+        output.states[-1] = output.normed[-1]
         return output
 
 

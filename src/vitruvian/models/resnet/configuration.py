@@ -39,7 +39,7 @@ class ResNetConfig(BackboneConfig):
     downsample_in_bottleneck: bool = False
 
     def validate(self) -> None:
-        """Check that stages and sizes fit together."""
+        """Check that stages and sizes match."""
         if not self.depths or len(self.depths) != len(self.hidden_sizes) or min(self.depths + self.hidden_sizes) < 1:
             raise ConfigError(
                 f"ResNetConfig: expected one hidden size for each stage, got depths {self.depths} and "

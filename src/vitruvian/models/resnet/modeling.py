@@ -5,7 +5,7 @@ pixel_values [B, 3, H, W] ─▶ stem [B, 64, H/4, W/4] ─▶ stage1 [B, 256, H
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from torch import Tensor, nn
 
@@ -16,7 +16,7 @@ from vitruvian.layers.init import init_layer, with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.model import Model
 from vitruvian.models.resnet.configuration import ResNetConfig
-from vitruvian.outputs import BackboneOutput
+from vitruvian.outputs import BackboneOutput, OutputOptions
 
 REDUCTION = 4  # a bottleneck works on a quarter of the channels
 
@@ -27,7 +27,7 @@ class ResNetBackbone(ChosenStages, Model):
     config_class: ClassVar[type[Config]] = ResNetConfig
     config: ResNetConfig
     base_model_prefix: ClassVar[str] = "resnet"
-    no_split_modules: ClassVar[tuple[str, ...]] = ("ConvLayer", "Shortcut")
+    no_split_modules: ClassVar[tuple[str, ...]] = ("ConvLayer",)
     ignored_keys: ClassVar[tuple[str, ...]] = (r"^classifier\.",)
     optional_keys: ClassVar[tuple[str, ...]] = ("num_batches_tracked",)
 
@@ -49,17 +49,15 @@ class ResNetBackbone(ChosenStages, Model):
         strides = [4 << (stage - 1 + first) if stage else 4 for stage in stages]
         return [(stride, stride) for stride in strides]
 
-    def forward(
-        self, pixel_values: Tensor, output_hidden_states: bool | None = None, return_dict: bool | None = None
-    ) -> BackboneOutput:
-        """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages."""
+    def forward(self, pixel_values: Tensor, **options: Unpack[OutputOptions]) -> BackboneOutput:
+        """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages; has no attention."""
+        flags = self.output_flags(**options)
         maps = dict(zip(self.config.stage_names, self.encoder(self.embedder(pixel_values)), strict=True))
-        hidden = self.resolve_flag("output_hidden_states", output_hidden_states)
         output = BackboneOutput(
             feature_maps=tuple(maps[name] for name in self.out_features),
-            hidden_states=tuple(maps.values()) if hidden else None,
+            hidden_states=tuple(maps.values()) if flags.hidden_states else None,
         )
-        return self.format_output(output, return_dict)
+        return self.format_output(output, flags.return_dict)
 
 
 class ConvLayer(nn.Module):
@@ -100,7 +98,8 @@ class Block(nn.Module):
 
     def __init__(self, config: ResNetConfig, inputs: int, outputs: int, *, stride: int = 1) -> None:
         super().__init__()
-        self.shortcut = Shortcut(inputs, outputs, stride) if inputs != outputs or stride != 1 else None
+        changes_shape = inputs != outputs or stride != 1
+        self.shortcut = ConvLayer(inputs, outputs, 1, stride=stride, act=None) if changes_shape else None
         if config.layer_type == "basic":
             layers = [
                 ConvLayer(inputs, outputs, 3, stride=stride, act="relu"),
@@ -120,13 +119,6 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, h, w] to [B, C', h/stride, w/stride]."""
         return self.act(self.layer(x) + (x if self.shortcut is None else self.shortcut(x)))
-
-
-class Shortcut(ConvLayer):
-    """The projection beside a block."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__(inputs, outputs, 1, stride=stride, act=None)
 
 
 class Stage(nn.Module):

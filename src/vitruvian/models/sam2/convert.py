@@ -18,7 +18,7 @@ from vitruvian.errors import WeightsError
 from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2HieraDetConfig, Size
 from vitruvian.models.sam2.modeling import Sam2Model
-from vitruvian.weights import compare, describe_mismatch, read_original, renamed, some
+from vitruvian.weights import describe_mismatch, match_keys, read_original, renamed, some
 
 _VIDEO_ONLY = re.compile(
     r"(memory_attention|memory_encoder|mask_downsample|obj_ptr_proj|obj_ptr_tpos_proj)\."
@@ -126,7 +126,7 @@ def _check_names_and_shapes(model: Sam2Model, state: Mapping[str, Tensor], sourc
     """Raise `WeightsError` unless names and shapes are exactly those of the model."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     got = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    plan = compare(expected, got, {name: name for name in got})
+    plan = match_keys(expected, got)
     if plan.missing or plan.unexpected or plan.mismatched:
         problem = describe_mismatch(plan.missing, plan.unexpected, plan.mismatched)
         raise WeightsError(f"{source}: its weights do not fit Sam2Model.\n  {problem}\nIs it an original SAM 2 file?")

@@ -32,7 +32,7 @@ from vitruvian.models.sapiens2.modeling import (
 from vitruvian.models.sapiens2.packed import read_multitask
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput
-from vitruvian.weights import compare, describe_mismatch
+from vitruvian.weights import describe_mismatch, match_keys
 
 TASK_CLASSES: dict[str, type[Sapiens2TaskModel]] = {
     "pose": Sapiens2ForPoseEstimation,
@@ -99,7 +99,7 @@ class Sapiens2MultiTask(nn.Module):
         with no_init_weights():
             model = cls(encoder, heads)
         wanted = {name: tuple(value.shape) for name, value in model.weights().items()}
-        plan = compare(wanted, files.shapes, {name: name for name in files.shapes})
+        plan = match_keys(wanted, files.shapes)
         if plan.missing or plan.unexpected or plan.mismatched:
             raise WeightsError(
                 f"{source}: its weights do not match its configuration.\n"

@@ -36,7 +36,7 @@ from vitruvian.hub import (
 )
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.weights import WeightFiles, alone, damaged
+from vitruvian.weights import WeightFiles, damaged, unshared
 
 if TYPE_CHECKING:
     from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
@@ -100,7 +100,7 @@ def _write_packed(path: Path, module: nn.Module, *, without: str | None = None) 
         else:
             packed[name] = value.half()
     with atomic_write(path) as temporary:
-        save_file({name: alone(value) for name, value in packed.items()}, temporary, metadata={"format": "pt"})
+        save_file({name: unshared(value) for name, value in packed.items()}, temporary, metadata={"format": "pt"})
     return path
 
 

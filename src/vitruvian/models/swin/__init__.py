@@ -1,1 +1,1 @@
-"""Swin: windowed attention in four stages, and the flavour of it that MaskFormer checkpoints hold."""
+"""Swin: windowed attention in four stages, and its variant in MaskFormer checkpoints."""

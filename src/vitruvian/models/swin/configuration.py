@@ -1,11 +1,11 @@
-"""Configurations of Swin and of its MaskFormer flavour, which differ in their name alone."""
+"""Configurations of Swin and of the Swin of MaskFormer checkpoints, which differ in their name alone."""
 
 from __future__ import annotations
 
 from dataclasses import field
 from typing import Any, ClassVar
 
-from vitruvian.config import settings
+from vitruvian.config import bounded, settings
 from vitruvian.errors import ConfigError
 from vitruvian.layers.backbone_stages import BackboneConfig
 from vitruvian.layers.mlp import activation
@@ -42,16 +42,16 @@ class SwinConfig(BackboneConfig):
 
     image_size: Size = 224
     patch_size: Size = 4
-    num_channels: int = 3
-    embed_dim: int = 96
+    num_channels: int = bounded(3, ge=1)
+    embed_dim: int = bounded(96, ge=1)
     depths: list[int] = field(default_factory=lambda: [2, 2, 6, 2])
     num_heads: list[int] = field(default_factory=lambda: [3, 6, 12, 24])
-    window_size: int = 7
+    window_size: int = bounded(7, ge=1)
     mlp_ratio: float = 4.0
     qkv_bias: bool = True
-    hidden_dropout_prob: float = 0.0
-    attention_probs_dropout_prob: float = 0.0
-    drop_path_rate: float = 0.1
+    hidden_dropout_prob: float = bounded(0.0, ge=0, lt=1)
+    attention_probs_dropout_prob: float = bounded(0.0, ge=0, lt=1)
+    drop_path_rate: float = bounded(0.1, ge=0, lt=1)
     hidden_act: str = "gelu"
     use_absolute_embeddings: bool = False
     initializer_range: float = 0.02
@@ -72,8 +72,6 @@ class SwinConfig(BackboneConfig):
             value = getattr(self, size)
             if (not isinstance(value, int) and len(value) != 2) or min(pair(value)) < 1:
                 raise ConfigError(f"{name}.{size}: expected a side or (height, width), got {value}.")
-        self.require_range(("num_channels", "embed_dim", "window_size"), 1)
-        self.require_range(("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"), 0, below=1)
         activation(self.hidden_act)
 
     @classmethod

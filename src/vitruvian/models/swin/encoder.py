@@ -9,6 +9,7 @@ are in carried-residual form: a layer returns the tokens and its last branch, wh
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -293,28 +294,17 @@ class Encoder(nn.Module):
     def __init__(self, config: SwinConfig) -> None:
         super().__init__()
         total = sum(config.depths)
-        rates = [config.drop_path_rate * layer / max(total - 1, 1) for layer in range(total)]
-        stages = []
-        for stage, depth in enumerate(config.depths):
-            first = sum(config.depths[:stage])
-            stages.append(
-                Stage(
-                    config,
-                    config.stage_channels[stage],
-                    config.num_heads[stage],
-                    drop_paths=rates[first : first + depth],
-                    merge=stage < len(config.depths) - 1,
-                )
-            )
-        self.layers = nn.ModuleList(stages)
+        rates = iter([config.drop_path_rate * layer / max(total - 1, 1) for layer in range(total)])
+        stages = zip(config.stage_channels, config.num_heads, config.depths, strict=True)
+        self.layers = nn.ModuleList(
+            Stage(config, channels, heads, drop_paths=list(islice(rates, depth)), merge=number < config.num_layers)
+            for number, (channels, heads, depth) in enumerate(stages, start=1)
+        )
 
     def forward(self, inputs: TokenGrid, *, always_shift: bool, need_weights: bool = False) -> EncoderOutput:
-        """Run embeddings through all stages.
+        """Run embeddings [B, h·w, C] through all stages.
 
-        Args:
-            inputs: Embeddings [B, h·w, C] and their grid.
-            always_shift: Shift windows even where one window holds the whole grid, as backbones were trained.
-            need_weights: Also return the attention weights of each stage's last layer.
+        With `always_shift`, windows are shifted even if one window covers the grid, as backbones were trained.
         """
         output = EncoderOutput()
         for stage in self.layers:

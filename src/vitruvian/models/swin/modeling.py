@@ -7,7 +7,7 @@ pixel_values [B, 3, H, W] ─▶ SwinModel ─▶ tokens [B, H/32·W/32, 8C]
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from torch import Tensor, nn
 
@@ -18,12 +18,12 @@ from vitruvian.layers.init import init_layer, set_init_std
 from vitruvian.model import Model
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
 from vitruvian.models.swin.encoder import Embeddings, Encoder, optimize_swin
-from vitruvian.outputs import BackboneOutput, ModelOutput
+from vitruvian.outputs import BackboneOutput, BaseModelOutputWithPooling, OutputOptions
 from vitruvian.weights import KeyPlan
 
 
 @dataclass
-class SwinModelOutput(ModelOutput):
+class SwinModelOutput(BaseModelOutputWithPooling):
     """Hidden states of Swin.
 
     Attributes:
@@ -34,10 +34,6 @@ class SwinModelOutput(ModelOutput):
         reshaped_hidden_states: `hidden_states` as maps [B, C, h, w].
     """
 
-    last_hidden_state: Tensor | None = None
-    pooler_output: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
     reshaped_hidden_states: tuple[Tensor, ...] | None = None
 
 
@@ -81,15 +77,9 @@ class _SwinBackboneBase(ChosenStages, SwinPreTrainedModel):
         """Return the modules that `forward` runs; norms by the name of their stage."""
         raise NotImplementedError
 
-    def forward(
-        self,
-        pixel_values: Tensor,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> BackboneOutput:
+    def forward(self, pixel_values: Tensor, **options: Unpack[OutputOptions]) -> BackboneOutput:
         """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages."""
-        flags = self.output_flags(output_hidden_states, output_attentions, return_dict)
+        flags = self.output_flags(**options)
         embeddings, encoder, norms = self.parts()
         embedded = embeddings(pixel_values)
         output = encoder(embedded, always_shift=True, need_weights=flags.attentions)
@@ -124,22 +114,19 @@ class SwinModel(SwinPreTrainedModel):
         self,
         pixel_values: Tensor,
         bool_masked_pos: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
+        *,
         interpolate_pos_encoding: bool = False,
-        return_dict: bool | None = None,
+        **options: Unpack[OutputOptions],
     ) -> SwinModelOutput:
         """Encode images.
 
         Args:
-            pixel_values: Normalised images [B, 3, H, W] of any size.
+            pixel_values: Normalized images [B, 3, H, W] of any size.
             bool_masked_pos: True for patches to hide [B, h·w]; the model must have a mask token.
-            output_attentions: Also return the attention weights of each stage's last layer.
-            output_hidden_states: Also return the tokens of every stage.
             interpolate_pos_encoding: Resize absolute positions to images of another size than the configured one.
-            return_dict: Return a `SwinModelOutput` rather than a tuple.
+            options: See `OutputOptions`. Attention weights are those of each stage's last layer.
         """
-        flags = self.output_flags(output_hidden_states, output_attentions, return_dict)
+        flags = self.output_flags(**options)
         embedded = self.embeddings(pixel_values, bool_masked_pos, interpolate=interpolate_pos_encoding)
         encoded = self.encoder(embedded, always_shift=False, need_weights=flags.attentions)
         last = self.layernorm(encoded.after_merging[-1].tokens)

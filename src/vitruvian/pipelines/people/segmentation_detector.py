@@ -2,14 +2,14 @@
 
     image ── processor, model ──▶ queries ── class person ──▶ masks ── bounding boxes ──▶ People
 
-Only masks of people are computed, at no more than a megapixel. Specks far from the body are ignored.
+Only masks of people are computed, at no more than a megapixel. Small components far from the body are ignored.
 """
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -21,15 +21,16 @@ from vitruvian.errors import InputError
 from vitruvian.images.components import remove_islands
 from vitruvian.images.nms import mask_boxes
 from vitruvian.model import Model
-from vitruvian.models.mask_classification.postprocessing import QueryLogits
+from vitruvian.models.mask_classification.outputs import QueryLogits
 from vitruvian.models.mask_classification.processing import MaskProcessor
-from vitruvian.models.mask_classification.segments import SmallMask, instance_masks
+from vitruvian.models.mask_classification.segments import SmallMask, Thresholds, instance_masks
+from vitruvian.pipelines.people.detectors import Device, DType
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People
 
 _MAX_PIXELS = 1 << 20
 _MIN_VISIBLE = 0.5  # minimum share of its mask that a person retains against those with a higher score
-_MIN_COMPONENT = 0.05  # share of a mask's pixels below which a separate component is a speck
+_MIN_COMPONENT = 0.05  # share of a mask's pixels below which a separate component is ignored
 
 
 class SegmentationDetector:
@@ -57,21 +58,12 @@ class SegmentationDetector:
         self.name = name or type(model).__name__
 
     @classmethod
-    def open(
-        cls,
-        model: str | Path,
-        *,
-        device: str | int | torch.device | None = None,
-        dtype: str | torch.dtype | None = None,
-        threshold: float = 0.5,
-    ) -> Self:
+    def open(cls, source: str | Path, *, device: Device, dtype: DType, **options: Any) -> Self:
         """Load a checkpoint: a folder or a Hub name."""
-        device_map = "auto" if device is None else None
-        loaded = AutoModelForUniversalSegmentation.from_pretrained(
-            model, dtype=dtype, device=device, device_map=device_map
+        model = AutoModelForUniversalSegmentation.from_pretrained(
+            source, dtype=dtype, device=device, device_map="auto" if device is None else None
         )
-        processor = AutoImageProcessor.from_pretrained(model)
-        return cls(loaded, processor, threshold=threshold, name=Path(model).name)
+        return cls(model, AutoImageProcessor.from_pretrained(source), name=Path(source).name, **options)
 
     @torch.inference_mode()
     def find(self, image: RgbImage, /) -> People:
@@ -88,12 +80,8 @@ class SegmentationDetector:
         scale = min(1.0, math.sqrt(_MAX_PIXELS / (size_hw[0] * size_hw[1])))
         target_hw = max(1, round(size_hw[0] * scale)), max(1, round(size_hw[1] * scale))
         (grid,) = self.processor.mask_grids(queries, [target_hw], [size_hw], pixel_mask)
-        masks, segments = instance_masks(
-            self._person_logits(queries.classes[0]),
-            grid,
-            threshold=self.threshold,
-            overlap_mask_area_threshold=_MIN_VISIBLE,
-        )
+        thresholds = Thresholds(self.threshold, overlap_mask_area_threshold=_MIN_VISIBLE)
+        masks, segments = instance_masks(self._person_logits(queries.classes[0]), grid, thresholds)
         to_source = np.array([size_hw[1] / target_hw[1], size_hw[0] / target_hw[0]] * 2, np.float32)
         boxes = np.array([_body_box(mask) for mask in masks], np.float32).reshape(-1, 4) * to_source  # [P, 4]
         scores = np.array([segment.score for segment in segments], np.float32)  # [P]

@@ -50,10 +50,10 @@ def test_leaving_out_masks_changes_nothing_but_memory() -> None:
 def test_auxiliary_losses_follow_the_configuration(auxiliary: bool) -> None:
     model = Mask2FormerForUniversalSegmentation(tiny(use_auxiliary_loss=auxiliary))
     given = labels(2, torch.Generator().manual_seed(0))
-    for asked in (False, True):
-        output = model(torch.randn(2, 3, 64, 96), **given, output_auxiliary_logits=asked)
+    for requested in (False, True):
+        output = model(torch.randn(2, 3, 64, 96), **given, output_auxiliary_logits=requested)
         assert len(output.loss_terms) == (3 * 5 if auxiliary else 3)
-        assert (output.auxiliary_logits is not None) == asked
+        assert (output.auxiliary_logits is not None) == requested
 
 
 def test_training_with_dropout_drops() -> None:

@@ -115,17 +115,17 @@ def test_resized_size(options: dict, source: tuple, expected: tuple) -> None:
     assert MaskFormerImageProcessor(**options).resized_hw(source) == expected
 
 
-# ------------------------------------------------------------------------------------------------------- pictures in
+# ------------------------------------------------------------------------------------------------------- images in
 
 
 def test_batch_of_mixed_sizes_is_padded() -> None:
     processor = Mask2FormerImageProcessor(**SMALL)
-    pictures = [photo(120, 90), photo(61, 150, 1)]
-    batch = processor(pictures, return_tensors="pt")
+    images = [photo(120, 90), photo(61, 150, 1)]
+    batch = processor(images, return_tensors="pt")
     assert batch.pixel_values.shape == (2, 3, 96, 128)
     assert batch.pixel_mask.shape == (2, 96, 128)
-    for index, (picture, (height, width)) in enumerate(zip(pictures, [(96, 64), (64, 128)], strict=True)):
-        alone = processor(Image.fromarray(picture), return_tensors="pt")
+    for index, (image, (height, width)) in enumerate(zip(images, [(96, 64), (64, 128)], strict=True)):
+        alone = processor(Image.fromarray(image), return_tensors="pt")
         assert alone.pixel_values.shape == (1, 3, height, width)
         assert alone.pixel_mask.eq(1).all()
         assert torch.equal(batch.pixel_values[index, :, :height, :width], alone.pixel_values[0])
@@ -136,47 +136,47 @@ def test_batch_of_mixed_sizes_is_padded() -> None:
 
 
 def test_kinds_of_pictures_agree() -> None:
-    processor, picture = MaskFormerImageProcessor(**SMALL), photo(70, 50)
-    expected = processor(Image.fromarray(picture), return_tensors="pt").pixel_values
-    for other in (picture, picture.transpose(2, 0, 1), torch.from_numpy(picture), [picture], picture[None]):
+    processor, image = MaskFormerImageProcessor(**SMALL), photo(70, 50)
+    expected = processor(Image.fromarray(image), return_tensors="pt").pixel_values
+    for other in (image, image.transpose(2, 0, 1), torch.from_numpy(image), [image], image[None]):
         assert torch.allclose(processor(other, return_tensors="pt").pixel_values, expected, atol=1e-5)
-    last = processor(picture, return_tensors="pt", data_format="channels_last").pixel_values
+    last = processor(image, return_tensors="pt", data_format="channels_last").pixel_values
     assert torch.allclose(last.permute(0, 3, 1, 2), expected, atol=1e-5)
-    numbers = processor(picture, return_tensors="np", data_format="channels_last")
+    numbers = processor(image, return_tensors="np", data_format="channels_last")
     assert isinstance(numbers.pixel_values, np.ndarray)
     assert numbers.pixel_values.shape == (1, 96, 64, 3)
-    assert isinstance(processor(picture).pixel_values, list)
+    assert isinstance(processor(image).pixel_values, list)
 
 
 def test_arrays_of_other_kinds() -> None:
-    processor, picture = MaskFormerImageProcessor(**SMALL), photo(70, 50)
-    expected = processor(picture, return_tensors="pt").pixel_values
-    deep = picture.astype(np.uint16) * 257
+    processor, image = MaskFormerImageProcessor(**SMALL), photo(70, 50)
+    expected = processor(image, return_tensors="pt").pixel_values
+    deep = image.astype(np.uint16) * 257
     for other in (
-        picture.astype(np.int64),
+        image.astype(np.int64),
         deep,
         deep.astype(">u2"),
-        torch.from_numpy(picture).int(),
+        torch.from_numpy(image).int(),
         deep.transpose(2, 0, 1),
     ):
         assert torch.equal(processor(other, return_tensors="pt").pixel_values, expected)
-    floats = processor(picture.astype(np.float32), return_tensors="pt").pixel_values
+    floats = processor(image.astype(np.float32), return_tensors="pt").pixel_values
     assert (floats - expected).abs().max() < 0.02  # the one that is not rounded while it is resized
-    gray = picture[..., 0]
+    gray = image[..., 0]
     repeated = processor(np.stack([gray] * 3, axis=-1), return_tensors="pt").pixel_values
     for other in (gray, gray[..., None], gray[None], Image.fromarray(gray)):
         assert torch.equal(processor(other, return_tensors="pt").pixel_values, repeated)
     black_and_white = processor(gray > 99, return_tensors="pt").pixel_values
     assert torch.equal(black_and_white, processor((gray > 99).astype(np.uint8) * 255, return_tensors="pt").pixel_values)
     with pytest.raises(VitruvianError, match="from 0 to 65535"):
-        processor(picture.astype(np.int64) * 300, return_tensors="pt")
+        processor(image.astype(np.int64) * 300, return_tensors="pt")
 
 
 def test_arrays_with_alpha_become_rgb_where_asked() -> None:
-    processor, picture = MaskFormerImageProcessor(**SMALL), photo(70, 50)
+    processor, image = MaskFormerImageProcessor(**SMALL), photo(70, 50)
     alpha = np.where(np.arange(50) < 20, 0, 255).astype(np.uint8)[None, :, None].repeat(70, axis=0)
-    with_alpha = np.concatenate((picture, alpha), axis=-1)
-    laid = np.where(alpha == 0, 255, picture).astype(np.uint8)
+    with_alpha = np.concatenate((image, alpha), axis=-1)
+    laid = np.where(alpha == 0, 255, image).astype(np.uint8)
     expected = processor(laid, return_tensors="pt").pixel_values
     planes = with_alpha.transpose(2, 0, 1)
     for other in (with_alpha, planes, torch.from_numpy(with_alpha), Image.fromarray(with_alpha)):
@@ -193,76 +193,76 @@ def test_arrays_with_alpha_become_rgb_where_asked() -> None:
 
 
 def test_crops_of_the_middle() -> None:
-    processor, picture, labels = Mask2FormerImageProcessor(do_resize=False), photo(70, 50), labelled(70, 50)
+    processor, image, labels = Mask2FormerImageProcessor(do_resize=False), photo(70, 50), labelled(70, 50)
     options = {"do_center_crop": True, "crop_size": {"height": 40, "width": 32}}
-    found = processor(picture, labels, return_tensors="pt", **options)
-    expected = processor(picture[15:55, 9:41], labels[15:55, 9:41], return_tensors="pt")
+    found = processor(image, labels, return_tensors="pt", **options)
+    expected = processor(image[15:55, 9:41], labels[15:55, 9:41], return_tensors="pt")
     assert torch.equal(found.pixel_values, expected.pixel_values)
     assert torch.equal(found.mask_labels[0], expected.mask_labels[0])
     always = Mask2FormerImageProcessor(do_resize=False, **options)
-    assert torch.equal(always(picture, return_tensors="pt").pixel_values, expected.pixel_values)
+    assert torch.equal(always(image, return_tensors="pt").pixel_values, expected.pixel_values)
     assert always.resized_hw((70, 50)) == (40, 32)
-    assert processor(picture, do_center_crop=True, crop_size=30, return_tensors="pt").pixel_values.shape[-2:] == (
+    assert processor(image, do_center_crop=True, crop_size=30, return_tensors="pt").pixel_values.shape[-2:] == (
         30,
         30,
     )
     with pytest.raises(InputError, match="crop_size: expected at most the resized image's 70×50, got 80×32"):
-        processor(picture, do_center_crop=True, crop_size=(80, 32))
+        processor(image, do_center_crop=True, crop_size=(80, 32))
     with pytest.raises(ConfigError, match="crop_size"):
-        processor(picture, do_center_crop=True)
+        processor(image, do_center_crop=True)
 
 
 def test_pictures_of_one_size_can_be_resized_together() -> None:
     processor = MaskFormerImageProcessor(**SMALL)
-    pictures = [photo(70, 50, 1), photo(64, 90, 2), photo(70, 50, 3), photo(70, 50, 4).astype(np.float32)]
-    apart = processor(pictures, return_tensors="pt", disable_grouping=True)
-    together = processor(pictures, return_tensors="pt", disable_grouping=False)
+    images = [photo(70, 50, 1), photo(64, 90, 2), photo(70, 50, 3), photo(70, 50, 4).astype(np.float32)]
+    apart = processor(images, return_tensors="pt", disable_grouping=True)
+    together = processor(images, return_tensors="pt", disable_grouping=False)
     assert torch.allclose(apart.pixel_values, together.pixel_values, atol=1e-5)
     assert torch.equal(apart.pixel_mask, together.pixel_mask)
 
 
 def test_options_of_a_call_win_and_do_not_stay() -> None:
-    processor, picture = MaskFormerImageProcessor(), photo(20, 30)
-    plain = processor(picture, do_resize=False, do_rescale=False, do_normalize=False, return_tensors="pt")
-    assert torch.equal(plain.pixel_values[0], torch.from_numpy(picture).permute(2, 0, 1).float())
-    scaled = processor(picture, do_resize=False, rescale_factor=0.5, do_normalize=False, return_tensors="pt")
+    processor, image = MaskFormerImageProcessor(), photo(20, 30)
+    plain = processor(image, do_resize=False, do_rescale=False, do_normalize=False, return_tensors="pt")
+    assert torch.equal(plain.pixel_values[0], torch.from_numpy(image).permute(2, 0, 1).float())
+    scaled = processor(image, do_resize=False, rescale_factor=0.5, do_normalize=False, return_tensors="pt")
     assert torch.equal(scaled.pixel_values, plain.pixel_values / 2)
     moved = processor(
-        picture, do_resize=False, do_rescale=False, image_mean=[1.0, 2.0, 3.0], image_std=2.0, return_tensors="pt"
+        image, do_resize=False, do_rescale=False, image_mean=[1.0, 2.0, 3.0], image_std=2.0, return_tensors="pt"
     )
     expected = (plain.pixel_values - torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1)) / 2
     assert torch.allclose(moved.pixel_values, expected, atol=1e-4)
-    assert processor(picture, size=64, size_divisor=8, return_tensors="pt").pixel_values.shape == (1, 3, 64, 96)
-    square = processor(picture, size=64, default_to_square=True, return_tensors="pt")
+    assert processor(image, size=64, size_divisor=8, return_tensors="pt").pixel_values.shape == (1, 3, 64, 96)
+    square = processor(image, size=64, default_to_square=True, return_tensors="pt")
     assert square.pixel_values.shape == (1, 3, 64, 64)
     nearest = processor(
-        picture, size=(40, 60), size_divisor=0, resample=0, do_rescale=False, do_normalize=False, return_tensors="pt"
+        image, size=(40, 60), size_divisor=0, resample=0, do_rescale=False, do_normalize=False, return_tensors="pt"
     )
     assert torch.equal(nearest.pixel_values[..., ::2, ::2], plain.pixel_values)
     assert processor == MaskFormerImageProcessor()
 
 
 def test_padding_to_a_size_or_not_at_all() -> None:
-    processor, picture = MaskFormerImageProcessor(do_resize=False), photo(20, 30)
-    wide = processor(picture, pad_size={"height": 25, "width": 40}, return_tensors="pt")
+    processor, image = MaskFormerImageProcessor(do_resize=False), photo(20, 30)
+    wide = processor(image, pad_size={"height": 25, "width": 40}, return_tensors="pt")
     assert wide.pixel_values.shape == (1, 3, 25, 40)
     assert wide.pixel_mask.sum() == 600
     with pytest.raises(InputError, match="pad_size: expected at least the largest image's 20×30"):
-        processor(picture, pad_size={"height": 25, "width": 29})
-    apart = processor([picture, photo(10, 12)], do_pad=False)
+        processor(image, pad_size={"height": 25, "width": 29})
+    apart = processor([image, photo(10, 12)], do_pad=False)
     assert [tuple(p.shape) for p in apart.pixel_values] == [(3, 20, 30), (3, 10, 12)]
     assert [int(m.sum()) for m in apart.pixel_mask] == [600, 120]
     with pytest.raises(InputError, match="one shape"):
-        processor([picture, photo(10, 12)], do_pad=False, return_tensors="pt")
+        processor([image, photo(10, 12)], do_pad=False, return_tensors="pt")
 
 
 def test_pad_alone() -> None:
-    pictures = [torch.ones(1, 2, 3), torch.ones(1, 4, 1)]
-    batch = MaskFormerImageProcessor().pad(pictures, constant_values=7, return_tensors="pt")
+    images = [torch.ones(1, 2, 3), torch.ones(1, 4, 1)]
+    batch = MaskFormerImageProcessor().pad(images, constant_values=7, return_tensors="pt")
     assert batch.pixel_values.shape == (2, 1, 4, 3)
     assert batch.pixel_values[0, 0, 2:].eq(7).all()
     assert torch.equal(batch.pixel_values[:, 0].eq(1).long(), batch.pixel_mask)
-    assert list(MaskFormerImageProcessor().pad(pictures, return_pixel_mask=False)) == ["pixel_values"]
+    assert list(MaskFormerImageProcessor().pad(images, return_pixel_mask=False)) == ["pixel_values"]
 
 
 # ------------------------------------------------------------------------------------------------------- maps in
@@ -306,26 +306,26 @@ def test_one_map_a_stack_of_maps_and_numpy_out() -> None:
 
 
 def test_tables_for_all_or_for_each() -> None:
-    processor, pictures = MaskFormerImageProcessor(do_resize=False), [photo(8, 6)] * 2
+    processor, images = MaskFormerImageProcessor(do_resize=False), [photo(8, 6)] * 2
     maps = [labelled(8, 6)] * 2
-    shared = processor(pictures, maps, {0: 5, 2: 6, 3: 5})
+    shared = processor(images, maps, {0: 5, 2: 6, 3: 5})
     assert [c.tolist() for c in shared.class_labels] == [[5, 6, 5]] * 2
-    each = processor(pictures, maps, [{0: 5, 2: 6, 3: 5}, {0: 1, 2: 1, 3: 1}])
+    each = processor(images, maps, [{0: 5, 2: 6, 3: 5}, {0: 1, 2: 1, 3: 1}])
     assert [c.tolist() for c in each.class_labels] == [[5, 6, 5], [1, 1, 1]]
     with pytest.raises(InputError, match="instance_id_to_semantic_id: expected one entry for each of the 2"):
-        processor(pictures, maps, [{0: 5}])
+        processor(images, maps, [{0: 5}])
 
 
-def test_encode_inputs_takes_finished_pictures() -> None:
+def test_encode_inputs_takes_finished_images() -> None:
     processor = MaskFormerImageProcessor(do_reduce_labels=True, ignore_index=255)
-    pictures = [torch.rand(3, 8, 6), np.random.rand(3, 4, 9).astype(np.float32)]
-    batch = processor.encode_inputs(pictures, [labelled(8, 6), labelled(4, 9)], return_tensors="pt")
+    images = [torch.rand(3, 8, 6), np.random.rand(3, 4, 9).astype(np.float32)]
+    batch = processor.encode_inputs(images, [labelled(8, 6), labelled(4, 9)], return_tensors="pt")
     assert batch.pixel_values.shape == (2, 3, 8, 9)
-    assert torch.equal(batch.pixel_values[0, :, :, :6], pictures[0])
+    assert torch.equal(batch.pixel_values[0, :, :, :6], images[0])
     assert [c.tolist() for c in batch.class_labels] == [[1, 2], [1, 2]]
-    plain = processor.encode_inputs(pictures, [labelled(8, 6), labelled(4, 9)], do_reduce_labels=False, ignore_index=2)
+    plain = processor.encode_inputs(images, [labelled(8, 6), labelled(4, 9)], do_reduce_labels=False, ignore_index=2)
     assert [c.tolist() for c in plain.class_labels] == [[0, 3], [0, 3]]
-    assert set(processor.encode_inputs(pictures)) == {"pixel_values", "pixel_mask"}
+    assert set(processor.encode_inputs(images)) == {"pixel_values", "pixel_mask"}
     last = processor.encode_inputs([np.zeros((5, 7, 3))], input_data_format="channels_last", return_tensors="pt")
     assert last.pixel_values.shape == (1, 3, 5, 7)
 
@@ -352,7 +352,7 @@ def outputs(count: int, grid: tuple[int, int], seed: int = 0, queries: int = 10,
 
 
 def all_results(processor, model_outputs, **options) -> list[dict]:
-    """Everything that the processor can make of outputs, for each picture."""
+    """Everything that the processor can make of outputs, for each image."""
     semantic = processor.post_process_semantic_segmentation(model_outputs, **options)
     maps = processor.post_process_instance_segmentation(
         model_outputs, threshold=0.2, overlap_mask_area_threshold=0.2, **options
@@ -383,7 +383,7 @@ def same(first: dict, second: dict) -> None:
 def padded_batch(
     sizes: list[tuple[int, int]], processor
 ) -> tuple[SimpleNamespace, list[SimpleNamespace], torch.Tensor]:
-    """Outputs of pictures alone, and of the padded batch with rubbish in the padding, and its pixel mask."""
+    """Outputs of images alone, and of the padded batch with rubbish in the padding, and its pixel mask."""
     resized = [processor.resized_hw(size) for size in sizes]
     singles = [outputs(1, (-(-h // 4), -(-w // 4)), seed) for seed, (h, w) in enumerate(resized)]
     padded = processor.padded_hw(resized)

@@ -11,9 +11,16 @@ from vitruvian.errors import InputError
 from vitruvian.images.rle import decode_rle
 from vitruvian.models.mask_classification import mask_grid, semantic
 from vitruvian.models.mask_classification.mask_grid import MaskGrid, make_axis
-from vitruvian.models.mask_classification.segments import instance_map, instance_masks, panoptic_segments, stack_masks
+from vitruvian.models.mask_classification.segments import (
+    Thresholds,
+    instance_map,
+    instance_masks,
+    panoptic_segments,
+    stack_masks,
+)
 from vitruvian.models.mask_classification.semantic import semantic_map, semantic_scores
 
+DEFAULT = Thresholds()
 SIZES = [(37, 53), (24, 32), (11, 9), (1, 1), (24, 90), (130, 32)]
 
 
@@ -55,8 +62,8 @@ def test_padding_has_no_part_in_the_pixels() -> None:
 
 def test_content_that_ends_inside_a_cell() -> None:
     axis = make_axis(2.5, 10)
-    place = [min(max((i + 0.5) / 4 - 0.5, 0), 2) for i in range(10)]
-    assert (axis.low + axis.weight).tolist() == pytest.approx(place)
+    position = [min(max((i + 0.5) / 4 - 0.5, 0), 2) for i in range(10)]
+    assert (axis.low + axis.weight).tolist() == pytest.approx(position)
     assert axis.cells == 3
     assert MaskGrid.make(torch.zeros(1, 4, 4), None, (2.5, 3)).size_hw == (3, 3)
 
@@ -67,7 +74,7 @@ def test_nothing_lies_outside_of_the_windows(size: tuple[int, int]) -> None:
     grid, level = MaskGrid.make(masks, size), torch.linspace(-2, 4, 12)
     expected = upsampled(masks, size) >= level[:, None, None]
     shrunk = 0
-    for mask, (top, bottom, left, right) in zip(expected, grid.windows(torch.arange(12), level), strict=True):
+    for mask, (top, bottom, left, right) in zip(expected, grid.windows(range(12), level), strict=True):
         assert int(mask.sum()) == int(mask[top:bottom, left:right].sum())
         shrunk += (bottom - top) * (right - left) < mask.numel()
     assert shrunk or size == (1, 1)
@@ -94,16 +101,16 @@ def test_content_must_lie_on_the_grid(content: tuple[int, int]) -> None:
 def brute_panoptic(classes, masks, size, threshold, mask_threshold, overlap, fuse) -> tuple[Tensor, list[dict]]:
     """The rules of `panoptic_segments` on full planes."""
     scores, labels = classes.softmax(-1).max(-1)
-    kept = [q for q in range(len(scores)) if labels[q] < classes.shape[1] - 1 and scores[q] > threshold]
+    selected = [q for q in range(len(scores)) if labels[q] < classes.shape[1] - 1 and scores[q] > threshold]
     ids, infos, shared = torch.zeros(size, dtype=torch.int32), [], {}
-    if not kept:
+    if not selected:
         return ids, infos
-    chances = upsampled(masks, size).sigmoid()[kept]
-    owner = (chances * scores[kept][:, None, None]).argmax(0)
-    for place, query in enumerate(kept):
-        inside = chances[place] >= mask_threshold
-        seen = inside & (owner == place)
-        if not seen.any() or seen.sum() < overlap * inside.sum():
+    chances = upsampled(masks, size).sigmoid()[selected]
+    owner = (chances * scores[selected][:, None, None]).argmax(0)
+    for index, query in enumerate(selected):
+        inside = chances[index] >= mask_threshold
+        visible = inside & (owner == index)
+        if not visible.any() or visible.sum() < overlap * inside.sum():
             continue
         label = int(labels[query])
         if label in shared:
@@ -115,7 +122,7 @@ def brute_panoptic(classes, masks, size, threshold, mask_threshold, overlap, fus
             infos.append(info)
             if label in fuse:
                 shared[label] = info
-        ids[seen] = info["id"]
+        ids[visible] = info["id"]
     return ids, infos
 
 
@@ -129,14 +136,8 @@ def test_panoptic_against_full_planes(size: tuple[int, int], options: tuple, mon
     found = 0
     for seed in range(6):
         classes, masks = queries(seed)
-        ids, segments = panoptic_segments(
-            classes,
-            MaskGrid.make(masks, size),
-            threshold=threshold,
-            mask_threshold=mask_threshold,
-            overlap_mask_area_threshold=overlap,
-            label_ids_to_fuse=fuse,
-        )
+        thresholds = Thresholds(threshold, mask_threshold, overlap)
+        ids, segments = panoptic_segments(classes, MaskGrid.make(masks, size), thresholds, fuse)
         expected, infos = brute_panoptic(classes, masks, size, threshold, mask_threshold, overlap, fuse)
         assert [segment.info() for segment in segments] == infos
         assert (ids != expected).float().mean() < 0.002  # a probability of exactly the threshold may round either way
@@ -158,41 +159,43 @@ def sure_of(*labels: int, count: int = 3, logit: float = 9.0) -> Tensor:
 
 def test_fused_labels_share_an_id_and_new_ids_stay_free() -> None:
     masks, classes = shapes("aabbccdd"), sure_of(0, 1, 0, 1)
-    ids, segments = panoptic_segments(classes, MaskGrid.make(masks), label_ids_to_fuse={0})
+    ids, segments = panoptic_segments(classes, MaskGrid.make(masks), DEFAULT, {0})
     assert ids.tolist() == [[1, 1, 2, 2, 1, 1, 3, 3]]
     assert [(s.id, s.label_id, s.was_fused) for s in segments] == [(1, 0, True), (2, 1, False), (3, 1, False)]
 
 
 def test_weak_winners_leave_pixels_empty() -> None:
     masks = torch.tensor([[[6.0, -0.5, -6.0]]])  # one query wins everywhere
-    ids, _ = panoptic_segments(sure_of(1), MaskGrid.make(masks))
+    ids, _ = panoptic_segments(sure_of(1), MaskGrid.make(masks), DEFAULT)
     assert ids.tolist() == [[1, 0, 0]]
-    ids, _ = panoptic_segments(sure_of(1), MaskGrid.make(masks), mask_threshold=0.3)
+    ids, _ = panoptic_segments(sure_of(1), MaskGrid.make(masks), Thresholds(mask_threshold=0.3))
     assert ids.tolist() == [[1, 1, 0]]
 
 
 def test_a_sure_query_beats_a_less_sure_one_even_where_its_mask_is_weak() -> None:
     masks = torch.tensor([[[6.0, -0.2, -9.0, -9.0]], [[-9.0, 0.5, 0.5, 0.5]]])
     classes = torch.stack([sure_of(0)[0], torch.tensor([0.0, 1.8, 0.0, 0.0])])  # scores of about 1 and 0.67
-    ids, _ = panoptic_segments(classes, MaskGrid.make(masks), overlap_mask_area_threshold=0.5)
+    ids, _ = panoptic_segments(classes, MaskGrid.make(masks), Thresholds(overlap_mask_area_threshold=0.5))
     assert ids.tolist() == [[1, 0, 2, 2]]  # 1 · 0.45 is more than 0.67 · 0.62, but 0.45 is too little
 
 
-@pytest.mark.parametrize(("overlap", "kept"), [(0.0, 2), (0.5, 2), (0.51, 1)])
-def test_hidden_queries_are_dropped(overlap: float, kept: int) -> None:
-    masks = torch.tensor([[[8.0, 8.0, -8.0, -8.0]], [[-8.0, 4.0, 4.0, -8.0]]])  # the second keeps one of its two pixels
-    ids, segments = panoptic_segments(sure_of(0, 1), MaskGrid.make(masks), overlap_mask_area_threshold=overlap)
-    assert len(segments) == kept
-    assert ids.tolist() == [[1, 1, 2 if kept == 2 else 0, 0]]
+@pytest.mark.parametrize(("overlap", "count"), [(0.0, 2), (0.5, 2), (0.51, 1)])
+def test_hidden_queries_are_dropped(overlap: float, count: int) -> None:
+    masks = torch.tensor([[[8.0, 8.0, -8.0, -8.0]], [[-8.0, 4.0, 4.0, -8.0]]])  # the second wins one of its two pixels
+    ids, segments = panoptic_segments(
+        sure_of(0, 1), MaskGrid.make(masks), Thresholds(overlap_mask_area_threshold=overlap)
+    )
+    assert len(segments) == count
+    assert ids.tolist() == [[1, 1, 2 if count == 2 else 0, 0]]
 
 
 def test_no_query_above_the_threshold() -> None:
     classes, masks = sure_of(3, 3), shapes("ab")
-    ids, segments = panoptic_segments(classes, MaskGrid.make(masks, (4, 6)))
+    ids, segments = panoptic_segments(classes, MaskGrid.make(masks, (4, 6)), DEFAULT)
     assert (ids.tolist(), segments) == (torch.zeros(4, 6).tolist(), [])
-    ids, segments = instance_map(classes, MaskGrid.make(masks, (4, 6)))
+    ids, segments = instance_map(classes, MaskGrid.make(masks, (4, 6)), DEFAULT)
     assert (ids.tolist(), segments) == (torch.full((4, 6), -1).tolist(), [])
-    found, segments = instance_masks(classes, MaskGrid.make(masks, (4, 6)))
+    found, segments = instance_masks(classes, MaskGrid.make(masks, (4, 6)), DEFAULT)
     assert (found, segments) == ([], [])
     assert stack_masks(found, (4, 6)).shape == (0, 4, 6)
 
@@ -222,13 +225,7 @@ def test_masks_against_full_planes(
     found = 0
     for seed in range(4):
         classes, masks = queries(seed)
-        small, segments = instance_masks(
-            classes,
-            MaskGrid.make(masks, size),
-            threshold=threshold,
-            mask_threshold=mask_threshold,
-            overlap_mask_area_threshold=0,
-        )
+        small, segments = instance_masks(classes, MaskGrid.make(masks, size), Thresholds(threshold, mask_threshold, 0))
         expected = brute_instances(classes, masks, size, threshold, mask_threshold)
         taken: dict[int, Tensor] = {}
         expected = [  # without those that better ones of their label hide wholly
@@ -252,29 +249,33 @@ def test_masks_against_full_planes(
 def test_masks_may_overlap_unless_they_are_doubles_of_a_label() -> None:
     masks = torch.tensor([[[6.0, 6.0, 6.0, -6.0]], [[5.0, 5.0, 5.0, -6.0]], [[-6.0, 4.0, 4.0, 4.0]]])
     grid = MaskGrid.make(masks)
-    labels = lambda *labels, **options: [s.label_id for s in instance_masks(sure_of(*labels), grid, **options)[1]]  # noqa: E731
+
+    def labels(*wanted: int, overlap: float = 0.8) -> list[int]:
+        thresholds = Thresholds(overlap_mask_area_threshold=overlap)
+        return [segment.label_id for segment in instance_masks(sure_of(*wanted), grid, thresholds)[1]]
+
     assert labels(0, 1, 2) == [0, 1, 2]
     assert labels(0, 0, 2) == [0, 2]  # all of the second is covered by the first
     assert labels(0, 1, 0) == [0, 1]  # a third of the third is left, less than 0.8
-    assert labels(0, 1, 0, overlap_mask_area_threshold=0.3) == [0, 1, 0]
+    assert labels(0, 1, 0, overlap=0.3) == [0, 1, 0]
 
 
 def test_map_gives_each_pixel_to_the_surest() -> None:
     masks = torch.tensor([[[6.0, 6.0, 1.0, -6.0]], [[-6.0, -6.0, 4.0, 4.0]]])
-    ids, segments = instance_map(sure_of(2, 1), MaskGrid.make(masks), overlap_mask_area_threshold=0.6)
+    ids, segments = instance_map(sure_of(2, 1), MaskGrid.make(masks), Thresholds(overlap_mask_area_threshold=0.6))
     first, second = (0, 1) if segments[0].label_id == 2 else (1, 0)
     assert ids.tolist() == [[first, first, second, second]]
     assert ids.dtype == torch.int32
-    ids, segments = instance_map(sure_of(2, 1), MaskGrid.make(masks), overlap_mask_area_threshold=0.8)
-    assert [s.label_id for s in segments] == [1]  # the other keeps two of three pixels
+    ids, segments = instance_map(sure_of(2, 1), MaskGrid.make(masks), DEFAULT)
+    assert [s.label_id for s in segments] == [1]  # the other wins two of three pixels
     assert ids.tolist() == [[-1, -1, 0, 0]]
 
 
 def test_map_and_masks_agree_where_nothing_overlaps() -> None:
     masks, classes = shapes("aab.", "aab.", "cccc"), sure_of(0, 1, 1)
     grid = MaskGrid.make(masks, (30, 40))
-    ids, segments = instance_map(classes, grid, overlap_mask_area_threshold=0)
-    small, same = instance_masks(classes, grid, overlap_mask_area_threshold=0)
+    ids, segments = instance_map(classes, grid, Thresholds(overlap_mask_area_threshold=0))
+    small, same = instance_masks(classes, grid, Thresholds(overlap_mask_area_threshold=0))
     assert segments == same
     for segment, plane in zip(segments, stack_masks(small, (30, 40)), strict=True):
         assert torch.equal(plane, ids == segment.id)
@@ -283,42 +284,42 @@ def test_map_and_masks_agree_where_nothing_overlaps() -> None:
 def test_a_query_with_two_labels_is_two_masks_but_one_region() -> None:
     classes = torch.tensor([[5.0, 5.0, 0.0]])
     grid = MaskGrid.make(shapes("aa"))
-    assert [s.label_id for s in instance_masks(classes, grid, threshold=0.3)[1]] == [0]  # at most Q pairs
+    assert [s.label_id for s in instance_masks(classes, grid, Thresholds(0.3))[1]] == [0]  # at most Q pairs
     classes, grid = classes.expand(2, 3), MaskGrid.make(shapes("ab"))
-    assert len(instance_masks(classes, grid, threshold=0.3)[1]) == 2
-    ids, segments = instance_map(classes, grid, threshold=0.3)
+    assert len(instance_masks(classes, grid, Thresholds(0.3))[1]) == 2
+    ids, segments = instance_map(classes, grid, Thresholds(0.3))
     assert sorted({s.id for s in segments} | {-1}) == sorted(set(ids.flatten().tolist()) | {-1})
 
 
 @pytest.mark.parametrize("name", ["threshold", "mask_threshold", "overlap_mask_area_threshold"])
-@pytest.mark.parametrize("function", [panoptic_segments, instance_map, instance_masks])
-def test_thresholds_are_shares(function, name: str) -> None:
-    with pytest.raises(InputError, match=r"from 0 to 1, got 1\.5"):
-        function(sure_of(0), MaskGrid.make(shapes("a")), **{name: 1.5})
+def test_thresholds_are_fractions(name: str) -> None:
+    with pytest.raises(InputError, match=rf"{name}: expected a number from 0 to 1, got 1\.5"):
+        Thresholds(**{name: 1.5})
 
 
 @pytest.mark.parametrize("function", [panoptic_segments, instance_map, instance_masks, semantic_map, semantic_scores])
 def test_half_precision_and_wrong_shapes(function) -> None:
     classes, masks = queries(4)
-    exact = function(classes.bfloat16().float(), MaskGrid.make(masks.bfloat16().float(), (30, 30)))
-    half = function(classes.bfloat16(), MaskGrid.make(masks.bfloat16(), (30, 30)))
+    options = () if function in (semantic_map, semantic_scores) else (DEFAULT,)
+    exact = function(classes.bfloat16().float(), MaskGrid.make(masks.bfloat16().float(), (30, 30)), *options)
+    half = function(classes.bfloat16(), MaskGrid.make(masks.bfloat16(), (30, 30)), *options)
     if isinstance(exact, tuple):
         assert exact[1] == half[1]
     else:
         assert torch.equal(exact, half)
     with pytest.raises(InputError, match="class logits"):
-        function(classes[:3], MaskGrid.make(masks))
+        function(classes[:3], MaskGrid.make(masks), *options)
     with pytest.raises(InputError, match="mask logits"):
-        function(classes, MaskGrid.make(masks[0]))
+        function(classes, MaskGrid.make(masks[0]), *options)
 
 
 # ------------------------------------------------------------------------------------------------------- semantic
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("at_once", [1 << 24, 1 << 10])
-def test_semantic_against_full_planes(size: tuple[int, int], at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(semantic, "_MAX_VALUES", at_once)
+@pytest.mark.parametrize("max_values", [1 << 24, 1 << 10])
+def test_semantic_against_full_planes(size: tuple[int, int], max_values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(semantic, "_MAX_VALUES", max_values)
     for seed in range(4):
         classes, masks = queries(seed, count=15, labels=9)
         expected = torch.einsum("qk,qhw->khw", classes.softmax(-1)[:, :-1], upsampled(masks, size).sigmoid())

@@ -41,7 +41,7 @@ def lively(model: Any) -> Any:
 
 @both_families
 @pytest.mark.parametrize("resnet", [False, True])
-def test_a_mixed_batch_computes_what_single_pictures_do(cls: Any, tiny: Any, processor: Any, resnet: bool) -> None:
+def test_a_mixed_batch_computes_what_single_images_do(cls: Any, tiny: Any, processor: Any, resnet: bool) -> None:
     backbone = {"backbone_config": ResNetConfig(**resnet_fields(out_features=ALL_STAGES))} if resnet else {}
     model = lively(cls(tiny(use_auxiliary_loss=True, **backbone)))
     torch.manual_seed(1)
@@ -69,7 +69,7 @@ def test_a_mixed_batch_computes_what_single_pictures_do(cls: Any, tiny: Any, pro
 
 
 @both_families
-def test_results_of_a_mixed_batch_are_those_of_single_pictures(cls: Any, tiny: Any, processor: Any) -> None:
+def test_results_of_a_mixed_batch_are_those_of_single_images(cls: Any, tiny: Any, processor: Any) -> None:
     """With nothing but defaults: what a person writes who does not think of padding."""
     torch.manual_seed(1)
     model = lively(cls(tiny()))
@@ -132,40 +132,28 @@ def test_who_sees_padding(cls: Any, tiny: Any, processor: Any) -> None:
 
 
 @both_families
-def test_calls_that_a_cuda_graph_can_capture(cls: Any, tiny: Any, processor: Any) -> None:
-    model, pixels, mask = cls(tiny()).eval(), torch.zeros(2, 3, 64, 96), torch.ones(2, 64, 96)
-    assert model._capturable_call((pixels,), {"output_attentions": True}) == {
-        "pixel_values": pixels,
-        "output_attentions": True,
-    }
-    assert model._capturable_call((), {"pixel_values": pixels, "pixel_mask": mask}) == {"pixel_values": pixels}
-    padded = mask.clone()
-    padded[1, 40:] = 0
-    assert model._capturable_call((pixels,), {"pixel_mask": padded}) is None
-    assert model._capturable_call((pixels, [padded], [padded]), {}) is None  # labels
-    model.config.use_pixel_mask = False
-    assert model._capturable_call((pixels,), {"pixel_mask": padded}) == {"pixel_values": pixels}
-    with pytest.raises(InputError, match=r"pixel_mask: expected shape \[2, 64, 96\]"):
-        model._capturable_call((pixels,), {"pixel_mask": mask[:1]})
-
-
-@both_families
-def test_an_optimized_model_leaves_padding_out_too(
+def test_calls_that_a_cuda_graph_can_capture(
     cls: Any, tiny: Any, processor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = lively(cls(tiny()))
-    pixels, mask, recorded = torch.randn(2, 3, 64, 96), torch.ones(2, 64, 96), []
+    pixels, mask, captured = torch.randn(2, 3, 64, 96), torch.ones(2, 64, 96), []
+    padded = mask.clone()
+    padded[1, 40:] = 0
     with torch.no_grad():
-        full = model(pixels)[0]
-        padded = mask.clone()
-        padded[1, 40:] = 0
-        want = model(pixels, pixel_mask=padded)[0]
+        full, want = model(pixels)[0], model(pixels, pixel_mask=padded)[0]
         model.optimize()
-        monkeypatch.setattr(model.graphs, "accepts", lambda args, kwargs: recorded.append(kwargs.keys()) or False)
+        monkeypatch.setattr(model.graphs, "accepts", lambda args, kwargs: captured.append(set(kwargs)) or False)
+        model(pixels, output_attentions=True)
         assert torch.equal(model(pixels, pixel_mask=mask)[0], full)
-        assert recorded == [{"pixel_values"}]
-        assert torch.equal(model(pixels, pixel_mask=padded)[0], want)
-        assert len(recorded) == 1
+        assert captured == [{"pixel_values", "output_attentions"}, {"pixel_values"}]
+        assert torch.equal(model(pixels, pixel_mask=padded)[0], want)  # padding
+        model(pixels, **maskformer.labels(2, torch.Generator().manual_seed(0)))
+        assert len(captured) == 2
+        model.config.use_pixel_mask = False
+        model(pixels, pixel_mask=padded)
+        assert captured[2:] == [{"pixel_values"}]
+        with pytest.raises(InputError, match=r"pixel_mask: expected shape \[2, 64, 96\]"):
+            model(pixels, pixel_mask=mask[:1])
 
 
 @both_families

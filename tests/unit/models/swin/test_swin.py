@@ -45,7 +45,7 @@ def test_stages_can_be_changed_in_either_spelling(tmp_path: Path) -> None:
     assert config.out_features == ["stage4"]
 
 
-def test_pictures_of_another_kind() -> None:
+def test_images_of_another_kind() -> None:
     model = SwinModel(SwinConfig(**swin_fields()))
     with pytest.raises(InputError, match=r"\[B, 3, H, W\]"):
         model(torch.zeros(1, 1, 64, 64))
@@ -107,14 +107,14 @@ def test_files_without_index_buffers_open(tmp_path: Path) -> None:
     model = SwinModel(SwinConfig(**swin_fields()))
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    kept = {name: value for name, value in tensors.items() if not name.endswith("relative_position_index")}
-    assert len(kept) == len(tensors) - 6
-    save_file(kept, tmp_path / "model.safetensors")
+    tensors_left = {name: value for name, value in tensors.items() if not name.endswith("relative_position_index")}
+    assert len(tensors_left) == len(tensors) - 6
+    save_file(tensors_left, tmp_path / "model.safetensors")
     pixels = torch.randn(1, 3, 52, 75)
     with torch.no_grad():
         assert torch.equal(SwinModel.from_pretrained(tmp_path)(pixels)[0], model.eval()(pixels)[0])
-    del kept["encoder.layers.0.blocks.0.attention.self.query.weight"]
-    save_file(kept, tmp_path / "model.safetensors")
+    del tensors_left["encoder.layers.0.blocks.0.attention.self.query.weight"]
+    save_file(tensors_left, tmp_path / "model.safetensors")
     with pytest.raises(WeightsError, match=r"query\.weight"):
         SwinModel.from_pretrained(tmp_path)
 

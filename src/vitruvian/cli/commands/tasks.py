@@ -1,0 +1,338 @@
+"""The commands of tasks: `vitruvian pose`, `vitruvian parts`, … Docstrings are the text of `--help`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from typer import Option
+
+from vitruvian.cli.options import (
+    BatchGroup,
+    CocoGroup,
+    Convention,
+    HoleArea,
+    IslandArea,
+    Opacity,
+    PeopleGroup,
+    ThresholdGroup,
+    TileGroup,
+    read_numbers,
+)
+from vitruvian.cli.task_command import TaskCommand
+from vitruvian.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL import Image
+
+    from vitruvian.results import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoseCommand(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
+    """Find 308 keypoints of each person: body, hands, feet and face. With Sapiens2.
+
+    --save takes json, npz, png, jpg, webp, plot, plot.jpg; of videos also mp4, webm, mov.
+    """
+
+    name = "pose"
+    example = "vitruvian pose photo.jpg --model facebook/sapiens2-pose-0.4b --save json,plot"
+    panel = "Poses"
+    call_names = ("flip",)
+
+    layout: Annotated[
+        Literal["sapiens308", "coco17", "coco133", "openpose"], Option(help="Which keypoints to write and draw.")
+    ] = "sapiens308"
+    threshold: Annotated[float, Option(help="Draw keypoints that reach this score.", min=0, max=1)] = 0.3
+    draw_boxes: Annotated[bool, Option("--draw-boxes", help="Draw the boxes too.")] = False
+    flip: Annotated[bool, Option("--flip", help="Average with mirrored crops: more stable, at twice the work.")] = False
+
+    def plot_options(self) -> dict[str, object]:
+        """Return the threshold and whether boxes are drawn."""
+        return {"threshold": self.threshold, "boxes": self.draw_boxes}
+
+    def change(self, result: Result) -> Result:
+        """Convert the keypoints to the layout."""
+        from vitruvian.results import Pose
+
+        if self.layout == "sapiens308" or not isinstance(result, Pose):
+            return result
+        return result.to_layout(self.layout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartsCommand(PeopleGroup, TileGroup, BatchGroup, CocoGroup, TaskCommand):
+    """Segment 29 parts of the body and clothing. With Sapiens2.
+
+    --save takes png (the numbers, with colours as palette), npz, json (areas and masks), plot, plot.jpg; of videos also
+    mp4, webm, mov.
+    """
+
+    name = "parts"
+    example = "vitruvian parts photo.jpg --model facebook/sapiens2-seg-0.4b --save png,plot"
+    panel = "Parts"
+    call_names = ("with_score",)
+    plot_names = ("opacity",)
+
+    with_score: Annotated[bool, Option("--with-score", help="Write the score of each pixel too, in .npz.")] = False
+    opacity: Opacity = 0.55
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalsCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
+    """Estimate the surface normal of each pixel. With Sapiens2.
+
+    --save takes png (the usual colours), 16.png, npz, exr, plot, plot.jpg; of videos also mp4, webm, mov, json.
+    """
+
+    name = "normals"
+    example = "vitruvian normals photo.jpg --model facebook/sapiens2-normal-0.4b --save png,npz"
+    panel = "Normals"
+    call_names = ("convention",)
+
+    convention: Convention = "opencv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
+    """Estimate where each pixel is in space: point clouds, depth and the focal length. With Sapiens2.
+
+    Points are in metres where the camera is known or the model tells the scale.
+
+    --save takes ply, glb, npz, exr, png (depth in colours), 16.png (depth in millimetres), json (the camera), plot,
+    plot.jpg; of videos also mp4, webm, mov.
+    """
+
+    name = "pointmap"
+    example = "vitruvian pointmap photo.jpg --model facebook/sapiens2-pointmap-0.4b --save ply,png"
+    panel = "Camera"
+    call_names = ("fov", "exif", "convention")
+
+    intrinsics: Annotated[
+        str | None,
+        Option("--intrinsics", "-K", help="Camera: fx,fy,cx,cy in pixels, or a .json or .npy file of [3, 3]."),
+    ] = None
+    fov: Annotated[float | None, Option(help="Horizontal field of view in degrees.")] = None
+    exif: Annotated[bool, Option(help="Use the focal length in the file's EXIF.")] = True
+    convention: Convention = "opencv"
+
+    def call_options(self) -> dict[str, object]:
+        """Add the camera matrix."""
+        matrix = None if self.intrinsics is None else _read_intrinsics(self.intrinsics)
+        return super().call_options() | {"K": matrix}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
+    """Cut people out, hair and all: the opacity and the colour of each pixel. With Sapiens2.
+
+    --save takes png and webp (straight alpha), exr (premultiplied, linear), npz, plot, plot.jpg; of videos webm and mov
+    with alpha, mp4 over a ground, json.
+    """
+
+    name = "matte"
+    example = "vitruvian matte photo.jpg --model facebook/sapiens2-matting-1b --save png"
+    panel = "Matte"
+
+    over: Annotated[
+        str | None,
+        Option(
+            help="In drawings, put people over this: a colour (white, #00ff00) or an image, rather than a "
+            "checkerboard. Videos then come as mp4."
+        ),
+    ] = None
+
+    def with_defaults(self) -> Self:
+        """With --over, save the drawing too."""
+        from vitruvian.cli.outputs import OUT, file_kind
+
+        if self.over is None or self.save is not None or self.to_stdout:
+            return self
+        if file_kind(self.task, Path(self.out or OUT).expanduser(), None) is not None:
+            return self
+        return dataclasses.replace(self, save="png,plot,mp4")
+
+    def draw(self, result: Result, **options: object) -> NDArray[np.uint8] | Image.Image:
+        """Draw people over a colour or an image, or over the checkerboard."""
+        from vitruvian.results import Matte
+
+        if self.over is None or not isinstance(result, Matte):
+            return super().draw(result, **options)
+        return result.over(self.over)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlbedoCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
+    """Estimate the colour of each surface without light and shadow. With Sapiens2.
+
+    --save takes png, npz, exr (linear), plot, plot.jpg; of videos also mp4, webm, mov, json.
+    """
+
+    name = "albedo"
+    example = "vitruvian albedo photo.jpg --model my-albedo-model --save png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedCommand(BatchGroup, TaskCommand):
+    """Turn images into features: a vector for the whole, and one for each patch. With the encoder of Sapiens2.
+
+    The checkpoint of any Sapiens2 task will do. --save takes npz (all), json (the vector of the whole), plot, plot.jpg;
+    of videos also mp4, webm, mov.
+    """
+
+    name = "embed"
+    example = "vitruvian embed photo.jpg --model facebook/sapiens2-pretrain-0.4b --save npz,plot"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
+    """Segment objects from points and boxes. With SAM 2.
+
+    Points and boxes are pixels of the upright image, and hold for every image and frame.
+
+    --save takes json (COCO RLE), npz, png (numbers of the masks), plot, plot.jpg; of videos also mp4, webm, mov.
+    """
+
+    name = "segment"
+    example = 'vitruvian segment photo.jpg --model facebook/sam2.1-hiera-large --points "120,80 90,60,0"'
+    panel = "Prompts and masks"
+    call_names = ("mask_threshold", "max_hole_area", "max_sprinkle_area")
+
+    points: Annotated[
+        list[str] | None, Option(help='Points on one object: "x,y x,y"; "x,y,0" lies off it. Repeat for more objects.')
+    ] = None
+    boxes: Annotated[list[str] | None, Option(help="Box around an object: x1,y1,x2,y2. Repeat for more objects.")] = (
+        None
+    )
+    all_masks: Annotated[
+        bool, Option("--all-masks", help="Write all three proposals for each object, not the best.")
+    ] = False
+    mask_threshold: Annotated[float, Option(help="Logit of the outline: higher is tighter.")] = 0.0
+    max_hole_area: HoleArea = 0.0
+    max_sprinkle_area: IslandArea = 0.0
+
+    def call_options(self) -> dict[str, object]:
+        """Add the prompts."""
+        if not self.points and not self.boxes:
+            raise InputError('prompts: expected --points or --boxes, got none. Add --points "x,y", say.')
+        options = super().call_options()
+        if self.points:
+            objects = [_read_points(text) for text in self.points]
+            options["points"] = [[row[:2] for row in rows] for rows in objects]
+            options["labels"] = [[int(row[2]) if len(row) == 3 else 1 for row in rows] for rows in objects]
+        if self.boxes:
+            options["boxes"] = [read_numbers("--boxes", text, 4) for text in self.boxes]
+        return options | ({"best": False, "multimask": True} if self.all_masks else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MasksCommand(CocoGroup, TaskCommand):
+    """Segment everything in an image, without prompts. With SAM 2.
+
+    --save takes json (COCO RLE), npz, png (numbers of the masks), plot, plot.jpg; of videos also mp4, webm, mov.
+    """
+
+    name = "masks"
+    example = "vitruvian masks photo.jpg --model facebook/sam2.1-hiera-large --save json,plot"
+    panel = "Masks"
+    call_names = (
+        "points_per_crop",
+        "points_per_batch",
+        "pred_iou_thresh",
+        "stability_score_thresh",
+        "crops_n_layers",
+        "max_hole_area",
+        "max_sprinkle_area",
+    )
+
+    points_per_side: Annotated[int, Option(help="Points along each side of the grid.", min=1)] = 32
+    points_per_batch: Annotated[int, Option(help="Points in a batch.", min=1)] = 64
+    quality: Annotated[float, Option(help="Predicted IoU that a mask must exceed.")] = 0.88
+    stability: Annotated[float, Option(help="How little a mask may change with its threshold.")] = 0.95
+    crop_layers: Annotated[int, Option(help="Process 4, 16, … crops too, for small things.", min=0, max=4)] = 0
+    max_hole_area: HoleArea = 0.0
+    max_sprinkle_area: IslandArea = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SemanticCommand(BatchGroup, CocoGroup, TaskCommand):
+    """Find the class of each pixel. With Mask2Former or MaskFormer.
+
+    --save takes png (the numbers), npz, json (areas and masks), plot, plot.jpg; of videos also mp4, webm, mov.
+    """
+
+    name = "semantic"
+    example = "vitruvian semantic photo.jpg --model facebook/mask2former-swin-small-ade-semantic --save png,plot"
+    panel = "Classes"
+    plot_names = ("opacity",)
+
+    opacity: Opacity = 0.55
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstancesCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
+    """Find objects: a mask, a class and a score each. With Mask2Former or MaskFormer.
+
+    --save takes json (COCO RLE), npz, png (numbers of the masks), plot, plot.jpg; of videos also mp4, webm, mov.
+    """
+
+    name = "instances"
+    example = "vitruvian instances photo.jpg --model facebook/mask2former-swin-small-coco-instance --save json,plot"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PanopticCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
+    """Divide images into objects, one by one, and regions such as sky. With Mask2Former or MaskFormer.
+
+    --save takes png (COCO's numbers as colours), json (the segments), npz, plot, plot.jpg; of videos also mp4, webm,
+    mov.
+    """
+
+    name = "panoptic"
+    example = "vitruvian panoptic photo.jpg --model facebook/mask2former-swin-small-cityscapes-panoptic --save png,json"
+    panel = "Objects"
+    call_names = ("label_ids_to_fuse",)
+
+    fuse: Annotated[
+        list[int] | None,
+        Option(help="Number of a class of which there is one segment at most, such as sky. Repeat for more."),
+    ] = None
+
+
+def _read_intrinsics(text: str) -> list[list[float]]:
+    """Read a camera matrix: four numbers, or a file."""
+    import numpy as np
+
+    path = Path(text).expanduser()
+    if path.suffix.lower() not in (".json", ".npy"):
+        fx, fy, cx, cy = read_numbers("--intrinsics", text, 4)
+        return [[fx, 0, cx], [0, fy, cy], [0, 0, 1]]
+    try:
+        values = np.load(path) if path.suffix.lower() == ".npy" else json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(values, dict):  # as `--save json` of this command writes it
+            values = values.get("intrinsics", values.get("K"))
+        table = np.asarray([] if values is None else values, dtype=np.float64)
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path}: expected a file with a camera matrix, got {type(error).__name__}.") from error
+    if table.shape != (3, 3):
+        raise InputError(f"{path}: expected a camera matrix [3, 3], got the shape {list(table.shape)}.")
+    rows: list[list[float]] = table.tolist()
+    return rows
+
+
+def _read_points(text: str) -> list[list[float]]:
+    """Read the points on one object: x, y, and whether they lie on it."""
+    rows = [read_numbers("--points", word, 2, 3) for word in text.split()]
+    if not rows or any(len(row) == 3 and row[2] not in (0, 1) for row in rows):
+        raise InputError(f'--points: expected "x,y" or "x,y,1" on the object and "x,y,0" off it, got {text!r}.')
+    return rows
+
+
+_PEOPLE = (PoseCommand, PartsCommand, NormalsCommand, PointmapCommand, MatteCommand, AlbedoCommand, EmbedCommand)
+_ANYTHING = (SegmentCommand, MasksCommand, SemanticCommand, InstancesCommand, PanopticCommand)
+TASK_COMMANDS: dict[str, type[TaskCommand]] = {command.name: command for command in (*_PEOPLE, *_ANYTHING)}

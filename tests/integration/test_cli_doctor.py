@@ -1,0 +1,42 @@
+"""`vitruvian doctor`."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitruvian.cli as cli
+from vitruvian.cli.commands import doctor
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["doctor", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["problems"] == []
+    assert facts["versions"]["torch"] == torch.__version__
+    assert facts["devices"][-1]["device"] == "cpu"
+    assert facts["speed"]["milliseconds"] > 0
+    assert facts["temporary"]["writable"]
+    assert facts["extras"]["video"]["for"] == "videos and cameras"
+    assert cli.run(["doctor", "--no-speed"]) == 0
+    assert "All is well." in capsys.readouterr().out
+
+
+def test_the_doctor_finds_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
+    monkeypatch.setattr(doctor.tempfile, "NamedTemporaryFile", lambda **_: (tmp_path / "none" / "x").open("wb"))
+    assert cli.run(["doctor", "--no-speed"]) == 1
+    assert "temporary files cannot be written" in capsys.readouterr().out
+
+
+def test_extras_are_those_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(doctor.EXTRAS) == set(project["optional-dependencies"]) - {"dev"}
