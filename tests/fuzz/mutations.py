@@ -86,7 +86,7 @@ def _places(tree: Any) -> Any:
 
 
 def mutate_json_text(content: bytes, rng: random.Random) -> bytes:
-    """Return the text of a mutated JSON value: half the time of its values, else nested deeply or with changed bytes."""
+    """Return the text of a mutated JSON value: mostly of its values, else nested or with changed bytes."""
     kind = rng.randrange(8)
     if kind == 0:
         depth = rng.choice(_DEPTHS)

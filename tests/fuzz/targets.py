@@ -27,7 +27,7 @@ from tests.unit.models.sam2.test_convert import original as original_sam2
 from tests.unit.pipelines.case import opened, parts_of, picture
 from vitruvian import AutoConfig, AutoImageProcessor, AutoModelForPoseEstimation, Sam2Config, Sam2Model
 from vitruvian.cli.coco import Dataset
-from vitruvian.cli.commands.pointmap import read_intrinsics
+from vitruvian.cli.commands.tasks import PointmapCommand
 from vitruvian.cli.inputs import Input
 from vitruvian.cli.journal import JOURNAL, Journal
 from vitruvian.files.video import open_video
@@ -222,7 +222,8 @@ def mutate_tensors(content: bytes, rng: random.Random) -> bytes:
             shape[rng.randrange(len(shape))] = rng.choice((0, 1, 2, 3, 7, 50))
             inner[name] = torch.zeros(1).expand(shape)
         elif kind == 4:
-            inner[name] = rng.choice((torch.tensor(1.0), tensor[None], tensor.flatten(), tensor[:0], tensor.T.squeeze()))
+            shapes = (torch.tensor(1.0), tensor[None], tensor.flatten(), tensor.reshape(-1)[:0])
+            inner[name] = rng.choice(shapes)
         elif kind == 5:
             del inner[name]
         elif kind == 6:
@@ -371,8 +372,8 @@ def tables(folder: Path) -> list[Seed]:
         Seed("boxes.csv", csv, _read_boxes),
         text("dataset.json", coco, _extend_dataset),
         text(ANNOTATIONS_FILE, people, _open_people_folder),
-        text("camera.json", camera, lambda path: read_intrinsics(str(path))),
-        Seed("camera.npy", npy.getvalue(), lambda path: read_intrinsics(str(path))),
+        text("camera.json", camera, _read_camera),
+        Seed("camera.npy", npy.getvalue(), _read_camera),
     ]
 
 
@@ -386,6 +387,10 @@ def _read_boxes(path: Path) -> None:
 def _extend_dataset(path: Path) -> None:
     dataset = Dataset(path, overwrite=False)
     dataset.close()
+
+
+def _read_camera(path: Path) -> None:
+    PointmapCommand(sources=[], intrinsics=str(path)).call_options()
 
 
 def _open_people_folder(path: Path) -> None:
@@ -403,18 +408,18 @@ def journals(folder: Path) -> list[Seed]:
     one = Input(identity=str(source), name=str(source), kind="image", path=source)
     out = folder / "out"
     paths = [out / "a.json", out / "a.png"]
-    journal = Journal.read(out)
+    journal = Journal(out)
     origin = journal.begin(one, paths, "settings")
     for path in paths:
         path.write_text("result")
     journal.done(origin, paths)
 
     def read(path: Path) -> None:
-        opened = Journal.read(path.parent)
+        opened = Journal(path.parent)
         opened.wrote(paths[0])
         opened.state(one, paths, "settings")
         opened.done(opened.begin(one, paths, "other"), paths)
-        assert Journal.read(path.parent).state(one, paths, "other") == "done"
+        assert Journal(path.parent).state(one, paths, "other") == "done"
 
     content = (out / JOURNAL).read_bytes()
     return [Seed(f"out/{JOURNAL}", content, read), Seed(f"out/{JOURNAL}", content, read, _mutate_lines)]

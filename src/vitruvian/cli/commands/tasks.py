@@ -317,7 +317,7 @@ def _read_intrinsics(text: str) -> list[list[float]]:
         if isinstance(values, dict):  # as `--save json` of this command writes it
             values = values.get("intrinsics", values.get("K"))
         table = np.asarray([] if values is None else values, dtype=np.float64)
-    except (OSError, ValueError, TypeError) as error:
+    except Exception as error:  # numpy's reader raises errors of many kinds
         raise InputError(f"{path}: expected a file with a camera matrix, got {type(error).__name__}.") from error
     if table.shape != (3, 3):
         raise InputError(f"{path}: expected a camera matrix [3, 3], got the shape {list(table.shape)}.")

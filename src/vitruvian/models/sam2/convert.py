@@ -18,7 +18,7 @@ from vitruvian.errors import WeightsError
 from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2HieraDetConfig, Size
 from vitruvian.models.sam2.modeling import Sam2Model
-from vitruvian.weights import describe_mismatch, match_keys, read_original, renamed, some
+from vitruvian.weights import check_state, read_original, renamed, some
 
 _VIDEO_ONLY = re.compile(
     r"(memory_attention|memory_encoder|mask_downsample|obj_ptr_proj|obj_ptr_tpos_proj)\."
@@ -59,7 +59,7 @@ def convert_checkpoint(path: str | Path, *, image_size: Size = 1024) -> Sam2Mode
     with no_init_weights():
         model = Sam2Model(infer_config(original).with_image_size(image_size))
     state = convert_state_dict(original)
-    _check_names_and_shapes(model, state, str(path))
+    check_state(model.state_dict(), state, str(path))
     model.load_state_dict(state, assign=True)
     return model.eval()
 
@@ -85,7 +85,12 @@ def convert_state_dict(original: Mapping[str, Tensor]) -> dict[str, Tensor]:
         else:
             converted[renamed(_rename_mlp_layer(name, depths), _RENAMES)] = tensor
     if points:
-        converted["prompt_encoder.point_embed.weight"] = torch.cat([points[index] for index in sorted(points)])
+        rows = [points[index] for index in sorted(points)]
+        if any(row.ndim != 2 or row.shape != rows[0].shape or row.dtype != rows[0].dtype for row in rows):
+            raise WeightsError(
+                f"checkpoint: expected point embeddings [1, C], got {[list(row.shape) for row in rows]}."
+            )
+        converted["prompt_encoder.point_embed.weight"] = torch.cat(rows)
     return converted
 
 
@@ -97,11 +102,11 @@ def infer_config(original: Mapping[str, Tensor]) -> Sam2Config:
         backbone = Sam2HieraDetConfig(**values)
         if (
             width is not None
-            and width.shape[0] == backbone.hidden_size
+            and width.shape[:1] == (backbone.hidden_size,)
             and len(blocks) == sum(backbone.blocks_per_stage)
         ):
             return Sam2Config.variant(name)
-    got = "no backbone" if width is None else f"{width.shape[0]} channels and {len(blocks)} blocks"
+    got = "no backbone" if width is None else f"weights {list(width.shape)} and {len(blocks)} blocks"
     raise WeightsError(f"checkpoint: expected a SAM 2 of size {', '.join(VARIANTS)}, got {got}.")
 
 
@@ -120,13 +125,3 @@ def _rename_mlp_layer(name: str, depths: Mapping[str, int]) -> str:
     if index == 0:
         return f"{mlp}.proj_in.{leaf}"
     return f"{mlp}.proj_out.{leaf}" if index == depths[mlp] - 1 else f"{mlp}.layers.{index - 1}.{leaf}"
-
-
-def _check_names_and_shapes(model: Sam2Model, state: Mapping[str, Tensor], source: str) -> None:
-    """Raise `WeightsError` unless names and shapes are exactly those of the model."""
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    got = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    plan = match_keys(expected, got)
-    if plan.missing or plan.unexpected or plan.mismatched:
-        problem = describe_mismatch(plan.missing, plan.unexpected, plan.mismatched)
-        raise WeightsError(f"{source}: its weights do not fit Sam2Model.\n  {problem}\nIs it an original SAM 2 file?")
