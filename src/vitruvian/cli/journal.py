@@ -108,7 +108,7 @@ class Journal:
             for line in content[:end].splitlines():
                 try:
                     self._apply(json.loads(line))
-                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                     continue
 
     def _apply(self, record: dict[str, object]) -> None:
@@ -118,6 +118,8 @@ class Journal:
             return
         known = {name: record[name] for name in Origin.__dataclass_fields__}
         origin = Origin(**known)  # type: ignore[arg-type]
+        if not isinstance(origin.source, str):
+            raise TypeError("source")
         files = record["files"]
         if record["event"] == "begin" and isinstance(files, list):
             self._entries.update({str(name): _Entry(origin) for name in files})
