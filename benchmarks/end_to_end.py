@@ -376,8 +376,8 @@ def print_differences(pipe: Any, path: Path, boxes: list[list[float]]) -> None:
     frame = Frame(image=load_rgb(path), name=path.name, path=path)
     pixels, table = torch.from_numpy(frame.image).permute(2, 0, 1), [torch.tensor(boxes)]
     with torch.inference_mode():
-        wanted = pipe.processor.prepare_pictures([pixels], table)  # [P, 3, h, w]
-        there = pipe.processor.prepare_pictures([pixels.to(pipe.device)], table)
+        wanted = pipe.processor.prepare_images([pixels], table)  # [P, 3, h, w]
+        there = pipe.processor.prepare_images([pixels.to(pipe.device)], table)
         units = pipe._for_call({"boxes": boxes, "box_form": "xywh"}).prepare(frame, None).units
         for unit in units:
             if unit.pending is not None:

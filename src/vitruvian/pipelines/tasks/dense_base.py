@@ -110,7 +110,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
                 boxes = [boxes_xywh(context.people)]
             elif context.regions is not None:
                 images = [region.crop(pixels) for region in context.regions]
-            return self.processor.prepare_pictures(images, boxes, dtype=self.model.dtype)
+            return self.processor.prepare_images(images, boxes, dtype=self.model.dtype)
 
         return Prepared(frame, self.make_units(frame, make), context)
 

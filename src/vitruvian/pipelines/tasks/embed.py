@@ -45,7 +45,7 @@ class EmbedPipeline(TaskPipeline[Embedding, Options]):
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the image."""
         pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
-        return Prepared(frame, [Unit(one) for one in self.processor.prepare_pictures([pixels], None)])
+        return Prepared(frame, [Unit(one) for one in self.processor.prepare_images([pixels], None)])
 
     def forward(self, units: list[Unit]) -> list[tuple[Tensor, Tensor]]:
         """Return the CLS feature [C] and the patch features [h, w, C] of each image."""

@@ -79,7 +79,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
         boxes = boxes_xywh(crops)  # [P, 4]
 
         def make(pixels: Tensor) -> Sequence[Tensor] | Tensor:
-            return self.processor.prepare_pictures([pixels], [boxes], dtype=self.model.dtype)
+            return self.processor.prepare_images([pixels], [boxes], dtype=self.model.dtype)
 
         return Prepared(frame, self.make_units(frame, make), crops)
 
