@@ -295,7 +295,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: expected JSON, but {error}. Download or write the file again.") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}. Is this the right file?")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from vitruvian.atomic import sync_to_disk
 from vitruvian.cli.inputs import Input
 from vitruvian.errors import InputError
 
@@ -190,6 +191,7 @@ class Journal:
         for path, size in sizes.items():
             if not size:
                 raise InputError(f"{path}: expected a result, got no file or an empty one. Is the disk full?")
+            sync_to_disk(path)
         names = {self.name_of(path): size for path, size in sizes.items()}
         self._append({"event": "done", "files": names}, origin, sync=True)
         return sizes

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from vitruvian.atomic import check_writable, remove_temporary_files
 from vitruvian.cli.checkpoints import builtin_detector, check_model
 from vitruvian.cli.coco import Dataset
 from vitruvian.cli.inputs import Input, find_inputs
@@ -157,6 +158,8 @@ class TaskRun:
                 if self._state(one, planned) == "changed":
                     changed.add(one.identity)
                 (images if one.kind in ("image", "stdin") else videos).append(one)
+        if (images or videos) and self.plan.stdout_kind is None:
+            check_writable(self.plan.folder)  # before the model is opened
         if images:
             self._run_images(images, changed)
         for one in videos:
@@ -237,6 +240,8 @@ class TaskRun:
             self.journal.refresh()
             self._journal_state(one, paths)
             origin = self.journal.begin(one, paths, self.settings)
+            for path in paths:
+                remove_temporary_files(path)
         except BaseException:
             lock.release()
             raise

@@ -457,7 +457,7 @@ def _nested_lists(value: object, name: str, *, size: int) -> tuple[list[Any], in
     for leaf in leaves:
         if len(leaf) != size:
             raise InputError(f"{name}: expected {size} numbers in each innermost list, got {leaf}. Use {form}.")
-        if not all(math.isfinite(number) for number in leaf):
+        if not all(abs(number) < math.inf for number in leaf):  # isfinite() takes no huge integers
             raise InputError(f"{name}: expected finite numbers, got {leaf}.")
     return nested_list, levels
 

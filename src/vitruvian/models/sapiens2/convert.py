@@ -66,12 +66,11 @@ def _missing_names(original: Iterable[str]) -> list[str]:
             if name.startswith(stack):
                 number, _, rest = name.removeprefix(stack).partition(".")
                 layers.setdefault(int(number), set()).add(rest)
-        get_limits().check("config_layers", max(layers, default=0) + 1, subject=f"state dict {stack}")
+        count = max(layers, default=-1) + 1
+        get_limits().check("config_layers", count, subject=f"state dict: {stack}")
         whole = set().union(*layers.values())
         lacking += [
-            f"{stack}{number}.{rest}"
-            for number in range(max(layers, default=-1) + 1)
-            for rest in sorted(whole - layers.get(number, set()))
+            f"{stack}{number}.{rest}" for number in range(count) for rest in sorted(whole - layers.get(number, set()))
         ]
     if prefix and not any(re.match(r"decode_head\.(conv_(?!layers)|predictor)", name) for name in names):
         lacking.append("decode_head.conv_<task>.weight")

@@ -131,7 +131,7 @@ def _read_rows(path: Path) -> Iterator[_Row]:
         raise InputError(f"{path}: expected a file of boxes, got no such file. Check the path.") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path.name}: expected JSON, got a mistake in line {error.lineno}.") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: expected a text file of boxes, got {type(error).__name__}.") from error
     if path.suffix.lower() == ".csv":
         return _csv_rows(text, path.name)
