@@ -14,10 +14,11 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 
-from vitruvian.errors import InputError, near_matches
+from vitruvian.errors import InputError, VitruvianError, near_matches
 
 _MIB, _GIB = 2**20, 2**30
 _PREFIX = "VITRUVIAN_MAX_"
+_UNITS = {"json_depth": "levels of nesting", "config_size": ""}  # in messages, where the name does not end in it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,19 +28,18 @@ class Limits:
     Args:
         image_pixels: Pixels of an image.
         frame_pixels: Pixels of a video frame.
-        decoded_bytes: Bytes of decoded images that are in flight at a time. A larger single image waits until it is
-            alone.
-        file_bytes: Bytes of an image that is read from standard input, a ``data:`` URL or a stream.
-        download_bytes: Bytes of a download.
-        download_seconds: Seconds that a download may take as a whole.
-        people: People in an image.
+        decoded_bytes: Bytes of decoded images that are in flight in a pipeline. A larger image waits until it is alone.
+        file_bytes: Bytes of an image from standard input, a pipe, a file object or a ``data:`` URL.
+        download_bytes: Bytes of the download of an image.
+        download_seconds: Seconds that the download of an image may take as a whole.
+        people: People that are processed in an image.
         tiles: Tiles of an image.
-        json_bytes: Bytes of a JSON or CSV file.
+        json_bytes: Bytes of a JSON, CSV or TOML file.
         json_depth: Nesting of a JSON file.
-        config_layers: Layers, stages and blocks in a model configuration.
+        config_layers: Layers, stages and blocks in a model configuration or a checkpoint.
         config_labels: Classes in a model configuration.
         config_queries: Queries in a model configuration.
-        config_size: Channels, heads and image sides in a model configuration.
+        config_size: Any other whole number in a model configuration: channels, heads, image sides.
     """
 
     image_pixels: int = 178_956_970
@@ -62,16 +62,21 @@ class Limits:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InputError(subject=f"limit {name}", expected="a positive whole number", got=repr(value))
 
-    def check(self, name: str, value: float, *, subject: str, error: type[InputError] = InputError) -> None:
+    def check(self, name: str, value: float, *, subject: str, error: type[VitruvianError] = InputError) -> None:
         """Raise `error` if `value` is above the limit `name`."""
         limit: int = getattr(self, name)
         if value > limit:
             raise error(
                 subject=subject,
-                expected=f"at most {limit:,} {name.replace('_', ' ')}",
+                expected=f"at most {limit:,} {_UNITS.get(name, name.rpartition('_')[2])}".rstrip(),
                 got=f"{value:,}",
-                hint=f"If you trust it, raise the limit: {_PREFIX}{name.upper()}=… or --limit {name}=….",
+                hint=f"If you trust it, raise the limit {name}: {raise_limit(name)}.",
             )
+
+
+def raise_limit(name: str) -> str:
+    """Return how to raise a limit, for messages."""
+    return f"--limit {name}=…, {_PREFIX}{name.upper()}=… or vitruvian.set_limits({name}=…)"
 
 
 def get_limits() -> Limits:

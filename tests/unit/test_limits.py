@@ -18,7 +18,7 @@ def test_changes_end_with_the_block() -> None:
         assert get_limits() is changed
         assert changed.image_pixels == 100
         assert changed.people == before.people
-        with pytest.raises(ImageError, match=r"^a\.png: expected at most 100 image pixels, got 101\. .*VITRUVIAN_MAX_"):
+        with pytest.raises(ImageError, match=r"^a\.png: expected at most 100 pixels, got 101\. .*VITRUVIAN_MAX_"):
             get_limits().check("image_pixels", 101, subject="a.png", error=ImageError)
         get_limits().check("image_pixels", 100, subject="a.png")
     assert get_limits() is before

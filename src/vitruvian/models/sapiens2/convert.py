@@ -67,7 +67,7 @@ def _missing_names(original: Iterable[str]) -> list[str]:
                 number, _, rest = name.removeprefix(stack).partition(".")
                 layers.setdefault(int(number), set()).add(rest)
         count = max(layers, default=-1) + 1
-        get_limits().check("config_layers", count, subject=f"state dict: {stack}")
+        get_limits().check("config_layers", count, subject=f"state dict: {stack}", error=WeightsError)
         whole = set().union(*layers.values())
         lacking += [
             f"{stack}{number}.{rest}" for number in range(count) for rest in sorted(whole - layers.get(number, set()))
