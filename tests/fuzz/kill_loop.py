@@ -67,6 +67,8 @@ class Jobs:
         code = 70
         try:
             code = function(*arguments)  # type: ignore[operator]
+        except KeyboardInterrupt:  # before the command has begun
+            code = 130
         except BaseException:
             import traceback
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -40,6 +41,7 @@ _COLUMNS = {
     "score": ("score", "confidence", "conf"),
 }
 _EVERY_FRAME = -1
+_FRAME = re.compile(r"-?\d{1,18}", re.ASCII)
 # An entry of any format: file, frame, and x, y, w, h with or without a score; None lists a file without people.
 _Row = tuple[str, int, Sequence[Any] | None]
 
@@ -201,7 +203,7 @@ def _table_rows(values: Mapping[str, Any], name: str) -> Iterator[_Row]:
     for file, content in values.items():
         frames: dict[str, object] = content if isinstance(content, dict) else {str(_EVERY_FRAME): content}
         for frame, boxes in frames.items():
-            if not isinstance(boxes, list) or not frame.lstrip("-").isdigit():
+            if not isinstance(boxes, list) or not _FRAME.fullmatch(frame):
                 raise InputError(f"{name}: expected a list of boxes for {file!r}, got {str(content)[:60]}.")
             yield file, int(frame), None
             for box in [boxes] if boxes and not isinstance(boxes[0], list) else boxes:
