@@ -211,7 +211,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only-full-disk", action="store_true", help="run that part alone")
+    parser.add_argument("--no-disk", action="store_true", help="leave the full disk out")
+    parser.add_argument("--keep", type=Path, help="folder for the files of a round that went wrong")
     arguments = parser.parse_args()
     import tests.unit.pipelines.case  # noqa: F401 - imports torch and vitruvian, for all children
     import vitruvian.cli.commands.tasks  # noqa: F401
@@ -220,13 +221,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         jobs = Jobs(Path(folder))
         wrong = None
-        while not arguments.only_full_disk and counts["kills"] < arguments.kills and wrong is None:
+        while counts["kills"] < arguments.kills and wrong is None:
             wrong = run_round(jobs, rng, counts)
-        if wrong is None:
+        if wrong is None and not arguments.no_disk:
             try:
                 wrong = run_full_disk(jobs, counts)
             except PermissionError as error:
                 print(f"full disk skipped: {error}")
+        if wrong is not None and arguments.keep is not None:
+            shutil.copytree(folder, arguments.keep / f"kills-{arguments.seed}", dirs_exist_ok=True)
     print(", ".join(f"{kind} {count}" for kind, count in counts.items()))
     print(f"wrong or lost results: {wrong or 0}")
     return int(wrong is not None)

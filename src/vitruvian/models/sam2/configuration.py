@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, field, fields
 from typing import Any, ClassVar, Self, TypeVar
 
-from vitruvian.config import Config, Settings, nested, settings
+from vitruvian.config import Config, Settings, bounded, nested, settings
 from vitruvian.errors import ConfigError, near_matches
 
 Size = int | list[int] | tuple[int, int]
@@ -121,7 +121,7 @@ class Sam2HieraDetConfig(_Sam2PartConfig):
     num_attention_heads_per_stage: list[int] = _default(1, 2, 4, 8)
     window_size_per_stage: list[int] = _default(8, 4, 14, 7)
     global_attention_blocks: list[int] = _default(5, 7, 9)
-    mlp_ratio: float = 4.0
+    mlp_ratio: float = bounded(4.0, ge=0, lt=1000)
     hidden_act: str = "gelu"
     layer_norm_eps: float = 1e-6
     initializer_range: float = 0.02

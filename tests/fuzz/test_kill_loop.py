@@ -1,0 +1,38 @@
+"""Killed jobs and full disks: after a run to the end all results are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("av")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks and sends signals")
+
+
+def kill_loop(*arguments: str) -> str:
+    """Run the loop in a process without threads, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz.kill_loop", *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_killed_jobs() -> None:
+    assert "wrong or lost results: 0" in kill_loop("--kills", "8", "--seed", "3", "--no-disk")
+
+
+def test_full_disk() -> None:
+    printed = kill_loop("--kills", "0")
+    if "full disk skipped" in printed:
+        pytest.skip(printed.splitlines()[0])
+    assert "full disks 4" in printed
