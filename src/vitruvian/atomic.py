@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _REFUSED = _FULL | {errno.EACCES, errno.EPERM, errno.EROFS}
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
 _PROBE_BYTES = 1 << 17
+_MAX_SYNCED_FILES = 64  # that are synced one by one
 
 
 @contextmanager
@@ -79,9 +80,14 @@ def remove_temporary_files(path: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
-def sync_to_disk(path: Path) -> None:
-    """Wait until a file, or a folder and the files in it, is on the disk, so that a power failure does not lose it."""
-    for entry in [*(path.iterdir() if path.is_dir() else ()), path, path.parent]:
+def sync_to_disk(paths: Iterable[Path]) -> None:
+    """Wait until files, and folders with the files in them, are on the disk: a power failure no longer loses them."""
+    there = [path for path in paths if path.exists()]
+    files = [file for path in there for file in (path.iterdir() if path.is_dir() else (path,))]
+    if len(files) > _MAX_SYNCED_FILES and sys.platform == "linux":
+        os.sync()  # waits for all files of all processes, and is faster than so many calls
+        return
+    for entry in dict.fromkeys([*files, *(file.parent for file in files)]):
         if sys.platform == "win32" and entry.is_dir():  # folders cannot be opened there
             continue
         descriptor = os.open(entry, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)

@@ -27,7 +27,7 @@ from pathlib import Path
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
 MAX_KILLS = 4  # in one round
 MAX_SECONDS = 60.0  # of a job that is not disturbed
-_IMAGES, _FRAMES = 8, 12
+_IMAGES, _FRAMES = 5, 6
 
 
 class Jobs:
@@ -211,7 +211,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-disk", action="store_true", help="leave the full disk out")
     parser.add_argument("--keep", type=Path, help="folder for the files of a round that went wrong")
     arguments = parser.parse_args()
     import tests.unit.pipelines.case  # noqa: F401 - imports torch and vitruvian, for all children
@@ -223,7 +222,7 @@ def main() -> int:
         wrong = None
         while counts["kills"] < arguments.kills and wrong is None:
             wrong = run_round(jobs, rng, counts)
-        if wrong is None and not arguments.no_disk:
+        if wrong is None:
             try:
                 wrong = run_full_disk(jobs, counts)
             except PermissionError as error:

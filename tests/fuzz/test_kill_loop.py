@@ -13,10 +13,11 @@ pytest.importorskip("av")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks and sends signals")
 
 
-def kill_loop(*arguments: str) -> str:
+@pytest.fixture(scope="module")
+def printed() -> str:
     """Run the loop in a process without threads, and return what it prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz.kill_loop", *arguments],
+        [sys.executable, "-m", "tests.fuzz.kill_loop", "--kills", "6", "--seed", "3"],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[2],
         capture_output=True,
@@ -27,12 +28,11 @@ def kill_loop(*arguments: str) -> str:
     return done.stdout
 
 
-def test_killed_jobs() -> None:
-    assert "wrong or lost results: 0" in kill_loop("--kills", "8", "--seed", "3", "--no-disk")
+def test_killed_jobs(printed: str) -> None:
+    assert "wrong or lost results: 0" in printed
 
 
-def test_full_disk() -> None:
-    printed = kill_loop("--kills", "0")
+def test_full_disk(printed: str) -> None:
     if "full disk skipped" in printed:
         pytest.skip(printed.splitlines()[0])
     assert "full disks 4" in printed

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vitruvian.atomic import sync_to_disk
 from vitruvian.cli.inputs import Input
 from vitruvian.errors import InputError
 
@@ -176,13 +175,15 @@ class Journal:
     # ------------------------------------------------------------------------------------------------ records
 
     def begin(self, one: Input, files: Iterable[Path], settings: str) -> Origin:
-        """Record what is about to be written."""
+        """Record what is about to be written, on the disk before any of it is."""
         origin = Origin.of(one, settings)
-        self._append({"event": "begin", "files": [self.name_of(path) for path in files]}, origin)
+        self._append({"event": "begin", "files": [self.name_of(path) for path in files]}, origin, sync=True)
         return origin
 
     def done(self, origin: Origin, files: Iterable[Path]) -> dict[Path, int]:
-        """Record that files are complete, and return their sizes.
+        """Record that files are complete and on the disk (`sync_to_disk`), and return their sizes.
+
+        The record itself need not be on the disk: without it the files are written again.
 
         Raises:
             InputError: A file is missing or empty.
@@ -191,9 +192,8 @@ class Journal:
         for path, size in sizes.items():
             if not size:
                 raise InputError(f"{path}: expected a result, got no file or an empty one. Is the disk full?")
-            sync_to_disk(path)
         names = {self.name_of(path): size for path, size in sizes.items()}
-        self._append({"event": "done", "files": names}, origin, sync=True)
+        self._append({"event": "done", "files": names}, origin)
         return sizes
 
     def _append(self, record: dict[str, object], origin: Origin, *, sync: bool = False) -> None:

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vitruvian.atomic import check_writable, remove_temporary_files
+from vitruvian.atomic import check_writable, remove_temporary_files, sync_to_disk
 from vitruvian.cli.checkpoints import builtin_detector, check_model
 from vitruvian.cli.coco import Dataset
 from vitruvian.cli.inputs import Input, find_inputs
 from vitruvian.cli.journal import JOURNAL, Journal, Origin, size_of
-from vitruvian.cli.locks import OutputLock
+from vitruvian.cli.locks import OutputLock, remove_unused_locks
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.outputs import OutputPlan, result_paths
 from vitruvian.cli.report import Report
@@ -103,6 +103,7 @@ class TaskRun:
         for lock, _origin in self._locks.values():
             lock.release()
         self._locks.clear()
+        remove_unused_locks(self.plan.folder)
 
     @cached_property
     def settings(self) -> str:
@@ -251,6 +252,8 @@ class TaskRun:
     def complete(self, one: Input) -> list[Path]:
         """Record that the outputs of an input are written, and return them."""
         paths = result_paths(self._files[one.identity])
+        if one.kind in ("video", "camera"):  # worker threads sync the files of images
+            sync_to_disk(paths)
         self._written[one.identity] = one, self.journal.done(self._locks[one.identity][1], paths)
         self.release(one)
         return paths
@@ -358,6 +361,7 @@ class _FileWriter(ResultWriter):
         changed = self._command.change(result)
         for kind, path in self._files[index].items():
             save_as(kind, changed, path, draw=self._command.draw)
+        sync_to_disk(self._files[index].values())
 
 
 class _StdoutWriter(ResultWriter):

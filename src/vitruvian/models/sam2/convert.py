@@ -97,16 +97,13 @@ def convert_state_dict(original: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def infer_config(original: Mapping[str, Tensor]) -> Sam2Config:
     """Return the configuration of the published size that an original state dict has."""
     width = original.get("image_encoder.trunk.patch_embed.proj.weight")
+    channels = None if width is None or not width.ndim else width.shape[0]
     blocks = {name.split(".")[3] for name in original if name.startswith("image_encoder.trunk.blocks.")}
     for name, values in VARIANTS.items():
         backbone = Sam2HieraDetConfig(**values)
-        if (
-            width is not None
-            and width.shape[:1] == (backbone.hidden_size,)
-            and len(blocks) == sum(backbone.blocks_per_stage)
-        ):
+        if (channels, len(blocks)) == (backbone.hidden_size, sum(backbone.blocks_per_stage)):
             return Sam2Config.variant(name)
-    got = "no backbone" if width is None else f"weights {list(width.shape)} and {len(blocks)} blocks"
+    got = "no backbone" if channels is None else f"{channels} channels and {len(blocks)} blocks"
     raise WeightsError(f"checkpoint: expected a SAM 2 of size {', '.join(VARIANTS)}, got {got}.")
 
 
