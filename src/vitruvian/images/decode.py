@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import struct
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import IO
 
 import numpy as np
@@ -96,6 +97,9 @@ _FORMATS = {
     "JPEG": "Jpeg", "PNG": "Png", "WEBP": "WebP", "GIF": "Gif", "BMP": "Bmp", "TIFF": "Tiff", "PPM": "Ppm",
     "AVIF": "Avif", "JPEG2000": "Jpeg2K", "QOI": "Qoi",
 }  # fmt: skip
+_DECODING_BYTES = 12  # a pixel, until the image is RGB: two images of Pillow, or one and an array
+# Called with the bytes that an image takes before it is decoded.
+on_decode: ContextVar[Callable[[int], None] | None] = ContextVar("on_decode", default=None)
 _DAMAGED = "Copy or download it again, or export it anew as PNG or JPEG."
 
 _PILLOW_LIMITS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
@@ -115,8 +119,16 @@ def decode_image(stream: IO[bytes], *, subject: str, max_pixels: int) -> Image.I
         raise ImageError(f"{subject}: expected an image, got an empty file (0 bytes). Copy or download it again.")
     image = _identify(stream, head, subject=subject)
     check_pixel_count(image.size, subject=subject, max_pixels=max_pixels)
+    reserve_memory(image.size)
     load_pixels(image, subject=subject)
     return image
+
+
+def reserve_memory(size_wh: tuple[int, int]) -> None:
+    """Tell the caller that set `on_decode` how many bytes an image will take; it may wait."""
+    reserve = on_decode.get()
+    if reserve is not None:
+        reserve(size_wh[0] * size_wh[1] * _DECODING_BYTES)
 
 
 def check_pixel_count(size_wh: tuple[int, int], *, subject: str, max_pixels: int) -> None:

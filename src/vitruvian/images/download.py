@@ -24,7 +24,7 @@ from vitruvian.errors import ImageError, InputError
 from vitruvian.images.decode import one_line
 from vitruvian.limits import get_limits, raise_limit
 
-URL_SCHEMES = ("http://", "https://")
+_SCHEMES = ("http://", "https://")
 _SAFE = "%/:=&?~+!$,;'@()*[]"  # not quoted: URLs that were copied from a browser may be quoted already
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 10
@@ -35,7 +35,7 @@ _CHECK = "Check the URL and the network connection."
 
 def is_url(text: str) -> bool:
     """Return whether a text is an http or https URL."""
-    return text[:16].lstrip().lower().startswith(URL_SCHEMES)
+    return text[:16].lstrip().lower().startswith(_SCHEMES)
 
 
 def redacted_url(url: str) -> str:

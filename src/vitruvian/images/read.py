@@ -29,6 +29,7 @@ from vitruvian.images.decode import (
     is_image,
     load_pixels,
     one_line,
+    reserve_memory,
     to_rgb,
     to_upright_rgb,
 )
@@ -75,6 +76,7 @@ def load_image(
     if isinstance(source, Image.Image):
         subject = one_line(getattr(source, "filename", "") or "PIL image")
         check_pixel_count(source.size, subject=subject, max_pixels=max_pixels)
+        reserve_memory(source.size)
         load_pixels(source, subject=subject)
         return to_upright_rgb(source, subject=subject, background=background)
     subject, stream = _open(source, timeout=timeout)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,13 @@ from vitruvian.devices import checked_device, checked_dtype, devices_of
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
 from vitruvian.hub import HUB_KEYWORDS
+from vitruvian.images.download import is_url, redacted_url
+from vitruvian.limits import get_limits
 from vitruvian.model import Model
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.cuda_streams import PendingTensors, upload_stream
 from vitruvian.pipelines.engine.runner import BATCH_TIMEOUT, Errors, Results, run_many, run_one
-from vitruvian.pipelines.engine.task import InferenceTask, Unit
+from vitruvian.pipelines.engine.task import InferenceTask, LazyUnit, Unit
 from vitruvian.pipelines.people.detectors import (
     BoxFormat,
     DetectorSpec,
@@ -46,6 +49,7 @@ from vitruvian.results.base import People, Result
 from vitruvian.tasks import TASKS
 
 ResultT = TypeVar("ResultT", bound=Result)
+_MAX_EAGER_UNITS = 16  # of an image, which are made in a worker; more are made batch by batch
 OptionsT = TypeVar("OptionsT", bound="Options")
 _OPTION_ALIASES = {"patience": "batch_timeout"}
 
@@ -350,21 +354,51 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             time=frame.time,
         )
 
-    def make_units(self, frame: Frame, make: Callable[[Tensor], Sequence[Tensor] | Tensor]) -> list[Unit]:
+    def make_units(
+        self, frame: Frame, count: int, make: Callable[[Tensor, slice], Sequence[Tensor] | Tensor]
+    ) -> Sequence[Unit | LazyUnit]:
         """Make units from the pixels [3, H, W] of an image: on the upload stream if there is one, else on the host.
 
-        If the device has too little memory the host makes them.
+        If the device has too little memory the host makes them. Many units are made when their batch runs.
+
+        Args:
+            frame: The image.
+            count: Number of units.
+            make: Takes the pixels and the range of the units to make, and returns their inputs.
         """
         if self.upload_stream is not None:
             try:
                 with self.upload_stream.activate():
-                    inputs = make(self.upload_stream.upload(frame.image))
+                    pixels = self.upload_stream.upload(frame.image)
+                    if count > _MAX_EAGER_UNITS:
+                        return _lazy_units(pixels, count, make, pending=PendingTensors([pixels], self.device))
+                    inputs = make(pixels, slice(count))
                     pending = PendingTensors([inputs] if isinstance(inputs, Tensor) else inputs, self.device)
                     return [Unit(one, pending=pending) for one in inputs]
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-        return [Unit(one) for one in make(as_tensor(frame.image).permute(2, 0, 1))]
+        pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
+        if count > _MAX_EAGER_UNITS:
+            return _lazy_units(pixels, count, make)
+        return [Unit(one) for one in make(pixels, slice(count))]
+
+
+def _lazy_units(
+    pixels: Tensor,
+    count: int,
+    make: Callable[[Tensor, slice], Sequence[Tensor] | Tensor],
+    *,
+    pending: PendingTensors | None = None,
+) -> list[LazyUnit]:
+    """Return functions that make units from pixels, which another thread may still upload."""
+
+    def make_one(index: int) -> Unit:
+        if pending is not None:
+            pending.wait()
+        return Unit(make(pixels, slice(index, index + 1))[0])
+
+    return [functools.partial(make_one, index) for index in range(count)]
 
 
 def _replace_options(options: OptionsT, changes: Mapping[str, object]) -> OptionsT:
@@ -400,12 +434,14 @@ def _can_auto_optimize(model: Model) -> bool:
 
 def people_to_crop(frame: Frame, detected: People | None, options: PeopleOptions) -> People | None:
     """Return the people to crop: detected ones, or those of the option `boxes`; None to process the whole image."""
-    if detected is not None:
-        return detected
-    if options.boxes is not None:
+    people = detected
+    if people is None and options.boxes is not None:
         people = people_from_boxes(_boxes_of_image(options.boxes, frame), frame.size_hw, form=options.box_form)
         limit = options.max_people
-        return dataclasses.replace(people, boxes_xyxy=people.boxes_xyxy[:limit], scores=people.scores[:limit])
+        people = dataclasses.replace(people, boxes_xyxy=people.boxes_xyxy[:limit], scores=people.scores[:limit])
+    if people is not None:
+        get_limits().check("people", len(people), subject=frame.name)
+        return people
     if options.crops_are_required:
         raise InputError("people: expected boxes or a finder for crops, got neither. Pass one of them.")
     return None
@@ -416,6 +452,8 @@ def _boxes_of_image(boxes: ArrayLike | Sequence[ArrayLike] | Mapping[str, ArrayL
     if isinstance(boxes, Mapping):
         names = [frame.name, *([] if frame.path is None else [str(frame.path), frame.path.name, frame.path.stem])]
         key = next((name for name in names if name in boxes), None)
+        if key is None:  # names of URLs are redacted
+            key = next((name for name in boxes if is_url(name) and redacted_url(name) == frame.name), None)
         if key is None:
             raise InputError(f"boxes: expected an entry for {frame.name}, got none.{near_matches(names[-1], boxes)}")
         return boxes[key]
