@@ -125,6 +125,8 @@ class VideoReader:
             if not container.streams.video:
                 raise ImageError(f"{self.path}: expected a video, got a file without a video track.")
             stream = container.streams.video[0]
+            if stream.codec_context is None:
+                raise ImageError(f"{self.path}: expected a video, got a video track of an unknown codec.")
             limits = get_limits()
             limits.check("frame_pixels", stream.width * stream.height, subject=str(self.path), error=ImageError)
             stream.codec_context.options = {"max_pixels": str(limits.frame_pixels)}  # frames may change their size

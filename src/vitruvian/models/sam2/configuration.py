@@ -136,6 +136,9 @@ class Sam2HieraDetConfig(_Sam2PartConfig):
     def validate(self) -> None:
         """Raise `ConfigError` for stages that do not match each other."""
         super().validate()
+        self.require_range(("image_size", "patch_kernel_size", "patch_stride", "query_stride"), 1)
+        self.require_range(("blocks_per_stage", "embed_dim_per_stage", "window_size_per_stage"), 1)
+        self.require_range(("patch_padding", "window_positional_embedding_background_size"), 0)
         stages, blocks = len(self.blocks_per_stage), sum(self.blocks_per_stage)
         widths, windows = self.embed_dim_per_stage, self.window_size_per_stage
         for name in ("embed_dim_per_stage", "num_attention_heads_per_stage", "window_size_per_stage"):
