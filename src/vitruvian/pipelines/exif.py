@@ -63,7 +63,7 @@ def _focal_of_image(image: Image.Image, size_hw: tuple[int, ...]) -> float | Non
     return _plausible(focal * density / unit * shrunk, size_hw)
 
 
-def _plausible(focal_px: float, size_hw: tuple[int, int]) -> float | None:
+def _plausible(focal_px: float, size_hw: tuple[int, ...]) -> float | None:
     """Return a focal length if a camera can have it."""
     lowest, highest = _PLAUSIBLE
     return focal_px if lowest <= focal_px / max(size_hw) <= highest else None

@@ -175,7 +175,7 @@ def _records(values: Mapping[str, Any], key: str, name: str) -> list[dict[str, A
     return entries
 
 
-def _box_and_score(entry: Mapping[str, Any]) -> object:
+def _box_and_score(entry: Mapping[str, Any]) -> Any:
     """Return the box of an entry with its score; what is no list of numbers is left to the check of boxes."""
     box = entry["bbox"]
     return [*box, entry.get("score", 1.0)] if isinstance(box, list) else box
