@@ -236,8 +236,10 @@ class InferenceEngine(Generic[ResultT]):
                     self._budget.reserve(index, loader.decoded_bytes)
                 if self._stopped.is_set():
                     return
-                submit = self._submit_remote if loader.remote else partial(self._submit, self._load_pool)
-                self._loads.put(submit(self._load, loader, index))
+                if loader.remote:
+                    self._loads.put(self._submit_remote(self._load, loader, index))
+                else:
+                    self._loads.put(self._submit(self._load_pool, self._load, loader, index))
             self._loads.put(None)
         except BaseException as error:  # noqa: BLE001 - raised again in the consumer's thread
             self._loads.put(error)
