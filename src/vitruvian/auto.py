@@ -150,7 +150,11 @@ def _load_processor(source: str | Path, task: str, keywords: Mapping[str, Any]) 
 
 def _first_class(names: list[str | None]) -> Any:
     """Return the first known processor class; older files have other endings of class names."""
-    plain = (name.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor") for name in names if name)
+    plain = (
+        name.removesuffix("Fast").removesuffix("Pil").replace("FeatureExtractor", "ImageProcessor")
+        for name in names
+        if name
+    )
     return next(filter(None, map(find_class, plain)), None)
 
 

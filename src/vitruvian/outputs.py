@@ -164,14 +164,21 @@ class BatchFeature(AttributeDict):
     """The output of a processor: a dict whose items are attributes too, with `to` for all tensors."""
 
     def __init__(self, data: Mapping[str, Any] | None = None, tensor_type: str | None = None) -> None:
-        if tensor_type not in (None, "pt", "np"):
-            raise InputError(f"return_tensors: expected 'pt', 'np' or None, got {tensor_type!r}.")
-        super().__init__({k: _as_tensors(k, v, tensor_type) for k, v in (data or {}).items()})
+        super().__init__(data or {})
+        self.convert_to_tensors(tensor_type)
 
     @property
     def data(self) -> dict[str, Any]:
         """The items as a plain dict."""
         return dict(self)
+
+    def convert_to_tensors(self, tensor_type: str | None = None) -> Self:
+        """Stack lists to tensors ("pt") or arrays ("np") in place; None leaves them."""
+        if tensor_type not in (None, "pt", "np"):
+            raise InputError(f"return_tensors: expected 'pt', 'np' or None, got {tensor_type!r}.")
+        for key, value in self.items():
+            self[key] = _as_tensors(key, value, tensor_type)
+        return self
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move tensors to a device; a floating-point dtype applies to floating-point tensors only."""

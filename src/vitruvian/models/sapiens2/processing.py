@@ -39,6 +39,7 @@ from vitruvian.processor import (
     channels_first,
     check_count,
     height_width,
+    in_data_format,
     size_list,
     size_table,
 )
@@ -103,8 +104,10 @@ class Sapiens2ImageProcessor(ImageProcessor):
         boxes: Any = None,
         keypoints: Any = None,
         *,
+        data_format: str | None = None,
         input_data_format: str | None = None,
         device: str | torch.device | None = None,
+        disable_grouping: bool | None = None,
         return_tensors: str | None = None,
         **options: Unpack[Sapiens2ImageOptions],
     ) -> BatchFeature:
@@ -118,8 +121,10 @@ class Sapiens2ImageProcessor(ImageProcessor):
                 size. The result has the crops of all images in order.
             keypoints: For each image, for each box, keypoints (x, y, visibility) in pixels; returns `labels`
                 [N, J, H/4, W/4] and `label_weights` [N, J] for training.
+            data_format: ``"channels_first"`` (the default) or ``"channels_last"``, for `pixel_values`.
             input_data_format: ``"channels_first"`` or ``"channels_last"`` if the shape of an array is ambiguous.
             device: Device of the computation.
+            disable_grouping: No effect: images are resized one by one.
             return_tensors: ``"pt"`` or ``"np"`` to stack the batch; by default lists.
             options: Options of the processor for this call.
         """
@@ -130,9 +135,9 @@ class Sapiens2ImageProcessor(ImageProcessor):
             )
         if keypoints is not None and boxes is None:
             raise InputError("keypoints: expected boxes too, which define the crop of each person. Pass boxes=…")
-        pictures = as_pixels(images, input_data_format=input_data_format, device=device)
+        pictures = as_pixels(images, input_data_format=input_data_format, device=device, channels=used.channels)
         people = None if boxes is None else _read_boxes(boxes, len(pictures))
-        data: dict[str, Any] = {"pixel_values": used.prepare_pictures(pictures, people)}
+        data: dict[str, Any] = {"pixel_values": in_data_format(used.prepare_pictures(pictures, people), data_format)}
         if people is not None and return_tensors is None:
             data["pixel_values"] = list(data["pixel_values"])
         if segmentation_maps is not None:
@@ -208,7 +213,9 @@ class Sapiens2ImageProcessor(ImageProcessor):
             ]
             return [row[0].long() for crop in crops for row in self.center_cut(crop)]
         mode = resample_mode(filter_number)
-        return [self.center_cut(self.fit(one, mode))[0].long() for one in read]
+        if filter_number != _NEAREST:  # only uint8 can be interpolated as it is
+            read = [one if one.dtype == torch.uint8 else one.float() for one in read]
+        return [self.center_cut(self.fit(one, mode))[0].round().long() for one in read]
 
     def draw_targets(
         self, keypoints: Any, people: list[Tensor], device: str | torch.device | None
