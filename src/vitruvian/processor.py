@@ -352,7 +352,8 @@ def _apply_to_pixels(
     last = is_channels_last(pixels, input_data_format)
     result = function(pixels.movedim(-1, -3) if last else pixels)
     result = in_data_format(result, data_format or ("channels_last" if last else "channels_first"))
-    return result if isinstance(image, Tensor) else result.numpy()
+    converted: ArrayT = result if isinstance(image, Tensor) else result.numpy()
+    return converted
 
 
 def check_count(name: str, entries: Sequence[Any] | Tensor | None, count: int) -> None:
