@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.human import GROUPS, KEYPOINT_INDEX
-from vitruvian.training.synthetic.mesh import Floats, Ints
 from vitruvian.training.synthetic.pack import KEYPOINTS, Body, Poses
+from vitruvian.training.synthetic.pieces import Floats, Ints
 from vitruvian.training.synthetic.rng import Rng
 
 
@@ -138,8 +138,6 @@ def _fingers(poses: Poses, bones: int, count: int, rng: Rng) -> Tensor:
     out = torch.zeros(count, bones, 4, device=rng.device)
     out[..., 0] = 1
     G = len(poses.finger_bones)
-    if not G:
-        return out
     # Bones come hand by hand, thumb to little finger, three joints each; relaxed hands are the most frequent.
     hands = G // 15
     curl = rng.uniform(0.0, 1.0, count, hands, 1, 1) ** 1.7 * 75  # [P, hands, 1, 1] degrees
