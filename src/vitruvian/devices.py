@@ -11,7 +11,9 @@ from vitruvian.errors import InputError, MissingExtraError, near_matches
 from vitruvian.weights import WeightFiles
 
 
-def choose_dtype(requested: torch.dtype | str | None, configured: str | None, files: WeightFiles) -> torch.dtype:
+def choose_dtype(
+    requested: torch.dtype | str | None, configured: torch.dtype | None, files: WeightFiles
+) -> torch.dtype:
     """Return the data type to load in: the requested one, that of the configuration, or that of the first weight."""
     wanted = configured if requested in (None, "auto") else requested
     if wanted is not None:

@@ -105,7 +105,7 @@ class NewWeightsWarning(VitruvianWarning):
     """Some weights were not in the checkpoint and are initialized at random."""
 
 
-def near_matches(name: str, known: Iterable[str]) -> str:
-    """Return ``" Did you mean a, b?"`` for close spellings of `name`, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+def near_matches(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return ``" Did you mean a, b?"`` for spellings at least as close as `cutoff`, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
     return f" Did you mean {', '.join(close)}?" if close else ""

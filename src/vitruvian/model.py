@@ -183,7 +183,7 @@ class Model(nn.Module):
                 NewWeightsWarning,
                 stacklevel=2,
             )
-        settings.name_or_path, settings.dtype = source, str(weight_dtype).removeprefix("torch.")
+        settings.name_or_path, settings.dtype = source, weight_dtype
         model.eval()
         add_device_hooks(model, devices, cls.no_split_modules)
         return model
@@ -299,7 +299,7 @@ class Model(nn.Module):
             raise InputError(f"save_pretrained: got {', '.join(push)}, which only push_to_hub=True uses.")
         folder = Path(save_directory).expanduser()
         self.config.architectures = [type(self).__name__]
-        self.config.dtype = str(self.dtype).removeprefix("torch.")
+        self.config.dtype = self.dtype
         written = self.config.save_pretrained(folder)
         written += save_weights(self.state_dict(), folder, max_shard_size=max_shard_size)
         if push_to_hub:

@@ -208,9 +208,9 @@ class TestConfig:
             Room.from_dict({"model_type": "sapiens2"})
 
     def test_dtype_in_every_spelling(self) -> None:
-        assert Room.from_dict({"torch_dtype": "float16"}).dtype == "float16"
-        assert Room.from_dict({"torch_dtype": "float16", "dtype": "bfloat16"}).dtype == "bfloat16"
-        assert Room(dtype=torch.bfloat16).dtype == "bfloat16"  # type: ignore[arg-type]
+        assert Room.from_dict({"torch_dtype": "float16"}).dtype == torch.float16
+        assert Room.from_dict({"torch_dtype": "float16", "dtype": "bfloat16"}).dtype == torch.bfloat16
+        assert Room(dtype=torch.bfloat16).to_dict()["dtype"] == "bfloat16"
         assert "torch_dtype" not in Room.from_dict({"torch_dtype": "float16"}).to_dict()
 
     def test_defaults_of_calls_are_written_only_when_changed(self) -> None:

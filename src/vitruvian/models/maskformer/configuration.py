@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, ClassVar, Self
 
-from vitruvian.config import Config, bounded, nested, settings
+from vitruvian.config import Config, Settings, bounded, nested, settings
 from vitruvian.errors import ConfigError
 from vitruvian.layers.mlp import activation
 from vitruvian.models.mask_classification.configuration import ALL_STAGES, MaskClassificationConfig
@@ -136,6 +136,9 @@ class MaskFormerConfig(MaskClassificationConfig):
         "resnet": ResNetConfig,
     }
     attribute_map: ClassVar[dict[str, str]] = {"hidden_size": "mask_feature_size"}
+    sub_configs: ClassVar[dict[str, type[Settings]]] = MaskClassificationConfig.sub_configs | {
+        "decoder_config": DetrConfig
+    }
 
     fpn_feature_size: int = bounded(256, ge=1)
     decoder_config: DetrConfig = field(default_factory=DetrConfig)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from vitruvian.config import Config, Settings, nested, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
-from vitruvian.layers.backbone_stages import align_stages, stage_names
+from vitruvian.layers.backbone_stages import BackboneConfig, channels_by_stage
 
 Size = int | list[int]
 
@@ -98,7 +98,7 @@ class Sapiens2HeadConfig(Settings):
 
 
 @settings
-class Sapiens2Config(Config):
+class Sapiens2Config(BackboneConfig):
     """Sapiens2. The defaults are those of facebook/sapiens2-pretrain-0.4b, at another image size.
 
     Args:
@@ -138,8 +138,7 @@ class Sapiens2Config(Config):
         semantic_loss_ignore_index: Label that the segmentation loss ignores.
         flip_pairs: Pairs of keypoints that are swapped in a mirrored image.
         head_config: The decode head.
-        out_features: Stages that the backbone returns: "stem", "stage1", …; by default the last.
-        out_indices: The same as indices.
+        out_features, out_indices: See `BackboneConfig`.
         return_class_token: Whether the backbone returns the class token of each stage too.
         use_tokenizer: Whether windows of patches are merged into one token each before the encoder (the 4K variants).
         tokenizer_window_size: Side of such a window in patches.
@@ -151,6 +150,7 @@ class Sapiens2Config(Config):
     """
 
     model_type: ClassVar[str] = "sapiens2"
+    sub_configs: ClassVar[dict[str, type[Settings]]] = {"head_config": Sapiens2HeadConfig}
     extra_fields: ClassVar[tuple[str, ...]] = (
         "use_tokenizer",
         "tokenizer_window_size",
@@ -197,8 +197,6 @@ class Sapiens2Config(Config):
     semantic_loss_ignore_index: int = 255
     flip_pairs: list[list[int]] | None = None
     head_config: Sapiens2HeadConfig | None = None
-    out_features: list[str] | None = None
-    out_indices: list[int] | None = None
     return_class_token: bool = False
     use_tokenizer: bool = False
     tokenizer_window_size: int = 4
@@ -211,9 +209,6 @@ class Sapiens2Config(Config):
     def __post_init__(self) -> None:
         self.head_config = nested(self.head_config, Sapiens2HeadConfig)
         super().__post_init__()
-        self.out_features, self.out_indices = align_stages(
-            "Sapiens2Config", self.stage_names, self.out_features, self.out_indices
-        )
         if self.num_key_value_heads_per_layer is None:
             last = self.num_hidden_layers - self.num_last_full_attention_layers
             self.num_key_value_heads_per_layer = [
@@ -253,9 +248,9 @@ class Sapiens2Config(Config):
             )
 
     @property
-    def stage_names(self) -> list[str]:
-        """Names of the stages of the backbone: the embeddings, then each layer."""
-        return stage_names(self.num_hidden_layers)
+    def channels_of(self) -> dict[str, int]:
+        """Channels of the stages of the backbone: the embeddings, then each layer."""
+        return channels_by_stage(self.hidden_size, [self.hidden_size] * self.num_hidden_layers)
 
     @property
     def patch_hw(self) -> tuple[int, int]:
@@ -279,14 +274,13 @@ class Sapiens2Config(Config):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Drop `stage_names`, which follow from the number of layers, and the table of packed checkpoints."""
-        values.pop("stage_names", None)
+        """Drop the table of packed checkpoints."""
         values.pop("packed", None)
         return super().upgrade(values)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object; fields that other libraries lack appear only if they are not the default."""
-        values = super().to_dict() | {"stage_names": self.stage_names}
+        values = super().to_dict()
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return {k: v for k, v in values.items() if k not in self.extra_fields or v != defaults[k]}
 

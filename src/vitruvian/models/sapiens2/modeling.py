@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from vitruvian.config import Config
 from vitruvian.errors import InputError
 from vitruvian.hub import HubOptions
+from vitruvian.layers.backbone_stages import ChosenStages
 from vitruvian.layers.norm import RMSNorm
 from vitruvian.layers.residual import LayerScale
 from vitruvian.losses.dense import albedo_loss, normal_loss, segmentation_loss
@@ -191,32 +192,10 @@ class Sapiens2Model(Sapiens2Trunk):
     """The encoder: tokens of all patches, and the class token as a feature vector of the image."""
 
 
-class Sapiens2Backbone(Sapiens2Trunk):
+class Sapiens2Backbone(ChosenStages, Sapiens2Trunk):
     """The encoder as a backbone: feature maps of the stages that the configuration names."""
 
-    def __init__(self, config: Sapiens2Config) -> None:
-        super().__init__(config)
-        self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
-
-    @property
-    def out_features(self) -> list[str]:
-        """Names of the returned stages."""
-        return list(self.config.out_features or [])
-
-    @property
-    def out_indices(self) -> list[int]:
-        """Indices of the returned stages."""
-        return list(self.config.out_indices or [])
-
-    @property
-    def stage_names(self) -> list[str]:
-        """Names of all stages."""
-        return self.config.stage_names
-
-    @property
-    def channels(self) -> list[int]:
-        """Channels of each returned map."""
-        return [self.config.hidden_size] * len(self.out_features)
+    config: Sapiens2Config
 
     def forward(  # type: ignore[override]
         self, pixel_values: Tensor, *, return_class_token: bool | None = None, **options: Unpack[OutputOptions]

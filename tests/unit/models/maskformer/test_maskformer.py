@@ -254,7 +254,7 @@ def test_configurations_from_parts() -> None:
         ({"use_timm_backbone": True}, "timm"),
         ({"backbone_config": {"model_type": "swin"}, "backbone": "owner/name"}, "both"),
         ({"mask_weight": -1.0}, "mask_weight"),
-        ({"mask_wait": 1.0}, "mask_weight"),
+        ({"mask_weigth": 1.0}, "mask_weight"),
         ({"backbone_config": 3}, "backbone_config"),
     ],
 )
