@@ -150,15 +150,6 @@ class Settings:
         source = pretrained_model_name_or_path
         return read_json(json_file(source) or require_file(source, cls.file_name, options)), others
 
-    def to_json_file(self, json_file_path: str | Path) -> None:
-        """Write the text of `to_json_string` to a file."""
-        write_text(Path(json_file_path), self.to_json_string())
-
-    @classmethod
-    def from_json_file(cls, json_file: str | Path) -> Self:
-        """Read a JSON file."""
-        return cls.from_dict(read_json(Path(json_file)))
-
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **keywords: Any) -> Self:
         """Read from a folder, a file or the Hub. Keywords are options of the Hub (`HubOptions`) or override fields.

@@ -182,7 +182,7 @@ class TestOptions:
         assert processor.size_table(given) == want
         assert Plain(size=given).size == want
 
-    @pytest.mark.parametrize("given", ["big", (1, 2, 3), None, 1.5])
+    @pytest.mark.parametrize("given", ["big", (1, 2, 3), 1.5])
     def test_what_is_no_size(self, given: Any) -> None:
         with pytest.raises(ConfigError, match="size: expected a table, a number or"):
             Plain(size=given)
