@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self, TypeVar, Unpack
 import torch
 from torch import Tensor, nn
 
+from vitruvian.adapters import AdapterMixin
 from vitruvian.config import Config, split_hub_options
 from vitruvian.devices import (
     add_device_hooks,
@@ -49,7 +50,7 @@ OutputT = TypeVar("OutputT", bound=ModelOutput)
 R = TypeVar("R")
 
 
-class Model(nn.Module):
+class Model(AdapterMixin):
     """Base of all models. Subclasses set the class variables, build in `__init__` and call `post_init()` last.
 
     Attributes:
@@ -298,6 +299,8 @@ class Model(nn.Module):
         if push and not push_to_hub:
             raise InputError(f"save_pretrained: got {', '.join(push)}, which only push_to_hub=True uses.")
         folder = Path(save_directory).expanduser()
+        if self.active_adapters():
+            return self.save_adapter(folder)
         self.config.architectures = [type(self).__name__]
         self.config.dtype = self.dtype
         written = self.config.save_pretrained(folder)
@@ -355,6 +358,8 @@ class Model(nn.Module):
                 beside the others. Needs bfloat16 and a GPU of the Hopper generation or newer.
         """
         check_one_device(self, "optimize")
+        if fp8 and self.active_adapters():
+            raise InputError("optimize: fp8 does not include adapters. Merge them with peft first, or leave fp8 out.")
         if fp8 and (missing := self.missing_for_fp8()):
             raise InputError(f"optimize: fp8 needs {missing}. Leave fp8 out.")
         self.fp8 = fp8

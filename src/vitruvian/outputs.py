@@ -194,6 +194,11 @@ class BatchFeature(AttributeDict):
         return self
 
 
+def output_field(outputs: Any, name: str) -> Any:
+    """Return a field of a model's output, or of a dict with its fields, where a field that is not set may be absent."""
+    return outputs.get(name) if isinstance(outputs, dict) else getattr(outputs, name, None)
+
+
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     """Apply `function` to the tensors in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):

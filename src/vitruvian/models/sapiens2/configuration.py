@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, Literal, Self
 
-from vitruvian.config import Config, Settings, nested, settings
+from vitruvian.config import Settings, nested, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
 from vitruvian.layers.backbone_stages import BackboneConfig, channels_by_stage
 

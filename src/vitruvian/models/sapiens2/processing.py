@@ -28,7 +28,7 @@ from vitruvian.images.label_maps import resized_argmax
 from vitruvian.ops.cache import constant
 from vitruvian.ops.crop import Floats
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
-from vitruvian.outputs import BatchFeature
+from vitruvian.outputs import BatchFeature, output_field
 from vitruvian.processor import (
     ImageInput,
     ImageOptions,
@@ -272,9 +272,9 @@ class Sapiens2ImageProcessor(ImageProcessor):
         targets = size_list("target_sizes", target_sizes, len(people))
         if targets is not None and sources is None:
             raise InputError("target_sizes: expected source_sizes too. Pass both.")
-        heatmaps = outputs.heatmaps
+        heatmaps = output_field(outputs, "heatmaps")
         if outputs_flipped is not None:
-            heatmaps = (heatmaps + outputs_flipped.heatmaps) / 2
+            heatmaps = (heatmaps + output_field(outputs_flipped, "heatmaps")) / 2
         count = sum(len(found) for found in people)
         if len(heatmaps) != count:
             raise InputError(f"boxes: expected one for each of the {len(heatmaps)} heatmaps, got {count}.")
@@ -313,7 +313,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
             target_sizes: (height, width) of each result; by default the size of the logits.
             return_segmentation_scores: Return dicts of `segmentation` [H, W] and `segmentation_scores` [K, H, W].
         """
-        logits = outputs.logits
+        logits = output_field(outputs, "logits")
         sizes = size_list("target_sizes", target_sizes, len(logits))
         if not return_segmentation_scores:
             sizes = sizes or [tuple(logits.shape[-2:])] * len(logits)
@@ -334,7 +334,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
             target_sizes: (height, width) of each result instead.
             do_remove_padding: Whether to remove the padding; by default if `source_sizes` are passed.
         """
-        unit = F.normalize(outputs.normals.float(), dim=1, eps=1e-8)
+        unit = F.normalize(output_field(outputs, "normals").float(), dim=1, eps=1e-8)
         maps = self.restore(unit, source_sizes, target_sizes, do_remove_padding)
         return [{"normals": one} for one in maps]
 
@@ -349,9 +349,9 @@ class Sapiens2ImageProcessor(ImageProcessor):
             target_sizes: (height, width) of each result instead.
             do_remove_padding: Whether to remove the padding; by default if `source_sizes` are passed.
         """
-        points = outputs.pointmaps
-        if outputs.scales is not None:
-            points = points / outputs.scales[:, :, None, None]
+        points, scales = output_field(outputs, "pointmaps"), output_field(outputs, "scales")
+        if scales is not None:
+            points = points / scales[:, :, None, None]
         return [{"pointmap": one} for one in self.restore(points, source_sizes, target_sizes, do_remove_padding)]
 
     def post_process_albedo_estimation(
@@ -365,7 +365,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
             target_sizes: (height, width) of each result instead.
             do_remove_padding: Whether to remove the padding; by default if `source_sizes` are passed.
         """
-        maps = self.restore(outputs.albedos.clamp(0, 1), source_sizes, target_sizes, do_remove_padding)
+        maps = self.restore(output_field(outputs, "albedos").clamp(0, 1), source_sizes, target_sizes, do_remove_padding)
         return [{"albedo": one} for one in maps]
 
     def post_process_image_matting(
@@ -383,7 +383,9 @@ class Sapiens2ImageProcessor(ImageProcessor):
             Dicts of `alpha` [1, H, W], premultiplied `foreground` [3, H, W], and `composite`, uint8 [3, H, W] or None:
             foreground + (1 − alpha) · background.
         """
-        mattes = torch.cat((outputs.foregrounds, outputs.alphas), dim=1)  # [B, 4, H, W]
+        mattes = torch.cat(
+            (output_field(outputs, "foregrounds"), output_field(outputs, "alphas")), dim=1
+        )  # [B, 4, H, W]
         sizes = size_list("target_sizes", target_sizes, len(mattes))
         behind = None if backgrounds is None else [_read_background(b) for b in as_list(backgrounds)]
         if behind is not None and len(behind) == 1:
