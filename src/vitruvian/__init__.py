@@ -15,7 +15,8 @@ from vitruvian.version import __version__
 PUBLIC: dict[str, tuple[str, ...]] = {
     "vitruvian.auto": (
         "AutoBackbone", "AutoConfig", "AutoImageProcessor", "AutoModel", "AutoModelForAlbedoEstimation",
-        "AutoModelForImageMatting", "AutoModelForInstanceSegmentation", "AutoModelForMaskGeneration",
+        "AutoModelForImageClassification", "AutoModelForImageMatting", "AutoModelForImageSegmentation",
+        "AutoModelForInstanceSegmentation", "AutoModelForMaskedImageModeling", "AutoModelForMaskGeneration",
         "AutoModelForNormalEstimation", "AutoModelForPeopleDetection", "AutoModelForPointmapEstimation",
         "AutoModelForPoseEstimation", "AutoModelForPreTraining", "AutoModelForSemanticSegmentation",
         "AutoModelForUniversalSegmentation", "AutoProcessor",
@@ -45,7 +46,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "vitruvian.models.sam2.configuration": (
         "Sam2Config", "Sam2HieraDetConfig", "Sam2MaskDecoderConfig", "Sam2PromptEncoderConfig", "Sam2VisionConfig",
     ),
-    "vitruvian.models.sam2.hiera": ("Sam2HieraDetModel", "Sam2HieraDetModelOutput"),
+    "vitruvian.models.sam2.hiera": ("Sam2HieraDetModel", "Sam2HieraDetModelOutput", "Sam2PreTrainedModel"),
     "vitruvian.models.sam2.interactive": ("Sam2Session",),
     "vitruvian.models.sam2.modeling": ("Sam2ImageSegmentationOutput", "Sam2Model"),
     "vitruvian.models.sam2.processing": ("Sam2ImageProcessor", "Sam2Processor"),
@@ -67,7 +68,9 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "vitruvian.models.sapiens2.processing": ("Sapiens2ImageProcessor",),
     "vitruvian.models.swin.configuration": ("MaskFormerSwinConfig", "SwinConfig"),
     "vitruvian.models.swin.modeling": (
-        "MaskFormerSwinBackbone", "SwinBackbone", "SwinModel", "SwinModelOutput", "SwinPreTrainedModel",
+        "MaskFormerSwinBackbone", "MaskFormerSwinModel", "SwinBackbone", "SwinForImageClassification",
+        "SwinForMaskedImageModeling", "SwinImageClassifierOutput", "SwinMaskedImageModelingOutput", "SwinModel",
+        "SwinModelOutput", "SwinPreTrainedModel",
     ),
     "vitruvian.outputs": (
         "BackboneOutput", "BaseModelOutput", "BaseModelOutputWithPooling", "BatchFeature", "ModelOutput",

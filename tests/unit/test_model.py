@@ -26,6 +26,7 @@ from vitruvian import (
     Sapiens2ForPoseEstimation,
     Sapiens2ForPreTraining,
     Sapiens2Model,
+    VitruvianWarning,
     WeightsError,
     devices,
 )
@@ -208,7 +209,7 @@ class TestWeightsInUse:
         Sized(tiny_config()).save_pretrained(tmp_path)
         rewrite(tmp_path, tmp_path, lambda tensors: tensors.pop("table.count"))
         with pytest.raises(WeightsError, match=r"1 missing: table\.count"):
-            Sized.from_pretrained(tmp_path)
+            Sized.from_pretrained(tmp_path, strict=True)
         warnings.simplefilter("ignore", NewWeightsWarning)
         assert Sized.from_pretrained(tmp_path, ignore_mismatched_sizes=True).table.count.item() == 5
 
@@ -252,7 +253,7 @@ class TestTypes:
     def test_requested(self, pose: Path, requested: Any, keyword: str) -> None:
         model = Sapiens2ForPoseEstimation.from_pretrained(pose, **{keyword: requested})
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-        assert (model.dtype, model.config.dtype) == (torch.bfloat16, "bfloat16")
+        assert (model.dtype, model.config.dtype) == (torch.bfloat16, torch.bfloat16)
         want = tiny_task().to(torch.bfloat16)
         assert_same(want, model)
 
@@ -401,15 +402,18 @@ class TestDevices:
         accelerate = pytest.importorskip("accelerate")
         requested: list[Any] = []
 
-        def infer(model: nn.Module, no_split_module_classes: list[str], dtype: torch.dtype) -> dict[str, Any]:
-            requested.append((no_split_module_classes, dtype))
+        def infer(
+            model: nn.Module, max_memory: Any, no_split_module_classes: list[str], dtype: torch.dtype
+        ) -> dict[str, Any]:
+            requested.append((max_memory, no_split_module_classes, dtype))
             return {"model": 0, "decode_head": "cpu"}
 
         monkeypatch.setattr(accelerate, "infer_auto_device_map", infer)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (need // 2, need * 2))
         table = devices.choose_devices(model, None, "auto", torch.float32, keep_whole=("Layer",))
         assert table == {"model": torch.device("cuda:0"), "decode_head": torch.device("cpu")}
-        assert requested == [(["Layer"], torch.float32)]
+        devices.choose_devices(model, None, "auto", torch.float32, max_memory={0: "1GB"})
+        assert requested == [(None, ["Layer"], torch.float32), ({0: "1GB"}, [], torch.float32)]
         monkeypatch.setattr(accelerate, "infer_auto_device_map", lambda *_, **__: {"": "disk"})
         with pytest.raises(InputError, match="is too large"):
             devices.choose_devices(model, None, "auto", torch.float32)
@@ -560,7 +564,7 @@ class TestOtherHeads:
     def test_mask_token_that_the_model_has_no_use_for(self, tmp_path: Path) -> None:
         Sapiens2Model(tiny_config(use_mask_token=True)).save_pretrained(tmp_path)
         with pytest.raises(WeightsError, match=r"1 unexpected: embeddings\.mask_token"):
-            Sapiens2Model.from_pretrained(tmp_path, use_mask_token=False)
+            Sapiens2Model.from_pretrained(tmp_path, use_mask_token=False, strict=True)
 
 
 class TestDamage:
@@ -570,23 +574,30 @@ class TestDamage:
 
         folder = rewrite(pose, tmp_path, misspell)
         with pytest.raises(WeightsError) as caught:
-            Sapiens2ForPoseEstimation.from_pretrained(folder)
+            Sapiens2ForPoseEstimation.from_pretrained(folder, strict=True)
         text = str(caught.value)
         assert "its weights do not fit Sapiens2ForPoseEstimation" in text
         assert "1 missing: model.norm.weight. Did you mean model.norm.wieght?" in text
         assert "1 unexpected: model.norm.wieght." in text
         assert "Is this a checkpoint for Sapiens2ForPoseEstimation?" in text
+        with pytest.warns(VitruvianWarning) as warned:
+            Sapiens2ForPoseEstimation.from_pretrained(folder)
+        unused, new = (str(warning.message) for warning in warned)
+        assert "1 weights" in unused
+        assert "are not used: model.norm.wieght" in unused
+        assert "newly initialized: model.norm.weight. Did you mean model.norm.wieght?" in new
+        assert all(warning.filename == __file__ for warning in warned)
 
     def test_a_new_head_does_not_excuse_a_damaged_encoder(self, pose: Path, tmp_path: Path) -> None:
         folder = rewrite(pose, tmp_path, lambda tensors: tensors.pop("model.norm.weight"))
         for options in ({"num_labels": 7}, {"ignore_mismatched_sizes": True}):
             with pytest.raises(WeightsError, match=r"1 missing: model\.norm\.weight"):
-                Sapiens2ForPoseEstimation.from_pretrained(folder, **options)  # type: ignore[arg-type]
+                Sapiens2ForPoseEstimation.from_pretrained(folder, strict=True, **options)  # type: ignore[arg-type]
 
     def test_half_a_bare_checkpoint(self, bare: Path, tmp_path: Path) -> None:
         folder = rewrite(bare, tmp_path, lambda tensors: tensors.pop("model.layer.2.norm1.weight"))
         with pytest.raises(WeightsError, match=r"1 missing: model\.model\.layer\.2\.norm1\.weight"):
-            Sapiens2ForPoseEstimation.from_pretrained(folder, head_config=DECONVOLUTION)
+            Sapiens2ForPoseEstimation.from_pretrained(folder, head_config=DECONVOLUTION, strict=True)
 
     def test_wrong_shape(self, pose: Path, tmp_path: Path) -> None:
         folder = rewrite(pose, tmp_path, lambda tensors: tensors.update({"model.norm.weight": torch.ones(31)}))

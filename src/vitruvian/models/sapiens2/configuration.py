@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, Literal, Self
 
-from vitruvian.config import Config, Settings, nested, settings
+from vitruvian.config import Settings, nested, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
 from vitruvian.layers.backbone_stages import BackboneConfig, channels_by_stage
 
@@ -209,6 +209,7 @@ class Sapiens2Config(BackboneConfig):
     def __post_init__(self) -> None:
         self.head_config = nested(self.head_config, Sapiens2HeadConfig)
         super().__post_init__()
+        self.validate()  # what follows needs valid sizes
         if self.num_key_value_heads_per_layer is None:
             last = self.num_hidden_layers - self.num_last_full_attention_layers
             self.num_key_value_heads_per_layer = [
@@ -225,6 +226,7 @@ class Sapiens2Config(BackboneConfig):
 
     def validate(self) -> None:
         """Check sizes that must divide each other or be positive."""
+        super().validate()
         sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels")
         self.require_range(sizes, 1)
         for name in ("patch_size", "image_size"):

@@ -74,7 +74,9 @@ class Sapiens2Detector:
     ) -> Self:
         """Load the model inside the package, or a packed checkpoint with a detection head."""
         device_map = "auto" if device is None else None
-        model = Sapiens2ForPeopleDetection.from_pretrained(source, dtype=dtype, device=device, device_map=device_map)
+        model = Sapiens2ForPeopleDetection.from_pretrained(
+            source, strict=True, dtype=dtype, device=device, device_map=device_map
+        )
         processor = Sapiens2ImageProcessor.from_pretrained(source)
         name = source if source == BUILTIN else Path(source).name
         return cls(model, processor, threshold=threshold, name=str(name))

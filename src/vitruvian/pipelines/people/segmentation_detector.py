@@ -68,7 +68,7 @@ class SegmentationDetector:
         """Load a checkpoint: a folder or a Hub name."""
         device_map = "auto" if device is None else None
         loaded = AutoModelForUniversalSegmentation.from_pretrained(
-            model, dtype=dtype, device=device, device_map=device_map
+            model, strict=True, dtype=dtype, device=device, device_map=device_map
         )
         processor = AutoImageProcessor.from_pretrained(model)
         return cls(loaded, processor, threshold=threshold, name=Path(model).name)
