@@ -193,17 +193,19 @@ class Model(nn.Module):
         keywords = _checked_keywords(keywords)
         hub_options, overrides = split_hub_options(keywords)
         arguments = {name: overrides.pop(name) for name in _constructor_arguments(cls) if name in overrides}
-        if pretrained_model_name_or_path is None:
-            if state_dict is None or not isinstance(config, Config):
-                raise InputError("pretrained_model_name_or_path: expected a name, or a config and a state_dict.")
-            options, source = hub_options, "state_dict"
+        location = "state_dict" if pretrained_model_name_or_path is None else pretrained_model_name_or_path
+        if pretrained_model_name_or_path is not None:
+            options = pinned(location, hub_options)
+        elif state_dict is None or not isinstance(config, Config):
+            raise InputError("pretrained_model_name_or_path: expected a name, or a config and a state_dict.")
         else:
-            options, source = pinned(pretrained_model_name_or_path, hub_options), str(pretrained_model_name_or_path)
-        settings, new_labels = cls.read_config(source, config, options if config is None else hub_options, overrides)
+            options = hub_options
+        source = str(location)
+        settings, new_labels = cls.read_config(location, config, options if config is None else hub_options, overrides)
         if attn_implementation is not None:
             settings.attn_implementation = attn_implementation
         if state_dict is None:
-            files = cls.open_files(source, options, use_safetensors=use_safetensors, variant=variant)
+            files = cls.open_files(location, options, use_safetensors=use_safetensors, variant=variant)
         else:
             files = WeightFiles((StateDict(state_dict),))
         files = cls.adapt_files(files)
@@ -228,7 +230,7 @@ class Model(nn.Module):
 
     @classmethod
     def open_files(
-        cls, source: str, options: HubOptions, *, use_safetensors: bool | None, variant: str | None
+        cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None, variant: str | None
     ) -> WeightFiles:
         """Open the weights of a checkpoint. Subclasses with other file formats override it."""
         return open_weights(source, options, use_safetensors=use_safetensors, variant=variant)
@@ -419,10 +421,10 @@ class Model(nn.Module):
         return sum(tensor.nbytes for tensor in tensors)
 
     @property
-    def base_model(self) -> nn.Module:
+    def base_model(self) -> Model:
         """The model without its head; the model itself where it has none."""
-        base: nn.Module = getattr(self, self.base_model_prefix, self)
-        return base
+        base = getattr(self, self.base_model_prefix, None)
+        return base if isinstance(base, Model) else self
 
     @classmethod
     def can_generate(cls) -> bool:
@@ -446,8 +448,8 @@ class Model(nn.Module):
     def enable_input_require_grads(self) -> None:
         """Have gradients flow to the embedded pixels even if the embedding is frozen, as adapters need it."""
         self.disable_input_require_grads()
-        embeddings = self.get_input_embeddings()
-        self._input_grad_hook = embeddings.register_forward_hook(lambda _, __, output: output.requires_grad_(True))
+        parent = self.get_submodule(self._input_embeddings_name().rpartition(".")[0])  # it may read the weights itself
+        self._input_grad_hook = parent.register_forward_hook(lambda _, __, output: output.requires_grad_(True))
 
     def disable_input_require_grads(self) -> None:
         """Undo `enable_input_require_grads`."""

@@ -72,7 +72,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers - 1))
         self.layernorm = nn.LayerNorm(config.hidden_dim)
         # The nesting is that of the checkpoints.
-        self.mask_predictor = nn.ModuleDict({"mask_embedder": mask_head(config.hidden_dim, config.mask_feature_size)})
+        mask_embedder = mask_head(config.hidden_dim, config.mask_feature_size, init="normal")
+        self.mask_predictor = nn.ModuleDict({"mask_embedder": mask_embedder})
 
     def forward(
         self,

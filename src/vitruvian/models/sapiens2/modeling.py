@@ -75,7 +75,7 @@ class Sapiens2PreTrainedModel(Model):
 
     @classmethod
     def open_files(
-        cls, source: str, options: HubOptions, *, use_safetensors: bool | None, variant: str | None
+        cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None, variant: str | None
     ) -> WeightFiles:
         """Open the weights; those of the encoder and the task, in a packed checkpoint."""
         tasks = packed_table(source, options)
