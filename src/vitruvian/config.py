@@ -64,6 +64,7 @@ class Settings:
     file_name: ClassVar[str] = CONFIG_FILE
     not_saved: ClassVar[frozenset[str]] = frozenset({"extra"})
     attribute_map: ClassVar[dict[str, str]] = {}  # alias -> field
+    sub_configs: ClassVar[dict[str, type[Settings]]] = {}  # field that holds settings -> their class by default
 
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -233,7 +234,6 @@ class Config(Settings):
         {"output_hidden_states", "output_attentions", "return_dict", "is_encoder_decoder", "problem_type"}
     )
     has_no_defaults_at_init: ClassVar[bool] = False
-    sub_configs: ClassVar[dict[str, type[Settings]]] = {}  # field that holds a configuration -> its class by default
     # A field that a caller overrides -> fields of the file that it replaces.
     supersedes: ClassVar[dict[str, tuple[str, ...]]] = {
         "id2label": ("label2id", "num_labels"),

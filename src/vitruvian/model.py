@@ -10,7 +10,7 @@ import inspect
 import tempfile
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, Unpack
 
@@ -440,7 +440,8 @@ class Model(nn.Module):
         self.set_submodule(self._input_embeddings_name(), value)
 
     def _input_embeddings_name(self) -> str:
-        return next(name for name, module in self.named_modules() if isinstance(module, nn.Conv2d))
+        names: Iterator[str] = (name for name, module in self.named_modules() if isinstance(module, nn.Conv2d))
+        return next(names)
 
     def get_output_embeddings(self) -> None:
         """Return None: no model here predicts tokens of a vocabulary."""
@@ -605,9 +606,10 @@ def _constructor_arguments(cls: type[Model]) -> list[str]:
 
 
 def _set_attention(module: nn.Module, implementation: str) -> None:
-    """Set the implementation of all attentions in a module to that of the configuration of the model they are in."""
-    if isinstance(module, Model):
-        implementation = module.config._attn_implementation or implementation
+    """Set the implementation of all attentions in a module to that of the configuration of the part they are in."""
+    config = getattr(module, "config", None)
+    if isinstance(config, Config):
+        implementation = config._attn_implementation or implementation
     if hasattr(module, "attn_implementation"):
         setattr(module, "attn_implementation", implementation)  # noqa: B010
     for child in module.children():

@@ -25,6 +25,7 @@ class TransformerModule(nn.Module):
 
     def __init__(self, inputs: int, config: DetrConfig) -> None:
         super().__init__()
+        self.config = config
         channels = config.d_model
         self.queries_embedder = nn.Embedding(config.num_queries, channels)
         self.input_projection = with_init(nn.Conv2d(inputs, channels, 1), "xavier") if inputs != channels else None
