@@ -4,9 +4,9 @@
     python benchmarks/ablation.py --models sapiens2-pose-0.4b --batches 8 --out results
     python benchmarks/ablation.py --device cpu --dtype float32 --models sapiens2-pose-0.4b --out results
 
-A row has one optimization off: the Triton version of an operation (`vitruvian.ops.dispatch`), CUDA graphs, or all of
-`optimize()`. Time and peak memory are those of the whole model, and the shares are what the optimization saves. An
-optimization stays in the library if it saves at least 5 % of the time or 10 % of the memory of a model. Writes
+A row has one optimization off: the Triton or CPU version of an operation (`vitruvian.ops.dispatch`), CUDA graphs, or
+all of `optimize()`. Time and peak memory are those of the whole model, and the shares are what the optimization saves.
+An optimization stays in the library if it saves at least 5 % of the time or 10 % of the memory of a model. Writes
 ablation.json and ablation.md into the folder after every row. Prints the table.
 """
 
@@ -51,6 +51,8 @@ OPERATIONS = {
     "maskformer": ("layer_norm", "window_attention"),
     "mask2former": ("layer_norm", "window_attention", "deformable_attention", "masked_attention"),
 }
+# names of operations with a version for the CPU, as `use_cpu` takes them
+CPU_OPERATIONS = {"sapiens2": ("swiglu", "winograd", "pointwise_conv")}
 GRAPHS, OPTIMIZE, NOTHING = "CUDA graphs", "optimize()", "nothing"
 
 
@@ -68,7 +70,9 @@ class Row:
 
 def switches(name: str, device: torch.device) -> list[str]:
     """Return what can be switched off for a model."""
-    return [NOTHING, OPTIMIZE, *((GRAPHS, *OPERATIONS[name.partition("-")[0]]) if device.type == "cuda" else ())]
+    family = name.partition("-")[0]
+    more = (GRAPHS, *OPERATIONS[family]) if device.type == "cuda" else CPU_OPERATIONS.get(family, ())
+    return [NOTHING, OPTIMIZE, *more]
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ from vitruvian.human import LAYOUTS, PART_NAMES
 from vitruvian.images import crop_params
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
-from vitruvian.pipelines.people import detect_people, open_finder
+from vitruvian.pipelines.people import detect_people, open_detector
 from vitruvian.training.datasets.labels import normalize, to_model_axes
 from vitruvian.training.evaluation import (
     PCK,
@@ -220,7 +220,7 @@ def photo_report(
     model: Sapiens2MultiTask, processor: Sapiens2ImageProcessor, root: Path, source: str, threshold: float | None
 ) -> Report:
     """Score silhouettes, keypoints and person detection in photographs."""
-    detector = open_finder(source, device="cpu", threshold=threshold)
+    detector = open_detector(source, device="cpu", threshold=threshold)
     union, person_mask = (ForegroundIoU(threshold=0.0) for _ in range(2))
     matte = ForegroundIoU()
     accuracy = PCK("coco17", thresholds=(0.1, 0.2))

@@ -26,7 +26,7 @@ import threading
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,8 +47,8 @@ from vitruvian.benchmarking.timing import machine  # noqa: E402
 from vitruvian.ops.cuda_graphs import no_capture  # noqa: E402
 from vitruvian.pipelines import Failure, base  # noqa: E402
 from vitruvian.pipelines.engine import runner  # noqa: E402
-from vitruvian.pipelines.engine.cuda_streams import copy_to_host  # noqa: E402
-from vitruvian.pipelines.engine.memory import BatchSize  # noqa: E402
+from vitruvian.pipelines.engine.batches import BatchSize, forward_units  # noqa: E402
+from vitruvian.pipelines.engine.cuda_streams import HostCopy  # noqa: E402
 from vitruvian.pipelines.sources import Frame, load_rgb  # noqa: E402
 from vitruvian.pipelines.tasks import pose  # noqa: E402
 
@@ -118,13 +118,19 @@ class TimedEngine(runner.InferenceEngine[Any]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        wait = self.wakeup.wait
+        wait, forward = self.wakeup.wait, self._task.forward
+
+        def timed_forward(units: list[Any]) -> list[Any]:
+            self.sizes[len(units)] += 1
+            with timed_step("consumer: submits batches"):
+                return forward(units)
 
         def timed(timeout: float | None = None) -> bool:
             with timed_step(self.wait_reason()):
                 return wait(timeout)
 
         self.wakeup.wait = timed  # type: ignore[method-assign]
+        self._task.forward = timed_forward  # type: ignore[method-assign]  # the task is the copy for this call
 
     def wait_reason(self) -> str:
         """Return what the consumer is about to wait for."""
@@ -139,12 +145,6 @@ class TimedEngine(runner.InferenceEngine[Any]):
         with timed_step("consumer: advances images"):
             super().advance()
 
-    def run_batch(self) -> None:
-        before = len(self._queued)
-        with timed_step("consumer: submits batches"):
-            super().run_batch()
-        self.sizes[before - len(self._queued)] += 1
-
     def _load(self, loader: Any, index: int) -> Any:
         with timed_step("workers: read and prepare"):
             return super()._load(loader, index)
@@ -157,12 +157,12 @@ class TimedEngine(runner.InferenceEngine[Any]):
         with timed_step("workers: decode"):
             return super()._decode(prepared, outputs)
 
-    def _finish(self, prepared: Any, decoded: Any) -> Any:
+    def _finish(self, prepared: Any, decode: Callable[[], Any]) -> Any:
         with timed_step("workers: wait for the device"):
-            for found, _ in decoded if isinstance(decoded, list) else ():
-                found.get().wait()
+            decoded = decode()
+            decoded.wait()
         with timed_step("workers: finish and write"):
-            return super()._finish(prepared, decoded)
+            return super()._finish(prepared, lambda: decoded)
 
 
 @contextlib.contextmanager
@@ -210,11 +210,11 @@ def count_calls(pipe: Any, path: Path, boxes: list[list[float]], size: int) -> f
         batch = BatchSize(size, fixed=True)
         graphs = pipe.model.graphs if pipe.device.type == "cuda" else None
         with CallCounter() as calls:
-            outputs = runner._forward_units(pipe, units, batch, graphs)
+            outputs = forward_units(pipe, units, batch, graphs)
         counts[f"submit a batch of {size}"] = calls.count
         outputs = outputs[: len(prepared.units)]
         with CallCounter() as calls:
-            decoded = copy_to_host(pipe.decode(prepared, outputs)).wait()
+            decoded = HostCopy(pipe.decode(prepared, outputs)).wait()
         counts["decode an image"] = calls.count
         with CallCounter() as calls:
             pipe.finish(prepared, decoded)
@@ -225,7 +225,7 @@ def count_calls(pipe: Any, path: Path, boxes: list[list[float]], size: int) -> f
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         for _ in range(8):
-            runner._forward_units(pipe, units, batch, graphs)
+            forward_units(pipe, units, batch, graphs)
         last.record()
         torch.cuda.synchronize()
         return first.elapsed_time(last) / 8e3
@@ -376,8 +376,8 @@ def print_differences(pipe: Any, path: Path, boxes: list[list[float]]) -> None:
     frame = Frame(image=load_rgb(path), name=path.name, path=path)
     pixels, table = torch.from_numpy(frame.image).permute(2, 0, 1), [torch.tensor(boxes)]
     with torch.inference_mode():
-        wanted = pipe.processor.prepare_pictures([pixels], table)  # [P, 3, h, w]
-        there = pipe.processor.prepare_pictures([pixels.to(pipe.device)], table)
+        wanted = pipe.processor.prepare_images([pixels], table)  # [P, 3, h, w]
+        there = pipe.processor.prepare_images([pixels.to(pipe.device)], table)
         units = pipe._for_call({"boxes": boxes, "box_form": "xywh"}).prepare(frame, None).units
         for unit in units:
             if unit.pending is not None:

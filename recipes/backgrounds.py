@@ -5,7 +5,7 @@
         scratch gcompris-qt-data opencv-doc palapeli-data tuxpaint-stamps-default
     for file in *.deb; do dpkg-deb -x "$file" unpacked; done
     python recipes/backgrounds.py unpacked backgrounds
-    python -m vitruvian.training.datasets.stream.build_pack people-assets people-pack.npz --backgrounds backgrounds
+    python -m vitruvian.training.synthetic.build_pack people-assets people-pack.npz --backgrounds backgrounds
 
 Photographs of places, animals and things count most; wallpapers and surfaces fill up, and things pasted onto either
 make clutter. What shows people was left out by hand.

@@ -212,7 +212,7 @@ class Config(Settings):
     constructor.
 
     Args:
-        architectures: Classes that the checkpoint was saved from; `AutoModel` opens the first.
+        architectures: Classes that the checkpoint was saved from.
         num_labels: Number of classes, keypoints or channels of a head; by default the length of `id2label`.
         id2label: Class index to name.
         label2id: Class name to index.

@@ -41,13 +41,14 @@ def test_every_script_is_listed() -> None:
 def test_ablation_names_operations_that_exist() -> None:
     """Names of operations are strings, and a misspelt one switches nothing off."""
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src" / "vitruvian" / "ops").glob("*.py"))
-    known = set(re.findall(r'use_triton\(\s*"(\w+)"', source))
-    (table,) = (
-        node.value
+    known = set(re.findall(r'use_(?:triton|cpu)\(\s*"(\w+)"', source))
+    tables = [
+        ast.literal_eval(node.value)
         for node in ast.parse((ROOT / "benchmarks" / "ablation.py").read_text(encoding="utf-8")).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "OPERATIONS"
-    )
-    assert {name for names in ast.literal_eval(table).values() for name in names} <= known
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith("OPERATIONS")
+    ]
+    assert len(tables) == 2
+    assert {name for table in tables for names in table.values() for name in names} <= known
 
 
 def test_slow_scripts_run_only_if_named() -> None:

@@ -8,16 +8,8 @@ import torch
 
 from tests.families.case import FamilyCase
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
-from vitruvian.models.sapiens2.modeling import (
-    Sapiens2Backbone,
-    Sapiens2ForAlbedoEstimation,
-    Sapiens2ForImageMatting,
-    Sapiens2ForNormalEstimation,
-    Sapiens2ForPointmapEstimation,
-    Sapiens2ForPoseEstimation,
-    Sapiens2ForSemanticSegmentation,
-    Sapiens2Model,
-)
+from vitruvian.models.sapiens2.modeling import Sapiens2Backbone, Sapiens2Model
+from vitruvian.models.sapiens2.multitask import TASK_CLASSES
 from vitruvian.models.sapiens2.pretraining import Sapiens2ForPreTraining
 
 HEIGHT, WIDTH = 64, 48
@@ -32,24 +24,25 @@ SHUFFLE = {
 SCALE = {"scale_conv_out_channels": [8], "scale_final_hidden_sizes": [12, 6]}
 
 
+TINY: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_attention_heads": 2,
+    "num_first_full_attention_layers": 1,
+    "num_last_full_attention_layers": 1,
+    "intermediate_size": 48,
+    "image_size": [HEIGHT, WIDTH],
+    "num_register_tokens": 3,
+}
+
+
 def tiny(**fields: Any) -> Sapiens2Config:
     """A Sapiens2 that runs in milliseconds, with both kinds of attention layers."""
-    base: dict[str, Any] = {
-        "hidden_size": 32,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_attention_heads": 2,
-        "num_first_full_attention_layers": 1,
-        "num_last_full_attention_layers": 1,
-        "intermediate_size": 48,
-        "image_size": [HEIGHT, WIDTH],
-        "num_register_tokens": 3,
-        "pos_embed_rescale": None,
-    }
-    return Sapiens2Config(**(base | fields))
+    return Sapiens2Config(**(TINY | {"pos_embed_rescale": None} | fields))
 
 
-def pictures(count: int, generator: torch.Generator, scale: int = 1) -> dict[str, Any]:
+def images(count: int, generator: torch.Generator, scale: int = 1) -> dict[str, Any]:
     return {"pixel_values": torch.randn(count, 3, HEIGHT * scale, WIDTH * scale, generator=generator)}
 
 
@@ -86,88 +79,46 @@ PRETRAINING = {
     "projection_bottleneck_size": 8,
 }
 SIZES = ((96, 48), (32, 80))
+
+
+def task_case(task: str, output: str, labels: Any, **fields: Any) -> FamilyCase:
+    return FamilyCase(
+        f"sapiens2-{task}", TASK_CLASSES[task], lambda: tiny(**fields), images, labels, output=output, sizes=SIZES
+    )
+
+
 CASES = [
-    FamilyCase("sapiens2", Sapiens2Model, tiny, pictures, sizes=SIZES),
+    FamilyCase("sapiens2", Sapiens2Model, tiny, images, sizes=SIZES),
     FamilyCase(
-        "sapiens2-plain-mlp", Sapiens2Model, lambda: tiny(use_gated_mlp=False, use_qk_norm=False), pictures, sizes=SIZES
+        "sapiens2-plain-mlp", Sapiens2Model, lambda: tiny(use_gated_mlp=False, use_qk_norm=False), images, sizes=SIZES
     ),
     FamilyCase(
         "sapiens2-4k",
         Sapiens2Model,
         lambda: tiny(use_tokenizer=True, tokenizer_window_size=2, image_size=[2 * HEIGHT, 2 * WIDTH]),
-        lambda count, generator: pictures(count, generator, scale=2),
+        lambda count, generator: images(count, generator, scale=2),
         sizes=((64, 96),),
     ),
-    FamilyCase(
-        "sapiens2-backbone", Sapiens2Backbone, lambda: tiny(out_indices=[2, 4]), pictures, output="feature_maps"
-    ),
-    FamilyCase(
-        "sapiens2-pose",
-        Sapiens2ForPoseEstimation,
-        lambda: tiny(num_labels=5, head_config=DECONVOLUTION, flip_pairs=[[1, 2]]),
-        pictures,
-        heatmaps,
-        output="heatmaps",
-        sizes=SIZES,
-    ),
+    FamilyCase("sapiens2-backbone", Sapiens2Backbone, lambda: tiny(out_indices=[2, 4]), images, output="feature_maps"),
+    task_case("pose", "heatmaps", heatmaps, num_labels=5, head_config=DECONVOLUTION, flip_pairs=[[1, 2]]),
     FamilyCase(
         "sapiens2-pose-recipe",
-        Sapiens2ForPoseEstimation,
+        TASK_CLASSES["pose"],
         lambda: tiny(num_labels=5, head_config=DECONVOLUTION, use_loss_recipe=True),
-        pictures,
+        images,
         heatmaps,
         output="heatmaps",
     ),
-    FamilyCase(
-        "sapiens2-seg",
-        Sapiens2ForSemanticSegmentation,
-        lambda: tiny(num_labels=5, head_config=DECONVOLUTION),
-        pictures,
-        classes,
-        output="logits",
-        sizes=SIZES,
-    ),
-    FamilyCase(
-        "sapiens2-normal",
-        Sapiens2ForNormalEstimation,
-        lambda: tiny(num_labels=3, head_config=SHUFFLE),
-        pictures,
-        channels(3),
-        output="normals",
-        sizes=SIZES,
-    ),
-    FamilyCase(
-        "sapiens2-albedo",
-        Sapiens2ForAlbedoEstimation,
-        lambda: tiny(num_labels=3, head_config=SHUFFLE | {"norm": "rms"}),
-        pictures,
-        channels(3),
-        output="albedos",
-        sizes=SIZES,
-    ),
-    FamilyCase(
-        "sapiens2-pointmap",
-        Sapiens2ForPointmapEstimation,
-        lambda: tiny(num_labels=3, head_config=SHUFFLE | SCALE),
-        pictures,
-        points,
-        output="pointmaps",
-        sizes=SIZES,
-    ),
-    FamilyCase(
-        "sapiens2-matting",
-        Sapiens2ForImageMatting,
-        lambda: tiny(num_labels=4, head_config=SHUFFLE),
-        pictures,
-        channels(4),
-        output="alphas",
-        sizes=SIZES,
-    ),
+    task_case("seg", "logits", classes, num_labels=5, head_config=DECONVOLUTION),
+    task_case("normal", "normals", channels(3), num_labels=3, head_config=SHUFFLE),
+    task_case("albedo", "albedos", channels(3), num_labels=3, head_config=SHUFFLE | {"norm": "rms"}),
+    task_case("pointmap", "pointmaps", points, num_labels=3, head_config=SHUFFLE | SCALE),
+    task_case("matting", "alphas", channels(4), num_labels=4, head_config=SHUFFLE),
     FamilyCase(
         "sapiens2-pretraining",
         Sapiens2ForPreTraining,
         lambda: tiny(**PRETRAINING),
-        pictures,
+        images,
         masked,
         output="reconstructions",
         sizes=SIZES,

@@ -18,7 +18,7 @@ av = pytest.importorskip("av")
 from tests.integration.cli_case import COMMANDS, command, json_lines, pixels, process, wait_until  # noqa: E402
 from tests.unit.files.clips import make_clip, packets  # noqa: E402
 from tests.unit.pipelines.case import picture  # noqa: E402
-from vitruvian.pipelines.video import camera  # noqa: E402
+from vitruvian.pipelines import sources  # noqa: E402
 
 COUNT, RATE, SIZE = 24, Fraction(30000, 1001), (48, 64)
 
@@ -129,7 +129,7 @@ def test_a_camera(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         for index in range(stop):
             yield index / 30, picture(index, SIZE)
 
-    monkeypatch.setattr(camera, "camera_frames", frames)
+    monkeypatch.setattr(sources, "_camera_frames", frames)
     arguments = ("camera:2", "-o", tmp_path, "--frames", 6, "--preview", tmp_path / "now.png")
     assert command("parts", *arguments, "--json") == 0
     line = json_lines(capsys.readouterr().out)[0]

@@ -11,22 +11,11 @@ import torch
 from torch import Tensor
 
 import vitruvian
-from tests.families.sapiens2 import DECONVOLUTION, SCALE, SHUFFLE
+from tests.families.sapiens2 import DECONVOLUTION, SCALE, SHUFFLE, TINY
 
 reference = pytest.importorskip("transformers")
 pytestmark = pytest.mark.reference
 
-BASE: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_attention_heads": 2,
-    "num_first_full_attention_layers": 1,
-    "num_last_full_attention_layers": 1,
-    "intermediate_size": 48,
-    "image_size": [64, 48],
-    "num_register_tokens": 3,
-}
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "Sapiens2ForPoseEstimation": ("heatmaps", {"num_labels": 5, "head_config": DECONVOLUTION}),
     "Sapiens2ForSemanticSegmentation": ("logits", {"num_labels": 5, "head_config": DECONVOLUTION}),
@@ -39,7 +28,7 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
 def pair(tmp_path: Path, cls: str, **fields: Any) -> tuple[Any, Any]:
     """A reference model with random weights, and ours opened from what it saved."""
     torch.manual_seed(0)
-    theirs = getattr(reference, cls)(reference.Sapiens2Config(**copy.deepcopy(BASE | fields))).eval()
+    theirs = getattr(reference, cls)(reference.Sapiens2Config(**copy.deepcopy(TINY | fields))).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(torch.randn_like(parameter) * (0.1 if parameter.ndim == 1 else 0.05))

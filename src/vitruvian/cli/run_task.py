@@ -38,7 +38,7 @@ from vitruvian.errors import InputError
 from vitruvian.files import json_text
 from vitruvian.files.output_paths import name_key
 from vitruvian.pipelines import Failure, pipeline
-from vitruvian.pipelines.people.detectors import open_finder
+from vitruvian.pipelines.people.detectors import open_detector
 from vitruvian.pipelines.saving import ResultWriter, save_as
 from vitruvian.pipelines.sources import Frame, FrameLoader, Source, open_source
 from vitruvian.results import Result
@@ -139,7 +139,7 @@ class TaskRun:
         threshold = command.finder_threshold
         if threshold is None and video and boxes is None:
             threshold = _VIDEO_THRESHOLD
-        return open_finder(spec, device=self.pipe.device, threshold=threshold)
+        return open_detector(spec, device=self.pipe.device, threshold=threshold)
 
     # ------------------------------------------------------------------------------------------------ one pass
 

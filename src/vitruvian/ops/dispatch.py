@@ -1,10 +1,11 @@
 """Which version of an operation runs: Triton on CUDA devices in inference, plain torch everywhere else.
 
-Every operation asks `use_triton`. It says yes where Triton is installed, all tensors are on a CUDA device in a data
-type that the kernel reads, nobody wants gradients and no tracer records the call.
+Every operation asks `use_triton`. It returns True where Triton is installed, all tensors are on a CUDA device in a data
+type that the kernel reads, autograd records nothing and no tracer records the call. A few operations have a version for
+the CPU, which splits the work into parts that stay in the cache; `use_cpu` decides by the same conditions.
 
-    VITRUVIAN_NO_TRITON=1                                 switches all kernels off
-    VITRUVIAN_NO_TRITON=window_attention,layer_norm       switches these off
+    VITRUVIAN_NO_TRITON=1                                 switches all of these versions off
+    VITRUVIAN_NO_TRITON=window_attention,layer_norm       switches those of these operations off
     TRITON_INTERPRET=1                                    lets kernels run on CPU tensors, slowly, for tests
 """
 
@@ -34,11 +35,23 @@ def use_triton(name: str, *tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (t
         tensors: Everything that the kernel reads: inputs and weights.
         dtypes: Data types that the kernel reads.
     """
-    if not HAS_TRITON or _ALL in _disabled or name in _disabled or wants_grad(*tensors) or is_tracing():
+    if not HAS_TRITON or not _is_enabled(name, tensors):
         return False
-    if _interpreting:
-        return True
-    return all(tensor.is_cuda and tensor.dtype in dtypes for tensor in tensors)
+    return _interpreting or all(tensor.is_cuda and tensor.dtype in dtypes for tensor in tensors)
+
+
+def use_cpu(name: str, *tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
+    """Tell whether the version for the CPU of an operation runs for these tensors. Arguments as in `use_triton`.
+
+    It writes into preallocated memory, so gradients must be disabled, and it ignores autocast.
+    """
+    if not _is_enabled(name, tensors) or _interpreting or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return False
+    return all(tensor.device.type == "cpu" and tensor.dtype in dtypes for tensor in tensors)
+
+
+def _is_enabled(name: str, tensors: tuple[Tensor, ...]) -> bool:
+    return not (_ALL in _disabled or name in _disabled or wants_grad(*tensors) or is_tracing())
 
 
 def wants_grad(*tensors: Tensor) -> bool:

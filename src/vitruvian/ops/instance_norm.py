@@ -70,6 +70,40 @@ class FeatureMaps:
             return out
         return F.silu((x.float() - mean[..., None, None]) * inv_std[..., None, None]).to(dtype)
 
+    def activated_rows(self, image: int, rows: slice) -> Tensor:
+        """Return rows of the complete map of one image with channels last, in float32: [h, W, C]."""
+        x = self.values[image, :, rows].permute(1, 2, 0).float()  # [h, W, C]
+        if self.mean is None or self.inv_std is None:
+            return x
+        mean, inv_std = self.mean[image], self.inv_std[image]
+        return F.silu(torch.addcmul(-mean * inv_std, x, inv_std), inplace=True)
+
+
+class MapStatistics:
+    """Collects the mean and the standard deviation of maps from parts of them."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}  # of each image
+
+    def add(self, image: int, part: Tensor) -> None:
+        """Add pixels [h, W, C] of the map of an image."""
+        pixels = part.flatten(0, 1)
+        mean = pixels.mean(0)
+        count, squares = torch.tensor(float(len(pixels))), (pixels - mean).square_().sum(0)
+        self._parts.setdefault(image, []).append((count, mean, squares))
+
+    def merge(self, unit: Tensor | float = 1.0, *, eps: float) -> tuple[Tensor, Tensor]:
+        """Return the mean and the inverse standard deviation of each map [B, C]; maps are in units [C]."""
+        merged = []
+        for parts in self._parts.values():
+            counts, means, squares = (torch.stack(values) for values in zip(*parts, strict=True))
+            share = (counts / counts.sum())[:, None]  # [parts, 1]
+            mean = (means * share).sum(0)
+            variance = squares.sum(0) / counts.sum() + ((means - mean).square() * share).sum(0)
+            merged.append((mean, unit * torch.rsqrt(variance * unit**2 + eps)))
+        mean, inv_std = (torch.stack(values) for values in zip(*merged, strict=True))
+        return mean, inv_std
+
 
 # ---------------------------------------------------------------------------------------------------------- Triton
 

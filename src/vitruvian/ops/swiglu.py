@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.ops.dispatch import HAS_TRITON, is_tracing, triton_jit, use_triton
+from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu, use_triton
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
@@ -17,12 +17,14 @@ if HAS_TRITON or TYPE_CHECKING:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
 _CPU_ROWS = 1024  # rows at a time on the CPU: the hidden channels of so many stay in the cache
+_CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ROWS, _COLUMNS, _DEPTH = 128, 256, 64  # tile of the Triton kernel
 
 
 def swiglu(x: Tensor, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> Tensor:
     """Return down(silu(gate(x)) · up(x)): [..., C] -> [..., C']. In inference on the CPU, in chunks of rows."""
-    if x.device.type != "cpu" or torch.is_grad_enabled() or is_tracing() or x.numel() <= _CPU_ROWS * x.shape[-1]:
+    weights = gate.weight, up.weight, down.weight
+    if x.numel() <= _CPU_ROWS * x.shape[-1] or not use_cpu("swiglu", x, *weights, dtypes=_CPU_DTYPES):
         return _swiglu_torch(x, gate, up, down)
     rows = x.reshape(-1, x.shape[-1])  # [M, C]
     out = torch.cat([_swiglu_torch(part, gate, up, down) for part in torch.split(rows, _CPU_ROWS)])

@@ -15,6 +15,7 @@ power of two, which the next norm removes again.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
-from vitruvian.ops.instance_norm import FeatureMaps
+from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu, use_triton
+from vitruvian.ops.instance_norm import FeatureMaps, MapStatistics
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
@@ -35,6 +36,7 @@ _MIN_TILES = 128  # with fewer, reading the larger weights takes longer than the
 _MIN_BATCH_TILES = 1024  # with fewer in the whole batch, the weights take more memory than their time is worth
 _MIN_BATCH = 4  # the same for transposed convolutions
 _MIN_CPU_CHANNELS = 256  # on the CPU, with fewer channels the transforms cost more than the products they save
+_CPU_TILES = 400  # at a time on the CPU: they stay in the cache, and share the time to read the weights
 _WEIGHT_NORM = 1 / 16  # of a channel of the weight: products then stay within the range of float16
 _EPS = 1e-5  # of the instance norm
 
@@ -110,7 +112,7 @@ def suits_winograd(x: Tensor, weight: Tensor, *, batch: int, transposed: bool = 
     if tuple(weight.shape[2:]) != ((4, 4) if transposed else (3, 3)) or before % 8 or after % 8:
         return False
     if not use_triton("winograd", x, weight):
-        return x.device.type == "cpu" and x.dtype == torch.float32 and min(before, after) >= _MIN_CPU_CHANNELS
+        return use_cpu("winograd", x, weight) and min(before, after) >= _MIN_CPU_CHANNELS
     rows, columns = _tiles_hw((x.shape[2], x.shape[3]), taps)
     enough = before * after >= _TRANSFORMS[taps].min_intensity * (before + after)
     worth = batch >= _MIN_BATCH if transposed else batch * rows * columns >= _MIN_BATCH_TILES
@@ -160,42 +162,45 @@ class WinogradConv:
         most = max(1, _bytes_at_a_time(self.weight.nbytes, batch or B) // row_bytes)
         if use_triton("winograd", x):
             return self._convolve_triton(maps, out, _rows_at_a_time(B * rows, columns, most=most))
-        for source, target in zip(maps.activated(torch.float32).float(), out, strict=True):
-            self._convolve_torch(source, target, step=most)
-        variance, mean = torch.var_mean(out.float(), dim=(2, 3), correction=0)
-        return FeatureMaps(out, mean, self.unit * torch.rsqrt(variance * self.unit**2 + _EPS))
+        statistics = MapStatistics()
+        for image in range(B):
+            self._convolve_torch(maps, image, out[image].permute(1, 2, 0), statistics, max(1, _CPU_TILES // columns))
+        return FeatureMaps(out, *statistics.merge(self.unit, eps=_EPS))
 
-    def _convolve_torch(self, x: Tensor, out: Tensor, *, step: int) -> None:
-        """Convolve one image [C, H, W] to [C', s·H, s·W], `step` rows of tiles at a time."""
-        transform, (C, H, W), s, lead = _TRANSFORMS[self.taps], x.shape, self.upsample_factor, self.lead
-        size, t = transform.size, len(transform.input)
-        rows, columns = _tiles_hw((H, W), self.taps)
-        input_matrix, output_matrix = (
-            torch.tensor(matrix, device=x.device, dtype=torch.float32) for matrix in (transform.input, transform.output)
-        )
-        if self.dtype == torch.float16:
-            limit = torch.finfo(self.dtype).max / transform.gain
-            x = x.clamp(-limit, limit)
-        padding = (0, 0, 1, columns * size + self.taps - 2 - W, 1, rows * size + self.taps - 2 - H)
-        padded = F.pad(x.permute(1, 2, 0), padding)  # [H', W', C]
+    def _convolve_torch(self, maps: FeatureMaps, image: int, out: Tensor, statistics: MapStatistics, step: int) -> None:
+        """Convolve one image to [s·H, s·W, C'], `step` rows of tiles at a time, which stay in the cache of a CPU."""
+        transform, (H, W), s = _TRANSFORMS[self.taps], maps.values.shape[2:], self.upsample_factor
+        size, t, (rows, columns) = transform.size, len(transform.input), _tiles_hw((H, W), self.taps)
         for first in range(0, rows, step):
             n = min(step, rows - first)
-            part = padded[first * size : (first + n - 1) * size + t]
-            strips = torch.stack([part[:, j : j + (columns - 1) * size + 1 : size] for j in range(t)])
-            points = torch.tensordot(input_matrix, strips, 1)  # [t, h, columns, C]
-            strips = torch.stack([points[:, i : i + (n - 1) * size + 1 : size] for i in range(t)])
-            points = torch.tensordot(input_matrix, strips, 1)  # [t, t, n, columns, C]
-            products = torch.bmm(points.view(t * t, -1, C).to(self.dtype), self.weight.mT).float()  # [t², n·a, s²·C']
-            pixels = torch.tensordot(output_matrix, products.view(t, -1), 1).view(size, t, -1)
-            pixels = torch.tensordot(output_matrix, pixels, dims=([1], [1]))  # [size (x), size (y), …]
-            pixels = pixels.view(size, size, n, columns, s, s, -1)  # x, y, row, column, phase y, phase x, C'
+            top, bottom = first * size - 1, (first + n - 1) * size + t - 1  # rows of pixels that the tiles read
+            part = maps.activated_rows(image, slice(max(top, 0), min(bottom, H)))  # [h, W, C]
+            if self.dtype == torch.float16:
+                limit = torch.finfo(self.dtype).max / transform.gain
+                part = part.clamp(-limit, limit)
+            padding = (0, 0, 1, columns * size + self.taps - 2 - W, max(-top, 0), max(bottom - H, 0))
+            part = F.pad(part, padding)  # [h', W', C]
+            lines = [part[i : i + (n - 1) * size + 1 : size] for i in range(t)]  # [n, W', C] each
+            pixels = part.new_zeros(n, size, s, columns, size, s, out.shape[-1])
+            for y, factors in enumerate(transform.input):
+                line = _weighted_sum(lines, factors)
+                strips = [line[:, j : j + (columns - 1) * size + 1 : size] for j in range(t)]  # [n, columns, C] each
+                points = torch.stack([_weighted_sum(strips, factors).flatten(0, 1) for factors in transform.input])
+                weight = self.weight[y * t : (y + 1) * t]
+                products = torch.bmm(points.to(self.dtype), weight.mT).float()  # [t, n·columns, s²·C']
+                for x, factors in enumerate(transform.output):
+                    column = _weighted_sum(products.unbind(), factors).view(n, columns, s, s, -1).transpose(1, 2)
+                    for row, factor in enumerate(output[y] for output in transform.output):
+                        if factor:
+                            pixels[:, row, :, :, x].add_(column, alpha=factor)
             if self.bias is not None:
-                pixels = pixels + self.bias.view(s, s, -1)
-            pixels = pixels.permute(2, 1, 4, 3, 0, 5, 6).reshape(n * size * s, columns * size * s, -1)
-            top = first * size * s - lead
-            above, below = max(top, 0), min(top + len(pixels), s * H)
-            part = pixels[above - top : below - top, lead : lead + s * W]
-            out[:, above:below] = part.permute(2, 0, 1).to(out.dtype)
+                pixels += self.bias.view(s, 1, 1, s, -1)
+            start = first * size * s - self.lead  # row of the result
+            target = out[max(start, 0) : start + n * size * s]
+            pixels = pixels.view(n * size * s, columns * size * s, -1)[max(-start, 0) :]
+            pixels = pixels[: len(target), self.lead : self.lead + s * W]
+            target.copy_(pixels)
+            statistics.add(image, pixels)
 
     def _convolve_triton(self, maps: FeatureMaps, out: Tensor, step: int) -> FeatureMaps:
         """Convolve `step` rows of tiles at a time; rows are numbered through all images."""
@@ -232,6 +237,17 @@ class WinogradConv:
             span=_SPAN, block_tiles=_ELEMENTS // block_channels, block_channels=block_channels,
             num_warps=_ELEMENTS // 64,
         )  # fmt: skip
+
+
+def _weighted_sum(parts: Sequence[Tensor], factors: tuple[float, ...]) -> Tensor:
+    """Return the sum of tensors times factors."""
+    pairs = [(factor, part) for factor, part in zip(factors, parts, strict=True) if factor]
+    pairs.sort(key=lambda pair: pair[0] != 1)  # a factor of 1 first, which takes no multiplication
+    factor, total = pairs[0]
+    total = total if factor == 1 else total * factor
+    for factor, part in pairs[1:]:
+        total = torch.add(total, part, alpha=factor)
+    return total
 
 
 def _transform_weight(taps: Tensor, transform: _Transform, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import torch
 
     from vitruvian.model import Model
-    from vitruvian.pipelines.engine.runner import Failure, Results
+    from vitruvian.pipelines.engine.runner import Results
+    from vitruvian.pipelines.sources import Failure
 
 __all__ = ["Failure", "Results", "default_model", "pipeline", "pipeline_class"]
 
@@ -61,7 +62,7 @@ def pipeline(
     if model is None:
         model = default_model(row.name)
         if model is not None:
-            warn_about_builtin(row.name)
+            _warn_about_builtin(row.name)
     return opened.open(model, processor=processor, device=device, dtype=dtype, **options)
 
 
@@ -77,13 +78,13 @@ def default_model(task: str) -> str | None:
 
 
 @functools.cache
-def warn_about_builtin(task: str) -> None:
+def _warn_about_builtin(task: str) -> None:
     """Warn, once for each task, that the small model is used by default."""
     published = find_task(task).checkpoints
     large = f"a large checkpoint such as {published[-1]}" if published else "a large checkpoint"
     warnings.warn(
-        f'model: none was named for {task}, so the small one inside the package ("builtin") is at work: quick, but '
-        f"rough. For quality, name {large}.",
+        f'model: none was named for {task}, so the small one inside the package ("builtin") is used: fast, but '
+        f"less accurate. For quality, name {large}.",
         VitruvianWarning,
         stacklevel=3,
     )

@@ -24,20 +24,22 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
 from vitruvian.hub import HUB_KEYWORDS
 from vitruvian.model import Model
+from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.cuda_streams import PendingTensors, upload_stream
-from vitruvian.pipelines.engine.memory import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.runner import BATCH_TIMEOUT, Errors, Results, run_many, run_one
 from vitruvian.pipelines.engine.task import InferenceTask, Unit
 from vitruvian.pipelines.people.detectors import (
     BoxFormat,
     DetectorSpec,
+    Device,
+    DType,
     OnEmpty,
     PeopleDetector,
     detect_people,
-    open_finder,
+    open_detector,
     people_from_boxes,
 )
-from vitruvian.pipelines.saving import ResultWriter, announced, result_writer
+from vitruvian.pipelines.saving import ResultWriter, open_writer
 from vitruvian.pipelines.sources import Frame, open_source
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People, Result
@@ -45,8 +47,6 @@ from vitruvian.tasks import TASKS
 
 ResultT = TypeVar("ResultT", bound=Result)
 OptionsT = TypeVar("OptionsT", bound="Options")
-Device = str | int | torch.device | None
-DType = str | torch.dtype | None
 _OPTION_ALIASES = {"patience": "batch_timeout"}
 
 
@@ -96,10 +96,10 @@ class PeopleOptions(Options):
         box_form: The four numbers of a box: "xyxy" (corners) or "xywh" (corner, width and height, as in COCO).
         people: "whole" processes the whole image, "crop" each person separately; or a detector, which means "crop"
             with it. By default "crop" if there are boxes or a detector, and "whole" otherwise.
-        finder: The people detector: whatever `vitruvian.pipelines.people.open_finder` takes. If the model itself
+        finder: The people detector: whatever `vitruvian.pipelines.people.open_detector` takes. If the model itself
             detects people, as the built-in one does, "crop" needs none, and poses detect people by default.
         nobody: What to do if the detector returns no one: "whole" processes the whole image, "none" returns an empty
-            result, "error" raises. By default "none" for poses, "whole" for maps. The result's `people.note` tells.
+            result, "error" raises. By default "none" for poses, "whole" for maps. See `people.note` of the result.
         max_people: Maximum number of people, by score.
     """
 
@@ -169,12 +169,10 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
 
     def __init__(self, model: Any, processor: Any, **options: object) -> None:
         self.model, self.processor = model.eval(), processor
-        self.options: OptionsT = replace_options(self.options_class(), options)  # type: ignore[assignment]
+        self.options: OptionsT = _replace_options(self.options_class(), options)  # type: ignore[assignment]
         self.detector: PeopleDetector | None = None
         self._open_detectors: dict[str, PeopleDetector] = {}
         self._auto_batch: BatchSize | None = None
-
-    # ------------------------------------------------------------------------------------------------ opening
 
     @classmethod
     def open(
@@ -186,15 +184,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         dtype: DType = None,
         **options: object,
     ) -> Self:
-        """Load a checkpoint, or use a model that is loaded already.
-
-        Args:
-            model: A checkpoint's name on the Hub, folder or file; or a model.
-            processor: The model's processor, if it does not come with the checkpoint.
-            device: ``"cuda"``, ``"mps"``, ``"cpu"`` or the index of a CUDA device; by default the best one available.
-            dtype: Data type of the weights; by default bfloat16 on GPUs that support it, and float32 elsewhere.
-            options: Keywords for the Hub such as `revision`, and options of the task.
-        """
+        """Load a checkpoint, or use a model that is loaded already. See `vitruvian.pipeline` for the arguments."""
         if model is None:
             names = " or ".join(cls.checkpoints) or "path/to/a/folder"
             raise InputError(f"model: expected a checkpoint for {cls.task}, got none. Name one such as {names}.")
@@ -222,7 +212,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     @classmethod
     def check_options(cls, options: Mapping[str, object]) -> None:
         """Raise InputError for options that do not exist or have no such value."""
-        replace_options(cls.options_class(), options)
+        _replace_options(cls.options_class(), options)
 
     @classmethod
     def load(cls, source: str | Path, *, device: Device, dtype: DType, **hub: object) -> Model:
@@ -238,15 +228,12 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     @property
     def device(self) -> torch.device:
         """Device of the model."""
-        device: torch.device = self.model.device
-        return device
+        return torch.device(self.model.device)
 
     @property
     def name(self) -> str:
         """Name of the model in results."""
         return self.model.config.name_or_path or type(self.model).__name__
-
-    # ------------------------------------------------------------------------------------------------ running
 
     def __call__(self, source: object, **options: object) -> Any:
         """Process one image, or many.
@@ -265,13 +252,12 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     def run(self, source: object, **options: object) -> ResultT | Results[ResultT]:
         """Same as calling the pipeline, and available for every task, whatever else its call returns."""
         call = self._for_call(options)
-        writer = result_writer(call.options.save)
-        opened = announced(open_source(source), writer)
+        write, opened = open_writer(call.options.save, open_source(source))
         batch = self.batch_size(call.options, live=opened.live)
         if opened.single:
             result = run_one(call, next(opened.loaders()), batch)
-            if writer is not None:
-                writer.write(result, 0)
+            if write is not None:
+                write(result, 0)
             return result
         results = run_many(
             call,
@@ -279,7 +265,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             batch=batch,
             workers=call.options.workers,
             errors=call.options.errors,
-            save=None if writer is None else writer.write,
+            save=write,
             batch_timeout=call.options.batch_timeout,
             graphs=self.model.graphs if self.device.type == "cuda" else None,
         )
@@ -287,15 +273,16 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
 
     def _for_call(self, changes: Mapping[str, object]) -> Self:
         """Return a copy with the options of one call. It shares the model, the processor and open detectors."""
-        options = replace_options(self.options, changes)
+        options = _replace_options(self.options, changes)
         if not self.model.optimized and (
-            options.optimize is True or (options.optimize == "auto" and can_auto_optimize(self.model))
+            options.optimize is True or (options.optimize == "auto" and _can_auto_optimize(self.model))
         ):
             self.model.optimize(cuda_graphs=self.fixed_input_size)
         self.upload_stream = upload_stream(self.device, self.upload_stream)
         call = copy.copy(self)
         call.options = options
-        call.detector = self.open_detector(options)
+        call.detector = self.choose_detector(options)
+        call.detects_people = call.detector is not None
         on_host = self.device.type == "cpu" and self.upload_stream is None
         call.decodes_in_workers = self.blocking_decode or on_host or call.forward_decodes()
         return call
@@ -310,14 +297,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             self._auto_batch = BatchSize(initial_batch_size(self.device, self.input_hw), fixed=False)
         return self._auto_batch
 
-    # ------------------------------------------------------------------------------------------------ people
-
-    @property
-    def detects_people(self) -> bool:
-        """Whether `detect` runs a detector."""
-        return self.detector is not None
-
-    def open_detector(self, options: OptionsT) -> PeopleDetector | None:
+    def choose_detector(self, options: OptionsT) -> PeopleDetector | None:
         """Return the people detector for these options; None if no one is to be detected."""
         if not isinstance(options, PeopleOptions) or options.crops_are_disabled or options.boxes is not None:
             return None
@@ -330,14 +310,10 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         if spec is None:
             return None
         if not isinstance(spec, str | Path):
-            return open_finder(spec)
+            return open_detector(spec)
         if str(spec) not in self._open_detectors:  # it may hold a model
-            self._open_detectors[str(spec)] = open_finder(spec, device=self.device)
+            self._open_detectors[str(spec)] = open_detector(spec, device=self.device)
         return self._open_detectors[str(spec)]
-
-    def on_empty_rule(self) -> OnEmpty:
-        """Return what to do if the detector returns no one."""
-        return (isinstance(self.options, PeopleOptions) and self.options.nobody) or self.on_empty
 
     def detect(self, frame: Frame) -> People | None:
         """Detect the people of an image; None without a detector."""
@@ -348,17 +324,15 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             frame.image,
             source=str(frame.path or frame.name),
             frame=frame.frame,
-            on_empty=self.on_empty_rule(),
+            on_empty=self.options.nobody or self.on_empty,
             max_people=self.options.max_people,
         )
-
-    # ------------------------------------------------------------------------------------------------ steps of a task
 
     @property
     def input_hw(self) -> tuple[int, int]:
         """Height and width of the model's inputs, at least roughly."""
-        size_hw: tuple[int, int] = self.processor.size_hw
-        return size_hw
+        height, width = self.processor.size_hw
+        return height, width
 
     def forward_decodes(self) -> bool:
         """Return whether `forward` queues all device work of `decode` too."""
@@ -366,15 +340,15 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
 
     def result_fields(self, frame: Frame, people: People | None = None) -> ResultFields:
         """Return the fields that every result has."""
-        return {
-            "size_hw": frame.size_hw,
-            "image": frame.image if self.options.keep_image else None,
-            "source": frame.name,
-            "model": self.name,
-            "people": people,
-            "frame": frame.frame,
-            "time": frame.time,
-        }
+        return ResultFields(
+            size_hw=frame.size_hw,
+            image=frame.image if self.options.keep_image else None,
+            source=frame.name,
+            model=self.name,
+            people=people,
+            frame=frame.frame,
+            time=frame.time,
+        )
 
     def make_units(self, frame: Frame, make: Callable[[Tensor], Sequence[Tensor] | Tensor]) -> list[Unit]:
         """Make units from the pixels [3, H, W] of an image: on the upload stream if there is one, else on the host.
@@ -393,10 +367,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         return [Unit(one) for one in make(as_tensor(frame.image).permute(2, 0, 1))]
 
 
-# ------------------------------------------------------------------------------------------------------ functions
-
-
-def replace_options(options: OptionsT, changes: Mapping[str, object]) -> OptionsT:
+def _replace_options(options: OptionsT, changes: Mapping[str, object]) -> OptionsT:
     """Return options with changes.
 
     Raises:
@@ -420,7 +391,7 @@ def default_placement(device: Device, dtype: DType) -> dict[str, Any]:
     return {"dtype": checked_dtype(dtype)} | ({"device_map": "auto"} if chosen is None else {"device": chosen})
 
 
-def can_auto_optimize(model: Model) -> bool:
+def _can_auto_optimize(model: Model) -> bool:
     """Return whether a model is on a single CUDA device and has no adapters."""
     devices = devices_of(model)
     adapted = any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules())
@@ -428,13 +399,13 @@ def can_auto_optimize(model: Model) -> bool:
 
 
 def people_to_crop(frame: Frame, detected: People | None, options: PeopleOptions) -> People | None:
-    """Return the people to process separately: detected, or given as boxes; None to process the whole image."""
+    """Return the people to crop: detected ones, or those of the option `boxes`; None to process the whole image."""
     if detected is not None:
         return detected
     if options.boxes is not None:
-        given = people_from_boxes(_boxes_of_image(options.boxes, frame), frame.size_hw, form=options.box_form)
+        people = people_from_boxes(_boxes_of_image(options.boxes, frame), frame.size_hw, form=options.box_form)
         limit = options.max_people
-        return dataclasses.replace(given, boxes_xyxy=given.boxes_xyxy[:limit], scores=given.scores[:limit])
+        return dataclasses.replace(people, boxes_xyxy=people.boxes_xyxy[:limit], scores=people.scores[:limit])
     if options.crops_are_required:
         raise InputError("people: expected boxes or a finder for crops, got neither. Pass one of them.")
     return None

@@ -20,22 +20,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian import hub
-from vitruvian.auto import packed_tasks
+from vitruvian.auto import AutoConfig, packed_tasks
 from vitruvian.draw import contact_sheet, draw_boxes
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, VitruvianWarning, near_matches
 from vitruvian.files import write_image
 from vitruvian.files.output_paths import DistinctNames, output_path, safe_name
 from vitruvian.pipelines import pipeline
-from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_finder
+from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_detector
 from vitruvian.pipelines.saving import save_as
-from vitruvian.pipelines.sources import BadFrame, Frame, open_source
+from vitruvian.pipelines.sources import Failure, Frame, open_source
 from vitruvian.tasks import TASKS, file_ending
 
 # Mattes come first, since they mask the others.
 DEMO_TASKS = tuple(sorted((t.name for t in TASKS.values() if t.head and t.pipeline), key=lambda name: name != "matte"))
 _IMAGES = hub.BUILTIN_FOLDER  # beside the model
-_SHEET = "sheet.png"
+_TITLES = {"parts": "body parts", "pointmap": "depth of 3D points"}
 _ROW_HEIGHT, _MARGIN = 360, 12  # of the sheet
 _MASKED_GREY = 128
 Checkpoint = str | Path
@@ -61,7 +61,7 @@ class DemoReport:
 
 
 def run_demo(
-    pictures: object = None,
+    images: object = None,
     out: str | Path = "out/demo",
     *,
     model: Checkpoint | Mapping[str, Checkpoint] | None = None,
@@ -73,31 +73,29 @@ def run_demo(
     """Detect people, run every task about people on them, and write the results and a contact sheet into a folder.
 
     Args:
-        pictures: Any source of images; by default those that ship with the package.
+        images: Any source of images; by default those that ship with the package.
         out: The folder; it is created if missing.
-        model: What `demo_models` takes. By default the model inside the package; without it, models with random
-            weights, and a warning.
-        finder: People detector, as `open_finder` takes it; by default the model itself if it detects people.
+        model: ``"builtin"``, the default; a folder that is packed like it; the folder of a training run, with a folder
+            for each task; a checkpoint of one task, by its path or Hub name; or a mapping of tasks to checkpoints. If
+            there is no model inside the package, models with random weights, and a warning.
+        finder: People detector, as `open_detector` takes it; by default the model itself if it detects people.
         device: Device of the models; by default the best one available.
         dtype: Data type of their weights.
         progress: Called with a line of text after each step.
     """
-    start, folder = time.perf_counter(), Path(out).expanduser()
+    start, folder, say = time.perf_counter(), Path(out).expanduser(), progress or (lambda _: None)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: expected a folder to write into, got a file. Choose another.")
-    say = progress or (lambda _: None)
     models = _choose_models(model)
     if finder is None:
         finder = next((one for one in models.values() if one is not None and "people" in packed_tasks(one)), None)
-    detector = None if finder is None else open_finder(finder, device=device, dtype=dtype)
-    frames, failures = _read_images(demo_images() if pictures is None else pictures)
+    detector = None if finder is None else open_detector(finder, device=device, dtype=dtype)
+    frames, failures = _read_images(_demo_images() if images is None else images)
     names = DistinctNames()
     rows = [_Row(one, folder, names.add(safe_name(Path(one.name.partition("?")[0]).stem))) for one in frames]
     folder.mkdir(parents=True, exist_ok=True)
-    for row in rows:
-        row.detect(detector)
-    people = sum(len(row.boxes) for row in rows)
     if detector is not None:
+        people = sum(row.detect(detector) for row in rows)
         say(f"people: {people} found in {len(rows)} {'image' if len(rows) == 1 else 'images'}")
     for task, source in models.items():
         if source is None:
@@ -107,9 +105,10 @@ def run_demo(
         for row in rows:
             row.run(task, pipe, mask_people=source is not None and bool(packed_tasks(source)))
         say(f"{task}: {', '.join(str(folder / f'*_{task}{file_ending(kind)}') for kind in TASKS[task].image_files)}")
-    write_image(folder / _SHEET, _draw_sheet(rows, detected=detector is not None, random=None in models.values()))
-    files = [*(path for row in rows for path in row.files), folder / _SHEET]
-    return DemoReport(folder / _SHEET, files, people, time.perf_counter() - start, failures)
+    sheet_path = folder / "sheet.png"
+    write_image(sheet_path, _draw_sheet(rows, detected=detector is not None, random=None in models.values()))
+    files = [*(path for row in rows for path in row.files), sheet_path]
+    return DemoReport(sheet_path, files, sum(len(row.boxes) for row in rows), time.perf_counter() - start, failures)
 
 
 class _Row:
@@ -122,24 +121,20 @@ class _Row:
         self.drawings: dict[str, RgbImage] = {"people": frame.image}
         self.files: list[Path] = []
 
-    def detect(self, detector: PeopleDetector | None) -> None:
-        """Detect the people, and draw their boxes."""
-        if detector is None:
-            return
+    def detect(self, detector: PeopleDetector) -> int:
+        """Detect the people, and draw their boxes; return their number."""
         image, source = self.frame.image, str(self.frame.path or self.frame.name)
         people = detect_people(detector, image, source=source, on_empty="none")
         self.boxes = people.boxes_xyxy
         self.drawings["people"] = draw_boxes(image, people.boxes_xyxy, scores=people.scores.tolist())
         self.files.append(output_path(self.folder, self.stem, "_people.png"))
         write_image(self.files[-1], self.drawings["people"])
+        return len(people)
 
     def run(self, task: str, pipe: Any, *, mask_people: bool) -> None:
         """Run a task, write its files and draw it.
 
-        Args:
-            task: The task.
-            pipe: Its pipeline.
-            mask_people: Mask the result with the matte, since the small model is not trained on background.
+        With `mask_people`, the matte masks the other results: the small model is not trained on background.
         """
         result = pipe(self.frame, **({"boxes": self.boxes} if len(self.boxes) else {"people": "whole"}))
         if mask_people and task == "matte":
@@ -158,28 +153,21 @@ class _Row:
 
 def _draw_sheet(rows: list[_Row], *, detected: bool, random: bool) -> RgbImage:
     """Draw the contact sheet; with `random` it states that the weights are random."""
-    titles = {"people": "people" if detected else "image"}
-    titles |= {name: name for name in TASKS if name in rows[0].drawings and name != "people"}
-    titles |= {name: title for name, title in _LONG_TITLES.items() if name in titles}
+    columns = ["people", *(name for name in TASKS if name in rows[0].drawings and name != "people")]
+    titles = _TITLES if detected else _TITLES | {"people": "image"}
     drawn = contact_sheet(
-        [[row.drawings[column] for column in titles] for row in rows],
-        titles=list(titles.values()),
+        [[row.drawings[column] for column in columns] for row in rows],
+        titles=[titles.get(column, column) for column in columns],
         row_titles=[f"{row.stem}: random weights" if random else row.stem for row in rows],
         height=_ROW_HEIGHT,
     )
     return np.pad(drawn, ((_MARGIN, _MARGIN), (_MARGIN, _MARGIN), (0, 0)), constant_values=255)
 
 
-_LONG_TITLES = {"parts": "body parts", "pointmap": "depth of 3D points"}
-
-
-# ------------------------------------------------------------------------------------------------------ models
-
-
 def _choose_models(model: Checkpoint | Mapping[str, Checkpoint] | None) -> Mapping[str, Checkpoint | None]:
     """Return the checkpoint of each task to run, None for random weights."""
     if model is not None or hub.has_builtin():
-        return demo_models(hub.BUILTIN if model is None else model)
+        return _demo_models(hub.BUILTIN if model is None else model)
     warnings.warn(
         "model: none was named and this installation has none inside, so the demo runs models with random weights: it "
         "shows the steps from image to files, not their quality. Install vitruvian from a wheel, or name checkpoints "
@@ -190,24 +178,15 @@ def _choose_models(model: Checkpoint | Mapping[str, Checkpoint] | None) -> Mappi
     return dict.fromkeys(DEMO_TASKS)
 
 
-def demo_models(model: Checkpoint | Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
-    """Return the checkpoint of each task that has one, in the order of the demo.
-
-    Args:
-        model: ``"builtin"``; a folder that is packed like it; the folder of a training run, with a folder for each
-            task; a checkpoint of one task, by its path or Hub name; or a mapping of tasks to checkpoints.
-    """
+def _demo_models(model: Checkpoint | Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
+    """Return the checkpoint of each task that has one, in the order of the demo."""
     if isinstance(model, Mapping):
-        for task in model:
-            if task not in DEMO_TASKS:
-                raise InputError(
-                    f"model: expected tasks of {', '.join(DEMO_TASKS)}, got {task!r}.{near_matches(task, DEMO_TASKS)}"
-                )
         models: dict[str, Checkpoint] = dict(model)
-    elif hub.names_builtin(model) and not hub.has_builtin():
-        hub.local_path(model)  # raises
-        models = {}
-    elif heads := packed_tasks(model):
+        for task in models:
+            if task not in DEMO_TASKS:
+                near = near_matches(task, DEMO_TASKS)
+                raise InputError(f"model: expected tasks of {', '.join(DEMO_TASKS)}, got {task!r}.{near}")
+    elif heads := packed_tasks(hub.local_path(model) if hub.names_builtin(model) else model):
         models = {task: model for task in DEMO_TASKS if TASKS[task].head in heads}
     else:
         models = _models_of_run(model) or dict.fromkeys(_tasks_of_checkpoint(model), model)
@@ -226,8 +205,6 @@ def _models_of_run(model: Checkpoint) -> dict[str, Checkpoint]:
 
 def _tasks_of_checkpoint(model: Checkpoint) -> list[str]:
     """Return the tasks of a checkpoint that is not packed, from its architectures."""
-    from vitruvian.auto import AutoConfig
-
     named = [str(name) for name in AutoConfig.from_pretrained(model).to_dict().get("architectures") or []]
     return [task for task in DEMO_TASKS if any(one.__name__ in named for one in TASKS[task].pipeline_class().accepts())]
 
@@ -256,23 +233,16 @@ def random_pipeline(task: str, *, device: str | None) -> Any:
     return pipeline(task, model, processor=processor, device=device)
 
 
-# ------------------------------------------------------------------------------------------------------ images
-
-
-def demo_images() -> list[Path]:
+def _demo_images() -> list[Path]:
     """Return the images that ship with the package."""
     return sorted(_IMAGES.glob("*.jpg"))
 
 
 def _read_images(source: object) -> tuple[list[Frame], dict[str, Exception]]:
     """Read all images of a source; return them and the errors of unreadable ones. At least one must be readable."""
-    frames: list[Frame] = []
-    failures: dict[str, Exception] = {}
-    for frame in open_source(source):
-        if isinstance(frame, BadFrame):
-            failures[frame.name] = frame.error
-        else:
-            frames.append(frame)
+    read = list(open_source(source))
+    frames = [frame for frame in read if isinstance(frame, Frame)]
+    failures = {frame.name: frame.error for frame in read if isinstance(frame, Failure)}
     if not frames:
-        raise next(iter(failures.values()), InputError("pictures: expected at least one, got none."))
+        raise next(iter(failures.values()), InputError("images: expected at least one, got none."))
     return frames, failures

@@ -4,57 +4,54 @@ from __future__ import annotations
 
 import io
 import math
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
 from PIL import Image
+from PIL.ExifTags import IFD, Base
 
 from vitruvian.images.decode import is_heif
 
-_EXIF_BLOCK = 0x8769
-_FOCAL_LENGTH = 0x920A  # millimetres
-_FOCAL_LENGTH_35MM = 0xA405  # millimetres on a film of 36 × 24
-_PLANE_RESOLUTION = 0xA20E  # pixels of the sensor a unit, across
-_PLANE_UNIT = 0xA210
-_STATED_WIDTH = 0xA002
-_STATED_HEIGHT = 0xA003
-_FILM_DIAGONAL = math.hypot(36.0, 24.0)
+_FILM_DIAGONAL = math.hypot(36.0, 24.0)  # millimetres
 _UNIT_IN_MM = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
 
 
-def focal_of_file(stream: IO[bytes], size_hw: tuple[int, int]) -> float | None:
-    """Return the focal length of the image in a file, whose upright size is known; None if the file does not state it.
+def focal_of(item: object, size_hw: tuple[int, ...]) -> float | None:
+    """Return the focal length of an image whose upright size is known; None if its EXIF block does not state it.
 
-    Only the header is read. Images beyond the size limit of Pillow are skipped: it would warn about each of them.
+    Args:
+        item: A PIL image, or the path or bytes of a file, of which only the header is read. Others state none.
+        size_hw: Height and width. Files beyond the size limit of Pillow are skipped: it would warn about each of them.
     """
+    if isinstance(item, Image.Image):
+        return _focal_of_image(item, size_hw)
     limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None and size_hw[0] * size_hw[1] > limit:
+    if not isinstance(item, Path | bytes | bytearray | memoryview) or (limit and math.prod(size_hw) > limit):
         return None
     try:
-        stream.seek(0)
-        head = stream.read(64)
-        stream.seek(0)
-        if is_heif(head):
+        with item.open("rb") if isinstance(item, Path) else io.BytesIO(item) as stream:
+            head = stream.read(64)
+            stream.seek(0)
+            if not is_heif(head):
+                return _focal_of_image(Image.open(stream), size_hw)
             import pillow_heif
 
             opened: Any = pillow_heif.HeifImageFile
-            image: Image.Image = opened(io.BytesIO(stream.read()))
-        else:
-            image = Image.open(stream)
+            return _focal_of_image(opened(stream), size_hw)
     except Exception:  # noqa: BLE001 - the pixels were read already, and the focal length is optional
         return None
-    return focal_of_image(image, size_hw)
 
 
-def focal_of_image(image: Image.Image, size_hw: tuple[int, int]) -> float | None:
+def _focal_of_image(image: Image.Image, size_hw: tuple[int, ...]) -> float | None:
     """Return the focal length in pixels from the EXIF block of `image`, for an image of `size_hw`; or None."""
     try:
-        block = image.getexif().get_ifd(_EXIF_BLOCK)
-        film = _positive(block.get(_FOCAL_LENGTH_35MM))
+        block = image.getexif().get_ifd(IFD.Exif)
+        film = _positive(block.get(Base.FocalLengthIn35mmFilm))
         if film is not None:  # by definition the ratio of diagonals
             return film / _FILM_DIAGONAL * math.hypot(*size_hw)
-        focal, density = _positive(block.get(_FOCAL_LENGTH)), _positive(block.get(_PLANE_RESOLUTION))
-        unit = _UNIT_IN_MM.get(int(block.get(_PLANE_UNIT, 2)))
-        stated = [_positive(block.get(tag)) for tag in (_STATED_WIDTH, _STATED_HEIGHT)]
+        focal, density = (_positive(block.get(tag)) for tag in (Base.FocalLength, Base.FocalPlaneXResolution))
+        unit = _UNIT_IN_MM.get(int(block.get(Base.FocalPlaneResolutionUnit, 2)))
+        stated = [_positive(block.get(tag)) for tag in (Base.ExifImageWidth, Base.ExifImageHeight)]
     except Exception:  # noqa: BLE001 - broken EXIF raises errors of every kind, and the pixels are fine
         return None
     if focal is None or density is None or unit is None:

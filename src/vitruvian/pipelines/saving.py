@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +16,15 @@ from vitruvian.pipelines.sources import FrameLoader, Source
 from vitruvian.results.base import Result
 from vitruvian.tasks import PLOTS
 
+_Write = Callable[[Any, int], object]  # of a result and the index of its source
+
 
 class ResultWriter(ABC):
     """Writes results; `write` is called in background threads, in any order."""
 
-    def announce(self, name: str, index: int) -> None:  # noqa: B027 - most writers need not know
-        """Take note of a source, in order and before its result."""
-
     @abstractmethod
     def write(self, result: Result, index: int) -> None:
         """Write the result of the source that is number `index`."""
-
-
-class _FunctionWriter(ResultWriter):
-    """Calls a function with each result."""
-
-    def __init__(self, function: Callable[[Result], object]) -> None:
-        self._function = function
-
-    def write(self, result: Result, index: int) -> None:
-        self._function(result)
-
-
-class _PatternWriter(ResultWriter):
-    """Saves each result under a name made from its source; two of one name are told apart by a number."""
-
-    def __init__(self, pattern: str | Path) -> None:
-        self._paths = PathPattern(pattern)
-
-    def announce(self, name: str, index: int) -> None:
-        self._paths.announce(name, index)
-
-    def write(self, result: Result, index: int) -> None:
-        result.save(self._paths.path(str(result.source or "array"), index, result.frame or 0))
 
 
 def save_as(kind: str, result: Result, path: Path, *, draw: Callable[[Result], Any]) -> None:
@@ -58,21 +35,25 @@ def save_as(kind: str, result: Result, path: Path, *, draw: Callable[[Result], A
         result.save(path)
 
 
-def result_writer(save: Callable[[Result], object] | str | Path | ResultWriter | None) -> ResultWriter | None:
-    """Return the writer that the option `save` of a pipeline stands for."""
+def open_writer(
+    save: Callable[[Any], object] | str | Path | ResultWriter | None, source: Source
+) -> tuple[_Write | None, Source]:
+    """Return the function that the option `save` stands for, and the source to run it with.
+
+    A file name pattern must know the names of all images in order: those that repeat get a number.
+    """
     if save is None or isinstance(save, ResultWriter):
-        return save
-    return _FunctionWriter(save) if callable(save) else _PatternWriter(save)
-
-
-def announced(source: Source, writer: ResultWriter | None) -> Source:
-    """Return a source that announces each of its images to a writer."""
-    if writer is None:
-        return source
+        return None if save is None else save.write, source
+    if callable(save):
+        return lambda result, _: save(result), source
+    paths = PathPattern(save)
 
     def loaders() -> Iterator[FrameLoader]:
         for index, loader in enumerate(source.loaders()):
-            writer.announce(loader.name, index)
+            paths.announce(loader.name, index)
             yield loader
 
-    return Source(loaders, single=source.single, count=source.count, video=source.video, live=source.live)
+    def write(result: Result, index: int) -> None:
+        result.save(paths.path(str(result.source or "array"), index, result.frame or 0))
+
+    return write, replace(source, loaders=loaders)

@@ -10,13 +10,15 @@ concurrently. Iterating over the source itself reads one image at a time.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import io
 import os
 import re
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +27,11 @@ from torch import Tensor
 
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, VitruvianError, near_matches
+from vitruvian.files.video import VideoReader, import_av, open_video
 from vitruvian.images import load_image
 from vitruvian.images.decode import one_line
 from vitruvian.images.read import download
-from vitruvian.pipelines.exif import focal_of_file, focal_of_image
+from vitruvian.pipelines.exif import focal_of
 
 # fmt: off
 IMAGE_SUFFIXES = frozenset({
@@ -43,6 +46,8 @@ VIDEO_SUFFIXES = frozenset({
 FRAME_NUMBER = re.compile(r"%(0(\d+))?d")
 CAMERA = re.compile(r"camera:(\d+)")
 URL_SCHEMES = ("http://", "https://")
+# Platform → format of PyAV and the name of camera number n.
+_CAMERA_FORMATS = {"linux": ("v4l2", "/dev/video{}"), "darwin": ("avfoundation", "{}"), "win32": ("dshow", "video={}")}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,25 +78,27 @@ class Frame:
         return self.image.shape[0], self.image.shape[1]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BadFrame:
-    """An image that could not be read, and the error."""
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """An image that could not be read, or has no result.
+
+    Attributes:
+        name: File name, URL or "array".
+        error: The exception.
+        index: Its index in the source.
+        frame: Its frame number in a video.
+    """
 
     name: str
     error: Exception
-    path: Path | None = None
     index: int = 0
+    frame: int | None = None
 
-
-@dataclass(frozen=True, kw_only=True)
-class VideoInfo:
-    """Properties of a video: `rate` in frames per second, `count` of frames as stated in its header."""
-
-    path: Path | None
-    rate: Fraction | None
-    size_hw: tuple[int, int]
-    count: int | None = None
-    sound: bool = False
+    @property
+    def message(self) -> str:
+        """The error in one line, with the name of the image in front."""
+        text = " ".join(str(self.error).split()) or type(self.error).__name__
+        return text if text.startswith(self.name) else f"{self.name}: {text}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,41 +109,33 @@ class FrameLoader:
     load: Callable[[], Frame]
     path: Path | None = None
 
-    def frame(self, index: int) -> Frame | BadFrame:
+    def frame(self, index: int) -> Frame | Failure:
         """Read the image that has this index in its source."""
         try:
             return replace(self.load(), index=index)
         except Exception as error:  # noqa: BLE001 - one image must not stop the others; the error is passed on
-            return BadFrame(name=self.name, error=error, path=self.path, index=index)
+            return Failure(name=self.name, error=error, index=index)
 
 
+@dataclass(frozen=True)
 class Source:
     """A sequence of images. `open_source` creates it.
 
     Attributes:
+        loaders: Yields one loader for each image, in order. Videos and generators advance as loaders are taken.
         single: Whether it is one image rather than a sequence.
         count: Number of images, if known.
-        video: Properties of the video, if it is one.
+        video: The video file, if it is one.
         live: Whether images arrive in real time.
     """
 
-    def __init__(
-        self,
-        loaders: Callable[[], Iterator[FrameLoader]],
-        *,
-        single: bool = False,
-        count: int | None = None,
-        video: VideoInfo | None = None,
-        live: bool = False,
-    ) -> None:
-        self._loaders = loaders
-        self.single, self.count, self.video, self.live = single, count, video, live
+    loaders: Callable[[], Iterator[FrameLoader]]
+    single: bool = False
+    count: int | None = None
+    video: VideoReader | None = None
+    live: bool = False
 
-    def loaders(self) -> Iterator[FrameLoader]:
-        """Yield one loader for each image, in order. Videos and generators advance as loaders are taken."""
-        return self._loaders()
-
-    def __iter__(self) -> Iterator[Frame | BadFrame]:
+    def __iter__(self) -> Iterator[Frame | Failure]:
         return (loader.frame(index) for index, loader in enumerate(self.loaders()))
 
 
@@ -177,9 +176,6 @@ def open_source(source: object) -> Source:
 
 def _single(loader: FrameLoader) -> Source:
     return Source(lambda: iter([loader]), single=True, count=1)
-
-
-# ------------------------------------------------------------------------------------------------------ paths and URLs
 
 
 def _from_text(text: str) -> Source:
@@ -253,9 +249,6 @@ def _from_sequence(pattern: Path) -> Source:
     )
 
 
-# ------------------------------------------------------------------------------------------------------ loaders
-
-
 def _each(items: Iterable[object], *, copy: bool) -> Iterator[FrameLoader]:
     """Yield the loaders of a list or generator, and those of items that hold several images.
 
@@ -278,23 +271,20 @@ def _each(items: Iterable[object], *, copy: bool) -> Iterator[FrameLoader]:
 
 
 def _count(items: Iterable[object]) -> int | None:
-    """Count the images of a list, if that is possible without reading them."""
-    total = 0
-    for item in items:
-        count: int | None = 1
-        if isinstance(item, list | tuple):
-            count = _count(item)
-        elif isinstance(item, np.ndarray | Tensor) and item.ndim == 4:
-            count = len(item)
-        elif isinstance(item, str | os.PathLike) and Path(item).suffix.lower() not in IMAGE_SUFFIXES:
-            try:
-                count = _from_text(os.fspath(item)).count
-            except VitruvianError:
-                count = 1
-        if count is None:
-            return None
-        total += count
-    return total
+    """Count the images of a list; None if that is not possible without reading them."""
+    counts = [_count_one(item) for item in items]
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def _count_one(item: object) -> int | None:
+    if isinstance(item, list | tuple):
+        return _count(item)
+    if isinstance(item, np.ndarray | Tensor) and item.ndim == 4:
+        return len(item)
+    if isinstance(item, str | os.PathLike) and Path(item).suffix.lower() not in IMAGE_SUFFIXES:
+        with contextlib.suppress(VitruvianError):
+            return _from_text(os.fspath(item)).count
+    return 1
 
 
 def _failed_loader(name: str, error: Exception) -> FrameLoader:
@@ -309,11 +299,7 @@ def _file_loader(path: Path, *, text: str | None = None, number: int | None = No
 
     def load() -> Frame:
         image = load_rgb(text if text is not None and not os.path.exists(path) else path)
-        focal = None
-        if os.path.isfile(path):
-            with path.open("rb") as stream:
-                focal = focal_of_file(stream, (image.shape[0], image.shape[1]))
-        return Frame(image=image, name=name, path=path, frame=number, exif_focal_px=focal)
+        return Frame(image=image, name=name, path=path, frame=number, exif_focal_px=focal_of(path, image.shape[:2]))
 
     return FrameLoader(name=name, load=load, path=path)
 
@@ -325,7 +311,7 @@ def _url_loader(url: str) -> FrameLoader:
         stream = io.BytesIO(download(url, timeout=30.0))
         stream.name = name  # for error messages
         image = load_rgb(stream)
-        return Frame(image=image, name=name, exif_focal_px=focal_of_file(stream, (image.shape[0], image.shape[1])))
+        return Frame(image=image, name=name, exif_focal_px=focal_of(stream.getvalue(), image.shape[:2]))
 
     return FrameLoader(name=name, load=load)
 
@@ -339,12 +325,8 @@ def _memory_loader(item: object) -> FrameLoader:
         name = one_line(getattr(item, "filename", "") or "PIL image")
 
     def load() -> Frame:
-        image, focal = load_rgb(item), None
-        if isinstance(item, Image.Image):
-            focal = focal_of_image(item, (image.shape[0], image.shape[1]))
-        elif isinstance(item, bytes | bytearray | memoryview):
-            focal = focal_of_file(io.BytesIO(item), (image.shape[0], image.shape[1]))
-        return Frame(image=image, name=name, exif_focal_px=focal)
+        image = load_rgb(item)
+        return Frame(image=image, name=name, exif_focal_px=focal_of(item, image.shape[:2]))
 
     return FrameLoader(name=name, load=load)
 
@@ -356,27 +338,36 @@ def load_rgb(item: object) -> RgbImage:
     return np.array(load_image(item))  # type: ignore[arg-type]  # raises for what is no image
 
 
-# ------------------------------------------------------------------------------------------------------ videos, cameras
-
-
 def _from_video(path: Path) -> Source:
-    from vitruvian.files.video import open_video
-
     reader = open_video(path)
-    video = VideoInfo(path=path, rate=reader.rate, size_hw=reader.size_hw, count=reader.count, sound=reader.has_sound)
 
     def loaders() -> Iterator[FrameLoader]:
-        for number, time, image in reader:
-            yield _memory_loader(Frame(image=image, name=str(path), path=path, frame=number, time=time))
+        for number, seconds, image in reader:
+            yield _memory_loader(Frame(image=image, name=str(path), path=path, frame=number, time=seconds))
 
-    return Source(loaders, count=video.count, video=video)
+    return Source(loaders, count=reader.count, video=reader)
 
 
 def _from_camera(number: int) -> Source:
-    from vitruvian.pipelines.video import camera
-
     def loaders() -> Iterator[FrameLoader]:
-        for index, (time, image) in enumerate(camera.camera_frames(number)):
-            yield _memory_loader(Frame(image=image, name=f"camera:{number}", frame=index, time=time))
+        for index, (seconds, image) in enumerate(_camera_frames(number)):
+            yield _memory_loader(Frame(image=image, name=f"camera:{number}", frame=index, time=seconds))
 
     return Source(loaders, live=True)
+
+
+def _camera_frames(number: int) -> Iterator[tuple[float, RgbImage]]:
+    """Yield (seconds since the first frame, image uint8 [H, W, 3]) of a camera for as long as it runs."""
+    av = import_av()
+    form, name = _CAMERA_FORMATS.get(sys.platform, _CAMERA_FORMATS["linux"])
+    options = {"framerate": "30"} if form == "avfoundation" else {}
+    try:
+        container = av.open(name.format(number), format=form, options=options)
+    except (av.error.FFmpegError, OSError, ValueError) as error:
+        raise InputError(
+            f"camera:{number}: expected a camera, got {one_line(error)}. Check that it is plugged in and not in use."
+        ) from error
+    start = time.monotonic()
+    with container:
+        for frame in container.decode(video=0):
+            yield time.monotonic() - start, frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False)

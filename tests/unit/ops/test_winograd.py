@@ -71,6 +71,7 @@ def test_deferred_norm_and_rows_at_a_time(version: str, kind: str) -> None:
     assert error(whole.values * conv.unit[:, None, None], want) < (4e-3 if version == "triton" else 5e-6)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(winograd, "_MAX_BYTES", 1)
+        patch.setattr(winograd, "_CPU_TILES", 1)
         parts = conv(maps)
     for a, b in ((whole.values, parts.values), (whole.mean, parts.mean), (whole.inv_std, parts.inv_std)):
         assert a is not None
@@ -170,8 +171,11 @@ def test_where_it_is_used_on_a_gpu(
     assert suits_winograd(x, weight, batch=batch, transposed=transposed) == want
 
 
+@torch.no_grad()
 def test_where_it_is_used_on_the_cpu() -> None:
     x = torch.empty(1, 256, 8, 8)
     assert suits_winograd(x, torch.empty(256, 256, 3, 3), batch=1)
     assert not suits_winograd(x, torch.empty(128, 256, 3, 3), batch=1)
     assert not suits_winograd(x.bfloat16(), torch.empty(256, 256, 3, 3), batch=1)
+    with torch.enable_grad():
+        assert not suits_winograd(x, torch.empty(256, 256, 3, 3), batch=1)

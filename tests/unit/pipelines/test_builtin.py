@@ -20,10 +20,10 @@ from vitruvian.errors import CheckpointError
 from vitruvian.models.sapiens2.packed import pack_multitask
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.pipelines import default_model, warn_about_builtin
-from vitruvian.pipelines.demo import DEMO_TASKS, demo_images, demo_models, random_pipeline, run_demo
-from vitruvian.pipelines.people import open_finder
-from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector
+from vitruvian.pipelines import _warn_about_builtin, default_model
+from vitruvian.pipelines.demo import DEMO_TASKS, _demo_images, _demo_models, random_pipeline, run_demo
+from vitruvian.pipelines.people import open_detector
+from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector, _extra_tiles
 
 DENSE = ("parts", "normals", "pointmap", "matte", "albedo")
 
@@ -39,7 +39,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def inside(packed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same in the place of the package's own."""
-    warn_about_builtin.cache_clear()
+    _warn_about_builtin.cache_clear()
     monkeypatch.setattr(hub, "BUILTIN_FOLDER", packed)
     return packed
 
@@ -148,7 +148,7 @@ class TestDefaults:
 
 class TestFinder:
     def test_opening(self, inside: Path) -> None:
-        finder = open_finder("builtin", device="cpu", threshold=0.0)
+        finder = open_detector("builtin", device="cpu", threshold=0.0)
         assert isinstance(finder, Sapiens2Detector)
         assert isinstance(finder.model, Sapiens2ForPeopleDetection)
         assert (finder.name, finder.threshold) == ("builtin", 0.0)
@@ -157,12 +157,12 @@ class TestFinder:
         assert (np.diff(people.scores) <= 0).all()
         assert people.boxes_xyxy.min() >= 0
         assert (people.boxes_xyxy <= [56, 40, 56, 40]).all()
-        assert open_finder(inside).name == "mine"
+        assert open_detector(inside).name == "mine"
 
     @pytest.mark.usefixtures("nothing_inside")
     def test_an_installation_without(self) -> None:
         with pytest.raises(CheckpointError, match="this installation has none"):
-            open_finder("builtin")
+            open_detector("builtin")
 
     @pytest.mark.parametrize("size_hw", [(480, 640), (640, 480), (96, 128), (1000, 1100)])
     def test_boxes_are_in_source_pixels(self, size_hw: tuple[int, int]) -> None:
@@ -190,19 +190,11 @@ class TestFinder:
         near = found.boxes_xyxy[widths < 50]  # seen in pieces: cells of the whole picture have 37 pixels
         assert len(near) > 0
         assert (abs((near[:, 0] + near[:, 2]) / 2 - 950) < 25).all()
-        finder, model = stand_in(tiles=False)
-        finder.find(wide)
-        assert len(model.sizes) == 1
-
-    def test_pieces_of_other_pictures_when_asked(self) -> None:
-        finder, model = stand_in(tiles=True)
-        finder.find(with_spot((400, 500), x=100, y=100))
-        assert len(model.sizes) == 5
 
     def test_people_cut_by_a_piece_are_left_to_others(self) -> None:
         finder, _ = stand_in()
         pixels = torch.from_numpy(with_spot((400, 400), x=204, y=200, side=8)).permute(2, 0, 1)
-        window = finder._plan_tiles((400, 1200))[0]._replace(left=0, top=0, height=400, width=212)
+        window = _extra_tiles((400, 1200))[0]._replace(left=0, top=0, height=400, width=212)
         boxes, _ = finder._detect(pixels[:, :, :212])
         assert len(boxes) == 1  # seen, but it ends at the edge
         assert len(finder._detect_in_tile(pixels, window)[0]) == 0
@@ -210,8 +202,6 @@ class TestFinder:
     def test_options(self) -> None:
         with pytest.raises(InputError, match="threshold"):
             stand_in(threshold=1.5)
-        with pytest.raises(InputError, match="long_side"):
-            stand_in(long_side=8)
 
 
 ENDINGS = (
@@ -222,7 +212,7 @@ ENDINGS = (
 
 class TestDemo:
     def test_pictures_ship_with_the_package(self, inside: Path) -> None:
-        assert {path.name for path in demo_images()} >= {"astronaut.jpg", "standing.jpg"}
+        assert {path.name for path in _demo_images()} >= {"astronaut.jpg", "standing.jpg"}
 
     def test_everything_is_written(self, inside: Path, tmp_path: Path) -> None:
         Image.fromarray(picture()).save(tmp_path / "one.png")
@@ -280,19 +270,19 @@ class TestDemo:
         assert report.sheet.is_file()
 
     def test_which_models_are_run(self, packed: Path, tmp_path: Path) -> None:
-        assert demo_models(packed) == dict.fromkeys(DEMO_TASKS, packed)
+        assert _demo_models(packed) == dict.fromkeys(DEMO_TASKS, packed)
         pack_multitask(tiny_multitask("seg", "people"), tmp_path / "parts")
-        assert demo_models(tmp_path / "parts") == {"parts": tmp_path / "parts"}
+        assert _demo_models(tmp_path / "parts") == {"parts": tmp_path / "parts"}
         model = tiny_multitask("matting").task_model("matting")
         model.save_pretrained(tmp_path / "run" / "model" / "matting")
         alone = tmp_path / "run" / "model" / "matting"
-        assert demo_models(tmp_path / "run") == {"matte": alone}  # as training leaves it
-        assert demo_models(alone) == {"matte": alone}  # a checkpoint of one task
-        assert list(demo_models({"pose": "a", "matte": "b"})) == ["matte", "pose"]
+        assert _demo_models(tmp_path / "run") == {"matte": alone}  # as training leaves it
+        assert _demo_models(alone) == {"matte": alone}  # a checkpoint of one task
+        assert list(_demo_models({"pose": "a", "matte": "b"})) == ["matte", "pose"]
         with pytest.raises(InputError, match=r"got 'poses'\. Did you mean pose"):
-            demo_models({"poses": "a"})
+            _demo_models({"poses": "a"})
         with pytest.raises(CheckpointError, match="no such file or folder"):
-            demo_models("nothing-here")
+            _demo_models("nothing-here")
 
     def test_the_folder_must_be_one(self, inside: Path, tmp_path: Path) -> None:
         (tmp_path / "file").touch()

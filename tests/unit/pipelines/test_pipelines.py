@@ -16,8 +16,8 @@ import vitruvian
 from tests.unit.pipelines.case import NEEDS, TASKS, arrays, leeway, opened, parts_of, picture, write_clip
 from vitruvian.errors import ImageError, InputError, VitruvianWarning
 from vitruvian.hub import BUILTIN
-from vitruvian.pipelines import Failure, Results, default_model, pipeline, pipeline_class, warn_about_builtin
-from vitruvian.pipelines.engine.memory import BatchSize
+from vitruvian.pipelines import Failure, Results, _warn_about_builtin, default_model, pipeline, pipeline_class
+from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.tasks import PIPELINE_TASKS, find_task
 
 PICTURES = [picture(seed, size) for seed, size in enumerate([(40, 56), (48, 30), (40, 56), (33, 47), (64, 64)])]
@@ -83,7 +83,7 @@ class TestEveryTask:
 
     def test_without_a_model(self, task: str) -> None:
         if default_model(task) == BUILTIN:
-            warn_about_builtin.cache_clear()  # said once for each task
+            _warn_about_builtin.cache_clear()  # said once for each task
             with pytest.warns(VitruvianWarning, match="the small one inside the package"):
                 assert pipeline(task).name == BUILTIN
         else:

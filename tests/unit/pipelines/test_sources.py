@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests.unit.pipelines.case import write_clip
 from vitruvian.errors import ImageError, InputError
-from vitruvian.pipelines.sources import BadFrame, Frame, open_source
+from vitruvian.pipelines.sources import Failure, Frame, open_source
 
 HEIGHT, WIDTH = 12, 20
 
@@ -127,11 +127,11 @@ class TestOnePicture:
             (frame,) = frames(opened)
             assert (frame.name, frame.path, frame.image[0, 0, 0]) == (good, None, 3)
             (missing,) = open_source(bad)
-            assert isinstance(missing, BadFrame)
+            assert isinstance(missing, Failure)
             assert "404" in str(missing.error)
             assert bad in str(missing.error)
             (wrong,) = open_source(text)
-            assert isinstance(wrong, BadFrame)
+            assert isinstance(wrong, Failure)
             assert "text file" in str(wrong.error)
         finally:
             server.shutdown()
@@ -143,7 +143,7 @@ class TestOnePicture:
 
     def test_a_missing_file_says_so(self, folder: Path) -> None:
         (found,) = open_source(folder / "frame_0009.png")
-        assert isinstance(found, BadFrame)
+        assert isinstance(found, Failure)
         assert isinstance(found.error, ImageError)
         assert "no such file" in str(found.error)
 
@@ -192,7 +192,7 @@ class TestMany:
         assert opened.count == 7
         found = list(opened)
         assert [int(one.image[0, 0, 0]) for one in found if isinstance(one, Frame)] == [8, 1, 2, 3, 1, 7]
-        assert isinstance(found[-1], BadFrame)
+        assert isinstance(found[-1], Failure)
         assert [one.index for one in found] == list(range(7))
 
     def test_an_empty_list(self) -> None:
@@ -212,7 +212,7 @@ class TestMany:
     def test_a_bad_file_does_not_stop_the_rest(self, folder: Path) -> None:
         (folder / "frame_0002.png").write_bytes(png()[:40])
         found = list(open_source(folder))
-        assert [isinstance(one, BadFrame) for one in found] == [False, True, False]
+        assert [isinstance(one, Failure) for one in found] == [False, True, False]
         assert found[1].name.endswith("frame_0002.png")
 
 
@@ -226,7 +226,12 @@ class TestMoving:
         opened = open_source(clip)
         assert not opened.single
         assert opened.video is not None
-        assert (opened.video.size_hw, opened.video.rate, opened.video.sound, opened.count) == ((48, 64), 10, False, 7)
+        assert (opened.video.size_hw, opened.video.rate, opened.video.has_sound, opened.count) == (
+            (48, 64),
+            10,
+            False,
+            7,
+        )
         found = frames(opened)
         assert [frame.frame for frame in found] == list(range(7))
         assert [frame.time for frame in found] == pytest.approx([n / 10 for n in range(7)])

@@ -7,7 +7,7 @@ from typing import Any
 
 from vitruvian.training.config import TrainConfig
 from vitruvian.training.synthetic.dataset import DatasetOptions, write_dataset
-from vitruvian.training.synthetic.procedural import procedural_pack
+from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.render import RenderOptions
 
 SIZE_HW = (64, 48)

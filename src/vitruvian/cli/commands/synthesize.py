@@ -29,7 +29,7 @@ def synthesize(
 
     from vitruvian.training.synthetic.dataset import SHEET_FILE, DatasetOptions, write_dataset
     from vitruvian.training.synthetic.pack import load_pack
-    from vitruvian.training.synthetic.procedural import procedural_pack
+    from vitruvian.training.synthetic.procedural_pack import procedural_pack
     from vitruvian.training.synthetic.render import RenderOptions
 
     size_hw = read_size("--size", size, example="384x288")

@@ -14,6 +14,7 @@ from vitruvian.layers.weight_cache import WeightCache
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
 from vitruvian.ops.dispatch import is_tracing, use_triton
 from vitruvian.ops.instance_norm import FeatureMaps, instance_norm_silu
+from vitruvian.ops.pointwise_conv import pointwise_conv, pointwise_conv_norm, suits_pointwise
 from vitruvian.ops.winograd import WinogradConv, suits_winograd
 
 _LARGE_MAP = 2**26  # bytes of the largest map of an image, above which fewer images are decoded at a time
@@ -56,29 +57,33 @@ class DecodeHead(nn.Module):
         step = self._images_at_a_time(features)
         planes: Tensor | None = None
         for first in range(0, len(features), step):
-            x = self._decode(features[first : first + step], batch=len(features))  # [b, C, H, W]
+            maps = self._decode(features[first : first + step], batch=len(features))  # [b, C, H, W]
             if planes is None:
-                shape = (len(features), self.predictor.out_channels, *x.shape[2:])
-                planes = x.new_empty(shape, dtype=self.predictor.weight.dtype)
-            self._predict(x, planes[first : first + step])
-            del x  # the next images need its memory
+                shape = (len(features), self.predictor.out_channels, *maps.values.shape[2:])
+                planes = features.new_empty(shape, dtype=self.predictor.weight.dtype)
+            self._predict(maps, planes[first : first + step])
+            del maps  # the next images need its memory
         return features.new_empty(0) if planes is None else planes
 
-    def _decode(self, features: Tensor, *, batch: int) -> Tensor:
+    def _decode(self, features: Tensor, *, batch: int) -> FeatureMaps:
         """Run all blocks on the maps of some images of a batch."""
+        blocks = self._blocks()
         fused = use_triton("instance_norm", features)
-        features = features.contiguous(memory_format=torch.channels_last if fused else torch.contiguous_format)
-        maps = FeatureMaps(features)
-        for block in self._blocks():
+        if not fused and blocks and blocks[0].winograd is not None:
+            fused = blocks[0]._suits_winograd(features, batch)
+        maps = FeatureMaps(features.contiguous(memory_format=torch.channels_last if fused else torch.contiguous_format))
+        for block in blocks:
             maps = block(maps, batch)
-        return maps.activated(features.dtype, inplace=True)
+        return maps
 
-    def _predict(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def _predict(self, maps: FeatureMaps, out: Tensor | None = None) -> Tensor:
         """Run the last convolution on [B, C, H, W], into `out` where that is given."""
         predictor = self.predictor
         # Rounded to bfloat16, a depth of 4 m would have steps of 3 cm, and finer ones could not be learned.
-        with torch.autocast(x.device.type, enabled=False):
-            x = x.to(predictor.weight.dtype)
+        with torch.autocast(maps.values.device.type, enabled=False):
+            if out is not None and suits_pointwise(maps, predictor):
+                return pointwise_conv(maps, predictor, out)
+            x = maps.activated(predictor.weight.dtype, inplace=True).to(predictor.weight.dtype)
             if out is None or not use_triton("instance_norm", x):
                 planes: Tensor = predictor(x)
                 return planes if out is None else out.copy_(planes)
@@ -145,6 +150,8 @@ class ConvBlock(nn.Module):
                 weights, lambda: WinogradConv(conv.weight, bias, transposed=self.transposed, shuffle=self.shuffle)
             )
             return convolve(maps, batch=batch)
+        if isinstance(self.norm, nn.InstanceNorm2d) and not self.shuffle and suits_pointwise(maps, conv):
+            return pointwise_conv_norm(maps, conv.weight, eps=self.norm.eps)
         x = maps.activated(conv.weight.dtype, inplace=True)
         if isinstance(self.norm, nn.InstanceNorm2d) and use_triton("instance_norm", x, conv.weight):
             function = F.conv_transpose2d if self.transposed else F.conv2d
@@ -160,7 +167,6 @@ class ConvBlock(nn.Module):
         conv, stride = self.convolution, (2, 2) if self.transposed else (1, 1)
         return (
             isinstance(self.norm, nn.InstanceNorm2d)
-            and not (torch.is_grad_enabled() or is_tracing() or torch.is_autocast_enabled(x.device.type))
             and (conv.padding, conv.stride) == ((1, 1), stride)
             and suits_winograd(x, conv.weight, batch=batch, transposed=self.transposed)
         )

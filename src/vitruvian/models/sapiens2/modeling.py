@@ -38,7 +38,7 @@ from vitruvian.models.sapiens2.outputs import (
 )
 from vitruvian.models.sapiens2.packed import packed_config, packed_files, packed_table
 from vitruvian.ops.fp8 import missing_for_fp8
-from vitruvian.outputs import BaseModelOutputWithPooling, OutputOptions
+from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput, OutputOptions
 from vitruvian.weights import WeightFiles
 
 # Weights of the 29 body parts in the published segmentation recipe, in the order of `vitruvian.human.PARTS`.
@@ -255,15 +255,15 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
     def build_task(self) -> None:
         """Add modules beside the decode head. Subclasses override it."""
 
-    def encoder_options(self, options: OutputOptions) -> OutputOptions:
-        """Return the options of a call to the encoder."""
-        return self.output_flags(**options).for_inner()
-
-    def features(self, encoded: BaseModelOutputWithPooling, pixel_values: Tensor) -> Tensor:
-        """Return the map [B, C, h, w] that the heads read, from the output of the encoder."""
+    def encode(self, pixel_values: Tensor, options: TaskOptions) -> tuple[BaseModelOutputWithPooling, Tensor]:
+        """Return the output of the encoder, and the map [B, C, h, w] that the heads read. Takes `encoded` out."""
+        encoded: BaseModelOutputWithPooling | None = options.pop("encoded", None)
+        if encoded is None:
+            plain: OutputOptions = options
+            encoded = self.model(pixel_values, **self.output_flags(**plain).for_inner())
         if encoded.last_hidden_state is None:
             raise InputError("encoded: expected the output of the encoder for these images, got one without tokens.")
-        return patch_map(encoded.last_hidden_state, self.config, pixel_values)
+        return encoded, patch_map(encoded.last_hidden_state, self.config, pixel_values)
 
     def finish(
         self,
@@ -304,8 +304,8 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
             label_weights: Weight of each keypoint, [B, J], [B, J, 1, 1] or [B, J, H/4, W/4].
             options: See `TaskOptions`.
         """
-        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
-        heatmaps = self.decode_head(self.features(encoded, pixel_values))  # [B, J, H/4, W/4]
+        encoded, features = self.encode(pixel_values, options)
+        heatmaps = self.decode_head(features)  # [B, J, H/4, W/4]
         if flip_pairs is not None:
             heatmaps = flip_back(heatmaps, flip_pairs)
         loss: LossTerms | Tensor | None = None
@@ -332,8 +332,8 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
         """
         if labels is not None and self.config.num_labels == 1:
             raise InputError("labels: segmentation needs at least two classes, and this model has one.")
-        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
-        logits = self.decode_head(self.features(encoded, pixel_values))  # [B, K, H, W]
+        encoded, features = self.encode(pixel_values, options)
+        logits = self.decode_head(features)  # [B, K, H, W]
         loss: LossTerms | Tensor | None = None
         if labels is not None:
             recipe = self.config.use_loss_recipe
@@ -353,57 +353,82 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
         return PART_LOSS_WEIGHTS if applies else None
 
 
-class Sapiens2ForNormalEstimation(Sapiens2TaskModel):
-    """Surface normals."""
+class Sapiens2MapModel(Sapiens2TaskModel):
+    """Base of the tasks whose prediction and labels are maps of the image, with one loss over their pixels."""
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        labels: Tensor | None = None,
+        label_mask: Tensor | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> ModelOutput:
+        """Predict maps of images.
+
+        Args:
+            pixel_values: Prepared images [B, 3, H, W].
+            labels: Maps [B, K, H, W] as the description of the class says.
+            label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
+            options: See `TaskOptions`.
+        """
+        encoded, features = self.encode(pixel_values, options)
+        maps = self.activate(self.decode_head(features))  # [B, K, H, W]
+        loss = None if labels is None else self.pixel_loss(maps, labels, label_mask)
+        return self.finish(self.to_output(maps), encoded, options, loss)
+
+    def activate(self, maps: Tensor) -> Tensor:
+        """Return the prediction, given the output of the decode head."""
+        return maps
+
+    def to_output(self, maps: Tensor) -> ModelOutput:
+        """Return the output with the prediction [B, K, H, W] in its fields."""
+        raise NotImplementedError
+
+    @staticmethod
+    def pixel_loss(pred: Tensor, target: Tensor, mask: Tensor | None = None) -> LossTerms:
+        """Return the loss of maps [B, K, H, W]."""
+        raise NotImplementedError
+
+
+class Sapiens2ForNormalEstimation(Sapiens2MapModel):
+    """Surface normals.
+
+    Labels are normals [B, 3, H, W] (x right, y up, z to the viewer); pixels whose normal has no length are left out of
+    the loss.
+    """
 
     packed_task = "normal"
+    pixel_loss = staticmethod(normal_loss)
 
-    def forward(
-        self,
-        pixel_values: Tensor,
-        labels: Tensor | None = None,
-        label_mask: Tensor | None = None,
-        **options: Unpack[TaskOptions],
-    ) -> Sapiens2NormalEstimatorOutput:
-        """Predict normals.
-
-        Args:
-            pixel_values: Prepared images [B, 3, H, W].
-            labels: Normals [B, 3, H, W] (x right, y up, z to the viewer); pixels whose normal has no length are left
-                out of the loss.
-            label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
-            options: See `TaskOptions`.
-        """
-        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
-        normals = self.decode_head(self.features(encoded, pixel_values))  # [B, 3, H, W]
-        loss = None if labels is None else normal_loss(normals, labels, label_mask)
-        return self.finish(Sapiens2NormalEstimatorOutput(normals=normals), encoded, options, loss)
+    def to_output(self, maps: Tensor) -> Sapiens2NormalEstimatorOutput:
+        """Return normals [B, 3, H, W]."""
+        return Sapiens2NormalEstimatorOutput(normals=maps)
 
 
-class Sapiens2ForAlbedoEstimation(Sapiens2TaskModel):
-    """Color without light and shadow."""
+class Sapiens2ForAlbedoEstimation(Sapiens2MapModel):
+    """Color without light and shadow. Labels are albedo [B, 3, H, W] in [0, 1]."""
 
     packed_task = "albedo"
+    pixel_loss = staticmethod(albedo_loss)
 
-    def forward(
-        self,
-        pixel_values: Tensor,
-        labels: Tensor | None = None,
-        label_mask: Tensor | None = None,
-        **options: Unpack[TaskOptions],
-    ) -> Sapiens2AlbedoEstimatorOutput:
-        """Predict albedo.
+    def to_output(self, maps: Tensor) -> Sapiens2AlbedoEstimatorOutput:
+        """Return albedo [B, 3, H, W]."""
+        return Sapiens2AlbedoEstimatorOutput(albedos=maps)
 
-        Args:
-            pixel_values: Prepared images [B, 3, H, W].
-            labels: Albedo [B, 3, H, W] in [0, 1].
-            label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
-            options: See `TaskOptions`.
-        """
-        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
-        albedos = self.decode_head(self.features(encoded, pixel_values))  # [B, 3, H, W]
-        loss = None if labels is None else albedo_loss(albedos, labels, label_mask)
-        return self.finish(Sapiens2AlbedoEstimatorOutput(albedos=albedos), encoded, options, loss)
+
+class Sapiens2ForImageMatting(Sapiens2MapModel):
+    """Alpha and premultiplied foreground color. Labels are premultiplied RGB, then alpha [B, 4, H, W], in [0, 1]."""
+
+    packed_task = "matting"
+    pixel_loss = staticmethod(matting_loss)
+
+    def activate(self, maps: Tensor) -> Tensor:
+        """Limit mattes [B, 4, H, W] to [0, 1]."""
+        return maps.sigmoid()
+
+    def to_output(self, maps: Tensor) -> Sapiens2ImageMattingOutput:
+        """Split mattes [B, 4, H, W]."""
+        return Sapiens2ImageMattingOutput(alphas=maps[:, 3:], foregrounds=maps[:, :3])
 
 
 class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
@@ -437,8 +462,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W]; by default those with depth above 0.
             options: See `TaskOptions`.
         """
-        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
-        features = self.features(encoded, pixel_values)
+        encoded, features = self.encode(pixel_values, options)
         pointmaps = self.decode_head(features)  # [B, 3, H, W]
         scales = None if self.scale_head is None else self.scale_head(features)  # [B, 1]
         loss: LossTerms | None = None
@@ -455,33 +479,6 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
                 mask=label_mask,
             )
         output = Sapiens2PointmapEstimatorOutput(pointmaps=pointmaps, scales=scales)
-        return self.finish(output, encoded, options, loss)
-
-
-class Sapiens2ForImageMatting(Sapiens2TaskModel):
-    """Alpha and premultiplied foreground colour."""
-
-    packed_task = "matting"
-
-    def forward(
-        self,
-        pixel_values: Tensor,
-        labels: Tensor | None = None,
-        label_mask: Tensor | None = None,
-        **options: Unpack[TaskOptions],
-    ) -> Sapiens2ImageMattingOutput:
-        """Predict mattes.
-
-        Args:
-            pixel_values: Prepared images [B, 3, H, W].
-            labels: Premultiplied RGB, then alpha [B, 4, H, W], in [0, 1].
-            label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
-            options: See `TaskOptions`.
-        """
-        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_options(options))
-        matte = self.decode_head(self.features(encoded, pixel_values)).sigmoid()  # [B, 4, H, W]
-        loss = None if labels is None else matting_loss(matte, labels, label_mask)
-        output = Sapiens2ImageMattingOutput(alphas=matte[:, 3:], foregrounds=matte[:, :3])
         return self.finish(output, encoded, options, loss)
 
 

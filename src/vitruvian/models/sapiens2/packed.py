@@ -183,13 +183,13 @@ def packed_table(source: str | Path, options: HubOptions | None = None) -> list[
     """Return the tasks of a packed checkpoint, or None for an ordinary one."""
     if not names_builtin(source) and weight_file(source) is not None:
         return None
-    stated = (read_config_dict(source, options or HubOptions()) or {}).get(_KEY)
-    if stated is None:
+    table = (read_config_dict(source, options or HubOptions()) or {}).get(_KEY)
+    if table is None:
         return None
-    tasks = stated.get("tasks") if isinstance(stated, Mapping) else None
-    if not isinstance(tasks, list) or stated.get("version") != _VERSION:
+    tasks = table.get("tasks") if isinstance(table, Mapping) else None
+    if not isinstance(tasks, list) or table.get("version") != _VERSION:
         raise CheckpointError(
-            f"{source}: expected a packed model of version {_VERSION}, got {stated!r}. Use a newer vitruvian, or "
+            f"{source}: expected a packed model of version {_VERSION}, got {table!r}. Use a newer vitruvian, or "
             "pack it again with pack_multitask."
         )
     return [str(task) for task in tasks]
@@ -226,16 +226,16 @@ def read_multitask(
 
     Weights have the names of `Sapiens2MultiTask.weights`.
     """
-    there = packed_table(source, options)
-    if there is None:
+    available = packed_table(source, options)
+    if available is None:
         raise CheckpointError(
             f'{source}: expected a model of several tasks, got a checkpoint of one. Use "builtin" or a folder that '
             "pack_multitask wrote, or open it with the class of its task."
         )
-    chosen = there if tasks is None else [_known_task(source, there, task) for task in tasks]
-    configs = {task: packed_config(source, there, task, options) for task in chosen}
+    chosen = available if tasks is None else [_known_task(source, available, task) for task in tasks]
+    configs = {task: packed_config(source, available, task, options) for task in chosen}
     readers = [_PackedReader(require_file(source, f"{_ENCODER}.safetensors", options), prefix=f"{_ENCODER}.")]
     readers += [
         _PackedReader(require_file(source, f"{task}.safetensors", options), prefix=f"tasks.{task}.") for task in chosen
     ]
-    return packed_config(source, there, None, options), configs, WeightFiles(tuple(readers))
+    return packed_config(source, available, None, options), configs, WeightFiles(tuple(readers))

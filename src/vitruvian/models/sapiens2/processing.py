@@ -130,20 +130,20 @@ class Sapiens2ImageProcessor(ImageProcessor):
             )
         if keypoints is not None and boxes is None:
             raise InputError("keypoints: expected boxes too, which define the crop of each person. Pass boxes=…")
-        pictures = as_pixels(images, input_data_format=input_data_format, device=device)
-        people = None if boxes is None else _read_boxes(boxes, len(pictures))
-        data: dict[str, Any] = {"pixel_values": used.prepare_pictures(pictures, people)}
+        pixels = as_pixels(images, input_data_format=input_data_format, device=device)
+        people = None if boxes is None else _read_boxes(boxes, len(pixels))
+        data: dict[str, Any] = {"pixel_values": used.prepare_images(pixels, people)}
         if people is not None and return_tensors is None:
             data["pixel_values"] = list(data["pixel_values"])
         if segmentation_maps is not None:
-            data["labels"] = used.prepare_maps(segmentation_maps, [p.shape for p in pictures], people, device)
+            data["labels"] = used.prepare_maps(segmentation_maps, [p.shape for p in pixels], people, device)
         if keypoints is not None and people is not None:
             data["labels"], data["label_weights"] = used.draw_targets(keypoints, people, device)
         return BatchFeature(data, return_tensors)
 
-    def prepare_pictures(
+    def prepare_images(
         self,
-        pictures: list[Tensor],
+        pixels: list[Tensor],
         people: Sequence[Tensor | Floats] | None,
         *,
         dtype: torch.dtype = torch.float32,
@@ -155,12 +155,12 @@ class Sapiens2ImageProcessor(ImageProcessor):
         if people is not None:
             options: dict[str, Any] = {} if self.do_center_crop else {"dtype": dtype, **self.constants}
             crops = [
-                crop_boxes(image, boxes, self.size_hw, **options) for image, boxes in zip(pictures, people, strict=True)
+                crop_boxes(image, boxes, self.size_hw, **options) for image, boxes in zip(pixels, people, strict=True)
             ]
             joined = crops[0] if len(crops) == 1 else torch.cat(crops)  # [N, 3, h, w]
             return self.finish_pixels(self.center_cut(joined)).to(dtype) if self.do_center_crop else joined
         mode = resample_mode(self.resample)
-        return [self.finish_pixels(self.center_cut(self.fit(image, mode))) for image in pictures]
+        return [self.finish_pixels(self.center_cut(self.fit(image, mode))) for image in pixels]
 
     def fit(self, pixels: Tensor, mode: Any) -> Tensor:
         """Resize [C, H, W] to the input size, with black bars if the aspect ratio is preserved."""
@@ -281,27 +281,17 @@ class Sapiens2ImageProcessor(ImageProcessor):
         corners = torch.cat((all_boxes[:, :2], all_boxes[:, :2] + all_boxes[:, 2:]), dim=1)  # [N, 4]
         if sources is not None and targets is not None:
             factors = [
-                [t[1] / s[1], t[0] / s[0]] for s, t, own in zip(sources, targets, people, strict=True) for _ in own
+                [t[1] / s[1], t[0] / s[0]] for s, t, found in zip(sources, targets, people, strict=True) for _ in found
             ]
             factor = torch.tensor(factors, device=xy.device)  # [N, 2]
             xy, corners = xy * factor[:, None], corners * factor.repeat(1, 2)
         numbers = torch.arange(xy.shape[1], device=xy.device)
-        results: list[list[dict[str, Tensor]]] = []
-        row = 0
-        for own in people:
-            results.append([])
-            for _ in own:
-                keep = slice(None) if threshold is None else scores[row] > threshold
-                results[-1].append(
-                    {
-                        "keypoints": xy[row][keep],
-                        "scores": scores[row][keep],
-                        "labels": numbers[keep],
-                        "bbox": corners[row],
-                    }
-                )
-                row += 1
-        return results
+        keep = [slice(None) if threshold is None else score > threshold for score in scores]
+        rows = iter(
+            {"keypoints": xy[n][k], "scores": scores[n][k], "labels": numbers[k], "bbox": corners[n]}
+            for n, k in enumerate(keep)
+        )
+        return [[next(rows) for _ in boxes_of_image] for boxes_of_image in people]
 
     def post_process_semantic_segmentation(
         self,
@@ -332,7 +322,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         """Return unit vectors, `normals` [3, H, W], without padding and resized.
 
         Args:
-            outputs: What `Sapiens2ForNormalEstimation` gave.
+            outputs: Output of `Sapiens2ForNormalEstimation`.
             source_sizes: (height, width) of each image before preprocessing: removes the padding and resizes back.
             target_sizes: (height, width) of each result instead.
             do_remove_padding: Whether to remove the padding; by default if `source_sizes` are passed.
@@ -347,7 +337,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         """Return points, `pointmap` [3, H, W]: metric if the model predicts scales, else of the canonical camera.
 
         Args:
-            outputs: What `Sapiens2ForPointmapEstimation` gave.
+            outputs: Output of `Sapiens2ForPointmapEstimation`.
             source_sizes: (height, width) of each image before preprocessing: removes the padding and resizes back.
             target_sizes: (height, width) of each result instead.
             do_remove_padding: Whether to remove the padding; by default if `source_sizes` are passed.
@@ -363,7 +353,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         """Return RGB in [0, 1], `albedo` [3, H, W], without padding and resized.
 
         Args:
-            outputs: What `Sapiens2ForAlbedoEstimation` gave.
+            outputs: Output of `Sapiens2ForAlbedoEstimation`.
             source_sizes: (height, width) of each image before preprocessing: removes the padding and resizes back.
             target_sizes: (height, width) of each result instead.
             do_remove_padding: Whether to remove the padding; by default if `source_sizes` are passed.
@@ -377,7 +367,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         """Return resized mattes, and composite them.
 
         Args:
-            outputs: What `Sapiens2ForImageMatting` gave.
+            outputs: Output of `Sapiens2ForImageMatting`.
             target_sizes: (height, width) of each result; by default the size of the mattes.
             backgrounds: One image for all, or one for each: PIL, numpy or torch, or a color as a [3, 1, 1] tensor;
                 integers range from 0 to the maximum of their type, floating-point values from 0 to 1.

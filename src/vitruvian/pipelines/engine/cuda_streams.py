@@ -112,30 +112,25 @@ def record_stream(values: object) -> None:
 
 
 class HostCopy(Generic[T]):
-    """Values whose tensors are being copied to pinned host memory."""
+    """A copy, asynchronous from a GPU, of the tensors in nested lists, tuples and dicts to pinned host memory."""
 
-    def __init__(self, values: T, copied: StreamEvent | None = None) -> None:
-        self._values, self._copied = values, copied
+    def __init__(self, values: T) -> None:
+        devices: set[torch.device] = set()
+
+        def copy(tensor: Tensor) -> Tensor:
+            if not tensor.is_cuda:
+                return tensor.cpu()
+            devices.add(tensor.device)
+            return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+        self._values: T = map_tensors(copy, values)
+        self._copied = StreamEvent(devices.pop()) if devices else None
 
     def wait(self) -> T:
         """Return the values once all copies are complete."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._values
-
-
-def copy_to_host(values: T) -> HostCopy[T]:
-    """Start copying the tensors in nested lists, tuples and dicts to the host, asynchronously from a GPU."""
-    devices: set[torch.device] = set()
-
-    def copy(tensor: Tensor) -> Tensor:
-        if not tensor.is_cuda:
-            return tensor.cpu()
-        devices.add(tensor.device)
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-
-    copies: T = map_tensors(copy, values)
-    return HostCopy(copies, StreamEvent(devices.pop()) if devices else None)
 
 
 def stack_on_device(inputs: Sequence[Tensor], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

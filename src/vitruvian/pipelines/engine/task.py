@@ -51,21 +51,18 @@ class InferenceTask(Generic[ResultT]):
         upload_stream: Stream on which `prepare` works on the device; None if it works on the host.
         decodes_in_workers: Whether worker threads call `decode`.
         fixed_input_size: Whether all inputs have one size, so that a CUDA graph of a batch can be replayed.
+        detects_people: Whether `detect` must run before `prepare`.
     """
 
     upload_stream: CudaStream | None = None
     decodes_in_workers: bool = True
     fixed_input_size: bool = False
+    detects_people: bool = False
 
     @property
     def device(self) -> torch.device:
         """Device of the model."""
         raise NotImplementedError
-
-    @property
-    def detects_people(self) -> bool:
-        """Whether `detect` must run before `prepare`."""
-        return False
 
     def detect(self, frame: Frame) -> People | None:
         """Detect people. Called by the consumer's thread, in the order of the source."""
@@ -80,8 +77,11 @@ class InferenceTask(Generic[ResultT]):
         raise NotImplementedError
 
     def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
-        """Reduce an image's outputs, on the device, to nested lists, tuples and dicts of tensors."""
-        raise NotImplementedError
+        """Reduce an image's outputs, on the device, to nested lists, tuples and dicts of tensors.
+
+        By default the output of its only unit.
+        """
+        return outputs[0]
 
     def finish(self, prepared: Prepared, decoded: Any) -> ResultT:
         """Build the result from what `decode` returned, now on the host. Called by worker threads."""

@@ -6,8 +6,9 @@ from vitruvian.pipelines.people.detectors import (
     PeopleDetector,
     SourceDetector,
     detect_people,
-    open_finder,
+    open_detector,
     people_from_boxes,
 )
 
-__all__ = ["PeopleDetector", "SourceDetector", "detect_people", "open_finder", "people_from_boxes"]
+__all__ = ["PeopleDetector", "SourceDetector", "detect_people", "open_detector", "open_finder", "people_from_boxes"]
+open_finder = open_detector  # its name before

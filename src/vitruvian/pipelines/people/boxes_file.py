@@ -17,7 +17,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -40,15 +40,8 @@ _COLUMNS = {
     "score": ("score", "confidence", "conf"),
 }
 _EVERY_FRAME = -1
-
-
-class Row(NamedTuple):
-    """One entry of any format: a box, or None for a file that is listed without people."""
-
-    file: str
-    frame: int
-    box_xyxy: tuple[float, float, float, float] | None
-    score: float = 1.0
+# An entry of any format: file, frame, and x, y, w, h with or without a score; None lists a file without people.
+_Row = tuple[str, int, Sequence[Any] | None]
 
 
 class BoxesFile:
@@ -62,13 +55,16 @@ class BoxesFile:
     def __init__(self, path: str | Path, *, threshold: float = 0.0) -> None:
         self.path = Path(path)
         self.name = self.path.name
-        # file name -> path in the file -> frame -> rows
-        self._images: dict[str, dict[PurePosixPath, dict[int, list[Row]]]] = defaultdict(dict)
-        for row in _read_rows(self.path):
-            listed = _plain_path(row.file)
-            rows = self._images[listed.name].setdefault(listed, {}).setdefault(row.frame, [])
-            if row.box_xyxy is not None and row.score >= threshold:
-                rows.append(row)
+        # file name -> path in the file -> frame -> rows of x1, y1, x2, y2, score
+        self._images: dict[str, dict[PurePosixPath, dict[int, list[list[float]]]]] = defaultdict(dict)
+        for file, frame, box in _read_rows(self.path):
+            listed = _posix_path(file)
+            rows = self._images[listed.name].setdefault(listed, {}).setdefault(frame, [])
+            if box is not None:
+                row = _checked_row(
+                    box, f"{self.name}: expected a box x, y, w, h (and score) with some area for {file!r}"
+                )
+                rows += [row] if row[4] >= threshold else []
 
     def find(self, image: RgbImage, /) -> People:
         """Return the people of the only image that the file lists."""
@@ -81,39 +77,31 @@ class BoxesFile:
 
     def find_in(self, image: RgbImage, /, *, source: str, frame: int | None) -> People:
         """Return the people of an image or frame, with a note if the file does not list it."""
-        frames = self._look_up(source)
+        frames, note = self._look_up(source), None
         if frames is None:
-            return self._people([], note=f"{_plain_path(source).name or 'image'} is not listed in {self.name}")
+            frames, note = {}, f"{_posix_path(source).name or 'image'} is not listed in {self.name}"
         rows = frames.get(_EVERY_FRAME, []) + ([] if frame is None else frames.get(frame, []))
-        return self._people(rows)
+        table = np.array(rows, np.float32).reshape(-1, 5)  # [P, 5]
+        return People(boxes_xyxy=table[:, :4], scores=table[:, 4], finder=self.name, note=note)
 
-    def _look_up(self, source: str) -> dict[int, list[Row]] | None:
+    def _look_up(self, source: str) -> dict[int, list[list[float]]] | None:
         """Return the rows of the image whose path shares the longest suffix with `source`."""
-        wanted = _plain_path(source)
-        listed = self._images.get(wanted.name)
+        wanted = _posix_path(source)
+        # COCO detections identify images by number, other files omit the suffix.
+        names = (wanted.name, wanted.stem, wanted.stem.lstrip("0") or "0")
+        listed = next((self._images[name] for name in names if name in self._images), None)
         if listed is None:
-            # COCO detections identify images by number, other files omit the suffix.
-            by_stem = self._images.get(wanted.stem) or self._images.get(wanted.stem.lstrip("0") or "0")
-            if by_stem is None:
-                return None
-            listed = by_stem
+            return None
         shared = {path: _common_suffix(path, wanted) for path in listed}
-        best = max(shared.values())
-        matches = [path for path, length in shared.items() if length == best]
+        matches = [path for path, length in shared.items() if length == max(shared.values())]
         if len(matches) > 1:
             raise InputError(
                 f"{source}: fits {matches[0]} and {matches[1]} in {self.name} alike. Pass the image with its folder."
             )
         return listed[matches[0]]
 
-    def _people(self, rows: Sequence[Row], note: str | None = None) -> People:
-        boxes = np.array([row.box_xyxy for row in rows], np.float32).reshape(-1, 4)  # [P, 4]
-        scores = np.array([row.score for row in rows], np.float32)  # [P]
-        return People(boxes_xyxy=boxes, scores=scores, finder=self.name, note=note)
 
-
-def _plain_path(text: str) -> PurePosixPath:
-    """Return a path with forward slashes, normalized."""
+def _posix_path(text: str) -> PurePosixPath:
     return PurePosixPath(text.replace("\\", "/"))
 
 
@@ -123,34 +111,39 @@ def _common_suffix(one: PurePosixPath, other: PurePosixPath) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _read_rows(path: Path) -> Iterator[Row]:
+def _checked_row(box: Sequence[Any], expected: str) -> list[float]:
+    """Return x1, y1, x2, y2 and score of x, y, w, h with or without a score."""
+    try:
+        x, y, w, h, score = (float(value) for value in ([*box, 1.0] if len(box) == 4 else box))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{expected}, got {box!r}.") from error
+    if not np.isfinite([x, y, w, h, score]).all() or w <= 0 or h <= 0:
+        raise InputError(f"{expected}, got {box!r}. Remove it.")
+    return [x, y, x + w, y + h, score]
+
+
+def _read_rows(path: Path) -> Iterator[_Row]:
     """Read a file of boxes in any format."""
     try:
         text = path.read_text(encoding="utf-8-sig")
+        values = None if path.suffix.lower() == ".csv" else json.loads(text)
     except FileNotFoundError:
         raise InputError(f"{path}: expected a file of boxes, got no such file. Check the path.") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path.name}: expected JSON, got a mistake in line {error.lineno}.") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path}: expected a text file of boxes, got {type(error).__name__}. Check the file."
-        ) from error
+        raise InputError(f"{path}: expected a text file of boxes, got {type(error).__name__}.") from error
     if path.suffix.lower() == ".csv":
         return _csv_rows(text, path.name)
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{path.name}: expected JSON, got a mistake in line {error.lineno}. Check the file."
-        ) from error
-    if isinstance(values, dict) and isinstance(values.get("annotations"), list):
-        return _coco_rows(values, path.name)
     if isinstance(values, list):
         return _detection_rows(values, path.name)
     if isinstance(values, dict):
-        return _table_rows(values, path.name)
+        coco = isinstance(values.get("annotations"), list)
+        return _coco_rows(values, path.name) if coco else _table_rows(values, path.name)
     raise InputError(f"{path.name}: expected COCO annotations or a table of boxes, got {type(values).__name__}.")
 
 
-def _coco_rows(values: Mapping[str, Any], name: str) -> Iterator[Row]:
+def _coco_rows(values: Mapping[str, Any], name: str) -> Iterator[_Row]:
     """Read COCO annotations, without crowds."""
     categories = values.get("categories") or []
     people = {entry.get("id") for entry in categories if str(entry.get("name", "")).lower() == "person"}
@@ -161,7 +154,7 @@ def _coco_rows(values: Mapping[str, Any], name: str) -> Iterator[Row]:
         if "id" not in entry or "file_name" not in entry:
             raise InputError(f"{name}: expected images with id and file_name, got {sorted(entry)[:8]}.")
         files[entry["id"]] = str(entry["file_name"])
-        yield Row(files[entry["id"]], _EVERY_FRAME, None)
+        yield files[entry["id"]], _EVERY_FRAME, None
     for entry in values["annotations"]:
         if entry.get("iscrowd") or (people and entry.get("category_id") not in people) or _is_empty(entry.get("bbox")):
             continue
@@ -169,10 +162,10 @@ def _coco_rows(values: Mapping[str, Any], name: str) -> Iterator[Row]:
             raise InputError(
                 f"{name}: has a box for image_id {entry.get('image_id')!r}, which is not among its images."
             )
-        yield _make_row(files[entry["image_id"]], _EVERY_FRAME, [*entry["bbox"], entry.get("score", 1.0)], name)
+        yield files[entry["image_id"]], _EVERY_FRAME, [*entry["bbox"], entry.get("score", 1.0)]
 
 
-def _detection_rows(values: Sequence[object], name: str) -> Iterator[Row]:
+def _detection_rows(values: Sequence[object], name: str) -> Iterator[_Row]:
     """Read COCO detections, whose images have numbers instead of names."""
     for entry in values:
         if not isinstance(entry, dict) or "image_id" not in entry or "bbox" not in entry:
@@ -181,7 +174,7 @@ def _detection_rows(values: Sequence[object], name: str) -> Iterator[Row]:
                 "A table has the form {file: [[x, y, w, h]]}."
             )
         if entry.get("category_id", 1) == 1 and not _is_empty(entry["bbox"]):
-            yield _make_row(str(entry["image_id"]), _EVERY_FRAME, [*entry["bbox"], entry.get("score", 1.0)], name)
+            yield str(entry["image_id"]), _EVERY_FRAME, [*entry["bbox"], entry.get("score", 1.0)]
 
 
 def _is_empty(box: object) -> bool:
@@ -189,19 +182,19 @@ def _is_empty(box: object) -> bool:
     return box is None or (isinstance(box, list) and len(box) == 4 and (box[2] == 0 or box[3] == 0))
 
 
-def _table_rows(values: Mapping[str, Any], name: str) -> Iterator[Row]:
+def _table_rows(values: Mapping[str, Any], name: str) -> Iterator[_Row]:
     """Read {file: boxes} and {video: {frame: boxes}}."""
-    for file, given in values.items():
-        frames: dict[str, object] = given if isinstance(given, dict) else {str(_EVERY_FRAME): given}
+    for file, content in values.items():
+        frames: dict[str, object] = content if isinstance(content, dict) else {str(_EVERY_FRAME): content}
         for frame, boxes in frames.items():
             if not isinstance(boxes, list) or not frame.lstrip("-").isdigit():
-                raise InputError(f"{name}: expected a list of boxes for {file!r}, got {str(given)[:60]}.")
-            yield Row(file, int(frame), None)
+                raise InputError(f"{name}: expected a list of boxes for {file!r}, got {str(content)[:60]}.")
+            yield file, int(frame), None
             for box in [boxes] if boxes and not isinstance(boxes[0], list) else boxes:
-                yield _make_row(file, int(frame), box, name)
+                yield file, int(frame), box
 
 
-def _csv_rows(text: str, name: str) -> Iterator[Row]:
+def _csv_rows(text: str, name: str) -> Iterator[_Row]:
     """Read CSV with a header."""
     reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
     known = {other: ours for ours, others in _COLUMNS.items() for other in others}
@@ -215,22 +208,10 @@ def _csv_rows(text: str, name: str) -> Iterator[Row]:
     for number, entry in enumerate(reader, start=2):
         cells = {ours: (value or "").strip() for ours, value in zip(header, entry.values(), strict=False) if ours}
         try:
-            numbers = [float(cells[side]) for side in (("x1", "y1", "x2", "y2") if corners else ("x", "y", "w", "h"))]
-            frame = int(cells["frame"]) if cells.get("frame") else _EVERY_FRAME
-            score = float(cells["score"]) if cells.get("score") else 1.0
+            x, y, w, h = (
+                float(cells[side]) for side in (("x1", "y1", "x2", "y2") if corners else ("x", "y", "w", "h"))
+            )
+            frame, score = int(cells.get("frame") or _EVERY_FRAME), float(cells.get("score") or 1.0)
         except (KeyError, ValueError) as error:
             raise InputError(f"{name}, line {number}: expected numbers, got {list(entry.values())}.") from error
-        if corners:
-            numbers[2:] = [numbers[2] - numbers[0], numbers[3] - numbers[1]]
-        yield _make_row(cells["file"], frame, [*numbers, score], name)
-
-
-def _make_row(file: str, frame: int, box: Any, name: str) -> Row:
-    """Check a box x, y, w, h with or without a score."""
-    try:
-        x, y, w, h, score = (float(value) for value in ([*box, 1.0] if len(box) == 4 else box))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name}: expected x, y, w, h (and score) for {file!r}, got {box!r}.") from error
-    if not np.isfinite([x, y, w, h, score]).all() or w <= 0 or h <= 0:
-        raise InputError(f"{name}: expected a box with some area for {file!r}, got {box!r}. Remove it.")
-    return Row(file, frame, (x, y, x + w, y + h), score)
+        yield cells["file"], frame, [x, y, w - x, h - y, score] if corners else [x, y, w, h, score]

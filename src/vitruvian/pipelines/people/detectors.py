@@ -24,6 +24,8 @@ from vitruvian.results.base import People
 
 OnEmpty = Literal["whole", "none", "error"]
 BoxFormat = Literal["xyxy", "xywh"]
+Device = str | int | torch.device | None
+DType = str | torch.dtype | None
 _WHOLE_IMAGE = "whole picture"  # in results, which are saved with it
 
 
@@ -82,21 +84,11 @@ class FunctionDetector:
         return People(boxes_xyxy=table[:, :4].copy(), scores=scores.copy(), finder=self.name)
 
 
-class WholeImageDetector:
-    """Returns one person as large as the image."""
-
-    name = _WHOLE_IMAGE
-
-    def find(self, image: RgbImage, /) -> People:
-        """Return the box of the image."""
-        return whole_image((image.shape[0], image.shape[1]))
-
-
-def open_finder(
+def open_detector(
     spec: DetectorSpec | None,
     *,
-    device: str | int | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
+    device: Device = None,
+    dtype: DType = None,
     threshold: float | None = None,
 ) -> PeopleDetector:
     """Open a people detector.
@@ -111,7 +103,7 @@ def open_finder(
         threshold: Lowest score of a person; by default the detector's.
     """
     if spec is None or (isinstance(spec, str) and spec.lower() == "whole"):
-        return WholeImageDetector()
+        return FunctionDetector(lambda image: whole_image((image.shape[0], image.shape[1])), name=_WHOLE_IMAGE)
     if not isinstance(spec, str | Path):
         if isinstance(spec, PeopleDetector):
             return spec
@@ -119,7 +111,7 @@ def open_finder(
             return FunctionDetector(spec)
         raise InputError(
             f"finder: expected a name, a path, a function or an object with find(image), got {type(spec).__name__}. "
-            "See open_finder."
+            "See open_detector."
         )
     if not str(spec).strip():
         raise InputError('finder: expected a name or a path, got nothing. Use "whole" for the whole image.')
@@ -168,12 +160,12 @@ def detect_people(
         source: Name or path of the file, for detectors that look boxes up by it.
         frame: Frame number in a video.
         on_empty: What to return if there is no one: one person as large as the image, no one, or an error. The note of
-            the result tells.
+            the result states it.
         max_people: Maximum number of people, by score.
     """
     detected = run_detector(detector, image, source=source, frame=frame)
     size_hw = image.shape[0], image.shape[1]
-    boxes = clip_boxes(detected.boxes_xyxy, size_hw)  # [P, 4]
+    boxes = _clip_boxes(detected.boxes_xyxy, size_hw)  # [P, 4]
     with np.errstate(invalid="ignore"):
         valid = np.isfinite(boxes).all(1) & np.isfinite(detected.scores)  # [P]
         valid &= (boxes[:, 2:] - boxes[:, :2] >= 1).all(1)
@@ -195,7 +187,7 @@ def detect_people(
     return whole_image(size_hw, finder=detected.finder, score=0.0, note=f"{note}; looked at the whole picture")
 
 
-def clip_boxes(boxes_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> NDArray[np.float32]:
+def _clip_boxes(boxes_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> NDArray[np.float32]:
     """Clip boxes [P, 4] to an image."""
     height, width = size_hw
     clipped: NDArray[np.float32] = np.clip(boxes_xyxy, 0, np.array([width, height] * 2, np.float32)).astype(np.float32)
@@ -215,6 +207,11 @@ def whole_image(
     )
 
 
+def is_fallback(people: People) -> bool:
+    """Return whether no one was detected, and `people` is the whole image instead."""
+    return len(people) == 1 and people.scores[0] == 0 and people.note is not None
+
+
 def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, form: BoxFormat = "xywh") -> People:
     """Check boxes [P, 4] (or one box [4]) that a user passed for an image; return them in their order.
 
@@ -232,16 +229,15 @@ def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, form: BoxFo
     if form == "xywh":
         corners[:, 2:] += corners[:, :2]
     words = "x, y, width, height" if form == "xywh" else "x1, y1, x2, y2"
-    clipped = clip_boxes(corners, size_hw)  # [P, 4]
-    for number, (row, box, inside) in enumerate(zip(table, corners, clipped, strict=True)):
-        subject = f"boxes[{number}]: expected {words}"
+    clipped = _clip_boxes(corners, size_hw)  # [P, 4]
+    for number, (row, box, inside) in enumerate(zip(table.tolist(), corners, clipped, strict=True)):
+        problem = None
         if not np.isfinite(box).all():
-            raise InputError(f"{subject} as finite numbers, got {row.tolist()}.")
-        if not (box[2:] > box[:2]).all():
-            raise InputError(f"{subject} of a box with some area, got {row.tolist()}. Is it in another form?")
-        if not (inside[2:] > inside[:2]).all():
-            raise InputError(
-                f"{subject} of a box in the {size_hw[1]}×{size_hw[0]} image, got {row.tolist()}, which lies outside. "
-                "Boxes are in pixels of the upright source image."
-            )
+            problem = f"finite numbers, got {row}."
+        elif not (box[2:] > box[:2]).all():
+            problem = f"a box with some area, got {row}. Is it in another form?"
+        elif not (inside[2:] > inside[:2]).all():
+            problem = f"a box in the {size_hw[1]}×{size_hw[0]} image, got {row}, which is outside. Use source pixels."
+        if problem is not None:
+            raise InputError(f"boxes[{number}]: expected {words} of {problem}")
     return People(boxes_xyxy=corners, scores=np.ones(len(corners), np.float32), finder="given")

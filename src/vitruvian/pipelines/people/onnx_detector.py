@@ -1,6 +1,6 @@
 """People detector in an ONNX file, YOLOX or RTMDet, with onnxruntime.
 
-    image ── letterbox ──▶ [1, 3, H, W] ── session ──▶ outputs ── read_outputs ──▶ boxes ── NMS ──▶ People
+    image ── letterbox ──▶ [1, 3, H, W] ── session ──▶ outputs ── _read_outputs ──▶ boxes ── NMS ──▶ People
 
 Size, layout and data type of the input are read from the graph. YOLOX takes BGR values from 0 to 255, RTMDet normalized
 ones; which of the two a file holds is derived from its outputs, its name, or the names of its weights. Outputs are
@@ -31,6 +31,7 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.images.nms import box_nms
 from vitruvian.images.resize import fit_inside_hw, resize
+from vitruvian.pipelines.people.detectors import Device
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People
 
@@ -61,7 +62,7 @@ _DTYPES: dict[str, type[np.generic]] = {
 _YOLOX_STRIDES: tuple[tuple[int, ...], ...] = ((8, 16, 32), (8, 16, 32, 64))
 
 
-class InputLayout(NamedTuple):
+class _InputLayout(NamedTuple):
     """The input of a graph."""
 
     name: str
@@ -70,7 +71,7 @@ class InputLayout(NamedTuple):
     dtype: type[np.generic]
 
 
-class Detections(NamedTuple):
+class _Detections(NamedTuple):
     """Candidates of one image in pixels of the input."""
 
     boxes_xyxy: Floats  # [N, 4]
@@ -94,7 +95,7 @@ class OnnxDetector:
         *,
         threshold: float = 0.5,
         kind: DetectorKind | None = None,
-        device: str | int | torch.device | None = None,
+        device: Device = None,
     ) -> None:
         self.path = Path(path)
         self.name = self.path.name
@@ -107,10 +108,10 @@ class OnnxDetector:
 
     def find(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3], by score."""
-        pixels, inner_hw = letterbox(image, self.layout.size_hw)
+        pixels, inner_hw = _letterbox(image, self.layout.size_hw)
         values = self.session.run(None, {self.layout.name: self._to_input(pixels)})
         names = [output.name for output in self.session.get_outputs()]
-        detections = read_outputs(dict(zip(names, values, strict=True)), self.layout.size_hw, subject=self.name)
+        detections = _read_outputs(dict(zip(names, values, strict=True)), self.layout.size_hw, subject=self.name)
         boxes, scores = self._select(detections)
         height, width = image.shape[:2]
         scale = np.array([width / inner_hw[1], height / inner_hw[0]] * 2, np.float32)
@@ -126,7 +127,7 @@ class OnnxDetector:
             values = values.transpose(2, 0, 1)  # [3, H, W]
         return np.ascontiguousarray(values[None].astype(self.layout.dtype))  # [1, 3, H, W] or [1, H, W, 3]
 
-    def _select(self, detections: Detections) -> tuple[Floats, Floats]:
+    def _select(self, detections: _Detections) -> tuple[Floats, Floats]:
         """Apply the threshold, and NMS unless the graph includes it: [P, 4], [P]."""
         order = np.flatnonzero(detections.scores >= self.threshold)
         order = order[np.argsort(-detections.scores[order], kind="stable")][:_MAX_CANDIDATES]
@@ -137,7 +138,7 @@ class OnnxDetector:
         return boxes, scores
 
 
-def _open_session(path: Path, device: str | int | torch.device | None) -> Any:
+def _open_session(path: Path, device: Device) -> Any:
     """Open an ONNX file on a device."""
     try:
         import onnxruntime
@@ -150,7 +151,7 @@ def _open_session(path: Path, device: str | int | torch.device | None) -> Any:
     if kind not in (None, "cpu", "cuda", "mps"):
         raise InputError(f"device: expected cpu or cuda for an ONNX detector, got {device!r}.")
     if kind == "cuda" and "CUDAExecutionProvider" not in available:
-        raise InputError("device: 'cuda' asked for, but this onnxruntime has no CUDA. Install onnxruntime-gpu.")
+        raise InputError("device: expected an onnxruntime with CUDA, got one without. Install onnxruntime-gpu.")
     wanted = ["CUDAExecutionProvider"] if kind in (None, "cuda") else []
     providers = [provider for provider in [*wanted, "CPUExecutionProvider"] if provider in available]
     options = onnxruntime.SessionOptions()
@@ -164,7 +165,7 @@ def _open_session(path: Path, device: str | int | torch.device | None) -> Any:
         ) from error
 
 
-def _read_input(inputs: Sequence[Any], name: str) -> InputLayout:
+def _read_input(inputs: Sequence[Any], name: str) -> _InputLayout:
     """Read size, layout and data type of a graph's only input."""
     shapes = {entry.name: list(entry.shape) for entry in inputs}
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _DTYPES:
@@ -178,7 +179,7 @@ def _read_input(inputs: Sequence[Any], name: str) -> InputLayout:
         raise InputError(f"{name}: expected an input with 3 channels, got {shapes}.")
     sides = only.shape[1:3] if channels_last else only.shape[2:4]
     height, width = (side if isinstance(side, int) and side > 0 else _DEFAULT_SIDE for side in sides)
-    return InputLayout(only.name, (height, width), channels_last, _DTYPES[only.type])
+    return _InputLayout(only.name, (height, width), channels_last, _DTYPES[only.type])
 
 
 def _detect_kind(path: Path, output_shapes: Sequence[Sequence[object]]) -> DetectorKind:
@@ -198,7 +199,7 @@ def _detect_kind(path: Path, output_shapes: Sequence[Sequence[object]]) -> Detec
     )
 
 
-def letterbox(image: RgbImage, size_hw: tuple[int, int]) -> tuple[Floats, tuple[int, int]]:
+def _letterbox(image: RgbImage, size_hw: tuple[int, int]) -> tuple[Floats, tuple[int, int]]:
     """Resize an image to fit the top left of a grey one [H, W, 3], float32; return it and the resized size.
 
     Downsampling is antialiased, unlike in the training of these models, whose photographs were small.
@@ -210,28 +211,22 @@ def letterbox(image: RgbImage, size_hw: tuple[int, int]) -> tuple[Floats, tuple[
     return canvas, inner_hw
 
 
-# ------------------------------------------------------------------------------------------------------ outputs
-
-
-def read_outputs(outputs: Mapping[str, Array], size_hw: tuple[int, int], *, subject: str) -> Detections:
+def _read_outputs(outputs: Mapping[str, Array], size_hw: tuple[int, int], *, subject: str) -> _Detections:
     """Read a detector's outputs for one image."""
     arrays = [value[0] for value in outputs.values() if value.ndim >= 2 and value.shape[0] == 1]
-    tables = [array for array in arrays if array.ndim == 2]
     rows = [array for array in arrays if array.ndim == 1]
+    tables = [array.astype(np.float32) for array in arrays if array.ndim == 2]
     maps = [array.astype(np.float32) for array in arrays if array.ndim == 3]
-    packed = [table for table in tables if table.shape[1] == 5]
-    corners = [table for table in tables if table.shape[1] == 4]
-    detections: Detections | None = None
-    if len(packed) == 1 and len(tables) == 1:
-        detections = _packed_detections(packed[0].astype(np.float32), rows)
-    elif len(corners) == 1 and len(tables) == 1 and rows:
-        detections = _listed_detections(corners[0].astype(np.float32), rows)
-    elif len(corners) == 1 and len(tables) == 2:
-        scores = next(table for table in tables if table is not corners[0])
-        if len(scores) == len(corners[0]) and scores.shape[1] > _PERSON:
-            detections = Detections(corners[0].astype(np.float32), scores[:, _PERSON].astype(np.float32), False)
-    elif len(tables) == 1 and len(arrays) == 1 and tables[0].shape[1] > 5 + _PERSON:
-        detections = _yolox_detections(tables[0].astype(np.float32), size_hw)
+    tables.sort(key=lambda table: table.shape[1] != 4)  # corners first
+    widths = [table.shape[1] for table in tables]
+    detections: _Detections | None = None
+    if widths == [5] or (widths == [4] and rows):
+        detections = _final_detections(tables[0], rows)
+    elif len(widths) == 2 and widths[0] == 4 != widths[1]:
+        if len(tables[0]) == len(tables[1]) and widths[1] > _PERSON:
+            detections = _Detections(tables[0], tables[1][:, _PERSON], False)
+    elif len(tables) == len(arrays) == 1 and widths[0] > 5 + _PERSON:
+        detections = _yolox_detections(tables[0], size_hw)
     elif maps and len(maps) == len(arrays):
         detections = _map_detections(maps, size_hw)
     if detections is None:
@@ -243,30 +238,27 @@ def read_outputs(outputs: Mapping[str, Array], size_hw: tuple[int, int], *, subj
     return detections
 
 
-def _packed_detections(table: Floats, rows: Sequence[Array]) -> Detections | None:
-    """Read rows of corners and score [N, 5] with labels [N], or without in a model with one class."""
-    labels = [row for row in rows if len(row) == len(table)]
-    if len(labels) > 1 or len(labels) != len(rows):
-        return None
-    keep = np.isfinite(table).all(1) & (labels[0] == _PERSON if labels else True)  # [N]
-    return Detections(table[keep, :4], table[keep, 4], True)
+def _final_detections(table: Floats, rows: Sequence[Array]) -> _Detections | None:
+    """Read corners and scores after NMS: [N, 5], or [N, 4] and scores [N].
 
-
-def _listed_detections(corners: Floats, rows: Sequence[Array]) -> Detections | None:
-    """Read corners [N, 4] with scores [N], optional labels [N] and the number of valid rows [1]."""
-    long = [row for row in rows if len(row) == len(corners)]
-    counts = [row for row in rows if len(row) == 1 != len(corners) and np.issubdtype(row.dtype, np.integer)]
-    scores = [row for row in long if np.issubdtype(row.dtype, np.floating)]
-    labels = [row for row in long if np.issubdtype(row.dtype, np.integer)]
+    Labels [N] and the number of valid rows [1] may be missing.
+    """
+    integers = [row for row in rows if np.issubdtype(row.dtype, np.integer)]
+    labels = [row for row in integers if len(row) == len(table)]
+    scores = [row for row in rows if np.issubdtype(row.dtype, np.floating) and len(row) == len(table)]
+    if table.shape[1] == 5:
+        labels, scores = labels + scores, [table[:, 4]]
     if len(scores) != 1 or len(labels) > 1:
         return None
-    keep = labels[0] == _PERSON if labels else np.ones(len(corners), np.bool_)  # [N]
-    if counts:
-        keep &= np.arange(len(corners)) < int(counts[0][0])
-    return Detections(corners[keep], scores[0][keep].astype(np.float32), True)
+    valid = np.isfinite(table).all(1)  # [N]
+    if labels:
+        valid &= labels[0] == _PERSON
+    for count in (row for row in integers if len(row) == 1 != len(table)):
+        valid &= np.arange(len(table)) < int(count[0])
+    return _Detections(table[valid, :4], scores[0][valid].astype(np.float32), True)
 
 
-def _yolox_detections(table: Floats, size_hw: tuple[int, int]) -> Detections | None:
+def _yolox_detections(table: Floats, size_hw: tuple[int, int]) -> _Detections | None:
     """Read YOLOX's [N, 5 + K], and decode it unless the graph does."""
     grid = next((g for g in (_yolox_grid(size_hw, s) for s in _YOLOX_STRIDES) if len(g) == len(table)), None)
     if grid is None:
@@ -278,7 +270,7 @@ def _yolox_detections(table: Floats, size_hw: tuple[int, int]) -> Detections | N
         center_xy = (center_xy + grid[:, :2]) * strides
         size_wh = np.exp(size_wh) * strides
     boxes = np.concatenate((center_xy - size_wh / 2, center_xy + size_wh / 2), axis=1)  # [N, 4]
-    return Detections(boxes.astype(np.float32), table[:, 4] * table[:, 5 + _PERSON], False)
+    return _Detections(boxes.astype(np.float32), table[:, 4] * table[:, 5 + _PERSON], False)
 
 
 def _yolox_grid(size_hw: tuple[int, int], strides: Sequence[int]) -> Floats:
@@ -290,7 +282,7 @@ def _yolox_grid(size_hw: tuple[int, int], strides: Sequence[int]) -> Floats:
     return np.concatenate(levels)
 
 
-def _map_detections(maps: Sequence[Floats], size_hw: tuple[int, int]) -> Detections | None:
+def _map_detections(maps: Sequence[Floats], size_hw: tuple[int, int]) -> _Detections | None:
     """Read maps of class logits [K, h, w] and of distances [4, h, w], a pair for each level in any order."""
     boxes, scores = [], []
     for grid_hw in dict.fromkeys(one.shape[1:] for one in maps):
@@ -306,4 +298,4 @@ def _map_detections(maps: Sequence[Floats], size_hw: tuple[int, int]) -> Detecti
         level = np.concatenate((center_xy - distances[:2], center_xy + distances[2:]))  # [4, h, w]
         boxes.append(level.reshape(4, -1).T)  # [h·w, 4]
         scores.append(1 / (1 + np.exp(-classes[_PERSON].reshape(-1))))  # [h·w]
-    return Detections(np.concatenate(boxes), np.concatenate(scores).astype(np.float32), False)
+    return _Detections(np.concatenate(boxes), np.concatenate(scores).astype(np.float32), False)

@@ -9,7 +9,7 @@ are too small to detect.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ from vitruvian.images import resize
 from vitruvian.images.nms import box_nms
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection, decode_people
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.pipelines.canvas import Region, plan_tiles
+from vitruvian.pipelines.people.detectors import Device, DType
+from vitruvian.pipelines.regions import Region, plan_tiles
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People
 
@@ -41,8 +42,6 @@ class Sapiens2Detector:
         model: The model.
         processor: Its image processor, for the normalization of pixels.
         threshold: Lowest score of a person.
-        long_side: Long side of the resized image in pixels.
-        tiles: Whether to process tiles too; by default for elongated images.
         name: Its name in results.
     """
 
@@ -52,40 +51,26 @@ class Sapiens2Detector:
         processor: Sapiens2ImageProcessor,
         *,
         threshold: float = _THRESHOLD,
-        long_side: int = _LONG_SIDE,
-        tiles: bool | None = None,
         name: str = BUILTIN,
     ) -> None:
         if not 0 <= threshold <= 1:
             raise InputError(f"threshold: expected a score from 0 to 1, got {threshold}.")
-        if long_side < max(model.config.token_hw):
-            raise InputError(f"long_side: expected at least {max(model.config.token_hw)} pixels, got {long_side}.")
-        self.model, self.processor, self.threshold = model.eval(), processor, threshold
-        self.long_side, self.tiles, self.name = long_side, tiles, name
+        self.model, self.processor, self.threshold, self.name = model.eval(), processor, threshold, name
 
     @classmethod
-    def open(
-        cls,
-        source: str | Path = BUILTIN,
-        *,
-        device: str | int | torch.device | None = None,
-        dtype: str | torch.dtype | None = None,
-        threshold: float = _THRESHOLD,
-    ) -> Self:
+    def open(cls, source: str | Path, *, device: Device, dtype: DType, **options: Any) -> Self:
         """Load the model inside the package, or a packed checkpoint with a detection head."""
-        device_map = "auto" if device is None else None
         model = Sapiens2ForPeopleDetection.from_pretrained(
-            source, strict=True, dtype=dtype, device=device, device_map=device_map
+            source, strict=True, dtype=dtype, device=device, device_map="auto" if device is None else None
         )
-        processor = Sapiens2ImageProcessor.from_pretrained(source)
-        name = source if source == BUILTIN else Path(source).name
-        return cls(model, processor, threshold=threshold, name=str(name))
+        name = str(source) if source == BUILTIN else Path(source).name
+        return cls(model, Sapiens2ImageProcessor.from_pretrained(source), name=name, **options)
 
     def find(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3], by score."""
         pixels = as_tensor(image).permute(2, 0, 1)  # [3, H, W]
         boxes, scores = self._detect(pixels)
-        for tile in self._plan_tiles((image.shape[0], image.shape[1])):
+        for tile in _extra_tiles((image.shape[0], image.shape[1])):
             tile_boxes, tile_scores = self._detect_in_tile(pixels, tile)
             boxes, scores = torch.cat([boxes, tile_boxes]), torch.cat([scores, tile_scores])
         selected = box_nms(boxes, scores, _NMS_IOU)
@@ -109,37 +94,28 @@ class Sapiens2Detector:
         """Return boxes and scores of people in a tile, without those that an edge inside the image may cut."""
         top, left, height, width = (int(number) for number in tile)
         boxes, scores = self._detect(tile.crop(pixels))
-        H, W = pixels.shape[1:]
-        margin_x, margin_y = _EDGE_MARGIN * width, _EDGE_MARGIN * height
-        uncut = torch.ones_like(scores, dtype=torch.bool)
-        for clear, is_inner_edge in (
-            (boxes[:, 0] > margin_x, left > 0),
-            (boxes[:, 1] > margin_y, top > 0),
-            (boxes[:, 2] < width - margin_x, left + width < W),
-            (boxes[:, 3] < height - margin_y, top + height < H),
-        ):
-            uncut &= clear | (not is_inner_edge)
+        margin = boxes.new_tensor([width, height]) * _EDGE_MARGIN  # [2]
+        ends = boxes.new_tensor([width, height]) - margin  # [2]
+        at_start = boxes.new_tensor([left == 0, top == 0], dtype=torch.bool)  # [2], edges of the image
+        at_end = boxes.new_tensor([left + width == pixels.shape[2], top + height == pixels.shape[1]], dtype=torch.bool)
+        uncut = ((boxes[:, :2] > margin) | at_start).all(1) & ((boxes[:, 2:] < ends) | at_end).all(1)  # [n]
         return boxes[uncut] + boxes.new_tensor([left, top, left, top]), scores[uncut]
-
-    def _plan_tiles(self, size_hw: tuple[int, int]) -> list[Region]:
-        """Return the tiles to process in addition to the whole image."""
-        short, long = min(size_hw), max(size_hw)
-        elongated = long >= _ELONGATED * short
-        if not (elongated if self.tiles is None else self.tiles):
-            return []
-        if elongated:
-            tile_long = min(long, round(short * _TILE_ASPECT))
-            tile_hw = (short, tile_long) if size_hw[1] == long else (tile_long, short)
-        else:  # 2 × 2 tiles that overlap
-            tile_hw = (-(-size_hw[0] * 5 // 8), -(-size_hw[1] * 5 // 8))
-        tiles = plan_tiles(size_hw, tile_hw, overlap=0.5 if elongated else 0.25)
-        return tiles if len(tiles) > 1 else []
 
     def _input_hw(self, size_hw: tuple[int, int]) -> tuple[int, int]:
         """Return the size to resize an image to: whole patches, in nearly its aspect ratio."""
-        scale = self.long_side / max(size_hw)
+        scale = _LONG_SIDE / max(size_hw)
         height, width = (
             max(step, round(side * scale / step) * step)
             for side, step in zip(size_hw, self.model.config.token_hw, strict=True)
         )
         return height, width
+
+
+def _extra_tiles(size_hw: tuple[int, int]) -> list[Region]:
+    """Return the tiles to process in addition to the whole image if it is elongated."""
+    short, long = min(size_hw), max(size_hw)
+    if long < _ELONGATED * short:
+        return []
+    tile_long = min(long, round(short * _TILE_ASPECT))
+    tile_hw = (short, tile_long) if size_hw[1] == long else (tile_long, short)
+    return plan_tiles(size_hw, tile_hw, overlap=0.5)

@@ -2,14 +2,14 @@
 
     image ── processor, model ──▶ queries ── class person ──▶ masks ── bounding boxes ──▶ People
 
-Only masks of people are computed, at no more than a megapixel. Specks far from the body are ignored.
+Only masks of people are computed, at no more than a megapixel. Small components far from the body are ignored.
 """
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -24,12 +24,13 @@ from vitruvian.model import Model
 from vitruvian.models.mask_classification.outputs import QueryLogits
 from vitruvian.models.mask_classification.processing import MaskProcessor
 from vitruvian.models.mask_classification.segments import SmallMask, Thresholds, instance_masks
+from vitruvian.pipelines.people.detectors import Device, DType
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People
 
 _MAX_PIXELS = 1 << 20
 _MIN_VISIBLE = 0.5  # minimum share of its mask that a person retains against those with a higher score
-_MIN_COMPONENT = 0.05  # share of a mask's pixels below which a separate component is a speck
+_MIN_COMPONENT = 0.05  # share of a mask's pixels below which a separate component is ignored
 
 
 class SegmentationDetector:
@@ -57,21 +58,12 @@ class SegmentationDetector:
         self.name = name or type(model).__name__
 
     @classmethod
-    def open(
-        cls,
-        model: str | Path,
-        *,
-        device: str | int | torch.device | None = None,
-        dtype: str | torch.dtype | None = None,
-        threshold: float = 0.5,
-    ) -> Self:
+    def open(cls, source: str | Path, *, device: Device, dtype: DType, **options: Any) -> Self:
         """Load a checkpoint: a folder or a Hub name."""
-        device_map = "auto" if device is None else None
-        loaded = AutoModelForUniversalSegmentation.from_pretrained(
-            model, strict=True, dtype=dtype, device=device, device_map=device_map
+        model = AutoModelForUniversalSegmentation.from_pretrained(
+            source, strict=True, dtype=dtype, device=device, device_map="auto" if device is None else None
         )
-        processor = AutoImageProcessor.from_pretrained(model)
-        return cls(loaded, processor, threshold=threshold, name=Path(model).name)
+        return cls(model, AutoImageProcessor.from_pretrained(source), name=Path(source).name, **options)
 
     @torch.inference_mode()
     def find(self, image: RgbImage, /) -> People:

@@ -10,7 +10,8 @@ All filters use the times of frames in seconds, so smoothing does not depend on 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar, TypeVar
@@ -43,29 +44,44 @@ _CUT_DIFFERENCE, _CUT_RATIO = 18.0, 3.0
 _CUT_GRID_HW = (18, 32)
 
 
-class _Filter:
-    """A filter whose state is the attributes in `names`; the first is None until there is a value."""
+class Stateful:
+    """Stores its state as arrays: the attributes in `state_fields`, those that are `Stateful` themselves nested."""
 
-    names: ClassVar[tuple[str, ...]]
-
-    def reset(self) -> None:
-        """Restart with the next value, as after a scene cut."""
-        setattr(self, self.names[0], None)
+    state_fields: ClassVar[tuple[str, ...]]
 
     def state(self) -> State:
-        """Return the state as arrays, for `restore`."""
-        if getattr(self, self.names[0]) is None:
-            return {}
-        return {name: np.asarray(getattr(self, name)) for name in self.names}
+        """Return the state, for `restore`."""
+        state: State = {}
+        for name in self.state_fields:
+            value = getattr(self, name)
+            if isinstance(value, Stateful):
+                state |= prefixed(f"{name}.", value.state())
+            elif value is not None:
+                state[name] = np.array(value)
+        return state
 
-    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+    def restore(self, state: State) -> None:
         """Continue from what `state` returned."""
-        self.reset()
-        for name in self.names if state else ():
-            setattr(self, name, np.array(state[name])[()])  # arrays without dimensions become numbers
+        for name in self.state_fields:
+            value = getattr(self, name)
+            if isinstance(value, Stateful):
+                value.restore(substate(f"{name}.", state))
+            else:
+                array = state.get(name)
+                setattr(self, name, array.item() if array is not None and array.ndim == 0 else array)
 
 
-class OneEuroFilter:
+def prefixed(prefix: str, state: State) -> State:
+    """Return a state with a prefix before the names of its entries."""
+    return {prefix + name: value for name, value in state.items()}
+
+
+def substate(prefix: str, state: State) -> State:
+    """Return the entries whose names start with a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+class OneEuroFilter(Stateful):
     """The One-Euro filter of Casiez, Roussel and Vogel (CHI 2012) for vectors along the last axis of an array.
 
     cutoff = min_cutoff + beta · ‖velocity‖; a step is x̂ ← α x + (1 − α) x̂ with α = 1 / (1 + 1 / (2π · cutoff · Δt)).
@@ -74,11 +90,16 @@ class OneEuroFilter:
         min_cutoff: Cutoff in hertz at rest; lower has less jitter.
         beta: Increase of the cutoff in hertz per unit of speed; higher has less lag.
         d_cutoff: Cutoff in hertz of the velocity.
+
+    Attributes:
+        unit: Unit of length; speeds are in units per second.
     """
+
+    state_fields = ("unit", "time", "values", "velocities", "confidence", "velocity_confidence")
 
     def __init__(self, *, min_cutoff: float = 1.0, beta: float = 0.0, d_cutoff: float = 1.0) -> None:
         self._min_cutoff, self._beta, self._d_cutoff = min_cutoff, beta, d_cutoff
-        self.time = 0.0
+        self.unit, self.time = 1.0, 0.0
         self.values = self.velocities = self.confidence = self.velocity_confidence = np.zeros(0)
 
     def restart(self, values: Floats, time: float, confidence: Floats) -> None:
@@ -86,11 +107,10 @@ class OneEuroFilter:
         self.time, self.values, self.velocities = time, values.copy(), np.zeros_like(values)
         self.confidence, self.velocity_confidence = confidence.copy(), confidence.copy()
 
-    def step(self, values: Floats, time: float, confidence: Floats, *, unit: float = 1.0) -> Floats:
+    def step(self, values: Floats, time: float, confidence: Floats) -> Floats:
         """Return smoothed values [..., D] at a later time.
 
-        Values are weighted by their `confidence`, from 0 to 1; with a constant one this is the published filter. Speeds
-        are in `unit`s per second.
+        Values are weighted by their `confidence`, from 0 to 1; with a constant one this is the published filter.
         """
         step = max(time - self.time, 1e-6)
         self.time = time
@@ -102,7 +122,7 @@ class OneEuroFilter:
             _low_pass_alpha(self._d_cutoff, step),
         )
         speed = np.linalg.norm(self.velocities, axis=-1, keepdims=True)
-        alpha = _low_pass_alpha(self._min_cutoff + self._beta * speed / unit, step)
+        alpha = _low_pass_alpha(self._min_cutoff + self._beta * speed / self.unit, step)
         self.values, self.confidence = _weighted_step(self.values, self.confidence, values, confidence, alpha)
         return self.values.copy()
 
@@ -121,7 +141,7 @@ def _weighted_step(
     return (old_weight * old + alpha * confidence * new) / total, total
 
 
-class KeypointSmoother:
+class KeypointSmoother(Stateful):
     """Smooths the keypoints of each person with a One-Euro filter.
 
     Speeds are in body sizes per second, so smoothing does not depend on the distance of people or the size of images.
@@ -130,8 +150,7 @@ class KeypointSmoother:
 
     def __init__(self) -> None:
         self._new_filter = partial(OneEuroFilter, min_cutoff=_MIN_CUTOFF, beta=_BETA, d_cutoff=_VELOCITY_CUTOFF)
-        self._people: dict[int, OneEuroFilter] = {}
-        self._sizes: dict[int, float] = {}  # in pixels
+        self._people: dict[int, OneEuroFilter] = {}  # their unit is the size of the body in pixels
 
     def __call__(
         self,
@@ -144,17 +163,12 @@ class KeypointSmoother:
 
         People with the identity -1 are not smoothed.
         """
-        if keypoints.ndim != 3 or keypoints.shape[:2] != scores.shape or len(ids) != len(keypoints):
-            raise InputError(
-                f"keypoints, scores, ids: expected the shapes [P, J, 2], [P, J] and [P], got {list(keypoints.shape)}, "
-                f"{list(scores.shape)} and [{len(ids)}]."
-            )
         smooth = keypoints.astype(np.float32)
         for row, number in enumerate(int(one) for one in ids):
             if number != _UNTRACKED:
                 smooth[row] = self._smooth_person(number, keypoints[row].astype(np.float64), scores[row], time)
         for number in [n for n, one in self._people.items() if not 0 <= time - one.time <= _MAX_GAP]:
-            del self._people[number], self._sizes[number]
+            del self._people[number]
         return smooth
 
     def _smooth_person(self, number: int, points: Floats, scores: NDArray[np.float32], time: float) -> Floats:
@@ -164,50 +178,38 @@ class KeypointSmoother:
         confidence = np.where(known, confidence, _MIN_CONFIDENCE)  # [J, 1]
         both_axes = np.broadcast_to(confidence, points.shape)  # [J, 2]
         person = self._people.setdefault(number, self._new_filter())
-        if person.values.shape != points.shape or self._is_new(number, points, confidence, time):
-            self._sizes[number] = _body_size(points, confidence)
+        size = _body_size(points, confidence)
+        if person.values.shape != points.shape or _is_new(person, points, confidence, time):
+            person.unit = size
             person.restart(np.where(known, points, 0), time, both_axes)
             return points
-        self._sizes[number] += 0.1 * (_body_size(points, confidence) - self._sizes[number])
-        smooth = person.step(np.where(known, points, person.values), time, both_axes, unit=self._sizes[number])
-        return np.where(known, smooth, np.nan)
-
-    def _is_new(self, number: int, points: Floats, confidence: Floats, time: float) -> bool:
-        """Return whether a person's state does not apply to these keypoints, after a gap or a jump."""
-        person, size = self._people[number], self._sizes[number]
-        if not 0 <= time - person.time <= _MAX_GAP:
-            return True
-        reliable = (confidence[:, 0] >= 1) & (person.confidence[:, 0] > 0.5)
-        distance = np.linalg.norm(points - person.values, axis=-1)[reliable] / size
-        return bool(len(distance)) and float(np.median(distance)) > _MAX_JUMP
+        person.unit += 0.1 * (size - person.unit)
+        return np.where(known, person.step(np.where(known, points, person.values), time, both_axes), np.nan)
 
     def reset(self) -> None:
         """Restart the filters of all people, as after a scene cut."""
         self._people.clear()
-        self._sizes.clear()
 
     def state(self) -> State:
-        """Return the state as arrays, for `restore`."""
-        people = list(self._people.values())
-        stacked: State = {name: np.array([getattr(one, name) for one in people]) for name in _STATE_ARRAYS}
-        return stacked | {
-            "ids": np.array(list(self._people), np.int64),
-            "times": np.array([one.time for one in people]),
-            "sizes": np.array([self._sizes[number] for number in self._people]),
-        }
+        """Return the state, for `restore`."""
+        states = (prefixed(f"{number}.", person.state()) for number, person in self._people.items())
+        return dict(ChainMap(*states))
 
-    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+    def restore(self, state: State) -> None:
         """Continue from what `state` returned."""
         self.reset()
-        for row, number in enumerate(state["ids"].tolist()):
-            person = self._people[number] = self._new_filter()
-            person.time = float(state["times"][row])
-            for name in _STATE_ARRAYS:
-                setattr(person, name, np.array(state[name][row]))
-            self._sizes[number] = float(state["sizes"][row])
+        for number in dict.fromkeys(name.partition(".")[0] for name in state):
+            self._people[int(number)] = self._new_filter()
+            self._people[int(number)].restore(substate(f"{number}.", state))
 
 
-_STATE_ARRAYS = ("values", "velocities", "confidence", "velocity_confidence")
+def _is_new(person: OneEuroFilter, points: Floats, confidence: Floats, time: float) -> bool:
+    """Return whether a person's filter does not apply to keypoints [J, 2], after a gap or a jump."""
+    if not 0 <= time - person.time <= _MAX_GAP:
+        return True
+    reliable = (confidence[:, 0] >= 1) & (person.confidence[:, 0] > 0.5)
+    distance = np.linalg.norm(points - person.values, axis=-1)[reliable] / person.unit
+    return bool(len(distance)) and float(np.median(distance)) > _MAX_JUMP
 
 
 def _body_size(points: Floats, confidence: Floats) -> float:
@@ -217,14 +219,14 @@ def _body_size(points: Floats, confidence: Floats) -> float:
     return max(1.0, float(np.ptp(chosen, axis=0).max())) if len(chosen) else 1.0
 
 
-class ExponentialAverage(_Filter):
+class ExponentialAverage(Stateful):
     """Exponential moving average of a number; non-finite values have no weight.
 
     Args:
         time_constant: Seconds after which the weight of an old value is 1 / e.
     """
 
-    names = ("value", "time")
+    state_fields = ("value", "time")
 
     def __init__(self, time_constant: float = 0.5) -> None:
         self.time_constant = time_constant
@@ -239,32 +241,34 @@ class ExponentialAverage(_Filter):
         self.value, self.time = value, time
         return value
 
+    def reset(self) -> None:
+        """Restart with the next value, as after a scene cut."""
+        self.value = None
 
-class DenseSmoother(_Filter):
+
+class DenseSmoother(Stateful):
     """Averages maps over time in static areas of the image.
 
-    In areas where the image differs from its own average, only the newest map counts.
+    In areas where the image differs from its average, only the newest map counts.
 
     Args:
         time_constant: Seconds after which the weight of an old map is 1 / e, in static areas.
         unit: Whether maps are unit vectors.
     """
 
-    names = ("average", "grey", "time")
+    state_fields = ("average", "grey", "time")
 
     def __init__(self, time_constant: float = 0.2, *, unit: bool = False) -> None:
         self.time_constant, self.unit = time_constant, unit
         self.average: NDArray[np.float32] | None = None
-        self.grey: NDArray[np.float32] | None = None
+        self.grey: NDArray[np.float32] = np.zeros((0, 0), np.float32)  # average of the image
         self.time = 0.0
 
     def __call__(self, values: NDArray[np.floating], image: RgbImage, time: float) -> NDArray[np.float32]:
         """Return a map [H, W] or [H, W, C] averaged with earlier ones, from its image [H, W, 3] and its time."""
-        if values.ndim not in (2, 3) or values.shape[:2] != image.shape[:2]:
-            raise InputError(f"values: expected a map of the image's {image.shape[:2]}, got {list(values.shape)}.")
         newest = values.astype(np.float32)
         grey = _small_grey(image, (max(1, image.shape[0] // _CELL), max(1, image.shape[1] // _CELL)))
-        if self.average is None or self.grey is None or self.average.shape != newest.shape or time < self.time:
+        if self.average is None or self.average.shape != newest.shape or time < self.time:
             self.average, self.grey, self.time = newest, grey, time
             return newest.copy()
         decay = math.exp(-(time - self.time) / self.time_constant)
@@ -272,20 +276,23 @@ class DenseSmoother(_Filter):
         old_weight = (decay * (1 - moved)).astype(np.float32)  # [h, w]
         self.grey = grey + old_weight * (self.grey - grey)
         large = resize(torch.from_numpy(old_weight)[None], (values.shape[0], values.shape[1]))[0].numpy()  # [H, W]
-        mixed: NDArray[np.float32] = newest + (large if newest.ndim == 2 else large[..., None]) * (
-            self.average - newest
-        )
+        large = large.reshape(*large.shape, *[1] * (newest.ndim - 2))  # [H, W] or [H, W, 1]
+        mixed: NDArray[np.float32] = newest + large * (self.average - newest)
         mixed = np.where(np.isfinite(mixed), mixed, newest)
         if self.unit:
             mixed = mixed / np.maximum(np.linalg.norm(mixed, axis=-1, keepdims=True), 1e-12)
         self.average, self.time = mixed, time
         return mixed.copy()
 
+    def reset(self) -> None:
+        """Restart with the next map, as after a scene cut."""
+        self.average = None
 
-class SceneCuts(_Filter):
+
+class SceneCuts(Stateful):
     """Detects scene cuts: an image that differs from the one before far more than recent ones did."""
 
-    names = ("last", "average")
+    state_fields = ("last", "average")
 
     def __init__(self) -> None:
         self.last: NDArray[np.float32] | None = None
@@ -301,26 +308,18 @@ class SceneCuts(_Filter):
         return cut
 
 
-class ResultSmoother:
+class ResultSmoother(Stateful):
     """Smooths the results of any task, which must come in order and hold their images.
 
     Keypoints are smoothed for each identity; normals, albedo, mattes and points in static areas of the image; the scale
     of points over half a second. Labels and masks are not smoothed. All filters restart after a scene cut.
     """
 
+    state_fields = ("_cuts", "_keypoints", "_scale", "_maps", "_vectors")
+
     def __init__(self) -> None:
-        self._cuts = SceneCuts()
-        self._keypoints = KeypointSmoother()
-        self._scale = ExponentialAverage(0.5)
-        self._maps = DenseSmoother()
-        self._vectors = DenseSmoother(unit=True)
-        self._parts: dict[str, _Filter | KeypointSmoother] = {
-            "cuts": self._cuts,
-            "keypoints": self._keypoints,
-            "scale": self._scale,
-            "maps": self._maps,
-            "vectors": self._vectors,
-        }
+        self._cuts, self._keypoints, self._scale = SceneCuts(), KeypointSmoother(), ExponentialAverage(0.5)
+        self._maps, self._vectors = DenseSmoother(), DenseSmoother(unit=True)
 
     def __call__(self, result: Result) -> Result:
         """Return a result smoothed with those before it."""
@@ -328,9 +327,8 @@ class ResultSmoother:
             raise InputError("smoothing: expected results with their image and time. Use keep_image=True on a video.")
         image, time = result.image, result.time
         if self._cuts(image):
-            for name, part in self._parts.items():
-                if name != "cuts":
-                    part.reset()
+            for smoother in (self._keypoints, self._scale, self._maps, self._vectors):
+                smoother.reset()
         if isinstance(result, Pose):
             ids = None if result.people is None else result.people.ids
             numbers = np.arange(len(result.keypoints)) if ids is None else ids
@@ -349,20 +347,6 @@ class ResultSmoother:
                 points, scale = points * np.float32(scale / smooth_scale), smooth_scale
             return replace(result, points=self._maps(points, image, time), scale=scale)
         return result
-
-    def state(self) -> State:
-        """Return the state as arrays, for `restore`."""
-        return {f"{name}_{key}": value for name, part in self._parts.items() for key, value in part.state().items()}
-
-    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
-        """Continue from what `state` returned."""
-        for name, part in self._parts.items():
-            part.restore(substate(state, f"{name}_"))
-
-
-def substate(state: Mapping[str, NDArray[np.generic]], prefix: str) -> State:
-    """Return the entries whose names start with a prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 def _small_grey(image: RgbImage, size_hw: tuple[int, int]) -> NDArray[np.float32]:

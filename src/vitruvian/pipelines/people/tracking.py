@@ -10,9 +10,6 @@ person is remembered for a while. The state is one array of T tracks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -20,7 +17,7 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.ops.assignment import assign
 from vitruvian.pipelines.people.detectors import PeopleDetector, run_detector
-from vitruvian.pipelines.people.smoothing import SceneCuts, State, substate
+from vitruvian.pipelines.people.smoothing import SceneCuts, State, Stateful
 from vitruvian.results.base import People
 
 Floats = NDArray[np.float64]
@@ -51,15 +48,7 @@ _INFEASIBLE = 1e6  # cost of a pair below the minimum IoU
 _GROWTH = 0.03  # of a predicted box for each frame since the last detection
 
 
-class Tracks(NamedTuple):
-    """Predicted positions of people."""
-
-    ids: Ids  # [T]
-    boxes_xyxy: NDArray[np.float32]  # [T, 4]
-    scores: NDArray[np.float32]  # [T], of the last detection
-
-
-class Tracker:
+class Tracker(Stateful):
     """Assigns identities to people in a video.
 
     Call `update` for each frame with detections, and `predict` for each frame without.
@@ -68,6 +57,8 @@ class Tracker:
         max_age: Steps for which an occluded person is remembered.
         max_occluded: Maximum number of occluded people to remember; those occluded longest are dropped first.
     """
+
+    state_fields = ("tracks", "next_id")
 
     def __init__(self, *, max_age: float = 30.0, max_occluded: int = 256) -> None:
         self.max_age, self.max_occluded = max_age, max_occluded
@@ -84,7 +75,13 @@ class Tracker:
         Returns:
             Identities int64 [P]; -1 for boxes whose score is too low to start a track.
         """
-        boxes, confidence = _check_people(boxes_xyxy, scores)
+        boxes, confidence = np.asarray(boxes_xyxy, np.float64), np.asarray(scores, np.float64)
+        boxes = boxes.reshape(0, 4) if boxes.size == 0 else boxes
+        if boxes.ndim != 2 or boxes.shape[1] != 4 or confidence.shape != (len(boxes),):
+            shapes = f"{list(boxes.shape)} and {list(confidence.shape)}"
+            raise InputError(f"boxes_xyxy, scores: expected the shapes [P, 4], [P], got {shapes}.")
+        if not np.isfinite([*boxes.T, confidence]).all() or not (boxes[:, 2:] > boxes[:, :2]).all():
+            raise InputError("boxes_xyxy, scores: expected finite boxes with some area. Drop the others first.")
         self._advance()
         tracks = self.tracks
         ids = np.full(len(boxes), _UNTRACKED, np.int64)
@@ -98,11 +95,11 @@ class Tracker:
             unmatched = unmatched[~np.isin(tracks["id"][unmatched], ids)]
 
         high = np.flatnonzero(confidence >= _HIGH_SCORE)
-        similarity = box_iou(_to_corners(tracks["box"]), boxes[high])  # [T, P]
+        similarity = _box_iou(_to_corners(tracks["box"]), boxes[high])  # [T, P]
         match(unmatched, high, similarity * np.where(visible, 1, _OCCLUDED_DISCOUNT)[:, None], _MIN_IOU)
         low = np.flatnonzero((confidence >= _LOW_SCORE) & (confidence < _HIGH_SCORE))
         candidates = unmatched[visible[unmatched]]
-        match(candidates, low, box_iou(_to_corners(tracks["box"][candidates]), boxes[low]), _LOW_SCORE_IOU)
+        match(candidates, low, _box_iou(_to_corners(tracks["box"][candidates]), boxes[low]), _LOW_SCORE_IOU)
         rest = high[ids[high] == _UNTRACKED]
         match(unmatched, rest, _enlarged_iou(tracks["box"][unmatched], boxes[rest]), _ENLARGED_IOU)
 
@@ -113,28 +110,17 @@ class Tracker:
         ids[new] = self._start(boxes[new], confidence[new])
         return ids
 
-    def predict(self) -> Tracks:
-        """Advance by a frame without detections, and return the predicted boxes of visible people."""
+    def predict(self) -> tuple[Ids, Floats, Floats]:
+        """Advance by a frame without detections; return visible people: ids [T], predicted boxes [T, 4], scores [T]."""
         visible = self.tracks["age"] <= 0
         self._advance()
         self.tracks["age"][visible] = 0
         shown = self.tracks[visible]
-        boxes = _to_corners(shown["box"]).astype(np.float32)
-        return Tracks(shown["id"], boxes, shown["score"].astype(np.float32))
+        return shown["id"], _to_corners(shown["box"]), shown["score"]
 
     def reset(self) -> None:
         """Drop all tracks, as after a scene cut. Identities are not reused."""
         self.tracks = self.tracks[:0]
-
-    def state(self) -> State:
-        """Return the state as arrays, for `restore`."""
-        return {"tracks": self.tracks.copy(), "next_id": np.array(self.next_id)}
-
-    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
-        """Continue from what `state` returned."""
-        self.tracks, self.next_id = np.array(state["tracks"], _TRACK), int(state["next_id"])
-
-    # ------------------------------------------------------------------------------------------------ Kalman filter
 
     def _advance(self) -> None:
         """Predict all tracks one step ahead: constant velocity, growing covariance."""
@@ -189,7 +175,7 @@ class Tracker:
         self.tracks = np.delete(self.tracks, np.setdiff1d(unmatched, newest))
 
 
-class TrackedDetector:
+class TrackedDetector(Stateful):
     """A people detector for the frames of one video, in order, that assigns identities.
 
     Args:
@@ -198,6 +184,8 @@ class TrackedDetector:
         checkpoint_every: Store the state before each frame whose number is a multiple of this, for `state_before`; 0
             for none.
     """
+
+    state_fields = ("_tracker", "_cuts", "_since", "_number")
 
     def __init__(self, detector: PeopleDetector, *, every: int = 1, checkpoint_every: int = 0) -> None:
         if every < 1 or checkpoint_every < 0:
@@ -240,32 +228,21 @@ class TrackedDetector:
         )
 
     def _predict(self) -> People:
-        tracks = self._tracker.predict()
-        center = (tracks.boxes_xyxy[:, :2] + tracks.boxes_xyxy[:, 2:]) / 2  # [P, 2]
-        half = (tracks.boxes_xyxy[:, 2:] - center) * (1 + _GROWTH * self._since)
-        boxes = np.concatenate((center - half, center + half), axis=1).astype(np.float32)
-        return People(boxes_xyxy=boxes, scores=tracks.scores, ids=tracks.ids, finder=self.name)
+        ids, corners, scores = self._tracker.predict()
+        boxes = _to_centers(corners)
+        boxes[:, 2:] *= 1 + _GROWTH * self._since
+        return People(
+            boxes_xyxy=_to_corners(boxes).astype(np.float32),
+            scores=scores.astype(np.float32),
+            ids=ids,
+            finder=self.name,
+        )
 
     def state_before(self, frame: int) -> State:
         """Return the state before a frame, and drop older checkpoints."""
         state = self._checkpoints.get(frame, self.state())
         self._checkpoints = {number: state for number, state in self._checkpoints.items() if number > frame}
         return state
-
-    def state(self) -> State:
-        """Return the state as arrays, for `restore`."""
-        tracker = {f"tracker_{name}": value for name, value in self._tracker.state().items()}
-        cuts = {f"cuts_{name}": value for name, value in self._cuts.state().items()}
-        return tracker | cuts | {"since": np.array(self._since), "number": np.array(self._number)}
-
-    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
-        """Continue from what `state` returned."""
-        self._tracker.restore(substate(state, "tracker_"))
-        self._cuts.restore(substate(state, "cuts_"))
-        self._since, self._number = int(state["since"]), int(state["number"])
-
-
-# ------------------------------------------------------------------------------------------------------ matching
 
 
 def _enlarged_iou(tracks: Floats, boxes: Floats) -> Floats:
@@ -274,7 +251,7 @@ def _enlarged_iou(tracks: Floats, boxes: Floats) -> Floats:
     ratio = enlarged[:, None, 3] / measured[None, :, 3]  # [T, P]
     enlarged[:, 2:] *= 1 + 2 * _ENLARGEMENT
     measured[:, 2:] *= 1 + 2 * _ENLARGEMENT
-    return np.where((ratio > 0.5) & (ratio < 2), box_iou(_to_corners(enlarged), _to_corners(measured)), 0)
+    return np.where((ratio > 0.5) & (ratio < 2), _box_iou(_to_corners(enlarged), _to_corners(measured)), 0)
 
 
 def _best_pairs(similarity: Floats, min_similarity: float) -> list[tuple[int, int]]:
@@ -284,7 +261,7 @@ def _best_pairs(similarity: Floats, min_similarity: float) -> list[tuple[int, in
     return [(row, column) for row, column in pairs.tolist() if similarity[row, column] >= min_similarity]
 
 
-def box_iou(one: Floats, other: Floats) -> Floats:
+def _box_iou(one: Floats, other: Floats) -> Floats:
     """Return the IoU of every two boxes: [T, 4], [P, 4] -> [T, P]."""
     low = np.maximum(one[:, None, :2], other[None, :, :2])  # [T, P, 2]
     high = np.minimum(one[:, None, 2:], other[None, :, 2:])
@@ -303,17 +280,3 @@ def _to_centers(corners: Floats) -> Floats:
 def _to_corners(centers: Floats) -> Floats:
     """Convert centre x, centre y, width and height to corners: [P, 4] -> [P, 4]."""
     return np.concatenate((centers[:, :2] - centers[:, 2:] / 2, centers[:, :2] + centers[:, 2:] / 2), axis=1)
-
-
-def _check_people(boxes_xyxy: ArrayLike, scores: ArrayLike) -> tuple[Floats, Floats]:
-    """Check the boxes [P, 4] and scores [P] of a frame."""
-    boxes, confidence = np.asarray(boxes_xyxy, np.float64), np.asarray(scores, np.float64)
-    boxes = boxes.reshape(0, 4) if boxes.size == 0 else boxes
-    if boxes.ndim != 2 or boxes.shape[1] != 4 or confidence.shape != (len(boxes),):
-        raise InputError(
-            "boxes_xyxy, scores: expected the shapes [P, 4], [P], got "
-            f"{list(boxes.shape)} and {list(confidence.shape)}."
-        )
-    if not np.isfinite(boxes).all() or not np.isfinite(confidence).all() or not (boxes[:, 2:] > boxes[:, :2]).all():
-        raise InputError("boxes_xyxy, scores: expected finite boxes with some area. Drop the others first.")
-    return boxes, confidence

@@ -24,11 +24,10 @@ from vitruvian.model import Model
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import Options, PeopleOptions, ResultFields, TaskPipeline, people_to_crop
-from vitruvian.pipelines.canvas import Blend, Canvas, Region, plan_tiles
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
-from vitruvian.pipelines.people.crops import boxes_xywh, crop_regions
-from vitruvian.pipelines.people.detectors import OnEmpty, PeopleDetector, whole_image
+from vitruvian.pipelines.people.detectors import PeopleDetector, is_fallback, whole_image
+from vitruvian.pipelines.regions import Blend, Region, RegionBlender, boxes_xywh, crop_regions, plan_tiles
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Result
 
@@ -97,16 +96,9 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         processor: Sapiens2ImageProcessor = super().load_processor(source, **hub)
         return processor.with_options(do_pad=True) if packed_tasks(source) else processor
 
-    def open_detector(self, options: OptionsT) -> PeopleDetector | None:
+    def choose_detector(self, options: OptionsT) -> PeopleDetector | None:
         """Return the people detector; None with tiles."""
-        return None if options.tile else super().open_detector(options)
-
-    def on_empty_rule(self) -> OnEmpty:
-        """Return what the detector does if it returns no one; `_choose_regions` handles "whole"."""
-        rule = super().on_empty_rule()
-        return "none" if rule == "whole" else rule
-
-    # ------------------------------------------------------------------------------------------------ image → units
+        return None if options.tile else super().choose_detector(options)
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize the image or its tiles, or crop its people."""
@@ -118,7 +110,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
                 boxes = [boxes_xywh(context.people)]
             elif context.regions is not None:
                 images = [region.crop(pixels) for region in context.regions]
-            return self.processor.prepare_pictures(images, boxes, dtype=self.model.dtype)
+            return self.processor.prepare_images(images, boxes, dtype=self.model.dtype)
 
         return Prepared(frame, self.make_units(frame, make), context)
 
@@ -127,12 +119,8 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             regions = plan_tiles(frame.size_hw, self._tile_hw(), overlap=self.options.overlap)
             return DenseContext(whole_image(frame.size_hw), regions if len(regions) > 1 else None)
         crops = people_to_crop(frame, people, self.options)
-        if crops is None:
-            return DenseContext(whole_image(frame.size_hw))
-        if people is not None and not len(people) and super().on_empty_rule() == "whole":
-            # Not as a crop of one person: that would be padded differently.
-            note = f"{people.note}; looked at the whole picture"
-            return DenseContext(whole_image(frame.size_hw, finder=people.finder, score=0.0, note=note))
+        if crops is None or is_fallback(crops):  # not as a crop of one person: that would be padded differently
+            return DenseContext(whole_image(frame.size_hw) if crops is None else crops)
         return DenseContext(crops, crop_regions(crops, self.processor.size_hw), are_crops=True)
 
     def _tile_hw(self) -> tuple[int, int]:
@@ -141,8 +129,6 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             return self.processor.size_hw
         height, width = (tile, tile) if isinstance(tile, int) else tile
         return int(height), int(width)
-
-    # ------------------------------------------------------------------------------------------------ units → maps
 
     def forward(self, units: list[Unit]) -> list[Any]:
         """Return the map of each unit."""
@@ -154,7 +140,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         raise NotImplementedError
 
     def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
-        """Return the map of the whole image [H, W, C], or what `Canvas.tensors` returns."""
+        """Return the map of the whole image [H, W, C], or what `RegionBlender.tensors` returns."""
         if prepared.context.regions is None:
             return self.whole_map(prepared, outputs[0])
         return self.blend_maps(prepared, self.region_maps(prepared, outputs), channels=self.channels, blend=self.blend)
@@ -189,7 +175,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     def blend_maps(self, prepared: Prepared, maps: list[Tensor], *, channels: int, blend: Blend) -> dict[str, Tensor]:
         """Blend the maps of regions [C, h, w] on their device, since the result is smaller than the maps."""
         context: DenseContext = prepared.context
-        canvas = Canvas(
+        blender = RegionBlender(
             prepared.frame.size_hw,
             context.regions or [],
             channels=channels,
@@ -199,10 +185,8 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             device=maps[0].device if maps else None,
         )
         for number, one in enumerate(maps):
-            canvas.add(number, one)
-        return canvas.tensors()
-
-    # ------------------------------------------------------------------------------------------------ maps → result
+            blender.add(number, one)
+        return blender.tensors()
 
     def finish(self, prepared: Prepared, decoded: Any) -> ResultT:
         """Build the result from a map of the whole image, or from blended ones."""

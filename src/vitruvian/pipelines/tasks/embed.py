@@ -14,9 +14,10 @@ from vitruvian.model import Model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.modeling import Sapiens2Model, patch_map
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.pipelines.base import Device, DType, Options, TaskPipeline, default_placement
+from vitruvian.pipelines.base import Options, TaskPipeline, default_placement
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.people.detectors import Device, DType
 from vitruvian.pipelines.sources import Frame
 from vitruvian.processor import as_tensor
 from vitruvian.results import Embedding, People
@@ -44,7 +45,7 @@ class EmbedPipeline(TaskPipeline[Embedding, Options]):
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the image."""
         pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
-        return Prepared(frame, [Unit(one) for one in self.processor.prepare_pictures([pixels], None)])
+        return Prepared(frame, [Unit(one) for one in self.processor.prepare_images([pixels], None)])
 
     def forward(self, units: list[Unit]) -> list[tuple[Tensor, Tensor]]:
         """Return the CLS feature [C] and the patch features [h, w, C] of each image."""
@@ -52,10 +53,6 @@ class EmbedPipeline(TaskPipeline[Embedding, Options]):
         tokens = self.model(pixels, return_dict=True).last_hidden_state.float()  # [B, 1 + R + h·w, C]
         maps = patch_map(tokens, self.model.config, pixels).permute(0, 2, 3, 1)  # [B, h, w, C]
         return list(zip(tokens[:, 0], maps, strict=True))
-
-    def decode(self, prepared: Prepared, outputs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Return the features."""
-        return outputs[0]
 
     def finish(self, prepared: Prepared, decoded: tuple[Tensor, Tensor]) -> Embedding:
         """Build the result."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from vitruvian.images.rle import rle_box_xywh
 from vitruvian.pipelines.engine.task import Prepared
-from vitruvian.pipelines.tasks.segmentation_base import QueryOutputs, Segmentation, SegmentationPipeline, SegmentOptions
+from vitruvian.pipelines.tasks.segmentation_base import Segmentation, SegmentationPipeline, SegmentOptions
 from vitruvian.results import Masks
 
 
@@ -15,13 +17,8 @@ class InstancePipeline(SegmentationPipeline[Masks, SegmentOptions]):
 
     task = "instances"
     options_class = SegmentOptions
-
-    def decode(self, prepared: Prepared, outputs: list[QueryOutputs]) -> Segmentation:
-        """Return run lengths, and class and score of each object."""
-        (segmentation,) = self.processor.post_process_instance_segmentation(
-            **self.post_process_args(prepared, outputs), return_coco_annotation=True
-        )
-        return dict(segmentation)
+    post_process = "post_process_instance_segmentation"
+    post_process_options: ClassVar[dict[str, object]] = {"return_coco_annotation": True}
 
     def finish(self, prepared: Prepared, decoded: Segmentation) -> Masks:
         """Build the result."""

@@ -7,37 +7,30 @@ tensors. `run` takes any source and returns `Masks`, as other pipelines do.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
-
-import numpy as np
-import torch
 
 from vitruvian.errors import InputError
 from vitruvian.models.sam2.automatic_masks import AutomaticMaskOptions, MaskProposals, Sam2AutomaticMaskGenerator
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.pipelines.base import Options, TaskPipeline
-from vitruvian.pipelines.engine.memory import BatchSize, is_out_of_memory
-from vitruvian.pipelines.engine.runner import Results
+from vitruvian.pipelines.engine.batches import BatchSize, is_out_of_memory
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.sources import Frame
 from vitruvian.processor import ImageInput, as_tensor
 from vitruvian.results import Masks, People
 
-_GENERATOR_OPTIONS = frozenset(field.name for field in dataclasses.fields(AutomaticMaskOptions))
+_PROPOSAL_OPTIONS = frozenset(field.name for field in dataclasses.fields(AutomaticMaskOptions))
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskGenerationOptions(Options):
-    """Options of `run`.
+class MaskGenerationOptions(Options, AutomaticMaskOptions):
+    """Options of every pipeline, and how masks are proposed and selected."""
 
-    Args:
-        proposals: How masks are proposed and selected; its fields may be passed directly.
-    """
-
-    proposals: AutomaticMaskOptions = dataclasses.field(default_factory=AutomaticMaskOptions)
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        AutomaticMaskOptions.__post_init__(self)
 
 
 class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
@@ -46,7 +39,7 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
     Args:
         model: The model.
         processor: Its processor.
-        options: Fields of `AutomaticMaskOptions`, and for `run` those of every pipeline.
+        options: Fields of `AutomaticMaskOptions`, and those of every pipeline for `run`.
     """
 
     processor: Sam2Processor
@@ -55,17 +48,9 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
     blocking_decode: ClassVar[bool] = True
 
     def __init__(self, model: Sam2Model, processor: Sam2Processor, **options: object) -> None:
-        generator_options, others = _split_options(options)
-        super().__init__(model, processor, **others)
-        self.options = dataclasses.replace(self.options, proposals=AutomaticMaskOptions(**generator_options))
-        self.generator = Sam2AutomaticMaskGenerator(model, processor, **generator_options)
-
-    @classmethod
-    def check_options(cls, options: Mapping[str, object]) -> None:
-        """Raise InputError for options that do not exist or have no such value."""
-        generator_options, others = _split_options(options)
-        AutomaticMaskOptions(**generator_options)
-        super().check_options(others)
+        super().__init__(model, processor, **options)
+        proposal_options = {name: value for name, value in options.items() if name in _PROPOSAL_OPTIONS}
+        self.generator = Sam2AutomaticMaskGenerator(model, processor, **proposal_options)
 
     def __call__(  # type: ignore[override]
         self, images: ImageInput, *, output_bboxes_mask: bool = False, **options: Any
@@ -86,17 +71,6 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
             return _as_dict(proposals, boxes=output_bboxes_mask)
         return [_as_dict(one, boxes=output_bboxes_mask) for one in proposals]
 
-    def run(self, source: object, **options: object) -> Masks | Results[Masks]:
-        """Generate masks in any source: `Masks` of one image, a `Results` of them for many.
-
-        Args:
-            source: See `vitruvian.pipelines.sources.open_source`.
-            options: Fields of `AutomaticMaskOptions`, and the options of every pipeline.
-        """
-        generator_options, others = _split_options(options)
-        base = others.pop("proposals", self.options.proposals)
-        return super().run(source, proposals=dataclasses.replace(base, **generator_options), **others)
-
     def batch_size(self, options: MaskGenerationOptions, *, live: bool) -> BatchSize:
         """One image at a time: batches consist of points."""
         if options.batch_size != "auto":
@@ -109,17 +83,13 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
 
     def forward(self, units: list[Unit]) -> list[MaskProposals]:
         """Generate masks of each image. When memory runs out, batches of points become smaller."""
-        options = dataclasses.replace(self.options.proposals, output_rle_mask=True)
-        points = BatchSize(options.points_per_batch or options.points_per_crop**2, fixed=False)
+        points = BatchSize(self.options.points_per_batch or self.options.points_per_crop**2, fixed=False)
         proposals: list[MaskProposals] = []
         while len(proposals) < len(units):
             size = points.size
+            options = dataclasses.replace(self.options, points_per_batch=size, output_rle_mask=True)
             try:
-                proposals.append(
-                    self.generator.generate(
-                        units[len(proposals)].pixels, dataclasses.replace(options, points_per_batch=size)
-                    )
-                )
+                proposals.append(self.generator.generate(units[len(proposals)].pixels, options))
                 continue
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -128,10 +98,6 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
             points.shrink_below(size, self.device, reason)
         return proposals
 
-    def decode(self, prepared: Prepared, outputs: list[MaskProposals]) -> MaskProposals:
-        """Return the proposals, which are on the host already."""
-        return outputs[0]
-
     def finish(self, prepared: Prepared, decoded: MaskProposals) -> Masks:
         """Build the result."""
         return Masks(
@@ -139,14 +105,8 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
             kind="mask-generation",
             runs=decoded.rles,
             scores=decoded.scores.float().numpy(),
-            boxes_xyxy=decoded.boxes_xyxy.to(torch.float32).numpy().astype(np.float32),
+            boxes_xyxy=decoded.boxes_xyxy.float().numpy(),
         )
-
-
-def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split options into those of the mask generator and others."""
-    generator = {name: value for name, value in options.items() if name in _GENERATOR_OPTIONS}
-    return generator, {name: value for name, value in options.items() if name not in generator}
 
 
 def _as_dict(proposals: MaskProposals, *, boxes: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitruvian.pipelines.engine.task import Prepared
-from vitruvian.pipelines.tasks.segmentation_base import QueryOutputs, Segmentation, SegmentationPipeline, SegmentOptions
+from vitruvian.pipelines.tasks.segmentation_base import Segmentation, SegmentationPipeline, SegmentOptions
 from vitruvian.results import Panoptic, Segment
 
 
@@ -29,24 +29,17 @@ class PanopticPipeline(SegmentationPipeline[Panoptic, PanopticOptions]):
 
     task = "panoptic"
     options_class = PanopticOptions
-
-    def decode(self, prepared: Prepared, outputs: list[QueryOutputs]) -> Segmentation:
-        """Return the map of segment ids [H, W], and class and score of each."""
-        (segmentation,) = self.processor.post_process_panoptic_segmentation(
-            **self.post_process_args(prepared, outputs),
-            label_ids_to_fuse=self.options.label_ids_to_fuse,
-        )
-        return dict(segmentation)
+    post_process = "post_process_panoptic_segmentation"
 
     def finish(self, prepared: Prepared, decoded: Segmentation) -> Panoptic:
         """Build the result."""
         ids = decoded["segmentation"].numpy().astype(np.int32, copy=False)
-        measured = areas_and_boxes(ids)
+        names, measured = self.class_names, _areas_and_boxes(ids)
         segments = [
             Segment(
                 id=info["id"],
                 label_id=info["label_id"],
-                label=self.class_names.get(info["label_id"], str(info["label_id"])),
+                label=names.get(info["label_id"], str(info["label_id"])),
                 score=info["score"],
                 area=measured[info["id"]][0],
                 box_xyxy=measured[info["id"]][1],
@@ -57,7 +50,7 @@ class PanopticPipeline(SegmentationPipeline[Panoptic, PanopticOptions]):
         return Panoptic(**self.result_fields(prepared.frame), segmentation=ids, segments=tuple(segments))
 
 
-def areas_and_boxes(ids: npt.NDArray[np.int32]) -> dict[int, tuple[int, tuple[float, float, float, float]]]:
+def _areas_and_boxes(ids: npt.NDArray[np.int32]) -> dict[int, tuple[int, tuple[float, float, float, float]]]:
     """Return the area and the bounding box (exclusive far edges) of each positive id in a map [H, W]."""
     height, width = ids.shape
     count = int(ids.max(initial=0)) + 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,8 +18,8 @@ from vitruvian.errors import InputError
 from vitruvian.images import fit_inside_hw
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
 from vitruvian.outputs import ModelOutput
-from vitruvian.pipelines.canvas import Region
 from vitruvian.pipelines.engine.task import Prepared
+from vitruvian.pipelines.regions import Region
 from vitruvian.pipelines.sources import Frame
 from vitruvian.pipelines.tasks.dense_base import DenseContext, DenseOptions, DensePipeline, Floats, Mask
 from vitruvian.results import Pointmap
@@ -30,6 +29,8 @@ from vitruvian.results.pointmap import IntrinsicsFrom
 _MIN_DEPTH = 1e-4
 _MAX_FITTED_PIXELS = 1 << 16  # that the focal length is fitted to
 PointsAndScale = tuple[Tensor, Tensor | None]
+# Points [H, W, 3] of the whole image, or [3, h, w] of each region, and the scale [1] of each.
+DecodedPoints = tuple[Tensor | list[Tensor], list[Tensor | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +58,6 @@ class PointmapOptions(DenseOptions):
             raise InputError(f"fov: expected degrees between 0 and 180, got {self.fov}.")
 
 
-class DecodedPoints(TypedDict):
-    """Points [H, W, 3] of the whole image, or [3, h, w] of each region, and the scale [1] of each."""
-
-    points: Tensor | list[Tensor]
-    scales: list[Tensor | None]
-
-
 class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
     """A point for each pixel, metric if the scale or the camera is known."""
 
@@ -81,31 +75,30 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
         maps = [points for points, _ in outputs]
         whole = prepared.context.regions is None
         points = self.whole_map(prepared, maps[0]) if whole else self.region_maps(prepared, maps)
-        return {"points": points, "scales": [scale for _, scale in outputs]}
+        return points, [scale for _, scale in outputs]
 
     def finish(self, prepared: Prepared, decoded: DecodedPoints) -> Pointmap:
         """Make the points metric and estimate the camera."""
         frame: Frame = prepared.frame
         context: DenseContext = prepared.context
         camera = _known_camera(frame, self.options)
-        scales = [_valid_scale(scale) for scale in decoded["scales"]]
+        predicted, scales = decoded[0], [_valid_scale(scale) for scale in decoded[1]]
         canonical = self._canonical_focal(frame.size_hw)
         metric = camera is not None or any(scale is not None for scale in scales)
-        predicted = decoded["points"]
         if isinstance(predicted, Tensor):
             points: Floats = predicted.numpy()  # [H, W, 3]
             mask = _in_front(points[..., 2])
             scale = canonical / camera.focal if camera is not None else scales[0]
             if camera is None:
                 focal = _fit_focal(points, mask) or canonical / (scale or 1.0)
-                camera = Camera(_centred_matrix(focal, frame.size_hw), "estimated")
+                camera = _Camera(_centred_matrix(focal, frame.size_hw), "estimated")
             points = points / np.float32(scale or 1.0)
         else:
             regions = context.regions or []
             focals = [self._region_focal(region, is_crop=context.are_crops) for region in regions]
             if camera is None:
                 focal = _estimate_focal(predicted, scales, focals, regions) or canonical
-                camera = Camera(_centred_matrix(focal, frame.size_hw), "estimated")
+                camera = _Camera(_centred_matrix(focal, frame.size_hw), "estimated")
             # Each region is predicted as if it were the whole image; the camera that they share relates their depths.
             depths = [one[2:] * (camera.focal / focal) for one, focal in zip(predicted, focals, strict=True)]
             blended = self.blend_maps(prepared, depths, channels=1, blend="mean")
@@ -139,7 +132,7 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
 
 
 @dataclass(frozen=True)
-class Camera:
+class _Camera:
     """A camera matrix [3, 3] in source pixels, and its origin."""
 
     K: Floats
@@ -159,15 +152,15 @@ class Camera:
         return np.stack([x * depth, y * depth, depth], axis=-1).astype(np.float32)  # [H, W, 3]
 
 
-def _known_camera(frame: Frame, options: PointmapOptions) -> Camera | None:
+def _known_camera(frame: Frame, options: PointmapOptions) -> _Camera | None:
     """Return the camera from `K`, the field of view or EXIF."""
     if options.K is not None:
-        return Camera(_check_matrix(options.K, frame), "given")
+        return _Camera(_check_matrix(options.K, frame), "given")
     if options.fov is not None:
         focal = frame.size_hw[1] / 2 / math.tan(math.radians(options.fov) / 2)
-        return Camera(_centred_matrix(focal, frame.size_hw), "field of view")
+        return _Camera(_centred_matrix(focal, frame.size_hw), "field of view")
     if options.exif and frame.exif_focal_px is not None:
-        return Camera(_centred_matrix(frame.exif_focal_px, frame.size_hw), "exif")
+        return _Camera(_centred_matrix(frame.exif_focal_px, frame.size_hw), "exif")
     return None
 
 

@@ -25,10 +25,10 @@ from vitruvian.ops.crop import crop_windows
 from vitruvian.ops.cuda_graphs import no_capture
 from vitruvian.ops.heatmap_peaks import decode_heatmaps, decodes_without_sync
 from vitruvian.pipelines.base import PeopleOptions, TaskPipeline, people_to_crop
-from vitruvian.pipelines.engine.cuda_streams import HostCopy, LazyValue, copy_to_host, record_stream, stack_on_device
+from vitruvian.pipelines.engine.cuda_streams import HostCopy, LazyValue, record_stream, stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
-from vitruvian.pipelines.people.crops import boxes_xywh
 from vitruvian.pipelines.people.detectors import whole_image
+from vitruvian.pipelines.regions import boxes_xywh
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Pose
 
@@ -79,7 +79,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
         boxes = boxes_xywh(crops)  # [P, 4]
 
         def make(pixels: Tensor) -> Sequence[Tensor] | Tensor:
-            return self.processor.prepare_pictures([pixels], [boxes], dtype=self.model.dtype)
+            return self.processor.prepare_images([pixels], [boxes], dtype=self.model.dtype)
 
         return Prepared(frame, self.make_units(frame, make), crops)
 
@@ -90,7 +90,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
         if decodes_without_sync(crops, kernel_size=self.options.kernel_size):
             # Decoding is part of the CUDA graph; the graph of the model alone is not recorded.
             keypoints = self.model.run_captured(self._forward_and_decode, crops, pairs, self.options.kernel_size)
-            copy = LazyValue(lambda: copy_to_host(keypoints))
+            copy = LazyValue(lambda: HostCopy(keypoints))
             copy.get()
         else:
             heatmaps = self.model(crops, return_dict=True).heatmaps  # [B, J, h/4, w/4]
@@ -99,7 +99,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
 
             def decode() -> HostCopy[BatchKeypoints]:
                 record_stream([heatmaps, mirrored, pairs])
-                return copy_to_host(_decode(heatmaps, mirrored, pairs, self.options.kernel_size))
+                return HostCopy(_decode(heatmaps, mirrored, pairs, self.options.kernel_size))
 
             copy = LazyValue(decode)
             if self.upload_stream is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -50,14 +50,6 @@ class PromptOptions(Options):
     mask_threshold: float = 0.0
     max_hole_area: float = 0.0
     max_sprinkle_area: float = 0.0
-
-
-class EncodedMasks(TypedDict):
-    """Masks as COCO run lengths, with boxes [N, 4] and scores [N]."""
-
-    runs: list[Rle]
-    boxes: Tensor
-    scores: Tensor
 
 
 class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
@@ -114,8 +106,8 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
             scores.append(ious.flatten())  # [P·K]
         return torch.cat(logits), torch.cat(scores)
 
-    def decode(self, prepared: Prepared, outputs: list[tuple[Tensor, Tensor]]) -> EncodedMasks:
-        """Upsample one mask after another, and return run lengths and boxes."""
+    def decode(self, prepared: Prepared, outputs: list[tuple[Tensor, Tensor]]) -> tuple[list[Rle], Tensor, Tensor]:
+        """Upsample one mask after another; return run lengths, boxes [N, 4] and scores [N]."""
         logits, scores = outputs[0]
         runs, boxes = [], []
         for one in logits:
@@ -128,16 +120,17 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
             )
             runs += encode_rles(mask[0], compress=True)
             boxes.append(mask_boxes(mask[0]))  # [1, 4]
-        return {"runs": runs, "boxes": torch.cat(boxes).float(), "scores": scores}
+        return runs, torch.cat(boxes).float(), scores
 
-    def finish(self, prepared: Prepared, decoded: EncodedMasks) -> Masks:
+    def finish(self, prepared: Prepared, decoded: tuple[list[Rle], Tensor, Tensor]) -> Masks:
         """Build the result."""
+        runs, boxes, scores = decoded
         return Masks(
             **self.result_fields(prepared.frame),
             kind="segment",
-            runs=decoded["runs"],
-            scores=decoded["scores"].numpy(),
-            boxes_xyxy=decoded["boxes"].numpy(),
+            runs=runs,
+            scores=scores.numpy(),
+            boxes_xyxy=boxes.numpy(),
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -19,7 +19,6 @@ ResultT = TypeVar("ResultT", bound=Result)
 OptionsT = TypeVar("OptionsT", bound=Options)
 QueryOutputs = tuple[Tensor, Tensor, Tensor]  # class logits [1, Q, K+1], mask logits [1, Q, h, w], pixel mask [1, H, W]
 Segmentation = dict[str, Any]  # what post-processing returns
-_THRESHOLDS = ("threshold", "mask_threshold", "overlap_mask_area_threshold")
 _TYPICAL_HW = (768, 1024)  # of a photograph
 
 
@@ -42,6 +41,8 @@ class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, Opt
     """Queries of whole images; subclasses post-process them."""
 
     blocking_decode: ClassVar[bool] = True
+    post_process: ClassVar[str]  # method of the processor; it takes the options of the task
+    post_process_options: ClassVar[dict[str, object]] = {}  # further arguments
 
     @property
     def input_hw(self) -> tuple[int, int]:
@@ -68,11 +69,16 @@ class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, Opt
         classes, queries = out.class_queries_logits.float(), out.masks_queries_logits
         return [(classes[i : i + 1], queries[i : i + 1], masks[i : i + 1]) for i in range(len(units))]
 
-    def post_process_args(self, prepared: Prepared, outputs: list[QueryOutputs]) -> dict[str, Any]:
-        """Return the arguments of the processor's post-processing for one image."""
+    def decode(self, prepared: Prepared, outputs: list[QueryOutputs]) -> Any:
+        """Post-process the queries of one image with the processor."""
         classes, masks, pixel_mask = outputs[0]
         queries = SimpleNamespace(class_queries_logits=classes, masks_queries_logits=masks)
-        arguments = {"outputs": queries, "target_sizes": [prepared.frame.size_hw], "pixel_mask": pixel_mask}
-        if isinstance(self.options, SegmentOptions):
-            arguments |= {name: getattr(self.options, name) for name in _THRESHOLDS}
-        return arguments
+        names = {field.name for field in fields(self.options)} - {field.name for field in fields(Options)}
+        (segmentation,) = getattr(self.processor, self.post_process)(
+            queries,
+            target_sizes=[prepared.frame.size_hw],
+            pixel_mask=pixel_mask,
+            **{name: getattr(self.options, name) for name in names},
+            **self.post_process_options,
+        )
+        return segmentation

@@ -15,12 +15,11 @@ class SemanticPipeline(SegmentationPipeline[Semantic, Options]):
     """One class for each pixel."""
 
     task = "semantic"
+    post_process = "post_process_semantic_segmentation"
 
     def decode(self, prepared: Prepared, outputs: list[QueryOutputs]) -> Tensor:
-        """Return the class map [H, W]."""
-        labels: Tensor = self.processor.post_process_semantic_segmentation(**self.post_process_args(prepared, outputs))[
-            0
-        ]
+        """Return the class map [H, W], in half the bytes."""
+        labels: Tensor = super().decode(prepared, outputs)
         return labels.int()
 
     def finish(self, prepared: Prepared, decoded: Tensor) -> Semantic:

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
+from operator import methodcaller
 from pathlib import Path
-from typing import ParamSpec, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +25,13 @@ from numpy.typing import NDArray
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.video import VideoReader, open_video
-from vitruvian.pipelines.engine.runner import Failure
 from vitruvian.pipelines.people.detectors import PeopleDetector
-from vitruvian.pipelines.people.smoothing import ResultSmoother, State, substate
+from vitruvian.pipelines.people.smoothing import ResultSmoother, State, prefixed, substate
 from vitruvian.pipelines.people.tracking import TrackedDetector
-from vitruvian.pipelines.sources import Frame, Source, open_source
+from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.video.segments import SegmentFiles, SegmentFolder, VideoSegment
 from vitruvian.results import Parts, Result, Semantic
 
-P = ParamSpec("P")
 Drawing = NDArray[np.uint8]  # [H, W, 3] or [H, W, 4]
 # Takes frames in order and the people detector; yields a result or a `Failure` for each, in order.
 VideoTask = Callable[[Iterator[Frame] | Source, PeopleDetector | None], Iterable[Result | Failure]]
@@ -127,8 +127,8 @@ def run_video(
     reader = None if live else open_video(str(source))
     rate = _CAMERA_RATE if reader is None else reader.rate
     length = max(1, round(segment_seconds * rate))
-    plan = {"settings": dict(settings or {}), "detect_every": detect_every, "smooth": smooth, "alpha": alpha}
-    folder = SegmentFolder(video, listing, reader, rate=rate, length=length, settings=plan)
+    plan = {"settings": dict(settings or {}), "detect_every": detect_every, "smooth": smooth}
+    folder = SegmentFolder(video, listing, reader, rate=rate, length=length, alpha=alpha, settings=plan)
     if overwrite or live:
         folder.clear(finished=True)
     elif folder.finished():
@@ -140,10 +140,11 @@ def run_video(
     if done:
         state = folder.state(done[-1])
         if detector is not None:
-            detector.restore(substate(state, "detector_"))
+            detector.restore(substate("detector.", state))
         if smoother is not None:
-            smoother.restore(substate(state, "smoother_"))
-    output = _Output(folder, detector, smoother, draw or _plot, record or _to_dict, alpha, preview, start)
+            smoother.restore(substate("smoother.", state))
+    record = record or methodcaller("to_dict")
+    output = _Output(folder, detector, smoother, draw or _plot, record, preview, start)
     total = max_frames if reader is None else reader.count
     interrupted, camera_error = False, None
     results = task(open_source(source) if reader is None else _read_frames(reader, start), detector)
@@ -170,7 +171,7 @@ def run_video(
             close()
     segments = [*done, *output.segments]
     if segments:
-        folder.join(segments, alpha=alpha, sound=sound)
+        folder.join(segments, sound=sound)
     else:
         folder.clear()
     if camera_error is not None:
@@ -194,10 +195,6 @@ def _read_frames(reader: VideoReader, start: int) -> Iterator[Frame]:
         yield Frame(image=image, name=str(reader.path), path=reader.path, frame=number, time=time)
 
 
-def _to_dict(result: Result) -> Mapping[str, object]:
-    return result.to_dict()
-
-
 def _plot(result: Result) -> RgbImage:
     """Draw a result as `plot` does, without a legend, which would change the size."""
     options = {"legend": False} if isinstance(result, Parts | Semantic) else {}
@@ -214,12 +211,11 @@ class _Output:
         smoother: ResultSmoother | None,
         draw: Callable[[Result], Drawing],
         record: Callable[[Result], Mapping[str, object]],
-        alpha: bool,
         preview: Callable[[int, Drawing, Result], object] | None,
         start: int,
     ) -> None:
         self._folder, self._detector, self._smoother = folder, detector, smoother
-        self._draw, self._record, self._alpha, self._preview = draw, record, alpha, preview
+        self._draw, self._record, self._preview = draw, record, preview
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="video")
         self._queued: deque[Future[None]] = deque()
         self._files: SegmentFiles | None = None  # of the segment that is being written
@@ -237,7 +233,7 @@ class _Output:
             self._end_segment(number)
         if isinstance(result, Result) and self._smoother is not None:
             result = self._smoother(result)
-        self._submit(self._write, result, number)
+        self._submit(partial(self._write, result, number))
         self.next_frame = number + 1
 
     def end(self) -> None:
@@ -260,19 +256,19 @@ class _Output:
         """Complete the segment that ends before a frame, with the state before that frame."""
         state: State = {}
         if self._detector is not None:  # it is ahead of the results
-            state |= {f"detector_{name}": value for name, value in self._detector.state_before(number).items()}
+            state |= prefixed("detector.", self._detector.state_before(number))
         if self._smoother is not None:
-            state |= {f"smoother_{name}": value for name, value in self._smoother.state().items()}
-        self._submit(self._finish, number, state)
+            state |= prefixed("smoother.", self._smoother.state())
+        self._submit(partial(self._finish, number, state))
 
-    def _submit(self, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Run a function in the background thread; block while too much is queued."""
+    def _submit(self, work: Callable[[], None]) -> None:
+        """Run `work` in the background thread; block while too much is queued."""
 
         def run() -> None:
             if self._failed:  # a segment must not be completed with frames missing
                 return
             try:
-                function(*args, **kwargs)
+                work()
             except BaseException:
                 self._failed = True
                 raise
@@ -294,7 +290,7 @@ class _Output:
             if self._folder.out is not None or self._preview is not None:
                 self._drawing = self._draw(result)
         if self._files is None:
-            self._files = SegmentFiles(self._folder, number, time, alpha=self._alpha)
+            self._files = SegmentFiles(self._folder, number, time)
         line = line | {"frame": number, "time": round(time, 6)}
         self._files.write(self._drawing, line, time, failed=isinstance(result, Failure))
         if self._preview is not None and isinstance(result, Result) and self._drawing is not None:

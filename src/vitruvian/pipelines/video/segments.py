@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -24,7 +25,7 @@ from vitruvian.files.video import NUMBERED, SequenceWriter, Sound, VideoReader, 
 from vitruvian.pipelines.people.smoothing import State
 
 _PLAN = "plan.json"
-_VERSION = 3
+_VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class SegmentFolder:
         reader: The source; None for a camera.
         rate: Frames per second.
         length: Frames in a segment.
+        alpha: Whether the video has an alpha channel.
         settings: What else the output depends on, as JSON values.
     """
 
@@ -57,22 +59,24 @@ class SegmentFolder:
         *,
         rate: Fraction,
         length: int,
+        alpha: bool,
         settings: Mapping[str, object],
     ) -> None:
-        self.out, self.records, self.reader, self.rate, self.length = out, records, reader, rate, length
+        self.out, self.records, self.reader = out, records, reader
+        self.rate, self.length, self.alpha = rate, length, alpha
         first = out or records
         assert first is not None  # run_video checks it
         self.path = first.with_name(first.name + ".parts")
         self.numbered = out is not None and bool(NUMBERED.search(out.name))
         if out is not None and not self.numbered:
-            codec_for(out, alpha=bool(settings.get("alpha")))  # raises for a wrong suffix
+            codec_for(out, alpha=alpha)  # raises for a wrong suffix
         stat = None if reader is None else reader.path.stat()
         self.plan = {
             "version": _VERSION,
             "source": stat and reader and [str(reader.path.resolve()), stat.st_size, stat.st_mtime_ns],
             "outputs": [None if path is None else path.name for path in (out, records)],
             "length": length,
-            "meaning": json.loads(json.dumps(settings, default=str)),
+            "meaning": json.loads(json.dumps({**settings, "alpha": alpha}, default=str)),
         }
 
     def finished(self) -> bool:
@@ -84,10 +88,11 @@ class SegmentFolder:
         """Return the complete segments, in order. Clears a folder of another plan, and creates a missing one."""
         segments: list[VideoSegment] = []
         if _read_json(self.path / _PLAN) == self.plan:
-            for path in sorted(self.path.glob("*.json")):
-                segment = None if path.name == _PLAN else _read_segment(path)
-                if segment is None:
-                    continue
+            for path in sorted(self.path.glob("[0-9]*.json")):
+                values = _read_json(path)
+                if not isinstance(values, dict) or values.keys() != VideoSegment.__annotations__.keys():
+                    break
+                segment = VideoSegment(**values)
                 follows = segment.start == (segments[-1].stop if segments else 0) and segment.start % self.length == 0
                 if not follows or not all(file.exists() for file in self.files(segment.start)[:-1]):
                     break
@@ -122,7 +127,7 @@ class SegmentFolder:
                 if path is not None:
                     path.unlink(missing_ok=True)
 
-    def join(self, segments: Sequence[VideoSegment], *, alpha: bool, sound: bool) -> None:
+    def join(self, segments: Sequence[VideoSegment], *, sound: bool) -> None:
         """Join all segments, and remove the folder."""
         if self.records is not None:
             with atomic_write(self.records) as temporary, temporary.open("wb") as whole:
@@ -133,15 +138,15 @@ class SegmentFolder:
             videos = [(self.files(segment.start)[0], segment.time) for segment in segments]
             videos = [(path, time) for path, time in videos if path.exists()]  # a camera may fail in all its frames
             sound_from = self.reader.path if sound and self.reader is not None else None
-            _join_videos(videos, self.out, alpha=alpha, sound_from=sound_from)
+            _join_videos(videos, self.out, alpha=self.alpha, sound_from=sound_from)
         shutil.rmtree(self.path)
 
 
 class SegmentFiles:
     """The files of a segment while it is written."""
 
-    def __init__(self, folder: SegmentFolder, start: int, time: float, *, alpha: bool) -> None:
-        self._folder, self._start, self._time, self._alpha, self._failures = folder, start, time, alpha, 0
+    def __init__(self, folder: SegmentFolder, start: int, time: float) -> None:
+        self._folder, self._start, self._time, self._failures = folder, start, time, 0
         *video, lines, self._state_path = folder.files(start)
         self._video = video[0] if video else None
         self._writer: VideoWriter | SequenceWriter | None = None  # created with the first image, which has its size
@@ -151,11 +156,11 @@ class SegmentFiles:
         """Add a frame; without an image a black one, if the size of the video is known."""
         folder = self._folder
         if image is None and folder.reader is not None:
-            image = np.zeros((*folder.reader.size_hw, 4 if self._alpha else 3), np.uint8)
+            image = np.zeros((*folder.reader.size_hw, 4 if folder.alpha else 3), np.uint8)
         if image is not None and folder.out is not None:
             if self._writer is None and self._video is not None:
                 size_hw = image.shape[:2] if folder.reader is None else folder.reader.size_hw
-                self._writer = VideoWriter(self._video, folder.rate, (size_hw[0], size_hw[1]), alpha=self._alpha)
+                self._writer = VideoWriter(self._video, folder.rate, (size_hw[0], size_hw[1]), alpha=folder.alpha)
             elif self._writer is None:
                 self._writer = SequenceWriter(folder.out, start=self._start)
             self._writer.write(image, time - self._time)
@@ -188,45 +193,38 @@ def _join_videos(
     av = import_av()
     kind = codec_for(out, alpha=alpha)
     options = {"movflags": "+faststart"} if kind.container == "mp4" else {}
-    with atomic_write(out) as temporary, av.open(str(temporary), "w", format=kind.container, options=options) as whole:
-        stream: Any = None
-        sound: Sound | None = None
-        last = -1
-        try:
-            for path, start in videos:
-                with av.open(str(path)) as part:
-                    track = part.streams.video[0]
-                    if stream is None:
-                        stream = whole.add_stream_from_template(track)
-                        stream.time_base = track.time_base
-                        if alpha and kind.container == "webm":
-                            stream.metadata["alpha_mode"] = "1"
-                        sound = None if sound_from is None else Sound.open(sound_from, whole)
-                    shift = round(Fraction(start) / track.time_base)
-                    for packet in part.demux(track):
-                        if packet.dts is None:
-                            continue
-                        packet.dts = last = max(packet.dts + shift, last + 1)
-                        packet.pts = max(packet.pts + shift, packet.dts)
-                        packet.stream = stream
-                        at = packet.pts * track.time_base
-                        whole.mux(packet)
-                        if sound is not None:
-                            sound.advance(at)
-            if sound is not None:
-                sound.finish()
-        finally:
-            if sound is not None:
-                sound.close()
-
-
-def _read_segment(path: Path) -> VideoSegment | None:
-    """Return the segment that a file describes; None if the file is invalid."""
-    values = _read_json(path)
-    try:
-        return VideoSegment(**values)
-    except TypeError:
-        return None
+    stream: Any = None
+    sound: Sound | None = None
+    last = -1
+    with (
+        atomic_write(out) as temporary,
+        av.open(str(temporary), "w", format=kind.container, options=options) as whole,
+        ExitStack() as opened,
+    ):
+        for path, start in videos:
+            with av.open(str(path)) as part:
+                track = part.streams.video[0]
+                if stream is None:
+                    stream = whole.add_stream_from_template(track)
+                    stream.time_base = track.time_base
+                    if alpha and kind.container == "webm":
+                        stream.metadata["alpha_mode"] = "1"
+                    sound = None if sound_from is None else Sound.open(sound_from, whole)
+                    if sound is not None:
+                        opened.callback(sound.close)
+                shift = round(Fraction(start) / track.time_base)
+                for packet in part.demux(track):
+                    if packet.dts is None:
+                        continue
+                    packet.dts = last = max(packet.dts + shift, last + 1)
+                    packet.pts = max(packet.pts + shift, packet.dts)
+                    packet.stream = stream
+                    at = packet.pts * track.time_base
+                    whole.mux(packet)
+                    if sound is not None:
+                        sound.advance(at)
+        if sound is not None:
+            sound.finish()
 
 
 def _read_json(path: Path) -> Any:

@@ -1,1 +1,1 @@
-"""What is trained on."""
+"""Batches for training: `folder` reads datasets, `stream` renders people; `augmentation` and `labels` serve both."""

@@ -1,42 +1,19 @@
-"""Crops of images with their ground truth, and random changes of crops and colours.
-
-Colours are interpolated, labels are not; camera, keypoints and boxes are transformed exactly.
-"""
+"""Random changes of images: crops, colours, light, blur and noise."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvian.images import crop_params, fit_inside_hw
 from vitruvian.training.config import AugmentPart
 from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.datasets.labels import LabeledImages
 from vitruvian.training.synthetic.camera_effects import add_noise_and_jpeg, defocus
-from vitruvian.training.synthetic.dataset import ImageMaps
 from vitruvian.training.synthetic.rng import Rng
-
-_ONE_SURFACE = 0.02  # depths that differ by less than this share are interpolated
-
-
-def person_crop(box_xywh: Tensor, size_hw: tuple[int, int]) -> CropWindow:
-    """Return the crop around a person [4] that `Sapiens2ImageProcessor` cuts out too."""
-    center, extent = crop_params(box_xywh[None], size_hw)  # [1, 2] each
-    step = extent / torch.tensor([size_hw[1] - 1, size_hw[0] - 1])
-    return CropWindow(center - extent / 2, step, torch.zeros(1, dtype=torch.bool), size_hw)
-
-
-def image_crop(source_hw: tuple[int, int], size_hw: tuple[int, int]) -> CropWindow:
-    """Return the crop that shows a whole image, as large as possible, centred."""
-    inner = fit_inside_hw(source_hw, size_hw)
-    step = torch.tensor([[source_hw[1] / inner[1], source_hw[0] / inner[0]]])  # [1, 2]
-    margin = torch.tensor([[(size_hw[1] - inner[1]) // 2, (size_hw[0] - inner[0]) // 2]])
-    return CropWindow((0.5 - margin) * step - 0.5, step, torch.zeros(1, dtype=torch.bool), size_hw, centred=False)
 
 
 def random_crop(crop: CropWindow, augment: AugmentPart, generator: torch.Generator) -> CropWindow:
@@ -54,59 +31,6 @@ def _adjust_crop(crop: CropWindow, *, scale: float, shift_xy: Tensor, flipped: T
     middle = (size - 1) / 2
     start = crop.start_xy + crop.step_xy * (middle - (middle + shift_xy * size) / scale)
     return replace(crop, start_xy=start, step_xy=crop.step_xy / scale, flipped=flipped)
-
-
-@dataclass(frozen=True)
-class Annotations:
-    """An image of a dataset: its files, its camera, and its people, the subject of the crop first."""
-
-    files: Mapping[str, str]  # "images", "matte" …
-    size_hw: tuple[int, int]
-    intrinsics: Tensor  # [3, 3]
-    boxes_xywh: Tensor  # [M, 4]
-    keypoints: Tensor  # [308, 3] of the subject; zero where there is none, and so are stature and area
-    stature: float  # metres; 0: unknown
-    area: float  # pixels
-
-
-def crop_image(maps: ImageMaps, known: Annotations, crop: CropWindow) -> LabeledImages:
-    """Crop an image with its ground truth (B = 1)."""
-
-    def sample(values: Tensor, *, mode: str = "bilinear") -> Tensor:
-        return crop.sample(values[None], mode=mode, antialias=mode == "bilinear")  # [1, C, H, W]
-
-    found = {"image": sample(maps.image / 255)}
-    if maps.matte is not None:
-        found["alpha"] = sample(maps.matte[3:])
-        found["foreground"] = sample(maps.matte[:3] * maps.matte[3:])
-    if maps.parts is not None:
-        found["parts"] = crop.sample_parts(maps.parts[None, None])[:, None]
-        if maps.albedo is not None:
-            covered = (maps.parts > 0)[None].float()
-            mean = sample(maps.albedo * covered) / sample(covered).clamp_min(1e-3)
-            found["albedo"] = torch.where(found["parts"] > 0, mean.clamp(0, 1), 0.0)
-    if maps.normals is not None and maps.depth is not None:
-        nearest = sample(maps.depth[None], mode="nearest")  # [1, 1, H, W]
-        found["depth"] = _interpolate_depth(maps.depth[None, None], nearest, crop)
-        found["normals"] = crop.sample_normals(maps.normals[None], antialias=True) * (nearest > 0)
-    boxes = torch.cat([known.boxes_xywh[:, :2], known.boxes_xywh[:, :2] + known.boxes_xywh[:, 2:]], dim=1)
-    return LabeledImages(
-        valid=sample(torch.ones(1, *maps.image.shape[1:]), mode="nearest") > 0,
-        intrinsics=crop.camera(known.intrinsics[None]),
-        keypoints=crop.move_keypoints(known.keypoints[None]),
-        boxes_xyxy=crop.move_boxes(boxes[None]),
-        stature=torch.tensor([known.stature]),
-        area=known.area / crop.step_xy.prod(dim=1),
-        **found,
-    )
-
-
-def _interpolate_depth(depth: Tensor, nearest: Tensor, crop: CropWindow) -> Tensor:
-    """Interpolate depth [1, 1, H, W] along surfaces; across edges and outlines keep the `nearest` [1, 1, h, w]."""
-    covered = (depth > 0).float()
-    inverse = crop.sample(covered / depth.clamp_min(1e-6))  # 1 / depth is linear across a plane, depth is not
-    mean = crop.sample(covered) / inverse.clamp_min(1e-6)
-    return torch.where((mean - nearest).abs() < _ONE_SURFACE * nearest, mean, nearest)
 
 
 def colour_jitter(images: LabeledImages, augment: AugmentPart, generator: torch.Generator) -> LabeledImages:
@@ -172,7 +96,7 @@ def photometric(images: Tensor, rng: Rng) -> Tensor:
     """Change light, colour, sharpness and noise."""
     n = len(images)
     shape = (n, 1, 1, 1)
-    images = darken(_random_filters(images, rng) * rng.log_uniform(0.65, 1.5, n).view(shape), rng)
+    images = _darken(_random_filters(images, rng) * rng.log_uniform(0.65, 1.5, n).view(shape), rng)
     mean = images.mean(dim=(1, 2, 3), keepdim=True)
     images = mean + (images - mean) * rng.log_uniform(0.65, 1.45, n).view(shape)
     grey = images.mean(dim=1, keepdim=True)
@@ -189,7 +113,7 @@ def photometric(images: Tensor, rng: Rng) -> Tensor:
     return (images + noise.view(shape) * rng.normal_field(*images.shape)).clamp(0, 1)
 
 
-def darken(images: Tensor, rng: Rng) -> Tensor:
+def _darken(images: Tensor, rng: Rng) -> Tensor:
     """Reduce the light of some images, sometimes in one colour, as by night or on a stage."""
     n = len(images)
     colour = torch.where(rng.bernoulli(_TINTED, n, 1), rng.log_uniform(0.3, 1.0, n, 3), 1.0)

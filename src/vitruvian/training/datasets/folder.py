@@ -2,7 +2,7 @@
 
     annotations.json ──▶ PeopleFolder[i] ──▶ crop ──▶ FolderBatches.batch(n) ──▶ TrainBatch
 
-A batch depends on its number and the seed alone: each epoch has its own order, each crop its own random changes.
+A batch depends on its number and the seed alone: each epoch has another order, each crop other random changes.
 """
 
 from __future__ import annotations
@@ -10,24 +10,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from vitruvian.config import read_json
 from vitruvian.errors import CheckpointError, InputError
+from vitruvian.images import crop_params, fit_inside_hw
 from vitruvian.training.config import AugmentPart
-from vitruvian.training.datasets.augmentation import (
-    Annotations,
-    colour_jitter,
-    crop_image,
-    image_crop,
-    person_crop,
-    random_crop,
-)
+from vitruvian.training.crop_window import CropWindow
+from vitruvian.training.datasets.augmentation import colour_jitter, random_crop
 from vitruvian.training.datasets.labels import LabeledImages, TrainBatch, make_batch
-from vitruvian.training.synthetic.dataset import ANNOTATIONS_FILE, MAPS, read_maps
+from vitruvian.training.synthetic.dataset import ANNOTATIONS_FILE, MAPS, ImageMaps, read_maps
 from vitruvian.training.synthetic.pack import KEYPOINTS
 from vitruvian.training.synthetic.rng import derive_seed
 
@@ -41,6 +38,19 @@ _MAPS_OF: Mapping[str, frozenset[str]] = {
     "albedo": frozenset({"albedo", "parts"}),
     "matting": frozenset({"matte"}),
 }
+
+
+@dataclass(frozen=True)
+class _Annotations:
+    """An image of a dataset: its files, its camera, and its people, the subject of the crop first."""
+
+    files: Mapping[str, str]  # "images", "matte" …
+    size_hw: tuple[int, int]
+    intrinsics: Tensor  # [3, 3]
+    boxes_xywh: Tensor  # [M, 4]
+    keypoints: Tensor  # [308, 3] of the subject; zero where there is none, and so are stature and area
+    stature: float  # metres; 0: unknown
+    area: float  # pixels
 
 
 class PeopleFolder:
@@ -81,13 +91,15 @@ class PeopleFolder:
                 f"{self.folder}: {known.files['images']} has no {', '.join(missing)}. Write the dataset again."
             )
         maps = read_maps(self.folder, known.files, self.maps)
-        by_person = self.view == "person"
-        crop = person_crop(known.boxes_xywh[0], self.size_hw) if by_person else image_crop(known.size_hw, self.size_hw)
+        if self.view == "person":
+            crop = _person_crop(known.boxes_xywh[0], self.size_hw)
+        else:
+            crop = _image_crop(known.size_hw, self.size_hw)
         if augment is None:
-            return crop_image(maps, known, crop)
+            return _crop_image(maps, known, crop)
         generator = torch.Generator().manual_seed(seed)
         crop = random_crop(crop, augment, generator)
-        return colour_jitter(crop_image(maps, known, crop), augment, generator)
+        return colour_jitter(_crop_image(maps, known, crop), augment, generator)
 
 
 class FolderBatches:
@@ -162,7 +174,7 @@ class FolderBatches:
         return self.pending.pop(step).result()
 
 
-def _read_entries(folder: Path, view: str) -> list[Annotations]:
+def _read_entries(folder: Path, view: str) -> list[_Annotations]:
     """Read annotations: an entry for each person who is large enough, or for each image."""
     path = folder / ANNOTATIONS_FILE
     if not path.is_file():
@@ -193,7 +205,7 @@ def _read_entries(folder: Path, view: str) -> list[Annotations]:
 
 def _read_entry(
     image: Mapping[str, Any], people: Sequence[Mapping[str, Any]], subject: Mapping[str, Any] | None
-) -> Annotations:
+) -> _Annotations:
     """Read an image and its people; `subject` is one of them, or None."""
     for person in people:
         if len(person["keypoints"]) != 3 * KEYPOINTS:
@@ -203,7 +215,7 @@ def _read_entry(
             )
     first = subject or {"keypoints": [0.0] * (3 * KEYPOINTS), "area": 0.0}
     order = [*([] if subject is None else [subject]), *(person for person in people if person is not subject)]
-    return Annotations(
+    return _Annotations(
         files={kind: image[f"{kind}_file"] for kind in MAPS if f"{kind}_file" in image}
         | {"images": image["file_name"]},
         size_hw=(int(image["height"]), int(image["width"])),
@@ -213,3 +225,64 @@ def _read_entry(
         stature=float(first.get("stature", 0.0)),
         area=float(first["area"]),
     )
+
+
+# ------------------------------------------------------------------------------------------------------------ crops
+# Colours are interpolated, labels are not; camera, keypoints and boxes are transformed exactly.
+
+_ONE_SURFACE = 0.02  # depths that differ by less than this share are interpolated
+
+
+def _person_crop(box_xywh: Tensor, size_hw: tuple[int, int]) -> CropWindow:
+    """Return the crop around a person [4] that `Sapiens2ImageProcessor` cuts out too."""
+    center, extent = crop_params(box_xywh[None], size_hw)  # [1, 2] each
+    step = extent / torch.tensor([size_hw[1] - 1, size_hw[0] - 1])
+    return CropWindow(center - extent / 2, step, torch.zeros(1, dtype=torch.bool), size_hw)
+
+
+def _image_crop(source_hw: tuple[int, int], size_hw: tuple[int, int]) -> CropWindow:
+    """Return the crop that shows a whole image, as large as possible, centred."""
+    inner = fit_inside_hw(source_hw, size_hw)
+    step = torch.tensor([[source_hw[1] / inner[1], source_hw[0] / inner[0]]])  # [1, 2]
+    margin = torch.tensor([[(size_hw[1] - inner[1]) // 2, (size_hw[0] - inner[0]) // 2]])
+    return CropWindow((0.5 - margin) * step - 0.5, step, torch.zeros(1, dtype=torch.bool), size_hw, centred=False)
+
+
+def _crop_image(maps: ImageMaps, known: _Annotations, crop: CropWindow) -> LabeledImages:
+    """Crop an image with its ground truth (B = 1)."""
+
+    def sample(values: Tensor, *, mode: str = "bilinear") -> Tensor:
+        return crop.sample(values[None], mode=mode, antialias=mode == "bilinear")  # [1, C, H, W]
+
+    found = {"image": sample(maps["image"] / 255)}
+    if "matte" in maps:
+        found["alpha"] = sample(maps["matte"][3:])
+        found["foreground"] = sample(maps["matte"][:3] * maps["matte"][3:])
+    if "parts" in maps:
+        found["parts"] = crop.sample_parts(maps["parts"][None, None])[:, None]
+        if "albedo" in maps:
+            covered = (maps["parts"] > 0)[None].float()
+            mean = sample(maps["albedo"] * covered) / sample(covered).clamp_min(1e-3)
+            found["albedo"] = torch.where(found["parts"] > 0, mean.clamp(0, 1), 0.0)
+    if "normals" in maps:
+        nearest = sample(maps["depth"][None], mode="nearest")  # [1, 1, H, W]
+        found["depth"] = _interpolate_depth(maps["depth"][None, None], nearest, crop)
+        found["normals"] = crop.sample_normals(maps["normals"][None], antialias=True) * (nearest > 0)
+    boxes = torch.cat([known.boxes_xywh[:, :2], known.boxes_xywh[:, :2] + known.boxes_xywh[:, 2:]], dim=1)
+    return LabeledImages(
+        valid=sample(torch.ones(1, *maps["image"].shape[1:]), mode="nearest") > 0,
+        intrinsics=crop.camera(known.intrinsics[None]),
+        keypoints=crop.move_keypoints(known.keypoints[None]),
+        boxes_xyxy=crop.move_boxes(boxes[None]),
+        stature=torch.tensor([known.stature]),
+        area=known.area / crop.step_xy.prod(dim=1),
+        **found,
+    )
+
+
+def _interpolate_depth(depth: Tensor, nearest: Tensor, crop: CropWindow) -> Tensor:
+    """Interpolate depth [1, 1, H, W] along surfaces; across edges and outlines keep the `nearest` [1, 1, h, w]."""
+    covered = (depth > 0).float()
+    inverse = crop.sample(covered / depth.clamp_min(1e-6))  # 1 / depth is linear across a plane, depth is not
+    mean = crop.sample(covered) / inverse.clamp_min(1e-6)
+    return torch.where((mean - nearest).abs() < _ONE_SURFACE * nearest, mean, nearest)

@@ -101,20 +101,20 @@ def make_batch(
     `strides` are input pixels per output pixel of a task: by default 4 for pose, 8 for people and 1 for the others.
     """
     known = _STRIDES | dict(strides or {})
-    labels = {task: task_labels(images, task, stride=known.get(task, 1), sigma=heatmap_sigma) for task in tasks}
+    labels = {task: _task_labels(images, task, stride=known.get(task, 1), sigma=heatmap_sigma) for task in tasks}
     return TrainBatch(pixel_values=normalize(images.image), labels=labels)
 
 
-def task_labels(images: LabeledImages, task: str, *, stride: int, sigma: float | None = None) -> dict[str, Any]:
+def _task_labels(images: LabeledImages, task: str, *, stride: int, sigma: float | None = None) -> dict[str, Any]:
     """Return the arguments of a task's loss."""
     if task == "pose":
         size_hw = (images.image.shape[-2], images.image.shape[-1])
         heatmaps, weights = keypoint_targets(images.keypoints, size_hw=size_hw, stride=stride, sigma=sigma)
         return {"labels": heatmaps, "label_weights": weights}
     if task == "people":
-        return {"labels": people_targets(images, stride=stride)}
+        return {"labels": _people_targets(images, stride=stride)}
     scales = images.scales
-    images = downsample(images, stride)
+    images = _downsample(images, stride)
     if task == "seg":
         return {"labels": torch.where(images.valid, images.require("parts").long(), IGNORED_PART)[:, 0]}
     if task == "normal":
@@ -131,7 +131,7 @@ def task_labels(images: LabeledImages, task: str, *, stride: int, sigma: float |
     raise InputError(f"task: expected pose, seg, normal, pointmap, matting, albedo or people, got {task!r}.")
 
 
-def downsample(images: LabeledImages, stride: int) -> LabeledImages:
+def _downsample(images: LabeledImages, stride: int) -> LabeledImages:
     """Reduce maps by `stride`: colours are averaged, other maps take the pixel in the middle of each cell."""
     if stride == 1:
         return images
@@ -167,7 +167,7 @@ def keypoint_targets(
     return draw_heatmaps(xy, keypoints[..., 2] > 0, size_hw=(h, w), sigma=max(width, 0.5))
 
 
-def people_targets(images: LabeledImages, *, stride: int = 8) -> PeopleTarget:
+def _people_targets(images: LabeledImages, *, stride: int = 8) -> PeopleTarget:
     """Draw the boxes of people on a grid of cells of `stride` pixels."""
     H, W = images.image.shape[-2:]
     boxes = images.boxes_xyxy
@@ -186,7 +186,7 @@ def normalize(image: Tensor) -> Tensor:
     return (image - mean) / std
 
 
-class TaskOutput(Protocol):
+class _TaskOutput(Protocol):
     """The part of a model's output that holds its loss."""
 
     loss: Any  # Tensor | None
@@ -194,7 +194,7 @@ class TaskOutput(Protocol):
 
 
 def sum_losses(
-    output: TaskOutput | Mapping[str, TaskOutput], weights: Mapping[str, float]
+    output: _TaskOutput | Mapping[str, _TaskOutput], weights: Mapping[str, float]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the total loss and all its terms by name.
 

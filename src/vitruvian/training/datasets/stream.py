@@ -29,7 +29,7 @@ from vitruvian.training.synthetic.compose import (
     compose_scenes,
 )
 from vitruvian.training.synthetic.pack import Pack, load_pack, training_part
-from vitruvian.training.synthetic.procedural import procedural_pack
+from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.render import RenderOptions
 from vitruvian.training.synthetic.rng import Rng, derive_seed
 from vitruvian.training.synthetic.samples import Samples, render_samples

@@ -40,27 +40,26 @@ def sample_backgrounds(scenery: Scenery, cameras: Cameras, *, rng: Rng) -> Tenso
     return sample_grading(B, rng=rng)(images * rng.log_uniform(0.75, 1.2, B, 1, 1, 1))
 
 
-def photo_crops(photos: Tensor, count: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
-    """Crop square photos [G, S, S, 3] uint8 at random, mirrored and slightly rotated: [count, 3, H, W] sRGB."""
+def photo_crops(
+    photos: Tensor, count: int, size_hw: tuple[int, int], *, rng: Rng, zoom: tuple[float, float] = (0.6, 1.0)
+) -> Tensor:
+    """Crop square photos [G, S, S, 3] uint8 at random, mirrored and slightly rotated: [count, 3, H, W] sRGB.
+
+    The long side of a crop is a share of the photo's side, drawn from `zoom`.
+    """
     H, W = size_hw
     chosen = photos[rng.integers(len(photos), count).to(photos.device)].to(rng.device)
     images = chosen.permute(0, 3, 1, 2).float() / 255.0  # [B, 3, S, S]
     largest = min(1.0, W / H), min(1.0, H / W)  # width, height of the crop as a share of the square
-    zoom = rng.uniform(0.6, 1.0, count)
+    share = rng.uniform(*zoom, count)
     lean = rng.normal(0.0, 0.04, count)
     mirror = torch.where(rng.bernoulli(0.5, count), -1.0, 1.0)
-    half_w, half_h = zoom * largest[0], zoom * largest[1]
+    half_w, half_h = share * largest[0], share * largest[1]
     shift_x = rng.uniform(-1.0, 1.0, count) * (1 - half_w)
     shift_y = rng.uniform(-1.0, 1.0, count) * (1 - half_h)
     cos, sin = lean.cos(), lean.sin()
-    theta = torch.stack(
-        [
-            torch.stack([mirror * cos * half_w, -sin * half_h, shift_x], dim=1),
-            torch.stack([mirror * sin * half_w, cos * half_h, shift_y], dim=1),
-        ],
-        dim=1,
-    )  # [B, 2, 3]
-    grid = F.affine_grid(theta, [count, 3, H, W], align_corners=False)
+    theta = [mirror * cos * half_w, -sin * half_h, shift_x, mirror * sin * half_w, cos * half_h, shift_y]
+    grid = F.affine_grid(torch.stack(theta, dim=1).view(count, 2, 3), [count, 3, H, W], align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
 
 
@@ -73,9 +72,9 @@ def _panoramas(environments: Tensor, cameras: Cameras, rng: Rng) -> Tensor:
     x, y, z = F.normalize(rays, dim=-1).unbind(-1)
     rotated = torch.stack([angle.cos() * x - angle.sin() * y, angle.sin() * x + angle.cos() * y, z], dim=-1)
     image_index = torch.arange(B, device=maps.device).repeat_interleave(H * W)
-    seen = look_up(maps, rotated.flatten(0, 1), image_index).view(B, H, W, 3).permute(0, 3, 1, 2)  # [B, 3, H, W]
-    exposure = 0.2 / seen.mean(dim=1).flatten(1).median(dim=1).values.clamp_min(1e-3)
-    exposed = seen * exposure[:, None, None, None]
+    radiance = look_up(maps, rotated.flatten(0, 1), image_index).view(B, H, W, 3).permute(0, 3, 1, 2)  # [B, 3, H, W]
+    exposure = 0.2 / radiance.mean(dim=1).flatten(1).median(dim=1).values.clamp_min(1e-3)
+    exposed = radiance * exposure[:, None, None, None]
     return linear_to_srgb((exposed / (1 + 0.5 * exposed)).clamp(0.0, 1.0))
 
 
@@ -123,14 +122,16 @@ def coloured_noise(B: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
     return (_colours(B, rng) + total * rng.uniform(0.1, 0.6, B, 1, 1, 1)).clamp(0.0, 1.0)
 
 
-def soft_shape(B: int, size_hw: tuple[int, int], *, rng: Rng, upright: bool = False, largest: float = 0.6) -> Tensor:
-    """Draw the coverage [B, 1, H, W] of one random box or ellipse an image."""
+def soft_shape(
+    B: int, size_hw: tuple[int, int], *, rng: Rng, radius: tuple[float, float] = (0.04, 0.6), upright: bool = False
+) -> Tensor:
+    """Draw the coverage [B, 1, H, W] of one random box or ellipse an image, `radius` in half heights of the image."""
     x, y = _grid(size_hw, rng.device)
     aspect = size_hw[1] / size_hw[0]
     x, y = x - rng.uniform(-aspect, aspect, B, 1, 1, 1), y - rng.uniform(-1.0, 1.0, B, 1, 1, 1)
     angle = rng.uniform(-math.pi, math.pi, B, 1, 1, 1) * (0.0 if upright else 1.0)
     u, v = x * angle.cos() + y * angle.sin(), y * angle.cos() - x * angle.sin()
-    half_u, half_v = rng.log_uniform(0.04, largest, B, 1, 1, 1), rng.log_uniform(0.04, largest, B, 1, 1, 1)
+    half_u, half_v = rng.log_uniform(*radius, B, 1, 1, 1), rng.log_uniform(*radius, B, 1, 1, 1)
     box = torch.maximum(u.abs() - half_u, v.abs() - half_v)
     ellipse = (torch.hypot(u / half_u, v / half_v) - 1) * torch.minimum(half_u, half_v)
     distance = torch.where(rng.bernoulli(0.3 if upright else 0.5, B, 1, 1, 1), ellipse, box)

@@ -139,7 +139,7 @@ def sample_cameras(
     B, P = placement.image_count, keypoints.shape[0]
     device = rng.device
     framing = rng.categorical(framing_weights, B)  # [B]
-    if known is not None and len(known) > max(_FACE_POINTS):  # some bodies have a head, but no face
+    if known is not None:  # some bodies have a head, but no face
         framing = torch.where(known[list(_FACE_POINTS)].any(), framing, framing.clamp_max(_HEAD))
     world = placement.place(keypoints)  # [P, J, 3]
     wanted = _framed_points(framing, placement, keypoints.shape[1], rng)  # [P, J]
@@ -194,9 +194,8 @@ def _framed_points(framing: Tensor, placement: Placement, joints: int, rng: Rng)
     """Return which keypoints the image is to contain, [P, J] bool."""
     table = torch.zeros(4, joints, dtype=torch.bool, device=rng.device)
     table[_FULL_BODY] = True
-    table[_UPPER_BODY, [j for j in _UPPER_POINTS if j < joints]] = True
-    table[_HEAD, [j for j in _HEAD_POINTS if j < joints]] = True
-    table[_FACE, [j for j in _FACE_POINTS if j < joints]] = True
+    for kind, points in ((_UPPER_BODY, _UPPER_POINTS), (_HEAD, _HEAD_POINTS), (_FACE, _FACE_POINTS)):
+        table[kind, list(points)] = True
     # The first person of an image is its subject; half of the images frame the others as well.
     people = torch.arange(len(placement.image_index), device=rng.device)
     subject = torch.full((placement.image_count,), len(people), device=rng.device).scatter_reduce_(

@@ -128,7 +128,7 @@ def add_noise_and_jpeg(images: Tensor, *, rng: Rng, sharpen: float) -> Tensor:
     crisp = images + (images - blur(images, _gaussian_kernels(torch.full((B,), 1.0, device=images.device))))
     amount = (rng.uniform(0.1, 2 * sharpen, B) * rng.bernoulli(sharpen, B))[:, None, None, None]
     images = (images + (crisp - images) * amount).clamp(0.0, 1.0)
-    coded = jpeg(images, quality=rng.uniform(30.0, 95.0, B))
+    coded = _jpeg(images, quality=rng.uniform(30.0, 95.0, B))
     images = torch.where(rng.bernoulli(0.8, B)[:, None, None, None], coded, images)
     return (images.clamp(0.0, 1.0) * 255.0).round() / 255.0
 
@@ -145,7 +145,7 @@ def _add_noise(images: Tensor, *, level: Tensor, rng: Rng) -> Tensor:
     return (images + grain * strength).clamp(0.0, 1.0)
 
 
-def jpeg(images: Tensor, *, quality: Tensor) -> Tensor:
+def _jpeg(images: Tensor, *, quality: Tensor) -> Tensor:
     """Encode and decode as JPEG of `quality` [B] (1..100) with halved chroma, [B, 3, H, W] -> [B, 3, H, W]."""
     H, W = images.shape[-2:]
     padded = F.pad(images, (0, -W % 16, 0, -H % 16), mode="replicate")

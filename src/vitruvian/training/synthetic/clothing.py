@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitruvian.training.synthetic.mesh import MEN, PARTS, SLOT, SLOTS, WOMEN
 from vitruvian.training.synthetic.pack import Pack, Wardrobe
+from vitruvian.training.synthetic.pieces import MEN, PARTS, SLOT, SLOTS, WOMEN
 from vitruvian.training.synthetic.rng import Rng
 
 _ADULT = 0.58  # age trait from which people may wear little
@@ -23,7 +23,7 @@ _STYLE_WEIGHT = {
     "skirt": 0.8, "socks": 0.4, "shoes": 0.5, "veil": 0.5, "band": 0.3,
 }  # fmt: skip
 _CLOTH_SLOTS = ("lower", "upper", "outer", "accessory")
-BARE_STYLES = ("bra", "swim", "crop")
+_BARE_STYLES = ("bra", "swim", "crop")
 _THIN_TOPS = (
     "tshirt_tight", "tshirt_vee", "tee_scoop", "polo", "longsleeve", "henley", "tank", "singlet", "rollneck", "blouse",
     "dress_summer", "dress_short", "dress_tee",
@@ -79,16 +79,16 @@ def choose_outfit(pack: Pack, traits: Tensor, mouth_open: Tensor, rng: Rng) -> O
     put("teeth", mouth_open)
     put("tongue", mouth_open)
     put("hat", rng.bernoulli(0.16, P))
-    odd = style("hat", "veil") & (style("lower", *BARE_STYLES, "shorts") | style("upper", *BARE_STYLES))
+    odd = style("hat", "veil") & (style("lower", *_BARE_STYLES, "shorts") | style("upper", *_BARE_STYLES))
     pieces[:, SLOT["hat"]] = torch.where(odd, -1, pieces[:, SLOT["hat"]])
     put("glasses", rng.bernoulli(0.24, P))
     put("accessory", rng.bernoulli(0.2, P))
     put("trinket", rng.bernoulli(0.25, P))
     pieces[:, SLOT["hair"]] = torch.where(style("hat", "veil"), -1, pieces[:, SLOT["hair"]])
     tucked = (rng.bernoulli(0.35, P) & style("upper", "top") & ~style("lower", "swim")) | style("lower", "bib")
-    own = torch.tensor([bool(name) for name in wardrobe.styles], device=traits.device)[pieces.clamp_min(0)]
+    styled = torch.tensor([bool(name) for name in wardrobe.styles], device=traits.device)[pieces.clamp_min(0)]
     cloth = torch.tensor([name in _CLOTH_SLOTS for name in SLOTS], device=traits.device)
-    fullness = torch.where(own & cloth, rng.uniform(0.85, 1.35, P, len(SLOTS)), 1.0)
+    fullness = torch.where(styled & cloth, rng.uniform(0.85, 1.35, P, len(SLOTS)), 1.0)
     direction = torch.nn.functional.normalize(rng.normal(0.0, 1.0, P, len(SLOTS), 5, 3), dim=-1)
     waves = direction * rng.log_uniform(25.0, 110.0, P, len(SLOTS), 5, 1)  # radians a metre
     height = rng.uniform(0.0, 0.0022, P, len(SLOTS), 1, 1)
@@ -101,7 +101,7 @@ def _piece_weights(wardrobe: Wardrobe, rows: list[int], female: Tensor, adult: T
     device = female.device
     suits = wardrobe.suits[rows]  # [K]
     base = torch.tensor([_STYLE_WEIGHT.get(wardrobe.styles[a], 1.0) for a in rows], device=device)
-    bare = torch.tensor([wardrobe.styles[a] in BARE_STYLES for a in rows], device=device)
+    bare = torch.tensor([wardrobe.styles[a] in _BARE_STYLES for a in rows], device=device)
     for_women = torch.where(suits == MEN, 0.3, 1.0)
     for_men = torch.where(suits == WOMEN, 0.0, 1.0)
     weights = base * torch.where(female[:, None], for_women, for_men) * (adult[:, None] | ~bare)
@@ -161,14 +161,14 @@ def dress(pack: Pack, outfit: Outfit, body_vertices: Tensor) -> DressedBodies:
     gone = torch.unflatten(_rows(buried, corners.clamp_min(0).flatten(1)), 1, (-1, 3))  # [P, F, 3]
     # Hair ends at the rim of a hat; other pieces continue under the next layer to the end of their triangles.
     hair = face_material // PARTS == SLOT["hair"]
-    seen = (corners[..., 0] >= 0) & ~torch.where(hair, gone.any(-1), gone.all(-1))
+    visible = (corners[..., 0] >= 0) & ~torch.where(hair, gone.any(-1), gone.all(-1))
     # Visible faces come first, so that the batch is only as long as its largest person needs.
-    order = seen.byte().argsort(dim=1, descending=True, stable=True)[:, : int(seen.sum(1).max())]  # [P, F]
-    seen, face_rows = seen.gather(1, order), face_rows.gather(1, order)
+    order = visible.byte().argsort(dim=1, descending=True, stable=True)[:, : int(visible.sum(1).max())]  # [P, F]
+    visible, face_rows = visible.gather(1, order), face_rows.gather(1, order)
     return DressedBodies(
         vertices=vertices, ids=ids, weights=torch.nn.functional.normalize(weights.clamp_min(0), p=1.0, dim=-1),
-        present=present, faces=_rows(corners, order).masked_fill(~seen[..., None], 0),
-        face_uv=wardrobe.face_uv[face_rows], face_class=wardrobe.face_class[face_rows].masked_fill(~seen, 0),
+        present=present, faces=_rows(corners, order).masked_fill(~visible[..., None], 0),
+        face_uv=wardrobe.face_uv[face_rows], face_class=wardrobe.face_class[face_rows].masked_fill(~visible, 0),
         face_material=face_material.gather(1, order),
     )  # fmt: skip
 

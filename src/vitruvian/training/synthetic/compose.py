@@ -16,11 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitruvian.images.nms import mask_boxes
 from vitruvian.ops.cache import constant
 from vitruvian.training.crop_window import CropWindow
+from vitruvian.training.synthetic.backgrounds import photo_crops, soft_shape
 from vitruvian.training.synthetic.camera import points_from_depth
-from vitruvian.training.synthetic.mesh import CLASS
-from vitruvian.training.synthetic.render import hide_keypoints, mask_boxes
+from vitruvian.training.synthetic.pieces import CLASS
+from vitruvian.training.synthetic.render import hide_keypoints
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.samples import Samples, depth_metres
 from vitruvian.training.tensor_batch import TensorBatch
@@ -84,19 +86,23 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: C
         replaced = rng.bernoulli(options.new_background, n)[:, None, None, None]
         behind = _crop_backgrounds(backgrounds, n, size_hw, rng=rng)
         lit = _relight(crops.foreground, crops.alpha, rng)
-        lit = match_background(lit, crops.alpha, behind, rng, probability=options.blended)
+        lit = _match_background(lit, crops.alpha, behind, rng, probability=options.blended)
         foreground = torch.where(replaced, lit, crops.foreground)
         image = torch.where(replaced, lit + (1 - crops.alpha) * behind, crops.image)
         crops = replace(crops, image=image, foreground=foreground)
-    order = torch.randperm(n, generator=rng.generator).to(samples.image.device, non_blocking=True)
-    crops = _add_company(crops, samples.select(order), rng, options)
+    crops = _add_company(crops, samples.select(rng.permutation(n)), rng, options)
     if len(backgrounds):
         shapes = _draw_shapes(n, rng, options, probability=options.occluder, radius=(0.14, 0.45))
         crops = _occlude(crops, shapes, backgrounds, rng)
         crops = _occlude(crops, edges.beyond(window), backgrounds, rng)
     inside = _inside_image(samples, window, rng, options)  # black and empty outside
-    maps = {name: getattr(crops, name) * inside for name in ("image", "foreground", "alpha", "albedo", "normals")}
-    return replace(crops, **maps, points=crops.points * inside, parts=crops.parts * inside[:, 0])
+    return replace(_mask(crops, inside), image=crops.image * inside, albedo=crops.albedo * inside)
+
+
+def _mask(crops: Crops, mask: Tensor) -> Crops:
+    """Remove people where `mask` [n, 1, H, W] is False."""
+    maps = {name: getattr(crops, name) * mask for name in ("foreground", "alpha", "normals", "points")}
+    return replace(crops, **maps, parts=crops.parts * mask[:, 0])
 
 
 def _truncated_sides(samples: Samples) -> Tensor:
@@ -126,7 +132,7 @@ def _inside_image(samples: Samples, window: CropWindow, rng: Rng, options: CropO
 
 
 @dataclass(frozen=True)
-class Edges:
+class _Edges:
     """Straight edges that people stand behind: hidden is what lies beyond, where xy · normal > offset."""
 
     normal: Tensor  # [n, 2] in source pixels
@@ -140,7 +146,7 @@ class Edges:
         return (along > self.offset[:, None, None])[:, None]
 
 
-def _draw_edges(samples: Samples, rng: Rng, *, probability: float) -> Edges:
+def _draw_edges(samples: Samples, rng: Rng, *, probability: float) -> _Edges:
     """Draw edges for some people: most hide the legs, some one side."""
     n = len(samples)
     x, y, w, h = samples.boxes_xywh.unbind(1)
@@ -158,7 +164,7 @@ def _draw_edges(samples: Samples, rng: Rng, *, probability: float) -> Edges:
     at_x = torch.where(below, x + w / 2, torch.where(left, x, x + w))
     at_y = torch.where(below, y + h, y + h / 2)
     offset = torch.where(present, at_x * normal_x + at_y * normal_y, torch.inf)
-    return Edges(torch.stack([normal_x, normal_y], dim=1), offset, torch.stack([x, y, w, h], dim=1))
+    return _Edges(torch.stack([normal_x, normal_y], dim=1), offset, torch.stack([x, y, w, h], dim=1))
 
 
 def _crop_around(boxes_xywh: Tensor, rng: Rng, options: CropOptions) -> tuple[Tensor, Tensor]:
@@ -201,14 +207,7 @@ def _crop(samples: Samples, window: CropWindow) -> Crops:
 
 def _crop_backgrounds(backgrounds: Tensor, count: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
     """Crop images [G, S, S, 3] uint8 at random, some blurred, all recoloured: [count, 3, H, W] 0..1."""
-    H, W = size_hw
-    side = backgrounds.shape[1]
-    which = rng.integers(len(backgrounds), count)
-    step = rng.log_uniform(0.35, 1.0, count) * side / max(H, W)  # of the stored side along the long side of the crop
-    size = torch.stack([step * W, step * H], dim=1)  # [count, 2]
-    start = rng.uniform(0.0, 1.0, count, 2) * (side - size)
-    window = CropWindow(start, step[:, None].expand(-1, 2), rng.bernoulli(0.5, count), size_hw)
-    crop = window.sample(backgrounds[which].permute(0, 3, 1, 2).float() / 255, padding="reflection")
+    crop = photo_crops(backgrounds, count, size_hw, rng=rng, zoom=(0.35, 1.0))
     soft = F.interpolate(F.interpolate(crop, scale_factor=0.125, mode="area"), size=size_hw, mode="bilinear")
     crop = torch.where(rng.bernoulli(0.3, count)[:, None, None, None], soft, crop)
     gain = rng.log_uniform(0.6, 1.5, count)[:, None, None, None]
@@ -222,7 +221,7 @@ def _relight(foreground: Tensor, alpha: Tensor, rng: Rng) -> Tensor:
     return torch.minimum(foreground * gain * rng.log_uniform(0.9, 1.11, n, 3)[:, :, None, None], alpha)
 
 
-def match_background(foreground: Tensor, alpha: Tensor, behind: Tensor, rng: Rng, *, probability: float) -> Tensor:
+def _match_background(foreground: Tensor, alpha: Tensor, behind: Tensor, rng: Rng, *, probability: float) -> Tensor:
     """Bring brightness, colour and contrast of some premultiplied people [n, 3, H, W] near to those behind them.
 
     In a photo the same light falls on both; without this, a model could recognize composited people by their light.
@@ -284,17 +283,9 @@ def _add_company(crops: Crops, others: Samples, rng: Rng, options: CropOptions) 
 def _draw_shapes(n: int, rng: Rng, options: CropOptions, *, probability: float, radius: tuple[float, float]) -> Tensor:
     """Draw ellipses and rectangles in some images, their radii in widths of the image, [n, 1, H, W] bool."""
     H, W = options.size_hw
-    device = rng.device
-    present = rng.bernoulli(probability, n)[:, None, None, None]
-    centre = rng.uniform(0.0, 1.0, n, 2) * constant((W, H), device)
-    radii = rng.log_uniform(*radius, n, 2) * W
-    angle = rng.uniform(0.0, math.pi, n)[:, None, None]
-    x = torch.arange(W, device=device) - centre[:, :1, None]  # [n, 1, W]
-    y = torch.arange(H, device=device)[:, None] - centre[:, 1:, None]  # [n, H, 1]
-    u = (x * angle.cos() + y * angle.sin()) / radii[:, :1, None]
-    v = (y * angle.cos() - x * angle.sin()) / radii[:, 1:, None]
-    ellipse = rng.bernoulli(0.5, n)[:, None, None]
-    return torch.where(ellipse, u.square() + v.square() < 1, (u.abs() < 1) & (v.abs() < 1))[:, None] & present
+    low, high = (2 * share * W / H for share in radius)
+    shapes = soft_shape(n, (H, W), rng=rng, radius=(low, high)) > 0.5
+    return shapes & rng.bernoulli(probability, n)[:, None, None, None]
 
 
 def _print_on_clothes(crops: Crops, backgrounds: Tensor, rng: Rng, options: CropOptions) -> Crops:
@@ -315,19 +306,9 @@ def _print_on_clothes(crops: Crops, backgrounds: Tensor, rng: Rng, options: Crop
 
 def _occlude(crops: Crops, shape: Tensor, backgrounds: Tensor, rng: Rng) -> Crops:
     """Cover crops with other images where `shape` [n, 1, H, W] is set."""
-    H, W = shape.shape[-2:]
-    cover = _crop_backgrounds(backgrounds, len(shape), (H, W), rng=rng)
-    clear = ~shape
-    return replace(
-        crops,
-        image=torch.where(shape, cover, crops.image),
-        foreground=crops.foreground * clear,
-        alpha=crops.alpha * clear,
-        normals=crops.normals * clear,
-        points=crops.points * clear,
-        parts=crops.parts * clear[:, 0],
-        keypoints=hide_keypoints(crops.keypoints, shape[:, 0]),
-    )
+    cover = _crop_backgrounds(backgrounds, len(shape), (shape.shape[-2], shape.shape[-1]), rng=rng)
+    image = torch.where(shape, cover, crops.image)
+    return replace(_mask(crops, ~shape), image=image, keypoints=hide_keypoints(crops.keypoints, shape[:, 0]))
 
 
 def halve_crops(crops: Crops, rng: Rng) -> Crops:
@@ -342,9 +323,7 @@ def halve_crops(crops: Crops, rng: Rng) -> Crops:
     K[:, :2, 2] = (crops.intrinsics[:, :2, 2] + 0.5) / 2 - 0.5
     return replace(
         crops,
-        foreground=F.avg_pool2d(crops.foreground, 2),
-        alpha=F.avg_pool2d(crops.alpha, 2),
-        albedo=F.avg_pool2d(crops.albedo, 2),
+        **{name: F.avg_pool2d(getattr(crops, name), 2) for name in ("foreground", "alpha", "albedo")},
         normals=F.normalize(F.avg_pool2d(crops.normals, 2), dim=1) * there,
         points=points_from_depth(depth[:, 0], K),
         parts=_halve_labels(crops.parts, rng),
@@ -368,7 +347,7 @@ class SceneOptions:
     size_hw: tuple[int, int] = (288, 384)
     people: tuple[float, ...] = (0.06, 0.22, 0.2, 0.17, 0.14, 0.12, 0.09)  # probability of 0, 1, 2 … people
     tall: tuple[float, float] = (0.15, 1.35)  # height of a person over that of the image
-    close: float = 0.2  # probability of a sample's own image: one person near the camera, truncated at any side
+    close: float = 0.2  # probability of a sample's image as rendered: one person near the camera, truncated at any side
 
 
 @dataclass(frozen=True)
@@ -426,7 +405,7 @@ def compose_scenes(samples: Samples, backgrounds: Tensor, count: int, *, rng: Rn
         parts = torch.where(covered, labels[:, m], parts)
         masks = [mask & ~covered for mask in masks] + [covered]
     visible = torch.stack(masks, dim=1)  # [n, m, H, W]
-    boxes, area = mask_boxes(visible), visible.sum(dim=(-2, -1))
+    boxes, area = mask_boxes(visible).float(), visible.sum(dim=(-2, -1))
     wide, high = (boxes[..., 2:] - boxes[..., :2]).unbind(-1)
     enough = (wide >= 8) & (high >= 12) & (area >= 0.12 * wide * high)
     scenes = Scenes(
@@ -453,7 +432,7 @@ def _scene_window(
     wide, high = w / step, h / step  # in output pixels
     left = position[:, 0] * (W + 0.5 * wide) - 0.75 * wide
     top = position[:, 1] * (H + 0.3 * high) - 0.65 * high
-    # Most people are seen whole, or the lower part is outside.
+    # Most people are inside the image, or the lower part is outside.
     inside = (top + high).clamp(max=H) - high
     top = torch.where((high < H) & (position[:, 1] < 0.85), inside, top)
     top = torch.where(truncated, H - high, top)
@@ -463,7 +442,7 @@ def _scene_window(
 
 
 def _replace_by_portraits(scenes: Scenes, samples: Samples, rng: Rng, options: SceneOptions) -> Scenes:
-    """Replace some scenes by crops of samples with their own background: one person, truncated at any side."""
+    """Replace some scenes by crops of samples as they were rendered: one person, truncated at any side."""
     n, (H, W) = len(scenes.image), options.size_hw
     height, width = samples.size_hw
     which = rng.integers(len(samples), n)
@@ -482,7 +461,7 @@ def _replace_by_portraits(scenes: Scenes, samples: Samples, rng: Rng, options: S
         alpha=alpha,
         foreground=foreground,
         parts=window.sample_parts(samples.parts[which]),
-        boxes_xyxy=mask_boxes(mask) * (first & large)[..., None],
+        boxes_xyxy=mask_boxes(mask).float() * (first & large)[..., None],
         present=first & large,
         ignored=first & ~large & (area > 12),
     )

@@ -11,8 +11,8 @@
     DATASET/records/000000.json      annotations of eight images: what `annotations.json` is joined from
 
 Axes are the camera's (x right, y down, z forward); `camera.points_from_depth` unprojects depth.
-Each group of eight images has its own seed, so that a dataset is the same whether it was written in one run, in parts,
-or after an interruption (groups that have a record are skipped), and a longer one begins with the shorter one.
+Groups of eight images are seeded by their number, so that a dataset is the same whether it was written in one run, in
+parts, or after an interruption (groups with a record are skipped), and a longer one begins with the shorter one.
 """
 
 from __future__ import annotations
@@ -24,71 +24,72 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Required, TypedDict
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import Tensor
 
 from vitruvian.atomic import atomic_write, write_text
 from vitruvian.config import read_json
+from vitruvian.draw.canvas import RgbImage
+from vitruvian.draw.dense import checkerboard, colour_depth, colour_normals, composite
+from vitruvian.draw.panels import contact_sheet
+from vitruvian.draw.pose import draw_pose
 from vitruvian.errors import CheckpointError, ImageError, InputError
-from vitruvian.human import KEYPOINT_NAMES, KEYPOINTS, PART_COLOURS, PART_NAMES, SKELETON
+from vitruvian.human import KEYPOINT_NAMES, PART_COLOURS, PART_NAMES, SAPIENS_308, SKELETON
 from vitruvian.images import image_to_tensor, load_image
 from vitruvian.images.rle import encode_rle, rle_area
 from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.people import sample_people
-from vitruvian.training.synthetic.render import NORMALS_FOR_DISPLAY, VISIBLE, RenderOptions, Truth, render
+from vitruvian.training.synthetic.render import RenderOptions, Truth, render
 from vitruvian.training.synthetic.rng import derive_seed
 from vitruvian.training.synthetic.textures import TexturePyramid, build_pyramid
 
-ImageFormat = Literal["jpg", "png"]
-JSONObject = dict[str, Any]
+_ImageFormat = Literal["jpg", "png"]
+_JSONObject = dict[str, Any]
 ANNOTATIONS_FILE: Final = "annotations.json"
 SHEET_FILE: Final = "contact-sheet.jpg"
 MAPS: Final = frozenset({"matte", "albedo", "parts", "geometry"})
-GROUP = 8
+_GROUP = 8
 _FORMAT: Final = "vitruvian-people-set-1"
 _SET_FILE: Final = "set.json"
 _FOLDERS: Final = ("images", "matte", "albedo", "parts", "geometry", "records")
 _DEPTH_STEPS: Final = 65534  # codes 1 to 65535; 0 is nothing
 _WRITERS = 4
 _CATEGORY = 1
+_SHEET_HEIGHT = 192  # pixels of an image
+_SHEET_TITLES = ("image", "keypoints", "parts", "normals", "depth", "albedo", "matte")
 
 
 # ------------------------------------------------------------------------------------------------ files of an image
 
 
-@dataclass(frozen=True)
-class ImageMaps:
+class ImageMaps(TypedDict, total=False):
     """One image and those of its maps that were read."""
 
-    image: Tensor  # [3, H, W] uint8, sRGB
-    matte: Tensor | None = None  # [4, H, W] float32 0..1: straight colour, alpha
-    albedo: Tensor | None = None  # [3, H, W] float32 0..1, sRGB
-    parts: Tensor | None = None  # [H, W] uint8
-    normals: Tensor | None = None  # [3, H, W] float32, zero where there is no person
-    depth: Tensor | None = None  # [H, W] float32 metres, zero where there is no person
-
-    @classmethod
-    def of(cls, truth: Truth, index: int) -> ImageMaps:
-        """Return the maps of one image of a batch."""
-        alpha = truth.alpha[index]  # [1, H, W]
-        colour = torch.where(alpha > 0, truth.foreground[index] / alpha.clamp_min(1e-6), 0.0).clamp(0, 1)  # [3, H, W]
-        return cls(
-            image=(truth.image[index].clamp(0, 1) * 255).round().byte(),
-            matte=torch.cat([colour, alpha]),
-            albedo=truth.albedo[index],
-            parts=truth.parts[index],
-            normals=truth.normals[index],
-            depth=truth.pointmap[index, 2],
-        )
+    image: Required[Tensor]  # [3, H, W] uint8, sRGB
+    matte: Tensor  # [4, H, W] float32 0..1: straight colour, alpha
+    albedo: Tensor  # [3, H, W] float32 0..1, sRGB
+    parts: Tensor  # [H, W] uint8
+    normals: Tensor  # [3, H, W] float32, zero where there is no person
+    depth: Tensor  # [H, W] float32 metres, zero where there is no person
 
 
-def _file_names(index: int, image_format: ImageFormat) -> dict[str, str]:
+def _maps_of(truth: Truth, row: int) -> ImageMaps:
+    """Return the maps of one image of a batch."""
+    alpha = truth.alpha[row]  # [1, H, W]
+    colour = torch.where(alpha > 0, truth.foreground[row] / alpha.clamp_min(1e-6), 0.0).clamp(0, 1)  # [3, H, W]
+    return {
+        "image": (truth.image[row].clamp(0, 1) * 255).round().byte(), "matte": torch.cat([colour, alpha]),
+        "albedo": truth.albedo[row], "parts": truth.parts[row], "normals": truth.normals[row],
+        "depth": truth.pointmap[row, 2],
+    }  # fmt: skip
+
+
+def _file_names(index: int, image_format: _ImageFormat) -> dict[str, str]:
     """Return the names of an image's files, relative to the dataset."""
     endings = {"images": image_format, "matte": "png", "albedo": "png", "parts": "png", "geometry": "npz"}
     return {folder: f"{folder}/{index:06d}.{ending}" for folder, ending in endings.items()}
@@ -96,41 +97,33 @@ def _file_names(index: int, image_format: ImageFormat) -> dict[str, str]:
 
 def _write_maps(folder: Path, names: Mapping[str, str], maps: ImageMaps, *, quality: int) -> None:
     """Write an image and all its maps; existing files are replaced."""
-    matte, albedo, parts, normals, depth = maps.matte, maps.albedo, maps.parts, maps.normals, maps.depth
-    if matte is None or albedo is None or parts is None or normals is None or depth is None:
-        raise CheckpointError(f"{folder}: expected all maps of an image to write, got some of them. Pass every map.")
     options: dict[str, Any] = {"quality": quality, "subsampling": 0} if names["images"].endswith("jpg") else {}
-    _to_image(maps.image / 255).save(folder / names["images"], **options)
-    _to_image(matte).save(folder / names["matte"])
-    _to_image(albedo).save(folder / names["albedo"])
-    labels = Image.fromarray(parts.contiguous().numpy()).convert("L")
+    Image.fromarray(_to_pixels(maps["image"] / 255)).save(folder / names["images"], **options)
+    Image.fromarray(_to_pixels(maps["matte"])).save(folder / names["matte"])
+    Image.fromarray(_to_pixels(maps["albedo"])).save(folder / names["albedo"])
+    labels = Image.fromarray(maps["parts"].contiguous().numpy()).convert("L")
     labels.putpalette([channel for colour in PART_COLOURS for channel in colour])  # converts to palette mode
     labels.save(folder / names["parts"])
-    codes, low, step = _encode_depth(depth.contiguous().numpy())
+    codes, low, step = _encode_depth(maps["depth"].contiguous().numpy())
     with (folder / names["geometry"]).open("wb") as file:
-        np.savez_compressed(
-            file,
-            normals=normals.numpy().astype(np.float16),
-            depth=codes,
-            depth_low=np.float64(low),
-            depth_step=np.float64(step),
-        )
+        normals = maps["normals"].numpy().astype(np.float16)
+        np.savez_compressed(file, normals=normals, depth=codes, depth_low=np.float64(low), depth_step=np.float64(step))
 
 
 def read_maps(folder: Path, names: Mapping[str, str], wanted: frozenset[str] = MAPS) -> ImageMaps:
     """Read an image and those of its maps that are `wanted`: "matte", "albedo", "parts", "geometry"."""
     image = image_to_tensor(load_image(folder / names["images"]))  # [3, H, W]
     size_hw = (image.shape[1], image.shape[2])
-    maps: dict[str, Tensor] = {}
+    maps = ImageMaps(image=image)
     for kind, mode in (("matte", "RGBA"), ("albedo", "RGB")):
         if kind in wanted:
             pixels = _read_png(folder / names[kind], (mode,), size_hw)
-            maps[kind] = torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32) / 255.0)
+            maps[kind] = torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32) / 255.0)  # type: ignore[literal-required]
     if "parts" in wanted:
         maps["parts"] = torch.from_numpy(_read_png(folder / names["parts"], ("P", "L"), size_hw).copy())
     if "geometry" in wanted:
         maps["normals"], maps["depth"] = _read_geometry(folder / names["geometry"], size_hw)
-    return ImageMaps(image=image, **maps)
+    return maps
 
 
 def _encode_depth(depth: NDArray[np.float32]) -> tuple[NDArray[np.uint16], float, float]:
@@ -180,9 +173,10 @@ def _read_png(path: Path, modes: tuple[str, ...], size_hw: tuple[int, int]) -> N
     return np.asarray(pixels, np.uint8)
 
 
-def _to_image(values: Tensor) -> Image.Image:
-    """Convert [C, H, W] in 0..1 to an image."""
-    return Image.fromarray((values.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).contiguous().numpy())
+def _to_pixels(values: Tensor) -> RgbImage:
+    """Convert [C, H, W] in 0..1 to uint8 [H, W, C]."""
+    pixels: RgbImage = (values.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).contiguous().numpy()
+    return pixels
 
 
 # --------------------------------------------------------------------------------------------------- whole datasets
@@ -194,7 +188,7 @@ class DatasetOptions:
 
     render: RenderOptions = field(default_factory=RenderOptions)
     people: float = 1.3  # people an image, on average; at least one
-    image_format: ImageFormat = "jpg"
+    image_format: _ImageFormat = "jpg"
     quality: int = 95  # of JPEG
 
     def __post_init__(self) -> None:
@@ -237,10 +231,10 @@ def write_dataset(
     _initialize_folder(folder, about, count)
     pyramid = build_pyramid(pack.textures)
     with ThreadPoolExecutor(_WRITERS) as writers:
-        for first in range(0, count, GROUP):
-            number, last = first // GROUP, min(first + GROUP, count)
+        for first in range(0, count, _GROUP):
+            number, last = first // _GROUP, min(first + _GROUP, count)
             if len(_read_record(folder, number)["images"]) < last - first:
-                truth = draw_group(pack, seed, number, options, pyramid=pyramid)
+                truth = _draw_group(pack, seed, number, options, pyramid=pyramid)
                 _write_group(folder, number, truth, options, count=last - first, writers=writers)
             if progress is not None:
                 progress(last, count)
@@ -249,13 +243,13 @@ def write_dataset(
     return folder / ANNOTATIONS_FILE
 
 
-def draw_group(pack: Pack, seed: int, number: int, options: DatasetOptions, *, pyramid: TexturePyramid) -> Truth:
+def _draw_group(pack: Pack, seed: int, number: int, options: DatasetOptions, *, pyramid: TexturePyramid) -> Truth:
     """Draw the images of one group, which depend on nothing but the arguments."""
     generator = torch.Generator().manual_seed(derive_seed(seed, number))
-    extra = int(torch.poisson(torch.tensor((options.people - 1) * GROUP), generator=generator))
-    people = sample_people(pack, GROUP + extra, generator, pack.textures.device)
-    drawing = replace(options.render, chunk=GROUP)
-    return render(people, pack, generator=generator, image_count=GROUP, options=drawing, pyramid=pyramid).to("cpu")
+    extra = int(torch.poisson(torch.tensor((options.people - 1) * _GROUP), generator=generator))
+    people = sample_people(pack, _GROUP + extra, generator, pack.textures.device)
+    drawing = replace(options.render, chunk=_GROUP)
+    return render(people, pack, generator=generator, image_count=_GROUP, options=drawing, pyramid=pyramid).to("cpu")
 
 
 def _write_group(
@@ -264,9 +258,9 @@ def _write_group(
     """Write the first `count` images of a group and, when their files are complete, its record."""
     images, annotations, jobs = [], [], []
     for row in range(count):
-        index = number * GROUP + row
+        index = number * _GROUP + row
         names = _file_names(index, options.image_format)
-        maps = ImageMaps.of(truth, row)
+        maps = _maps_of(truth, row)
         jobs.append(writers.submit(_write_maps, folder, names, maps, quality=options.quality))
         images.append(_image_entry(truth, row, index, names))
         annotations += _person_entries(truth, row, index)
@@ -275,19 +269,19 @@ def _write_group(
     write_text(_record_path(folder, number), json.dumps({"images": images, "annotations": annotations}) + "\n")
 
 
-def _image_entry(truth: Truth, row: int, index: int, names: Mapping[str, str]) -> JSONObject:
+def _image_entry(truth: Truth, row: int, index: int, names: Mapping[str, str]) -> _JSONObject:
     """Return an image's entry in the annotations: COCO's fields, the other files, and the camera."""
     H, W = truth.parts.shape[-2:]
-    others = {f"{kind}_file": names[kind] for kind in ("matte", "albedo", "parts", "geometry")}
-    return {"id": index, "file_name": names["images"], "width": W, "height": H, **others} | {
-        "intrinsics": truth.intrinsics[row].double().tolist(),
-        "scale": float(truth.scale[row]),
-    }
+    return {
+        "id": index, "file_name": names["images"], "width": W, "height": H,
+        **{f"{kind}_file": names[kind] for kind in ("matte", "albedo", "parts", "geometry")},
+        "intrinsics": truth.intrinsics[row].double().tolist(), "scale": float(truth.scale[row]),
+    }  # fmt: skip
 
 
-def _person_entries(truth: Truth, row: int, index: int) -> list[JSONObject]:
+def _person_entries(truth: Truth, row: int, index: int) -> list[_JSONObject]:
     """Return the entries of the people of one image, the subject first, without those that are not visible."""
-    entries: list[JSONObject] = []
+    entries: list[_JSONObject] = []
     for slot, stature in enumerate(truth.stature[row].tolist()):
         box = truth.boxes_xywh[row, slot].tolist()
         if min(box[2:]) <= 0:
@@ -295,20 +289,11 @@ def _person_entries(truth: Truth, row: int, index: int) -> list[JSONObject]:
         points = truth.keypoints[row, slot]  # [308, 3]
         mask = encode_rle(truth.instance_masks[row, slot], compress=True)
         rows = [[round(x, 2), round(y, 2), int(state)] if state else [0, 0, 0] for x, y, state in points.tolist()]
-        entries.append(
-            {
-                "id": index * 100 + slot,
-                "image_id": index,
-                "category_id": _CATEGORY,
-                "bbox": box,
-                "area": rle_area(mask),
-                "iscrowd": 0,
-                "segmentation": mask,
-                "keypoints": [value for point in rows for value in point],
-                "num_keypoints": int((points[:, 2] > 0).sum()),
-                "stature": round(stature, 4),
-            }
-        )
+        entries.append({
+            "id": index * 100 + slot, "image_id": index, "category_id": _CATEGORY, "bbox": box, "area": rle_area(mask),
+            "iscrowd": 0, "segmentation": mask, "keypoints": [value for point in rows for value in point],
+            "num_keypoints": int((points[:, 2] > 0).sum()), "stature": round(stature, 4),
+        })  # fmt: skip
     return entries
 
 
@@ -316,18 +301,18 @@ def _record_path(folder: Path, number: int) -> Path:
     return folder / "records" / f"{number:06d}.json"
 
 
-def _read_record(folder: Path, number: int) -> dict[str, list[JSONObject]]:
+def _read_record(folder: Path, number: int) -> dict[str, list[_JSONObject]]:
     """Return a group's annotations; empty where it was not written yet."""
     path = _record_path(folder, number)
     return read_json(path) if path.is_file() else {"images": [], "annotations": []}
 
 
-def _describe(seed: int, pack: Pack, options: DatasetOptions) -> JSONObject:
+def _describe(seed: int, pack: Pack, options: DatasetOptions) -> _JSONObject:
     """Return what must be equal for two datasets to be the same, as JSON holds it."""
     chosen = dataclasses.asdict(options)
     chosen["render"].pop("chunk")
     about = {"format": _FORMAT, "seed": seed, "pack": _fingerprint(pack), "options": chosen}
-    loaded: JSONObject = json.loads(json.dumps(about))
+    loaded: _JSONObject = json.loads(json.dumps(about))
     return loaded
 
 
@@ -340,7 +325,7 @@ def _fingerprint(pack: Pack) -> str:
     return digest.hexdigest()[:16]
 
 
-def _initialize_folder(folder: Path, about: JSONObject, count: int) -> None:
+def _initialize_folder(folder: Path, about: _JSONObject, count: int) -> None:
     """Create the folders of a dataset, or check that the files in it are the beginning of this one."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: expected a folder to write a dataset into, got a file. Choose another path.")
@@ -366,93 +351,57 @@ def _initialize_folder(folder: Path, about: JSONObject, count: int) -> None:
         write_text(path, json.dumps(about, indent=2) + "\n")
 
 
-def _write_annotations(folder: Path, about: JSONObject, count: int) -> None:
+def _write_annotations(folder: Path, about: _JSONObject, count: int) -> None:
     """Join the records of all groups into one COCO file, and mark the dataset as complete in `set.json`."""
-    images: list[JSONObject] = []
-    annotations: list[JSONObject] = []
-    for number in range(-(-count // GROUP)):
-        record = _read_record(folder, number)
-        images += record["images"]
-        annotations += record["annotations"]
+    records = [_read_record(folder, number) for number in range(-(-count // _GROUP))]
+    images, annotations = (
+        [entry for record in records for entry in record[kind]] for kind in ("images", "annotations")
+    )
     if len(images) != count:
         raise CheckpointError(f"{folder}: expected records of {count} images, got {len(images)}. Run it again.")
     category = {
-        "id": _CATEGORY,
-        "name": "person",
-        "supercategory": "person",
-        "keypoints": list(KEYPOINT_NAMES),
+        "id": _CATEGORY, "name": "person", "supercategory": "person", "keypoints": list(KEYPOINT_NAMES),
         "skeleton": [[bone.start + 1, bone.end + 1] for bone in SKELETON],
-    }
+    }  # fmt: skip
     table = {
         "info": {"description": "Synthetic people by vitruvian", "parts": list(PART_NAMES), **about},
-        "images": images,
-        "annotations": annotations,
-        "categories": [category],
-    }
+        "images": images, "annotations": annotations, "categories": [category],
+    }  # fmt: skip
     write_text(folder / ANNOTATIONS_FILE, json.dumps(table) + "\n")
     write_text(folder / _SET_FILE, json.dumps(about | {"count": count}, indent=2) + "\n")
 
 
 # ---------------------------------------------------------------------------------------------------- contact sheet
 
-_SHEET_HEIGHT, _GAP = 192, 4  # pixels of a tile, and between tiles
-_PAPER = (24, 24, 28)
-_CHECKER = (0.42, 0.58)  # two greys, in squares of eight pixels
-
 
 def _write_sheet(folder: Path) -> None:
     """Draw the images of the first group beside their keypoints, parts, normals, depth, albedo and mattes."""
     record = _read_record(folder, 0)
-    strips = []
-    for image in record["images"]:
-        names = {kind: image[f"{kind}_file"] for kind in MAPS} | {"images": image["file_name"]}
-        people = [person["keypoints"] for person in record["annotations"] if person["image_id"] == image["id"]]
-        points = torch.tensor(people, dtype=torch.float32).reshape(len(people), len(KEYPOINT_NAMES), 3)  # [M, 308, 3]
-        strips.append(_sheet_row(read_maps(folder, names), points))
-    sheet = Image.new("RGB", (strips[0].width, len(strips) * (_SHEET_HEIGHT + _GAP) - _GAP), _PAPER)
-    for number, strip in enumerate(strips):
-        sheet.paste(strip, (0, number * (_SHEET_HEIGHT + _GAP)))
+    rows = []
+    for entry in record["images"]:
+        names = {kind: entry[f"{kind}_file"] for kind in MAPS} | {"images": entry["file_name"]}
+        people = [person["keypoints"] for person in record["annotations"] if person["image_id"] == entry["id"]]
+        keypoints = np.array(people, np.float32).reshape(len(people), len(KEYPOINT_NAMES), 3)  # [M, 308, 3]
+        rows.append(_sheet_row(read_maps(folder, names), keypoints))
     with atomic_write(folder / SHEET_FILE) as temporary:
-        sheet.save(temporary, format="JPEG", quality=90)
+        sheet = contact_sheet(
+            rows,
+            titles=_SHEET_TITLES,
+            row_titles=[entry["file_name"] for entry in record["images"]],
+            height=_SHEET_HEIGHT,
+        )
+        Image.fromarray(sheet).save(temporary, format="JPEG", quality=90)
 
 
-def _sheet_row(maps: ImageMaps, keypoints: Tensor) -> Image.Image:
-    tiles = [_to_image(maps.image / 255), _draw_keypoints(maps.image, keypoints)]
-    if maps.parts is not None:
-        tiles.append(Image.fromarray(np.array(PART_COLOURS, np.uint8)[maps.parts.numpy()]))
-    if maps.normals is not None:
-        shown = maps.normals * torch.tensor(NORMALS_FOR_DISPLAY)[:, None, None] / 2 + 0.5  # [3, H, W]
-        tiles.append(_to_image(shown * (maps.normals.abs().sum(0) > 0)))
-    if maps.depth is not None:
-        covered = maps.depth > 0
-        low, high = maps.depth[covered].aminmax() if covered.any() else (torch.zeros(()), torch.zeros(()))
-        near = 1 - 0.85 * (maps.depth - low) / (high - low).clamp_min(1e-6)  # near is bright
-        tiles.append(_to_image(torch.where(covered, near, 0.0).expand(3, -1, -1)))
-    if maps.albedo is not None:
-        tiles.append(_to_image(maps.albedo))
-    if maps.matte is not None:
-        H, W = maps.matte.shape[1:]
-        squares = (torch.arange(-(-H // 8))[:, None] + torch.arange(-(-W // 8))) % 2  # [H/8, W/8]
-        behind = F.interpolate(torch.tensor(_CHECKER)[squares][None, None], scale_factor=8.0)[0, 0, :H, :W]
-        tiles.append(_to_image(maps.matte[:3] * maps.matte[3:] + behind * (1 - maps.matte[3:])))
-    width = max(1, round(maps.image.shape[2] * _SHEET_HEIGHT / maps.image.shape[1]))
-    strip = Image.new("RGB", (len(tiles) * (width + _GAP) - _GAP, _SHEET_HEIGHT), _PAPER)
-    for number, tile in enumerate(tiles):
-        strip.paste(tile.resize((width, _SHEET_HEIGHT), Image.Resampling.LANCZOS), (number * (width + _GAP), 0))
-    return strip
-
-
-def _draw_keypoints(image: Tensor, keypoints: Tensor) -> Image.Image:
-    """Draw keypoints [M, 308, 3] as dots where visible, as rings where hidden."""
-    scale = max(1, round(384 / image.shape[1]))
-    canvas = _to_image(image / 255)
-    canvas = canvas.resize((canvas.width * scale, canvas.height * scale), Image.Resampling.BILINEAR)
-    pen = ImageDraw.Draw(canvas)
-    radius = max(2.0, canvas.height / 130)
-    for person in keypoints.tolist():
-        for point, (x, y, state) in zip(KEYPOINTS, person, strict=True):
-            if state > 0:
-                u, v = (x + 0.5) * scale, (y + 0.5) * scale
-                box = (u - radius, v - radius, u + radius, v + radius)
-                pen.ellipse(box, fill=point.colour if state == VISIBLE else None, outline=point.colour)
-    return canvas
+def _sheet_row(maps: ImageMaps, keypoints: NDArray[np.float32]) -> list[RgbImage]:
+    image, matte = _to_pixels(maps["image"] / 255), maps["matte"].permute(1, 2, 0).numpy()  # [H, W, 3 or 4]
+    alpha = matte[..., 3]
+    return [
+        image,
+        draw_pose(image, keypoints[..., :2], keypoints[..., 2], layout=SAPIENS_308),
+        np.array(PART_COLOURS, np.uint8)[maps["parts"].numpy()],
+        colour_normals(maps["normals"].permute(1, 2, 0).numpy()),
+        colour_depth(maps["depth"].numpy()),
+        _to_pixels(maps["albedo"]),
+        composite(matte[..., :3] * alpha[..., None], alpha, checkerboard((len(image), image.shape[1]))),
+    ]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.training.synthetic.camera import rotate
-from vitruvian.training.synthetic.rasterizer import Cutouts, depth_map, rasterize
+from vitruvian.training.synthetic.rasterizer import Cutouts, Meshes, depth_map, rasterize
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.textures import bilinear_lookup
 from vitruvian.training.tensor_batch import TensorBatch
@@ -74,20 +74,10 @@ def look_up(maps: Tensor, directions: Tensor, image_index: Tensor) -> Tensor:
 def _harmonic_basis(directions: Tensor) -> Tensor:
     """The nine real spherical harmonics up to degree 2, [..., 3] -> [..., 9]."""
     x, y, z = directions.unbind(-1)
-    return torch.stack(
-        [
-            torch.full_like(x, 0.282095),
-            0.488603 * y,
-            0.488603 * z,
-            0.488603 * x,
-            1.092548 * x * y,
-            1.092548 * y * z,
-            0.315392 * (3 * z * z - 1),
-            1.092548 * x * z,
-            0.546274 * (x * x - y * y),
-        ],
-        dim=-1,
-    )
+    return torch.stack([
+        torch.full_like(x, 0.282095), 0.488603 * y, 0.488603 * z, 0.488603 * x, 1.092548 * x * y, 1.092548 * y * z,
+        0.315392 * (3 * z * z - 1), 1.092548 * x * z, 0.546274 * (x * x - y * y),
+    ], dim=-1)  # fmt: skip
 
 
 def _irradiance_harmonics(maps: Tensor) -> Tensor:
@@ -236,29 +226,6 @@ def _white_balance(light: Tensor, tint: Tensor | None, rng: Rng) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Meshes:
-    """P people as the rasterizer reads them, in the world of their images."""
-
-    vertices: Tensor  # [P, V, 3] world
-    faces: Tensor  # [P, F, 3]
-    present: Tensor  # [P, F] bool
-    image_index: Tensor  # [P] int64
-    image_count: int
-
-    def rasterize(self, screen: Tensor, size_hw: tuple[int, int], cutouts: Cutouts | None = None) -> Tensor:
-        """Return the face ids [B, H, W] of the meshes at screen positions [P, V, 3]."""
-        return rasterize(
-            screen,
-            self.faces,
-            present=self.present,
-            image_index=self.image_index,
-            image_count=self.image_count,
-            size_hw=size_hw,
-            cutouts=cutouts,
-        )
-
-
-@dataclass(frozen=True)
 class ShadowMap:
     """The depth that a light sees in each of B images. The lit region has a centre and a radius."""
 
@@ -336,14 +303,14 @@ def _to_screen(rotated: Tensor, radius: Tensor, size: int) -> Tensor:
 
 
 def draw_shadow_map(
-    meshes: Meshes, direction: Tensor, *, centre: Tensor, radius: Tensor, size: int, cutouts: Cutouts | None = None
+    meshes: Meshes, direction: Tensor, centre: Tensor, radius: Tensor, *, size: int, cutouts: Cutouts | None = None
 ) -> ShadowMap:
     """Draw the depth that lights in `direction` [B, 3] (towards the light) see around `centre` [B, 3], `radius` [B]."""
     rotation = _look_at(direction)  # [B, 3, 3]
     index = meshes.image_index
     rotated = rotate(meshes.vertices - centre[index][:, None], rotation[index][:, None])  # [P, V, 3]
     screen = _to_screen(rotated, radius[index][:, None], size)
-    ids = meshes.rasterize(screen, (size, size), cutouts)
+    ids = rasterize(meshes, screen, (size, size), cutouts)
     return ShadowMap(depth_map(ids, screen, meshes.faces, empty=_FAR), rotation, centre, radius)
 
 
@@ -381,7 +348,7 @@ class AmbientShadows:
 
 
 def draw_ambient_shadows(
-    meshes: Meshes, lights: Lights, *, centre: Tensor, radius: Tensor, directions: int, size: int, rng: Rng
+    meshes: Meshes, lights: Lights, centre: Tensor, radius: Tensor, *, directions: int, size: int, rng: Rng
 ) -> AmbientShadows:
     """Draw shadow maps from evenly spaced directions; regions as for `draw_shadow_map`."""
     start = rng.uniform(0.0, 2 * math.pi, meshes.image_count)  # [B]
@@ -392,6 +359,6 @@ def draw_ambient_shadows(
         flat, azimuth = math.sqrt(1 - height**2), start + k * _GOLDEN_ANGLE
         direction = torch.stack([flat * azimuth.cos(), flat * azimuth.sin(), torch.full_like(azimuth, height)], dim=1)
         shadows.directions.append(direction)
-        shadows.maps.append(draw_shadow_map(meshes, direction, centre=centre, radius=radius, size=size))
+        shadows.maps.append(draw_shadow_map(meshes, direction, centre, radius, size=size))
         shadows.brightness.append(look_up(lights.dull, direction, every) + 0.1)
     return shadows

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
-from vitruvian.training.synthetic.mesh import PARTS, SLOT, SLOTS
 from vitruvian.training.synthetic.pack import Pack
+from vitruvian.training.synthetic.pieces import PARTS, SLOT, SLOTS
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.textures import GREY_MEAN, srgb_to_linear
 from vitruvian.training.tensor_batch import TensorBatch
 
-# Procedural patterns are evaluated on rest positions (metres), so that they move with the cloth and have no seams.
-PATTERN_NONE, PATTERN_STRIPES, PATTERN_CHECKS, PATTERN_DOTS, PATTERN_NOISE, PATTERN_GRADIENT = range(6)
 # Common colours of clothes: black, white, greys, navy, denim, khaki, beige, brown, olive, burgundy. sRGB.
 _CLOTH_COLOURS = (
     (0.10, 0.10, 0.11), (0.93, 0.93, 0.92), (0.35, 0.36, 0.38), (0.62, 0.63, 0.65), (0.13, 0.17, 0.30),
@@ -36,6 +35,12 @@ _MOUTH_AND_LASHES = {
 }  # fmt: skip
 
 
+class Pattern(IntEnum):
+    """Procedural patterns, which depend on rest positions (metres): they move with the cloth and have no seams."""
+
+    NONE, STRIPES, CHECKS, DOTS, NOISE, GRADIENT = range(6)
+
+
 @dataclass(frozen=True)
 class Materials(TensorBatch):
     """M materials for each of P people; `PeopleBatch.face_material` selects one for a face.
@@ -54,7 +59,7 @@ class Materials(TensorBatch):
     texture: Tensor  # [P, M] int64 into Pack.textures; -1: no texture
     tint: Tensor  # [P, M, 3] float32 >= 0, linear light
     tint2: Tensor  # [P, M, 3] float32 >= 0, second colour of the pattern
-    pattern: Tensor  # [P, M] int64, one of PATTERN_*
+    pattern: Tensor  # [P, M] int64, see `Pattern`
     pattern_param: Tensor  # [P, M, 4] float32: frequency (1/m), angle (rad), width (0..1), phase
     gloss: Tensor  # [P, M] float32 0 (cloth) .. 1 (wet eye): strength and sharpness of highlights
     cutout: Tensor  # [P, M] bool: the texture's alpha has holes (hair, brows, lashes); elsewhere alpha is ignored
@@ -67,7 +72,7 @@ _Paint = dict[str, Tensor]  # the first five fields of `Materials` for one mater
 def _plain(texture: Tensor, tint: Tensor) -> _Paint:
     """Return a paint without a pattern: texture [P], tint [P, 3]."""
     param = torch.tensor([1.0, 0.0, 0.5, 0.0], device=tint.device).expand(len(texture), 4)
-    return _patterned(texture, tint, tint, torch.full_like(texture, PATTERN_NONE), param)
+    return _patterned(texture, tint, tint, torch.full_like(texture, Pattern.NONE), param)
 
 
 def _patterned(texture: Tensor, tint: Tensor, tint2: Tensor, pattern: Tensor, param: Tensor) -> _Paint:
@@ -141,16 +146,15 @@ def _hair_colours(age: Tensor, dark: Tensor, rng: Rng) -> Tensor:
     return torch.where(dyed, _cloth_colours(count, rng), srgb_to_linear(colour.clamp(0.02, 0.95)))
 
 
-def patterns(count: int, rng: Rng, *, probability: float) -> tuple[Tensor, Tensor]:
+def _patterns(count: int, rng: Rng, *, probability: float) -> tuple[Tensor, Tensor]:
     """Draw patterns [P] and their parameters [P, 4] (see `Materials`)."""
-    kinds = (PATTERN_STRIPES, PATTERN_CHECKS, PATTERN_DOTS, PATTERN_NOISE, PATTERN_GRADIENT)
-    kind = torch.tensor(kinds, device=rng.device)[rng.categorical((0.4, 0.25, 0.12, 0.15, 0.08), count)]
-    kind = torch.where(rng.bernoulli(probability, count), kind, PATTERN_NONE)
+    kind = 1 + rng.categorical((0.4, 0.25, 0.12, 0.15, 0.08), count)  # in the order of `Pattern`
+    kind = torch.where(rng.bernoulli(probability, count), kind, Pattern.NONE)
     frequency = rng.log_uniform(7.0, 36.0, count)
     slanted = rng.uniform(0.0, torch.pi, count)
     angle = torch.where(rng.bernoulli(0.15, count), slanted, torch.pi / 2 * rng.integers(2, count))
     width, phase = rng.uniform(0.2, 0.65, count), rng.uniform(0.0, 1.0, count)
-    gradient = kind == PATTERN_GRADIENT
+    gradient = kind == Pattern.GRADIENT
     frequency = torch.where(gradient, rng.uniform(8.0, 25.0, count), frequency)
     phase = torch.where(gradient, rng.uniform(-0.4, 0.5, count), phase)
     return kind, torch.stack([frequency, angle, width, phase], -1)  # [P], [P, 4]
@@ -169,9 +173,9 @@ def _cloth(pack: Pack, textures: Tensor, rng: Rng, *, patterned: float) -> _Pain
     keep = (original >= 0) & rng.bernoulli(0.5, P)
     plain = torch.where(rng.bernoulli(0.75, P), pack.fabrics[rng.integers(len(pack.fabrics), P)], -1)
     texture = torch.where(keep, original, torch.where((original >= 0) & (grey >= 0), grey, plain))
-    kind, param = patterns(P, rng, probability=patterned)
+    kind, param = _patterns(P, rng, probability=patterned)
     # A grey texture has folds and seams already; patterns on top are less frequent.
-    kind = torch.where(keep | ((original >= 0) & rng.bernoulli(0.4, P)), PATTERN_NONE, kind)
+    kind = torch.where(keep | ((original >= 0) & rng.bernoulli(0.4, P)), Pattern.NONE, kind)
     level = torch.where(texture >= 0, 1 / GREY_MEAN, 1.0)[:, None]
     tint, tint2 = _cloth_colours(P, rng) * level, _cloth_colours(P, rng) * level
     tint = torch.where(keep[:, None], rng.uniform(0.75, 1.1, P, 1) * rng.uniform(0.92, 1.08, P, 3), tint)

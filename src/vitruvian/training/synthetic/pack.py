@@ -1,9 +1,9 @@
 """The pack: one compact .npz of some 20 MB with everything that people are drawn from.
 
-    PackParts (numpy) ──pack_arrays──▶ arrays ──save_pack──▶ file ──load_pack──▶ Pack (torch)
+    body, poses, pieces (numpy) ──pack_arrays──▶ arrays ──save_pack──▶ file ──load_pack──▶ Pack (torch)
 
 Positions are stored as float16 relative to a mean, indices in the smallest type that holds them, images as JPEG.
-`build_pack.py` and `procedural.py` make the parts. Letters: R body vertices, B bones, C shape coefficients, I
+`build_pack` and `procedural_pack` make packs. Letters: R body vertices, B bones, C shape coefficients, I
 identities, E expressions, A pieces.
 """
 
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.human import KEYPOINT_NAMES
-from vitruvian.training.synthetic.mesh import SLOT, SLOTS, Bools, Floats, Ints, Piece, fit_piece
+from vitruvian.training.synthetic.pieces import SLOT, SLOTS, Floats, Ints, Piece, fit_piece
 from vitruvian.training.synthetic.textures import (
     decode_textures,
     grey_copy,
@@ -42,7 +42,7 @@ KEYPOINTS = len(KEYPOINT_NAMES)
 _FORMAT = "vitruvian-people-1"
 # Slots whose textures also exist in grey, to be tinted freely.
 _TINTED_SLOTS = ("lower", "upper", "outer", "shoes", "hair", "brows", "hat", "accessory")
-_BACKGROUND_SIDE = 320  # pixels: short side of a stored background, and side of the squares that are loaded
+BACKGROUND_SIDE = 320  # pixels: short side of a stored background, and side of the squares that are loaded
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Scenery(TensorBatch):
     @classmethod
     def empty(cls) -> Scenery:
         """Return a scenery without probes and images: backgrounds and light are procedural."""
-        side = _BACKGROUND_SIDE
+        side = BACKGROUND_SIDE
         return cls(torch.zeros(0, 64, 128, 3), torch.zeros(0, side, side, 3, dtype=torch.uint8))
 
 
@@ -146,41 +146,7 @@ class Pack(TensorBatch):
 # ------------------------------------------------------------------------------------------------------- writing
 
 
-@dataclass(frozen=True)
-class PackParts:
-    """What a pack is built from, before unused vertices are dropped."""
-
-    template: Floats  # [R, 3] the body that pieces were made for
-    normals: Floats  # [R, 3], zero for helper vertices
-    vertex_mean: Floats  # [R, 3]
-    vertex_basis: Floats  # [C, R, 3]
-    bone_mean: Floats  # [B, 2, 3]
-    bone_basis: Floats  # [C, B, 2, 3]
-    bone_names: tuple[str, ...]
-    bone_parents: Ints  # [B]
-    weights: Floats  # [R, B]
-    identities: Floats  # [I, C]
-    traits: Floats  # [I, 4]
-    expression_names: tuple[str, ...]
-    expressions: Floats  # [E, R, 3]
-    keypoint_vertices: Ints  # [308, W] the 308 keypoints: weighted sums of vertices, or ends of bones
-    keypoint_weights: Floats  # [308, W]
-    keypoint_bone: Ints  # [308], -1: none
-    keypoint_end: Ints  # [308]: 0 head, 1 tail
-    keypoint_known: Bools  # [308]
-    keypoint_depth: Floats  # [308] share of the stature
-    rotations: Floats  # [N, J, 4]
-    rotated_bones: Ints  # [J]
-    finger_bones: Ints  # [G]
-    finger_axes: Floats  # [G, 3]
-    pieces: list[Piece]  # the body first
-    images: dict[str, dict[str, bytes]] = field(default_factory=dict)  # name -> rgb, maybe alpha
-    skins: list[tuple[str, str, tuple[float, float, float]]] = field(default_factory=list)  # body, face, traits
-    eyes: list[tuple[str, bool]] = field(default_factory=list)  # image, whether it is brown
-    scenery: Arrays = field(default_factory=dict)
-
-
-# Parts that are stored as they are, by their type.
+# Arrays that are stored as they are, by their type.
 _AS_IS: dict[type[np.generic], tuple[str, ...]] = {
     np.float16: ("bone_basis", "identities", "traits", "rotations"),
     np.float32: ("bone_mean", "keypoint_weights", "keypoint_depth", "finger_axes"),
@@ -190,33 +156,49 @@ _AS_IS: dict[type[np.generic], tuple[str, ...]] = {
 }
 
 
-def pack_arrays(parts: PackParts) -> Arrays:
-    """Turn parts into the arrays of a pack; unused vertices are dropped."""
-    pieces = parts.pieces
+@dataclass(frozen=True)
+class PackImages:
+    """The images of a pack; all may be empty."""
+
+    files: dict[str, dict[str, bytes]] = field(default_factory=dict)  # name -> rgb, maybe alpha
+    skins: list[tuple[str, str, tuple[float, float, float]]] = field(default_factory=list)  # body, face, traits
+    eyes: list[tuple[str, bool]] = field(default_factory=list)  # name, whether it is brown
+    scenery: Arrays = field(default_factory=dict)
+
+
+def pack_arrays(
+    body: Mapping[str, Any], poses: Arrays, pieces: list[Piece], images: PackImages | None = None
+) -> Arrays:
+    """Return the arrays of a pack; unused vertices are dropped.
+
+    `body` and `poses` hold numpy arrays under the names of `Body` and `Poses` (`rotated_bones` for its bones).
+    `body` also has the `template` [R, 3] that `pieces` were made for, and all R vertices: normals are zero for helper
+    vertices, `weights` is [R, B] and `expressions` [E, R, 3]. The first piece is the body.
+    """
     if not pieces or pieces[0].slot != "body":
-        raise InputError("parts of a pack: expected the body as the first piece, got another. Put the body first.")
+        raise InputError("pieces of a pack: expected the body as the first piece, got another. Put the body first.")
+    images = images or PackImages()
+    weights, expressions = body["weights"], body["expressions"]
     used = np.unique(np.concatenate([
         *(piece.ids.ravel() for piece in pieces), *(piece.scale_ids.ravel() for piece in pieces),
-        parts.keypoint_vertices[parts.keypoint_weights != 0],
+        body["keypoint_vertices"][body["keypoint_weights"] != 0],
     ]))  # fmt: skip
-    index = np.zeros(len(parts.template), np.int64)
+    index = np.zeros(len(body["template"]), np.int64)
     index[used] = np.arange(len(used))
-    bones = np.argsort(-parts.weights[used], axis=1)[:, : min(8, parts.weights.shape[1])]
+    bones = np.argsort(-weights[used], axis=1)[:, : min(8, weights.shape[1])]
     moving = np.zeros(0, np.int64)
-    if len(parts.expressions):
-        moving = np.flatnonzero(np.abs(parts.expressions[:, used]).max((0, 2)) > 2e-5)
-    textures = list(parts.images)
-    number = {name: row for row, name in enumerate(textures)}
-    most = max((len(piece.textures) for piece in pieces), default=0)
-    piece_textures = np.full((len(pieces), max(most, 1)), -1, np.int16)
+    if len(expressions):
+        moving = np.flatnonzero(np.abs(expressions[:, used]).max((0, 2)) > 2e-5)
+    number = {name: row for row, name in enumerate(images.files)}
+    piece_textures = np.full((len(pieces), max(1, *(len(piece.textures) for piece in pieces))), -1, np.int16)
     for row, piece in enumerate(pieces):
         piece_textures[row, : len(piece.textures)] = [number[name] for name in piece.textures]
     meta = {
-        "format": _FORMAT, "bone_names": parts.bone_names, "bone_parents": [int(b) for b in parts.bone_parents],
-        "expression_names": parts.expression_names, "piece_names": [piece.name for piece in pieces],
-        "piece_styles": [piece.style for piece in pieces], "textures": textures,
-        "skins": [[number[body], number[face], *traits] for body, face, traits in parts.skins],
-        "eyes": [[number[name], brown] for name, brown in parts.eyes],
+        "format": _FORMAT, "bone_names": body["bone_names"], "bone_parents": [int(b) for b in body["bone_parents"]],
+        "expression_names": body["expression_names"], "piece_names": [piece.name for piece in pieces],
+        "piece_styles": [piece.style for piece in pieces], "textures": list(images.files),
+        "skins": [[number[skin], number[face], *traits] for skin, face, traits in images.skins],
+        "eyes": [[number[name], brown] for name, brown in images.eyes],
     }  # fmt: skip
 
     def joined(name: str) -> NDArray[Any]:
@@ -224,15 +206,15 @@ def pack_arrays(parts: PackParts) -> Arrays:
 
     return {
         "meta": np.frombuffer(json.dumps(meta).encode(), np.uint8),
-        "vertex_mean": parts.vertex_mean[used].astype(np.float32),
-        "vertex_basis": parts.vertex_basis[:, used].astype(np.float16),
-        "normals": parts.normals[used].astype(np.float16),
+        "vertex_mean": body["vertex_mean"][used].astype(np.float32),
+        "vertex_basis": body["vertex_basis"][:, used].astype(np.float16),
+        "normals": body["normals"][used].astype(np.float16),
         "weight_bones": bones.astype(np.uint8),
-        "weight_values": np.take_along_axis(parts.weights[used], bones, 1).astype(np.float16),
+        "weight_values": np.take_along_axis(weights[used], bones, 1).astype(np.float16),
         "expression_vertices": np.asarray(moving, np.uint16),
-        "expressions": (parts.expressions[:, used][:, moving] * 1e3).astype(np.float16),  # mm: small float16 are coarse
-        "keypoint_vertices": index[parts.keypoint_vertices].astype(np.uint16),
-        **{name: getattr(parts, name).astype(kind) for kind, names in _AS_IS.items() for name in names},
+        "expressions": (expressions[:, used][:, moving] * 1e3).astype(np.float16),  # mm: small float16 are coarse
+        "keypoint_vertices": index[body["keypoint_vertices"]].astype(np.uint16),
+        **{name: {**body, **poses}[name].astype(kind) for kind, names in _AS_IS.items() for name in names},
         "piece_slot": np.array([SLOT[piece.slot] for piece in pieces], np.uint8),
         "piece_suits": np.array([piece.suits for piece in pieces], np.uint8),
         "piece_counts": np.array([[len(piece.ids), len(piece.faces)] for piece in pieces], np.int64),
@@ -244,14 +226,14 @@ def pack_arrays(parts: PackParts) -> Arrays:
         "vertex_ids": index[joined("ids")].astype(np.uint16),
         "vertex_weights": joined("weights").astype(np.float16),
         "vertex_offsets": (joined("offsets") * 1e2).astype(np.float16),  # cm
-        "vertex_anchor": _anchors(parts, used).astype(np.uint16),
+        "vertex_anchor": _anchors(body, pieces, used).astype(np.uint16),
         "faces": joined("faces").astype(np.uint16),
         "face_uv": joined("uv").astype(np.float16),
         "face_class": joined("face_class").astype(np.uint8),
         "face_part": joined("face_part").astype(np.uint8),
-        **_join_blobs("rgb", [image["rgb"] for image in parts.images.values()]),
-        **_join_blobs("alpha", [image.get("alpha", b"") for image in parts.images.values()]),
-        **parts.scenery,
+        **join_blobs("rgb_bytes", "rgb_ends", [image["rgb"] for image in images.files.values()]),
+        **join_blobs("alpha_bytes", "alpha_ends", [image.get("alpha", b"") for image in images.files.values()]),
+        **images.scenery,
     }
 
 
@@ -263,58 +245,24 @@ def _bits(sets: list[Ints], used: Ints, count: int) -> NDArray[np.uint8]:
     return np.packbits(mask[:, used], axis=1)
 
 
-def _anchors(parts: PackParts, used: Ints) -> Ints:
+def _anchors(body: Mapping[str, Any], pieces: list[Piece], used: Ints) -> Ints:
     """Return the nearest drawn body vertex of every piece's vertex, as an index into `used`: [n]."""
-    body = used[np.abs(parts.normals[used]).sum(1) > 0]
-    targets = torch.from_numpy(parts.template[body].astype(np.float32))
-    placed = torch.from_numpy(np.concatenate([fit_piece(piece, parts.template) for piece in parts.pieces]))
+    template: Floats = body["template"]
+    drawn = used[np.abs(body["normals"][used]).sum(1) > 0]
+    targets = torch.from_numpy(template[drawn].astype(np.float32))
+    placed = torch.from_numpy(np.concatenate([fit_piece(piece, template) for piece in pieces]))
     nearest = torch.cat([torch.cdist(part, targets).argmin(1) for part in torch.split(placed.float(), 4096)])
-    return np.asarray(np.searchsorted(used, body[nearest.numpy()]))
+    return np.asarray(np.searchsorted(used, drawn[nearest.numpy()]))
 
 
-def _join_blobs(name: str, blobs: list[bytes]) -> Arrays:
-    """Return files as one array of bytes and the positions at which they end."""
+def join_blobs(name: str, ends_name: str, blobs: list[bytes]) -> Arrays:
+    """Return files as one array of bytes and the positions at which they end, under two names."""
     ends = np.cumsum([len(blob) for blob in blobs], dtype=np.int64)
-    return {f"{name}_bytes": np.frombuffer(b"".join(blobs), np.uint8), f"{name}_ends": ends}
+    return {name: np.frombuffer(b"".join(blobs), np.uint8), ends_name: ends}
 
 
 def _split_blobs(data: NDArray[Any], ends: NDArray[Any]) -> list[bytes]:
     return [data[a:b].tobytes() for a, b in itertools.pairwise([0, *ends.tolist()])]
-
-
-def scenery_arrays(assets: str | Path, backgrounds: str | Path | None = None) -> Arrays:
-    """Read `hdri/env_64x128.npz` and `backgrounds/*.jpg` of an assets folder into the scenery of a pack, about 2 MB.
-
-    `backgrounds` is a further folder of images (.jpg, .png, .webp) without people.
-    """
-    folder = Path(assets)
-    probes = folder / "hdri" / "env_64x128.npz"
-    if not probes.is_file():
-        raise InputError(f"{folder}: expected the file hdri/env_64x128.npz, got none. Point to a people-assets folder.")
-    with np.load(probes) as archive:
-        environments = archive["rgb"].astype(np.float16)
-    paths = sorted((folder / "backgrounds").glob("*.jpg"))
-    if backgrounds is not None:
-        more = [path for path in Path(backgrounds).iterdir() if path.suffix.lower() in (".jpg", ".png", ".webp")]
-        if not more:
-            raise InputError(f"{backgrounds}: expected images (.jpg, .png, .webp), got none.")
-        paths += sorted(more)
-    encoded: list[bytes] = []
-    for path in paths:
-        with Image.open(path) as opened:
-            image = opened.convert("RGB")
-        ratio = _BACKGROUND_SIDE / min(image.size)
-        if ratio < 1:
-            size = (round(image.width * ratio), round(image.height * ratio))
-            image = image.resize(size, Image.Resampling.LANCZOS)
-        buffer = io.BytesIO()
-        image.save(buffer, format="JPEG", quality=80)
-        encoded.append(buffer.getvalue())
-    return {
-        "scenery/environments": environments,
-        "scenery/jpeg": np.frombuffer(b"".join(encoded), np.uint8).copy(),
-        "scenery/jpeg_ends": np.cumsum([len(c) for c in encoded], dtype=np.int64),
-    }
 
 
 def save_pack(arrays: Arrays, path: str | Path) -> Path:
@@ -338,7 +286,7 @@ def load_pack(path: str | Path, device: torch.device | str = "cpu") -> Pack:
     return pack_from_arrays(arrays).to(device)
 
 
-def pack_from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Pack:
+def pack_from_arrays(arrays: Arrays) -> Pack:
     """Turn the arrays of a pack into tensors; add grey copies, cloth and, where there are none, skins and eyes."""
     try:
         meta = json.loads(bytes(arrays["meta"]).decode())
@@ -378,15 +326,15 @@ def pack_from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Pack:
     )  # fmt: skip
 
 
-def _floats(arrays: Mapping[str, NDArray[Any]], name: str, unit: float = 1.0) -> Tensor:
+def _floats(arrays: Arrays, name: str, unit: float = 1.0) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(arrays[name], np.float32) * np.float32(unit))
 
 
-def _ints(arrays: Mapping[str, NDArray[Any]], name: str) -> Tensor:
+def _ints(arrays: Arrays, name: str) -> Tensor:
     return torch.from_numpy(arrays[name].astype(np.int64))
 
 
-def _read_body(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> Body:
+def _read_body(arrays: Arrays, meta: Mapping[str, Any]) -> Body:
     values = _floats(arrays, "weight_values")
     weights = torch.zeros(len(values), len(meta["bone_names"])).scatter_(1, _ints(arrays, "weight_bones"), values)
     known = torch.from_numpy(arrays["keypoint_known"])
@@ -403,7 +351,7 @@ def _read_body(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> B
     )  # fmt: skip
 
 
-def _read_poses(arrays: Mapping[str, NDArray[Any]]) -> Poses:
+def _read_poses(arrays: Arrays) -> Poses:
     return Poses(
         rotations=F.normalize(_floats(arrays, "rotations"), dim=-1),
         bones=_ints(arrays, "rotated_bones"), finger_bones=_ints(arrays, "finger_bones"),
@@ -411,7 +359,7 @@ def _read_poses(arrays: Mapping[str, NDArray[Any]]) -> Poses:
     )  # fmt: skip
 
 
-def _read_wardrobe(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> Wardrobe:
+def _read_wardrobe(arrays: Arrays, meta: Mapping[str, Any]) -> Wardrobe:
     counts = torch.from_numpy(arrays["piece_counts"])
     starts = counts.cumsum(0) - counts
     masks = {
@@ -429,8 +377,8 @@ def _read_wardrobe(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) 
     )  # fmt: skip
 
 
-def _read_scenery(arrays: Mapping[str, NDArray[Any]]) -> Scenery:
-    """Open what `scenery_arrays` made, or return an empty scenery; an image gives two squares, its start and end."""
+def _read_scenery(arrays: Arrays) -> Scenery:
+    """Return the scenery of a pack, empty where it has none; an image gives two squares, its start and end."""
     if "scenery/environments" not in arrays:
         return Scenery.empty()
     environments = torch.from_numpy(arrays["scenery/environments"].astype(np.float32))
@@ -441,7 +389,7 @@ def _read_scenery(arrays: Mapping[str, NDArray[Any]]) -> Scenery:
         side = min(image.size)
         for left, top in ((0, 0), (image.width - side, image.height - side)):
             square = image.crop((left, top, left + side, top + side))
-            squares.append(np.asarray(square.resize((_BACKGROUND_SIDE,) * 2, Image.Resampling.LANCZOS)))
+            squares.append(np.asarray(square.resize((BACKGROUND_SIDE,) * 2, Image.Resampling.LANCZOS)))
     backgrounds = torch.from_numpy(np.stack(squares)) if squares else Scenery.empty().backgrounds
     return Scenery(environments, backgrounds)
 
@@ -452,7 +400,7 @@ _HELD_OUT = 10  # every tenth identity, and every tenth run of poses, is held ou
 _POSE_RUN = 20  # neighbouring poses come from one recording and stay together
 _PIECE_SHARE = 7  # about one garment in seven is held out
 _FEWEST_PIECES = 6  # slots with fewer pieces are shared
-NEVER_WORN = len(SLOTS)  # a slot that does not exist
+_NEVER_WORN = len(SLOTS)  # a slot that does not exist
 
 
 def training_part(pack: Pack) -> Pack:
@@ -487,7 +435,7 @@ def _part(pack: Pack, *, held_out: bool) -> Pack:
     if held_out:
         split = {int(slot[number]) for number in hidden}
         hidden = [number for number in range(len(slot)) if int(slot[number]) in split and number not in hidden]
-    slot[hidden] = NEVER_WORN
+    slot[hidden] = _NEVER_WORN
     return replace(
         pack,
         body=replace(body, identities=body.identities[keep_people], traits=body.traits[keep_people]),

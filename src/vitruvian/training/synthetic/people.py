@@ -3,7 +3,7 @@
     Pack ──sample_people──▶ PeopleBatch ──render──▶ images and ground truth
 
 World axes: metres, z up, the ground is z = 0, the hips are at x = y = 0. A person faces -y and has their left at +x:
-poses have no heading, the camera alone decides from which side a person is seen.
+poses have no heading, the camera alone decides from which side a person is visible.
 """
 
 from __future__ import annotations
@@ -12,22 +12,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.training.synthetic import posing
 from vitruvian.training.synthetic.clothing import DressedBodies, choose_outfit, dress
 from vitruvian.training.synthetic.materials import Materials, sample_materials
 from vitruvian.training.synthetic.pack import Body, Pack
-from vitruvian.training.synthetic.posing import (
-    apply_transforms,
-    pose_bones,
-    pose_keypoints,
-    rest_shape,
-    sample_expressions,
-    sample_poses,
-    stature,
-    vertex_transforms,
-)
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.tensor_batch import TensorBatch
 
@@ -81,23 +73,24 @@ def sample_people(
     if rng.device_generator is generator:
         rng.seed()  # on another device one number seeds the device's generator: draw it here too
     coefficients, traits = _sample_identities(body, count, rng)
-    expressions = sample_expressions(body.expression_names, count, rng=rng)
-    rest, bones = rest_shape(body, coefficients, expressions)
+    expressions = posing.sample_expressions(body.expression_names, count, rng=rng)
+    rest, bones = posing.rest_shape(body, coefficients, expressions)
     lip_columns = [index for index, name in enumerate(body.expression_names) if name in _LIP_ACTIONS]
     mouth_open = (expressions[:, lip_columns] > 0.04).any(1)
     outfit = choose_outfit(pack, traits, mouth_open, rng)
     materials = sample_materials(pack, outfit.pieces, traits, rng)
-    ends, bone_transforms = pose_bones(body, bones, sample_poses(pack.poses, body, traits[:, 3], rng=rng))
-    transforms = vertex_transforms(body, bone_transforms)
+    rotations = posing.sample_poses(pack.poses, body, traits[:, 3], rng=rng)
+    ends, bone_transforms = posing.pose_bones(body, bones, rotations)
+    transforms = posing.vertex_transforms(body, bone_transforms)
     dressed = dress(pack, outfit, rest)
     vertices = _pose_vertices(dressed, transforms)
     ground = torch.where(dressed.present, vertices[..., 2], torch.inf).amin(1)  # [P]
-    lift = torch.stack([torch.zeros_like(ground), torch.zeros_like(ground), -ground], -1)[:, None]  # [P, 1, 3]
-    height = stature(rest, body)
+    lift = F.pad(-ground[:, None, None], (2, 0))  # [P, 1, 3]
+    height = posing.stature(rest, body)
     return PeopleBatch(
         vertices=vertices + lift, rest_vertices=dressed.vertices, faces=dressed.faces, face_uv=dressed.face_uv,
         face_class=dressed.face_class, face_material=dressed.face_material, materials=materials,
-        keypoints=pose_keypoints(body, ends, rest, transforms) + lift, keypoint_known=body.keypoint_known,
+        keypoints=posing.pose_keypoints(body, ends, rest, transforms) + lift, keypoint_known=body.keypoint_known,
         keypoint_depth=height[:, None] * body.keypoint_depth, height=height,
     )  # fmt: skip
 
@@ -117,4 +110,4 @@ def _pose_vertices(dressed: DressedBodies, transforms: Tensor) -> Tensor:
     blended = torch.zeros(*dressed.weights.shape[:2], 3, 4, device=transforms.device)
     for k in range(3):
         blended += transforms[person, dressed.ids[..., k]] * dressed.weights[..., k, None, None]
-    return apply_transforms(blended, dressed.vertices)
+    return posing.apply_transforms(blended, dressed.vertices)

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.human import GROUPS, KEYPOINT_INDEX
-from vitruvian.training.synthetic.mesh import Floats, Ints
-from vitruvian.training.synthetic.pack import KEYPOINTS, Body, Poses
+from vitruvian.training.synthetic.pack import KEYPOINTS, Arrays, Body, Poses
+from vitruvian.training.synthetic.pieces import Floats, Ints
 from vitruvian.training.synthetic.rng import Rng
 
 
@@ -138,8 +137,6 @@ def _fingers(poses: Poses, bones: int, count: int, rng: Rng) -> Tensor:
     out = torch.zeros(count, bones, 4, device=rng.device)
     out[..., 0] = 1
     G = len(poses.finger_bones)
-    if not G:
-        return out
     # Bones come hand by hand, thumb to little finger, three joints each; relaxed hands are the most frequent.
     hands = G // 15
     curl = rng.uniform(0.0, 1.0, count, hands, 1, 1) ** 1.7 * 75  # [P, hands, 1, 1] degrees
@@ -263,7 +260,7 @@ _FINGERS = ("thumb", "forefinger", "middle_finger", "ring_finger", "pinky_finger
 
 
 def keypoint_rules(
-    template: Floats, bones: Floats, names: tuple[str, ...], table: dict[str, NDArray[Any]] | None, *, surface: int
+    template: Floats, bones: Floats, names: tuple[str, ...], table: Arrays | None, *, surface: int
 ) -> dict[str, Any]:
     """Return the `keypoint_` fields of `PackParts`, from a table or, without one, for those that are joints.
 

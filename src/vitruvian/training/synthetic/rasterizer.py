@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vitruvian.errors import InputError
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
 
 if HAS_TRITON or TYPE_CHECKING:
@@ -27,6 +26,7 @@ if HAS_TRITON or TYPE_CHECKING:
 _SUBPIXELS = 256
 _TILE = 4  # samples a side: most triangles of a person are smaller than this
 _EMPTY = 2**63 - 1
+_NEAREST = 0.05  # metres
 _NEAREST_BITS = 0x7FFFFFFF
 _CHUNK_CPU, _CHUNK_GPU = 1 << 18, 1 << 23  # samples that the torch version tests together
 _FARTHEST = 1 << 20  # pixels: corners beyond are clamped, so that products stay in 64 bits
@@ -84,75 +84,44 @@ class Hits:
         return total  # [N, C]
 
 
-def rasterize(
-    screen: Tensor,
-    faces: Tensor,
-    *,
-    present: Tensor,
-    image_index: Tensor,
-    image_count: int,
-    size_hw: tuple[int, int],
-    near: float = 0.05,
-    cutouts: Cutouts | None = None,
-) -> Tensor:
-    """Return the face that each sample sees.
+@dataclass(frozen=True)
+class Meshes:
+    """P meshes and the images that they are drawn in."""
 
-    `screen` [P, V, 3] holds x, y in samples and depth; `faces` [P, F, 3] int64; `present` [P, F] bool; `image_index`
-    [P] int64 says in which of the images a mesh is drawn. Faces with a corner nearer than `near` are not drawn.
-    Returns [B, H, W] int64: flat face id p·F + f, or -1 where nothing is seen.
+    vertices: Tensor  # [P, V, 3] world
+    faces: Tensor  # [P, F, 3] int64
+    present: Tensor  # [P, F] bool: faces to draw
+    image_index: Tensor  # [P] int64
+    image_count: int  # B
+
+
+def rasterize(meshes: Meshes, screen: Tensor, size_hw: tuple[int, int], cutouts: Cutouts | None = None) -> Tensor:
+    """Return the face that each sample sees, [B, H, W] int64: flat face id p·F + f, or -1 where there is none.
+
+    `screen` [P, V, 3] holds x, y in samples and depth. Faces with a corner nearer than `_NEAREST` are not drawn.
     """
-    _check(screen, faces, present=present, image_index=image_index, image_count=image_count)
-    items = _work_items(screen, faces, present, image_index, size_hw, near, cutouts)
-    keys = torch.full((image_count, *size_hw), _EMPTY, dtype=torch.int64, device=screen.device)  # [B, H, W]
+    items = _work_items(meshes, screen, size_hw, cutouts)
+    keys = torch.full((meshes.image_count, *size_hw), _EMPTY, dtype=torch.int64, device=screen.device)  # [B, H, W]
     if items.item_triangle.numel():
         fill = _fill_triton if use_triton("rasterize", screen, dtypes=(torch.float32,)) else _fill_torch
         fill(keys, items, cutouts)
     return torch.where(keys == _EMPTY, -1, keys & 0xFFFFFFFF)  # [B, H, W]
 
 
-def _check(screen: Tensor, faces: Tensor, *, present: Tensor, image_index: Tensor, image_count: int) -> None:
-    if screen.ndim != 3 or screen.shape[-1] != 3 or faces.ndim != 3 or faces.shape[-1] != 3:
-        raise InputError(
-            f"rasterize: expected screen [P, V, 3] and faces [P, F, 3], got {list(screen.shape)} and "
-            f"{list(faces.shape)}. Pass one mesh a row."
-        )
-    if present.shape != faces.shape[:2] or image_index.shape != screen.shape[:1] or len(faces) != len(screen):
-        raise InputError(
-            f"rasterize: expected present [P, F] and image_index [P] for {len(screen)} meshes of {faces.shape[1]} "
-            f"faces, got {list(present.shape)} and {list(image_index.shape)}. Pass one flag a face, one image a mesh."
-        )
-    if len(faces) * faces.shape[1] >= 2**31:
-        raise InputError(f"rasterize: expected fewer than 2^31 faces, got {len(faces) * faces.shape[1]}. Draw fewer.")
-    if image_index.numel() and not 0 <= int(image_index.min()) <= int(image_index.max()) < image_count:
-        raise InputError(
-            f"rasterize: expected image_index in 0..{image_count - 1}, got {int(image_index.min())} to "
-            f"{int(image_index.max())}. Number the images from 0."
-        )
-
-
-def _work_items(
-    screen: Tensor,
-    faces: Tensor,
-    present: Tensor,
-    image_index: Tensor,
-    size_hw: tuple[int, int],
-    near: float,
-    cutouts: Cutouts | None,
-) -> _WorkItems:
+def _work_items(meshes: Meshes, screen: Tensor, size_hw: tuple[int, int], cutouts: Cutouts | None) -> _WorkItems:
     """Snap corners, cull triangles and cut their bounding boxes into tiles."""
     P, V, _ = screen.shape
-    F = faces.shape[1]
     H, W = size_hw
     device = screen.device
     flat = screen.flatten(0, 1)  # [P·V, 3]
     limit = _FARTHEST * _SUBPIXELS
     snapped = (flat[:, :2] * _SUBPIXELS).nan_to_num(0.0).clamp(-limit, limit).round().int()
-    corner = (faces + torch.arange(P, device=device)[:, None, None] * V).flatten(0, 1)  # [P·F, 3]
+    corner = (meshes.faces + torch.arange(P, device=device)[:, None, None] * V).flatten(0, 1)  # [P·F, 3]
     xy = snapped[corner]  # [P·F, 3, 2]
     low = (xy.amin(dim=1) + _SUBPIXELS - 1).div(_SUBPIXELS, rounding_mode="floor").clamp_min(0)  # [P·F, 2]
     high = xy.amax(dim=1).div(_SUBPIXELS, rounding_mode="floor")  # [P·F, 2]
     high = torch.minimum(high, torch.tensor([W - 1, H - 1], dtype=torch.int32, device=device))
-    drawn = present.flatten() & (high >= low).all(dim=1) & (flat[:, 2] >= near)[corner].all(dim=1)
+    drawn = meshes.present.flatten() & (high >= low).all(dim=1) & (flat[:, 2] >= _NEAREST)[corner].all(dim=1)
     face = drawn.nonzero()[:, 0]  # [K]
 
     xy, low, high = xy[face].long(), low[face], high[face]
@@ -175,7 +144,7 @@ def _work_items(
         nearness=1.0 / flat[:, 2][ordered],
         area=area.abs().double(),
         face=face,
-        image=image_index[face.div(F, rounding_mode="floor")],
+        image=meshes.image_index[face.div(meshes.faces.shape[1], rounding_mode="floor")],
         box=torch.cat([low, high], dim=1),  # [K, 4]
         uv=uv,
         cutout=cutout,

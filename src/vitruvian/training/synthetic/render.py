@@ -4,7 +4,7 @@
                                                                 background ─▶ composite ─▶ camera effects ─▶ Truth
 
 Axes are the camera's (OpenCV): x right, y down, z forward. Normals point out of the surface: a surface facing the
-camera has z = -1; multiply by `NORMALS_FOR_DISPLAY` for the usual display (x right, y up, z to the viewer).
+camera has z = -1.
 The centre of pixel (x, y) is the point (x, y) for keypoints and intrinsics; boxes, as in COCO, end between pixels.
 
 Each pixel has s·s samples. Colour and alpha are averages. Part, normal and point come from the part that most covered
@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
+from vitruvian.images.nms import mask_boxes
 from vitruvian.training.synthetic.backgrounds import coloured_noise, photo_crops, sample_backgrounds, soft_shape
 from vitruvian.training.synthetic.camera import (
     Cameras,
@@ -37,18 +38,18 @@ from vitruvian.training.synthetic.camera_effects import add_noise_and_jpeg, blur
 from vitruvian.training.synthetic.lighting import (
     AmbientShadows,
     Lights,
-    Meshes,
     ShadowMap,
     draw_ambient_shadows,
     draw_shadow_map,
     sample_lights,
 )
-from vitruvian.training.synthetic.mesh import CLASS
 from vitruvian.training.synthetic.pack import Pack, Scenery
 from vitruvian.training.synthetic.people import PeopleBatch
-from vitruvian.training.synthetic.rasterizer import Cutouts, Hits, depth_map, find_hits
+from vitruvian.training.synthetic.pieces import CLASS
+from vitruvian.training.synthetic.rasterizer import Cutouts, Hits, Meshes, depth_map, find_hits, rasterize
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.shading import (
+    Scene,
     Surface,
     describe_surface,
     key_light_share,
@@ -65,8 +66,7 @@ from vitruvian.training.synthetic.textures import (
 )
 from vitruvian.training.tensor_batch import TensorBatch
 
-NORMALS_FOR_DISPLAY = (1.0, -1.0, -1.0)
-UNKNOWN, HIDDEN, VISIBLE = 0.0, 1.0, 2.0  # states of keypoints
+_UNKNOWN, _HIDDEN, VISIBLE = 0.0, 1.0, 2.0  # states of keypoints
 _ONE_SURFACE = 3.0  # pixel sides: samples of a pixel whose depths differ by less belong to one slanted surface
 _LABELS_PER_PERSON = 32
 
@@ -93,6 +93,9 @@ class RenderOptions:
                 f"RenderOptions: expected sides of at least 8 pixels, supersample and chunk of at least 1, got size_hw="
                 f"{self.size_hw}, supersample={self.supersample}, chunk={self.chunk}. Raise the small ones."
             )
+
+
+DEFAULT_OPTIONS = RenderOptions()
 
 
 @dataclass(frozen=True)
@@ -124,9 +127,9 @@ def render(
     *,
     generator: torch.Generator,
     image_count: int | None = None,
-    options: RenderOptions | None = None,
     placement: Placement | None = None,
     cameras: Cameras | None = None,
+    options: RenderOptions = DEFAULT_OPTIONS,
     lights: Lights | None = None,
     backgrounds: Tensor | None = None,
     pyramid: TexturePyramid | None = None,
@@ -137,7 +140,6 @@ def render(
     `build_pyramid(pack.textures)`: pass it when drawing many batches, so that it is built once. Without a pack there
     are no textures, and backgrounds are procedural.
     """
-    options = options or RenderOptions()
     device = people.vertices.device
     rng = Rng(generator, device)
     # Geometry is computed in full precision, also in a training loop that runs in half precision.
@@ -149,17 +151,9 @@ def render(
         if placement is None:
             placement = sample_placement(len(people), image_count or len(people), rng=rng)
         if cameras is None:
+            known, size_hw = people.keypoint_known, options.size_hw
             cameras = sample_cameras(
-                people.keypoints,
-                placement,
-                height=people.height,
-                size_hw=options.size_hw,
-                rng=rng,
-                known=people.keypoint_known,
-            )
-        if cameras.size_hw != options.size_hw:
-            raise InputError(
-                f"cameras: expected images of {options.size_hw}, got {cameras.size_hw}. Use one size_hw for both."
+                people.keypoints, placement, height=people.height, size_hw=size_hw, rng=rng, known=known
             )
         most = int(person_slots(placement.image_index).max()) + 1
         chunks = []
@@ -174,62 +168,52 @@ def render(
                 light = sample_lights(scenery.environments, len(background), rng=rng, tint=tint)
             else:
                 light = lights.select(index)
-            scene = _place(people, placement, cameras, index, pyramid)
+            scene = _place(people, placement, cameras, index, pyramid, options.supersample)
             chunks.append(_draw(scene, light, background, scenery, most=most, options=options, rng=rng))
         return Truth.cat(chunks)
 
 
-@dataclass(frozen=True)
-class _Scene:
-    """The people of a few images in the world of those."""
-
-    people: PeopleBatch
-    meshes: Meshes  # without transparent faces
-    cameras: Cameras
-    pyramid: TexturePyramid
-
-
 def _place(
-    people: PeopleBatch, placement: Placement, cameras: Cameras, index: Tensor, pyramid: TexturePyramid
-) -> _Scene:
+    people: PeopleBatch, placement: Placement, cameras: Cameras, index: Tensor, pyramid: TexturePyramid, samples: int
+) -> Scene:
     """Place the people of images `index`, which are consecutive."""
     first = int(index[0])
     inside = (placement.image_index >= first) & (placement.image_index < first + len(index))
     chosen = inside.nonzero()[:, 0]  # [p]
-    people, local = people.select(chosen), placement.select(chosen)
+    people, local, cameras = people.select(chosen), placement.select(chosen), cameras.select(index)
     people = replace(people, vertices=local.place(people.vertices), keypoints=local.place(people.keypoints))
     present = (people.face_class > 0) & ~people.clear
     meshes = Meshes(people.vertices, people.faces, present, local.image_index - first, len(index))
-    return _Scene(people, meshes, cameras.select(index), pyramid)
+    in_camera = cameras.to_camera(meshes.vertices, meshes.image_index)  # [P, V, 3]
+    screen = cameras.project(in_camera, meshes.image_index, samples=samples)  # [P, V, 3]
+    side, count = int(pyramid.sides[0]), len(pyramid.sides)
+    levels = face_levels(screen, meshes.faces, people.face_uv, side=side, levels=count)  # [P, F]
+    return Scene(people, meshes, cameras, pyramid, screen, levels)
 
 
 def _draw(
-    scene: _Scene, lights: Lights, backgrounds: Tensor, scenery: Scenery, *, most: int, options: RenderOptions, rng: Rng
+    scene: Scene, lights: Lights, backgrounds: Tensor, scenery: Scenery, *, most: int, options: RenderOptions, rng: Rng
 ) -> Truth:
     """Draw the images of one chunk."""
-    people, meshes, cameras = scene.people, scene.meshes, scene.cameras
+    people, meshes, cameras, screen = scene.people, scene.meshes, scene.cameras, scene.screen
     s = options.supersample
     H, W = options.size_hw
     B = meshes.image_count
-    in_camera = cameras.to_camera(meshes.vertices, meshes.image_index)  # [P, V, 3]
-    screen = cameras.project(in_camera, meshes.image_index, samples=s)  # [P, V, 3]
-    side, count = int(scene.pyramid.sides[0]), len(scene.pyramid.sides)
-    levels = face_levels(screen, meshes.faces, people.face_uv, side=side, levels=count)  # [P, F]
-    cutouts = _cutouts(people, scene.pyramid, levels, samples=s, seed=rng.seed())
-    hits = find_hits(meshes.rasterize(screen, (H * s, W * s), cutouts), screen, meshes.faces)
-    pixels, shadow, ambient_shadows = _light(scene, hits, lights, levels, cutouts, options, rng)
+    cutouts = _cutouts(scene, samples=s, seed=rng.seed())
+    hits = find_hits(rasterize(meshes, screen, (H * s, W * s), cutouts), screen, meshes.faces)
+    pixels, shadow, ambient_shadows = _light(scene, hits, lights, cutouts, options, rng)
 
     depth = torch.full((B * H * W * s * s,), math.inf, device=screen.device)
     depth[hits.sample] = hits.depth
     depth = depth.view(B, H * s, W * s)
-    pixels = _add_lenses(scene, screen, pixels, depth, rng)
+    pixels = _add_lenses(scene, pixels, depth, rng)
     keypoints = _keypoint_truth(scene, depth, samples=s)
 
     ground = _ground_light(cameras, shadow, ambient_shadows, lights, rng)  # [B, 3, H, W]
     shaded = rng.bernoulli(options.ground_shadows, B)[:, None, None, None]
     backgrounds = torch.where(shaded, linear_to_srgb(srgb_to_linear(backgrounds) * ground), backgrounds)
     slot = person_slots(meshes.image_index)
-    masks, boxes = _masks_and_boxes(pixels.slots, most)
+    masks = pixels.slots[:, None] == torch.arange(most, device=screen.device)[:, None, None]  # [B, M, H, W]
     image, foreground, alpha = _composite(pixels, backgrounds, options, rng)
 
     def by_image(values: Tensor) -> Tensor:
@@ -250,7 +234,7 @@ def _draw(
         intrinsics=cameras.intrinsics,
         scale=cameras.scale,
         keypoints=by_image(keypoints),
-        boxes_xywh=boxes,
+        boxes_xywh=_boxes_xywh(masks),
         instance_masks=masks,
         stature=by_image(people.height),
     )
@@ -268,12 +252,12 @@ def _draw(
     return truth
 
 
-def _cutouts(people: PeopleBatch, pyramid: TexturePyramid, levels: Tensor, *, samples: int, seed: int) -> Cutouts:
+def _cutouts(scene: Scene, *, samples: int, seed: int) -> Cutouts:
     """Return the alpha textures of every face that has holes."""
+    people, pyramid, level = scene.people, scene.pyramid, scene.levels.flatten()
     materials = people.materials
     texture = materials.texture.gather(1, people.face_material).flatten()  # [P·F]
     holey = materials.cutout.gather(1, people.face_material).flatten() & (texture >= 0)
-    level = levels.flatten()
     return Cutouts(
         uv=people.face_uv.flatten(0, 1),
         base=torch.where(holey, pyramid.base(texture.clamp_min(0), level), -1),
@@ -285,40 +269,17 @@ def _cutouts(people: PeopleBatch, pyramid: TexturePyramid, levels: Tensor, *, sa
 
 
 def _light(
-    scene: _Scene, hits: Hits, lights: Lights, levels: Tensor, cutouts: Cutouts, options: RenderOptions, rng: Rng
+    scene: Scene, hits: Hits, lights: Lights, cutouts: Cutouts, options: RenderOptions, rng: Rng
 ) -> tuple[_Pixels, ShadowMap, AmbientShadows]:
     """Light the covered samples and average them into pixels."""
-    meshes, cameras = scene.meshes, scene.cameras
+    meshes, samples = scene.meshes, options.supersample
     normals = vertex_normals(meshes.vertices, meshes.faces)  # [P, V, 3]
-    surface = describe_surface(
-        hits,
-        scene.people,
-        meshes,
-        cameras,
-        normals=normals,
-        pyramid=scene.pyramid,
-        levels=levels,
-        samples=options.supersample,
-        folds=options.folds,
-        rng=rng,
-    )
-    centre, radius = _lit_region(surface, meshes.image_count)
-    shadow = draw_shadow_map(
-        meshes,
-        lights.key_direction,
-        centre=centre,
-        radius=radius,
-        size=options.shadow_size,
-        cutouts=replace(cutouts, samples=1),
-    )
+    surface = describe_surface(scene, hits, normals=normals, samples=samples, folds=options.folds, rng=rng)
+    region = _lit_region(surface, meshes.image_count)
+    cutouts = replace(cutouts, samples=1)
+    shadow = draw_shadow_map(meshes, lights.key_direction, *region, size=options.shadow_size, cutouts=cutouts)
     ambient_shadows = draw_ambient_shadows(
-        meshes,
-        lights,
-        centre=centre,
-        radius=radius,
-        directions=options.surroundings,
-        size=options.surroundings_size,
-        rng=rng,
+        meshes, lights, *region, directions=options.surroundings, size=options.surroundings_size, rng=rng
     )
     V = meshes.vertices.shape[1]
     visibility = ambient_shadows.visibility(
@@ -331,7 +292,7 @@ def _light(
         ambient_share=hits.interpolate(visibility.view(-1, V, 3)),
     )
     slot = person_slots(meshes.image_index)
-    pixels = _resolve(hits, surface, radiance, cameras, slot=slot, samples=options.supersample)
+    pixels = _resolve(hits, surface, radiance, scene.cameras, slot=slot, samples=samples)
     return pixels, shadow, ambient_shadows
 
 
@@ -381,7 +342,7 @@ def _resolve(
     nearest = torch.where(labels == chosen[:, None], depths, math.inf).amin(dim=1)
 
     side = hits.depth / cameras.focal[surface.image_index]  # [N] metres
-    kept = (label == chosen[pixel]) & (hits.depth <= nearest[pixel] + 0.005 + _ONE_SURFACE * side)
+    same_surface = (label == chosen[pixel]) & (hits.depth <= nearest[pixel] + 0.005 + _ONE_SURFACE * side)
 
     def add(index: Tensor, values: Tensor) -> Tensor:
         """Add rows of values [n, C] with the same index, [B·H·W, C]."""
@@ -391,10 +352,10 @@ def _resolve(
         """[B·H·W, C] -> [B, C, H, W]."""
         return values.view(B, H, W, -1).permute(0, 3, 1, 2).contiguous()
 
-    index = pixel[kept]
+    index = pixel[same_surface]
     weight = add(index, torch.ones(len(index), 1, device=device)).clamp_min(1.0)  # [B·H·W, 1]
-    nearness = add(index, 1.0 / hits.depth[kept][:, None]) / weight  # 1 / depth is linear across a plane, depth is not
-    normals = rotate(surface.normal[kept], cameras.rotation[surface.image_index[kept]])
+    nearness = add(index, 1.0 / hits.depth[same_surface][:, None]) / weight
+    normals = rotate(surface.normal[same_surface], cameras.rotation[surface.image_index[same_surface]])
     share = count.clamp_min(1)[:, None]
     present = chosen > 0
     depth = torch.where(present, 1.0 / nearness[:, 0].clamp_min(1e-9), 0.0).view(B, H, W)
@@ -416,7 +377,7 @@ def _most_common(labels: Tensor, depths: Tensor) -> Tensor:
     return labels.gather(1, score.argmax(dim=1, keepdim=True))[:, 0]
 
 
-def _add_lenses(scene: _Scene, screen: Tensor, pixels: _Pixels, depth: Tensor, rng: Rng) -> _Pixels:
+def _add_lenses(scene: Scene, pixels: _Pixels, depth: Tensor, rng: Rng) -> _Pixels:
     """Draw transparent lenses over pixels: they set the part, dim a little and reflect a little.
 
     `depth` [B, sH, sW] is that of the other faces; normals, points and albedo stay those of the eyes behind.
@@ -424,8 +385,8 @@ def _add_lenses(scene: _Scene, screen: Tensor, pixels: _Pixels, depth: Tensor, r
     B, H, _ = pixels.parts.shape
     s = depth.shape[1] // H
     lenses = replace(scene.meshes, present=(scene.people.face_class > 0) & scene.people.clear)
-    ids = lenses.rasterize(screen, (depth.shape[1], depth.shape[2]))  # [B, sH, sW]
-    in_front = depth_map(ids, screen, lenses.faces, empty=math.inf) < depth
+    ids = rasterize(lenses, scene.screen, (depth.shape[1], depth.shape[2]))  # [B, sH, sW]
+    in_front = depth_map(ids, scene.screen, lenses.faces, empty=math.inf) < depth
     share = F.avg_pool2d(in_front[:, None].float(), s)  # [B, 1, H, W]
     brightness = pixels.radiance.flatten(1).mean(dim=1) / pixels.alpha.flatten(1).mean(dim=1).clamp_min(1e-3)  # [B]
     haze = (rng.uniform(0.0, 0.5, B) ** 2 * brightness)[:, None, None, None]
@@ -436,11 +397,11 @@ def _add_lenses(scene: _Scene, screen: Tensor, pixels: _Pixels, depth: Tensor, r
     )
 
 
-def _keypoint_truth(scene: _Scene, depth: Tensor, *, samples: int) -> Tensor:
+def _keypoint_truth(scene: Scene, depth: Tensor, *, samples: int) -> Tensor:
     """Project keypoints and test their visibility: [P, 308, 3] (x, y, state).
 
     `depth` [B, s·H, s·W] is infinite where there is nothing. A point is visible if nothing is nearer than it by more
-    than its own tolerance, in at least one of the 3 x 3 samples around it.
+    than its tolerance, in at least one of the 3 x 3 samples around it.
     """
     people, cameras, image_index = scene.people, scene.cameras, scene.meshes.image_index
     H, W = cameras.size_hw
@@ -458,25 +419,15 @@ def _keypoint_truth(scene: _Scene, depth: Tensor, *, samples: int) -> Tensor:
             column = (fine[..., 0].round().clamp(0, wide - 1).long() + dx).clamp(0, wide - 1)
             row = (fine[..., 1].round().clamp(0, high - 1).long() + dy).clamp(0, high - 1)
             visible = visible | (depth[image_index[:, None], row, column] >= limit)
-    state = torch.where(known & inside, torch.where(visible, VISIBLE, HIDDEN), UNKNOWN)
+    state = torch.where(known & inside, torch.where(visible, VISIBLE, _HIDDEN), _UNKNOWN)
     xy = torch.where(known[..., None], torch.stack([x, y], dim=-1), 0.0)
     return torch.cat([xy, state[..., None]], dim=-1)  # [P, 308, 3]
 
 
-def mask_boxes(masks: Tensor) -> Tensor:
-    """Return boxes x1, y1, x2, y2 around masks [..., H, W], far edges exclusive: float32 [..., 4], zero if empty."""
-    sides = []
-    for line in (masks.any(dim=-2), masks.any(dim=-1)):  # [..., W], [..., H]
-        first, last = line.float().argmax(dim=-1), line.shape[-1] - line.flip(-1).float().argmax(dim=-1)
-        sides.append(torch.stack([first, last], dim=-1) * line.any(dim=-1)[..., None])
-    return torch.stack(sides, dim=-1).flatten(-2).float()
-
-
-def _masks_and_boxes(slots: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Split the person of each pixel, [B, H, W], into masks [B, M, H, W] bool and boxes [B, M, 4] xywh."""
-    masks = slots[:, None] == torch.arange(most, device=slots.device)[None, :, None, None]  # [B, M, H, W]
-    low, high = torch.split(mask_boxes(masks), 2, dim=-1)
-    return masks, torch.cat([low, high - low], dim=-1)
+def _boxes_xywh(masks: Tensor) -> Tensor:
+    """Return the boxes around masks [..., H, W], float32 [..., 4], zero if empty."""
+    low, high = torch.split(mask_boxes(masks).float(), 2, dim=-1)
+    return torch.cat([low, high - low], dim=-1)
 
 
 def _ground_light(
@@ -526,7 +477,7 @@ def _composite(pixels: _Pixels, backgrounds: Tensor, options: RenderOptions, rng
 def _add_occluders(truth: Truth, scenery: Scenery, *, rng: Rng, probability: float) -> Truth:
     """Draw textured boxes and ellipses in front of some images, and correct every truth behind them."""
     B, _, H, W = truth.image.shape
-    cover = torch.maximum(*(soft_shape(B, (H, W), rng=rng, largest=0.35) for _ in range(2)))
+    cover = torch.maximum(*(soft_shape(B, (H, W), rng=rng, radius=(0.04, 0.35)) for _ in range(2)))
     cover = cover * rng.bernoulli(probability, B, 1, 1, 1)
     paint = coloured_noise(B, (H, W), rng=rng)
     if len(scenery.backgrounds):
@@ -537,7 +488,6 @@ def _add_occluders(truth: Truth, scenery: Scenery, *, rng: Rng, probability: flo
     hidden = cover[:, 0] > 0.5  # [B, H, W]
     clear = ~hidden[:, None]
     masks = truth.instance_masks & clear
-    low, high = torch.split(mask_boxes(masks), 2, dim=-1)
     return replace(
         truth,
         image=truth.image + cover * (paint - truth.image),
@@ -548,7 +498,7 @@ def _add_occluders(truth: Truth, scenery: Scenery, *, rng: Rng, probability: flo
         pointmap=truth.pointmap * clear,
         parts=torch.where(hidden, 0, truth.parts),
         keypoints=hide_keypoints(truth.keypoints, hidden),
-        boxes_xywh=torch.cat([low, high - low], dim=-1),
+        boxes_xywh=_boxes_xywh(masks),
         instance_masks=masks,
     )
 
@@ -559,5 +509,5 @@ def hide_keypoints(keypoints: Tensor, covered: Tensor) -> Tensor:
     x = keypoints[..., 0].round().long().clamp(0, W - 1)
     y = keypoints[..., 1].round().long().clamp(0, H - 1)
     under = covered.flatten(1).gather(1, (y * W + x).flatten(1)).view(x.shape)
-    state = torch.where(under, keypoints[..., 2].clamp_max(HIDDEN), keypoints[..., 2])
+    state = torch.where(under, keypoints[..., 2].clamp_max(_HIDDEN), keypoints[..., 2])
     return torch.cat([keypoints[..., :2], state[..., None]], dim=-1)

@@ -6,16 +6,15 @@ one GPU, and each is used several times, in front of other backgrounds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from vitruvian.errors import InputError
 from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.people import sample_people
-from vitruvian.training.synthetic.render import RenderOptions, Truth, render
+from vitruvian.training.synthetic.render import DEFAULT_OPTIONS, RenderOptions, Truth, render
 from vitruvian.training.synthetic.textures import TexturePyramid
 from vitruvian.training.tensor_batch import TensorBatch
 
@@ -55,8 +54,7 @@ class Samples(TensorBatch):
 
     def new_empty(self, count: int) -> Self:
         """Return uninitialized samples of the same size for `count` people."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: value.new_empty(count, *value.shape[1:]) for name, value in values.items()})
+        return self._map(lambda value: value.new_empty(count, *value.shape[1:]), keep=frozenset())
 
 
 def render_samples(
@@ -65,23 +63,17 @@ def render_samples(
     *,
     seed: int,
     device: torch.device | str = "cpu",
-    options: RenderOptions | None = None,
+    options: RenderOptions = DEFAULT_OPTIONS,
     pyramid: TexturePyramid | None = None,
 ) -> Samples:
     """Draw `count` random people, one in each image. The same seed gives the same people."""
     generator = torch.Generator().manual_seed(seed)
     people = sample_people(pack, count, generator, device)
-    truth = render(people, pack, generator=generator, options=options, pyramid=pyramid)
-    return compress(truth)
+    return _compress(render(people, pack, generator=generator, options=options, pyramid=pyramid))
 
 
-def compress(truth: Truth) -> Samples:
-    """Store images with one person each in few bytes."""
-    if truth.keypoints.shape[1] != 1:
-        raise InputError(
-            f"compress: expected one person in each image, got up to {truth.keypoints.shape[1]}. Render with "
-            "image_count=None."
-        )
+def _compress(truth: Truth) -> Samples:
+    """Store images in few bytes; of each the first person."""
     depth = truth.pointmap[:, 2:]  # [n, 1, H, W]
     covered = depth > 0
     near = torch.where(covered, depth, torch.inf).amin(dim=(1, 2, 3))  # [n]
@@ -90,10 +82,7 @@ def compress(truth: Truth) -> Samples:
     step = ((far - near) / _DEPTH_STEPS).clamp_min(1e-6)[:, None, None, None]
     code = torch.where(covered, 1 + (depth - near[:, None, None, None]) / step, 0.0)
     return Samples(
-        image=_to_bytes(truth.image),
-        foreground=_to_bytes(truth.foreground),
-        alpha=_to_bytes(truth.alpha),
-        albedo=_to_bytes(truth.albedo),
+        **{name: _to_bytes(getattr(truth, name)) for name in ("image", "foreground", "alpha", "albedo")},
         normals=(truth.normals * 127).round().to(torch.int8),
         depth=code.round().to(torch.int16),
         parts=truth.parts[:, None],

@@ -18,16 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.training.synthetic.camera import Cameras
-from vitruvian.training.synthetic.lighting import Lights, Meshes, ShadowMap, look_up
-from vitruvian.training.synthetic.materials import (
-    PATTERN_CHECKS,
-    PATTERN_DOTS,
-    PATTERN_GRADIENT,
-    PATTERN_NOISE,
-    PATTERN_STRIPES,
-)
+from vitruvian.training.synthetic.lighting import Lights, ShadowMap, look_up
+from vitruvian.training.synthetic.materials import Pattern
 from vitruvian.training.synthetic.people import PeopleBatch
-from vitruvian.training.synthetic.rasterizer import Hits
+from vitruvian.training.synthetic.rasterizer import Hits, Meshes
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.textures import TexturePyramid, linear_to_srgb, sample_texture, srgb_to_linear
 
@@ -46,18 +40,18 @@ def _pattern_weight(pattern: Tensor, parameters: Tensor, rest: Tensor, footprint
     stripe_u, stripe_v = _stripe(along, width, soft), _stripe(frequency * v + phase, width, soft)
     off_u, off_v = along - along.floor() - 0.5, across - across.floor() - 0.5
     dots = ((width / 2 - torch.hypot(off_u, off_v)) / soft + 0.5).clamp(0.0, 1.0)
-    noisy = pattern == PATTERN_NOISE
+    noisy = pattern == Pattern.NOISE
     speckle = torch.zeros_like(u)
     if bool(noisy.any()):
         value = _value_noise(rest[noisy] * frequency[noisy, None] + phase[noisy, None])
         speckle[noisy] = ((value - 1.0 + width[noisy]) * 5.0 + 0.5).clamp(0.0, 1.0)
     weight = torch.zeros_like(u)
     for number, value in (
-        (PATTERN_STRIPES, stripe_u),
-        (PATTERN_CHECKS, (stripe_u + stripe_v) / 2),
-        (PATTERN_DOTS, dots),
-        (PATTERN_NOISE, speckle),
-        (PATTERN_GRADIENT, torch.sigmoid(frequency * (z - phase))),
+        (Pattern.STRIPES, stripe_u),
+        (Pattern.CHECKS, (stripe_u + stripe_v) / 2),
+        (Pattern.DOTS, dots),
+        (Pattern.NOISE, speckle),
+        (Pattern.GRADIENT, torch.sigmoid(frequency * (z - phase))),
     ):
         weight = torch.where(pattern == number, value, weight)
     return weight
@@ -127,23 +121,24 @@ def vertex_normals(vertices: Tensor, faces: Tensor) -> Tensor:
     return F.normalize(total, dim=-1, eps=1e-12).view(P, V, 3)
 
 
-def describe_surface(
-    hits: Hits,
-    people: PeopleBatch,
-    meshes: Meshes,
-    cameras: Cameras,
-    *,
-    normals: Tensor,
-    pyramid: TexturePyramid,
-    levels: Tensor,
-    samples: int,
-    folds: float,
-    rng: Rng,
-) -> Surface:
-    """Compute colour, material and normal of each hit; `normals` [P, V, 3] world, `levels` [P, F] texture levels.
+@dataclass(frozen=True)
+class Scene:
+    """The people of a few images in the world of those, and how they are drawn."""
+
+    people: PeopleBatch
+    meshes: Meshes  # without transparent faces
+    cameras: Cameras
+    pyramid: TexturePyramid
+    screen: Tensor  # [P, V, 3] positions in samples, and depth
+    levels: Tensor  # [P, F] texture level of each face
+
+
+def describe_surface(scene: Scene, hits: Hits, *, normals: Tensor, samples: int, folds: float, rng: Rng) -> Surface:
+    """Compute colour, material and normal of each hit; `normals` [P, V, 3] world.
 
     `folds` is the typical slope of folds in clothes, 0 for none.
     """
+    people, meshes, cameras = scene.people, scene.meshes, scene.cameras
     faces_each, materials_each = people.faces.shape[1], people.materials.texture.shape[1]
     person = hits.face.div(faces_each, rounding_mode="floor")  # [N]
     image_index = meshes.image_index[person]
@@ -156,7 +151,7 @@ def describe_surface(
 
     rest = hits.interpolate(people.rest_vertices)  # [N, 3]
     footprint = hits.depth / cameras.focal[image_index] / samples
-    albedo = _albedo(hits, people, material, rest, footprint, pyramid, levels)
+    albedo = _albedo(scene, hits, material, rest, footprint)
     albedo = torch.where(
         skin[:, None], _skin_colour(albedo, rest), albedo * (1 + 0.08 * (_value_noise(rest * 400.0) - 0.5))[:, None]
     )
@@ -182,21 +177,13 @@ def _is_in(part: Tensor, classes: tuple[int, ...]) -> Tensor:
     return torch.isin(part, torch.tensor(classes, device=part.device))
 
 
-def _albedo(
-    hits: Hits,
-    people: PeopleBatch,
-    material: Tensor,
-    rest: Tensor,
-    footprint: Tensor,
-    pyramid: TexturePyramid,
-    levels: Tensor,
-) -> Tensor:
+def _albedo(scene: Scene, hits: Hits, material: Tensor, rest: Tensor, footprint: Tensor) -> Tensor:
     """Linear surface colour, [N, 3]."""
-    materials = people.materials
+    materials = scene.people.materials
     texture = materials.texture.flatten()[material]  # [N]
-    uv = (people.face_uv.flatten(0, 1)[hits.face] * hits.weights[..., None]).sum(dim=1)  # [N, 2]
+    uv = (scene.people.face_uv.flatten(0, 1)[hits.face] * hits.weights[..., None]).sum(dim=1)  # [N, 2]
     textured = texture >= 0
-    texel = sample_texture(pyramid, texture.clamp_min(0), levels.flatten()[hits.face], uv)[:, :3]
+    texel = sample_texture(scene.pyramid, texture.clamp_min(0), scene.levels.flatten()[hits.face], uv)[:, :3]
     colour = torch.where(textured[:, None], srgb_to_linear(texel), 1.0)
     weight = _pattern_weight(
         materials.pattern.flatten()[material], materials.pattern_param.flatten(0, 1)[material], rest, footprint
@@ -276,16 +263,9 @@ def light_surface(surface: Surface, lights: Lights, *, key_light: Tensor, ambien
     wrap = wrap + 0.25 * surface.hair[:, None]
     passed = torch.tensor([0.75, 1.0, 1.1], device=normal.device)
     arriving = torch.where(surface.skin[:, None], key_light[:, None] ** passed, key_light[:, None])
-    received = (
-        received
-        + lights.key_colour[image_index] * _wrap_diffuse(normal, lights.key_direction[image_index], wrap) * arriving
-    )
-    received = (
-        received
-        + lights.fill_colour[image_index]
-        * _wrap_diffuse(normal, lights.fill_direction[image_index], wrap + 0.3)
-        * mean_share
-    )
+    key = lights.key_colour[image_index] * _wrap_diffuse(normal, lights.key_direction[image_index], wrap)
+    fill = lights.fill_colour[image_index] * _wrap_diffuse(normal, lights.fill_direction[image_index], wrap + 0.3)
+    received = received + key * arriving + fill * mean_share
     facing = (normal * surface.view).sum(dim=1, keepdim=True).clamp(0.0, 1.0)
     received = received + lights.flash_colour[image_index] * facing
 
@@ -322,14 +302,14 @@ def _highlights(surface: Surface, lights: Lights, facing: Tensor, arriving: Tens
         reflect = base + (1 - base) * (1 - grazing) ** 5
         tip = (normal * half).sum(dim=1, keepdim=True).clamp(0.0, 1.0)
         a2 = rough**4
-        lobe = a2 / (tip**2 * (a2 - 1) + 1) ** 2  # π D: lights are given over π already
+        lobe = a2 / (tip**2 * (a2 - 1) + 1) ** 2  # π D: lights are over π already
         total = total + colour * incidence * reflect * lobe * 0.25 / grazing.clamp_min(0.15) ** 2
     mirrored = 2 * (normal * view).sum(dim=1, keepdim=True) * normal - view
     sharp, dull = look_up(lights.sharp, mirrored, image_index), look_up(lights.dull, mirrored, image_index)
-    seen = sharp + (dull - sharp) * ((rough - 0.2) / 0.35).clamp(0.0, 1.0)
+    reflected = sharp + (dull - sharp) * ((rough - 0.2) / 0.35).clamp(0.0, 1.0)
     edge = (1 - rough).clamp_min(0.05)
     reflect = base + (edge - base).clamp_min(0.0) * (1 - facing) ** 5 * (1 - 0.7 * rough)
-    return total + seen * reflect * mean_share**1.5
+    return total + reflected * reflect * mean_share**1.5
 
 
 def tone_map(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitruvian.errors import CheckpointError
 
-TEXTURE_SIZE = 512
+_TEXTURE_SIZE = 512
 GREY_MEAN = 0.62  # mean linear value of a grey copy: a tint of colour / GREY_MEAN gives that colour on average
 _SMALLEST_LEVEL = 16
 
@@ -113,7 +113,7 @@ def sample_texture(pyramid: TexturePyramid, texture: Tensor, level: Tensor, uv: 
 
 def decode_textures(rgb: Sequence[bytes], alpha: Sequence[bytes]) -> Tensor:
     """Decode JPEG or PNG files as [T, 512, 512, 4] uint8; without bytes of alpha a texture is opaque."""
-    out = np.full((len(rgb), TEXTURE_SIZE, TEXTURE_SIZE, 4), 255, np.uint8)
+    out = np.full((len(rgb), _TEXTURE_SIZE, _TEXTURE_SIZE, 4), 255, np.uint8)
     for index, (colour, holes) in enumerate(zip(rgb, alpha, strict=True)):
         out[index, ..., :3] = _decode(colour, "RGB")
         if holes:
@@ -124,7 +124,7 @@ def decode_textures(rgb: Sequence[bytes], alpha: Sequence[bytes]) -> Tensor:
 def _decode(data: bytes, mode: str) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data)) as image:
-            resized = image.convert(mode).resize((TEXTURE_SIZE, TEXTURE_SIZE), Image.Resampling.BICUBIC)
+            resized = image.convert(mode).resize((_TEXTURE_SIZE, _TEXTURE_SIZE), Image.Resampling.BICUBIC)
     except OSError as error:
         raise CheckpointError(f"pack: expected readable textures, got {error}. Build the pack again.") from error
     return np.asarray(resized)
@@ -136,7 +136,7 @@ def grey_copy(texture: Tensor) -> Tensor:
     linear = srgb_to_linear(values[..., :3]) @ torch.tensor([0.2126, 0.7152, 0.0722])  # [512, 512]
     weight = values[..., 3] + 1e-3
     mean = (linear * weight).sum() / weight.sum()
-    level = (linear / mean.clamp_min(1e-3)).clamp(0.15, 1 / GREY_MEAN) * GREY_MEAN  # contrast is kept as a ratio
+    level = (linear / mean.clamp_min(1e-3)).clamp(0.15, 1 / GREY_MEAN) * GREY_MEAN  # contrast stays as a ratio
     level = level * GREY_MEAN / ((level * weight).sum() / weight.sum())
     grey = linear_to_srgb(level.clamp(0, 1))[..., None].expand(-1, -1, 3)
     return (torch.cat([grey, values[..., 3:]], -1) * 255).round().byte()  # [512, 512, 4]
@@ -150,8 +150,8 @@ def _opaque(colours: Tensor) -> Tensor:
 def procedural_fabrics() -> Tensor:
     """Draw three plain grey fabrics that tile: cotton, ribbed knit and twill. [3, 512, 512, 4] uint8."""
     generator = torch.Generator().manual_seed(7)
-    y, x = torch.meshgrid(torch.arange(TEXTURE_SIZE), torch.arange(TEXTURE_SIZE), indexing="ij")
-    turn = 2 * torch.pi / TEXTURE_SIZE
+    y, x = torch.meshgrid(torch.arange(_TEXTURE_SIZE), torch.arange(_TEXTURE_SIZE), indexing="ij")
+    turn = 2 * torch.pi / _TEXTURE_SIZE
     cotton = _tiling_noise(generator, cells=64)
     knit = torch.sin(turn * 40 * x) * 0.6 + torch.sin(turn * 80 * y + 2 * torch.sin(turn * 40 * x)) * 0.4
     twill = torch.sin(turn * 60 * (x + y)) * 0.7 + _tiling_noise(generator, cells=128)
@@ -174,7 +174,7 @@ def procedural_skins() -> Tensor:
 
 def procedural_eye() -> Tensor:
     """Draw a brown eye: white, iris and pupil around the centre. [512, 512, 4] uint8."""
-    y, x = torch.meshgrid(torch.linspace(-1, 1, TEXTURE_SIZE), torch.linspace(-1, 1, TEXTURE_SIZE), indexing="ij")
+    y, x = torch.meshgrid(torch.linspace(-1, 1, _TEXTURE_SIZE), torch.linspace(-1, 1, _TEXTURE_SIZE), indexing="ij")
     radius = torch.hypot(x, y)[..., None]
     white, brown, black = torch.tensor([0.93, 0.91, 0.89]), torch.tensor([0.32, 0.2, 0.11]), torch.tensor([0.02] * 3)
     return _opaque(torch.where(radius < 0.07, black, torch.where(radius < 0.17, brown, white)))
@@ -183,9 +183,9 @@ def procedural_eye() -> Tensor:
 def _tiling_noise(generator: torch.Generator, *, cells: int) -> Tensor:
     """Draw smooth noise of mean 0 and about unit size that repeats without a seam: [512, 512]."""
     coarse = F.pad(torch.randn(1, 1, cells, cells, generator=generator), (2, 2, 2, 2), mode="circular")
-    step = TEXTURE_SIZE // cells
+    step = _TEXTURE_SIZE // cells
     fine = F.interpolate(coarse, scale_factor=step, mode="bicubic", align_corners=False)[0, 0]
     size = step * cells
-    repeats = -(-TEXTURE_SIZE // size)
+    repeats = -(-_TEXTURE_SIZE // size)
     tile = fine[2 * step : 2 * step + size, 2 * step : 2 * step + size]
-    return tile.repeat(repeats, repeats)[:TEXTURE_SIZE, :TEXTURE_SIZE]
+    return tile.repeat(repeats, repeats)[:_TEXTURE_SIZE, :_TEXTURE_SIZE]

@@ -21,12 +21,12 @@ from vitruvian import pipeline
 from vitruvian.errors import InputError
 from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.ops.dispatch import IS_INTERPRETED, interpret_triton
-from vitruvian.pipelines.base import can_auto_optimize
-from vitruvian.pipelines.canvas import Canvas, Region
+from vitruvian.pipelines.base import _can_auto_optimize
+from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.cuda_streams import CudaStream, LazyValue, PendingTensors, upload_stream
-from vitruvian.pipelines.engine.memory import BatchSize
-from vitruvian.pipelines.engine.runner import Failure, default_workers, max_in_flight, run_many
+from vitruvian.pipelines.engine.runner import Failure, _default_workers, _max_in_flight, run_many
 from vitruvian.pipelines.engine.task import Unit
+from vitruvian.pipelines.regions import Region, RegionBlender
 from vitruvian.pipelines.sources import open_source
 from vitruvian.pipelines.tasks import pose
 
@@ -152,7 +152,7 @@ class TestSameResults:
         regions = [Region(0, 0, 40, 30), Region(5.5, 3.25, 20.0, 20.0)]
         boxes = np.array([[3, 3, 25, 35], [5, 7, 20, 22]], np.float32)
         for blend, channels in (("mean", 2), ("unit", 3), ("alpha", 4), ("labels", 6)):
-            canvas = Canvas(
+            blender = RegionBlender(
                 (40, 50),
                 regions,
                 channels=channels,
@@ -161,8 +161,8 @@ class TestSameResults:
                 device=torch.device("meta"),
             )
             for number in range(2):
-                canvas.add(number, torch.empty(channels, 12, 9, device="meta"))
-            assert all(tensor.is_meta for tensor in canvas.tensors().values())
+                blender.add(number, torch.empty(channels, 12, 9, device="meta"))
+            assert all(tensor.is_meta for tensor in blender.tensors().values())
 
 
 class Streamed(Doubler):
@@ -253,7 +253,7 @@ class TestWhoWaits:
     def test_stopping_early(self) -> None:
         stream = run_many(Streamed(slow=0.01), open_source([plain_picture(1)] * 50), batch=BatchSize(2, fixed=True))
         next(stream)
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
 
     def test_units_are_received_by_the_caller_before_the_model_runs(self) -> None:
         class Noted(PendingTensors):
@@ -305,7 +305,7 @@ class TestWhoWaits:
 
             def forward(self, units: list[Unit]) -> list[Any]:
                 alive = [index for index, refs in self.made.items() if any(one() is not None for one in refs)]
-                assert len(alive) <= max_in_flight(4, 2)
+                assert len(alive) <= _max_in_flight(4, 2)
                 return super().forward(units)
 
             def finish(self, prepared: Any, decoded: Any) -> int:
@@ -364,8 +364,8 @@ def test_upload_streams_are_for_cuda_devices_and_stay() -> None:
 
 
 def test_how_many_threads() -> None:
-    assert 2 <= default_workers(CPU) <= 4
-    assert 2 <= default_workers(torch.device("cuda")) <= 8
+    assert 2 <= _default_workers(CPU) <= 4
+    assert 2 <= _default_workers(torch.device("cuda")) <= 8
 
 
 class TestOptimizing:
@@ -395,7 +395,7 @@ class TestOptimizing:
 
     def test_what_suits(self) -> None:
         model, _ = parts_of("pose")
-        assert not can_auto_optimize(model)
+        assert not _can_auto_optimize(model)
         with pytest.raises(InputError, match="optimize"):
             opened("pose", optimize="fast")
 

@@ -14,9 +14,9 @@ import torch
 from tests.unit.pipelines.case import SAPIENS, leeway, opened, parts_of, picture
 from vitruvian import InputError, pipeline
 from vitruvian.ops.cuda_graphs import GraphCache, _only_batch
+from vitruvian.pipelines.engine.batches import BatchQueue, BatchSize, forward_units
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
-from vitruvian.pipelines.engine.memory import BatchSize
-from vitruvian.pipelines.engine.runner import Failure, _forward_units, _graph_batch_size, run_many
+from vitruvian.pipelines.engine.runner import Failure, run_many
 from vitruvian.pipelines.engine.task import Unit
 from vitruvian.pipelines.sources import open_source
 
@@ -45,7 +45,7 @@ def units(count: int) -> list[Unit]:
 
 
 def forward(task: Any, count: int, batch: BatchSize, graphs: GraphCache | None) -> list[Any]:
-    return _forward_units(task, units(count), batch, graphs)
+    return forward_units(task, units(count), batch, graphs)
 
 
 class TestPadding:
@@ -72,7 +72,7 @@ class TestPadding:
         self, graphs: GraphCache | None, size: int, fixed_input_size: bool, only: int | None
     ) -> None:
         task, batch = Recorder(fixed_input_size=fixed_input_size), BatchSize(size, fixed=True)
-        assert _graph_batch_size(task, batch, graphs) == only  # type: ignore[arg-type]
+        assert BatchQueue(task, batch, graphs).graph_size == only  # type: ignore[arg-type,var-annotated]
         assert forward(task, 3, batch, graphs) == [0, 10, 20]
         assert task.calls == [([0, 1, 2], only)]
 

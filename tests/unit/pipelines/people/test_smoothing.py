@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from tests.shared import SHARED
 from vitruvian.draw.canvas import RgbImage
-from vitruvian.errors import InputError
 from vitruvian.pipelines.people.smoothing import (
     DenseSmoother,
     ExponentialAverage,
@@ -135,7 +134,7 @@ class TestKeypoints:
         smoother = KeypointSmoother()
         for t in range(300):
             smoother(body()[None], SURE, [t], t / 30)
-        assert len(smoother._people) == len(smoother._sizes) <= 32
+        assert len(smoother._people) <= 32
 
     def test_a_restored_smoother_goes_on_alike(self) -> None:
         rng = np.random.default_rng(2)
@@ -149,10 +148,6 @@ class TestKeypoints:
             np.testing.assert_array_equal(second(frames[t], SURE, [4], t / 30), whole(frames[t], SURE, [4], t / 30))
         second.restore(KeypointSmoother().state())
         assert not second._people
-
-    def test_bad_input_is_refused(self) -> None:
-        with pytest.raises(InputError, match="shapes"):
-            KeypointSmoother()(body()[None], SURE, [1, 2], 0.0)
 
 
 class TestExponentialAverage:
@@ -228,10 +223,6 @@ class TestDense:
         np.testing.assert_array_equal(other(np.zeros((64, 96)), noise(0), 0.1), one(np.zeros((64, 96)), noise(0), 0.1))
         other.restore(DenseSmoother().state())
         assert other.average is None
-
-    def test_bad_input_is_refused(self) -> None:
-        with pytest.raises(InputError, match="map of the image"):
-            DenseSmoother()(np.zeros((3, 3)), noise(0), 0.0)
 
 
 class TestCuts:

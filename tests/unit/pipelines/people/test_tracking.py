@@ -125,14 +125,14 @@ def test_predictions_between_looks() -> None:
     tracker = Tracker()
     for step in range(6):
         follow(tracker, box(100 + 10 * step), box(500))
-    tracks = tracker.predict()
-    assert tracks.ids.tolist() == [1, 2]
-    np.testing.assert_allclose(tracks.boxes_xyxy, [box(160), box(500)], atol=4)
-    tracks = tracker.predict()
-    np.testing.assert_allclose(tracks.boxes_xyxy[0], box(170), atol=5)
+    ids, boxes, _ = tracker.predict()
+    assert ids.tolist() == [1, 2]
+    np.testing.assert_allclose(boxes, [box(160), box(500)], atol=4)
+    _, boxes, _ = tracker.predict()
+    np.testing.assert_allclose(boxes[0], box(170), atol=5)
     assert follow(tracker, box(170), box(500)) == [1, 2]
     follow(tracker, box(180))
-    assert tracker.predict().ids.tolist() == [1]  # who was not found is not in sight
+    assert tracker.predict()[0].tolist() == [1]  # who was not found is not in sight
 
 
 def test_memory_is_bounded() -> None:

@@ -12,7 +12,7 @@ from tests.unit.pipelines.case import NEEDS, opened, picture
 from vitruvian import Sam2Session
 from vitruvian.errors import InputError
 from vitruvian.images.rle import decode_rles
-from vitruvian.pipelines.tasks.panoptic import areas_and_boxes
+from vitruvian.pipelines.tasks.panoptic import _areas_and_boxes
 
 SHOWN = picture(5, (50, 70))
 
@@ -160,8 +160,8 @@ class TestQueries:
         ids = np.zeros((9, 12), np.int32)
         ids[2:5, 3:7] = 4
         ids[8, 11] = 1
-        assert areas_and_boxes(ids) == {4: (12, (3.0, 2.0, 7.0, 5.0)), 1: (1, (11.0, 8.0, 12.0, 9.0))}
-        assert areas_and_boxes(np.zeros((2, 2), np.int32)) == {}
+        assert _areas_and_boxes(ids) == {4: (12, (3.0, 2.0, 7.0, 5.0)), 1: (1, (11.0, 8.0, 12.0, 9.0))}
+        assert _areas_and_boxes(np.zeros((2, 2), np.int32)) == {}
 
 
 def test_features() -> None:

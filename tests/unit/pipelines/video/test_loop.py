@@ -20,18 +20,19 @@ from tests.unit.pipelines.case import opened, parts_of  # noqa: E402
 from vitruvian.draw.canvas import RgbImage  # noqa: E402
 from vitruvian.errors import InputError  # noqa: E402
 from vitruvian.files.video import open_video  # noqa: E402
-from vitruvian.pipelines import Failure  # noqa: E402
+from vitruvian.pipelines import Failure, sources  # noqa: E402
 from vitruvian.pipelines.people import (  # noqa: E402
     PeopleDetector,
     detect_people,
+    open_detector,
     smoothing,
 )
-from vitruvian.pipelines.people.detectors import FunctionDetector, WholeImageDetector  # noqa: E402
+from vitruvian.pipelines.people.detectors import FunctionDetector  # noqa: E402
 from vitruvian.pipelines.people.smoothing import ResultSmoother  # noqa: E402
 from vitruvian.pipelines.people.tracking import TrackedDetector  # noqa: E402
 from vitruvian.pipelines.sources import Frame  # noqa: E402
 from vitruvian.pipelines.tasks.pose import PosePipeline  # noqa: E402
-from vitruvian.pipelines.video import camera, pipeline_task, run_video, segments  # noqa: E402
+from vitruvian.pipelines.video import pipeline_task, run_video, segments  # noqa: E402
 from vitruvian.results import Albedo, Matte, Normals, Parts, Pointmap, Pose, Result  # noqa: E402
 from vitruvian.results.base import People  # noqa: E402
 
@@ -304,7 +305,7 @@ class TestTrackedDetector:
         finder = TrackedDetector(FINDER, checkpoint_every=4)
         for number in range(10):
             finder.find_in(scene(number), source="", frame=number)
-        assert int(finder.state_before(4)["number"]) == 4
+        assert int(finder.state_before(4)["_number"]) == 4
         assert list(finder._checkpoints) == [8]
 
     def test_bad_options_are_refused(self) -> None:
@@ -405,7 +406,7 @@ def test_a_real_clip_keeps_its_length_and_rate(tmp_path: Path) -> None:
             yield pose_of(frame, people)
 
     records = tmp_path / "r.jsonl"
-    report = run_video(source, task, records=records, finder=WholeImageDetector(), detect_every=10, segment_seconds=4)
+    report = run_video(source, task, records=records, finder=open_detector("whole"), detect_every=10, segment_seconds=4)
     assert report.frames == 247
     assert numbers(lines(records)) == [[1]] * 247
 
@@ -420,7 +421,7 @@ class TestCamera:
             if error is not None:
                 raise error
 
-        monkeypatch.setattr(camera, "camera_frames", frames)
+        monkeypatch.setattr(sources, "_camera_frames", frames)
 
     @pytest.mark.parametrize("source", [2, "camera:2"])
     def test_a_number_of_frames(self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 from tests.unit.training.tiny_runs import SIZE_HW, TASKS, make_set
 from vitruvian.errors import InputError
 from vitruvian.training.datasets.folder import PeopleFolder
-from vitruvian.training.datasets.labels import LabeledImages, keypoint_targets, people_targets
+from vitruvian.training.datasets.labels import LabeledImages, _people_targets, keypoint_targets
 from vitruvian.training.evaluation.evaluate import _HEADLINES, evaluate_folder, headlines
 
 
@@ -23,7 +23,7 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> PeopleFolder:
 
 def truth_outputs(views: LabeledImages) -> dict[str, Any]:
     """What a perfect model would return."""
-    target = people_targets(views, stride=8)
+    target = _people_targets(views, stride=8)
     return {
         "pose": SimpleNamespace(
             heatmaps=keypoint_targets(views.keypoints, size_hw=tuple(views.image.shape[-2:]), sigma=1.5)[0]

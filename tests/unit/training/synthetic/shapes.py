@@ -11,6 +11,11 @@ from vitruvian.training.synthetic.camera import Cameras, Placement
 from vitruvian.training.synthetic.materials import Materials
 from vitruvian.training.synthetic.pack import KEYPOINTS
 from vitruvian.training.synthetic.people import PeopleBatch
+from vitruvian.training.synthetic.rng import Rng
+
+
+def rng(seed: int = 0) -> Rng:
+    return Rng(torch.Generator().manual_seed(seed), "cpu")
 
 
 def sphere(*, radius: float = 1.0, rings: int = 48, sectors: int = 96) -> tuple[Tensor, Tensor]:
@@ -97,5 +102,5 @@ def front_camera(*, distance: float, focal: float, size_hw: tuple[int, int]) -> 
 
 
 def alone() -> Placement:
-    """One person at the origin of one picture."""
+    """One person at the origin of one image."""
     return Placement(torch.tensor([0]), torch.zeros(1), torch.zeros(1, 3), 1)

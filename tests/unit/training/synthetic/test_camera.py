@@ -5,13 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.unit.training.synthetic.shapes import rng
 from vitruvian.errors import InputError
 from vitruvian.training.synthetic.camera import Cameras, Placement, sample_cameras, sample_placement
-from vitruvian.training.synthetic.rng import Rng
-
-
-def rng(seed: int = 0) -> Rng:
-    return Rng(torch.Generator().manual_seed(seed), "cpu")
 
 
 def stick_people(count: int) -> torch.Tensor:
@@ -34,11 +30,11 @@ def test_placement_turns_about_the_vertical_and_moves() -> None:
     assert torch.allclose(placed, torch.tensor([[[0.5, 3.0, 3.0]]]), atol=1e-6)
 
 
-def test_every_picture_has_a_person_and_people_keep_apart() -> None:
+def test_every_image_has_a_person_and_people_keep_apart() -> None:
     placement = sample_placement(14, 8, rng=rng())
     assert set(placement.image_index.tolist()) == set(range(8))
-    for picture in range(8):
-        where = placement.offset[placement.image_index == picture]
+    for image in range(8):
+        where = placement.offset[placement.image_index == image]
         apart = (where[:, None] - where[None]).norm(dim=-1) + 9 * torch.eye(len(where))
         assert apart.min() > 0.3
     with pytest.raises(InputError, match="Every image needs a person"):
@@ -70,14 +66,14 @@ def test_cameras_show_what_they_were_asked_to() -> None:
         orthonormal = cameras.rotation @ cameras.rotation.transpose(1, 2)
         assert torch.allclose(orthonormal, torch.eye(3).expand_as(orthonormal), atol=1e-5)
         assert torch.allclose(torch.linalg.det(cameras.rotation), torch.ones(people), atol=1e-5)
-        # Heads are above feet in nearly every picture, and the camera's own place maps to its origin.
+        # Heads are above feet in nearly every image, and the camera's own place maps to its origin.
         upright = seen[:, 0, 1] < seen[:, 9, 1]
         assert upright.float().mean() > 0.9
         origin = cameras.to_camera(cameras.position[:, None], torch.arange(people))
         assert origin.abs().max() < 1e-4
 
 
-def test_head_pictures_are_closer_than_full_body_pictures() -> None:
+def test_head_images_are_closer_than_full_body_images() -> None:
     points, placement = stick_people(30), sample_placement(30, 30, rng=rng())
     sizes = []
     for weights in torch.eye(4).tolist():

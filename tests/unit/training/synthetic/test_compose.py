@@ -1,4 +1,4 @@
-"""Stored people and the pictures made of them: truths must stay true however people are cropped and pasted."""
+"""Stored people and the images made of them: truths must stay true however people are cropped and pasted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitruvian.errors import InputError
+from tests.unit.training.synthetic.shapes import rng
 from vitruvian.human import KEYPOINT_INDEX, PART_NAMES
 from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.synthetic.compose import (
@@ -19,18 +19,17 @@ from vitruvian.training.synthetic.compose import (
     _crop_around,
     _crop_backgrounds,
     _draw_edges,
+    _match_background,
     compose_crops,
     compose_scenes,
     crop_scenes,
     halve_crops,
     halve_scenes,
-    match_background,
 )
 from vitruvian.training.synthetic.people import sample_people
-from vitruvian.training.synthetic.procedural import procedural_pack
+from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.render import RenderOptions, render
-from vitruvian.training.synthetic.rng import Rng
-from vitruvian.training.synthetic.samples import Samples, compress, depth_metres, render_samples
+from vitruvian.training.synthetic.samples import Samples, _compress, depth_metres, render_samples
 
 SIZE = (96, 72)
 RENDER = RenderOptions(size_hw=SIZE, surroundings=2, surroundings_size=24, shadow_size=48, occluders=0.0)
@@ -44,14 +43,10 @@ def samples() -> Samples:
 
 @pytest.fixture(scope="module")
 def walls() -> Tensor:
-    """Two pictures: one all red, one all blue."""
-    pictures = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
-    pictures[0, ..., 0], pictures[1, ..., 2] = 200, 200
-    return pictures
-
-
-def rng(seed: int = 0) -> Rng:
-    return Rng(torch.Generator().manual_seed(seed), "cpu")
+    """Two images: one all red, one all blue."""
+    images = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
+    images[0, ..., 0], images[1, ..., 2] = 200, 200
+    return images
 
 
 def crop(samples: Samples, walls: Tensor, seed: int = 0, **changes: object) -> Crops:
@@ -63,7 +58,7 @@ class TestSamples:
         pack, generator = procedural_pack(0), torch.Generator().manual_seed(5)
         people = sample_people(pack, 3, generator, "cpu")
         truth = render(people, pack, generator=generator, options=RENDER)
-        small = compress(truth)
+        small = _compress(truth)
         assert torch.allclose(small.image / 255, truth.image, atol=0.003)
         assert torch.allclose(small.normals / 127, truth.normals, atol=0.005)
         assert torch.allclose(depth_metres(small), truth.pointmap[:, 2:], atol=2e-4)
@@ -74,13 +69,6 @@ class TestSamples:
         other = render_samples(procedural_pack(0), 6, seed=8, options=RENDER)
         assert torch.equal(samples.image, again.image)
         assert not torch.equal(samples.image, other.image)
-
-    def test_two_people_in_a_picture_are_refused(self) -> None:
-        pack, generator = procedural_pack(0), torch.Generator().manual_seed(5)
-        people = sample_people(pack, 2, generator, "cpu")
-        truth = render(people, pack, generator=generator, options=RENDER, image_count=1)
-        with pytest.raises(InputError, match="one person in each image"):
-            compress(truth)
 
     def test_put_overwrites_a_slice(self, samples: Samples) -> None:
         ring = samples.new_empty(8)
@@ -135,7 +123,7 @@ class TestCrops:
         crops = crop(samples, walls, 3, new_background=1.0)
         behind = crops.image - crops.foreground
         empty = crops.alpha[:, 0] == 0
-        inside = crops.image.sum(dim=1) > 0  # beyond the picture's end everything is black
+        inside = crops.image.sum(dim=1) > 0  # beyond the image's end everything is black
         red_or_blue = (behind[:, 1] < 1e-6) & ((behind[:, 0] > 0.2) | (behind[:, 2] > 0.2))
         assert red_or_blue[empty & inside].all()
         assert (crops.foreground <= crops.alpha + 1e-5).all()
@@ -188,7 +176,7 @@ class TestCrops:
         assert found.image[:, 1][hidden].max() < 0.02  # walls are red or blue
         assert (found.keypoints[..., 2] == 2).any()
 
-    def test_picture_ends_where_a_person_is_cut_off(self, samples: Samples, walls: Tensor) -> None:
+    def test_image_ends_where_a_person_is_cut_off(self, samples: Samples, walls: Tensor) -> None:
         wide = crop(samples, walls, scale=(1.6, 1.6), new_background=1.0)
         _, y, _, h = samples.boxes_xywh.unbind(1)
         cut = y + h >= SIZE[0] - 1
@@ -221,13 +209,13 @@ class TestScenes:
     def test_boxes_hold_what_is_seen(self, samples: Samples, walls: Tensor) -> None:
         scenes = self.scene(samples, walls, people=(0.0, 1.0), tall=(0.5, 0.9))
         seen = 0
-        for picture in range(6):
-            covered = scenes.parts[picture] > 0
-            if not scenes.present[picture, 0]:
+        for image in range(6):
+            covered = scenes.parts[image] > 0
+            if not scenes.present[image, 0]:
                 continue
             seen += 1
-            x1, y1, x2, y2 = scenes.boxes_xyxy[picture, 0].int().tolist()
-            strong = scenes.alpha[picture, 0] > 0.5
+            x1, y1, x2, y2 = scenes.boxes_xyxy[image, 0].int().tolist()
+            strong = scenes.alpha[image, 0] > 0.5
             assert strong[:, x1].any()
             assert strong[:, x2 - 1].any()
             assert strong[y1].any()
@@ -238,7 +226,7 @@ class TestScenes:
             assert covered[y1:y2, x1:x2].any()
         assert seen
 
-    def test_nobody_means_the_background_alone(self, samples: Samples, walls: Tensor) -> None:
+    def test_no_one_means_the_background_alone(self, samples: Samples, walls: Tensor) -> None:
         scenes = self.scene(samples, walls, people=(1.0, 0.0, 0.0))
         assert not scenes.present.any()
         assert not scenes.ignored.any()
@@ -252,22 +240,22 @@ class TestScenes:
         assert (scenes.foreground <= 1).all()
         assert (scenes.parts[scenes.alpha[:, 0] > 0.9] > 0).float().mean() > 0.95
 
-    def test_samples_that_are_all_cut_off_give_empty_pictures(self, samples: Samples, walls: Tensor) -> None:
+    def test_samples_that_are_all_cut_off_give_empty_images(self, samples: Samples, walls: Tensor) -> None:
         cut = replace(samples, boxes_xywh=torch.tensor([0.0, 0.0, 72.0, 96.0]).expand(6, 4))
         scenes = self.scene(cut, walls, people=(0.0, 1.0))
         assert not scenes.present.any()
         assert scenes.alpha.max() == 0
 
-    def test_portraits_are_pictures_as_they_were_drawn(self, samples: Samples, walls: Tensor) -> None:
+    def test_portraits_are_images_as_they_were_drawn(self, samples: Samples, walls: Tensor) -> None:
         scenes = self.scene(samples, walls, people=(0.0, 0.0, 1.0), close=1.0)
         assert scenes.present[:, 0].sum() >= 4
         assert not scenes.present[:, 1:].any()
-        for picture in scenes.present[:, 0].nonzero()[:, 0].tolist():
-            strong = scenes.alpha[picture, 0] > 0.5
+        for image in scenes.present[:, 0].nonzero()[:, 0].tolist():
+            strong = scenes.alpha[image, 0] > 0.5
             rows, columns = strong.nonzero().unbind(1)
             box = [int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1]
-            assert scenes.boxes_xyxy[picture, 0].int().tolist() == box
-            assert (scenes.parts[picture][scenes.alpha[picture, 0] > 0.95] > 0).float().mean() > 0.97
+            assert scenes.boxes_xyxy[image, 0].int().tolist() == box
+            assert (scenes.parts[image][scenes.alpha[image, 0] > 0.95] > 0).float().mean() > 0.97
         x1, y1, x2, _ = scenes.boxes_xyxy[scenes.present].unbind(1)
         assert ((x1 == 0) | (y1 == 0) | (x2 == 96)).any()  # cut off elsewhere than below
         behind = scenes.image - scenes.foreground
@@ -278,7 +266,7 @@ class TestScenes:
         assert 0 < kept.sum() < 6
 
     def test_crops_show_somebody_at_the_size_of_a_crop(self, samples: Samples, walls: Tensor) -> None:
-        scenes = self.scene(samples, walls, people=(0.0, 1.0), tall=(0.3, 0.5))
+        scenes = self.scene(samples, walls, 1, people=(0.0, 1.0), tall=(0.3, 0.5))
         crops = crop_scenes(scenes, rng=rng(1), size_hw=SIZE)
         some = scenes.present[:, 0]
         assert some.sum() >= 4
@@ -287,9 +275,9 @@ class TestScenes:
         left, top, right, bottom = crops.boxes_xyxy[some, 0].unbind(1)
         share = torch.maximum((bottom - top) / SIZE[0], (right - left) / SIZE[1])
         assert ((share > 0.6) & (share < 1.0)).all()  # a padding of 1.25 times 0.85 to 1.2
-        for picture in some.nonzero()[:, 0].tolist():  # the box moves with what is seen
-            rows, columns = (crops.alpha[picture, 0] > 0.5).nonzero().unbind(1)
-            x1, y1, x2, y2 = crops.boxes_xyxy[picture, 0].tolist()
+        for image in some.nonzero()[:, 0].tolist():  # the box moves with what is seen
+            rows, columns = (crops.alpha[image, 0] > 0.5).nonzero().unbind(1)
+            x1, y1, x2, y2 = crops.boxes_xyxy[image, 0].tolist()
             seen = [float(columns.min()), float(rows.min()), float(columns.max()) + 1, float(rows.max()) + 1]
             assert seen == pytest.approx([x1, y1, x2, y2], abs=3.0)
         assert (crops.parts[crops.alpha[:, 0] > 0.95] > 0).float().mean() > 0.97
@@ -297,7 +285,7 @@ class TestScenes:
         behind = crops.image - crops.foreground  # walls are red or blue
         assert behind[:, 1].abs().mean() < 0.01  # but for the rings of the enlargement
 
-    def test_somebody_of_another_picture_takes_the_place_of_nobody(self, samples: Samples, walls: Tensor) -> None:
+    def test_somebody_of_another_image_takes_the_place_of_no_one(self, samples: Samples, walls: Tensor) -> None:
         scenes = self.scene(samples, walls, people=(0.5, 0.5))
         peopled = scenes.present.any(dim=1)
         assert 0 < peopled.sum() < len(peopled)
@@ -305,7 +293,7 @@ class TestScenes:
         assert crops.present.any(dim=1).all()
         assert (crops.parts > 0).flatten(1).any(dim=1).all()
 
-    def test_crops_of_empty_pictures_are_empty_and_end_in_black(self, samples: Samples, walls: Tensor) -> None:
+    def test_crops_of_empty_images_are_empty_and_end_in_black(self, samples: Samples, walls: Tensor) -> None:
         crops = crop_scenes(self.scene(samples, walls, people=(1.0, 0.0)), rng=rng(2), size_hw=SIZE)
         assert not crops.present.any()
         assert crops.alpha.max() == 0
@@ -321,7 +309,7 @@ class TestScenes:
         assert torch.equal(small.boxes_xyxy, scenes.boxes_xyxy)
 
 
-def test_pictures_are_cut_inside_the_stored_ones(walls: Tensor) -> None:
+def test_images_are_cut_inside_the_stored_ones(walls: Tensor) -> None:
     cut = _crop_backgrounds(walls, 16, (24, 32), rng=rng())
     assert cut.shape == (16, 3, 24, 32)
     assert (cut[:, 1] == 0).all()  # no green was ever there
@@ -333,9 +321,9 @@ def test_people_take_on_the_light_of_what_is_behind_them() -> None:
     alpha[:, :, 4:12, 3:9] = 1.0
     person = torch.tensor([0.9, 0.5, 0.3])[None, :, None, None] * (0.8 + 0.2 * torch.rand(200, 1, 16, 12))
     behind = torch.tensor([0.1, 0.2, 0.4])[None, :, None, None].expand(200, 3, 16, 12)
-    none = match_background(person * alpha, alpha, behind, rng(), probability=0.0)
+    none = _match_background(person * alpha, alpha, behind, rng(), probability=0.0)
     torch.testing.assert_close(none, person * alpha)
-    found = match_background(person * alpha, alpha, behind, rng(), probability=0.5)
+    found = _match_background(person * alpha, alpha, behind, rng(), probability=0.5)
     assert (found <= alpha).all()
     assert (found >= 0).all()
     inside = found[:, :, 4:12, 3:9].mean((2, 3))  # [n, 3]

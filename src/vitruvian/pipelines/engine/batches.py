@@ -1,0 +1,218 @@
+"""Batches of units for the model: their size, padding for CUDA graphs, and what follows when memory runs out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import torch
+
+from vitruvian.errors import InputError
+from vitruvian.ops.cuda_graphs import GraphCache, capture_only
+from vitruvian.pipelines.engine.task import InferenceTask, Unit
+
+OwnerT = TypeVar("OwnerT")
+
+_REFERENCE_PIXELS = 1024 * 768  # of a Sapiens2 input, the unit of the constants below
+_BYTES_PER_INPUT = 3 << 30  # GPU memory for one such input and the weights, a safe upper bound
+_SATURATING_INPUTS = 8  # such inputs, 25,000 tokens, saturate a large GPU; more only add latency and memory
+_MAX_INPUTS = 16
+
+
+class BatchSize:
+    """Number of inputs in a batch. Unless `fixed`, it shrinks when memory runs out."""
+
+    def __init__(self, size: int, *, fixed: bool) -> None:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise InputError(f'batch_size: expected a whole number of at least 1, or "auto", got {size!r}.')
+        self.size, self.fixed = size, fixed
+
+    def shrink_below(self, failed_size: int, device: torch.device, reason: str) -> None:
+        """Free cached memory and halve the size until it is below one that ran out of memory.
+
+        Raises:
+            InputError: The size is fixed, or 1 already.
+        """
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        elif device.type == "mps":
+            torch.mps.empty_cache()
+        while self.size >= failed_size:
+            if self.fixed or self.size == 1:
+                advice = (
+                    "Use a smaller batch size, or auto."
+                    if self.fixed and self.size > 1
+                    else "Use a smaller model, a smaller dtype such as bfloat16, or the CPU."
+                )
+                raise InputError(
+                    f"memory: expected enough for a batch of {self.size} on {device}, got too little "
+                    f"({' '.join(reason.split())[:160]}). {advice}"
+                )
+            self.size //= 2
+
+
+def initial_batch_size(device: torch.device, input_hw: tuple[int, int]) -> int:
+    """Return the batch size to start from: by free memory on a GPU, larger for small inputs; 1 on a CPU.
+
+    One input saturates a CPU, eight saturate a large GPU. Larger batches take more memory and delay the first result
+    and the last, without more throughput.
+    """
+    if device.type == "cpu":
+        return 1
+    scale = _REFERENCE_PIXELS / max(1, input_hw[0] * input_hw[1])
+    capacity = torch.cuda.mem_get_info(device)[0] / _BYTES_PER_INPUT if device.type == "cuda" else 4.0
+    return max(1, min(_MAX_INPUTS, int(_SATURATING_INPUTS * max(1.0, scale)), int(capacity * scale)))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error of any backend means that memory ran out."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(
+        phrase in text for phrase in ("out of memory", "can't allocate memory", "not enough memory")
+    )
+
+
+@dataclass(eq=False)
+class _QueuedUnit(Generic[OwnerT]):
+    """A unit that waits for the model: number `index` of its owner; `alone` after its batch failed."""
+
+    owner: OwnerT
+    index: int
+    unit: Unit
+    alone: bool = False
+
+
+class Batch(Generic[OwnerT]):
+    """Units of one shape for one call of the model. As a context manager it catches the errors of the call.
+
+    Attributes:
+        rows: The units.
+        inputs: The same, padded with the last one up to the size of a CUDA graph.
+        outputs: One for each input; the caller sets them.
+        error: What the call raised, unless memory ran out.
+        out_of_memory: The message if memory ran out. The exception is not stored: its traceback references tensors.
+    """
+
+    def __init__(self, rows: Sequence[_QueuedUnit[OwnerT]], *, graph_size: int | None) -> None:
+        self.rows, self.inputs = rows, [row.unit for row in rows]
+        padding = (graph_size or 0) - len(rows)
+        if 0 < padding < len(rows):
+            self.inputs += self.inputs[-1:] * padding
+        self.outputs: list[Any] = []
+        self.error: Exception | None = None
+        self.out_of_memory: str | None = None
+        self._graph_size, self._contexts = graph_size, contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._contexts.enter_context(torch.inference_mode())
+        if self._graph_size is not None:
+            self._contexts.enter_context(capture_only(self._graph_size))
+        for pending in {unit.pending for unit in self.inputs if unit.pending is not None}:
+            pending.wait()
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
+        self._contexts.close()
+        if error is not None and is_out_of_memory(error):
+            self.out_of_memory = str(error)
+        elif isinstance(error, Exception):
+            self.error = error
+        return self.out_of_memory is not None or self.error is not None
+
+
+class BatchQueue(Generic[OwnerT]):
+    """Units that wait for the model, in order.
+
+    Args:
+        task: The task.
+        size: Maximum size of a batch.
+        graphs: Where the model stores its CUDA graphs, if it has any.
+        warmup: Whether the first batches are small, so that the first result does not wait for a whole one to load.
+            Batches that a CUDA graph replays are whole from the start.
+    """
+
+    def __init__(
+        self, task: InferenceTask[Any], size: BatchSize, graphs: GraphCache | None, *, warmup: bool = False
+    ) -> None:
+        self._task, self._size, self._graphs = task, size, graphs
+        self._units: deque[_QueuedUnit[OwnerT]] = deque()
+        self._warmup = 1 if warmup and not self.graph_size else size.size
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    @property
+    def graph_size(self) -> int | None:
+        """The one batch size to record as a CUDA graph, 0 for none; None if the cache records every small batch.
+
+        Launching a large batch kernel by kernel contends with the worker threads for the GIL, while replaying a graph
+        is one call. One recording is enough for a run if all inputs have one size.
+        """
+        if self._graphs is None or self._size.size <= self._graphs.max_batch:
+            return None
+        return self._size.size if self._task.fixed_input_size else 0
+
+    @property
+    def next_size(self) -> int:
+        """Number of units to wait for before a batch runs."""
+        return 1 if self._units and self._units[0].alone else min(self._warmup, self._size.size)
+
+    def add(self, owner: OwnerT, units: Iterable[Unit]) -> None:
+        """Append the units of an image."""
+        self._units.extend(_QueuedUnit(owner, index, unit) for index, unit in enumerate(units))
+
+    def take(self) -> Batch[OwnerT]:
+        """Remove and return the next batch: of the first units, those with the shape of the first."""
+        first = [self._units.popleft() for _ in range(min(self.next_size, len(self._units)))]
+        self._warmup *= 2
+        rows = [row for row in first if row.unit.pixels.shape == first[0].unit.pixels.shape]
+        self._units.extendleft(row for row in reversed(first) if row not in rows)
+        return Batch(rows, graph_size=self.graph_size)
+
+    def complete(self, batch: Batch[OwnerT]) -> list[tuple[OwnerT, int, Any]]:
+        """Return owner, index and output (or exception) of each unit of a batch that has run.
+
+        When memory runs out, the batch size is halved. The units of a batch that failed are queued again, one by one
+        after other errors, to find the one that fails.
+        """
+        alone = False
+        if batch.out_of_memory is not None:
+            if self._graphs is not None:
+                self._graphs.clear()  # a smaller batch needs other graphs
+            try:
+                self._size.shrink_below(len(batch.rows), self._task.device, batch.out_of_memory)
+            except InputError as error:
+                batch.error = error
+        if batch.error is not None:
+            if len(batch.rows) == 1:
+                (row,) = batch.rows
+                self._units = deque(other for other in self._units if other.owner is not row.owner)
+                return [(row.owner, row.index, batch.error)]
+            alone = True
+        elif batch.out_of_memory is None:
+            outputs = batch.outputs[: len(batch.rows)]  # without padding
+            return [(row.owner, row.index, output) for row, output in zip(batch.rows, outputs, strict=True)]
+        self._units.extendleft(replace(row, alone=alone) for row in reversed(batch.rows))
+        return []
+
+
+def forward_units(
+    task: InferenceTask[Any], units: Sequence[Unit], size: BatchSize, graphs: GraphCache | None = None
+) -> list[Any]:
+    """Run the model on the units of one image, batch by batch; return one output for each. Errors are raised."""
+    queue: BatchQueue[None] = BatchQueue(task, size, graphs)
+    queue.add(None, units)
+    outputs: dict[int, Any] = {}
+    while queue:
+        with queue.take() as batch:
+            batch.outputs = task.forward(batch.inputs)
+        outputs |= {index: output for _, index, output in queue.complete(batch)}
+        if batch.error is not None:
+            raise batch.error
+    return [outputs[index] for index in range(len(units))]

@@ -1,0 +1,295 @@
+"""Regions of an image that the model sees one by one, and their maps blended into one of the whole image.
+
+    image ── regions ── model ──▶ maps [C, h, w] of any resolution ── RegionBlender ──▶ one map [H, W, C]
+
+Regions are crops of people or overlapping tiles. A pixel in several regions gets the weighted mean of their maps. The
+weight is one on a person's box and falls smoothly to the edge of the region, so that each person's crop decides over
+their body and no seam is visible. For mattes and labels, foreground weighs far more than background. Sums are allocated
+in blocks that regions touch, and each block is freed with its last region: memory depends on the crops, not on people ×
+image. Everything runs on one device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitruvian.errors import InputError
+from vitruvian.images.resize import resize
+from vitruvian.ops.crop import crop_windows
+from vitruvian.ops.pinned_copy import pinned_copy
+from vitruvian.pipelines.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
+from vitruvian.results.base import People
+
+Blend = Literal["mean", "unit", "alpha", "labels"]
+Block = tuple[int, int]
+_CPU_BLOCK = 256  # side of a block in pixels
+_CUDA_BLOCK = 1024  # fewer, larger operations
+_MIN_WEIGHT = 1e-4  # at the very edge of a region, so that every pixel has a value
+_BACKGROUND_WEIGHT = 0.02  # of a crop that sees only background
+
+
+class Region(NamedTuple):
+    """A rectangle of an image. Pixel x extends from x to x + 1."""
+
+    top: float
+    left: float
+    height: float
+    width: float
+
+    def crop(self, pixels: Tensor) -> Tensor:
+        """Return a view of the pixels of a region with integer edges: [C, H, W] -> [C, h, w]."""
+        top, left, height, width = (int(side) for side in self)
+        return pixels[:, top : top + height, left : left + width]
+
+    def pixels(self, size_hw: tuple[int, int]) -> tuple[range, range]:
+        """Return the rows and columns of an image whose centres are in the region."""
+        rows, columns = (
+            range(max(0, math.ceil(start - 0.5)), min(side, math.ceil(start + length - 0.5)))
+            for start, length, side in zip(self[:2], self[2:], size_hw, strict=True)
+        )
+        return rows, columns
+
+
+def boxes_xywh(people: People) -> NDArray[np.float32]:
+    """Return the boxes of people as x, y, width and height: [P, 4]."""
+    boxes: NDArray[np.float32] = people.boxes_xyxy.copy()
+    boxes[:, 2:] -= boxes[:, :2]
+    return boxes
+
+
+def crop_regions(people: People, input_hw: tuple[int, int]) -> list[Region]:
+    """Return the regions [P] that `vitruvian.images.crop_boxes` samples for inputs of `input_hw`."""
+    center_xy, size_wh = crop_windows(boxes_xywh(people), input_hw)  # [P, 2] each
+    # The first and last samples are on the edges of the crop, in coordinates where pixel x has its centre at x; the
+    # areas around these samples extend half a step further.
+    step_xy = size_wh / np.maximum(1, np.array(input_hw[::-1]) - 1)  # [P, 2]
+    start_xy = center_xy - size_wh / 2 - step_xy / 2 + 0.5  # [P, 2]
+    spans_xy = step_xy * np.array(input_hw[::-1])  # [P, 2]
+    return [
+        Region(top, left, height, width)
+        for (left, top), (width, height) in zip(start_xy.tolist(), spans_xy.tolist(), strict=True)
+    ]
+
+
+def plan_tiles(size_hw: tuple[int, int], tile_hw: tuple[int, int], *, overlap: float = 0.25) -> list[Region]:
+    """Cover an image with equally large, evenly spaced tiles, row by row; one tile if the image is not larger.
+
+    Args:
+        size_hw: Size of the image.
+        tile_hw: Size of a tile. If the image is smaller in one direction, so are its tiles.
+        overlap: Minimum share of a tile's side that it has in common with the next.
+    """
+    if min(size_hw) < 1 or min(tile_hw) < MIN_TILE_SIDE:
+        raise InputError(
+            f"tile_hw: expected tiles of at least {MIN_TILE_SIDE}×{MIN_TILE_SIDE} pixels, got {tile_hw} for an image "
+            f"of {size_hw}."
+        )
+    if not 0 <= overlap <= MAX_TILE_OVERLAP:
+        raise InputError(f"overlap: expected a share from 0 to {MAX_TILE_OVERLAP}, got {overlap}.")
+    tops, lefts = (_tile_starts(side, tile, overlap) for side, tile in zip(size_hw, tile_hw, strict=True))
+    height, width = (min(side, tile) for side, tile in zip(size_hw, tile_hw, strict=True))
+    return [Region(top, left, height, width) for top in tops for left in lefts]
+
+
+def _tile_starts(side: int, tile: int, overlap: float) -> list[int]:
+    """Return the first pixel of each tile along one side."""
+    if side <= tile:
+        return [0]
+    steps = math.ceil((side - tile) / max(1, tile - math.ceil(overlap * tile)))
+    return [round(number * (side - tile) / steps) for number in range(steps + 1)]
+
+
+class RegionBlender:
+    """Blends the maps of regions into one of the whole image.
+
+    Args:
+        size_hw: Size of the image.
+        regions: All regions, whose maps are added one by one.
+        channels: Channels of the maps.
+        blend: ``"mean"`` for colours, points and other values; ``"unit"`` for unit vectors; ``"alpha"`` for mattes,
+            with alpha as the last channel and the others premultiplied; ``"labels"`` for class probabilities, of which
+            the first is background.
+        boxes_xyxy: Boxes of the people in the regions [P, 4], on which their weight is one. None for tiles.
+        feather: Share of a region's side, at each edge inside the image, over which its weight falls to zero.
+        device: Device of the blender; by default the CPU.
+    """
+
+    def __init__(
+        self,
+        size_hw: tuple[int, int],
+        regions: Sequence[Region],
+        *,
+        channels: int,
+        blend: Blend = "mean",
+        boxes_xyxy: NDArray[np.float32] | None = None,
+        feather: float = 0.1,
+        device: torch.device | None = None,
+    ) -> None:
+        if not 0 <= feather <= 0.5:
+            raise InputError(f"feather: expected a share from 0 to 0.5, got {feather}.")
+        if blend == "labels" and channels > 256:
+            raise InputError(f"labels: expected at most 256 classes, got {channels}.")
+        self.device = torch.device("cpu") if device is None else device
+        self._block = _CUDA_BLOCK if self.device.type == "cuda" else _CPU_BLOCK
+        self._size_hw, self._regions, self._channels, self._blend = size_hw, list(regions), channels, blend
+        self._boxes, self._feather = boxes_xyxy, feather
+        self._remaining = Counter(block for region in self._regions for block in self._blocks(region))
+        self._sums: dict[Block, Tensor] = {}
+        value_channels = 1 if blend == "labels" else channels
+        self._values = torch.zeros((*size_hw, value_channels), dtype=torch.float32, device=self.device)
+        self._cover = torch.zeros(size_hw, dtype=torch.bool, device=self.device)
+        self._labels = torch.zeros(size_hw, dtype=torch.uint8, device=self.device) if blend == "labels" else None
+
+    def add(self, index: int, values: Tensor) -> None:
+        """Add the map of a region.
+
+        Args:
+            index: Index of the region.
+            values: Map [C, h, w] of any resolution that spans the region. Non-finite pixels have no weight.
+        """
+        patch, region = self._weighted(values), self._regions[index]  # [C + 1, h, w]
+        rows, columns = region.pixels(self._size_hw)
+        if not rows or not columns:
+            return
+        # Downsampling averages, and is done here; upsampling is done block by block.
+        patch = resize(
+            patch, (min(patch.shape[1], math.ceil(region.height)), min(patch.shape[2], math.ceil(region.width)))
+        )
+        row_weights, column_weights = self._edge_weights(index, 0, rows), self._edge_weights(index, 1, columns)
+        for block in self._blocks(region):
+            block_rows, block_columns = self._clip_to_block(rows, block[0]), self._clip_to_block(columns, block[1])
+            piece = _sample(patch, region, block_rows, block_columns)  # [C + 1, r, c]
+            down = row_weights[block_rows.start - rows.start : block_rows.stop - rows.start]  # [r]
+            across = column_weights[block_columns.start - columns.start : block_columns.stop - columns.start]  # [c]
+            area = (slice(None), self._in_block(block_rows), self._in_block(block_columns))
+            self._block_sums(block)[area] += self._contribution(piece, down[:, None] * across)  # [C + 1, r, c]
+            self._remaining[block] -= 1
+            if self._remaining[block] == 0:
+                self._close_block(block)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the whole map, once the maps of all regions have been added.
+
+        Returns:
+            `values` [H, W, C] (for labels the score of each pixel's label), `cover` [H, W] where there is a region,
+            and for labels `labels` [H, W].
+        """
+        tensors = {"values": self._values, "cover": self._cover}
+        return tensors if self._labels is None else tensors | {"labels": self._labels}
+
+    def _weighted(self, values: Tensor) -> Tensor:
+        """Check a map, and append the weight of each pixel: float32 [C + 1, h, w], zero where it is not finite.
+
+        Resampling the products and dividing later keeps pixels without weight out of their neighbours.
+        """
+        maps = values.detach().float().to(self.device)
+        if maps.ndim != 3 or len(maps) != self._channels or 0 in maps.shape:
+            raise InputError(f"values: expected the shape [{self._channels}, h, w], got {list(maps.shape)}.")
+        finite = maps.isfinite().all(0)  # [h, w]
+        return torch.cat((torch.where(finite, maps, 0.0), finite.float()[None]))
+
+    def _contribution(self, piece: Tensor, edge_weight: Tensor) -> Tensor:
+        """Return what a region adds to a block's sums: [C + 1, r, c] of `_weighted`, [r, c] -> [C + 1, r, c].
+
+        Foreground is weighted here, at full resolution, so that it does not distort the resampling.
+        """
+        products, factor = piece[:-1], piece[-1]
+        maps = products / torch.where(factor > 0, factor, 1.0)  # [C, r, c]
+        weight = edge_weight * factor
+        if self._blend == "alpha":  # squared: where two crops disagree, the one that sees someone is right
+            weight = weight * (_BACKGROUND_WEIGHT + (1 - _BACKGROUND_WEIGHT) * maps[-1].clamp(0, 1) ** 2)
+        elif self._blend == "labels":
+            weight = weight * (1 - (1 - _BACKGROUND_WEIGHT) * maps[0].clamp(0, 1))
+        return torch.cat((maps * weight, weight[None]))
+
+    def _edge_weights(self, index: int, axis: int, pixels: range) -> Tensor:
+        """Return the weights of one region's rows (axis 0) or columns: one at the person, almost zero at the edges."""
+        region, side = self._regions[index], self._size_hw[axis]
+        start, stop = region[axis], region[axis] + region[axis + 2]
+        low, high = start + self._feather * (stop - start), stop - self._feather * (stop - start)
+        if self._boxes is not None:
+            first, last = (float(self._boxes[index][1 - axis + 2 * end]) for end in (0, 1))
+            # A core remains even if box and region hardly overlap.
+            low, high = min(max(low, first), high), max(min(high, last), low)
+        centres = torch.arange(pixels.start, pixels.stop) + 0.5  # [n]
+        rising = torch.ones_like(centres) if start <= 0 else (centres - start) / max(low - start, 1e-6)
+        falling = torch.ones_like(centres) if stop >= side else (stop - centres) / max(stop - high, 1e-6)
+        ramp = torch.minimum(rising, falling).clamp(0, 1)
+        return pinned_copy((ramp * ramp * (3 - 2 * ramp)).clamp(min=_MIN_WEIGHT), self.device)
+
+    def _blocks(self, region: Region) -> Iterator[Block]:
+        """Yield row and column of each block that a region touches."""
+        rows, columns = region.pixels(self._size_hw)
+        if rows and columns:
+            for row in range(rows.start // self._block, (rows.stop - 1) // self._block + 1):
+                for column in range(columns.start // self._block, (columns.stop - 1) // self._block + 1):
+                    yield row, column
+
+    def _clip_to_block(self, pixels: range, block: int) -> range:
+        """Return those of the pixels that are in a block's row or column."""
+        return range(max(pixels.start, block * self._block), min(pixels.stop, (block + 1) * self._block))
+
+    def _in_block(self, pixels: range) -> slice:
+        """Return the indices of an image's pixels inside their block."""
+        offset = pixels.start // self._block * self._block
+        return slice(pixels.start - offset, pixels.stop - offset)
+
+    def _block_sums(self, block: Block) -> Tensor:
+        """Return the sums of a block: [C + 1, r, c] of weighted values, and of weights."""
+        if block not in self._sums:
+            sides = [min(self._block, side - at * self._block) for at, side in zip(block, self._size_hw, strict=True)]
+            self._sums[block] = torch.zeros(self._channels + 1, *sides, device=self.device)
+        return self._sums[block]
+
+    def _close_block(self, block: Block) -> None:
+        """Divide the sums of a block by their weights, and free them."""
+        sums = self._sums.pop(block)
+        total, weight = sums[:-1], sums[-1]
+        covered = weight > 0  # [r, c]
+        mean = total / torch.where(covered, weight, 1.0)  # [C, r, c]
+        top, left = block[0] * self._block, block[1] * self._block
+        area = slice(top, top + sums.shape[1]), slice(left, left + sums.shape[2])
+        self._cover[area] |= covered
+        if self._labels is not None:
+            score, label = _argmax(mean)
+            self._labels[area] = label * covered
+            mean = score[None]
+        if self._blend == "unit":
+            mean = mean / mean.square().sum(0).sqrt().clamp(min=1e-12)
+        self._values[area].permute(2, 0, 1).copy_(torch.where(covered, mean, 0.0))
+
+
+def _sample(patch: Tensor, region: Region, rows: range, columns: range) -> Tensor:
+    """Sample a map [C, h, w] that spans a region at pixels of the image, bilinearly: [C, r, c]."""
+    if tuple(patch.shape[1:]) == region[2:] and all(start == int(start) for start in region[:2]):
+        top, left = int(region.top), int(region.left)  # one sample per pixel
+        return patch[:, rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
+    down = pinned_copy(_grid_coordinates(rows, region.top, region.height), patch.device)  # [r]
+    across = pinned_copy(_grid_coordinates(columns, region.left, region.width), patch.device)  # [c]
+    grid = torch.stack(torch.meshgrid(across, down, indexing="xy"), dim=-1)  # [r, c, 2]
+    # Many times faster on a CPU than indexing rows and columns.
+    return F.grid_sample(patch[None], grid[None], mode="bilinear", padding_mode="border", align_corners=False)[0]
+
+
+def _grid_coordinates(pixels: range, start: float, length: float) -> Tensor:
+    """Return the centres of pixels in a span, from -1 at its start to 1 at its end: [n]."""
+    centres = torch.arange(pixels.start, pixels.stop, dtype=torch.float64) + 0.5  # [n]
+    return ((centres - start) * (2 / length) - 1).float()
+
+
+def _argmax(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the maximum of scores [K, r, c] and its index: [r, c] each. Much faster than `max(0)` on a CPU."""
+    best, label = scores[0].clone(), torch.zeros(scores.shape[1:], dtype=torch.uint8, device=scores.device)
+    for number, score in enumerate(scores[1:], start=1):
+        label.masked_fill_(score > best, number)
+        torch.maximum(best, score, out=best)
+    return best, label

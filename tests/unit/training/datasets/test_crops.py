@@ -1,0 +1,278 @@
+"""Views of images, and that every truth moves with the pixels."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from vitruvian.errors import InputError
+from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
+from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.ops.heatmap_peaks import decode_heatmaps
+from vitruvian.training.config import AugmentPart
+from vitruvian.training.crop_window import CropWindow
+from vitruvian.training.datasets.augmentation import _adjust_crop, colour_jitter, random_crop
+from vitruvian.training.datasets.folder import _Annotations, _crop_image, _image_crop, _person_crop
+from vitruvian.training.datasets.labels import (
+    LabeledImages,
+    _downsample,
+    _task_labels,
+    keypoint_targets,
+    make_batch,
+    sum_losses,
+)
+from vitruvian.training.synthetic.camera import points_from_depth
+from vitruvian.training.synthetic.dataset import ImageMaps
+
+H, W = 40, 30
+BOX = torch.tensor([6.0, 5.0, 16.0, 24.0])
+CAMERA = torch.tensor([[50.0, 0, 14.0], [0, 50.0, 20.0], [0, 0, 1]])
+LEFT_HAND, RIGHT_HAND = 6, 15
+
+
+def person(device_noise: int = 0) -> tuple[ImageMaps, _Annotations]:
+    """A slanted plane that stands in a box, left hand on one half."""
+    generator = torch.Generator().manual_seed(device_noise)
+    inside = torch.zeros(H, W)
+    inside[5:29, 6:22] = 1
+    x = torch.arange(W).expand(H, W)
+    parts = (inside * torch.where(x < 14, LEFT_HAND, RIGHT_HAND)).byte()
+    nearness = 0.4 + 0.002 * x + 0.001 * torch.arange(H)[:, None]
+    colour = torch.rand(3, H, W, generator=generator)
+    alpha = inside[None] * 0.8
+    back = torch.rand(3, H, W, generator=generator)
+    image = colour * alpha + back * (1 - alpha)
+    points = torch.zeros(308, 3)
+    points[0] = torch.tensor([10.0, 12.0, 2.0])
+    points[1] = torch.tensor([15.5, 20.25, 1.0])
+    normals = torch.tensor([0.6, 0.0, -0.8])[:, None, None] * inside
+    maps = ImageMaps(
+        image=(image * 255).round().byte(), matte=torch.cat([colour, alpha]),
+        albedo=colour, parts=parts, normals=normals, depth=inside / nearness,
+    )  # fmt: skip
+    return maps, _Annotations(
+        files={}, size_hw=(H, W), intrinsics=CAMERA, keypoints=points,
+        boxes_xywh=torch.stack([BOX, torch.tensor([0.0, 0, 1, 1])]), stature=1.7, area=float(inside.sum()),
+    )  # fmt: skip
+
+
+def smooth() -> tuple[ImageMaps, _Annotations]:
+    """The same person in an image whose colour is the position: red is x, green is y."""
+    y, x = torch.meshgrid(torch.arange(H), torch.arange(W), indexing="ij")
+    maps, known = person()
+    return {**maps, "image": torch.stack([x * 6, y * 6, torch.zeros_like(x)]).byte()}, known
+
+
+def adjusted(window: CropWindow, scale: float, shift_xy: tuple[float, float], flipped: bool = False) -> CropWindow:
+    return _adjust_crop(window, scale=scale, shift_xy=torch.tensor(shift_xy), flipped=torch.tensor([flipped]))
+
+
+WINDOWS = {
+    "same": _image_crop((H, W), (H, W)),
+    "larger": _image_crop((H, W), (2 * H, 2 * W)),
+    "person": _person_crop(BOX, (64, 48)),
+    "moved": adjusted(_person_crop(BOX, (64, 48)), 1.2, (0.05, -0.1)),
+    "mirrored": adjusted(_person_crop(BOX, (64, 48)), 0.9, (0.05, 0.1), flipped=True),
+}
+
+
+def test_the_whole_image_at_its_size_is_the_image():
+    maps, known = person()
+    view = _crop_image(maps, known, WINDOWS["same"])
+    assert torch.allclose(view.image[0], maps["image"] / 255, atol=1e-5)
+    assert torch.allclose(view.alpha[0], maps["matte"][3:], atol=1e-5)  # type: ignore[index]
+    assert torch.equal(view.parts[0, 0], maps["parts"].long())  # type: ignore[index,union-attr]
+    assert torch.allclose(view.depth[0, 0], maps["depth"], atol=1e-5)  # type: ignore[index,arg-type]
+    assert torch.equal(view.intrinsics[0], CAMERA)
+    assert torch.equal(view.keypoints[0], known.keypoints)
+    assert view.boxes_xyxy[0].tolist() == [[6, 5, 22, 29], [0, 0, 0, 0]]  # one pixel is no person
+    assert view.area.item() == 16 * 24
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_keypoints_follow_the_pixels(name: str):
+    view = _crop_image(*smooth(), WINDOWS[name])
+    order = FLIP_PERMUTATION if WINDOWS[name].flipped else range(308)
+    for number, (x, y) in ((0, (10.0, 12.0)), (1, (15.5, 20.25))):
+        u, v, state = view.keypoints[0, order[number]].tolist()
+        assert state > 0
+        grid = torch.tensor([[[[u / (view.image.shape[3] - 1) * 2 - 1, v / (view.image.shape[2] - 1) * 2 - 1]]]])
+        red, green, _ = torch.nn.functional.grid_sample(view.image, grid, align_corners=True)[0, :, 0, 0].tolist()
+        assert (red * 255 / 6, green * 255 / 6) == pytest.approx((x, y), abs=0.06)
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_points_in_space_stay_where_they_are(name: str):
+    maps, known = person()
+    window = WINDOWS[name]
+    view = _crop_image(maps, known, window)
+    before = points_from_depth(maps["depth"][None], CAMERA[None])[0]  # type: ignore[index]
+    seen = before[2] > 0
+    plane = torch.linalg.lstsq(before[:, seen].T, torch.ones(int(seen.sum()), 1)).solution  # n · p = 1
+    after = view.points[0]
+    inner = (after[2] > 0) & (torch.nn.functional.avg_pool2d((after[2:] > 0).float()[None], 5, 1, 2)[0, 0] > 0.99)
+    assert inner.sum() > 50
+    found = after[:, inner].T
+    if window.flipped:
+        found = found * torch.tensor([-1.0, 1.0, 1.0])
+    if window.centred:  # its camera looks at the middle: back to where the image's own looks
+        own = replace(window, centred=False, flipped=torch.zeros(1, dtype=torch.bool)).camera(CAMERA[None])[0]
+        middle = window.camera(CAMERA[None])[0, :2, 2]
+        assert middle.tolist() == [(window.size_hw[1] - 1) / 2, (window.size_hw[0] - 1) / 2]
+        found[:, :2] += (middle - own[:2, 2]) / own.diagonal()[:2] * found[:, 2:]
+    assert torch.allclose(found @ plane, torch.ones(len(found), 1), atol=2e-3)
+    # and the corners of the person are at the same place in space
+    assert found.amin(0).tolist() == pytest.approx(before[:, seen].amin(1).tolist(), abs=0.15)
+    assert found.amax(0).tolist() == pytest.approx(before[:, seen].amax(1).tolist(), abs=0.15)
+
+
+def test_a_mirror_swaps_sides():
+    window = WINDOWS["same"]
+    view = _crop_image(*person(), window)
+    mirrored = _crop_image(*person(), replace(window, flipped=torch.tensor([True])))
+    assert torch.allclose(mirrored.image, view.image.flip(-1))
+    assert PART_FLIP_PERMUTATION[LEFT_HAND] == RIGHT_HAND
+    assert mirrored.parts is not None
+    assert view.parts is not None
+    assert mirrored.parts[0, 0, 10, W - 1 - 8] == RIGHT_HAND
+    assert view.parts[0, 0, 10, 8] == LEFT_HAND
+    assert mirrored.normals[0, :, 10, W - 1 - 8].tolist() == pytest.approx([-0.6, 0.0, -0.8])  # type: ignore[index]
+    assert mirrored.intrinsics[0, 0, 2].item() == W - 1 - 14
+    assert mirrored.keypoints[0, FLIP_PERMUTATION[1]].tolist() == pytest.approx([W - 1 - 15.5, 20.25, 1.0])
+    assert mirrored.boxes_xyxy[0].tolist() == [[W - 22, 5, W - 6, 29], [0, 0, 0, 0]]
+
+
+def test_a_person_is_cut_out_as_the_image_processor_does():
+    maps, known = smooth()
+    view = _crop_image(maps, known, WINDOWS["person"])
+    processor = Sapiens2ImageProcessor(size={"height": 64, "width": 48}, do_normalize=False)
+    theirs = processor(maps["image"], boxes=[[BOX.tolist()]], return_tensors="pt").pixel_values
+    inner = view.valid[0, 0].clone()
+    inner &= torch.nn.functional.avg_pool2d(view.valid.float(), 7, 1, 3)[0, 0] > 0.999
+    assert (view.image[0] - theirs[0])[:, inner].abs().max() < 0.01  # cubic there, linear here
+
+
+def test_what_lies_outside_does_not_count():
+    view = _crop_image(*person(), adjusted(WINDOWS["larger"], 0.5, (0.4, 0.0)))
+    assert 0.4 < 1 - view.valid.float().mean() < 0.9
+    assert (_task_labels(view, "seg", stride=1)["labels"] == 255).eq(~view.valid[:, 0]).all()
+    for task in ("normal", "matting", "albedo"):
+        assert not (_task_labels(view, task, stride=1)["label_mask"] & ~view.valid).any()
+    away = _crop_image(*person(), adjusted(WINDOWS["same"], 1.0, (-0.6, 0.0)))
+    assert (away.keypoints[..., 2] == 0).all()
+
+
+def test_labels_of_every_task():
+    view = _crop_image(*person(), WINDOWS["person"])
+    tasks = ["pose", "seg", "normal", "pointmap", "matting", "albedo", "people"]
+    batch = make_batch(LabeledImages.cat([view, view]), tasks)
+    assert len(batch) == 2
+    assert batch.pixel_values.shape == (2, 3, 64, 48)
+    assert batch.labels["pose"]["labels"].shape == (2, 308, 16, 12)
+    assert batch.labels["pose"]["label_weights"].sum() == 4
+    assert batch.labels["seg"]["labels"].dtype == torch.int64
+    assert torch.equal(batch.labels["pointmap"]["label_mask"][:, 0], view.parts.expand(2, -1, -1, -1)[:, 0] > 0)
+    assert batch.labels["people"]["labels"].middle.shape == (2, 1, 8, 6)
+    assert (batch.labels["people"]["labels"].middle.flatten(1).amax(1) > 0.9).all()
+    matte = batch.labels["matting"]["labels"]
+    assert (matte[:, :3] <= matte[:, 3:] + 1e-6).all()  # premultiplied
+    with pytest.raises(InputError, match="expected pose, seg"):
+        _task_labels(view, "mood", stride=1)
+    with pytest.raises(InputError, match="expected parts for this task"):
+        _task_labels(LabeledImages(**{**vars(view), "parts": None}), "seg", stride=1)
+
+
+def test_labels_of_heads_at_half_size():
+    view = _crop_image(*person(), WINDOWS["person"])
+    small = _downsample(view, 2)
+    assert small.image.shape == (1, 3, 32, 24)
+    strides = dict.fromkeys(("seg", "normal", "pointmap", "matting", "albedo"), 2) | {"pose": 8}
+    batch = make_batch(view, list(strides), strides=strides)
+    assert batch.pixel_values.shape == (1, 3, 64, 48)
+    assert batch.labels["seg"]["labels"].shape == (1, 32, 24)
+    assert batch.labels["matting"]["labels"].shape == (1, 4, 32, 24)
+    assert batch.labels["pose"]["labels"].shape == (1, 308, 8, 6)
+    points = batch.labels["pointmap"]
+    assert torch.allclose(points["label_scales"], view.scales)  # the size of the map does not matter
+    assert torch.allclose(small.scales, view.scales)
+    # the point that a cell shows is that of the pixels in it
+    full, seen = view.points, points["label_mask"][0, 0]
+    means = torch.nn.functional.avg_pool2d(full, 2)
+    edge = torch.nn.functional.avg_pool2d((full[:, 2:] > 0).float(), 2)[0, 0] < 1
+    assert (seen & ~edge).sum() > 50
+    assert (points["labels"] - means)[0, :, seen & ~edge].abs().max() < 0.01
+    known = view.keypoints[0, 0, :2]
+    assert torch.allclose(small.keypoints[0, 0, :2], (known + 0.5) / 2 - 0.5)
+    assert _downsample(view, 1) is view
+
+
+def test_heatmaps_decode_to_their_keypoints():
+    view = _crop_image(*person(), _person_crop(BOX, (256, 192)))
+    heatmaps, weights = keypoint_targets(view.keypoints, size_hw=(256, 192), sigma=2.0)
+    xy, _ = decode_heatmaps(heatmaps)
+    xy = xy * torch.tensor([191 / 47, 255 / 63])
+    known = weights[0] > 0
+    assert known.nonzero().flatten().tolist() == [0, 1]
+    assert torch.allclose(xy[0, known], view.keypoints[0, known, :2], atol=0.2)
+    wide, narrow = (keypoint_targets(view.keypoints, size_hw=(256, 192), sigma=s)[0].sum() for s in (None, 0.75))
+    assert wide / narrow == pytest.approx((1.5 / 0.75) ** 2, rel=0.05)  # 6 at 256 rows is 1.5 at 64
+
+
+def test_colours_change_image_and_foreground_alike():
+    view = _crop_image(*person(), WINDOWS["same"])
+    assert view.foreground is not None
+    assert view.alpha is not None
+    part = AugmentPart(colour=0.3, grey=0.0)
+    changed = colour_jitter(view, part, torch.Generator().manual_seed(4))
+    assert not torch.allclose(changed.image, view.image, atol=0.02)
+    # image − foreground is (1 − alpha) · background, changed by one and the same map wherever nothing was cut off
+    back = (view.image - view.foreground) / (1 - view.alpha)
+    alone = colour_jitter(
+        LabeledImages(**{**vars(view), "image": back, "foreground": None}), part, torch.Generator().manual_seed(4)
+    ).image
+    whole = changed.foreground + (1 - view.alpha) * alone  # type: ignore[operator]
+    safe = ((changed.image > 0.02) & (changed.image < 0.98) & (alone > 0.02) & (alone < 0.98)).all(1)
+    safe &= ((changed.foreground > 0.01) & (changed.foreground < view.alpha - 0.01)).all(1)  # type: ignore[operator]
+    assert safe.sum() > 30
+    assert (whole - changed.image).abs().amax(1)[safe].max() < 1e-5
+    same = colour_jitter(view, AugmentPart(colour=0.0, grey=0.0), torch.Generator())
+    assert same is view
+    grey = colour_jitter(view, AugmentPart(colour=0.0, grey=1.0), torch.Generator()).image
+    assert (grey.amax(1) - grey.amin(1)).max() < 1e-5
+
+
+def test_random_windows_stay_within_their_limits():
+    base, part = WINDOWS["person"], AugmentPart(flip=0.25, scale=0.2, shift=0.1)
+    generator = torch.Generator().manual_seed(0)
+    drawn = [random_crop(base, part, generator) for _ in range(200)]
+    scales = [float(base.step_xy[0, 0] / window.step_xy[0, 0]) for window in drawn]
+    assert 1 / 1.2 - 1e-6 <= min(scales) < 0.87
+    assert 1.15 < max(scales) <= 1.2 + 1e-6
+    assert 20 < sum(bool(window.flipped) for window in drawn) < 80
+    middle = Tensor([(47) / 2, (63) / 2])
+    kept = middle * base.step_xy + base.start_xy  # what was in the middle
+    shifts = torch.stack([((kept - w.start_xy) / w.step_xy - middle) / Tensor([48, 64]) for w in drawn])
+    assert shifts.abs().max() <= 0.1 + 1e-5
+    assert shifts.abs().max() > 0.08
+    still = random_crop(base, AugmentPart(flip=0, scale=0, shift=0), generator)
+    assert torch.allclose(still.start_xy, base.start_xy)
+    assert torch.allclose(still.step_xy, base.step_xy)
+    assert not still.flipped
+
+
+class Output:
+    def __init__(self, loss: float, **terms: float) -> None:
+        self.loss, self.loss_terms = Tensor([loss]).sum(), {k: Tensor([v]).sum() for k, v in terms.items()}
+
+
+def test_losses_of_several_tasks_add_up():
+    total, terms = sum_losses({"pose": Output(2.0, mse=0.2), "seg": Output(3.0)}, {"pose": 10.0})
+    assert total.item() == 23
+    assert {name: value.item() for name, value in terms.items()} == pytest.approx(
+        {"pose/loss": 2.0, "pose/mse": 0.2, "seg/loss": 3.0}
+    )
+    total, terms = sum_losses(Output(2.0, mse=0.2), {})
+    assert (total.item(), list(terms)) == (2.0, ["mse"])
+    with pytest.raises(InputError, match="at least one task"):
+        sum_losses({}, {})

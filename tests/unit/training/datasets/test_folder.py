@@ -1,0 +1,140 @@
+"""Batches from a folder."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.training.tiny_runs import SIZE_HW, TASKS, make_set
+from vitruvian.errors import CheckpointError, ImageError, InputError
+from vitruvian.training.config import AugmentPart
+from vitruvian.training.datasets.folder import FolderBatches, PeopleFolder
+from vitruvian.training.datasets.labels import LabeledImages, TrainBatch
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_set(tmp_path_factory.mktemp("set"), 10, people=1.6)
+
+
+def batches(folder: Path, workers: int = 0, *, seed: int = 0, augment: bool = True, size: int = 3) -> FolderBatches:
+    people = PeopleFolder(folder, size_hw=SIZE_HW, tasks=TASKS)
+    part = AugmentPart() if augment else None
+    return FolderBatches(people, tasks=TASKS, batch_size=size, seed=seed, augment=part, workers=workers)
+
+
+def same(a: TrainBatch, b: TrainBatch) -> bool:
+    pairs = [(a.pixel_values, b.pixel_values)]
+    for task in a.labels:
+        for name, value in a.labels[task].items():
+            other = b.labels[task][name]
+            pairs += [(value, other)] if torch.is_tensor(value) else [(value.middle, other.middle)]
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+def test_a_batch_depends_on_its_number_and_the_seed(folder: Path):
+    first, again = batches(folder), batches(folder)
+    assert same(first.batch(5), again.batch(5))
+    assert not same(first.batch(5), first.batch(6))
+    assert not same(first.batch(5), batches(folder, seed=1).batch(5))
+
+
+def test_threads_change_nothing(folder: Path):
+    plain, ahead = batches(folder), batches(folder, workers=2)
+    for number in (0, 1, 2, 7, 8, 3):  # jumps, as a run that is resumed makes them
+        assert same(plain.batch(number), ahead.batch(number))
+    ahead.close()
+
+
+def test_each_pass_shows_every_view_once(folder: Path):
+    people = PeopleFolder(folder, size_hw=SIZE_HW, tasks=["pose"])
+    shown: list[int] = []
+    people.read = lambda index, **options: shown.append(index) or PeopleFolder.read(people, index)  # type: ignore
+    source = FolderBatches(people, tasks=["pose"], batch_size=len(people))
+    for number in range(3):
+        source._read(number)
+    passes = [shown[k * len(people) : (k + 1) * len(people)] for k in range(3)]
+    assert [sorted(one) for one in passes] == [list(range(len(people)))] * 3
+    assert passes[0] != passes[1] != passes[2]
+
+
+def test_people_and_images(folder: Path):
+    table = json.loads((folder / "annotations.json").read_text())
+    large = [person for person in table["annotations"] if min(person["bbox"][2:]) >= 8]
+    people = PeopleFolder(folder, size_hw=SIZE_HW, tasks=["pose"])
+    assert len(people) == len(large) > 10
+    images = PeopleFolder(folder, size_hw=SIZE_HW, tasks=["pose"], view="picture")
+    assert len(images) == 10
+    view = images.read(0)
+    biggest = max((p for p in table["annotations"] if p["image_id"] == 0), key=lambda p: p["area"])
+    x, y, w, h = biggest["bbox"]
+    assert view.boxes_xyxy[0, 0].tolist() == pytest.approx([x, y, x + w, y + h], abs=1e-3)
+    assert torch.allclose(view.keypoints[0].flatten(), torch.tensor(biggest["keypoints"]).float(), atol=1e-4)
+    assert view.stature.item() == pytest.approx(biggest["stature"])
+
+
+def test_truths_of_a_view_agree(folder: Path):
+    people = PeopleFolder(folder, size_hw=SIZE_HW, tasks=TASKS)
+    views = LabeledImages.cat([people.read(i, augment=AugmentPart(), seed=i) for i in range(len(people))])
+    assert views.parts is not None
+    assert views.depth is not None
+    assert views.alpha is not None
+    assert views.normals is not None
+    seen = views.parts > 0
+    assert torch.equal(seen, views.depth > 0)
+    assert (views.alpha[seen] > 0.2).float().mean() > 0.95
+    length = views.normals.norm(dim=1, keepdim=True)
+    assert torch.allclose(length[seen], torch.ones(()), atol=1e-3)
+    assert (length[~seen] == 0).all()
+    # a surface that is seen looks towards the camera
+    facing = (views.normals * views.points).sum(1, keepdim=True)[seen]
+    assert (facing < 0).float().mean() > 0.97
+
+
+def test_only_maps_that_are_needed_are_read(folder: Path, tmp_path: Path):
+    shutil.copytree(folder, tmp_path / "set")
+    for name in ("geometry", "matte", "albedo"):
+        shutil.rmtree(tmp_path / "set" / name)
+    view = PeopleFolder(tmp_path / "set", size_hw=SIZE_HW, tasks=["pose", "seg"]).read(0)
+    assert view.parts is not None
+    assert view.normals is None
+    with pytest.raises(CheckpointError, match="expected normals and depth"):
+        PeopleFolder(tmp_path / "set", size_hw=SIZE_HW, tasks=["normal"]).read(0)
+    with pytest.raises(ImageError, match="expected a PNG of the dataset"):
+        PeopleFolder(tmp_path / "set", size_hw=SIZE_HW, tasks=["matting"]).read(0)
+
+
+def test_mistakes_in_threads_are_heard(folder: Path, tmp_path: Path):
+    shutil.copytree(folder, tmp_path / "set")
+    shutil.rmtree(tmp_path / "set" / "images")
+    source = batches(tmp_path / "set", workers=1)
+    with pytest.raises(ImageError):
+        source.batch(0)
+    source.close()
+
+
+def test_folders_that_cannot_be_read(tmp_path: Path):
+    with pytest.raises(InputError, match=r"expected a dataset with annotations\.json"):
+        PeopleFolder(tmp_path, size_hw=SIZE_HW, tasks=["pose"])
+    with pytest.raises(InputError, match="expected some of pose"):
+        PeopleFolder(tmp_path, size_hw=SIZE_HW, tasks=["mood"])
+    path = tmp_path / "annotations.json"
+    path.write_text('{"images": [{"id": 3}]}')
+    with pytest.raises(CheckpointError, match="expected COCO's tables"):
+        PeopleFolder(tmp_path, size_hw=SIZE_HW, tasks=["pose"])
+    path.write_text('{"images": [], "annotations": []}')
+    with pytest.raises(InputError, match="expected people in its images"):
+        PeopleFolder(tmp_path, size_hw=SIZE_HW, tasks=["pose"])
+
+
+def test_other_keypoints_are_refused(folder: Path, tmp_path: Path):
+    shutil.copytree(folder, tmp_path / "set")
+    path = tmp_path / "set" / "annotations.json"
+    table = json.loads(path.read_text())
+    for person in table["annotations"]:
+        person["keypoints"] = person["keypoints"][:51]
+    path.write_text(json.dumps(table))
+    with pytest.raises(CheckpointError, match="expected 924 numbers for each person, got 51"):
+        PeopleFolder(tmp_path / "set", size_hw=SIZE_HW, tasks=["pose"]).read(0)

@@ -1,0 +1,136 @@
+"""How light falls on people, seen in whole images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.unit.training.synthetic.shapes import alone, front_camera, person, sphere
+from vitruvian.errors import InputError
+from vitruvian.training.synthetic.lighting import Lights, _irradiance_harmonics
+from vitruvian.training.synthetic.render import RenderOptions, Truth, render
+from vitruvian.training.synthetic.shading import Surface, light_surface
+
+SIZE = (48, 48)
+PLAIN = RenderOptions(
+    size_hw=SIZE, surroundings=3, surroundings_size=24, shadow_size=64, folds=0.0, occluders=0.0, camera_effects=False
+)
+
+
+def lights(*, ambient: float, key: float, direction: tuple[float, float, float] = (0.0, 0.0, 1.0)) -> Lights:
+    """Even surroundings of one brightness and a white key light."""
+    maps = torch.full((1, 32, 64, 3), ambient)
+    towards = F.normalize(torch.tensor([direction]), dim=1)
+    return Lights(
+        harmonics=_irradiance_harmonics(maps),
+        sharp=maps,
+        dull=maps[:, :16, :32],
+        key_direction=towards,
+        key_colour=torch.full((1, 3), key),
+        key_softness=torch.tensor([0.05]),
+        fill_direction=towards,
+        fill_colour=torch.zeros(1, 3),
+        flash_colour=torch.zeros(1, 3),
+    )
+
+
+def matte(count: int, *, albedo: float, skin: bool = False) -> Surface:
+    """Cloth that faces all ways, seen from straight ahead of it."""
+    normal = F.normalize(torch.randn(count, 3, generator=torch.Generator().manual_seed(0)), dim=1)
+    none = torch.zeros(count, dtype=torch.int64)
+    return Surface(
+        person=none,
+        image_index=none,
+        part=none + 23,
+        albedo=torch.full((count, 3), albedo),
+        gloss=torch.zeros(count),
+        skin=torch.full((count,), skin),
+        hair=torch.zeros(count, dtype=torch.bool),
+        position=torch.zeros(count, 3),
+        normal=normal,
+        strand_normal=normal,
+        view=normal,
+    )
+
+
+def ball(part: int, light: Lights, options: RenderOptions = PLAIN, seed: int = 0) -> Truth:
+    points, faces = sphere(radius=0.5, rings=40, sectors=80)
+    camera = front_camera(distance=2.0, focal=70.0, size_hw=SIZE)
+    someone = person([(points, faces, part)])
+    generator = torch.Generator().manual_seed(seed)
+    return render(someone, generator=generator, options=options, placement=alone(), cameras=camera, lights=light)
+
+
+def test_a_matte_surface_in_even_light_is_as_bright_as_its_colour() -> None:
+    for albedo in (0.2, 0.9):
+        surface = matte(200, albedo=albedo)
+        radiance = light_surface(
+            surface, lights(ambient=1.0, key=0.0), key_light=torch.ones(200), ambient_share=torch.ones(200, 3)
+        )
+        assert (radiance - albedo).abs().max() < 0.05  # a little is reflected by the surface itself
+
+
+def test_a_key_light_follows_the_cosine_and_skin_lets_it_wrap_round() -> None:
+    for skin in (False, True):
+        surface = matte(400, albedo=0.5, skin=skin)
+        radiance = light_surface(
+            surface, lights(ambient=0.0, key=2.0), key_light=torch.ones(400), ambient_share=torch.ones(400, 3)
+        )
+        cosine = surface.normal[:, 2]
+        if not skin:
+            assert (radiance - cosine.clamp_min(0)[:, None]).abs().max() < 0.12
+        behind = (cosine < -0.05) & (cosine > -0.2)
+        assert bool((radiance[behind, 0] > 0.001).all()) == skin
+        assert bool((radiance[behind, 0] > radiance[behind, 2]).all()) == skin  # red light goes farther in skin
+
+
+def test_what_is_shaded_is_dark() -> None:
+    surface = matte(50, albedo=0.5)
+    dark = light_surface(
+        surface, lights(ambient=1.0, key=1.0), key_light=torch.zeros(50), ambient_share=torch.zeros(50, 3)
+    )
+    assert dark.max() < 0.01
+
+
+def test_the_side_towards_the_light_is_the_bright_one() -> None:
+    for x, bright in ((-1.0, slice(0, 20)), (1.0, slice(28, 48))):
+        truth = ball(23, lights(ambient=0.2, key=2.0, direction=(x, 0.0, 0.3)))
+        grey = truth.image.mean(dim=1)[0]
+        there = truth.alpha[0, 0] == 1
+        side = torch.zeros_like(there)
+        side[:, bright] = True
+        assert grey[there & side].mean() > grey[there & ~side].mean() + 0.15
+
+
+def test_folds_bend_clothes_alone() -> None:
+    light = lights(ambient=1.0, key=1.0)
+    folded = replace(PLAIN, folds=0.5)
+    for part, bends in ((23, True), (3, False)):
+        change = (ball(part, light, folded).normals - ball(part, light).normals).abs().max()
+        assert (change > 0.1) == bends
+
+
+def test_strands_of_hair_are_light_and_not_shape() -> None:
+    light = lights(ambient=0.5, key=1.0, direction=(0.3, -1.0, 0.5))
+    hair, cloth = ball(4, light), ball(23, light)
+    inner = cloth.alpha[0, 0] == 1
+    assert torch.allclose(hair.normals, cloth.normals, atol=1e-6)
+    assert hair.albedo[0, 0][inner].std() > 2 * cloth.albedo[0, 0][inner].std()
+
+
+def test_half_precision_around_it_changes_nothing() -> None:
+    light = lights(ambient=0.5, key=1.0)
+    plain = ball(3, light)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        around = ball(3, light)
+    assert torch.equal(plain.image, around.image)
+    assert torch.equal(plain.pointmap, around.pointmap)
+    assert not plain.image.requires_grad
+
+
+def test_bad_options_are_named() -> None:
+    with pytest.raises(InputError, match="sides of at least 8 pixels"):
+        RenderOptions(size_hw=(4, 40))
