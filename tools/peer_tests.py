@@ -54,6 +54,7 @@ PRIVATE_NAMES = {
         "transformers.processing_utils",
         "MODALITY_TO_AUTOPROCESSOR_MAPPING",
     ): "peer_names.MODALITY_TO_AUTOPROCESSOR_MAPPING",
+    ("transformers.modeling_layers", "GradientCheckpointingLayer"): "vitruvian.layers.checkpointed.CheckpointedLayer",
     ("transformers.utils", "ModelOutput"): "vitruvian.ModelOutput",
 } | {
     (

@@ -15,10 +15,11 @@ from vitruvian.version import __version__
 PUBLIC: dict[str, tuple[str, ...]] = {
     "vitruvian.auto": (
         "AutoBackbone", "AutoConfig", "AutoImageProcessor", "AutoModel", "AutoModelForAlbedoEstimation",
-        "AutoModelForImageMatting", "AutoModelForInstanceSegmentation", "AutoModelForMaskGeneration",
+        "AutoModelForImageClassification", "AutoModelForImageMatting", "AutoModelForImageSegmentation",
+        "AutoModelForInstanceSegmentation", "AutoModelForMaskedImageModeling", "AutoModelForMaskGeneration",
         "AutoModelForNormalEstimation", "AutoModelForPeopleDetection", "AutoModelForPointmapEstimation",
         "AutoModelForPoseEstimation", "AutoModelForPreTraining", "AutoModelForSemanticSegmentation",
-        "AutoModelForUniversalSegmentation", "AutoProcessor",
+        "AutoModelForUniversalSegmentation", "AutoProcessor", "AutoVideoProcessor",
     ),
     "vitruvian.config": ("Config",),
     "vitruvian.errors": (
@@ -47,12 +48,18 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "vitruvian.models.resnet.modeling": ("ResNetBackbone",),
     "vitruvian.models.sam2.automatic_masks": ("AutomaticMaskOptions", "MaskProposals", "Sam2AutomaticMaskGenerator"),
     "vitruvian.models.sam2.configuration": (
-        "Sam2Config", "Sam2HieraDetConfig", "Sam2MaskDecoderConfig", "Sam2PromptEncoderConfig", "Sam2VisionConfig",
+        "Sam2Config", "Sam2HieraDetConfig", "Sam2MaskDecoderConfig", "Sam2PromptEncoderConfig", "Sam2VideoConfig",
+        "Sam2VideoMaskDecoderConfig", "Sam2VideoPromptEncoderConfig", "Sam2VisionConfig",
     ),
-    "vitruvian.models.sam2.hiera": ("Sam2HieraDetModel", "Sam2HieraDetModelOutput"),
+    "vitruvian.models.sam2.hiera": ("Sam2HieraDetModel", "Sam2HieraDetModelOutput", "Sam2PreTrainedModel"),
     "vitruvian.models.sam2.interactive": ("Sam2Session",),
     "vitruvian.models.sam2.modeling": ("Sam2ImageSegmentationOutput", "Sam2Model"),
     "vitruvian.models.sam2.processing": ("Sam2ImageProcessor", "Sam2ImageProcessorFast", "Sam2Processor"),
+    "vitruvian.models.sam2.video_modeling": (
+        "Sam2VideoModel", "Sam2VideoPreTrainedModel", "Sam2VideoSegmentationOutput",
+    ),
+    "vitruvian.models.sam2.video_processing": ("Sam2VideoProcessor", "Sam2VideoVideoProcessor"),
+    "vitruvian.models.sam2.video_session": ("Sam2VideoInferenceSession", "TrackingOptions"),
     "vitruvian.models.sam2.vision": ("Sam2VisionEncoderOutput", "Sam2VisionModel"),
     "vitruvian.models.sapiens2.configuration": ("Sapiens2Config", "Sapiens2HeadConfig"),
     "vitruvian.models.sapiens2.modeling": (
@@ -71,7 +78,9 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "vitruvian.models.sapiens2.processing": ("Sapiens2ImageProcessor",),
     "vitruvian.models.swin.configuration": ("MaskFormerSwinConfig", "SwinConfig"),
     "vitruvian.models.swin.modeling": (
-        "MaskFormerSwinBackbone", "SwinBackbone", "SwinModel", "SwinModelOutput", "SwinPreTrainedModel",
+        "MaskFormerSwinBackbone", "MaskFormerSwinModel", "SwinBackbone", "SwinForImageClassification",
+        "SwinForMaskedImageModeling", "SwinImageClassifierOutput", "SwinMaskedImageModelingOutput", "SwinModel",
+        "SwinModelOutput", "SwinPreTrainedModel",
     ),
     "vitruvian.outputs": (
         "BackboneOutput", "BaseModelOutput", "BaseModelOutputWithPooling", "BatchFeature", "ModelOutput",

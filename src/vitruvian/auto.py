@@ -1,7 +1,7 @@
 """Auto classes: load a checkpoint without naming its class, by a table (model type, task) → class.
 
 AutoModelForPoseEstimation.from_pretrained("facebook/sapiens2-pose-0.4b")   ─▶ Sapiens2ForPoseEstimation
-AutoModel.from_pretrained("facebook/sapiens2-pose-0.4b")                    ─▶ the class in its `architectures`
+AutoModel.from_pretrained("facebook/sapiens2-pose-0.4b")                    ─▶ Sapiens2Model, the model without head
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import vitruvian
 from vitruvian.config import Config, read_config_dict, read_json, split_hub_options
 from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions, has_builtin, json_file, local_path, names_builtin, pinned
-from vitruvian.processor import JOINT_FILE, PROCESSOR_FILE
+from vitruvian.processor import JOINT_FILE, PROCESSOR_FILE, VIDEO_PROCESSOR_FILE
 
 if TYPE_CHECKING:
     from vitruvian.model import Model
@@ -30,14 +30,14 @@ def _family(prefix: str, **tasks: str) -> dict[str, str]:
 # model_type -> task -> name of a public class. All families have a "config", and a "model" or a "backbone".
 TABLE: dict[str, dict[str, str]] = {
     "mask2former": _family(
-        "Mask2Former", processor="ImageProcessor", model="Model",
+        "Mask2Former", processor="ImageProcessor", model="Model", segmentation="ForUniversalSegmentation",
         instance="ForUniversalSegmentation", universal="ForUniversalSegmentation",
     ),
     "maskformer": _family(
-        "MaskFormer", processor="ImageProcessor", model="Model",
+        "MaskFormer", processor="ImageProcessor", model="Model", segmentation="ForInstanceSegmentation",
         instance="ForInstanceSegmentation", universal="ForInstanceSegmentation",
     ),
-    "maskformer-swin": _family("MaskFormerSwin", backbone="Backbone"),
+    "maskformer-swin": _family("MaskFormerSwin", model="Model", backbone="Backbone"),
     "resnet": _family("ResNet", backbone="Backbone"),
     "sam2": _family("Sam2", processor="ImageProcessor", prompts="Processor", model="Model", mask_generation="Model"),
     "sam2_hiera_det_model": _family("Sam2HieraDet", model="Model"),
@@ -48,11 +48,16 @@ TABLE: dict[str, dict[str, str]] = {
         pointmap="ForPointmapEstimation", matting="ForImageMatting", albedo="ForAlbedoEstimation",
         people="ForPeopleDetection",
     ),
-    "swin": _family("Swin", model="Model", backbone="Backbone"),
+    "swin": _family(
+        "Swin", model="Model", backbone="Backbone", classification="ForImageClassification",
+        masked_image_modeling="ForMaskedImageModeling",
+    ),
 }
 # fmt: on
 # Checkpoints of SAM 2 on the Hub were saved from its video model, which is the image model and a memory.
-TABLE["sam2_video"] = TABLE["sam2"]
+TABLE["sam2_video"] = TABLE["sam2"] | _family(
+    "Sam2Video", prompts="Processor", video_processor="VideoProcessor", model="Model"
+)
 
 
 _registered: dict[str, type] = {}  # classes of users by name; the table has their names too
@@ -174,6 +179,22 @@ class AutoProcessor:
         register_class(config_class, "prompts", processor_class, exist_ok=exist_ok)
 
 
+class AutoVideoProcessor:
+    """Loads the video processor of any family that has one."""
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
+        """Load a video processor; keywords override its options."""
+        source, (options, overrides) = pretrained_model_name_or_path, split_hub_options(kwargs)
+        options = pinned(source, options, by=VIDEO_PROCESSOR_FILE)
+        stated = read_config_dict(source, options, VIDEO_PROCESSOR_FILE) or {}
+        family = TABLE.get((read_config_dict(source, options) or {}).get("model_type", ""), {})
+        processor = find_class(family.get("video-processor") or str(stated.get("video_processor_type")))
+        if processor is None:
+            raise CheckpointError(f"{source}: expected the files of a known video processor, found none.")
+        return processor.from_pretrained(source, **dataclasses.asdict(options), **overrides)
+
+
 def _load_processor(source: str | Path, task: str, keywords: Mapping[str, Any]) -> Any:
     """Load the processor that a checkpoint's files name, or the one of its model type."""
     options, overrides = split_hub_options(keywords)
@@ -243,15 +264,11 @@ class AutoTaskModel:
         return cls.find(config.to_dict(), type(config).__name__).from_config(config, **kwargs)
 
 
-class AutoModel(AutoTaskModel, task="model"):
-    """Loads a checkpoint as the class in its `architectures`, or as the bare model of its family."""
-
-    @classmethod
-    def find(cls, values: Mapping[str, Any], source: str) -> Any:
-        """Return the class that a configuration names."""
-        family = _family_of(values.get("model_type"), source)
-        named = [name for name in values.get("architectures") or [] if name in family.values()]
-        return find_class(named[0]) if named else super().find(values, source)
+def saved_class(values: Mapping[str, Any], source: str) -> Any:
+    """Return the class that a checkpoint was saved from, or the model without head of its family."""
+    family = _family_of(values.get("model_type"), source)
+    named = [name for name in values.get("architectures") or [] if name in family.values()]
+    return find_class(named[0]) if named else AutoModel.find(values, source)
 
 
 def _auto_class(name: str, task: str, purpose: str) -> type[AutoTaskModel]:
@@ -261,6 +278,7 @@ def _auto_class(name: str, task: str, purpose: str) -> type[AutoTaskModel]:
     return created
 
 
+AutoModel = _auto_class("AutoModel", "model", "as the model without head of its family")
 AutoBackbone = _auto_class("AutoBackbone", "backbone", "as a backbone")
 AutoModelForPreTraining = _auto_class("AutoModelForPreTraining", "pretraining", "for pretraining")
 AutoModelForPoseEstimation = _auto_class("AutoModelForPoseEstimation", "pose", "for keypoints")
@@ -272,6 +290,13 @@ AutoModelForPointmapEstimation = _auto_class("AutoModelForPointmapEstimation", "
 AutoModelForImageMatting = _auto_class("AutoModelForImageMatting", "matting", "for mattes")
 AutoModelForAlbedoEstimation = _auto_class("AutoModelForAlbedoEstimation", "albedo", "for albedo")
 AutoModelForPeopleDetection = _auto_class("AutoModelForPeopleDetection", "people", "for people detection")
+AutoModelForImageClassification = _auto_class(
+    "AutoModelForImageClassification", "classification", "for image classification"
+)
+AutoModelForImageSegmentation = _auto_class("AutoModelForImageSegmentation", "segmentation", "for segmentation")
+AutoModelForMaskedImageModeling = _auto_class(
+    "AutoModelForMaskedImageModeling", "masked-image-modeling", "for masked image modeling"
+)
 AutoModelForMaskGeneration = _auto_class("AutoModelForMaskGeneration", "mask-generation", "for masks from prompts")
 AutoModelForInstanceSegmentation = _auto_class(
     "AutoModelForInstanceSegmentation", "instance", "for instance segmentation"

@@ -64,19 +64,24 @@ class Settings:
     file_name: ClassVar[str] = CONFIG_FILE
     not_saved: ClassVar[frozenset[str]] = frozenset({"extra"})
     attribute_map: ClassVar[dict[str, str]] = {}  # alias -> field
+    sub_configs: ClassVar[dict[str, type[Settings]]] = {}  # field that holds settings -> their class by default
 
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.check_fields()
+        self.validate()
+
+    def check_fields(self) -> None:
+        """Raise `ConfigError` for a field with a value of the wrong type or out of its range."""
         _check_types(self)
         for field in dataclasses.fields(self):
             if "range" in field.metadata:
                 lowest, below = field.metadata["range"]
                 self.require_range((field.name,), lowest, below=below)
-        self.validate()
 
     def validate(self) -> None:
-        """Raise `ConfigError` for values of the right type that are invalid. Subclasses extend it."""
+        """Raise `ConfigError` for fields that do not fit each other. Subclasses extend it."""
 
     def require_range(self, names: Iterable[str], lowest: float, *, below: float = math.inf) -> None:
         """Raise `ConfigError` for the first of these fields whose value is not in [lowest, below)."""
@@ -203,8 +208,11 @@ class Settings:
 class Config(Settings):
     """The fields of every model configuration.
 
+    Fields may change after the constructor, one by one. So `validate` runs where a model is built, rather than in the
+    constructor.
+
     Args:
-        architectures: Classes that the checkpoint was saved from; `AutoModel` opens the first.
+        architectures: Classes that the checkpoint was saved from.
         num_labels: Number of classes, keypoints or channels of a head; by default the length of `id2label`.
         id2label: Class index to name.
         label2id: Class name to index.
@@ -226,7 +234,6 @@ class Config(Settings):
         {"output_hidden_states", "output_attentions", "return_dict", "is_encoder_decoder", "problem_type"}
     )
     has_no_defaults_at_init: ClassVar[bool] = False
-    sub_configs: ClassVar[dict[str, type[Settings]]] = {}  # field that holds a configuration -> its class by default
     # A field that a caller overrides -> fields of the file that it replaces.
     supersedes: ClassVar[dict[str, tuple[str, ...]]] = {
         "id2label": ("label2id", "num_labels"),
@@ -249,7 +256,7 @@ class Config(Settings):
 
     def __post_init__(self) -> None:
         self.id2label = _by_index(self.id2label, type(self).__name__)
-        super().__post_init__()
+        self.check_fields()
         if self.id2label is None or (self.num_labels and self.num_labels != len(self.id2label)):
             _set_label_count(self, self.num_labels or 2)
         else:
@@ -328,6 +335,12 @@ class Config(Settings):
     def to_diff_dict(self) -> dict[str, Any]:
         """Return the part of `to_dict` that differs from the defaults, and the model type."""
         return super().to_diff_dict() | {"model_type": self.model_type}
+
+    def validate(self) -> None:
+        """Raise `ConfigError` for fields that do not fit each other, here or in a configuration inside."""
+        for name in self.sub_configs:
+            if isinstance(part := getattr(self, name), Settings):
+                part.validate()
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Self:
         """Return the configuration of the part that reads text; models of images have none, and return their own."""

@@ -33,6 +33,7 @@ from vitruvian.images import (
 from vitruvian.outputs import BatchFeature
 
 PROCESSOR_FILE = "preprocessor_config.json"
+VIDEO_PROCESSOR_FILE = "video_preprocessor_config.json"
 JOINT_FILE = "processor_config.json"
 ImageInput = Any  # an image or a list of images: PIL, NumPy [H, W, C] or [C, H, W], torch, path, URL or bytes
 

@@ -62,10 +62,25 @@ class TestModelOutput:
         out = sight()
         out["loss"] = torch.tensor(1.0)
         assert out.loss is out[0]
-        with pytest.raises(KeyError, match=r"lgits.*not among \['loss', 'logits', 'states'\]"):
-            out["lgits"] = torch.ones(1)
-        with pytest.raises(KeyError, match="lgits"):
-            Sight({"lgits": torch.ones(1)})  # type: ignore[arg-type]
+        out["more"] = 3
+        assert (out.more, list(out)[-1]) == (3, "more")  # type: ignore[attr-defined]
+
+    def test_methods_of_a_dict(self) -> None:
+        out = sight()
+        assert isinstance(out, dict)
+        logits = out.logits
+        out.update(loss=torch.tensor(1.0))
+        again = out.copy()
+        assert list(again) == ["loss", "logits", "states"]
+        assert out.pop("logits") is logits
+        assert out.logits is None
+        assert out.pop("logits", 3) == 3
+        with pytest.raises(KeyError):
+            out.pop("logits")
+        del out["loss"]
+        assert (list(out), len(out), out.loss) == (["states"], 1, None)
+        assert again.logits is logits
+        assert list(copy.deepcopy(again)) == list(pickle.loads(pickle.dumps(again))) == list(again)
 
     def test_is_a_mapping_for_wrappers(self) -> None:
         assert isinstance(sight(), Mapping)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.ops.cache import cached_tensors
 from vitruvian.ops.pinned_copy import pinned_copy
 
 ChannelValues = float | Sequence[float] | Tensor
@@ -49,21 +51,30 @@ def channel_constants(
 ) -> Tensor:
     """Return factors and offsets, float32 [2, C] on the CPU: (pixels · scale − mean) / std = pixels · factor + offset.
 
-    They are computed in float64 and rounded once.
+    They are computed in float64, rounded once and cached.
     """
-    divisor = _per_channel(1.0 if std is None else std, channels, "std")  # [C]
-    if not bool((divisor > 0).all()):
-        raise InputError(f"std: expected positive numbers, got {divisor.tolist()}. Use 1 for no scaling.")
-    offset = -_per_channel(0.0 if mean is None else mean, channels, "mean") / divisor  # [C]
-    return torch.stack(((1.0 if scale is None else scale) / divisor, offset)).float()  # [2, C]
+    return _channel_constants(
+        1.0 if scale is None else float(scale),
+        _per_channel(0.0 if mean is None else mean, channels, "mean"),
+        _per_channel(1.0 if std is None else std, channels, "std"),
+    )
 
 
-def _per_channel(values: ChannelValues, channels: int, name: str) -> Tensor:
-    """Return one number or one for each channel as float64 [C]."""
-    numbers = torch.as_tensor(values, dtype=torch.float64, device="cpu").reshape(-1)  # [C] or [1]
-    if numbers.numel() not in (1, channels):
+@cached_tensors
+def _channel_constants(scale: float, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    if not all(divisor > 0 for divisor in std):
+        raise InputError(f"std: expected positive numbers, got {list(std)}. Use 1 for no scaling.")
+    offset = [-value / divisor for value, divisor in zip(mean, std, strict=True)]
+    return torch.tensor([[scale / divisor for divisor in std], offset], dtype=torch.float64).float()  # [2, C]
+
+
+def _per_channel(values: ChannelValues, channels: int, name: str) -> tuple[float, ...]:
+    """Return one number or one for each channel as C numbers."""
+    array = values.detach().cpu().double().numpy() if isinstance(values, Tensor) else values
+    numbers = tuple(np.ravel(array).astype(np.float64).tolist())
+    if len(numbers) not in (1, channels):
         raise InputError(
-            f"{name}: expected 1 or {channels} numbers for {channels} channels, got {numbers.numel()}. "
+            f"{name}: expected 1 or {channels} numbers for {channels} channels, got {len(numbers)}. "
             "Check the channel order of the image and the processor's config."
         )
-    return numbers.expand(channels)
+    return numbers if len(numbers) == channels else numbers * channels

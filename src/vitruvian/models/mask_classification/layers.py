@@ -72,10 +72,10 @@ class QueryAttention(nn.Module):
         return self.out_proj(out.transpose(1, 2).flatten(2)), weights  # [B, Q, C]
 
 
-def mask_head(channels: int, outputs: int) -> nn.Sequential:
+def mask_head(channels: int, outputs: int, *, init: InitKind = "xavier") -> nn.Sequential:
     """Build three linear layers that map queries [B, Q, C] to mask embeddings [B, Q, M]."""
     sizes = [channels, channels, channels, outputs]
-    linear = [with_init(nn.Linear(sizes[i], sizes[i + 1]), "xavier") for i in range(3)]
+    linear = [with_init(nn.Linear(sizes[i], sizes[i + 1]), init) for i in range(3)]
     return nn.Sequential(
         nn.Sequential(linear[0], nn.ReLU()), nn.Sequential(linear[1], nn.ReLU()), nn.Sequential(linear[2])
     )

@@ -40,12 +40,20 @@ class DecoderOutput:
         normed: Queries after the norm that precedes every prediction [B, Q, C]; the last are those of the last layer.
         attentions: Attention of the queries to each other in each layer [B, A, Q, Q], on demand.
         masks: Mask logits of the last predictions [B, Q, H/4, W/4], where the decoder itself predicts masks.
+        queries_first: `states` as [Q, B, C], where the decoder adds them by `add_state`.
     """
 
     states: list[Tensor] = field(default_factory=list)
     normed: list[Tensor] = field(default_factory=list)
     attentions: list[Tensor] = field(default_factory=list)
     masks: list[Tensor] = field(default_factory=list)
+    queries_first: list[Tensor] = field(default_factory=list)
+
+    def add_state(self, queries: Tensor) -> Tensor:
+        """Add queries [B, Q, C] and return them as a view of those in `queries_first`, so that these get gradients."""
+        self.queries_first.append(queries.transpose(0, 1))  # [Q, B, C]
+        self.states.append(self.queries_first[-1].transpose(0, 1))  # [B, Q, C]
+        return self.states[-1]
 
 
 @dataclass

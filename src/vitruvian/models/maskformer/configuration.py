@@ -164,6 +164,7 @@ class MaskFormerConfig(MaskClassificationConfig):
 
     def validate(self) -> None:
         """Check the fields that layers and losses are built from."""
+        super().validate()
         if self.fpn_feature_size % 32:
             raise ConfigError(
                 f"MaskFormerConfig.fpn_feature_size: expected a multiple of 32, got {self.fpn_feature_size}."

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
+from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.sine_positions import sine_positions
@@ -25,6 +25,7 @@ class TransformerModule(nn.Module):
 
     def __init__(self, inputs: int, config: DetrConfig) -> None:
         super().__init__()
+        self.config = config
         channels = config.d_model
         self.queries_embedder = nn.Embedding(config.num_queries, channels)
         self.input_projection = with_init(nn.Conv2d(inputs, channels, 1), "xavier") if inputs != channels else None
@@ -49,7 +50,6 @@ class Decoder(nn.Module):
 
     def __init__(self, config: DetrConfig) -> None:
         super().__init__()
-        self.gradient_checkpointing = False
         self.layers = nn.ModuleList(DecoderLayer(config, first=number == 0) for number in range(config.decoder_layers))
         self.layernorm = nn.LayerNorm(config.d_model)
 
@@ -60,11 +60,7 @@ class Decoder(nn.Module):
         queries = torch.zeros_like(query_positions)
         output = DecoderOutput([queries])
         for layer in self.layers:
-            arguments = (queries, tokens, keys, query_positions, need_weights)
-            if self.gradient_checkpointing and self.training:
-                queries, weights = checkpoint(layer, *arguments, use_reentrant=False)
-            else:
-                queries, weights = layer(*arguments)
+            queries, weights = layer(queries, tokens, keys, query_positions, need_weights)
             output.states.append(queries)
             if weights is not None:
                 output.attentions.append(weights)
@@ -73,7 +69,7 @@ class Decoder(nn.Module):
         return output
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(CheckpointedLayer):
     """Queries attend to each other, then to the image, then a feed-forward layer; a norm after each."""
 
     def __init__(self, config: DetrConfig, *, first: bool) -> None:

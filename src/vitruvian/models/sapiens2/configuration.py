@@ -217,20 +217,24 @@ class Sapiens2Config(BackboneConfig):
                 else self.num_key_value_attention_heads
                 for layer in range(self.num_hidden_layers)
             ]
-        self.validate_heads(self.num_key_value_heads_per_layer)
         head = self.head_config
         if head is not None and head.scale_conv_out_channels and head.scale_final_input_size is None:
             height, width = head.scale_grid(self.grid_hw(self.image_hw))
             head.scale_final_input_size = height * width * head.scale_conv_out_channels[-1]
 
-    def validate(self) -> None:
-        """Check sizes that must divide each other or be positive."""
+    def check_fields(self) -> None:
+        """Check types and sizes."""
+        super().check_fields()
         sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels")
         self.require_range(sizes, 1)
         for name in ("patch_size", "image_size"):
             value = getattr(self, name)
             if (isinstance(value, list | tuple) and len(value) != 2) or min(_pair(value)) < 1:
                 raise ConfigError(f"Sapiens2Config.{name}: expected a side or (height, width), got {value}.")
+
+    def validate(self) -> None:
+        """Check sizes that must divide each other, and the number of key/value heads of each layer."""
+        super().validate()
         if self.hidden_size % (4 * self.num_attention_heads):
             raise ConfigError(
                 f"Sapiens2Config.hidden_size: expected a multiple of 4 × {self.num_attention_heads} heads, since "
@@ -238,9 +242,7 @@ class Sapiens2Config(BackboneConfig):
             )
         if not 0 <= self.drop_path_rate < 1 or not 0 <= self.attention_dropout < 1:
             raise ConfigError("Sapiens2Config: drop_path_rate and attention_dropout must be at least 0 and below 1.")
-
-    def validate_heads(self, heads: list[int]) -> None:
-        """Check the number of key/value heads of each layer."""
+        heads = self.num_key_value_heads_per_layer or []
         if len(heads) != self.num_hidden_layers or any(h < 1 or self.num_attention_heads % h for h in heads):
             raise ConfigError(
                 f"Sapiens2Config.num_key_value_heads_per_layer: expected {self.num_hidden_layers} divisors of "

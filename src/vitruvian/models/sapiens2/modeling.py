@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vitruvian.config import Config
 from vitruvian.errors import InputError
@@ -75,11 +74,13 @@ class Sapiens2PreTrainedModel(Model):
         return super().read_config(source, config, options, overrides)
 
     @classmethod
-    def open_files(cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None) -> WeightFiles:
+    def open_files(
+        cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None, variant: str | None
+    ) -> WeightFiles:
         """Open the weights; those of the encoder and the task, in a packed checkpoint."""
         tasks = packed_table(source, options)
         if tasks is None:
-            return super().open_files(source, options, use_safetensors=use_safetensors)
+            return super().open_files(source, options, use_safetensors=use_safetensors, variant=variant)
         return packed_files(source, tasks, cls.packed_task, options)
 
     @classmethod
@@ -149,10 +150,6 @@ class Sapiens2Trunk(Sapiens2PreTrainedModel):
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the patch embedding."""
-        return self.embeddings.patch_embeddings
-
     def forward(
         self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None, **options: Unpack[OutputOptions]
     ) -> BaseModelOutputWithPooling:
@@ -171,10 +168,7 @@ class Sapiens2Trunk(Sapiens2PreTrainedModel):
         branch: Tensor | None = None
         states, weights = [x] if flags.hidden_states else [], []
         for layer in self.model.layer:
-            if self.model.gradient_checkpointing and self.training:
-                x, branch, weight = checkpoint(layer, x, branch, rope, flags.attentions, use_reentrant=False)
-            else:
-                x, branch, weight = layer(x, branch, rope, flags.attentions)
+            x, branch, weight = layer(x, branch, rope, flags.attentions)
             if flags.hidden_states:
                 states.append(x + branch)
             weights.append(weight)
@@ -260,10 +254,6 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
 
     def build_task(self) -> None:
         """Add modules beside the decode head. Subclasses override it."""
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the patch embedding."""
-        return self.model.get_input_embeddings()
 
     def encode(self, pixel_values: Tensor, options: TaskOptions) -> tuple[BaseModelOutputWithPooling, Tensor]:
         """Return the output of the encoder, and the map [B, C, h, w] that the heads read. Takes `encoded` out."""

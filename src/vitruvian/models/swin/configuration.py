@@ -103,8 +103,12 @@ class SwinConfig(BackboneConfig):
 
     @property
     def hidden_size(self) -> int:
-        """Channels of a token in the last stage."""
+        """Channels of a token in the last stage. Setting it has no effect, as it follows from `embed_dim`."""
         return self.stage_channels[-1]
+
+    @hidden_size.setter
+    def hidden_size(self, value: int) -> None:
+        pass
 
     @property
     def patch_hw(self) -> tuple[int, int]:

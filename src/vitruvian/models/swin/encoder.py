@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import InputError
+from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.residual import DropPath
@@ -42,8 +42,12 @@ class TokenGrid(NamedTuple):
 
 @dataclass
 class EncoderOutput:
-    """Tokens of each stage before and after patch merging, and attention weights of its last layer, on demand."""
+    """Tokens of each stage before and after patch merging, and on demand two more.
 
+    Those are the tokens [B, h·w, C] before and after each of its layers, and the attention weights of its last layer.
+    """
+
+    block_states: list[tuple[Tensor, ...]] = field(default_factory=list)
     before_merging: list[TokenGrid] = field(default_factory=list)
     after_merging: list[TokenGrid] = field(default_factory=list)
     attentions: list[Tensor] = field(default_factory=list)
@@ -99,7 +103,7 @@ class Embeddings(nn.Module):
             tokens = tokens + self._positions(self.position_embeddings, grid_hw, interpolate=interpolate)
         return TokenGrid(self.dropout(tokens), grid_hw)
 
-    def init_weights(self, *, gain: float) -> None:
+    def init_parameters(self, *, gain: float) -> None:
         """Set the mask token and the positions to zero."""
         for parameter in (self.mask_token, self.position_embeddings):
             if parameter is not None:
@@ -133,7 +137,9 @@ class WindowAttention(nn.Module):
         self.key = nn.Linear(channels, channels, bias=config.qkv_bias)
         self.value = nn.Linear(channels, channels, bias=config.qkv_bias)
         self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * self.window - 1) ** 2, heads))
-        index = torch.empty(self.window**2, self.window**2, dtype=torch.int64)  # set by `init_weights`, or from files
+        index = torch.empty(
+            self.window**2, self.window**2, dtype=torch.int64
+        )  # set by `init_parameters`, or from files
         self.register_buffer("relative_position_index", index)
         self._cached_bias: tuple[int, Tensor] | None = None  # version of the table, and its bias [A, N, N]
         self._joined_qkv: JoinedLinear | None = None
@@ -171,10 +177,10 @@ class WindowAttention(nn.Module):
         if not table.is_inference():  # inference tensors have no version counter
             self._cached_bias = (table._version, self._compute_bias().contiguous())
 
-    def init_weights(self, *, gain: float) -> None:
+    def init_parameters(self, *, gain: float) -> None:
         """Set the biases to zero, and compute the index of the table's row for every pair of tokens."""
         nn.init.zeros_(self.relative_position_bias_table)
-        self.relative_position_index.copy_(relative_position_index(self.window, self.query.weight.device))
+        self.relative_position_index.copy_(relative_position_index(self.window, self.relative_position_index.device))
 
 
 def relative_position_index(window: int, device: torch.device | None = None) -> Tensor:
@@ -212,7 +218,7 @@ class Attention(nn.Module):
         return self.output(out), weights
 
 
-class SwinLayer(nn.Module):
+class SwinLayer(CheckpointedLayer):
     """Window attention and a feed-forward layer, each on a residual branch."""
 
     def __init__(self, config: SwinConfig, channels: int, heads: int, *, drop_path: float) -> None:
@@ -263,24 +269,28 @@ class Stage(nn.Module):
     def __init__(self, config: SwinConfig, channels: int, heads: int, *, drop_paths: list[float], merge: bool) -> None:
         super().__init__()
         self.window = config.window_size
-        self.gradient_checkpointing = False
         self.blocks = nn.ModuleList(SwinLayer(config, channels, heads, drop_path=rate) for rate in drop_paths)
         self.downsample = PatchMerging(channels) if merge else None
 
     def forward(
-        self, inputs: TokenGrid, *, always_shift: bool, need_weights: bool
+        self, inputs: TokenGrid, *, always_shift: bool, need_weights: bool, states: list[Tensor] | None = None
     ) -> tuple[TokenGrid, TokenGrid, Tensor | None]:
-        """Return tokens before and after merging, and the attention weights of the last layer."""
+        """Return tokens before and after merging, and the attention weights of the last layer.
+
+        Tokens before and after each layer are appended to `states`.
+        """
         tokens, grid_hw = inputs
         shift = self.window // 2 if always_shift or min(grid_hw) > self.window else 0
         branch, weights = None, None
         for number, layer in enumerate(self.blocks):
             last = need_weights and number == len(self.blocks) - 1
-            arguments = (tokens, branch, grid_hw, shift if number % 2 else 0, last)
-            if self.gradient_checkpointing and self.training:
-                tokens, branch, weights = checkpoint(layer, *arguments, use_reentrant=False)
-            else:
-                tokens, branch, weights = layer(*arguments)
+            if states is not None:
+                tokens, branch = tokens if branch is None else tokens + branch, None
+                states.append(tokens)
+            tokens, branch, weights = layer(tokens, branch, grid_hw, shift if number % 2 else 0, last)
+            if states is not None:
+                tokens, branch = tokens + branch, None
+                states.append(tokens)
         output = TokenGrid(tokens if branch is None else tokens + branch, grid_hw)
         if self.downsample is None:
             return output, output, weights
@@ -301,14 +311,19 @@ class Encoder(nn.Module):
             for number, (channels, heads, depth) in enumerate(stages, start=1)
         )
 
-    def forward(self, inputs: TokenGrid, *, always_shift: bool, need_weights: bool = False) -> EncoderOutput:
+    def forward(
+        self, inputs: TokenGrid, *, always_shift: bool, need_weights: bool = False, need_block_states: bool = False
+    ) -> EncoderOutput:
         """Run embeddings [B, h·w, C] through all stages.
 
         With `always_shift`, windows are shifted even if one window covers the grid, as backbones were trained.
         """
         output = EncoderOutput()
         for stage in self.layers:
-            before, inputs, weights = stage(inputs, always_shift=always_shift, need_weights=need_weights)
+            states: list[Tensor] | None = [] if need_block_states else None
+            before, inputs, weights = stage(inputs, always_shift=always_shift, need_weights=need_weights, states=states)
+            if states is not None:
+                output.block_states.append(tuple(states))
             output.before_merging.append(before)
             output.after_merging.append(inputs)
             if weights is not None:
