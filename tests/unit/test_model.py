@@ -670,7 +670,7 @@ class TestKeywordsOfTransformers:
         model.gradient_checkpointing_disable()
         assert not model.is_gradient_checkpointing
         model.gradient_checkpointing_enable(every_n_layers=3)
-        assert [layer.gradient_checkpointing for layer in model.model.layer] == [True, False, False, True]
+        assert [layer.gradient_checkpointing for layer in model._checkpointed_layers()] == [True, False, False, True]
         with pytest.raises(InputError, match="offload: expected False"):
             model.gradient_checkpointing_enable(offload=True)
 
