@@ -224,6 +224,16 @@ def test_auxiliary_predictions_are_what_the_reference_heads_say_of_normed_layers
     assert_same(got.loss, total, 1e-5)
 
 
+def test_auxiliary_predictions_of_the_reference(tmp_path: Path) -> None:
+    ours, theirs = MASKFORMER.both(tmp_path, use_auxiliary_loss=True)
+    ours.config.norm_auxiliary_states = False
+    pixels, given = random_images(64, 96), objects(64, 96, (3, 1), NUM_LABELS)
+    got = ours(pixels, **given, output_auxiliary_logits=True)
+    want = theirs(pixels, **given, output_auxiliary_logits=True, output_hidden_states=True)  # it needs them
+    assert len(got.auxiliary_logits) == len(want.auxiliary_logits) == 3
+    assert_same(got.loss, want.loss, 1e-5)
+
+
 def test_files_as_they_were_published(tmp_path: Path) -> None:
     """A plain Swin without out_features, a decoder with fields of its day, and a buffer that follows from the rest."""
     _, theirs = MASKFORMER.both(tmp_path)

@@ -330,8 +330,10 @@ class MaskFormerSwinModel(SwinModel):
             pooler_output=last.mean(1) if self.pooled else None,  # [B, C]
             hidden_states=(embedded.tokens, *encoded.block_states) if flags.hidden_states else None,
             attentions=tuple(encoded.attentions) if flags.attentions else None,
-            hidden_states_spatial_dimensions=tuple(state.grid_hw for state in (embedded, *encoded.after_merging)),
         )
+        if flags.return_dict:  # tuples are of tensors
+            grids = (state.grid_hw for state in (embedded, *encoded.after_merging))
+            output.hidden_states_spatial_dimensions = tuple(grids)
         return self.format_output(output, flags.return_dict)
 
 
