@@ -56,6 +56,12 @@ PRIVATE_NAMES = {
     ): "peer_names.MODALITY_TO_AUTOPROCESSOR_MAPPING",
     ("transformers.modeling_layers", "GradientCheckpointingLayer"): "vitruvian.layers.checkpointed.CheckpointedLayer",
     ("transformers.utils", "ModelOutput"): "vitruvian.ModelOutput",
+} | {
+    (
+        f"transformers.models.{family}.image_processing_{family}",
+        "binary_mask_to_rle",
+    ): "vitruvian.models.mask_classification.reference_results.binary_mask_to_rle"
+    for family in ("mask2former", "maskformer")
 }
 
 # The first pattern that a test's name matches is its subject.

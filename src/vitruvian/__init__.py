@@ -23,8 +23,8 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "vitruvian.config": ("Config",),
     "vitruvian.errors": (
-        "CheckpointError", "ConfigError", "ImageError", "InputError", "MissingExtraError", "NewWeightsWarning",
-        "VitruvianError", "VitruvianWarning", "WeightsError",
+        "CheckpointError", "ConfigError", "ImageError", "InputError", "InputTypeError", "MissingExtraError",
+        "NewWeightsWarning", "VitruvianError", "VitruvianWarning", "WeightsError",
     ),
     "vitruvian.images": ("load_image",),
     "vitruvian.model": ("Model",),
@@ -33,13 +33,17 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "Mask2FormerForUniversalSegmentation", "Mask2FormerForUniversalSegmentationOutput", "Mask2FormerModel",
         "Mask2FormerModelOutput", "Mask2FormerPreTrainedModel",
     ),
-    "vitruvian.models.mask2former.processing": ("Mask2FormerImageProcessor", "Mask2FormerImageProcessorFast"),
+    "vitruvian.models.mask2former.processing": (
+        "Mask2FormerImageProcessor", "Mask2FormerImageProcessorFast", "Mask2FormerImageProcessorPil",
+    ),
     "vitruvian.models.maskformer.configuration": ("DetrConfig", "MaskFormerConfig"),
     "vitruvian.models.maskformer.modeling": (
         "MaskFormerForInstanceSegmentation", "MaskFormerForInstanceSegmentationOutput", "MaskFormerModel",
         "MaskFormerModelOutput", "MaskFormerPreTrainedModel",
     ),
-    "vitruvian.models.maskformer.processing": ("MaskFormerImageProcessor", "MaskFormerImageProcessorFast"),
+    "vitruvian.models.maskformer.processing": (
+        "MaskFormerImageProcessor", "MaskFormerImageProcessorFast", "MaskFormerImageProcessorPil",
+    ),
     "vitruvian.models.resnet.configuration": ("ResNetConfig",),
     "vitruvian.models.resnet.modeling": ("ResNetBackbone",),
     "vitruvian.models.sam2.automatic_masks": ("AutomaticMaskOptions", "MaskProposals", "Sam2AutomaticMaskGenerator"),
@@ -50,7 +54,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "vitruvian.models.sam2.hiera": ("Sam2HieraDetModel", "Sam2HieraDetModelOutput", "Sam2PreTrainedModel"),
     "vitruvian.models.sam2.interactive": ("Sam2Session",),
     "vitruvian.models.sam2.modeling": ("Sam2ImageSegmentationOutput", "Sam2Model"),
-    "vitruvian.models.sam2.processing": ("Sam2ImageProcessor", "Sam2Processor"),
+    "vitruvian.models.sam2.processing": ("Sam2ImageProcessor", "Sam2ImageProcessorFast", "Sam2Processor"),
     "vitruvian.models.sam2.video_modeling": (
         "Sam2VideoModel", "Sam2VideoPreTrainedModel", "Sam2VideoSegmentationOutput",
     ),
@@ -83,7 +87,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "SemanticSegmenterOutput",
     ),
     "vitruvian.pipelines": ("pipeline",),
-    "vitruvian.processor": ("ImageProcessor",),
+    "vitruvian.processor": ("ImageProcessor", "set_legacy_results"),
 }
 # fmt: on
 ADDRESS = {name: module for module, names in PUBLIC.items() for name in names}

@@ -60,8 +60,25 @@ TABLE["sam2_video"] = TABLE["sam2"] | _family(
 )
 
 
+_registered: dict[str, type] = {}  # classes of users by name; the table has their names too
+
+
+def register_class(config_class: Any, task: str, added: type, *, exist_ok: bool = False) -> None:
+    """Add a class for a task to the table, for the model type of a configuration class."""
+    family = TABLE.setdefault(config_class.model_type, {})
+    if family.get(task, added.__name__) != added.__name__ and not exist_ok:
+        raise InputError(
+            f"{added.__name__}: expected a model_type without a class for {task!r}, got {config_class.model_type!r}, "
+            f"which has {family[task]}. Pass exist_ok=True to replace it."
+        )
+    family[task] = added.__name__
+    _registered[added.__name__] = added
+
+
 def find_class(name: str) -> Any:
-    """Import a class of the table by its name; return None for other names."""
+    """Return a class of the table by its name, imported if needed, or None for other names."""
+    if name in _registered:
+        return _registered[name]
     known = any(name in family.values() for family in TABLE.values())
     return getattr(vitruvian, name) if known else None
 
@@ -123,6 +140,30 @@ class AutoImageProcessor:
         """Load an image processor; keywords override its options."""
         return _load_processor(pretrained_model_name_or_path, "processor", kwargs)
 
+    @staticmethod
+    def register(
+        config_class: Any,
+        slow_image_processor_class: type | None = None,
+        fast_image_processor_class: type | None = None,
+        image_processor_classes: Mapping[str, type] | None = None,
+        exist_ok: bool = False,
+    ) -> None:
+        """Add an image processor for a configuration class; of several implementations the one for tensors is used.
+
+        Args:
+            config_class: A configuration class with a `model_type`.
+            slow_image_processor_class: Implementation with PIL.
+            fast_image_processor_class: Implementation with tensors.
+            image_processor_classes: The same as {"pil": …, "torchvision": …}.
+            exist_ok: Replace a class that the table has.
+        """
+        named = {"pil": slow_image_processor_class, "torchvision": fast_image_processor_class}
+        named |= image_processor_classes or {}
+        added = named["torchvision"] or next(filter(None, named.values()), None)
+        if added is None:
+            raise InputError("image_processor_classes: expected at least one class, got none.")
+        register_class(config_class, "processor", added, exist_ok=exist_ok)
+
 
 class AutoProcessor:
     """Loads the processor of any family: one for prompts if there is one, else its image processor."""
@@ -131,6 +172,11 @@ class AutoProcessor:
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
         """Load a processor; keywords override its options."""
         return _load_processor(pretrained_model_name_or_path, "prompts", kwargs)
+
+    @staticmethod
+    def register(config_class: Any, processor_class: type, exist_ok: bool = False) -> None:
+        """Add a processor for a configuration class; `exist_ok` replaces a class that the table has."""
+        register_class(config_class, "prompts", processor_class, exist_ok=exist_ok)
 
 
 class AutoVideoProcessor:
@@ -171,7 +217,11 @@ def _load_processor(source: str | Path, task: str, keywords: Mapping[str, Any]) 
 
 def _first_class(names: list[str | None]) -> Any:
     """Return the first known processor class; older files have other endings of class names."""
-    plain = (name.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor") for name in names if name)
+    plain = (
+        name.removesuffix("Fast").removesuffix("Pil").replace("FeatureExtractor", "ImageProcessor")
+        for name in names
+        if name
+    )
     return next(filter(None, map(find_class, plain)), None)
 
 

@@ -2,7 +2,8 @@
 
     VitruvianError
     ├── InputError (ValueError)          an argument, prompt, box, label or tensor that cannot be used
-    │   └── ImageError                   an image that cannot be read, or is too large to read safely
+    │   ├── ImageError                   an image that cannot be read, or is too large to read safely
+    │   └── InputTypeError (TypeError)   an argument of a wrong type
     ├── ConfigError (ValueError)         a configuration field with a wrong type or an impossible value
     ├── CheckpointError (OSError)        files of a checkpoint that are missing, truncated or unreadable
     │   └── WeightsError (ValueError)    readable weights that do not match the model
@@ -67,6 +68,10 @@ class InputError(VitruvianError, ValueError):
 
 class ImageError(InputError):
     """An image that cannot be read, or is too large to read safely."""
+
+
+class InputTypeError(InputError, TypeError):
+    """An argument of a wrong type."""
 
 
 class ConfigError(VitruvianError, ValueError):

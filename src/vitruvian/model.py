@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from vitruvian.adapters import AdapterMixin
 from vitruvian.config import Config, split_hub_options
 from vitruvian.devices import (
     add_device_hooks,
@@ -56,7 +57,7 @@ OutputT = TypeVar("OutputT", bound=ModelOutput)
 R = TypeVar("R")
 
 
-class Model(nn.Module):
+class Model(AdapterMixin):
     """Base of all models. Subclasses set the class variables, build in `__init__` and call `post_init()` last.
 
     Attributes:
@@ -374,6 +375,8 @@ class Model(nn.Module):
         if not is_main_process:
             return []
         folder = Path(save_directory).expanduser()
+        if self.active_adapters():
+            return self.save_adapter(folder)
         self.config.architectures = [type(self).__name__]
         self.config.dtype = self.dtype
         written = self.config.save_pretrained(folder)
@@ -485,6 +488,8 @@ class Model(nn.Module):
                 beside the others. Needs bfloat16 and a GPU of the Hopper generation or newer.
         """
         check_one_device(self, "optimize")
+        if fp8 and self.active_adapters():
+            raise InputError("optimize: fp8 does not include adapters. Merge them with peft first, or leave fp8 out.")
         if fp8 and (missing := self.missing_for_fp8()):
             raise InputError(f"optimize: fp8 needs {missing}. Leave fp8 out.")
         self.fp8 = fp8
@@ -544,18 +549,27 @@ class Model(nn.Module):
         self._reoptimize()
         return result
 
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
+    def gradient_checkpointing_enable(
+        self,
+        gradient_checkpointing_kwargs: dict[str, Any] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,
+    ) -> None:
         """Recompute layers in the backward pass of training, to save memory.
 
         Args:
             gradient_checkpointing_kwargs: Keywords of `torch.utils.checkpoint.checkpoint`, such as `use_reentrant`.
+            every_n_layers: Recompute the first of every so many layers only.
+            offload: Not supported; must be False.
         """
+        if offload:
+            raise InputError("offload: expected False, got True. Use torch.autograd.graph.save_on_cpu around training.")
         options = {"use_reentrant": False} | (gradient_checkpointing_kwargs or {})
         layers = self._checkpointed_layers()
         if not layers:
             raise InputError(f"{type(self).__name__}: has no layers that can be checkpointed.")
-        for layer in layers:
-            layer.gradient_checkpointing, layer.checkpoint_options = True, options
+        for number, layer in enumerate(layers):
+            layer.gradient_checkpointing, layer.checkpoint_options = number % every_n_layers == 0, options
 
     def gradient_checkpointing_disable(self) -> None:
         """Store all activations in training."""

@@ -179,14 +179,21 @@ class BatchFeature(AttributeDict):
     """The output of a processor: a dict whose items are attributes too, with `to` for all tensors."""
 
     def __init__(self, data: Mapping[str, Any] | None = None, tensor_type: str | None = None) -> None:
-        if tensor_type not in (None, "pt", "np"):
-            raise InputError(f"return_tensors: expected 'pt', 'np' or None, got {tensor_type!r}.")
-        super().__init__({k: _as_tensors(k, v, tensor_type) for k, v in (data or {}).items()})
+        super().__init__(data or {})
+        self.convert_to_tensors(tensor_type)
 
     @property
     def data(self) -> dict[str, Any]:
         """The items as a plain dict."""
         return dict(self)
+
+    def convert_to_tensors(self, tensor_type: str | None = None) -> Self:
+        """Stack lists to tensors ("pt") or arrays ("np") in place; None leaves them."""
+        if tensor_type not in (None, "pt", "np"):
+            raise InputError(f"return_tensors: expected 'pt', 'np' or None, got {tensor_type!r}.")
+        for key, value in self.items():
+            self[key] = _as_tensors(key, value, tensor_type)
+        return self
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move tensors to a device; a floating-point dtype applies to floating-point tensors only."""
@@ -200,6 +207,11 @@ class BatchFeature(AttributeDict):
         for key, value in self.items():
             self[key] = map_tensors(move, value)
         return self
+
+
+def output_field(outputs: Any, name: str) -> Any:
+    """Return a field of a model's output, or of a dict with its fields, where a field that is not set may be absent."""
+    return outputs.get(name) if isinstance(outputs, dict) else getattr(outputs, name, None)
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:

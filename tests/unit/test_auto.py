@@ -20,6 +20,7 @@ from vitruvian import (
     AutoModelForSemanticSegmentation,
     AutoProcessor,
     CheckpointError,
+    Config,
     ConfigError,
     InputError,
     Mask2FormerForUniversalSegmentation,
@@ -39,6 +40,7 @@ from vitruvian import (
     SwinConfig,
     auto,
 )
+from vitruvian.config import settings
 
 AUTO = {
     "pose": "AutoModelForPoseEstimation",
@@ -238,7 +240,9 @@ class TestProcessors:
         assert found.do_pad is True
         assert cls.from_pretrained(tmp_path, do_pad=False).do_pad is False
 
-    @pytest.mark.parametrize("name", ["Sapiens2ImageProcessorFast", "Sapiens2FeatureExtractor"])
+    @pytest.mark.parametrize(
+        "name", ["Sapiens2ImageProcessorFast", "Sapiens2ImageProcessorPil", "Sapiens2FeatureExtractor"]
+    )
     def test_older_names(self, name: str, tmp_path: Path) -> None:
         key = "feature_extractor_type" if "Feature" in name else "image_processor_type"
         (tmp_path / "preprocessor_config.json").write_text(json.dumps({key: name, "do_pad": True}))
@@ -265,3 +269,32 @@ class TestProcessors:
         (tmp_path / "preprocessor_config.json").write_text("{")
         with pytest.raises(CheckpointError, match="expected JSON"):
             AutoImageProcessor.from_pretrained(tmp_path)
+
+    def test_registered_classes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(auto, "TABLE", {name: dict(family) for name, family in auto.TABLE.items()})
+        monkeypatch.setattr(auto, "_registered", {})
+
+        @settings
+        class OtherConfig(Config):
+            model_type = "other"
+
+        @settings
+        class OtherImageProcessor(Sapiens2ImageProcessor):
+            pass
+
+        OtherConfig().save_pretrained(tmp_path)
+        OtherImageProcessor(do_pad=True).save_pretrained(tmp_path)
+        with pytest.raises(CheckpointError, match="expected the files of a known processor"):
+            AutoImageProcessor.from_pretrained(tmp_path)
+        AutoImageProcessor.register(OtherConfig, fast_image_processor_class=OtherImageProcessor)
+        assert type(AutoImageProcessor.from_pretrained(tmp_path)) is OtherImageProcessor
+        assert type(AutoProcessor.from_pretrained(tmp_path)) is OtherImageProcessor
+        AutoProcessor.register(OtherConfig, Sapiens2ImageProcessor)
+        assert type(AutoProcessor.from_pretrained(tmp_path)) is Sapiens2ImageProcessor
+        with pytest.raises(InputError, match="exist_ok=True"):
+            AutoProcessor.register(OtherConfig, OtherImageProcessor)
+        AutoProcessor.register(OtherConfig, OtherImageProcessor, exist_ok=True)
+        AutoImageProcessor.register(OtherConfig, image_processor_classes={"pil": Sapiens2ImageProcessor}, exist_ok=True)
+        assert type(AutoProcessor.from_pretrained(tmp_path)) is OtherImageProcessor
+        with pytest.raises(InputError, match="image_processor_classes: expected at least one class"):
+            AutoImageProcessor.register(OtherConfig)

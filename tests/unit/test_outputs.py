@@ -148,6 +148,15 @@ class TestBatchFeature:
         assert not hasattr(batch, "labels")
         assert len(BatchFeature()) == 0
 
+    def test_conversion_on_request(self) -> None:
+        batch = BatchFeature({"a": [torch.ones(2), torch.ones(2)]})
+        assert batch.convert_to_tensors() is batch
+        assert isinstance(batch.a, list)
+        assert batch.convert_to_tensors("pt").a.shape == (2, 2)
+        assert isinstance(batch.convert_to_tensors("np").a, np.ndarray)
+        with pytest.raises(InputError, match="return_tensors: expected 'pt', 'np' or None, got 'tf'"):
+            batch.convert_to_tensors("tf")
+
     def test_stacks_as_asked(self) -> None:
         rows = [torch.ones(2, dtype=torch.uint8), torch.zeros(2, dtype=torch.uint8)]
         stacked = BatchFeature({"a": rows, "sizes": [(1, 2), (3, 4)], "one": torch.ones(3)}, "pt")

@@ -144,7 +144,7 @@ class DeformableAttention(nn.Module):
 
     def forward(self, tokens: Tensor, queries: Tensor, level_hw: LevelSizes) -> Tensor:
         """Attend from queries [B, N, C], tokens with positions, to points around them: [B, N, C]."""
-        if self._joined is not None and self._joined.is_usable():
+        if self._joined is not None and self._joined.is_usable(self.sampling_offsets, self.attention_weights):
             samples = math.prod(self.shape)
             offsets, scores = torch.split(self._joined(queries), [2 * samples, samples], dim=-1)
         else:

@@ -21,7 +21,7 @@ _NORM_GROUPS = 32
 
 def pointwise(convolution: nn.Conv2d, maps: Tensor) -> Tensor:
     """Apply a 1×1 convolution: [B, C, h, w] -> [B, C', h, w], on the CPU as one matrix product over the channels."""
-    if maps.device.type != "cpu" or torch.compiler.is_exporting():
+    if maps.device.type != "cpu" or torch.compiler.is_exporting() or type(convolution) is not nn.Conv2d:
         out: Tensor = convolution(maps)
         return out
     rows = F.linear(maps.permute(0, 2, 3, 1), convolution.weight.flatten(1), convolution.bias)  # [B, h, w, C']

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
-from vitruvian.outputs import AttributeDict, ModelOutput
+from vitruvian.outputs import AttributeDict, ModelOutput, output_field
 
 
 @dataclass
@@ -109,7 +109,7 @@ class QueryLogits:
         """Read and check the logits of a model's output."""
         both = []
         for name, ndim in (("class_queries_logits", 3), ("masks_queries_logits", 4)):
-            logits = outputs.get(name) if isinstance(outputs, dict) else getattr(outputs, name, None)
+            logits = output_field(outputs, name)
             if not isinstance(logits, Tensor) or logits.ndim != ndim:
                 got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
                 raise InputError(f"outputs.{name}: expected a tensor of {ndim} dimensions, got {got}.")

@@ -273,7 +273,7 @@ class Attention(nn.Module):
             assert fp8 is not None
             joined: Tensor | None = linear_fp8(tokens, fp8.qkv, fp8.qkv_bias, dtype=self.o_proj.weight.dtype)
         else:
-            joined = self.joined(tokens) if self.joined is not None and self.joined.is_usable() else None
+            joined = self.joined(tokens) if self.joined is not None and self.joined.is_usable(*linears) else None
         if joined is None:
             parts = [linear(tokens) for linear in linears]
         else:

@@ -158,7 +158,7 @@ class WindowAttention(nn.Module):
     def forward(self, tokens: Tensor, grid_hw: Grid, *, shift: int, need_weights: bool) -> tuple[Tensor, Tensor | None]:
         """Attend inside the windows of tokens [B, h·w, C]; weights are [B · windows, A, N, N]."""
         # The fill of the padding, tokens of zeros, is their projection: the bias.
-        if self._joined_qkv is not None and self._joined_qkv.is_usable():
+        if self._joined_qkv is not None and self._joined_qkv.is_usable(self.query, self.key, self.value):
             qkv, fill = self._joined_qkv(tokens), self._joined_qkv.bias  # [B, h·w, 3C], [3C]
         else:
             qkv = torch.cat((self.query(tokens), self.key(tokens), self.value(tokens)), dim=-1)  # [B, h·w, 3C]
