@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 import tempfile
 import types
 import warnings
@@ -47,6 +48,7 @@ from vitruvian.weights import (
     describe_mismatch,
     match_keys,
     open_weights,
+    renamed,
     save_weights,
     some,
 )
@@ -538,9 +540,15 @@ class Model(AdapterMixin):
             self._reoptimize()
         return self
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load weights, and repeat `optimize`, if it was called."""
-        result = super().load_state_dict(*args, **kwargs)
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load weights, also under the names of transformers, and repeat `optimize`, if it was called."""
+        own = self.state_dict()
+        state = {name: own[name] for name in own if any(pattern in name for pattern in self.optional_keys)}
+        for name, value in state_dict.items():
+            known = name if name in own else renamed(name, self.renamed_keys)
+            if known in own or not any(re.search(pattern, known) for pattern in self.ignored_keys):
+                state[known] = value
+        result = super().load_state_dict(state, *args, **kwargs)
         self._reoptimize()
         return result
 

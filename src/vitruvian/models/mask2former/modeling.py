@@ -65,7 +65,7 @@ class Mask2FormerPreTrainedModel(MaskClassificationPreTrainedModel):
     # The last norm of the bare Swin is not part of the backbone.
     ignored_keys: ClassVar[tuple[str, ...]] = (
         *MaskClassificationPreTrainedModel.ignored_keys,
-        r"\.encoder\.swin\.layernorm\.",
+        r"pixel_level_module\.encoder\.(swin\.)?layernorm\.",
     )
 
     def prepare_for_inference(self) -> None:

@@ -127,9 +127,15 @@ class MaskFormerConfig(MaskClassificationConfig):
         decoder_config: Configuration of the decoder; by default that of DETR.
         cross_entropy_weight: Weight of the class loss.
         mask_weight: Weight of the focal loss of the masks, and of its cost in the matching.
+        norm_auxiliary_states: Make auxiliary predictions from the normed queries after each layer, as in the training
+            of the published weights. False makes them as transformers does: from the queries before the first layer
+            too, and without the norm.
     """
 
     model_type: ClassVar[str] = "maskformer"
+    written_unless_default: ClassVar[frozenset[str]] = MaskClassificationConfig.written_unless_default | {
+        "norm_auxiliary_states"
+    }
     backbone_types: ClassVar[dict[str, type[SwinConfig] | type[ResNetConfig]]] = {
         "swin": SwinConfig,
         "maskformer-swin": MaskFormerSwinConfig,
@@ -144,6 +150,7 @@ class MaskFormerConfig(MaskClassificationConfig):
     decoder_config: DetrConfig = field(default_factory=DetrConfig)
     cross_entropy_weight: float = bounded(1.0, ge=0)
     mask_weight: float = bounded(20.0, ge=0)
+    norm_auxiliary_states: bool = True
 
     def __post_init__(self) -> None:
         self.decoder_config = nested(self.decoder_config, DetrConfig) or DetrConfig()

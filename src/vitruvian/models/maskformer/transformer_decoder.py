@@ -31,8 +31,8 @@ class TransformerModule(nn.Module):
         self.input_projection = with_init(nn.Conv2d(inputs, channels, 1), "xavier") if inputs != channels else None
         self.decoder = Decoder(config)
 
-    def forward(self, features: Tensor, *, auxiliary: bool, need_weights: bool) -> DecoderOutput:
-        """Attend from the queries to a map [B, C', h, w]; with `auxiliary`, norm the queries of every layer."""
+    def forward(self, features: Tensor, *, norm_all: bool, need_weights: bool) -> DecoderOutput:
+        """Attend from the queries to a map [B, C', h, w]; with `norm_all`, norm the queries of every layer."""
         if self.input_projection is not None:
             features = pointwise(self.input_projection, features)  # [B, C, h, w]
         tokens = features.flatten(2).transpose(1, 2)  # [B, h·w, C]
@@ -40,7 +40,7 @@ class TransformerModule(nn.Module):
         positions = sine_positions(grid_hw, tokens.shape[-1], tokens.dtype, tokens.device)  # [h·w, C]
         query_positions = self.queries_embedder.weight.expand(tokens.shape[0], -1, -1).to(tokens.dtype)  # [B, Q, C]
         output: DecoderOutput = self.decoder(
-            tokens, tokens + positions, query_positions, auxiliary=auxiliary, need_weights=need_weights
+            tokens, tokens + positions, query_positions, norm_all=norm_all, need_weights=need_weights
         )
         return output
 
@@ -54,17 +54,17 @@ class Decoder(nn.Module):
         self.layernorm = nn.LayerNorm(config.d_model)
 
     def forward(
-        self, tokens: Tensor, keys: Tensor, query_positions: Tensor, *, auxiliary: bool, need_weights: bool
+        self, tokens: Tensor, keys: Tensor, query_positions: Tensor, *, norm_all: bool, need_weights: bool
     ) -> DecoderOutput:
         """Run all layers on tokens of a map [B, N, C], the same with positions, and positions of queries [B, Q, C]."""
-        queries = torch.zeros_like(query_positions)
+        queries = torch.zeros_like(query_positions, requires_grad=self.training and torch.is_grad_enabled())
         output = DecoderOutput([queries])
         for layer in self.layers:
             queries, weights = layer(queries, tokens, keys, query_positions, need_weights)
             output.states.append(queries)
             if weights is not None:
                 output.attentions.append(weights)
-        output.normed = [self.layernorm(state) for state in output.states[1 if auxiliary else -1 :]]
+        output.normed = [self.layernorm(state) for state in output.states[1 if norm_all else -1 :]]
         output.states[-1] = output.normed[-1]
         return output
 

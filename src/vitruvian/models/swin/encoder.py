@@ -26,6 +26,17 @@ from vitruvian.ops.dispatch import is_tracing, wants_grad
 from vitruvian.ops.layer_norm import add_layer_norm
 from vitruvian.ops.window_attention import window_attention
 
+# Names in the modules of transformers 5 -> those in files, which are also those here.
+RENAMED_KEYS = (
+    (r"\.attention\.q_proj\.", ".attention.self.query."),
+    (r"\.attention\.k_proj\.", ".attention.self.key."),
+    (r"\.attention\.v_proj\.", ".attention.self.value."),
+    (r"\.attention\.o_proj\.", ".attention.output.dense."),
+    (r"\.attention\.relative_position_bias\.", ".attention.self."),
+    (r"(blocks\.\d+)\.mlp\.fc1\.", r"\1.intermediate.dense."),
+    (r"(blocks\.\d+)\.mlp\.fc2\.", r"\1.output.dense."),
+)
+
 Grid = tuple[int, int]
 
 

@@ -18,7 +18,7 @@ from vitruvian.layers.init import init_layer, set_init_std
 from vitruvian.losses.classification import classification_loss
 from vitruvian.model import Model
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
-from vitruvian.models.swin.encoder import Embeddings, Encoder, EncoderOutput, TokenGrid, optimize_swin
+from vitruvian.models.swin.encoder import RENAMED_KEYS, Embeddings, Encoder, EncoderOutput, TokenGrid, optimize_swin
 from vitruvian.outputs import BackboneOutput, BaseModelOutputWithPooling, ModelOutput, OutputOptions
 from vitruvian.weights import KeyPlan
 
@@ -78,6 +78,7 @@ class SwinPreTrainedModel(Model):
     config_class: ClassVar[type[Config]] = SwinConfig
     config: SwinConfig
     base_model_prefix: ClassVar[str] = "swin"
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = RENAMED_KEYS
     no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "SwinLayer")
     optional_keys: ClassVar[tuple[str, ...]] = ("relative_position_index", "mask_token")
 
@@ -287,6 +288,7 @@ class SwinForMaskedImageModeling(SwinPreTrainedModel):
 class SwinBackbone(_SwinBackboneBase):
     """Swin as a backbone: the feature maps of the stages in `out_features`, before merging, each with its norm."""
 
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = (*RENAMED_KEYS, (r"^swin\.", ""))
     ignored_keys: ClassVar[tuple[str, ...]] = (r"^(swin\.)?layernorm\.", r"^classifier\.")
 
     def __init__(self, config: SwinConfig) -> None:
@@ -328,8 +330,10 @@ class MaskFormerSwinModel(SwinModel):
             pooler_output=last.mean(1) if self.pooled else None,  # [B, C]
             hidden_states=(embedded.tokens, *encoded.block_states) if flags.hidden_states else None,
             attentions=tuple(encoded.attentions) if flags.attentions else None,
-            hidden_states_spatial_dimensions=tuple(state.grid_hw for state in (embedded, *encoded.after_merging)),
         )
+        if flags.return_dict:  # tuples are of tensors
+            grids = (state.grid_hw for state in (embedded, *encoded.after_merging))
+            output.hidden_states_spatial_dimensions = tuple(grids)
         return self.format_output(output, flags.return_dict)
 
 
