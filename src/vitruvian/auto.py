@@ -1,7 +1,7 @@
 """Auto classes: load a checkpoint without naming its class, by a table (model type, task) → class.
 
 AutoModelForPoseEstimation.from_pretrained("facebook/sapiens2-pose-0.4b")   ─▶ Sapiens2ForPoseEstimation
-AutoModel.from_pretrained("facebook/sapiens2-pose-0.4b")                    ─▶ Sapiens2Model, the model without head
+AutoModel.from_pretrained("facebook/mask2former-swin-tiny-coco-instance")   ─▶ Mask2FormerModel, without head
 """
 
 from __future__ import annotations
@@ -124,6 +124,15 @@ class AutoConfig:
         family = _family_of(values.get("model_type"), str(pretrained_model_name_or_path))
         config: Config = find_class(family["config"]).from_dict(values, **overrides)
         return config
+
+    @staticmethod
+    def register(model_type: str, config: type[Config], exist_ok: bool = False) -> None:
+        """Add a configuration class for a model type; `exist_ok` replaces a class that the table has."""
+        if config.model_type != model_type:
+            raise InputError(
+                f"model_type: expected that of {config.__name__}, {config.model_type!r}, got {model_type!r}."
+            )
+        register_class(config, "config", config, exist_ok=exist_ok)
 
     @classmethod
     def for_model(cls, model_type: str, **fields: Any) -> Config:
@@ -259,16 +268,37 @@ class AutoTaskModel:
         return model_class.from_pretrained(pretrained_model_name_or_path, **kwargs)
 
     @classmethod
+    def register(cls, config_class: type[Config], model_class: type[Model], exist_ok: bool = False) -> None:
+        """Add a model class for a configuration class; `exist_ok` replaces a class that the table has."""
+        register_class(config_class, cls.task, model_class, exist_ok=exist_ok)
+
+    @classmethod
     def from_config(cls, config: Config, **kwargs: Any) -> Any:
         """Build a model with new weights; keywords are those of `Model.from_config`."""
         return cls.find(config.to_dict(), type(config).__name__).from_config(config, **kwargs)
 
 
+class AutoModel(AutoTaskModel, task="model"):
+    """Loads a checkpoint as the model without head of its family; a Sapiens2 as the class that it was saved from."""
+
+    @classmethod
+    def find(cls, values: Mapping[str, Any], source: str) -> Any:
+        """Return the class for a configuration."""
+        # The examples for Sapiens2 in the documentation of transformers read the outputs of tasks.
+        named = _named_class(values, source) if values.get("model_type") == "sapiens2" else None
+        return named or super().find(values, source)
+
+
 def saved_class(values: Mapping[str, Any], source: str) -> Any:
     """Return the class that a checkpoint was saved from, or the model without head of its family."""
+    return _named_class(values, source) or AutoModel.find(values, source)
+
+
+def _named_class(values: Mapping[str, Any], source: str) -> Any:
+    """Return the first class of the family in the `architectures` of a configuration, or None."""
     family = _family_of(values.get("model_type"), source)
-    named = [name for name in values.get("architectures") or [] if name in family.values()]
-    return find_class(named[0]) if named else AutoModel.find(values, source)
+    named = (name for name in values.get("architectures") or [] if name in family.values())
+    return next(map(find_class, named), None)
 
 
 def _auto_class(name: str, task: str, purpose: str) -> type[AutoTaskModel]:
@@ -278,7 +308,6 @@ def _auto_class(name: str, task: str, purpose: str) -> type[AutoTaskModel]:
     return created
 
 
-AutoModel = _auto_class("AutoModel", "model", "as the model without head of its family")
 AutoBackbone = _auto_class("AutoBackbone", "backbone", "as a backbone")
 AutoModelForPreTraining = _auto_class("AutoModelForPreTraining", "pretraining", "for pretraining")
 AutoModelForPoseEstimation = _auto_class("AutoModelForPoseEstimation", "pose", "for keypoints")

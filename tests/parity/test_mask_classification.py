@@ -232,6 +232,9 @@ def test_auxiliary_predictions_of_the_reference(tmp_path: Path) -> None:
     want = theirs(pixels, **given, output_auxiliary_logits=True, output_hidden_states=True)  # it needs them
     assert len(got.auxiliary_logits) == len(want.auxiliary_logits) == 3
     assert_same(got.loss, want.loss, 1e-5)
+    logits = {name: got[name] for name in LOGITS}
+    terms = ours.get_loss_dict(**logits, **given, auxiliary_predictions=got.auxiliary_logits)
+    assert_same(ours.get_loss(terms), want.loss, 1e-5)
 
 
 def test_files_as_they_were_published(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from vitruvian import (
     MaskFormerForInstanceSegmentation,
     MaskFormerSwinBackbone,
     MaskFormerSwinConfig,
+    Model,
     NewWeightsWarning,
     ResNetBackbone,
     ResNetConfig,
@@ -95,12 +96,9 @@ class TestModels:
     def test_task_classes(self, task: str, tmp_path: Path) -> None:
         model = tiny_task(task)
         model.save_pretrained(tmp_path)
-        found = getattr(vitruvian, AUTO[task]).from_pretrained(tmp_path)
-        assert type(found) is TASKS[task][0]
-        assert torch.equal(found(pixels(1))[0], model(pixels(1))[0])
-        bare = AutoModel.from_pretrained(tmp_path)
-        assert type(bare) is Sapiens2Model
-        assert torch.equal(bare(pixels(1))[0], model.model(pixels(1))[0])
+        for found in (getattr(vitruvian, AUTO[task]).from_pretrained(tmp_path), AutoModel.from_pretrained(tmp_path)):
+            assert type(found) is TASKS[task][0]
+            assert torch.equal(found(pixels(1))[0], model(pixels(1))[0])
 
     def test_class_that_a_checkpoint_was_saved_from(self) -> None:
         for named, want in (
@@ -109,7 +107,8 @@ class TestModels:
             (["SomethingNew"], Sapiens2Model),
             (None, Sapiens2Model),
         ):
-            assert auto.saved_class({"model_type": "sapiens2", "architectures": named}, "here") is want
+            values = {"model_type": "sapiens2", "architectures": named}
+            assert auto.saved_class(values, "here") is AutoModel.find(values, "here") is want
 
     def test_backbone(self, pose: Path) -> None:
         found = AutoBackbone.from_pretrained(pose, out_indices=[0, 3])
@@ -134,15 +133,15 @@ class TestModels:
 
     def test_given_configuration(self, pose: Path, tmp_path: Path) -> None:
         config = Sapiens2Config.from_pretrained(pose)
-        assert type(AutoModel.from_pretrained(pose, config=config)) is Sapiens2Model
+        assert type(AutoModel.from_pretrained(pose, config=config)) is Sapiens2ForPoseEstimation
         alone = tmp_path / "w.safetensors"
         alone.write_bytes((pose / "model.safetensors").read_bytes())
         for given in (config, pose, str(pose)):
-            assert type(AutoModel.from_pretrained(alone, config=given)) is Sapiens2Model
+            assert type(AutoModel.from_pretrained(alone, config=given)) is Sapiens2ForPoseEstimation
             assert type(AutoModelForPoseEstimation.from_pretrained(alone, config=given)) is Sapiens2ForPoseEstimation
 
     def test_single_file(self, pose: Path) -> None:
-        assert type(AutoModel.from_pretrained(pose / "model.safetensors")) is Sapiens2Model
+        assert type(AutoModel.from_pretrained(pose / "model.safetensors")) is Sapiens2ForPoseEstimation
 
     def test_from_config(self) -> None:
         config = tiny_config(head_config=DECONVOLUTION, num_labels=5)
@@ -197,6 +196,34 @@ class TestMaskFamilies:
         ResNetBackbone(ResNetConfig(**resnet_fields())).save_pretrained(tmp_path)
         with pytest.raises(InputError, match=r"'resnet'\. This checkpoint opens with AutoBackbone\."):
             AutoModel.from_pretrained(tmp_path)
+
+
+@settings
+class OwnConfig(Config):
+    model_type = "own"
+
+
+class OwnModel(Model):
+    config_class = OwnConfig
+
+    def __init__(self, config: OwnConfig) -> None:
+        super().__init__(config)
+        self.layer = torch.nn.Linear(2, 2)
+        self.post_init()
+
+
+def test_registered_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "TABLE", {name: dict(family) for name, family in auto.TABLE.items()})
+    monkeypatch.setattr(auto, "_registered", {})
+    AutoConfig.register("own", OwnConfig)
+    AutoModel.register(OwnConfig, OwnModel)
+    OwnModel(OwnConfig()).save_pretrained(tmp_path)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is OwnConfig
+    assert type(AutoModel.from_pretrained(tmp_path)) is OwnModel
+    with pytest.raises(InputError, match="exist_ok=True"):
+        AutoModel.register(Sapiens2Config, OwnModel)
+    with pytest.raises(InputError, match="model_type"):
+        AutoConfig.register("other", OwnConfig)
 
 
 class TestConfigs:

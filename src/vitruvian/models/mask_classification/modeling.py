@@ -227,6 +227,25 @@ class MaskClassificationForSegmentation(MaskClassificationPreTrainedModel):
         """Return `class_queries_logits` and `masks_queries_logits` of each prediction; the last is the result."""
         raise NotImplementedError
 
+    def get_loss_dict(
+        self,
+        masks_queries_logits: Tensor,
+        class_queries_logits: Tensor,
+        mask_labels: Sequence[MaskLabels],
+        class_labels: Sequence[Tensor],
+        auxiliary_predictions: Sequence[dict[str, Tensor]] | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the terms of the loss, each times its weight; the arguments are those of `MaskSetLoss`."""
+        loss: LossTerms = self.criterion(
+            masks_queries_logits, class_queries_logits, mask_labels, class_labels, auxiliary_predictions or ()
+        )
+        weights = self.criterion.weights
+        return {name: getattr(weights, name.rstrip("_0123456789")) * term for name, term in loss.terms.items()}
+
+    def get_loss(self, loss_dict: dict[str, Tensor]) -> Tensor:
+        """Return the sum of the terms of `get_loss_dict`."""
+        return torch.stack(list(loss_dict.values())).sum()
+
     def forward(
         self,
         pixel_values: Tensor,
