@@ -2,7 +2,8 @@
 
     VitruvianError
     ├── InputError (ValueError)          an argument, prompt, box, label or tensor that cannot be used
-    │   └── ImageError                   an image that cannot be read, or is too large to read safely
+    │   ├── ImageError                   an image that cannot be read, or is too large to read safely
+    │   └── InputTypeError (TypeError)   an argument of a wrong type
     ├── ConfigError (ValueError)         a configuration field with a wrong type or an impossible value
     ├── CheckpointError (OSError)        files of a checkpoint that are missing, truncated or unreadable
     │   └── WeightsError (ValueError)    readable weights that do not match the model
@@ -71,6 +72,10 @@ class ImageError(InputError):
     """An image that cannot be read, or is too large to read safely."""
 
 
+class InputTypeError(InputError, TypeError):
+    """An argument of a wrong type."""
+
+
 class ConfigError(VitruvianError, ValueError):
     """A configuration field that has the wrong type or an impossible value."""
 
@@ -107,7 +112,7 @@ def without_escapes(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def near_matches(name: str, known: Iterable[str]) -> str:
-    """Return ``" Did you mean a, b?"`` for close spellings of `name`, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+def near_matches(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return ``" Did you mean a, b?"`` for spellings at least as close as `cutoff`, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
     return f" Did you mean {', '.join(close)}?" if close else ""

@@ -26,13 +26,40 @@ from vitruvian.config import read_json
 from vitruvian.errors import CheckpointError, InputError, WeightsError, near_matches
 from vitruvian.hub import HubOptions, find_file, is_local, local_folder, weight_file
 
-_SAFE_NAME = "model.safetensors"
-_SAFE_INDEX = "model.safetensors.index.json"
-_TORCH_NAME = "pytorch_model.bin"
-_TORCH_INDEX = "pytorch_model.bin.index.json"
-SAVED_FILES = ("model.safetensors", "model-?????-of-?????.safetensors", _SAFE_INDEX)  # what `save_weights` writes
+SAVED_FILES = (  # what `save_weights` writes
+    "model.safetensors",
+    "model-?????-of-?????.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model-?????-of-?????.bin",
+    "pytorch_model.bin.index.json",
+)
 _CHUNK_BYTES = 64 * 1024**2
 _LFS_POINTER = b"version https://git-lfs"
+
+
+@dataclass(frozen=True)
+class WeightNames:
+    """Names of the weight files of a checkpoint.
+
+    Attributes:
+        safe: Whether they are safetensors files, rather than files of `torch.save`.
+        variant: Inserted before the ending: ``model.fp16.safetensors``.
+    """
+
+    safe: bool = True
+    variant: str | None = None
+
+    def file(self, part: str = "") -> str:
+        """Return the name of a file, or of a part of it such as ``"-00001-of-00002"``."""
+        stem, ending = ("model", "safetensors") if self.safe else ("pytorch_model", "bin")
+        return ".".join(filter(None, (stem + part, self.variant, ending)))
+
+    @property
+    def index(self) -> str:
+        """Name of the table of parts: ``model.safetensors.index.json``, ``model.safetensors.index.fp16.json``."""
+        plain = WeightNames(self.safe).file()
+        return ".".join(filter(None, (plain, "index", self.variant, "json")))
 
 
 class _Reader(Protocol):
@@ -83,6 +110,18 @@ class WeightFiles:
                 yield from zip(names, split_evenly(name, tensor, len(names)) if names else (), strict=True)
 
 
+class StateDict:
+    """Tensors in memory, read as a file of weights is."""
+
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        self.state = state
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors."""
+        yield from self.state.items()
+
+
 class _SafeReader:
     """One safetensors file."""
 
@@ -112,21 +151,8 @@ class _SafeReader:
                     del tensor
 
 
-class _TorchReader:
-    """One `.bin`, `.pt` or `.pth` file, read with `weights_only=True`: tensors and plain containers, no code."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.state = _find_state_dict(_load_torch_file(path), path)
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in self.state.items()}
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors."""
-        yield from self.state.items()
-
-
 def _load_torch_file(path: Path) -> Any:
-    """Read a file of `torch.save`, memory-mapped where possible."""
+    """Read a `.bin`, `.pt` or `.pth` file, memory-mapped where possible: tensors and plain containers, no code."""
     try:
         try:
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -201,28 +227,32 @@ def _named(tensors: Mapping[Any, Tensor], path: Path) -> dict[str, Tensor]:
     return dict(tensors)
 
 
-def open_file(path: Path) -> _SafeReader | _TorchReader:
+def open_file(path: Path) -> _SafeReader | StateDict:
     """Open one weight file by its suffix."""
-    return _SafeReader(path) if path.suffix == ".safetensors" else _TorchReader(path)
+    if path.suffix == ".safetensors":
+        return _SafeReader(path)
+    return StateDict(_find_state_dict(_load_torch_file(path), path))
 
 
-def open_weights(source: str | Path, options: HubOptions, *, use_safetensors: bool | None = None) -> WeightFiles:
+def open_weights(
+    source: str | Path, options: HubOptions, *, use_safetensors: bool | None = None, variant: str | None = None
+) -> WeightFiles:
     """Open the weights of a checkpoint: a single file, a folder or a Hub repository, sharded or not."""
     single = weight_file(source)
     if single is not None:
         if use_safetensors is not None and use_safetensors != (single.suffix == ".safetensors"):
             raise CheckpointError(f"{single}: use_safetensors={use_safetensors} rules this file out. Drop it.")
         return WeightFiles((open_file(single),))
-    names = [] if use_safetensors is False else [_SAFE_NAME, _SAFE_INDEX]
-    names += [] if use_safetensors is True else [_TORCH_NAME, _TORCH_INDEX]
+    kinds = [WeightNames(safe, variant) for safe in (True, False) if use_safetensors in (None, safe)]
+    names = [name for kind in kinds for name in (kind.file(), kind.index)]
     for name in names:
         path = find_file(source, name, options)
         if path is None:
             continue
-        if not name.endswith(".index.json"):
+        if not name.endswith(".json"):
             return WeightFiles((open_file(path),))
         return WeightFiles(tuple(open_file(shard) for shard in _shard_paths(source, path, options)))
-    if is_local(source):
+    if is_local(source) and variant is None:
         unnamed = sorted((local_folder(source) / options.subfolder).glob("*.safetensors"))
         if len(unnamed) == 1 and use_safetensors is not False:
             return WeightFiles((open_file(unnamed[0]),))
@@ -266,6 +296,16 @@ class KeyPlan:
     mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]]  # name in the model, shape in the file, in the model
     added_prefix: bool  # the file has a base model, the model has a head
     dropped_prefix: bool  # the file has a model with a head, the model is the base model
+    ignored: frozenset[str] = frozenset()  # in both, but not read
+
+    def loading_info(self) -> dict[str, Any]:
+        """Return the sets of names that `from_pretrained` returns with `output_loading_info`."""
+        return {
+            "missing_keys": set(self.missing) - self.ignored,
+            "unexpected_keys": set(self.unexpected),
+            "mismatched_keys": set(self.mismatched),
+            "error_msgs": [],
+        }
 
 
 def match_keys(
@@ -287,7 +327,8 @@ def match_keys(
     """
     renames, ignored = list(renames), list(ignored)
     names = {file_name: renamed(file_name, renames) for file_name in available}
-    names = {file_name: name for file_name, name in names.items() if not any(re.search(p, name) for p in ignored)}
+    skipped = frozenset(name for name in names.values() if any(re.search(p, name) for p in ignored))
+    names = {file_name: name for file_name, name in names.items() if name not in skipped}
     candidates = {"": names}
     if prefix:
         prefix += "."
@@ -304,7 +345,7 @@ def match_keys(
             pairs[file_name] = name
     matched = set(pairs.values()) | {name for name, _, _ in mismatched}
     missing = [name for name in wanted if name not in matched]
-    return KeyPlan(pairs, missing, unexpected, mismatched, change == "added", change == "dropped")
+    return KeyPlan(pairs, missing, unexpected, mismatched, change == "added", change == "dropped", skipped)
 
 
 def renamed(name: str, renames: Iterable[tuple[str, str]]) -> str:
@@ -378,30 +419,43 @@ def split_evenly(name: str, tensor: Tensor, count: int) -> Sequence[Tensor]:
     return tensor.chunk(count)
 
 
-def save_weights(state: Mapping[str, Tensor], folder: Path, *, max_shard_size: int | str = "5GB") -> list[Path]:
-    """Write tensors as one safetensors file, or as shards with an index, each atomically."""
+def save_weights(
+    state: Mapping[str, Tensor],
+    folder: Path,
+    *,
+    max_shard_size: int | str = "5GB",
+    names: WeightNames = WeightNames(),  # noqa: B008 (immutable)
+    save_function: Callable[[dict[str, Tensor], Path], object] | None = None,
+) -> list[Path]:
+    """Write tensors as one file, or as shards with an index, each atomically.
+
+    `save_function` writes a file that is not safetensors, in place of `torch.save`.
+    """
     shards = _split_into_shards(state, _byte_count(max_shard_size))
-    names = (
-        [_SAFE_NAME]
-        if len(shards) == 1
-        else [f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
-    )
+    count = len(shards)
+    files = [names.file("" if count == 1 else f"-{number:05d}-of-{count:05d}") for number in range(1, count + 1)]
+    save = _save_safetensors if names.safe else save_function or torch.save
     written = []
-    for name, keys in zip(names, shards, strict=True):
+    for name, keys in zip(files, shards, strict=True):
         # One shard at a time limits the copies from another device.
         part = {key: unshared(state[key].detach().to("cpu")) for key in keys}
         with atomic_write(folder / name) as temporary:
-            save_file(part, temporary, metadata={"format": "pt"})
+            save(part, temporary)
         written.append(folder / name)
-    index = folder / _SAFE_INDEX
-    if len(shards) > 1:
+    index = folder / names.index
+    if count > 1:
         total = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-        table = {key: name for name, keys in zip(names, shards, strict=True) for key in keys}
+        table = {key: name for name, keys in zip(files, shards, strict=True) for key in keys}
         write_text(index, json.dumps({"metadata": {"total_size": total}, "weight_map": table}, indent=2) + "\n")
         written.append(index)
     for stale in {path for pattern in SAVED_FILES for path in folder.glob(pattern)} - set(written):
         stale.unlink()
     return written
+
+
+def _save_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write one safetensors file."""
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def unshared(tensor: Tensor) -> Tensor:

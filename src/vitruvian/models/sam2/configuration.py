@@ -197,6 +197,7 @@ class Sam2VisionConfig(_Sam2PartConfig):
     """
 
     model_type: ClassVar[str] = "sam2_vision_model"
+    sub_configs: ClassVar[dict[str, type[Settings]]] = {"backbone_config": Sam2HieraDetConfig}
 
     backbone_config: Sam2HieraDetConfig = field(default_factory=Sam2HieraDetConfig)
     backbone_channel_list: list[int] = _default(768, 384, 192, 96)
@@ -347,6 +348,11 @@ class Sam2Config(_Sam2PartConfig):
     """
 
     model_type: ClassVar[str] = "sam2"
+    sub_configs: ClassVar[dict[str, type[Settings]]] = {
+        "vision_config": Sam2VisionConfig,
+        "prompt_encoder_config": Sam2PromptEncoderConfig,
+        "mask_decoder_config": Sam2MaskDecoderConfig,
+    }
 
     vision_config: Sam2VisionConfig = field(default_factory=Sam2VisionConfig)
     prompt_encoder_config: Sam2PromptEncoderConfig = field(default_factory=Sam2PromptEncoderConfig)

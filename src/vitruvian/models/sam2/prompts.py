@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, VitruvianWarning
 from vitruvian.models.sam2.prompt_encoder import PADDING, check_label_values
 
 SizeHW = tuple[int, int]
@@ -55,9 +56,11 @@ def read_points(
                 if label == PADDING:
                     continue
                 if not (0 <= x <= width and 0 <= y <= height):
-                    raise InputError(
+                    warnings.warn(
                         f"input_points: expected x in 0…{width} and y in 0…{height} for image {i}, got ({x:g}, {y:g}). "
-                        "Points are in pixels of the original image, x first."
+                        "Points are in pixels of the original image, x first.",
+                        VitruvianWarning,
+                        stacklevel=2,
                     )
                 coordinates[i, j, n] = x * target_hw[1] / width, y * target_hw[0] / height
     has_labels = nested_labels is not None or bool((kinds == PADDING).any())
