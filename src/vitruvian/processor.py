@@ -30,6 +30,7 @@ from vitruvian.images import (
     resize,
     shortest_edge_hw,
 )
+from vitruvian.limits import get_limits
 from vitruvian.outputs import BatchFeature
 
 PROCESSOR_FILE = "preprocessor_config.json"
@@ -97,6 +98,7 @@ class ImageProcessor(Settings):
     """
 
     file_name: ClassVar[str] = PROCESSOR_FILE
+    sizes_are_limited: ClassVar[bool] = True
     model_input_names: ClassVar[list[str]] = ["pixel_values"]
     saved_as_null: ClassVar[frozenset[str]] = frozenset({"do_resize", "do_rescale", "do_normalize"})
 
@@ -115,6 +117,8 @@ class ImageProcessor(Settings):
         if isinstance(self.resample, enum.IntEnum):
             self.resample = int(self.resample)  # PIL's names of filters
         super().__post_init__()
+        pixels = self.size.get("height", 1) * self.size.get("width", 1)
+        get_limits().check("image_pixels", pixels, subject=f"{type(self).__name__}.size", error=ConfigError)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:

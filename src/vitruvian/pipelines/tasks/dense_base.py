@@ -23,10 +23,12 @@ from vitruvian.errors import InputError
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
 from vitruvian.outputs import ModelOutput
-from vitruvian.pipelines.base import Options, PeopleOptions, ResultFields, TaskPipeline, people_to_crop
+from vitruvian.pipelines.base import ResultFields, TaskPipeline
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.people.detectors import PeopleDetector, is_fallback, whole_image
+from vitruvian.pipelines.people.selection import PeopleOptions, people_to_crop
 from vitruvian.pipelines.regions import Blend, Region, RegionBlender, boxes_xywh, crop_regions, plan_tiles
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Result
@@ -104,15 +106,16 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         """Resize the image or its tiles, or crop its people."""
         context = self._choose_regions(frame, people)
 
-        def make(pixels: Tensor) -> Sequence[Tensor] | Tensor:
+        def make(pixels: Tensor, rows: slice) -> Sequence[Tensor] | Tensor:
             images, boxes = [pixels], None
             if context.are_crops:
-                boxes = [boxes_xywh(context.people)]
+                boxes = [boxes_xywh(context.people)[rows]]
             elif context.regions is not None:
-                images = [region.crop(pixels) for region in context.regions]
+                images = [region.crop(pixels) for region in context.regions[rows]]
             return self.processor.prepare_images(images, boxes, dtype=self.model.dtype)
 
-        return Prepared(frame, self.make_units(frame, make), context)
+        count = 1 if context.regions is None else len(context.regions)
+        return Prepared(frame, self.make_units(frame, count, make), context)
 
     def _choose_regions(self, frame: Frame, people: People | None) -> DenseContext:
         if self.options.tile:

@@ -1,7 +1,7 @@
 """The folder in which a video is written segment by segment, `NAME.parts` beside the output.
 
 plan.json                          source, outputs and settings; another plan is not resumed
-000000.mp4  .jsonl  .npz  .json    a segment, by the number of its first frame; .json is written last and completes it
+00000000.mp4  .jsonl  .npz  .json  a segment, by the number of its first frame; .json is written last and completes it
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from vitruvian.atomic import atomic_write
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import json_text, write_json, write_npz
-from vitruvian.files.video import NUMBERED, SequenceWriter, Sound, VideoReader, VideoWriter, codec_for, import_av
-from vitruvian.pipelines.people.smoothing import State
+from vitruvian.files.video import NUMBERED, SequenceWriter, Sound, VideoReader, VideoWriter, codec_for, open_container
+from vitruvian.pipelines.video.smoothing import State
 
 _PLAN = "plan.json"
 _VERSION = 4
@@ -76,7 +76,7 @@ class SegmentFolder:
             "source": stat and reader and [str(reader.path.resolve()), stat.st_size, stat.st_mtime_ns],
             "outputs": [None if path is None else path.name for path in (out, records)],
             "length": length,
-            "meaning": json.loads(json.dumps({**settings, "alpha": alpha}, default=str)),
+            "settings": json.loads(json.dumps({**settings, "alpha": alpha}, default=str)),
         }
 
     def finished(self) -> bool:
@@ -190,7 +190,6 @@ def _join_videos(
     videos: Sequence[tuple[Path, float]], out: Path, *, alpha: bool, sound_from: Path | None = None
 ) -> None:
     """Concatenate videos of one codec without encoding them again; each starts at its time in seconds."""
-    av = import_av()
     kind = codec_for(out, alpha=alpha)
     options = {"movflags": "+faststart"} if kind.container == "mp4" else {}
     stream: Any = None
@@ -198,11 +197,11 @@ def _join_videos(
     last = -1
     with (
         atomic_write(out) as temporary,
-        av.open(str(temporary), "w", format=kind.container, options=options) as whole,
+        open_container(temporary, "w", format=kind.container, options=options) as whole,
         ExitStack() as opened,
     ):
         for path, start in videos:
-            with av.open(str(path)) as part:
+            with open_container(path) as part:
                 track = part.streams.video[0]
                 if stream is None:
                     stream = whole.add_stream_from_template(track)
