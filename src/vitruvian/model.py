@@ -359,11 +359,13 @@ class Model(AdapterMixin):
     ) -> list[Path]:
         """Write `config.json` and weight files that transformers reads too; return what was written.
 
+        Of a model with adapters, only the active adapter is written, in the files of peft.
+
         Args:
             save_directory: Folder to write into, created if needed. Weights of an earlier save are replaced.
             is_main_process: False writes nothing, for all but one of several processes.
             state_dict: Weights to write instead of those of the model, such as those that accelerate gathers.
-            save_function: Writes the tensors of one file, such as `accelerate.Accelerator.save`.
+            save_function: Writes one file without `safe_serialization`, such as `accelerate.Accelerator.save`.
             max_shard_size: Size above which weights are split into several files, such as ``"5GB"`` or ``"500MiB"``.
             safe_serialization: Write safetensors files rather than ``pytorch_model.bin``.
             variant: Part of the names of weight files: ``"fp16"`` writes ``model.fp16.safetensors``.
@@ -376,17 +378,18 @@ class Model(AdapterMixin):
             return []
         folder = Path(save_directory).expanduser()
         if self.active_adapters():
-            return self.save_adapter(folder)
-        self.config.architectures = [type(self).__name__]
-        self.config.dtype = self.dtype
-        written = self.config.save_pretrained(folder)
-        written += save_weights(
-            self.state_dict() if state_dict is None else state_dict,
-            folder,
-            max_shard_size=max_shard_size,
-            names=WeightNames(safe=safe_serialization, variant=variant),
-            save_function=save_function,
-        )
+            written = self.save_adapter(folder, state_dict)
+        else:
+            self.config.architectures = [type(self).__name__]
+            self.config.dtype = self.dtype
+            written = self.config.save_pretrained(folder)
+            written += save_weights(
+                self.state_dict() if state_dict is None else state_dict,
+                folder,
+                max_shard_size=max_shard_size,
+                names=WeightNames(safe=safe_serialization, variant=variant),
+                save_function=save_function,
+            )
         if push_to_hub:
             upload(written, push.pop("repo_id", folder.resolve().name), replaces=SAVED_FILES, **push)
         return written

@@ -367,11 +367,14 @@ def save_weights(
     names: WeightNames = WeightNames(),  # noqa: B008 (immutable)
     save_function: Callable[[dict[str, Tensor], Path], object] | None = None,
 ) -> list[Path]:
-    """Write tensors as one file, or as shards with an index, each atomically; `save_function` writes one file."""
+    """Write tensors as one file, or as shards with an index, each atomically.
+
+    `save_function` writes a file that is not safetensors, in place of `torch.save`.
+    """
     shards = _split_into_shards(state, _byte_count(max_shard_size))
     count = len(shards)
     files = [names.file("" if count == 1 else f"-{number:05d}-of-{count:05d}") for number in range(1, count + 1)]
-    save = save_function or (_save_safetensors if names.safe else torch.save)
+    save = _save_safetensors if names.safe else save_function or torch.save
     written = []
     for name, keys in zip(files, shards, strict=True):
         # One shard at a time limits the copies from another device.

@@ -669,6 +669,10 @@ class TestKeywordsOfTransformers:
         assert model.model.norm.weight.grad is not None
         model.gradient_checkpointing_disable()
         assert not model.is_gradient_checkpointing
+        model.gradient_checkpointing_enable(every_n_layers=3)
+        assert [layer.gradient_checkpointing for layer in model._checkpointed_layers()] == [True, False, False, True]
+        with pytest.raises(InputError, match="offload: expected False"):
+            model.gradient_checkpointing_enable(offload=True)
 
     def test_attention_of_parts(self) -> None:
         model = Mask2FormerForUniversalSegmentation(mask2former.tiny())

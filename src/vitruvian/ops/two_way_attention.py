@@ -124,7 +124,7 @@ def tokens_to_image(
         cells = all_cells.flatten(0, 1)  # [B·P | B, M, C]
         groups = cells.shape[0]
         scores = torch.bmm(folded.view(groups, -1, C), (cells + positions).transpose(1, 2))  # [B·P | B, (P·)A·N, M]
-        if torch.is_grad_enabled() and key_bias is not None:
+        if torch.is_grad_enabled():
             # The bias of the keys shifts all scores of a token alike, so softmax cancels it. Distributed training
             # still expects a gradient for every parameter.
             scores = scores + (q @ key_bias).view(groups, -1, 1)
@@ -161,7 +161,7 @@ def image_to_tokens(
     values = _separate_heads(weights.v_proj(tokens), heads)  # [B, P, A, N, C']
     # Probabilities of a head sum to 1, so the bias of the output can be divided among the heads' values.
     out_weight, out_bias = affine(weights.o_proj)
-    values = F.linear(values, out_weight, None if out_bias is None else out_bias / heads).view(B, P, heads * N, C)
+    values = F.linear(values, out_weight, out_bias / heads).view(B, P, heads * N, C)
     use_kernel = _use_triton(heads, N, all_cells, values, positions, norm.weight)
     if projected is not None and not use_kernel:
         keys = _split_heads(keys * _scale(weights), heads).transpose(1, 2).flatten(2, 3)  # [B, A, P·N, D]
