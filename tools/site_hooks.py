@@ -19,7 +19,12 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#]+)")  # the target of a Markdown link, without its heading
 HEADING_OR_ROW = re.compile(r"^## (.+)$|^\| \[([^\]]+)\]\(([^)]+)\)", re.MULTILINE)
-PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "recipes/README.md": "recipes.md"}
+PAGES = {
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "recipes/README.md": "recipes.md",
+    "benchmarks/results/README.md": "benchmark-results.md",
+}
 
 # Shapes such as [B][N, 4] in docstrings look like references; they stay as they are.
 logging.getLogger("mkdocs.plugins.mkdocs_autorefs").setLevel(logging.ERROR)
