@@ -103,6 +103,13 @@ def test_numbers_in_the_prose_are_measured() -> None:
     assert unmeasured_numbers(PAGE + "\nIt takes 6789 ms, 0.98765 of what it took.") == ["6789", "0.98765"]
 
 
+def test_times_to_choose_a_model_are_those_of_the_tables() -> None:
+    chosen, builtin = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("choose-a-model", "builtin"))
+    found = re.findall(r"[\d.–]+(?= (?:ms|s|GiB)\b)", chosen)
+    assert len(found) > 20
+    assert not [text for text in found if text not in PAGE + builtin]
+
+
 def test_number_of_missed_goals() -> None:
     rows = [row for data in DATA.values() for run in data["runs"].values() for row in run["rows"]]
     missed = sum(TABLES["share"](row, of) > goal for row in rows for of, goal in TABLES["goals"](row))
