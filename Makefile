@@ -65,7 +65,7 @@ peer-tests: $(PEER_ENV)/.ready  ## Run the tests of transformers on our classes:
 	$(PEER_ENV)/bin/python tools/peer_tests.py "$(PEER)" $(ARGS)
 
 docs: setup  ## Build the documentation site in site/; broken links are errors.
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-serve: setup  ## Show the documentation site at http://127.0.0.1:8000 and build it again after each change.
 	$(BIN)/mkdocs serve --watch src

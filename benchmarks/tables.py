@@ -1,4 +1,4 @@
-"""Write the tables of docs/speed.md and benchmarks/results/README.md from the measurements in benchmarks/results/*.json.
+"""Write the tables of docs/speed.md and benchmarks/results/README.md from the measurements in results/*.json.
 
     python benchmarks/tables.py            # after a change of the data
     python benchmarks/tables.py --check    # writes nothing; the exit code is 1 if a page is out of date
@@ -108,7 +108,9 @@ def columns(run: Row) -> dict[str, Callable[[Row], str]]:
         "share": lambda row: f"**{share_text(row)}**",
         "goal": lambda row: f"{row['goal']} {'met' if is_met(row) else 'missed'}",
         "share of compiled ¹": compiled_text,
-        "share of faster run ²": lambda row: row["elsewhere"] and f"{row['ours']['median'] / fastest_reference(row):.2f}",
+        "share of faster run ²": lambda row: (
+            row["elsewhere"] and f"{row['ours']['median'] / fastest_reference(row):.2f}"
+        ),
         f"without `optimize()`, {unit}": lambda row: timing(row["plain"]),
         "memory, GiB": lambda row: " / ".join(f"{used:.2f}" for used in row["memory_gib"].values()),
         "off float32, %": lambda row: " / ".join(f"{100 * gap:.1f}" for gap in row["off_float32"].values()),
@@ -177,7 +179,9 @@ def missed(data: dict[str, Row]) -> str:
                         cells = [subject(row, run), where, of, f"{share(row, of):.3f}", f"{goal:g}", took, wanted]
                         rows.append((share(row, of) / goal, cells))
     rows.sort(key=lambda row: -row[0])
-    return grid(["model", "device", "compared with", "share", "goal", "time", "time for the goal"], [row for _, row in rows])
+    return grid(
+        ["model", "device", "compared with", "share", "goal", "time", "time for the goal"], [row for _, row in rows]
+    )
 
 
 def fp8_table(run: Row) -> str:

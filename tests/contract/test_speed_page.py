@@ -104,7 +104,9 @@ def test_numbers_in_the_prose_are_measured() -> None:
 
 
 def test_times_to_choose_a_model_are_those_of_the_tables() -> None:
-    chosen, builtin = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("choose-a-model", "builtin"))
+    chosen, builtin = (
+        (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("choose-a-model", "builtin")
+    )
     found = re.findall(r"[\d.–]+(?= (?:ms|s|GiB)\b)", chosen)
     assert len(found) > 20
     assert not [text for text in found if text not in PAGE + builtin]
