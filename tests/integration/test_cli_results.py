@@ -186,7 +186,7 @@ def test_a_journal_of_version_1_proves_nothing(tmp_path: Path, capsys: pytest.Ca
 def test_other_weights_boxes_and_versions_are_other_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vitruvian.cli import settings
+    from vitruvian.cli import settings_digest
 
     (path,) = save_images(tmp_path / "in", 1)
     model = Path(shutil.copytree("facebook/sapiens2-pose-0.4b", tmp_path / "model"))
@@ -206,14 +206,14 @@ def test_other_weights_boxes_and_versions_are_other_settings(
     content[-1] ^= 1
     weights.write_bytes(content)
     os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert "1 anew" in run()
+    assert "1 again" in run()
     config = model / "config.json"
     config.write_text(config.read_text() + "\n")
-    assert "1 anew" in run()
+    assert "1 again" in run()
     boxes.write_text(json.dumps({"000.jpg": [[3, 2, 20, 30]]}))
-    assert "1 anew" in run()
-    monkeypatch.setattr(settings, "__version__", "99.0")
-    assert "1 anew" in run()
+    assert "1 again" in run()
+    monkeypatch.setattr(settings_digest, "__version__", "99.0")
+    assert "1 again" in run()
     assert "1 skipped" in run()
 
 

@@ -23,7 +23,7 @@ from vitruvian.tasks import TASKS
 from vitruvian.version import __version__
 
 # panel of the help -> modules of `commands`
-PEOPLE, ANYTHING, TOOLS, TRAINING = "People", "Anything", "Around", "Training"
+PEOPLE, ANYTHING, TOOLS, TRAINING = "People", "Anything", "Tools", "Training"
 COMMANDS = {
     PEOPLE: tuple(name for name in TASK_COMMANDS if TASKS[name].group == "people"),
     ANYTHING: tuple(name for name in TASK_COMMANDS if TASKS[name].group == "anything"),
@@ -112,7 +112,7 @@ def run(arguments: Sequence[str]) -> int:
             path = "vitruvian" if context is None else context.command_path
             return _print_error(error, arguments, f"{error.format_message().rstrip('.')}. See {path} --help.")
         text = f"{type(error).__name__}: {error}".rstrip(": .")
-        return _print_error(error, arguments, f"unexpected {text}. This is a mistake of ours: add --debug, report it.")
+        return _print_error(error, arguments, f"unexpected {text}. This is a bug: report it with what --debug prints.")
     finally:
         option_names.reset(token)
 

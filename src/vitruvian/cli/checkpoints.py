@@ -180,6 +180,6 @@ def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
         )
 
 
-def builtin_detector(name: str | None) -> str | None:
-    """Return the checkpoint itself if it can detect people too, as the built-in one does."""
+def detector_in_checkpoint(name: str | None) -> str | None:
+    """Return the checkpoint (by default the built-in one) if it detects people too; else None."""
     return (name or BUILTIN) if "people" in packed_tasks(name or BUILTIN) else None

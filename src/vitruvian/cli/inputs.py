@@ -69,12 +69,12 @@ def find_inputs(sources: Sequence[str], *, recursive: bool = False) -> list[Inpu
     inputs: dict[str, Input] = {}
     for text in sources:
         try:
-            for one in _inputs_of(text, recursive=recursive):
-                inputs.setdefault(one.identity, one)
+            for item in _inputs_of(text, recursive=recursive):
+                inputs.setdefault(item.identity, item)
         except VitruvianError as error:
             inputs.setdefault(text, Input(identity=text, name=text, kind="image", error=error))
-    good = iter(_with_distinct_stems([one for one in inputs.values() if one.error is None]))
-    return [one if one.error is not None else next(good) for one in inputs.values()]
+    good = iter(_with_distinct_stems([item for item in inputs.values() if item.error is None]))
+    return [item if item.error is not None else next(good) for item in inputs.values()]
 
 
 def _inputs_of(text: str, *, recursive: bool) -> Iterator[Input]:
@@ -148,37 +148,37 @@ def _files_in(folder: Path, *, recursive: bool) -> Iterator[Input]:
 
 def _with_distinct_stems(inputs: list[Input]) -> list[Input]:
     """Change the stems of inputs whose results would have the same names."""
-    inputs = _changed(inputs, lambda one: f"{_folder_of(one)}/{one.stem}", _with_ending)
-    while (longer := _changed(inputs, lambda one: one.stem, _with_folder)) != inputs:
+    inputs = _changed(inputs, lambda item: f"{_folder_of(item)}/{item.stem}", _with_ending)
+    while (longer := _changed(inputs, lambda item: item.stem, _with_folder)) != inputs:
         inputs = longer
     names = DistinctNames()  # numbers for what nothing else tells apart, such as two addresses with other queries
-    return [replace(one, stem=names.add(one.stem)) for one in inputs]
+    return [replace(item, stem=names.add(item.stem)) for item in inputs]
 
 
 def _changed(inputs: list[Input], key: Callable[[Input], str], change: Callable[[Input], Input]) -> list[Input]:
     """Change the inputs that share a key with others."""
-    counts = Counter(name_key(key(one)) for one in inputs)
-    return [change(one) if counts[name_key(key(one))] > 1 else one for one in inputs]
+    counts = Counter(name_key(key(item)) for item in inputs)
+    return [change(item) if counts[name_key(key(item))] > 1 else item for item in inputs]
 
 
-def _folder_of(one: Input) -> str:
+def _folder_of(item: Input) -> str:
     """Return the folder of an input, or host and folder of an address."""
-    if one.path is not None:
-        return os.path.dirname(one.identity)
-    parts = urlsplit(one.identity)
+    if item.path is not None:
+        return os.path.dirname(item.identity)
+    parts = urlsplit(item.identity)
     return (parts.hostname or "") + posixpath.normpath(f"/{posixpath.dirname(parts.path).lstrip('/')}")
 
 
-def _with_ending(one: Input) -> Input:
+def _with_ending(item: Input) -> Input:
     """Tell photo.jpg from photo.png beside it."""
-    ending = one.path.suffix.lstrip(".") if one.path is not None else ""
-    return replace(one, stem=f"{one.stem}_{safe_name(ending)}") if ending else one
+    ending = item.path.suffix.lstrip(".") if item.path is not None else ""
+    return replace(item, stem=f"{item.stem}_{safe_name(ending)}") if ending else item
 
 
-def _with_folder(one: Input) -> Input:
+def _with_folder(item: Input) -> Input:
     """Put one more folder in front of a stem."""
-    parents = [safe_name(part) for part in Path(_folder_of(one)).parts if part not in ("/", "\\")]
-    folders = one.stem.count("/")  # from --recursive, or from earlier calls
+    parents = [safe_name(part) for part in Path(_folder_of(item)).parts if part not in ("/", "\\")]
+    folders = item.stem.count("/")  # from --recursive, or from earlier calls
     if folders >= len(parents):
-        return one
-    return replace(one, stem="/".join((*parents[len(parents) - folders - 1 :], one.stem.rpartition("/")[2])))
+        return item
+    return replace(item, stem="/".join((*parents[len(parents) - folders - 1 :], item.stem.rpartition("/")[2])))

@@ -3,7 +3,7 @@
 It is a write-ahead log. A "begin" record names a source, the settings and the planned files before any file is written;
 a "done" record with the sizes of the files follows when all are written. A file is trusted only if its last record is
 "done" for the same source and settings and its size is the recorded one. A file without a record is unknown: it is
-neither trusted nor replaced. Records of version 1, which were written after the files alone, explain nothing.
+neither trusted nor replaced. Records of version 1 were written after the files alone, so they prove nothing.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class Origin:
     settings: str
 
     @classmethod
-    def of(cls, one: Input, settings: str) -> Origin:
+    def of(cls, item: Input, settings: str) -> Origin:
         """Examine a source."""
         size = mtime_ns = digest = None
         try:
-            if one.path is not None:
-                stat = one.path.stat()
+            if item.path is not None:
+                stat = item.path.stat()
                 size, mtime_ns = stat.st_size, stat.st_mtime_ns
                 if size <= _DIGEST_BYTES:
-                    digest = hashlib.sha256(one.path.read_bytes()).hexdigest()
+                    digest = hashlib.sha256(item.path.read_bytes()).hexdigest()
         except OSError:
             pass
-        return cls(one.identity, size, mtime_ns, digest, settings)
+        return cls(item.identity, size, mtime_ns, digest, settings)
 
     def same_content(self, other: Origin) -> bool:
         """Whether the source held the same bytes, as far as size, digest or time tell."""
@@ -126,7 +126,7 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------ questions
 
-    def state(self, one: Input, files: Iterable[Path], settings: str) -> _State:
+    def state(self, item: Input, files: Iterable[Path], settings: str) -> _State:
         """Return whether the files of a source are "done"; else "changed" where source or settings are, or "new".
 
         Raises:
@@ -136,12 +136,12 @@ class Journal:
         present = [path for path in paths if _has_content(path)]
         if not present:
             return "new"
-        origin = Origin.of(one, settings)
+        origin = Origin.of(item, settings)
         proven, stale = 0, False
         for path in present:
             with self._lock:
                 entry = self._entries.get(self.name_of(path))
-            if entry is None or (entry.size is not None and entry.size != size_of(path)):
+            if entry is None or (entry.size is not None and entry.size != size_on_disk(path)):
                 known = "is not in its journal" if entry is None else "was changed since it was written"
                 raise InputError(
                     f"{path}: expected a file of this command, got one that {known}. "
@@ -172,9 +172,9 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------ records
 
-    def begin(self, one: Input, files: Iterable[Path], settings: str) -> Origin:
+    def begin(self, item: Input, files: Iterable[Path], settings: str) -> Origin:
         """Record what is about to be written."""
-        origin = Origin.of(one, settings)
+        origin = Origin.of(item, settings)
         self._append({"event": "begin", "files": [self.name_of(path) for path in files]}, origin)
         return origin
 
@@ -184,7 +184,7 @@ class Journal:
         Raises:
             InputError: A file is missing or empty.
         """
-        sizes = {path: size_of(path) for path in files}
+        sizes = {path: size_on_disk(path) for path in files}
         for path, size in sizes.items():
             if not size:
                 raise InputError(f"{path}: expected a result, got no file or an empty one. Is the disk full?")
@@ -210,7 +210,7 @@ class Journal:
         self.refresh()
 
 
-def size_of(path: Path) -> int:
+def size_on_disk(path: Path) -> int:
     """Return the size of a file, or of all files in a folder; 0 where there is none."""
     try:
         if path.is_dir():

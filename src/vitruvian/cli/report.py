@@ -164,13 +164,13 @@ class Report:
             for message in self.failures:
                 self.warn(message)
         if interrupted:
-            self.say("Interrupted. What is done is whole; run the same command again to go on.")
+            self.say("Interrupted. Results that are done are complete; run the same command again to resume.")
         return INTERRUPTED if interrupted else SOME_FAILED if self.failures else DONE
 
     def _headline(self, seconds: float) -> str:
         counts = [f"{self.done_count} done"]
         if self.changed_count:
-            counts[0] += f" ({self.changed_count} anew: the source or the settings changed)"
+            counts[0] += f" ({self.changed_count} again: the source or the settings changed)"
         if self.skipped_count:
             counts.append(f"{self.skipped_count} skipped, done before (--overwrite does them again)")
         if self.failures:
@@ -205,9 +205,9 @@ class _Bar:
         self._report, self._title, self._total, self._progress = report, title, total, progress
         self._task = progress.add_task(escape(title), total=total, speed="")
         self._started = self._logged = time.monotonic()
-        self._first: int | None = None  # a video may go on in the middle
+        self._first: int | None = None  # a video may resume in the middle
 
-    def at(self, count: int, total: int | None = None) -> None:
+    def update(self, count: int, total: int | None = None) -> None:
         """Show that `count` of `total` are done."""
         total = total or self._total
         self._first = count - 1 if self._first is None else self._first

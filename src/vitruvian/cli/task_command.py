@@ -50,8 +50,8 @@ class TaskCommand(MessageGroup, VideoGroup, ModelGroup, OutputGroup, SourceGroup
         """Return the command with defaults that depend on other options."""
         return self
 
-    def change(self, result: Result) -> Result:
-        """Change a result before it is written and drawn."""
+    def convert(self, result: Result) -> Result:
+        """Convert a result before it is written and drawn."""
         return result
 
     def draw(self, result: Result, **options: object) -> NDArray[np.uint8] | Image.Image:

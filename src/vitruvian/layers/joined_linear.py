@@ -15,7 +15,7 @@ class JoinedLinear:
     """Several linear layers as one: [..., C] -> [..., F1 + F2 + …].
 
     The joined matrix owns the memory and the weights and biases of the layers become views into it, so that nothing is
-    stored twice and checkpoints keep their names. Copies and pickles join anew.
+    stored twice and checkpoints keep their names. Copies and pickles join again.
 
     Args:
         linears: Layers with the same number of input channels. A missing bias counts as zeros.

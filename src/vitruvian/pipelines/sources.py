@@ -31,7 +31,7 @@ from vitruvian.files.video import VideoReader, import_av, open_video
 from vitruvian.images import load_image
 from vitruvian.images.decode import one_line
 from vitruvian.images.read import download
-from vitruvian.pipelines.exif import focal_of
+from vitruvian.pipelines.exif_focal import exif_focal
 
 # fmt: off
 IMAGE_SUFFIXES = frozenset({
@@ -299,7 +299,7 @@ def _file_loader(path: Path, *, text: str | None = None, number: int | None = No
 
     def load() -> Frame:
         image = load_rgb(text if text is not None and not os.path.exists(path) else path)
-        return Frame(image=image, name=name, path=path, frame=number, exif_focal_px=focal_of(path, image.shape[:2]))
+        return Frame(image=image, name=name, path=path, frame=number, exif_focal_px=exif_focal(path, image.shape[:2]))
 
     return FrameLoader(name=name, load=load, path=path)
 
@@ -311,7 +311,7 @@ def _url_loader(url: str) -> FrameLoader:
         stream = io.BytesIO(download(url, timeout=30.0))
         stream.name = name  # for error messages
         image = load_rgb(stream)
-        return Frame(image=image, name=name, exif_focal_px=focal_of(stream.getvalue(), image.shape[:2]))
+        return Frame(image=image, name=name, exif_focal_px=exif_focal(stream.getvalue(), image.shape[:2]))
 
     return FrameLoader(name=name, load=load)
 
@@ -326,7 +326,7 @@ def _memory_loader(item: object) -> FrameLoader:
 
     def load() -> Frame:
         image = load_rgb(item)
-        return Frame(image=image, name=name, exif_focal_px=focal_of(item, image.shape[:2]))
+        return Frame(image=image, name=name, exif_focal_px=exif_focal(item, image.shape[:2]))
 
     return FrameLoader(name=name, load=load)
 

@@ -74,7 +74,7 @@ def _devices(problems: list[str]) -> list[_Facts]:
     try:
         import torch
     except Exception as error:  # noqa: BLE001 - a broken torch raises anything
-        problems.append(f"torch: cannot be imported ({' '.join(str(error).split())[:120]}). Install it anew.")
+        problems.append(f"torch: cannot be imported ({' '.join(str(error).split())[:120]}). Reinstall it.")
         return []
     facts: list[_Facts] = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):

@@ -56,7 +56,7 @@ class PoseCommand(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
         """Return the threshold and whether boxes are drawn."""
         return {"threshold": self.threshold, "boxes": self.draw_boxes}
 
-    def change(self, result: Result) -> Result:
+    def convert(self, result: Result) -> Result:
         """Convert the keypoints to the layout."""
         from vitruvian.results import Pose
 

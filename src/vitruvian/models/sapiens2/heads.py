@@ -167,8 +167,8 @@ class ConvBlock(nn.Module):
         conv, stride = self.convolution, (2, 2) if self.transposed else (1, 1)
         return (
             isinstance(self.norm, nn.InstanceNorm2d)
-            and suits_winograd(x, conv.weight, batch=batch, transposed=self.transposed)
             and (conv.padding, conv.stride) == ((1, 1), stride)
+            and suits_winograd(x, conv.weight, batch=batch, transposed=self.transposed)
         )
 
     @torch.no_grad()

@@ -149,10 +149,10 @@ class BatchQueue(Generic[OwnerT]):
 
     @property
     def graph_size(self) -> int | None:
-        """The one batch size to record as a CUDA graph, 0 for none; None if the cache records every small batch.
+        """The one batch size to capture as a CUDA graph, 0 for none; None if the cache captures every small batch.
 
         Launching a large batch kernel by kernel contends with the worker threads for the GIL, while replaying a graph
-        is one call. One recording is enough for a run if all inputs have one size.
+        is one call. One capture is enough for a run if all inputs have one size.
         """
         if self._graphs is None or self._size.size <= self._graphs.max_batch:
             return None

@@ -37,7 +37,7 @@ ResultT = TypeVar("ResultT")
 T = TypeVar("T")
 P = ParamSpec("P")
 Errors = Literal["keep", "raise"]
-Stream = Generator[ResultT | Failure, None, None]
+ResultGenerator = Generator[ResultT | Failure, None, None]
 
 BATCH_TIMEOUT = 0.5  # seconds to wait for more images before a partial batch runs
 _MIN_FINISHED = 4  # images that may always be finished ahead of the consumer
@@ -57,7 +57,7 @@ class Results(Generic[ResultT]):
         video: The video file, if the source is one.
     """
 
-    def __init__(self, results: Stream[ResultT], *, count: int | None, video: VideoReader | None) -> None:
+    def __init__(self, results: ResultGenerator[ResultT], *, count: int | None, video: VideoReader | None) -> None:
         self._results = results
         self.count, self.video = count, video
 
@@ -99,7 +99,7 @@ def run_many(
     save: Callable[[ResultT, int], object] | None = None,
     batch_timeout: float = BATCH_TIMEOUT,
     graphs: GraphCache | None = None,
-) -> Stream[ResultT]:
+) -> ResultGenerator[ResultT]:
     """Process all images of a source, in order; `save(result, index)` runs in worker threads. See `Options`.
 
     Nothing starts before the first result is requested. All threads end with the iterator: after the last image, an

@@ -23,10 +23,12 @@ from vitruvian.errors import InputError
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
 from vitruvian.outputs import ModelOutput
-from vitruvian.pipelines.base import Options, PeopleOptions, ResultFields, TaskPipeline, people_to_crop
+from vitruvian.pipelines.base import ResultFields, TaskPipeline
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.people.detectors import PeopleDetector, is_fallback, whole_image
+from vitruvian.pipelines.people.selection import PeopleOptions, people_to_crop
 from vitruvian.pipelines.regions import Blend, Region, RegionBlender, boxes_xywh, crop_regions, plan_tiles
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Result

@@ -14,9 +14,10 @@ from vitruvian.model import Model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.modeling import Sapiens2Model, patch_map
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.pipelines.base import Options, TaskPipeline, default_placement
+from vitruvian.pipelines.base import TaskPipeline, default_placement
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.people.detectors import Device, DType
 from vitruvian.pipelines.sources import Frame
 from vitruvian.processor import as_tensor

@@ -1,7 +1,7 @@
 """The folder in which a video is written segment by segment, `NAME.parts` beside the output.
 
 plan.json                          source, outputs and settings; another plan is not resumed
-000000.mp4  .jsonl  .npz  .json    a segment, by the number of its first frame; .json is written last and completes it
+00000000.mp4  .jsonl  .npz  .json  a segment, by the number of its first frame; .json is written last and completes it
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vitruvian.atomic import atomic_write
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import json_text, write_json, write_npz
 from vitruvian.files.video import NUMBERED, SequenceWriter, Sound, VideoReader, VideoWriter, codec_for, import_av
-from vitruvian.pipelines.people.smoothing import State
+from vitruvian.pipelines.video.smoothing import State
 
 _PLAN = "plan.json"
 _VERSION = 4
@@ -76,7 +76,7 @@ class SegmentFolder:
             "source": stat and reader and [str(reader.path.resolve()), stat.st_size, stat.st_mtime_ns],
             "outputs": [None if path is None else path.name for path in (out, records)],
             "length": length,
-            "meaning": json.loads(json.dumps({**settings, "alpha": alpha}, default=str)),
+            "settings": json.loads(json.dumps({**settings, "alpha": alpha}, default=str)),
         }
 
     def finished(self) -> bool:
