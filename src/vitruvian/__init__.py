@@ -26,6 +26,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "VitruvianError", "VitruvianWarning", "WeightsError",
     ),
     "vitruvian.images": ("load_image",),
+    "vitruvian.limits": ("Limits", "get_limits", "set_limits", "use_limits"),
     "vitruvian.model": ("Model",),
     "vitruvian.models.mask2former.configuration": ("Mask2FormerConfig",),
     "vitruvian.models.mask2former.modeling": (

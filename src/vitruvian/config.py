@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import tempfile
 import types
 import typing
@@ -22,9 +23,13 @@ from typing import Any, ClassVar, Self, TypeVar
 from vitruvian.atomic import write_text
 from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matches
 from vitruvian.hub import CONFIG_FILE, HUB_KEYWORDS, HubOptions, find_file, json_file, require_file, upload
+from vitruvian.limits import get_limits
+from vitruvian.text_files import read_json_value
 from vitruvian.version import __version__
 
 T = TypeVar("T")
+# Words in the names of fields, and their limits.
+_SIZE_LIMITS = (("layers|blocks|depths", "config_layers"), ("label", "config_labels"), ("queries", "config_queries"))
 NumberT = TypeVar("NumberT", int, float)
 
 
@@ -41,6 +46,9 @@ def settings(cls: type[T]) -> type[T]:
         for name in fields:
             if name not in known:
                 raise ConfigError(f"{cls.__name__}: has no field {name!r}.{near_matches(name, known)}")
+            if self.sizes_are_limited and name != "extra":
+                limit = next((limit for words, limit in _SIZE_LIMITS if re.search(words, name)), "config_size")
+                _check_size(fields[name], limit, f"{cls.__name__}.{name}")
         build(self, **fields)
 
     built.__init__ = init  # type: ignore[method-assign]
@@ -59,6 +67,7 @@ class Settings:
 
     file_name: ClassVar[str] = CONFIG_FILE
     not_saved: ClassVar[frozenset[str]] = frozenset({"extra"})
+    sizes_are_limited: ClassVar[bool] = False  # whether numbers are checked against `Limits` before anything is built
     attribute_map: ClassVar[dict[str, str]] = {}  # alias -> field
 
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -166,6 +175,7 @@ class Config(Settings):
         attn_implementation: How attention is computed: ``"sdpa"`` (the default), ``"eager"`` …; not saved.
     """
 
+    sizes_are_limited: ClassVar[bool] = True
     model_type: ClassVar[str] = ""
     not_saved: ClassVar[frozenset[str]] = frozenset({"extra", "num_labels", "name_or_path", "attn_implementation"})
     written_unless_default: ClassVar[frozenset[str]] = frozenset(
@@ -259,6 +269,7 @@ def _set_label_count(config: Config, count: int) -> None:
     """Set `count` labels with default names."""
     if count < 1:
         raise ConfigError(f"{type(config).__name__}.num_labels: expected at least 1, got {count}.")
+    _check_size(count, "config_labels", f"{type(config).__name__}.num_labels")
     _set_label_names(config, {index: f"LABEL_{index}" for index in range(count)})
 
 
@@ -293,10 +304,7 @@ def _to_json(value: Any) -> Any:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: expected JSON, but {error}. Download or write the file again.") from error
+    value = read_json_value(path, error=CheckpointError)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}. Is this the right file?")
     return value
@@ -306,6 +314,16 @@ def read_config_dict(source: str | Path, options: HubOptions, file_name: str = C
     """Return the JSON object of a checkpoint's settings file, or None where it has none."""
     path = find_file(source, file_name, options)
     return None if path is None else read_json(path)
+
+
+def _check_size(value: object, limit: str, subject: str) -> None:
+    """Raise `ConfigError` for a whole number, a length of a table or a number in it that is above a limit."""
+    if isinstance(value, int):
+        get_limits().check(limit, value, subject=subject, error=ConfigError)
+    elif isinstance(value, Mapping | list | tuple):
+        get_limits().check("config_labels", len(value), subject=subject, error=ConfigError)
+        for item in value.values() if isinstance(value, Mapping) else value:
+            _check_size(item, limit, subject)
 
 
 def _check_types(record: Settings) -> None:

@@ -20,6 +20,8 @@ from collections.abc import Iterable
 # `boxes`, `K and fov`, `boxes[0]`: a subject that names arguments, not a file
 _ARGUMENTS = re.compile(r"[A-Za-z_]\w*(\[\d+\])?((, | and )[A-Za-z_]\w*(\[\d+\])?)*")
 
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
 
 class VitruvianError(Exception):
     """Base of all errors that vitruvian raises on purpose.
@@ -53,12 +55,12 @@ class VitruvianError(Exception):
         if expected is not None:
             message = f"expected {expected}." if got is None else f"expected {expected}, got {got}."
         self.subject, self.expected, self.got, self.hint = subject, expected, got, hint
-        self.detail = str(message) if hint is None else f"{message} {hint}".strip()
+        self.detail = without_escapes(str(message) if hint is None else f"{message} {hint}".strip())
         super().__init__(self.about(subject))
 
     def about(self, subject: str | None) -> str:
         """Return the message with another subject, such as ``--boxes`` for ``boxes``."""
-        return self.detail if subject is None else f"{subject}: {self.detail}"
+        return self.detail if subject is None else f"{without_escapes(subject)}: {self.detail}"
 
 
 class InputError(VitruvianError, ValueError):
@@ -98,6 +100,11 @@ class VitruvianWarning(UserWarning):
 
 class NewWeightsWarning(VitruvianWarning):
     """Some weights were not in the checkpoint and are initialized at random."""
+
+
+def without_escapes(text: str) -> str:
+    """Replace control characters, which terminals interpret, and marks that reverse text; lines and tabs stay."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def near_matches(name: str, known: Iterable[str]) -> str:

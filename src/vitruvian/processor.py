@@ -20,6 +20,7 @@ from torch import Tensor
 from vitruvian.config import Settings, settings
 from vitruvian.errors import ConfigError, InputError
 from vitruvian.images import image_to_tensor, load_image, rescale_and_normalize
+from vitruvian.limits import get_limits
 from vitruvian.outputs import BatchFeature
 
 PROCESSOR_FILE = "preprocessor_config.json"
@@ -65,6 +66,7 @@ class ImageProcessor(Settings):
     """
 
     file_name: ClassVar[str] = PROCESSOR_FILE
+    sizes_are_limited: ClassVar[bool] = True
     model_input_names: ClassVar[list[str]] = ["pixel_values"]
 
     do_resize: bool = True
@@ -82,6 +84,8 @@ class ImageProcessor(Settings):
         if isinstance(self.resample, enum.IntEnum):
             self.resample = int(self.resample)  # PIL's names of filters
         super().__post_init__()
+        pixels = self.size.get("height", 1) * self.size.get("width", 1)
+        get_limits().check("image_pixels", pixels, subject=f"{type(self).__name__}.size", error=ConfigError)
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,19 @@ import torch
 
 from tests.shared import SHARED, needs_shared
 from tests.tiny import DECONVOLUTION, tiny_config
-from vitruvian import AutoConfig, CheckpointError, Config, ConfigError, InputError, Sapiens2Config, Sapiens2HeadConfig
+from vitruvian import (
+    AutoConfig,
+    CheckpointError,
+    Config,
+    ConfigError,
+    InputError,
+    Mask2FormerConfig,
+    Sapiens2Config,
+    Sapiens2HeadConfig,
+    Sapiens2ImageProcessor,
+    SwinConfig,
+    use_limits,
+)
 from vitruvian.config import Settings, bounded, nested, read_json, settings
 
 
@@ -318,3 +330,35 @@ class TestSapiens2Config:
         stored = json.loads(path.read_text())
         written = json.loads(Sapiens2Config.from_pretrained(path.parent).to_json_string())
         assert {key: written.get(key) for key in stored} == stored
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        ("cls", "name", "value"),
+        [
+            (Sapiens2Config, "num_labels", 10**9),
+            (Sapiens2Config, "num_hidden_layers", 10**6),
+            (Sapiens2Config, "hidden_size", 10**9),
+            (Sapiens2Config, "image_size", [10**9, 10**9]),
+            (Sapiens2Config, "head_config", {"conv_out_channels": [10**9]}),
+            (Sapiens2HeadConfig, "upsample_out_channels", [10**9]),
+            (Mask2FormerConfig, "num_queries", 10**6),
+            (Mask2FormerConfig, "decoder_layers", 10**6),
+            (SwinConfig, "depths", [2, 10**6]),
+            (Sapiens2ImageProcessor, "size", {"height": 10**9, "width": 10**9}),
+            (Sapiens2ImageProcessor, "size", {"height": 60_000, "width": 60_000}),
+        ],
+    )
+    def test_sizes_are_checked_before_anything_is_built(self, cls: type[Settings], name: str, value: Any) -> None:
+        with pytest.raises(ConfigError, match=rf"{cls.__name__}\.{name}: expected at most .* raise the limit"):
+            cls.from_dict({name: value})
+
+    def test_labels_that_are_set_later(self) -> None:
+        config = Config(num_labels=3)
+        with pytest.raises(ConfigError, match=r"num_labels: expected at most 100,000 labels, got 1,000,000,000\."):
+            config.num_labels = 10**9
+        assert len(config.id2label or {}) == 3
+
+    def test_the_limits_can_be_raised(self) -> None:
+        with use_limits(config_labels=200_000):
+            assert Config(num_labels=150_000).num_labels == 150_000

@@ -18,6 +18,7 @@ from vitruvian.cli.commands.tasks import TASK_COMMANDS
 from vitruvian.cli.options import OPTION_OF_ARGUMENT
 from vitruvian.cli.report import DONE, INTERRUPTED, WRONG, error_text, option_names, printable, traceback_text
 from vitruvian.cli.task_command import task_function
+from vitruvian.cpu_threads import configure_openmp
 from vitruvian.errors import VitruvianError
 from vitruvian.tasks import TASKS
 from vitruvian.version import __version__
@@ -82,6 +83,7 @@ def program(command: str | None = None) -> Any:
 
 def main() -> None:
     """Run the command line."""
+    configure_openmp()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may hold anything

@@ -25,11 +25,11 @@ from urllib.parse import urlsplit
 from vitruvian.cli.options import STDIO
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.output_paths import DistinctNames, name_key, safe_name
+from vitruvian.images.download import is_url, redacted_url
 from vitruvian.pipelines.sources import (
     CAMERA,
     FRAME_NUMBER,
     IMAGE_SUFFIXES,
-    URL_SCHEMES,
     VIDEO_SUFFIXES,
     FrameLoader,
     glob_files,
@@ -44,8 +44,8 @@ class Input:
     """One image, video or camera.
 
     Attributes:
-        identity: Its real path or address; no two inputs of a run have the same.
-        name: The path or address as the user gave it, for messages and in results.
+        identity: Its real path or redacted URL; no two inputs of a run have the same.
+        name: The path as the user gave it, or the redacted URL, for messages and in results.
         kind: What it is.
         source: What `open_source` takes, or a loader of it.
         path: The file, if it is one.
@@ -62,6 +62,11 @@ class Input:
     stem: str = ""
     listed: bool = False
     error: VitruvianError | None = None
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is downloaded."""
+        return isinstance(self.source, str) and is_url(self.source)
 
 
 def find_inputs(sources: Sequence[str], *, recursive: bool = False) -> list[Input]:
@@ -87,10 +92,11 @@ def _inputs_of(text: str, *, recursive: bool) -> Iterator[Input]:
     elif camera := CAMERA.fullmatch(text):
         number = int(camera.group(1))
         yield Input(identity=f"camera:{number}", name=text, kind="camera", source=number, stem=f"camera{number}")
-    elif text.lower().startswith(URL_SCHEMES):
-        parts = urlsplit(text)
+    elif is_url(text):
+        name = redacted_url(text)
+        parts = urlsplit(name)
         stem = safe_name(Path(parts.path).stem or parts.hostname or "image")
-        yield Input(identity=text, name=text, kind="image", source=text, stem=stem)
+        yield Input(identity=name, name=name, kind="image", source=text, stem=stem)
     elif text[:5].lower() == "data:":
         digest = hashlib.sha256(os.fsencode(text)).hexdigest()
         yield Input(identity=f"data:{digest}", name=f"data:{digest[:12]}", kind="image", source=text, stem="data")

@@ -93,6 +93,13 @@ class SourceGroup(OptionGroup):
         ),
     ]
     recursive: Annotated[bool, Option("--recursive", "-r", help="Search folders inside folders too.")] = False
+    limit: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME=VALUE",
+            help="Change a limit of inputs, such as image_pixels=4e8. Repeat for more; `vitruvian doctor` lists them.",
+        ),
+    ] = None
     watch: Annotated[bool, Option("--watch", help="Keep watching the folders for new files, until Ctrl-C.")] = False
 
 

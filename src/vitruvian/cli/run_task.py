@@ -37,6 +37,7 @@ from vitruvian.cli.video import Preview, run_camera, run_video_file
 from vitruvian.errors import InputError
 from vitruvian.files import json_text
 from vitruvian.files.output_paths import name_key
+from vitruvian.images.download import read_bounded
 from vitruvian.pipelines import Failure, pipeline
 from vitruvian.pipelines.people.detectors import open_detector
 from vitruvian.pipelines.saving import ResultWriter, save_as
@@ -273,6 +274,8 @@ class TaskRun:
         detector = self.open_detector()
         options = self.call_options | ({} if detector is None else {"finder": detector})
         to_stdout = self.plan.stdout_kind is not None
+        if not to_stdout:  # results are in order, and no local file waits for a slow server
+            images = sorted(images, key=lambda item: item.remote)
         writer = _StdoutWriter(self) if to_stdout else _FileWriter(self.command, self._files, images)
         source = Source(lambda: (self._loader(item) for item in images), count=len(images))
         with self.report.bar("images", len(images)) as bar, pipe.run(source, save=writer, **options) as results:
@@ -308,7 +311,7 @@ class TaskRun:
                 frame = loader.load()
             return dataclasses.replace(frame, name=item.name)
 
-        return FrameLoader(name=item.name, load=load, path=item.path)
+        return FrameLoader(name=item.name, load=load, path=item.path, remote=item.remote)
 
     # ------------------------------------------------------------------------------------------------ a folder
 
@@ -385,7 +388,7 @@ class _StdoutWriter(ResultWriter):
 
 def _read_stdin(name: str) -> Frame:
     """Read the image on standard input."""
-    image = sys.stdin.buffer.read()
+    image = read_bounded(sys.stdin.buffer, "file_bytes", subject=name)
     if not image:
         raise InputError(f"{name}: expected an image, got nothing. Pipe one in, such as < photo.jpg.")
     return next(open_source(image).loaders()).load()

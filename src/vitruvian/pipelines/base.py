@@ -7,6 +7,7 @@ and `finish` (→ result), see `InferenceTask`.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar
@@ -23,7 +24,7 @@ from vitruvian.model import Model
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.cuda_streams import PendingTensors, upload_stream
 from vitruvian.pipelines.engine.runner import Results, run_many, run_one
-from vitruvian.pipelines.engine.task import InferenceTask, Unit
+from vitruvian.pipelines.engine.task import InferenceTask, LazyUnit, Unit
 from vitruvian.pipelines.options import Options, replace_options
 from vitruvian.pipelines.people.detectors import (
     Device,
@@ -41,6 +42,7 @@ from vitruvian.results.base import People, Result
 from vitruvian.tasks import TASKS
 
 ResultT = TypeVar("ResultT", bound=Result)
+_MAX_EAGER_UNITS = 16  # of an image, which are made in a worker; more are made batch by batch
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 
@@ -258,21 +260,51 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             time=frame.time,
         )
 
-    def make_units(self, frame: Frame, make: Callable[[Tensor], Sequence[Tensor] | Tensor]) -> list[Unit]:
+    def make_units(
+        self, frame: Frame, count: int, make: Callable[[Tensor, slice], Sequence[Tensor] | Tensor]
+    ) -> Sequence[Unit | LazyUnit]:
         """Make units from the pixels [3, H, W] of an image: on the upload stream if there is one, else on the host.
 
-        If the device has too little memory the host makes them.
+        If the device has too little memory the host makes them. Many units are made when their batch runs.
+
+        Args:
+            frame: The image.
+            count: Number of units.
+            make: Takes the pixels and the range of the units to make, and returns their inputs.
         """
         if self.upload_stream is not None:
             try:
                 with self.upload_stream.activate():
-                    inputs = make(self.upload_stream.upload(frame.image))
+                    pixels = self.upload_stream.upload(frame.image)
+                    if count > _MAX_EAGER_UNITS:
+                        return _lazy_units(pixels, count, make, pending=PendingTensors([pixels], self.device))
+                    inputs = make(pixels, slice(count))
                     pending = PendingTensors([inputs] if isinstance(inputs, Tensor) else inputs, self.device)
                     return [Unit(one, pending=pending) for one in inputs]
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-        return [Unit(one) for one in make(as_tensor(frame.image).permute(2, 0, 1))]
+        pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
+        if count > _MAX_EAGER_UNITS:
+            return _lazy_units(pixels, count, make)
+        return [Unit(one) for one in make(pixels, slice(count))]
+
+
+def _lazy_units(
+    pixels: Tensor,
+    count: int,
+    make: Callable[[Tensor, slice], Sequence[Tensor] | Tensor],
+    *,
+    pending: PendingTensors | None = None,
+) -> list[LazyUnit]:
+    """Return functions that make units from pixels, which another thread may still upload."""
+
+    def make_one(index: int) -> Unit:
+        if pending is not None:
+            pending.wait()
+        return Unit(make(pixels, slice(index, index + 1))[0])
+
+    return [functools.partial(make_one, index) for index in range(count)]
 
 
 def default_placement(device: Device, dtype: DType) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from vitruvian import tasks
 from vitruvian.atomic import write_text
 from vitruvian.config import Settings, read_json, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
+from vitruvian.text_files import read_text
 
 TASKS = tuple(task.head for task in tasks.TASKS.values() if task.head is not None)  # as Sapiens2 names them
 
@@ -371,7 +372,7 @@ def read_config(path: str | Path, changes: Iterable[str] = ()) -> TrainConfig:
         values = read_json(file)
     elif file.suffix == ".toml":
         try:
-            values = tomllib.loads(file.read_text(encoding="utf-8"))
+            values = tomllib.loads(read_text(file))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{file}: expected TOML, but {error}. Correct the file.") from error
     else:

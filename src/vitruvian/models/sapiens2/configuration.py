@@ -36,6 +36,7 @@ class Sapiens2HeadConfig(Settings):
         norm: Normalization in all blocks: ``"instance"``, or ``"rms"`` over the channels of each pixel (albedo).
     """
 
+    sizes_are_limited: ClassVar[bool] = True
     model_type: ClassVar[str] = "sapiens2_head"
 
     upsample_out_channels: list[int] | None = None

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vitruvian.errors import InputError, WeightsError
 from vitruvian.layers.init import no_init_weights
+from vitruvian.limits import get_limits
 from vitruvian.models.sapiens2.checkpoint_keys import is_original, target_names
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, task_fields
 from vitruvian.models.sapiens2.modeling import Sapiens2Model
@@ -70,11 +71,11 @@ def _missing_names(original: Iterable[str]) -> list[str]:
             if name.startswith(stack):
                 number, _, rest = name.removeprefix(stack).partition(".")
                 layers.setdefault(int(number), set()).add(rest)
+        count = max(layers, default=-1) + 1
+        get_limits().check("config_layers", count, subject=f"state dict: {stack}", error=WeightsError)
         whole = set().union(*layers.values())
         lacking += [
-            f"{stack}{number}.{rest}"
-            for number in range(max(layers, default=-1) + 1)
-            for rest in sorted(whole - layers.get(number, set()))
+            f"{stack}{number}.{rest}" for number in range(count) for rest in sorted(whole - layers.get(number, set()))
         ]
     if prefix and not any(re.match(r"decode_head\.(conv_(?!layers)|predictor)", name) for name in names):
         lacking.append("decode_head.conv_<task>.weight")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -24,6 +23,7 @@ import numpy as np
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.results.base import People
+from vitruvian.text_files import read_json_value, read_text
 
 # Our name of a column -> names in CSV files.
 _COLUMNS = {
@@ -125,16 +125,13 @@ def _checked_row(box: Sequence[Any], expected: str) -> list[float]:
 def _read_rows(path: Path) -> Iterator[_Row]:
     """Read a file of boxes in any format."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        values = None if path.suffix.lower() == ".csv" else json.loads(text)
+        if path.suffix.lower() == ".csv":
+            return _csv_rows(read_text(path, encoding="utf-8-sig"), path.name)
+        values = read_json_value(path, encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{path}: expected a file of boxes, got no such file. Check the path.") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path.name}: expected JSON, got a mistake in line {error.lineno}.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: expected a text file of boxes, got {type(error).__name__}.") from error
-    if path.suffix.lower() == ".csv":
-        return _csv_rows(text, path.name)
     if isinstance(values, list):
         return _detection_rows(values, path.name)
     if isinstance(values, dict):

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from vitruvian.auto import packed_tasks
 from vitruvian.errors import InputError, near_matches
+from vitruvian.images.download import is_url, redacted_url
+from vitruvian.limits import get_limits
 from vitruvian.pipelines.options import Options, nesting_depth
 from vitruvian.pipelines.people.detectors import BoxFormat, DetectorSpec, OnEmpty, people_from_boxes
 from vitruvian.pipelines.sources import Frame
@@ -89,12 +91,14 @@ def detector_spec(options: PeopleOptions, model: str | None, *, detects_by_defau
 
 def people_to_crop(frame: Frame, detected: People | None, options: PeopleOptions) -> People | None:
     """Return the people to crop: detected ones, or those of the option `boxes`; None to process the whole image."""
-    if detected is not None:
-        return detected
-    if options.boxes is not None:
+    people = detected
+    if people is None and options.boxes is not None:
         people = people_from_boxes(_boxes_of_image(options.boxes, frame), frame.size_hw, form=options.box_form)
         limit = options.max_people
-        return dataclasses.replace(people, boxes_xyxy=people.boxes_xyxy[:limit], scores=people.scores[:limit])
+        people = dataclasses.replace(people, boxes_xyxy=people.boxes_xyxy[:limit], scores=people.scores[:limit])
+    if people is not None:
+        get_limits().check("people", len(people), subject=frame.name)
+        return people
     if options.crops_are_required:
         raise InputError("people: expected boxes or a finder for crops, got neither. Pass one of them.")
     return None
@@ -105,6 +109,8 @@ def _boxes_of_image(boxes: ArrayLike | Sequence[ArrayLike] | Mapping[str, ArrayL
     if isinstance(boxes, Mapping):
         names = [frame.name, *([] if frame.path is None else [str(frame.path), frame.path.name, frame.path.stem])]
         key = next((name for name in names if name in boxes), None)
+        if key is None:  # names of URLs are redacted
+            key = next((name for name in boxes if is_url(name) and redacted_url(name) == frame.name), None)
         if key is None:
             raise InputError(f"boxes: expected an entry for {frame.name}, got none.{near_matches(names[-1], boxes)}")
         return boxes[key]

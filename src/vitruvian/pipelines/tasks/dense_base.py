@@ -106,15 +106,16 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         """Resize the image or its tiles, or crop its people."""
         context = self._choose_regions(frame, people)
 
-        def make(pixels: Tensor) -> Sequence[Tensor] | Tensor:
+        def make(pixels: Tensor, rows: slice) -> Sequence[Tensor] | Tensor:
             images, boxes = [pixels], None
             if context.are_crops:
-                boxes = [boxes_xywh(context.people)]
+                boxes = [boxes_xywh(context.people)[rows]]
             elif context.regions is not None:
-                images = [region.crop(pixels) for region in context.regions]
+                images = [region.crop(pixels) for region in context.regions[rows]]
             return self.processor.prepare_images(images, boxes, dtype=self.model.dtype)
 
-        return Prepared(frame, self.make_units(frame, make), context)
+        count = 1 if context.regions is None else len(context.regions)
+        return Prepared(frame, self.make_units(frame, count, make), context)
 
     def _choose_regions(self, frame: Frame, people: People | None) -> DenseContext:
         if self.options.tile:

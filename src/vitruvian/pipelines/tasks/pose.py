@@ -79,10 +79,10 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
             return Prepared(frame, [], crops)
         boxes = boxes_xywh(crops)  # [P, 4]
 
-        def make(pixels: Tensor) -> Sequence[Tensor] | Tensor:
-            return self.processor.prepare_images([pixels], [boxes], dtype=self.model.dtype)
+        def make(pixels: Tensor, rows: slice) -> Sequence[Tensor] | Tensor:
+            return self.processor.prepare_images([pixels], [boxes[rows]], dtype=self.model.dtype)
 
-        return Prepared(frame, self.make_units(frame, make), crops)
+        return Prepared(frame, self.make_units(frame, len(boxes), make), crops)
 
     def forward(self, units: list[Unit]) -> list[PersonKeypoints]:
         """Run the model; return the keypoints of all people in the batch, and the row of each unit."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from vitruvian.atomic import atomic_write
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import json_text, write_json, write_npz
-from vitruvian.files.video import NUMBERED, SequenceWriter, Sound, VideoReader, VideoWriter, codec_for, import_av
+from vitruvian.files.video import NUMBERED, SequenceWriter, Sound, VideoReader, VideoWriter, codec_for, open_container
 from vitruvian.pipelines.video.smoothing import State
 
 _PLAN = "plan.json"
@@ -190,7 +190,6 @@ def _join_videos(
     videos: Sequence[tuple[Path, float]], out: Path, *, alpha: bool, sound_from: Path | None = None
 ) -> None:
     """Concatenate videos of one codec without encoding them again; each starts at its time in seconds."""
-    av = import_av()
     kind = codec_for(out, alpha=alpha)
     options = {"movflags": "+faststart"} if kind.container == "mp4" else {}
     stream: Any = None
@@ -198,11 +197,11 @@ def _join_videos(
     last = -1
     with (
         atomic_write(out) as temporary,
-        av.open(str(temporary), "w", format=kind.container, options=options) as whole,
+        open_container(temporary, "w", format=kind.container, options=options) as whole,
         ExitStack() as opened,
     ):
         for path, start in videos:
-            with av.open(str(path)) as part:
+            with open_container(path) as part:
                 track = part.streams.video[0]
                 if stream is None:
                     stream = whole.add_stream_from_template(track)
