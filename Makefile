@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint format bench eval peer-tests docs docs-serve clean
+.PHONY: help setup demo test lint format bench eval fuzz peer-tests docs docs-serve clean
 help:  ## List the commands.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
@@ -46,6 +46,11 @@ bench: $(BENCH)/.ready  ## Print speed and memory next to the reference; ARGS="f
 
 eval: setup  ## Score the model inside the package beside its goals; ARGS="--model FOLDER" scores another.
 	$(BIN)/python benchmarks/builtin.py $(ARGS)
+
+MINUTES ?= 30
+KILLS   ?= 500
+fuzz: setup  ## Mutated inputs for MINUTES=30 and KILLS=500 killed jobs; what fails is in out/fuzz.
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) --kills $(KILLS) $(ARGS)
 
 # The tests of transformers on our classes, from a checkout of it that PEER names. Its source is installed from a copy,
 # because pip writes build folders beside setup.py; torchvision comes as in `bench`.

@@ -157,7 +157,7 @@ def _load_processor(source: str | Path, task: str, keywords: Mapping[str, Any]) 
     names = [stated.get(key) for key in ("processor_class", "image_processor_type", "feature_extractor_type")]
     processor_class = _first_class(names[1:]) if task == "processor" else None
     if processor_class is None:
-        family = TABLE.get((read_config_dict(source, options) or {}).get("model_type", ""), {})
+        family = TABLE.get(str((read_config_dict(source, options) or {}).get("model_type", "")), {})
         name = family.get(task) or family.get("processor")
         processor_class = find_class(name) if name else _first_class(names)
     if processor_class is None:
@@ -168,7 +168,8 @@ def _load_processor(source: str | Path, task: str, keywords: Mapping[str, Any]) 
 
 def _first_class(names: list[str | None]) -> Any:
     """Return the first known processor class; older files have other endings of class names."""
-    plain = (name.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor") for name in names if name)
+    stated = (name for name in names if isinstance(name, str))
+    plain = (name.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor") for name in stated)
     return next(filter(None, map(find_class, plain)), None)
 
 

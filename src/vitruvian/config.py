@@ -84,13 +84,12 @@ class Settings:
         """Raise `ConfigError` for values of the right type that are invalid. Subclasses extend it."""
 
     def require_range(self, names: Iterable[str], lowest: float, *, below: float = math.inf) -> None:
-        """Raise `ConfigError` for the first of these fields whose value is not in [lowest, below)."""
+        """Raise `ConfigError` for the first of these fields with a number that is not in [lowest, below)."""
         for name in names:
-            if not lowest <= getattr(self, name) < below:
+            value = getattr(self, name)
+            if not all(lowest <= number < below for number in (value if isinstance(value, list | tuple) else (value,))):
                 limit = "" if below == math.inf else f" and below {below}"
-                raise ConfigError(
-                    f"{type(self).__name__}.{name}: expected at least {lowest}{limit}, got {getattr(self, name)}."
-                )
+                raise ConfigError(f"{type(self).__name__}.{name}: expected at least {lowest}{limit}, got {value}.")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:

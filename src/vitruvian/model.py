@@ -38,6 +38,7 @@ from vitruvian.weights import (
     KeyPlan,
     WeightFiles,
     check_finite,
+    check_floating,
     describe_mismatch,
     match_keys,
     open_weights,
@@ -174,7 +175,7 @@ class Model(nn.Module):
         weight_dtype = choose_dtype(torch_dtype if dtype is None else dtype, settings.dtype, files)
         devices = choose_devices(model, device, device_map, weight_dtype, keep_whole=cls.no_split_modules)
         devices = with_resident_modules(devices, cls.resident_modules)
-        loaded = model._assign_weights(files, plan, weight_dtype, devices, source if check_finite else None)
+        loaded = model._assign_weights(files, plan, weight_dtype, devices, source, finite=check_finite)
         model._init_missing(set(wanted) - loaded, weight_dtype, devices)
         if new:
             warnings.warn(
@@ -247,18 +248,28 @@ class Model(nn.Module):
         return new + [name for name, _, _ in plan.mismatched]
 
     def _assign_weights(
-        self, files: WeightFiles, plan: KeyPlan, dtype: torch.dtype, devices: dict[str, torch.device], check: str | None
+        self,
+        files: WeightFiles,
+        plan: KeyPlan,
+        dtype: torch.dtype,
+        devices: dict[str, torch.device],
+        source: str,
+        *,
+        finite: bool,
     ) -> set[str]:
-        """Replace meta tensors by those of files; return their names. `check` names the source of non-finite values."""
+        """Replace meta tensors by those of files; return their names. With `finite`, others are an error."""
         for file_name, tensor in files.tensors():
             name = plan.pairs.get(file_name)
             if name is None:
                 continue
-            if check is not None:
-                check_finite(name, tensor, check)
-            target_dtype = dtype if tensor.is_floating_point() else tensor.dtype
+            if finite:
+                check_finite(name, tensor, source)
             path, _, leaf = name.rpartition(".")
-            _set_tensor(self.get_submodule(path), leaf, tensor.to(device=device_for(name, devices), dtype=target_dtype))
+            module = self.get_submodule(path)
+            if getattr(module, leaf).is_floating_point():
+                check_floating(name, tensor, source)
+            target_dtype = dtype if tensor.is_floating_point() else tensor.dtype
+            _set_tensor(module, leaf, tensor.to(device=device_for(name, devices), dtype=target_dtype))
         return set(plan.pairs.values())
 
     def _init_missing(self, names: set[str], dtype: torch.dtype, devices: dict[str, torch.device]) -> None:

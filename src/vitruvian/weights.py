@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -79,7 +80,7 @@ class WeightFiles:
         for reader in self.readers:
             for name, tensor in reader.tensors():
                 names = (name,) if self.renames is None else self.renames(name)
-                yield from zip(names, tensor.chunk(len(names)) if len(names) > 1 else (tensor,), strict=False)
+                yield from zip(names, split_evenly(name, tensor, len(names)) if names else (), strict=True)
 
 
 class _SafeReader:
@@ -128,11 +129,13 @@ def _load_torch_file(path: Path) -> Any:
     """Read a file of `torch.save`, memory-mapped where possible."""
     try:
         try:
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            if _fits_records(path, loaded):
+                return loaded
         except RuntimeError as error:
-            if "mmap" not in str(error):
+            if "mmap" not in str(error):  # torch's older format
                 raise
-            return torch.load(path, map_location="cpu", weights_only=True)  # torch's older format
+        return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL (\S+)", str(error))
         if wanted is None:
@@ -143,6 +146,25 @@ def _load_torch_file(path: Path) -> Any:
         ) from error
     except Exception as error:
         raise damaged(path, str(error) or type(error).__name__) from error
+
+
+def _fits_records(path: Path, loaded: Any) -> bool:
+    """Return whether memory-mapped storages are as large as their records in the file, which torch does not check."""
+    with zipfile.ZipFile(path) as archive:
+        records = [record for record in archive.infolist() if "/data/" in record.filename and record.file_size]
+    storages = {storage.data_ptr(): storage.nbytes() for storage in _storages_in(loaded) if storage.nbytes()}
+    sizes = [record.file_size for record in sorted(records, key=lambda record: record.header_offset)]
+    stored = all(record.compress_type == zipfile.ZIP_STORED for record in records)
+    return stored and sizes == [storages[address] for address in sorted(storages)]
+
+
+def _storages_in(loaded: Any) -> Iterator[torch.UntypedStorage]:
+    """Yield the storages of all tensors in nested containers."""
+    if isinstance(loaded, Tensor):
+        yield loaded.untyped_storage()
+    elif isinstance(loaded, Mapping | list | tuple):
+        for item in loaded.values() if isinstance(loaded, Mapping) else loaded:
+            yield from _storages_in(item)
 
 
 def damaged(path: Path, reason: str) -> CheckpointError:
@@ -161,14 +183,22 @@ def _find_state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
     """Return the state dict of a torch file: the whole, or the value of a usual key."""
     if isinstance(loaded, Mapping):
         if loaded and all(isinstance(value, Tensor) for value in loaded.values()):
-            return dict(loaded)
+            return _named(loaded, path)
         for key in ("state_dict", "model", "module", "model_state_dict"):
             inner = loaded.get(key)
             if isinstance(inner, Mapping):
                 tensors = {name: value for name, value in inner.items() if isinstance(value, Tensor)}
                 if tensors:
-                    return tensors
+                    return _named(tensors, path)
     raise WeightsError(f"{path}: expected tensors by name, got {type(loaded).__name__}. Is this a checkpoint?")
+
+
+def _named(tensors: Mapping[Any, Tensor], path: Path) -> dict[str, Tensor]:
+    """Return a state dict whose keys are text."""
+    for name in tensors:
+        if not isinstance(name, str):
+            raise WeightsError(f"{path}: expected names of tensors, got the key {name!r}. Is this a checkpoint?")
+    return dict(tensors)
 
 
 def open_file(path: Path) -> _SafeReader | _TorchReader:
@@ -316,6 +346,36 @@ def check_finite(name: str, tensor: Tensor, source: str) -> None:
             f"{source}: the weight {name} has NaN or infinite values. The file is damaged or its training diverged; "
             "use another one, or pass check_finite=False to load it all the same."
         )
+
+
+def check_floating(name: str, tensor: Tensor, source: str) -> None:
+    """Raise `WeightsError` for a tensor of integers, booleans or complex numbers."""
+    if not tensor.is_floating_point():
+        raise WeightsError(
+            f"{source}: expected floating-point numbers in {name}, got {str(tensor.dtype).removeprefix('torch.')}. "
+            "Is this a quantized checkpoint? Use one with floating-point weights."
+        )
+
+
+def check_state(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor], source: str) -> None:
+    """Raise `WeightsError` unless names, shapes and kinds of numbers are those of a model's state dict."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    plan = match_keys({name: tuple(tensor.shape) for name, tensor in wanted.items()}, shapes)
+    if plan.missing or plan.unexpected or plan.mismatched:
+        problem = describe_mismatch(plan.missing, plan.unexpected, plan.mismatched)
+        raise WeightsError(f"{source}: its weights do not fit the model.\n  {problem}\nIs it a whole checkpoint?")
+    for name, tensor in state.items():
+        if wanted[name].is_floating_point():
+            check_floating(name, tensor, source)
+
+
+def split_evenly(name: str, tensor: Tensor, count: int) -> Sequence[Tensor]:
+    """Split a tensor into `count` parts of one size along its first dimension, or raise `WeightsError`."""
+    if count == 1:
+        return (tensor,)
+    if not tensor.ndim or not tensor.shape[0] or tensor.shape[0] % count:
+        raise WeightsError(f"{name}: expected a first dimension that splits into {count}, got {list(tensor.shape)}.")
+    return tensor.chunk(count)
 
 
 def save_weights(state: Mapping[str, Tensor], folder: Path, *, max_shard_size: int | str = "5GB") -> list[Path]:

@@ -11,7 +11,7 @@ prompt is refused.
 from __future__ import annotations
 
 import itertools
-import math
+import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -120,7 +120,7 @@ def _interpretations(value: object, name: str, form: str, images: int) -> list[l
     for prompt in _flatten(nested_lists, levels):
         if len(prompt) != size:
             raise InputError(f"{name}: expected {size} numbers in each innermost list, got {prompt}. Use {form}.")
-        if not all(math.isfinite(number) for number in prompt):
+        if not all(abs(number) <= sys.float_info.max for number in prompt):  # also of integers
             raise InputError(f"{name}: expected finite numbers, got {prompt}.")
     readings = [reading for reading in _insert_levels(nested_lists, levels, most) if len(reading) == images]
     if not readings:

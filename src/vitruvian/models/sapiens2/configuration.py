@@ -56,7 +56,7 @@ class Sapiens2HeadConfig(Settings):
     def __post_init__(self) -> None:
         for stem in ("upsample", "conv", "scale_conv"):
             channels, kernels = getattr(self, f"{stem}_out_channels"), getattr(self, f"{stem}_kernel_sizes")
-            if channels is not None and kernels is None:
+            if isinstance(channels, list | tuple) and kernels is None:
                 setattr(self, f"{stem}_kernel_sizes", [getattr(self, f"{stem}_kernel_size")] * len(channels))
         super().__post_init__()
 

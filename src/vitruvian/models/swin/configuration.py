@@ -47,7 +47,7 @@ class SwinConfig(BackboneConfig):
     depths: list[int] = field(default_factory=lambda: [2, 2, 6, 2])
     num_heads: list[int] = field(default_factory=lambda: [3, 6, 12, 24])
     window_size: int = bounded(7, ge=1)
-    mlp_ratio: float = 4.0
+    mlp_ratio: float = bounded(4.0, ge=0, lt=1000)
     qkv_bias: bool = True
     hidden_dropout_prob: float = bounded(0.0, ge=0, lt=1)
     attention_probs_dropout_prob: float = bounded(0.0, ge=0, lt=1)
