@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint format bench eval fuzz peer-tests clean
+.PHONY: help setup demo test lint format bench eval fuzz peer-tests docs docs-serve clean
 help:  ## List the commands.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
@@ -69,5 +69,11 @@ $(PEER_ENV)/.ready: pyproject.toml constraints.txt
 peer-tests: $(PEER_ENV)/.ready  ## Run the tests of transformers on our classes: PEER=path/to/its/checkout.
 	$(PEER_ENV)/bin/python tools/peer_tests.py "$(PEER)" $(ARGS)
 
+docs: setup  ## Build the documentation site in site/; broken links are errors.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: setup  ## Show the documentation site at http://127.0.0.1:8000 and build it again after each change.
+	$(BIN)/mkdocs serve --watch src
+
 clean:  ## Remove the environments and what was built.
-	rm -rf $(VENV) $(BENCH) $(PEER_ENV) build dist
+	rm -rf $(VENV) $(BENCH) $(PEER_ENV) build dist site
