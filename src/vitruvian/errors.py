@@ -3,6 +3,7 @@
     VitruvianError
     ├── InputError (ValueError)          an argument, prompt, box, label or tensor that cannot be used
     │   ├── ImageError                   an image that cannot be read, or is too large to read safely
+    │   ├── InputTypeError (TypeError)   an argument of a wrong type
     │   └── PromptError                  a prompt that does not match the frame or video that it is for
     ├── ConfigError (ValueError)         a configuration field with a wrong type or an impossible value
     ├── CheckpointError (OSError)        files of a checkpoint that are missing, truncated or unreadable
@@ -72,6 +73,10 @@ class ImageError(InputError):
     """An image that cannot be read, or is too large to read safely."""
 
 
+class InputTypeError(InputError, TypeError):
+    """An argument of a wrong type."""
+
+
 class PromptError(InputError):
     """A prompt that does not match the frame or video that it is for."""
 
@@ -112,7 +117,7 @@ def without_escapes(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def near_matches(name: str, known: Iterable[str]) -> str:
-    """Return ``" Did you mean a, b?"`` for close spellings of `name`, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+def near_matches(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return ``" Did you mean a, b?"`` for spellings at least as close as `cutoff`, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
     return f" Did you mean {', '.join(close)}?" if close else ""

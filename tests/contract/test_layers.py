@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("devices",),
     ("ops",),
     ("layers", "images", "human"),
-    ("image_utils", "losses"),
+    ("adapters", "image_utils", "losses"),
     ("model", "processor"),
     ("models",),
     ("auto",),

@@ -102,7 +102,7 @@ def run(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else DONE
     except VitruvianError as error:
         return _print_error(error, arguments, error_text(error))
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:  # the reader of standard output has enough; what is left goes nowhere
         with contextlib.suppress(OSError):

@@ -84,6 +84,7 @@ def _read_dataset(path: Path) -> list[_RecordedImage]:
     """Read a dataset that was written before."""
     values = read_json_value(path)
     try:
+        categories = {category["id"]: category for category in values["categories"] if category["name"]}
         annotations: dict[int, list[_Record]] = defaultdict(list)
         for record in values["annotations"]:
             annotations[record["image_id"]].append(record)
@@ -94,11 +95,11 @@ def _read_dataset(path: Path) -> list[_RecordedImage]:
                 frame=image.get("frame"),
                 time=image.get("time"),
                 annotations=annotations[image["id"]],
-                categories=values["categories"],
+                categories=list(categories.values()),
             )
             for image in values["images"]
         ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(
             f"{path}: expected a COCO dataset to add to, got another file. Choose another --coco, or --overwrite it."
         ) from error

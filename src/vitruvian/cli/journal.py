@@ -108,7 +108,7 @@ class Journal:
             for line in content[:end].splitlines():
                 try:
                     self._apply(json.loads(line))
-                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                     continue
 
     def _apply(self, record: dict[str, object]) -> None:
@@ -118,6 +118,8 @@ class Journal:
             return
         known = {name: record[name] for name in Origin.__dataclass_fields__}
         origin = Origin(**known)  # type: ignore[arg-type]
+        if not isinstance(origin.source, str):
+            raise TypeError("source")
         files = record["files"]
         if record["event"] == "begin" and isinstance(files, list):
             self._entries.update({str(name): _Entry(origin) for name in files})
@@ -173,13 +175,15 @@ class Journal:
     # ------------------------------------------------------------------------------------------------ records
 
     def begin(self, item: Input, files: Iterable[Path], settings: str) -> Origin:
-        """Record what is about to be written."""
+        """Record what is about to be written, on the disk before any of it is."""
         origin = Origin.of(item, settings)
-        self._append({"event": "begin", "files": [self.name_of(path) for path in files]}, origin)
+        self._append({"event": "begin", "files": [self.name_of(path) for path in files]}, origin, sync=True)
         return origin
 
     def done(self, origin: Origin, files: Iterable[Path]) -> dict[Path, int]:
-        """Record that files are complete, and return their sizes.
+        """Record that files are complete and on the disk (`sync_to_disk`), and return their sizes.
+
+        The record itself need not be on the disk: without it the files are written again.
 
         Raises:
             InputError: A file is missing or empty.
@@ -189,7 +193,7 @@ class Journal:
             if not size:
                 raise InputError(f"{path}: expected a result, got no file or an empty one. Is the disk full?")
         names = {self.name_of(path): size for path, size in sizes.items()}
-        self._append({"event": "done", "files": names}, origin, sync=True)
+        self._append({"event": "done", "files": names}, origin)
         return sizes
 
     def _append(self, record: dict[str, object], origin: Origin, *, sync: bool = False) -> None:

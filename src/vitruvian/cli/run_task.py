@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from vitruvian.atomic import check_writable, remove_temporary_files, sync_to_disk
 from vitruvian.cli.checkpoints import check_model, detector_in_checkpoint
 from vitruvian.cli.coco import Dataset
 from vitruvian.cli.inputs import Input, find_inputs
 from vitruvian.cli.journal import JOURNAL, Journal, Origin, size_on_disk
-from vitruvian.cli.locks import OutputLock
+from vitruvian.cli.locks import OutputLock, remove_unused_locks
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.outputs import OutputPlan, result_paths
 from vitruvian.cli.report import Report
@@ -103,6 +104,7 @@ class TaskRun:
         for lock, _origin in self._locks.values():
             lock.release()
         self._locks.clear()
+        remove_unused_locks(self.plan.folder)
 
     @cached_property
     def settings(self) -> str:
@@ -158,6 +160,8 @@ class TaskRun:
                 if self._state(item, planned) == "changed":
                     changed.add(item.identity)
                 (images if item.kind in ("image", "stdin") else videos).append(item)
+        if (images or videos) and self.plan.stdout_kind is None:
+            check_writable(self.plan.folder)  # before the model is opened
         if images:
             self._run_images(images, changed)
         for item in videos:
@@ -240,6 +244,8 @@ class TaskRun:
             self.journal.refresh()
             self._journal_state(item, paths)
             origin = self.journal.begin(item, paths, self.settings)
+            for path in paths:
+                remove_temporary_files(path)
         except BaseException:
             lock.release()
             raise
@@ -249,6 +255,8 @@ class TaskRun:
     def complete(self, item: Input) -> list[Path]:
         """Record that the outputs of an input are written, and return them."""
         paths = result_paths(self._files[item.identity])
+        if item.kind in ("video", "camera"):  # worker threads sync the files of images
+            sync_to_disk(paths)
         self._written[item.identity] = item, self.journal.done(self._locks[item.identity][1], paths)
         self.release(item)
         return paths
@@ -358,6 +366,7 @@ class _FileWriter(ResultWriter):
         converted = self._command.convert(result)
         for kind, path in self._files[index].items():
             save_as(kind, converted, path, draw=self._command.draw)
+        sync_to_disk(self._files[index].values())
 
 
 class _StdoutWriter(ResultWriter):

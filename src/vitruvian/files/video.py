@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.atomic import Writer, temporary_path
+from vitruvian.atomic import Writer, temporary_path, write_errors
 from vitruvian.errors import ImageError, InputError, MissingExtraError
 from vitruvian.files.images import write_image
 from vitruvian.images.decode import one_line
@@ -125,6 +125,8 @@ class VideoReader:
             if not container.streams.video:
                 raise ImageError(f"{self.path}: expected a video, got a file without a video track.")
             stream = container.streams.video[0]
+            if stream.codec_context is None:
+                raise ImageError(f"{self.path}: expected a video, got a video track of an unknown codec.")
             limits = get_limits()
             limits.check("frame_pixels", stream.width * stream.height, subject=str(self.path), error=ImageError)
             stream.codec_context.options = {"max_pixels": str(limits.frame_pixels)}  # frames may change their size
@@ -366,8 +368,9 @@ class VideoWriter(Writer):
         """
         self._check(image)
         tick = self._tick(time)
-        for packet in self._stream.encode(self._frame(image, tick)):
-            self._mux(packet)
+        with write_errors(self.path):
+            for packet in self._stream.encode(self._frame(image, tick)):
+                self._mux(packet)
         self._last = tick
         self.count += 1
 
@@ -379,10 +382,11 @@ class VideoWriter(Writer):
             self.discard()
             raise InputError(f"{self.path}: expected at least one frame, got none. Nothing was written.")
         try:
-            for packet in self._stream.encode():
-                self._mux(packet)
-            self._container.close()
-            os.replace(self._temporary, self.path)
+            with write_errors(self.path):
+                for packet in self._stream.encode():
+                    self._mux(packet)
+                self._container.close()
+                os.replace(self._temporary, self.path)
             self._closed = True
         except BaseException:
             self.discard()

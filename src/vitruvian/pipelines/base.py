@@ -132,7 +132,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     @classmethod
     def load(cls, source: str | Path, *, device: Device, dtype: DType, **hub: object) -> Model:
         """Load the model of a checkpoint."""
-        loaded: Model = cls.auto.from_pretrained(source, **default_placement(device, dtype), **hub)
+        loaded: Model = cls.auto.from_pretrained(source, strict=True, **default_placement(device, dtype), **hub)
         return loaded
 
     @classmethod

@@ -14,6 +14,7 @@ from vitruvian.images.decode import is_heif
 
 _FILM_DIAGONAL = math.hypot(36.0, 24.0)  # millimetres
 _UNIT_IN_MM = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
+_PLAUSIBLE = (0.01, 1000.0)  # focal lengths in units of the longer side: wider than any lens, longer than any telescope
 
 
 def exif_focal(item: object, size_hw: tuple[int, ...]) -> float | None:
@@ -48,7 +49,7 @@ def _focal_of(image: Image.Image, size_hw: tuple[int, ...]) -> float | None:
         block = image.getexif().get_ifd(IFD.Exif)
         film = _positive(block.get(Base.FocalLengthIn35mmFilm))
         if film is not None:  # by definition the ratio of diagonals
-            return film / _FILM_DIAGONAL * math.hypot(*size_hw)
+            return _plausible(film / _FILM_DIAGONAL * math.hypot(*size_hw), size_hw)
         focal, density = (_positive(block.get(tag)) for tag in (Base.FocalLength, Base.FocalPlaneXResolution))
         unit = _UNIT_IN_MM.get(int(block.get(Base.FocalPlaneResolutionUnit, 2)))
         stated = [_positive(block.get(tag)) for tag in (Base.ExifImageWidth, Base.ExifImageHeight)]
@@ -59,7 +60,13 @@ def _focal_of(image: Image.Image, size_hw: tuple[int, ...]) -> float | None:
     # The image may have been resized since.
     sides = [side for side in stated if side is not None]
     shrunk = max(size_hw) / max(sides) if len(sides) == 2 else 1.0
-    return focal * density / unit * shrunk
+    return _plausible(focal * density / unit * shrunk, size_hw)
+
+
+def _plausible(focal_px: float, size_hw: tuple[int, ...]) -> float | None:
+    """Return a focal length if a camera can have it."""
+    lowest, highest = _PLAUSIBLE
+    return focal_px if lowest <= focal_px / max(size_hw) <= highest else None
 
 
 def _positive(value: object) -> float | None:

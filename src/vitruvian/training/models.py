@@ -64,10 +64,10 @@ def _open_pretrained(
     folders = list(_task_folders(source).values()) or [Path(source)]
     for folder in reversed(folders):  # configuration and encoder are those of the first
         config = Sapiens2Config.from_pretrained(folder, **common)
-        encoder = Sapiens2Model.from_pretrained(folder, config=config, dtype=torch.float32)
+        encoder = Sapiens2Model.from_pretrained(folder, config=config, strict=True, dtype=torch.float32)
         task = _stored_task(config)
         if task in tasks:
-            stored[task] = TASK_CLASSES[task].from_pretrained(folder, dtype=torch.float32)
+            stored[task] = TASK_CLASSES[task].from_pretrained(folder, strict=True, dtype=torch.float32)
     return config, encoder, stored
 
 
@@ -165,5 +165,5 @@ def open_models(source: str | Path) -> dict[str, Sapiens2TaskModel]:
             raise ConfigError(
                 f"{path}: expected a Sapiens2 checkpoint of a task, got {', '.join(config.architectures or ['none'])}."
             )
-        models[task] = TASK_CLASSES[task].from_pretrained(path)
+        models[task] = TASK_CLASSES[task].from_pretrained(path, strict=True)
     return models

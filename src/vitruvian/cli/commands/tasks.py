@@ -398,7 +398,7 @@ def _read_intrinsics(text: str) -> list[list[float]]:
             table = np.array(table)  # ends the memory map
     except InputError:
         raise
-    except (OSError, ValueError, TypeError) as error:
+    except Exception as error:  # numpy's reader raises errors of many kinds
         raise InputError(f"{path}: expected a file with a camera matrix, got {type(error).__name__}.") from error
     if table.shape != (3, 3):
         raise InputError(f"{path}: expected a camera matrix [3, 3], got the shape {list(table.shape)}.")

@@ -41,7 +41,7 @@ class EmbedPipeline(TaskPipeline[Embedding, Options]):
         config = AutoConfig.from_pretrained(Path(source).parent if Path(source).is_file() else source, **hub)
         if not isinstance(config, Sapiens2Config):
             raise InputError(f"{source}: expected a checkpoint of Sapiens2, got one of {config.model_type}.")
-        return Sapiens2Model.from_pretrained(source, **default_placement(device, dtype), **hub)
+        return Sapiens2Model.from_pretrained(source, strict=True, **default_placement(device, dtype), **hub)
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the image."""

@@ -6,6 +6,7 @@ plan.json                          source, outputs and settings; another plan is
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.atomic import atomic_write
+from vitruvian.atomic import atomic_write, remove_temporary_files, write_errors
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import json_text, write_json, write_npz
 from vitruvian.files.video import NUMBERED, SequenceWriter, Sound, VideoReader, VideoWriter, codec_for, open_container
@@ -102,6 +103,7 @@ class SegmentFolder:
         else:
             self.clear()
         self.path.mkdir(parents=True, exist_ok=True)
+        remove_temporary_files(self.path)
         write_json(self.path / _PLAN, self.plan)
         return segments
 
@@ -164,7 +166,8 @@ class SegmentFiles:
             elif self._writer is None:
                 self._writer = SequenceWriter(folder.out, start=self._start)
             self._writer.write(image, time - self._time)
-        self._lines.write(json_text(line) + "\n")
+        with write_errors(self._folder.path):
+            self._lines.write(json_text(line) + "\n")
         self._failures += failed
 
     def finish(self, stop: int, state: State) -> VideoSegment:
@@ -172,7 +175,8 @@ class SegmentFiles:
         segment = VideoSegment(self._start, stop, self._time, self._failures)
         if self._writer is not None:
             self._writer.close()
-        self._lines.close()
+        with write_errors(self._folder.path):
+            self._lines.close()
         write_npz(self._state_path, state)
         write_json(self._state_path.with_suffix(".json"), asdict(segment))
         if self._start >= self._folder.length:
@@ -183,7 +187,8 @@ class SegmentFiles:
         """Remove the video, and close the records."""
         if self._writer is not None:
             self._writer.discard()
-        self._lines.close()
+        with contextlib.suppress(OSError):  # what is buffered may not fit the disk
+            self._lines.close()
 
 
 def _join_videos(

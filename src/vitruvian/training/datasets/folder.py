@@ -196,7 +196,7 @@ def _read_entries(folder: Path, view: str) -> list[_Annotations]:
             else:
                 subject = max(large, key=lambda person: float(person["area"]), default=None)
                 entries.append(_read_entry(image, members, subject))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
         raise CheckpointError(f"{path}: expected COCO's tables, but met {error!r}. Write the dataset again.") from error
     if not entries:
         raise InputError(f"{folder}: expected people in its images, got none. Write another dataset.")
