@@ -89,6 +89,10 @@ class TrackPrompt:
         inputs: dict[str, Any] = {"clear_old_inputs": self.box is not None}
         if self.points is not None:
             points: Any = np.asarray(self.points, dtype=float).reshape(-1, 2)  # [N, 2]
+            outside = points[((points < 0) | (points > size_hw[::-1])).any(axis=1)].tolist()
+            if outside:
+                expected = f"x in 0…{size_hw[1]} and y in 0…{size_hw[0]}"
+                raise PromptError(f"points: expected {expected} for {self._name}, got {outside}.")
             labels = np.ones(len(points), int) if self.labels is None else np.asarray(self.labels).reshape(-1)
             inputs |= {"input_points": [[points.tolist()]], "input_labels": [[labels.tolist()]]}
         if self.box is not None:
