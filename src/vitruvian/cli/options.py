@@ -53,6 +53,10 @@ CudaDevice = Annotated[str | None, Option(help="cuda or cpu. By default cuda whe
 Convention = Annotated[
     Literal["opencv", "opengl"], Option(help="opencv: x right, y down, z away; opengl: x right, y up, z towards you.")
 ]
+Background = Annotated[
+    Literal["mask", "keep"],
+    Option(help="mask: only people, where the checkpoint has mattes too, as builtin; keep: all that was processed."),
+]
 Opacity = Annotated[float, Option(help="Of the colours in the drawing.", min=0, max=1)]
 HoleArea = Annotated[float, Option(help="Fill holes of up to so many pixels.", min=0)]
 IslandArea = Annotated[float, Option(help="Remove islands of up to so many pixels.", min=0)]
