@@ -121,7 +121,7 @@ def save_mask2former(root: Path) -> None:
 
 def save_sam2(root: Path) -> None:
     """Write the SAM 2 checkpoints that the pages name."""
-    from tests.families.sam2 import SIDE, tiny
+    from tests.families.sam2 import SIDE, tiny, video_fields
 
     torch.manual_seed(0)
     for name in ("facebook/sam2.1-hiera-large", "danelcsb/sam2.1_hiera_tiny"):
@@ -130,6 +130,11 @@ def save_sam2(root: Path) -> None:
             size={"height": SIDE, "width": SIDE}, mask_size={"height": SIDE // 4, "width": SIDE // 4}
         )
         vitruvian.Sam2Processor(images).save_pretrained(root / name)
+    size = {"height": SIDE, "width": SIDE}
+    name = "facebook/sam2.1-hiera-tiny"
+    vitruvian.Sam2VideoModel(vitruvian.Sam2VideoConfig.from_dict(video_fields())).save_pretrained(root / name)
+    videos = vitruvian.Sam2VideoVideoProcessor(size=size)
+    vitruvian.Sam2VideoProcessor(vitruvian.Sam2ImageProcessor(size=size), videos).save_pretrained(root / name)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "AutoModelForImageMatting", "AutoModelForInstanceSegmentation", "AutoModelForMaskGeneration",
         "AutoModelForNormalEstimation", "AutoModelForPeopleDetection", "AutoModelForPointmapEstimation",
         "AutoModelForPoseEstimation", "AutoModelForPreTraining", "AutoModelForSemanticSegmentation",
-        "AutoModelForUniversalSegmentation", "AutoProcessor",
+        "AutoModelForUniversalSegmentation", "AutoProcessor", "AutoVideoProcessor",
     ),
     "vitruvian.config": ("Config",),
     "vitruvian.errors": (
@@ -43,12 +43,18 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "vitruvian.models.resnet.modeling": ("ResNetBackbone",),
     "vitruvian.models.sam2.automatic_masks": ("AutomaticMaskOptions", "MaskProposals", "Sam2AutomaticMaskGenerator"),
     "vitruvian.models.sam2.configuration": (
-        "Sam2Config", "Sam2HieraDetConfig", "Sam2MaskDecoderConfig", "Sam2PromptEncoderConfig", "Sam2VisionConfig",
+        "Sam2Config", "Sam2HieraDetConfig", "Sam2MaskDecoderConfig", "Sam2PromptEncoderConfig", "Sam2VideoConfig",
+        "Sam2VideoMaskDecoderConfig", "Sam2VideoPromptEncoderConfig", "Sam2VisionConfig",
     ),
     "vitruvian.models.sam2.hiera": ("Sam2HieraDetModel", "Sam2HieraDetModelOutput"),
     "vitruvian.models.sam2.interactive": ("Sam2Session",),
     "vitruvian.models.sam2.modeling": ("Sam2ImageSegmentationOutput", "Sam2Model"),
     "vitruvian.models.sam2.processing": ("Sam2ImageProcessor", "Sam2Processor"),
+    "vitruvian.models.sam2.video_modeling": (
+        "Sam2VideoModel", "Sam2VideoPreTrainedModel", "Sam2VideoSegmentationOutput",
+    ),
+    "vitruvian.models.sam2.video_processing": ("Sam2VideoProcessor", "Sam2VideoVideoProcessor"),
+    "vitruvian.models.sam2.video_session": ("Sam2VideoInferenceSession", "TrackingOptions"),
     "vitruvian.models.sam2.vision": ("Sam2VisionEncoderOutput", "Sam2VisionModel"),
     "vitruvian.models.sapiens2.configuration": ("Sapiens2Config", "Sapiens2HeadConfig"),
     "vitruvian.models.sapiens2.modeling": (

@@ -15,7 +15,7 @@ import vitruvian
 from vitruvian.config import Config, read_config_dict, read_json, split_hub_options
 from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions, has_builtin, json_file, local_path, names_builtin, pinned
-from vitruvian.processor import JOINT_FILE, PROCESSOR_FILE
+from vitruvian.processor import JOINT_FILE, PROCESSOR_FILE, VIDEO_PROCESSOR_FILE
 
 if TYPE_CHECKING:
     from vitruvian.model import Model
@@ -52,7 +52,9 @@ TABLE: dict[str, dict[str, str]] = {
 }
 # fmt: on
 # Checkpoints of SAM 2 on the Hub were saved from its video model, which is the image model and a memory.
-TABLE["sam2_video"] = TABLE["sam2"]
+TABLE["sam2_video"] = TABLE["sam2"] | _family(
+    "Sam2Video", prompts="Processor", video_processor="VideoProcessor", model="Model"
+)
 
 
 def find_class(name: str) -> Any:
@@ -126,6 +128,22 @@ class AutoProcessor:
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
         """Load a processor; keywords override its options."""
         return _load_processor(pretrained_model_name_or_path, "prompts", kwargs)
+
+
+class AutoVideoProcessor:
+    """Loads the video processor of any family that has one."""
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
+        """Load a video processor; keywords override its options."""
+        source, (options, overrides) = pretrained_model_name_or_path, split_hub_options(kwargs)
+        options = pinned(source, options, by=VIDEO_PROCESSOR_FILE)
+        stated = read_config_dict(source, options, VIDEO_PROCESSOR_FILE) or {}
+        family = TABLE.get((read_config_dict(source, options) or {}).get("model_type", ""), {})
+        processor = find_class(family.get("video-processor") or str(stated.get("video_processor_type")))
+        if processor is None:
+            raise CheckpointError(f"{source}: expected the files of a known video processor, found none.")
+        return processor.from_pretrained(source, **dataclasses.asdict(options), **overrides)
 
 
 def _load_processor(source: str | Path, task: str, keywords: Mapping[str, Any]) -> Any:

@@ -23,6 +23,7 @@ from vitruvian.images import image_to_tensor, load_image, rescale_and_normalize
 from vitruvian.outputs import BatchFeature
 
 PROCESSOR_FILE = "preprocessor_config.json"
+VIDEO_PROCESSOR_FILE = "video_preprocessor_config.json"
 JOINT_FILE = "processor_config.json"
 ImageInput = Any  # an image or a list of images: PIL, NumPy [H, W, C] or [C, H, W], torch, path, URL or bytes
 

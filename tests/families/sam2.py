@@ -52,6 +52,26 @@ def model_fields(side: int = SIDE, **decoder: Any) -> dict[str, Any]:
     }
 
 
+def video_fields(side: int = SIDE) -> dict[str, Any]:
+    """A video model with 128 channels: object pointers are cut into two tokens."""
+    fields = model_fields(side)
+    for part in (fields["prompt_encoder_config"], fields["mask_decoder_config"]):
+        part["hidden_size"] = 128
+    fields["vision_config"]["fpn_hidden_size"] = 128
+    return fields | {
+        "image_size": side,
+        "memory_attention_hidden_size": 128,
+        "memory_attention_num_layers": 2,
+        "memory_attention_feed_forward_hidden_size": 48,
+        "memory_attention_rope_feat_sizes": [side // 16, side // 16],
+        "memory_encoder_hidden_size": 128,
+        "mask_downsampler_embed_dim": 128,
+        "memory_fuser_embed_dim": 128,
+        "memory_fuser_intermediate_dim": 48,
+        "memory_fuser_num_layers": 1,
+    }
+
+
 def tiny(side: int = SIDE, **decoder: Any) -> Sam2Config:
     return Sam2Config.from_dict(model_fields(side, **decoder))
 

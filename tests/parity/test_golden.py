@@ -17,10 +17,19 @@ FAMILIES = ("sapiens2", "sam2", "maskformer", "mask2former")
 @needs_shared
 @pytest.mark.parametrize("family", FAMILIES)
 def test_golden_cases(family: str) -> None:
-    script = SHARED / "golden" / "check.py"
+    replay("check.py", str(SHARED / "golden" / "cases"), "vitruvian", family)
+
+
+@needs_shared
+def test_golden_video_sessions() -> None:
+    replay("check_video.py", "vitruvian", str(SHARED / "golden" / "video"))
+
+
+def replay(script: str, *arguments: str) -> None:
+    """Run a script that replays cases, all of which must pass."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     found = subprocess.run(
-        [sys.executable, str(script), str(SHARED / "golden" / "cases"), "vitruvian", family],
+        [sys.executable, str(SHARED / "golden" / script), *arguments],
         capture_output=True,
         text=True,
         env=environment,

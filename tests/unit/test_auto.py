@@ -67,20 +67,24 @@ def edit(folder: Path, into: Path, **values: Any) -> Path:
     return into
 
 
+PROCESSORS = ("processor", "prompts", "video-processor")
+
+
 class TestTable:
     def test_every_entry_is_a_class_with_its_family_behind_it(self) -> None:
         for model_type, family in auto.TABLE.items():
             assert "config" in family, model_type
             assert {"model", "backbone"} & set(family), model_type
             config_class = auto.find_class(family["config"])
-            assert config_class.model_type == model_type or model_type == "sam2_video"
+            assert config_class.model_type == model_type
             for task, name in family.items():
                 found = auto.find_class(name)
-                if task not in ("config", "processor", "prompts"):
+                if task not in ("config", *PROCESSORS):
                     assert issubclass(config_class, found.config_class) or issubclass(found.config_class, config_class)
 
     def test_every_task_has_an_auto_class(self) -> None:
-        served = {cls.task for cls in auto.AutoTaskModel.__subclasses__()} | {"config", "processor", "prompts"}
+        served = {cls.task for cls in auto.AutoTaskModel.__subclasses__()}
+        served |= {"config", *PROCESSORS}
         assert {task for family in auto.TABLE.values() for task in family} <= served
 
 

@@ -161,6 +161,7 @@ def _commands_for(class_names: Iterable[str]) -> list[str]:
 def _accepts(task: Task, class_name: str) -> bool:
     """Whether a task takes a model of this class; features come from any Sapiens2."""
     accepted = [accepted.__name__ for accepted in task.pipeline_class().accepts()]
+    class_name = "Sam2Model" if class_name == "Sam2VideoModel" else class_name  # it opens the same checkpoints
     return class_name in accepted or (task.name == "embed" and class_name.startswith("Sapiens2"))
 
 

@@ -33,6 +33,8 @@ def export(
     from vitruvian.errors import InputError
     from vitruvian.export import OpenVinoModel, export_onnx, quantize_int8
     from vitruvian.export.int8 import HELD_OUT, calibration_samples, held_out, print_costs
+    from vitruvian.models.sam2.modeling import Sam2Model
+    from vitruvian.models.sam2.video_modeling import Sam2VideoModel
     from vitruvian.pipelines import pipeline_class
 
     if int8 and calibrate is None:
@@ -40,6 +42,8 @@ def export(
     if calibrate is not None and not int8:
         raise InputError("--calibrate: is used with --int8 alone. Add --int8, or leave it out.")
     opened = (AutoModel if task is None else pipeline_class(task).auto).from_pretrained(model)
+    if isinstance(opened, Sam2VideoModel):  # what is exported is the model for images
+        opened = Sam2Model.from_pretrained(model)
     processor = AutoProcessor.from_pretrained(model)
     size_hw = None if size is None else read_size("--size", size, example="1024x768")
     if calibrate is None:

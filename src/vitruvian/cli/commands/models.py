@@ -141,10 +141,11 @@ def convert(
     image_hw = read_size("--image-size", image_size, example="1024x768")
     if family == "sam2":
         from vitruvian.models.sam2.convert import convert_checkpoint
-        from vitruvian.models.sam2.processing import Sam2ImageProcessor, Sam2Processor
+        from vitruvian.models.sam2.video_modeling import Sam2VideoModel
+        from vitruvian.models.sam2.video_processing import Sam2VideoProcessor
 
-        written = convert_checkpoint(source).save_pretrained(out)
-        written += Sam2Processor(image_processor=Sam2ImageProcessor()).save_pretrained(out)
+        written = convert_checkpoint(source, model_class=Sam2VideoModel).save_pretrained(out)
+        written += Sam2VideoProcessor().save_pretrained(out)
     else:
         from vitruvian.models.sapiens2.convert import save_converted
 

@@ -1,11 +1,11 @@
-"""Configurations of SAM 2 for images: backbone, vision encoder, prompt encoder, mask decoder and the whole model.
+"""Configurations of SAM 2: backbone, vision encoder, prompt encoder, mask decoder, and the models of images and videos.
 
     Sam2HieraDetConfig ─▶ Sam2VisionConfig ─┐
                    Sam2PromptEncoderConfig ─┼─▶ Sam2Config ◀── Sam2Config.variant("tiny"), no Hub needed
-                     Sam2MaskDecoderConfig ─┘
+                     Sam2MaskDecoderConfig ─┘   Sam2VideoConfig: the same and the memory
 
-Checkpoints on the Hub are of the video model (`model_type` ``sam2_video``); their configurations are accepted as they
-are. None for a field with a default means the default.
+Checkpoints on the Hub are of the video model (`model_type` ``sam2_video``); `Sam2Config` reads their configurations.
+None for a field with a default means the default.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, field, fields
 from typing import Any, ClassVar, Self, TypeVar
 
-from vitruvian.config import Config, Settings, nested, settings
+from vitruvian.config import Config, Settings, bounded, nested, settings
 from vitruvian.errors import ConfigError, near_matches
 
 Size = int | list[int] | tuple[int, int]
@@ -61,7 +61,7 @@ def _default(*values: int) -> Any:
 
 @settings
 class _Sam2PartConfig(Config):
-    """Base of all configurations of SAM 2: None means the default, and names of the video model are accepted."""
+    """Base of all configurations of SAM 2: None means the default."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -71,10 +71,10 @@ class _Sam2PartConfig(Config):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Accept the `model_type` of the video model, which shares these settings."""
+        """Accept the `model_type` of the image model for the video model and vice versa: they share settings."""
         model_type = str(values.get("model_type", ""))
-        if model_type.startswith("sam2_video"):
-            values = values | {"model_type": model_type.replace("sam2_video", "sam2", 1)}
+        if model_type.replace("sam2_video", "sam2") == cls.model_type.replace("sam2_video", "sam2"):
+            values = values | {"model_type": cls.model_type}
         return super().upgrade(dict(values))
 
 
@@ -255,7 +255,7 @@ class Sam2PromptEncoderConfig(_Sam2PartConfig):
     image_size: Size = 1024
     patch_size: Size = 16
     mask_input_channels: int = 16
-    num_point_embeddings: int = 4
+    num_point_embeddings: int = bounded(4, ge=4)
     hidden_act: str = "gelu"
     layer_norm_eps: float = 1e-6
     scale: float = 1
@@ -268,8 +268,6 @@ class Sam2PromptEncoderConfig(_Sam2PartConfig):
                 "hidden_size and mask_input_channels: expected a multiple of 2 and of 4, "
                 f"got {self.hidden_size} and {self.mask_input_channels}."
             )
-        if self.num_point_embeddings < 4:
-            raise ConfigError(f"num_point_embeddings: expected at least 4, got {self.num_point_embeddings}.")
         if any(
             size < patch or size % patch
             for size, patch in zip(pair(self.image_size), pair(self.patch_size), strict=True)
@@ -311,15 +309,15 @@ class Sam2MaskDecoderConfig(_Sam2PartConfig):
 
     hidden_size: int = 256
     hidden_act: str = "gelu"
-    num_multimask_outputs: int = 3
+    num_multimask_outputs: int = bounded(3, ge=1)
     dynamic_multimask_via_stability: bool = True
     dynamic_multimask_stability_delta: float = 0.05
     dynamic_multimask_stability_thresh: float = 0.98
     mlp_dim: int = 2048
-    num_hidden_layers: int = 2
+    num_hidden_layers: int = bounded(2, ge=1)
     num_attention_heads: int = 8
     attention_downsample_rate: int = 2
-    iou_head_depth: int = 3
+    iou_head_depth: int = bounded(3, ge=2)
     iou_head_hidden_dim: int = 256
 
     def validate(self) -> None:
@@ -330,11 +328,6 @@ class Sam2MaskDecoderConfig(_Sam2PartConfig):
             raise ConfigError(
                 "hidden_size: expected a multiple of 8 and of num_attention_heads × attention_downsample_rate "
                 f"({parts}), got {self.hidden_size}."
-            )
-        if self.num_hidden_layers < 1 or self.iou_head_depth < 2 or self.num_multimask_outputs < 1:
-            raise ConfigError(
-                "num_hidden_layers, iou_head_depth, num_multimask_outputs: expected at least 1, 2 and 1, got "
-                f"{self.num_hidden_layers}, {self.iou_head_depth}, {self.num_multimask_outputs}."
             )
 
 
@@ -382,13 +375,16 @@ class Sam2Config(_Sam2PartConfig):
 
     def with_image_size(self, image_size: Size) -> Self:
         """Configuration for images of another size, a number or (height, width); weights stay valid."""
-        height, width = pair(image_size)
-        check_image_size((height, width), self.vision_config.backbone_config, "image_size", ConfigError)
+        check_image_size(pair(image_size), self.vision_config.backbone_config, "image_size", ConfigError)
+        return type(self).from_dict(self._values_for_size(*pair(image_size)))
+
+    def _values_for_size(self, height: int, width: int) -> dict[str, Any]:
+        """Return all values, with those that depend on the size of images changed."""
         values = self.to_dict()
         values["vision_config"]["backbone_config"]["image_size"] = [height, width]
         values["vision_config"]["backbone_feature_sizes"] = _feature_sizes(self.vision_config, (height, width))
         values["prompt_encoder_config"]["image_size"] = height if height == width else [height, width]
-        return type(self).from_dict(values)
+        return values
 
     def validate(self) -> None:
         """Raise `ConfigError` for parts that do not match, and for image sizes that the backbone does not support."""
@@ -413,6 +409,176 @@ class Sam2Config(_Sam2PartConfig):
             raise ConfigError(
                 f"prompt_encoder_config.patch_size: expected images of {prompts.image_hw} divided into {expected[-1]} "
                 f"cells, got {list(prompts.grid_hw)}."
+            )
+
+
+@settings
+class Sam2VideoPromptEncoderConfig(Sam2PromptEncoderConfig):
+    """The prompt encoder of the video model; fields are those of `Sam2PromptEncoderConfig`."""
+
+    model_type: ClassVar[str] = "sam2_video_prompt_encoder"
+
+
+@settings
+class Sam2VideoMaskDecoderConfig(Sam2MaskDecoderConfig):
+    """The mask decoder of the video model; fields are those of `Sam2MaskDecoderConfig`."""
+
+    model_type: ClassVar[str] = "sam2_video_mask_decoder"
+
+
+@positional_fields("vision_config", "prompt_encoder_config", "mask_decoder_config")
+@settings
+class Sam2VideoConfig(Sam2Config):
+    """SAM 2 for videos. Defaults are those of the SAM 2.1 checkpoints; the first three fields may be positional.
+
+    Args:
+        vision_config: The vision encoder.
+        prompt_encoder_config: The prompt encoder.
+        mask_decoder_config: The mask decoder.
+        initializer_range: Standard deviation of initial weights.
+        image_size: Size of a frame, a number or (height, width).
+        num_maskmem: Frames whose memory is attended to: conditioning frames and up to this many less 1 recent ones. 0
+            switches the memory off.
+        sigmoid_scale_for_mem_enc: Factor on mask probabilities before they are encoded to memory.
+        sigmoid_bias_for_mem_enc: Added to them after that.
+        enable_occlusion_spatial_embedding: Whether an embedding marks memories of frames without the object (SAM 2.1).
+        multimask_output_in_sam: Whether to predict several masks and select the best.
+        multimask_min_pt_num: Least number of points for which this happens.
+        multimask_max_pt_num: Largest number of points for which this happens.
+        multimask_output_for_tracking: Whether this also happens on frames without a prompt.
+        max_object_pointers_in_encoder: Frames whose object pointer is attended to.
+        max_cond_frame_num: Largest number of conditioning frames that are attended to; -1 for all.
+        enable_temporal_pos_encoding_for_object_pointers: Whether object pointers have a position in time (SAM 2.1).
+        memory_attention_hidden_size: Channels of the memory attention.
+        memory_attention_num_layers: Its layers.
+        memory_attention_num_attention_heads: Its heads.
+        memory_attention_downsample_rate: Channels over channels inside attention.
+        memory_attention_feed_forward_hidden_size: Hidden channels of its feed-forward layers.
+        memory_attention_feed_forward_hidden_act: Activation of its feed-forward layers.
+        memory_attention_dropout: Dropout of its branches.
+        memory_attention_rope_feat_sizes: Width and height of the grid that rotary positions cover; by default that of
+            the image embedding.
+        memory_attention_rope_dropout: Dropout of attention weights.
+        memory_encoder_hidden_size: Channels of the memory encoder.
+        memory_encoder_output_channels: Channels of a memory.
+        rope_parameters: `rope_theta`, the base of the frequencies of rotary positions, and `rope_type`, "axial".
+        mask_downsampler_embed_dim: Channels of an encoded mask.
+        mask_downsampler_kernel_size: Kernel of the convolutions that encode a mask.
+        mask_downsampler_stride: Their stride.
+        mask_downsampler_padding: Their padding.
+        mask_downsampler_total_stride: Pixels of a mask for one cell of a memory.
+        mask_downsampler_hidden_act: Activation after each.
+        memory_fuser_num_layers: Blocks that fuse the encoded mask with the features of the frame.
+        memory_fuser_embed_dim: Their channels.
+        memory_fuser_intermediate_dim: Their hidden channels.
+        memory_fuser_kernel_size: Kernel of their depthwise convolution.
+        memory_fuser_padding: Its padding.
+        memory_fuser_layer_scale_init_value: Initial scale of their branches.
+        memory_fuser_hidden_act: Their activation.
+    """
+
+    model_type: ClassVar[str] = "sam2_video"
+
+    prompt_encoder_config: Sam2PromptEncoderConfig = field(default_factory=Sam2VideoPromptEncoderConfig)
+    mask_decoder_config: Sam2MaskDecoderConfig = field(default_factory=Sam2VideoMaskDecoderConfig)
+    image_size: Size = 1024
+    # memories and object pointers
+    num_maskmem: int = bounded(7, ge=0)
+    sigmoid_scale_for_mem_enc: float = 20.0
+    sigmoid_bias_for_mem_enc: float = -10.0
+    enable_occlusion_spatial_embedding: bool = True
+    # selection of masks
+    multimask_output_in_sam: bool = True
+    multimask_min_pt_num: int = bounded(0, ge=0)
+    multimask_max_pt_num: int = bounded(1, ge=0)
+    multimask_output_for_tracking: bool = True
+    max_object_pointers_in_encoder: int = bounded(16, ge=1)
+    max_cond_frame_num: int = bounded(-1, ge=-1)
+    enable_temporal_pos_encoding_for_object_pointers: bool = True
+    # memory attention
+    memory_attention_hidden_size: int = 256
+    memory_attention_num_layers: int = bounded(4, ge=1)
+    memory_attention_num_attention_heads: int = bounded(1, ge=1)
+    memory_attention_downsample_rate: int = bounded(1, ge=1)
+    memory_attention_feed_forward_hidden_size: int = 2048
+    memory_attention_feed_forward_hidden_act: str = "relu"
+    memory_attention_dropout: float = bounded(0.1, ge=0, lt=1)
+    memory_attention_rope_feat_sizes: list[int] | None = None
+    rope_parameters: dict[str, Any] = field(default_factory=dict)
+    memory_attention_rope_dropout: float = bounded(0.1, ge=0, lt=1)
+    # memory encoder
+    memory_encoder_hidden_size: int = 256
+    memory_encoder_output_channels: int = bounded(64, ge=4)
+    mask_downsampler_embed_dim: int = 256
+    mask_downsampler_kernel_size: int = bounded(3, ge=1)
+    mask_downsampler_stride: int = bounded(2, ge=2)
+    mask_downsampler_padding: int = 1
+    mask_downsampler_total_stride: int = bounded(16, ge=2)
+    mask_downsampler_hidden_act: str = "gelu"
+    memory_fuser_num_layers: int = bounded(2, ge=0)
+    memory_fuser_embed_dim: int = 256
+    memory_fuser_intermediate_dim: int = 1024
+    memory_fuser_kernel_size: int = bounded(7, ge=1)
+    memory_fuser_padding: int = 3
+    memory_fuser_layer_scale_init_value: float = 1e-6
+    memory_fuser_hidden_act: str = "gelu"
+
+    def __post_init__(self) -> None:
+        self.prompt_encoder_config = nested(self.prompt_encoder_config or {}, Sam2VideoPromptEncoderConfig)
+        self.mask_decoder_config = nested(self.mask_decoder_config or {}, Sam2VideoMaskDecoderConfig)
+        if self.memory_attention_rope_feat_sizes is None:
+            height, width = self.prompt_encoder_config.grid_hw
+            self.memory_attention_rope_feat_sizes = [width, height]
+        self.rope_parameters = {"rope_type": "axial", "rope_theta": 10000.0} | (self.rope_parameters or {})
+        super().__post_init__()
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Accept `memory_attention_rope_theta` of the published files."""
+        theta = values.pop("memory_attention_rope_theta", None)
+        if theta is not None:
+            values["rope_parameters"] = {"rope_theta": theta} | (values.get("rope_parameters") or {})
+        return super().upgrade(values)
+
+    def _values_for_size(self, height: int, width: int) -> dict[str, Any]:
+        values = super()._values_for_size(height, width)
+        values["image_size"] = values["prompt_encoder_config"]["image_size"]
+        return values | {"memory_attention_rope_feat_sizes": None}
+
+    def validate(self) -> None:
+        """Raise `ConfigError` for parts that do not match."""
+        super().validate()
+        height, width = self.prompt_encoder_config.grid_hw
+        if self.memory_attention_rope_feat_sizes != [width, height]:
+            raise ConfigError(
+                f"memory_attention_rope_feat_sizes: expected {[width, height]}, the grid of the image embedding, got "
+                f"{self.memory_attention_rope_feat_sizes}. Use Sam2VideoConfig.with_image_size to change all sizes."
+            )
+        if pair(self.image_size) != self.prompt_encoder_config.image_hw:
+            raise ConfigError(
+                f"image_size: expected that of prompt_encoder_config {self.prompt_encoder_config.image_hw}, got "
+                f"{self.image_size}. Use Sam2VideoConfig.with_image_size to change all sizes."
+            )
+        if self.rope_parameters.get("rope_type") != "axial":
+            raise ConfigError(f"rope_parameters: expected the rope_type axial, got {self.rope_parameters}.")
+        heads = self.memory_attention_num_attention_heads * self.memory_attention_downsample_rate
+        if self.memory_attention_hidden_size % (4 * heads):
+            raise ConfigError(
+                f"memory_attention_hidden_size: expected a multiple of 4 × heads × downsample rate ({4 * heads}), "
+                f"got {self.memory_attention_hidden_size}."
+            )
+        widths = {
+            self.vision_config.fpn_hidden_size,
+            self.memory_attention_hidden_size,
+            self.memory_encoder_hidden_size,
+            self.memory_fuser_embed_dim,
+            self.mask_downsampler_embed_dim,
+        }
+        if len(widths) > 1:
+            raise ConfigError(
+                "hidden sizes: expected one value for fpn_hidden_size, memory_attention_hidden_size, "
+                "memory_encoder_hidden_size, memory_fuser_embed_dim and mask_downsampler_embed_dim, got "
+                f"{sorted(widths)}."
             )
 
 

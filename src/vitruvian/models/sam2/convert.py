@@ -2,7 +2,7 @@
 
     {"image_encoder.trunk.…", "sam_mask_decoder.…", …} ── convert_state_dict ──▶ {"vision_encoder.backbone.…", …}
 
-A name is either in the table or of the video model's memory, which is dropped; other names raise `WeightsError`.
+Names of the memory are converted for `Sam2VideoModel` and dropped for `Sam2Model`; unknown names raise `WeightsError`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from vitruvian.errors import WeightsError
 from vitruvian.layers.init import no_init_weights
-from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2HieraDetConfig, Size
-from vitruvian.models.sam2.modeling import Sam2Model
+from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2HieraDetConfig, Sam2VideoConfig, Size
+from vitruvian.models.sam2.modeling import Sam2BaseModel, Sam2Model
+from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 from vitruvian.weights import describe_mismatch, match_keys, read_original, renamed, some
+
+ModelT = TypeVar("ModelT", bound=Sam2BaseModel)
 
 _VIDEO_ONLY = re.compile(
     r"(memory_attention|memory_encoder|mask_downsample|obj_ptr_proj|obj_ptr_tpos_proj)\."
@@ -45,33 +49,56 @@ _RENAMES = (
     (r"\.norm(\d|_final_attn)\.", r".layer_norm\1."),
     (r"\.out_proj\.", ".o_proj."),
     (r"^no_mem_embed$", "no_memory_embedding"),
+    # the memory
+    (r"^maskmem_tpos_enc$", "memory_temporal_positional_encoding"),
+    (r"^no_mem_pos_enc$", "no_memory_positional_encoding"),
+    (r"^no_obj_ptr$", "no_object_pointer"),
+    (r"^no_obj_embed_spatial$", "occlusion_spatial_embedding_parameter"),
+    (r"^obj_ptr_proj\.", "object_pointer_proj."),
+    (r"^obj_ptr_tpos_proj\.", "temporal_positional_encoding_projection_layer."),
+    (r"^memory_encoder\.pix_feat_proj\.", "memory_encoder.feature_projection."),
+    (r"^memory_encoder\.o_proj\.", "memory_encoder.projection."),
+    (r"^memory_encoder\.fuser\.", "memory_encoder.memory_fuser."),
+    *((rf"mask_downsampler\.encoder\.{3 * i}\.", f"mask_downsampler.layers.{i}.conv.") for i in range(4)),
+    *((rf"mask_downsampler\.encoder\.{3 * i + 1}\.", f"mask_downsampler.layers.{i}.layer_norm.") for i in range(4)),
+    (r"mask_downsampler\.encoder\.12\.", "mask_downsampler.final_conv."),
+    (r"\.dwconv\.", ".depthwise_conv."),
+    (r"\.pwconv(\d)\.", r".pointwise_conv\1."),
+    (r"\.norm\.", ".layer_norm."),
+    (r"\.gamma$", ".scale"),
 )
 
 
-def convert_checkpoint(path: str | Path, *, image_size: Size = 1024) -> Sam2Model:
+def convert_checkpoint(
+    path: str | Path,
+    *,
+    image_size: Size = 1024,
+    model_class: type[ModelT] = Sam2Model,  # type: ignore[assignment]
+) -> ModelT:
     """Load an original `.pt` file of SAM 2 or 2.1 as a model, in evaluation mode.
 
     Args:
         path: The file.
         image_size: Size of images, a number or (height, width).
+        model_class: `Sam2Model` for images, or `Sam2VideoModel`.
     """
     original = read_original(path, "sam2.1_hiera_tiny.pt")
     with no_init_weights():
-        model = Sam2Model(infer_config(original).with_image_size(image_size))
-    state = convert_state_dict(original)
+        model = model_class(infer_config(original, model_class.config_class).with_image_size(image_size))
+    state = convert_state_dict(original, video=issubclass(model_class, Sam2VideoModel))
     _check_names_and_shapes(model, state, str(path))
     model.load_state_dict(state, assign=True)
     return model.eval()
 
 
-def convert_state_dict(original: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the image part of an original state dict; raise `WeightsError` for names that are not of SAM 2."""
+def convert_state_dict(original: Mapping[str, Tensor], *, video: bool = False) -> dict[str, Tensor]:
+    """Rename an original state dict, with the memory if `video`; raise `WeightsError` for names not of SAM 2."""
     unknown = [name for name in original if not _KNOWN.match(name) and not _VIDEO_ONLY.match(name)]
     if unknown:
         raise WeightsError(
             f"checkpoint: {len(unknown)} names are not of SAM 2: {some(unknown)}. Is it an original SAM 2 checkpoint?"
         )
-    tensors = {name: tensor for name, tensor in original.items() if _KNOWN.match(name)}
+    tensors = {name: tensor for name, tensor in original.items() if video or _KNOWN.match(name)}
     depths = _mlp_depths(tensors)
     converted: dict[str, Tensor] = {}
     points: dict[int, Tensor] = {}
@@ -89,7 +116,7 @@ def convert_state_dict(original: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def infer_config(original: Mapping[str, Tensor]) -> Sam2Config:
+def infer_config(original: Mapping[str, Tensor], config_class: type[Sam2Config] = Sam2Config) -> Sam2Config:
     """Return the configuration of the published size that an original state dict has."""
     width = original.get("image_encoder.trunk.patch_embed.proj.weight")
     blocks = {name.split(".")[3] for name in original if name.startswith("image_encoder.trunk.blocks.")}
@@ -100,7 +127,11 @@ def infer_config(original: Mapping[str, Tensor]) -> Sam2Config:
             and width.shape[0] == backbone.hidden_size
             and len(blocks) == sum(backbone.blocks_per_stage)
         ):
-            return Sam2Config.variant(name)
+            config = config_class.variant(name)
+            if isinstance(config, Sam2VideoConfig):  # SAM 2.0 has neither
+                config.enable_occlusion_spatial_embedding = "no_obj_embed_spatial" in original
+                config.enable_temporal_pos_encoding_for_object_pointers = "obj_ptr_tpos_proj.weight" in original
+            return config
     got = "no backbone" if width is None else f"{width.shape[0]} channels and {len(blocks)} blocks"
     raise WeightsError(f"checkpoint: expected a SAM 2 of size {', '.join(VARIANTS)}, got {got}.")
 
@@ -122,11 +153,12 @@ def _rename_mlp_layer(name: str, depths: Mapping[str, int]) -> str:
     return f"{mlp}.proj_out.{leaf}" if index == depths[mlp] - 1 else f"{mlp}.layers.{index - 1}.{leaf}"
 
 
-def _check_names_and_shapes(model: Sam2Model, state: Mapping[str, Tensor], source: str) -> None:
+def _check_names_and_shapes(model: Sam2BaseModel, state: Mapping[str, Tensor], source: str) -> None:
     """Raise `WeightsError` unless names and shapes are exactly those of the model."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     got = {name: tuple(tensor.shape) for name, tensor in state.items()}
     plan = match_keys(expected, got)
     if plan.missing or plan.unexpected or plan.mismatched:
         problem = describe_mismatch(plan.missing, plan.unexpected, plan.mismatched)
-        raise WeightsError(f"{source}: its weights do not fit Sam2Model.\n  {problem}\nIs it an original SAM 2 file?")
+        name = type(model).__name__
+        raise WeightsError(f"{source}: its weights do not fit {name}.\n  {problem}\nIs it an original SAM 2 file?")

@@ -123,7 +123,8 @@ class MaskDecoder(nn.Module):
         """Decode P prompts for each of B images.
 
         Args:
-            levels: What `project_levels` returns; the last, [B, C, h, w], is the image embedding.
+            levels: What `project_levels` returns; the last is the image embedding, [B, C, h, w], or one for each
+                prompt, [B, P, C, h, w].
             image_positions: Positions of its cells [M, C].
             sparse: Embedded points and boxes [B, P, N, C].
             dense: Embedded masks [B | 1, P | 1, C, h, w].
@@ -201,8 +202,8 @@ class MaskDecoder(nn.Module):
     ) -> ImageContext:
         """Compute what all groups of prompts share; `tokens` of all prompts are [B, P, N, C]."""
         finest, finer, image = levels
-        grid_hw = (image.shape[2], image.shape[3])
-        cells = (image[:, None] + dense).flatten(3).transpose(2, 3)  # [B, P | 1, M, C]
+        grid_hw = (image.shape[-2], image.shape[-1])
+        cells = ((image if image.ndim == 5 else image[:, None]) + dense).flatten(3).transpose(2, 3)  # [B, P | 1, M, C]
         cells = cells.contiguous() if cells.shape[1] == 1 else cells
         return ImageContext(
             self.transformer.project_image(

@@ -65,14 +65,13 @@ class Sam2ImageSegmentationOutput(ModelOutput):
     mask_decoder_attentions: tuple[Tensor, ...] | None = None
 
 
-class Sam2Model(Model):
-    """Segment Anything Model 2 for images: masks from points, boxes, earlier masks, or no prompt at all."""
+class Sam2BaseModel(Model):
+    """What the models for images and videos share: vision encoder, prompt encoder and mask decoder."""
 
     config_class = Sam2Config
     config: Sam2Config
     no_split_modules = ("HieraBlock", "TwoWayTransformer")
     resident_modules = ("shared_image_embedding", "prompt_encoder", "mask_decoder", "no_memory_embedding")
-    ignored_keys = VIDEO_KEYS
     captures_forward = False  # encoder and decoder are captured separately, as their batch sizes differ
     # Some writers store the frequencies once, since both tables are the same.
     optional_keys = ("prompt_encoder.shared_embedding.positional_embedding",)
@@ -87,7 +86,6 @@ class Sam2Model(Model):
         self.mask_decoder = MaskDecoder(config.mask_decoder_config)
         self.no_memory_embedding = nn.Parameter(torch.zeros(1, 1, config.vision_config.fpn_hidden_size))
         self._positions: WeightCache[Tensor] = WeightCache()
-        self.post_init()
 
     def init_module(self, module: nn.Module) -> None:
         """Initialize the parameters of `module` itself."""
@@ -100,6 +98,83 @@ class Sam2Model(Model):
             # Cells of the image and points are comparable only with the same frequencies.
             frequencies = self.shared_image_embedding.positional_embedding
             self.prompt_encoder.shared_embedding.positional_embedding.copy_(frequencies)
+
+    @torch.no_grad()
+    def get_image_embeddings(self, pixel_values: Tensor) -> list[Tensor]:
+        """Encode images [B, 3, H, W] once for many prompts: three levels, finest first; without gradient."""
+        levels: list[Tensor] = self.run_captured(self._encode_levels, pixel_values)
+        return levels
+
+    def get_image_features(self, pixel_values: Tensor, **options: Unpack[OutputOptions]) -> Sam2VisionEncoderOutput:
+        """Encode images [B, 3, H, W]; the levels are projected for the mask decoder, each [h·w, B, C]."""
+        flags = self.output_flags(**options)
+        vision: Sam2VisionEncoderOutput = self.vision_encoder(pixel_values, **flags.for_inner())
+        levels = self.mask_decoder.project_levels(vision.fpn_hidden_states or ())
+        vision.fpn_hidden_states = tuple(level.flatten(2).permute(2, 0, 1) for level in levels)  # [h·w, B, C]
+        vision.fpn_position_encoding = tuple(
+            level.flatten(2).permute(2, 0, 1) for level in vision.fpn_position_encoding or ()
+        )  # [h·w, B, C]
+        return self.format_output(vision, flags.return_dict)
+
+    @torch.no_grad()
+    def get_prompt_embeddings(
+        self,
+        input_points: Tensor | None = None,
+        input_labels: Tensor | None = None,
+        input_boxes: Tensor | None = None,
+        input_masks: Tensor | None = None,
+    ) -> tuple[Tensor | None, Tensor]:
+        """Embed prompts: sparse [B, P, N, C] for points and boxes, dense [B, C, h, w] for one mask an image."""
+        if input_points is not None and input_labels is None:
+            input_labels = _all_positive(input_points)
+        masks = None if input_masks is None else mask_logits(input_masks, self.prompt_encoder.mask_hw)
+        sparse, dense = self.prompt_encoder(input_points, input_labels, input_boxes, masks)
+        if masks is None and sparse is not None:
+            dense = dense.expand(len(sparse), -1, -1, -1, -1)
+        return sparse, dense.flatten(0, 1)
+
+    def get_image_wide_positional_embeddings(self) -> Tensor:
+        """Positions of the cells of the image embedding [1, C, h, w]."""
+        return torch.unflatten(self._cell_positions().T, 1, self.prompt_encoder.grid_hw)[None]
+
+    def _cell_positions(self) -> Tensor:
+        """Positions of the cells of the image embedding [M, C], computed once."""
+        embedding, grid_hw = self.shared_image_embedding, self.prompt_encoder.grid_hw
+        if is_tracing():
+            return embedding.grid(grid_hw)
+        with torch.inference_mode(False):  # training may use the same tensor later
+            return self._positions.get([embedding.positional_embedding], lambda: embedding.grid(grid_hw))
+
+    def _encode(self, pixel_values: Tensor, flags: OutputFlags) -> Sam2VisionEncoderOutput:
+        """Run the vision encoder on images of the configured size."""
+        expected = self.prompt_encoder.image_hw
+        if pixel_values.ndim == 4 and tuple(pixel_values.shape[2:]) != expected:
+            raise InputError(
+                f"pixel_values: expected images of {expected[0]} × {expected[1]}, got "
+                f"{pixel_values.shape[2]} × {pixel_values.shape[3]}. Prepare them with Sam2Processor, or build the "
+                "model for another size with Sam2Config.with_image_size."
+            )
+        return self.vision_encoder.encode(pixel_values, flags)
+
+    def _encode_levels(self, pixel_values: Tensor) -> list[Tensor]:
+        """Encode images [B, 3, H, W] to the three levels of the mask decoder."""
+        plain = OutputFlags(hidden_states=False, attentions=False, return_dict=True)
+        return self._image_embeddings(self._encode(pixel_values, plain))
+
+    def _image_embeddings(self, vision: Sam2VisionEncoderOutput) -> list[Tensor]:
+        """Project the levels for the mask decoder and add `no_memory_embedding` to the coarsest: no frames before."""
+        finest, finer, coarse = self.mask_decoder.project_levels(vision.fpn_hidden_states or ())
+        return [finest, finer, coarse + self.no_memory_embedding.reshape(1, -1, 1, 1)]
+
+
+class Sam2Model(Sam2BaseModel):
+    """Segment Anything Model 2 for images: masks from points, boxes, earlier masks, or no prompt at all."""
+
+    ignored_keys = VIDEO_KEYS
+
+    def __init__(self, config: Sam2Config) -> None:
+        super().__init__(config)
+        self.post_init()
 
     def forward(
         self,
@@ -170,38 +245,6 @@ class Sam2Model(Model):
         return self.format_output(output, flags.return_dict)
 
     @torch.no_grad()
-    def get_image_embeddings(self, pixel_values: Tensor) -> list[Tensor]:
-        """Encode images [B, 3, H, W] once for many prompts: three levels, finest first; without gradient."""
-        levels: list[Tensor] = self.run_captured(self._encode_levels, pixel_values)
-        return levels
-
-    def get_image_features(self, pixel_values: Tensor, **options: Unpack[OutputOptions]) -> Sam2VisionEncoderOutput:
-        """Encode images [B, 3, H, W]; the levels are projected for the mask decoder, each [h·w, B, C]."""
-        flags = self.output_flags(**options)
-        vision: Sam2VisionEncoderOutput = self.vision_encoder(pixel_values, **flags.for_inner())
-        levels = self.mask_decoder.project_levels(vision.fpn_hidden_states or ())
-        vision.fpn_hidden_states = tuple(level.flatten(2).permute(2, 0, 1) for level in levels)  # [h·w, B, C]
-        vision.fpn_position_encoding = tuple(
-            level.flatten(2).permute(2, 0, 1) for level in vision.fpn_position_encoding or ()
-        )  # [h·w, B, C]
-        return self.format_output(vision, flags.return_dict)
-
-    @torch.no_grad()
-    def get_prompt_embeddings(
-        self,
-        input_points: Tensor | None = None,
-        input_labels: Tensor | None = None,
-        input_boxes: Tensor | None = None,
-        input_masks: Tensor | None = None,
-    ) -> tuple[Tensor | None, Tensor]:
-        """Embed prompts: sparse [B, P, N, C] for points and boxes, dense [B | 1, P | 1, C, h, w] for masks."""
-        if input_points is not None and input_labels is None:
-            input_labels = _all_positive(input_points)
-        masks = None if input_masks is None else mask_logits(input_masks, self.prompt_encoder.mask_hw)
-        embedded: tuple[Tensor | None, Tensor] = self.prompt_encoder(input_points, input_labels, input_boxes, masks)
-        return embedded
-
-    @torch.no_grad()
     def confident_masks(
         self, input_points: Tensor, image_embeddings: Sequence[Tensor], *, min_iou: float
     ) -> ConfidentMasks:
@@ -221,39 +264,6 @@ class Sam2Model(Model):
         sparse, dense = self.prompt_encoder(points, labels, None, None)
         positions = self._cell_positions()
         return self.mask_decoder.confident_masks(levels, positions, sparse, dense, min_iou=min_iou)
-
-    def get_image_wide_positional_embeddings(self) -> Tensor:
-        """Positions of the cells of the image embedding [1, C, h, w]."""
-        return torch.unflatten(self._cell_positions().T, 1, self.prompt_encoder.grid_hw)[None]
-
-    def _cell_positions(self) -> Tensor:
-        """Positions of the cells of the image embedding [M, C], computed once."""
-        embedding, grid_hw = self.shared_image_embedding, self.prompt_encoder.grid_hw
-        if is_tracing():
-            return embedding.grid(grid_hw)
-        with torch.inference_mode(False):  # training may use the same tensor later
-            return self._positions.get([embedding.positional_embedding], lambda: embedding.grid(grid_hw))
-
-    def _encode(self, pixel_values: Tensor, flags: OutputFlags) -> Sam2VisionEncoderOutput:
-        """Run the vision encoder on images of the configured size."""
-        expected = self.prompt_encoder.image_hw
-        if pixel_values.ndim == 4 and tuple(pixel_values.shape[2:]) != expected:
-            raise InputError(
-                f"pixel_values: expected images of {expected[0]} × {expected[1]}, got "
-                f"{pixel_values.shape[2]} × {pixel_values.shape[3]}. Prepare them with Sam2Processor, or build the "
-                "model for another size with Sam2Config.with_image_size."
-            )
-        return self.vision_encoder.encode(pixel_values, flags)
-
-    def _encode_levels(self, pixel_values: Tensor) -> list[Tensor]:
-        """Encode images [B, 3, H, W] to the three levels of the mask decoder."""
-        plain = OutputFlags(hidden_states=False, attentions=False, return_dict=True)
-        return self._image_embeddings(self._encode(pixel_values, plain))
-
-    def _image_embeddings(self, vision: Sam2VisionEncoderOutput) -> list[Tensor]:
-        """Project the levels for the mask decoder and add `no_memory_embedding` to the coarsest: no frames before."""
-        finest, finer, coarse = self.mask_decoder.project_levels(vision.fpn_hidden_states or ())
-        return [finest, finer, coarse + self.no_memory_embedding.reshape(1, -1, 1, 1)]
 
     def _decode(
         self,

@@ -5,19 +5,15 @@
         ─▶ [B, P, N, 2] · [B, P, N] · [B, P, 4] in pixels of the model input, padded with -10
     pred_masks [P, K, 256, 256] ─ post_process_masks ─▶ [P, K, height, width] of the original image
 
-Prompts are nested lists, arrays or tensors. A level may be omitted: ``[[[400, 650]]]`` is one point in one image,
-whichever level is missing. All interpretations that match the number of images and the labels are tried; an ambiguous
-prompt is refused.
+Prompts are nested lists, arrays or tensors; see `prompts`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, Unpack, cast
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 import torch
@@ -31,7 +27,8 @@ from vitruvian.hub import HubOptions
 from vitruvian.images import resample_mode, resize
 from vitruvian.images.components import fill_holes, remove_islands
 from vitruvian.models.sam2.configuration import Size, pair, positional_fields
-from vitruvian.models.sam2.prompt_encoder import PADDING, POINT_LABELS
+from vitruvian.models.sam2.prompt_encoder import PADDING
+from vitruvian.models.sam2.prompts import SizeHW, read_boxes, read_points
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
     JOINT_FILE,
@@ -47,8 +44,6 @@ from vitruvian.processor import (
     size_table,
 )
 
-SizeHW = tuple[int, int]
-_Points = list[list[list[list[float]]]]  # [image][object][point][x, y]
 _NEAREST = 0
 _CORRECTED_LOGIT = 10.0  # distance from the threshold of filled holes and removed islands, as in the original
 
@@ -85,7 +80,7 @@ class MaskPostProcessing:
         for image_masks, size_hw in zip(masks, sizes, strict=True):
             logits = _resize_logits(image_masks, size_hw)  # [P, K, H, W]
             if apply_non_overlapping_constraints:
-                logits = _without_overlap(logits)
+                logits = without_overlap(logits)
             before = logits > mask_threshold
             after = remove_specks(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
             if not binarize and after is not before:
@@ -96,7 +91,30 @@ class MaskPostProcessing:
 
 
 @settings
-class Sam2ImageProcessor(MaskPostProcessing, ImageProcessor):
+class FixedSizeProcessor(ImageProcessor):
+    """Resizes images to one size, whatever their aspect ratio, and normalizes them.
+
+    Args:
+        size: Size of the model input; by default 1024 × 1024.
+    """
+
+    size: dict[str, int] = dataclasses.field(default_factory=lambda: {"height": 1024, "width": 1024})
+    do_convert_rgb: bool | None = True
+
+    def validate(self) -> None:
+        """Raise `ConfigError` for a size without height and width."""
+        super().validate()
+        height_width(self.size, "size")
+
+    def prepare_image(self, pixels: Tensor) -> Tensor:
+        """Resize and normalize one image [3, H, W]."""
+        if self.do_resize:
+            pixels = resize(pixels, height_width(self.size, "size"), mode=resample_mode(self.resample))
+        return self.finish_pixels(pixels)
+
+
+@settings
+class Sam2ImageProcessor(MaskPostProcessing, FixedSizeProcessor):
     """Images to the input of SAM 2, and masks back to the size of the images.
 
     Args:
@@ -104,9 +122,7 @@ class Sam2ImageProcessor(MaskPostProcessing, ImageProcessor):
         mask_size: Size of label masks; by default 256 × 256, the size of predicted masks.
     """
 
-    size: dict[str, int] = dataclasses.field(default_factory=lambda: {"height": 1024, "width": 1024})
     mask_size: dict[str, int] = dataclasses.field(default_factory=lambda: {"height": 256, "width": 256})
-    do_convert_rgb: bool | None = True
 
     def __post_init__(self) -> None:
         self.mask_size = size_table(self.mask_size)
@@ -115,7 +131,6 @@ class Sam2ImageProcessor(MaskPostProcessing, ImageProcessor):
     def validate(self) -> None:
         """Raise `ConfigError` for sizes without height and width."""
         super().validate()
-        height_width(self.size, "size")
         height_width(self.mask_size, "mask_size")
 
     @classmethod
@@ -159,12 +174,6 @@ class Sam2ImageProcessor(MaskPostProcessing, ImageProcessor):
             label_maps = _label_maps(segmentation_maps, len(tensors))
             data["labels"] = [used._resize_labels(labels) for labels in label_maps]
         return BatchFeature(data, tensor_type=return_tensors)
-
-    def prepare_image(self, pixels: Tensor) -> Tensor:
-        """Resize and normalize one image [3, H, W]."""
-        if self.do_resize:
-            pixels = resize(pixels, height_width(self.size, "size"), mode=resample_mode(self.resample))
-        return self.finish_pixels(pixels)
 
     def _resize_labels(self, labels: Tensor) -> Tensor:
         """Resize label masks [H, W] or [P, H, W] without mixing labels: int64."""
@@ -310,7 +319,7 @@ def _resize_logits(masks: object, size_hw: SizeHW) -> Tensor:
     return F.interpolate(logits.float(), size=size_hw, mode="bilinear", align_corners=False)  # [P, K, H, W]
 
 
-def _without_overlap(logits: Tensor) -> Tensor:
+def without_overlap(logits: Tensor) -> Tensor:
     """Clamp the logits [P, K, H, W] of all objects but the highest at each pixel to at most -10."""
     if len(logits) == 1:
         return logits
@@ -346,177 +355,3 @@ def _read_image_settings(source: str | Path, options: HubOptions) -> dict[str, o
             f"{source}: expected {PROCESSOR_FILE} or {JOINT_FILE}, found neither. Is it a checkpoint?"
         )
     return dict(settings)
-
-
-# --------------------------------------------------------------------------------------------------------- prompts
-
-
-def read_points(
-    points: object, labels: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING
-) -> tuple[Tensor, Tensor | None]:
-    """Read points and labels, nested as [image][object][point], in pixels of the images.
-
-    Returns points [B, P, N, 2] in pixels of the model input, float32, and labels [B, P, N], int64, or None where there
-    are neither labels nor padding.
-    """
-    nested_points, nested_labels = _match_levels(points, labels, len(sizes_hw))
-    objects = max(len(image) for image in nested_points)
-    most = max(len(item) for image in nested_points for item in image)
-    coordinates = np.full((len(nested_points), objects, most, 2), pad, dtype=np.float32)
-    kinds = np.full((len(nested_points), objects, most), PADDING, dtype=np.int64)
-    for i, (height, width) in enumerate(sizes_hw):
-        for j, item in enumerate(nested_points[i]):
-            item_labels = [1] * len(item) if nested_labels is None else nested_labels[i][j]
-            for n, ((x, y), label) in enumerate(zip(item, item_labels, strict=True)):
-                kinds[i, j, n] = label
-                if label == PADDING:
-                    continue
-                if not (0 <= x <= width and 0 <= y <= height):
-                    raise InputError(
-                        f"input_points: expected x in 0…{width} and y in 0…{height} for image {i}, got ({x:g}, {y:g}). "
-                        "Points are in pixels of the original image, x first."
-                    )
-                coordinates[i, j, n] = x * target_hw[1] / width, y * target_hw[0] / height
-    has_labels = nested_labels is not None or bool((kinds == PADDING).any())
-    return torch.from_numpy(coordinates), torch.from_numpy(kinds) if has_labels else None
-
-
-def read_boxes(boxes: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING) -> Tensor:
-    """Read boxes x1, y1, x2, y2 nested as [image][object]: [B, P, 4] in pixels of the model input, float32."""
-    nested_boxes, levels = _nested_lists(boxes, "input_boxes", size=4)
-    readings = [reading for reading in _readings(nested_boxes, levels, 2) if len(reading) == len(sizes_hw)]
-    if not readings:
-        raise InputError(
-            f"input_boxes: expected [image][object][x1, y1, x2, y2] for {len(sizes_hw)} images, got {levels + 1} "
-            f"levels with {len(nested_boxes)} entries in the first. Add the missing level."
-        )
-    out = np.full((len(sizes_hw), max(len(image) for image in readings[0]), 4), pad, dtype=np.float32)
-    for i, (height, width) in enumerate(sizes_hw):
-        for j, box in enumerate(readings[0][i]):
-            if box != [pad] * 4:
-                _check_box(box, height, width, i)
-                x_scale, y_scale = target_hw[1] / width, target_hw[0] / height
-                out[i, j] = np.multiply(box, (x_scale, y_scale, x_scale, y_scale))
-    return torch.from_numpy(out)
-
-
-def _match_levels(points: object, labels: object, images: int) -> tuple[_Points, list[list[list[int]]] | None]:
-    """Return points and labels as [image][object][point], with omitted levels inserted."""
-    if points is None:
-        raise InputError("input_labels: expected input_points with them, got none. Add the points.")
-    nested_points, levels = _nested_lists(points, "input_points", size=2)
-    readings = [reading for reading in _readings(nested_points, levels, 3) if len(reading) == images]
-    if not readings:
-        raise InputError(
-            f"input_points: expected [image][object][point][x, y] for {images} images, got {levels + 1} levels "
-            f"with {len(nested_points)} entries in the first. Give points for each image, nested like this."
-        )
-    if labels is None:
-        if len(readings) > 1:
-            raise InputError(
-                f"input_points: can be read as {' or as '.join(_describe(reading) for reading in readings)}. "
-                "Nest them as [image][object][point][x, y], or add input_labels nested as [image][object][point]."
-            )
-        return cast(_Points, readings[0]), None
-    nested_labels, levels = _nested_lists(labels, "input_labels", size=1)
-    matches = [
-        (reading, label_reading)
-        for reading in readings
-        for label_reading in _readings(nested_labels, levels, 3)
-        if _counts(reading, 3) == _counts(label_reading, 3)
-    ]
-    if not matches:
-        raise InputError(
-            f"input_labels: expected one label for each point, nested like the points ({_describe(readings[0])}). "
-            "Give as many labels as points, in the same lists."
-        )
-    # Labels in one list belong to one object, so the interpretation with the fewest objects is the right one.
-    best = min(matches, key=lambda match: sum(len(image) for image in match[0]))
-    return cast(tuple[_Points, list[list[list[int]]]], best)
-
-
-def _nested_lists(value: object, name: str, *, size: int) -> tuple[list[Any], int]:
-    """Convert prompts of `size` numbers each (labels 1) to nested lists, with the number of levels above a prompt."""
-    nested_list, depth = cast(tuple[list[Any], int], _to_lists(value, name))
-    levels = depth if size == 1 else depth - 1
-    leaves: list[Any] = [nested_list]
-    for _ in range(levels):
-        leaves = [item for leaf in leaves for item in leaf]
-    if size == 1:
-        wrong = next((label for label in leaves if label not in POINT_LABELS), None)
-        if wrong is not None:
-            raise InputError(
-                "input_labels: expected 1 (on the object), 0 (off it), 2 and 3 (corners of a box), -1 (no point) or "
-                f"{PADDING} (padding), got {wrong}. Correct the label."
-            )
-        return nested_list, levels
-    form = "[image][object][point][x, y]" if size == 2 else "[image][object][x1, y1, x2, y2]"
-    most = form.count("][")
-    if not 0 <= levels <= most:
-        raise InputError(f"{name}: expected {form}, at most {most + 1} levels, got {depth}.")
-    for leaf in leaves:
-        if len(leaf) != size:
-            raise InputError(f"{name}: expected {size} numbers in each innermost list, got {leaf}. Use {form}.")
-        if not all(math.isfinite(number) for number in leaf):
-            raise InputError(f"{name}: expected finite numbers, got {leaf}.")
-    return nested_list, levels
-
-
-def _to_lists(value: object, name: str) -> tuple[object, int]:
-    """Convert tensors, arrays, tuples and lists, also mixed, to nested lists of numbers, with their depth."""
-    if isinstance(value, (Tensor, np.ndarray, np.generic)):
-        value = value.tolist()
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return value, 0
-    if not isinstance(value, (list, tuple)):
-        raise InputError(f"{name}: expected numbers in nested lists, an array or a tensor, got {value!r}.")
-    if not value:
-        raise InputError(f"{name}: expected at least one prompt in each list, got an empty one. Leave it out.")
-    items, depths = zip(*(_to_lists(item, name) for item in value), strict=True)
-    if len(set(depths)) > 1:
-        raise InputError(
-            f"{name}: expected lists nested equally deep everywhere, got {set(depths)} levels side by side."
-        )
-    return list(items), depths[0] + 1
-
-
-def _readings(value: list[Any], levels: int, wanted: int) -> list[list[list[Any]]]:
-    """Return the distinct ways to insert missing levels, of one entry each, into lists of `levels` levels."""
-    readings: list[list[list[Any]]] = []
-    for inserted in itertools.combinations(range(wanted), wanted - levels) if levels <= wanted else ():
-        reading = value
-        for level in inserted:
-            reading = _insert_level(reading, level)
-        if reading not in readings:
-            readings.append(reading)
-    return readings
-
-
-def _insert_level(value: list[Any], level: int) -> list[Any]:
-    """Wrap every entry that lies `level` levels down in a list."""
-    return [value] if level == 0 else [_insert_level(item, level - 1) for item in value]
-
-
-def _counts(value: list[Any], levels: int) -> object:
-    """Return the number of entries of each list, nested."""
-    return len(value) if levels == 1 else [_counts(item, levels - 1) for item in value]
-
-
-def _describe(points: list[list[Any]]) -> str:
-    """Describe an interpretation of points in an error message."""
-    counts = [len(item) for image in points for item in image]
-    return f"{[len(image) for image in points]} objects an image with {counts} points each"
-
-
-def _check_box(box: Sequence[float], height: int, width: int, image: int) -> None:
-    """Raise `InputError` for a box without area or outside its image."""
-    x1, y1, x2, y2 = box
-    if x2 <= x1 or y2 <= y1:
-        raise InputError(
-            f"input_boxes: expected x1 < x2 and y1 < y2, got {list(box)} for image {image}. "
-            "Boxes are x1, y1, x2, y2, not x, y, width, height."
-        )
-    if x2 <= 0 or y2 <= 0 or x1 >= width or y1 >= height:
-        raise InputError(
-            f"input_boxes: expected a box that meets image {image} ({width} × {height} pixels), got {list(box)}."
-        )

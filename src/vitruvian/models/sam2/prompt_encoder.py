@@ -11,6 +11,7 @@ P objects are prompted in each of B images. Labels: 1 on the object, 0 off it, 2
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from vitruvian.ops.cache import constant
 
 PADDING = -10
 NOT_A_POINT = -1
-POINT_LABELS = (PADDING, NOT_A_POINT, 0, 1, 2, 3)
+_POINT_LABELS = (PADDING, NOT_A_POINT, 0, 1, 2, 3)
 _BINARY_MASK_LOGIT = 10.0  # logits of a binary mask as a prompt, as in the training of SAM 2
 
 
@@ -168,10 +169,14 @@ def mask_logits(masks: Tensor, mask_hw: tuple[int, int]) -> Tensor:
 
 def check_labels(labels: Tensor) -> None:
     """Raise `InputError` for a label that no point can have. Skipped on a GPU, where it would synchronize."""
-    if torch.compiler.is_compiling() or labels.device.type != "cpu":
-        return
-    for label in set(labels.flatten().tolist()):
-        if label not in POINT_LABELS:
+    if not torch.compiler.is_compiling() and labels.device.type == "cpu":
+        check_label_values(labels.flatten().tolist())
+
+
+def check_label_values(labels: Iterable[object]) -> None:
+    """Raise `InputError` for a label that no point can have."""
+    for label in labels:
+        if label not in _POINT_LABELS:
             raise InputError(
                 "input_labels: expected 1 (on the object), 0 (off it), 2 and 3 (corners of a box), -1 (no point) or "
                 f"{PADDING} (padding), got {label}. Correct the label."

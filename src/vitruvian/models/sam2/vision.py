@@ -21,13 +21,13 @@ from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.model import Model
 from vitruvian.models.sam2.configuration import Sam2VisionConfig
 from vitruvian.models.sam2.hiera import VIDEO_KEYS, Sam2HieraDetModel, init_weights
-from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
+from vitruvian.outputs import BaseModelOutputWithPooling, OutputFlags, OutputOptions
 
 ModelT = TypeVar("ModelT", bound=Model)
 
 
 @dataclass
-class Sam2VisionEncoderOutput(ModelOutput):
+class Sam2VisionEncoderOutput(BaseModelOutputWithPooling):
     """Output of the vision encoder.
 
     Attributes:
@@ -39,10 +39,6 @@ class Sam2VisionEncoderOutput(ModelOutput):
         fpn_position_encoding: Sine positions of the levels, each [B, C, h, w].
     """
 
-    last_hidden_state: Tensor | None = None
-    pooler_output: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
     fpn_hidden_states: tuple[Tensor, ...] | None = None
     fpn_position_encoding: tuple[Tensor, ...] | None = None
 

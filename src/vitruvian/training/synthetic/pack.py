@@ -286,7 +286,7 @@ def load_pack(path: str | Path, device: torch.device | str = "cpu") -> Pack:
     return pack_from_arrays(arrays).to(device)
 
 
-def pack_from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Pack:
+def pack_from_arrays(arrays: Arrays) -> Pack:
     """Turn the arrays of a pack into tensors; add grey copies, cloth and, where there are none, skins and eyes."""
     try:
         meta = json.loads(bytes(arrays["meta"]).decode())
@@ -326,15 +326,15 @@ def pack_from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Pack:
     )  # fmt: skip
 
 
-def _floats(arrays: Mapping[str, NDArray[Any]], name: str, unit: float = 1.0) -> Tensor:
+def _floats(arrays: Arrays, name: str, unit: float = 1.0) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(arrays[name], np.float32) * np.float32(unit))
 
 
-def _ints(arrays: Mapping[str, NDArray[Any]], name: str) -> Tensor:
+def _ints(arrays: Arrays, name: str) -> Tensor:
     return torch.from_numpy(arrays[name].astype(np.int64))
 
 
-def _read_body(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> Body:
+def _read_body(arrays: Arrays, meta: Mapping[str, Any]) -> Body:
     values = _floats(arrays, "weight_values")
     weights = torch.zeros(len(values), len(meta["bone_names"])).scatter_(1, _ints(arrays, "weight_bones"), values)
     known = torch.from_numpy(arrays["keypoint_known"])
@@ -351,7 +351,7 @@ def _read_body(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> B
     )  # fmt: skip
 
 
-def _read_poses(arrays: Mapping[str, NDArray[Any]]) -> Poses:
+def _read_poses(arrays: Arrays) -> Poses:
     return Poses(
         rotations=F.normalize(_floats(arrays, "rotations"), dim=-1),
         bones=_ints(arrays, "rotated_bones"), finger_bones=_ints(arrays, "finger_bones"),
@@ -359,7 +359,7 @@ def _read_poses(arrays: Mapping[str, NDArray[Any]]) -> Poses:
     )  # fmt: skip
 
 
-def _read_wardrobe(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> Wardrobe:
+def _read_wardrobe(arrays: Arrays, meta: Mapping[str, Any]) -> Wardrobe:
     counts = torch.from_numpy(arrays["piece_counts"])
     starts = counts.cumsum(0) - counts
     masks = {
@@ -377,7 +377,7 @@ def _read_wardrobe(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) 
     )  # fmt: skip
 
 
-def _read_scenery(arrays: Mapping[str, NDArray[Any]]) -> Scenery:
+def _read_scenery(arrays: Arrays) -> Scenery:
     """Return the scenery of a pack, empty where it has none; an image gives two squares, its start and end."""
     if "scenery/environments" not in arrays:
         return Scenery.empty()

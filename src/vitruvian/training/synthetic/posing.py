@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.human import GROUPS, KEYPOINT_INDEX
-from vitruvian.training.synthetic.pack import KEYPOINTS, Body, Poses
+from vitruvian.training.synthetic.pack import KEYPOINTS, Arrays, Body, Poses
 from vitruvian.training.synthetic.pieces import Floats, Ints
 from vitruvian.training.synthetic.rng import Rng
 
@@ -261,7 +260,7 @@ _FINGERS = ("thumb", "forefinger", "middle_finger", "ring_finger", "pinky_finger
 
 
 def keypoint_rules(
-    template: Floats, bones: Floats, names: tuple[str, ...], table: dict[str, NDArray[Any]] | None, *, surface: int
+    template: Floats, bones: Floats, names: tuple[str, ...], table: Arrays | None, *, surface: int
 ) -> dict[str, Any]:
     """Return the `keypoint_` fields of `PackParts`, from a table or, without one, for those that are joints.
 

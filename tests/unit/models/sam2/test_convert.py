@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.families.sam2 import tiny
+from tests.families.sam2 import SIDE, hiera_fields, tiny, video_fields
 from vitruvian.errors import CheckpointError, WeightsError
-from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config
+from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2VideoConfig
 from vitruvian.models.sam2.convert import convert_checkpoint, convert_state_dict, infer_config
 from vitruvian.models.sam2.modeling import Sam2Model
+from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 
 # Our name → the original's, written down from the original's modules; the reverse of what is tested.
 BACK = (
@@ -54,6 +55,29 @@ VIDEO = (
 )
 
 
+# The same for the memory; applied before the table above.
+BACK_MEMORY = (
+    (r"^memory_temporal_positional_encoding$", "maskmem_tpos_enc"),
+    (r"^no_memory_positional_encoding$", "no_mem_pos_enc"),
+    (r"^no_object_pointer$", "no_obj_ptr"),
+    (r"^occlusion_spatial_embedding_parameter$", "no_obj_embed_spatial"),
+    (r"^object_pointer_proj\.layers\.0", "obj_ptr_proj.layers.1"),
+    (r"^object_pointer_proj\.proj_in", "obj_ptr_proj.layers.0"),
+    (r"^object_pointer_proj\.proj_out", "obj_ptr_proj.layers.2"),
+    (r"^temporal_positional_encoding_projection_layer", "obj_ptr_tpos_proj"),
+    (r"mask_downsampler\.layers\.(\d)\.conv", lambda match: f"mask_downsampler.encoder.{3 * int(match[1])}"),
+    (r"mask_downsampler\.layers\.(\d)\.layer_norm", lambda match: f"mask_downsampler.encoder.{3 * int(match[1]) + 1}"),
+    (r"mask_downsampler\.final_conv", "mask_downsampler.encoder.12"),
+    (r"memory_encoder\.feature_projection", "memory_encoder.pix_feat_proj"),
+    (r"memory_encoder\.projection", "memory_encoder.out_proj"),
+    (r"memory_fuser", "fuser"),
+    (r"depthwise_conv", "dwconv"),
+    (r"pointwise_conv(\d)", r"pwconv\1"),
+    (r"\.scale$", ".gamma"),
+    (r"^(memory_.*)layer_norm\.", r"\1norm."),
+)
+
+
 def original(state: dict[str, Tensor], *, video: bool = True) -> dict[str, Tensor]:
     """A state dict under the names of the original release."""
     found: dict[str, Tensor] = {}
@@ -63,7 +87,7 @@ def original(state: dict[str, Tensor], *, video: bool = True) -> dict[str, Tenso
         if name == "prompt_encoder.point_embed.weight":
             found |= {f"sam_prompt_encoder.point_embeddings.{i}.weight": tensor[i : i + 1] for i in range(4)}
             continue
-        for pattern, replacement in BACK:
+        for pattern, replacement in (*BACK_MEMORY, *BACK):
             name = re.sub(pattern, replacement, name)
         found[name] = tensor
     return found | ({name: torch.ones(1) for name in VIDEO} if video else {})
@@ -85,6 +109,31 @@ def test_every_weight_finds_its_place(video: bool) -> None:
     assert converted.keys() == state.keys()
     for name, value in state.items():
         assert torch.equal(converted[name], value), name
+
+
+@pytest.mark.parametrize("is_first_release", [False, True])
+def test_video_models_keep_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first_release: bool) -> None:
+    fields = video_fields()
+    if is_first_release:
+        fields |= {
+            "enable_occlusion_spatial_embedding": False,
+            "enable_temporal_pos_encoding_for_object_pointers": False,
+        }
+    model = Sam2VideoModel(Sam2VideoConfig.from_dict(fields))
+    given = original(model.state_dict(), video=False)
+    assert "memory_encoder.mask_downsampler.encoder.12.weight" in given
+    assert "memory_attention.norm.weight" in given
+    monkeypatch.setattr("vitruvian.models.sam2.configuration.VARIANTS", {"tiny": hiera_fields()})
+    monkeypatch.setattr("vitruvian.models.sam2.convert.VARIANTS", {"tiny": hiera_fields()})
+    found = infer_config(given, Sam2VideoConfig)
+    assert isinstance(found, Sam2VideoConfig)
+    assert found.enable_occlusion_spatial_embedding is not is_first_release
+    assert found.enable_temporal_pos_encoding_for_object_pointers is not is_first_release
+    monkeypatch.setattr("vitruvian.models.sam2.convert.infer_config", lambda state, cls: model.config)
+    torch.save({"model": given}, tmp_path / "sam2.1_hiera_toy.pt")
+    again = convert_checkpoint(tmp_path / "sam2.1_hiera_toy.pt", image_size=SIDE, model_class=Sam2VideoModel)
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
 
 
 def test_unknown_names_are_refused() -> None:
@@ -110,7 +159,7 @@ def test_another_size_is_refused() -> None:
 def test_a_file_opens_as_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = Sam2Model(tiny()).eval()
-    monkeypatch.setattr("vitruvian.models.sam2.convert.infer_config", lambda state: tiny())
+    monkeypatch.setattr("vitruvian.models.sam2.convert.infer_config", lambda state, cls: tiny())
     path = tmp_path / "sam2.1_hiera_toy.pt"
     torch.save({"model": original(model.state_dict())}, path)
     again = convert_checkpoint(path, image_size=(64, 96))

@@ -202,7 +202,7 @@ def test_pooling_and_bicubic_matrix() -> None:
 
 @pytest.mark.parametrize("multimask", [True, False])
 def test_the_decoder_returns_the_tokens_of_its_masks(model: Sam2Model, multimask: bool) -> None:
-    sparse, dense = model.get_prompt_embeddings(POINTS)
+    sparse, dense = model.prompt_encoder(POINTS, torch.ones(POINTS.shape[:3]).long(), None, None)
     levels, positions = model.get_image_embeddings(PIXELS), model._cell_positions()
     with torch.no_grad():
         out = model.mask_decoder(levels, positions, sparse, dense, multimask_output=multimask)

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vitruvian.errors import InputError
 from vitruvian.training.synthetic.build_pack.anny_bodies import BODY_VERTICES, BodySource, read_bodies, shape_basis
@@ -29,7 +27,7 @@ from vitruvian.training.synthetic.build_pack.cover import add_cover
 from vitruvian.training.synthetic.build_pack.garments import make_form, make_garments
 from vitruvian.training.synthetic.build_pack.mesh import split_classes, split_quads
 from vitruvian.training.synthetic.build_pack.motion_capture import recorded_poses
-from vitruvian.training.synthetic.pack import PackImages, pack_arrays, save_pack
+from vitruvian.training.synthetic.pack import Arrays, PackImages, pack_arrays, save_pack
 from vitruvian.training.synthetic.pieces import CLASS, Floats, Piece, keep_faces, vertex_normals
 from vitruvian.training.synthetic.posing import keypoint_rules
 
@@ -82,9 +80,7 @@ def build_pack(
     return save_pack(pack_arrays(body, recorded, pieces, images), out)
 
 
-def _body_piece(
-    source: BodySource, surface: dict[str, NDArray[Any]], index: AssetIndex | None, *, with_tongue: bool
-) -> Piece:
+def _body_piece(source: BodySource, surface: Arrays, index: AssetIndex | None, *, with_tongue: bool) -> Piece:
     """The body as a piece: skin, face (part 1) and eyes (part 2), its triangles split along the borders of parts."""
     quads = source.quads
     uv = source.quad_uv.copy()
@@ -131,7 +127,7 @@ def _eye_uv(template: Floats) -> Floats:
     return uv
 
 
-def _surface_from_weights(source: BodySource) -> dict[str, NDArray[Any]]:
+def _surface_from_weights(source: BodySource) -> Arrays:
     """Part classes of the body from its skinning weights, for lack of a table (no lips, no mouth)."""
     vertices = source.template
     columns, scores = [], []

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.errors import InputError
@@ -53,7 +52,7 @@ def read_index(folder: str | Path) -> AssetIndex:
     return AssetIndex(folder, index["assets"], index["skins"], index["eyes"])
 
 
-def read_table(path: Path) -> dict[str, NDArray[Any]]:
+def read_table(path: Path) -> Arrays:
     """Read every array of an .npz file."""
     try:
         with np.load(path, allow_pickle=False) as table:

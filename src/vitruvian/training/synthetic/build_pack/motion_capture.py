@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from vitruvian.errors import InputError
 from vitruvian.training.synthetic.build_pack.anny_bodies import BodySource
 from vitruvian.training.synthetic.build_pack.assets import read_table
+from vitruvian.training.synthetic.pack import Arrays
 from vitruvian.training.synthetic.pieces import Bools, Floats, Ints
 
 
@@ -37,9 +37,7 @@ def _rotate_towards(start: Rotation, end: Rotation, share: Floats | float) -> Ro
     return start * Rotation.from_rotvec((start.inv() * end).as_rotvec() * np.asarray(share)[..., None])
 
 
-def _cmu_rotations(
-    table: dict[str, NDArray[Any]], rules: dict[str, Any], names: tuple[str, ...], parents: Ints
-) -> Floats:
+def _cmu_rotations(table: Arrays, rules: dict[str, Any], names: tuple[str, ...], parents: Ints) -> Floats:
     """Return the rotation of every bone from rest [N, B, 3, 3] in every pose, by the rules of `cmu_to_anny.json`."""
     axes = np.array(rules["axes_matrix"])
     rotations: dict[str, Rotation] = {}
@@ -174,7 +172,7 @@ def _choose_diverse(features: Floats, count: int, seed: int) -> Ints:
     return np.sort(np.concatenate([chosen, generator.permutation(rest)[: count - len(chosen)]]))
 
 
-def recorded_poses(source: BodySource, folder: Path | None, count: int, seed: int) -> dict[str, NDArray[Any]]:
+def recorded_poses(source: BodySource, folder: Path | None, count: int, seed: int) -> Arrays:
     """Return the arrays of `Poses`, from the recordings in an assets folder or, without one, of standing people."""
     names, parents = source.bone_names, source.bone_parents
     fingers = [

@@ -1,0 +1,143 @@
+"""Memory attention: the features of a frame attend to the memories of the objects that are tracked.
+
+    features [1, M, C] + 0.1 · sine positions ─▶ layers: self-attention ─ cross-attention to memory ─ MLP ─▶ [O, M, C]
+    memory of O objects [O, K·M + N, C'] : K frames of M cells, then N tokens of object pointers
+
+All objects share the features of the frame until they attend to their memories in the first layer. Queries and keys
+have rotary positions in the grid of cells, the same in every frame of the memory; pointers are not rotated.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn, unflatten
+from torch.nn import functional as F
+
+from vitruvian.layers.mlp import activation
+from vitruvian.layers.sine_positions import sine_positions
+from vitruvian.models.sam2.configuration import Sam2VideoConfig
+from vitruvian.ops.attention import attention
+from vitruvian.ops.cache import cached_tensors
+from vitruvian.ops.layer_norm import add_layer_norm, layer_norm_of_sum
+
+_POSITION_SCALE = 0.1  # of the sine positions that are added to the features
+
+Rotation = tuple[Tensor, Tensor]  # cosines and sines [M, D/2] in float32
+
+
+class MemoryAttention(nn.Module):
+    """Pre-norm layers that condition the features of a frame on memories."""
+
+    def __init__(self, config: Sam2VideoConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(MemoryAttentionLayer(config) for _ in range(config.memory_attention_num_layers))
+        self.layer_norm = nn.LayerNorm(config.memory_attention_hidden_size)
+        self.theta = float(config.rope_parameters["rope_theta"])
+        self.head_dim = config.memory_attention_hidden_size // (
+            config.memory_attention_num_attention_heads * config.memory_attention_downsample_rate
+        )
+
+    def forward(self, features: Tensor, memory: Tensor, positions: Tensor, *, pointer_tokens: int) -> Tensor:
+        """Condition the features of a frame on the memories of O objects: [O, C, h, w].
+
+        Args:
+            features: Features of the frame [1, C, h, w].
+            memory: Memories of whole frames, then tokens of object pointers [O, K·M + N, C'].
+            positions: Positions of the memories [O | 1, K·M + N, C'].
+            pointer_tokens: N, the number of tokens of object pointers.
+        """
+        grid_hw = (features.shape[2], features.shape[3])
+        x = features.flatten(2).transpose(1, 2)  # [1, M, C]
+        x = x + _POSITION_SCALE * sine_positions(grid_hw, x.shape[2], x.dtype, x.device)
+        keys = memory + positions  # [O, K·M + N, C']
+        rotation = _rotation(grid_hw, self.head_dim, self.theta, x.device)
+        branch: Tensor | None = None
+        for layer in self.layers:
+            x, branch = layer(x, branch, keys, memory, rotation, pointer_tokens)
+        if branch is not None:
+            x = layer_norm_of_sum(x, branch, self.layer_norm)
+        return unflatten(x.transpose(1, 2), 2, grid_hw)  # [O, C, h, w]
+
+
+class MemoryAttentionLayer(nn.Module):
+    """Self-attention, cross-attention to the memory and a feed-forward layer, each after a layer norm."""
+
+    def __init__(self, config: Sam2VideoConfig) -> None:
+        super().__init__()
+        channels, hidden = config.memory_attention_hidden_size, config.memory_attention_feed_forward_hidden_size
+        self.self_attn = RotaryAttention(config, channels)
+        self.cross_attn_image = RotaryAttention(config, config.memory_encoder_output_channels)
+        self.linear1 = nn.Linear(channels, hidden)
+        self.linear2 = nn.Linear(hidden, channels)
+        self.layer_norm1 = nn.LayerNorm(channels)
+        self.layer_norm2 = nn.LayerNorm(channels)
+        self.layer_norm3 = nn.LayerNorm(channels)
+        self.act = activation(config.memory_attention_feed_forward_hidden_act)
+        self.dropout = config.memory_attention_dropout
+
+    def forward(
+        self, x: Tensor, branch: Tensor | None, keys: Tensor, memory: Tensor, rotation: Rotation, pointer_tokens: int
+    ) -> tuple[Tensor, Tensor]:
+        """Map x + branch [O | 1, M, C] to a sum of two [O, M, C]."""
+        x, normed = add_layer_norm(x, branch, self.layer_norm1)
+        attended = self.self_attn(normed, normed, normed, rotation, pointer_tokens=0)
+        x, normed = add_layer_norm(x, self._dropout(attended), self.layer_norm2)
+        attended = self.cross_attn_image(normed, keys, memory, rotation, pointer_tokens=pointer_tokens)  # [O, M, C]
+        x, normed = add_layer_norm(x.expand_as(attended), self._dropout(attended), self.layer_norm3)
+        hidden = self._dropout(self.act(self.linear1(normed)))
+        return x, self._dropout(self.linear2(hidden))
+
+    def _dropout(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, training=True) if self.training and self.dropout else x
+
+
+class RotaryAttention(nn.Module):
+    """Attention whose queries and keys have rotary positions in a grid."""
+
+    attn_implementation = "sdpa"
+
+    def __init__(self, config: Sam2VideoConfig, source_channels: int) -> None:
+        super().__init__()
+        channels = config.memory_attention_hidden_size
+        inner = channels // config.memory_attention_downsample_rate
+        self.heads = config.memory_attention_num_attention_heads
+        self.dropout = config.memory_attention_rope_dropout
+        self.q_proj = nn.Linear(channels, inner)
+        self.k_proj = nn.Linear(source_channels, inner)
+        self.v_proj = nn.Linear(source_channels, inner)
+        self.o_proj = nn.Linear(inner, channels)
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, rotation: Rotation, *, pointer_tokens: int) -> Tensor:
+        """Attend from [O | 1, M, C] to keys and values [O, K·M + N, C'], the last N of which are not rotated."""
+        objects = max(x.shape[0], keys.shape[0])
+        q, k, v = (
+            unflatten(part, 2, (self.heads, -1)).transpose(1, 2)
+            for part in (self.q_proj(x), self.k_proj(keys), self.v_proj(values))
+        )  # [O | 1, A, M, D], [O, A, K·M + N, D] twice
+        cells = k.shape[2] - pointer_tokens
+        rotated = _rotate(unflatten(k[:, :, :cells], 2, (-1, x.shape[1])), rotation).flatten(2, 3)  # [O, A, K·M, D]
+        k = torch.cat((rotated, k[:, :, cells:]), dim=2) if pointer_tokens else rotated
+        q = _rotate(q, rotation).expand(objects, -1, -1, -1)
+        out, _ = attention(
+            q, k, v, implementation=self.attn_implementation, dropout=self.dropout if self.training else 0.0
+        )
+        projected: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))  # [O, M, C]
+        return projected
+
+
+@cached_tensors
+def _rotation(grid_hw: tuple[int, int], head_dim: int, theta: float, device: torch.device) -> Rotation:
+    """Cosines and sines of the cells of a grid, row by row [h·w, D/2]: the x half first, then y."""
+    steps = torch.arange(0, head_dim // 2, 2, dtype=torch.float32, device=device) / (head_dim // 2)  # [D/4]
+    y, x = (torch.arange(side, dtype=torch.float32, device=device)[:, None] * theta**-steps for side in grid_hw)
+    height, width = grid_hw
+    angles = torch.cat((x.expand(height, -1, -1), y[:, None].expand(-1, width, -1)), dim=-1).flatten(0, 1)
+    return angles.cos(), angles.sin()
+
+
+def _rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate pairs of neighbouring channels of [..., M, D]; in float32, as the model was trained."""
+    cos, sin = rotation
+    even, odd = unflatten(x.float(), -1, (-1, 2)).unbind(-1)  # [..., M, D/2] each
+    rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+    return rotated.to(x.dtype)  # [..., M, D]

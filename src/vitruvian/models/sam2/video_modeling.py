@@ -1,0 +1,646 @@
+"""SAM 2 for videos: objects that are prompted in some frames are tracked through all others.
+
+    frame ─ vision encoder ─▶ features ─┬─ memory attention (memories and pointers of each object) ─▶ [O, C, h, w]
+    prompts ─ prompt encoder ───────────┴─ mask decoder ─▶ masks, scores, object pointers of O objects
+    features, masks ─ memory encoder ─▶ memories, for the frames to come
+
+A frame is encoded once for all objects. Objects with the same kind of prompt are decoded in one batch, and objects with
+as many memories attend to them in one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn import init
+
+from vitruvian.errors import InputError
+from vitruvian.layers.sine_positions import TEMPERATURE, sine_positions
+from vitruvian.models.sam2.configuration import Sam2VideoConfig
+from vitruvian.models.sam2.hiera import FeedForward
+from vitruvian.models.sam2.memory_attention import MemoryAttention
+from vitruvian.models.sam2.memory_encoder import MemoryEncoder, MemoryFuserBlock
+from vitruvian.models.sam2.modeling import Sam2BaseModel
+from vitruvian.models.sam2.processing import remove_specks, without_overlap
+from vitruvian.models.sam2.prompt_encoder import NOT_A_POINT, PADDING
+from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
+from vitruvian.ops.cache import constant
+from vitruvian.ops.pinned_copy import pinned_copy
+from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
+
+_NO_OBJECT_LOGIT = -1024.0  # of the pixels of a frame without the object
+_MASK_PROMPT_LOGIT = 10.0  # of the pixels of a mask prompt, and of the score for whether there is an object
+_PRIOR_LIMIT = 32.0  # of logits that are given to the decoder with further points, as in the original
+_SPECK_LOGIT = 0.1  # of filled holes and, negative, of removed islands, as in the original
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass
+class Sam2VideoSegmentationOutput(ModelOutput):
+    """Masks of O objects in a frame.
+
+    Attributes:
+        object_ids: Their ids.
+        pred_masks: Mask logits at a quarter of the input size [O, 1, h, w]; `post_process_masks` enlarges them.
+        object_score_logits: Whether the object is visible [O, 1].
+        frame_idx: Index of the frame.
+        iou_scores: Predicted IoU of each mask [O, 1].
+    """
+
+    object_ids: list[int] | None = None
+    pred_masks: Tensor | None = None
+    object_score_logits: Tensor | None = None
+    frame_idx: int | None = None
+    iou_scores: Tensor | None = None
+
+
+class Sam2VideoPreTrainedModel(Sam2BaseModel):
+    """Base of models for videos: opens and saves checkpoints and initializes weights."""
+
+    config_class = Sam2VideoConfig
+    config: Sam2VideoConfig
+    base_model_prefix = "sam2_video"
+
+    def init_module(self, module: nn.Module) -> None:
+        """Initialize the parameters of `module` itself."""
+        super().init_module(module)
+        if isinstance(module, MemoryFuserBlock):
+            init.constant_(module.scale, module.scale_init)
+        elif isinstance(module, Sam2VideoModel):
+            for name, parameter in module.named_parameters(recurse=False):
+                if name != "no_memory_embedding":
+                    init.trunc_normal_(parameter, std=self.config.initializer_range)
+
+
+class _ObjectStep(NamedTuple):
+    """What to do for one object in a frame.
+
+    Attributes:
+        obj_idx: Index of the object.
+        is_conditioning: Whether the output is that of a conditioning frame.
+        uses_memory: Whether features are conditioned on memories.
+        reverse: Whether memories are those of later frames.
+        points: Points [1, 1, N, 2] and labels [1, 1, N].
+        mask: Mask prompt [1, 1, H, W].
+        prior: Logits of an earlier mask [1, 1, h, w].
+    """
+
+    obj_idx: int
+    is_conditioning: bool
+    uses_memory: bool
+    reverse: bool
+    points: tuple[Tensor, Tensor] | None = None
+    mask: Tensor | None = None
+    prior: Tensor | None = None
+
+    @property
+    def is_prompted(self) -> bool:
+        return self.points is not None or self.mask is not None
+
+
+class _ObjectMasks(NamedTuple):
+    """Masks of O objects: low and high resolution [O, 1, h, w] and [O, 1, H, W], and for each a pointer [O, C], the
+    logit for whether it is visible [O, 1] and the predicted IoU [O, 1]."""
+
+    low: Tensor
+    high: Tensor
+    pointers: Tensor
+    scores: Tensor
+    ious: Tensor
+
+
+class _Memories(NamedTuple):
+    """What an object attends to.
+
+    Attributes:
+        frames: Distance in frames (0 for conditioning frames) and memory [h·w, 1, C'] of frames.
+        pointers: Distance in frames and object pointer [1, 1, C] of frames.
+    """
+
+    frames: list[tuple[int, Tensor]]
+    pointers: list[tuple[int, Tensor]]
+
+
+class Sam2VideoModel(Sam2VideoPreTrainedModel):
+    """Segment Anything Model 2 for videos: tracks objects from points, boxes or masks in some frames."""
+
+    def __init__(self, config: Sam2VideoConfig) -> None:
+        super().__init__(config)
+        channels, memory_channels = config.vision_config.fpn_hidden_size, config.memory_encoder_output_channels
+        self.memory_attention = MemoryAttention(config)
+        self.memory_encoder = MemoryEncoder(config)
+        self.memory_temporal_positional_encoding = nn.Parameter(torch.zeros(config.num_maskmem, 1, 1, memory_channels))
+        self.no_memory_positional_encoding = nn.Parameter(torch.zeros(1, 1, channels))  # in checkpoints, and not used
+        self.no_object_pointer = nn.Parameter(torch.zeros(1, channels))
+        self.mask_downsample = nn.Conv2d(1, 1, kernel_size=4, stride=4)
+        self.object_pointer_proj = FeedForward(channels, channels, channels, depth=3)
+        self.temporal_positional_encoding_projection_layer: nn.Module = nn.Identity()
+        if config.enable_temporal_pos_encoding_for_object_pointers:
+            self.temporal_positional_encoding_projection_layer = nn.Linear(channels, memory_channels)
+        self.occlusion_spatial_embedding_parameter: nn.Parameter | None = None
+        if config.enable_occlusion_spatial_embedding:
+            self.occlusion_spatial_embedding_parameter = nn.Parameter(torch.zeros(1, memory_channels))
+        self.post_init()
+
+    def forward(
+        self,
+        inference_session: Sam2VideoInferenceSession,
+        frame_idx: int | None = None,
+        frame: Tensor | None = None,
+        reverse: bool = False,
+        run_mem_encoder: bool = True,
+        **options: Unpack[OutputOptions],
+    ) -> Sam2VideoSegmentationOutput:
+        """Segment the objects of a session in one frame, and store what later frames need.
+
+        Gradients flow in training mode only, then also through the memories of earlier frames.
+
+        Args:
+            inference_session: The session.
+            frame_idx: Index of the frame; by default that of the next streamed frame.
+            frame: A streamed frame [3, H, W], prepared by the processor.
+            reverse: Whether frames come in descending order.
+            run_mem_encoder: Whether to encode memories of this frame. Without them, later frames do not attend to it.
+            options: See `OutputOptions`; only `return_dict` has an effect.
+        """
+        session, streaming = inference_session, frame is not None
+        if session.get_obj_num() == 0:
+            raise InputError("session: expected at least one object. Add points, boxes or masks with the processor.")
+        if frame is not None:
+            frame_idx = session.add_new_frame(frame, frame_idx)
+        if frame_idx is None:
+            raise InputError("frame_idx: expected the index of a frame, or a streamed frame as `frame`, got neither.")
+        with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
+            levels = session.features(frame_idx, lambda pixels: self.run_captured(self._encode_frame, pixels))
+            steps = self._plan(session, frame_idx, reverse)
+            if steps:
+                masks = self._segment(session, frame_idx, steps, levels, streaming=streaming)
+                self._store(session, frame_idx, steps, masks, levels[-1], run_mem_encoder=run_mem_encoder)
+            output = self._collect(session, frame_idx)
+        if not session.options.keep_history:
+            session.drop_history(
+                frame_idx,
+                reverse=reverse,
+                memories=self.config.num_maskmem,
+                pointers=self.config.max_object_pointers_in_encoder,
+            )
+        return self.format_output(output, options.get("return_dict"))
+
+    def propagate_in_video_iterator(
+        self,
+        inference_session: Sam2VideoInferenceSession,
+        start_frame_idx: int | None = None,
+        max_frame_num_to_track: int | None = None,
+        reverse: bool = False,
+        show_progress_bar: bool = False,
+    ) -> Iterator[Sam2VideoSegmentationOutput]:
+        """Segment the objects of a session in one frame after another.
+
+        Args:
+            inference_session: A session with a whole video.
+            start_frame_idx: First frame; by default the first conditioning frame. It is needed unless `forward` ran on
+                a prompted frame.
+            max_frame_num_to_track: Number of frames after the first; all by default.
+            reverse: Go from `start_frame_idx` to the first frame of the video.
+            show_progress_bar: Show progress in the terminal.
+        """
+        count = inference_session.num_frames or 0
+        if start_frame_idx is None:
+            outputs = inference_session.output_dict_per_obj.values()
+            prompted = [frame for output in outputs for frame in output[CONDITIONING]]
+            if not prompted:
+                raise InputError(
+                    "start_frame_idx: expected the first frame, since no prompted frame was segmented yet. Pass it, or "
+                    "call the model on a frame with prompts first."
+                )
+            start_frame_idx = min(prompted)
+        steps = count if max_frame_num_to_track is None else max_frame_num_to_track
+        if reverse:
+            last = max(start_frame_idx - steps, 0)
+            order = range(start_frame_idx, last - 1, -1) if start_frame_idx > 0 else range(0)
+        else:
+            order = range(start_frame_idx, min(start_frame_idx + steps, count - 1) + 1)
+        frames: Iterable[int] = order
+        if show_progress_bar:
+            from rich.progress import track
+
+            frames = track(order, description="propagate in video")
+        for frame_idx in frames:
+            yield self(inference_session, frame_idx=frame_idx, reverse=reverse, return_dict=True)
+
+    # --------------------------------------------------------------------------------------------------------- plan
+
+    def _plan(self, session: Sam2VideoInferenceSession, frame_idx: int, reverse: bool) -> list[_ObjectStep]:
+        """Decide what to do for each object in a frame. Objects whose stored output is used again have no step."""
+        options = session.options
+        steps: list[_ObjectStep] = []
+        for obj_idx in range(session.get_obj_num()):
+            conditioning, tracked = (
+                session.output_dict_per_obj[obj_idx][CONDITIONING],
+                session.frames_tracked_per_obj[obj_idx],
+            )
+            points = session.point_inputs_per_obj[obj_idx].get(frame_idx)
+            mask = session.mask_inputs_per_obj[obj_idx].get(frame_idx)
+            is_new = session.has_new_inputs(obj_idx, frame_idx)
+            if options.objects_start_at_prompt and points is None and mask is None:
+                is_new = False
+            if not is_new:
+                if conditioning and frame_idx not in conditioning:
+                    steps.append(_ObjectStep(obj_idx, False, True, reverse))
+                elif not conditioning and not options.objects_start_at_prompt:
+                    raise InputError(
+                        f"object {session.obj_idx_to_id(obj_idx)}: expected a prompt on frame {frame_idx} or a frame "
+                        "segmented before. Call the model on a frame with a prompt for it first."
+                    )
+                continue
+            was_tracked, direction = frame_idx in tracked, reverse
+            if not was_tracked and not options.independent_objects:
+                direction = reverse = False  # of the objects after this one too, as in transformers
+            elif was_tracked and options.corrections_as_conditioning:
+                direction = tracked[frame_idx]["reverse"]
+            steps.append(
+                _ObjectStep(
+                    obj_idx,
+                    is_conditioning=not was_tracked or options.corrections_as_conditioning,
+                    uses_memory=was_tracked and bool(conditioning),
+                    reverse=direction,
+                    points=None if points is None else _points_of(points, ignore_padding=options.ignore_padding),
+                    mask=mask,
+                    prior=_prior_of(session, obj_idx, frame_idx)
+                    if options.prior_logits and points is not None
+                    else None,
+                )
+            )
+        return steps
+
+    # ------------------------------------------------------------------------------------------------------ segment
+
+    def _encode_frame(self, pixel_values: Tensor) -> list[Tensor]:
+        """Encode a frame [1, 3, H, W] to the three levels of the mask decoder, without memory."""
+        plain = OutputFlags(hidden_states=False, attentions=False, return_dict=True)
+        return self.mask_decoder.project_levels(self._encode(pixel_values, plain).fpn_hidden_states or ())
+
+    def _segment(
+        self,
+        session: Sam2VideoInferenceSession,
+        frame_idx: int,
+        steps: list[_ObjectStep],
+        levels: list[Tensor],
+        *,
+        streaming: bool,
+    ) -> _ObjectMasks:
+        """Segment one object for each step. Objects of the same kind are segmented together."""
+        conditioned = self._condition(session, frame_idx, steps, levels[-1], streaming=streaming)
+        kinds = (
+            (
+                step.mask is not None,
+                step.obj_idx in conditioned,
+                0 if step.points is None else step.points[1].shape[2],
+                step.prior is not None,
+                self._is_multimask(step),
+            )
+            for step in steps
+        )
+        groups = [numbers for _, numbers in _by_key(zip(kinds, range(len(steps)), strict=True))]
+        parts = [self._segment_group([steps[number] for number in group], levels, conditioned) for group in groups]
+        if len(parts) == 1:
+            return parts[0]
+        order = pinned_copy(torch.tensor([n for group in groups for n in group]).argsort(), levels[-1].device)
+        return _ObjectMasks(*(torch.cat(fields)[order] for fields in zip(*parts, strict=True)))
+
+    def _segment_group(
+        self, steps: list[_ObjectStep], levels: list[Tensor], conditioned: dict[int, Tensor]
+    ) -> _ObjectMasks:
+        """Segment objects of the same kind."""
+        masks = [step.mask for step in steps if step.mask is not None]
+        if masks:
+            return self._segment_by_masks(levels, torch.cat(masks))
+        finest, finer, image = levels
+        if steps[0].obj_idx in conditioned:
+            image = torch.stack([conditioned[step.obj_idx] for step in steps])[None]  # [1, O, C, h, w]
+        elif self.config.num_maskmem > 0:
+            image = image + self.no_memory_embedding.reshape(1, -1, 1, 1)
+        priors = [step.prior for step in steps if step.prior is not None]
+        return self._decode_objects(
+            [finest, finer, image],
+            len(steps),
+            _join_points([step.points for step in steps if step.points is not None]),
+            torch.cat(priors, dim=1) if priors else None,
+            multimask_output=self._is_multimask(steps[0]),
+        )
+
+    def _is_multimask(self, step: _ObjectStep) -> bool:
+        """Tell whether several masks are predicted, of which the best is selected."""
+        config, count = self.config, 0 if step.points is None else step.points[1].shape[2]
+        allowed = not step.uses_memory or config.multimask_output_for_tracking
+        in_range = config.multimask_min_pt_num <= count <= config.multimask_max_pt_num
+        return config.multimask_output_in_sam and allowed and in_range
+
+    def _decode_objects(
+        self,
+        levels: list[Tensor],
+        objects: int,
+        points: tuple[Tensor, Tensor] | None,
+        masks: Tensor | None,
+        *,
+        multimask_output: bool,
+    ) -> _ObjectMasks:
+        """Decode O objects.
+
+        Args:
+            levels: Finer levels [1, …], and features [1, C, h, w] for all objects or [1, O, C, h, w] for each.
+            objects: O.
+            points: Points [1, O, N, 2] and labels [1, O, N]; none by default.
+            masks: Mask logits [1, O, h, w] as prompts.
+            multimask_output: Whether to predict several masks and select the best.
+        """
+        if points is None:
+            empty = levels[-1].new_zeros(1, objects, 1, 2)
+            points = empty, torch.full(empty.shape[:3], NOT_A_POINT, device=empty.device)
+        sparse, dense = self.prompt_encoder(*points, None, masks)
+        decoded = self.mask_decoder(
+            levels, self._cell_positions(), sparse, dense, multimask_output=multimask_output
+        )  # masks [1, O, K, h, w], IoU [1, O, K], scores [1, O, 1], tokens [1, O, K, C]
+        best = decoded.iou_scores[0].argmax(dim=-1)  # [O]
+        index = torch.arange(objects, device=best.device)
+        scores = decoded.object_scores[0]  # [O, 1]
+        low = decoded.masks[0, index, best][:, None]  # [O, 1, h, w]
+        low = torch.where(scores[..., None, None] > 0, low, _NO_OBJECT_LOGIT)
+        # Where one mask is selected by its stability there is one token.
+        tokens = decoded.mask_tokens[0, index, best.clamp(max=decoded.mask_tokens.shape[2] - 1)]  # [O, C]
+        pointers = torch.where(scores > 0, self.object_pointer_proj(tokens), self.no_object_pointer)  # [O, C]
+        return _ObjectMasks(low, self._enlarge(low), pointers, scores, decoded.iou_scores[0, index, best][:, None])
+
+    def _segment_by_masks(self, levels: list[Tensor], masks: Tensor) -> _ObjectMasks:
+        """Use mask prompts [O, 1, H, W] as the masks of O objects; the decoder only makes their pointers."""
+        masks = masks.to(levels[-1].dtype)
+        if masks.shape[-2:] != self.prompt_encoder.image_hw:
+            masks = _resample(masks, self.prompt_encoder.image_hw)
+        high = (2 * masks - 1) * _MASK_PROMPT_LOGIT
+        prompts = self.mask_downsample(masks).transpose(0, 1)  # [1, O, h, w]
+        pointers = self._decode_objects(levels, len(masks), None, prompts, multimask_output=True).pointers
+        is_visible = (masks.flatten(1) > 0).any(dim=1, keepdim=True)  # [O, 1]
+        return _ObjectMasks(
+            low=_resample(high, self.prompt_encoder.mask_hw),
+            high=high,
+            pointers=torch.where(is_visible, pointers, self.no_object_pointer),
+            scores=(2 * is_visible.to(masks.dtype) - 1) * _MASK_PROMPT_LOGIT,
+            ious=torch.ones_like(is_visible, dtype=masks.dtype),
+        )
+
+    def _enlarge(self, masks: Tensor) -> Tensor:
+        """Resize mask logits [O, 1, h, w] to the size of a frame [O, 1, H, W]."""
+        size_hw = self.prompt_encoder.image_hw
+        return F.interpolate(masks.float(), size=size_hw, mode="bilinear", align_corners=False).to(masks.dtype)
+
+    # ------------------------------------------------------------------------------------------------------- memory
+
+    def _condition(
+        self,
+        session: Sam2VideoInferenceSession,
+        frame_idx: int,
+        steps: list[_ObjectStep],
+        features: Tensor,
+        *,
+        streaming: bool,
+    ) -> dict[int, Tensor]:
+        """Condition features [1, C, h, w] on the memories of each object that has some: object index -> [C, h, w]."""
+        if self.config.num_maskmem == 0:
+            return {}
+        limit = self.config.max_object_pointers_in_encoder
+        limit = limit if streaming else min(limit, session.num_frames or limit)
+        memories = {
+            step.obj_idx: self._memories(session, step, frame_idx, pointers=limit)
+            for step in steps
+            if step.uses_memory and step.mask is None
+        }
+        shapes = ((tuple(d for d, _ in each.frames), len(each.pointers)) for each in memories.values())
+        conditioned: dict[int, Tensor] = {}
+        for (distances, _), group in _by_key(zip(shapes, memories.items(), strict=True)):
+            of_frames = self._frame_memory([each for _, each in group], distances, features)
+            of_pointers = self._pointer_memory([each for _, each in group], features, limit)
+            memory, positions = (torch.cat(parts, dim=1) for parts in zip(of_frames, of_pointers, strict=True))
+            maps = self.memory_attention(features, memory, positions, pointer_tokens=of_pointers[0].shape[1])
+            conditioned |= {obj_idx: maps[number] for number, (obj_idx, _) in enumerate(group)}
+        return conditioned
+
+    def _memories(
+        self, session: Sam2VideoInferenceSession, step: _ObjectStep, frame_idx: int, *, pointers: int
+    ) -> _Memories:
+        """Find what an object attends to in a frame: memories and up to `pointers` object pointers less 1."""
+        sign = -1 if step.reverse else 1
+        outputs = session.output_dict_per_obj[step.obj_idx]
+        conditioning, tracked = outputs[CONDITIONING], outputs[TRACKED]
+        selected = _closest(conditioning, frame_idx, self.config.max_cond_frame_num)
+        recent = {frame: out for frame, out in conditioning.items() if frame not in selected} | tracked
+        found = [(0, conditioning[frame]) for frame in conditioning if frame in selected]
+        for distance in range(self.config.num_maskmem - 1, 0, -1):
+            out = recent.get(frame_idx - sign * distance)
+            found += [] if out is None else [(distance, out)]
+        past = [(sign * (frame_idx - frame), out) for frame, out in conditioning.items()]
+        past = [(distance, out) for distance, out in past if distance >= 0]
+        for distance in range(1, pointers):
+            out = tracked.get(frame_idx - sign * distance)
+            past += [] if out is None else [(distance, out)]
+        return _Memories(
+            frames=[(distance, out["maskmem_features"]) for distance, out in found if "maskmem_features" in out],
+            pointers=[(distance, out["object_pointer"]) for distance, out in past],
+        )
+
+    def _frame_memory(
+        self, memories: list[_Memories], distances: tuple[int, ...], features: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Join the memories of K frames of O objects [O, K·M, C'], with their positions [O, K·M, C']."""
+        grid_hw, channels = (features.shape[2], features.shape[3]), self.config.memory_encoder_output_channels
+        if not distances:
+            empty = features.new_zeros(len(memories), 0, channels)
+            return empty, empty
+        each = (torch.cat([memory for _, memory in one.frames])[:, 0] for one in memories)  # [K·M, C'] each
+        joined = torch.stack([one.to(features.device, non_blocking=True) for one in each]).to(features.dtype)
+        in_grid = sine_positions(grid_hw, channels, features.dtype, features.device)  # [M, C']
+        # The row of a distance d is d - 1; conditioning frames have the last row.
+        rows = constant(tuple((distance - 1) % self.config.num_maskmem for distance in distances), features.device)
+        in_time = self.memory_temporal_positional_encoding[rows, 0]  # [K, 1, C']
+        return joined, (in_time + in_grid).flatten(0, 1).expand(len(memories), -1, -1)
+
+    def _pointer_memory(self, memories: list[_Memories], features: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+        """Cut N object pointers of O objects into tokens [O, N·S, C'], with their positions [O, N·S, C']."""
+        channels = self.config.memory_encoder_output_channels
+        if not memories[0].pointers:
+            empty = features.new_zeros(len(memories), 0, channels)
+            return empty, empty
+        pointers = torch.cat([torch.cat([p for _, p in one.pointers], dim=1) for one in memories])  # [O, N, C]
+        pointers = pointers.to(features.device, features.dtype)
+        splits = max(1, pointers.shape[2] // channels)
+        tokens = torch.unflatten(pointers, 2, (splits, -1)).flatten(1, 2)  # [O, N·S, C']
+        if not self.config.enable_temporal_pos_encoding_for_object_pointers:
+            return tokens, torch.zeros_like(tokens)
+        distances = pinned_copy(torch.tensor([[d for d, _ in one.pointers] for one in memories]), features.device)
+        sines = _sine_of_time(distances / max(1, limit - 1), pointers.shape[2]).to(features.dtype)  # [O, N, C]
+        in_time = self.temporal_positional_encoding_projection_layer(sines)  # [O, N, C']
+        return tokens, in_time.repeat_interleave(splits, dim=1)
+
+    def _encode_memory(self, features: Tensor, masks: Tensor, scores: Tensor, binarize: list[bool]) -> Tensor:
+        """Encode masks [O, 1, H, W] of a frame with features [1, C, h, w]: memories [O, h·w, C'] in bfloat16.
+
+        Args:
+            features: Features of the frame, without memory.
+            masks: Mask logits.
+            scores: Logits for whether each object is visible [O, 1].
+            binarize: Which masks become binary, as prompted ones do outside of training.
+        """
+        if self.training or not any(binarize):
+            masks = masks.sigmoid()
+        elif all(binarize):
+            masks = (masks > 0).to(masks.dtype)
+        else:
+            is_binary = pinned_copy(torch.tensor(binarize), masks.device)[:, None, None, None]
+            masks = torch.where(is_binary, (masks > 0).to(masks.dtype), masks.sigmoid())
+        masks = masks * self.config.sigmoid_scale_for_mem_enc + self.config.sigmoid_bias_for_mem_enc
+        memory: Tensor = self.memory_encoder(features, masks)  # [O, C', h, w]
+        if self.occlusion_spatial_embedding_parameter is not None:
+            occluded = (scores <= 0).to(memory.dtype)[..., None, None]  # [O, 1, 1, 1]
+            memory = memory + occluded * self.occlusion_spatial_embedding_parameter[..., None, None]
+        return memory.to(torch.bfloat16).flatten(2).transpose(1, 2).contiguous()  # [O, h·w, C']
+
+    # ------------------------------------------------------------------------------------------------------- output
+
+    def _store(
+        self,
+        session: Sam2VideoInferenceSession,
+        frame_idx: int,
+        steps: list[_ObjectStep],
+        masks: _ObjectMasks,
+        features: Tensor,
+        *,
+        run_mem_encoder: bool,
+    ) -> None:
+        """Store the outputs of the objects that were segmented, with their memories."""
+        options = session.options
+        memories: Tensor | None = None
+        if run_mem_encoder and self.config.num_maskmem > 0:
+            high = without_overlap(masks.high) if options.non_overlapping_memory else masks.high
+            prompted = [step.is_prompted for step in steps]
+            if not options.independent_objects:
+                prompted = [any(prompted)] * len(steps)
+            memories = self._encode_memory(features, high, masks.scores, prompted)
+        low = _fill_specks(masks.low, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area)
+        for number, step in enumerate(steps):
+            this = slice(number, number + 1)
+            output = {
+                "pred_masks": low[this],
+                "object_pointer": masks.pointers[None, this],
+                "object_score_logits": masks.scores[None, this],
+                "iou_scores": masks.ious[this],
+            }
+            if memories is not None:
+                output["maskmem_features"] = memories[number][:, None]  # [h·w, 1, C']
+            if step.is_prompted:
+                session.mark_inputs_read(step.obj_idx, frame_idx)
+                if options.clear_memory_around_prompts:
+                    session.clear_tracked(step.obj_idx, frame_idx, distance=self.config.num_maskmem)
+            session.store_output(
+                step.obj_idx, frame_idx, output_value=output, is_conditioning_frame=step.is_conditioning
+            )
+            if step.is_conditioning:
+                session.output_dict_per_obj[step.obj_idx][TRACKED].pop(frame_idx, None)
+            else:
+                session.frames_tracked_per_obj[step.obj_idx][frame_idx] = {"reverse": step.reverse}
+
+    def _collect(self, session: Sam2VideoInferenceSession, frame_idx: int) -> Sam2VideoSegmentationOutput:
+        """Collect the stored outputs of all objects in a frame."""
+        rows: list[tuple[Tensor, Tensor, Tensor]] = []
+        for obj_idx in range(session.get_obj_num()):
+            outputs = session.output_dict_per_obj[obj_idx]
+            output = outputs[CONDITIONING].get(frame_idx) or outputs[TRACKED].get(frame_idx)
+            if output is None:  # not prompted yet
+                empty = self.no_memory_embedding.new_full((1, 1), _NO_OBJECT_LOGIT)
+                masks = empty[..., None, None].expand(-1, -1, *self.prompt_encoder.mask_hw)
+                rows.append((masks, empty, torch.zeros_like(empty)))
+            else:
+                device = session.inference_device
+                rows.append((output["pred_masks"].to(device), output["object_score_logits"][0], output["iou_scores"]))
+        masks, scores, ious = (torch.cat(parts) for parts in zip(*rows, strict=True))
+        return Sam2VideoSegmentationOutput(
+            object_ids=list(session.obj_ids),
+            pred_masks=without_overlap(masks) if session.options.non_overlapping_masks else masks,
+            object_score_logits=scores,
+            frame_idx=frame_idx,
+            iou_scores=ious,
+        )
+
+
+def _points_of(points: dict[str, Tensor], *, ignore_padding: bool) -> tuple[Tensor, Tensor]:
+    """Return points [1, 1, N, 2] and labels [1, 1, N] of a prompt."""
+    coordinates, labels = points["point_coords"], points["point_labels"]
+    if ignore_padding:
+        is_point = labels[0, 0] != PADDING
+        coordinates, labels = coordinates[:, :, is_point], labels[:, :, is_point]
+    return coordinates, labels
+
+
+def _join_points(points: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
+    """Join the points and labels of objects to [1, O, N, 2] and [1, O, N]."""
+    if not points:
+        return None
+    coordinates, labels = zip(*points, strict=True)
+    return torch.cat(coordinates, dim=1), torch.cat(labels, dim=1)
+
+
+def _prior_of(session: Sam2VideoInferenceSession, obj_idx: int, frame_idx: int) -> Tensor | None:
+    """Return the last mask of an object in a frame [1, 1, h, w] as a prompt."""
+    for is_conditioning in (True, False):
+        logits = session.get_output(obj_idx, frame_idx, "pred_masks", is_conditioning)
+        if logits is not None:
+            return logits.clamp(-_PRIOR_LIMIT, _PRIOR_LIMIT)
+    return None
+
+
+def _closest(frames: Iterable[int], frame_idx: int, limit: int) -> set[int]:
+    """Select up to `limit` frames (-1 for all): the last before, the first at or after, then the closest others."""
+    remaining = list(frames)
+    if limit == -1 or len(remaining) <= limit:
+        return set(remaining)
+    before = [frame for frame in remaining if frame < frame_idx]
+    after = [frame for frame in remaining if frame >= frame_idx]
+    first = ([max(before)] if before else []) + ([min(after)] if after else [])
+    others = sorted((frame for frame in remaining if frame not in first), key=lambda frame: abs(frame - frame_idx))
+    return set((first + others)[: max(limit, len(first))])
+
+
+def _sine_of_time(time: Tensor, channels: int) -> Tensor:
+    """Sines, then cosines of times [...]: [..., C], float32."""
+    step = torch.arange(channels // 2, dtype=torch.float32, device=time.device)
+    period = TEMPERATURE ** (2 * torch.div(step, 2, rounding_mode="floor") / (channels // 2))  # [C/2]
+    angle = time[..., None] / period  # [..., C/2]
+    return torch.cat((angle.sin(), angle.cos()), dim=-1)
+
+
+def _fill_specks(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
+    """Fill holes and remove islands of up to so many pixels in mask logits [O, 1, h, w]."""
+    before = masks > 0
+    after = remove_specks(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
+    if after is before:
+        return masks
+    return masks.masked_fill(after & ~before, _SPECK_LOGIT).masked_fill(before & ~after, -_SPECK_LOGIT)
+
+
+def _resample(masks: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    """Resize masks [O, 1, H, W] with antialiasing."""
+    resized = F.interpolate(masks.float(), size=size_hw, mode="bilinear", align_corners=False, antialias=True)
+    return resized.to(masks.dtype)
+
+
+def _by_key(pairs: Iterable[tuple[K, T]]) -> list[tuple[K, list[T]]]:
+    """Group values by key, in the order of their first appearance."""
+    groups: dict[K, list[T]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return list(groups.items())

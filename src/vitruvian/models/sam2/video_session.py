@@ -1,0 +1,320 @@
+"""The state of tracking objects through one video: frames, prompts and what the model remembers of each object.
+
+    processor.init_video_session(video) ─▶ session ◀─ processor.add_inputs_to_inference_session (points, boxes, masks)
+    model(session, frame_idx) ── reads prompts and memories, stores outputs ──▶ session
+
+Outputs of conditioning frames, which were prompted before they were tracked, are stored apart from those of other
+frames. By default a session behaves as in transformers and stores everything; `TrackingOptions` lists what may differ.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from vitruvian.errors import InputError, near_matches
+
+CONDITIONING, TRACKED = "cond_frame_outputs", "non_cond_frame_outputs"
+_SMALL = ("object_pointer", "object_score_logits", "iou_scores")  # outputs that stay on the device of the model
+
+FrameOutputs = dict[int, dict[str, Tensor]]  # frame -> name -> tensor
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TrackingOptions:
+    """What a session does other than transformers; everything is off by default.
+
+    Args:
+        prior_logits: Give the last mask of a frame, clamped to ±32, to the decoder with further points, as the original
+            implementation does.
+        corrections_as_conditioning: Apply prompts on the frame that they are for, and make every prompted frame a
+            conditioning frame, so that a later propagation does not undo a correction.
+        independent_objects: Do not let the prompt of one object change the memory and the direction of the others.
+        objects_start_at_prompt: Do not track an object on frames before its first prompt was applied. Its mask is
+            empty there.
+        ignore_padding: Do not count padding of a batch of prompts as points.
+        max_hole_area: Fill holes of up to this many pixels of the small masks [h, w].
+        max_sprinkle_area: Remove islands of up to this many pixels of the small masks.
+        non_overlapping_masks: Assign each pixel of the results to the object with the highest logit only.
+        non_overlapping_memory: The same for the masks that are encoded to memory.
+        clear_memory_around_prompts: Drop memories of tracked frames near a prompt, which may show the old mask.
+        keep_history: Keep all frames and outputs. Without it, streamed frames and outputs that the model does not
+            attend to any more are dropped, and memory does not grow with the length of the video.
+    """
+
+    prior_logits: bool = False
+    corrections_as_conditioning: bool = False
+    independent_objects: bool = False
+    objects_start_at_prompt: bool = False
+    ignore_padding: bool = False
+    max_hole_area: float = 0.0
+    max_sprinkle_area: float = 0.0
+    non_overlapping_masks: bool = False
+    non_overlapping_memory: bool = False
+    clear_memory_around_prompts: bool = False
+    keep_history: bool = True
+
+    @classmethod
+    def from_keywords(cls, keywords: Mapping[str, Any]) -> TrackingOptions:
+        """Build options; raise `InputError` for unknown names."""
+        known = [field.name for field in fields(cls)]
+        for name in keywords:
+            if name not in known:
+                raise InputError(f"{name}: no such option of a video session.{near_matches(name, known)}")
+        return cls(**keywords)
+
+
+class Sam2VideoInferenceSession:
+    """The state of tracking objects through one video.
+
+    Args:
+        video: Prepared frames [T, 3, H, W]; None to stream them.
+        video_height: Height of the original frames.
+        video_width: Width of the original frames.
+        inference_device: Device of the model.
+        inference_state_device: Device of stored masks and memories.
+        video_storage_device: Device of stored frames.
+        dtype: Data type of frames and masks.
+        max_vision_features_cache_size: Frames whose features are stored on the device of the model.
+        options: What the session does other than transformers.
+
+    Attributes:
+        processed_frames: Frame index -> frame [3, H, W]; None before the first streamed frame.
+        obj_ids: Ids of the objects. An object has an index too, its rank in this list.
+        point_inputs_per_obj: Object index -> frame -> `point_coords` [1, 1, N, 2] and `point_labels` [1, 1, N].
+        mask_inputs_per_obj: Object index -> frame -> mask [1, 1, H, W].
+        output_dict_per_obj: Object index -> `cond_frame_outputs` and `non_cond_frame_outputs` -> frame -> name: tensor.
+            Names are `pred_masks` [1, 1, h, w], `object_pointer` [1, 1, C], `object_score_logits` [1, 1, 1],
+            `iou_scores` [1, 1] and `maskmem_features` [h·w, 1, C'].
+        frames_tracked_per_obj: Object index -> frame -> `reverse`, the direction in which it was tracked.
+        obj_with_new_inputs: Ids of the objects with prompts that the model has not read.
+    """
+
+    def __init__(
+        self,
+        video: Tensor | None = None,
+        video_height: int | None = None,
+        video_width: int | None = None,
+        inference_device: torch.device | str = "cpu",
+        inference_state_device: torch.device | str = "cpu",
+        video_storage_device: torch.device | str = "cpu",
+        dtype: torch.dtype | str = "float32",
+        max_vision_features_cache_size: int = 1,
+        *,
+        options: TrackingOptions | None = None,
+    ) -> None:
+        self.video_height, self.video_width = video_height, video_width
+        self.inference_device = inference_device
+        self.inference_state_device = inference_state_device
+        self.video_storage_device = video_storage_device
+        self.dtype: torch.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        self.max_vision_features_cache_size = max_vision_features_cache_size
+        self.options = options or TrackingOptions()
+        self.is_streaming = video is None
+        self.processed_frames: dict[int, Tensor] | None = None
+        if video is not None:
+            self.processed_frames = dict(enumerate(video.to(video_storage_device, dtype=self.dtype)))
+        self._dropped_frames = 0
+        self._features: OrderedDict[int, list[Tensor]] = OrderedDict()
+        self.obj_ids: list[int] = []
+        self.point_inputs_per_obj: dict[int, dict[int, dict[str, Tensor]]] = {}
+        self.mask_inputs_per_obj: dict[int, dict[int, Tensor]] = {}
+        self.output_dict_per_obj: dict[int, dict[str, FrameOutputs]] = {}
+        self.frames_tracked_per_obj: dict[int, dict[int, dict[str, bool]]] = {}
+        self.obj_with_new_inputs: list[int] = []
+        self._new_inputs: set[tuple[int, int]] = set()  # (object id, frame) of prompts that the model has not read
+
+    # ------------------------------------------------------------------------------------------------------ objects
+
+    def obj_id_to_idx(self, obj_id: int) -> int:
+        """Return the index of an object, which is created if needed."""
+        if obj_id in self.obj_ids:
+            return self.obj_ids.index(obj_id)
+        index = len(self.obj_ids)
+        self.obj_ids = [*self.obj_ids, obj_id]
+        self.point_inputs_per_obj[index], self.mask_inputs_per_obj[index] = {}, {}
+        self.output_dict_per_obj[index] = {CONDITIONING: {}, TRACKED: {}}
+        self.frames_tracked_per_obj[index] = {}
+        return index
+
+    def obj_idx_to_id(self, obj_idx: int) -> int:
+        """Return the id of an object."""
+        return self.obj_ids[obj_idx]
+
+    def get_obj_num(self) -> int:
+        """Return the number of objects."""
+        return len(self.obj_ids)
+
+    def remove_object(self, obj_id: int) -> None:
+        """Forget an object: its prompts, outputs and memories. Objects after it move up by one index."""
+        if obj_id not in self.obj_ids:
+            raise InputError(f"obj_id: expected one of {self.obj_ids}, got {obj_id}.")
+        removed = self.obj_ids.index(obj_id)
+        self.obj_ids = [other for other in self.obj_ids if other != obj_id]
+        self.point_inputs_per_obj = _without(self.point_inputs_per_obj, removed)
+        self.mask_inputs_per_obj = _without(self.mask_inputs_per_obj, removed)
+        self.output_dict_per_obj = _without(self.output_dict_per_obj, removed)
+        self.frames_tracked_per_obj = _without(self.frames_tracked_per_obj, removed)
+        self.obj_with_new_inputs = [other for other in self.obj_with_new_inputs if other != obj_id]
+        self._new_inputs = {(other, frame) for other, frame in self._new_inputs if other != obj_id}
+
+    # ------------------------------------------------------------------------------------------------------ prompts
+
+    def add_point_inputs(self, obj_idx: int, frame_idx: int, inputs: Mapping[str, Tensor]) -> None:
+        """Store the points of an object in a frame."""
+        stored = {name: value.to(self.inference_device) for name, value in inputs.items()}
+        self.point_inputs_per_obj[obj_idx][frame_idx] = stored
+
+    def remove_point_inputs(self, obj_idx: int, frame_idx: int) -> None:
+        """Remove the points of an object in a frame."""
+        self.point_inputs_per_obj[obj_idx].pop(frame_idx, None)
+
+    def add_mask_inputs(self, obj_idx: int, frame_idx: int, inputs: Tensor) -> None:
+        """Store the mask prompt [1, 1, H, W] of an object in a frame."""
+        self.mask_inputs_per_obj[obj_idx][frame_idx] = inputs.to(self.inference_device, dtype=self.dtype)
+
+    def remove_mask_inputs(self, obj_idx: int, frame_idx: int) -> None:
+        """Remove the mask prompt of an object in a frame."""
+        self.mask_inputs_per_obj[obj_idx].pop(frame_idx, None)
+
+    def mark_new_inputs(self, obj_ids: list[int], frame_idx: int) -> None:
+        """Record that these objects have new prompts in a frame."""
+        self.obj_with_new_inputs = list(dict.fromkeys((*self.obj_with_new_inputs, *obj_ids)))
+        self._new_inputs |= {(obj_id, frame_idx) for obj_id in obj_ids}
+
+    def has_new_inputs(self, obj_idx: int, frame_idx: int) -> bool:
+        """Tell whether the model has to read prompts of an object in this frame."""
+        obj_id = self.obj_ids[obj_idx]
+        if self.options.corrections_as_conditioning:
+            return (obj_id, frame_idx) in self._new_inputs
+        return obj_id in self.obj_with_new_inputs
+
+    def mark_inputs_read(self, obj_idx: int, frame_idx: int) -> None:
+        """Record that the model has read the prompts of an object in a frame."""
+        obj_id = self.obj_ids[obj_idx]
+        self._new_inputs.discard((obj_id, frame_idx))
+        if obj_id in self.obj_with_new_inputs:
+            self.obj_with_new_inputs.remove(obj_id)
+
+    # ------------------------------------------------------------------------------------------------------ outputs
+
+    def store_output(
+        self,
+        obj_idx: int,
+        frame_idx: int,
+        output_key: str | None = None,
+        output_value: Tensor | Mapping[str, Tensor] | None = None,
+        is_conditioning_frame: bool = True,
+    ) -> None:
+        """Store an output of an object in a frame under a name, or a table of outputs, which replaces earlier ones."""
+        frames = self.output_dict_per_obj[obj_idx][CONDITIONING if is_conditioning_frame else TRACKED]
+        if output_key is None:
+            if not isinstance(output_value, Mapping):
+                raise InputError("output_value: expected a table of tensors where there is no output_key.")
+            frames[frame_idx] = {name: self._stored(name, value) for name, value in output_value.items()}
+        elif isinstance(output_value, Tensor):
+            frames.setdefault(frame_idx, {})[output_key] = self._stored(output_key, output_value)
+
+    def get_output(
+        self, obj_idx: int, frame_idx: int, output_key: str, is_conditioning_frame: bool = True
+    ) -> Tensor | None:
+        """Return an output of an object in a frame on the device of the model, None where there is none."""
+        frames = self.output_dict_per_obj[obj_idx][CONDITIONING if is_conditioning_frame else TRACKED]
+        value = frames.get(frame_idx, {}).get(output_key)
+        return None if value is None else value.to(self.inference_device, non_blocking=True)
+
+    def _stored(self, name: str, value: Tensor) -> Tensor:
+        return value if name in _SMALL else value.to(self.inference_state_device, non_blocking=True)
+
+    def clear_tracked(self, obj_idx: int, frame_idx: int, *, distance: int) -> None:
+        """Drop the outputs of tracked frames up to `distance` frames from a frame."""
+        frames = self.output_dict_per_obj[obj_idx][TRACKED]
+        for other in [other for other in frames if abs(other - frame_idx) <= distance]:
+            del frames[other]
+
+    def drop_history(self, frame_idx: int, *, reverse: bool, memories: int, pointers: int) -> None:
+        """Drop what the frame after `frame_idx` does not need.
+
+        Args:
+            frame_idx: The last frame.
+            reverse: Whether frames come in descending order.
+            memories: Number of recent frames whose memory is attended to.
+            pointers: Number of recent frames whose object pointer is attended to.
+        """
+        for index, outputs in self.output_dict_per_obj.items():
+            for other in list(outputs[TRACKED]):
+                distance = other - frame_idx if reverse else frame_idx - other
+                if not 0 <= distance < max(memories, pointers):
+                    del outputs[TRACKED][other]
+                elif distance >= memories:
+                    outputs[TRACKED][other] = {name: outputs[TRACKED][other][name] for name in _SMALL}
+            tracked = self.frames_tracked_per_obj[index].items()
+            self.frames_tracked_per_obj[index] = {other: way for other, way in tracked if other in outputs[TRACKED]}
+            self.mask_inputs_per_obj[index].pop(frame_idx, None)
+        if self.is_streaming and self.processed_frames is not None:
+            kept = {other: frame for other, frame in self.processed_frames.items() if other == frame_idx}
+            self._dropped_frames += len(self.processed_frames) - len(kept)
+            self.processed_frames = kept
+
+    # ------------------------------------------------------------------------------------------------------- frames
+
+    @property
+    def num_frames(self) -> int | None:
+        """Number of frames so far; None before the first."""
+        return None if self.processed_frames is None else len(self.processed_frames) + self._dropped_frames
+
+    def add_new_frame(self, pixel_values: Tensor, frame_idx: int | None = None) -> int:
+        """Add a prepared frame [3, H, W] or [1, 3, H, W]; return its index, by default the number of frames."""
+        frame = pixel_values.to(self.video_storage_device, dtype=self.dtype)
+        frame = frame[0] if frame.ndim == 4 else frame
+        index = (self.num_frames or 0) if frame_idx is None else frame_idx
+        if self.processed_frames is None:
+            self.processed_frames = {}
+        self.processed_frames[index] = frame
+        self._features.pop(index, None)
+        return index
+
+    def get_frame(self, frame_idx: int) -> Tensor:
+        """Return a frame [3, H, W] on the device of the model."""
+        if self.processed_frames is None or frame_idx not in self.processed_frames:
+            count = self.num_frames or 0
+            raise InputError(
+                f"frame_idx: expected a frame of the video, which has {count}, got {frame_idx}. "
+                "Frames are counted from 0; a streamed frame is passed as `frame`."
+            )
+        return self.processed_frames[frame_idx].to(self.inference_device, non_blocking=True)
+
+    def features(self, frame_idx: int, compute: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
+        """Return the features of a frame, computed unless they are cached."""
+        if frame_idx not in self._features:
+            self._features[frame_idx] = compute(self.get_frame(frame_idx)[None])
+        self._features.move_to_end(frame_idx)
+        levels = self._features[frame_idx]
+        while len(self._features) > self.max_vision_features_cache_size:
+            self._features.popitem(last=False)
+        return levels
+
+    # -------------------------------------------------------------------------------------------------------- reset
+
+    def reset_tracking_data(self) -> None:
+        """Forget all objects; frames and cached features stay."""
+        self.obj_ids, self.obj_with_new_inputs, self._new_inputs = [], [], set()
+        for table in (self.point_inputs_per_obj, self.mask_inputs_per_obj, self.output_dict_per_obj):
+            table.clear()
+        self.frames_tracked_per_obj.clear()
+
+    def reset_inference_session(self) -> None:
+        """Forget all objects and cached features; frames stay."""
+        self.reset_tracking_data()
+        self._features.clear()
+
+
+def _without(table: dict[int, T], removed: int) -> dict[int, T]:
+    """Remove an index from a table; larger indices move down by one."""
+    return {index - (index > removed): value for index, value in table.items() if index != removed}

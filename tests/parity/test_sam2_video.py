@@ -1,0 +1,120 @@
+"""SAM 2 for videos against the reference, live: the same weights, the same masks."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.families.sam2 import SIDE, video_fields
+from tests.parity.test_sam2 import close, randomise
+from vitruvian.models.sam2.video_modeling import Sam2VideoModel
+from vitruvian.models.sam2.video_processing import Sam2VideoProcessor, Sam2VideoVideoProcessor
+from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession
+
+FRAMES = 30
+
+
+class Pair:
+    """A session of the reference and one of ours, driven alike; every result is compared."""
+
+    def __init__(self, tmp_path: Path, *, streaming: bool = False, **fields: Any) -> None:
+        transformers = pytest.importorskip("transformers")
+        config = transformers.Sam2VideoConfig(**copy.deepcopy(video_fields(SIDE) | fields))
+        self.theirs = randomise(transformers.Sam2VideoModel(config))
+        with torch.no_grad():  # about a third of the frames have no object
+            self.theirs.mask_decoder.pred_obj_score_head.proj_out.weight.mul_(4)
+        self.theirs.save_pretrained(tmp_path)
+        self.ours = Sam2VideoModel.from_pretrained(tmp_path)
+        self.frames = torch.randn(FRAMES, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+        options: dict[str, Any] = {"video_height": SIDE, "video_width": SIDE, "dtype": torch.float32}
+        video = None if streaming else self.frames
+        self.their_session = transformers.Sam2VideoInferenceSession(video=video, **options)
+        self.session = Sam2VideoInferenceSession(video=video, **options)
+        size = {"height": SIDE, "width": SIDE}
+        self.processor = Sam2VideoProcessor(video_processor=Sam2VideoVideoProcessor(size=size), target_size=SIDE)
+
+    def add(self, frame_idx: int, obj_ids: list[int], **prompts: Any) -> None:
+        self.processor.add_inputs_to_inference_session(self.session, frame_idx, obj_ids, **prompts)
+        for obj_id in obj_ids:  # what the processor of the reference, which needs torchvision, would store
+            index = self.their_session.obj_id_to_idx(obj_id)
+            mine = self.session.obj_id_to_idx(obj_id)
+            if frame_idx in self.session.point_inputs_per_obj[mine]:
+                self.their_session.add_point_inputs(
+                    index, frame_idx, self.session.point_inputs_per_obj[mine][frame_idx]
+                )
+            else:
+                self.their_session.add_mask_inputs(index, frame_idx, self.session.mask_inputs_per_obj[mine][frame_idx])
+        self.their_session.obj_with_new_inputs = list(obj_ids)
+
+    def compare(self, got: Any, want: Any) -> None:
+        assert (got.frame_idx, got.object_ids) == (want.frame_idx, want.object_ids)
+        close(got.pred_masks, want.pred_masks, 1e-4)
+        close(got.object_score_logits, want.object_score_logits, 1e-4)
+
+    def frame(self, **options: Any) -> None:
+        self.compare(self.ours(self.session, **options), self.theirs(self.their_session, **options))
+
+    def propagate(self, **options: Any) -> int:
+        both = zip(
+            self.ours.propagate_in_video_iterator(self.session, **options),
+            self.theirs.propagate_in_video_iterator(self.their_session, **options),
+            strict=True,
+        )
+        count = 0
+        for got, want in both:
+            self.compare(got, want)
+            count += 1
+        return count
+
+
+SAM_2_0 = {"enable_occlusion_spatial_embedding": False, "enable_temporal_pos_encoding_for_object_pointers": False}
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("fields", [{}, SAM_2_0, {"max_cond_frame_num": 2, "num_maskmem": 3}])
+def test_two_objects_corrections_and_both_directions(tmp_path: Path, fields: dict[str, Any]) -> None:
+    pair = Pair(tmp_path, **fields)
+    pair.add(10, [5, 2], input_points=[[[[20, 30]], [[44, 50]]]], input_labels=[[[1], [1]]])
+    pair.frame(frame_idx=10)
+    assert pair.propagate() == FRAMES - 10
+    assert pair.propagate(reverse=True) == 11
+    pair.add(15, [2], input_points=[[[[40, 20], [10, 12]]]], input_labels=[[[1, 0]]])
+    pair.frame(frame_idx=15)
+    pair.propagate(start_frame_idx=16)
+    mask = torch.zeros(SIDE, SIDE)
+    mask[10:40, 20:50] = 1
+    pair.add(20, [5], input_masks=[mask])
+    pair.frame(frame_idx=20)
+    pair.propagate(start_frame_idx=20, max_frame_num_to_track=5)
+    pair.propagate(start_frame_idx=25, max_frame_num_to_track=8, reverse=True)
+
+
+@pytest.mark.reference
+def test_stream_with_a_box_a_mask_and_a_later_object(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, streaming=True)
+    pair.add(0, [1], input_boxes=[[[10, 12, 40, 50]]])
+    for index in range(6):
+        pair.frame(frame=pair.frames[index])
+    pair.add(6, [2], input_masks=[torch.ones(SIDE, SIDE)])
+    for index in range(6, FRAMES):
+        pair.frame(frame=pair.frames[index])
+
+
+@pytest.mark.reference
+def test_checkpoints_open_in_both_and_the_image_model_opens_them(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pair = Pair(tmp_path / "theirs")
+    pair.ours.save_pretrained(tmp_path / "ours")
+    again = transformers.Sam2VideoModel.from_pretrained(tmp_path / "ours").eval()
+    for name, value in pair.theirs.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+    from vitruvian import AutoModel, AutoModelForMaskGeneration, Sam2Model
+
+    assert isinstance(AutoModel.from_pretrained(tmp_path / "ours"), Sam2VideoModel)
+    image = AutoModelForMaskGeneration.from_pretrained(tmp_path / "ours")
+    assert isinstance(image, Sam2Model)
+    close(image.get_image_embeddings(pair.frames[:1])[-1], pair.ours.get_image_embeddings(pair.frames[:1])[-1])
