@@ -3,7 +3,7 @@
     python benchmarks/matte_quality.py [--model builtin] [--photos ../shared/photos] [--sheet sheet.jpg]
 
 People are cropped by their annotated boxes, so that the numbers do not depend on a detector. Photographs count whose
-largest person covers at least a tenth of the image. The rows of the table are averages over these photographs:
+largest person covers at least a fifth of the image. The rows of the table are averages over these photographs:
 
 boundary F   harmonic mean of precision and recall of outline pixels, at a distance of at most two pixels
 alpha error  mean |alpha − mask| inside of the boxes
@@ -30,7 +30,7 @@ from vitruvian import pipeline
 from vitruvian.draw import contact_sheet
 
 Mask = NDArray[np.bool_]
-MIN_SHARE = 0.1
+MIN_SHARE = 0.2
 TOLERANCE = 2  # pixels
 INNER = 8  # pixels that the mask is eroded by
 GREEN = (0, 190, 0)

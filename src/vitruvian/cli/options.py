@@ -80,7 +80,7 @@ class OptionGroup:
     def call_options(self) -> dict[str, object]:
         """Return the arguments of the pipeline's call, without the people detector."""
         names = (name for group in type(self).__mro__ for name in vars(group).get("call_names", ()))
-        return {name: getattr(self, OPTION_OF_ARGUMENT.get(name, name)) for name in names}
+        return {name: getattr(self, name if hasattr(self, name) else OPTION_OF_ARGUMENT[name]) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)

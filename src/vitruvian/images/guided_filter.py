@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from vitruvian.errors import InputError
 from vitruvian.images.resize import resize
 
-_RADIUS = 2  # of the windows, in pixels of the map
-_EPSILON = 1e-4  # variance of colours, from 0 to 1, below which a window has no edges
+_RADIUS = 1  # of the windows, in pixels of the map
+_EPSILON = 1e-3  # variance of colours, from 0 to 1, below which a window has no edges
 _BLOCK_PIXELS = 1 << 18  # pixels of one step
 _OPAQUE, _CLEAR = 0.95, 0.05  # alpha of pixels that are all foreground, and all background
 _COLOUR_SIDE = 512  # long side of the image that colours of foreground and background are estimated in

@@ -95,9 +95,10 @@ class PeopleOptions(Options):
             of file name → boxes. Coordinates are pixels of the upright image.
         box_form: The four numbers of a box: "xyxy" (corners) or "xywh" (corner, width and height, as in COCO).
         people: "whole" processes the whole image, "crop" each person separately; or a detector, which means "crop"
-            with it. By default "crop" if there are boxes or a detector, and "whole" otherwise.
-        finder: The people detector: whatever `vitruvian.pipelines.people.open_detector` takes. If the model itself
-            detects people, as the built-in one does, "crop" needs none, and poses detect people by default.
+            with it. By default "crop" if there are boxes or a detector, which a model may have itself, and "whole"
+            otherwise.
+        finder: The people detector: whatever `vitruvian.pipelines.people.open_detector` takes. A model
+            that detects people itself, as the built-in one does, needs none.
         nobody: What to do if the detector returns no one: "whole" processes the whole image, "none" returns an empty
             result, "error" raises. By default "none" for poses, "whole" for maps. See `people.note` of the result.
         max_people: Maximum number of people, by score.
@@ -158,7 +159,6 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     auto: ClassVar[type[AutoTaskModel]]  # from the table of tasks too
     options_class: ClassVar[type[Options]] = Options
     on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector returns no one
-    detects_by_default: ClassVar[bool] = False  # whether to detect people if no option says whom to process
     blocking_decode: ClassVar[bool] = False  # whether `decode` synchronizes with the device
 
     def __init_subclass__(cls) -> None:
@@ -304,7 +304,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         spec = options.finder
         if options.people is not None and not options.crops_are_required:
             spec = options.people
-        if spec is None and (options.crops_are_required or self.detects_by_default):
+        if spec is None:
             source = self.model.config.name_or_path  # a packed checkpoint may detect people itself
             spec = source if source and "people" in packed_tasks(source) else None
         if spec is None:

@@ -122,7 +122,6 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     channels: ClassVar[int]
     blend: ClassVar[Blend] = "mean"
     along_edges: ClassVar[bool] = False  # whether the map is upsampled along the edges of the image
-    detects_by_default = True
     fixed_input_size = True
 
     def __init__(self, model: Model, processor: Sapiens2ImageProcessor, **options: object) -> None:

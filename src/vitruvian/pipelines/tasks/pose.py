@@ -59,7 +59,6 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
     task = "pose"
     options_class = PoseOptions
     on_empty = "none"
-    detects_by_default = True
     fixed_input_size = True
 
     @property
