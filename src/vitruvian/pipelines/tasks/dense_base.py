@@ -155,7 +155,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             return None
         loaded = Sapiens2ForImageMatting.from_pretrained(source, dtype=self.model.dtype, device=self.device)
         if self.model.optimized:
-            loaded.optimize(cuda_graphs=False)
+            loaded.optimize(cuda_graphs=self.model.graphs is not None)
         loaded.model = self.model.model
         return loaded
 
@@ -198,7 +198,8 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         pixels = stack_on_device([unit.pixels for unit in units], self.device, self.model.dtype)  # [B, 3, h, w]
         if self._matting is None:
             return [(one, None) for one in self.maps(self.model(pixels, return_dict=True))]
-        out, alphas = self.model.run_captured(self._forward_with_alpha, pixels)
+        # A graph of the matting model: it ends with the weights that it reads.
+        out, alphas = self._matting.run_captured(self._forward_with_alpha, pixels)
         return list(zip(self.maps(out), alphas.float(), strict=True))
 
     def _forward_with_alpha(self, pixels: Tensor) -> tuple[ModelOutput, Tensor]:
