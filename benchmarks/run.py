@@ -4,8 +4,8 @@
     python benchmarks/run.py folder clip       # only these
 
 Prints the output and the seconds of each script, and at the end which failed; the exit code is 1 if any did. Each
-script has options of its own, see --help. GPU benchmarks are gpu.py, ablation.py, fp8.py and end_to_end.py. builtin.py
-scores the built-in model. tables.py and plot.py write the tables and plots of docs/speed.md.
+script has options of its own, see --help. GPU benchmarks are gpu.py, ablation.py, fp8.py, track.py and
+end_to_end.py. builtin.py scores the built-in model. tables.py and plot.py write the tables and plots of docs/speed.md.
 """
 
 from __future__ import annotations

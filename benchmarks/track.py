@@ -1,0 +1,223 @@
+"""SAM 2 in videos next to the reference: frames a second with several objects, and memory of long videos.
+
+    .venv-bench/bin/python benchmarks/track.py --frames 10000 --out track.json          # on a GPU
+    .venv-bench/bin/python benchmarks/track.py --device cpu --model tiny --objects 1 --frames 20 --section 5
+
+Both models have the same random weights and read the same prepared frames from memory, one at a time. Objects are
+prompted with a click in the first frame. Sections of frames are timed alternately, after as many frames as fill the
+memory of the model. Our sessions drop what the model does not read any more; those of the reference keep everything, so
+its memory is measured for 200 frames at most.
+
+Prints, for each model and number of objects, milliseconds a frame and frames a second of both, our share of the
+reference's time, the difference of the masks, and memory on the device and of the process after 100 frames and at the
+end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import importlib.util
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from load_memory import status_bytes
+from torch import Tensor
+
+from vitruvian.benchmarking.timing import difference, machine
+from vitruvian.models.sam2.configuration import Sam2VideoConfig
+from vitruvian.models.sam2.video_modeling import Sam2VideoModel
+from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
+
+_WARMUP = 20  # frames; more than the memories and object pointers that a model attends to
+_EARLY = 100  # frames after which memory is first measured
+_REFERENCE_FRAMES = 200  # most frames of the reference, which keeps all of them
+
+
+class Stream:
+    """A session of one implementation, which gets one frame after another.
+
+    Args:
+        model: The model.
+        session: A session without frames.
+        objects: Number of objects, each with a click in the first frame.
+        frames: Prepared frames [T, 3, H, W], which repeat.
+    """
+
+    def __init__(self, model: Any, session: Any, objects: int, frames: Tensor) -> None:
+        self._model, self._session, self._frames, self._next = model, session, frames, 0
+        clicks = torch.rand(objects, 1, 1, 1, 2, generator=torch.Generator().manual_seed(2)) * frames.shape[-1]
+        for number, click in enumerate(clicks):
+            index = session.obj_id_to_idx(number)
+            labels = torch.ones(1, 1, 1, dtype=torch.int64, device=frames.device)
+            session.add_point_inputs(index, 0, {"point_coords": click.to(frames), "point_labels": labels})
+        session.obj_with_new_inputs = list(range(objects))
+
+    def run(self, count: int) -> Tensor:
+        """Segment so many frames; return the masks of the last."""
+        masks = torch.empty(0)
+        with torch.inference_mode():
+            for _ in range(count):
+                frame = self._frames[self._next % len(self._frames)]
+                masks = self._model(inference_session=self._session, frame=frame).pred_masks
+                self._next += 1
+        _synchronize(masks.device)
+        return masks
+
+    def seconds(self, count: int) -> float:
+        """Return the seconds of a frame, the mean of so many."""
+        start = time.perf_counter()
+        self.run(count)
+        return (time.perf_counter() - start) / count
+
+
+def build_models(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Return our model and that of the reference, if it is installed, with the same weights."""
+    torch.manual_seed(0)
+    config = Sam2VideoConfig.variant(name, image_size=options.size)
+    ours = Sam2VideoModel(config).eval().to(options.device, getattr(torch, options.dtype))
+    if options.no_reference or importlib.util.find_spec("transformers") is None:
+        return {"ours": _optimized(ours)}
+    import transformers
+
+    theirs = transformers.Sam2VideoModel(transformers.Sam2VideoConfig(**copy.deepcopy(config.to_dict())))
+    theirs.load_state_dict(ours.state_dict())
+    return {"ours": _optimized(ours), "reference": theirs.eval().to(ours.device, ours.dtype)}
+
+
+def _optimized(model: Sam2VideoModel) -> Sam2VideoModel:
+    return model.optimize() if model.device.type == "cuda" else model
+
+
+def open_stream(models: dict[str, Any], whose: str, objects: int, frames: Tensor) -> Stream:
+    """Return a new stream of an implementation."""
+    size, device = frames.shape[-1], frames.device
+    fields: dict[str, Any] = {"video_height": size, "video_width": size, "dtype": frames.dtype}
+    fields |= dict.fromkeys(("inference_device", "inference_state_device", "video_storage_device"), device)
+    if whose == "ours":
+        session: Any = Sam2VideoInferenceSession(**fields, options=TrackingOptions(keep_history=False))
+    else:
+        import transformers
+
+        session = transformers.Sam2VideoInferenceSession(**fields)
+    return Stream(models[whose], session, objects, frames)
+
+
+def measure_speed(models: dict[str, Any], objects: int, frames: Tensor, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the milliseconds of a frame of each implementation, and the difference of their masks."""
+    streams = {whose: open_stream(models, whose, objects, frames) for whose in models}
+    last = {whose: stream.run(_WARMUP) for whose, stream in streams.items()}
+    taken: dict[str, list[float]] = {whose: [] for whose in models}
+    for _ in range(options.rounds):
+        for whose, stream in streams.items():
+            taken[whose].append(stream.seconds(options.section))
+    found: dict[str, Any] = {
+        whose: {
+            "ms": statistics.median(each) * 1e3,
+            "fps": 1 / statistics.median(each),
+            "range_ms": [min(each) * 1e3, max(each) * 1e3],
+        }
+        for whose, each in taken.items()
+    }
+    if "reference" in models:
+        found["time_ratio"] = found["ours"]["ms"] / found["reference"]["ms"]
+        found["mask_difference"] = difference(last["ours"].sigmoid(), last["reference"].sigmoid())[0]
+    return found
+
+
+def measure_memory(models: dict[str, Any], objects: int, frames: Tensor, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the memory of each implementation after 100 frames and at the end, in MiB."""
+    found: dict[str, Any] = {}
+    for whose in models:
+        most = options.frames if whose == "ours" else min(options.frames, _REFERENCE_FRAMES)
+        early = min(_EARLY, most // 2)
+        stream = open_stream(models, whose, objects, frames)
+        rows = []
+        for count, total in ((early, early), (most - early, most)):
+            stream.run(count)
+            rows.append({"frames": total} | _memory(frames.device))
+        growth = {name: rows[1][name] - rows[0][name] for name in rows[0] if name != "frames"}
+        found[whose] = {"after": rows, "growth_mib": growth}
+        del stream
+    return found
+
+
+def _memory(device: torch.device) -> dict[str, float]:
+    """Return the resident memory of the process and the allocated memory of the device, in MiB."""
+    gc.collect()
+    found = {"process_mib": status_bytes("VmRSS") / 2**20}
+    if device.type == "cuda":
+        found["device_mib"] = torch.cuda.memory_allocated(device) / 2**20
+        found["device_peak_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
+        torch.cuda.reset_peak_memory_stats(device)
+    return found
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def print_case(name: str, objects: int, found: dict[str, Any]) -> None:
+    """Print the speed and memory of one model and number of objects."""
+    print(f"\nSAM 2 {name}, {objects} objects")
+    speed = found["speed"]
+    for whose in ("ours", "reference"):
+        if whose in speed:
+            low, high = speed[whose]["range_ms"]
+            print(f"  {whose:10} {speed[whose]['ms']:9.2f} ms a frame ({low:.2f}–{high:.2f}), ", end="")
+            print(f"{speed[whose]['fps']:7.1f} frames a second")
+    if "time_ratio" in speed:
+        print(f"  {speed['time_ratio']:.3f} of the reference's time; masks differ by {speed['mask_difference']:.1e}")
+    for whose, memory in found["memory"].items():
+        for kind in memory["growth_mib"]:
+            (first, then), text = memory["after"], kind.removesuffix("_mib").replace("_", " ")
+            change = then[kind] / max(first[kind], 1e-9) - 1
+            print(f"  {whose:10} {text:12} {first[kind]:9.1f} MiB after {first['frames']} frames, ", end="")
+            print(f"{then[kind]:9.1f} MiB after {then['frames']} ({change:+.2%})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", default=["tiny", "large"], help="tiny, small, base-plus, large")
+    parser.add_argument("--objects", nargs="+", type=int, default=[1, 4, 16])
+    parser.add_argument("--size", type=int, default=1024, help="height and width of the model input")
+    parser.add_argument("--frames", type=int, default=300, help="frames of the measurement of memory; 0 for none")
+    parser.add_argument("--section", type=int, default=30, help="frames of a timed section")
+    parser.add_argument("--rounds", type=int, default=3, help="timed sections of each implementation")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", help="by default bfloat16 on a GPU, float32 on the CPU")
+    parser.add_argument("--no-reference", action="store_true", help="measure only our model")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    options = parser.parse_args()
+    options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
+    device = torch.device(options.device)
+    generator = torch.Generator().manual_seed(1)
+    frames = torch.randn(8, 3, options.size, options.size, generator=generator).to(
+        device, getattr(torch, options.dtype)
+    )
+    print(f"{machine(device)}, {options.dtype}, {options.size}²")
+    measurements: list[dict[str, Any]] = []
+    for name in options.model:
+        models = build_models(options, name)
+        if "reference" not in models:
+            print("without the reference")
+        for objects in options.objects:
+            found = {"speed": measure_speed(models, objects, frames, options)}
+            gc.collect()
+            found["memory"] = measure_memory(models, objects, frames, options) if options.frames else {}
+            print_case(name, objects, found)
+            measurements.append({"model": name, "objects": objects} | found)
+            if options.out:
+                settings = {"machine": machine(device), "dtype": options.dtype, "size": options.size}
+                options.out.write_text(json.dumps(settings | {"measurements": measurements}, indent=2) + "\n")
+        del models
+
+
+if __name__ == "__main__":
+    main()
