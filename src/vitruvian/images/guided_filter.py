@@ -46,12 +46,13 @@ def guided_upsample(values: Tensor, image: Tensor) -> Tensor:
     # The values around a pixel bound its result: where the map is flat, texture of the image leaves it so.
     low, high = (sign * F.max_pool2d(sign * small, 3, stride=1, padding=1) for sign in (-1, 1))  # [C, h, w] each
     coarse = torch.cat((_slopes(small, guide).flatten(0, 1), small, low, high, guide))  # [6·C + 3, h, w]
-    sizes = (3 * channels, channels, channels, channels, 3)
+    sizes = [3 * channels, channels, channels, channels, 3]
     out = torch.empty(channels, height, width, device=values.device)
     for rows in _row_blocks(height, width):
-        slopes, smooth, low, high, blurred = _upsampled_rows(coarse, rows, (height, width)).split(sizes)
+        upsampled = _upsampled_rows(coarse, rows, (height, width))  # [6·C + 3, r, W]
+        slopes, smooth, low, high, blurred = torch.split(upsampled, sizes)
         detail = _as_float(image[:, rows]) - blurred  # [3, r, W]
-        added = slopes.unflatten(0, (channels, 3)).mul_(detail).sum(1)  # [C, r, W]
+        added = torch.unflatten(slopes, 0, (channels, 3)).mul_(detail).sum(1)  # [C, r, W]
         torch.clamp(smooth.add_(added), low, high, out=out[:, rows])
     return out
 
@@ -75,7 +76,7 @@ def foreground_colours(image: Tensor, alpha: Tensor) -> Tensor:
     near = torch.cat((_nearby_mean(small, small_alpha >= _OPAQUE), _nearby_mean(small, small_alpha <= _CLEAR)))
     out = torch.empty(3, height, width, device=image.device)
     for rows in _row_blocks(height, width):
-        foreground, background = _upsampled_rows(near, rows, (height, width)).split(3)  # [3, r, W] each
+        foreground, background = torch.split(_upsampled_rows(near, rows, (height, width)), 3)  # [3, r, W] each
         colours, share = _as_float(image[:, rows]), alpha[rows]
         unexplained = colours - torch.lerp(background, foreground, share)
         corrected = unexplained.mul_(share).add_(foreground).clamp_(0, 1)
@@ -102,16 +103,16 @@ def _slopes(values: Tensor, guide: Tensor) -> Tensor:
     [C, h, w], [3, h, w] -> [C, 3, h, w].
     """
     mean = _window_mean(guide)  # [3, h, w]
-    products = _window_mean((guide[:, None] * guide).flatten(0, 1)).unflatten(0, (3, 3))  # [3, 3, h, w]
+    products = torch.stack([_window_mean(one * guide) for one in guide])  # [3, 3, h, w]
     covariance = products - mean[:, None] * mean  # [3, 3, h, w]
     covariance = covariance + _EPSILON * torch.eye(3, device=guide.device)[:, :, None, None]
     # The inverse of a symmetric matrix [a, b, c]: (b × c, c × a, a × b) / (a · (b × c)).
     first, second, third = covariance
     rows = [torch.linalg.cross(x, y, dim=0) for x, y in ((second, third), (third, first), (first, second))]
     inverse = torch.stack(rows) / (first * rows[0]).sum(0)  # [3, 3, h, w]
-    joint = _window_mean((values[:, None] * guide).flatten(0, 1)).unflatten(0, (len(values), 3))  # [C, 3, h, w]
+    joint = torch.stack([_window_mean(one * guide) for one in values])  # [C, 3, h, w]
     joint = joint - _window_mean(values)[:, None] * mean
-    return _window_mean((inverse * joint[:, None]).sum(2))
+    return _window_mean((inverse * joint[:, None]).sum(2))  # [C, 3, h, w]
 
 
 def _window_mean(maps: Tensor, radius: int = _RADIUS) -> Tensor:

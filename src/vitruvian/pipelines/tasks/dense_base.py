@@ -298,10 +298,10 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             blender.add(number, one)
         return blender.tensors()
 
-    def finish(self, prepared: Prepared, decoded: tuple[FullMap, Tensor | None]) -> ResultT:
+    def finish(self, prepared: Prepared, decoded: tuple[Any, Tensor | None]) -> ResultT:
         """Build the result from the map of the whole image. Values outside of the mask are zero."""
-        (values, cover), person = decoded
-        mask = _both(cover, person)
+        values, cover = decoded[0]
+        mask = _both(cover, decoded[1])
         array: Floats = values.numpy()
         if mask is not None:
             array[~mask] = 0

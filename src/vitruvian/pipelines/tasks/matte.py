@@ -31,7 +31,8 @@ class MattePipeline(DensePipeline[Matte, DenseOptions]):
     def full_map(self, prepared: Prepared, maps: list[Tensor]) -> FullMap:
         """Return premultiplied colour, then alpha: [H, W, 4]."""
         if not self.options.refine:
-            return super().full_map(prepared, maps)
+            unrefined: FullMap = super().full_map(prepared, maps)
+            return unrefined
         alpha = self.full_alpha(prepared, [one[3:] for one in maps])  # [H, W]
         colours = foreground_colours(self.image_of(prepared, alpha.device), alpha)  # [3, H, W]
         return torch.cat((colours * alpha, alpha[None])).permute(1, 2, 0).contiguous(), None  # [H, W, 4]

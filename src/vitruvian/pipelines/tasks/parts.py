@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,10 +66,10 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
             labels = labels * (person >= PERSON_ALPHA)
         return labels.to(torch.uint8), None if score is None else score.half()
 
-    def finish(self, prepared: Prepared, decoded: tuple[tuple[Tensor, Tensor | None], None]) -> Parts:
+    def finish(self, prepared: Prepared, decoded: tuple[Any, Tensor | None]) -> Parts:
         """Build the result."""
         names = self.part_names
-        (labels, score), _ = decoded
+        labels, score = decoded[0]
         return Parts(
             **self.result_fields(prepared.frame, prepared.context.people),
             labels=labels.numpy(),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -82,11 +83,12 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
             return self.whole_map(prepared, points[0]), scales
         return self.region_maps(prepared, points), scales
 
-    def finish(self, prepared: Prepared, decoded: tuple[DecodedPoints, Tensor | None]) -> Pointmap:
+    def finish(self, prepared: Prepared, decoded: tuple[Any, Tensor | None]) -> Pointmap:
         """Make the points metric and estimate the camera."""
         frame: Frame = prepared.frame
         context: DenseContext = prepared.context
-        (predicted, raw_scales), person = decoded
+        points_and_scales: DecodedPoints = decoded[0]
+        (predicted, raw_scales), person = points_and_scales, decoded[1]
         scales = [_valid_scale(scale) for scale in raw_scales]
         canonical = self._canonical_focal(frame.size_hw)
         known = _known_camera(frame, self.options)
@@ -262,4 +264,4 @@ def _estimate_focal(
         return None
     order = np.argsort(focals)
     middle = np.searchsorted(np.cumsum(np.array(areas)[order]), sum(areas) / 2)
-    return focals[order[middle]]
+    return float(focals[order[middle]])
