@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint format bench eval peer-tests clean
+.PHONY: help setup demo test lint format bench eval fuzz peer-tests docs docs-serve clean
 help:  ## List the commands.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
@@ -47,6 +47,11 @@ bench: $(BENCH)/.ready  ## Print speed and memory next to the reference; ARGS="f
 eval: setup  ## Score the model inside the package beside its goals; ARGS="--model FOLDER" scores another.
 	$(BIN)/python benchmarks/builtin.py $(ARGS)
 
+MINUTES ?= 30
+KILLS   ?= 500
+fuzz: setup  ## Mutated inputs for MINUTES=30 and KILLS=500 killed jobs; what fails is in out/fuzz.
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) --kills $(KILLS) $(ARGS)
+
 # The tests of transformers on our classes, from a checkout of it that PEER names. Its source is installed from a copy,
 # because pip writes build folders beside setup.py; torchvision comes as in `bench`.
 PEER_ENV := .venv-peer
@@ -64,5 +69,11 @@ $(PEER_ENV)/.ready: pyproject.toml constraints.txt
 peer-tests: $(PEER_ENV)/.ready  ## Run the tests of transformers on our classes: PEER=path/to/its/checkout.
 	$(PEER_ENV)/bin/python tools/peer_tests.py "$(PEER)" $(ARGS)
 
+docs: setup  ## Build the documentation site in site/; broken links are errors.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: setup  ## Show the documentation site at http://127.0.0.1:8000 and build it again after each change.
+	$(BIN)/mkdocs serve --watch src
+
 clean:  ## Remove the environments and what was built.
-	rm -rf $(VENV) $(BENCH) $(PEER_ENV) build dist
+	rm -rf $(VENV) $(BENCH) $(PEER_ENV) build dist site

@@ -1,9 +1,9 @@
-"""Write the tables of docs/speed.md from the measurements in benchmarks/results/*.json.
+"""Write the tables of docs/speed.md and benchmarks/results/README.md from the measurements in results/*.json.
 
     python benchmarks/tables.py            # after a change of the data
-    python benchmarks/tables.py --check    # writes nothing; the exit code is 1 if the page is out of date
+    python benchmarks/tables.py --check    # writes nothing; the exit code is 1 if a page is out of date
 
-In the page a table is between `<!-- table NAME -->` and `<!-- end -->`. Prints the names of those that changed.
+In a page a table is between `<!-- table NAME -->` and `<!-- end -->`. Prints the names of those that changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "speed.md"
+PAGES = (HERE.parent / "docs" / "speed.md", HERE / "results" / "README.md")
 ABLATION = HERE / "results" / "ablation" / "h200.json"
 TABLE = re.compile(r"(<!-- table (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 Row = dict[str, Any]
@@ -108,7 +108,9 @@ def columns(run: Row) -> dict[str, Callable[[Row], str]]:
         "share": lambda row: f"**{share_text(row)}**",
         "goal": lambda row: f"{row['goal']} {'met' if is_met(row) else 'missed'}",
         "share of compiled ¹": compiled_text,
-        "share of quickest ²": lambda row: row["elsewhere"] and f"{row['ours']['median'] / fastest_reference(row):.2f}",
+        "share of faster run ²": lambda row: (
+            row["elsewhere"] and f"{row['ours']['median'] / fastest_reference(row):.2f}"
+        ),
         f"without `optimize()`, {unit}": lambda row: timing(row["plain"]),
         "memory, GiB": lambda row: " / ".join(f"{used:.2f}" for used in row["memory_gib"].values()),
         "off float32, %": lambda row: " / ".join(f"{100 * gap:.1f}" for gap in row["off_float32"].values()),
@@ -142,7 +144,7 @@ def details_table(*runs: Row) -> str:
 
 
 def ablation_table(rows: list[Row]) -> str:
-    """Return what each switch of `benchmarks/ablation.py` saves: a row for each switch, a column for each model."""
+    """Return what each switch of `benchmarks/ablation.py` saves: a row for each model, a column for each switch."""
     models = list(dict.fromkeys((row["model"], row["batch"], row["prompts"]) for row in rows))
     by_switch: dict[str, dict[tuple[str, int, int], Row]] = {}
     for row in rows:
@@ -177,7 +179,9 @@ def missed(data: dict[str, Row]) -> str:
                         cells = [subject(row, run), where, of, f"{share(row, of):.3f}", f"{goal:g}", took, wanted]
                         rows.append((share(row, of) / goal, cells))
     rows.sort(key=lambda row: -row[0])
-    return grid(["model", "where", "against", "share", "goal", "took", "wanted"], [row for _, row in rows])
+    return grid(
+        ["model", "device", "compared with", "share", "goal", "time", "time for the goal"], [row for _, row in rows]
+    )
 
 
 def fp8_table(run: Row) -> str:
@@ -189,14 +193,23 @@ def fp8_table(run: Row) -> str:
     return grid(["model", "fp8, ms", "bfloat16, ms", "share"], rows)
 
 
+def errors(row: Row) -> str:
+    """Format the errors of a task with rounded weights."""
+    return "; ".join(one["text"].format(f"{one['value']:.2g}") for one in row["lost"])
+
+
+def fp8_errors_table(run: Row) -> str:
+    """Return a table of the errors of fp8."""
+    return grid(["task", "mean error of fp8"], [[row["task"], errors(row)] for row in run["rows"]])
+
+
 def int8_table(run: Row) -> str:
     """Return a table of shares of the reference's time, and the errors of int8."""
     rows = []
     for row in run["rows"]:
         name = row["task"] + (" ³" if "reference_is" in row else "")
-        lost = ", ".join(one["text"].format(f"{one['value']:.2g}") for one in row["lost"])
-        rows.append([name, *(f"{row['share'][kind]:.2f}" for kind in ("float32", "int8")), lost])
-    return grid(["task", "float32, share", "int8, share", "what int8 loses"], rows)
+        rows.append([name, *(f"{row['share'][kind]:.2f}" for kind in ("float32", "int8")), errors(row)])
+    return grid(["task", "share, float32", "share, int8", "mean error of int8"], rows)
 
 
 def jobs_table(*named: tuple[str, Row]) -> str:
@@ -210,57 +223,60 @@ def jobs_table(*named: tuple[str, Row]) -> str:
             first = ["", ""] if index else [run["job"], where]
             value = f"{row['value']:g}".replace("-", "−")
             rows.append([*first, row["what"], value + row["unit"], goal])
-    return grid(["job", "where", "what", "measured", "goal"], rows)
+    return grid(["job", "device", "", "measured", "goal"], rows)
 
 
-def source(machine: str, run: Row) -> str:
-    """Return where, when and how a table was measured."""
-    text = textwrap.fill(f"{machine}; {run['date']}. {run['how']}", 120)
-    return f"{text}\n\n```sh\n{run['command']}\n```"
+def sources(data: Row) -> str:
+    """Return when and how each run of a file was measured."""
+    found = []
+    for name, run in data["runs"].items():
+        text = f"{run.get('machine', data['machine'])}; {run['date']}. {run.get('how', run.get('job'))}"
+        command = f"\n\n```sh\n{run['command']}\n```" if run["command"] else ""
+        found.append(f"### {name}\n\n{textwrap.fill(text, 120)}{command}")
+    return "\n\n".join(found)
 
 
 def tables(data: dict[str, Row]) -> dict[str, str]:
-    """Return all tables of the page, by name."""
+    """Return all tables of both pages, by name."""
     gpu, cpu = data["h200"], data["cpu"]
     on_gpu, on_cpu = gpu["runs"], cpu["runs"]
     return {
         "sapiens2": times_table(on_gpu["sapiens2"]),
-        "sapiens2_source": source(gpu["machine"], on_gpu["sapiens2"]),
         "masks": times_table(on_gpu["masks"]),
-        "masks_source": source(gpu["machine"], on_gpu["masks"]),
         "ablation": ablation_table(json.loads(ABLATION.read_text(encoding="utf-8"))["rows"]),
         "beside": details_table(on_gpu["sapiens2"], on_gpu["masks"]),
         "missed": missed(data),
         "fp8": fp8_table(on_gpu["fp8"]),
+        "fp8_errors": fp8_errors_table(on_cpu["fp8_emulated"]),
         "pose": times_table(on_cpu["pose"]),
-        "pose_source": source(on_cpu["pose"]["machine"], on_cpu["pose"]),
         "sam2": times_table(on_cpu["sam2"], "memory, GiB"),
-        "sam2_source": source(cpu["machine"], on_cpu["sam2"]),
         "int8": int8_table(on_cpu["int8"]),
-        "int8_source": source(cpu["machine"], on_cpu["int8"]),
         "jobs": jobs_table(("H200", on_gpu["end_to_end"]), ("CPU", on_cpu["folder"]), ("CPU", on_cpu["clip"])),
+        "gpu_sources": sources(gpu),
+        "cpu_sources": sources(cpu),
     }
 
 
 def replace_tables(page: str, found: dict[str, str]) -> str:
     """Return the page with its tables replaced."""
-    for name in found.keys() - {match[2] for match in TABLE.finditer(page)}:
-        raise SystemExit(f"{PAGE.name}: expected <!-- table {name} -->, found none. Add it.")
     return TABLE.sub(lambda match: f"{match[1]}\n{found[match[2]]}\n\n{match[4]}", page)
 
 
 def main() -> int:
-    """Write the page, or check it."""
+    """Write the pages, or check them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
-    before = PAGE.read_text(encoding="utf-8")
-    after = replace_tables(before, tables(load()))
-    old, new = ({match[2]: match[3] for match in TABLE.finditer(page)} for page in (before, after))
-    changed = [name for name in new if new[name] != old[name]]
+    found = tables(load())
+    changed = []
+    for path in PAGES:
+        before = path.read_text(encoding="utf-8")
+        after = replace_tables(before, found)
+        old, new = ({match[2]: match[3] for match in TABLE.finditer(page)} for page in (before, after))
+        changed += [name for name in new if new[name] != old[name]]
+        if not options.check:
+            path.write_text(after, encoding="utf-8")
     print("changed:", ", ".join(changed) or "nothing")
-    if not options.check:
-        PAGE.write_text(after, encoding="utf-8")
     return int(options.check and bool(changed))
 
 

@@ -64,6 +64,18 @@ MODALITY_TO_AUTOPROCESSOR_MAPPING = {
 get_image_processor_class_from_name = our_class
 
 
+# Private attributes of transformers.PreTrainedModel that its tests read or replace -> what they would be here.
+PRIVATE_ATTRIBUTES = {
+    "_can_record_outputs": None,
+    "_can_set_attn_implementation": classmethod(lambda cls: True),
+    "_initialize_weights": vitruvian.Model.init_module,
+    "_keep_in_fp32_modules": set(),
+    "_keep_in_fp32_modules_strict": set(),
+    "_keys_to_ignore_on_load_missing": None,
+    "all_tied_weights_keys": {},
+}
+
+
 def copy_private_flags() -> None:
     """Set private flags of the reference's models (`_supports_sdpa`, …) on our classes of the same name.
 
@@ -82,6 +94,8 @@ def copy_private_flags() -> None:
                 setattr(ours, flag, value)
 
 
+for attribute, value in PRIVATE_ATTRIBUTES.items():
+    setattr(vitruvian.Model, attribute, value)
 copy_private_flags()
 
 

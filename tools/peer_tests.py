@@ -54,7 +54,14 @@ PRIVATE_NAMES = {
         "transformers.processing_utils",
         "MODALITY_TO_AUTOPROCESSOR_MAPPING",
     ): "peer_names.MODALITY_TO_AUTOPROCESSOR_MAPPING",
+    ("transformers.modeling_layers", "GradientCheckpointingLayer"): "vitruvian.layers.checkpointed.CheckpointedLayer",
     ("transformers.utils", "ModelOutput"): "vitruvian.ModelOutput",
+} | {
+    (
+        f"transformers.models.{family}.image_processing_{family}",
+        "binary_mask_to_rle",
+    ): "vitruvian.models.mask_classification.reference_results.binary_mask_to_rle"
+    for family in ("mask2former", "maskformer")
 }
 
 # The first pattern that a test's name matches is its subject.

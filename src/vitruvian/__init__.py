@@ -15,30 +15,36 @@ from vitruvian.version import __version__
 PUBLIC: dict[str, tuple[str, ...]] = {
     "vitruvian.auto": (
         "AutoBackbone", "AutoConfig", "AutoImageProcessor", "AutoModel", "AutoModelForAlbedoEstimation",
-        "AutoModelForImageMatting", "AutoModelForInstanceSegmentation", "AutoModelForMaskGeneration",
+        "AutoModelForImageClassification", "AutoModelForImageMatting", "AutoModelForImageSegmentation",
+        "AutoModelForInstanceSegmentation", "AutoModelForMaskedImageModeling", "AutoModelForMaskGeneration",
         "AutoModelForNormalEstimation", "AutoModelForPeopleDetection", "AutoModelForPointmapEstimation",
         "AutoModelForPoseEstimation", "AutoModelForPreTraining", "AutoModelForSemanticSegmentation",
         "AutoModelForUniversalSegmentation", "AutoProcessor", "AutoVideoProcessor",
     ),
     "vitruvian.config": ("Config",),
     "vitruvian.errors": (
-        "CheckpointError", "ConfigError", "ImageError", "InputError", "MissingExtraError", "NewWeightsWarning",
-        "VitruvianError", "VitruvianWarning", "WeightsError",
+        "CheckpointError", "ConfigError", "ImageError", "InputError", "InputTypeError", "MissingExtraError",
+        "NewWeightsWarning", "VitruvianError", "VitruvianWarning", "WeightsError",
     ),
     "vitruvian.images": ("load_image",),
+    "vitruvian.limits": ("Limits", "get_limits", "set_limits", "use_limits"),
     "vitruvian.model": ("Model",),
     "vitruvian.models.mask2former.configuration": ("Mask2FormerConfig",),
     "vitruvian.models.mask2former.modeling": (
         "Mask2FormerForUniversalSegmentation", "Mask2FormerForUniversalSegmentationOutput", "Mask2FormerModel",
         "Mask2FormerModelOutput", "Mask2FormerPreTrainedModel",
     ),
-    "vitruvian.models.mask2former.processing": ("Mask2FormerImageProcessor", "Mask2FormerImageProcessorFast"),
+    "vitruvian.models.mask2former.processing": (
+        "Mask2FormerImageProcessor", "Mask2FormerImageProcessorFast", "Mask2FormerImageProcessorPil",
+    ),
     "vitruvian.models.maskformer.configuration": ("DetrConfig", "MaskFormerConfig"),
     "vitruvian.models.maskformer.modeling": (
         "MaskFormerForInstanceSegmentation", "MaskFormerForInstanceSegmentationOutput", "MaskFormerModel",
         "MaskFormerModelOutput", "MaskFormerPreTrainedModel",
     ),
-    "vitruvian.models.maskformer.processing": ("MaskFormerImageProcessor", "MaskFormerImageProcessorFast"),
+    "vitruvian.models.maskformer.processing": (
+        "MaskFormerImageProcessor", "MaskFormerImageProcessorFast", "MaskFormerImageProcessorPil",
+    ),
     "vitruvian.models.resnet.configuration": ("ResNetConfig",),
     "vitruvian.models.resnet.modeling": ("ResNetBackbone",),
     "vitruvian.models.sam2.automatic_masks": ("AutomaticMaskOptions", "MaskProposals", "Sam2AutomaticMaskGenerator"),
@@ -46,10 +52,10 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "Sam2Config", "Sam2HieraDetConfig", "Sam2MaskDecoderConfig", "Sam2PromptEncoderConfig", "Sam2VideoConfig",
         "Sam2VideoMaskDecoderConfig", "Sam2VideoPromptEncoderConfig", "Sam2VisionConfig",
     ),
-    "vitruvian.models.sam2.hiera": ("Sam2HieraDetModel", "Sam2HieraDetModelOutput"),
+    "vitruvian.models.sam2.hiera": ("Sam2HieraDetModel", "Sam2HieraDetModelOutput", "Sam2PreTrainedModel"),
     "vitruvian.models.sam2.interactive": ("Sam2Session",),
     "vitruvian.models.sam2.modeling": ("Sam2ImageSegmentationOutput", "Sam2Model"),
-    "vitruvian.models.sam2.processing": ("Sam2ImageProcessor", "Sam2Processor"),
+    "vitruvian.models.sam2.processing": ("Sam2ImageProcessor", "Sam2ImageProcessorFast", "Sam2Processor"),
     "vitruvian.models.sam2.video_modeling": (
         "Sam2VideoModel", "Sam2VideoPreTrainedModel", "Sam2VideoSegmentationOutput",
     ),
@@ -73,14 +79,16 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "vitruvian.models.sapiens2.processing": ("Sapiens2ImageProcessor",),
     "vitruvian.models.swin.configuration": ("MaskFormerSwinConfig", "SwinConfig"),
     "vitruvian.models.swin.modeling": (
-        "MaskFormerSwinBackbone", "SwinBackbone", "SwinModel", "SwinModelOutput", "SwinPreTrainedModel",
+        "MaskFormerSwinBackbone", "MaskFormerSwinModel", "SwinBackbone", "SwinForImageClassification",
+        "SwinForMaskedImageModeling", "SwinImageClassifierOutput", "SwinMaskedImageModelingOutput", "SwinModel",
+        "SwinModelOutput", "SwinPreTrainedModel",
     ),
     "vitruvian.outputs": (
         "BackboneOutput", "BaseModelOutput", "BaseModelOutputWithPooling", "BatchFeature", "ModelOutput",
         "SemanticSegmenterOutput",
     ),
     "vitruvian.pipelines": ("pipeline",),
-    "vitruvian.processor": ("ImageProcessor",),
+    "vitruvian.processor": ("ImageProcessor", "set_legacy_results"),
 }
 # fmt: on
 ADDRESS = {name: module for module, names in PUBLIC.items() for name in names}

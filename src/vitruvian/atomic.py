@@ -1,16 +1,29 @@
-"""Atomic file writes, to a temporary file beside the target, which replaces the target when it is complete."""
+"""Atomic file writes, to a temporary file beside the target, which replaces the target when it is complete.
+
+A process that is killed leaves its temporary file behind; `remove_temporary_files` removes those of a target.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import secrets
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, VitruvianError
+
+# Errors of the operating system that mean: this path cannot be written.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_REFUSED = _FULL | {errno.EACCES, errno.EPERM, errno.EROFS}
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
+_PROBE_BYTES = 1 << 17
+_MAX_SYNCED_FILES = 64  # that are synced one by one
 
 
 @contextmanager
@@ -18,15 +31,70 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path to write to, and move it to `path` at the end; after an error nothing is left behind."""
     target, temporary = temporary_path(path)
     try:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # by the umask; safetensors writes private files
-        yield temporary
-        temporary.chmod(mode)
-        os.replace(temporary, target)
-    except PermissionError as error:
-        raise InputError(f"{target}: expected a writable path, got {error.strerror}. Choose another.") from error
+        with write_errors(target):
+            temporary.touch()
+            mode = temporary.stat().st_mode  # by the umask; safetensors writes private files
+            yield temporary
+            temporary.chmod(mode)
+            os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def write_errors(path: str | Path) -> Iterator[None]:
+    """Raise `InputError` where the operating system refuses to write: a full or read-only disk, or no permission."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, VitruvianError) or error.errno not in _REFUSED:
+            raise
+        hint = "Free some space, and run it again." if error.errno in _FULL else "Choose another."
+        raise InputError(
+            subject=str(path), expected="a writable path", got=os.strerror(error.errno or 0), hint=hint
+        ) from error
+
+
+def check_writable(folder: Path) -> None:
+    """Raise `InputError` unless 128 KiB can be written to a folder, or where the folder will be created."""
+    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    _, temporary = temporary_path(existing / "probe")
+    try:
+        with write_errors(folder), temporary.open("wb") as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_temporary_files(path: Path) -> None:
+    """Remove the temporary files that killed processes left of a file, or of all files in a folder.
+
+    The caller holds the lock of `path`, so that no other process is writing it.
+    """
+    folder, name = (path, None) if path.is_dir() else (path.parent, path.name)
+    for entry in folder.glob(".*.part"):
+        match = _TEMPORARY.fullmatch(entry.name)
+        if match and name in (None, match[1]):
+            entry.unlink(missing_ok=True)
+
+
+def sync_to_disk(paths: Iterable[Path]) -> None:
+    """Wait until files, and folders with the files in them, are on the disk: a power failure no longer loses them."""
+    there = [path for path in paths if path.exists()]
+    files = [file for path in there for file in (path.iterdir() if path.is_dir() else (path,))]
+    if len(files) > _MAX_SYNCED_FILES and sys.platform == "linux":
+        os.sync()  # waits for all files of all processes, and is faster than so many calls
+        return
+    for entry in dict.fromkeys([*files, *(file.parent for file in files)]):
+        if sys.platform == "win32" and entry.is_dir():  # folders cannot be opened there
+            continue
+        descriptor = os.open(entry, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def temporary_path(path: str | Path) -> tuple[Path, Path]:

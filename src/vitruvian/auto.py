@@ -1,7 +1,7 @@
 """Auto classes: load a checkpoint without naming its class, by a table (model type, task) → class.
 
 AutoModelForPoseEstimation.from_pretrained("facebook/sapiens2-pose-0.4b")   ─▶ Sapiens2ForPoseEstimation
-AutoModel.from_pretrained("facebook/sapiens2-pose-0.4b")                    ─▶ the class in its `architectures`
+AutoModel.from_pretrained("facebook/mask2former-swin-tiny-coco-instance")   ─▶ Mask2FormerModel, without head
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def _family(prefix: str, **tasks: str) -> dict[str, str]:
 # model_type -> task -> name of a public class. All families have a "config", and a "model" or a "backbone".
 TABLE: dict[str, dict[str, str]] = {
     "mask2former": _family(
-        "Mask2Former", processor="ImageProcessor", model="Model",
+        "Mask2Former", processor="ImageProcessor", model="Model", segmentation="ForUniversalSegmentation",
         instance="ForUniversalSegmentation", universal="ForUniversalSegmentation",
     ),
     "maskformer": _family(
-        "MaskFormer", processor="ImageProcessor", model="Model",
+        "MaskFormer", processor="ImageProcessor", model="Model", segmentation="ForInstanceSegmentation",
         instance="ForInstanceSegmentation", universal="ForInstanceSegmentation",
     ),
-    "maskformer-swin": _family("MaskFormerSwin", backbone="Backbone"),
+    "maskformer-swin": _family("MaskFormerSwin", model="Model", backbone="Backbone"),
     "resnet": _family("ResNet", backbone="Backbone"),
     "sam2": _family("Sam2", processor="ImageProcessor", prompts="Processor", model="Model", mask_generation="Model"),
     "sam2_hiera_det_model": _family("Sam2HieraDet", model="Model"),
@@ -48,7 +48,10 @@ TABLE: dict[str, dict[str, str]] = {
         pointmap="ForPointmapEstimation", matting="ForImageMatting", albedo="ForAlbedoEstimation",
         people="ForPeopleDetection",
     ),
-    "swin": _family("Swin", model="Model", backbone="Backbone"),
+    "swin": _family(
+        "Swin", model="Model", backbone="Backbone", classification="ForImageClassification",
+        masked_image_modeling="ForMaskedImageModeling",
+    ),
 }
 # fmt: on
 # Checkpoints of SAM 2 on the Hub were saved from its video model, which is the image model and a memory.
@@ -57,8 +60,25 @@ TABLE["sam2_video"] = TABLE["sam2"] | _family(
 )
 
 
+_registered: dict[str, type] = {}  # classes of users by name; the table has their names too
+
+
+def register_class(config_class: Any, task: str, added: type, *, exist_ok: bool = False) -> None:
+    """Add a class for a task to the table, for the model type of a configuration class."""
+    family = TABLE.setdefault(config_class.model_type, {})
+    if family.get(task, added.__name__) != added.__name__ and not exist_ok:
+        raise InputError(
+            f"{added.__name__}: expected a model_type without a class for {task!r}, got {config_class.model_type!r}, "
+            f"which has {family[task]}. Pass exist_ok=True to replace it."
+        )
+    family[task] = added.__name__
+    _registered[added.__name__] = added
+
+
 def find_class(name: str) -> Any:
-    """Import a class of the table by its name; return None for other names."""
+    """Return a class of the table by its name, imported if needed, or None for other names."""
+    if name in _registered:
+        return _registered[name]
     known = any(name in family.values() for family in TABLE.values())
     return getattr(vitruvian, name) if known else None
 
@@ -105,6 +125,15 @@ class AutoConfig:
         config: Config = find_class(family["config"]).from_dict(values, **overrides)
         return config
 
+    @staticmethod
+    def register(model_type: str, config: type[Config], exist_ok: bool = False) -> None:
+        """Add a configuration class for a model type; `exist_ok` replaces a class that the table has."""
+        if config.model_type != model_type:
+            raise InputError(
+                f"model_type: expected that of {config.__name__}, {config.model_type!r}, got {model_type!r}."
+            )
+        register_class(config, "config", config, exist_ok=exist_ok)
+
     @classmethod
     def for_model(cls, model_type: str, **fields: Any) -> Config:
         """Build the configuration of a model type from fields."""
@@ -120,6 +149,30 @@ class AutoImageProcessor:
         """Load an image processor; keywords override its options."""
         return _load_processor(pretrained_model_name_or_path, "processor", kwargs)
 
+    @staticmethod
+    def register(
+        config_class: Any,
+        slow_image_processor_class: type | None = None,
+        fast_image_processor_class: type | None = None,
+        image_processor_classes: Mapping[str, type] | None = None,
+        exist_ok: bool = False,
+    ) -> None:
+        """Add an image processor for a configuration class; of several implementations the one for tensors is used.
+
+        Args:
+            config_class: A configuration class with a `model_type`.
+            slow_image_processor_class: Implementation with PIL.
+            fast_image_processor_class: Implementation with tensors.
+            image_processor_classes: The same as {"pil": …, "torchvision": …}.
+            exist_ok: Replace a class that the table has.
+        """
+        named = {"pil": slow_image_processor_class, "torchvision": fast_image_processor_class}
+        named |= image_processor_classes or {}
+        added = named["torchvision"] or next(filter(None, named.values()), None)
+        if added is None:
+            raise InputError("image_processor_classes: expected at least one class, got none.")
+        register_class(config_class, "processor", added, exist_ok=exist_ok)
+
 
 class AutoProcessor:
     """Loads the processor of any family: one for prompts if there is one, else its image processor."""
@@ -128,6 +181,11 @@ class AutoProcessor:
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
         """Load a processor; keywords override its options."""
         return _load_processor(pretrained_model_name_or_path, "prompts", kwargs)
+
+    @staticmethod
+    def register(config_class: Any, processor_class: type, exist_ok: bool = False) -> None:
+        """Add a processor for a configuration class; `exist_ok` replaces a class that the table has."""
+        register_class(config_class, "prompts", processor_class, exist_ok=exist_ok)
 
 
 class AutoVideoProcessor:
@@ -157,7 +215,7 @@ def _load_processor(source: str | Path, task: str, keywords: Mapping[str, Any]) 
     names = [stated.get(key) for key in ("processor_class", "image_processor_type", "feature_extractor_type")]
     processor_class = _first_class(names[1:]) if task == "processor" else None
     if processor_class is None:
-        family = TABLE.get((read_config_dict(source, options) or {}).get("model_type", ""), {})
+        family = TABLE.get(str((read_config_dict(source, options) or {}).get("model_type", "")), {})
         name = family.get(task) or family.get("processor")
         processor_class = find_class(name) if name else _first_class(names)
     if processor_class is None:
@@ -168,7 +226,10 @@ def _load_processor(source: str | Path, task: str, keywords: Mapping[str, Any]) 
 
 def _first_class(names: list[str | None]) -> Any:
     """Return the first known processor class; older files have other endings of class names."""
-    plain = (name.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor") for name in names if name)
+    stated = (name for name in names if isinstance(name, str))
+    plain = (
+        name.removesuffix("Fast").removesuffix("Pil").replace("FeatureExtractor", "ImageProcessor") for name in stated
+    )
     return next(filter(None, map(find_class, plain)), None)
 
 
@@ -206,20 +267,37 @@ class AutoTaskModel:
         return model_class.from_pretrained(pretrained_model_name_or_path, **kwargs)
 
     @classmethod
+    def register(cls, config_class: type[Config], model_class: type[Model], exist_ok: bool = False) -> None:
+        """Add a model class for a configuration class; `exist_ok` replaces a class that the table has."""
+        register_class(config_class, cls.task, model_class, exist_ok=exist_ok)
+
+    @classmethod
     def from_config(cls, config: Config, **kwargs: Any) -> Any:
         """Build a model with new weights; keywords are those of `Model.from_config`."""
         return cls.find(config.to_dict(), type(config).__name__).from_config(config, **kwargs)
 
 
 class AutoModel(AutoTaskModel, task="model"):
-    """Loads a checkpoint as the class in its `architectures`, or as the bare model of its family."""
+    """Loads a checkpoint as the model without head of its family; a Sapiens2 as the class that it was saved from."""
 
     @classmethod
     def find(cls, values: Mapping[str, Any], source: str) -> Any:
-        """Return the class that a configuration names."""
-        family = _family_of(values.get("model_type"), source)
-        named = [name for name in values.get("architectures") or [] if name in family.values()]
-        return find_class(named[0]) if named else super().find(values, source)
+        """Return the class for a configuration."""
+        # The examples for Sapiens2 in the documentation of transformers read the outputs of tasks.
+        named = _named_class(values, source) if values.get("model_type") == "sapiens2" else None
+        return named or super().find(values, source)
+
+
+def saved_class(values: Mapping[str, Any], source: str) -> Any:
+    """Return the class that a checkpoint was saved from, or the model without head of its family."""
+    return _named_class(values, source) or AutoModel.find(values, source)
+
+
+def _named_class(values: Mapping[str, Any], source: str) -> Any:
+    """Return the first class of the family in the `architectures` of a configuration, or None."""
+    family = _family_of(values.get("model_type"), source)
+    named = (name for name in values.get("architectures") or [] if name in family.values())
+    return next(map(find_class, named), None)
 
 
 def _auto_class(name: str, task: str, purpose: str) -> type[AutoTaskModel]:
@@ -240,6 +318,13 @@ AutoModelForPointmapEstimation = _auto_class("AutoModelForPointmapEstimation", "
 AutoModelForImageMatting = _auto_class("AutoModelForImageMatting", "matting", "for mattes")
 AutoModelForAlbedoEstimation = _auto_class("AutoModelForAlbedoEstimation", "albedo", "for albedo")
 AutoModelForPeopleDetection = _auto_class("AutoModelForPeopleDetection", "people", "for people detection")
+AutoModelForImageClassification = _auto_class(
+    "AutoModelForImageClassification", "classification", "for image classification"
+)
+AutoModelForImageSegmentation = _auto_class("AutoModelForImageSegmentation", "segmentation", "for segmentation")
+AutoModelForMaskedImageModeling = _auto_class(
+    "AutoModelForMaskedImageModeling", "masked-image-modeling", "for masked image modeling"
+)
 AutoModelForMaskGeneration = _auto_class("AutoModelForMaskGeneration", "mask-generation", "for masks from prompts")
 AutoModelForInstanceSegmentation = _auto_class(
     "AutoModelForInstanceSegmentation", "instance", "for instance segmentation"

@@ -2,8 +2,8 @@
 
     config.json ── from_dict ──▶ Config (checked, typed fields; unknown keys in `extra`) ── to_dict ──▶ config.json
 
-Unknown keys of a file are preserved; a wrong type or an invalid value of a known field is a `ConfigError`. Constructors
-accept fields and their aliases (`attribute_map`) only.
+Unknown keys, of a file or of a constructor, are kept in `extra` and written back; a wrong type or an invalid value of a
+known field is a `ConfigError`. So is an unknown name in a constructor that is one or two letters off a known one.
 """
 
 from __future__ import annotations
@@ -12,36 +12,49 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import tempfile
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from vitruvian.atomic import write_text
 from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matches
 from vitruvian.hub import CONFIG_FILE, HUB_KEYWORDS, HubOptions, find_file, json_file, require_file, upload
+from vitruvian.limits import get_limits
+from vitruvian.text_files import read_json_value
 from vitruvian.version import __version__
 
+_TYPO_RATIO = 0.85  # similarity from which on an unknown name counts as a misspelled field
+
 T = TypeVar("T")
+# Words in the names of fields, and their limits.
+_SIZE_LIMITS = (("layers|blocks|depths", "config_layers"), ("label", "config_labels"), ("queries", "config_queries"))
 NumberT = TypeVar("NumberT", int, float)
 
 
 @typing.dataclass_transform(kw_only_default=True)
 def settings(cls: type[T]) -> type[T]:
-    """Decorate a class as a keyword-only dataclass whose constructor explains unknown names."""
+    """Decorate a class as a keyword-only dataclass whose constructor accepts aliases and keeps unknown names."""
     built = dataclasses.dataclass(kw_only=True, repr=False, eq=False)(cls)
     build = built.__init__
     known = {field.name for field in dataclasses.fields(built) if field.init}  # type: ignore[arg-type]
 
     @functools.wraps(build)
     def init(self: Any, **values: Any) -> None:
-        fields = {self.attribute_map.get(name, name): value for name, value in values.items()}
-        for name in fields:
-            if name not in known:
-                raise ConfigError(f"{cls.__name__}: has no field {name!r}.{near_matches(name, known)}")
-        build(self, **fields)
+        values = self.upgrade(values)
+        fields = {name: value for name, value in values.items() if name in known}
+        extra = {name: value for name, value in values.items() if name not in known}
+        for name in extra:
+            if close := near_matches(name, known, cutoff=_TYPO_RATIO):
+                raise ConfigError(f"{cls.__name__}: has no field {name!r}.{close}")
+        if self.sizes_are_limited:
+            for name in fields.keys() - {"extra"}:
+                limit = next((limit for words, limit in _SIZE_LIMITS if re.search(words, name)), "config_size")
+                _check_size(fields[name], limit, f"{cls.__name__}.{name}")
+        build(self, **(fields | {"extra": values.get("extra", {}) | extra}))
 
     built.__init__ = init  # type: ignore[method-assign]
     return built
@@ -59,38 +72,52 @@ class Settings:
 
     file_name: ClassVar[str] = CONFIG_FILE
     not_saved: ClassVar[frozenset[str]] = frozenset({"extra"})
+    sizes_are_limited: ClassVar[bool] = False  # whether numbers are checked against `Limits` before anything is built
     attribute_map: ClassVar[dict[str, str]] = {}  # alias -> field
+    sub_configs: ClassVar[dict[str, type[Settings]]] = {}  # field that holds settings -> their class by default
 
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.check_fields()
+        self.validate()
+
+    def check_fields(self) -> None:
+        """Raise `ConfigError` for a field with a value of the wrong type or out of its range."""
         _check_types(self)
         for field in dataclasses.fields(self):
             if "range" in field.metadata:
                 lowest, below = field.metadata["range"]
                 self.require_range((field.name,), lowest, below=below)
-        self.validate()
 
     def validate(self) -> None:
-        """Raise `ConfigError` for values of the right type that are invalid. Subclasses extend it."""
+        """Raise `ConfigError` for fields that do not fit each other. Subclasses extend it."""
 
     def require_range(self, names: Iterable[str], lowest: float, *, below: float = math.inf) -> None:
-        """Raise `ConfigError` for the first of these fields whose value is not in [lowest, below)."""
+        """Raise `ConfigError` for the first of these fields with a number that is not in [lowest, below)."""
         for name in names:
-            if not lowest <= getattr(self, name) < below:
+            value = getattr(self, name)
+            if not all(lowest <= number < below for number in (value if isinstance(value, list | tuple) else (value,))):
                 limit = "" if below == math.inf else f" and below {below}"
-                raise ConfigError(
-                    f"{type(self).__name__}.{name}: expected at least {lowest}{limit}, got {getattr(self, name)}."
-                )
+                raise ConfigError(f"{type(self).__name__}.{name}: expected at least {lowest}{limit}, got {value}.")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
-        """Build from a JSON object; unknown keys are preserved, `overrides` must be known fields."""
+        """Build from a JSON object; unknown keys are kept, `overrides` must be known fields.
+
+        With `return_unused_kwargs`, the result is a pair: this, and the overrides that are no fields.
+        """
+        split = overrides.pop("return_unused_kwargs", False)
         known = {field.name for field in dataclasses.fields(cls) if field.init}
-        values = cls.upgrade(dict(values))
-        fields = {key: value for key, value in values.items() if key in known}
-        extra = {key: value for key, value in values.items() if key not in known}
-        return cls(**(fields | {"extra": extra} | overrides))
+        renamed = {cls.attribute_map.get(name, name): value for name, value in overrides.items()}
+        unused = {name: value for name, value in renamed.items() if name not in known}
+        if unused and not split:
+            name = next(iter(unused))
+            raise ConfigError(f"{cls.__name__}: has no field {name!r}.{near_matches(name, known)}")
+        values = cls.upgrade(dict(values)) | renamed
+        extra = {name: value for name, value in values.items() if name not in known and name not in unused}
+        built = cls(**{name: value for name, value in values.items() if name in known}, extra=extra)
+        return (built, unused) if split else built  # type: ignore[return-value]
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -105,16 +132,46 @@ class Settings:
         fields = {f.name: _to_json(getattr(self, f.name)) for f in dataclasses.fields(self)}
         return {key: value for key, value in fields.items() if key not in self.not_saved} | self.extra
 
-    def to_json_string(self) -> str:
-        """Return the text that `save_pretrained` writes."""
-        return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
+    def to_diff_dict(self) -> dict[str, Any]:
+        """Return the part of `to_dict` that differs from the defaults."""
+        defaults = type(self)().to_dict()
+        return {k: v for k, v in self.to_dict().items() if k not in defaults or v != defaults[k]}
+
+    def update(self, values: Mapping[str, Any]) -> None:
+        """Set fields, and keep unknown keys."""
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def to_json_string(self, use_diff: bool = False) -> str:
+        """Return the text that `save_pretrained` writes, or only what differs from the defaults."""
+        return json.dumps(self.to_diff_dict() if use_diff else self.to_dict(), indent=2, sort_keys=True) + "\n"
+
+    def to_json_file(self, json_file_path: str | Path, use_diff: bool = False) -> None:
+        """Write a JSON file, or only what differs from the defaults."""
+        write_text(Path(json_file_path).expanduser(), self.to_json_string(use_diff))
+
+    @classmethod
+    def from_json_file(cls, json_file: str | Path) -> Self:
+        """Read a JSON file."""
+        return cls.from_dict(read_json(Path(json_file).expanduser()))
+
+    @classmethod
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: str | Path, **keywords: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the JSON object of a checkpoint as it is, and the keywords that are no options of the Hub."""
+        options, others = split_hub_options(keywords)
+        source = pretrained_model_name_or_path
+        return read_json(json_file(source) or require_file(source, cls.file_name, options)), others
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **keywords: Any) -> Self:
-        """Read from a folder, a file or the Hub. Keywords are options of the Hub (`HubOptions`) or override fields."""
-        options, overrides = split_hub_options(keywords)
-        source = pretrained_model_name_or_path
-        return cls.from_dict(read_json(json_file(source) or require_file(source, cls.file_name, options)), **overrides)
+        """Read from a folder, a file or the Hub. Keywords are options of the Hub (`HubOptions`) or override fields.
+
+        With `return_unused_kwargs`, the result is a pair: this, and the keywords that are neither.
+        """
+        values, overrides = cls.get_config_dict(pretrained_model_name_or_path, **keywords)
+        return cls.from_dict(values, **overrides)
 
     def save_pretrained(self, save_directory: str | Path) -> list[Path]:
         """Write the JSON file into a folder, which is created if needed, and return its path in a list."""
@@ -131,7 +188,11 @@ class Settings:
             return upload(self.save_pretrained(folder), repo_id, **options)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(self.attribute_map.get(name, name), value)
+        name = self.attribute_map.get(name, name)
+        if name.startswith("_") or name in _type_hints(type(self)) or hasattr(type(self), name):  # type: ignore[arg-type]
+            super().__setattr__(name, value)
+        else:
+            self.extra[name] = value  # kept and written back, as an unknown key of a file
 
     def __getattr__(self, name: str) -> Any:
         if name in self.attribute_map:
@@ -141,6 +202,9 @@ class Settings:
             return extra[name]
         known = [field.name for field in dataclasses.fields(self)]
         raise AttributeError(f"{type(self).__name__} has no field {name!r}.{near_matches(name, known)}")
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in [*_type_hints(type(self)), *self.extra] if name != "extra")  # type: ignore[arg-type]
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.to_dict() == other.to_dict()
@@ -153,24 +217,33 @@ class Settings:
 class Config(Settings):
     """The fields of every model configuration.
 
+    Fields may change after the constructor, one by one. So `validate` runs where a model is built, rather than in the
+    constructor.
+
     Args:
-        architectures: Classes that the checkpoint was saved from; `AutoModel` opens the first.
+        architectures: Classes that the checkpoint was saved from.
         num_labels: Number of classes, keypoints or channels of a head; by default the length of `id2label`.
         id2label: Class index to name.
         label2id: Class name to index.
-        dtype: Data type of the weights, such as ``"bfloat16"``.
+        dtype: Data type of the weights: a `torch.dtype`, or its name, which becomes one.
         output_hidden_states: Return the hidden states of all layers unless a call says otherwise.
         output_attentions: Return attention weights unless a call says otherwise.
         return_dict: Return a `ModelOutput` rather than a tuple unless a call says otherwise.
         name_or_path: Where the checkpoint was opened from; not saved.
-        attn_implementation: How attention is computed: ``"sdpa"`` (the default), ``"eager"`` …; not saved.
+        attn_implementation: How attention is computed: ``"sdpa"`` (the default), ``"eager"`` …; not saved. A table has
+            an entry for each of `sub_configs`, and one under the empty name for the rest.
+        is_encoder_decoder: Whether the model is an encoder and a decoder of sequences.
+        problem_type: Loss of a classifier: ``"regression"``, ``"single_label_classification"`` or
+            ``"multi_label_classification"``; by default it follows from the labels.
     """
 
+    sizes_are_limited: ClassVar[bool] = True
     model_type: ClassVar[str] = ""
     not_saved: ClassVar[frozenset[str]] = frozenset({"extra", "num_labels", "name_or_path", "attn_implementation"})
     written_unless_default: ClassVar[frozenset[str]] = frozenset(
-        {"output_hidden_states", "output_attentions", "return_dict"}
+        {"output_hidden_states", "output_attentions", "return_dict", "is_encoder_decoder", "problem_type"}
     )
+    has_no_defaults_at_init: ClassVar[bool] = False
     # A field that a caller overrides -> fields of the file that it replaces.
     supersedes: ClassVar[dict[str, tuple[str, ...]]] = {
         "id2label": ("label2id", "num_labels"),
@@ -181,32 +254,56 @@ class Config(Settings):
     architectures: list[str] | None = None
     num_labels: int = 0
     id2label: dict[int, str] | None = None
-    label2id: dict[str, int] | None = None
-    dtype: str | None = None
+    label2id: dict[str, int | str] | None = None
+    dtype: Any = None
     output_hidden_states: bool = False
     output_attentions: bool = False
     return_dict: bool = True
     name_or_path: str = ""
-    attn_implementation: str | None = None
+    attn_implementation: str | dict[str, str] | None = None
+    is_encoder_decoder: bool = False
+    problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
 
     def __post_init__(self) -> None:
         self.id2label = _by_index(self.id2label, type(self).__name__)
-        if self.dtype is not None:
-            self.dtype = str(self.dtype).removeprefix("torch.")
-        super().__post_init__()
+        self.check_fields()
         if self.id2label is None or (self.num_labels and self.num_labels != len(self.id2label)):
             _set_label_count(self, self.num_labels or 2)
         else:
             _set_label_names(self, self.id2label, self.label2id)
+        if self.attn_implementation is not None:
+            self._set_attn_implementation(self.attn_implementation)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        ready = "_ready" in self.__dict__  # the constructor sets fields one by one and synchronizes them at its end
-        if ready and name == "num_labels" and value != self.num_labels:
+        if self.is_built and name == "num_labels" and value != self.num_labels:
             _set_label_count(self, value)
-        elif ready and name == "id2label" and value is not None:
+        elif self.is_built and name == "id2label" and value is not None:
             _set_label_names(self, _by_index(value, type(self).__name__) or {})
+        elif self.is_built and name in ("attn_implementation", "_attn_implementation"):
+            self._set_attn_implementation(value)
+        elif name == "dtype" and value is not None:
+            super().__setattr__(name, _read_dtype(value))
         else:
             super().__setattr__(name, value)
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the constructor, which sets fields one by one and synchronizes them at its end, has done so."""
+        return "_built" in self.__dict__
+
+    def _set_attn_implementation(self, chosen: str | Mapping[str, str] | None) -> None:
+        """Set the implementation of this configuration and of those inside it; a table sets those that it names."""
+        table = chosen if isinstance(chosen, Mapping) else dict.fromkeys(["", *self.sub_configs], chosen)
+        for name, value in table.items():
+            part = self.__dict__.get(name)
+            if not name:
+                super().__setattr__("attn_implementation", value)
+            elif name not in self.sub_configs:
+                raise ConfigError(
+                    f"attn_implementation: expected names among {', '.join(self.sub_configs) or 'none'}, got {name!r}."
+                )
+            elif isinstance(part, Config):
+                part.attn_implementation = value
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
@@ -219,6 +316,10 @@ class Config(Settings):
         """Accept `torch_dtype`, the older name of `dtype`; check `model_type`, which belongs to the class."""
         stated = values.pop("model_type", cls.model_type)
         if cls.model_type and stated and stated != cls.model_type:
+            parts = [part for part in values.values() if isinstance(part, Mapping)]
+            inside = next((part for part in parts if part.get("model_type") == cls.model_type), None)
+            if inside is not None:  # the file of a larger model
+                return cls.upgrade(dict(inside))
             raise ConfigError(
                 f"{cls.__name__}: expected model_type {cls.model_type!r}, got {stated!r}. "
                 "Open it with AutoConfig, or with the classes of its family."
@@ -227,7 +328,7 @@ class Config(Settings):
         if older is not None and values.get("dtype") is None:
             values["dtype"] = older
         for name in ("_attn_implementation", "attn_implementation"):
-            if isinstance(values.get(name), str):
+            if isinstance(values.get(name), str | Mapping):
                 values["attn_implementation"] = values.pop(name)
         return super().upgrade(values)
 
@@ -237,7 +338,27 @@ class Config(Settings):
         for field in dataclasses.fields(self):
             if field.name in self.written_unless_default and values.get(field.name) == field.default:
                 values.pop(field.name)
+        if self.dtype is not None:
+            values["dtype"] = str(self.dtype).removeprefix("torch.")
         return values | {"model_type": self.model_type, "vitruvian_version": __version__}
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """Return the part of `to_dict` that differs from the defaults, and the model type."""
+        return super().to_diff_dict() | {"model_type": self.model_type}
+
+    def validate(self) -> None:
+        """Raise `ConfigError` for fields that do not fit each other, here or in a configuration inside."""
+        for name in self.sub_configs:
+            if isinstance(part := getattr(self, name), Settings):
+                part.validate()
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Self:
+        """Return the configuration of the part that reads text; models of images have none, and return their own."""
+        return self
+
+    @property
+    def _attn_implementation(self) -> str | None:
+        return None if isinstance(self.attn_implementation, Mapping) else self.attn_implementation
 
     @property
     def use_return_dict(self) -> bool:
@@ -255,18 +376,29 @@ def _by_index(names: Any, owner: str) -> Any:
         raise ConfigError(f"{owner}.id2label: expected class numbers as keys, got {list(names)[:8]}.") from error
 
 
+def _read_dtype(value: Any) -> Any:
+    """Return a torch data type from itself or its name."""
+    import torch  # configurations without a data type do not need it
+
+    dtype = getattr(torch, str(value).removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigError(f"dtype: expected a type such as 'float32' or 'bfloat16', got {value!r}.")
+    return dtype
+
+
 def _set_label_count(config: Config, count: int) -> None:
     """Set `count` labels with default names."""
     if count < 1:
         raise ConfigError(f"{type(config).__name__}.num_labels: expected at least 1, got {count}.")
+    _check_size(count, "config_labels", f"{type(config).__name__}.num_labels")
     _set_label_names(config, {index: f"LABEL_{index}" for index in range(count)})
 
 
-def _set_label_names(config: Config, names: dict[int, str], indices: dict[str, int] | None = None) -> None:
+def _set_label_names(config: Config, names: dict[int, str], indices: dict[str, int | str] | None = None) -> None:
     """Set labels, and the fields that follow from them."""
     if indices is None:
         indices = {name: index for index, name in names.items()}
-    config.__dict__.update(id2label=names, label2id=indices, num_labels=len(names), _ready=True)
+    config.__dict__.update(id2label=names, label2id=indices, num_labels=len(names), _built=True)
 
 
 def split_hub_options(keywords: Mapping[str, Any]) -> tuple[HubOptions, dict[str, Any]]:
@@ -293,10 +425,7 @@ def _to_json(value: Any) -> Any:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: expected JSON, but {error}. Download or write the file again.") from error
+    value = read_json_value(path, error=CheckpointError)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}. Is this the right file?")
     return value
@@ -306,6 +435,16 @@ def read_config_dict(source: str | Path, options: HubOptions, file_name: str = C
     """Return the JSON object of a checkpoint's settings file, or None where it has none."""
     path = find_file(source, file_name, options)
     return None if path is None else read_json(path)
+
+
+def _check_size(value: object, limit: str, subject: str) -> None:
+    """Raise `ConfigError` for a whole number, a length of a table or a number in it that is above a limit."""
+    if isinstance(value, int):
+        get_limits().check(limit, value, subject=subject, error=ConfigError)
+    elif isinstance(value, Mapping | list | tuple):
+        get_limits().check("config_labels", len(value), subject=subject, error=ConfigError)
+        for item in value.values() if isinstance(value, Mapping) else value:
+            _check_size(item, limit, subject)
 
 
 def _check_types(record: Settings) -> None:

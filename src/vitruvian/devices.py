@@ -11,7 +11,9 @@ from vitruvian.errors import InputError, MissingExtraError, near_matches
 from vitruvian.weights import WeightFiles
 
 
-def choose_dtype(requested: torch.dtype | str | None, configured: str | None, files: WeightFiles) -> torch.dtype:
+def choose_dtype(
+    requested: torch.dtype | str | None, configured: torch.dtype | None, files: WeightFiles
+) -> torch.dtype:
     """Return the data type to load in: the requested one, that of the configuration, or that of the first weight."""
     wanted = configured if requested in (None, "auto") else requested
     if wanted is not None:
@@ -33,6 +35,7 @@ def choose_devices(
     device_map: object,
     dtype: torch.dtype,
     keep_whole: Sequence[str] = (),
+    max_memory: dict[int | str, int | str] | None = None,
 ) -> dict[str, torch.device]:
     """Return the device of each module name; the empty name is the whole model."""
     if device is not None and device_map is not None:
@@ -44,7 +47,7 @@ def choose_devices(
                 raise InputError(f"device_map: the model has no part {name!r}.{near_matches(name, known)}")
         return {name: checked_device(value) for name, value in device_map.items()}
     if device_map == "auto":
-        return _automatic_devices(model, dtype, keep_whole)
+        return _automatic_devices(model, dtype, keep_whole, max_memory)
     return {"": checked_device("cpu" if device is None and device_map is None else device or device_map or 0)}
 
 
@@ -69,18 +72,25 @@ def checked_device(value: object) -> torch.device:
     return chosen
 
 
-def _automatic_devices(model: nn.Module, dtype: torch.dtype, keep_whole: Sequence[str]) -> dict[str, torch.device]:
+def _automatic_devices(
+    model: nn.Module,
+    dtype: torch.dtype,
+    keep_whole: Sequence[str],
+    max_memory: dict[int | str, int | str] | None,
+) -> dict[str, torch.device]:
     """Return the best single device for the model, or let accelerate distribute it over several."""
     need = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
     if torch.cuda.is_available():
         free, _ = torch.cuda.mem_get_info()
-        if need * 1.2 < free:
+        if need * 1.2 < free and max_memory is None:
             return {"": torch.device("cuda", torch.cuda.current_device())}
         try:
             from accelerate import infer_auto_device_map
         except ImportError as error:
             raise MissingExtraError("accelerate", "train", "device_map='auto' over several devices") from error
-        table = infer_auto_device_map(model, no_split_module_classes=list(keep_whole), dtype=dtype)
+        table = infer_auto_device_map(
+            model, max_memory=max_memory, no_split_module_classes=list(keep_whole), dtype=dtype
+        )
         if "disk" in table.values():
             raise InputError("device_map='auto': the model is too large for this machine. Use a smaller variant.")
         return {name: checked_device(value) for name, value in table.items()}

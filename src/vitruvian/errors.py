@@ -2,7 +2,8 @@
 
     VitruvianError
     ├── InputError (ValueError)          an argument, prompt, box, label or tensor that cannot be used
-    │   └── ImageError                   an image that cannot be read, or is too large to read safely
+    │   ├── ImageError                   an image that cannot be read, or is too large to read safely
+    │   └── InputTypeError (TypeError)   an argument of a wrong type
     ├── ConfigError (ValueError)         a configuration field with a wrong type or an impossible value
     ├── CheckpointError (OSError)        files of a checkpoint that are missing, truncated or unreadable
     │   └── WeightsError (ValueError)    readable weights that do not match the model
@@ -19,6 +20,8 @@ from collections.abc import Iterable
 
 # `boxes`, `K and fov`, `boxes[0]`: a subject that names arguments, not a file
 _ARGUMENTS = re.compile(r"[A-Za-z_]\w*(\[\d+\])?((, | and )[A-Za-z_]\w*(\[\d+\])?)*")
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class VitruvianError(Exception):
@@ -53,12 +56,12 @@ class VitruvianError(Exception):
         if expected is not None:
             message = f"expected {expected}." if got is None else f"expected {expected}, got {got}."
         self.subject, self.expected, self.got, self.hint = subject, expected, got, hint
-        self.detail = str(message) if hint is None else f"{message} {hint}".strip()
+        self.detail = without_escapes(str(message) if hint is None else f"{message} {hint}".strip())
         super().__init__(self.about(subject))
 
     def about(self, subject: str | None) -> str:
         """Return the message with another subject, such as ``--boxes`` for ``boxes``."""
-        return self.detail if subject is None else f"{subject}: {self.detail}"
+        return self.detail if subject is None else f"{without_escapes(subject)}: {self.detail}"
 
 
 class InputError(VitruvianError, ValueError):
@@ -67,6 +70,10 @@ class InputError(VitruvianError, ValueError):
 
 class ImageError(InputError):
     """An image that cannot be read, or is too large to read safely."""
+
+
+class InputTypeError(InputError, TypeError):
+    """An argument of a wrong type."""
 
 
 class ConfigError(VitruvianError, ValueError):
@@ -100,7 +107,12 @@ class NewWeightsWarning(VitruvianWarning):
     """Some weights were not in the checkpoint and are initialized at random."""
 
 
-def near_matches(name: str, known: Iterable[str]) -> str:
-    """Return ``" Did you mean a, b?"`` for close spellings of `name`, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+def without_escapes(text: str) -> str:
+    """Replace control characters, which terminals interpret, and marks that reverse text; lines and tabs stay."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def near_matches(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return ``" Did you mean a, b?"`` for spellings at least as close as `cutoff`, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
     return f" Did you mean {', '.join(close)}?" if close else ""

@@ -7,6 +7,7 @@ Downloads use huggingface_hub with its cache, tokens, mirrors and offline mode (
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -60,7 +61,7 @@ def find_file(source: str | Path, name: str, options: HubOptions) -> Path | None
     """Return the path of a checkpoint's file, downloaded if needed, or None where it does not exist."""
     if is_local(source):
         path = local_folder(source) / options.subfolder / name
-        return path if path.is_file() else None
+        return path if os.path.isfile(path) else None  # also for names that no file can have
     return _download(str(source), name, options)
 
 

@@ -6,16 +6,20 @@ from_pretrained(name): config.json -> build on the meta device -> match names ->
 from __future__ import annotations
 
 import copy
+import inspect
+import re
 import tempfile
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from vitruvian.adapters import AdapterMixin
 from vitruvian.config import Config, split_hub_options
 from vitruvian.devices import (
     add_device_hooks,
@@ -27,8 +31,9 @@ from vitruvian.devices import (
     device_for,
     with_resident_modules,
 )
-from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, WeightsError
+from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, VitruvianWarning, WeightsError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions, pinned, upload, weight_file
+from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.layers.init import no_init_weights
 from vitruvian.ops.attention import check_implementation
 from vitruvian.ops.cuda_graphs import GraphCache
@@ -36,11 +41,15 @@ from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 from vitruvian.weights import (
     SAVED_FILES,
     KeyPlan,
+    StateDict,
     WeightFiles,
+    WeightNames,
     check_finite,
+    check_floating,
     describe_mismatch,
     match_keys,
     open_weights,
+    renamed,
     save_weights,
     some,
 )
@@ -49,7 +58,7 @@ OutputT = TypeVar("OutputT", bound=ModelOutput)
 R = TypeVar("R")
 
 
-class Model(nn.Module):
+class Model(AdapterMixin):
     """Base of all models. Subclasses set the class variables, build in `__init__` and call `post_init()` last.
 
     Attributes:
@@ -65,6 +74,7 @@ class Model(nn.Module):
     renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
     ignored_keys: ClassVar[tuple[str, ...]] = ()
     optional_keys: ClassVar[tuple[str, ...]] = ()
+    supports_gradient_checkpointing: ClassVar[bool] = True
     captures_forward: ClassVar[bool] = True  # whether `optimize` captures `forward` as a whole in a CUDA graph
 
     def __init__(self, config: Config) -> None:
@@ -73,10 +83,12 @@ class Model(nn.Module):
             raise ConfigError(
                 f"{type(self).__name__}: expected a {self.config_class.__name__}, got {type(config).__name__}."
             )
+        config.validate()  # fields may have changed since the constructor
         self.config = config
         self.optimized = False
         self.fp8 = False
         self.graphs: GraphCache | None = None
+        self._input_grad_hook: RemovableHandle | None = None
 
     def post_init(self) -> None:
         """Finish construction: initialize weights and select the attention implementation."""
@@ -84,6 +96,15 @@ class Model(nn.Module):
             for module in self.modules():
                 self.init_module(module)
         self.set_attn_implementation(self.config.attn_implementation or "sdpa")
+        if self.config.extra.pop("gradient_checkpointing", False):
+            self.gradient_checkpointing_enable()
+
+    def init_weights(self) -> None:
+        """Initialize all weights, and compute the buffers that are never saved, on their present device."""
+        target = self.device
+        for module in self.modules():
+            self.init_module(module)
+            reset_buffers(module, lambda _: target)
 
     def init_module(self, module: nn.Module) -> None:
         """Initialize the parameters of `module` itself, without its children. Subclasses override it."""
@@ -96,43 +117,52 @@ class Model(nn.Module):
         config: Config,
         *,
         dtype: torch.dtype | str | None = None,
+        torch_dtype: torch.dtype | str | None = None,
         device: str | torch.device | int | None = None,
-        attn_implementation: str | None = None,
+        attn_implementation: str | dict[str, str] | None = None,
     ) -> Self:
         """Build a model with new weights in training mode, directly on its device and in its data type.
 
         Args:
             config: The configuration.
-            dtype: Data type of the weights; float32 by default.
+            dtype: Data type of the weights; float32 by default. `torch_dtype` is the older spelling.
             device: Device of the weights; the CPU by default.
             attn_implementation: As in `from_pretrained`.
         """
         with no_init_weights():
             model = cls(config)
-        if dtype is not None:
-            model.to(checked_dtype(dtype))
-        target = checked_device("cpu" if device is None else device)
-        model.to_empty(device=target)
-        for module in model.modules():
-            model.init_module(module)
-            reset_buffers(module, lambda _: target)
+        if (chosen := torch_dtype if dtype is None else dtype) is not None:
+            model.to(checked_dtype(chosen))
+        model.to_empty(device=checked_device("cpu" if device is None else device))
+        model.init_weights()
         if attn_implementation is not None:
             model.set_attn_implementation(attn_implementation)
         return model
 
     @classmethod
+    def _from_config(cls, config: Config, **options: Any) -> Self:
+        """Same as `from_config`, under the name by which other libraries call it."""
+        return cls.from_config(config, **options)
+
+    @classmethod
     def from_pretrained(
         cls,
-        pretrained_model_name_or_path: str | Path,
+        pretrained_model_name_or_path: str | Path | None,
         *,
         config: Config | str | Path | None = None,
         dtype: torch.dtype | str | None = None,
         torch_dtype: torch.dtype | str | None = None,
         device: str | torch.device | int | None = None,
         device_map: str | torch.device | int | dict[str, Any] | None = None,
+        max_memory: dict[int | str, int | str] | None = None,
         ignore_mismatched_sizes: bool = False,
-        attn_implementation: str | None = None,
+        attn_implementation: str | dict[str, str] | None = None,
         use_safetensors: bool | None = None,
+        variant: str | None = None,
+        state_dict: Mapping[str, Tensor] | None = None,
+        key_mapping: Mapping[str, str] | None = None,
+        strict: bool = False,
+        output_loading_info: bool = False,
         check_finite: bool = True,
         **keywords: Any,
     ) -> Self:
@@ -146,52 +176,68 @@ class Model(nn.Module):
             device: Device of the whole model.
             device_map: ``"auto"`` for the best device (several, by accelerate, if one is too small), a device, or a
                 table of module name → device.
+            max_memory: Memory of each device that ``device_map="auto"`` may use, as accelerate takes it.
             ignore_mismatched_sizes: Initialize a new head if that of the checkpoint has another size. A `num_labels`
                 other than that of the checkpoint implies it.
-            attn_implementation: ``"sdpa"``, ``"eager"``, ``"flash_attention_2"`` or ``"flash_attention_3"``.
+            attn_implementation: ``"sdpa"``, ``"eager"``, ``"flash_attention_2"`` or ``"flash_attention_3"``; or a table
+                of these for the parts in `Config.sub_configs`, with an empty name for the rest.
             use_safetensors: Require (or refuse) safetensors files; by default they are preferred.
+            variant: Part of the names of weight files: ``"fp16"`` opens ``model.fp16.safetensors``.
+            state_dict: Weights to use instead of those of files. The name may then be None, with a `config`.
+            key_mapping: Regular expressions of names in the files → replacements.
+            strict: Raise `WeightsError` where weights are missing or unexpected, rather than warn.
+            output_loading_info: Return a pair: the model, and a dict with the sets `missing_keys`, `unexpected_keys`
+                and `mismatched_keys`.
             check_finite: Raise on weights with NaN or infinite values.
-            keywords: Options of the Hub such as `revision` and `token` (see `HubOptions`), and fields of the
-                configuration to change, such as `num_labels`.
+            keywords: Options of the Hub such as `revision` and `token` (see `HubOptions`), fields of the
+                configuration to change, such as `num_labels`, and further arguments of the constructor.
+                `low_cpu_mem_usage` and `trust_remote_code` have no effect: weights are always read one at a time, and
+                no code of a checkpoint runs.
         """
+        keywords = _checked_keywords(keywords)
         hub_options, overrides = split_hub_options(keywords)
-        options = pinned(pretrained_model_name_or_path, hub_options)
-        source = str(pretrained_model_name_or_path)
-        settings, new_labels = cls.read_config(
-            pretrained_model_name_or_path, config, options if config is None else hub_options, overrides
-        )
+        arguments = {name: overrides.pop(name) for name in _constructor_arguments(cls) if name in overrides}
+        location = "state_dict" if pretrained_model_name_or_path is None else pretrained_model_name_or_path
+        if pretrained_model_name_or_path is not None:
+            options = pinned(location, hub_options)
+        elif state_dict is None or not isinstance(config, Config):
+            raise InputError("pretrained_model_name_or_path: expected a name, or a config and a state_dict.")
+        else:
+            options = hub_options
+        source = str(location)
+        settings, new_labels = cls.read_config(location, config, options if config is None else hub_options, overrides)
         if attn_implementation is not None:
             settings.attn_implementation = attn_implementation
-        files = cls.adapt_files(cls.open_files(pretrained_model_name_or_path, options, use_safetensors=use_safetensors))
+        if state_dict is None:
+            files = cls.open_files(location, options, use_safetensors=use_safetensors, variant=variant)
+        else:
+            files = WeightFiles((StateDict(state_dict),))
+        files = cls.adapt_files(files)
 
         with no_init_weights():
-            model = cls(settings)
+            model = cls(settings, **arguments)
         wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        plan = match_keys(
-            wanted, files.shapes, prefix=cls.base_model_prefix, renames=cls.renamed_keys, ignored=cls.ignored_keys
-        )
-        new = cls.check_plan(plan, source, new_head=ignore_mismatched_sizes or new_labels)
+        renames = [*cls.renamed_keys, *(key_mapping or {}).items()]
+        plan = match_keys(wanted, files.shapes, prefix=cls.base_model_prefix, renames=renames, ignored=cls.ignored_keys)
+        cls.check_plan(plan, source, new_head=ignore_mismatched_sizes or new_labels, strict=strict)
         weight_dtype = choose_dtype(torch_dtype if dtype is None else dtype, settings.dtype, files)
-        devices = choose_devices(model, device, device_map, weight_dtype, keep_whole=cls.no_split_modules)
+        devices = choose_devices(
+            model, device, device_map, weight_dtype, keep_whole=cls.no_split_modules, max_memory=max_memory
+        )
         devices = with_resident_modules(devices, cls.resident_modules)
-        loaded = model._assign_weights(files, plan, weight_dtype, devices, source if check_finite else None)
+        loaded = model._assign_weights(files, plan, weight_dtype, devices, source, finite=check_finite)
         model._init_missing(set(wanted) - loaded, weight_dtype, devices)
-        if new:
-            warnings.warn(
-                f"{cls.__name__}: {len(new)} weights are not in {source} and are newly initialized: {some(new)}. "
-                "Train the model before you use its predictions.",
-                NewWeightsWarning,
-                stacklevel=2,
-            )
-        settings.name_or_path, settings.dtype = source, str(weight_dtype).removeprefix("torch.")
+        settings.name_or_path, settings.dtype = source, weight_dtype
         model.eval()
         add_device_hooks(model, devices, cls.no_split_modules)
-        return model
+        return (model, plan.loading_info()) if output_loading_info else model  # type: ignore[return-value]
 
     @classmethod
-    def open_files(cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None) -> WeightFiles:
+    def open_files(
+        cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None, variant: str | None
+    ) -> WeightFiles:
         """Open the weights of a checkpoint. Subclasses with other file formats override it."""
-        return open_weights(source, options, use_safetensors=use_safetensors)
+        return open_weights(source, options, use_safetensors=use_safetensors, variant=variant)
 
     @classmethod
     def adapt_files(cls, files: WeightFiles) -> WeightFiles:
@@ -221,11 +267,13 @@ class Model(nn.Module):
         return changed, changed.num_labels != read.num_labels
 
     @classmethod
-    def check_plan(cls, plan: KeyPlan, source: str, *, new_head: bool) -> list[str]:
-        """Raise `WeightsError` if weights are missing, unexpected or misshapen; return the names to initialize."""
+    def check_plan(cls, plan: KeyPlan, source: str, *, new_head: bool, strict: bool) -> None:
+        """Raise `WeightsError` if weights are misshapen or, if `strict`, missing or unexpected; else warn about those.
+
+        A new head, and the head of a model whose checkpoint has none, may be missing in any case.
+        """
         prefix = f"{cls.base_model_prefix}."
-        optional = [name for name in plan.missing if any(pattern in name for pattern in cls.optional_keys)]
-        new = missing = [name for name in plan.missing if name not in optional]
+        new = missing = [name for name in plan.missing if not any(pattern in name for pattern in cls.optional_keys)]
         unexpected, mismatched = plan.unexpected, plan.mismatched
         if plan.added_prefix:  # a checkpoint of the base model, which has no head
             missing = [name for name in missing if name.startswith(prefix)]
@@ -234,31 +282,54 @@ class Model(nn.Module):
             if not plan.dropped_prefix:
                 missing = [name for name in missing if name.startswith(prefix)]
                 unexpected = [name for name in unexpected if name.startswith(prefix)]
-        if missing or unexpected or mismatched:
+        if mismatched or (strict and (missing or unexpected)):
             hint = (
                 "Pass ignore_mismatched_sizes=True to start with a new head."
-                if mismatched and not new_head
+                if mismatched
                 else f"Is this a checkpoint for {cls.__name__}?"
             )
             raise WeightsError(
                 f"{source}: its weights do not fit {cls.__name__}.\n"
                 f"  {describe_mismatch(missing, unexpected, mismatched)}\n{hint}"
             )
-        return new + [name for name, _, _ in plan.mismatched]
+        if unexpected:
+            warnings.warn(
+                f"{cls.__name__}: {len(unexpected)} weights in {source} are not used: {some(unexpected)}.",
+                VitruvianWarning,
+                stacklevel=3,
+            )
+        if new := new + [name for name, _, _ in plan.mismatched]:
+            close = near_matches(new[0], unexpected)
+            warnings.warn(
+                f"{cls.__name__}: {len(new)} weights are not in {source} and are newly initialized: {some(new)}."
+                f"{close} Train the model before you use its predictions.",
+                NewWeightsWarning,
+                stacklevel=3,
+            )
 
     def _assign_weights(
-        self, files: WeightFiles, plan: KeyPlan, dtype: torch.dtype, devices: dict[str, torch.device], check: str | None
+        self,
+        files: WeightFiles,
+        plan: KeyPlan,
+        dtype: torch.dtype,
+        devices: dict[str, torch.device],
+        source: str,
+        *,
+        finite: bool,
     ) -> set[str]:
-        """Replace meta tensors by those of files; return their names. `check` names the source of non-finite values."""
+        """Replace meta tensors by those of files; return their names. With `finite`, others are an error."""
         for file_name, tensor in files.tensors():
             name = plan.pairs.get(file_name)
             if name is None:
                 continue
-            if check is not None:
-                check_finite(name, tensor, check)
-            target_dtype = dtype if tensor.is_floating_point() else tensor.dtype
+            if finite:
+                check_finite(name, tensor, source)
             path, _, leaf = name.rpartition(".")
-            _set_tensor(self.get_submodule(path), leaf, tensor.to(device=device_for(name, devices), dtype=target_dtype))
+            module = self.get_submodule(path)
+            if getattr(module, leaf).is_floating_point():
+                check_floating(name, tensor, source)
+            target_dtype = dtype if tensor.is_floating_point() else tensor.dtype
+            _set_tensor(module, leaf, tensor.to(device=device_for(name, devices), dtype=target_dtype))
         return set(plan.pairs.values())
 
     def _init_missing(self, names: set[str], dtype: torch.dtype, devices: dict[str, torch.device]) -> None:
@@ -285,23 +356,51 @@ class Model(nn.Module):
             reset_buffers(module, device_of)
 
     def save_pretrained(
-        self, save_directory: str | Path, *, max_shard_size: int | str = "5GB", push_to_hub: bool = False, **push: Any
+        self,
+        save_directory: str | Path,
+        *,
+        is_main_process: bool = True,
+        state_dict: Mapping[str, Tensor] | None = None,
+        save_function: Callable[[dict[str, Tensor], Path], object] | None = None,
+        max_shard_size: int | str = "5GB",
+        safe_serialization: bool = True,
+        variant: str | None = None,
+        push_to_hub: bool = False,
+        **push: Any,
     ) -> list[Path]:
-        """Write `config.json` and safetensors files that transformers reads too; return what was written.
+        """Write `config.json` and weight files that transformers reads too; return what was written.
+
+        Of a model with adapters, only the active adapter is written, in the files of peft.
 
         Args:
             save_directory: Folder to write into, created if needed. Weights of an earlier save are replaced.
+            is_main_process: False writes nothing, for all but one of several processes.
+            state_dict: Weights to write instead of those of the model, such as those that accelerate gathers.
+            save_function: Writes one file without `safe_serialization`, such as `accelerate.Accelerator.save`.
             max_shard_size: Size above which weights are split into several files, such as ``"5GB"`` or ``"500MiB"``.
+            safe_serialization: Write safetensors files rather than ``pytorch_model.bin``.
+            variant: Part of the names of weight files: ``"fp16"`` writes ``model.fp16.safetensors``.
             push_to_hub: Upload the files too.
             push: With `push_to_hub`: `repo_id` (the folder's name by default) and the keywords of `push_to_hub`.
         """
         if push and not push_to_hub:
             raise InputError(f"save_pretrained: got {', '.join(push)}, which only push_to_hub=True uses.")
+        if not is_main_process:
+            return []
         folder = Path(save_directory).expanduser()
-        self.config.architectures = [type(self).__name__]
-        self.config.dtype = str(self.dtype).removeprefix("torch.")
-        written = self.config.save_pretrained(folder)
-        written += save_weights(self.state_dict(), folder, max_shard_size=max_shard_size)
+        if self.active_adapters():
+            written = self.save_adapter(folder, state_dict)
+        else:
+            self.config.architectures = [type(self).__name__]
+            self.config.dtype = self.dtype
+            written = self.config.save_pretrained(folder)
+            written += save_weights(
+                self.state_dict() if state_dict is None else state_dict,
+                folder,
+                max_shard_size=max_shard_size,
+                names=WeightNames(safe=safe_serialization, variant=variant),
+                save_function=save_function,
+            )
         if push_to_hub:
             upload(written, push.pop("repo_id", folder.resolve().name), replaces=SAVED_FILES, **push)
         return written
@@ -329,17 +428,65 @@ class Model(nn.Module):
         """Data type of the first floating-point parameter."""
         return next(p.dtype for p in self.parameters() if p.is_floating_point())
 
-    def num_parameters(self, *, only_trainable: bool = False) -> int:
-        """Number of parameters."""
-        return sum(p.numel() for p in self.parameters() if p.requires_grad or not only_trainable)
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """Number of parameters: all, those with gradients, those outside of embedding tables."""
+        tables = {m.weight for m in self.modules() if exclude_embeddings and isinstance(m, nn.Embedding)}
+        counted = (p for p in self.parameters() if p not in tables and (p.requires_grad or not only_trainable))
+        return sum(parameter.numel() for parameter in counted)
 
-    def set_attn_implementation(self, attn_implementation: str) -> None:
-        """Select the implementation of attention: ``"sdpa"``, ``"eager"`` or an installed flash attention."""
-        check_implementation(attn_implementation)
+    def get_memory_footprint(self, return_buffers: bool = True) -> int:
+        """Bytes of all parameters and, with `return_buffers`, buffers."""
+        tensors = [*self.parameters(), *(self.buffers() if return_buffers else ())]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    @property
+    def base_model(self) -> Model:
+        """The model without its head; the model itself where it has none."""
+        base = getattr(self, self.base_model_prefix, None)
+        return base if isinstance(base, Model) else self
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        """Whether the model generates text: no."""
+        return False
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the layer that embeds the pixels: the first convolution."""
+        return self.get_submodule(self._input_embeddings_name())
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the layer that embeds the pixels."""
+        self.set_submodule(self._input_embeddings_name(), value)
+
+    def _input_embeddings_name(self) -> str:
+        names: Iterator[str] = (name for name, module in self.named_modules() if isinstance(module, nn.Conv2d))
+        return next(names)
+
+    def get_output_embeddings(self) -> None:
+        """Return None: no model here predicts tokens of a vocabulary."""
+
+    def enable_input_require_grads(self) -> None:
+        """Have gradients flow to the embedded pixels even if the embedding is frozen, as adapters need it."""
+        self.disable_input_require_grads()
+        parent = self.get_submodule(self._input_embeddings_name().rpartition(".")[0])  # it may read the weights itself
+        self._input_grad_hook = parent.register_forward_hook(lambda _, __, output: output.requires_grad_(True))
+
+    def disable_input_require_grads(self) -> None:
+        """Undo `enable_input_require_grads`."""
+        if self._input_grad_hook is not None:
+            self._input_grad_hook.remove()
+        self._input_grad_hook = None
+
+    def set_attn_implementation(self, attn_implementation: str | dict[str, str]) -> None:
+        """Select the implementation of attention: ``"sdpa"``, ``"eager"`` or an installed flash attention.
+
+        A table selects it for the parts that `Config.sub_configs` names, and under an empty name for the rest.
+        """
+        chosen = attn_implementation if isinstance(attn_implementation, dict) else {"": attn_implementation}
+        for name in chosen.values():
+            check_implementation(name)
         self.config.attn_implementation = attn_implementation
-        for module in self.modules():
-            if hasattr(module, "attn_implementation"):
-                setattr(module, "attn_implementation", attn_implementation)  # noqa: B010
+        _set_attention(self, "sdpa")
 
     def optimize(self, *, cuda_graphs: bool = True, fp8: bool = False) -> Self:
         """Speed up inference at the cost of some memory; returns the model itself. Results stay the same.
@@ -355,6 +502,8 @@ class Model(nn.Module):
                 beside the others. Needs bfloat16 and a GPU of the Hopper generation or newer.
         """
         check_one_device(self, "optimize")
+        if fp8 and self.active_adapters():
+            raise InputError("optimize: fp8 does not include adapters. Merge them with peft first, or leave fp8 out.")
         if fp8 and (missing := self.missing_for_fp8()):
             raise InputError(f"optimize: fp8 needs {missing}. Leave fp8 out.")
         self.fp8 = fp8
@@ -402,31 +551,52 @@ class Model(nn.Module):
             self._reoptimize()
         return self
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load weights, and repeat `optimize`, if it was called."""
-        result = super().load_state_dict(*args, **kwargs)
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load weights, also under the names of transformers, and repeat `optimize`, if it was called."""
+        own = self.state_dict()
+        state = {name: own[name] for name in own if any(pattern in name for pattern in self.optional_keys)}
+        for name, value in state_dict.items():
+            known = name if name in own else renamed(name, self.renamed_keys)
+            if known in own or not any(re.search(pattern, known) for pattern in self.ignored_keys):
+                state[known] = value
+        result = super().load_state_dict(state, *args, **kwargs)
         self._reoptimize()
         return result
 
-    def gradient_checkpointing_enable(self) -> None:
-        """Recompute layers in the backward pass of training, to save memory."""
-        self._set_checkpointing(True)
+    def gradient_checkpointing_enable(
+        self,
+        gradient_checkpointing_kwargs: dict[str, Any] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,
+    ) -> None:
+        """Recompute layers in the backward pass of training, to save memory.
+
+        Args:
+            gradient_checkpointing_kwargs: Keywords of `torch.utils.checkpoint.checkpoint`, such as `use_reentrant`.
+            every_n_layers: Recompute the first of every so many layers only.
+            offload: Not supported; must be False.
+        """
+        if offload:
+            raise InputError("offload: expected False, got True. Use torch.autograd.graph.save_on_cpu around training.")
+        options = {"use_reentrant": False} | (gradient_checkpointing_kwargs or {})
+        layers = self._checkpointed_layers()
+        if not layers:
+            raise InputError(f"{type(self).__name__}: has no layers that can be checkpointed.")
+        for number, layer in enumerate(layers):
+            layer.gradient_checkpointing, layer.checkpoint_options = number % every_n_layers == 0, options
 
     def gradient_checkpointing_disable(self) -> None:
         """Store all activations in training."""
-        self._set_checkpointing(False)
-
-    def _set_checkpointing(self, on: bool) -> None:
-        holders = [module for module in self.modules() if hasattr(module, "gradient_checkpointing")]
-        if not holders:
-            raise InputError(f"{type(self).__name__}: has no layers that can be checkpointed.")
-        for module in holders:
-            setattr(module, "gradient_checkpointing", on)  # noqa: B010
+        for layer in self._checkpointed_layers():
+            layer.gradient_checkpointing = False
 
     @property
     def is_gradient_checkpointing(self) -> bool:
         """Whether layers are recomputed in the backward pass."""
-        return any(getattr(module, "gradient_checkpointing", False) for module in self.modules())
+        return any(layer.gradient_checkpointing for layer in self._checkpointed_layers())
+
+    def _checkpointed_layers(self) -> list[CheckpointedLayer]:
+        return [module for module in self.modules() if isinstance(module, CheckpointedLayer)]
 
     def output_flags(self, **options: Unpack[OutputOptions]) -> OutputFlags:
         """Return the flags of a call, with those of the configuration where the call leaves them out."""
@@ -444,6 +614,42 @@ class Model(nn.Module):
         """Return `output`, or a tuple if `return_dict` (by default that of the configuration) is False."""
         flag = self.resolve_flag("return_dict", return_dict)
         return output if flag else output.to_tuple()  # type: ignore[return-value]
+
+
+_UNSUPPORTED = {
+    "offload_folder": "Weights on disk are not supported: use a smaller variant, or several devices.",
+    "proxies": "Set the environment variable HTTPS_PROXY instead.",
+    "quantization_config": "Use `optimize(fp8=True)`, or int8 by `vitruvian export`.",
+}
+
+
+def _checked_keywords(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords of `from_pretrained` without those that have no effect here; raise for unsupported ones."""
+    for name, hint in _UNSUPPORTED.items():
+        if keywords.get(name) is not None:
+            raise InputError(subject=name, expected="none", got=repr(keywords[name]), hint=hint)
+    if not keywords.get("weights_only", True):
+        raise InputError(
+            subject="weights_only", expected="True", got="False", hint="A file that needs more could run any code."
+        )
+    dropped = {*_UNSUPPORTED, "weights_only", "low_cpu_mem_usage", "trust_remote_code"}
+    return {name: value for name, value in keywords.items() if name not in dropped}
+
+
+def _constructor_arguments(cls: type[Model]) -> list[str]:
+    """Return the names of arguments of a model's constructor beside the configuration."""
+    return list(inspect.signature(cls.__init__).parameters)[2:]
+
+
+def _set_attention(module: nn.Module, implementation: str) -> None:
+    """Set the implementation of all attentions in a module to that of the configuration of the part they are in."""
+    config = getattr(module, "config", None)
+    if isinstance(config, Config):
+        implementation = config._attn_implementation or implementation
+    if hasattr(module, "attn_implementation"):
+        setattr(module, "attn_implementation", implementation)  # noqa: B010
+    for child in module.children():
+        _set_attention(child, implementation)
 
 
 def reset_buffers(module: nn.Module, device_of: Callable[[str], torch.device]) -> None:

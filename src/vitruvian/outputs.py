@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Self, TypedDict
@@ -13,8 +14,8 @@ from torch import Tensor
 from vitruvian.errors import InputError
 
 
-class ModelOutput:
-    """A dataclass of tensors that also reads as a mapping and as a tuple of the fields that are set.
+class ModelOutput(dict[str, Any]):
+    """A dataclass of tensors that is also a dict, and reads as a tuple, of the fields that are set.
 
     ``out.logits``, ``out["logits"]`` and ``out[0]`` name the same tensor; ``None`` fields are left out of
     iteration, ``keys()``, ``len()`` and ``to_tuple()``. Subclasses are plain ``@dataclass`` classes.
@@ -36,54 +37,68 @@ class ModelOutput:
         first = getattr(self, names[0])
         if type(first) is dict:
             setattr(self, names[0], None)
-            for name, value in first.items():
-                self[name] = value
+            self.update(first)
 
-    def keys(self) -> list[str]:
-        """Names of the fields that are set."""
-        names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]
-        return [name for name in names if getattr(self, name) is not None]
+    # Values are attributes, and items of the dict for what reads it directly, such as ``json`` and ``isinstance``.
 
-    def values(self) -> list[Any]:
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if value is None:
+            super().pop(name, None)
+        else:
+            super().__setitem__(name, value)
+
+    def keys(self) -> list[str]:  # type: ignore[override]
+        """Names of the fields that are set, in order, and of other items."""
+        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        return [
+            *(name for name in names if super(ModelOutput, self).__contains__(name)),
+            *(name for name in super().__iter__() if name not in names),
+        ]
+
+    def values(self) -> list[Any]:  # type: ignore[override]
         """Values of the fields that are set."""
-        return [getattr(self, name) for name in self.keys()]
+        return [super(ModelOutput, self).__getitem__(name) for name in self.keys()]
 
-    def items(self) -> list[tuple[str, Any]]:
+    def items(self) -> list[tuple[str, Any]]:  # type: ignore[override]
         """Pairs of name and value of the fields that are set."""
-        return [(name, getattr(self, name)) for name in self.keys()]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Value of a field, or `default` where it is absent or unset."""
-        return getattr(self, name) if name in self.keys() else default
+        return list(zip(self.keys(), self.values(), strict=True))
 
     def to_tuple(self) -> tuple[Any, ...]:
         """Values of the fields that are set, in order: what ``return_dict=False`` gives."""
         return tuple(self.values())
 
+    def pop(self, key: str, *default: Any) -> Any:
+        """Unset a field and return its value, or `default` where it is not set."""
+        value = super().pop(key, *default)
+        if key in self.__dict__:
+            super().__setattr__(key, None)
+        return value
+
+    def update(self, *items: Any, **more: Any) -> None:
+        """Set several fields."""
+        for name, value in dict(*items, **more).items():
+            setattr(self, name, value)
+
+    def copy(self) -> Self:
+        """Return another output with the same tensors."""
+        return copy.copy(self)
+
     def __getitem__(self, key: str | int | slice) -> Any:
         if not isinstance(key, str):
             return self.to_tuple()[key]
-        if key not in self.keys():
+        if key not in self:
             raise KeyError(f"{key!r}: not among {self.keys()}")
-        return getattr(self, key)
+        return super().__getitem__(key)
 
     def __setitem__(self, key: str, value: Any) -> None:
-        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
-        if key not in names:
-            raise KeyError(f"{key!r}: not among {names}")
         setattr(self, key, value)
 
-    def __contains__(self, key: object) -> bool:
-        return key in self.keys()
+    def __delitem__(self, key: str) -> None:
+        self.pop(key)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
-
-    def __len__(self) -> int:
-        return len(self.keys())
-
-
-Mapping.register(ModelOutput)
 
 
 @dataclasses.dataclass
@@ -164,14 +179,21 @@ class BatchFeature(AttributeDict):
     """The output of a processor: a dict whose items are attributes too, with `to` for all tensors."""
 
     def __init__(self, data: Mapping[str, Any] | None = None, tensor_type: str | None = None) -> None:
-        if tensor_type not in (None, "pt", "np"):
-            raise InputError(f"return_tensors: expected 'pt', 'np' or None, got {tensor_type!r}.")
-        super().__init__({k: _as_tensors(k, v, tensor_type) for k, v in (data or {}).items()})
+        super().__init__(data or {})
+        self.convert_to_tensors(tensor_type)
 
     @property
     def data(self) -> dict[str, Any]:
         """The items as a plain dict."""
         return dict(self)
+
+    def convert_to_tensors(self, tensor_type: str | None = None) -> Self:
+        """Stack lists to tensors ("pt") or arrays ("np") in place; None leaves them."""
+        if tensor_type not in (None, "pt", "np"):
+            raise InputError(f"return_tensors: expected 'pt', 'np' or None, got {tensor_type!r}.")
+        for key, value in self.items():
+            self[key] = _as_tensors(key, value, tensor_type)
+        return self
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move tensors to a device; a floating-point dtype applies to floating-point tensors only."""
@@ -185,6 +207,11 @@ class BatchFeature(AttributeDict):
         for key, value in self.items():
             self[key] = map_tensors(move, value)
         return self
+
+
+def output_field(outputs: Any, name: str) -> Any:
+    """Return a field of a model's output, or of a dict with its fields, where a field that is not set may be absent."""
+    return outputs.get(name) if isinstance(outputs, dict) else getattr(outputs, name, None)
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:

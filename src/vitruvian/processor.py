@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypedDict
+from typing import Any, ClassVar, Self, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +20,17 @@ from torch import Tensor
 
 from vitruvian.config import Settings, settings
 from vitruvian.errors import ConfigError, InputError
-from vitruvian.images import image_to_tensor, load_image, rescale_and_normalize
+from vitruvian.images import (
+    center_on_canvas,
+    fit_inside_hw,
+    image_to_tensor,
+    load_image,
+    resample_mode,
+    rescale_and_normalize,
+    resize,
+    shortest_edge_hw,
+)
+from vitruvian.limits import get_limits
 from vitruvian.outputs import BatchFeature
 
 PROCESSOR_FILE = "preprocessor_config.json"
@@ -27,11 +38,30 @@ VIDEO_PROCESSOR_FILE = "video_preprocessor_config.json"
 JOINT_FILE = "processor_config.json"
 ImageInput = Any  # an image or a list of images: PIL, NumPy [H, W, C] or [C, H, W], torch, path, URL or bytes
 
+ArrayT = TypeVar("ArrayT", Tensor, NDArray[Any])
+
 _IMAGENET_MEAN = [0.485, 0.456, 0.406]
 _IMAGENET_STD = [0.229, 0.224, 0.225]
-
+# Keywords of `from_pretrained` in transformers that have no effect here: there is one implementation, and code of a
+# checkpoint is never run.
+_NO_EFFECT = frozenset({"backend", "trust_remote_code", "use_fast"})
+_legacy_results = os.environ.get("VITRUVIAN_LEGACY_RESULTS", "0") not in ("", "0")
 
 SizeOption = Mapping[str, int] | Sequence[int] | int  # a table, (height, width), or one number
+
+
+def set_legacy_results(enabled: bool) -> None:
+    """Set whether post-processing returns the results of transformers where `legacy` is not passed.
+
+    The setting applies to the whole process. The environment variable `VITRUVIAN_LEGACY_RESULTS=1` turns it on.
+    """
+    global _legacy_results
+    _legacy_results = enabled
+
+
+def use_legacy(legacy: bool | None) -> bool:
+    """Return the argument `legacy` of a call, or for None the setting of the process."""
+    return _legacy_results if legacy is None else legacy
 
 
 class ImageOptions(TypedDict, total=False):
@@ -52,27 +82,32 @@ class ImageOptions(TypedDict, total=False):
 class ImageProcessor(Settings):
     """Options that all image processors share.
 
+    `from_pretrained` accepts `use_fast`, `backend` and `trust_remote_code` of transformers, without effect: there is
+    one implementation, and code of a checkpoint is never run.
+
     Args:
-        do_resize: Whether to resize.
+        do_resize: Whether to resize; None means no, also for `do_rescale` and `do_normalize`.
         size: Target size: ``{"height", "width"}`` or ``{"shortest_edge", "longest_edge"}``.
         resample: PIL's number of the filter: 0 nearest, 2 bilinear, 3 bicubic.
         do_rescale: Whether to multiply pixel values by `rescale_factor`.
         rescale_factor: By default 1/255.
         do_normalize: Whether to subtract `image_mean` and divide by `image_std`.
-        image_mean: Mean of each channel.
+        image_mean: Mean of each channel; its length is the number of channels that arrays may have, beside 1 and 3.
         image_std: Standard deviation of each channel.
         do_convert_rgb: Whether images of other modes become RGB (PIL images always do).
     """
 
     file_name: ClassVar[str] = PROCESSOR_FILE
+    sizes_are_limited: ClassVar[bool] = True
     model_input_names: ClassVar[list[str]] = ["pixel_values"]
+    saved_as_null: ClassVar[frozenset[str]] = frozenset({"do_resize", "do_rescale", "do_normalize"})
 
-    do_resize: bool = True
+    do_resize: bool | None = True
     size: dict[str, int] = dataclasses.field(default_factory=dict)
     resample: int = 2
-    do_rescale: bool = True
+    do_rescale: bool | None = True
     rescale_factor: float = 1 / 255
-    do_normalize: bool = True
+    do_normalize: bool | None = True
     image_mean: list[float] | float = dataclasses.field(default_factory=lambda: list(_IMAGENET_MEAN))
     image_std: list[float] | float = dataclasses.field(default_factory=lambda: list(_IMAGENET_STD))
     do_convert_rgb: bool | None = None
@@ -82,18 +117,26 @@ class ImageProcessor(Settings):
         if isinstance(self.resample, enum.IntEnum):
             self.resample = int(self.resample)  # PIL's names of filters
         super().__post_init__()
+        pixels = self.size.get("height", 1) * self.size.get("width", 1)
+        get_limits().check("image_pixels", pixels, subject=f"{type(self).__name__}.size", error=ConfigError)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
+        """Build from a JSON object; unknown keys are preserved, `overrides` have priority."""
+        return super().from_dict(values, **{key: value for key, value in overrides.items() if key not in _NO_EFFECT})
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Drop the class name, which `to_dict` writes, and unset options."""
-        known = {field.name for field in dataclasses.fields(cls)}
+        known = {field.name for field in dataclasses.fields(cls)} - cls.saved_as_null
         values.pop("image_processor_type", None)
         values.pop("feature_extractor_type", None)
         return super().upgrade({key: value for key, value in values.items() if value is not None or key not in known})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a `preprocessor_config.json`."""
-        values = {key: value for key, value in super().to_dict().items() if value is not None}
+        fields = super().to_dict()
+        values = {key: value for key, value in fields.items() if value is not None or key in self.saved_as_null}
         return values | {"image_processor_type": type(self).__name__}
 
     def with_options(self, **options: Any) -> Self:
@@ -112,6 +155,58 @@ class ImageProcessor(Settings):
         """Convert images to model inputs; implemented by each family."""
         raise InputError(f"{type(self).__name__}: has no `preprocess`. Use a family's processor.")
 
+    def resize(
+        self,
+        image: ArrayT,
+        size: SizeOption,
+        resample: int | None = None,
+        antialias: bool = True,
+        *,
+        data_format: str | None = None,
+        input_data_format: str | None = None,
+    ) -> ArrayT:
+        """Resize an array or a tensor, [..., C, H, W] or [H, W, C], with the processor's filter or `resample`."""
+        mode = resample_mode(self.resample if resample is None else int(resample))
+
+        def apply(pixels: Tensor) -> Tensor:
+            return resize(pixels, scaled_hw(size_of(pixels), size_table(size)), mode=mode, antialias=antialias)
+
+        return _apply_to_pixels(apply, image, data_format, input_data_format)
+
+    def rescale(
+        self, image: ArrayT, scale: float, *, data_format: str | None = None, input_data_format: str | None = None
+    ) -> ArrayT:
+        """Multiply an array or a tensor by `scale`."""
+        return _apply_to_pixels(lambda pixels: pixels * scale, image, data_format, input_data_format)
+
+    def normalize(
+        self,
+        image: ArrayT,
+        mean: float | Sequence[float],
+        std: float | Sequence[float],
+        *,
+        data_format: str | None = None,
+        input_data_format: str | None = None,
+    ) -> ArrayT:
+        """Return (image - mean) / std of an array or a tensor, [..., C, H, W] or [H, W, C], in float32."""
+
+        def apply(pixels: Tensor) -> Tensor:
+            return rescale_and_normalize(pixels, scale=None, mean=mean, std=std)
+
+        return _apply_to_pixels(apply, image, data_format, input_data_format)
+
+    def center_crop(
+        self,
+        image: ArrayT,
+        size: SizeOption,
+        *,
+        data_format: str | None = None,
+        input_data_format: str | None = None,
+    ) -> ArrayT:
+        """Crop the center of an array or a tensor, [..., C, H, W] or [H, W, C], padded with 0 where it is smaller."""
+        size_hw = height_width(size_table(size), "size")
+        return _apply_to_pixels(lambda pixels: center_on_canvas(pixels, size_hw), image, data_format, input_data_format)
+
     def finish_pixels(self, pixels: Tensor, *, in_place: bool = False) -> Tensor:
         """Rescale and normalize [..., C, H, W] to float32 by the options, with `in_place` into float32 pixels."""
         return rescale_and_normalize(pixels, out=pixels if in_place else None, **self.constants)
@@ -124,6 +219,11 @@ class ImageProcessor(Settings):
             "mean": self.image_mean if self.do_normalize else None,
             "std": self.image_std if self.do_normalize else None,
         }
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the images that `image_mean` is for."""
+        return len(self.image_mean) if self.do_normalize and isinstance(self.image_mean, Sequence) else 3
 
 
 def size_table(size: object) -> dict[str, int]:
@@ -144,11 +244,32 @@ def height_width(size: Mapping[str, int], subject: str) -> tuple[int, int]:
     return size["height"], size["width"]
 
 
+def scaled_hw(source_hw: tuple[int, int], size: Mapping[str, int]) -> tuple[int, int]:
+    """Return the size to which an image of `source_hw` is resized by a table of `ImageProcessor.size`."""
+    if "shortest_edge" in size:
+        return shortest_edge_hw(source_hw, size["shortest_edge"], size.get("longest_edge"))
+    if {"max_height", "max_width"} <= set(size):
+        return fit_inside_hw(source_hw, (size["max_height"], size["max_width"]))
+    return height_width(size, "size")
+
+
+def size_of(pixels: Tensor) -> tuple[int, int]:
+    """Return (height, width) of [..., H, W]."""
+    return int(pixels.shape[-2]), int(pixels.shape[-1])
+
+
 def as_pixels(
-    images: ImageInput, *, input_data_format: str | None = None, device: str | torch.device | None = None
+    images: ImageInput,
+    *,
+    input_data_format: str | None = None,
+    device: str | torch.device | None = None,
+    channels: int = 3,
 ) -> list[Tensor]:
-    """Convert images of any kind to a list of [C, H, W] tensors: uint8 for images, the same dtype for arrays."""
-    tensors = [_one_image(image, input_data_format) for image in as_list(images)]
+    """Convert images of any kind to a list of [C, H, W] tensors: uint8 for images, the same dtype for arrays.
+
+    Arrays may have 1, 3 or `channels` channels. Gray ones are repeated to `channels`.
+    """
+    tensors = [_one_image(image, input_data_format, channels) for image in as_list(images)]
     return tensors if device is None else [tensor.to(device) for tensor in tensors]
 
 
@@ -163,12 +284,12 @@ def as_list(images: ImageInput) -> list[Any]:
     return [images]
 
 
-def _one_image(image: object, input_data_format: str | None) -> Tensor:
+def _one_image(image: object, input_data_format: str | None, channels: int) -> Tensor:
     """Convert one image to [C, H, W]; arrays keep their values."""
     if isinstance(image, np.ndarray):
         image = as_tensor(image)
     if isinstance(image, Tensor):
-        return channels_first(image, input_data_format)
+        return channels_first(image, input_data_format, channels)
     if isinstance(image, (Image.Image, str, Path, bytes)):
         return image_to_tensor(load_image(image))
     raise InputError(f"images: expected PIL, numpy, torch, a path, a URL or bytes, got {type(image).__name__}.")
@@ -184,26 +305,60 @@ def as_tensor(array: NDArray[np.generic]) -> Tensor:
         raise InputError(f"images: expected arrays of numbers, got {array.dtype}.") from error
 
 
-def channels_first(pixels: Tensor, input_data_format: str | None = None) -> Tensor:
-    """Convert [H, W], [H, W, C] or [C, H, W] to [3, H, W]; gray is repeated, an alpha channel is an error."""
-    if input_data_format not in (None, "channels_first", "channels_last"):
-        raise InputError(f"input_data_format: expected 'channels_first' or 'channels_last', got {input_data_format!r}.")
+def channels_first(pixels: Tensor, input_data_format: str | None = None, channels: int = 3) -> Tensor:
+    """Convert [H, W], [H, W, C] or [C, H, W] to [C, H, W] of 3 or `channels` channels; gray is repeated."""
     if pixels.ndim == 2:
         pixels = pixels[None]  # [1, H, W]
     elif pixels.ndim != 3:
         raise InputError(f"images: expected arrays of 2 or 3 dimensions, got the shape {list(pixels.shape)}.")
-    elif input_data_format == "channels_last" or (
-        input_data_format is None and pixels.shape[0] not in (1, 3) and pixels.shape[-1] in (1, 3)
-    ):
+    elif is_channels_last(pixels, input_data_format, channels):
         pixels = pixels.permute(2, 0, 1)  # [C, H, W]
     if pixels.shape[0] == 1:
-        pixels = pixels.expand(3, -1, -1)  # [3, H, W]
-    if pixels.shape[0] != 3:
+        pixels = pixels.expand(channels, -1, -1)  # [C, H, W]
+    if pixels.shape[0] not in (3, channels):
+        known = "1 or 3" if channels in (1, 3) else f"1, 3 or {channels}"
         raise InputError(
-            f"images: expected 1 or 3 channels, got the shape {list(pixels.shape)}. "
-            "Convert to RGB, or say input_data_format='channels_last'."
+            f"images: expected {known} channels, got the shape {list(pixels.shape)}. Convert to RGB, pass "
+            "input_data_format='channels_last', or pass image_mean and image_std with a number for each channel."
         )
     return pixels
+
+
+def is_channels_last(pixels: Tensor, input_data_format: str | None, channels: int = 3) -> bool:
+    """Return whether the channels of [C, H, W] or [H, W, C] come last, by the argument or else by the shape."""
+    if input_data_format is not None:
+        return _checked_format("input_data_format", input_data_format) == "channels_last"
+    known = (1, 3, channels)
+    return pixels.ndim == 3 and pixels.shape[0] not in known and pixels.shape[-1] in known
+
+
+def in_data_format(values: Any, data_format: str | None) -> Any:
+    """Return [..., C, H, W], an array, a tensor or a list of them, as [..., H, W, C] for "channels_last"."""
+    if data_format is None or _checked_format("data_format", data_format) == "channels_first":
+        return values
+    if isinstance(values, (list, tuple)):
+        return [in_data_format(value, data_format) for value in values]
+    return values.movedim(-3, -1) if isinstance(values, Tensor) else np.moveaxis(values, -3, -1)
+
+
+def _checked_format(name: str, data_format: str) -> str:
+    """Return "channels_first" or "channels_last"; the enumeration of transformers is accepted too."""
+    value = data_format.value if isinstance(data_format, enum.Enum) else data_format
+    if value not in ("channels_first", "channels_last"):
+        raise InputError(f"{name}: expected 'channels_first' or 'channels_last', got {value!r}.")
+    return str(value)
+
+
+def _apply_to_pixels(
+    function: Callable[[Tensor], Tensor], image: ArrayT, data_format: str | None, input_data_format: str | None
+) -> ArrayT:
+    """Apply a function of [..., C, H, W] to an array or a tensor in either format; return the same kind and format."""
+    pixels = image if isinstance(image, Tensor) else as_tensor(image)
+    last = is_channels_last(pixels, input_data_format)
+    result = function(pixels.movedim(-1, -3) if last else pixels)
+    result = in_data_format(result, data_format or ("channels_last" if last else "channels_first"))
+    converted: ArrayT = result if isinstance(image, Tensor) else result.numpy()
+    return converted
 
 
 def check_count(name: str, entries: Sequence[Any] | Tensor | None, count: int) -> None:

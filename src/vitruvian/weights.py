@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,13 +26,40 @@ from vitruvian.config import read_json
 from vitruvian.errors import CheckpointError, InputError, WeightsError, near_matches
 from vitruvian.hub import HubOptions, find_file, is_local, local_folder, weight_file
 
-_SAFE_NAME = "model.safetensors"
-_SAFE_INDEX = "model.safetensors.index.json"
-_TORCH_NAME = "pytorch_model.bin"
-_TORCH_INDEX = "pytorch_model.bin.index.json"
-SAVED_FILES = ("model.safetensors", "model-?????-of-?????.safetensors", _SAFE_INDEX)  # what `save_weights` writes
+SAVED_FILES = (  # what `save_weights` writes
+    "model.safetensors",
+    "model-?????-of-?????.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model-?????-of-?????.bin",
+    "pytorch_model.bin.index.json",
+)
 _CHUNK_BYTES = 64 * 1024**2
 _LFS_POINTER = b"version https://git-lfs"
+
+
+@dataclass(frozen=True)
+class WeightNames:
+    """Names of the weight files of a checkpoint.
+
+    Attributes:
+        safe: Whether they are safetensors files, rather than files of `torch.save`.
+        variant: Inserted before the ending: ``model.fp16.safetensors``.
+    """
+
+    safe: bool = True
+    variant: str | None = None
+
+    def file(self, part: str = "") -> str:
+        """Return the name of a file, or of a part of it such as ``"-00001-of-00002"``."""
+        stem, ending = ("model", "safetensors") if self.safe else ("pytorch_model", "bin")
+        return ".".join(filter(None, (stem + part, self.variant, ending)))
+
+    @property
+    def index(self) -> str:
+        """Name of the table of parts: ``model.safetensors.index.json``, ``model.safetensors.index.fp16.json``."""
+        plain = WeightNames(self.safe).file()
+        return ".".join(filter(None, (plain, "index", self.variant, "json")))
 
 
 class _Reader(Protocol):
@@ -79,7 +107,19 @@ class WeightFiles:
         for reader in self.readers:
             for name, tensor in reader.tensors():
                 names = (name,) if self.renames is None else self.renames(name)
-                yield from zip(names, tensor.chunk(len(names)) if len(names) > 1 else (tensor,), strict=False)
+                yield from zip(names, split_evenly(name, tensor, len(names)) if names else (), strict=True)
+
+
+class StateDict:
+    """Tensors in memory, read as a file of weights is."""
+
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        self.state = state
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors."""
+        yield from self.state.items()
 
 
 class _SafeReader:
@@ -111,28 +151,17 @@ class _SafeReader:
                     del tensor
 
 
-class _TorchReader:
-    """One `.bin`, `.pt` or `.pth` file, read with `weights_only=True`: tensors and plain containers, no code."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.state = _find_state_dict(_load_torch_file(path), path)
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in self.state.items()}
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors."""
-        yield from self.state.items()
-
-
 def _load_torch_file(path: Path) -> Any:
-    """Read a file of `torch.save`, memory-mapped where possible."""
+    """Read a `.bin`, `.pt` or `.pth` file, memory-mapped where possible: tensors and plain containers, no code."""
     try:
         try:
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            if _fits_records(path, loaded):
+                return loaded
         except RuntimeError as error:
-            if "mmap" not in str(error):
+            if "mmap" not in str(error):  # torch's older format
                 raise
-            return torch.load(path, map_location="cpu", weights_only=True)  # torch's older format
+        return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL (\S+)", str(error))
         if wanted is None:
@@ -143,6 +172,25 @@ def _load_torch_file(path: Path) -> Any:
         ) from error
     except Exception as error:
         raise damaged(path, str(error) or type(error).__name__) from error
+
+
+def _fits_records(path: Path, loaded: Any) -> bool:
+    """Return whether memory-mapped storages are as large as their records in the file, which torch does not check."""
+    with zipfile.ZipFile(path) as archive:
+        records = [record for record in archive.infolist() if "/data/" in record.filename and record.file_size]
+    storages = {storage.data_ptr(): storage.nbytes() for storage in _storages_in(loaded) if storage.nbytes()}
+    sizes = [record.file_size for record in sorted(records, key=lambda record: record.header_offset)]
+    stored = all(record.compress_type == zipfile.ZIP_STORED for record in records)
+    return stored and sizes == [storages[address] for address in sorted(storages)]
+
+
+def _storages_in(loaded: Any) -> Iterator[torch.UntypedStorage]:
+    """Yield the storages of all tensors in nested containers."""
+    if isinstance(loaded, Tensor):
+        yield loaded.untyped_storage()
+    elif isinstance(loaded, Mapping | list | tuple):
+        for item in loaded.values() if isinstance(loaded, Mapping) else loaded:
+            yield from _storages_in(item)
 
 
 def damaged(path: Path, reason: str) -> CheckpointError:
@@ -161,38 +209,50 @@ def _find_state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
     """Return the state dict of a torch file: the whole, or the value of a usual key."""
     if isinstance(loaded, Mapping):
         if loaded and all(isinstance(value, Tensor) for value in loaded.values()):
-            return dict(loaded)
+            return _named(loaded, path)
         for key in ("state_dict", "model", "module", "model_state_dict"):
             inner = loaded.get(key)
             if isinstance(inner, Mapping):
                 tensors = {name: value for name, value in inner.items() if isinstance(value, Tensor)}
                 if tensors:
-                    return tensors
+                    return _named(tensors, path)
     raise WeightsError(f"{path}: expected tensors by name, got {type(loaded).__name__}. Is this a checkpoint?")
 
 
-def open_file(path: Path) -> _SafeReader | _TorchReader:
+def _named(tensors: Mapping[Any, Tensor], path: Path) -> dict[str, Tensor]:
+    """Return a state dict whose keys are text."""
+    for name in tensors:
+        if not isinstance(name, str):
+            raise WeightsError(f"{path}: expected names of tensors, got the key {name!r}. Is this a checkpoint?")
+    return dict(tensors)
+
+
+def open_file(path: Path) -> _SafeReader | StateDict:
     """Open one weight file by its suffix."""
-    return _SafeReader(path) if path.suffix == ".safetensors" else _TorchReader(path)
+    if path.suffix == ".safetensors":
+        return _SafeReader(path)
+    return StateDict(_find_state_dict(_load_torch_file(path), path))
 
 
-def open_weights(source: str | Path, options: HubOptions, *, use_safetensors: bool | None = None) -> WeightFiles:
+def open_weights(
+    source: str | Path, options: HubOptions, *, use_safetensors: bool | None = None, variant: str | None = None
+) -> WeightFiles:
     """Open the weights of a checkpoint: a single file, a folder or a Hub repository, sharded or not."""
     single = weight_file(source)
     if single is not None:
         if use_safetensors is not None and use_safetensors != (single.suffix == ".safetensors"):
             raise CheckpointError(f"{single}: use_safetensors={use_safetensors} rules this file out. Drop it.")
         return WeightFiles((open_file(single),))
-    names = [] if use_safetensors is False else [_SAFE_NAME, _SAFE_INDEX]
-    names += [] if use_safetensors is True else [_TORCH_NAME, _TORCH_INDEX]
+    kinds = [WeightNames(safe, variant) for safe in (True, False) if use_safetensors in (None, safe)]
+    names = [name for kind in kinds for name in (kind.file(), kind.index)]
     for name in names:
         path = find_file(source, name, options)
         if path is None:
             continue
-        if not name.endswith(".index.json"):
+        if not name.endswith(".json"):
             return WeightFiles((open_file(path),))
         return WeightFiles(tuple(open_file(shard) for shard in _shard_paths(source, path, options)))
-    if is_local(source):
+    if is_local(source) and variant is None:
         unnamed = sorted((local_folder(source) / options.subfolder).glob("*.safetensors"))
         if len(unnamed) == 1 and use_safetensors is not False:
             return WeightFiles((open_file(unnamed[0]),))
@@ -236,6 +296,16 @@ class KeyPlan:
     mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]]  # name in the model, shape in the file, in the model
     added_prefix: bool  # the file has a base model, the model has a head
     dropped_prefix: bool  # the file has a model with a head, the model is the base model
+    ignored: frozenset[str] = frozenset()  # in both, but not read
+
+    def loading_info(self) -> dict[str, Any]:
+        """Return the sets of names that `from_pretrained` returns with `output_loading_info`."""
+        return {
+            "missing_keys": set(self.missing) - self.ignored,
+            "unexpected_keys": set(self.unexpected),
+            "mismatched_keys": set(self.mismatched),
+            "error_msgs": [],
+        }
 
 
 def match_keys(
@@ -257,7 +327,8 @@ def match_keys(
     """
     renames, ignored = list(renames), list(ignored)
     names = {file_name: renamed(file_name, renames) for file_name in available}
-    names = {file_name: name for file_name, name in names.items() if not any(re.search(p, name) for p in ignored)}
+    skipped = frozenset(name for name in names.values() if any(re.search(p, name) for p in ignored))
+    names = {file_name: name for file_name, name in names.items() if name not in skipped}
     candidates = {"": names}
     if prefix:
         prefix += "."
@@ -274,7 +345,7 @@ def match_keys(
             pairs[file_name] = name
     matched = set(pairs.values()) | {name for name, _, _ in mismatched}
     missing = [name for name in wanted if name not in matched]
-    return KeyPlan(pairs, missing, unexpected, mismatched, change == "added", change == "dropped")
+    return KeyPlan(pairs, missing, unexpected, mismatched, change == "added", change == "dropped", skipped)
 
 
 def renamed(name: str, renames: Iterable[tuple[str, str]]) -> str:
@@ -318,30 +389,73 @@ def check_finite(name: str, tensor: Tensor, source: str) -> None:
         )
 
 
-def save_weights(state: Mapping[str, Tensor], folder: Path, *, max_shard_size: int | str = "5GB") -> list[Path]:
-    """Write tensors as one safetensors file, or as shards with an index, each atomically."""
+def check_floating(name: str, tensor: Tensor, source: str) -> None:
+    """Raise `WeightsError` for a tensor of integers, booleans or complex numbers."""
+    if not tensor.is_floating_point():
+        raise WeightsError(
+            f"{source}: expected floating-point numbers in {name}, got {str(tensor.dtype).removeprefix('torch.')}. "
+            "Is this a quantized checkpoint? Use one with floating-point weights."
+        )
+
+
+def check_state(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor], source: str) -> None:
+    """Raise `WeightsError` unless names, shapes and kinds of numbers are those of a model's state dict."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    plan = match_keys({name: tuple(tensor.shape) for name, tensor in wanted.items()}, shapes)
+    if plan.missing or plan.unexpected or plan.mismatched:
+        problem = describe_mismatch(plan.missing, plan.unexpected, plan.mismatched)
+        raise WeightsError(f"{source}: its weights do not fit the model.\n  {problem}\nIs it a whole checkpoint?")
+    for name, tensor in state.items():
+        if wanted[name].is_floating_point():
+            check_floating(name, tensor, source)
+
+
+def split_evenly(name: str, tensor: Tensor, count: int) -> Sequence[Tensor]:
+    """Split a tensor into `count` parts of one size along its first dimension, or raise `WeightsError`."""
+    if count == 1:
+        return (tensor,)
+    if not tensor.ndim or not tensor.shape[0] or tensor.shape[0] % count:
+        raise WeightsError(f"{name}: expected a first dimension that splits into {count}, got {list(tensor.shape)}.")
+    return tensor.chunk(count)
+
+
+def save_weights(
+    state: Mapping[str, Tensor],
+    folder: Path,
+    *,
+    max_shard_size: int | str = "5GB",
+    names: WeightNames = WeightNames(),  # noqa: B008 (immutable)
+    save_function: Callable[[dict[str, Tensor], Path], object] | None = None,
+) -> list[Path]:
+    """Write tensors as one file, or as shards with an index, each atomically.
+
+    `save_function` writes a file that is not safetensors, in place of `torch.save`.
+    """
     shards = _split_into_shards(state, _byte_count(max_shard_size))
-    names = (
-        [_SAFE_NAME]
-        if len(shards) == 1
-        else [f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
-    )
+    count = len(shards)
+    files = [names.file("" if count == 1 else f"-{number:05d}-of-{count:05d}") for number in range(1, count + 1)]
+    save = _save_safetensors if names.safe else save_function or torch.save
     written = []
-    for name, keys in zip(names, shards, strict=True):
+    for name, keys in zip(files, shards, strict=True):
         # One shard at a time limits the copies from another device.
         part = {key: unshared(state[key].detach().to("cpu")) for key in keys}
         with atomic_write(folder / name) as temporary:
-            save_file(part, temporary, metadata={"format": "pt"})
+            save(part, temporary)
         written.append(folder / name)
-    index = folder / _SAFE_INDEX
-    if len(shards) > 1:
+    index = folder / names.index
+    if count > 1:
         total = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-        table = {key: name for name, keys in zip(names, shards, strict=True) for key in keys}
+        table = {key: name for name, keys in zip(files, shards, strict=True) for key in keys}
         write_text(index, json.dumps({"metadata": {"total_size": total}, "weight_map": table}, indent=2) + "\n")
         written.append(index)
     for stale in {path for pattern in SAVED_FILES for path in folder.glob(pattern)} - set(written):
         stale.unlink()
     return written
+
+
+def _save_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write one safetensors file."""
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def unshared(tensor: Tensor) -> Tensor:

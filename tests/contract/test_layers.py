@@ -18,15 +18,15 @@ CONTRIBUTING = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 
 # Folders and root modules of the package in import order. Those on one line do not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version"),
-    ("atomic", "tasks"),
-    ("hub", "outputs"),
+    ("errors", "version", "cpu_threads"),
+    ("atomic", "tasks", "limits"),
+    ("text_files", "hub", "outputs"),
     ("config",),
     ("weights",),
     ("devices",),
     ("ops",),
     ("layers", "images", "human"),
-    ("image_utils", "losses"),
+    ("adapters", "image_utils", "losses"),
     ("model", "processor"),
     ("models",),
     ("auto",),

@@ -1,4 +1,4 @@
-"""The tables, plots and numbers of docs/speed.md are those of benchmarks/results/*.json."""
+"""The tables, plots and numbers of docs/speed.md and benchmarks/results/README.md are those of the data beside it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitruvian.benchmarking.timing import Timing
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
-PAGE = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+PAGE, RUNS_PAGE = (path.read_text(encoding="utf-8") for path in TABLES["PAGES"])
 PLOT = ROOT / "docs" / "images" / "speed.png"
 DATA: dict[str, Any] = TABLES["load"]()
 CURVES = ROOT / "benchmarks" / "results" / "curves" / "h200.json"
@@ -85,7 +85,10 @@ def unmeasured_numbers(page: str) -> list[str]:
 
 
 def test_tables_match_the_data() -> None:
-    assert TABLES["replace_tables"](PAGE, TABLES["tables"](DATA)) == PAGE, "run benchmarks/tables.py"
+    tables = TABLES["tables"](DATA)
+    for page in (PAGE, RUNS_PAGE):
+        assert TABLES["replace_tables"](page, tables) == page, "run benchmarks/tables.py"
+    assert {match[2] for match in TABLES["TABLE"].finditer(PAGE + RUNS_PAGE)} == tables.keys()
 
 
 def test_a_changed_number_changes_the_page() -> None:
@@ -98,6 +101,15 @@ def test_numbers_in_the_prose_are_measured() -> None:
     assert not unmeasured_numbers(PAGE)
     assert unmeasured_numbers(PAGE.replace("11.8 s", "11.8371 s")) == ["11.8371"]
     assert unmeasured_numbers(PAGE + "\nIt takes 6789 ms, 0.98765 of what it took.") == ["6789", "0.98765"]
+
+
+def test_times_to_choose_a_model_are_those_of_the_tables() -> None:
+    chosen, builtin = (
+        (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("choose-a-model", "builtin")
+    )
+    found = re.findall(r"[\d.–]+(?= (?:ms|s|GiB)\b)", chosen)
+    assert len(found) > 20
+    assert not [text for text in found if text not in PAGE + builtin]
 
 
 def test_number_of_missed_goals() -> None:

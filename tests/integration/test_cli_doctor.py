@@ -39,4 +39,4 @@ def test_the_doctor_finds_what_is_wrong(
 
 def test_extras_are_those_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert set(doctor.EXTRAS) == set(project["optional-dependencies"]) - {"dev"}
+    assert set(doctor.EXTRAS) == set(project["optional-dependencies"]) - {"dev", "docs"}

@@ -98,6 +98,16 @@ def assert_same_terms(got: dict[str, Any], want: dict[str, Any], tolerance: floa
 
 
 @both_families
+def test_weights_load_under_the_names_in_the_reference(family: Family, tmp_path: Path) -> None:
+    ours, theirs = family.both(tmp_path)
+    fresh = family.cls(ours.config)
+    assert set(theirs.state_dict()) - set(fresh.state_dict())
+    fresh.load_state_dict(theirs.state_dict())
+    for name, value in ours.state_dict().items():
+        assert torch.equal(fresh.state_dict()[name], value), name
+
+
+@both_families
 def test_pixel_masks(family: Family, tmp_path: Path) -> None:
     """The reference computes padding as a part of images; without it, a batch gives the results of single images."""
     ours, theirs = family.both(tmp_path)
@@ -212,6 +222,19 @@ def test_auxiliary_predictions_are_what_the_reference_heads_say_of_normed_layers
     assert_same_terms(got.loss_terms, terms, 1e-5)
     total = sum(theirs.weight_dict[name.rstrip("_0123456789")] * value for name, value in terms.items())
     assert_same(got.loss, total, 1e-5)
+
+
+def test_auxiliary_predictions_of_the_reference(tmp_path: Path) -> None:
+    ours, theirs = MASKFORMER.both(tmp_path, use_auxiliary_loss=True)
+    ours.config.norm_auxiliary_states = False
+    pixels, given = random_images(64, 96), objects(64, 96, (3, 1), NUM_LABELS)
+    got = ours(pixels, **given, output_auxiliary_logits=True)
+    want = theirs(pixels, **given, output_auxiliary_logits=True, output_hidden_states=True)  # it needs them
+    assert len(got.auxiliary_logits) == len(want.auxiliary_logits) == 3
+    assert_same(got.loss, want.loss, 1e-5)
+    logits = {name: got[name] for name in LOGITS}
+    terms = ours.get_loss_dict(**logits, **given, auxiliary_predictions=got.auxiliary_logits)
+    assert_same(ours.get_loss(terms), want.loss, 1e-5)
 
 
 def test_files_as_they_were_published(tmp_path: Path) -> None:

@@ -125,6 +125,12 @@ def test_partial_file_is_refused_with_its_keys_named(tiny: Sapiens2Model) -> Non
         convert_state_dict(state)
 
 
+def test_layer_numbers_are_limited(tiny: Sapiens2Model) -> None:
+    state = original_names(tiny) | {"blocks.9999999.ln1.weight": torch.zeros(16)}
+    with pytest.raises(WeightsError, match=r"blocks\.: expected at most 1,000 layers, got 10,000,000\."):
+        convert_state_dict(state)
+
+
 def test_whole_missing_layer_is_noticed(tiny: Sapiens2Model) -> None:
     state = {name: value for name, value in original_names(tiny).items() if not name.startswith("blocks.0.")}
     with pytest.raises(WeightsError, match=r"blocks\.0\."):

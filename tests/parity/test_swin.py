@@ -20,7 +20,13 @@ from tests.parity.segmentation import (
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
-from vitruvian.models.swin.modeling import MaskFormerSwinBackbone, SwinBackbone, SwinModel
+from vitruvian.models.swin.modeling import (
+    MaskFormerSwinBackbone,
+    SwinBackbone,
+    SwinForImageClassification,
+    SwinForMaskedImageModeling,
+    SwinModel,
+)
 
 reference = pytest.importorskip("transformers")
 pytestmark = pytest.mark.reference
@@ -64,34 +70,36 @@ def test_masked_patches_and_resized_positions(tmp_path: Path) -> None:
     theirs = shake(reference.SwinModel(config, use_mask_token=True))
     theirs.save_pretrained(tmp_path)
     ours = SwinModel(SwinConfig.from_pretrained(tmp_path), use_mask_token=True).eval()
-    ours.load_state_dict(hub_names(theirs) | index_buffers(ours))
+    ours.load_state_dict(theirs.state_dict())
     masked = torch.rand(2, 16 * 24, generator=torch.Generator().manual_seed(3)) > 0.5
     with torch.no_grad():
         given: dict[str, Any] = {"bool_masked_pos": masked, "interpolate_pos_encoding": True}
         assert_same(ours(random_images(64, 96), **given)[0], theirs(random_images(64, 96), **given)[0])
 
 
-def hub_names(model: Any) -> dict[str, torch.Tensor]:
-    """The reference's weights under the names it writes."""
-    pairs = (
-        ("attention.q_proj", "attention.self.query"),
-        ("attention.k_proj", "attention.self.key"),
-        ("attention.v_proj", "attention.self.value"),
-        ("attention.relative_position_bias.relative", "attention.self.relative"),
-        ("attention.o_proj", "attention.output.dense"),
-        ("mlp.fc1", "intermediate.dense"),
-        ("mlp.fc2", "output.dense"),
-    )
-    found = {}
-    for name, value in model.state_dict().items():
-        for old, new in pairs:
-            name = name.replace(old, new)
-        found[name] = value
-    return found
+@pytest.mark.parametrize(
+    ("labels", "problem_type"),
+    [(torch.tensor([1, 0]), None), (torch.rand(2, 3), None), (torch.rand(2, 3), "regression")],
+    ids=["single", "multi", "regression"],
+)
+def test_classifier(labels: torch.Tensor, problem_type: str | None, tmp_path: Path) -> None:
+    config = reference.SwinConfig(**swin_fields(window_size=2), num_labels=3, problem_type=problem_type)
+    theirs = shake(reference.SwinForImageClassification(config))
+    ours = hand_over(theirs, SwinForImageClassification, tmp_path)
+    pixels = random_images(64, 96)
+    with torch.no_grad():
+        assert_same_fields(ours(pixels, labels), theirs(pixels, labels), ("loss", "logits"))
 
 
-def index_buffers(model: Any) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in model.state_dict().items() if name.endswith("relative_position_index")}
+def test_masked_image_modeling(tmp_path: Path) -> None:
+    config = reference.SwinConfig(**swin_fields(window_size=2, image_size=64), encoder_stride=32)
+    theirs = shake(reference.SwinForMaskedImageModeling(config))
+    ours = hand_over(theirs, SwinForMaskedImageModeling, tmp_path)
+    masked = torch.rand(2, 16 * 16, generator=torch.Generator().manual_seed(3)) > 0.5
+    pixels = random_images(64, 64)
+    with torch.no_grad():
+        got, want = ours(pixels, masked), theirs(pixels, masked)
+    assert_same_fields(got, want, ("loss", "reconstruction"))
 
 
 @pytest.mark.parametrize(("their_cls", "their_config", "our_cls", "fields"), BACKBONES)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from vitruvian.atomic import atomic_write
+from vitruvian.atomic import atomic_write, check_writable, remove_temporary_files, sync_to_disk
 from vitruvian.errors import InputError
 
 
@@ -46,3 +48,45 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="expected a folder to write in"), atomic_write(tmp_path / "file" / "a.txt"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"), [(errno.ENOSPC, "Free some space"), (errno.EROFS, "Choose another"), (errno.EACCES, "Choose")]
+)
+def test_errors_of_the_disk_have_a_name(number: int, hint: str, tmp_path: Path) -> None:
+    expected = rf"a\.txt: expected a writable path, got {os.strerror(number)}\. {hint}"
+    with pytest.raises(InputError, match=expected), atomic_write(tmp_path / "a.txt"):
+        raise OSError(number, os.strerror(number))
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_errors_stay_as_they_are(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionResetError), atomic_write(tmp_path / "a.txt"):
+        raise ConnectionResetError(errno.ECONNRESET, "reset")
+
+
+def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    own = [".a.txt.0123abcd.part", ".a.txt.ffffffff.part"]
+    others = [".b.txt.0123abcd.part", ".a.txt.part", ".a.txt.0123abcx.part", "a.txt.0123abcd.part", "a.txt"]
+    for name in own + others:
+        (tmp_path / name).touch()
+    remove_temporary_files(tmp_path / "a.txt")
+    assert {path.name for path in tmp_path.iterdir()} == set(others)
+    remove_temporary_files(tmp_path)  # of all files in a folder
+    assert {path.name for path in tmp_path.iterdir()} == set(others[1:])
+
+
+def test_a_folder_that_can_be_written(tmp_path: Path) -> None:
+    check_writable(tmp_path / "not" / "there")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="expected a folder"):
+        check_writable(tmp_path / "file")
+
+
+def test_syncing(tmp_path: Path) -> None:
+    paths = [tmp_path / "folder", tmp_path / "file", tmp_path / "missing"]
+    paths[0].mkdir()
+    for path in (paths[0] / "a", paths[1]):
+        path.write_text("content")
+    sync_to_disk(paths)

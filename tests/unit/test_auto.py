@@ -20,12 +20,14 @@ from vitruvian import (
     AutoModelForSemanticSegmentation,
     AutoProcessor,
     CheckpointError,
+    Config,
     ConfigError,
     InputError,
     Mask2FormerForUniversalSegmentation,
     MaskFormerForInstanceSegmentation,
     MaskFormerSwinBackbone,
     MaskFormerSwinConfig,
+    Model,
     NewWeightsWarning,
     ResNetBackbone,
     ResNetConfig,
@@ -39,6 +41,7 @@ from vitruvian import (
     SwinConfig,
     auto,
 )
+from vitruvian.config import settings
 
 AUTO = {
     "pose": "AutoModelForPoseEstimation",
@@ -97,14 +100,15 @@ class TestModels:
             assert type(found) is TASKS[task][0]
             assert torch.equal(found(pixels(1))[0], model(pixels(1))[0])
 
-    def test_auto_model_opens_what_architectures_names(self, pose: Path, tmp_path: Path) -> None:
-        assert type(AutoModel.from_pretrained(pose)) is Sapiens2ForPoseEstimation
-        for name, want in (("Sapiens2Backbone", Sapiens2Backbone), ("Sapiens2Model", Sapiens2Model)):
-            assert type(AutoModel.from_pretrained(edit(pose, tmp_path, architectures=[name]))) is want
-        for named in (None, [], ["SomethingNew"], ...):
-            assert type(AutoModel.from_pretrained(edit(pose, tmp_path, architectures=named))) is Sapiens2Model
-        both = edit(pose, tmp_path, architectures=["SomethingNew", "Sapiens2ForPoseEstimation"])
-        assert type(AutoModel.from_pretrained(both)) is Sapiens2ForPoseEstimation
+    def test_class_that_a_checkpoint_was_saved_from(self) -> None:
+        for named, want in (
+            (["Sapiens2Backbone"], Sapiens2Backbone),
+            (["SomethingNew", "Sapiens2ForPoseEstimation"], Sapiens2ForPoseEstimation),
+            (["SomethingNew"], Sapiens2Model),
+            (None, Sapiens2Model),
+        ):
+            values = {"model_type": "sapiens2", "architectures": named}
+            assert auto.saved_class(values, "here") is AutoModel.find(values, "here") is want
 
     def test_backbone(self, pose: Path) -> None:
         found = AutoBackbone.from_pretrained(pose, out_indices=[0, 3])
@@ -124,8 +128,8 @@ class TestModels:
         assert model.config.output_hidden_states
         with pytest.warns(NewWeightsWarning):
             assert AutoModelForPoseEstimation.from_pretrained(pose, num_labels=9).num_labels == 9
-        with pytest.raises(ConfigError, match="has no field 'trust_remote_code'"):
-            AutoModel.from_pretrained(pose, trust_remote_code=True)
+        with pytest.raises(ConfigError, match="has no field 'trust_remote'"):
+            AutoModel.from_pretrained(pose, trust_remote=True)
 
     def test_given_configuration(self, pose: Path, tmp_path: Path) -> None:
         config = Sapiens2Config.from_pretrained(pose)
@@ -144,8 +148,6 @@ class TestModels:
         model = AutoModelForPoseEstimation.from_config(config, dtype=torch.bfloat16)
         assert (type(model), model.dtype) == (Sapiens2ForPoseEstimation, torch.bfloat16)
         assert type(AutoModel.from_config(config)) is Sapiens2Model
-        config.architectures = ["Sapiens2ForPoseEstimation"]
-        assert type(AutoModel.from_config(config)) is Sapiens2ForPoseEstimation
 
     def test_a_task_that_the_family_lacks(self, pose: Path) -> None:
         with pytest.raises(
@@ -160,17 +162,16 @@ class TestMaskFamilies:
     @pytest.mark.parametrize(
         ("tiny", "whole", "autos"),
         [
-            (maskformer.tiny, MaskFormerForInstanceSegmentation, ("Instance", "Universal")),
-            (mask2former.tiny, Mask2FormerForUniversalSegmentation, ("Instance", "Universal")),
+            (maskformer.tiny, MaskFormerForInstanceSegmentation, ("Image", "Instance", "Universal")),
+            (mask2former.tiny, Mask2FormerForUniversalSegmentation, ("Image", "Instance", "Universal")),
         ],
     )
     def test_segmentation(self, tiny: Any, whole: Any, autos: tuple[str, ...], tmp_path: Path) -> None:
         whole(tiny()).save_pretrained(tmp_path)
         for task in autos:
             assert type(getattr(vitruvian, f"AutoModelFor{task}Segmentation").from_pretrained(tmp_path)) is whole
-        assert type(AutoModel.from_pretrained(tmp_path)) is whole
-        bare = AutoModel.from_config(tiny())
-        assert type(bare).__name__ in ("MaskFormerModel", "Mask2FormerModel")
+        for bare in (AutoModel.from_pretrained(tmp_path), AutoModel.from_config(tiny())):
+            assert type(bare).__name__ in ("MaskFormerModel", "Mask2FormerModel")
         # Their queries are no class map: what opens for semantic segmentation has `logits` [B, K, h, w].
         with pytest.raises(InputError, match="AutoModelForUniversalSegmentation"):
             AutoModelForSemanticSegmentation.from_pretrained(tmp_path)
@@ -193,9 +194,36 @@ class TestMaskFamilies:
 
     def test_what_is_a_backbone_only(self, tmp_path: Path) -> None:
         ResNetBackbone(ResNetConfig(**resnet_fields())).save_pretrained(tmp_path)
-        assert type(AutoModel.from_pretrained(tmp_path)) is ResNetBackbone  # named by `architectures`
         with pytest.raises(InputError, match=r"'resnet'\. This checkpoint opens with AutoBackbone\."):
-            AutoModel.from_pretrained(edit(tmp_path, tmp_path, architectures=None))
+            AutoModel.from_pretrained(tmp_path)
+
+
+@settings
+class OwnConfig(Config):
+    model_type = "own"
+
+
+class OwnModel(Model):
+    config_class = OwnConfig
+
+    def __init__(self, config: OwnConfig) -> None:
+        super().__init__(config)
+        self.layer = torch.nn.Linear(2, 2)
+        self.post_init()
+
+
+def test_registered_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "TABLE", {name: dict(family) for name, family in auto.TABLE.items()})
+    monkeypatch.setattr(auto, "_registered", {})
+    AutoConfig.register("own", OwnConfig)
+    AutoModel.register(OwnConfig, OwnModel)
+    OwnModel(OwnConfig()).save_pretrained(tmp_path)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is OwnConfig
+    assert type(AutoModel.from_pretrained(tmp_path)) is OwnModel
+    with pytest.raises(InputError, match="exist_ok=True"):
+        AutoModel.register(Sapiens2Config, OwnModel)
+    with pytest.raises(InputError, match="model_type"):
+        AutoConfig.register("other", OwnConfig)
 
 
 class TestConfigs:
@@ -239,7 +267,9 @@ class TestProcessors:
         assert found.do_pad is True
         assert cls.from_pretrained(tmp_path, do_pad=False).do_pad is False
 
-    @pytest.mark.parametrize("name", ["Sapiens2ImageProcessorFast", "Sapiens2FeatureExtractor"])
+    @pytest.mark.parametrize(
+        "name", ["Sapiens2ImageProcessorFast", "Sapiens2ImageProcessorPil", "Sapiens2FeatureExtractor"]
+    )
     def test_older_names(self, name: str, tmp_path: Path) -> None:
         key = "feature_extractor_type" if "Feature" in name else "image_processor_type"
         (tmp_path / "preprocessor_config.json").write_text(json.dumps({key: name, "do_pad": True}))
@@ -266,3 +296,32 @@ class TestProcessors:
         (tmp_path / "preprocessor_config.json").write_text("{")
         with pytest.raises(CheckpointError, match="expected JSON"):
             AutoImageProcessor.from_pretrained(tmp_path)
+
+    def test_registered_classes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(auto, "TABLE", {name: dict(family) for name, family in auto.TABLE.items()})
+        monkeypatch.setattr(auto, "_registered", {})
+
+        @settings
+        class OtherConfig(Config):
+            model_type = "other"
+
+        @settings
+        class OtherImageProcessor(Sapiens2ImageProcessor):
+            pass
+
+        OtherConfig().save_pretrained(tmp_path)
+        OtherImageProcessor(do_pad=True).save_pretrained(tmp_path)
+        with pytest.raises(CheckpointError, match="expected the files of a known processor"):
+            AutoImageProcessor.from_pretrained(tmp_path)
+        AutoImageProcessor.register(OtherConfig, fast_image_processor_class=OtherImageProcessor)
+        assert type(AutoImageProcessor.from_pretrained(tmp_path)) is OtherImageProcessor
+        assert type(AutoProcessor.from_pretrained(tmp_path)) is OtherImageProcessor
+        AutoProcessor.register(OtherConfig, Sapiens2ImageProcessor)
+        assert type(AutoProcessor.from_pretrained(tmp_path)) is Sapiens2ImageProcessor
+        with pytest.raises(InputError, match="exist_ok=True"):
+            AutoProcessor.register(OtherConfig, OtherImageProcessor)
+        AutoProcessor.register(OtherConfig, OtherImageProcessor, exist_ok=True)
+        AutoImageProcessor.register(OtherConfig, image_processor_classes={"pil": Sapiens2ImageProcessor}, exist_ok=True)
+        assert type(AutoProcessor.from_pretrained(tmp_path)) is OtherImageProcessor
+        with pytest.raises(InputError, match="image_processor_classes: expected at least one class"):
+            AutoImageProcessor.register(OtherConfig)

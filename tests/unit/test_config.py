@@ -10,7 +10,19 @@ import torch
 
 from tests.shared import SHARED, needs_shared
 from tests.tiny import DECONVOLUTION, tiny_config
-from vitruvian import AutoConfig, CheckpointError, Config, ConfigError, InputError, Sapiens2Config, Sapiens2HeadConfig
+from vitruvian import (
+    AutoConfig,
+    CheckpointError,
+    Config,
+    ConfigError,
+    InputError,
+    Mask2FormerConfig,
+    Sapiens2Config,
+    Sapiens2HeadConfig,
+    Sapiens2ImageProcessor,
+    SwinConfig,
+    use_limits,
+)
 from vitruvian.config import Settings, bounded, nested, read_json, settings
 
 
@@ -202,15 +214,85 @@ class TestLabels:
         assert json.loads(Room().to_json_string())["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
 
 
+class TestUnknownKeywords:
+    def test_are_kept_and_written_back(self, tmp_path: Path) -> None:
+        room = Room(doors=2, chunk_size_feed_forward=3)
+        room.tie_word_embeddings = False
+        assert room.chunk_size_feed_forward == 3
+        room.save_pretrained(tmp_path)
+        again = Room.from_pretrained(tmp_path)
+        assert again.extra["chunk_size_feed_forward"] == 3
+        assert again.tie_word_embeddings is False
+        assert again == room == Room(**room.to_dict())
+
+    def test_near_a_field_are_typing_errors(self) -> None:
+        with pytest.raises(ConfigError, match=r"has no field 'num_lables'\. Did you mean num_labels"):
+            Room(num_lables=3)
+
+    def test_of_an_override_are_refused_or_returned(self, tmp_path: Path) -> None:
+        Room().save_pretrained(tmp_path)
+        with pytest.raises(ConfigError, match="has no field 'windows'"):
+            Room.from_pretrained(tmp_path, windows=3)
+        room, unused = Room.from_pretrained(  # type: ignore[misc]
+            tmp_path, windows=3, doors=2, return_unused_kwargs=True
+        )
+        assert (room.doors, unused) == (2, {"windows": 3})
+        values, others = Room.get_config_dict(tmp_path, windows=3, revision="main")
+        assert (values["doors"], others) == (1, {"windows": 3})
+
+
+@settings
+class House(Config):
+    model_type = "house"
+
+    sub_configs: ClassVar[dict[str, type[Settings]]] = {"room": Room}
+
+    room: Room = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        self.room = nested(self.room or {}, Room)
+        super().__post_init__()
+
+
+class TestMethodsOfTransformers:
+    def test_difference_to_the_defaults(self) -> None:
+        assert Room().to_diff_dict() == {"model_type": "room"}
+        assert Room(doors=2, num_labels=1).to_diff_dict().keys() == {"model_type", "doors", "id2label", "label2id"}
+        assert json.loads(Room(doors=2).to_json_string(use_diff=True)) == {"model_type": "room", "doors": 2}
+
+    def test_json_files_and_updates(self, tmp_path: Path) -> None:
+        room = Room()
+        room.update({"num_doors": 3, "sofa": True})
+        room.to_json_file(tmp_path / "room.json")
+        again = Room.from_json_file(tmp_path / "room.json")
+        assert again == room
+        assert (again.doors, again.sofa) == (3, True)
+        assert {"doors", "sofa", "num_labels"} <= set(room)
+        assert room.get_text_config() is room
+
+    def test_part_from_the_file_of_the_whole(self, tmp_path: Path) -> None:
+        House(room=Room(doors=4)).save_pretrained(tmp_path)
+        assert Room.from_pretrained(tmp_path).doors == 4
+
+    def test_attention_of_parts(self) -> None:
+        house = House(attn_implementation="eager")
+        assert house._attn_implementation == house.room._attn_implementation == "eager"
+        house._attn_implementation = {"": "sdpa"}
+        assert (house.attn_implementation, house.room.attn_implementation) == ("sdpa", "eager")
+        assert House(attn_implementation={"room": "eager"}).room.attn_implementation == "eager"
+        with pytest.raises(ConfigError, match="names among room, got 'roof'"):
+            house.attn_implementation = {"roof": "eager"}
+
+
 class TestConfig:
     def test_wrong_family_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"Room: expected model_type 'room', got 'sapiens2'.*AutoConfig"):
             Room.from_dict({"model_type": "sapiens2"})
 
     def test_dtype_in_every_spelling(self) -> None:
-        assert Room.from_dict({"torch_dtype": "float16"}).dtype == "float16"
-        assert Room.from_dict({"torch_dtype": "float16", "dtype": "bfloat16"}).dtype == "bfloat16"
-        assert Room(dtype=torch.bfloat16).dtype == "bfloat16"  # type: ignore[arg-type]
+        assert Room.from_dict({"torch_dtype": "float16"}).dtype == torch.float16
+        assert Room.from_dict({"torch_dtype": "float16", "dtype": "bfloat16"}).dtype == torch.bfloat16
+        assert Room(dtype=torch.bfloat16).to_dict()["dtype"] == "bfloat16"
         assert "torch_dtype" not in Room.from_dict({"torch_dtype": "float16"}).to_dict()
 
     def test_defaults_of_calls_are_written_only_when_changed(self) -> None:
@@ -299,7 +381,7 @@ class TestSapiens2Config:
     )
     def test_impossible_values_name_the_field(self, field: str, value: Any) -> None:
         with pytest.raises(ConfigError, match=rf"Sapiens2Config\.{field}: expected"):
-            tiny_config(**{field: value})
+            tiny_config(**{field: value}).validate()
 
     def test_stages_given_one_way_replace_the_files_other_way(self, tmp_path: Path) -> None:
         tiny_config(out_features=["stage4"]).save_pretrained(tmp_path)
@@ -318,3 +400,35 @@ class TestSapiens2Config:
         stored = json.loads(path.read_text())
         written = json.loads(Sapiens2Config.from_pretrained(path.parent).to_json_string())
         assert {key: written.get(key) for key in stored} == stored
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        ("cls", "name", "value"),
+        [
+            (Sapiens2Config, "num_labels", 10**9),
+            (Sapiens2Config, "num_hidden_layers", 10**6),
+            (Sapiens2Config, "hidden_size", 10**9),
+            (Sapiens2Config, "image_size", [10**9, 10**9]),
+            (Sapiens2Config, "head_config", {"conv_out_channels": [10**9]}),
+            (Sapiens2HeadConfig, "upsample_out_channels", [10**9]),
+            (Mask2FormerConfig, "num_queries", 10**6),
+            (Mask2FormerConfig, "decoder_layers", 10**6),
+            (SwinConfig, "depths", [2, 10**6]),
+            (Sapiens2ImageProcessor, "size", {"height": 10**9, "width": 10**9}),
+            (Sapiens2ImageProcessor, "size", {"height": 60_000, "width": 60_000}),
+        ],
+    )
+    def test_sizes_are_checked_before_anything_is_built(self, cls: type[Settings], name: str, value: Any) -> None:
+        with pytest.raises(ConfigError, match=rf"{cls.__name__}\.{name}: expected at most .* raise the limit"):
+            cls.from_dict({name: value})
+
+    def test_labels_that_are_set_later(self) -> None:
+        config = Config(num_labels=3)
+        with pytest.raises(ConfigError, match=r"num_labels: expected at most 100,000 labels, got 1,000,000,000\."):
+            config.num_labels = 10**9
+        assert len(config.id2label or {}) == 3
+
+    def test_the_limits_can_be_raised(self) -> None:
+        with use_limits(config_labels=200_000):
+            assert Config(num_labels=150_000).num_labels == 150_000

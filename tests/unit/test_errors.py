@@ -62,3 +62,13 @@ def test_errors_can_be_pickled(error: VitruvianError) -> None:
         assert type(again) is type(error)
         assert str(again) == str(error)
         assert vars(again) == vars(error)
+
+
+@pytest.mark.parametrize("character", ["\x1b", "\x07", "\x9b", "\x7f", "\u202e", "\u2066"])
+def test_messages_hold_no_escape_sequences(character: str) -> None:
+    for error in (
+        InputError(subject=f"a{character}[31m.png", expected="an image", got=f"b{character}", hint=f"c{character}"),
+        InputError(f"a{character}[31m.png: expected an image."),
+    ):
+        assert character not in str(error)
+        assert "a\N{REPLACEMENT CHARACTER}[31m.png: expected an image" in str(error)

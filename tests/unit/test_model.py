@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from tests.families import mask2former
 from tests.families.sam2 import clicks
 from tests.families.sam2 import tiny as tiny_sam2
 from tests.tiny import DECONVOLUTION, SHUFFLE, TASKS, pixels, tiny_config, tiny_task
@@ -17,6 +18,7 @@ from vitruvian import (
     CheckpointError,
     ConfigError,
     InputError,
+    Mask2FormerForUniversalSegmentation,
     MissingExtraError,
     Model,
     NewWeightsWarning,
@@ -26,6 +28,7 @@ from vitruvian import (
     Sapiens2ForPoseEstimation,
     Sapiens2ForPreTraining,
     Sapiens2Model,
+    VitruvianWarning,
     WeightsError,
     devices,
 )
@@ -208,7 +211,7 @@ class TestWeightsInUse:
         Sized(tiny_config()).save_pretrained(tmp_path)
         rewrite(tmp_path, tmp_path, lambda tensors: tensors.pop("table.count"))
         with pytest.raises(WeightsError, match=r"1 missing: table\.count"):
-            Sized.from_pretrained(tmp_path)
+            Sized.from_pretrained(tmp_path, strict=True)
         warnings.simplefilter("ignore", NewWeightsWarning)
         assert Sized.from_pretrained(tmp_path, ignore_mismatched_sizes=True).table.count.item() == 5
 
@@ -252,7 +255,7 @@ class TestTypes:
     def test_requested(self, pose: Path, requested: Any, keyword: str) -> None:
         model = Sapiens2ForPoseEstimation.from_pretrained(pose, **{keyword: requested})
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-        assert (model.dtype, model.config.dtype) == (torch.bfloat16, "bfloat16")
+        assert (model.dtype, model.config.dtype) == (torch.bfloat16, torch.bfloat16)
         want = tiny_task().to(torch.bfloat16)
         assert_same(want, model)
 
@@ -401,15 +404,18 @@ class TestDevices:
         accelerate = pytest.importorskip("accelerate")
         requested: list[Any] = []
 
-        def infer(model: nn.Module, no_split_module_classes: list[str], dtype: torch.dtype) -> dict[str, Any]:
-            requested.append((no_split_module_classes, dtype))
+        def infer(
+            model: nn.Module, max_memory: Any, no_split_module_classes: list[str], dtype: torch.dtype
+        ) -> dict[str, Any]:
+            requested.append((max_memory, no_split_module_classes, dtype))
             return {"model": 0, "decode_head": "cpu"}
 
         monkeypatch.setattr(accelerate, "infer_auto_device_map", infer)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (need // 2, need * 2))
         table = devices.choose_devices(model, None, "auto", torch.float32, keep_whole=("Layer",))
         assert table == {"model": torch.device("cuda:0"), "decode_head": torch.device("cpu")}
-        assert requested == [(["Layer"], torch.float32)]
+        devices.choose_devices(model, None, "auto", torch.float32, max_memory={0: "1GB"})
+        assert requested == [(None, ["Layer"], torch.float32), ({0: "1GB"}, [], torch.float32)]
         monkeypatch.setattr(accelerate, "infer_auto_device_map", lambda *_, **__: {"": "disk"})
         with pytest.raises(InputError, match="is too large"):
             devices.choose_devices(model, None, "auto", torch.float32)
@@ -560,7 +566,131 @@ class TestOtherHeads:
     def test_mask_token_that_the_model_has_no_use_for(self, tmp_path: Path) -> None:
         Sapiens2Model(tiny_config(use_mask_token=True)).save_pretrained(tmp_path)
         with pytest.raises(WeightsError, match=r"1 unexpected: embeddings\.mask_token"):
-            Sapiens2Model.from_pretrained(tmp_path, use_mask_token=False)
+            Sapiens2Model.from_pretrained(tmp_path, use_mask_token=False, strict=True)
+
+
+class TestKeywordsOfTransformers:
+    def test_loading_info(self, pose: Path, bare: Path) -> None:
+        model, info = Sapiens2ForPoseEstimation.from_pretrained(pose, output_loading_info=True)  # type: ignore[misc]
+        assert type(model) is Sapiens2ForPoseEstimation
+        assert info == {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": []}
+        with pytest.warns(NewWeightsWarning):
+            _, info = Sapiens2ForPoseEstimation.from_pretrained(  # type: ignore[misc]
+                bare, head_config=DECONVOLUTION, output_loading_info=True
+            )
+        assert {name.split(".")[0] for name in info["missing_keys"]} == {"decode_head"}
+
+    def test_weights_in_memory(self, pose: Path) -> None:
+        model = tiny_task()
+        again = Sapiens2ForPoseEstimation.from_pretrained(None, config=model.config, state_dict=model.state_dict())
+        assert_same(model, again)
+        moved = {name: value + 1 for name, value in model.state_dict().items()}
+        other = Sapiens2ForPoseEstimation.from_pretrained(pose, state_dict=moved)
+        assert torch.equal(other.model.norm.weight, model.model.norm.weight + 1)
+        with pytest.raises(InputError, match="a config and a state_dict"):
+            Sapiens2ForPoseEstimation.from_pretrained(None)
+
+    def test_key_mapping(self, pose: Path, tmp_path: Path) -> None:
+        folder = rewrite(pose, tmp_path, lambda tensors: tensors.update(_renamed(tensors)))
+        found = Sapiens2ForPoseEstimation.from_pretrained(folder, key_mapping={r"^trunk\.": "model."}, strict=True)
+        assert_same(tiny_task(), found)
+
+    @pytest.mark.parametrize(
+        ("options", "name"),
+        [
+            ({"variant": "fp16"}, "model.fp16.safetensors"),
+            ({"safe_serialization": False}, "pytorch_model.bin"),
+            ({"safe_serialization": False, "variant": "fp16"}, "pytorch_model.fp16.bin"),
+            ({"variant": "fp16", "max_shard_size": "20KB"}, "model.safetensors.index.fp16.json"),
+        ],
+    )
+    def test_names_of_files(self, options: dict[str, Any], name: str, tmp_path: Path) -> None:
+        model = tiny_task()
+        assert tmp_path / name in model.save_pretrained(tmp_path, **options)
+        found = Sapiens2ForPoseEstimation.from_pretrained(tmp_path, variant=options.get("variant"), strict=True)
+        assert_same(model, found)
+
+    def test_saving_as_accelerate_does(self, tmp_path: Path) -> None:
+        model = tiny_task()
+        assert model.save_pretrained(tmp_path, is_main_process=False) == []
+        assert not any(tmp_path.iterdir())
+        calls = []
+
+        def save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+            calls.append(len(tensors))
+            torch.save(tensors, path)
+
+        state = {name: value + 1 for name, value in model.state_dict().items()}
+        model.save_pretrained(tmp_path, state_dict=state, save_function=save, safe_serialization=False)
+        assert calls == [len(state)]
+        found = Sapiens2ForPoseEstimation.from_pretrained(tmp_path)
+        assert torch.equal(found.model.norm.weight, model.model.norm.weight + 1)
+
+    def test_keywords_without_effect_and_unsupported_ones(self, pose: Path) -> None:
+        Sapiens2ForPoseEstimation.from_pretrained(
+            pose, low_cpu_mem_usage=True, trust_remote_code=False, weights_only=True, proxies=None
+        )
+        for name, value in (("proxies", {"https": "x"}), ("offload_folder", "x"), ("weights_only", False)):
+            with pytest.raises(InputError, match=name):
+                Sapiens2ForPoseEstimation.from_pretrained(pose, **{name: value})
+
+    def test_embeddings_and_base(self) -> None:
+        model = tiny_task()
+        assert model.base_model is model.model
+        assert model.model.base_model is model.model
+        assert model.get_input_embeddings() is model.model.embeddings.patch_embeddings
+        model.requires_grad_(False)
+        model.enable_input_require_grads()
+        assert model(pixels(1)).heatmaps.requires_grad
+        model.disable_input_require_grads()
+        assert not model(pixels(1)).heatmaps.requires_grad
+        other = torch.nn.Conv2d(3, 32, 16, stride=16)
+        model.set_input_embeddings(other)
+        assert model.get_input_embeddings() is other
+        assert model.get_output_embeddings() is None
+        assert not model.can_generate()
+
+    def test_sizes(self) -> None:
+        model = tiny_task()
+        assert model.get_memory_footprint() >= 4 * model.num_parameters()
+        assert model.num_parameters(exclude_embeddings=True) == model.num_parameters()  # no tables here
+        model.requires_grad_(False)
+        assert model.num_parameters(only_trainable=True) == 0
+
+    def test_gradient_checkpointing_by_configuration_and_keywords(self) -> None:
+        config = tiny_config(head_config=DECONVOLUTION, num_labels=5)
+        config.gradient_checkpointing = True
+        model = Sapiens2ForPoseEstimation(config)
+        assert model.is_gradient_checkpointing
+        assert "gradient_checkpointing" not in config.to_dict()
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+        model.train()
+        model(pixels(1)).heatmaps.sum().backward()
+        assert model.model.norm.weight.grad is not None
+        model.gradient_checkpointing_disable()
+        assert not model.is_gradient_checkpointing
+        model.gradient_checkpointing_enable(every_n_layers=3)
+        assert [layer.gradient_checkpointing for layer in model._checkpointed_layers()] == [True, False, False, True]
+        with pytest.raises(InputError, match="offload: expected False"):
+            model.gradient_checkpointing_enable(offload=True)
+
+    def test_attention_of_parts(self) -> None:
+        model = Mask2FormerForUniversalSegmentation(mask2former.tiny())
+        model.set_attn_implementation({"backbone_config": "eager"})
+        assert model.config._attn_implementation == "sdpa"
+        assert model.config.backbone_config._attn_implementation == "eager"
+        inner = model.model.pixel_level_module.encoder.encoder.layers[0].blocks[0].attention.self
+        assert inner.attn_implementation == "eager"
+        with pytest.raises(ConfigError, match="head_config"):
+            model.set_attn_implementation({"head_config": "eager"})
+        model.set_attn_implementation("sdpa")
+        assert inner.attn_implementation == "sdpa"
+
+
+def _renamed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Move the weights of the encoder to another prefix."""
+    names = [name for name in tensors if name.startswith("model.")]
+    return {name.replace("model.", "trunk.", 1): tensors.pop(name) for name in names}
 
 
 class TestDamage:
@@ -570,23 +700,30 @@ class TestDamage:
 
         folder = rewrite(pose, tmp_path, misspell)
         with pytest.raises(WeightsError) as caught:
-            Sapiens2ForPoseEstimation.from_pretrained(folder)
+            Sapiens2ForPoseEstimation.from_pretrained(folder, strict=True)
         text = str(caught.value)
         assert "its weights do not fit Sapiens2ForPoseEstimation" in text
         assert "1 missing: model.norm.weight. Did you mean model.norm.wieght?" in text
         assert "1 unexpected: model.norm.wieght." in text
         assert "Is this a checkpoint for Sapiens2ForPoseEstimation?" in text
+        with pytest.warns(VitruvianWarning) as warned:
+            Sapiens2ForPoseEstimation.from_pretrained(folder)
+        unused, new = (str(warning.message) for warning in warned)
+        assert "1 weights" in unused
+        assert "are not used: model.norm.wieght" in unused
+        assert "newly initialized: model.norm.weight. Did you mean model.norm.wieght?" in new
+        assert all(warning.filename == __file__ for warning in warned)
 
     def test_a_new_head_does_not_excuse_a_damaged_encoder(self, pose: Path, tmp_path: Path) -> None:
         folder = rewrite(pose, tmp_path, lambda tensors: tensors.pop("model.norm.weight"))
         for options in ({"num_labels": 7}, {"ignore_mismatched_sizes": True}):
             with pytest.raises(WeightsError, match=r"1 missing: model\.norm\.weight"):
-                Sapiens2ForPoseEstimation.from_pretrained(folder, **options)  # type: ignore[arg-type]
+                Sapiens2ForPoseEstimation.from_pretrained(folder, strict=True, **options)  # type: ignore[arg-type]
 
     def test_half_a_bare_checkpoint(self, bare: Path, tmp_path: Path) -> None:
         folder = rewrite(bare, tmp_path, lambda tensors: tensors.pop("model.layer.2.norm1.weight"))
         with pytest.raises(WeightsError, match=r"1 missing: model\.model\.layer\.2\.norm1\.weight"):
-            Sapiens2ForPoseEstimation.from_pretrained(folder, head_config=DECONVOLUTION)
+            Sapiens2ForPoseEstimation.from_pretrained(folder, head_config=DECONVOLUTION, strict=True)
 
     def test_wrong_shape(self, pose: Path, tmp_path: Path) -> None:
         folder = rewrite(pose, tmp_path, lambda tensors: tensors.update({"model.norm.weight": torch.ones(31)}))

@@ -62,10 +62,25 @@ class TestModelOutput:
         out = sight()
         out["loss"] = torch.tensor(1.0)
         assert out.loss is out[0]
-        with pytest.raises(KeyError, match=r"lgits.*not among \['loss', 'logits', 'states'\]"):
-            out["lgits"] = torch.ones(1)
-        with pytest.raises(KeyError, match="lgits"):
-            Sight({"lgits": torch.ones(1)})  # type: ignore[arg-type]
+        out["more"] = 3
+        assert (out.more, list(out)[-1]) == (3, "more")  # type: ignore[attr-defined]
+
+    def test_methods_of_a_dict(self) -> None:
+        out = sight()
+        assert isinstance(out, dict)
+        logits = out.logits
+        out.update(loss=torch.tensor(1.0))
+        again = out.copy()
+        assert list(again) == ["loss", "logits", "states"]
+        assert out.pop("logits") is logits
+        assert out.logits is None
+        assert out.pop("logits", 3) == 3
+        with pytest.raises(KeyError):
+            out.pop("logits")
+        del out["loss"]
+        assert (list(out), len(out), out.loss) == (["states"], 1, None)
+        assert again.logits is logits
+        assert list(copy.deepcopy(again)) == list(pickle.loads(pickle.dumps(again))) == list(again)
 
     def test_is_a_mapping_for_wrappers(self) -> None:
         assert isinstance(sight(), Mapping)
@@ -132,6 +147,15 @@ class TestBatchFeature:
             _ = batch.labels
         assert not hasattr(batch, "labels")
         assert len(BatchFeature()) == 0
+
+    def test_conversion_on_request(self) -> None:
+        batch = BatchFeature({"a": [torch.ones(2), torch.ones(2)]})
+        assert batch.convert_to_tensors() is batch
+        assert isinstance(batch.a, list)
+        assert batch.convert_to_tensors("pt").a.shape == (2, 2)
+        assert isinstance(batch.convert_to_tensors("np").a, np.ndarray)
+        with pytest.raises(InputError, match="return_tensors: expected 'pt', 'np' or None, got 'tf'"):
+            batch.convert_to_tensors("tf")
 
     def test_stacks_as_asked(self) -> None:
         rows = [torch.ones(2, dtype=torch.uint8), torch.zeros(2, dtype=torch.uint8)]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+import vitruvian
 from tests.shared import SHARED, needs_shared
 from vitruvian import (
     BatchFeature,
@@ -16,10 +17,15 @@ from vitruvian import (
     ConfigError,
     ImageProcessor,
     InputError,
+    Mask2FormerImageProcessor,
+    MaskFormerImageProcessor,
+    Sam2ImageProcessor,
     Sapiens2ImageProcessor,
     processor,
 )
 from vitruvian.config import settings
+
+FAMILIES = (Sapiens2ImageProcessor, Sam2ImageProcessor, MaskFormerImageProcessor, Mask2FormerImageProcessor)
 
 
 @settings
@@ -176,7 +182,7 @@ class TestOptions:
         assert processor.size_table(given) == want
         assert Plain(size=given).size == want
 
-    @pytest.mark.parametrize("given", ["big", (1, 2, 3), None, 1.5])
+    @pytest.mark.parametrize("given", ["big", (1, 2, 3), 1.5])
     def test_what_is_no_size(self, given: Any) -> None:
         with pytest.raises(ConfigError, match="size: expected a table, a number or"):
             Plain(size=given)
@@ -198,7 +204,105 @@ class TestOptions:
             ImageProcessor()(image())
 
 
+class TestChannels:
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_four_channels_with_four_means(self, family: Any) -> None:
+        array = np.arange(4 * 4 * 6, dtype=np.uint8).reshape(4, 6, 4)
+        options = {"image_mean": [0.0] * 4, "image_std": [1.0] * 4, "do_resize": False, "return_tensors": "pt"}
+        want = torch.as_tensor(array).permute(2, 0, 1) / 255
+        for kind in (array, torch.as_tensor(array)):
+            found = family()(kind, input_data_format="channels_last", **options).pixel_values
+            torch.testing.assert_close(found, want[None])
+        gray = family()(array[..., 0], **options).pixel_values
+        assert gray.shape == (1, 4, 4, 6)
+        with pytest.raises(InputError, match="expected 1 or 3 channels"):
+            family()(array, input_data_format="channels_last", do_resize=False)
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_format_of_pixel_values(self, family: Any) -> None:
+        options = {"do_resize": False, "return_tensors": "pt"}
+        first = family()(numbers(), **options).pixel_values
+        last = family()(numbers(), data_format="channels_last", disable_grouping=True, **options).pixel_values
+        assert torch.equal(last, first.movedim(1, -1))
+        arrays = family()(numbers(), data_format="channels_last", do_resize=False, return_tensors="np").pixel_values
+        assert np.array_equal(arrays, last.numpy())
+        with pytest.raises(InputError, match="data_format: expected 'channels_first' or 'channels_last', got 'x'"):
+            family()(numbers(), data_format="x")
+
+
+class TestSteps:
+    """The steps of preprocessing as methods."""
+
+    @pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor])
+    def test_kinds_and_formats_are_kept(self, kind: Any) -> None:
+        steps = Plain()
+        last, first = kind(numbers()), kind(numbers().transpose(2, 0, 1).copy())
+        calls: list[Any] = [
+            lambda image, **to: steps.resize(image, {"height": 2, "width": 3}, **to),
+            lambda image, **to: steps.center_crop(image, {"height": 2, "width": 8}, **to),
+            lambda image, **to: steps.normalize(image, [1.0, 2.0, 3.0], 2.0, **to),
+            lambda image, **to: steps.rescale(image, 0.5, **to),
+        ]
+        for call in calls:
+            found = call(first)
+            assert type(found) is type(first)
+            assert np.array_equal(np.moveaxis(np.asarray(found), 0, -1), np.asarray(call(last)))
+            assert np.array_equal(np.asarray(found), np.asarray(call(last, data_format="channels_first")))
+            ambiguous = call(last[:3, :3], input_data_format="channels_last")
+            assert ambiguous.shape[-1] == 3
+
+    def test_values(self) -> None:
+        steps, pixels = Plain(), torch.as_tensor(numbers()).permute(2, 0, 1)
+        assert torch.equal(steps.rescale(pixels, 0.5), pixels * 0.5)
+        want = (pixels.float() - torch.tensor([1.0, 2.0, 3.0])[:, None, None]) / 2
+        torch.testing.assert_close(steps.normalize(pixels, [1.0, 2.0, 3.0], 2.0), want)
+        assert torch.equal(steps.center_crop(pixels, 2), pixels[:, 1:3, 2:4])
+        assert torch.equal(steps.center_crop(pixels, (4, 8))[..., 1:-1], pixels)
+        nearest = steps.resize(pixels, {"height": 2, "width": 3}, resample=0)
+        assert torch.equal(nearest, pixels[:, 1::2, 1::2])
+
+    def test_size_rules(self) -> None:
+        pixels = torch.zeros(3, 20, 40)
+        for size, want in (
+            ({"shortest_edge": 10}, (10, 20)),
+            ({"shortest_edge": 10, "longest_edge": 12}, (6, 12)),
+            ({"max_height": 10, "max_width": 10}, (5, 10)),
+            (8, (8, 8)),
+        ):
+            assert Plain().resize(pixels, size).shape[-2:] == want
+        with pytest.raises(ConfigError, match="size: expected a size with height and width"):
+            Plain().resize(pixels, {"height": 3})
+
+
+def test_setting_for_the_results_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "_legacy_results", False)
+    assert not processor.use_legacy(None)
+    vitruvian.set_legacy_results(True)
+    assert processor.use_legacy(None)
+    assert not processor.use_legacy(False)
+    vitruvian.set_legacy_results(False)
+    assert processor.use_legacy(True)
+
+
 class TestFiles:
+    def test_json_files(self, tmp_path: Path) -> None:
+        first = Plain(do_rescale=None, strength=0.5)
+        first.to_json_file(tmp_path / "any.json")
+        assert (tmp_path / "any.json").read_text() == first.to_json_string()
+        assert Plain.from_json_file(tmp_path / "any.json") == first
+
+    def test_steps_that_are_none_are_off(self, tmp_path: Path) -> None:
+        first = Plain(do_rescale=None, do_normalize=None)
+        assert first.to_dict()["do_rescale"] is None
+        first.save_pretrained(tmp_path)
+        second = Plain.from_pretrained(tmp_path)
+        assert (second.do_rescale, second.do_normalize) == (None, None)
+        assert second(image(), return_tensors="pt").pixel_values.max() == 71
+
+    def test_keywords_without_effect(self, tmp_path: Path) -> None:
+        Plain().save_pretrained(tmp_path)
+        assert Plain.from_pretrained(tmp_path, use_fast=False, backend="pil", trust_remote_code=True) == Plain()
+
     def test_round_trip(self, tmp_path: Path) -> None:
         processor = Plain.from_dict({"do_rescale": False, "processor_class": "X", "strength": None})
         (path,) = processor.save_pretrained(tmp_path)
@@ -211,7 +315,7 @@ class TestFiles:
 
     def test_unset_options_of_other_writers(self) -> None:
         found = Plain.from_dict({"do_resize": None, "size": None, "unknown": None, "feature_extractor_type": "X"})
-        assert found.do_resize is True
+        assert found.do_resize is None  # off, as in transformers
         assert found.size == {"height": 4, "width": 6}
         assert found.extra == {"unknown": None}
 

@@ -82,9 +82,9 @@ class BenchmarkModel:
 
 def names() -> list[str]:
     """Return all names that `benchmark_model` accepts."""
-    found = [f"sapiens2-{task}-{size}" for task in _SAPIENS_TASKS for size in _SAPIENS_SIZES]
-    found += [f"sam2-{size}-{part}" for size in _SAM_SIZES for part in ("encoder", "decoder")]
-    return found + [f"{family}-swin-{size}" for family in ("maskformer", "mask2former") for size in _SWINS]
+    models = [f"sapiens2-{task}-{size}" for task in _SAPIENS_TASKS for size in _SAPIENS_SIZES]
+    models += [f"sam2-{size}-{part}" for size in _SAM_SIZES for part in ("encoder", "decoder")]
+    return models + [f"{family}-swin-{size}" for family in ("maskformer", "mask2former") for size in _SWINS]
 
 
 def benchmark_model(name: str) -> BenchmarkModel:
@@ -146,8 +146,8 @@ def _decoder_inputs(workload: Workload) -> dict[str, Any]:
 
 def _call(outputs: tuple[str, ...], model: Any, inputs: dict[str, Any]) -> tuple[Tensor, ...]:
     """Run a model and return some of its outputs."""
-    found = model(**inputs)
-    return tuple(found[name] for name in outputs)
+    output = model(**inputs)
+    return tuple(output[name] for name in outputs)
 
 
 @torch.no_grad()
@@ -253,7 +253,7 @@ def measure(
             (transformers), and of the reference ``compiled`` (which takes a minute) and ``float32`` (results only).
         seconds: About how long each variant is timed.
         cold: Flush the cache before each sample.
-        cuda_graphs: Record calls with small batches.
+        cuda_graphs: Capture calls with small batches.
         ceiling: TFLOP/s of a large matrix product, for the table.
     """
     if "reference" in variants and not has_reference():
@@ -266,38 +266,38 @@ def measure(
     torch.manual_seed(1)
     inputs = their_inputs = model.inputs(workload)
     dtype = str(workload.dtype).removeprefix("torch.")
-    found = Measurement(model.name, workload.batch, workload.size_hw, workload.prompts, dtype, ceiling=ceiling)
+    measurement = Measurement(model.name, workload.batch, workload.size_hw, workload.prompts, dtype, ceiling=ceiling)
     with disable_triton():  # only operators of torch are counted
-        found.tflop = count_flops(lambda: model.call(ours, inputs)) / 1e12
+        measurement.tflop = count_flops(lambda: model.call(ours, inputs)) / 1e12
     calls = {"optimized": lambda: model.call(ours, inputs)}
     if "plain" in variants:
         unoptimized = copy.deepcopy(ours)
         calls["plain"] = lambda: model.call(unoptimized, inputs)
     if theirs is not None:
-        theirs, their_inputs = _runnable(model, theirs, inputs, found)
+        theirs, their_inputs = _runnable(model, theirs, inputs, measurement)
         calls["reference"] = lambda: model.call(theirs, their_inputs)
         if "compiled" in variants:
             faster = torch.compile(theirs)
             calls["compiled"] = lambda: model.call(faster, their_inputs)
-            found.compiled_difference = difference(calls["compiled"](), calls["reference"]())
+            measurement.compiled_difference = difference(calls["compiled"](), calls["reference"]())
     ours.optimize(cuda_graphs=cuda_graphs)
-    # Ours comes last: its first call records CUDA graphs, which hold memory.
+    # Ours comes last: its first call captures CUDA graphs, which hold memory.
     order = [name for name in ("reference", "compiled", "optimized") if name in calls]
     peaks: dict[str, int | None] = {name: peak_bytes(calls[name], workload.device) for name in order}
-    found.memory = {name: used for name in calls if (used := peaks.get(name)) is not None}
+    measurement.memory = {name: used for name in calls if (used := peaks.get(name)) is not None}
     if theirs is not None:
         got, want = calls["optimized"](), calls["reference"]()
-        found.difference = difference(got, want)
+        measurement.difference = difference(got, want)
         if "float32" in variants:
             wide = model.call(copy.deepcopy(theirs).float(), _as_dtype(inputs, torch.float32))
-            found.to_float32 = {"optimized": difference(got, wide), "reference": difference(want, wide)}
+            measurement.to_float32 = {"optimized": difference(got, wide), "reference": difference(want, wide)}
         del got, want
-    found.times = time_interleaved(calls, device=workload.device, seconds=seconds, cold=cold)
-    return found
+    measurement.times = time_interleaved(calls, device=workload.device, seconds=seconds, cold=cold)
+    return measurement
 
 
 def _runnable(
-    model: BenchmarkModel, theirs: Any, inputs: dict[str, Any], found: Measurement
+    model: BenchmarkModel, theirs: Any, inputs: dict[str, Any], measurement: Measurement
 ) -> tuple[Any, dict[str, Any]]:
     """Return the reference in a data type in which it runs, with inputs of it: some of its models need float32."""
     try:
@@ -305,7 +305,7 @@ def _runnable(
     except RuntimeError as error:
         if "dtype" not in str(error) and "scalar type" not in str(error):
             raise
-        found.note = "the reference fails in this data type and runs in float32"
+        measurement.note = "the reference fails in this data type and runs in float32"
         return theirs.float(), _as_dtype(inputs, torch.float32)
     return theirs, inputs
 

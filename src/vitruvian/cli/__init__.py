@@ -18,12 +18,13 @@ from vitruvian.cli.commands.tasks import TASK_COMMANDS
 from vitruvian.cli.options import OPTION_OF_ARGUMENT
 from vitruvian.cli.report import DONE, INTERRUPTED, WRONG, error_text, option_names, printable, traceback_text
 from vitruvian.cli.task_command import task_function
+from vitruvian.cpu_threads import configure_openmp
 from vitruvian.errors import VitruvianError
 from vitruvian.tasks import TASKS
 from vitruvian.version import __version__
 
 # panel of the help -> modules of `commands`
-PEOPLE, ANYTHING, TOOLS, TRAINING = "People", "Anything", "Around", "Training"
+PEOPLE, ANYTHING, TOOLS, TRAINING = "People", "Anything", "Tools", "Training"
 COMMANDS = {
     PEOPLE: tuple(name for name in TASK_COMMANDS if TASKS[name].group == "people"),
     ANYTHING: tuple(name for name in TASK_COMMANDS if TASKS[name].group == "anything"),
@@ -82,6 +83,7 @@ def program(command: str | None = None) -> Any:
 
 def main() -> None:
     """Run the command line."""
+    configure_openmp()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may hold anything
@@ -100,7 +102,7 @@ def run(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else DONE
     except VitruvianError as error:
         return _print_error(error, arguments, error_text(error))
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:  # the reader of standard output has enough; what is left goes nowhere
         with contextlib.suppress(OSError):
@@ -112,7 +114,7 @@ def run(arguments: Sequence[str]) -> int:
             path = "vitruvian" if context is None else context.command_path
             return _print_error(error, arguments, f"{error.format_message().rstrip('.')}. See {path} --help.")
         text = f"{type(error).__name__}: {error}".rstrip(": .")
-        return _print_error(error, arguments, f"unexpected {text}. This is a mistake of ours: add --debug, report it.")
+        return _print_error(error, arguments, f"unexpected {text}. This is a bug: report it with what --debug prints.")
     finally:
         option_names.reset(token)
 

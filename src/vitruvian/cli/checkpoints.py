@@ -11,7 +11,7 @@ from huggingface_hub import scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 from rich.filesize import decimal
 
-from vitruvian.auto import AutoConfig, AutoModel, packed_tasks
+from vitruvian.auto import AutoConfig, packed_tasks, saved_class
 from vitruvian.devices import choose_dtype
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.hub import BUILTIN, WEIGHT_ENDINGS, HubOptions, is_local, local_folder, names_builtin
@@ -126,7 +126,7 @@ def describe_checkpoint(name: str, revision: str | None = None) -> dict[str, Any
     with no_init_weights():
         if tasks:
             encoder, heads, _ = read_multitask(name, HubOptions(), tasks=None)
-        model = Sapiens2MultiTask(encoder, heads) if tasks else AutoModel.find(values, name)(config)
+        model = Sapiens2MultiTask(encoder, heads) if tasks else saved_class(values, name)(config)
     size, dtype, family = (
         cached_sizes().get(name, 0),
         values.get("dtype") or values.get("torch_dtype"),
@@ -180,6 +180,6 @@ def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
         )
 
 
-def builtin_detector(name: str | None) -> str | None:
-    """Return the checkpoint itself if it can detect people too, as the built-in one does."""
+def detector_in_checkpoint(name: str | None) -> str | None:
+    """Return the checkpoint (by default the built-in one) if it detects people too; else None."""
     return (name or BUILTIN) if "people" in packed_tasks(name or BUILTIN) else None

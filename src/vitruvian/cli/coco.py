@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from vitruvian.errors import InputError
 from vitruvian.files import CocoWriter
 from vitruvian.results import Result
+from vitruvian.text_files import read_json_value
 
 _Record = dict[str, Any]  # of JSON
 
@@ -82,8 +82,9 @@ class Dataset:
 
 def _read_dataset(path: Path) -> list[_RecordedImage]:
     """Read a dataset that was written before."""
+    values = read_json_value(path)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        categories = {category["id"]: category for category in values["categories"] if category["name"]}
         annotations: dict[int, list[_Record]] = defaultdict(list)
         for record in values["annotations"]:
             annotations[record["image_id"]].append(record)
@@ -94,11 +95,11 @@ def _read_dataset(path: Path) -> list[_RecordedImage]:
                 frame=image.get("frame"),
                 time=image.get("time"),
                 annotations=annotations[image["id"]],
-                categories=values["categories"],
+                categories=list(categories.values()),
             )
             for image in values["images"]
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(
             f"{path}: expected a COCO dataset to add to, got another file. Choose another --coco, or --overwrite it."
         ) from error

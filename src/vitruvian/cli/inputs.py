@@ -25,11 +25,11 @@ from urllib.parse import urlsplit
 from vitruvian.cli.options import STDIO
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.output_paths import DistinctNames, name_key, safe_name
+from vitruvian.images.download import is_url, redacted_url
 from vitruvian.pipelines.sources import (
     CAMERA,
     FRAME_NUMBER,
     IMAGE_SUFFIXES,
-    URL_SCHEMES,
     VIDEO_SUFFIXES,
     FrameLoader,
     glob_files,
@@ -44,8 +44,8 @@ class Input:
     """One image, video or camera.
 
     Attributes:
-        identity: Its real path or address; no two inputs of a run have the same.
-        name: The path or address as the user gave it, for messages and in results.
+        identity: Its real path or redacted URL; no two inputs of a run have the same.
+        name: The path as the user gave it, or the redacted URL, for messages and in results.
         kind: What it is.
         source: What `open_source` takes, or a loader of it.
         path: The file, if it is one.
@@ -63,18 +63,23 @@ class Input:
     listed: bool = False
     error: VitruvianError | None = None
 
+    @property
+    def remote(self) -> bool:
+        """Whether it is downloaded."""
+        return isinstance(self.source, str) and is_url(self.source)
+
 
 def find_inputs(sources: Sequence[str], *, recursive: bool = False) -> list[Input]:
     """List everything that the sources name, in their order, each once, with distinct names for results."""
     inputs: dict[str, Input] = {}
     for text in sources:
         try:
-            for one in _inputs_of(text, recursive=recursive):
-                inputs.setdefault(one.identity, one)
+            for item in _inputs_of(text, recursive=recursive):
+                inputs.setdefault(item.identity, item)
         except VitruvianError as error:
             inputs.setdefault(text, Input(identity=text, name=text, kind="image", error=error))
-    good = iter(_with_distinct_stems([one for one in inputs.values() if one.error is None]))
-    return [one if one.error is not None else next(good) for one in inputs.values()]
+    good = iter(_with_distinct_stems([item for item in inputs.values() if item.error is None]))
+    return [item if item.error is not None else next(good) for item in inputs.values()]
 
 
 def _inputs_of(text: str, *, recursive: bool) -> Iterator[Input]:
@@ -87,10 +92,11 @@ def _inputs_of(text: str, *, recursive: bool) -> Iterator[Input]:
     elif camera := CAMERA.fullmatch(text):
         number = int(camera.group(1))
         yield Input(identity=f"camera:{number}", name=text, kind="camera", source=number, stem=f"camera{number}")
-    elif text.lower().startswith(URL_SCHEMES):
-        parts = urlsplit(text)
+    elif is_url(text):
+        name = redacted_url(text)
+        parts = urlsplit(name)
         stem = safe_name(Path(parts.path).stem or parts.hostname or "image")
-        yield Input(identity=text, name=text, kind="image", source=text, stem=stem)
+        yield Input(identity=name, name=name, kind="image", source=text, stem=stem)
     elif text[:5].lower() == "data:":
         digest = hashlib.sha256(os.fsencode(text)).hexdigest()
         yield Input(identity=f"data:{digest}", name=f"data:{digest[:12]}", kind="image", source=text, stem="data")
@@ -148,37 +154,37 @@ def _files_in(folder: Path, *, recursive: bool) -> Iterator[Input]:
 
 def _with_distinct_stems(inputs: list[Input]) -> list[Input]:
     """Change the stems of inputs whose results would have the same names."""
-    inputs = _changed(inputs, lambda one: f"{_folder_of(one)}/{one.stem}", _with_ending)
-    while (longer := _changed(inputs, lambda one: one.stem, _with_folder)) != inputs:
+    inputs = _changed(inputs, lambda item: f"{_folder_of(item)}/{item.stem}", _with_ending)
+    while (longer := _changed(inputs, lambda item: item.stem, _with_folder)) != inputs:
         inputs = longer
     names = DistinctNames()  # numbers for what nothing else tells apart, such as two addresses with other queries
-    return [replace(one, stem=names.add(one.stem)) for one in inputs]
+    return [replace(item, stem=names.add(item.stem)) for item in inputs]
 
 
 def _changed(inputs: list[Input], key: Callable[[Input], str], change: Callable[[Input], Input]) -> list[Input]:
     """Change the inputs that share a key with others."""
-    counts = Counter(name_key(key(one)) for one in inputs)
-    return [change(one) if counts[name_key(key(one))] > 1 else one for one in inputs]
+    counts = Counter(name_key(key(item)) for item in inputs)
+    return [change(item) if counts[name_key(key(item))] > 1 else item for item in inputs]
 
 
-def _folder_of(one: Input) -> str:
+def _folder_of(item: Input) -> str:
     """Return the folder of an input, or host and folder of an address."""
-    if one.path is not None:
-        return os.path.dirname(one.identity)
-    parts = urlsplit(one.identity)
+    if item.path is not None:
+        return os.path.dirname(item.identity)
+    parts = urlsplit(item.identity)
     return (parts.hostname or "") + posixpath.normpath(f"/{posixpath.dirname(parts.path).lstrip('/')}")
 
 
-def _with_ending(one: Input) -> Input:
+def _with_ending(item: Input) -> Input:
     """Tell photo.jpg from photo.png beside it."""
-    ending = one.path.suffix.lstrip(".") if one.path is not None else ""
-    return replace(one, stem=f"{one.stem}_{safe_name(ending)}") if ending else one
+    ending = item.path.suffix.lstrip(".") if item.path is not None else ""
+    return replace(item, stem=f"{item.stem}_{safe_name(ending)}") if ending else item
 
 
-def _with_folder(one: Input) -> Input:
+def _with_folder(item: Input) -> Input:
     """Put one more folder in front of a stem."""
-    parents = [safe_name(part) for part in Path(_folder_of(one)).parts if part not in ("/", "\\")]
-    folders = one.stem.count("/")  # from --recursive, or from earlier calls
+    parents = [safe_name(part) for part in Path(_folder_of(item)).parts if part not in ("/", "\\")]
+    folders = item.stem.count("/")  # from --recursive, or from earlier calls
     if folders >= len(parents):
-        return one
-    return replace(one, stem="/".join((*parents[len(parents) - folders - 1 :], one.stem.rpartition("/")[2])))
+        return item
+    return replace(item, stem="/".join((*parents[len(parents) - folders - 1 :], item.stem.rpartition("/")[2])))

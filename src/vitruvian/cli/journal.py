@@ -3,7 +3,7 @@
 It is a write-ahead log. A "begin" record names a source, the settings and the planned files before any file is written;
 a "done" record with the sizes of the files follows when all are written. A file is trusted only if its last record is
 "done" for the same source and settings and its size is the recorded one. A file without a record is unknown: it is
-neither trusted nor replaced. Records of version 1, which were written after the files alone, explain nothing.
+neither trusted nor replaced. Records of version 1 were written after the files alone, so they prove nothing.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class Origin:
     settings: str
 
     @classmethod
-    def of(cls, one: Input, settings: str) -> Origin:
+    def of(cls, item: Input, settings: str) -> Origin:
         """Examine a source."""
         size = mtime_ns = digest = None
         try:
-            if one.path is not None:
-                stat = one.path.stat()
+            if item.path is not None:
+                stat = item.path.stat()
                 size, mtime_ns = stat.st_size, stat.st_mtime_ns
                 if size <= _DIGEST_BYTES:
-                    digest = hashlib.sha256(one.path.read_bytes()).hexdigest()
+                    digest = hashlib.sha256(item.path.read_bytes()).hexdigest()
         except OSError:
             pass
-        return cls(one.identity, size, mtime_ns, digest, settings)
+        return cls(item.identity, size, mtime_ns, digest, settings)
 
     def same_content(self, other: Origin) -> bool:
         """Whether the source held the same bytes, as far as size, digest or time tell."""
@@ -108,7 +108,7 @@ class Journal:
             for line in content[:end].splitlines():
                 try:
                     self._apply(json.loads(line))
-                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                     continue
 
     def _apply(self, record: dict[str, object]) -> None:
@@ -118,6 +118,8 @@ class Journal:
             return
         known = {name: record[name] for name in Origin.__dataclass_fields__}
         origin = Origin(**known)  # type: ignore[arg-type]
+        if not isinstance(origin.source, str):
+            raise TypeError("source")
         files = record["files"]
         if record["event"] == "begin" and isinstance(files, list):
             self._entries.update({str(name): _Entry(origin) for name in files})
@@ -126,7 +128,7 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------ questions
 
-    def state(self, one: Input, files: Iterable[Path], settings: str) -> _State:
+    def state(self, item: Input, files: Iterable[Path], settings: str) -> _State:
         """Return whether the files of a source are "done"; else "changed" where source or settings are, or "new".
 
         Raises:
@@ -136,12 +138,12 @@ class Journal:
         present = [path for path in paths if _has_content(path)]
         if not present:
             return "new"
-        origin = Origin.of(one, settings)
+        origin = Origin.of(item, settings)
         proven, stale = 0, False
         for path in present:
             with self._lock:
                 entry = self._entries.get(self.name_of(path))
-            if entry is None or (entry.size is not None and entry.size != size_of(path)):
+            if entry is None or (entry.size is not None and entry.size != size_on_disk(path)):
                 known = "is not in its journal" if entry is None else "was changed since it was written"
                 raise InputError(
                     f"{path}: expected a file of this command, got one that {known}. "
@@ -172,24 +174,26 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------ records
 
-    def begin(self, one: Input, files: Iterable[Path], settings: str) -> Origin:
-        """Record what is about to be written."""
-        origin = Origin.of(one, settings)
-        self._append({"event": "begin", "files": [self.name_of(path) for path in files]}, origin)
+    def begin(self, item: Input, files: Iterable[Path], settings: str) -> Origin:
+        """Record what is about to be written, on the disk before any of it is."""
+        origin = Origin.of(item, settings)
+        self._append({"event": "begin", "files": [self.name_of(path) for path in files]}, origin, sync=True)
         return origin
 
     def done(self, origin: Origin, files: Iterable[Path]) -> dict[Path, int]:
-        """Record that files are complete, and return their sizes.
+        """Record that files are complete and on the disk (`sync_to_disk`), and return their sizes.
+
+        The record itself need not be on the disk: without it the files are written again.
 
         Raises:
             InputError: A file is missing or empty.
         """
-        sizes = {path: size_of(path) for path in files}
+        sizes = {path: size_on_disk(path) for path in files}
         for path, size in sizes.items():
             if not size:
                 raise InputError(f"{path}: expected a result, got no file or an empty one. Is the disk full?")
         names = {self.name_of(path): size for path, size in sizes.items()}
-        self._append({"event": "done", "files": names}, origin, sync=True)
+        self._append({"event": "done", "files": names}, origin)
         return sizes
 
     def _append(self, record: dict[str, object], origin: Origin, *, sync: bool = False) -> None:
@@ -210,7 +214,7 @@ class Journal:
         self.refresh()
 
 
-def size_of(path: Path) -> int:
+def size_on_disk(path: Path) -> int:
     """Return the size of a file, or of all files in a folder; 0 where there is none."""
     try:
         if path.is_dir():

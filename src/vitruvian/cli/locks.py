@@ -56,6 +56,18 @@ class OutputLock:
         self._locks.clear()
 
 
+def remove_unused_locks(folder: Path) -> None:
+    """Remove the lock files that killed processes left in an output folder."""
+    for path in (folder / _LOCK_FOLDER).glob("*.lock"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR)
+            if _lock(descriptor) and os.path.samestat(os.fstat(descriptor), path.stat()):
+                path.unlink()
+            os.close(descriptor)
+    with contextlib.suppress(OSError):
+        (folder / _LOCK_FOLDER).rmdir()  # unless others are in it
+
+
 def _locked_file(path: Path, output: Path) -> int:
     """Create a lock file, lock it and write its owner into it; return its descriptor."""
     while True:

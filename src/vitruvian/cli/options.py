@@ -97,6 +97,13 @@ class SourceGroup(OptionGroup):
         ),
     ]
     recursive: Annotated[bool, Option("--recursive", "-r", help="Search folders inside folders too.")] = False
+    limit: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME=VALUE",
+            help="Change a limit of inputs, such as image_pixels=4e8. Repeat for more; `vitruvian doctor` lists them.",
+        ),
+    ] = None
     watch: Annotated[bool, Option("--watch", help="Keep watching the folders for new files, until Ctrl-C.")] = False
 
 
@@ -180,8 +187,8 @@ class PeopleGroup(OptionGroup):
     people: Annotated[
         Literal["crop", "whole"] | None,
         Option(
-            help="crop: each person on their own; whole: the whole image. By default crop where there are --boxes "
-            "or a --finder."
+            help="crop: each person on their own; whole: the whole image. By default crop where there are --boxes, "
+            "a --finder or a model that detects people itself."
         ),
     ] = None
     finder: Annotated[
@@ -310,21 +317,21 @@ class MessageGroup(OptionGroup):
 def read_numbers(option: str, text: str, *counts: int) -> list[float]:
     """Read numbers with commas between, as many as one of `counts`."""
     try:
-        found = [float(word) for word in text.replace(" ", "").split(",")]
+        numbers = [float(word) for word in text.replace(" ", "").split(",")]
     except ValueError:
-        found = []
-    if len(found) not in counts:
+        numbers = []
+    if len(numbers) not in counts:
         number = " or ".join(str(count) for count in counts)
         raise InputError(f"{option}: expected {number} numbers with commas between, got {text!r}.")
-    return found
+    return numbers
 
 
 def read_size(option: str, text: str, *, example: str) -> tuple[int, int]:
     """Read a height and a width, such as 1024x768."""
-    found = re.fullmatch(r"(\d+)[x×](\d+)", text)
-    if not found:
+    match = re.fullmatch(r"(\d+)[x×](\d+)", text)
+    if not match:
         raise InputError(f"{option}: expected height x width such as {example}, got {text!r}.")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def cuda_or_cpu(device: str | None) -> torch.device:

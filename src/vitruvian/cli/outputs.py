@@ -130,18 +130,18 @@ class OutputPlan:
                 f"--out {STDIO}: expected one image for {self.stdout_kind}, got {len(inputs)}. Use --save json, or a "
                 "folder."
             )
-        if any(one.kind in ("video", "camera") for one in inputs):
+        if any(item.kind in ("video", "camera") for item in inputs):
             raise InputError(f"--out {STDIO}: expected images, got a video or a camera. Name a folder.")
 
-    def files(self, one: Input) -> dict[str, Path]:
+    def files(self, item: Input) -> dict[str, Path]:
         """Return the file of each kind for an input; of kinds with a file a frame, their pattern."""
-        moving = one.kind in ("video", "camera")
+        moving = item.kind in ("video", "camera")
         if self.file is not None and self._file_kind is not None:
             return {self._file_kind: self.file} if moving or self._file_kind in image_kinds(self.task) else {}
         if not moving:
-            return {kind: self._path(one.stem, file_ending(kind)) for kind in self._kinds.image}
-        stem = one.stem.replace("%", "_")  # %05d stands for the number of a frame
-        stem = f"{stem}_{time.strftime('%Y%m%d-%H%M%S')}" if one.kind == "camera" else stem
+            return {kind: self._path(item.stem, file_ending(kind)) for kind in self._kinds.image}
+        stem = item.stem.replace("%", "_")  # %05d stands for the number of a frame
+        stem = f"{stem}_{time.strftime('%Y%m%d-%H%M%S')}" if item.kind == "camera" else stem
         kinds = self._kinds.video
         if not any(kind in VIDEO_KINDS for kind in kinds) and "json" not in kinds:
             kinds = (*kinds, "json")  # tells which frames are done

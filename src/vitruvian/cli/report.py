@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from vitruvian.cli.options import MessageGroup
-from vitruvian.errors import VitruvianError
+from vitruvian.errors import VitruvianError, without_escapes
 
 DONE, SOME_FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes
 _LOG_SECONDS = 15.0  # between lines of progress where there is no terminal
@@ -27,15 +27,14 @@ _MAX_LISTED = 4  # files that the summary names one by one
 # argument -> option of the command that runs, such as K -> --intrinsics
 option_names: ContextVar[Mapping[str, str]] = ContextVar("option_names", default={})  # noqa: B039 - never modified
 _ITEM = re.compile(r"(\w+)\[(\d+)\]")  # boxes[0]
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 # ------------------------------------------------------------------------------------------------ texts
 
 
 def printable(text: str) -> str:
-    """Return a text that any terminal takes: bytes that are no UTF-8 are escaped, control characters left out."""
-    return _CONTROL.sub(" ", text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    """Return a text that any terminal takes, on one line: bytes that are no UTF-8 are escaped, controls replaced."""
+    return without_escapes(re.sub(r"[\t\n\r]+", " ", text)).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def error_text(error: BaseException | str) -> str:
@@ -60,8 +59,9 @@ def _option(argument: str, names: Mapping[str, str]) -> str:
 
 
 def json_line(values: object, *, indent: int | None = None) -> str:
-    """Return JSON that any output takes; bytes of names that are no UTF-8 are escaped."""
+    """Return JSON that any output takes; bytes of names that are no UTF-8 are escaped, and what terminals interpret."""
     text = json.dumps(values, ensure_ascii=False, indent=indent, default=str)
+    text = re.sub("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda found: f"\\u{ord(found[0]):04x}", text)
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -111,7 +111,7 @@ class Report:
 
     def busy(self, text: str) -> AbstractContextManager[object]:
         """Show what takes a while, on a terminal."""
-        return nullcontext() if self.quiet else self.console.status(printable(text))
+        return nullcontext() if self.quiet else self.console.status(escape(printable(text)))
 
     def done(
         self, name: str, files: Sequence[Path], *, changed: bool = False, note: str | None = None, **facts: object
@@ -164,13 +164,13 @@ class Report:
             for message in self.failures:
                 self.warn(message)
         if interrupted:
-            self.say("Interrupted. What is done is whole; run the same command again to go on.")
+            self.say("Interrupted. Results that are done are complete; run the same command again to resume.")
         return INTERRUPTED if interrupted else SOME_FAILED if self.failures else DONE
 
     def _headline(self, seconds: float) -> str:
         counts = [f"{self.done_count} done"]
         if self.changed_count:
-            counts[0] += f" ({self.changed_count} anew: the source or the settings changed)"
+            counts[0] += f" ({self.changed_count} again: the source or the settings changed)"
         if self.skipped_count:
             counts.append(f"{self.skipped_count} skipped, done before (--overwrite does them again)")
         if self.failures:
@@ -205,9 +205,9 @@ class _Bar:
         self._report, self._title, self._total, self._progress = report, title, total, progress
         self._task = progress.add_task(escape(title), total=total, speed="")
         self._started = self._logged = time.monotonic()
-        self._first: int | None = None  # a video may go on in the middle
+        self._first: int | None = None  # a video may resume in the middle
 
-    def at(self, count: int, total: int | None = None) -> None:
+    def update(self, count: int, total: int | None = None) -> None:
         """Show that `count` of `total` are done."""
         total = total or self._total
         self._first = count - 1 if self._first is None else self._first

@@ -23,20 +23,22 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vitruvian.cli.checkpoints import builtin_detector, check_model
+from vitruvian.atomic import check_writable, remove_temporary_files, sync_to_disk
+from vitruvian.cli.checkpoints import check_model, detector_in_checkpoint
 from vitruvian.cli.coco import Dataset
 from vitruvian.cli.inputs import Input, find_inputs
-from vitruvian.cli.journal import JOURNAL, Journal, Origin, size_of
-from vitruvian.cli.locks import OutputLock
+from vitruvian.cli.journal import JOURNAL, Journal, Origin, size_on_disk
+from vitruvian.cli.locks import OutputLock, remove_unused_locks
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.outputs import OutputPlan, result_paths
 from vitruvian.cli.report import Report
-from vitruvian.cli.settings import settings_digest
+from vitruvian.cli.settings_digest import settings_digest
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.video import Preview, run_camera, run_video_file
 from vitruvian.errors import InputError
 from vitruvian.files import json_text
 from vitruvian.files.output_paths import name_key
+from vitruvian.images.download import read_bounded
 from vitruvian.pipelines import Failure, pipeline
 from vitruvian.pipelines.people.detectors import open_detector
 from vitruvian.pipelines.saving import ResultWriter, save_as
@@ -102,6 +104,7 @@ class TaskRun:
         for lock, _origin in self._locks.values():
             lock.release()
         self._locks.clear()
+        remove_unused_locks(self.plan.folder)
 
     @cached_property
     def settings(self) -> str:
@@ -133,7 +136,7 @@ class TaskRun:
         boxes = command.boxes_file()
         spec: str | Path | None = command.finder or boxes
         if spec is None and not command.boxes and not self.call_options.get("tile"):
-            spec = builtin_detector(command.model)
+            spec = detector_in_checkpoint(command.model)
         if spec is None:
             return None
         threshold = command.finder_threshold
@@ -145,124 +148,130 @@ class TaskRun:
 
     def process(self, inputs: Sequence[Input]) -> None:
         """Process all inputs that are not done yet, and compare what lies on disk with what was planned."""
-        inputs = [one for one in inputs if not self.is_result(one)]
+        inputs = [item for item in inputs if not self.is_result(item)]
         self.plan.check(inputs)
         images: list[Input] = []
         videos: list[Input] = []
         changed: set[str] = set()
         self._files.clear()
         planned: dict[str, Input] = {}
-        for one in inputs:
-            with self._attempt(one):
-                if self._state(one, planned) == "changed":
-                    changed.add(one.identity)
-                (images if one.kind in ("image", "stdin") else videos).append(one)
+        for item in inputs:
+            with self._attempt(item):
+                if self._state(item, planned) == "changed":
+                    changed.add(item.identity)
+                (images if item.kind in ("image", "stdin") else videos).append(item)
+        if (images or videos) and self.plan.stdout_kind is None:
+            check_writable(self.plan.folder)  # before the model is opened
         if images:
             self._run_images(images, changed)
-        for one in videos:
-            run = run_camera if one.kind == "camera" else run_video_file
+        for item in videos:
+            run = run_camera if item.kind == "camera" else run_video_file
             pipe = self.pipe  # an error of the model is not one of the video
-            with self._attempt(one):
-                run(self, pipe, one, changed=one.identity in changed)
+            with self._attempt(item):
+                run(self, pipe, item, changed=item.identity in changed)
         self._compare_with_disk()
 
     @contextmanager
-    def _attempt(self, one: Input) -> Iterator[None]:
+    def _attempt(self, item: Input) -> Iterator[None]:
         """Report an error in the block as that of one input, and unlock its outputs."""
         try:
             yield
         except _AlreadyDoneError:
-            self.report.skipped(one.name, result_paths(self._files[one.identity]))
+            self.report.skipped(item.name, result_paths(self._files[item.identity]))
         except BrokenPipeError:
             raise
         except Exception as error:  # noqa: BLE001 - belongs to this input
-            self.report.failed(one.name, error)
+            self.report.failed(item.name, error)
         finally:
-            self.release(one)
+            self.release(item)
 
-    def is_result(self, one: Input) -> bool:
+    def is_result(self, item: Input) -> bool:
         """Whether a listed file is a result itself, of this run or of others."""
-        if not one.listed or one.path is None:
+        if not item.listed or item.path is None:
             return False
-        path = one.path.absolute()
-        above = [Path(text).expanduser().absolute() for text in self.command.sources]
-        for folder in (folder for folder in path.parents if any(root in (folder, *folder.parents) for root in above)):
+        path = item.path.absolute()
+        roots = [Path(text).expanduser().absolute() for text in self.command.sources]
+        for folder in (folder for folder in path.parents if any(root in (folder, *folder.parents) for root in roots)):
             if folder == self.plan.folder.absolute():
-                if folder not in above or self.journal.wrote(path):
+                if folder not in roots or self.journal.wrote(path):
                     return True
             elif (folder / JOURNAL).is_file() and self._read_journal(folder).wrote(path):
                 return True
         return False
 
-    def _state(self, one: Input, planned: dict[str, Input]) -> str:
+    def _state(self, item: Input, planned: dict[str, Input]) -> str:
         """Plan the files of an input, and return "new" or "changed"; raise what speaks against processing it."""
-        if one.error is not None:
-            raise one.error
+        if item.error is not None:
+            raise item.error
         if self.plan.stdout_kind is not None:
             return "new"
-        self._files[one.identity] = files = self.plan.files(one)
+        self._files[item.identity] = files = self.plan.files(item)
         if not files:
             named = self.command.save or (self.plan.file and self.plan.file.name)
             example = self.command.task.image_files[0]
-            raise InputError(f"{one.name}: {named} is for videos. Add a kind for images, such as {example}.")
+            raise InputError(f"{item.name}: {named} is for videos. Add a kind for images, such as {example}.")
         for path in result_paths(files):
-            if (other := planned.setdefault(name_key(str(path)), one)) is not one:
+            if (other := planned.setdefault(name_key(str(path)), item)) is not item:
                 raise InputError(f"{path}: is for the result of {other.name} already. Rename one of the sources.")
-        return self._journal_state(one, result_paths(files))
+        return self._journal_state(item, result_paths(files))
 
-    def _journal_state(self, one: Input, paths: Sequence[Path]) -> str:
+    def _journal_state(self, item: Input, paths: Sequence[Path]) -> str:
         """Return "new" or "changed"; raise `_AlreadyDoneError` where all files are done."""
         if self.command.overwrite:
             return "changed" if any(path.exists() for path in paths) else "new"
-        state = self.journal.state(one, paths, self.settings)
+        state = self.journal.state(item, paths, self.settings)
         if state != "done":
             return state
-        if one.kind == "stdin" or (self.dataset is not None and one.name not in self.dataset.names):
+        if item.kind == "stdin" or (self.dataset is not None and item.name not in self.dataset.names):
             return "new"
         raise _AlreadyDoneError
 
     # ------------------------------------------------------------------------------------------------ one input
 
-    def claim(self, one: Input) -> dict[str, Path]:
+    def claim(self, item: Input) -> dict[str, Path]:
         """Lock the outputs of an input, record what is planned, and return the file of each kind.
 
         Raises:
             InputError: Another process has the lock, or a file must not be replaced.
             _AlreadyDoneError: Another process has done it meanwhile.
         """
-        files = self._files[one.identity]
+        files = self._files[item.identity]
         paths = result_paths(files)
         lock = OutputLock(self.plan.folder, {self.journal.name_of(path): path for path in paths})
         try:
             self.journal.refresh()
-            self._journal_state(one, paths)
-            origin = self.journal.begin(one, paths, self.settings)
+            self._journal_state(item, paths)
+            origin = self.journal.begin(item, paths, self.settings)
+            for path in paths:
+                remove_temporary_files(path)
         except BaseException:
             lock.release()
             raise
-        self._locks[one.identity] = lock, origin
+        self._locks[item.identity] = lock, origin
         return files
 
-    def complete(self, one: Input) -> list[Path]:
+    def complete(self, item: Input) -> list[Path]:
         """Record that the outputs of an input are written, and return them."""
-        paths = result_paths(self._files[one.identity])
-        self._written[one.identity] = one, self.journal.done(self._locks[one.identity][1], paths)
-        self.release(one)
+        paths = result_paths(self._files[item.identity])
+        if item.kind in ("video", "camera"):  # worker threads sync the files of images
+            sync_to_disk(paths)
+        self._written[item.identity] = item, self.journal.done(self._locks[item.identity][1], paths)
+        self.release(item)
         return paths
 
-    def release(self, one: Input) -> None:
+    def release(self, item: Input) -> None:
         """Unlock the outputs of an input."""
-        if one.identity in self._locks:
-            self._locks.pop(one.identity)[0].release()
+        if item.identity in self._locks:
+            self._locks.pop(item.identity)[0].release()
 
     def _compare_with_disk(self) -> None:
         """Report results that this pass has written and that are missing or changed since."""
-        for one, sizes in self._written.values():
-            wrong = [str(path) for path, size in sizes.items() if size_of(path) != size]
+        for item, sizes in self._written.values():
+            wrong = [str(path) for path, size in sizes.items() if size_on_disk(path) != size]
             if wrong:
                 self.report.done_count -= 1
                 message = f"{', '.join(wrong)}: written, but missing or changed since. Run it again."
-                self.report.failed(one.name, message)
+                self.report.failed(item.name, message)
         self._written.clear()
 
     # ------------------------------------------------------------------------------------------------ images
@@ -273,42 +282,44 @@ class TaskRun:
         detector = self.open_detector()
         options = self.call_options | ({} if detector is None else {"finder": detector})
         to_stdout = self.plan.stdout_kind is not None
+        if not to_stdout:  # results are in order, and no local file waits for a slow server
+            images = sorted(images, key=lambda item: item.remote)
         writer = _StdoutWriter(self) if to_stdout else _FileWriter(self.command, self._files, images)
-        source = Source(lambda: (self._loader(one) for one in images), count=len(images))
+        source = Source(lambda: (self._loader(item) for item in images), count=len(images))
         with self.report.bar("images", len(images)) as bar, pipe.run(source, save=writer, **options) as results:
             for index, result in enumerate(results):
                 if index >= len(images):  # the source itself failed
                     self.report.failed(result.name, result.error)
                     continue
-                with self._attempt(one := images[index]):
+                with self._attempt(item := images[index]):
                     if isinstance(result, Failure):
                         raise result.error
                     if isinstance(writer, _StdoutWriter):
                         writer.print(index)
-                    paths = [] if to_stdout else self.complete(one)
+                    paths = [] if to_stdout else self.complete(item)
                     if self.dataset is not None:
-                        self.dataset.add(self.command.change(result), one.name)
+                        self.dataset.add(self.command.convert(result), item.name)
                     facts: dict[str, Any] = {"size_hw": list(result.size_hw)}
                     if (people := result.people) is not None:
                         facts |= {"note": people.note, "people": len(people)}
-                    self.report.done(one.name, paths, changed=one.identity in changed, **facts)
-                bar.at(index + 1)
+                    self.report.done(item.name, paths, changed=item.identity in changed, **facts)
+                bar.update(index + 1)
 
-    def _loader(self, one: Input) -> FrameLoader:
+    def _loader(self, item: Input) -> FrameLoader:
         """Return a loader that locks the outputs before it reads the image, which gets the input's name."""
 
         def load() -> Frame:
             if self.plan.stdout_kind is None:
-                self.claim(one)
-            if one.kind == "stdin":
-                frame = _read_stdin(one.name)
+                self.claim(item)
+            if item.kind == "stdin":
+                frame = _read_stdin(item.name)
             else:
-                source = one.source
+                source = item.source
                 loader = source if isinstance(source, FrameLoader) else next(open_source(source).loaders())
                 frame = loader.load()
-            return dataclasses.replace(frame, name=one.name)
+            return dataclasses.replace(frame, name=item.name)
 
-        return FrameLoader(name=one.name, load=load, path=one.path)
+        return FrameLoader(name=item.name, load=load, path=item.path, remote=item.remote)
 
     # ------------------------------------------------------------------------------------------------ a folder
 
@@ -327,14 +338,14 @@ class TaskRun:
         while True:
             now = time.monotonic()
             complete: list[Input] = []
-            for one in find_inputs(command.sources, recursive=command.recursive):
-                key, stamp = one.identity, _stamp(one.path)
-                if stamp is None or processed.get(key) == stamp or self.is_result(one):
+            for item in find_inputs(command.sources, recursive=command.recursive):
+                key, stamp = item.identity, _stamp(item.path)
+                if stamp is None or processed.get(key) == stamp or self.is_result(item):
                     continue
                 if key not in pending or pending[key][0] != stamp:
                     pending[key] = stamp, now
                 if now - pending[key][1] >= _SETTLE_SECONDS:
-                    complete.append(one)
+                    complete.append(item)
                     processed[key] = stamp
                     del pending[key]
             if complete:
@@ -346,13 +357,14 @@ class _FileWriter(ResultWriter):
     """Writes the files of each result."""
 
     def __init__(self, command: TaskCommand, files: Mapping[str, Mapping[str, Path]], images: Sequence[Input]) -> None:
-        self._command, self._files = command, [files[one.identity] for one in images]
+        self._command, self._files = command, [files[item.identity] for item in images]
 
     def write(self, result: Result, index: int) -> None:
         """Write all files of a result."""
-        changed = self._command.change(result)
+        converted = self._command.convert(result)
         for kind, path in self._files[index].items():
-            save_as(kind, changed, path, draw=self._command.draw)
+            save_as(kind, converted, path, draw=self._command.draw)
+        sync_to_disk(self._files[index].values())
 
 
 class _StdoutWriter(ResultWriter):
@@ -368,13 +380,13 @@ class _StdoutWriter(ResultWriter):
 
     def write(self, result: Result, index: int) -> None:
         """Keep the bytes until it is their turn."""
-        changed = self._command.change(result)
+        converted = self._command.convert(result)
         if self._kind == "json":
-            self._content[index] = (json_text(changed.to_dict()) + "\n").encode()
+            self._content[index] = (json_text(converted.to_dict()) + "\n").encode()
             return
         with tempfile.TemporaryDirectory(prefix="vitruvian-") as folder:
             path = Path(folder) / f"result{file_ending(self._kind)}"
-            save_as(self._kind, changed, path, draw=self._command.draw)
+            save_as(self._kind, converted, path, draw=self._command.draw)
             self._content[index] = path.read_bytes()
 
     def print(self, index: int) -> None:
@@ -385,7 +397,7 @@ class _StdoutWriter(ResultWriter):
 
 def _read_stdin(name: str) -> Frame:
     """Read the image on standard input."""
-    image = sys.stdin.buffer.read()
+    image = read_bounded(sys.stdin.buffer, "file_bytes", subject=name)
     if not image:
         raise InputError(f"{name}: expected an image, got nothing. Pipe one in, such as < photo.jpg.")
     return next(open_source(image).loaders()).load()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self, get_args, get_type_hints
 
 from vitruvian.cli.options import STDIO, MessageGroup, ModelGroup, OutputGroup, SourceGroup, VideoGroup
+from vitruvian.limits import parse_limits, use_limits
 from vitruvian.tasks import TASKS, Task
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ class TaskCommand(MessageGroup, VideoGroup, ModelGroup, OutputGroup, SourceGroup
         """Return the command with defaults that depend on other options."""
         return self
 
-    def change(self, result: Result) -> Result:
-        """Change a result before it is written and drawn."""
+    def convert(self, result: Result) -> Result:
+        """Convert a result before it is written and drawn."""
         return result
 
     def draw(self, result: Result, **options: object) -> NDArray[np.uint8] | Image.Image:
@@ -66,7 +67,10 @@ def task_function(command: type[TaskCommand]) -> Callable[..., None]:
     def run(**values: object) -> None:
         from vitruvian.cli.run_task import run_task
 
-        run_task(command(**values))  # type: ignore[arg-type]
+        given = command(**values)  # type: ignore[arg-type]
+        limits = dict(text.partition("=")[::2] for text in given.limit or ())
+        with use_limits(**parse_limits(limits, subject="--limit")):
+            run_task(given)
 
     groups = {name: group for group in command.__mro__[::-1] for name in inspect.get_annotations(group)}
     hints = get_type_hints(command, include_extras=True)

@@ -27,42 +27,42 @@ _LEGENDS = ("parts", "semantic")  # their drawings have a legend beside them, wh
 _PREVIEW_SECONDS = 1.0
 
 
-def run_video_file(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> None:
-    """Process a video, or go on with one that was interrupted."""
+def run_video_file(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> None:
+    """Process a video, or resume one that was interrupted."""
     if run.dataset is not None:
-        raise InputError(f"{one.name}: --coco collects images, not videos. Leave it out, or use the .jsonl file.")
-    files = run.claim(one)
+        raise InputError(f"{item.name}: --coco collects images, not videos. Leave it out, or use the .jsonl file.")
+    files = run.claim(item)
     frames = _FrameWriter(run.command, files)
     parts = [path.with_name(path.name + ".parts") for path in result_paths(files)]
-    restart = run.command.overwrite or not any(path.is_dir() for path in parts)  # nothing to go on with
+    restart = run.command.overwrite or not any(path.is_dir() for path in parts)  # nothing to resume
     if restart:
         frames.remove()
-    report = _run_loop(run, pipe, one, frames, restart=restart)
+    report = _run_loop(run, pipe, item, frames, restart=restart)
     if report.failures:
-        raise InputError(f"{one.name}: {report.failures} of {report.frames} frames failed. Its .jsonl says which.")
+        raise InputError(f"{item.name}: {report.failures} of {report.frames} frames failed. Its .jsonl says which.")
     frames.check(report.frames)
-    run.report.done(one.name, run.complete(one), changed=changed, frames=report.frames, resumed_at=report.resumed_at)
+    run.report.done(item.name, run.complete(item), changed=changed, frames=report.frames, resumed_at=report.resumed_at)
 
 
-def run_camera(run: TaskRun, pipe: Any, one: Input, *, changed: bool) -> None:
+def run_camera(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> None:
     """Process a camera until Ctrl-C, or for a number of frames; the video is complete either way."""
     count = run.command.frames
-    run.report.say(f"{one.name}: " + (f"{count} frames" if count else "Ctrl-C ends"))
-    report = _run_loop(run, pipe, one, _FrameWriter(run.command, run.claim(one)), restart=True)
+    run.report.say(f"{item.name}: " + (f"{count} frames" if count else "Ctrl-C ends"))
+    report = _run_loop(run, pipe, item, _FrameWriter(run.command, run.claim(item)), restart=True)
     if report.frames:
         done, failed = report.frames - report.failures, report.failures
-        run.report.done(one.name, run.complete(one), changed=changed, frames=done, failed_frames=failed)
+        run.report.done(item.name, run.complete(item), changed=changed, frames=done, failed_frames=failed)
     if report.interrupted:
         raise KeyboardInterrupt
 
 
-def _run_loop(run: TaskRun, pipe: Any, one: Input, frames: _FrameWriter, *, restart: bool) -> VideoReport:
+def _run_loop(run: TaskRun, pipe: Any, item: Input, frames: _FrameWriter, *, restart: bool) -> VideoReport:
     """Run the video loop over a file or a camera."""
     command = run.command
-    max_frames = command.frames if one.kind == "camera" else None
-    with run.report.bar(one.name, max_frames) as bar:
+    max_frames = command.frames if item.kind == "camera" else None
+    with run.report.bar(item.name, max_frames) as bar:
         return run_video(
-            one.path or (one.source if isinstance(one.source, int) else str(one.source)),
+            item.path or (item.source if isinstance(item.source, int) else str(item.source)),
             pipeline_task(pipe, **run.call_options),
             out=frames.movie,
             records=frames.records,
@@ -74,7 +74,7 @@ def _run_loop(run: TaskRun, pipe: Any, one: Input, frames: _FrameWriter, *, rest
             alpha=frames.alpha,
             sound=command.sound,
             preview=frames.preview,
-            progress=bar.at,
+            progress=bar.update,
             settings={"settings": run.settings},
             overwrite=restart,
             max_frames=max_frames,
@@ -107,15 +107,15 @@ class _FrameWriter:
 
     def draw(self, result: Result) -> NDArray[np.uint8]:
         """Draw a frame: RGB, or RGBA if the video has alpha."""
-        changed: Any = self._command.change(result)
-        return np.asarray(changed.rgba() if self.alpha else self._command.draw(changed, **self._plot_options))
+        converted: Any = self._command.convert(result)
+        return np.asarray(converted.rgba() if self.alpha else self._command.draw(converted, **self._plot_options))
 
     def record(self, result: Result) -> dict[str, Any]:
         """Return the record of a frame, and write the files that come one a frame."""
-        changed = self._command.change(result)
+        converted = self._command.convert(result)
         for path in self._patterns:
-            changed.save(path.with_name(path.name.replace(FRAME_NUMBER, f"{result.frame or 0:05d}")))
-        return changed.to_dict()
+            converted.save(path.with_name(path.name.replace(FRAME_NUMBER, f"{result.frame or 0:05d}")))
+        return converted.to_dict()
 
     def remove(self) -> None:
         """Remove the files of frames that an earlier run wrote."""

@@ -11,11 +11,11 @@ from vitruvian.outputs import ModelOutput
 _CLEAR_PEAK = 0.3  # peak of a keypoint that is in the image; a perfect one is 1
 
 
-def compare_outputs(found: ModelOutput, wanted: ModelOutput) -> dict[str, float]:
-    """Largest difference of every output, over the largest value wanted; infinite where one is missing."""
-    got = dict(flatten(found))
+def compare_outputs(output: ModelOutput, reference: ModelOutput) -> dict[str, float]:
+    """Largest difference of every output, over the largest value of the reference; infinite where one is missing."""
+    got = dict(flatten(output))
     distances = {}
-    for name, want in flatten(wanted):
+    for name, want in flatten(reference):
         have = got.get(name)
         if have is None or have.shape != want.shape:
             distances[name] = float("inf")
@@ -25,16 +25,16 @@ def compare_outputs(found: ModelOutput, wanted: ModelOutput) -> dict[str, float]
     return distances
 
 
-def task_cost(found: ModelOutput, wanted: ModelOutput) -> dict[str, float]:
+def task_cost(output: ModelOutput, reference: ModelOutput) -> dict[str, float]:
     """What a difference means for the task, by names with units.
 
     Keypoints: distance of the peaks in pixels of the heatmap; also of those with a clear peak alone, since the peak of
     a keypoint that is not in the image is anywhere. Classes: share of pixels that change theirs. Normals:
     angle in degrees. Points: distance over depth. Mattes and albedo: mean absolute difference. Masks: share of their
-    pixels that change sides. Other outputs: length of the difference over that of the wanted.
+    pixels that change sides. Other outputs: length of the difference over that of the reference.
     """
-    got, costs = dict(flatten(found)), {}
-    for name, want in flatten(wanted):
+    got, costs = dict(flatten(output)), {}
+    for name, want in flatten(reference):
         have = got[name].float()
         want = want.float()
         if name == "heatmaps":

@@ -40,25 +40,25 @@ _PRODUCTS = ("MatMul", "Convolution", "GroupConvolution", "ConvolutionBackpropDa
 
 def _outer_products(graph: Any) -> list[str]:
     """Return the names of the products that read an input, and of the cheap ones before an output."""
-    found = _names_of(_nearest_products(graph.get_parameters(), _consumers))
+    names = _names_of(_nearest_products(graph.get_parameters(), _consumers))
     ends = _nearest_products(graph.get_results())
     while ends:
-        cheap = [node for node in ends if _is_cheap(node) and node.get_friendly_name() not in found]
-        found |= _names_of(cheap)
+        cheap = [node for node in ends if _is_cheap(node) and node.get_friendly_name() not in names]
+        names |= _names_of(cheap)
         ends = _nearest_products([before for node in cheap for before in _sources(node)])
-    return sorted(found)
+    return sorted(names)
 
 
 def _gated_products(graph: Any) -> list[str]:
     """Return the names of the matrix products that read one product times another, as gated feed-forwards have it."""
-    found = []
+    names = []
     for node in graph.get_ordered_ops():
         if node.get_type_name() != "MatMul" or _sources(node)[0].get_type_name() != "Multiply":
             continue
         factors = [_nearest_products([factor]) for factor in _sources(_sources(node)[0])]
         if all(len(products) == 1 for products in factors) and len(_names_of(factors[0] + factors[1])) == 2:
-            found.append(node.get_friendly_name())
-    return found
+            names.append(node.get_friendly_name())
+    return names
 
 
 def _sources(node: Any) -> list[Any]:
@@ -73,7 +73,7 @@ def _consumers(node: Any) -> list[Any]:
 
 def _nearest_products(nodes: list[Any], neighbours: Callable[[Any], list[Any]] = _sources) -> list[Any]:
     """Return the first products on every path from some nodes, themselves included, except through shapes."""
-    found, visited, todo = [], set(), list(nodes)
+    products, visited, todo = [], set(), list(nodes)
     while todo:
         node = todo.pop()
         name, kind = node.get_friendly_name(), node.get_type_name()
@@ -81,10 +81,10 @@ def _nearest_products(nodes: list[Any], neighbours: Callable[[Any], list[Any]] =
             continue
         visited.add(name)
         if kind in _PRODUCTS:
-            found.append(node)
+            products.append(node)
         else:
             todo += neighbours(node)
-    return found
+    return products
 
 
 def _names_of(nodes: Iterable[Any]) -> set[str]:
@@ -152,13 +152,13 @@ def print_costs(
     model: Model, exported: ExportedModel, samples: Iterable[Mapping[str, Any]], *, show: Callable[[str], Any]
 ) -> dict[str, float]:
     """Print the difference of an exported model to the model on some inputs, in terms of its task; return the means."""
-    found: dict[str, list[float]] = {}
+    costs: dict[str, list[float]] = {}
     with torch.inference_mode():
         for one in samples:
             sample: dict[str, Any] = dict(one)
             for name, value in task_cost(exported(**sample), model(**sample, return_dict=True)).items():
-                found.setdefault(name, []).append(value)
-    means = {name: statistics.mean(values) for name, values in found.items()}
+                costs.setdefault(name, []).append(value)
+    means = {name: statistics.mean(values) for name, values in costs.items()}
     for name, value in means.items():
         show(f"{name}: {value:.4g}")
     return means

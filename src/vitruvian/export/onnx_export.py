@@ -34,6 +34,7 @@ class SubPixelConvolution(nn.Module):
 
     def __init__(self, convolution: nn.ConvTranspose2d) -> None:
         super().__init__()
+        self.stride = self.padding = (1, 1)  # of the plain convolution
         order = torch.tensor([[2, 0], [3, 1]])
         taps = convolution.weight.detach()[:, :, order][:, :, :, :, order]  # [C, C', 2, 2, 2, 2]
         self.weight = nn.Parameter(taps.permute(1, 2, 4, 0, 3, 5).flatten(0, 2))  # [C'·4, C, 2, 2]
@@ -42,7 +43,7 @@ class SubPixelConvolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, h, w] to [B, C', 2h, 2w]."""
-        x = F.conv2d(x, self.weight, self.bias, padding=1)  # [B, C'·4, h + 1, w + 1]
+        x = F.conv2d(x, self.weight, self.bias, padding=self.padding)  # [B, C'·4, h + 1, w + 1]
         return F.pixel_shuffle(x, 2)[:, :, 1:-1, 1:-1]
 
 
@@ -138,12 +139,12 @@ def example_inputs(model: Model, *, size_hw: tuple[int, int] | None = None, batc
         size = getattr(stated, "image_size", None) or 512
         size_hw = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     noise = torch.randn(batch, 3, *size_hw, generator=torch.Generator().manual_seed(0))
-    found = {"pixel_values": noise}
+    inputs = {"pixel_values": noise}
     if config.model_type in _SINGLE:
         middle = torch.tensor([size_hw[1] / 2, size_hw[0] / 2])
-        found["input_points"] = middle.expand(batch, 1, 1, 2).contiguous()
-        found["input_labels"] = torch.ones(batch, 1, 1, dtype=torch.int64)
-    return found
+        inputs["input_points"] = middle.expand(batch, 1, 1, 2).contiguous()
+        inputs["input_labels"] = torch.ones(batch, 1, 1, dtype=torch.int64)
+    return inputs
 
 
 class _Traced(nn.Module):
@@ -157,10 +158,10 @@ class _Traced(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run the model."""
         output = self.model(**dict(zip(self.inputs, tensors, strict=True)), **self.options, return_dict=True)
-        found = dict(flatten(output))
-        self.record({name: f"{type(output).__module__}:{type(output).__qualname__}" for name in found})
+        outputs = dict(flatten(output))
+        self.record({name: f"{type(output).__module__}:{type(output).__qualname__}" for name in outputs})
         # The exporter needs two tensors for one that is returned twice.
-        return tuple(value.clone() for value in found.values())
+        return tuple(value.clone() for value in outputs.values())
 
 
 def _write_file(
@@ -212,8 +213,8 @@ def _check_file(model: Model, example: Mapping[str, Any], options: Mapping[str, 
     inputs: dict[str, Any] = dict(example)
     with torch.inference_mode():
         want = model(**inputs, **options, return_dict=True)
-    found = compare_outputs(OnnxModel(folder)(**inputs), want)
-    far = {name: distance for name, distance in found.items() if not distance <= _TOLERANCE}
+    distances = compare_outputs(OnnxModel(folder)(**inputs), want)
+    far = {name: distance for name, distance in distances.items() if not distance <= _TOLERANCE}
     if far:
         listed = ", ".join(f"{name} by {distance:.2g}" for name, distance in far.items())
         raise InputError(

@@ -70,9 +70,12 @@ class Signature:
                 f"{folder}: expected a folder that export_onnx or quantize_int8 wrote, got no {_SIGNATURE_FILE}."
             )
         with contextlib.suppress(TypeError):
-            found = cls(**read_json(path))
-            if all(isinstance(name, str) for name in (*found.inputs, *found.outputs, found.model, found.output)):
-                return found
+            signature = cls(**read_json(path))
+            if all(
+                isinstance(name, str)
+                for name in (*signature.inputs, *signature.outputs, signature.model, signature.output)
+            ):
+                return signature
         raise CheckpointError(f"{path}: expected the fields of an export, got others. Export the model again.")
 
     def output_class(self) -> type[ModelOutput]:
@@ -80,9 +83,9 @@ class Signature:
         module, _, name = self.output.partition(":")
         if module.split(".")[0] == "vitruvian":
             with contextlib.suppress(ImportError):
-                found = getattr(importlib.import_module(module), name, None)
-                if isinstance(found, type) and issubclass(found, ModelOutput):
-                    return found
+                output_class = getattr(importlib.import_module(module), name, None)
+                if isinstance(output_class, type) and issubclass(output_class, ModelOutput):
+                    return output_class
         raise CheckpointError(f"{_SIGNATURE_FILE}: expected an output class of vitruvian, got {self.output!r}.")
 
 
@@ -144,10 +147,10 @@ class ExportedModel:
     @property
     def model_class(self) -> type[Any]:
         """The class of the model that was exported."""
-        found: type[Any] | None = find_class(self.signature.model)
-        if found is None:
+        model_class: type[Any] | None = find_class(self.signature.model)
+        if model_class is None:
             raise CheckpointError(f"export.json: expected a model class of vitruvian, got {self.signature.model!r}.")
-        return found
+        return model_class
 
     @property
     def device(self) -> torch.device:
@@ -180,12 +183,12 @@ class ExportedModel:
         """
         feeds = self._feeds(args, kwargs)
         with torch.inference_mode():
-            found = dict(zip(self.signature.outputs, map(torch.from_numpy, self._run_batch(feeds)), strict=True))
+            outputs = dict(zip(self.signature.outputs, map(torch.from_numpy, self._run_batch(feeds)), strict=True))
             if flip_pairs is not None:
-                if "heatmaps" not in found:
+                if "heatmaps" not in outputs:
                     raise InputError("flip_pairs: expected a model of poses, got one without heatmaps.")
-                found["heatmaps"] = flip_back(found["heatmaps"], flip_pairs)
-        output: ModelOutput = self.output_class(**unflatten(found))
+                outputs["heatmaps"] = flip_back(outputs["heatmaps"], flip_pairs)
+        output: ModelOutput = self.output_class(**unflatten(outputs))
         return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
     def _feeds(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -255,8 +258,8 @@ class OnnxModel(ExportedModel):
 
     def _run(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Run the session."""
-        found: list[np.ndarray] = self.session.run(self.signature.outputs, feeds)
-        return found
+        outputs: list[np.ndarray] = self.session.run(self.signature.outputs, feeds)
+        return outputs
 
 
 class OpenVinoModel(ExportedModel):
@@ -302,8 +305,8 @@ class OpenVinoModel(ExportedModel):
             if len(self.compiled) > self._cache_size:
                 self.compiled.popitem(last=False)
         self.compiled.move_to_end(batch)
-        found = self.compiled[batch](feeds)
-        return [np.array(found[name]) for name in self.signature.outputs]
+        outputs = self.compiled[batch](feeds)
+        return [np.array(outputs[name]) for name in self.signature.outputs]
 
 
 _PROMPTED = ("segment", "masks")  # they call an encoder once and a decoder several times; an export is one call
@@ -327,17 +330,17 @@ def exported_pipeline(
         threads: Number of threads; by default one for each core.
         options: Options of the task, as the pipeline's call takes them.
     """
-    found = pipeline_class(task)
+    pipeline = pipeline_class(task)
     if find_task(task).name in _PROMPTED:
         raise InputError(f"task: expected one that is a single call of a model, got {task!r}. Use vitruvian.pipeline.")
-    found.check_options(options)
+    pipeline.check_options(options)
     opened = model
     if not isinstance(opened, ExportedModel):
         openvino = (Path(opened).expanduser() / OPENVINO_FILE).is_file() or importlib.util.find_spec("openvino")
         opened = (OpenVinoModel if openvino else OnnxModel)(opened, threads=threads)
-    if not issubclass(opened.model_class, found.accepts()):
-        able = ", ".join(one.__name__ for one in found.accepts())
+    if not issubclass(opened.model_class, pipeline.accepts()):
+        able = ", ".join(one.__name__ for one in pipeline.accepts())
         raise InputError(f"model: expected an export of {able} for {task}, got one of {opened.signature.model}.")
     if processor is None:
         processor = AutoProcessor.from_pretrained(opened.config.name_or_path)
-    return found(opened, processor, **options)
+    return pipeline(opened, processor, **options)

@@ -17,10 +17,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.atomic import Writer, temporary_path
+from vitruvian.atomic import Writer, temporary_path, write_errors
 from vitruvian.errors import ImageError, InputError, MissingExtraError
 from vitruvian.files.images import write_image
 from vitruvian.images.decode import one_line
+from vitruvian.limits import get_limits
 
 _Container = Any  # objects of PyAV, which is optional
 _Stream = Any
@@ -39,6 +40,16 @@ def import_av() -> ModuleType:
     except ImportError as error:
         raise MissingExtraError("av", "video", "video files") from error
     return av
+
+
+def open_container(path: str | Path, mode: str = "r", **options: Any) -> _Container:
+    """Open a local file with PyAV; `options` are those of `av.open`.
+
+    FFmpeg reads the part of a name before a colon as a protocol, and playlists may name URLs: the path is marked as a
+    file, and no other protocol is available. Decoders refuse frames above `Limits.frame_pixels` before they allocate.
+    """
+    limits = {"protocol_whitelist": "file", "max_pixels": str(get_limits().frame_pixels)} if mode == "r" else {}
+    return import_av().open(f"file:{path}", mode, options=limits | options.pop("options", {}), **options)
 
 
 def open_video(path: str | Path) -> VideoReader:
@@ -71,7 +82,10 @@ class VideoReader:
         with self._open() as (container, stream):
             first = next(self._decoded(container, stream), None)
             if first is None:
-                raise ImageError(f"{self.path}: expected frames that can be decoded, got none. Is the file whole?")
+                raise ImageError(
+                    f"{self.path}: expected frames that can be decoded, got none. Check that the file is complete, and "
+                    f"that its frames have at most {get_limits().frame_pixels:,} pixels (the limit frame_pixels)."
+                )
             rate = stream.average_rate or stream.guessed_rate or stream.base_rate
             self.rate = Fraction(rate) if rate else Fraction(25)
             self.rotation = round(first.rotation / 90) * 90
@@ -102,7 +116,7 @@ class VideoReader:
     def _open(self) -> Iterator[tuple[_Container, _Stream]]:
         av = import_av()
         try:
-            container = av.open(str(self.path))
+            container = open_container(self.path)
         except (av.error.FFmpegError, OSError, ValueError) as error:
             raise ImageError(
                 f"{self.path}: expected a video, got {one_line(error)}. Check that the file is complete."
@@ -111,6 +125,11 @@ class VideoReader:
             if not container.streams.video:
                 raise ImageError(f"{self.path}: expected a video, got a file without a video track.")
             stream = container.streams.video[0]
+            if stream.codec_context is None:
+                raise ImageError(f"{self.path}: expected a video, got a video track of an unknown codec.")
+            limits = get_limits()
+            limits.check("frame_pixels", stream.width * stream.height, subject=str(self.path), error=ImageError)
+            stream.codec_context.options = {"max_pixels": str(limits.frame_pixels)}  # frames may change their size
             stream.thread_type = "AUTO"
             yield container, stream
 
@@ -217,7 +236,7 @@ class Sound:
         """Open the sound of `path` for `output`; None where it has no audio track."""
         av = import_av()
         try:
-            source = av.open(str(path))
+            source = open_container(path)
         except (av.error.FFmpegError, OSError, ValueError) as error:
             raise ImageError(f"{path}: expected a file with sound, got {one_line(error)}.") from error
         if not source.streams.audio:
@@ -333,7 +352,7 @@ class VideoWriter(Writer):
         self.path, self._temporary = temporary_path(path)
         options = {"movflags": "+faststart"} if self.codec.container == "mp4" else {}
         try:
-            self._container = av.open(str(self._temporary), "w", format=self.codec.container, options=options)
+            self._container = open_container(self._temporary, "w", format=self.codec.container, options=options)
         except (av.error.FFmpegError, OSError) as error:
             raise InputError(f"{self.path}: expected a writable path, got {error}. Choose another.") from error
         try:
@@ -349,8 +368,9 @@ class VideoWriter(Writer):
         """
         self._check(image)
         tick = self._tick(time)
-        for packet in self._stream.encode(self._frame(image, tick)):
-            self._mux(packet)
+        with write_errors(self.path):
+            for packet in self._stream.encode(self._frame(image, tick)):
+                self._mux(packet)
         self._last = tick
         self.count += 1
 
@@ -362,10 +382,11 @@ class VideoWriter(Writer):
             self.discard()
             raise InputError(f"{self.path}: expected at least one frame, got none. Nothing was written.")
         try:
-            for packet in self._stream.encode():
-                self._mux(packet)
-            self._container.close()
-            os.replace(self._temporary, self.path)
+            with write_errors(self.path):
+                for packet in self._stream.encode():
+                    self._mux(packet)
+                self._container.close()
+                os.replace(self._temporary, self.path)
             self._closed = True
         except BaseException:
             self.discard()

@@ -10,8 +10,10 @@ is refused, as are floats outside of 0..1, since stretching them would silently 
 
 from __future__ import annotations
 
+import importlib
 import struct
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import IO
 
 import numpy as np
@@ -89,7 +91,15 @@ def _as_text(head: bytes) -> str | None:
 # ------------------------------------------------------------------------------------------------ Pillow's plugins
 
 _HEAD_BYTES = 1024
-_REFUSED_PLUGINS = {"EPS"}  # Pillow hands PostScript to an outside interpreter
+# Supported formats, the common ones first, and Pillow's plugins. No other plugin sees a file: most are seldom used and
+# seldom tested, and some start other programs. The JPEG plugin opens MPO too; HEIF has a package of its own.
+_FORMATS = {
+    "JPEG": "Jpeg", "PNG": "Png", "WEBP": "WebP", "GIF": "Gif", "BMP": "Bmp", "TIFF": "Tiff", "PPM": "Ppm",
+    "AVIF": "Avif", "JPEG2000": "Jpeg2K", "QOI": "Qoi",
+}  # fmt: skip
+_DECODING_BYTES = 12  # a pixel, until the image is RGB: two images of Pillow, or one and an array
+# Called with the bytes that an image takes before it is decoded.
+on_decode: ContextVar[Callable[[int], None] | None] = ContextVar("on_decode", default=None)
 _DAMAGED = "Copy or download it again, or export it anew as PNG or JPEG."
 
 _PILLOW_LIMITS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
@@ -109,8 +119,16 @@ def decode_image(stream: IO[bytes], *, subject: str, max_pixels: int) -> Image.I
         raise ImageError(f"{subject}: expected an image, got an empty file (0 bytes). Copy or download it again.")
     image = _identify(stream, head, subject=subject)
     check_pixel_count(image.size, subject=subject, max_pixels=max_pixels)
+    reserve_memory(image.size)
     load_pixels(image, subject=subject)
     return image
+
+
+def reserve_memory(size_wh: tuple[int, int]) -> None:
+    """Tell the caller that set `on_decode` how many bytes an image will take; it may wait."""
+    reserve = on_decode.get()
+    if reserve is not None:
+        reserve(size_wh[0] * size_wh[1] * _DECODING_BYTES)
 
 
 def check_pixel_count(size_wh: tuple[int, int], *, subject: str, max_pixels: int) -> None:
@@ -121,7 +139,7 @@ def check_pixel_count(size_wh: tuple[int, int], *, subject: str, max_pixels: int
     if width * height > max_pixels:
         raise ImageError(
             f"{subject}: expected at most {max_pixels:,} pixels, got {width}×{height} = {width * height:,}. "
-            "Make it smaller, or raise max_pixels if you trust the file and have the memory."
+            "Make it smaller, or, if you trust it and have the memory, raise max_pixels or the limit image_pixels."
         )
 
 
@@ -174,22 +192,16 @@ def _identify(stream: IO[bytes], head: bytes, *, subject: str) -> ImageFile.Imag
     if refusals:
         name, why = refusals[0]
         kind, advice = f"a damaged or unsupported {name} file ({why})", _DAMAGED
-    elif _brands(head) & _AVIF_BRANDS and "AVIF" not in Image.OPEN:
-        kind, advice = "an AVIF file, which this Pillow cannot read", "Upgrade Pillow to 11.3 or later."
     else:
         kind, advice = _other_kind(head)
     raise ImageError(f"{subject}: expected an image, got {kind}. {advice}")
 
 
 def _plugins() -> Iterator[tuple[str, _Factory, _Accept | None]]:
-    """Yield Pillow's plugins by format name, the common ones first; the others are imported only when needed."""
-    tried = set(_REFUSED_PLUGINS)
-    for import_plugins in (Image.preinit, Image.init):
-        import_plugins()
-        names = [name for name in Image.ID if name not in tried]
-        tried.update(names)
-        for name in names:
-            yield name, *Image.OPEN[name]
+    """Yield the plugins of the supported formats, which are imported when they are tried."""
+    for name, module in _FORMATS.items():
+        importlib.import_module(f"PIL.{module}ImagePlugin")
+        yield name, *Image.OPEN[name]
 
 
 def _reason(error: Exception) -> str:

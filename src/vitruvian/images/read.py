@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import http.client
 import io
 import os
-import urllib.error
 import urllib.parse
-import urllib.request
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -32,17 +29,17 @@ from vitruvian.images.decode import (
     is_image,
     load_pixels,
     one_line,
+    reserve_memory,
     to_rgb,
     to_upright_rgb,
 )
+from vitruvian.images.download import download, is_url, read_bounded, redacted_url
+from vitruvian.limits import get_limits
 
 ImageSource = (
     str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | npt.NDArray[np.generic] | Tensor
 )
-_MAX_PIXELS = 178_956_970
 _WHITE = (255, 255, 255)
-_MAX_BYTES = 512 * 1024**2
-_CHUNK_BYTES = 1024**2
 _MIN_FILE_BYTES = 26  # of the smallest image file, a GIF
 
 
@@ -50,7 +47,7 @@ def load_image(
     source: ImageSource,
     *,
     timeout: float | None = 30.0,
-    max_pixels: int = _MAX_PIXELS,
+    max_pixels: int | None = None,
     background: tuple[int, int, int] = _WHITE,
 ) -> Image.Image:
     """Read one image as an upright RGB image; `source` is not modified.
@@ -60,8 +57,9 @@ def load_image(
             object (read from its start); a PIL image; an array or tensor. Arrays are [H, W], [H, W, C] or [C, H, W]
             with 1, 3 or 4 channels, as bool, uint8, uint16 (0..65535) or float (0..1); ambiguous shapes are [H, W, C]
             for arrays and [C, H, W] for tensors.
-        timeout: Timeout of a server in seconds; None waits forever.
-        max_pixels: Images with more pixels are an `ImageError`, before they are decoded.
+        timeout: Seconds to wait for a server each time; see `download`.
+        max_pixels: Images with more pixels are an `ImageError`, before they are decoded; by default
+            `Limits.image_pixels`.
         background: The RGB colour behind transparent pixels.
 
     Animations and multipage files give their first frame. EXIF orientation is applied; an invalid one is ignored.
@@ -72,11 +70,13 @@ def load_image(
     """
     if len(background) != 3 or not all(isinstance(value, int) and 0 <= value <= 255 for value in background):
         raise InputError(f"background: expected three integers from 0 to 255, got {background}. Try (255, 255, 255).")
+    max_pixels = get_limits().image_pixels if max_pixels is None else max_pixels
     if isinstance(source, Tensor | np.ndarray):
         return array_to_rgb(source, max_pixels=max_pixels, background=background)
     if isinstance(source, Image.Image):
         subject = one_line(getattr(source, "filename", "") or "PIL image")
         check_pixel_count(source.size, subject=subject, max_pixels=max_pixels)
+        reserve_memory(source.size)
         load_pixels(source, subject=subject)
         return to_upright_rgb(source, subject=subject, background=background)
     subject, stream = _open(source, timeout=timeout)
@@ -89,7 +89,7 @@ def load_images(
     sources: Any,  # nested lists of ImageSource
     *,
     timeout: float | None = 30.0,
-    max_pixels: int = _MAX_PIXELS,
+    max_pixels: int | None = None,
     background: tuple[int, int, int] = _WHITE,
 ) -> Any:
     """Read one image, or every image of a list, nested list or [B, …] array, with the nesting of the input."""
@@ -137,10 +137,9 @@ def _open(source: object, *, timeout: float | None) -> tuple[str, IO[bytes]]:
 
 def _open_text(source: str, *, timeout: float | None) -> tuple[str, IO[bytes]]:
     """Open a URL, a path or base64 text, in this order; a file that exists has priority over base64."""
-    start = source[:16].lstrip().lower()
-    if start.startswith(("http://", "https://")):
-        return one_line(source), io.BytesIO(download(source.strip(), timeout=timeout))
-    if start.startswith("data:"):
+    if is_url(source):
+        return one_line(redacted_url(source)), io.BytesIO(download(source, timeout=timeout))
+    if source[:16].lstrip().lower().startswith("data:"):
         return "data: URL", io.BytesIO(_data_url_bytes(source.strip()))
     path = os.path.expanduser(source)
     if not os.path.exists(path):
@@ -150,7 +149,7 @@ def _open_text(source: str, *, timeout: float | None) -> tuple[str, IO[bytes]]:
         scheme, separator, _ = source.partition("://")
         if separator:
             raise ImageError(
-                f"{one_line(source)}: expected a path or an http(s) URL, got a {one_line(scheme)} URL. "
+                f"{one_line(redacted_url(source))}: expected a path or an http(s) URL, got a {one_line(scheme)} URL. "
                 "Download the image and pass its path."
             )
     return one_line(path), _open_path(path)
@@ -172,7 +171,7 @@ def _open_path(path: str) -> IO[bytes]:
     if stream.seekable():
         return stream
     with stream:  # a pipe: decoders need to seek
-        return io.BytesIO(_read_bounded(stream, subject=subject))
+        return io.BytesIO(read_bounded(stream, "file_bytes", subject=subject))
 
 
 def _no_such_file(path: str) -> ImageError:
@@ -189,7 +188,7 @@ def _read_file_object(source: IO[bytes], *, subject: str) -> bytes:
             source.seek(0)
         if isinstance(source.read(0), str):
             raise ImageError(f'{subject}: expected a binary file object, got a text one. Open it with mode "rb".')
-        return _read_bounded(source, subject=subject)
+        return read_bounded(source, "file_bytes", subject=subject)
     except (OSError, ValueError, AttributeError) as error:
         if isinstance(error, ImageError):
             raise
@@ -197,6 +196,7 @@ def _read_file_object(source: IO[bytes], *, subject: str) -> bytes:
 
 
 def _data_url_bytes(source: str) -> bytes:
+    get_limits().check("file_bytes", len(source) * 3 // 4, subject="data: URL", error=ImageError)
     header, comma, payload = source.partition(",")
     if not comma:
         raise ImageError("data: URL: expected a comma before the data, got none. Copy the whole URL.")
@@ -214,57 +214,3 @@ def _from_base64(text: str) -> bytes | None:
         return base64.b64decode(compact + "=" * (-len(compact) % 4), validate=True)
     except (binascii.Error, ValueError):
         return None
-
-
-# ----------------------------------------------------------------------------------------------------- downloads
-
-
-def download(url: str, *, timeout: float | None, max_bytes: int = _MAX_BYTES) -> bytes:
-    """Return the body at `url`. `timeout` in seconds is for each read; None waits forever."""
-    if timeout is not None and not timeout > 0:
-        raise InputError(f"timeout: expected a positive number of seconds or None, got {timeout}. Try 30.")
-    subject = one_line(url)
-    # URLs copied from a browser may have spaces and non-ASCII letters.
-    quoted = urllib.parse.quote(url.strip(), safe="%/:=&?~#+!$,;'@()*[]")
-    try:
-        request = urllib.request.Request(quoted, headers={"User-Agent": "Mozilla/5.0 (compatible; vitruvian)"})
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            length = response.headers.get("Content-Length", "")
-            announced = int(length) if length.isdecimal() else 0
-            if announced > max_bytes:
-                raise _too_large(subject, max_bytes)
-            body = _read_bounded(response, subject=subject, max_bytes=max_bytes)
-            if len(body) < announced:  # a closed connection is not an error
-                raise OSError(f"only {len(body):,} of {announced:,} bytes")
-            return body
-    except ImageError:
-        raise
-    except urllib.error.HTTPError as error:
-        raise ImageError(
-            f"{subject}: expected an image, got HTTP status {error.code} {one_line(error.reason)}. "
-            "Check the URL, and that it needs no login."
-        ) from error
-    except (http.client.HTTPException, ValueError, OSError) as error:
-        cause = error.reason if isinstance(error, urllib.error.URLError) else error
-        reason = f"no answer (timeout {timeout} s)" if isinstance(cause, TimeoutError) else cause
-        raise ImageError(
-            f"{subject}: expected an image, got {one_line(reason)}. Check the URL and the network connection."
-        ) from error
-
-
-def _read_bounded(stream: IO[bytes], *, subject: str, max_bytes: int = _MAX_BYTES) -> bytes:
-    """Read `stream` to its end; more than `max_bytes` is an `ImageError`."""
-    parts: list[bytes] = []
-    total = 0
-    while part := stream.read(_CHUNK_BYTES):
-        total += len(part)
-        if total > max_bytes:
-            raise _too_large(subject, max_bytes)
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _too_large(subject: str, max_bytes: int) -> ImageError:
-    return ImageError(
-        f"{subject}: expected at most {max_bytes // 1024**2} MiB, got more. Save the image to disk and pass its path."
-    )

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
 from typing import Any
 
 from vitruvian.config import Config, settings
 from vitruvian.errors import ConfigError, near_matches
 
 
-def stage_names(count: int) -> list[str]:
-    """Names of what a backbone of `count` stages can return: the stem, then each stage."""
-    return ["stem"] + [f"stage{number}" for number in range(1, count + 1)]
+def channels_by_stage(stem: int, stages: Sequence[int]) -> dict[str, int]:
+    """Name what a backbone can return: the channels of the stem, then those of each stage."""
+    return {"stem": stem} | {f"stage{number}": channels for number, channels in enumerate(stages, start=1)}
 
 
 def align_stages(
@@ -47,15 +46,13 @@ def align_stages(
 
 @settings
 class BackboneConfig(Config):
-    """Fields of backbones that return the maps of chosen stages.
+    """Fields of backbones that return the maps of chosen stages. Setting either field sets the other too.
 
     Args:
-        depths: Number of layers in each stage.
         out_features: Stages that the backbone returns: "stem", "stage1", …; by default the last.
         out_indices: The same as indices.
     """
 
-    depths: list[int] = field(default_factory=list)
     out_features: list[str] | None = None
     out_indices: list[int] | None = None
 
@@ -63,11 +60,16 @@ class BackboneConfig(Config):
         super().__post_init__()
         self.set_stages(self.out_features, self.out_indices)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.is_built and name in ("out_features", "out_indices"):
+            self.set_stages(**{name: value})
+        else:
+            super().__setattr__(name, value)
+
     def set_stages(self, out_features: list[str] | None = None, out_indices: list[int] | None = None) -> None:
-        """Choose the stages that the backbone returns, by name or by index."""
-        self.out_features, self.out_indices = align_stages(
-            type(self).__name__, self.stage_names, out_features, out_indices
-        )
+        """Choose the stages that the backbone returns, by name or by index; by default the last."""
+        features, indices = align_stages(type(self).__name__, self.stage_names, out_features, out_indices)
+        self.__dict__.update(out_features=features, out_indices=indices)
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +84,7 @@ class BackboneConfig(Config):
     @property
     def stage_names(self) -> list[str]:
         """Names of what the backbone can return."""
-        return stage_names(len(self.depths))
+        return list(self.channels_of)
 
     @property
     def channels_of(self) -> dict[str, int]:
@@ -96,9 +98,29 @@ class ChosenStages:
     config: BackboneConfig
 
     @property
+    def stage_names(self) -> list[str]:
+        """Names of all stages that the backbone can return."""
+        return self.config.stage_names
+
+    @property
     def out_features(self) -> list[str]:
         """Names of the stages that the backbone returns."""
         return list(self.config.out_features or [])
+
+    @property
+    def out_indices(self) -> list[int]:
+        """Indices of the stages that the backbone returns."""
+        return list(self.config.out_indices or [])
+
+    @property
+    def out_feature_channels(self) -> dict[str, int]:
+        """Channels of every stage, by its name."""
+        return self.config.channels_of
+
+    @property
+    def num_features(self) -> list[int]:
+        """Channels of every stage."""
+        return list(self.config.channels_of.values())
 
     @property
     def channels(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 `Model.init_module` initializes one module at a time, parents first, so the choice of a distribution is stored on the
 layer itself: ``self.projection = with_init(nn.Linear(8, 8), "xavier")``. A module with parameters of its own defines
-``init_weights(*, gain)``.
+``init_parameters(*, gain)``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _RANDOM_INITS = {nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Te
 
 
 @runtime_checkable
-class HasInitWeights(Protocol):
+class HasInitParameters(Protocol):
     """A module that initializes its own parameters and buffers, without those of its children."""
 
-    def init_weights(self, *, gain: float) -> None:
+    def init_parameters(self, *, gain: float) -> None:
         """Initialize in place; `gain` is the factor of Xavier distributions."""
 
 
@@ -47,12 +47,12 @@ def init_layer(module: nn.Module, *, std: float = 0.02, gain: float = 1.0) -> No
     """Initialize the parameters that a module itself owns; modules of unknown types stay as they are.
 
     Args:
-        module: A layer of torch, or a module with `init_weights`.
+        module: A layer of torch, or a module with `init_parameters`.
         std: Standard deviation of the normal distribution.
         gain: Factor of the Xavier distribution.
     """
-    if isinstance(module, HasInitWeights):
-        module.init_weights(gain=gain)
+    if isinstance(module, HasInitParameters):
+        module.init_parameters(gain=gain)
     elif isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
         kind = getattr(module, "init_kind", "normal")
         if kind == "xavier":

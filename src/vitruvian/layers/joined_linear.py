@@ -15,7 +15,7 @@ class JoinedLinear:
     """Several linear layers as one: [..., C] -> [..., F1 + F2 + …].
 
     The joined matrix owns the memory and the weights and biases of the layers become views into it, so that nothing is
-    stored twice and checkpoints keep their names. Copies and pickles join anew.
+    stored twice and checkpoints keep their names. Copies and pickles join again.
 
     Args:
         linears: Layers with the same number of input channels. A missing bias counts as zeros.
@@ -42,11 +42,16 @@ class JoinedLinear:
         """Map [..., C] to [..., F1 + F2 + …]."""
         return F.linear(x, self.weight, self.bias)
 
-    def is_usable(self) -> bool:
-        """Tell whether the joined matrix may replace the layers: no gradients, no tracing, and still their memory."""
+    def is_usable(self, *linears: nn.Module) -> bool:
+        """Tell whether the joined matrix may replace the layers: no gradients, no tracing, and still their memory.
+
+        Args:
+            linears: The layers of the model now, which may be in adapters since.
+        """
         weights = [linear.weight for linear in self.linears]
         return (
-            not is_tracing()
+            all(type(now) is nn.Linear and now is then for now, then in zip(linears, self.linears, strict=True))
+            and not is_tracing()
             and not wants_grad(*weights)
             and all(weight.data_ptr() == pointer for weight, pointer in zip(weights, self._pointers, strict=True))
         )

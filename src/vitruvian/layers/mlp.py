@@ -74,7 +74,7 @@ class GatedMLP(nn.Module):
         """Map [..., C] to [..., C]."""
         if self.act is not F.silu:
             out: Tensor = self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
-        elif self.joined is not None and self.joined.is_usable():
+        elif self.joined is not None and self.joined.is_usable(self.gate_proj, self.up_proj):
             out = self.down_proj(gated_linear(x, self.joined.weight, self.joined.bias))
         else:
             out = swiglu(x, self.gate_proj, self.up_proj, self.down_proj)

@@ -147,7 +147,7 @@ def normal_loss(
 
     Normals are [B, 3, H, W], of any length. See `terms` for the other arguments.
     """
-    pred, target, valid = terms.prepare(pred, target, mask, channels=3, what="normals")
+    pred, target, valid = terms.check_maps(pred, target, mask, channels=3, what="normals")
     length = torch.linalg.vector_norm(target, dim=1, keepdim=True)  # [B, 1, H, W]
     known = length.isfinite() & (length > 0)
     valid = valid * known  # [B, 1, H, W]
@@ -181,7 +181,7 @@ def albedo_loss(
     Albedo is [B, 3, H, W]; predictions are those before they are clamped to [0, 1]. See `terms` for the other
     arguments.
     """
-    pred, target, valid = terms.prepare(pred, target, mask, channels=3, what="albedo")
+    pred, target, valid = terms.check_maps(pred, target, mask, channels=3, what="albedo")
     error = pred - target  # [B, 3, H, W]
     functions = {
         "l1": lambda: terms.weighted_mean(error.abs(), valid),

@@ -48,7 +48,7 @@ def matting_loss(
             for each image, ``torch.rand(B, 3, 1, 1)``, penalizes halos of every hue.
         weights: Weights of terms other than `MATTING_WEIGHTS`.
     """
-    pred, target, valid = terms.prepare(pred, target, mask, channels=4, what="mattes")
+    pred, target, valid = terms.check_maps(pred, target, mask, channels=4, what="mattes")
     behind = _check_background(background, pred)  # broadcasts to [B, 3, H, W]
     error = terms.clear_invalid(pred - target, valid)  # [B, 4, H, W]
     colour, alpha = error[:, :3], error[:, 3:]  # [B, 3, H, W], [B, 1, H, W]

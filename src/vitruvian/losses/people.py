@@ -1,4 +1,4 @@
-"""Loss of person detection: a heatmap of box centres, and the distances from there to the sides of the boxes."""
+"""Loss of person detection: a heatmap of box centers, and the distances from there to the sides of the boxes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vitruvian.losses.terms import LossTerms, nonzero, weighted_mean
 
 _FOCAL_POWER, _NEAR_POWER = 2.0, 4.0
-_SIGMA = 0.09  # of the Gaussian of a centre, relative to the sides of the box
+_SIGMA = 0.09  # of the Gaussian of a center, relative to the sides of the box
 _BOX_THRESHOLD = 0.5  # cells with at least this target also learn the box
 _BOX_WEIGHT = 2.0
 
@@ -20,7 +20,7 @@ _BOX_WEIGHT = 2.0
 class PeopleTarget:
     """Targets on a grid of h x w cells."""
 
-    middle: Tensor  # [B, 1, h, w] 0..1, 1 at the cell of the centre of a person
+    center: Tensor  # [B, 1, h, w] 0..1, 1 at the cell of the center of a person
     sides: Tensor  # [B, 4, h, w] left, top, right, bottom: distance from the cell to the sides, in cells
     weight: Tensor  # [B, 1, h, w] weight of a cell; 0 inside of ignored boxes
 
@@ -39,11 +39,11 @@ def draw_people(
     left, top, right, bottom = boxes_xyxy.float().unbind(-1)  # [B, M] each
     sigma_x = ((right - left) * _SIGMA).clamp_min(0.5 * stride)
     sigma_y = ((bottom - top) * _SIGMA).clamp_min(0.5 * stride)
-    # Relative to the cell of the centre, so that one cell of each person is 1.
-    middle_x = (((left + right) / 2 / stride).floor().clamp(0, w - 1) + 0.5) * stride
-    middle_y = (((top + bottom) / 2 / stride).floor().clamp(0, h - 1) + 0.5) * stride
-    across = (-0.5 * ((x - middle_x[..., None]) / sigma_x[..., None]).square()).exp()  # [B, M, w]
-    down = (-0.5 * ((y - middle_y[..., None]) / sigma_y[..., None]).square()).exp()  # [B, M, h]
+    # Relative to the cell of the center, so that one cell of each person is 1.
+    center_x = (((left + right) / 2 / stride).floor().clamp(0, w - 1) + 0.5) * stride
+    center_y = (((top + bottom) / 2 / stride).floor().clamp(0, h - 1) + 0.5) * stride
+    across = (-0.5 * ((x - center_x[..., None]) / sigma_x[..., None]).square()).exp()  # [B, M, w]
+    down = (-0.5 * ((y - center_y[..., None]) / sigma_y[..., None]).square()).exp()  # [B, M, h]
     each = down[..., :, None] * across[..., None, :] * present[..., None, None]  # [B, M, h, w]
     highest, owner = each.max(dim=1)  # [B, h, w]
     box = boxes_xyxy.float().gather(1, owner.flatten(1)[..., None].expand(-1, -1, 4)).view(*owner.shape, 4)
@@ -58,10 +58,10 @@ def draw_people(
 
 
 def people_loss(logits: Tensor, sides: Tensor, target: PeopleTarget) -> LossTerms:
-    """Focal loss of centres and generalized IoU of boxes.
+    """Focal loss of centers and generalized IoU of boxes.
 
     Terms:
-        middle: ``−(1 − p)² log p`` where the target is 1, ``−(1 − t)⁴ p² log(1 − p)`` elsewhere, over the number of
+        center: ``−(1 − p)² log p`` where the target is 1, ``−(1 − t)⁴ p² log(1 − p)`` elsewhere, over the number of
             people.
         box: ``1 − GIoU`` of the boxes at cells with a target of at least one half, weighted by it.
 
@@ -71,15 +71,15 @@ def people_loss(logits: Tensor, sides: Tensor, target: PeopleTarget) -> LossTerm
         target: The target of `draw_people`.
     """
     logits, sides = logits.float(), sides.float()
-    peak = target.middle > 0.999
+    peak = target.center > 0.999
     probability = logits.sigmoid()
     hit = -((1 - probability) ** _FOCAL_POWER) * F.logsigmoid(logits)
-    miss = -((1 - target.middle) ** _NEAR_POWER) * probability**_FOCAL_POWER * F.logsigmoid(-logits)
-    middle = (torch.where(peak, hit, miss) * target.weight).sum() / nonzero((peak * target.weight).sum())
-    weight = torch.where(target.middle >= _BOX_THRESHOLD, target.middle, 0.0) * target.weight  # [B, 1, h, w]
+    miss = -((1 - target.center) ** _NEAR_POWER) * probability**_FOCAL_POWER * F.logsigmoid(-logits)
+    center = (torch.where(peak, hit, miss) * target.weight).sum() / nonzero((peak * target.weight).sum())
+    weight = torch.where(target.center >= _BOX_THRESHOLD, target.center, 0.0) * target.weight  # [B, 1, h, w]
     inside = (target.sides > 0).all(dim=1, keepdim=True)
     box = weighted_mean(1 - _generalized_iou(sides, target.sides.clamp_min(1e-3)), weight * inside)
-    return LossTerms(total=middle + _BOX_WEIGHT * box, terms={"middle": middle, "box": box})
+    return LossTerms(total=center + _BOX_WEIGHT * box, terms={"center": center, "box": box})
 
 
 def _generalized_iou(a: Tensor, b: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def pointmap_loss(
         mask: Weight of each pixel [B, 1, H, W] or [B, H, W].
         weights: Weights of terms other than `POINTMAP_WEIGHTS`.
     """
-    pred, target, valid = terms.prepare(pred, target, mask, channels=3, what="pointmaps")
+    pred, target, valid = terms.check_maps(pred, target, mask, channels=3, what="pointmaps")
     scales = _check_scales(target_scales, batch=pred.shape[0], what="target_scales")  # [B, 1]
     valid = valid * (target[:, 2:] > 0)  # [B, 1, H, W], in front of the camera
     target = terms.clear_invalid(target, valid) * scales[:, :, None, None]  # [B, 3, H, W]

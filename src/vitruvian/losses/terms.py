@@ -126,7 +126,7 @@ def sum_over_processes(values: Tensor) -> Tensor:
     return values
 
 
-def prepare(
+def check_maps(
     pred: Tensor, target: Tensor, mask: Tensor | None, *, channels: int, what: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Check images [B, channels, H, W]; return predictions, targets and pixel weights [B, 1, H, W] in float32.

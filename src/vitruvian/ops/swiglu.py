@@ -24,7 +24,8 @@ _ROWS, _COLUMNS, _DEPTH = 128, 256, 64  # tile of the Triton kernel
 def swiglu(x: Tensor, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> Tensor:
     """Return down(silu(gate(x)) · up(x)): [..., C] -> [..., C']. In inference on the CPU, in chunks of rows."""
     weights = gate.weight, up.weight, down.weight
-    if x.numel() <= _CPU_ROWS * x.shape[-1] or not use_cpu("swiglu", x, *weights, dtypes=_CPU_DTYPES):
+    # The size is read last: a tracer would fix it.
+    if not use_cpu("swiglu", x, *weights, dtypes=_CPU_DTYPES) or x.numel() <= _CPU_ROWS * x.shape[-1]:
         return _swiglu_torch(x, gate, up, down)
     rows = x.reshape(-1, x.shape[-1])  # [M, C]
     out = torch.cat([_swiglu_torch(part, gate, up, down) for part in torch.split(rows, _CPU_ROWS)])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
+from vitruvian.ops.affine import affine
 from vitruvian.ops.attention import attention
 from vitruvian.ops.cache import cached_tensors
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
@@ -114,7 +115,8 @@ def tokens_to_image(
         return _tokens_to_projected(tokens, projected, weights, bias=bias, need_weights=need_weights)
     heads, (B, P, N, C) = weights.heads, tokens.shape
     q = _separate_heads(weights.q_proj(tokens), heads, _scale(weights))  # [B, P, A, N, C']
-    folded = (q @ weights.k_proj.weight).view(B, P, heads * N, C)
+    key_weight, key_bias = affine(weights.k_proj)
+    folded = (q @ key_weight).view(B, P, heads * N, C)
     probabilities: Tensor | None = None
     if bias is None and not need_weights and _use_triton(heads, N, all_cells, folded, positions):
         attended = _tokens_to_image_triton(folded, all_cells, positions)  # [B, P, A·N, C]
@@ -125,7 +127,7 @@ def tokens_to_image(
         if torch.is_grad_enabled():
             # The bias of the keys shifts all scores of a token alike, so softmax cancels it. Distributed training
             # still expects a gradient for every parameter.
-            scores = scores + (q @ weights.k_proj.bias).view(groups, -1, 1)
+            scores = scores + (q @ key_bias).view(groups, -1, 1)
         if bias is not None:
             scores = scores.view(B, P, heads, N, -1) + bias.to(scores.dtype)
             scores = scores.view(groups, -1, cells.shape[1])
@@ -158,7 +160,8 @@ def image_to_tokens(
     keys = weights.k_proj(tokens + token_positions)  # [B, P, N, C']
     values = _separate_heads(weights.v_proj(tokens), heads)  # [B, P, A, N, C']
     # Probabilities of a head sum to 1, so the bias of the output can be divided among the heads' values.
-    values = F.linear(values, weights.o_proj.weight, weights.o_proj.bias / heads).view(B, P, heads * N, C)
+    out_weight, out_bias = affine(weights.o_proj)
+    values = F.linear(values, out_weight, out_bias / heads).view(B, P, heads * N, C)
     use_kernel = _use_triton(heads, N, all_cells, values, positions, norm.weight)
     if projected is not None and not use_kernel:
         keys = _split_heads(keys * _scale(weights), heads).transpose(1, 2).flatten(2, 3)  # [B, A, P·N, D]
@@ -166,8 +169,9 @@ def image_to_tokens(
         scores = unflatten(scores, 2, (P, N)).transpose(1, 2).flatten(0, 2)  # [B·P·A, N, M]
     else:
         keys = _separate_heads(keys, heads, _scale(weights))  # [B, P, A, N, C']
-        folded = (keys @ weights.q_proj.weight).view(B, P, heads * N, C)
-        bias = (keys @ weights.q_proj.bias).view(B, P, heads * N)
+        query_weight, query_bias = affine(weights.q_proj)
+        folded = (keys @ query_weight).view(B, P, heads * N, C)
+        bias = (keys @ query_bias).view(B, P, heads * N)
         if use_kernel:
             return _image_to_tokens_triton(all_cells, positions, folded, bias, values, norm, heads=heads)
         cells = all_cells.flatten(0, 1)  # [B·P | B, M, C]

@@ -76,19 +76,23 @@ def window_attention(
     q, k, v, masks = _window_inputs(qkv, index, heads=heads, pool=pool, fill=fill, bias=bias)
     sizes = [count for _, count in index.groups]
     groups = zip(index.groups, torch.split(q, sizes), torch.split(k, sizes), torch.split(v, sizes), strict=True)
-    outputs, weights = [], []
+    outputs, parts = [], []
     for (kind, _), qs, ks, vs in groups:
         mask = None if masks is None else masks[kind : kind + 1]
         out, group_weights = attention(qs, ks, vs, mask=mask, dropout=dropout, need_weights=need_weights)
         outputs.append(out)
-        weights.append(group_weights)
+        parts.append(group_weights)
     out = torch.cat(outputs) if len(outputs) > 1 else outputs[0]  # [windows, A, N / pool², D]
-    order = _row_major_order(index, batch=qkv.shape[0], grid_hw=grid_hw) if need_weights else None
+    weights: Tensor | None = None
+    if need_weights:
+        order = _row_major_order(index, batch=qkv.shape[0], grid_hw=grid_hw)
+        weights = torch.cat([part for part in parts if part is not None])[order]  # [windows, A, N / pool², N]
+        out = weights[order.argsort()] @ v  # the output depends on what is returned, which may retain its gradient
     if pool > 1:
         grid_hw = (grid_hw[0] // pool, grid_hw[1] // pool)
         index = _window_index(qkv.shape[0], grid_hw, window=window // pool, shift=0, device=qkv.device)
     out = _from_windows(out.transpose(1, 2).flatten(2), index, batch=qkv.shape[0])
-    return out, None if order is None else torch.cat([part for part in weights if part is not None])[order]
+    return out, weights
 
 
 # ----------------------------------------------------------------------------------------------------------- torch

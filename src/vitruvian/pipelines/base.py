@@ -7,130 +7,43 @@ and `finish` (→ result), see `InferenceTask`.
 from __future__ import annotations
 
 import copy
-import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Self, TypedDict, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
-from vitruvian.auto import AutoProcessor, AutoTaskModel, auto_class, model_classes, packed_tasks
+from vitruvian.auto import AutoProcessor, AutoTaskModel, auto_class, model_classes
 from vitruvian.devices import checked_device, checked_dtype, devices_of
 from vitruvian.draw.canvas import RgbImage
-from vitruvian.errors import InputError, near_matches
+from vitruvian.errors import InputError
 from vitruvian.hub import HUB_KEYWORDS
 from vitruvian.model import Model
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.cuda_streams import PendingTensors, upload_stream
-from vitruvian.pipelines.engine.runner import BATCH_TIMEOUT, Errors, Results, run_many, run_one
-from vitruvian.pipelines.engine.task import InferenceTask, Unit
+from vitruvian.pipelines.engine.runner import Results, run_many, run_one
+from vitruvian.pipelines.engine.task import InferenceTask, LazyUnit, Unit
+from vitruvian.pipelines.options import Options, replace_options
 from vitruvian.pipelines.people.detectors import (
-    BoxFormat,
-    DetectorSpec,
     Device,
     DType,
     OnEmpty,
     PeopleDetector,
     detect_people,
     open_detector,
-    people_from_boxes,
 )
-from vitruvian.pipelines.saving import ResultWriter, open_writer
+from vitruvian.pipelines.people.selection import PeopleOptions, detector_spec
+from vitruvian.pipelines.saving import open_writer
 from vitruvian.pipelines.sources import Frame, open_source
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People, Result
 from vitruvian.tasks import TASKS
 
 ResultT = TypeVar("ResultT", bound=Result)
-OptionsT = TypeVar("OptionsT", bound="Options")
-_OPTION_ALIASES = {"patience": "batch_timeout"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of every pipeline, set when it is opened or for one call.
-
-    Args:
-        batch_size: Number of inputs (images, people or tiles) in a batch. "auto" chooses by device, and halves the
-            batch when memory runs out.
-        workers: Background threads that load, preprocess, postprocess and save; by default 2 to 4, and with a model on
-            a CUDA device half the cores, up to 8.
-        errors: With many images, "keep" returns a `Failure` in place of a result that fails, "raise" stops there.
-        save: What to do with each result in the background: a function that takes it, or a file name with ``{stem}``
-            (and ``{frame}`` for videos) in it, such as ``"out/{stem}.png"``.
-        keep_image: Whether results hold their source image, which `plot` draws on.
-        batch_timeout: Seconds to wait for more images of a slow source before a partial batch runs.
-        optimize: Whether to call `Model.optimize` first. "auto" does on a CUDA device. The model stays optimized.
-    """
-
-    batch_size: int | Literal["auto"] = "auto"
-    workers: int | None = None
-    errors: Errors = "keep"
-    save: Callable[[Any], object] | str | Path | ResultWriter | None = None
-    keep_image: bool = True
-    batch_timeout: float = BATCH_TIMEOUT
-    optimize: bool | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        if self.errors not in ("keep", "raise"):
-            raise InputError(f'errors: expected "keep" or "raise", got {self.errors!r}.')
-        if self.workers is not None and self.workers < 1:
-            raise InputError(f"workers: expected at least 1, got {self.workers}.")
-        if self.optimize not in (True, False, "auto"):
-            raise InputError(f'optimize: expected True, False or "auto", got {self.optimize!r}.')
-        if self.batch_size != "auto":
-            BatchSize(self.batch_size, fixed=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeopleOptions(Options):
-    """Which people a task about people processes.
-
-    Args:
-        boxes: Bounding boxes of people: [P, 4] for one image or for all, a list of those (one per image), or a mapping
-            of file name → boxes. Coordinates are pixels of the upright image.
-        box_form: The four numbers of a box: "xyxy" (corners) or "xywh" (corner, width and height, as in COCO).
-        people: "whole" processes the whole image, "crop" each person separately; or a detector, which means "crop"
-            with it. By default "crop" if there are boxes or a detector, which a model may have itself, and "whole"
-            otherwise.
-        finder: The people detector: whatever `vitruvian.pipelines.people.open_detector` takes. A model
-            that detects people itself, as the built-in one does, needs none.
-        nobody: What to do if the detector returns no one: "whole" processes the whole image, "none" returns an empty
-            result, "error" raises. By default "none" for poses, "whole" for maps. See `people.note` of the result.
-        max_people: Maximum number of people, by score.
-    """
-
-    boxes: ArrayLike | Sequence[ArrayLike] | Mapping[str, ArrayLike] | None = None
-    box_form: BoxFormat = "xyxy"
-    people: Literal["whole", "crop"] | DetectorSpec | None = None
-    finder: DetectorSpec | None = None
-    nobody: OnEmpty | None = None
-    max_people: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.box_form not in ("xyxy", "xywh"):
-            raise InputError(f'box_form: expected "xyxy" or "xywh", got {self.box_form!r}.')
-        if self.nobody not in (None, "whole", "none", "error"):
-            raise InputError(f'nobody: expected "whole", "none" or "error", got {self.nobody!r}.')
-        if self.max_people is not None and self.max_people < 1:
-            raise InputError(f"max_people: expected at least 1, got {self.max_people}. Leave it out to keep everyone.")
-        if self.crops_are_disabled and self.boxes is not None:
-            raise InputError('boxes and people: expected one of boxes and "whole", got both. Drop one.')
-
-    @property
-    def crops_are_disabled(self) -> bool:
-        """Whether `people` asks for the whole image."""
-        return isinstance(self.people, str) and self.people == "whole"
-
-    @property
-    def crops_are_required(self) -> bool:
-        """Whether `people` asks for crops, without naming a detector."""
-        return isinstance(self.people, str) and self.people == "crop"
+_MAX_EAGER_UNITS = 16  # of an image, which are made in a worker; more are made batch by batch
+OptionsT = TypeVar("OptionsT", bound=Options)
 
 
 class ResultFields(TypedDict):
@@ -159,6 +72,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     auto: ClassVar[type[AutoTaskModel]]  # from the table of tasks too
     options_class: ClassVar[type[Options]] = Options
     on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector returns no one
+    detects_by_default: ClassVar[bool] = False  # whether to detect people if no option says whom to process
     blocking_decode: ClassVar[bool] = False  # whether `decode` synchronizes with the device
 
     def __init_subclass__(cls) -> None:
@@ -169,7 +83,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
 
     def __init__(self, model: Any, processor: Any, **options: object) -> None:
         self.model, self.processor = model.eval(), processor
-        self.options: OptionsT = _replace_options(self.options_class(), options)  # type: ignore[assignment]
+        self.options: OptionsT = replace_options(self.options_class(), options)  # type: ignore[assignment]
         self.detector: PeopleDetector | None = None
         self._open_detectors: dict[str, PeopleDetector] = {}
         self._auto_batch: BatchSize | None = None
@@ -212,12 +126,12 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     @classmethod
     def check_options(cls, options: Mapping[str, object]) -> None:
         """Raise InputError for options that do not exist or have no such value."""
-        _replace_options(cls.options_class(), options)
+        replace_options(cls.options_class(), options)
 
     @classmethod
     def load(cls, source: str | Path, *, device: Device, dtype: DType, **hub: object) -> Model:
         """Load the model of a checkpoint."""
-        loaded: Model = cls.auto.from_pretrained(source, **default_placement(device, dtype), **hub)
+        loaded: Model = cls.auto.from_pretrained(source, strict=True, **default_placement(device, dtype), **hub)
         return loaded
 
     @classmethod
@@ -273,7 +187,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
 
     def _for_call(self, changes: Mapping[str, object]) -> Self:
         """Return a copy with the options of one call. It shares the model, the processor and open detectors."""
-        options = _replace_options(self.options, changes)
+        options = replace_options(self.options, changes)
         if not self.model.optimized and (
             options.optimize is True or (options.optimize == "auto" and _can_auto_optimize(self.model))
         ):
@@ -299,14 +213,10 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
 
     def choose_detector(self, options: OptionsT) -> PeopleDetector | None:
         """Return the people detector for these options; None if no one is to be detected."""
-        if not isinstance(options, PeopleOptions) or options.crops_are_disabled or options.boxes is not None:
+        if not isinstance(options, PeopleOptions):
             return None
-        spec = options.finder
-        if options.people is not None and not options.crops_are_required:
-            spec = options.people
-        if spec is None:
-            source = self.model.config.name_or_path  # a packed checkpoint may detect people itself
-            spec = source if source and "people" in packed_tasks(source) else None
+        model = self.model.config.name_or_path
+        spec = detector_spec(options, model, detects_by_default=self.detects_by_default)
         if spec is None:
             return None
         if not isinstance(spec, str | Path):
@@ -350,35 +260,51 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             time=frame.time,
         )
 
-    def make_units(self, frame: Frame, make: Callable[[Tensor], Sequence[Tensor] | Tensor]) -> list[Unit]:
+    def make_units(
+        self, frame: Frame, count: int, make: Callable[[Tensor, slice], Sequence[Tensor] | Tensor]
+    ) -> Sequence[Unit | LazyUnit]:
         """Make units from the pixels [3, H, W] of an image: on the upload stream if there is one, else on the host.
 
-        If the device has too little memory the host makes them.
+        If the device has too little memory the host makes them. Many units are made when their batch runs.
+
+        Args:
+            frame: The image.
+            count: Number of units.
+            make: Takes the pixels and the range of the units to make, and returns their inputs.
         """
         if self.upload_stream is not None:
             try:
                 with self.upload_stream.activate():
-                    inputs = make(self.upload_stream.upload(frame.image))
+                    pixels = self.upload_stream.upload(frame.image)
+                    if count > _MAX_EAGER_UNITS:
+                        return _lazy_units(pixels, count, make, pending=PendingTensors([pixels], self.device))
+                    inputs = make(pixels, slice(count))
                     pending = PendingTensors([inputs] if isinstance(inputs, Tensor) else inputs, self.device)
                     return [Unit(one, pending=pending) for one in inputs]
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-        return [Unit(one) for one in make(as_tensor(frame.image).permute(2, 0, 1))]
+        pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
+        if count > _MAX_EAGER_UNITS:
+            return _lazy_units(pixels, count, make)
+        return [Unit(one) for one in make(pixels, slice(count))]
 
 
-def _replace_options(options: OptionsT, changes: Mapping[str, object]) -> OptionsT:
-    """Return options with changes.
+def _lazy_units(
+    pixels: Tensor,
+    count: int,
+    make: Callable[[Tensor, slice], Sequence[Tensor] | Tensor],
+    *,
+    pending: PendingTensors | None = None,
+) -> list[LazyUnit]:
+    """Return functions that make units from pixels, which another thread may still upload."""
 
-    Raises:
-        InputError: There is no such option, or it has no such value.
-    """
-    known = [field.name for field in dataclasses.fields(options)]
-    renamed: dict[str, Any] = {_OPTION_ALIASES.get(name, name): value for name, value in changes.items()}
-    for name in renamed:
-        if name not in known:
-            raise InputError(f"{name}: no such option.{near_matches(name, known)} Options are {', '.join(known)}.")
-    return dataclasses.replace(options, **renamed) if renamed else options
+    def make_one(index: int) -> Unit:
+        if pending is not None:
+            pending.wait()
+        return Unit(make(pixels, slice(index, index + 1))[0])
+
+    return [functools.partial(make_one, index) for index in range(count)]
 
 
 def default_placement(device: Device, dtype: DType) -> dict[str, Any]:
@@ -396,41 +322,3 @@ def _can_auto_optimize(model: Model) -> bool:
     devices = devices_of(model)
     adapted = any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules())
     return len(devices) == 1 and devices.pop().type == "cuda" and not adapted
-
-
-def people_to_crop(frame: Frame, detected: People | None, options: PeopleOptions) -> People | None:
-    """Return the people to crop: detected ones, or those of the option `boxes`; None to process the whole image."""
-    if detected is not None:
-        return detected
-    if options.boxes is not None:
-        people = people_from_boxes(_boxes_of_image(options.boxes, frame), frame.size_hw, form=options.box_form)
-        limit = options.max_people
-        return dataclasses.replace(people, boxes_xyxy=people.boxes_xyxy[:limit], scores=people.scores[:limit])
-    if options.crops_are_required:
-        raise InputError("people: expected boxes or a finder for crops, got neither. Pass one of them.")
-    return None
-
-
-def _boxes_of_image(boxes: ArrayLike | Sequence[ArrayLike] | Mapping[str, ArrayLike], frame: Frame) -> ArrayLike:
-    """Return the boxes of one image: from a mapping by name, from a list by index, or those for all images."""
-    if isinstance(boxes, Mapping):
-        names = [frame.name, *([] if frame.path is None else [str(frame.path), frame.path.name, frame.path.stem])]
-        key = next((name for name in names if name in boxes), None)
-        if key is None:
-            raise InputError(f"boxes: expected an entry for {frame.name}, got none.{near_matches(names[-1], boxes)}")
-        return boxes[key]
-    if nesting_depth(boxes) < 3:
-        return boxes  # type: ignore[return-value]  # one level less than a list of them
-    assert isinstance(boxes, Sequence | np.ndarray | Tensor)
-    if frame.index >= len(boxes):
-        raise InputError(f"boxes: expected a list for each image, got {len(boxes)}, none for {frame.name}.")
-    return boxes[frame.index]
-
-
-def nesting_depth(values: object) -> int:
-    """Return the number of dimensions of an array, or the levels of nested lists."""
-    if isinstance(values, np.ndarray | Tensor):
-        return values.ndim
-    if isinstance(values, list | tuple):
-        return 1 + max((nesting_depth(one) for one in values), default=0)
-    return 0

@@ -25,6 +25,7 @@ from torch import Tensor
 from vitruvian.errors import InputError
 from vitruvian.images.guided_filter import guided_upsample
 from vitruvian.images.resize import resize
+from vitruvian.limits import get_limits
 from vitruvian.ops.crop import crop_windows
 from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.pipelines.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
@@ -99,6 +100,7 @@ def plan_tiles(size_hw: tuple[int, int], tile_hw: tuple[int, int], *, overlap: f
         raise InputError(f"overlap: expected a share from 0 to {MAX_TILE_OVERLAP}, got {overlap}.")
     tops, lefts = (_tile_starts(side, tile, overlap) for side, tile in zip(size_hw, tile_hw, strict=True))
     height, width = (min(side, tile) for side, tile in zip(size_hw, tile_hw, strict=True))
+    get_limits().check("tiles", len(tops) * len(lefts), subject="tile")
     return [Region(top, left, height, width) for top in tops for left in lefts]
 
 
@@ -107,6 +109,7 @@ def _tile_starts(side: int, tile: int, overlap: float) -> list[int]:
     if side <= tile:
         return [0]
     steps = math.ceil((side - tile) / max(1, tile - math.ceil(overlap * tile)))
+    get_limits().check("tiles", steps + 1, subject="tile")
     return [round(number * (side - tile) / steps) for number in range(steps + 1)]
 
 

@@ -30,8 +30,8 @@ from vitruvian.errors import InputError, VitruvianError, near_matches
 from vitruvian.files.video import VideoReader, import_av, open_video
 from vitruvian.images import load_image
 from vitruvian.images.decode import one_line
-from vitruvian.images.read import download
-from vitruvian.pipelines.exif import focal_of
+from vitruvian.images.download import download, is_url, redacted_url
+from vitruvian.pipelines.exif_focal import exif_focal
 
 # fmt: off
 IMAGE_SUFFIXES = frozenset({
@@ -45,7 +45,6 @@ VIDEO_SUFFIXES = frozenset({
 # fmt: on
 FRAME_NUMBER = re.compile(r"%(0(\d+))?d")
 CAMERA = re.compile(r"camera:(\d+)")
-URL_SCHEMES = ("http://", "https://")
 # Platform → format of PyAV and the name of camera number n.
 _CAMERA_FORMATS = {"linux": ("v4l2", "/dev/video{}"), "darwin": ("avfoundation", "{}"), "win32": ("dshow", "video={}")}
 
@@ -103,11 +102,21 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class FrameLoader:
-    """An image that is not read yet. `load` may be called once, from any thread."""
+    """An image that is not read yet. `load` may be called once, from any thread.
+
+    Attributes:
+        name: File name or URL, or the kind of the source.
+        load: Reads the image.
+        path: The file, if it is one.
+        remote: Whether it is downloaded, which may take long.
+        decoded_bytes: Bytes that a frame of a video takes already.
+    """
 
     name: str
     load: Callable[[], Frame]
     path: Path | None = None
+    remote: bool = False
+    decoded_bytes: int = 0
 
     def frame(self, index: int) -> Frame | Failure:
         """Read the image that has this index in its source."""
@@ -183,9 +192,10 @@ def _from_text(text: str) -> Source:
     camera = CAMERA.fullmatch(text)
     if camera:
         return _from_camera(int(camera.group(1)))
-    if text.lower().startswith(URL_SCHEMES):
-        if Path(text.partition("?")[0]).suffix.lower() in VIDEO_SUFFIXES:
-            raise InputError(f"{one_line(text)}: expected the URL of an image, got a video. Download it first.")
+    if is_url(text):
+        name = redacted_url(text)
+        if Path(name.partition("#")[0]).suffix.lower() in VIDEO_SUFFIXES:
+            raise InputError(f"{one_line(name)}: expected the URL of an image, got a video. Download it first.")
         return _single(_url_loader(text))
     if len(text) > 4096 or text[:5].lower() == "data:" or "\0" in text:  # a data: URL or base64
         return _single(FrameLoader(name="data", load=lambda: Frame(image=load_rgb(text), name="data")))
@@ -259,7 +269,8 @@ def _each(items: Iterable[object], *, copy: bool) -> Iterator[FrameLoader]:
             try:
                 yield from _from_text(os.fspath(item)).loaders()
             except VitruvianError as error:
-                yield _failed_loader(str(item), error)
+                text = os.fspath(item)
+                yield _failed_loader(redacted_url(text) if is_url(text) else text, error)
         elif isinstance(item, list | tuple) or (isinstance(item, np.ndarray | Tensor) and item.ndim == 4):
             yield from _each(item, copy=copy)
         elif copy and isinstance(item, np.ndarray):
@@ -299,34 +310,34 @@ def _file_loader(path: Path, *, text: str | None = None, number: int | None = No
 
     def load() -> Frame:
         image = load_rgb(text if text is not None and not os.path.exists(path) else path)
-        return Frame(image=image, name=name, path=path, frame=number, exif_focal_px=focal_of(path, image.shape[:2]))
+        return Frame(image=image, name=name, path=path, frame=number, exif_focal_px=exif_focal(path, image.shape[:2]))
 
     return FrameLoader(name=name, load=load, path=path)
 
 
 def _url_loader(url: str) -> FrameLoader:
-    name = one_line(url)
+    name = redacted_url(url)
 
     def load() -> Frame:
         stream = io.BytesIO(download(url, timeout=30.0))
         stream.name = name  # for error messages
         image = load_rgb(stream)
-        return Frame(image=image, name=name, exif_focal_px=focal_of(stream.getvalue(), image.shape[:2]))
+        return Frame(image=image, name=name, exif_focal_px=exif_focal(stream.getvalue(), image.shape[:2]))
 
-    return FrameLoader(name=name, load=load)
+    return FrameLoader(name=name, load=load, remote=True)
 
 
 def _memory_loader(item: object) -> FrameLoader:
     """Return the loader of an image in memory or of a file object."""
     if isinstance(item, Frame):
-        return FrameLoader(name=item.name, load=lambda: item, path=item.path)
+        return FrameLoader(name=item.name, load=lambda: item, path=item.path, decoded_bytes=item.image.nbytes)
     name = "array" if isinstance(item, np.ndarray | Tensor) else one_line(getattr(item, "name", "bytes"))
     if isinstance(item, Image.Image):
         name = one_line(getattr(item, "filename", "") or "PIL image")
 
     def load() -> Frame:
         image = load_rgb(item)
-        return Frame(image=image, name=name, exif_focal_px=focal_of(item, image.shape[:2]))
+        return Frame(image=image, name=name, exif_focal_px=exif_focal(item, image.shape[:2]))
 
     return FrameLoader(name=name, load=load)
 

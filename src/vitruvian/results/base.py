@@ -6,6 +6,7 @@ column x and row y is the point (x, y). P people, H W pixels.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import ClassVar, Self
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 
 from vitruvian.draw.canvas import RgbImage
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, near_matches
 from vitruvian.files.arrays import JsonObject, json_text, write_json, write_npz
 from vitruvian.files.images import write_image
 
@@ -216,7 +217,8 @@ def check_array(name: str, value: object, *, dtype: type[np.generic], shape: tup
         raise InputError(f"{name}: expected {wanted}, got the shape {list(value.shape)}. Is it of this image?")
 
 
-def check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
+def check_choice(name: str, value: object, known: Collection[str]) -> None:
     """Raise `InputError` unless `value` is one of `known`."""
     if value not in known:
-        raise InputError(f"{name}: expected one of {', '.join(map(repr, known))}, got {value!r}.")
+        near = near_matches(str(value), known)
+        raise InputError(f"{name}: expected one of {', '.join(known)}, got {value!r}.{near}")

@@ -109,7 +109,7 @@ def load_checkpoint(
     _restore_optimizer(optimizer, _load(path, "optimizer.safetensors"), path)
     if ema is not None:
         if about["average_updates"] is None:
-            raise CheckpointError(f"{path}: has no average of weights. Set ema.decay=0 to go on without one.")
+            raise CheckpointError(f"{path}: has no average of weights. Set ema.decay=0 to resume without one.")
         ema.restore(_load(path, "average.safetensors"), about["average_updates"])
     known = {name: about[name] for name in RunState.__dataclass_fields__}
     return RunState(**known), about["config"]
@@ -124,7 +124,7 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
         if known:
             raise InputError(
                 f"{folder}: holds a run already ({known[-1].name}), and checkpoint.resume is 'never'. Choose another "
-                "folder for out, or resume='auto' to go on."
+                "folder for out, or resume='auto' to resume it."
             )
         return None
     path = Path(resume).expanduser()
@@ -135,18 +135,18 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a run, the oldest first."""
-    found = (folder / "checkpoints").glob("step-*")
-    numbered = {int(match[1]): path for path in found if (match := _NAME.fullmatch(path.name)) and path.is_dir()}
+    paths = (folder / "checkpoints").glob("step-*")
+    numbered = {int(match[1]): path for path in paths if (match := _NAME.fullmatch(path.name)) and path.is_dir()}
     return [numbered[step] for step in sorted(numbered)]
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the optimizer's state as ``name/weight``; weights without a gradient so far have none."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, parameter in named_weights(optimizer):
         for key, value in optimizer.state.get(parameter, {}).items():
-            found[f"{key}/{name}"] = torch.as_tensor(value)
-    return found
+            tensors[f"{key}/{name}"] = torch.as_tensor(value)
+    return tensors
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The configuration of a training run: typed parts, read from TOML or JSON, changed by ``--set optimizer.lr=1e-3``.
+"""The configuration of a training run: typed tables, read from TOML or JSON, changed by ``--set optimizer.lr=1e-3``.
 
     run.toml ── read_config ──▶ TrainConfig ── with_changes(["optimizer.lr=1e-3"]) ──▶ TrainConfig ── write ──▶ RUN/
 
@@ -20,6 +20,7 @@ from vitruvian import tasks
 from vitruvian.atomic import write_text
 from vitruvian.config import Settings, read_json, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
+from vitruvian.text_files import read_text
 
 TASKS = tuple(task.head for task in tasks.TASKS.values() if task.head is not None)  # as Sapiens2 names them
 
@@ -52,12 +53,12 @@ _NonNegative = Annotated[float, _Range(0)]
 
 
 @settings
-class Part(Settings):
+class ConfigTable(Settings):
     """A table of a training configuration. Unknown names raise `ConfigError`."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
-        """Build from a table; tables inside become the parts they stand for."""
+        """Build from a table; tables inside it too."""
         built: Self = _build(cls, {**values, **overrides}, path="")
         return built
 
@@ -72,7 +73,7 @@ class Part(Settings):
 
 
 @settings
-class ModelPart(Part):
+class ModelConfig(ConfigTable):
     """What is trained.
 
     Args:
@@ -125,7 +126,7 @@ class ModelPart(Part):
 
 
 @settings
-class AugmentPart(Part):
+class AugmentConfig(ConfigTable):
     """Random changes of images. Zero everywhere disables them.
 
     Args:
@@ -144,7 +145,7 @@ class AugmentPart(Part):
 
 
 @settings
-class StreamPart(Part):
+class StreamConfig(ConfigTable):
     """Synthetic people that are drawn while training: see `vitruvian.training.datasets.stream`.
 
     Args:
@@ -173,7 +174,7 @@ class StreamPart(Part):
 
 
 @settings
-class DataPart(Part):
+class DataConfig(ConfigTable):
     """Where batches come from.
 
     Args:
@@ -188,13 +189,13 @@ class DataPart(Part):
     """
 
     folder: str | None = None
-    stream: StreamPart = dataclasses.field(default_factory=StreamPart)
+    stream: StreamConfig = dataclasses.field(default_factory=StreamConfig)
     validation: str | None = None
     batch_size: _Count = 8
     workers: _Index = 4
     view: Literal["person", "picture"] = "person"
     heatmap_sigma: _Positive | None = None
-    augment: AugmentPart = dataclasses.field(default_factory=AugmentPart)
+    augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
 
     def validate(self) -> None:
         """Check that there is one source, and the ring buffer."""
@@ -210,7 +211,7 @@ class DataPart(Part):
 
 
 @settings
-class OptimizerPart(Part):
+class OptimizerConfig(ConfigTable):
     """AdamW or Muon; the defaults are those of the published recipes.
 
     Args:
@@ -234,7 +235,7 @@ class OptimizerPart(Part):
 
 
 @settings
-class SchedulePart(Part):
+class ScheduleConfig(ConfigTable):
     """The schedule of the learning rate.
 
     Args:
@@ -253,7 +254,7 @@ class SchedulePart(Part):
 
 
 @settings
-class EMAPart(Part):
+class EMAConfig(ConfigTable):
     """The exponential moving average of weights (EMA), which is evaluated and saved.
 
     Args:
@@ -266,7 +267,7 @@ class EMAPart(Part):
 
 
 @settings
-class CheckpointPart(Part):
+class CheckpointConfig(ConfigTable):
     """Checkpoints to resume from.
 
     Args:
@@ -284,7 +285,7 @@ class CheckpointPart(Part):
 
 
 @settings
-class LogPart(Part):
+class LogConfig(ConfigTable):
     """Logging.
 
     Args:
@@ -299,7 +300,7 @@ class LogPart(Part):
 
 
 @settings
-class EvaluationPart(Part):
+class EvaluationConfig(ConfigTable):
     """When to evaluate.
 
     Args:
@@ -314,7 +315,7 @@ class EvaluationPart(Part):
 
 
 @settings
-class TrainConfig(Part):
+class TrainConfig(ConfigTable):
     """A training run.
 
     Args:
@@ -344,14 +345,14 @@ class TrainConfig(Part):
     accumulation: _Count = 1
     device: Literal["auto", "cpu"] = "auto"
     most_bad_steps: _Count = 20
-    model: ModelPart = dataclasses.field(default_factory=ModelPart)
-    data: DataPart = dataclasses.field(default_factory=DataPart)
-    optimizer: OptimizerPart = dataclasses.field(default_factory=OptimizerPart)
-    schedule: SchedulePart = dataclasses.field(default_factory=SchedulePart)
-    ema: EMAPart = dataclasses.field(default_factory=EMAPart)
-    checkpoint: CheckpointPart = dataclasses.field(default_factory=CheckpointPart)
-    log: LogPart = dataclasses.field(default_factory=LogPart)
-    evaluation: EvaluationPart = dataclasses.field(default_factory=EvaluationPart)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
+    ema: EMAConfig = dataclasses.field(default_factory=EMAConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    log: LogConfig = dataclasses.field(default_factory=LogConfig)
+    evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
 
     def validate(self) -> None:
         """Check what depends on several fields."""
@@ -371,7 +372,7 @@ def read_config(path: str | Path, changes: Iterable[str] = ()) -> TrainConfig:
         values = read_json(file)
     elif file.suffix == ".toml":
         try:
-            values = tomllib.loads(file.read_text(encoding="utf-8"))
+            values = tomllib.loads(read_text(file))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{file}: expected TOML, but {error}. Correct the file.") from error
     else:
@@ -391,7 +392,7 @@ def with_changes(values: TrainConfig | Mapping[str, Any], changes: Iterable[str]
         for key in keys[:-1]:
             inner = inner.setdefault(key, {})
             if not isinstance(inner, dict):
-                raise ConfigError(f"--set {change}: {key} holds a value and has no parts.")
+                raise ConfigError(f"--set {change}: {key} is a value, not a table.")
         inner[keys[-1]] = _parse_value(text.strip())
     return TrainConfig.from_dict(table)
 
@@ -404,15 +405,15 @@ def write_config(config: TrainConfig, folder: Path) -> Path:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
-    """Name the fields in which two configurations differ, as ``part.field: old → new``."""
-    found: list[str] = []
+    """Name the fields in which two configurations differ, as ``table.field: old → new``."""
+    lines: list[str] = []
     for key in dict.fromkeys([*old, *new]):
         a, b = old.get(key), new.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += differences(a, b, f"{path}{key}.")
+            lines += differences(a, b, f"{path}{key}.")
         elif a != b:
-            found.append(f"{path}{key}: {a!r} → {b!r}")
-    return found
+            lines.append(f"{path}{key}: {a!r} → {b!r}")
+    return lines
 
 
 def _parse_value(text: str) -> Any:
@@ -424,7 +425,7 @@ def _parse_value(text: str) -> Any:
 
 
 def _build(cls: type[Any], values: Mapping[str, Any], *, path: str) -> Any:
-    """Build a part from a table, and the parts in it from theirs, with errors that name the whole path."""
+    """Build a table of the configuration and those inside it, with errors that name the whole path."""
     hints = typing.get_type_hints(cls)
     known = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.name != "extra"}
     fields: dict[str, Any] = {}
@@ -432,7 +433,7 @@ def _build(cls: type[Any], values: Mapping[str, Any], *, path: str) -> Any:
         if name not in known:
             raise ConfigError(f"{path}{name}: there is no such setting.{near_matches(name, known)}")
         hint = known[name]
-        inner = isinstance(hint, type) and issubclass(hint, Part)
+        inner = isinstance(hint, type) and issubclass(hint, ConfigTable)
         if inner and isinstance(value, Mapping):
             value = _build(hint, value, path=f"{path}{name}.")
         elif inner and not isinstance(value, hint):
@@ -442,5 +443,5 @@ def _build(cls: type[Any], values: Mapping[str, Any], *, path: str) -> Any:
         fields[name] = value
     try:
         return cls(**fields)
-    except ConfigError as error:  # say optimizer.lr, as the file does, and not OptimizerPart.lr
+    except ConfigError as error:  # say optimizer.lr, as the file does, and not OptimizerConfig.lr
         raise ConfigError(str(error).replace(f"{cls.__name__}.", path, 1)) from None

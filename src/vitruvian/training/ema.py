@@ -72,8 +72,8 @@ class ExponentialMovingAverage:
 def unique_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the weights and saved buffers of a model, each once where modules share them."""
     saved = model.state_dict().keys()
-    found: dict[str, Tensor] = dict(model.named_parameters())
-    return found | {name: value for name, value in model.named_buffers() if name in saved}
+    weights: dict[str, Tensor] = dict(model.named_parameters())
+    return weights | {name: value for name, value in model.named_buffers() if name in saved}
 
 
 def _floating_weights(model: nn.Module) -> dict[str, Tensor]:

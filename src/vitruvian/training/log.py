@@ -118,13 +118,13 @@ class RunLog:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the lines of a `metrics.jsonl`; an incomplete last line is left out."""
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
-            found.append(json.loads(line))
+            lines.append(json.loads(line))
         except json.JSONDecodeError:
             break
-    return found
+    return lines
 
 
 def _open_tensorboard(folder: Path, start: int) -> Any:

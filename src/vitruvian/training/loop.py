@@ -28,13 +28,16 @@ from vitruvian.errors import InputError, MissingExtraError
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.training.checkpoints import RunState, find_checkpoint, load_checkpoint, save_checkpoint, seed_step
 from vitruvian.training.config import TrainConfig, differences, write_config
-from vitruvian.training.datasets.stream import open_batches
+from vitruvian.training.datasets.folder import FolderBatches, PeopleFolder
+from vitruvian.training.datasets.stream import SyntheticStream
 from vitruvian.training.ema import ExponentialMovingAverage
-from vitruvian.training.evaluation.evaluate import Evaluate, validation
+from vitruvian.training.evaluation.evaluate import Evaluate, make_validation
 from vitruvian.training.log import RunLog
-from vitruvian.training.models import build_model, compile_parts, save_models
+from vitruvian.training.models import build_model, compile_parts, head_strides, save_models
 from vitruvian.training.objectives import make_objective
 from vitruvian.training.optimizer import build_optimizer, learning_rate_factor, named_weights, set_learning_rate
+from vitruvian.training.synthetic.pack import load_pack, training_part
+from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.rng import derive_seed
 
 
@@ -74,10 +77,10 @@ def train(
     objective.to(accelerator.device).train()
     with contextlib.ExitStack() as stack:
         if evaluate is None and config.data.validation is not None:
-            evaluate = validation(config, accelerator.device)
+            evaluate = make_validation(config, accelerator.device)
         run = _Run(config, folder, accelerator, objective, evaluate)
         notes = [] if checkpoint is None else run.resume(checkpoint)
-        run.batches = batches or open_batches(
+        run.batches = batches or _open_batches(
             config, run.model, device=accelerator.device, processes=accelerator.num_processes, stack=stack
         )
         if accelerator.is_main_process:
@@ -319,6 +322,42 @@ def _stop_signal() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _open_batches(
+    config: TrainConfig,
+    model: nn.Module,
+    *,
+    device: torch.device,
+    processes: int,
+    stack: contextlib.ExitStack,
+) -> FolderBatches | SyntheticStream:
+    """Open the batches of a configuration; `stack` closes them."""
+    data = config.data
+    if data.stream.pack is not None:
+        procedural = data.stream.pack == "procedural"
+        pack = procedural_pack(config.seed) if procedural else load_pack(Path(data.stream.pack).expanduser())
+        return SyntheticStream(training_part(pack), config, device=device)
+    if data.folder is None:
+        raise InputError(
+            "data.folder: expected a dataset to train on, got none. Write one with: vitruvian synthesize --count 1000 "
+            "--out FOLDER; or name a pack in data.stream.pack."
+        )
+    height, width = config.model.image_size
+    people = PeopleFolder(data.folder, size_hw=(height, width), tasks=config.model.tasks, view=data.view)
+    batches = FolderBatches(
+        people,
+        tasks=config.model.tasks,
+        batch_size=data.batch_size,
+        seed=config.seed,
+        augment=data.augment,
+        device=device,
+        workers=data.workers,
+        stride=processes,
+        strides=head_strides(model),
+        heatmap_sigma=data.heatmap_sigma,
+    )
+    return stack.enter_context(contextlib.closing(batches))
 
 
 def _open_accelerator(config: TrainConfig) -> Any:

@@ -1,6 +1,6 @@
 """From a configuration to a model, and from a trained model to checkpoints that open anywhere.
 
-ModelPart ── build_model ──▶ Sapiens2MultiTask ── save_models ──▶ RUN/model/ (one task) or RUN/model/TASK/ (several)
+ModelConfig ── build_model ──▶ Sapiens2MultiTask ── save_models ──▶ RUN/model/ (one task) or RUN/model/TASK/ (several)
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ from vitruvian.models.sapiens2.modeling import Sapiens2Model, Sapiens2TaskModel
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES, Sapiens2MultiTask
 from vitruvian.models.sapiens2.packed import packed_table
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.training.config import ModelPart
+from vitruvian.training.config import ModelConfig
 
 _PEOPLE_HEAD = {"upsample_out_channels": [256], "conv_out_channels": [128]}
 
 
-def build_model(part: ModelPart) -> Sapiens2MultiTask:
+def build_model(settings: ModelConfig) -> Sapiens2MultiTask:
     """Build the tasks of a configuration over one encoder, at random or from a checkpoint, in float32.
 
     Tasks that the checkpoint does not have, and heads with another configuration, are initialized at random.
     """
-    common = {"image_size": list(part.image_size), "use_loss_recipe": part.loss_recipe, **part.encoder}
+    common = {"image_size": list(settings.image_size), "use_loss_recipe": settings.loss_recipe, **settings.encoder}
     encoder: Sapiens2Model | None = None
     stored: dict[str, Sapiens2TaskModel] = {}
-    if part.pretrained is None:
-        config = Sapiens2Config.variant(part.variant, **common)
+    if settings.pretrained is None:
+        config = Sapiens2Config.variant(settings.variant, **common)
     else:
-        config, encoder, stored = _open_pretrained(part.pretrained, part.tasks, common)
-    heads = {task: _head_fields(part, task, stored[task].config if task in stored else None) for task in part.tasks}
+        config, encoder, stored = _open_pretrained(settings.pretrained, settings.tasks, common)
+    heads = {
+        task: _head_fields(settings, task, stored[task].config if task in stored else None) for task in settings.tasks
+    }
     model = Sapiens2MultiTask(config, heads)
     if encoder is not None:
         model.encoder.load_state_dict(encoder.state_dict())
     for task, one in stored.items():
         if model.task_model(task).config.head_config == one.config.head_config:
             model.task_model(task).load_state_dict(one.state_dict())
-    if part.gradient_checkpointing:
+    if settings.gradient_checkpointing:
         model.encoder.gradient_checkpointing_enable()
     return model.train()
 
@@ -62,10 +64,10 @@ def _open_pretrained(
     folders = list(_task_folders(source).values()) or [Path(source)]
     for folder in reversed(folders):  # configuration and encoder are those of the first
         config = Sapiens2Config.from_pretrained(folder, **common)
-        encoder = Sapiens2Model.from_pretrained(folder, config=config, dtype=torch.float32)
+        encoder = Sapiens2Model.from_pretrained(folder, config=config, strict=True, dtype=torch.float32)
         task = _stored_task(config)
         if task in tasks:
-            stored[task] = TASK_CLASSES[task].from_pretrained(folder, dtype=torch.float32)
+            stored[task] = TASK_CLASSES[task].from_pretrained(folder, strict=True, dtype=torch.float32)
     return config, encoder, stored
 
 
@@ -98,14 +100,14 @@ def _stored_task(config: Sapiens2Config) -> str | None:
     return next((task for task, cls in TASK_CLASSES.items() if cls.__name__ in named), None)
 
 
-def _head_fields(part: ModelPart, task: str, stored: Sapiens2Config | None) -> dict[str, Any]:
+def _head_fields(settings: ModelConfig, task: str, stored: Sapiens2Config | None) -> dict[str, Any]:
     """Return the fields of a task's head: the checkpoint's or the published ones, with the configuration's changes."""
     if stored is not None and stored.head_config is not None:
         base = stored.head_config.to_dict()
     else:
-        base = dict(_PEOPLE_HEAD if task == "people" else task_fields(task, part.variant)["head_config"])
+        base = dict(_PEOPLE_HEAD if task == "people" else task_fields(task, settings.variant)["head_config"])
     base.pop("model_type", None)
-    changes = part.heads.get(task, {})
+    changes = settings.heads.get(task, {})
     for stem in ("upsample", "conv", "scale_conv"):  # lists of kernel sizes go with the channels
         sizes = base.get(f"{stem}_kernel_sizes")
         if f"{stem}_out_channels" in changes and f"{stem}_kernel_sizes" not in changes and sizes:
@@ -118,9 +120,9 @@ def _head_fields(part: ModelPart, task: str, stored: Sapiens2Config | None) -> d
 
 def head_strides(model: nn.Module) -> dict[str, int]:
     """Return the input pixels per output pixel of each task: 1 where a head predicts at full size."""
-    found: dict[str, int] = {}
+    strides: dict[str, int] = {}
     if not isinstance(model, Sapiens2MultiTask):
-        return found
+        return strides
     for task in model.tasks:
         config = model.task_model(task).config
         head = config.head_config
@@ -130,8 +132,8 @@ def head_strides(model: nn.Module) -> dict[str, int]:
                 f"model.heads.{task}.upsample_out_channels: expected at most {config.token_hw[0].bit_length() - 1} "
                 f"blocks for tokens of {config.token_hw[0]} pixels, since outputs are no larger than the input."
             )
-        found[task] = config.token_hw[0] // size
-    return found
+        strides[task] = config.token_hw[0] // size
+    return strides
 
 
 def save_models(model: Sapiens2MultiTask, folder: Path, *, pad: bool = False) -> list[Path]:
@@ -155,7 +157,7 @@ def open_models(source: str | Path) -> dict[str, Sapiens2TaskModel]:
     folders, folder = _task_folders(source), Path(source).expanduser()
     if folder.is_dir() and not folders and not (folder / CONFIG_FILE).is_file():
         raise CheckpointError(f"{source}: expected a checkpoint, or folders of tasks, got neither.")
-    found: dict[str, Sapiens2TaskModel] = {}
+    models: dict[str, Sapiens2TaskModel] = {}
     for path in folders.values() or [source]:
         config = Sapiens2Config.from_pretrained(path)
         task = _stored_task(config)
@@ -163,5 +165,5 @@ def open_models(source: str | Path) -> dict[str, Sapiens2TaskModel]:
             raise ConfigError(
                 f"{path}: expected a Sapiens2 checkpoint of a task, got {', '.join(config.architectures or ['none'])}."
             )
-        found[task] = TASK_CLASSES[task].from_pretrained(path)
-    return found
+        models[task] = TASK_CLASSES[task].from_pretrained(path, strict=True)
+    return models

@@ -18,7 +18,7 @@ from vitruvian.losses.pointmap import aligned_distance, depth_steps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.ops.cache import cached_tensors, constant
-from vitruvian.training.config import ModelPart, TrainConfig
+from vitruvian.training.config import ModelConfig, TrainConfig
 from vitruvian.training.datasets.augmentation import SHARPEN, degrade_crops, photometric
 from vitruvian.training.datasets.labels import TrainBatch, keypoint_targets, normalize, sum_losses, to_model_axes
 from vitruvian.training.datasets.stream import StreamBatch
@@ -68,14 +68,14 @@ def make_objective(config: TrainConfig, model: Sapiens2MultiTask) -> nn.Module:
     )
 
 
-def _task_weights(part: ModelPart) -> dict[str, float]:
+def _task_weights(config: ModelConfig) -> dict[str, float]:
     """Return the weights of the losses: the configured ones, or defaults that bring several tasks to one scale."""
-    if len(part.tasks) == 1:
-        return dict.fromkeys(part.tasks, 1.0) | part.loss_weights
-    defaults = {task: TASK_WEIGHTS[task] for task in part.tasks}
-    if part.loss_recipe and "pose" in defaults:  # the recipe has this factor already
+    if len(config.tasks) == 1:
+        return dict.fromkeys(config.tasks, 1.0) | config.loss_weights
+    defaults = {task: TASK_WEIGHTS[task] for task in config.tasks}
+    if config.loss_recipe and "pose" in defaults:  # the recipe has this factor already
         defaults["pose"] /= MSE_WEIGHT
-    return defaults | part.loss_weights
+    return defaults | config.loss_weights
 
 
 # Rare parts have larger weights, as in the published recipe, but less so.
@@ -154,7 +154,7 @@ class MultiTaskObjective(nn.Module):
         self.sigma, self.half_size = sigma, half_size
 
     def forward(self, batch: StreamBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss and its parts by name."""
+        """Return the loss and its terms by name."""
         weights = self._step_weights(generator)
         terms = self._crop_losses(batch.crops, weights, generator)
         if batch.scenes is not None:
@@ -194,19 +194,19 @@ class MultiTaskObjective(nn.Module):
         labels["albedo"] = {"labels": crops.albedo, "label_mask": crops.alpha > 0.5}
         pixels = normalize(degrade_crops(crops.image, rng))
         outputs: Any = self.model(pixels, tasks=tasks, labels={t: v for t, v in labels.items() if t in tasks})
-        found = {task: outputs[task].loss for task in tasks if task != "seg"}
+        losses = {task: outputs[task].loss for task in tasks if task != "seg"}
         if "seg" in tasks:
-            found["seg"] = _parts_loss(outputs["seg"].logits, crops.parts)
+            losses["seg"] = _parts_loss(outputs["seg"].logits, crops.parts)
         if "pose" in tasks and weights["pose_peaks"] > 0:
-            found["pose_peaks"] = heatmap_peaks(outputs["pose"].heatmaps, *labels["pose"].values())
+            losses["pose_peaks"] = heatmap_peaks(outputs["pose"].heatmaps, *labels["pose"].values())
         if "pointmap" in tasks:
             points, depth = outputs["pointmap"].pointmaps, crops.points[:, 2:]
             known = (depth > 0).float()
             if weights["depth_steps"] > 0:
-                found["depth_steps"] = depth_steps(points[:, 2:], depth, known)
+                losses["depth_steps"] = depth_steps(points[:, 2:], depth, known)
             if weights["points"] > 0:
-                found["points"] = aligned_distance(points, crops.points, known, crops.height)
-        return found
+                losses["points"] = aligned_distance(points, crops.points, known, crops.height)
+        return losses
 
     def _scene_losses(
         self, scenes: Scenes, weights: Mapping[str, float], generator: torch.Generator
@@ -217,11 +217,11 @@ class MultiTaskObjective(nn.Module):
         scenes = replace(scenes, image=photometric(degraded, rng))
         size_hw = (max(scenes.image.shape[-2:]), min(scenes.image.shape[-2:]))  # crops are upright
         whole = {"people": "people", "seg": "scene_seg", "matting": "scene_matting"}
-        found = self._image_losses(scenes, whole, weights, rng)
+        losses = self._image_losses(scenes, whole, weights, rng)
         crowd = {"seg": "crowd_seg", "matting": "crowd_matting"}
         if any(task in self.model.tasks and weights[name] > 0 for task, name in crowd.items()):
-            found |= self._image_losses(crop_scenes(scenes, rng=rng, size_hw=size_hw), crowd, weights, rng)
-        return found
+            losses |= self._image_losses(crop_scenes(scenes, rng=rng, size_hw=size_hw), crowd, weights, rng)
+        return losses
 
     def _image_losses(
         self, scenes: Scenes, names: Mapping[str, str], weights: Mapping[str, float], rng: Rng
@@ -235,19 +235,19 @@ class MultiTaskObjective(nn.Module):
         outputs: Any = self.model(
             pixels, tasks=tasks, labels={"matting": {"labels": matte}} if "matting" in tasks else {}
         )
-        found: dict[str, Tensor] = {}
+        losses: dict[str, Tensor] = {}
         if "matting" in tasks:
-            found[names["matting"]] = outputs["matting"].loss
+            losses[names["matting"]] = outputs["matting"].loss
         if "seg" in tasks:
-            found[names["seg"]] = _parts_loss(outputs["seg"].logits, scenes.parts)
+            losses[names["seg"]] = _parts_loss(outputs["seg"].logits, scenes.parts)
         if "people" in tasks:
             logits, sides = outputs["people"].logits, outputs["people"].sides
             grid_hw = (logits.shape[-2], logits.shape[-1])
             target = draw_people(
                 scenes.boxes_xyxy, scenes.present, scenes.ignored, grid_hw=grid_hw, stride=pixels.shape[-1] / grid_hw[1]
             )
-            found[names["people"]] = people_loss(logits, sides, target).total
-        return found
+            losses[names["people"]] = people_loss(logits, sides, target).total
+        return losses
 
 
 @torch.no_grad()

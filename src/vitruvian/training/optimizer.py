@@ -22,26 +22,26 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.models.sapiens2.modeling import Sapiens2Trunk
-from vitruvian.training.config import OptimizerPart, SchedulePart
+from vitruvian.training.config import OptimizerConfig, ScheduleConfig
 
 _TOKENS = ("cls_token", "register_tokens", "mask_token", "position_embeddings")
 
 
-def build_optimizer(model: nn.Module, part: OptimizerPart) -> torch.optim.AdamW:
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """Return an optimizer of the trainable weights of `model`, with one group for each depth and kind.
 
     AdamW is fused on CUDA. With Muon the matrices of the encoders' layers have their own groups.
     """
-    orthogonal = part.kind == "muon"
+    orthogonal = config.kind == "muon"
     groups = _parameter_groups(
-        model, weight_decay=part.weight_decay, layer_decay=part.layer_decay, orthogonal=orthogonal
+        model, weight_decay=config.weight_decay, layer_decay=config.layer_decay, orthogonal=orthogonal
     )
     device = next(model.parameters()).device
     return (MuonAdamW if orthogonal else torch.optim.AdamW)(
-        [{**group, "lr": part.lr * group["lr_scale"]} for group in groups],
-        lr=part.lr,
-        betas=part.betas,
-        eps=part.eps,
+        [{**group, "lr": config.lr * group["lr_scale"]} for group in groups],
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
         fused=True if device.type == "cuda" else None,
     )
 
@@ -53,7 +53,7 @@ def _parameter_groups(
 
     With `orthogonal` the matrices of the layers go into groups with ``orthogonal=True``.
     """
-    found: dict[tuple[float, float, bool], list[tuple[str, Tensor]]] = {}
+    groups: dict[tuple[float, float, bool], list[tuple[str, Tensor]]] = {}
     layer_counts = {
         f"{name}." if name else "": len(module.model.layer)
         for name, module in model.named_modules(remove_duplicate=False)
@@ -69,7 +69,7 @@ def _parameter_groups(
             weight_decay if is_matrix else 0.0,
             orthogonal and in_layer and parameter.ndim == 2,
         )
-        found.setdefault(key, []).append((name, parameter))
+        groups.setdefault(key, []).append((name, parameter))
     return [
         {
             "params": [parameter for _, parameter in members],
@@ -78,7 +78,7 @@ def _parameter_groups(
             "lr_scale": scale,
         }
         | ({"orthogonal": True} if is_orthogonal else {})
-        for (scale, decay, is_orthogonal), members in sorted(found.items(), key=lambda item: item[0])
+        for (scale, decay, is_orthogonal), members in sorted(groups.items(), key=lambda item: item[0])
     ]
 
 
@@ -96,16 +96,16 @@ def _depth_below_heads(name: str, layer_counts: dict[str, int]) -> tuple[int, bo
     return layer_counts[encoder] + 1 if path[0] == "embeddings" else 0, False
 
 
-def learning_rate_factor(step: int, part: SchedulePart, *, steps: int) -> float:
+def learning_rate_factor(step: int, config: ScheduleConfig, *, steps: int) -> float:
     """Return the factor of the learning rate at a step from 0 to `steps` − 1."""
-    if step < part.warmup:
-        return part.warmup_start + (1 - part.warmup_start) * step / part.warmup
-    if part.decay == "constant":
+    if step < config.warmup:
+        return config.warmup_start + (1 - config.warmup_start) * step / config.warmup
+    if config.decay == "constant":
         return 1.0
-    first = part.warmup + part.hold * (steps - part.warmup)
+    first = config.warmup + config.hold * (steps - config.warmup)
     done = min(1.0, max(0.0, step - first) / max(steps - first, 1))
-    left = 1 - done if part.decay == "linear" else (1 + math.cos(math.pi * done)) / 2
-    return part.final + (1 - part.final) * left
+    left = 1 - done if config.decay == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return config.final + (1 - config.final) * left
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -189,5 +189,5 @@ def _orthogonalize(matrices: Tensor) -> Tensor:
     for _ in range(_ITERATIONS):
         square = x @ x.mT  # [k, m, m]
         x = a * x + (b * square + c * (square @ square)) @ x
-    found: Tensor = x.mT if tall else x
-    return found.float()
+    orthogonal: Tensor = x.mT if tall else x
+    return orthogonal.float()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vitruvian.cli.locks import _LOCK_FOLDER, OutputLock
+from vitruvian.cli.locks import _LOCK_FOLDER, OutputLock, remove_unused_locks
 from vitruvian.errors import InputError
 
 
@@ -27,13 +27,22 @@ def test_the_lock_of_a_dead_process_is_free(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
-from vitruvian.cli.locks import OutputLock
+from vitruvian.cli.locks import OutputLock, remove_unused_locks
 OutputLock(Path({str(tmp_path)!r}), {{"a": Path("a")}})
 os._exit(1)
 """
     subprocess.run([sys.executable, "-c", code], check=False)
-    assert list((tmp_path / _LOCK_FOLDER).iterdir())
+    (left,) = (tmp_path / _LOCK_FOLDER).iterdir()
     OutputLock(tmp_path, {"a": tmp_path / "a"}).release()
+    assert not left.exists()
+    subprocess.run([sys.executable, "-c", code], check=False)
+    own = OutputLock(tmp_path, {"b": tmp_path / "b"})
+    remove_unused_locks(tmp_path)
+    assert not left.exists()
+    with pytest.raises(InputError, match="is being written"):
+        OutputLock(tmp_path, {"b": tmp_path / "b"})
+    own.release()
+    assert not (tmp_path / _LOCK_FOLDER).exists()
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

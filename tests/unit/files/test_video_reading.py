@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
@@ -11,7 +14,8 @@ import pytest
 
 from tests.unit.files.clips import SIZE, av, make_clip, shade
 from vitruvian.errors import ImageError, InputError, MissingExtraError
-from vitruvian.files.video import open_video
+from vitruvian.files.video import VideoWriter, open_video
+from vitruvian.limits import use_limits
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +164,80 @@ def test_a_clip_that_breaks_off(tmp_path: Path) -> None:
     actual = [(time, image.mean()) for _, time, image in open_video(tmp_path / "a.mkv")]
     assert 0 < len(actual) < 60
     np.testing.assert_allclose([mean for _, mean in actual], [time * 25 * 4 for time, _ in actual], atol=2)
+
+
+# ---------------------------------------------------------------------------------------------- hostile files
+
+
+def png_clip(path: Path, *, declared: int) -> Path:
+    """Write a QuickTime file with PNG frames of 64 × 64 pixels whose headers declare another width and height."""
+    with av.open(str(path), "w") as container:
+        video = container.add_stream("png", rate=25)
+        video.height = video.width = 64
+        video.pix_fmt = "rgb24"
+        for index in range(12):
+            container.mux(video.encode(av.VideoFrame.from_ndarray(shade(index, (64, 64)))))
+        container.mux(video.encode())
+    content = bytearray(path.read_bytes())
+    frame = -1
+    while (frame := content.find(b"IHDR", frame + 1)) >= 0:
+        content[frame + 4 : frame + 12] = struct.pack(">II", declared, declared)
+    entry = content.find(b"png ", content.find(b"stsd"))
+    content[entry + 28 : entry + 32] = struct.pack(">HH", declared, declared)
+    path.write_bytes(content)
+    return path
+
+
+def test_frames_that_are_too_large_are_refused_before_they_are_allocated(tmp_path: Path) -> None:
+    path = png_clip(tmp_path / "bomb.mov", declared=16_000)  # 2.9 kB; a frame has 768 MB
+    code = f"""
+import resource
+from vitruvian.errors import ImageError
+from vitruvian.files.video import open_video
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    open_video({str(path)!r})
+except ImageError as error:
+    assert "frame_pixels" in str(error), error
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 200_000  # kB
+
+
+def test_the_limit_of_frames(clip: Path) -> None:
+    with use_limits(frame_pixels=SIZE[0] * SIZE[1]):
+        assert len(list(open_video(clip))) == 60
+    with (
+        use_limits(frame_pixels=SIZE[0] * SIZE[1] - 1),
+        pytest.raises(ImageError, match=r"a\.mp4: expected at most 3,071 pixels, got 3,072\. .* frame_pixels"),
+    ):
+        open_video(clip)
+
+
+@pytest.mark.parametrize("name", ["12:30.mp4", "concat:a|b.mp4", "100%.mp4", "file:a.mp4"])
+def test_names_that_look_like_protocols(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(clip.read_bytes())
+    assert len(list(open_video(name))) == 60
+    with VideoWriter(f"out-{name}", 25, SIZE) as writer, VideoWriter(name, 25, SIZE) as again:
+        writer.write(shade(9))
+        again.write(shade(9))
+    assert len(list(open_video(name))) == len(list(open_video(f"out-{name}"))) == 1
+
+
+def test_no_file_causes_a_request(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        path = Path(f"http:/{address}/a.mp4")
+        path.parent.mkdir(parents=True)
+        path.write_bytes(clip.read_bytes())
+        assert len(list(open_video(path))) == 60
+        playlist = Path("playlist.mp4")
+        playlist.write_text(f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://{address}/a.ts\n#EXT-X-ENDLIST\n")
+        with pytest.raises(ImageError):
+            open_video(playlist)
+        with pytest.raises(TimeoutError):
+            server.accept()

@@ -1,6 +1,7 @@
 """Every position an image can come from, and every wrong thing a person can pass instead."""
 
 import base64
+import contextlib
 import io
 import os
 import sys
@@ -19,9 +20,10 @@ from PIL import Image
 
 from tests.unit.images.samples import encode, exif_bytes, photo, photo_array
 from vitruvian.errors import ImageError, InputError
+from vitruvian.images import download as download_module
 from vitruvian.images import load_image, load_images
-from vitruvian.images import read as read_module
-from vitruvian.images.read import download
+from vitruvian.images.download import download, redacted_url
+from vitruvian.limits import use_limits
 
 PNG = encode(photo())
 
@@ -345,13 +347,6 @@ def test_heic_without_its_reader_names_the_extra(monkeypatch):
     assert text.endswith('Install its reader with: pip install "vitruvian[heif]"')
 
 
-def test_avif_without_its_reader_says_so(monkeypatch):
-    Image.init()
-    monkeypatch.delitem(Image.OPEN, "AVIF", raising=False)
-    monkeypatch.setattr(Image, "ID", [name for name in Image.ID if name != "AVIF"])
-    assert "Upgrade Pillow to 11.3" in message(b"\x00\x00\x00\x18ftypavif\x00\x00\x00\x00mif1avif" + bytes(40))
-
-
 # ---------------------------------------------------------------- addresses
 
 
@@ -362,6 +357,25 @@ class Handler(BaseHTTPRequestHandler):
             self.send_response(302)
             self.send_header("Location", "/image.png")
             self.end_headers()
+        elif kind in ("/to-ftp.png", "/to-file.png", "/to-itself.png", "/to-local.png"):
+            locations = {
+                "/to-ftp.png": "ftp://127.0.0.1/image.png",
+                "/to-file.png": "file:///etc/hostname",
+                "/to-itself.png": "/to-itself.png",
+                "/to-local.png": f"http://localhost:{self.server.server_port}/image.png",
+            }
+            self.send_response(302)
+            self.send_header("Location", locations[kind])
+            self.end_headers()
+        elif kind == "/trickle.png":  # a byte at a time, each well within the timeout
+            self.send_response(200)
+            self.end_headers()
+            self.trickle(PNG)
+        elif kind == "/trickle-header.png":
+            self.trickle(b"HTTP/1.1 200 OK\r\nServer: slow\r\n" * 100)
+        elif kind == "/login.png":
+            known = "Basic " + base64.b64encode(b"me:p@ss").decode()
+            self.answer(PNG) if self.headers.get("Authorization") == known else self.send_error(401)
         elif kind == "/missing.png":
             self.send_error(404)
         elif kind == "/short.png":
@@ -391,6 +405,13 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
         self.wfile.flush()
         time.sleep(wait)
+
+    def trickle(self, content):
+        with contextlib.suppress(OSError):  # until the client has enough
+            for byte in content:
+                self.wfile.write(bytes([byte]))
+                self.wfile.flush()
+                time.sleep(0.1)
 
     def log_message(self, *arguments):
         pass
@@ -427,14 +448,15 @@ def test_addresses_that_lead_to_something_else(server):
 
 def test_broken_downloads(server):
     assert f"got only {len(PNG)} of {len(PNG) + 100} bytes" in message(f"{server}/short.png")
-    assert "expected at most 512 MiB, got more" in message(f"{server}/huge.png")
+    assert "expected at most 536,870,912 bytes, got 1,000,000,000,000" in message(f"{server}/huge.png")
 
 
 def test_body_is_bounded_where_no_length_is_announced(server, monkeypatch):
-    monkeypatch.setattr(read_module, "_CHUNK_BYTES", 1000)
-    with pytest.raises(ImageError, match="got more"):
-        download(f"{server}/endless.png", timeout=5, max_bytes=2000)
-    assert len(download(f"{server}/endless.png", timeout=5, max_bytes=5000)) == 5000
+    monkeypatch.setattr(download_module, "_CHUNK_BYTES", 1000)
+    with use_limits(download_bytes=2000), pytest.raises(ImageError, match="at most 2,000 bytes"):
+        download(f"{server}/endless.png", timeout=5)
+    with use_limits(download_bytes=5000):
+        assert len(download(f"{server}/endless.png", timeout=5)) == 5000
 
 
 @pytest.mark.parametrize("name", ["slow.png", "stalls.png"])
@@ -457,3 +479,105 @@ def test_timeout_is_checked(server, timeout):
 
 def test_no_timeout_is_allowed(server):
     assert_is_photo(load_image(f"{server}/image.png", timeout=None))
+
+
+@pytest.mark.parametrize("name", ["trickle.png", "trickle-header.png"])
+def test_the_deadline_is_for_the_whole_download(server, name):
+    with use_limits(download_seconds=1):
+        assert "expected a download of at most 1 seconds, got a slower one" in message(f"{server}/{name}")
+    for _ in range(100):
+        if not any(thread.name == "vitruvian-download" for thread in threading.enumerate()):
+            return
+        time.sleep(0.05)
+    pytest.fail("the thread of the download is still there")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("to-ftp.png", "got a redirect to a ftp URL"),
+        ("to-file.png", "got a redirect to a file URL"),
+        ("to-itself.png", "got more than 10 redirects"),
+    ],
+)
+def test_redirects_that_are_refused(server, name, why):
+    assert why in message(f"{server}/{name}")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "0.0.0.0", "2130706433"])
+def test_private_addresses_are_refused_where_asked(server, host):
+    port = server.rsplit(":", 1)[1]
+    with pytest.raises(ImageError, match="got a host whose address is not public"):
+        download(f"http://{host}:{port}/image.png", timeout=5, allow_private=False)
+
+
+def test_the_address_is_checked_after_redirects(server, monkeypatch):
+    is_public = download_module._is_public
+    checked = []
+
+    def first_is_public(address):
+        checked.append(address)
+        return len(checked) == 1 or is_public(address)
+
+    monkeypatch.setattr(download_module, "_is_public", first_is_public)
+    with pytest.raises(ImageError, match="got a host whose address is not public"):
+        download(f"{server}/to-local.png", timeout=5, allow_private=False)
+    assert len(checked) >= 2
+    assert download(f"{server}/to-local.png", timeout=5) == PNG
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("8.8.8.8", True), ("2606:4700::1111", True), ("127.0.0.1", False), ("10.1.2.3", False),
+        ("169.254.169.254", False), ("100.64.0.1", False), ("224.0.0.1", False), ("0.0.0.0", False), ("::1", False),
+        ("fe80::1%eth0", False), ("fd00::1", False), ("::ffff:10.0.0.1", False), ("::ffff:8.8.8.8", True),
+        ("64:ff9b::7f00:1", False), ("64:ff9b::808:808", True), ("2002:7f00:1::", False),
+    ],
+)  # fmt: skip
+def test_public_addresses(address, public):
+    assert download_module._is_public(address) == public
+
+
+def test_user_names_and_passwords_are_sent_and_not_shown(server):
+    url = server.replace("//", "//me:p%40ss@")
+    assert_is_photo(load_image(f"{url}/login.png"))
+    text = message(f"{url}/missing.png?signature=secret#part")
+    assert text.startswith(f"{server}/missing.png#sha256-")
+    assert not any(word in text for word in ("me:", "p%40ss", "p@ss", "secret", "signature"))
+
+
+@pytest.mark.parametrize(
+    ("url", "public"),
+    [
+        ("https://host/a.png", "https://host/a.png"),
+        ("https://me:secret@host:8080/a.png", "https://host:8080/a.png"),
+        ("https://host/a.png?key=1", "https://host/a.png#sha256-a0c87a5fe45161ad"),
+        ("https://me:secret@host/a.png?key=1", "https://host/a.png#sha256-a0c87a5fe45161ad"),
+        ("https://[half/?key=secret", "https://…"),
+        ("ftp://me:secret@host/a.png", "ftp://host/a.png"),
+    ],
+)
+def test_redacted_urls(url, public):
+    assert redacted_url(url) == public
+
+
+def test_other_schemes_do_not_show_passwords():
+    assert "secret" not in message("ftp://me:secret@host/a.png?key=secret")
+
+
+def test_streams_and_data_urls_are_bounded():
+    with use_limits(file_bytes=100):
+        assert "data: URL: expected at most 100 bytes" in message("data:image/png;base64," + "A" * 200)
+        assert "file object: expected at most 100 bytes" in message(io.BytesIO(bytes(101)))
+
+
+@pytest.mark.parametrize("file_format", ["TGA", "ICO", "PCX", "DDS", "SGI", "ICNS"])
+def test_formats_that_are_not_listed_are_refused(file_format):
+    assert "Save it as PNG or JPEG first" in message(encode(photo(), file_format))
+
+
+def test_pixels_are_limited_by_default():
+    with use_limits(image_pixels=479):
+        assert "expected at most 479 pixels, got 20×24 = 480" in message(PNG)
+        assert_is_photo(load_image(PNG, max_pixels=480))

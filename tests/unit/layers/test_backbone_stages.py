@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from vitruvian.errors import ConfigError
-from vitruvian.layers.backbone_stages import align_stages, stage_names
+from vitruvian.layers.backbone_stages import align_stages, channels_by_stage
 
-NAMES = stage_names(3)
+NAMES = list(channels_by_stage(1, [2, 4, 8]))
 
 
 def test_stages_by_name_by_index_or_the_last() -> None:

@@ -78,7 +78,7 @@ def test_other_modules_are_left_alone() -> None:
 
 def test_a_module_initializes_its_own_parameters() -> None:
     class Scale(nn.Linear):
-        def init_weights(self, *, gain: float) -> None:
+        def init_parameters(self, *, gain: float) -> None:
             nn.init.constant_(self.weight, gain)
 
     assert torch.equal(initialized(Scale(2, 2), gain=3.0).weight, torch.full((2, 2), 3.0))  # type: ignore[arg-type]

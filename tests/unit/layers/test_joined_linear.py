@@ -38,11 +38,12 @@ def test_joined(biases: tuple[bool, ...], interleave: bool) -> None:
 def test_usable_only_in_inference_and_with_its_own_memory() -> None:
     linears = build((True, True), interleave=False)
     joined = JoinedLinear(linears)
-    assert joined.is_usable()
+    assert joined.is_usable(*linears)
     with torch.enable_grad():
-        assert not joined.is_usable()
+        assert not joined.is_usable(*linears)
+    assert not joined.is_usable(linears[0], nn.Sequential(linears[1]))  # an adapter around the layer
     linears[1].weight = nn.Parameter(linears[1].weight.clone())
-    assert not joined.is_usable()
+    assert not joined.is_usable(*linears)
 
 
 @torch.no_grad()
@@ -52,5 +53,5 @@ def test_copies_join_their_own_layers(interleave: bool) -> None:
     module.joined = JoinedLinear([*module], interleave=interleave)  # type: ignore[arg-type]
     for again in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert again.joined.linears[0] is again[0]
-        assert again.joined.is_usable()
+        assert again.joined.is_usable(*again)
         assert torch.equal(again.joined.weight, module.joined.weight)  # type: ignore[arg-type]

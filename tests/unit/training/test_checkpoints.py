@@ -20,7 +20,7 @@ from vitruvian.training.checkpoints import (
     save_checkpoint,
     seed_step,
 )
-from vitruvian.training.config import ModelPart, OptimizerPart
+from vitruvian.training.config import ModelConfig, OptimizerConfig
 from vitruvian.training.ema import ExponentialMovingAverage
 from vitruvian.training.models import build_model
 from vitruvian.training.optimizer import build_optimizer
@@ -32,8 +32,8 @@ class Setup:
 
     def __init__(self, seed: int = 0, steps: int = 2, tasks: tuple[str, ...] = ("pose", "seg")) -> None:
         torch.manual_seed(seed)
-        self.model: nn.Module = build_model(ModelPart(**model_table(*tasks)))
-        self.optimizer = build_optimizer(self.model, OptimizerPart())
+        self.model: nn.Module = build_model(ModelConfig(**model_table(*tasks)))
+        self.optimizer = build_optimizer(self.model, OptimizerConfig())
         self.average = ExponentialMovingAverage(self.model, decay=0.9)
         for _ in range(steps):
             self.step()
@@ -131,7 +131,7 @@ def test_mismatched_checkpoints_raise(tmp_path: Path):
     frozen = Setup(steps=0)
     for parameter in frozen.model.encoder.parameters():  # type: ignore[union-attr]
         parameter.requires_grad_(False)
-    frozen.optimizer = build_optimizer(frozen.model, OptimizerPart())
+    frozen.optimizer = build_optimizer(frozen.model, OptimizerConfig())
     with pytest.raises(CheckpointError, match="trained other weights"):
         frozen.load(saved)
     (saved / "average.safetensors").write_bytes(b"\x00" * 20)

@@ -106,7 +106,7 @@ def test_malformed_changes_raise(change: str):
 
 
 def test_a_change_inside_a_value():
-    with pytest.raises(ConfigError, match="holds a value and has no parts"):
+    with pytest.raises(ConfigError, match="is a value, not a table"):
         with_changes(TrainConfig(), ["steps.more=3"])
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.unit.training.tiny_runs import model_table
 from vitruvian.errors import CheckpointError
-from vitruvian.training.config import ModelPart
+from vitruvian.training.config import ModelConfig
 from vitruvian.training.ema import ExponentialMovingAverage, unique_weights
 from vitruvian.training.models import build_model
 
@@ -90,7 +90,7 @@ def test_restore():
 
 
 def test_shared_weights_are_there_once():
-    model = build_model(ModelPart(**model_table("pose", "seg")))
+    model = build_model(ModelConfig(**model_table("pose", "seg")))
     names = unique_weights(model)
     assert len({value.data_ptr() for value in names.values()}) == len(names)
     assert not [name for name in names if name.startswith("tasks.pose.model.")]

@@ -9,12 +9,12 @@ import torch
 from tests.unit.training.tiny_runs import ENCODER, HEADS, SIZE_HW, TASKS, model_table
 from vitruvian import AutoImageProcessor, AutoModelForPoseEstimation, Sapiens2Config, Sapiens2Model, Sapiens2MultiTask
 from vitruvian.errors import CheckpointError, ConfigError
-from vitruvian.training.config import ModelPart
+from vitruvian.training.config import ModelConfig
 from vitruvian.training.models import _head_fields, build_model, head_strides, open_models, save_models
 
 
-def part(*tasks: str, **changes: Any) -> ModelPart:
-    return ModelPart(**model_table(*tasks, **changes))
+def part(*tasks: str, **changes: Any) -> ModelConfig:
+    return ModelConfig(**model_table(*tasks, **changes))
 
 
 def test_every_task_over_one_encoder():
@@ -130,12 +130,12 @@ def test_starting_from_all_heads_of_an_earlier_run(tmp_path: Path):
 
 def test_starting_from_the_builtin_model():
     stored = Sapiens2MultiTask.from_pretrained("builtin", tasks=["pose", "albedo"]).weights()
-    start = ModelPart(tasks=["pose", "albedo"], pretrained="builtin", image_size=[256, 192])
+    start = ModelConfig(tasks=["pose", "albedo"], pretrained="builtin", image_size=[256, 192])
     same = build_model(start).weights()
     assert same.keys() == stored.keys()
     assert all(torch.equal(value, stored[name]) for name, value in same.items())
     small = {"albedo": {"conv_out_channels": [8]}}
-    model = build_model(ModelPart(tasks=["pose", "albedo"], pretrained="builtin", image_size=[256, 192], heads=small))
+    model = build_model(ModelConfig(tasks=["pose", "albedo"], pretrained="builtin", image_size=[256, 192], heads=small))
     assert model.training
     assert model.config.image_hw == (256, 192)
     changed = {name.split(".")[1] for name, value in model.weights().items() if not equal(value, stored.get(name))}

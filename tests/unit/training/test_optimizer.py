@@ -9,7 +9,7 @@ from torch import nn
 from tests.tiny import tiny_config, tiny_task
 from tests.unit.training.tiny_runs import model_table
 from vitruvian import Sapiens2Backbone, Sapiens2Model
-from vitruvian.training.config import ModelPart, OptimizerPart, SchedulePart
+from vitruvian.training.config import ModelConfig, OptimizerConfig, ScheduleConfig
 from vitruvian.training.loop import _update_weights
 from vitruvian.training.models import build_model
 from vitruvian.training.objectives import TaskObjective
@@ -49,7 +49,7 @@ def test_any_encoder_is_found():
     bare = scales(Sapiens2Model(tiny_config()))
     assert (bare["embeddings.cls_token"], bare["model.layer.3.norm1.weight"], bare["norm.weight"]) == (0.5**5, 0.5, 1)
     assert scales(Sapiens2Backbone(tiny_config()))["model.layer.0.norm1.weight"] == 0.5**4
-    several = TaskObjective(build_model(ModelPart(**model_table("pose", "seg"))))  # three layers
+    several = TaskObjective(build_model(ModelConfig(**model_table("pose", "seg"))))  # three layers
     found = scales(several)
     assert found["model.encoder.embeddings.cls_token"] == 0.5**4
     assert found["model.encoder.model.layer.2.norm1.weight"] == 0.5
@@ -57,12 +57,12 @@ def test_any_encoder_is_found():
 
 
 def test_every_weight_is_in_one_group():
-    model = build_model(ModelPart(**model_table("pose", "normal")))
-    optimizer = build_optimizer(model, OptimizerPart())
+    model = build_model(ModelConfig(**model_table("pose", "normal")))
+    optimizer = build_optimizer(model, OptimizerConfig())
     names = [name for name, _ in named_weights(optimizer)]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
     model.encoder.requires_grad_(False)
-    left = [name for name, _ in named_weights(build_optimizer(model, OptimizerPart()))]
+    left = [name for name, _ in named_weights(build_optimizer(model, OptimizerConfig()))]
     assert left
     assert not [name for name in left if name.startswith("encoder")]
 
@@ -89,7 +89,7 @@ def test_only_matrices_and_filters_decay():
 
 
 def test_the_optimizer_has_what_the_configuration_says():
-    part = OptimizerPart(lr=2.0, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.3, layer_decay=0.5)
+    part = OptimizerConfig(lr=2.0, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.3, layer_decay=0.5)
     optimizer = build_optimizer(tiny_task("pose"), part)
     assert optimizer.defaults["betas"] == (0.8, 0.9)
     assert optimizer.defaults["eps"] == 1e-5
@@ -118,12 +118,12 @@ def test_the_optimizer_has_what_the_configuration_says():
     ],
 )
 def test_the_schedule_of_the_learning_rate(decay: str, step: int, expected: float):
-    part = SchedulePart(warmup=4, warmup_start=0.1, decay=decay, final=0.2)  # type: ignore[arg-type]
+    part = ScheduleConfig(warmup=4, warmup_start=0.1, decay=decay, final=0.2)  # type: ignore[arg-type]
     assert learning_rate_factor(step, part, steps=14) == pytest.approx(expected)
 
 
 def test_without_warmup_the_learning_rate_starts_at_its_maximum():
-    assert learning_rate_factor(0, SchedulePart(warmup=0), steps=10) == 1
+    assert learning_rate_factor(0, ScheduleConfig(warmup=0), steps=10) == 1
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -149,7 +149,7 @@ def test_gradients_that_are_not_finite_move_nothing(fused: bool):
 
 
 def test_the_learning_rate_can_be_held_before_it_decays():
-    part = SchedulePart(warmup=10, hold=0.5, decay="linear")
+    part = ScheduleConfig(warmup=10, hold=0.5, decay="linear")
     found = [learning_rate_factor(step, part, steps=110) for step in (10, 59, 60, 85, 110)]
     assert found == pytest.approx([1, 1, 1, 0.5, 0])
 
@@ -186,8 +186,8 @@ def test_a_step_by_hand():
 
 
 def test_muon_updates_only_matrices_of_layers():
-    model = build_model(ModelPart(**model_table("pose", "seg")))
-    optimizer = build_optimizer(model, OptimizerPart(kind="muon"))
+    model = build_model(ModelConfig(**model_table("pose", "seg")))
+    optimizer = build_optimizer(model, OptimizerConfig(kind="muon"))
     assert sorted(name for name, _ in named_weights(optimizer)) == sorted(name for name, _ in model.named_parameters())
     turned = [name for group in optimizer.param_groups if group.get("orthogonal") for name in group["names"]]
     assert "encoder.model.layer.0.mlp.up_proj.weight" in turned

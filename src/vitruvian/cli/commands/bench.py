@@ -21,9 +21,11 @@ def bench(
     prompts: Annotated[list[int] | None, typer.Option(help="Prompts an image, for decoders. Repeat.", min=1)] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="float32, bfloat16 or float16. Repeat for more.")] = None,
     device: CudaDevice = None,
-    reference: Annotated[bool | None, typer.Option(help="Compare with transformers. By default where it is.")] = None,
+    reference: Annotated[
+        bool | None, typer.Option(help="Compare with transformers. By default if it is installed.")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="About how long each call is timed.", min=0.0)] = 1.0,
-    graphs: Annotated[bool, typer.Option(help="Record calls with small batches as CUDA graphs.")] = True,
+    graphs: Annotated[bool, typer.Option(help="Capture calls with small batches as CUDA graphs.")] = True,
     cold: Annotated[bool, typer.Option("--cold", help="Flush the GPU's cache before each sample.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers into this file too.")] = None,
     available: Annotated[bool, typer.Option("--list", help="Print what can be measured and stop.")] = False,

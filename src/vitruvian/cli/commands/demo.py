@@ -1,4 +1,4 @@
-"""`vitruvian demo`: every task about people, on one sheet."""
+"""`vitruvian demo`: every task about people, on one contact sheet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLE = "vitruvian demo photo.jpg --model pose=facebook/sapiens2-pose-0.4b --m
 
 def demo(
     images: Annotated[
-        list[str] | None, typer.Argument(metavar="SOURCE", help="Images; by default those that come along.")
+        list[str] | None, typer.Argument(metavar="SOURCE", help="Images; by default those inside the package.")
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -52,7 +52,7 @@ def demo(
             dtype=dtype,
             progress=report.say,
         )
-    report.say(f"{len(done.files)} files in {done.sheet.parent}, in {format_seconds(done.seconds)}. All of it:")
+    report.say(f"{len(done.files)} files in {done.sheet.parent}, in {format_seconds(done.seconds)}. The contact sheet:")
     typer.echo(printable(str(done.sheet)))
     for name, error in done.failures.items():
         report.failed(name, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import importlib.util
 import os
@@ -16,7 +17,9 @@ import typer
 from rich.filesize import decimal
 
 from vitruvian.cli.options import Debug, Json
-from vitruvian.cli.report import print_json
+from vitruvian.cli.report import print_json, printable
+from vitruvian.cpu_threads import usable_cores
+from vitruvian.limits import Limits, get_limits
 from vitruvian.version import __version__
 
 EXAMPLE = "vitruvian doctor"
@@ -38,13 +41,14 @@ _Facts = dict[str, Any]  # of JSON
 def doctor(
     as_json: Json = False, speed: Annotated[bool, typer.Option(help="Time a tiny model.")] = True, debug: Debug = False
 ) -> None:
-    """Check what works here: versions, devices, extras, kernels, caches, and the speed of a tiny model.
+    """Check what works here: versions, devices, extras, kernels, caches, limits, and the speed of a tiny model.
 
     The exit code is 1 where something that everything needs is missing.
     """
     problems: list[str] = []
     facts: _Facts = {"versions": _versions(problems), "devices": _devices(problems), "extras": _extras()}
     facts |= {"kernels": _kernels(), "caches": _caches(), "temporary": _temporary(problems)}
+    facts["limits"] = dataclasses.asdict(get_limits())
     facts |= {"speed": _tiny_run(problems) if speed and not problems else None, "problems": problems}
     if as_json:
         print_json(facts)
@@ -74,7 +78,7 @@ def _devices(problems: list[str]) -> list[_Facts]:
     try:
         import torch
     except Exception as error:  # noqa: BLE001 - a broken torch raises anything
-        problems.append(f"torch: cannot be imported ({' '.join(str(error).split())[:120]}). Install it anew.")
+        problems.append(f"torch: cannot be imported ({' '.join(str(error).split())[:120]}). Reinstall it.")
         return []
     facts: list[_Facts] = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
@@ -84,9 +88,8 @@ def _devices(problems: list[str]) -> list[_Facts]:
         facts.append({"device": f"cuda:{index}", "name": name, "memory": total, "free": free, "bfloat16": bf16})
     if torch.backends.mps.is_available():
         facts.append({"device": "mps", "name": "Metal"})
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     name = torch.backends.cpu.get_cpu_capability()
-    return [*facts, {"device": "cpu", "name": name, "cores": cores, "threads": torch.get_num_threads()}]
+    return [*facts, {"device": "cpu", "name": name, "cores": usable_cores(), "threads": torch.get_num_threads()}]
 
 
 def _extras() -> dict[str, _Facts]:
@@ -180,7 +183,7 @@ def _show(facts: _Facts) -> None:
         typer.secho(f"\n{title}", bold=True)
 
     def row(name: str, text: str, good: bool | None = None) -> None:
-        typer.echo(f"  {' ' if good is None else '✓' if good else '–'} {name:<28} {text}")
+        typer.echo(f"  {' ' if good is None else '✓' if good else '–'} {name:<28} {printable(text)}")
 
     section("Versions")
     for name, version in facts["versions"].items():
@@ -201,11 +204,15 @@ def _show(facts: _Facts) -> None:
     for name, cache in facts["caches"].items():
         row(name, f"{cache['path']} ({decimal(cache['bytes']) if cache['exists'] else 'empty'})")
     row("temporary files", facts["temporary"]["path"], facts["temporary"]["writable"])
+    section("Limits (docs/limits.md)")
+    defaults = dataclasses.asdict(Limits())
+    for name, limit in facts["limits"].items():
+        row(name, f"{limit:,}" + ("" if limit == defaults[name] else f"   (by default {defaults[name]:,})"))
     if (speed := facts["speed"]) is not None:
         section("Speed of a tiny model")
         row(speed["device"], f"{speed['milliseconds']} ms in {speed['dtype']}", True)
     typer.echo()
     for problem in facts["problems"]:
-        typer.secho(f"Problem: {problem}", fg="red")
+        typer.secho(printable(f"Problem: {problem}"), fg="red")
     if not facts["problems"]:
         typer.secho("All is well.", fg="green")

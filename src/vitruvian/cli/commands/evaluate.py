@@ -1,4 +1,4 @@
-"""`vitruvian evaluate`: judge a checkpoint on a set of synthetic people with the usual metrics."""
+"""`vitruvian evaluate`: evaluate a checkpoint on a dataset of synthetic people with the usual metrics."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ EXAMPLE = "vitruvian evaluate my-run set"
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="Folder of a run, of its model, or a Sapiens2 checkpoint of a task.")],
-    folder: Annotated[Path, typer.Argument(help="A set that `vitruvian synthesize` wrote.")],
-    task: Annotated[list[str] | None, typer.Option(help="Judge this task alone. Repeat for more.")] = None,
+    folder: Annotated[Path, typer.Argument(help="A dataset that `vitruvian synthesize` wrote.")],
+    task: Annotated[list[str] | None, typer.Option(help="Evaluate this task alone. Repeat for more.")] = None,
     view: Annotated[Literal["person", "picture"], typer.Option(help="Crops of people, or whole images.")] = "person",
-    pictures: Annotated[int | None, typer.Option(help="Use the first so many views.", min=1)] = None,
-    batch_size: Annotated[int, typer.Option(help="Views in a batch.", min=1)] = 16,
+    pictures: Annotated[int | None, typer.Option(help="Evaluate the first so many crops.", min=1)] = None,
+    batch_size: Annotated[int, typer.Option(help="Crops in a batch.", min=1)] = 16,
     device: CudaDevice = None,
     precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Data type of the model.")] = "float32",
     details: Annotated[bool, typer.Option("--details", help="Show every class and keypoint.")] = False,
@@ -41,11 +41,11 @@ def evaluate(
     chosen = {name: one.to(target) for name, one in models.items() if not task or name in task}
     sizes = {one.config.image_hw for one in chosen.values()}
     if len(sizes) > 1:
-        raise InputError(f"{model}: expected tasks for images of one size, got {sorted(sizes)}. Judge one --task.")
+        raise InputError(f"{model}: expected tasks for images of one size, got {sorted(sizes)}. Choose one --task.")
     people = PeopleFolder(folder, size_hw=sizes.pop(), tasks=list(chosen), view=view)
     console = Console()
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        row = bar.add_task("views", total=None)
+        row = bar.add_task("crops", total=None)
         report = evaluate_folder(
             lambda pixels: {name: one(pixels) for name, one in chosen.items()},
             people,

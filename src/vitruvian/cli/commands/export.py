@@ -29,10 +29,11 @@ def export(
     """Write a model as ONNX, checked against torch; with --int8 also print what the 8 bits cost."""
     import tempfile
 
-    from vitruvian.auto import AutoModel, AutoProcessor
+    from vitruvian.auto import AutoProcessor, read_config, saved_class
     from vitruvian.errors import InputError
     from vitruvian.export import OpenVinoModel, export_onnx, quantize_int8
     from vitruvian.export.int8 import HELD_OUT, calibration_samples, held_out, print_costs
+    from vitruvian.hub import HubOptions
     from vitruvian.models.sam2.modeling import Sam2Model
     from vitruvian.models.sam2.video_modeling import Sam2VideoModel
     from vitruvian.pipelines import pipeline_class
@@ -41,9 +42,10 @@ def export(
         raise InputError("--int8: needs images to calibrate with. Add --calibrate FOLDER.")
     if calibrate is not None and not int8:
         raise InputError("--calibrate: is used with --int8 alone. Add --int8, or leave it out.")
-    opened = (AutoModel if task is None else pipeline_class(task).auto).from_pretrained(model)
-    if isinstance(opened, Sam2VideoModel):  # what is exported is the model for images
-        opened = Sam2Model.from_pretrained(model)
+    opener = saved_class(read_config(model, HubOptions()), model) if task is None else pipeline_class(task).auto
+    if opener is Sam2VideoModel:  # what is exported is the model for images
+        opener = Sam2Model
+    opened = opener.from_pretrained(model, strict=True)
     processor = AutoProcessor.from_pretrained(model)
     size_hw = None if size is None else read_size("--size", size, example="1024x768")
     if calibrate is None:

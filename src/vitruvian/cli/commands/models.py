@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from vitruvian.cli.options import Debug, Json, Quiet, read_size
-from vitruvian.cli.report import format_millions, print_json
+from vitruvian.cli.report import format_millions, print_json, printable
 from vitruvian.errors import CheckpointError, InputError, near_matches
 
 app = typer.Typer(rich_markup_mode="rich")
@@ -95,10 +95,10 @@ def info(
     facts["parameters"] = format_millions(round(facts["parameters"] / 1e6, 1))
     for title, value in facts.items():
         if title not in ("config", "size_bytes") and value is not None:
-            typer.echo(f"{title:<11} {', '.join(value) if isinstance(value, list) else value}")
+            typer.echo(printable(f"{title:<11} {', '.join(value) if isinstance(value, list) else value}"))
     for key, value in facts["config"].items():
         text = json.dumps(value, ensure_ascii=False)
-        typer.secho(f"  {key}: {text if len(text) < 100 else text[:96] + ' …'}", dim=True)
+        typer.secho(printable(f"  {key}: {text if len(text) < 100 else text[:96] + ' …'}"), dim=True)
 
 
 @app.command(epilog="Example: vitruvian models download facebook/sapiens2-pose-0.4b")

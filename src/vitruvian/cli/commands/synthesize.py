@@ -1,4 +1,4 @@
-"""`vitruvian synthesize`: write a set of synthetic people with ground truth."""
+"""`vitruvian synthesize`: write a dataset of synthetic people with ground truth."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ EXAMPLE = "vitruvian synthesize --out set --count 2 --size 64x48 --supersample 1
 
 
 def synthesize(
-    out: Annotated[Path, typer.Option(help="Folder to write. One that holds the beginning of the set is carried on.")],
+    out: Annotated[Path, typer.Option(help="Folder to write. A dataset that was interrupted is continued.")],
     count: Annotated[int, typer.Option(help="Number of images.", min=1)] = 100,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same set.", min=0)] = 0,
-    pack: Annotated[Path | None, typer.Option(help="Pack of people (.npz). Without it, people of tubes.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same dataset.", min=0)] = 0,
+    pack: Annotated[
+        Path | None, typer.Option(help="Pack of people (.npz). Without it, bodies are made of tubes.")
+    ] = None,
     size: Annotated[str, typer.Option(help="Height and width of the images.")] = "384x288",
     people: Annotated[float, typer.Option(help="People in an image, on average.")] = 1.3,
     image_format: Annotated[Literal["jpg", "png"], typer.Option("--format", help="Of the images.")] = "jpg",
@@ -36,7 +38,7 @@ def synthesize(
     target = cuda_or_cpu(device)
     console = Console(stderr=True, soft_wrap=True)
     if pack is None:
-        console.print("no --pack: people are made of tubes. The documentation says how to build a pack of real bodies.")
+        console.print("no --pack: bodies are made of tubes. The documentation says how to build a pack of real bodies.")
     options = DatasetOptions(
         render=RenderOptions(size_hw=size_hw, supersample=supersample),
         people=people,

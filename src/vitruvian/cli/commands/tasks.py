@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
@@ -25,6 +24,7 @@ from vitruvian.cli.options import (
 )
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
+from vitruvian.text_files import read_json_value
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,7 +57,7 @@ class PoseCommand(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
         """Return the threshold and whether boxes are drawn."""
         return {"threshold": self.threshold, "boxes": self.draw_boxes}
 
-    def change(self, result: Result) -> Result:
+    def convert(self, result: Result) -> Result:
         """Convert the keypoints to the layout."""
         from vitruvian.results import Pose
 
@@ -320,11 +320,16 @@ def _read_intrinsics(text: str) -> list[list[float]]:
         fx, fy, cx, cy = read_numbers("--intrinsics", text, 4)
         return [[fx, 0, cx], [0, fy, cy], [0, 0, 1]]
     try:
-        values = np.load(path) if path.suffix.lower() == ".npy" else json.loads(path.read_text(encoding="utf-8"))
+        # A memory map: the header may declare any size.
+        values = np.load(path, mmap_mode="r") if path.suffix.lower() == ".npy" else read_json_value(path)
         if isinstance(values, dict):  # as `--save json` of this command writes it
             values = values.get("intrinsics", values.get("K"))
         table = np.asarray([] if values is None else values, dtype=np.float64)
-    except (OSError, ValueError, TypeError) as error:
+        if table.size == 9:
+            table = np.array(table)  # ends the memory map
+    except InputError:
+        raise
+    except Exception as error:  # numpy's reader raises errors of many kinds
         raise InputError(f"{path}: expected a file with a camera matrix, got {type(error).__name__}.") from error
     if table.shape != (3, 3):
         raise InputError(f"{path}: expected a camera matrix [3, 3], got the shape {list(table.shape)}.")

@@ -65,7 +65,7 @@ class Mask2FormerPreTrainedModel(MaskClassificationPreTrainedModel):
     # The last norm of the bare Swin is not part of the backbone.
     ignored_keys: ClassVar[tuple[str, ...]] = (
         *MaskClassificationPreTrainedModel.ignored_keys,
-        r"\.encoder\.swin\.layernorm\.",
+        r"pixel_level_module\.encoder\.(swin\.)?layernorm\.",
     )
 
     def prepare_for_inference(self) -> None:
@@ -99,7 +99,7 @@ class Mask2FormerModel(MaskClassificationModel, Mask2FormerPreTrainedModel):
         """As in the base class, with the queries of all layers as [Q, B, C]."""
         fields = super().hidden_fields(features, decoded, flags)
         if flags.hidden_states:
-            fields["transformer_decoder_hidden_states"] = _queries_first(decoded.states)
+            fields["transformer_decoder_hidden_states"] = tuple(decoded.queries_first) or _queries_first(decoded.states)
         return fields
 
     def decode(self, features: PixelFeatures, *, all_masks: bool, need_weights: bool) -> DecoderOutput:

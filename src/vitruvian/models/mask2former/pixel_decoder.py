@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import ConfigError
+from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.layers.init import with_init
 from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.sine_positions import sine_positions
@@ -65,7 +65,7 @@ class PixelDecoder(nn.Module):
             self.add_module(f"adapter_{number}", PointwiseNorm(width, channels, bias=False))
             self.add_module(f"layer_{number}", conv_norm_relu(channels, channels))
 
-    def init_weights(self, *, gain: float) -> None:
+    def init_parameters(self, *, gain: float) -> None:
         """Set the embeddings of the levels to zero."""
         nn.init.zeros_(self.level_embed)
 
@@ -94,22 +94,17 @@ class DeformableEncoder(nn.Module):
 
     def __init__(self, config: Mask2FormerConfig) -> None:
         super().__init__()
-        self.gradient_checkpointing = False
         self.layers = nn.ModuleList(DeformableLayer(config) for _ in range(config.encoder_layers))
 
     def forward(self, tokens: Tensor, positions: Tensor, level_hw: LevelSizes) -> Tensor:
         """Map tokens [B, N, C] with positions [N, C] to the same."""
         with_positions = tokens + positions  # [B, N, C]
         for layer in self.layers:
-            arguments = (tokens, with_positions, positions, level_hw)
-            if self.gradient_checkpointing and self.training:
-                tokens, with_positions = checkpoint(layer, *arguments, use_reentrant=False)
-            else:
-                tokens, with_positions = layer(*arguments)
+            tokens, with_positions = layer(tokens, with_positions, positions, level_hw)
         return tokens
 
 
-class DeformableLayer(nn.Module):
+class DeformableLayer(CheckpointedLayer):
     """Deformable attention and a feed-forward layer, with a norm after each."""
 
     def __init__(self, config: Mask2FormerConfig) -> None:
@@ -149,7 +144,7 @@ class DeformableAttention(nn.Module):
 
     def forward(self, tokens: Tensor, queries: Tensor, level_hw: LevelSizes) -> Tensor:
         """Attend from queries [B, N, C], tokens with positions, to points around them: [B, N, C]."""
-        if self._joined is not None and self._joined.is_usable():
+        if self._joined is not None and self._joined.is_usable(self.sampling_offsets, self.attention_weights):
             samples = math.prod(self.shape)
             offsets, scores = torch.split(self._joined(queries), [2 * samples, samples], dim=-1)
         else:
@@ -175,7 +170,7 @@ class SamplingOffsets(nn.Linear):
         super().__init__(channels, heads * levels * points * 2)
         self.shape = (heads, levels, points)
 
-    def init_weights(self, *, gain: float) -> None:
+    def init_parameters(self, *, gain: float) -> None:
         """Point each head in another direction, each of its points one step further out."""
         heads, levels, points = self.shape
         nn.init.zeros_(self.weight)

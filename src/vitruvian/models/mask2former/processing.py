@@ -17,3 +17,4 @@ class Mask2FormerImageProcessor(MaskProcessor):
 
 
 Mask2FormerImageProcessorFast = Mask2FormerImageProcessor
+Mask2FormerImageProcessorPil = Mask2FormerImageProcessor

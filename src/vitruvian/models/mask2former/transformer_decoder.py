@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
+from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.sine_positions import sine_positions
@@ -69,11 +69,11 @@ class Decoder(nn.Module):
 
     def __init__(self, config: Mask2FormerConfig) -> None:
         super().__init__()
-        self.gradient_checkpointing = False
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers - 1))
         self.layernorm = nn.LayerNorm(config.hidden_dim)
         # The nesting is that of the checkpoints.
-        self.mask_predictor = nn.ModuleDict({"mask_embedder": mask_head(config.hidden_dim, config.mask_feature_size)})
+        mask_embedder = mask_head(config.hidden_dim, config.mask_feature_size, init="normal")
+        self.mask_predictor = nn.ModuleDict({"mask_embedder": mask_embedder})
 
     def forward(
         self,
@@ -94,7 +94,9 @@ class Decoder(nn.Module):
         """
         # Resizing and scoring are linear: scoring resized embeddings gives the resized masks.
         resized = [] if all_masks else [_resize(pixels.detach(), size).flatten(2) for size in sizes_hw]
-        output = DecoderOutput([queries], [self.layernorm(queries)])
+        output = DecoderOutput()
+        queries = output.add_state(queries)
+        output.normed.append(self.layernorm(queries))
         for number, layer in enumerate(self.layers):
             level = number % LEVELS
             embeddings = self._mask_embeddings(output)
@@ -103,12 +105,8 @@ class Decoder(nn.Module):
                 logits = _resize(output.masks[-1].detach(), sizes_hw[level]).flatten(2)  # [B, Q, h·w]
             else:
                 logits = embeddings.detach() @ resized[level]  # [B, Q, h·w]
-            arguments = (queries, query_positions, tokens[level], keys[level], logits, need_weights)
-            if self.gradient_checkpointing and self.training:
-                queries, weights = checkpoint(layer, *arguments, use_reentrant=False)
-            else:
-                queries, weights = layer(*arguments)
-            output.states.append(queries)
+            queries, weights = layer(queries, query_positions, tokens[level], keys[level], logits, need_weights)
+            queries = output.add_state(queries)
             output.normed.append(self.layernorm(queries))
             if weights is not None:
                 output.attentions.append(weights)
@@ -121,7 +119,7 @@ class Decoder(nn.Module):
         return embeddings
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(CheckpointedLayer):
     """Masked attention to a map, attention of the queries to each other, feed-forward."""
 
     def __init__(self, config: Mask2FormerConfig) -> None:
@@ -189,7 +187,7 @@ class MaskedAttention(nn.Module):
         out: Tensor = self.out_proj(attended)  # [B, Q, C]
         return out
 
-    def init_weights(self, *, gain: float) -> None:
+    def init_parameters(self, *, gain: float) -> None:
         """Initialize the joined projections."""
         nn.init.xavier_uniform_(self.in_proj_weight, gain=gain)
         nn.init.zeros_(self.in_proj_bias)

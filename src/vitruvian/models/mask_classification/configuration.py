@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from vitruvian.config import Config, bounded, read_config_dict, settings
+from vitruvian.config import Config, Settings, bounded, read_config_dict, settings
 from vitruvian.errors import ConfigError
 from vitruvian.hub import HubOptions
 from vitruvian.models.resnet.configuration import ResNetConfig
@@ -39,6 +39,7 @@ class MaskClassificationConfig(Config):
 
     written_unless_default: ClassVar[frozenset[str]] = Config.written_unless_default | {"use_pixel_mask"}
     backbone_types: ClassVar[dict[str, type[SwinConfig] | type[ResNetConfig]]]
+    sub_configs: ClassVar[dict[str, type[Settings]]] = {"backbone_config": SwinConfig}
 
     backbone_config: SwinConfig | ResNetConfig = None  # type: ignore[assignment]  # the constructor replaces None
     mask_feature_size: int = bounded(256, ge=1)
@@ -64,10 +65,10 @@ class MaskClassificationConfig(Config):
         raise NotImplementedError
 
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Drop the name of the backbone where its configuration, which was read from there, is stored beside it."""
+    def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
+        """Build from a JSON object, without the name of the backbone where its configuration is stored beside it."""
         stale = {"backbone", "backbone_kwargs", "use_pretrained_backbone"} if values.get("backbone_config") else set()
-        return super().upgrade({key: value for key, value in values.items() if key not in stale})
+        return super().from_dict({key: value for key, value in values.items() if key not in stale}, **overrides)
 
     def crops_padding(self, *, has_labels: bool) -> bool:
         """Tell whether images are computed without their padding; see `use_pixel_mask`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, VitruvianWarning
 
 
 def read_label_map(source: object) -> Tensor:
@@ -71,15 +72,16 @@ def masks_from_map(
         classes = {value: int(table[value]) for value in values if value in table}
     if do_reduce_labels:
         classes = {value: label - 1 for value, label in classes.items() if label != 0 and value != 0}
-    wrong = sorted(
-        {label for label in classes.values() if label < 0 or (num_labels is not None and label >= num_labels)}
-    )
+    wrong = sorted({label for label in classes.values() if label < 0 or (num_labels and label >= num_labels)})
     if wrong:
         allowed = "at least 0" if num_labels is None else f"from 0 to {num_labels - 1} (num_labels={num_labels})"
-        raise InputError(
+        message = (
             f"segmentation map: expected classes {allowed}, got {wrong[:8]}. "
             "Set ignore_index to the number of unlabelled pixels, or do_reduce_labels where 0 is the background."
         )
+        if wrong[0] < 0:
+            raise InputError(message)
+        warnings.warn(message, VitruvianWarning, stacklevel=2)
     ids = torch.tensor(list(classes), dtype=torch.int64, device=labels.device)
     masks = labels == ids[:, None, None]  # [N, H, W]
     return masks, torch.tensor(list(classes.values()), dtype=torch.int64, device=labels.device)

@@ -21,7 +21,7 @@ _NORM_GROUPS = 32
 
 def pointwise(convolution: nn.Conv2d, maps: Tensor) -> Tensor:
     """Apply a 1×1 convolution: [B, C, h, w] -> [B, C', h, w], on the CPU as one matrix product over the channels."""
-    if maps.device.type != "cpu" or torch.compiler.is_exporting():
+    if maps.device.type != "cpu" or torch.compiler.is_exporting() or type(convolution) is not nn.Conv2d:
         out: Tensor = convolution(maps)
         return out
     rows = F.linear(maps.permute(0, 2, 3, 1), convolution.weight.flatten(1), convolution.bias)  # [B, h, w, C']
@@ -72,10 +72,10 @@ class QueryAttention(nn.Module):
         return self.out_proj(out.transpose(1, 2).flatten(2)), weights  # [B, Q, C]
 
 
-def mask_head(channels: int, outputs: int) -> nn.Sequential:
+def mask_head(channels: int, outputs: int, *, init: InitKind = "xavier") -> nn.Sequential:
     """Build three linear layers that map queries [B, Q, C] to mask embeddings [B, Q, M]."""
     sizes = [channels, channels, channels, outputs]
-    linear = [with_init(nn.Linear(sizes[i], sizes[i + 1]), "xavier") for i in range(3)]
+    linear = [with_init(nn.Linear(sizes[i], sizes[i + 1]), init) for i in range(3)]
     return nn.Sequential(
         nn.Sequential(linear[0], nn.ReLU()), nn.Sequential(linear[1], nn.ReLU()), nn.Sequential(linear[2])
     )

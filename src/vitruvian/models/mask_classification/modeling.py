@@ -23,7 +23,7 @@ from vitruvian.models.mask_classification.configuration import MaskClassificatio
 from vitruvian.models.mask_classification.outputs import DecoderOutput, PixelFeatures, QueryPredictions
 from vitruvian.models.mask_classification.padding import PADDING_LOGIT, ImageGroups, check_pixel_mask, group_by_size
 from vitruvian.models.resnet.modeling import ResNetBackbone
-from vitruvian.models.swin.encoder import optimize_swin
+from vitruvian.models.swin.encoder import RENAMED_KEYS, optimize_swin
 from vitruvian.models.swin.modeling import MaskFormerSwinBackbone, SwinBackbone
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 
@@ -78,6 +78,12 @@ class MaskClassificationPreTrainedModel(Model):
     no_split_modules: ClassVar[tuple[str, ...]] = (
         "Embeddings", "SwinLayer", "Block", "PixelDecoder", "TransformerModule",
     )  # fmt: skip
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = (
+        *RENAMED_KEYS,
+        (r"(pixel_level_module\.encoder)\.swin\.", r"\1."),
+        (r"(decoder\.layers\.\d+\.\w+_attn)\.o_proj\.", r"\1.out_proj."),
+        (r"(decoder\.layers\.\d+)\.mlp\.(fc[12])\.", r"\1.\2."),
+    )
     # Class weights follow from the configuration, whatever a file says.
     ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)criterion\.empty_weight$",)
     optional_keys: ClassVar[tuple[str, ...]] = (
@@ -220,6 +226,25 @@ class MaskClassificationForSegmentation(MaskClassificationPreTrainedModel):
     def predict(self, features: PixelFeatures, decoded: DecoderOutput) -> list[dict[str, Tensor]]:
         """Return `class_queries_logits` and `masks_queries_logits` of each prediction; the last is the result."""
         raise NotImplementedError
+
+    def get_loss_dict(
+        self,
+        masks_queries_logits: Tensor,
+        class_queries_logits: Tensor,
+        mask_labels: Sequence[MaskLabels],
+        class_labels: Sequence[Tensor],
+        auxiliary_predictions: Sequence[dict[str, Tensor]] | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the terms of the loss, each times its weight; the arguments are those of `MaskSetLoss`."""
+        loss: LossTerms = self.criterion(
+            masks_queries_logits, class_queries_logits, mask_labels, class_labels, auxiliary_predictions or ()
+        )
+        weights = self.criterion.weights
+        return {name: getattr(weights, name.rstrip("_0123456789")) * term for name, term in loss.terms.items()}
+
+    def get_loss(self, loss_dict: dict[str, Tensor]) -> Tensor:
+        """Return the sum of the terms of `get_loss_dict`."""
+        return torch.stack(list(loss_dict.values())).sum()
 
     def forward(
         self,

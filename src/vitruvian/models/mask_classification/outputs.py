@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
-from vitruvian.outputs import AttributeDict, ModelOutput
+from vitruvian.outputs import AttributeDict, ModelOutput, output_field
 
 
 @dataclass
@@ -40,12 +40,20 @@ class DecoderOutput:
         normed: Queries after the norm that precedes every prediction [B, Q, C]; the last are those of the last layer.
         attentions: Attention of the queries to each other in each layer [B, A, Q, Q], on demand.
         masks: Mask logits of the last predictions [B, Q, H/4, W/4], where the decoder itself predicts masks.
+        queries_first: `states` as [Q, B, C], where the decoder adds them by `add_state`.
     """
 
     states: list[Tensor] = field(default_factory=list)
     normed: list[Tensor] = field(default_factory=list)
     attentions: list[Tensor] = field(default_factory=list)
     masks: list[Tensor] = field(default_factory=list)
+    queries_first: list[Tensor] = field(default_factory=list)
+
+    def add_state(self, queries: Tensor) -> Tensor:
+        """Add queries [B, Q, C] and return them as a view of those in `queries_first`, so that these get gradients."""
+        self.queries_first.append(queries.transpose(0, 1))  # [Q, B, C]
+        self.states.append(self.queries_first[-1].transpose(0, 1))  # [B, Q, C]
+        return self.states[-1]
 
 
 @dataclass
@@ -101,7 +109,7 @@ class QueryLogits:
         """Read and check the logits of a model's output."""
         both = []
         for name, ndim in (("class_queries_logits", 3), ("masks_queries_logits", 4)):
-            logits = outputs.get(name) if isinstance(outputs, dict) else getattr(outputs, name, None)
+            logits = output_field(outputs, name)
             if not isinstance(logits, Tensor) or logits.ndim != ndim:
                 got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
                 raise InputError(f"outputs.{name}: expected a tensor of {ndim} dimensions, got {got}.")

@@ -24,13 +24,11 @@ from vitruvian.errors import ConfigError, InputError
 from vitruvian.images import (
     ResizeMode,
     center_on_canvas,
-    fit_inside_hw,
     load_image,
     pad_bottom_right,
     resample_mode,
     resize,
     round_up_hw,
-    shortest_edge_hw,
 )
 from vitruvian.images.decode import to_uint8
 from vitruvian.images.rle import Rle, encode_rles
@@ -62,8 +60,13 @@ from vitruvian.processor import (
     as_pixels,
     check_count,
     height_width,
+    in_data_format,
+    is_channels_last,
+    scaled_hw,
     size_list,
+    size_of,
     size_table,
+    use_legacy,
 )
 
 InstanceTable = Mapping[int, int] | Sequence[Mapping[int, int]]
@@ -103,7 +106,7 @@ class MaskProcessor(ImageProcessor):
         ignore_index: Number of the pixels in segmentation maps that belong to nothing, and the value of the padding in
             `mask_labels`.
         do_reduce_labels: Whether 0 in segmentation maps is background without a class, so that class n is label n - 1.
-        num_labels: Number of labels; maps with labels beyond it are an error.
+        num_labels: Number of labels; maps with labels beyond it give a warning.
         do_pad: Whether to pad the images of a batch, at the bottom and right, to one size.
         pad_size: ``{"height", "width"}`` to pad to; by default the largest height and width of the batch.
         max_size: Older spelling of ``size["longest_edge"]``.
@@ -173,7 +176,7 @@ class MaskProcessor(ImageProcessor):
         default_to_square: bool = False,
         mask_format: MaskFormat = "float",
         return_tensors: str | None = None,
-        data_format: str = "channels_first",
+        data_format: str | None = None,
         input_data_format: str | None = None,
         device: str | torch.device | None = None,
         disable_grouping: bool | None = None,
@@ -191,7 +194,7 @@ class MaskProcessor(ImageProcessor):
             mask_format: Format of `mask_labels`: "float" as in the reference, "bool" (a quarter of the memory) or "rle"
                 (COCO's run lengths).
             return_tensors: "pt" or "np" to stack images; None for lists.
-            data_format: "channels_first" or "channels_last", for `pixel_values`.
+            data_format: "channels_first" (the default) or "channels_last", for `pixel_values`.
             input_data_format: The layout of arrays; inferred from the shape by default.
             device: Device to compute on.
             disable_grouping: Resize images one by one (True, the default on the CPU) or those of one size together.
@@ -202,10 +205,10 @@ class MaskProcessor(ImageProcessor):
             options["size"] = {"height": size, "width": size}
         used = self.with_options(**options)
         convert_rgb = bool(used.do_convert_rgb)
-        arrays = [_as_rgb_array(image, input_data_format, convert_rgb) for image in as_list(images)]
-        pixels = as_pixels(arrays, input_data_format=input_data_format, device=device)
+        arrays = [_as_rgb_array(image, input_data_format, convert_rgb, used.channels) for image in as_list(images)]
+        pixels = as_pixels(arrays, input_data_format=input_data_format, device=device, channels=used.channels)
         maps = _read_maps(segmentation_maps, pixels)
-        sizes = [used.scaled_hw(_size_of(image)) for image in pixels]
+        sizes = [used.scaled_hw(size_of(image)) for image in pixels]
         group = pixels[0].device.type != "cpu" if disable_grouping is None else not disable_grouping
         scaled = _resize_all(pixels, sizes, resample_mode(used.resample), group=group)
         values = [used.finish_pixels(image) for image in _crop_center(scaled, used.crop_hw)]
@@ -235,14 +238,8 @@ class MaskProcessor(ImageProcessor):
         """Return the size to which an image of `source_hw` is resized."""
         if not self.do_resize:
             return source_hw
-        size = self.size
-        if "shortest_edge" in size:
-            scaled = shortest_edge_hw(source_hw, size["shortest_edge"], size.get("longest_edge"))
-        elif "max_height" in size:
-            scaled = fit_inside_hw(source_hw, (size["max_height"], size["max_width"]))
-        else:
-            scaled = (size["height"], size["width"])
-        return round_up_hw(scaled, self.size_divisor) if self.size_divisor else scaled
+        size_hw = scaled_hw(source_hw, self.size)
+        return round_up_hw(size_hw, self.size_divisor) if self.size_divisor else size_hw
 
     def encode_inputs(
         self,
@@ -256,7 +253,7 @@ class MaskProcessor(ImageProcessor):
         pad_size: SizeOption | None = None,
         *,
         mask_format: MaskFormat = "float",
-        data_format: str = "channels_first",
+        data_format: str | None = None,
     ) -> BatchFeature:
         """Pad preprocessed images [C, H, W] to one size and split their maps into masks.
 
@@ -270,13 +267,10 @@ class MaskProcessor(ImageProcessor):
         images = [_channels_first(image, input_data_format) for image in as_list(pixel_values_list)]
         maps = _read_maps(segmentation_maps, images)
         batch = options.pad(images, return_tensors=return_tensors, input_data_format="channels_first")
-        if data_format not in ("channels_first", "channels_last"):
-            raise InputError(f"data_format: expected channels_first or channels_last, got {data_format!r}.")
-        if data_format == "channels_last":
-            batch["pixel_values"] = _to_channels_last(batch["pixel_values"])
+        batch["pixel_values"] = in_data_format(batch["pixel_values"], data_format)
         if maps is None:
             return batch
-        padded_hw = options.padded_hw([_size_of(image) for image in images])
+        padded_hw = options.padded_hw([size_of(image) for image in images])
         tables = _tables(instance_id_to_semantic_id, len(maps))
         batch["mask_labels"], batch["class_labels"] = [], []
         for image, labels, table in zip(images, maps, tables, strict=True):
@@ -287,7 +281,7 @@ class MaskProcessor(ImageProcessor):
                 do_reduce_labels=options.do_reduce_labels,
                 num_labels=options.num_labels,
             )
-            padded = _pad_masks(masks, padded_hw or _size_of(image), options.ignore_index, mask_format)
+            padded = _pad_masks(masks, padded_hw or size_of(image), options.ignore_index, mask_format)
             numpy = return_tensors == "np"
             batch["mask_labels"].append(padded.cpu().numpy() if numpy and isinstance(padded, Tensor) else padded)
             batch["class_labels"].append(classes.cpu().numpy() if numpy else classes)
@@ -309,13 +303,13 @@ class MaskProcessor(ImageProcessor):
         """
         options = self.with_options(pad_size=pad_size)
         planes = [_channels_first(image, input_data_format) for image in as_list(images)]
-        padded_hw = options.padded_hw([_size_of(image) for image in planes])
+        padded_hw = options.padded_hw([size_of(image) for image in planes])
         data: dict[str, Any] = {"pixel_values": planes}
         if padded_hw is not None:
             data["pixel_values"] = [pad_bottom_right(image, padded_hw, constant_values) for image in planes]
         if return_pixel_mask:
-            ones = [image.new_ones((1, *_size_of(image)), dtype=torch.int64) for image in planes]
-            data["pixel_mask"] = [pad_bottom_right(one, padded_hw or _size_of(one))[0] for one in ones]  # [H, W] each
+            ones = [image.new_ones((1, *size_of(image)), dtype=torch.int64) for image in planes]
+            data["pixel_mask"] = [pad_bottom_right(one, padded_hw or size_of(one))[0] for one in ones]  # [H, W] each
         return BatchFeature(data, tensor_type=return_tensors)
 
     def padded_hw(self, sizes: Sequence[SizeHW]) -> SizeHW | None:
@@ -344,7 +338,7 @@ class MaskProcessor(ImageProcessor):
         return_segmentation_scores: bool = False,
         source_sizes: object = None,
         pixel_mask: Tensor | None = None,
-        legacy: bool = False,
+        legacy: bool | None = None,
     ) -> list[Any]:
         """Return the class of each pixel of each image, int64 [H, W].
 
@@ -355,10 +349,11 @@ class MaskProcessor(ImageProcessor):
             return_segmentation_scores: Return dicts of `segmentation` and `segmentation_scores` [K, H, W] instead.
             source_sizes: Sizes of the images, where results have other sizes; see `mask_grids`.
             pixel_mask: The processor's `pixel_mask`, the safest way to remove padding; see `mask_grids`.
-            legacy: Return the results of the reference, with padding and fixed grid.
+            legacy: Return the results of the reference, with padding and fixed grid; by default the setting of
+                `vitruvian.set_legacy_results`.
         """
         queries = QueryLogits.from_outputs(outputs)
-        if legacy:
+        if use_legacy(legacy):
             results = [reference_semantic(**inputs) for inputs in self._reference_inputs(queries, target_sizes)]
             return results if return_segmentation_scores else [result.segmentation for result in results]
         grids = self.mask_grids(queries, target_sizes, source_sizes, pixel_mask)
@@ -380,7 +375,7 @@ class MaskProcessor(ImageProcessor):
         *,
         source_sizes: object = None,
         pixel_mask: Tensor | None = None,
-        legacy: bool = False,
+        legacy: bool | None = None,
     ) -> list[SegmentationResult]:
         """Return the objects of each image, best first.
 
@@ -401,12 +396,13 @@ class MaskProcessor(ImageProcessor):
             return_binary_maps: Return bool masks.
             source_sizes: Sizes of the images, where results have other sizes; see `mask_grids`.
             pixel_mask: The processor's `pixel_mask`, the safest way to remove padding; see `mask_grids`.
-            legacy: Return the results of the reference, which ignores two of the thresholds.
+            legacy: Return the results of the reference, which ignores two of the thresholds; by default the setting of
+                `vitruvian.set_legacy_results`.
         """
         if return_coco_annotation and return_binary_maps:
             raise InputError("return_coco_annotation, return_binary_maps: expected at most one of them, got both.")
         queries = QueryLogits.from_outputs(outputs)
-        if legacy:
+        if use_legacy(legacy):
             kind: InstanceKind = "rle" if return_coco_annotation else "masks" if return_binary_maps else "map"
             reference = self._reference_inputs(queries, target_sizes)
             return [reference_instances(kind=kind, threshold=threshold, **inputs) for inputs in reference]
@@ -439,7 +435,7 @@ class MaskProcessor(ImageProcessor):
         *,
         source_sizes: object = None,
         pixel_mask: Tensor | None = None,
-        legacy: bool = False,
+        legacy: bool | None = None,
     ) -> list[SegmentationResult]:
         """Return one map of all objects and regions of each image.
 
@@ -456,12 +452,13 @@ class MaskProcessor(ImageProcessor):
                 grid.
             source_sizes: Sizes of the images, where results have other sizes; see `mask_grids`.
             pixel_mask: The processor's `pixel_mask`, the safest way to remove padding; see `mask_grids`.
-            legacy: Return the results of the reference, with padding and fixed grid.
+            legacy: Return the results of the reference, with padding and fixed grid; by default the setting of
+                `vitruvian.set_legacy_results`.
         """
         queries = QueryLogits.from_outputs(outputs)
         thresholds = Thresholds(threshold, mask_threshold, overlap_mask_area_threshold)
         fuse = frozenset(label_ids_to_fuse or ())
-        if legacy:
+        if use_legacy(legacy):
             reference = self._reference_inputs(queries, target_sizes)
             return [reference_panoptic(**inputs, thresholds=thresholds, label_ids_to_fuse=fuse) for inputs in reference]
         grids = self.mask_grids(queries, target_sizes, source_sizes, pixel_mask)
@@ -488,7 +485,7 @@ class MaskProcessor(ImageProcessor):
         match the mask grid, at 4 pixels a cell. Source sizes that do not match are an error. Target sizes that do not
         match are arbitrary sizes, and the whole grid is the image.
         """
-        count, grid_hw = len(queries), _size_of(queries.masks)
+        count, grid_hw = len(queries), size_of(queries.masks)
         targets = size_list("target_sizes", target_sizes, count)
         sources = size_list("source_sizes", source_sizes, count)
         contents: list[tuple[float, float]] | None = None
@@ -512,9 +509,9 @@ def _with_segments(segmentation: object, segments: Sequence[Segment]) -> Segment
 # ---------------------------------------------------------------------------------------------------------- inputs
 
 
-def _as_rgb_array(image: object, input_data_format: str | None, convert_rgb: bool) -> object:
+def _as_rgb_array(image: object, input_data_format: str | None, convert_rgb: bool, channels: int) -> object:
     """Convert arrays of integers other than uint8, by their white level, or with alpha, over white; return the rest."""
-    if not isinstance(image, (np.ndarray, Tensor)):
+    if not isinstance(image, (np.ndarray, Tensor)) or channels not in (1, 3):
         return image
     floating = image.is_floating_point() if isinstance(image, Tensor) else image.dtype.kind == "f"
     device = image.device if isinstance(image, Tensor) else None
@@ -576,25 +573,12 @@ def _pad_masks(
     return encode_rles(masks, compress=True) if mask_format == "rle" else masks
 
 
-def _size_of(pixels: Tensor) -> SizeHW:
-    """Return (height, width) of [..., H, W]."""
-    return int(pixels.shape[-2]), int(pixels.shape[-1])
-
-
 def _channels_first(image: Array, input_data_format: str | None) -> Tensor:
     """Return a preprocessed image, numpy or torch, as [C, H, W]."""
     pixels = torch.as_tensor(image)
     if pixels.ndim != 3 or 0 in pixels.shape:
         raise InputError(f"pixel values: expected the shape [C, H, W], got {list(pixels.shape)}.")
-    last = input_data_format in ("channels_last", "last")
-    return pixels.permute(2, 0, 1) if last else pixels
-
-
-def _to_channels_last(values: Any) -> Any:
-    """Permute [..., C, H, W] to [..., H, W, C], in each item of a list too."""
-    if isinstance(values, list):
-        return [_to_channels_last(value) for value in values]
-    return values.movedim(-3, -1) if isinstance(values, Tensor) else values.transpose(0, 2, 3, 1)
+    return pixels.permute(2, 0, 1) if is_channels_last(pixels, input_data_format or "channels_first") else pixels
 
 
 def _read_maps(maps: object, images: Sequence[Tensor]) -> list[Tensor] | None:
@@ -606,9 +590,9 @@ def _read_maps(maps: object, images: Sequence[Tensor]) -> list[Tensor] | None:
     labels = [read_label_map(source) for source in sources]
     check_count("segmentation_maps", labels, len(images))
     for one, image in zip(labels, images, strict=True):
-        if _size_of(one) != _size_of(image):
+        if size_of(one) != size_of(image):
             raise InputError(
-                f"segmentation_maps: expected the size of the image, {_size_of(image)}, got {_size_of(one)}."
+                f"segmentation_maps: expected the size of the image, {size_of(image)}, got {size_of(one)}."
             )
     return labels
 

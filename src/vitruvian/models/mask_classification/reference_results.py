@@ -9,10 +9,11 @@ the score, ids can collide when labels are fused, and every query is resized. Ev
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.models.mask_classification.outputs import SegmentationResult
@@ -104,14 +105,16 @@ def reference_panoptic(
 
 
 def _run_lengths(ids: Tensor) -> list[list[int]]:
-    """Return, for each value in a map [H, W], alternating start (from 1) and length of its runs, row by row."""
-    result = []
-    for value in torch.unique(ids):
-        inside = F.pad((ids == value).flatten().to(torch.int8), (1, 1))
-        edges = inside.diff().nonzero()[:, 0] + 1
-        starts, ends = edges[::2], edges[1::2]
-        result.append(torch.stack([starts, ends - starts], dim=1).flatten().tolist())
-    return result
+    """Return the runs of each value in a map [H, W]."""
+    return [binary_mask_to_rle(ids == value) for value in torch.unique(ids)]
+
+
+def binary_mask_to_rle(mask: Tensor | NDArray[Any]) -> list[int]:
+    """Return alternating start (from 1) and length of the runs of a mask [H, W], row by row."""
+    inside = F.pad(torch.as_tensor(mask).flatten().to(torch.int8), (1, 1))
+    edges = inside.diff().nonzero()[:, 0] + 1
+    starts, ends = edges[::2], edges[1::2]
+    return torch.stack([starts, ends - starts], dim=1).flatten().tolist()
 
 
 def _resize(planes: Tensor, size_hw: SizeHW | None) -> Tensor:

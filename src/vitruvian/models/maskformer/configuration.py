@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, ClassVar, Self
 
-from vitruvian.config import Config, bounded, nested, settings
+from vitruvian.config import Config, Settings, bounded, nested, settings
 from vitruvian.errors import ConfigError
 from vitruvian.layers.mlp import activation
 from vitruvian.models.mask_classification.configuration import ALL_STAGES, MaskClassificationConfig
@@ -127,20 +127,30 @@ class MaskFormerConfig(MaskClassificationConfig):
         decoder_config: Configuration of the decoder; by default that of DETR.
         cross_entropy_weight: Weight of the class loss.
         mask_weight: Weight of the focal loss of the masks, and of its cost in the matching.
+        norm_auxiliary_states: Make auxiliary predictions from the normed queries after each layer, as in the training
+            of the published weights. False makes them as transformers does: from the queries before the first layer
+            too, and without the norm.
     """
 
     model_type: ClassVar[str] = "maskformer"
+    written_unless_default: ClassVar[frozenset[str]] = MaskClassificationConfig.written_unless_default | {
+        "norm_auxiliary_states"
+    }
     backbone_types: ClassVar[dict[str, type[SwinConfig] | type[ResNetConfig]]] = {
         "swin": SwinConfig,
         "maskformer-swin": MaskFormerSwinConfig,
         "resnet": ResNetConfig,
     }
     attribute_map: ClassVar[dict[str, str]] = {"hidden_size": "mask_feature_size"}
+    sub_configs: ClassVar[dict[str, type[Settings]]] = MaskClassificationConfig.sub_configs | {
+        "decoder_config": DetrConfig
+    }
 
     fpn_feature_size: int = bounded(256, ge=1)
     decoder_config: DetrConfig = field(default_factory=DetrConfig)
     cross_entropy_weight: float = bounded(1.0, ge=0)
     mask_weight: float = bounded(20.0, ge=0)
+    norm_auxiliary_states: bool = True
 
     def __post_init__(self) -> None:
         self.decoder_config = nested(self.decoder_config, DetrConfig) or DetrConfig()
@@ -161,6 +171,7 @@ class MaskFormerConfig(MaskClassificationConfig):
 
     def validate(self) -> None:
         """Check the fields that layers and losses are built from."""
+        super().validate()
         if self.fpn_feature_size % 32:
             raise ConfigError(
                 f"MaskFormerConfig.fpn_feature_size: expected a multiple of 32, got {self.fpn_feature_size}."

@@ -95,8 +95,9 @@ class MaskFormerModel(MaskClassificationModel, MaskFormerPreTrainedModel):
 
     def decode(self, features: PixelFeatures, *, all_masks: bool, need_weights: bool) -> DecoderOutput:
         """Run the transformer decoder, which predicts no masks."""
+        norm_all = self.config.use_auxiliary_loss and self.config.norm_auxiliary_states
         output: DecoderOutput = self.transformer_module(
-            features.encoder[-1], auxiliary=self.config.use_auxiliary_loss, need_weights=need_weights
+            features.encoder[-1], norm_all=norm_all, need_weights=need_weights
         )
         return output
 
@@ -124,7 +125,8 @@ class MaskFormerForInstanceSegmentation(MaskClassificationForSegmentation, MaskF
     def predict(self, features: PixelFeatures, decoded: DecoderOutput) -> list[dict[str, Tensor]]:
         """Score classes and pixels for the queries of each prediction."""
         predictions = []
-        for queries in decoded.normed:
+        raw = self.config.use_auxiliary_loss and not self.config.norm_auxiliary_states
+        for queries in decoded.states if raw else decoded.normed:
             masks = mask_logits(self.mask_embedder(queries), features.pixels)  # [B, Q, H/4, W/4]
             if features.padding is not None:
                 masks = masks.masked_fill(features.padding, PADDING_LOGIT)

@@ -12,3 +12,4 @@ class MaskFormerImageProcessor(MaskProcessor):
 
 
 MaskFormerImageProcessorFast = MaskFormerImageProcessor
+MaskFormerImageProcessorPil = MaskFormerImageProcessor

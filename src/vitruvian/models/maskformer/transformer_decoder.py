@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
+from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.sine_positions import sine_positions
@@ -25,13 +25,14 @@ class TransformerModule(nn.Module):
 
     def __init__(self, inputs: int, config: DetrConfig) -> None:
         super().__init__()
+        self.config = config
         channels = config.d_model
         self.queries_embedder = nn.Embedding(config.num_queries, channels)
         self.input_projection = with_init(nn.Conv2d(inputs, channels, 1), "xavier") if inputs != channels else None
         self.decoder = Decoder(config)
 
-    def forward(self, features: Tensor, *, auxiliary: bool, need_weights: bool) -> DecoderOutput:
-        """Attend from the queries to a map [B, C', h, w]; with `auxiliary`, norm the queries of every layer."""
+    def forward(self, features: Tensor, *, norm_all: bool, need_weights: bool) -> DecoderOutput:
+        """Attend from the queries to a map [B, C', h, w]; with `norm_all`, norm the queries of every layer."""
         if self.input_projection is not None:
             features = pointwise(self.input_projection, features)  # [B, C, h, w]
         tokens = features.flatten(2).transpose(1, 2)  # [B, h·w, C]
@@ -39,7 +40,7 @@ class TransformerModule(nn.Module):
         positions = sine_positions(grid_hw, tokens.shape[-1], tokens.dtype, tokens.device)  # [h·w, C]
         query_positions = self.queries_embedder.weight.expand(tokens.shape[0], -1, -1).to(tokens.dtype)  # [B, Q, C]
         output: DecoderOutput = self.decoder(
-            tokens, tokens + positions, query_positions, auxiliary=auxiliary, need_weights=need_weights
+            tokens, tokens + positions, query_positions, norm_all=norm_all, need_weights=need_weights
         )
         return output
 
@@ -49,31 +50,26 @@ class Decoder(nn.Module):
 
     def __init__(self, config: DetrConfig) -> None:
         super().__init__()
-        self.gradient_checkpointing = False
         self.layers = nn.ModuleList(DecoderLayer(config, first=number == 0) for number in range(config.decoder_layers))
         self.layernorm = nn.LayerNorm(config.d_model)
 
     def forward(
-        self, tokens: Tensor, keys: Tensor, query_positions: Tensor, *, auxiliary: bool, need_weights: bool
+        self, tokens: Tensor, keys: Tensor, query_positions: Tensor, *, norm_all: bool, need_weights: bool
     ) -> DecoderOutput:
         """Run all layers on tokens of a map [B, N, C], the same with positions, and positions of queries [B, Q, C]."""
-        queries = torch.zeros_like(query_positions)
+        queries = torch.zeros_like(query_positions, requires_grad=self.training and torch.is_grad_enabled())
         output = DecoderOutput([queries])
         for layer in self.layers:
-            arguments = (queries, tokens, keys, query_positions, need_weights)
-            if self.gradient_checkpointing and self.training:
-                queries, weights = checkpoint(layer, *arguments, use_reentrant=False)
-            else:
-                queries, weights = layer(*arguments)
+            queries, weights = layer(queries, tokens, keys, query_positions, need_weights)
             output.states.append(queries)
             if weights is not None:
                 output.attentions.append(weights)
-        output.normed = [self.layernorm(state) for state in output.states[1 if auxiliary else -1 :]]
+        output.normed = [self.layernorm(state) for state in output.states[1 if norm_all else -1 :]]
         output.states[-1] = output.normed[-1]
         return output
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(CheckpointedLayer):
     """Queries attend to each other, then to the image, then a feed-forward layer; a norm after each."""
 
     def __init__(self, config: DetrConfig, *, first: bool) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from vitruvian.config import settings
 from vitruvian.errors import ConfigError
-from vitruvian.layers.backbone_stages import BackboneConfig
+from vitruvian.layers.backbone_stages import BackboneConfig, channels_by_stage
 from vitruvian.layers.mlp import activation
 
 
@@ -50,4 +50,4 @@ class ResNetConfig(BackboneConfig):
     @property
     def channels_of(self) -> dict[str, int]:
         """Channels of the stem and of each stage."""
-        return dict(zip(self.stage_names, [self.embedding_size, *self.hidden_sizes], strict=True))
+        return channels_by_stage(self.embedding_size, self.hidden_sizes)

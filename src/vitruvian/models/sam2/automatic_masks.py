@@ -10,8 +10,6 @@ stored, so memory depends on the batch of points and not on their number.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,6 +21,7 @@ from torch.nn import functional as F
 from vitruvian.errors import InputError
 from vitruvian.images.nms import box_nms, mask_boxes, mask_nms
 from vitruvian.images.rle import Rle, decode_rles, encode_rles
+from vitruvian.models.sam2.crops import CropXYXY, is_cut, overlapping_crops, point_grid
 from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor, remove_specks
@@ -30,11 +29,8 @@ from vitruvian.processor import ImageInput, as_pixels
 
 _STORED_BYTES = 256 << 20  # candidates beyond this are reduced by NMS before the next batch
 _RESIZED_PIXELS = 1 << 24  # pixels of resized masks to work on at a time
-_EDGE = 20.0  # masks closer than this to the edge of a crop, in pixels, count as cut by it
 _MASK_NMS_SIDE = 256  # side of the masks that `mask_nms_thresh` compares
 _MAX_LAYERS = 4  # layers of crops: the fourth has 256
-
-_XYXY = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -169,7 +165,7 @@ class Sam2AutomaticMaskGenerator:
         """Find the masks of one image [3, H, W]."""
         size_hw = (pixels.shape[-2], pixels.shape[-1])
         stored: list[_Candidates] = []
-        for layer, crop in _crops(size_hw, options.crops_n_layers, options.crop_overlap_ratio):
+        for layer, crop in overlapping_crops(size_hw, options.crops_n_layers, options.crop_overlap_ratio):
             side = max(1, options.points_per_crop // options.crop_n_points_downscale_factor**layer)
             for batch in self._candidates(pixels, crop, point_grid(side), options):
                 stored.append(batch)
@@ -178,7 +174,7 @@ class Sam2AutomaticMaskGenerator:
         return _finish(_non_maximum_suppression(stored, options), size_hw, options)
 
     def _candidates(
-        self, pixels: Tensor, crop: _XYXY, grid: Tensor, options: AutomaticMaskOptions
+        self, pixels: Tensor, crop: CropXYXY, grid: Tensor, options: AutomaticMaskOptions
     ) -> Iterator[_Candidates]:
         """Encode one crop and prompt it with points [N, 2] in [0, 1]², a batch at a time."""
         x1, y1, x2, y2 = crop
@@ -195,18 +191,11 @@ class Sam2AutomaticMaskGenerator:
             yield _filter(masks, scores, points[start : start + step][index], crop, size_hw, options)
 
 
-def point_grid(side: int) -> Tensor:
-    """Centers of the cells of a `side` × `side` grid over [0, 1]², row by row: [side², 2]."""
-    centers = (torch.arange(side, dtype=torch.float32) + 0.5) / side
-    y, x = torch.meshgrid(centers, centers, indexing="ij")
-    return torch.stack((x, y), dim=-1).flatten(0, 1)  # [side², 2]
-
-
 def _filter(
     logits: Tensor,
     scores: Tensor,
     points_xy: Tensor,
-    crop: _XYXY,
+    crop: CropXYXY,
     size_hw: tuple[int, int],
     options: AutomaticMaskOptions,
 ) -> _Candidates:
@@ -217,17 +206,10 @@ def _filter(
     scale = torch.tensor(((x2 - x1) / logits.shape[-1], (y2 - y1) / logits.shape[-2]), device=logits.device).tile(2)
     boxes = small * scale + torch.tensor((x1, y1, x1, y1), device=logits.device)  # [N, 4], pixels of the image
     keep = (stability > options.stability_score_thresh) & (small[:, 2] > small[:, 0])
-    keep &= ~_is_cut(boxes, crop, size_hw)
+    keep &= ~is_cut(boxes, crop, size_hw)
     crops = torch.tensor(crop, device=logits.device).expand(len(boxes), -1)
     # Half precision suffices for logits that are interpolated once and compared with a threshold.
     return _Candidates(logits.half(), scores, stability, boxes, points_xy, crops).select(keep)
-
-
-def _is_cut(boxes_xyxy: Tensor, crop: _XYXY, size_hw: tuple[int, int]) -> Tensor:
-    """Tell which boxes [N, 4] touch an edge of their crop that is not an edge of the image: [N]."""
-    at_crop = (boxes_xyxy - boxes_xyxy.new_tensor(crop)).abs() <= _EDGE
-    at_image = (boxes_xyxy - boxes_xyxy.new_tensor((0, 0, size_hw[1], size_hw[0]))).abs() <= _EDGE
-    return (at_crop & ~at_image).any(dim=-1)
 
 
 def _non_maximum_suppression(parts: list[_Candidates], options: AutomaticMaskOptions) -> _Candidates:
@@ -284,20 +266,6 @@ def _finish(candidates: _Candidates, size_hw: tuple[int, int], options: Automati
         pixels=None if options.output_rle_mask else torch.cat(pixels),
         runs=runs if options.output_rle_mask else None,
     )
-
-
-def _crops(size_hw: tuple[int, int], layers: int, overlap_ratio: float) -> Iterator[tuple[int, _XYXY]]:
-    """Yield layer and corners of each crop: the whole image, then 4, 16, … that overlap."""
-    height, width = size_hw
-    yield 0, (0, 0, width, height)
-    for layer in range(1, layers + 1):
-        count = 2**layer
-        overlap = int(overlap_ratio * min(height, width) * 2 / count)
-        crop_width, crop_height = (math.ceil((overlap * (count - 1) + side) / count) for side in (width, height))
-        for column, row in itertools.product(range(count), repeat=2):
-            x, y = column * (crop_width - overlap), row * (crop_height - overlap)
-            if x < width and y < height:
-                yield layer, (x, y, min(x + crop_width, width), min(y + crop_height, height))
 
 
 def _replace_options(options: AutomaticMaskOptions, changes: dict[str, object]) -> AutomaticMaskOptions:

@@ -121,7 +121,7 @@ class Sam2HieraDetConfig(_Sam2PartConfig):
     num_attention_heads_per_stage: list[int] = _default(1, 2, 4, 8)
     window_size_per_stage: list[int] = _default(8, 4, 14, 7)
     global_attention_blocks: list[int] = _default(5, 7, 9)
-    mlp_ratio: float = 4.0
+    mlp_ratio: float = bounded(4.0, ge=0, lt=1000)
     hidden_act: str = "gelu"
     layer_norm_eps: float = 1e-6
     initializer_range: float = 0.02
@@ -136,6 +136,9 @@ class Sam2HieraDetConfig(_Sam2PartConfig):
     def validate(self) -> None:
         """Raise `ConfigError` for stages that do not match each other."""
         super().validate()
+        self.require_range(("image_size", "patch_kernel_size", "patch_stride", "query_stride"), 1)
+        self.require_range(("blocks_per_stage", "embed_dim_per_stage", "window_size_per_stage"), 1)
+        self.require_range(("patch_padding", "window_positional_embedding_background_size"), 0)
         stages, blocks = len(self.blocks_per_stage), sum(self.blocks_per_stage)
         widths, windows = self.embed_dim_per_stage, self.window_size_per_stage
         for name in ("embed_dim_per_stage", "num_attention_heads_per_stage", "window_size_per_stage"):
@@ -194,6 +197,7 @@ class Sam2VisionConfig(_Sam2PartConfig):
     """
 
     model_type: ClassVar[str] = "sam2_vision_model"
+    sub_configs: ClassVar[dict[str, type[Settings]]] = {"backbone_config": Sam2HieraDetConfig}
 
     backbone_config: Sam2HieraDetConfig = field(default_factory=Sam2HieraDetConfig)
     backbone_channel_list: list[int] = _default(768, 384, 192, 96)
@@ -344,6 +348,11 @@ class Sam2Config(_Sam2PartConfig):
     """
 
     model_type: ClassVar[str] = "sam2"
+    sub_configs: ClassVar[dict[str, type[Settings]]] = {
+        "vision_config": Sam2VisionConfig,
+        "prompt_encoder_config": Sam2PromptEncoderConfig,
+        "mask_decoder_config": Sam2MaskDecoderConfig,
+    }
 
     vision_config: Sam2VisionConfig = field(default_factory=Sam2VisionConfig)
     prompt_encoder_config: Sam2PromptEncoderConfig = field(default_factory=Sam2PromptEncoderConfig)

@@ -20,7 +20,7 @@ from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2HieraDetConfig, Sam2VideoConfig, Size
 from vitruvian.models.sam2.modeling import Sam2BaseModel, Sam2Model
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
-from vitruvian.weights import describe_mismatch, match_keys, read_original, renamed, some
+from vitruvian.weights import check_state, read_original, renamed, some
 
 ModelT = TypeVar("ModelT", bound=Sam2BaseModel)
 
@@ -86,7 +86,7 @@ def convert_checkpoint(
     with no_init_weights():
         model = model_class(infer_config(original, model_class.config_class).with_image_size(image_size))
     state = convert_state_dict(original, video=issubclass(model_class, Sam2VideoModel))
-    _check_names_and_shapes(model, state, str(path))
+    check_state(model.state_dict(), state, str(path))
     model.load_state_dict(state, assign=True)
     return model.eval()
 
@@ -112,27 +112,28 @@ def convert_state_dict(original: Mapping[str, Tensor], *, video: bool = False) -
         else:
             converted[renamed(_rename_mlp_layer(name, depths), _RENAMES)] = tensor
     if points:
-        converted["prompt_encoder.point_embed.weight"] = torch.cat([points[index] for index in sorted(points)])
+        rows = [points[index] for index in sorted(points)]
+        if any(row.ndim != 2 or row.shape != rows[0].shape or row.dtype != rows[0].dtype for row in rows):
+            shapes = [list(row.shape) for row in rows]
+            raise WeightsError(f"checkpoint: expected point embeddings [1, C] of one type, got {shapes}.")
+        converted["prompt_encoder.point_embed.weight"] = torch.cat(rows)
     return converted
 
 
 def infer_config(original: Mapping[str, Tensor], config_class: type[Sam2Config] = Sam2Config) -> Sam2Config:
     """Return the configuration of the published size that an original state dict has."""
     width = original.get("image_encoder.trunk.patch_embed.proj.weight")
+    channels = None if width is None or not width.ndim else width.shape[0]
     blocks = {name.split(".")[3] for name in original if name.startswith("image_encoder.trunk.blocks.")}
     for name, values in VARIANTS.items():
         backbone = Sam2HieraDetConfig(**values)
-        if (
-            width is not None
-            and width.shape[0] == backbone.hidden_size
-            and len(blocks) == sum(backbone.blocks_per_stage)
-        ):
+        if (channels, len(blocks)) == (backbone.hidden_size, sum(backbone.blocks_per_stage)):
             config = config_class.variant(name)
             if isinstance(config, Sam2VideoConfig):  # SAM 2.0 has neither
                 config.enable_occlusion_spatial_embedding = "no_obj_embed_spatial" in original
                 config.enable_temporal_pos_encoding_for_object_pointers = "obj_ptr_tpos_proj.weight" in original
             return config
-    got = "no backbone" if width is None else f"{width.shape[0]} channels and {len(blocks)} blocks"
+    got = "no backbone" if channels is None else f"{channels} channels and {len(blocks)} blocks"
     raise WeightsError(f"checkpoint: expected a SAM 2 of size {', '.join(VARIANTS)}, got {got}.")
 
 
@@ -151,14 +152,3 @@ def _rename_mlp_layer(name: str, depths: Mapping[str, int]) -> str:
     if index == 0:
         return f"{mlp}.proj_in.{leaf}"
     return f"{mlp}.proj_out.{leaf}" if index == depths[mlp] - 1 else f"{mlp}.layers.{index - 1}.{leaf}"
-
-
-def _check_names_and_shapes(model: Sam2BaseModel, state: Mapping[str, Tensor], source: str) -> None:
-    """Raise `WeightsError` unless names and shapes are exactly those of the model."""
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    got = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    plan = match_keys(expected, got)
-    if plan.missing or plan.unexpected or plan.mismatched:
-        problem = describe_mismatch(plan.missing, plan.unexpected, plan.mismatched)
-        name = type(model).__name__
-        raise WeightsError(f"{source}: its weights do not fit {name}.\n  {problem}\nIs it an original SAM 2 file?")

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 from torch.nn import init
-from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import InputError
+from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.layers.mlp import activation
 from vitruvian.model import Model
-from vitruvian.models.sam2.configuration import Sam2HieraDetConfig, check_image_size, pair
+from vitruvian.models.sam2.configuration import Sam2Config, Sam2HieraDetConfig, Sam2VisionConfig, check_image_size, pair
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import is_tracing
 from vitruvian.ops.layer_norm import add_layer_norm
@@ -55,7 +55,17 @@ class Sam2HieraDetModelOutput(ModelOutput):
     attentions: tuple[Tensor, ...] | None = None
 
 
-class Sam2HieraDetModel(Model):
+class Sam2PreTrainedModel(Model):
+    """Base of the SAM 2 models."""
+
+    config: Sam2HieraDetConfig | Sam2VisionConfig | Sam2Config
+
+    def init_module(self, module: nn.Module) -> None:
+        """Initialize the parameters of `module` itself."""
+        init_weights(module, self.config.initializer_range)
+
+
+class Sam2HieraDetModel(Sam2PreTrainedModel):
     """The Hiera backbone."""
 
     config_class = Sam2HieraDetConfig
@@ -80,12 +90,7 @@ class Sam2HieraDetModel(Model):
             HieraBlock(config, number=number, stage=stage, first=first) for number, (stage, first) in enumerate(stages)
         )
         self.stage_ends = [end - 1 for end in itertools.accumulate(config.blocks_per_stage)]
-        self.gradient_checkpointing = False
         self.post_init()
-
-    def init_module(self, module: nn.Module) -> None:
-        """Initialize the parameters of `module` itself."""
-        init_weights(module, self.config.initializer_range)
 
     def forward(self, pixel_values: Tensor, **options: Unpack[OutputOptions]) -> Sam2HieraDetModelOutput:
         """Encode images [B, 3, H, W]; H and W must be multiples of `config.size_multiple`, 32 as published."""
@@ -96,10 +101,7 @@ class Sam2HieraDetModel(Model):
         branch: Tensor | None = None
         states, weights, maps = [x] if need_states else [], [], []
         for index, block in enumerate(self.blocks):
-            if self.gradient_checkpointing and self.training:
-                x, branch, block_weights = checkpoint(block, x, branch, need_weights, use_reentrant=False)
-            else:
-                x, branch, block_weights = block(x, branch, need_weights)
+            x, branch, block_weights = block(x, branch, need_weights)
             if branch is not None and (need_states or index in self.stage_ends):
                 x, branch = x + branch, None  # [B, h, w, C]
             if need_states:
@@ -147,7 +149,7 @@ class PatchEmbedding(nn.Module):
         return maps.permute(0, 2, 3, 1)  # [B, h, w, C]
 
 
-class HieraBlock(nn.Module):
+class HieraBlock(CheckpointedLayer):
     """Pre-norm block: attention in windows (globally with `window` 0), then an MLP; may pool and widen."""
 
     def __init__(self, config: Sam2HieraDetConfig, *, number: int, stage: int, first: bool) -> None:

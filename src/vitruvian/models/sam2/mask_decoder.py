@@ -83,6 +83,7 @@ class MaskDecoder(nn.Module):
 
     def __init__(self, config: Sam2MaskDecoderConfig) -> None:
         super().__init__()
+        self.config = config
         channels, count = config.hidden_size, config.num_multimask_outputs + 1
         self.dynamic_multimask = config.dynamic_multimask_via_stability
         self.stability_delta = config.dynamic_multimask_stability_delta

@@ -21,9 +21,8 @@ from torch.nn import init
 from vitruvian.errors import InputError
 from vitruvian.layers.weight_cache import WeightCache
 from vitruvian.losses.sam import prompted_mask_loss
-from vitruvian.model import Model
 from vitruvian.models.sam2.configuration import Sam2Config
-from vitruvian.models.sam2.hiera import VIDEO_KEYS, init_weights
+from vitruvian.models.sam2.hiera import VIDEO_KEYS, Sam2PreTrainedModel
 from vitruvian.models.sam2.mask_decoder import ConfidentMasks, MaskDecoder, MaskDecoderOutput
 from vitruvian.models.sam2.prompt_encoder import (
     NOT_A_POINT,
@@ -65,7 +64,7 @@ class Sam2ImageSegmentationOutput(ModelOutput):
     mask_decoder_attentions: tuple[Tensor, ...] | None = None
 
 
-class Sam2BaseModel(Model):
+class Sam2BaseModel(Sam2PreTrainedModel):
     """What the models for images and videos share: vision encoder, prompt encoder and mask decoder."""
 
     config_class = Sam2Config
@@ -89,7 +88,7 @@ class Sam2BaseModel(Model):
 
     def init_module(self, module: nn.Module) -> None:
         """Initialize the parameters of `module` itself."""
-        init_weights(module, self.config.initializer_range)
+        super().init_module(module)
         if module is self:
             init.zeros_(self.no_memory_embedding)
         elif module is self.shared_image_embedding:

@@ -22,11 +22,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.config import Settings, nested, read_config_dict, settings, split_hub_options
-from vitruvian.errors import CheckpointError, InputError
+from vitruvian.errors import CheckpointError, InputError, InputTypeError
 from vitruvian.hub import HubOptions
 from vitruvian.images import resample_mode, resize
 from vitruvian.images.components import fill_holes, remove_islands
+from vitruvian.images.nms import box_nms, mask_boxes
+from vitruvian.images.rle import Rle, decode_rle, encode_rles
 from vitruvian.models.sam2.configuration import Size, pair, positional_fields
+from vitruvian.models.sam2.crops import is_cut, overlapping_crops, point_grid
+from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.prompt_encoder import PADDING
 from vitruvian.models.sam2.prompts import SizeHW, read_boxes, read_points
 from vitruvian.outputs import BatchFeature
@@ -40,8 +44,11 @@ from vitruvian.processor import (
     as_pixels,
     check_count,
     height_width,
+    in_data_format,
     size_list,
+    size_of,
     size_table,
+    use_legacy,
 )
 
 _NEAREST = 0
@@ -60,6 +67,8 @@ class MaskPostProcessing:
         max_hole_area: float = 0.0,
         max_sprinkle_area: float = 0.0,
         apply_non_overlapping_constraints: bool = False,
+        *,
+        reshaped_input_sizes: object = None,
     ) -> list[Tensor]:
         """Resize mask logits to the original size of the images and remove small holes and islands.
 
@@ -71,10 +80,17 @@ class MaskPostProcessing:
             max_hole_area: Fill regions off the object of up to this many pixels of the image.
             max_sprinkle_area: Remove regions on the object of up to this many pixels of the image.
             apply_non_overlapping_constraints: Assign each pixel only to the object with the highest logit.
+            reshaped_input_sizes: No effect: an argument of SAM, whose images are padded.
 
         Returns:
             For each image [P, K, height, width].
         """
+        for image_masks in masks:
+            if not isinstance(image_masks, (Tensor, np.ndarray)):
+                raise InputTypeError(
+                    f"masks: expected a tensor or an array for each image, got {type(image_masks).__name__}. "
+                    "Pass pred_masks as it is."
+                )
         sizes = size_list("original_sizes", original_sizes, len(masks)) or []
         processed = []
         for image_masks, size_hw in zip(masks, sizes, strict=True):
@@ -145,8 +161,10 @@ class Sam2ImageProcessor(MaskPostProcessing, FixedSizeProcessor):
         segmentation_maps: object = None,
         *,
         mask_size: SizeOption | None = None,
+        data_format: str | None = None,
         input_data_format: str | None = None,
         device: str | torch.device | None = None,
+        disable_grouping: bool | None = None,
         return_tensors: str | None = None,
         **options: Unpack[ImageOptions],
     ) -> BatchFeature:
@@ -156,8 +174,10 @@ class Sam2ImageProcessor(MaskPostProcessing, FixedSizeProcessor):
             images: One image or several: PIL, numpy, torch, paths, URLs or bytes.
             segmentation_maps: For each image a mask [H, W], or one for each object [P, H, W].
             mask_size: Size of label masks for this call.
+            data_format: "channels_first" (the default) or "channels_last", for `pixel_values`.
             input_data_format: Layout of arrays: "channels_first" or "channels_last".
             device: Device to compute on; by default that of the images.
+            disable_grouping: No effect: images are resized one by one.
             return_tensors: "pt" or "np" for stacked arrays.
             options: Options of the processor for this call.
 
@@ -165,15 +185,133 @@ class Sam2ImageProcessor(MaskPostProcessing, FixedSizeProcessor):
             `pixel_values` [B, 3, H, W], `original_sizes` [B, 2], and `labels` [B, h, w] or [B, P, h, w], int64.
         """
         used = self.with_options(mask_size=mask_size, **options)
-        tensors = as_pixels(images, input_data_format=input_data_format, device=device)
+        tensors = as_pixels(images, input_data_format=input_data_format, device=device, channels=used.channels)
         data: dict[str, object] = {
-            "pixel_values": [used.prepare_image(pixels) for pixels in tensors],
-            "original_sizes": [(pixels.shape[-2], pixels.shape[-1]) for pixels in tensors],
+            "pixel_values": in_data_format([used.prepare_image(pixels) for pixels in tensors], data_format),
+            "original_sizes": [size_of(pixels) for pixels in tensors],
         }
         if segmentation_maps is not None:
             label_maps = _label_maps(segmentation_maps, len(tensors))
             data["labels"] = [used._resize_labels(labels) for labels in label_maps]
         return BatchFeature(data, tensor_type=return_tensors)
+
+    def generate_crop_boxes(
+        self,
+        image: ImageInput,
+        target_size: int,
+        crop_n_layers: int = 0,
+        overlap_ratio: float = 512 / 1500,
+        points_per_crop: int = 32,
+        crop_n_points_downscale_factor: int = 1,
+        device: str | torch.device | None = None,
+        *,
+        legacy: bool | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | list[Tensor], Tensor]:
+        """Cut an image into crops with a grid of points in each, for the mask generation pipeline of transformers.
+
+        `Sam2AutomaticMaskGenerator` does the same with less memory.
+
+        Args:
+            image: One image: PIL, numpy, torch, path, URL or bytes.
+            target_size: Side of the model input.
+            crop_n_layers: Layers of crops beside the whole image; layer n has 4ⁿ crops.
+            overlap_ratio: Overlap of the crops of the first layer over the shorter side of the image.
+            points_per_crop: Points along each side of the grid.
+            crop_n_points_downscale_factor: In layer n the grid has fewer points a side by this factor to the n. The
+                last point is repeated to the number of points of layer 0.
+            device: Device of the results other than the crops; by default the CPU.
+            legacy: Scale points as transformers does, which leaves out part of an image that is not square, and of all
+                crops; by default the setting of `vitruvian.set_legacy_results`.
+
+        Returns:
+            Corners of the N crops [N, 4]; points [1, P, N, 2] in pixels of the model input; the crops, [N, C, h, w] or
+            a list if their sizes differ; and labels of the points, all 1: [1, P, N].
+        """
+        (pixels,) = as_pixels(image)
+        size_hw = size_of(pixels)
+        layers, boxes = zip(*overlapping_crops(size_hw, crop_n_layers, overlap_ratio), strict=True)
+        crops = [pixels[:, y1:y2, x1:x2] for x1, y1, x2, y2 in boxes]
+        number = torch.arange(points_per_crop**2)
+        points = []
+        for layer, crop in zip(layers, crops, strict=True):
+            grid = point_grid(max(1, points_per_crop // crop_n_points_downscale_factor**layer))
+            side_wh = [float(target_size)] * 2
+            if use_legacy(legacy):
+                longest = max(size_hw)
+                side_wh = [
+                    part * int(whole * target_size / longest + 0.5) / whole
+                    for part, whole in zip(size_of(crop)[::-1], size_hw[::-1], strict=True)
+                ]
+            points.append((grid * torch.tensor(side_wh))[number.clamp(max=len(grid) - 1)])  # [P, 2]
+        stacked = torch.stack(points, dim=1)[None].to(device)  # [1, P, N, 2]
+        same_size = len({crop.shape for crop in crops}) == 1
+        return (
+            torch.tensor(boxes, dtype=torch.float32, device=device),
+            stacked,
+            torch.stack(crops) if same_size else crops,
+            torch.ones_like(stacked[..., 0], dtype=torch.int64),
+        )
+
+    def filter_masks(
+        self,
+        masks: Tensor,
+        iou_scores: Tensor,
+        original_size: Sequence[int],
+        cropped_box_image: Tensor | Sequence[float],
+        pred_iou_thresh: float = 0.88,
+        stability_score_thresh: float = 0.95,
+        mask_threshold: float = 0.0,
+        stability_score_offset: float = 1.0,
+        *,
+        legacy: bool | None = None,
+    ) -> tuple[list[Rle], Tensor, Tensor]:
+        """Keep the masks of a crop that are good, stable and not cut by its edge.
+
+        Args:
+            masks: Mask logits [P, K, h, w] in the size of the crop.
+            iou_scores: Predicted IoU [P, K].
+            original_size: Height and width of the image.
+            cropped_box_image: Corners of the crop.
+            pred_iou_thresh: Predicted IoU that a mask must exceed; 0 or less to skip.
+            stability_score_thresh: IoU that a mask must exceed between a higher and a lower threshold; 0 to skip.
+            mask_threshold: Logit above which a pixel is on the object.
+            stability_score_offset: Distance of the two thresholds from `mask_threshold`.
+            legacy: Return boxes in pixels of the crop, as transformers does; by default the setting of
+                `vitruvian.set_legacy_results`.
+
+        Returns:
+            Run lengths of the N masks in the image, scores [N], and boxes [N, 4] with inclusive ends.
+        """
+        logits, scores = masks.flatten(0, 1), iou_scores.flatten(0, 1).to(masks.device)
+        check_count("iou_scores", scores, len(logits))
+        height, width = int(original_size[0]), int(original_size[1])
+        x1, y1, x2, y2 = (int(edge) for edge in cropped_box_image)
+        pixels = logits > mask_threshold  # [N, h, w]
+        boxes = mask_boxes(pixels)  # [N, 4], pixels of the crop
+        in_image = boxes + boxes.new_tensor((x1, y1, x1, y1))
+        keep = (boxes[:, 2] > boxes[:, 0]) & ~is_cut(in_image, (x1, y1, x2, y2), (height, width))
+        if pred_iou_thresh > 0:
+            keep &= scores > pred_iou_thresh
+        if stability_score_thresh > 0:
+            keep &= stability_score(logits, stability_score_offset, mask_threshold) > stability_score_thresh
+        padded = F.pad(pixels[keep], (x1, width - x2, y1, height - y2))  # [N, H, W]
+        found = (boxes if use_legacy(legacy) else in_image)[keep] - boxes.new_tensor((0, 0, 1, 1))
+        return encode_rles(padded) if len(padded) else [], scores[keep], found
+
+    def post_process_for_mask_generation(
+        self, all_masks: Sequence[Rle], all_scores: Tensor, all_boxes: Tensor, crops_nms_thresh: float = 0.7
+    ) -> tuple[list[Tensor], Tensor, list[Rle], Tensor]:
+        """Drop masks whose boxes overlap a better one: masks [H, W], scores, run lengths and boxes, best first.
+
+        Args:
+            all_masks: Run lengths from `filter_masks`, of all crops.
+            all_scores: Scores of the masks [N].
+            all_boxes: Boxes of the masks [N, 4].
+            crops_nms_thresh: IoU above which the worse of two masks is dropped.
+        """
+        kept = box_nms(all_boxes, all_scores, crops_nms_thresh)
+        runs = [all_masks[index] for index in kept.tolist()]
+        return [decode_rle(run) for run in runs], all_scores[kept], runs, all_boxes[kept]
 
     def _resize_labels(self, labels: Tensor) -> Tensor:
         """Resize label masks [H, W] or [P, H, W] without mixing labels: int64."""
@@ -181,6 +319,9 @@ class Sam2ImageProcessor(MaskPostProcessing, FixedSizeProcessor):
         if self.do_resize:
             planes = resize(planes, height_width(self.mask_size, "mask_size"), mode=resample_mode(_NEAREST))
         return planes.reshape(*labels.shape[:-2], *planes.shape[-2:]).long()
+
+
+Sam2ImageProcessorFast = Sam2ImageProcessor
 
 
 @positional_fields("image_processor", "target_size", "point_pad_value")
@@ -220,12 +361,23 @@ class Sam2Processor(MaskPostProcessing, Settings):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
-        """Read from a folder or the Hub. Keywords are options of the Hub, such as `revision`, or fields to override."""
+        """Read from a folder or the Hub.
+
+        Keywords are options of the Hub, such as `revision`, or override fields of the processor or of its image
+        processor.
+        """
         hub_options, overrides = split_hub_options(options)
         values = read_config_dict(pretrained_model_name_or_path, hub_options, JOINT_FILE) or {}
         if "image_processor" not in values:
             values["image_processor"] = _read_image_settings(pretrained_model_name_or_path, hub_options)
-        return cls.from_dict(values, **overrides)
+        own = {name: overrides.pop(name) for name in cls.__dataclass_fields__ if name in overrides}
+        values["image_processor"] = Sam2ImageProcessor.from_dict(values["image_processor"], **overrides)
+        return cls.from_dict(values, **own)
+
+    @classmethod
+    def get_attributes(cls) -> list[str]:
+        """Return the names of the processors inside."""
+        return [name for name in cls.__dataclass_fields__ if name.endswith("_processor")]
 
     def save_pretrained(self, save_directory: str | Path) -> list[Path]:
         """Write `processor_config.json`, and `preprocessor_config.json` with the settings for images."""

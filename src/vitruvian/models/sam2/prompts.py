@@ -11,7 +11,8 @@ prompt is refused.
 from __future__ import annotations
 
 import itertools
-import math
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, VitruvianWarning
 from vitruvian.models.sam2.prompt_encoder import PADDING, check_label_values
 
 SizeHW = tuple[int, int]
@@ -55,9 +56,11 @@ def read_points(
                 if label == PADDING:
                     continue
                 if not (0 <= x <= width and 0 <= y <= height):
-                    raise InputError(
+                    warnings.warn(
                         f"input_points: expected x in 0…{width} and y in 0…{height} for image {i}, got ({x:g}, {y:g}). "
-                        "Points are in pixels of the original image, x first."
+                        "Points are in pixels of the original image, x first.",
+                        VitruvianWarning,
+                        stacklevel=2,
                     )
                 coordinates[i, j, n] = x * target_hw[1] / width, y * target_hw[0] / height
     has_labels = nested_labels is not None or bool((kinds == PADDING).any())
@@ -120,7 +123,7 @@ def _interpretations(value: object, name: str, form: str, images: int) -> list[l
     for prompt in _flatten(nested_lists, levels):
         if len(prompt) != size:
             raise InputError(f"{name}: expected {size} numbers in each innermost list, got {prompt}. Use {form}.")
-        if not all(math.isfinite(number) for number in prompt):
+        if not all(abs(number) <= sys.float_info.max for number in prompt):  # also of integers
             raise InputError(f"{name}: expected finite numbers, got {prompt}.")
     readings = [reading for reading in _insert_levels(nested_lists, levels, most) if len(reading) == images]
     if not readings:

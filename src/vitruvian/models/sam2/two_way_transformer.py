@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import cast
 
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
 from vitruvian.models.sam2.hiera import FeedForward
 from vitruvian.ops.attention import attention
@@ -28,7 +28,6 @@ class TwoWayTransformer(nn.Module):
         self.layers = nn.ModuleList(TwoWayLayer(config, first=i == 0) for i in range(config.num_hidden_layers))
         self.final_attn_token_to_image = CrossAttention(config)
         self.layer_norm_final_attn = nn.LayerNorm(config.hidden_size)
-        self.gradient_checkpointing = False
 
     def forward(
         self,
@@ -54,11 +53,7 @@ class TwoWayTransformer(nn.Module):
         for layer in self.layers:
             if target is not None:
                 tokens = tokens + target
-            args = (tokens, positions, image, similarity, need_weights)
-            if self.gradient_checkpointing and self.training:
-                tokens, cells, weights = checkpoint(layer, *args, use_reentrant=False)
-            else:
-                tokens, cells, weights = layer(*args)
+            tokens, cells, weights = layer(tokens, positions, image, similarity, need_weights)
             if need_weights:
                 all_weights.append(weights)
             image = ImageCells(cells, image.positions)
@@ -71,7 +66,7 @@ class TwoWayTransformer(nn.Module):
         return project_cells(image, first.cross_attn_token_to_image, first.cross_attn_image_to_token, tokens=tokens)
 
 
-class TwoWayLayer(nn.Module):
+class TwoWayLayer(CheckpointedLayer):
     """Self-attention of tokens, tokens to image, MLP on tokens, image to tokens; a layer norm after each."""
 
     def __init__(self, config: Sam2MaskDecoderConfig, *, first: bool) -> None:

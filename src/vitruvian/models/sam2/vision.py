@@ -20,7 +20,7 @@ from vitruvian.layers.init import no_init_weights
 from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.model import Model
 from vitruvian.models.sam2.configuration import Sam2VisionConfig
-from vitruvian.models.sam2.hiera import VIDEO_KEYS, Sam2HieraDetModel, init_weights
+from vitruvian.models.sam2.hiera import VIDEO_KEYS, Sam2HieraDetModel, Sam2PreTrainedModel
 from vitruvian.outputs import BaseModelOutputWithPooling, OutputFlags, OutputOptions
 
 ModelT = TypeVar("ModelT", bound=Model)
@@ -43,7 +43,7 @@ class Sam2VisionEncoderOutput(BaseModelOutputWithPooling):
     fpn_position_encoding: tuple[Tensor, ...] | None = None
 
 
-class Sam2VisionModel(Model):
+class Sam2VisionModel(Sam2PreTrainedModel):
     """Backbone and feature pyramid, without prompts and masks."""
 
     config_class = Sam2VisionConfig
@@ -58,10 +58,6 @@ class Sam2VisionModel(Model):
         self.backbone = build_uninitialized(Sam2HieraDetModel, config.backbone_config)
         self.neck = FeaturePyramid(config)
         self.post_init()
-
-    def init_module(self, module: nn.Module) -> None:
-        """Initialize the parameters of `module` itself."""
-        init_weights(module, self.config.initializer_range)
 
     def forward(self, pixel_values: Tensor, **options: Unpack[OutputOptions]) -> Sam2VisionEncoderOutput:
         """Encode images [B, 3, H, W]."""

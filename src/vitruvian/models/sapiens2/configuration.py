@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, Literal, Self
 
-from vitruvian.config import Config, Settings, nested, settings
+from vitruvian.config import Settings, nested, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
-from vitruvian.layers.backbone_stages import align_stages, stage_names
+from vitruvian.layers.backbone_stages import BackboneConfig, channels_by_stage
 
 Size = int | list[int]
 
@@ -36,6 +36,7 @@ class Sapiens2HeadConfig(Settings):
         norm: Normalization in all blocks: ``"instance"``, or ``"rms"`` over the channels of each pixel (albedo).
     """
 
+    sizes_are_limited: ClassVar[bool] = True
     model_type: ClassVar[str] = "sapiens2_head"
 
     upsample_out_channels: list[int] | None = None
@@ -55,7 +56,7 @@ class Sapiens2HeadConfig(Settings):
     def __post_init__(self) -> None:
         for stem in ("upsample", "conv", "scale_conv"):
             channels, kernels = getattr(self, f"{stem}_out_channels"), getattr(self, f"{stem}_kernel_sizes")
-            if channels is not None and kernels is None:
+            if isinstance(channels, list | tuple) and kernels is None:
                 setattr(self, f"{stem}_kernel_sizes", [getattr(self, f"{stem}_kernel_size")] * len(channels))
         super().__post_init__()
 
@@ -98,7 +99,7 @@ class Sapiens2HeadConfig(Settings):
 
 
 @settings
-class Sapiens2Config(Config):
+class Sapiens2Config(BackboneConfig):
     """Sapiens2. The defaults are those of facebook/sapiens2-pretrain-0.4b, at another image size.
 
     Args:
@@ -138,8 +139,7 @@ class Sapiens2Config(Config):
         semantic_loss_ignore_index: Label that the segmentation loss ignores.
         flip_pairs: Pairs of keypoints that are swapped in a mirrored image.
         head_config: The decode head.
-        out_features: Stages that the backbone returns: "stem", "stage1", …; by default the last.
-        out_indices: The same as indices.
+        out_features, out_indices: See `BackboneConfig`.
         return_class_token: Whether the backbone returns the class token of each stage too.
         use_tokenizer: Whether windows of patches are merged into one token each before the encoder (the 4K variants).
         tokenizer_window_size: Side of such a window in patches.
@@ -151,6 +151,7 @@ class Sapiens2Config(Config):
     """
 
     model_type: ClassVar[str] = "sapiens2"
+    sub_configs: ClassVar[dict[str, type[Settings]]] = {"head_config": Sapiens2HeadConfig}
     extra_fields: ClassVar[tuple[str, ...]] = (
         "use_tokenizer",
         "tokenizer_window_size",
@@ -197,8 +198,6 @@ class Sapiens2Config(Config):
     semantic_loss_ignore_index: int = 255
     flip_pairs: list[list[int]] | None = None
     head_config: Sapiens2HeadConfig | None = None
-    out_features: list[str] | None = None
-    out_indices: list[int] | None = None
     return_class_token: bool = False
     use_tokenizer: bool = False
     tokenizer_window_size: int = 4
@@ -211,9 +210,6 @@ class Sapiens2Config(Config):
     def __post_init__(self) -> None:
         self.head_config = nested(self.head_config, Sapiens2HeadConfig)
         super().__post_init__()
-        self.out_features, self.out_indices = align_stages(
-            "Sapiens2Config", self.stage_names, self.out_features, self.out_indices
-        )
         if self.num_key_value_heads_per_layer is None:
             last = self.num_hidden_layers - self.num_last_full_attention_layers
             self.num_key_value_heads_per_layer = [
@@ -222,20 +218,24 @@ class Sapiens2Config(Config):
                 else self.num_key_value_attention_heads
                 for layer in range(self.num_hidden_layers)
             ]
-        self.validate_heads(self.num_key_value_heads_per_layer)
         head = self.head_config
         if head is not None and head.scale_conv_out_channels and head.scale_final_input_size is None:
             height, width = head.scale_grid(self.grid_hw(self.image_hw))
             head.scale_final_input_size = height * width * head.scale_conv_out_channels[-1]
 
-    def validate(self) -> None:
-        """Check sizes that must divide each other or be positive."""
+    def check_fields(self) -> None:
+        """Check types and sizes."""
+        super().check_fields()
         sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels")
         self.require_range(sizes, 1)
         for name in ("patch_size", "image_size"):
             value = getattr(self, name)
             if (isinstance(value, list | tuple) and len(value) != 2) or min(_pair(value)) < 1:
                 raise ConfigError(f"Sapiens2Config.{name}: expected a side or (height, width), got {value}.")
+
+    def validate(self) -> None:
+        """Check sizes that must divide each other, and the number of key/value heads of each layer."""
+        super().validate()
         if self.hidden_size % (4 * self.num_attention_heads):
             raise ConfigError(
                 f"Sapiens2Config.hidden_size: expected a multiple of 4 × {self.num_attention_heads} heads, since "
@@ -243,9 +243,7 @@ class Sapiens2Config(Config):
             )
         if not 0 <= self.drop_path_rate < 1 or not 0 <= self.attention_dropout < 1:
             raise ConfigError("Sapiens2Config: drop_path_rate and attention_dropout must be at least 0 and below 1.")
-
-    def validate_heads(self, heads: list[int]) -> None:
-        """Check the number of key/value heads of each layer."""
+        heads = self.num_key_value_heads_per_layer or []
         if len(heads) != self.num_hidden_layers or any(h < 1 or self.num_attention_heads % h for h in heads):
             raise ConfigError(
                 f"Sapiens2Config.num_key_value_heads_per_layer: expected {self.num_hidden_layers} divisors of "
@@ -253,9 +251,9 @@ class Sapiens2Config(Config):
             )
 
     @property
-    def stage_names(self) -> list[str]:
-        """Names of the stages of the backbone: the embeddings, then each layer."""
-        return stage_names(self.num_hidden_layers)
+    def channels_of(self) -> dict[str, int]:
+        """Channels of the stages of the backbone: the embeddings, then each layer."""
+        return channels_by_stage(self.hidden_size, [self.hidden_size] * self.num_hidden_layers)
 
     @property
     def patch_hw(self) -> tuple[int, int]:
@@ -279,14 +277,13 @@ class Sapiens2Config(Config):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Drop `stage_names`, which follow from the number of layers, and the table of packed checkpoints."""
-        values.pop("stage_names", None)
+        """Drop the table of packed checkpoints."""
         values.pop("packed", None)
         return super().upgrade(values)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object; fields that other libraries lack appear only if they are not the default."""
-        values = super().to_dict() | {"stage_names": self.stage_names}
+        values = super().to_dict()
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return {k: v for k, v in values.items() if k not in self.extra_fields or v != defaults[k]}
 

@@ -12,17 +12,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError, WeightsError
 from vitruvian.layers.init import no_init_weights
+from vitruvian.limits import get_limits
 from vitruvian.models.sapiens2.checkpoint_keys import is_original, target_names
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, task_fields
 from vitruvian.models.sapiens2.modeling import Sapiens2Model
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.weights import read_original, some
+from vitruvian.weights import check_state, read_original, some, split_evenly
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -51,11 +51,7 @@ def convert_state_dict(original: Mapping[str, Tensor]) -> dict[str, Tensor]:
     converted: dict[str, Tensor] = {}
     for name, tensor in original.items():
         targets = target_names(name) or ()
-        if targets and tensor.shape[:1] and tensor.shape[0] % len(targets):
-            raise WeightsError(
-                f"{name}: expected a first side that splits into {len(targets)}, got {list(tensor.shape)}."
-            )
-        converted |= dict(zip(targets, torch.chunk(tensor, len(targets)) if targets else (), strict=True))
+        converted |= dict(zip(targets, split_evenly(name, tensor, len(targets)), strict=True)) if targets else {}
     return converted
 
 
@@ -70,11 +66,11 @@ def _missing_names(original: Iterable[str]) -> list[str]:
             if name.startswith(stack):
                 number, _, rest = name.removeprefix(stack).partition(".")
                 layers.setdefault(int(number), set()).add(rest)
+        count = max(layers, default=-1) + 1
+        get_limits().check("config_layers", count, subject=f"state dict: {stack}", error=WeightsError)
         whole = set().union(*layers.values())
         lacking += [
-            f"{stack}{number}.{rest}"
-            for number in range(max(layers, default=-1) + 1)
-            for rest in sorted(whole - layers.get(number, set()))
+            f"{stack}{number}.{rest}" for number in range(count) for rest in sorted(whole - layers.get(number, set()))
         ]
     if prefix and not any(re.match(r"decode_head\.(conv_(?!layers)|predictor)", name) for name in names):
         lacking.append("decode_head.conv_<task>.weight")
@@ -95,6 +91,7 @@ def save_converted(source: str | Path, out: str | Path, *, image_hw: tuple[int, 
     _check_scale_branch(config)
     with no_init_weights():
         model = (Sapiens2Model if task == "pretrain" else TASK_CLASSES[task])(config)
+    check_state(model.state_dict(), state, str(source))
     model.load_state_dict(state, strict=True, assign=True)
     height, width = config.image_hw
     processor = Sapiens2ImageProcessor(size={"height": height, "width": width}, do_pad=task in _PADDED)
@@ -104,6 +101,17 @@ def save_converted(source: str | Path, out: str | Path, *, image_hw: tuple[int, 
 
 def infer_config(shapes: Shapes, image_hw: tuple[int, int] = (1024, 768)) -> tuple[Sapiens2Config, str]:
     """Return the architecture and the task that the shapes of the tensors of an original checkpoint imply."""
+    try:
+        fields, task = _infer_fields(shapes, image_hw)
+    except (KeyError, IndexError, ValueError, ZeroDivisionError) as error:
+        raise WeightsError(
+            f"state dict: expected the shapes of a Sapiens2 model, but {error!r}. Is it a whole checkpoint?"
+        ) from error
+    return Sapiens2Config(**fields), task
+
+
+def _infer_fields(shapes: Shapes, image_hw: tuple[int, int]) -> tuple[dict[str, Any], str]:
+    """Return the fields of the configuration that shapes imply, and the task."""
     trunk = {name.removeprefix("backbone."): shape for name, shape in shapes.items()}
     layers = _indices(trunk, r"blocks\.(\d+)\.ln1\.weight")
     hidden, head_dim = trunk["cls_token"][-1], trunk["blocks.0.attn.q_norm.weight"][0]
@@ -127,9 +135,7 @@ def infer_config(shapes: Shapes, image_hw: tuple[int, int] = (1024, 768)) -> tup
             "image_size": [side * window for side in image_hw],
         }
     task = next((found[1] for name in shapes if (found := re.match(r"decode_head\.conv_(?!layers)(\w+)\.", name))), "")
-    if not task:
-        return Sapiens2Config(**fields), "pretrain"
-    return Sapiens2Config(**(fields | _head_fields(shapes, task))), task
+    return (fields | _head_fields(shapes, task), task) if task else (fields, "pretrain")
 
 
 def _check_scale_branch(config: Sapiens2Config) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
+from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.mlp import MLP, GatedMLP
 from vitruvian.layers.norm import RMSNorm
@@ -134,7 +135,6 @@ class Encoder(nn.Module):
         super().__init__()
         heads = config.num_key_value_heads_per_layer or []
         self.layer = nn.ModuleList(Layer(config, kv_heads=h, hidden=config.intermediate_size) for h in heads)
-        self.gradient_checkpointing = False
 
     def prepare_for_inference(self, *, fp8: bool) -> None:
         """Join the weights of all layers on CUDA, and quantize them with `fp8`."""
@@ -143,7 +143,7 @@ class Encoder(nn.Module):
                 layer.prepare_for_inference(fp8=fp8)
 
 
-class Layer(nn.Module):
+class Layer(CheckpointedLayer):
     """Attention and feed-forward in carried-residual form: a layer adds the last branch and returns its own.
 
     `plain` omits qk-norm and layer scale.
@@ -273,7 +273,7 @@ class Attention(nn.Module):
             assert fp8 is not None
             joined: Tensor | None = linear_fp8(tokens, fp8.qkv, fp8.qkv_bias, dtype=self.o_proj.weight.dtype)
         else:
-            joined = self.joined(tokens) if self.joined is not None and self.joined.is_usable() else None
+            joined = self.joined(tokens) if self.joined is not None and self.joined.is_usable(*linears) else None
         if joined is None:
             parts = [linear(tokens) for linear in linears]
         else:

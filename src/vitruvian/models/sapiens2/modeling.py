@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vitruvian.config import Config
 from vitruvian.errors import InputError
 from vitruvian.hub import HubOptions
+from vitruvian.layers.backbone_stages import ChosenStages
 from vitruvian.layers.norm import RMSNorm
 from vitruvian.layers.residual import LayerScale
 from vitruvian.losses.dense import albedo_loss, normal_loss, segmentation_loss
@@ -74,11 +74,13 @@ class Sapiens2PreTrainedModel(Model):
         return super().read_config(source, config, options, overrides)
 
     @classmethod
-    def open_files(cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None) -> WeightFiles:
+    def open_files(
+        cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None, variant: str | None
+    ) -> WeightFiles:
         """Open the weights; those of the encoder and the task, in a packed checkpoint."""
         tasks = packed_table(source, options)
         if tasks is None:
-            return super().open_files(source, options, use_safetensors=use_safetensors)
+            return super().open_files(source, options, use_safetensors=use_safetensors, variant=variant)
         return packed_files(source, tasks, cls.packed_task, options)
 
     @classmethod
@@ -148,10 +150,6 @@ class Sapiens2Trunk(Sapiens2PreTrainedModel):
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the patch embedding."""
-        return self.embeddings.patch_embeddings
-
     def forward(
         self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None, **options: Unpack[OutputOptions]
     ) -> BaseModelOutputWithPooling:
@@ -170,10 +168,7 @@ class Sapiens2Trunk(Sapiens2PreTrainedModel):
         branch: Tensor | None = None
         states, weights = [x] if flags.hidden_states else [], []
         for layer in self.model.layer:
-            if self.model.gradient_checkpointing and self.training:
-                x, branch, weight = checkpoint(layer, x, branch, rope, flags.attentions, use_reentrant=False)
-            else:
-                x, branch, weight = layer(x, branch, rope, flags.attentions)
+            x, branch, weight = layer(x, branch, rope, flags.attentions)
             if flags.hidden_states:
                 states.append(x + branch)
             weights.append(weight)
@@ -191,32 +186,10 @@ class Sapiens2Model(Sapiens2Trunk):
     """The encoder: tokens of all patches, and the class token as a feature vector of the image."""
 
 
-class Sapiens2Backbone(Sapiens2Trunk):
+class Sapiens2Backbone(ChosenStages, Sapiens2Trunk):
     """The encoder as a backbone: feature maps of the stages that the configuration names."""
 
-    def __init__(self, config: Sapiens2Config) -> None:
-        super().__init__(config)
-        self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
-
-    @property
-    def out_features(self) -> list[str]:
-        """Names of the returned stages."""
-        return list(self.config.out_features or [])
-
-    @property
-    def out_indices(self) -> list[int]:
-        """Indices of the returned stages."""
-        return list(self.config.out_indices or [])
-
-    @property
-    def stage_names(self) -> list[str]:
-        """Names of all stages."""
-        return self.config.stage_names
-
-    @property
-    def channels(self) -> list[int]:
-        """Channels of each returned map."""
-        return [self.config.hidden_size] * len(self.out_features)
+    config: Sapiens2Config
 
     def forward(  # type: ignore[override]
         self, pixel_values: Tensor, *, return_class_token: bool | None = None, **options: Unpack[OutputOptions]
@@ -281,10 +254,6 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
 
     def build_task(self) -> None:
         """Add modules beside the decode head. Subclasses override it."""
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the patch embedding."""
-        return self.model.get_input_embeddings()
 
     def encode(self, pixel_values: Tensor, options: TaskOptions) -> tuple[BaseModelOutputWithPooling, Tensor]:
         """Return the output of the encoder, and the map [B, C, h, w] that the heads read. Takes `encoded` out."""

@@ -95,7 +95,7 @@ class Sapiens2MultiTask(nn.Module):
         encoder, heads, files = read_multitask(source, options, tasks=None if tasks is None else list(tasks))
         target, weight_dtype = checked_device(device), checked_dtype(dtype)
         for config in (encoder, *heads.values()):
-            config.name_or_path, config.dtype = str(source), str(weight_dtype).removeprefix("torch.")
+            config.name_or_path, config.dtype = str(source), weight_dtype
         with no_init_weights():
             model = cls(encoder, heads)
         wanted = {name: tuple(value.shape) for name, value in model.weights().items()}

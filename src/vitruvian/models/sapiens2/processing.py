@@ -28,7 +28,7 @@ from vitruvian.images.label_maps import resized_argmax
 from vitruvian.ops.cache import constant
 from vitruvian.ops.crop import Floats
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
-from vitruvian.outputs import BatchFeature
+from vitruvian.outputs import BatchFeature, output_field
 from vitruvian.processor import (
     ImageInput,
     ImageOptions,
@@ -39,6 +39,7 @@ from vitruvian.processor import (
     channels_first,
     check_count,
     height_width,
+    in_data_format,
     size_list,
     size_table,
 )
@@ -103,8 +104,10 @@ class Sapiens2ImageProcessor(ImageProcessor):
         boxes: Any = None,
         keypoints: Any = None,
         *,
+        data_format: str | None = None,
         input_data_format: str | None = None,
         device: str | torch.device | None = None,
+        disable_grouping: bool | None = None,
         return_tensors: str | None = None,
         **options: Unpack[Sapiens2ImageOptions],
     ) -> BatchFeature:
@@ -118,8 +121,10 @@ class Sapiens2ImageProcessor(ImageProcessor):
                 size. The result has the crops of all images in order.
             keypoints: For each image, for each box, keypoints (x, y, visibility) in pixels; returns `labels`
                 [N, J, H/4, W/4] and `label_weights` [N, J] for training.
+            data_format: ``"channels_first"`` (the default) or ``"channels_last"``, for `pixel_values`.
             input_data_format: ``"channels_first"`` or ``"channels_last"`` if the shape of an array is ambiguous.
             device: Device of the computation.
+            disable_grouping: No effect: images are resized one by one.
             return_tensors: ``"pt"`` or ``"np"`` to stack the batch; by default lists.
             options: Options of the processor for this call.
         """
@@ -130,9 +135,9 @@ class Sapiens2ImageProcessor(ImageProcessor):
             )
         if keypoints is not None and boxes is None:
             raise InputError("keypoints: expected boxes too, which define the crop of each person. Pass boxes=…")
-        pixels = as_pixels(images, input_data_format=input_data_format, device=device)
+        pixels = as_pixels(images, input_data_format=input_data_format, device=device, channels=used.channels)
         people = None if boxes is None else _read_boxes(boxes, len(pixels))
-        data: dict[str, Any] = {"pixel_values": used.prepare_images(pixels, people)}
+        data: dict[str, Any] = {"pixel_values": in_data_format(used.prepare_images(pixels, people), data_format)}
         if people is not None and return_tensors is None:
             data["pixel_values"] = list(data["pixel_values"])
         if segmentation_maps is not None:
@@ -208,7 +213,9 @@ class Sapiens2ImageProcessor(ImageProcessor):
             ]
             return [row[0].long() for crop in crops for row in self.center_cut(crop)]
         mode = resample_mode(filter_number)
-        return [self.center_cut(self.fit(one, mode))[0].long() for one in read]
+        if filter_number != _NEAREST:  # only uint8 can be interpolated as it is
+            read = [one if one.dtype == torch.uint8 else one.float() for one in read]
+        return [self.center_cut(self.fit(one, mode))[0].round().long() for one in read]
 
     def draw_targets(
         self, keypoints: Any, people: list[Tensor], device: str | torch.device | None
@@ -265,9 +272,9 @@ class Sapiens2ImageProcessor(ImageProcessor):
         targets = size_list("target_sizes", target_sizes, len(people))
         if targets is not None and sources is None:
             raise InputError("target_sizes: expected source_sizes too. Pass both.")
-        heatmaps = outputs.heatmaps
+        heatmaps = output_field(outputs, "heatmaps")
         if outputs_flipped is not None:
-            heatmaps = (heatmaps + outputs_flipped.heatmaps) / 2
+            heatmaps = (heatmaps + output_field(outputs_flipped, "heatmaps")) / 2
         count = sum(len(found) for found in people)
         if len(heatmaps) != count:
             raise InputError(f"boxes: expected one for each of the {len(heatmaps)} heatmaps, got {count}.")
@@ -306,7 +313,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
             target_sizes: (height, width) of each result; by default the size of the logits.
             return_segmentation_scores: Return dicts of `segmentation` [H, W] and `segmentation_scores` [K, H, W].
         """
-        logits = outputs.logits
+        logits = output_field(outputs, "logits")
         sizes = size_list("target_sizes", target_sizes, len(logits))
         if not return_segmentation_scores:
             sizes = sizes or [tuple(logits.shape[-2:])] * len(logits)
@@ -327,7 +334,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
             target_sizes: (height, width) of each result instead.
             do_remove_padding: Whether to remove the padding; by default if `source_sizes` are passed.
         """
-        unit = F.normalize(outputs.normals.float(), dim=1, eps=1e-8)
+        unit = F.normalize(output_field(outputs, "normals").float(), dim=1, eps=1e-8)
         maps = self.restore(unit, source_sizes, target_sizes, do_remove_padding)
         return [{"normals": one} for one in maps]
 
@@ -342,9 +349,9 @@ class Sapiens2ImageProcessor(ImageProcessor):
             target_sizes: (height, width) of each result instead.
             do_remove_padding: Whether to remove the padding; by default if `source_sizes` are passed.
         """
-        points = outputs.pointmaps
-        if outputs.scales is not None:
-            points = points / outputs.scales[:, :, None, None]
+        points, scales = output_field(outputs, "pointmaps"), output_field(outputs, "scales")
+        if scales is not None:
+            points = points / scales[:, :, None, None]
         return [{"pointmap": one} for one in self.restore(points, source_sizes, target_sizes, do_remove_padding)]
 
     def post_process_albedo_estimation(
@@ -358,7 +365,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
             target_sizes: (height, width) of each result instead.
             do_remove_padding: Whether to remove the padding; by default if `source_sizes` are passed.
         """
-        maps = self.restore(outputs.albedos.clamp(0, 1), source_sizes, target_sizes, do_remove_padding)
+        maps = self.restore(output_field(outputs, "albedos").clamp(0, 1), source_sizes, target_sizes, do_remove_padding)
         return [{"albedo": one} for one in maps]
 
     def post_process_image_matting(
@@ -376,7 +383,9 @@ class Sapiens2ImageProcessor(ImageProcessor):
             Dicts of `alpha` [1, H, W], premultiplied `foreground` [3, H, W], and `composite`, uint8 [3, H, W] or None:
             foreground + (1 − alpha) · background.
         """
-        mattes = torch.cat((outputs.foregrounds, outputs.alphas), dim=1)  # [B, 4, H, W]
+        mattes = torch.cat(
+            (output_field(outputs, "foregrounds"), output_field(outputs, "alphas")), dim=1
+        )  # [B, 4, H, W]
         sizes = size_list("target_sizes", target_sizes, len(mattes))
         behind = None if backgrounds is None else [_read_background(b) for b in as_list(backgrounds)]
         if behind is not None and len(behind) == 1:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from vitruvian.config import bounded, settings
 from vitruvian.errors import ConfigError
-from vitruvian.layers.backbone_stages import BackboneConfig
+from vitruvian.layers.backbone_stages import BackboneConfig, channels_by_stage
 from vitruvian.layers.mlp import activation
 
 Size = int | list[int]
@@ -39,6 +39,7 @@ class SwinConfig(BackboneConfig):
     """
 
     model_type: ClassVar[str] = "swin"
+    attribute_map: ClassVar[dict[str, str]] = {"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"}
 
     image_size: Size = 224
     patch_size: Size = 4
@@ -47,7 +48,7 @@ class SwinConfig(BackboneConfig):
     depths: list[int] = field(default_factory=lambda: [2, 2, 6, 2])
     num_heads: list[int] = field(default_factory=lambda: [3, 6, 12, 24])
     window_size: int = bounded(7, ge=1)
-    mlp_ratio: float = 4.0
+    mlp_ratio: float = bounded(4.0, ge=0, lt=1000)
     qkv_bias: bool = True
     hidden_dropout_prob: float = bounded(0.0, ge=0, lt=1)
     attention_probs_dropout_prob: float = bounded(0.0, ge=0, lt=1)
@@ -77,7 +78,7 @@ class SwinConfig(BackboneConfig):
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Drop derived fields."""
-        for name in ("hidden_size", "num_layers", "num_hidden_layers", "path_norm"):
+        for name in ("hidden_size", "num_layers", "num_hidden_layers"):
             values.pop(name, None)
         return super().upgrade(values)
 
@@ -93,7 +94,7 @@ class SwinConfig(BackboneConfig):
     @property
     def channels_of(self) -> dict[str, int]:
         """Channels of the stem and of each stage."""
-        return dict(zip(self.stage_names, [self.embed_dim, *self.stage_channels], strict=True))
+        return channels_by_stage(self.embed_dim, self.stage_channels)
 
     @property
     def num_layers(self) -> int:
@@ -102,8 +103,12 @@ class SwinConfig(BackboneConfig):
 
     @property
     def hidden_size(self) -> int:
-        """Channels of a token in the last stage."""
+        """Channels of a token in the last stage. Setting it has no effect, as it follows from `embed_dim`."""
         return self.stage_channels[-1]
+
+    @hidden_size.setter
+    def hidden_size(self, value: int) -> None:
+        pass
 
     @property
     def patch_hw(self) -> tuple[int, int]:

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import InputError
+from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.residual import DropPath
@@ -25,6 +25,17 @@ from vitruvian.models.swin.configuration import SwinConfig
 from vitruvian.ops.dispatch import is_tracing, wants_grad
 from vitruvian.ops.layer_norm import add_layer_norm
 from vitruvian.ops.window_attention import window_attention
+
+# Names in the modules of transformers 5 -> those in files, which are also those here.
+RENAMED_KEYS = (
+    (r"\.attention\.q_proj\.", ".attention.self.query."),
+    (r"\.attention\.k_proj\.", ".attention.self.key."),
+    (r"\.attention\.v_proj\.", ".attention.self.value."),
+    (r"\.attention\.o_proj\.", ".attention.output.dense."),
+    (r"\.attention\.relative_position_bias\.", ".attention.self."),
+    (r"(blocks\.\d+)\.mlp\.fc1\.", r"\1.intermediate.dense."),
+    (r"(blocks\.\d+)\.mlp\.fc2\.", r"\1.output.dense."),
+)
 
 Grid = tuple[int, int]
 
@@ -42,8 +53,12 @@ class TokenGrid(NamedTuple):
 
 @dataclass
 class EncoderOutput:
-    """Tokens of each stage before and after patch merging, and attention weights of its last layer, on demand."""
+    """Tokens of each stage before and after patch merging, and on demand two more.
 
+    Those are the tokens [B, h·w, C] before and after each of its layers, and the attention weights of its last layer.
+    """
+
+    block_states: list[tuple[Tensor, ...]] = field(default_factory=list)
     before_merging: list[TokenGrid] = field(default_factory=list)
     after_merging: list[TokenGrid] = field(default_factory=list)
     attentions: list[Tensor] = field(default_factory=list)
@@ -99,7 +114,7 @@ class Embeddings(nn.Module):
             tokens = tokens + self._positions(self.position_embeddings, grid_hw, interpolate=interpolate)
         return TokenGrid(self.dropout(tokens), grid_hw)
 
-    def init_weights(self, *, gain: float) -> None:
+    def init_parameters(self, *, gain: float) -> None:
         """Set the mask token and the positions to zero."""
         for parameter in (self.mask_token, self.position_embeddings):
             if parameter is not None:
@@ -133,7 +148,9 @@ class WindowAttention(nn.Module):
         self.key = nn.Linear(channels, channels, bias=config.qkv_bias)
         self.value = nn.Linear(channels, channels, bias=config.qkv_bias)
         self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * self.window - 1) ** 2, heads))
-        index = torch.empty(self.window**2, self.window**2, dtype=torch.int64)  # set by `init_weights`, or from files
+        index = torch.empty(
+            self.window**2, self.window**2, dtype=torch.int64
+        )  # set by `init_parameters`, or from files
         self.register_buffer("relative_position_index", index)
         self._cached_bias: tuple[int, Tensor] | None = None  # version of the table, and its bias [A, N, N]
         self._joined_qkv: JoinedLinear | None = None
@@ -141,7 +158,7 @@ class WindowAttention(nn.Module):
     def forward(self, tokens: Tensor, grid_hw: Grid, *, shift: int, need_weights: bool) -> tuple[Tensor, Tensor | None]:
         """Attend inside the windows of tokens [B, h·w, C]; weights are [B · windows, A, N, N]."""
         # The fill of the padding, tokens of zeros, is their projection: the bias.
-        if self._joined_qkv is not None and self._joined_qkv.is_usable():
+        if self._joined_qkv is not None and self._joined_qkv.is_usable(self.query, self.key, self.value):
             qkv, fill = self._joined_qkv(tokens), self._joined_qkv.bias  # [B, h·w, 3C], [3C]
         else:
             qkv = torch.cat((self.query(tokens), self.key(tokens), self.value(tokens)), dim=-1)  # [B, h·w, 3C]
@@ -171,10 +188,10 @@ class WindowAttention(nn.Module):
         if not table.is_inference():  # inference tensors have no version counter
             self._cached_bias = (table._version, self._compute_bias().contiguous())
 
-    def init_weights(self, *, gain: float) -> None:
+    def init_parameters(self, *, gain: float) -> None:
         """Set the biases to zero, and compute the index of the table's row for every pair of tokens."""
         nn.init.zeros_(self.relative_position_bias_table)
-        self.relative_position_index.copy_(relative_position_index(self.window, self.query.weight.device))
+        self.relative_position_index.copy_(relative_position_index(self.window, self.relative_position_index.device))
 
 
 def relative_position_index(window: int, device: torch.device | None = None) -> Tensor:
@@ -212,7 +229,7 @@ class Attention(nn.Module):
         return self.output(out), weights
 
 
-class SwinLayer(nn.Module):
+class SwinLayer(CheckpointedLayer):
     """Window attention and a feed-forward layer, each on a residual branch."""
 
     def __init__(self, config: SwinConfig, channels: int, heads: int, *, drop_path: float) -> None:
@@ -263,24 +280,28 @@ class Stage(nn.Module):
     def __init__(self, config: SwinConfig, channels: int, heads: int, *, drop_paths: list[float], merge: bool) -> None:
         super().__init__()
         self.window = config.window_size
-        self.gradient_checkpointing = False
         self.blocks = nn.ModuleList(SwinLayer(config, channels, heads, drop_path=rate) for rate in drop_paths)
         self.downsample = PatchMerging(channels) if merge else None
 
     def forward(
-        self, inputs: TokenGrid, *, always_shift: bool, need_weights: bool
+        self, inputs: TokenGrid, *, always_shift: bool, need_weights: bool, states: list[Tensor] | None = None
     ) -> tuple[TokenGrid, TokenGrid, Tensor | None]:
-        """Return tokens before and after merging, and the attention weights of the last layer."""
+        """Return tokens before and after merging, and the attention weights of the last layer.
+
+        Tokens before and after each layer are appended to `states`.
+        """
         tokens, grid_hw = inputs
         shift = self.window // 2 if always_shift or min(grid_hw) > self.window else 0
         branch, weights = None, None
         for number, layer in enumerate(self.blocks):
             last = need_weights and number == len(self.blocks) - 1
-            arguments = (tokens, branch, grid_hw, shift if number % 2 else 0, last)
-            if self.gradient_checkpointing and self.training:
-                tokens, branch, weights = checkpoint(layer, *arguments, use_reentrant=False)
-            else:
-                tokens, branch, weights = layer(*arguments)
+            if states is not None:
+                tokens, branch = tokens if branch is None else tokens + branch, None
+                states.append(tokens)
+            tokens, branch, weights = layer(tokens, branch, grid_hw, shift if number % 2 else 0, last)
+            if states is not None:
+                tokens, branch = tokens + branch, None
+                states.append(tokens)
         output = TokenGrid(tokens if branch is None else tokens + branch, grid_hw)
         if self.downsample is None:
             return output, output, weights
@@ -301,14 +322,19 @@ class Encoder(nn.Module):
             for number, (channels, heads, depth) in enumerate(stages, start=1)
         )
 
-    def forward(self, inputs: TokenGrid, *, always_shift: bool, need_weights: bool = False) -> EncoderOutput:
+    def forward(
+        self, inputs: TokenGrid, *, always_shift: bool, need_weights: bool = False, need_block_states: bool = False
+    ) -> EncoderOutput:
         """Run embeddings [B, h·w, C] through all stages.
 
         With `always_shift`, windows are shifted even if one window covers the grid, as backbones were trained.
         """
         output = EncoderOutput()
         for stage in self.layers:
-            before, inputs, weights = stage(inputs, always_shift=always_shift, need_weights=need_weights)
+            states: list[Tensor] | None = [] if need_block_states else None
+            before, inputs, weights = stage(inputs, always_shift=always_shift, need_weights=need_weights, states=states)
+            if states is not None:
+                output.block_states.append(tuple(states))
             output.before_merging.append(before)
             output.after_merging.append(inputs)
             if weights is not None:

@@ -7,18 +7,19 @@ pixel_values [B, 3, H, W] ─▶ SwinModel ─▶ tokens [B, H/32·W/32, 8C]
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
-from torch import Tensor, nn
+from torch import Tensor, nn, unflatten
 
 from vitruvian.config import Config
 from vitruvian.errors import ConfigError
 from vitruvian.layers.backbone_stages import ChosenStages
 from vitruvian.layers.init import init_layer, set_init_std
+from vitruvian.losses.classification import classification_loss
 from vitruvian.model import Model
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
-from vitruvian.models.swin.encoder import Embeddings, Encoder, optimize_swin
-from vitruvian.outputs import BackboneOutput, BaseModelOutputWithPooling, OutputOptions
+from vitruvian.models.swin.encoder import RENAMED_KEYS, Embeddings, Encoder, EncoderOutput, TokenGrid, optimize_swin
+from vitruvian.outputs import BackboneOutput, BaseModelOutputWithPooling, ModelOutput, OutputOptions
 from vitruvian.weights import KeyPlan
 
 
@@ -37,12 +38,47 @@ class SwinModelOutput(BaseModelOutputWithPooling):
     reshaped_hidden_states: tuple[Tensor, ...] | None = None
 
 
+@dataclass
+class SwinImageClassifierOutput(ModelOutput):
+    """Scores of classes [B, K]; hidden states are those of `SwinModelOutput`."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    reshaped_hidden_states: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class SwinMaskedImageModelingOutput(ModelOutput):
+    """Reconstructed images [B, 3, H, W]; hidden states are those of `SwinModelOutput`."""
+
+    loss: Tensor | None = None
+    reconstruction: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    reshaped_hidden_states: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class MaskFormerSwinModelOutput(BaseModelOutputWithPooling):
+    """Hidden states of Swin in MaskFormer checkpoints.
+
+    Attributes:
+        hidden_states: The embeddings, then for each stage the tokens before and after each layer [B, h·w, C].
+        hidden_states_spatial_dimensions: Grid (h, w) of the embeddings and after each stage.
+    """
+
+    hidden_states_spatial_dimensions: tuple[tuple[int, int], ...] | None = None
+
+
 class SwinPreTrainedModel(Model):
     """Base of the Swin models: parameter names in checkpoints, and initialization."""
 
     config_class: ClassVar[type[Config]] = SwinConfig
     config: SwinConfig
     base_model_prefix: ClassVar[str] = "swin"
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = RENAMED_KEYS
     no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "SwinLayer")
     optional_keys: ClassVar[tuple[str, ...]] = ("relative_position_index", "mask_token")
 
@@ -64,6 +100,7 @@ class _SwinBackboneBase(ChosenStages, SwinPreTrainedModel):
     """A Swin that returns the maps of chosen stages before merging, each with its norm."""
 
     config: SwinConfig
+    returns_block_states: ClassVar[bool] = False  # whether hidden states are tokens of each layer, rather than maps
     optional_keys: ClassVar[tuple[str, ...]] = (*SwinPreTrainedModel.optional_keys, "hidden_states_norms")
 
     @property
@@ -82,15 +119,26 @@ class _SwinBackboneBase(ChosenStages, SwinPreTrainedModel):
         flags = self.output_flags(**options)
         embeddings, encoder, norms = self.parts()
         embedded = embeddings(pixel_values)
-        output = encoder(embedded, always_shift=True, need_weights=flags.attentions)
+        output = encoder(
+            embedded,
+            always_shift=True,
+            need_weights=flags.attentions,
+            need_block_states=flags.hidden_states and self.returns_block_states,
+        )
         states = dict(zip(self.config.stage_names, [embedded, *output.before_merging], strict=True))
         normed = [states[name]._replace(tokens=norms[name](states[name].tokens)) for name in self.out_features]
         result = BackboneOutput(
             feature_maps=tuple(state.as_map() for state in normed),
-            hidden_states=tuple(state.as_map() for state in states.values()) if flags.hidden_states else None,
+            hidden_states=self._hidden_states(list(states.values()), output) if flags.hidden_states else None,
             attentions=tuple(output.attentions) if flags.attentions else None,
         )
         return self.format_output(result, flags.return_dict)
+
+    def _hidden_states(self, states: list[TokenGrid], output: EncoderOutput) -> tuple[Any, ...]:
+        """Return the maps of the stem and of each stage, or the tokens before and after each layer."""
+        if self.returns_block_states:
+            return (states[0].tokens, *output.block_states)
+        return tuple(state.as_map() for state in states)
 
 
 class SwinModel(SwinPreTrainedModel):
@@ -142,9 +190,105 @@ class SwinModel(SwinPreTrainedModel):
         return self.format_output(output, flags.return_dict)
 
 
+class SwinForImageClassification(SwinPreTrainedModel):
+    """Swin with a linear classifier of the whole image."""
+
+    def __init__(self, config: SwinConfig) -> None:
+        super().__init__(config)
+        self.swin = SwinModel(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        labels: Tensor | None = None,
+        *,
+        interpolate_pos_encoding: bool = False,
+        **options: Unpack[OutputOptions],
+    ) -> SwinImageClassifierOutput:
+        """Classify images.
+
+        Args:
+            pixel_values: Normalized images [B, 3, H, W] of any size.
+            labels: Class of each image [B], or one number for each class [B, K]; adds `loss`. See
+                `vitruvian.losses.classification.classification_loss` and `Config.problem_type`.
+            interpolate_pos_encoding: See `SwinModel`.
+            options: See `OutputOptions`.
+        """
+        flags = self.output_flags(**options)
+        encoded = self.swin(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, **flags.for_inner())
+        logits: Tensor = self.classifier(encoded.pooler_output)  # [B, K]
+        output = SwinImageClassifierOutput(
+            loss=None if labels is None else classification_loss(logits, labels, self.config.problem_type),
+            logits=logits,
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+            reshaped_hidden_states=encoded.reshaped_hidden_states,
+        )
+        return self.format_output(output, flags.return_dict)
+
+
+class SwinForMaskedImageModeling(SwinPreTrainedModel):
+    """Swin with a decoder that reconstructs the pixels of hidden patches, for pretraining."""
+
+    def __init__(self, config: SwinConfig) -> None:
+        super().__init__(config)
+        self.swin = SwinModel(config, add_pooling_layer=False, use_mask_token=True)
+        stride = config.encoder_stride
+        self.decoder = nn.Sequential(
+            nn.Conv2d(config.hidden_size, stride**2 * config.num_channels, 1), nn.PixelShuffle(stride)
+        )
+        self.post_init()
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        bool_masked_pos: Tensor | None = None,
+        *,
+        interpolate_pos_encoding: bool = False,
+        **options: Unpack[OutputOptions],
+    ) -> SwinMaskedImageModelingOutput:
+        """Reconstruct images.
+
+        Args:
+            pixel_values: Normalized images [B, 3, H, W].
+            bool_masked_pos: True for patches to hide [B, h·w]; adds `loss`, their mean absolute error.
+            interpolate_pos_encoding: See `SwinModel`.
+            options: See `OutputOptions`.
+        """
+        flags = self.output_flags(**options)
+        encoded = self.swin(
+            pixel_values,
+            bool_masked_pos,
+            interpolate_pos_encoding=interpolate_pos_encoding,
+            **flags._replace(hidden_states=True).for_inner(),
+        )
+        grid_hw = encoded.reshaped_hidden_states[-1].shape[-2:]
+        tokens = encoded.last_hidden_state.transpose(1, 2)  # [B, C, h·w]
+        reconstruction: Tensor = self.decoder(unflatten(tokens, 2, grid_hw))  # [B, 3, H, W]
+        loss: Tensor | None = None
+        if bool_masked_pos is not None:
+            patch_hw = self.config.patch_hw
+            cells = (pixel_values.shape[-2] // patch_hw[0], pixel_values.shape[-1] // patch_hw[1])
+            hidden = unflatten(bool_masked_pos.to(pixel_values.dtype), 1, cells)[:, None]  # [B, 1, h, w]
+            mask = hidden.repeat_interleave(patch_hw[0], 2).repeat_interleave(patch_hw[1], 3)  # [B, 1, H, W]
+            error = (pixel_values - reconstruction).abs() * mask
+            loss = error.sum() / (mask.sum() + 1e-5) / self.config.num_channels
+        output = SwinMaskedImageModelingOutput(
+            loss=loss,
+            reconstruction=reconstruction,
+            hidden_states=encoded.hidden_states if flags.hidden_states else None,
+            attentions=encoded.attentions,
+            reshaped_hidden_states=encoded.reshaped_hidden_states if flags.hidden_states else None,
+        )
+        return self.format_output(output, flags.return_dict)
+
+
 class SwinBackbone(_SwinBackboneBase):
     """Swin as a backbone: the feature maps of the stages in `out_features`, before merging, each with its norm."""
 
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = (*RENAMED_KEYS, (r"^swin\.", ""))
     ignored_keys: ClassVar[tuple[str, ...]] = (r"^(swin\.)?layernorm\.", r"^classifier\.")
 
     def __init__(self, config: SwinConfig) -> None:
@@ -156,19 +300,50 @@ class SwinBackbone(_SwinBackboneBase):
         self.post_init()
 
     @classmethod
-    def check_plan(cls, plan: KeyPlan, source: str, *, new_head: bool) -> list[str]:
+    def check_plan(cls, plan: KeyPlan, source: str, *, new_head: bool, strict: bool) -> None:
         """As for all models; a file may also have norms of other stages than `out_features`."""
         unexpected = [name for name in plan.unexpected if not name.startswith("hidden_states_norms.")]
-        return super().check_plan(replace(plan, unexpected=unexpected), source, new_head=new_head)
+        super().check_plan(replace(plan, unexpected=unexpected), source, new_head=new_head, strict=strict)
 
     def parts(self) -> tuple[Embeddings, Encoder, dict[str, nn.Module]]:
         """Return the modules that `forward` runs."""
         return self.embeddings, self.encoder, dict(self.hidden_states_norms.items())
 
 
-class MaskFormerSwinBackbone(_SwinBackboneBase):
-    """`SwinBackbone` with the parameter names of MaskFormer checkpoints: an inner model, and a norm for every stage."""
+class MaskFormerSwinModel(SwinModel):
+    """`SwinModel` as MaskFormer checkpoints have it: hidden states of every layer, and windows that always shift."""
 
+    config_class: ClassVar[type[Config]] = MaskFormerSwinConfig
+
+    def forward(  # type: ignore[override]
+        self, pixel_values: Tensor, *, interpolate_pos_encoding: bool = False, **options: Unpack[OutputOptions]
+    ) -> MaskFormerSwinModelOutput:
+        """Encode images; see `SwinModel.forward`."""
+        flags = self.output_flags(**options)
+        embedded = self.embeddings(pixel_values, interpolate=interpolate_pos_encoding)
+        encoded = self.encoder(
+            embedded, always_shift=True, need_weights=flags.attentions, need_block_states=flags.hidden_states
+        )
+        last = self.layernorm(encoded.after_merging[-1].tokens)
+        output = MaskFormerSwinModelOutput(
+            last_hidden_state=last,
+            pooler_output=last.mean(1) if self.pooled else None,  # [B, C]
+            hidden_states=(embedded.tokens, *encoded.block_states) if flags.hidden_states else None,
+            attentions=tuple(encoded.attentions) if flags.attentions else None,
+        )
+        if flags.return_dict:  # tuples are of tensors
+            grids = (state.grid_hw for state in (embedded, *encoded.after_merging))
+            output.hidden_states_spatial_dimensions = tuple(grids)
+        return self.format_output(output, flags.return_dict)
+
+
+class MaskFormerSwinBackbone(_SwinBackboneBase):
+    """`SwinBackbone` with the parameter names of MaskFormer checkpoints: an inner model, and a norm for every stage.
+
+    Hidden states are the tokens of the stem and, for each stage, those before and after each layer.
+    """
+
+    returns_block_states: ClassVar[bool] = True
     config_class: ClassVar[type[Config]] = MaskFormerSwinConfig
     base_model_prefix: ClassVar[str] = "model"
 
@@ -178,7 +353,7 @@ class MaskFormerSwinBackbone(_SwinBackboneBase):
             raise ConfigError(
                 "MaskFormerSwinConfig.out_features: expected stages, got the stem, which has no norm. Use SwinBackbone."
             )
-        self.model = SwinModel(config)
+        self.model = MaskFormerSwinModel(config)
         self.hidden_states_norms = nn.ModuleList(nn.LayerNorm(channels) for channels in config.stage_channels)
         self.post_init()
 

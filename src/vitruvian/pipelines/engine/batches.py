@@ -13,7 +13,7 @@ import torch
 
 from vitruvian.errors import InputError
 from vitruvian.ops.cuda_graphs import GraphCache, capture_only
-from vitruvian.pipelines.engine.task import InferenceTask, Unit
+from vitruvian.pipelines.engine.task import InferenceTask, LazyUnit, Unit
 
 OwnerT = TypeVar("OwnerT")
 
@@ -84,8 +84,13 @@ class _QueuedUnit(Generic[OwnerT]):
 
     owner: OwnerT
     index: int
-    unit: Unit
+    unit: Unit | LazyUnit
     alone: bool = False
+
+    @property
+    def shape(self) -> torch.Size | None:
+        """Shape of the input; None if it is not made yet."""
+        return self.unit.pixels.shape if isinstance(self.unit, Unit) else None
 
 
 class Batch(Generic[OwnerT]):
@@ -93,17 +98,13 @@ class Batch(Generic[OwnerT]):
 
     Attributes:
         rows: The units.
-        inputs: The same, padded with the last one up to the size of a CUDA graph.
         outputs: One for each input; the caller sets them.
         error: What the call raised, unless memory ran out.
         out_of_memory: The message if memory ran out. The exception is not stored: its traceback references tensors.
     """
 
     def __init__(self, rows: Sequence[_QueuedUnit[OwnerT]], *, graph_size: int | None) -> None:
-        self.rows, self.inputs = rows, [row.unit for row in rows]
-        padding = (graph_size or 0) - len(rows)
-        if 0 < padding < len(rows):
-            self.inputs += self.inputs[-1:] * padding
+        self.rows = rows
         self.outputs: list[Any] = []
         self.error: Exception | None = None
         self.out_of_memory: str | None = None
@@ -113,9 +114,15 @@ class Batch(Generic[OwnerT]):
         self._contexts.enter_context(torch.inference_mode())
         if self._graph_size is not None:
             self._contexts.enter_context(capture_only(self._graph_size))
-        for pending in {unit.pending for unit in self.inputs if unit.pending is not None}:
-            pending.wait()
         return self
+
+    def inputs(self) -> list[Unit]:
+        """Return the units, padded with the last one up to the size of a CUDA graph. Call it in the context."""
+        units = [row.unit if isinstance(row.unit, Unit) else row.unit() for row in self.rows]
+        for pending in {unit.pending for unit in units if unit.pending is not None}:
+            pending.wait()
+        padding = (self._graph_size or 0) - len(units)
+        return units + units[-1:] * padding if 0 < padding < len(units) else units
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
         self._contexts.close()
@@ -149,10 +156,10 @@ class BatchQueue(Generic[OwnerT]):
 
     @property
     def graph_size(self) -> int | None:
-        """The one batch size to record as a CUDA graph, 0 for none; None if the cache records every small batch.
+        """The one batch size to capture as a CUDA graph, 0 for none; None if the cache captures every small batch.
 
         Launching a large batch kernel by kernel contends with the worker threads for the GIL, while replaying a graph
-        is one call. One recording is enough for a run if all inputs have one size.
+        is one call. One capture is enough for a run if all inputs have one size.
         """
         if self._graphs is None or self._size.size <= self._graphs.max_batch:
             return None
@@ -163,7 +170,7 @@ class BatchQueue(Generic[OwnerT]):
         """Number of units to wait for before a batch runs."""
         return 1 if self._units and self._units[0].alone else min(self._warmup, self._size.size)
 
-    def add(self, owner: OwnerT, units: Iterable[Unit]) -> None:
+    def add(self, owner: OwnerT, units: Iterable[Unit | LazyUnit]) -> None:
         """Append the units of an image."""
         self._units.extend(_QueuedUnit(owner, index, unit) for index, unit in enumerate(units))
 
@@ -171,7 +178,7 @@ class BatchQueue(Generic[OwnerT]):
         """Remove and return the next batch: of the first units, those with the shape of the first."""
         first = [self._units.popleft() for _ in range(min(self.next_size, len(self._units)))]
         self._warmup *= 2
-        rows = [row for row in first if row.unit.pixels.shape == first[0].unit.pixels.shape]
+        rows = [row for row in first if row.shape == first[0].shape]
         self._units.extendleft(row for row in reversed(first) if row not in rows)
         return Batch(rows, graph_size=self.graph_size)
 
@@ -203,7 +210,7 @@ class BatchQueue(Generic[OwnerT]):
 
 
 def forward_units(
-    task: InferenceTask[Any], units: Sequence[Unit], size: BatchSize, graphs: GraphCache | None = None
+    task: InferenceTask[Any], units: Sequence[Unit | LazyUnit], size: BatchSize, graphs: GraphCache | None = None
 ) -> list[Any]:
     """Run the model on the units of one image, batch by batch; return one output for each. Errors are raised."""
     queue: BatchQueue[None] = BatchQueue(task, size, graphs)
@@ -211,7 +218,7 @@ def forward_units(
     outputs: dict[int, Any] = {}
     while queue:
         with queue.take() as batch:
-            batch.outputs = task.forward(batch.inputs)
+            batch.outputs = task.forward(batch.inputs())
         outputs |= {index: output for _, index, output in queue.complete(batch)}
         if batch.error is not None:
             raise batch.error

@@ -12,7 +12,6 @@ number of images in flight is bounded, so a slow consumer slows down everything.
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import threading
 import time
@@ -25,9 +24,12 @@ from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
 
 import torch
 
+from vitruvian.cpu_threads import usable_cores
 from vitruvian.files.video import VideoReader
+from vitruvian.images.decode import on_decode
 from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.pipelines.engine.batches import Batch, BatchQueue, BatchSize, forward_units, is_out_of_memory
+from vitruvian.pipelines.engine.byte_budget import ByteBudget
 from vitruvian.pipelines.engine.cuda_streams import CudaStream, HostCopy, StreamEvent, record_stream
 from vitruvian.pipelines.engine.task import InferenceTask, Prepared
 from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source
@@ -37,7 +39,7 @@ ResultT = TypeVar("ResultT")
 T = TypeVar("T")
 P = ParamSpec("P")
 Errors = Literal["keep", "raise"]
-Stream = Generator[ResultT | Failure, None, None]
+ResultGenerator = Generator[ResultT | Failure, None, None]
 
 BATCH_TIMEOUT = 0.5  # seconds to wait for more images before a partial batch runs
 _MIN_FINISHED = 4  # images that may always be finished ahead of the consumer
@@ -57,7 +59,7 @@ class Results(Generic[ResultT]):
         video: The video file, if the source is one.
     """
 
-    def __init__(self, results: Stream[ResultT], *, count: int | None, video: VideoReader | None) -> None:
+    def __init__(self, results: ResultGenerator[ResultT], *, count: int | None, video: VideoReader | None) -> None:
         self._results = results
         self.count, self.video = count, video
 
@@ -99,7 +101,7 @@ def run_many(
     save: Callable[[ResultT, int], object] | None = None,
     batch_timeout: float = BATCH_TIMEOUT,
     graphs: GraphCache | None = None,
-) -> Stream[ResultT]:
+) -> ResultGenerator[ResultT]:
     """Process all images of a source, in order; `save(result, index)` runs in worker threads. See `Options`.
 
     Nothing starts before the first result is requested. All threads end with the iterator: after the last image, an
@@ -113,7 +115,7 @@ def run_many(
             engine.advance()
             if engine.batch_ready():
                 with engine.batches.take() as taken:
-                    taken.outputs = task.forward(taken.inputs)
+                    taken.outputs = task.forward(taken.inputs())
                 engine.complete(taken)
                 del taken  # it holds device memory
             elif (item := engine.pop_finished()) is not None:
@@ -199,15 +201,14 @@ class InferenceEngine(Generic[ResultT]):
         self._items: deque[_InFlight[ResultT]] = deque()
         self._loading: deque[Future[_Loaded]] = deque()
         self._last_arrival, self._added = time.monotonic(), 0
+        self._budget = ByteBudget(on_wait=self.wakeup.set)
+        # A fast device keeps the first pool full of loads, and loads may wait for memory: other work has its own pool.
+        self._load_pool = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian-load")
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian")
-        self._finish_pool = self._pool
         self._decode_pool: ThreadPoolExecutor | None = None  # one thread, which synchronizes with the device
-        if task.upload_stream is not None:
-            # A fast device keeps the pool full of loads; finishing must not queue behind them.
-            self._finish_pool = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian-finish")
-            if not task.decodes_in_workers:
-                self._decode_pool = ThreadPoolExecutor(1, thread_name_prefix="vitruvian-device")
-                self._download_stream = CudaStream(task.device)
+        if task.upload_stream is not None and not task.decodes_in_workers:
+            self._decode_pool = ThreadPoolExecutor(1, thread_name_prefix="vitruvian-device")
+            self._download_stream = CudaStream(task.device)
         self._reader = threading.Thread(target=self._read_source, name="vitruvian-source", daemon=True)
 
     def __enter__(self) -> Self:
@@ -217,7 +218,8 @@ class InferenceEngine(Generic[ResultT]):
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._slots.release()  # the reader may be blocked on it
-        for pool in (self._decode_pool, self._finish_pool, self._pool):
+        self._budget.close()
+        for pool in (self._decode_pool, self._pool, self._load_pool):
             if pool is not None:
                 pool.shutdown(wait=True, cancel_futures=True)
         self._reader.join(_SHUTDOWN_TIMEOUT)
@@ -230,9 +232,14 @@ class InferenceEngine(Generic[ResultT]):
         try:
             for index, loader in enumerate(loaders):
                 self._slots.acquire()
+                if loader.decoded_bytes:
+                    self._budget.reserve(index, loader.decoded_bytes)
                 if self._stopped.is_set():
                     return
-                self._loads.put(self._submit(self._pool, self._load, loader, index))
+                if loader.remote:
+                    self._loads.put(self._submit_remote(self._load, loader, index))
+                else:
+                    self._loads.put(self._submit(self._load_pool, self._load, loader, index))
             self._loads.put(None)
         except BaseException as error:  # noqa: BLE001 - raised again in the consumer's thread
             self._loads.put(error)
@@ -249,9 +256,28 @@ class InferenceEngine(Generic[ResultT]):
         future.add_done_callback(lambda _: wakeup.set())  # without a reference cycle through the engine
         return future
 
+    def _submit_remote(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run a function in a thread of its own, which takes no worker from other images and does not delay the end."""
+        future, wakeup = Future[T](), self.wakeup
+
+        def run() -> None:
+            try:
+                future.set_result(function(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - raised by `future.result`
+                future.set_exception(error)
+            wakeup.set()
+
+        threading.Thread(target=run, name="vitruvian-remote", daemon=True).start()
+        return future
+
     def _load(self, loader: FrameLoader, index: int) -> _Loaded:
         """Load an image, and prepare it too unless people must be detected first."""
-        frame = loader.frame(index)
+        token = on_decode.set(partial(self._budget.reserve, index))
+        try:
+            frame = loader.frame(index)
+        finally:
+            on_decode.reset(token)
+        self._budget.resize(index, 0 if isinstance(frame, Failure) else frame.image.nbytes)
         if isinstance(frame, Failure) or self._task.detects_people:
             return frame, None
         try:
@@ -301,8 +327,10 @@ class InferenceEngine(Generic[ResultT]):
         """Remove and return the oldest image if it is done."""
         if not self._items or not self._items[0].done:
             return None
+        item = self._items.popleft()
+        self._budget.release(item.index)
         self._slots.release()
-        return self._items.popleft()
+        return item
 
     @property
     def exhausted(self) -> bool:
@@ -378,7 +406,7 @@ class InferenceEngine(Generic[ResultT]):
         if any(item.preparing is not None for item in self._items):
             return False
         no_more = (self._source_ended and not self._loading) or len(self._items) >= self._max_in_flight
-        return no_more or time.monotonic() - self._last_arrival > self._batch_timeout
+        return no_more or self._budget.exhausted or time.monotonic() - self._last_arrival > self._batch_timeout
 
     def complete(self, batch: Batch[_InFlight[ResultT]]) -> None:
         """Assign the outputs or errors of a batch to its images."""
@@ -400,7 +428,7 @@ class InferenceEngine(Generic[ResultT]):
                 continue
             item.prepared, item.outputs = None, {}
             if self._task.upload_stream is not None:
-                prepared.units.clear()  # frees their device memory
+                prepared.units = []  # frees their device memory
             decode: Callable[[], HostCopy[Any]] = partial(self._decode, prepared, outputs)
             try:
                 if self._decode_pool is not None:
@@ -408,7 +436,7 @@ class InferenceEngine(Generic[ResultT]):
                     decode = self._decode_pool.submit(self._decode_on_stream, computed, prepared, outputs).result
                 elif not self._task.decodes_in_workers:
                     decode = _completed(decode()).result
-                item.finishing = self._submit(self._finish_pool, self._finish, prepared, decode)
+                item.finishing = self._submit(self._pool, self._finish, prepared, decode)
             except Exception as error:  # noqa: BLE001 - becomes the outcome of this image
                 item.fail(error)
 
@@ -425,10 +453,8 @@ def _default_workers(device: torch.device) -> int:
 
     Decoding a JPEG holds the GIL for a fifth of its time, so more than eight threads only contend for it.
     """
-    if device.type != "cuda":
-        return min(4, max(2, os.cpu_count() or 1))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(_MAX_WORKERS, max(2, cores // 2))
+    cores = usable_cores()
+    return min(_MAX_WORKERS, max(2, cores // 2)) if device.type == "cuda" else min(4, max(2, cores))
 
 
 def _max_in_flight(batch_size: int, workers: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -29,18 +30,22 @@ class Unit(NamedTuple):
     pending: PendingTensors | None = None
 
 
+LazyUnit = Callable[[], Unit]  # makes a unit of the task's fixed size when its batch runs
+
+
 @dataclass(eq=False)
 class Prepared:
     """A preprocessed image.
 
     Attributes:
         frame: The image.
-        units: Inputs of the model: the whole image, or one for each person or tile. May be empty.
+        units: Inputs of the model: the whole image, or one for each person or tile. May be empty. If there are many
+            they are made batch by batch.
         context: What `decode` and `finish` of the task need to know about the units.
     """
 
     frame: Frame
-    units: list[Unit]
+    units: Sequence[Unit | LazyUnit]
     context: Any = None
 
 

@@ -1,4 +1,4 @@
-"""People in images: detectors, crops, tracking and smoothing."""
+"""Detectors of people, and which people a task processes."""
 
 from __future__ import annotations
 

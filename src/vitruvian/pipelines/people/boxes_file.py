@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -24,6 +24,7 @@ import numpy as np
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.results.base import People
+from vitruvian.text_files import read_json_value, read_text
 
 # Our name of a column -> names in CSV files.
 _COLUMNS = {
@@ -40,6 +41,7 @@ _COLUMNS = {
     "score": ("score", "confidence", "conf"),
 }
 _EVERY_FRAME = -1
+_FRAME = re.compile(r"-?\d{1,18}", re.ASCII)
 # An entry of any format: file, frame, and x, y, w, h with or without a score; None lists a file without people.
 _Row = tuple[str, int, Sequence[Any] | None]
 
@@ -115,7 +117,7 @@ def _checked_row(box: Sequence[Any], expected: str) -> list[float]:
     """Return x1, y1, x2, y2 and score of x, y, w, h with or without a score."""
     try:
         x, y, w, h, score = (float(value) for value in ([*box, 1.0] if len(box) == 4 else box))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{expected}, got {box!r}.") from error
     if not np.isfinite([x, y, w, h, score]).all() or w <= 0 or h <= 0:
         raise InputError(f"{expected}, got {box!r}. Remove it.")
@@ -125,16 +127,13 @@ def _checked_row(box: Sequence[Any], expected: str) -> list[float]:
 def _read_rows(path: Path) -> Iterator[_Row]:
     """Read a file of boxes in any format."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        values = None if path.suffix.lower() == ".csv" else json.loads(text)
+        if path.suffix.lower() == ".csv":
+            return _csv_rows(read_text(path, encoding="utf-8-sig"), path.name)
+        values = read_json_value(path, encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{path}: expected a file of boxes, got no such file. Check the path.") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path.name}: expected JSON, got a mistake in line {error.lineno}.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: expected a text file of boxes, got {type(error).__name__}.") from error
-    if path.suffix.lower() == ".csv":
-        return _csv_rows(text, path.name)
     if isinstance(values, list):
         return _detection_rows(values, path.name)
     if isinstance(values, dict):
@@ -145,24 +144,41 @@ def _read_rows(path: Path) -> Iterator[_Row]:
 
 def _coco_rows(values: Mapping[str, Any], name: str) -> Iterator[_Row]:
     """Read COCO annotations, without crowds."""
-    categories = values.get("categories") or []
+    categories = _records(values, "categories", name)
     people = {entry.get("id") for entry in categories if str(entry.get("name", "")).lower() == "person"}
     if categories and not people:
         raise InputError(f"{name}: expected a category named person, got {[e.get('name') for e in categories][:8]}.")
     files: dict[object, str] = {}
-    for entry in values.get("images") or []:
+    for entry in _records(values, "images", name):
         if "id" not in entry or "file_name" not in entry:
             raise InputError(f"{name}: expected images with id and file_name, got {sorted(entry)[:8]}.")
         files[entry["id"]] = str(entry["file_name"])
         yield files[entry["id"]], _EVERY_FRAME, None
-    for entry in values["annotations"]:
+    for entry in _records(values, "annotations", name):
         if entry.get("iscrowd") or (people and entry.get("category_id") not in people) or _is_empty(entry.get("bbox")):
             continue
         if entry.get("image_id") not in files:
             raise InputError(
                 f"{name}: has a box for image_id {entry.get('image_id')!r}, which is not among its images."
             )
-        yield files[entry["image_id"]], _EVERY_FRAME, [*entry["bbox"], entry.get("score", 1.0)]
+        yield files[entry["image_id"]], _EVERY_FRAME, _box_and_score(entry)
+
+
+def _records(values: Mapping[str, Any], key: str, name: str) -> list[dict[str, Any]]:
+    """Return a list of COCO, which may be missing: objects whose ids are numbers or text."""
+    entries = values.get(key) or []
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise InputError(f"{name}: expected a list of objects as {key}, got {str(entries)[:60]}. Check the file.")
+    for entry in entries:
+        if any(isinstance(entry.get(field), list | dict) for field in ("id", "image_id", "category_id")):
+            raise InputError(f"{name}: expected numbers or text as ids in {key}, got {str(entry)[:60]}.")
+    return entries
+
+
+def _box_and_score(entry: Mapping[str, Any]) -> Any:
+    """Return the box of an entry with its score; what is no list of numbers is left to the check of boxes."""
+    box = entry["bbox"]
+    return [*box, entry.get("score", 1.0)] if isinstance(box, list) else box
 
 
 def _detection_rows(values: Sequence[object], name: str) -> Iterator[_Row]:
@@ -174,7 +190,7 @@ def _detection_rows(values: Sequence[object], name: str) -> Iterator[_Row]:
                 "A table has the form {file: [[x, y, w, h]]}."
             )
         if entry.get("category_id", 1) == 1 and not _is_empty(entry["bbox"]):
-            yield str(entry["image_id"]), _EVERY_FRAME, [*entry["bbox"], entry.get("score", 1.0)]
+            yield str(entry["image_id"]), _EVERY_FRAME, _box_and_score(entry)
 
 
 def _is_empty(box: object) -> bool:
@@ -187,7 +203,7 @@ def _table_rows(values: Mapping[str, Any], name: str) -> Iterator[_Row]:
     for file, content in values.items():
         frames: dict[str, object] = content if isinstance(content, dict) else {str(_EVERY_FRAME): content}
         for frame, boxes in frames.items():
-            if not isinstance(boxes, list) or not frame.lstrip("-").isdigit():
+            if not isinstance(boxes, list) or not _FRAME.fullmatch(frame):
                 raise InputError(f"{name}: expected a list of boxes for {file!r}, got {str(content)[:60]}.")
             yield file, int(frame), None
             for box in [boxes] if boxes and not isinstance(boxes[0], list) else boxes:

@@ -219,7 +219,7 @@ def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, form: BoxFo
     """
     try:
         table = np.array(boxes, dtype=np.float32)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"boxes: expected rows of four numbers, got {type(boxes).__name__}.") from error
     table = table.reshape(0, 4) if table.size == 0 else table
     table = table[None] if table.ndim == 1 else table

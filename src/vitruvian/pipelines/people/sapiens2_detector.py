@@ -61,7 +61,7 @@ class Sapiens2Detector:
     def open(cls, source: str | Path, *, device: Device, dtype: DType, **options: Any) -> Self:
         """Load the model inside the package, or a packed checkpoint with a detection head."""
         model = Sapiens2ForPeopleDetection.from_pretrained(
-            source, dtype=dtype, device=device, device_map="auto" if device is None else None
+            source, strict=True, dtype=dtype, device=device, device_map="auto" if device is None else None
         )
         name = str(source) if source == BUILTIN else Path(source).name
         return cls(model, Sapiens2ImageProcessor.from_pretrained(source), name=name, **options)

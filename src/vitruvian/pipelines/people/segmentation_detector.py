@@ -61,7 +61,7 @@ class SegmentationDetector:
     def open(cls, source: str | Path, *, device: Device, dtype: DType, **options: Any) -> Self:
         """Load a checkpoint: a folder or a Hub name."""
         model = AutoModelForUniversalSegmentation.from_pretrained(
-            source, dtype=dtype, device=device, device_map="auto" if device is None else None
+            source, strict=True, dtype=dtype, device=device, device_map="auto" if device is None else None
         )
         return cls(model, AutoImageProcessor.from_pretrained(source), name=Path(source).name, **options)
 

@@ -31,10 +31,12 @@ from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_pa
 from vitruvian.ops.cuda_graphs import no_capture
 from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.outputs import ModelOutput
-from vitruvian.pipelines.base import Options, PeopleOptions, ResultFields, TaskPipeline, people_to_crop
+from vitruvian.pipelines.base import ResultFields, TaskPipeline
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.people.detectors import PeopleDetector, is_fallback, whole_image
+from vitruvian.pipelines.people.selection import PeopleOptions, people_to_crop
 from vitruvian.pipelines.regions import (
     Blend,
     Region,
@@ -122,6 +124,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     channels: ClassVar[int]
     blend: ClassVar[Blend] = "mean"
     along_edges: ClassVar[bool] = False  # whether the map is upsampled along the edges of the image
+    detects_by_default = True
     fixed_input_size = True
 
     def __init__(self, model: Model, processor: Sapiens2ImageProcessor, **options: object) -> None:
@@ -167,15 +170,16 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         """Resize the image or its tiles, or crop its people."""
         context = self._choose_regions(frame, people)
 
-        def make(pixels: Tensor) -> Sequence[Tensor] | Tensor:
+        def make(pixels: Tensor, rows: slice) -> Sequence[Tensor] | Tensor:
             images, boxes = [pixels], None
             if context.are_crops:
-                boxes = [boxes_xywh(context.people)]
+                boxes = [boxes_xywh(context.people)[rows]]
             elif context.regions is not None:
-                images = [region.crop(pixels) for region in context.regions]
+                images = [region.crop(pixels) for region in context.regions[rows]]
             return self.processor.prepare_images(images, boxes, dtype=self.model.dtype)
 
-        return Prepared(frame, self.make_units(frame, make), context)
+        count = 1 if context.regions is None else len(context.regions)
+        return Prepared(frame, self.make_units(frame, count, make), context)
 
     def _choose_regions(self, frame: Frame, people: People | None) -> DenseContext:
         if self.options.tile:

@@ -14,9 +14,10 @@ from vitruvian.model import Model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.modeling import Sapiens2Model, patch_map
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.pipelines.base import Options, TaskPipeline, default_placement
+from vitruvian.pipelines.base import TaskPipeline, default_placement
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.people.detectors import Device, DType
 from vitruvian.pipelines.sources import Frame
 from vitruvian.processor import as_tensor
@@ -40,7 +41,7 @@ class EmbedPipeline(TaskPipeline[Embedding, Options]):
         config = AutoConfig.from_pretrained(Path(source).parent if Path(source).is_file() else source, **hub)
         if not isinstance(config, Sapiens2Config):
             raise InputError(f"{source}: expected a checkpoint of Sapiens2, got one of {config.model_type}.")
-        return Sapiens2Model.from_pretrained(source, **default_placement(device, dtype), **hub)
+        return Sapiens2Model.from_pretrained(source, strict=True, **default_placement(device, dtype), **hub)
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the image."""

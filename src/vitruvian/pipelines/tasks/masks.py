@@ -14,9 +14,10 @@ from vitruvian.errors import InputError
 from vitruvian.models.sam2.automatic_masks import AutomaticMaskOptions, MaskProposals, Sam2AutomaticMaskGenerator
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor
-from vitruvian.pipelines.base import Options, TaskPipeline
+from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize, is_out_of_memory
 from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.sources import Frame
 from vitruvian.processor import ImageInput, as_tensor
 from vitruvian.results import Masks, People

@@ -60,8 +60,8 @@ class PointmapOptions(MaskedOptions):
         super().__post_init__()
         if self.K is not None and self.fov is not None:
             raise InputError("K and fov: expected one of them, got both. Drop one.")
-        if self.fov is not None and not 0 < self.fov < 180:
-            raise InputError(f"fov: expected degrees between 0 and 180, got {self.fov}.")
+        if self.fov is not None and not (isinstance(self.fov, int | float) and 0 < self.fov < 180):
+            raise InputError(f"fov: expected degrees between 0 and 180, got {self.fov!r}.")
 
 
 class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
@@ -196,7 +196,7 @@ def _check_matrix(K: ArrayLike | Tensor, frame: Frame) -> Floats:
     """Read a camera matrix, or the one of this image among several."""
     try:
         table = np.array(K.detach().cpu() if isinstance(K, Tensor) else K, dtype=np.float32)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"K: expected a camera matrix [3, 3], got {type(K).__name__}.") from error
     if table.ndim == 3:
         if frame.index >= len(table):

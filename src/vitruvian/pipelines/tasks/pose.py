@@ -24,10 +24,11 @@ from vitruvian.ops.cache import constant
 from vitruvian.ops.crop import crop_windows
 from vitruvian.ops.cuda_graphs import no_capture
 from vitruvian.ops.heatmap_peaks import decode_heatmaps, decodes_without_sync
-from vitruvian.pipelines.base import PeopleOptions, TaskPipeline, people_to_crop
+from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.cuda_streams import HostCopy, LazyValue, record_stream, stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.people.detectors import whole_image
+from vitruvian.pipelines.people.selection import PeopleOptions, people_to_crop
 from vitruvian.pipelines.regions import boxes_xywh
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Pose
@@ -59,6 +60,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
     task = "pose"
     options_class = PoseOptions
     on_empty = "none"
+    detects_by_default = True
     fixed_input_size = True
 
     @property
@@ -77,17 +79,17 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
             return Prepared(frame, [], crops)
         boxes = boxes_xywh(crops)  # [P, 4]
 
-        def make(pixels: Tensor) -> Sequence[Tensor] | Tensor:
-            return self.processor.prepare_images([pixels], [boxes], dtype=self.model.dtype)
+        def make(pixels: Tensor, rows: slice) -> Sequence[Tensor] | Tensor:
+            return self.processor.prepare_images([pixels], [boxes[rows]], dtype=self.model.dtype)
 
-        return Prepared(frame, self.make_units(frame, make), crops)
+        return Prepared(frame, self.make_units(frame, len(boxes), make), crops)
 
     def forward(self, units: list[Unit]) -> list[PersonKeypoints]:
         """Run the model; return the keypoints of all people in the batch, and the row of each unit."""
         crops = stack_on_device([unit.pixels for unit in units], self.device, self.model.dtype)  # [B, 3, h, w]
         pairs = self._flip_pairs() if self.options.flip else None
         if decodes_without_sync(crops, kernel_size=self.options.kernel_size):
-            # Decoding is part of the CUDA graph; the graph of the model alone is not recorded.
+            # Decoding is part of the CUDA graph; the model alone is not captured.
             keypoints = self.model.run_captured(self._forward_and_decode, crops, pairs, self.options.kernel_size)
             copy = LazyValue(lambda: HostCopy(keypoints))
             copy.get()

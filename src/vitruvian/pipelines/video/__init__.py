@@ -1,4 +1,4 @@
-"""Videos and cameras: one loop that tracks, smooths, draws and records."""
+"""Videos and cameras: people are tracked, results smoothed over time, drawn and recorded; stopped runs resume."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.video import VideoReader, open_video
 from vitruvian.pipelines.people.detectors import PeopleDetector
-from vitruvian.pipelines.people.smoothing import ResultSmoother, State, prefixed, substate
-from vitruvian.pipelines.people.tracking import TrackedDetector
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.video.segments import SegmentFiles, SegmentFolder, VideoSegment
+from vitruvian.pipelines.video.smoothing import ResultSmoother, State, prefixed, substate
+from vitruvian.pipelines.video.tracking import TrackedDetector
 from vitruvian.results import Parts, Result, Semantic
 
 Drawing = NDArray[np.uint8]  # [H, W, 3] or [H, W, 4]

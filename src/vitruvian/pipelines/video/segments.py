@@ -1,11 +1,12 @@
 """The folder in which a video is written segment by segment, `NAME.parts` beside the output.
 
 plan.json                          source, outputs and settings; another plan is not resumed
-000000.mp4  .jsonl  .npz  .json    a segment, by the number of its first frame; .json is written last and completes it
+00000000.mp4  .jsonl  .npz  .json  a segment, by the number of its first frame; .json is written last and completes it
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,11 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.atomic import atomic_write
+from vitruvian.atomic import atomic_write, remove_temporary_files, write_errors
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import json_text, write_json, write_npz
-from vitruvian.files.video import NUMBERED, SequenceWriter, Sound, VideoReader, VideoWriter, codec_for, import_av
-from vitruvian.pipelines.people.smoothing import State
+from vitruvian.files.video import NUMBERED, SequenceWriter, Sound, VideoReader, VideoWriter, codec_for, open_container
+from vitruvian.pipelines.video.smoothing import State
 
 _PLAN = "plan.json"
 _VERSION = 4
@@ -76,7 +77,7 @@ class SegmentFolder:
             "source": stat and reader and [str(reader.path.resolve()), stat.st_size, stat.st_mtime_ns],
             "outputs": [None if path is None else path.name for path in (out, records)],
             "length": length,
-            "meaning": json.loads(json.dumps({**settings, "alpha": alpha}, default=str)),
+            "settings": json.loads(json.dumps({**settings, "alpha": alpha}, default=str)),
         }
 
     def finished(self) -> bool:
@@ -102,6 +103,7 @@ class SegmentFolder:
         else:
             self.clear()
         self.path.mkdir(parents=True, exist_ok=True)
+        remove_temporary_files(self.path)
         write_json(self.path / _PLAN, self.plan)
         return segments
 
@@ -164,7 +166,8 @@ class SegmentFiles:
             elif self._writer is None:
                 self._writer = SequenceWriter(folder.out, start=self._start)
             self._writer.write(image, time - self._time)
-        self._lines.write(json_text(line) + "\n")
+        with write_errors(self._folder.path):
+            self._lines.write(json_text(line) + "\n")
         self._failures += failed
 
     def finish(self, stop: int, state: State) -> VideoSegment:
@@ -172,7 +175,8 @@ class SegmentFiles:
         segment = VideoSegment(self._start, stop, self._time, self._failures)
         if self._writer is not None:
             self._writer.close()
-        self._lines.close()
+        with write_errors(self._folder.path):
+            self._lines.close()
         write_npz(self._state_path, state)
         write_json(self._state_path.with_suffix(".json"), asdict(segment))
         if self._start >= self._folder.length:
@@ -183,14 +187,14 @@ class SegmentFiles:
         """Remove the video, and close the records."""
         if self._writer is not None:
             self._writer.discard()
-        self._lines.close()
+        with contextlib.suppress(OSError):  # what is buffered may not fit the disk
+            self._lines.close()
 
 
 def _join_videos(
     videos: Sequence[tuple[Path, float]], out: Path, *, alpha: bool, sound_from: Path | None = None
 ) -> None:
     """Concatenate videos of one codec without encoding them again; each starts at its time in seconds."""
-    av = import_av()
     kind = codec_for(out, alpha=alpha)
     options = {"movflags": "+faststart"} if kind.container == "mp4" else {}
     stream: Any = None
@@ -198,11 +202,11 @@ def _join_videos(
     last = -1
     with (
         atomic_write(out) as temporary,
-        av.open(str(temporary), "w", format=kind.container, options=options) as whole,
+        open_container(temporary, "w", format=kind.container, options=options) as whole,
         ExitStack() as opened,
     ):
         for path, start in videos:
-            with av.open(str(path)) as part:
+            with open_container(path) as part:
                 track = part.streams.video[0]
                 if stream is None:
                     stream = whole.add_stream_from_template(track)

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvian.training.config import AugmentPart
+from vitruvian.training.config import AugmentConfig
 from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.datasets.labels import LabeledImages
 from vitruvian.training.synthetic.camera_effects import add_noise_and_jpeg, defocus
 from vitruvian.training.synthetic.rng import Rng
 
 
-def random_crop(crop: CropWindow, augment: AugmentPart, generator: torch.Generator) -> CropWindow:
+def random_crop(crop: CropWindow, augment: AugmentConfig, generator: torch.Generator) -> CropWindow:
     """Zoom, shift and mirror a crop at random."""
     draw = 2 * torch.rand(4, generator=generator) - 1
     scale = math.exp(float(draw[0]) * math.log1p(augment.scale))
@@ -33,7 +33,7 @@ def _adjust_crop(crop: CropWindow, *, scale: float, shift_xy: Tensor, flipped: T
     return replace(crop, start_xy=start, step_xy=crop.step_xy / scale, flipped=flipped)
 
 
-def colour_jitter(images: LabeledImages, augment: AugmentPart, generator: torch.Generator) -> LabeledImages:
+def colour_jitter(images: LabeledImages, augment: AugmentConfig, generator: torch.Generator) -> LabeledImages:
     """Change brightness, contrast, saturation and tint of images and their foreground alike.
 
     The change is c ↦ A c + b, under which an image stays foreground + (1 − alpha) · background.

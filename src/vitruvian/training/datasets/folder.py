@@ -20,7 +20,7 @@ from torch import Tensor
 from vitruvian.config import read_json
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.images import crop_params, fit_inside_hw
-from vitruvian.training.config import AugmentPart
+from vitruvian.training.config import AugmentConfig
 from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.datasets.augmentation import colour_jitter, random_crop
 from vitruvian.training.datasets.labels import LabeledImages, TrainBatch, make_batch
@@ -82,7 +82,7 @@ class PeopleFolder:
         """Return the number of crops."""
         return len(self.entries)
 
-    def read(self, index: int, *, augment: AugmentPart | None = None, seed: int = 0) -> LabeledImages:
+    def read(self, index: int, *, augment: AugmentConfig | None = None, seed: int = 0) -> LabeledImages:
         """Read one crop (B = 1), with random changes where `augment` is not None."""
         known = self.entries[index]
         missing = sorted(self.maps - known.files.keys())
@@ -125,7 +125,7 @@ class FolderBatches:
         tasks: Sequence[str],
         batch_size: int,
         seed: int = 0,
-        augment: AugmentPart | None = None,
+        augment: AugmentConfig | None = None,
         device: torch.device | str = "cpu",
         workers: int = 0,
         stride: int = 1,
@@ -187,20 +187,20 @@ def _read_entries(folder: Path, view: str) -> list[_Annotations]:
         people: dict[object, list[dict[str, Any]]] = {image["id"]: [] for image in table["images"]}
         for person in table["annotations"]:
             people[person["image_id"]].append(person)
-        found = []
+        entries = []
         for image in table["images"]:
             members = people[image["id"]]
             large = [person for person in members if min(person["bbox"][2:]) >= _SMALLEST_SIDE]
             if view == "person":
-                found += [_read_entry(image, members, subject) for subject in large]
+                entries += [_read_entry(image, members, subject) for subject in large]
             else:
                 subject = max(large, key=lambda person: float(person["area"]), default=None)
-                found.append(_read_entry(image, members, subject))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+                entries.append(_read_entry(image, members, subject))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
         raise CheckpointError(f"{path}: expected COCO's tables, but met {error!r}. Write the dataset again.") from error
-    if not found:
+    if not entries:
         raise InputError(f"{folder}: expected people in its images, got none. Write another dataset.")
-    return found
+    return entries
 
 
 def _read_entry(
@@ -254,20 +254,20 @@ def _crop_image(maps: ImageMaps, known: _Annotations, crop: CropWindow) -> Label
     def sample(values: Tensor, *, mode: str = "bilinear") -> Tensor:
         return crop.sample(values[None], mode=mode, antialias=mode == "bilinear")  # [1, C, H, W]
 
-    found = {"image": sample(maps["image"] / 255)}
+    cropped = {"image": sample(maps["image"] / 255)}
     if "matte" in maps:
-        found["alpha"] = sample(maps["matte"][3:])
-        found["foreground"] = sample(maps["matte"][:3] * maps["matte"][3:])
+        cropped["alpha"] = sample(maps["matte"][3:])
+        cropped["foreground"] = sample(maps["matte"][:3] * maps["matte"][3:])
     if "parts" in maps:
-        found["parts"] = crop.sample_parts(maps["parts"][None, None])[:, None]
+        cropped["parts"] = crop.sample_parts(maps["parts"][None, None])[:, None]
         if "albedo" in maps:
             covered = (maps["parts"] > 0)[None].float()
             mean = sample(maps["albedo"] * covered) / sample(covered).clamp_min(1e-3)
-            found["albedo"] = torch.where(found["parts"] > 0, mean.clamp(0, 1), 0.0)
+            cropped["albedo"] = torch.where(cropped["parts"] > 0, mean.clamp(0, 1), 0.0)
     if "normals" in maps:
         nearest = sample(maps["depth"][None], mode="nearest")  # [1, 1, H, W]
-        found["depth"] = _interpolate_depth(maps["depth"][None, None], nearest, crop)
-        found["normals"] = crop.sample_normals(maps["normals"][None], antialias=True) * (nearest > 0)
+        cropped["depth"] = _interpolate_depth(maps["depth"][None, None], nearest, crop)
+        cropped["normals"] = crop.sample_normals(maps["normals"][None], antialias=True) * (nearest > 0)
     boxes = torch.cat([known.boxes_xywh[:, :2], known.boxes_xywh[:, :2] + known.boxes_xywh[:, 2:]], dim=1)
     return LabeledImages(
         valid=sample(torch.ones(1, *maps["image"].shape[1:]), mode="nearest") > 0,
@@ -276,7 +276,7 @@ def _crop_image(maps: ImageMaps, known: _Annotations, crop: CropWindow) -> Label
         boxes_xyxy=crop.move_boxes(boxes[None]),
         stature=torch.tensor([known.stature]),
         area=known.area / crop.step_xy.prod(dim=1),
-        **found,
+        **cropped,
     )
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vitruvian.errors import InputError
 from vitruvian.images.rle import encode_rles, rle_area, rle_iou
+from vitruvian.results.base import check_choice
 from vitruvian.training.evaluation.metric import (
     Array,
     Bools,
@@ -28,7 +29,6 @@ from vitruvian.training.evaluation.metric import (
     PerObject,
     Values,
     as_row,
-    check_choice,
     nan_mean,
     ratio,
 )
@@ -215,19 +215,19 @@ class MeanAveragePrecision(AveragePrecision):
         from those of the masks or boxes, as in COCO's annotations.
         """
         read, area, iou = (check_boxes, _box_areas, _box_iou) if self.kind == "box" else (_read_rles, _areas, _rle_iou)
-        found, truth = read(objects), read(targets)
-        areas, true_areas = area(found), area(truth)
+        detected, truth = read(objects), read(targets)
+        areas, true_areas = area(detected), area(truth)
         if target_areas is not None:
             true_areas = as_row("target_areas", target_areas, len(truth), np.float64)
         flags = as_row("crowd", crowd, len(truth), np.bool_, default=False)
-        confidence = as_row("scores", scores, len(found), np.float64)
-        found_labels = as_row("labels", labels, len(found), np.int64)
+        confidence = as_row("scores", scores, len(detected), np.float64)
+        detected_labels = as_row("labels", labels, len(detected), np.int64)
         true_labels = as_row("target_labels", target_labels, len(truth), np.int64)
-        for label in np.union1d(found_labels, true_labels).tolist():
-            ours, theirs = np.flatnonzero(found_labels == label), np.flatnonzero(true_labels == label)
+        for label in np.union1d(detected_labels, true_labels).tolist():
+            ours, theirs = np.flatnonzero(detected_labels == label), np.flatnonzero(true_labels == label)
             ours = ours[self.best_first(confidence[ours])]
             self.add(
-                iou(found[ours], truth[theirs], flags[theirs]),
+                iou(detected[ours], truth[theirs], flags[theirs]),
                 scores=confidence[ours],
                 sizes=areas[ours],
                 target_sizes=true_areas[theirs],
@@ -267,11 +267,13 @@ def _box_areas(boxes_xyxy: Floats) -> Floats:
     return np.asarray((boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).prod(-1))
 
 
-def _box_iou(found: Floats, truth: Floats, crowd: Bools) -> Floats:
+def _box_iou(detected: Floats, truth: Floats, crowd: Bools) -> Floats:
     """Return intersection over union [D, G], or over the detection's area where truth is a crowd."""
-    corner = np.minimum(found[:, None, 2:], truth[None, :, 2:]) - np.maximum(found[:, None, :2], truth[None, :, :2])
+    corner = np.minimum(detected[:, None, 2:], truth[None, :, 2:]) - np.maximum(
+        detected[:, None, :2], truth[None, :, :2]
+    )
     shared = corner.clip(min=0).prod(-1)  # [D, G]
-    ours, theirs = _box_areas(found)[:, None], _box_areas(truth)[None]
+    ours, theirs = _box_areas(detected)[:, None], _box_areas(truth)[None]
     whole = np.where(crowd[None], ours, ours + theirs - shared)
     return np.asarray(shared / np.where(whole > 0, whole, 1.0))
 
@@ -288,8 +290,8 @@ def _areas(rles: npt.NDArray[Any]) -> Floats:
     return np.array([rle_area(rle) for rle in rles], dtype=np.float64)
 
 
-def _rle_iou(found: npt.NDArray[Any], truth: npt.NDArray[Any], crowd: Bools) -> Floats:
-    return np.asarray(rle_iou(list(found), list(truth), crowd=crowd))
+def _rle_iou(detected: npt.NDArray[Any], truth: npt.NDArray[Any], crowd: Bools) -> Floats:
+    return np.asarray(rle_iou(list(detected), list(truth), crowd=crowd))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,16 +351,16 @@ class BoxAP(AveragePrecision):
         """
         if self.min_height and size_hw is None:
             raise InputError("size_hw: expected the image's size, which min_height refers to, got None.")
-        found, truth = check_boxes(boxes_xyxy), check_boxes(target_boxes_xyxy)
-        confidence = as_row("scores", scores, len(found), np.float64)
+        detected, truth = check_boxes(boxes_xyxy), check_boxes(target_boxes_xyxy)
+        confidence = as_row("scores", scores, len(detected), np.float64)
         best = self.best_first(confidence)
         best = best[confidence[best] >= self.min_score]
         flags = as_row("crowd", crowd, len(truth), np.bool_, default=False)
         lowest = self.min_height * size_hw[0] if size_hw is not None else 0.0
         self.add(
-            _box_iou(found[best], truth, flags),
+            _box_iou(detected[best], truth, flags),
             scores=confidence[best],
-            sizes=found[best, 3] - found[best, 1],
+            sizes=detected[best, 3] - detected[best, 1],
             target_sizes=truth[:, 3] - truth[:, 1],
             crowd=flags,
             ignored=as_row("ignored", ignored, len(truth), np.bool_, default=False),

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from vitruvian.human import PART_NAMES, SIGMAS
 from vitruvian.models.sapiens2.people import decode_people
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
+from vitruvian.results.base import check_choice
 from vitruvian.training.config import TrainConfig
 from vitruvian.training.datasets.folder import PeopleFolder
 from vitruvian.training.datasets.labels import IGNORED_PART, LabeledImages, normalize, to_model_axes
@@ -26,7 +27,6 @@ from vitruvian.training.evaluation.geometry import AngularError, DepthError, Poi
 from vitruvian.training.evaluation.iou import ForegroundIoU, MeanIoU
 from vitruvian.training.evaluation.keypoints import PCK, KeypointAP, box_length
 from vitruvian.training.evaluation.matting import MattingError
-from vitruvian.training.evaluation.metric import check_choice
 from vitruvian.training.evaluation.report import Report
 
 Output = Any  # the output of a task's model
@@ -95,7 +95,7 @@ def headlines(report: Report) -> dict[str, float]:
     return {f"{task}/{name}": report.numbers(task)[name] for task in report.scores for name in _HEADLINES[task]}
 
 
-def validation(config: TrainConfig, device: torch.device) -> Evaluate:
+def make_validation(config: TrainConfig, device: torch.device) -> Evaluate:
     """Return a function that evaluates a model on the validation dataset of a configuration."""
     height, width = config.model.image_size
     tasks = config.model.tasks
@@ -159,10 +159,10 @@ class _Parts(_Evaluator):
         self.parts, self.silhouette = MeanIoU(len(PART_NAMES), ignore_index=IGNORED_PART), ForegroundIoU()
 
     def update(self, output: Output, images: LabeledImages) -> None:
-        found = _resize(output.logits, images).argmax(dim=1)  # [B, H, W]
+        predicted = _resize(output.logits, images).argmax(dim=1)  # [B, H, W]
         inside, truth = images.valid[:, 0], images.require("parts")[:, 0]
-        self.parts.update(found, torch.where(inside, truth, IGNORED_PART))
-        self.silhouette.update(found > 0, truth > 0, mask=inside)
+        self.parts.update(predicted, torch.where(inside, truth, IGNORED_PART))
+        self.silhouette.update(predicted > 0, truth > 0, mask=inside)
 
 
 class _Normals(_Evaluator):
@@ -183,17 +183,17 @@ class _Pointmap(_Evaluator):
         self.depth, self.scaled_depth, self.points = DepthError(), DepthError(alignment="scale"), PointError()
 
     def update(self, output: Output, images: LabeledImages) -> None:
-        found = _resize(output.pointmaps, images)
+        predicted = _resize(output.pointmaps, images)
         # A scale near zero would send points to infinity, which metrics refuse.
         scales = images.scales if output.scales is None else output.scales.float().clamp_min(1e-2)
-        found = found / scales[:, :, None, None]
+        predicted = predicted / scales[:, :, None, None]
         truth = images.points
         covered = truth[:, 2] > 0  # [B, H, W]
         for metric in (self.depth, self.scaled_depth):
-            metric.update(found[:, 2], truth[:, 2], mask=covered)
+            metric.update(predicted[:, 2], truth[:, 2], mask=covered)
         known = images.stature > 0
         if known.any():
-            self.points.update(found[known], truth[known], mask=covered[known], length=images.stature[known].cpu())
+            self.points.update(predicted[known], truth[known], mask=covered[known], length=images.stature[known].cpu())
 
 
 class _Matting(_Evaluator):
@@ -203,9 +203,9 @@ class _Matting(_Evaluator):
         self.matte, self.silhouette = MattingError(), ForegroundIoU()
 
     def update(self, output: Output, images: LabeledImages) -> None:
-        found, truth = _resize(output.alphas, images).clamp(0, 1), images.require("alpha")
-        self.matte.update(found, truth, mask=images.valid)
-        self.silhouette.update(found, truth, mask=images.valid)
+        predicted, truth = _resize(output.alphas, images).clamp(0, 1), images.require("alpha")
+        self.matte.update(predicted, truth, mask=images.valid)
+        self.silhouette.update(predicted, truth, mask=images.valid)
 
 
 class _Albedo(_Evaluator):
@@ -237,8 +237,8 @@ class _People(_Evaluator):
 
     def update(self, output: Output, images: LabeledImages) -> None:
         size_hw = (images.image.shape[-2], images.image.shape[-1])
-        found = decode_people(output.logits, output.sides, size_hw=size_hw, threshold=_LOWEST_SCORE)
-        for (boxes, scores), truth in zip(found, images.boxes_xyxy, strict=True):
+        detected = decode_people(output.logits, output.sides, size_hw=size_hw, threshold=_LOWEST_SCORE)
+        for (boxes, scores), truth in zip(detected, images.boxes_xyxy, strict=True):
             present = ((truth[:, 2:] - truth[:, :2]) > 0).all(dim=1)
             self.boxes.update(boxes.cpu(), scores.cpu(), truth[present].cpu(), size_hw=size_hw)
 

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.results.base import check_choice
 from vitruvian.training.evaluation.metric import (
     Array,
     Averages,
@@ -41,7 +42,6 @@ from vitruvian.training.evaluation.metric import (
     Metric,
     PerObject,
     as_row,
-    check_choice,
     check_finite,
     check_maps,
 )

@@ -22,8 +22,9 @@ import torch
 
 from vitruvian.errors import InputError
 from vitruvian.human import COCO_WHOLEBODY_133, KEYPOINT_INDEX, KEYPOINTS, LAYOUTS, SIGMAS, Layout
+from vitruvian.results.base import check_choice
 from vitruvian.training.evaluation.average_precision import AveragePrecision, check_boxes, summarize
-from vitruvian.training.evaluation.metric import Array, Bools, Floats, Metric, PerObject, Values, as_row, check_choice
+from vitruvian.training.evaluation.metric import Array, Bools, Floats, Metric, PerObject, Values, as_row
 
 # Sigmas of COCO-WholeBody for points that the 308 do not have, and for its 68 points of the face.
 _WHOLEBODY_FACE_SIGMAS: Final[tuple[float, ...]] = (
@@ -263,10 +264,10 @@ class KeypointAP(AveragePrecision):
         crowd: PerObject = None,
         ignored: PerObject = None,
     ) -> None:
-        """Add one image: D people found [D, J, 2] with scores [D], G true ones [G, J, 2].
+        """Add one image: D detected people [D, J, 2] with scores [D], G true ones [G, J, 2].
 
         Args:
-            keypoints: Points found; those that are NaN are far from everything.
+            keypoints: Detected points; those that are NaN are far from everything.
             scores: Confidence of each person. The 20 best count.
             target_keypoints: True points.
             target_visible: Which of them are labelled [G, J]: COCO's visibility over 0.
@@ -276,9 +277,9 @@ class KeypointAP(AveragePrecision):
             ignored: Marks people that need not be found [G]. Those without labelled points never need be.
         """
         count = len(self.sigmas)
-        found = _check_points("keypoints", keypoints, count)  # [D, J, 2]
+        detected = _check_points("keypoints", keypoints, count)  # [D, J, 2]
         truth = _check_points("target_keypoints", target_keypoints, count)  # [G, J, 2]
-        confidence = as_row("scores", scores, len(found), np.float64)
+        confidence = as_row("scores", scores, len(detected), np.float64)
         visible = as_row("target_visible", target_visible, len(truth) * count, np.float64).reshape(-1, count) > 0
         areas = as_row("target_areas", target_areas, len(truth), np.float64)
         flags = as_row("crowd", crowd, len(truth), np.bool_, default=False)
@@ -290,9 +291,9 @@ class KeypointAP(AveragePrecision):
             raise InputError(f"target_boxes_xyxy: expected one for each of the {len(truth)} people, got {len(boxes)}.")
         best = self.best_first(confidence)
         self.add(
-            _keypoint_similarity(found[best], truth, visible, areas, boxes, np.array(self.sigmas)),
+            _keypoint_similarity(detected[best], truth, visible, areas, boxes, np.array(self.sigmas)),
             scores=confidence[best],
-            sizes=_point_areas(found[best]),
+            sizes=_point_areas(detected[best]),
             target_sizes=areas,
             crowd=flags,
             ignored=skipped,
@@ -306,18 +307,18 @@ class KeypointAP(AveragePrecision):
 
 
 def _keypoint_similarity(
-    found: Floats, truth: Floats, visible: Bools, areas: Floats, boxes_xyxy: Floats, sigmas: Floats
+    detected: Floats, truth: Floats, visible: Bools, areas: Floats, boxes_xyxy: Floats, sigmas: Floats
 ) -> Floats:
     """Return the similarity of people by their keypoints, 0 to 1: [D, J, 2] and [G, J, 2] -> [D, G].
 
     The mean over labelled points of exp(−distance² / (2 · area · (2 sigma)²)). For a true person without any, distances
     are those to its box enlarged three times, over all points. `visible` is [G, J], `areas` [G], `sigmas` [J].
     """
-    offset = found[:, None] - truth[None]  # [D, G, J, 2]
+    offset = detected[:, None] - truth[None]  # [D, G, J, 2]
     unlabelled = np.logical_not(visible.any(axis=1))  # [G]
     size = boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]  # [G, 2]
     low, high = ((boxes_xyxy[:, :2] - size)[:, None], (boxes_xyxy[:, 2:] + size)[:, None])  # [G, 1, 2] each
-    outside = np.maximum(low - found[:, None], 0) + np.maximum(found[:, None] - high, 0)  # [D, G, J, 2]
+    outside = np.maximum(low - detected[:, None], 0) + np.maximum(detected[:, None] - high, 0)  # [D, G, J, 2]
     squares = np.where(unlabelled[:, None, None], outside, offset)
     squares = np.where(np.isnan(squares), np.inf, squares**2).sum(-1)  # [D, G, J]
     variance = 2 * (2 * sigmas) ** 2 * (areas[:, None] + np.spacing(1))  # [G, J]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitruvian.errors import InputError, near_matches
+from vitruvian.errors import InputError
 
 Array = Tensor | npt.NDArray[Any]
 Values = Array | Sequence[float] | Sequence[int] | Sequence[bool] | float
@@ -108,12 +108,6 @@ def check_maps(
     if inside.shape[-2:] != shape[-2:] or inside.numel() != int(np.prod(shape)):
         raise InputError(f"mask: expected the shape {list(shape)}, got {list(inside.shape)}. One value a pixel.")
     return predicted, target, inside.reshape(shape) > 0
-
-
-def check_choice(name: str, value: str, known: Collection[str]) -> None:
-    """Raise `InputError` for a value that is not among the known ones."""
-    if value not in known:
-        raise InputError(f"{name}: expected one of {', '.join(known)}, got {value!r}.{near_matches(value, known)}")
 
 
 def check_finite(name: str, values: Tensor) -> None:

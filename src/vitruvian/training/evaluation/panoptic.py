@@ -81,39 +81,39 @@ class PanopticQuality(Metric):
         Maps [H, W] hold segment ids. Entries of `segments_info` have `id` and `label_id` (or COCO's `category_id`);
         those of the truth may have `iscrowd`.
         """
-        found, truth = _segment_labels(segments_info), _segment_labels(target_segments_info)
+        predicted, truth = _segment_labels(segments_info), _segment_labels(target_segments_info)
         crowds = {int(row["id"]) for row in target_segments_info if row.get("iscrowd")}
-        rows = self._segment_indices("segmentation", segmentation, found)
+        rows = self._segment_indices("segmentation", segmentation, predicted)
         columns = self._segment_indices("target_segmentation", target_segmentation, truth)
         if rows.shape != columns.shape:
             raise InputError(f"segmentation: expected as many pixels as the target, {len(columns)}, got {len(rows)}.")
-        shape = (len(found) + 1, len(truth) + 1)  # void last
+        shape = (len(predicted) + 1, len(truth) + 1)  # void last
         areas = np.bincount(rows * shape[1] + columns, minlength=shape[0] * shape[1]).reshape(shape)
-        found_areas, truth_areas = areas[:-1].sum(1), areas[:, :-1].sum(0)
-        if (found_areas == 0).any():
-            empty = [segment for segment, area in zip(found, found_areas, strict=True) if area == 0]
+        predicted_areas, truth_areas = areas[:-1].sum(1), areas[:, :-1].sum(0)
+        if (predicted_areas == 0).any():
+            empty = [segment for segment, area in zip(predicted, predicted_areas, strict=True) if area == 0]
             raise InputError(
                 f"segments_info: expected segments with pixels in the map, got none for the ids {empty[:8]}."
             )
-        found_ids, truth_ids = list(found), list(truth)
-        matched_found, matched_truth = set(), set()
+        predicted_ids, truth_ids = list(predicted), list(truth)
+        matched_predicted, matched_truth = set(), set()
         for row, column in zip(*np.nonzero(areas[:-1, :-1]), strict=True):
-            segment, target = found_ids[row], truth_ids[column]
-            if target in crowds or found[segment] != truth[target]:
+            segment, target = predicted_ids[row], truth_ids[column]
+            if target in crowds or predicted[segment] != truth[target]:
                 continue
             shared = int(areas[row, column])
-            overlap = shared / (found_areas[row] + truth_areas[column] - shared - areas[row, -1])
+            overlap = shared / (predicted_areas[row] + truth_areas[column] - shared - areas[row, -1])
             if overlap > 0.5:
                 self.matched[truth[target]] += 1
                 self.overlaps[truth[target]] += float(overlap)  # type: ignore[assignment]
-                matched_found.add(segment)
+                matched_predicted.add(segment)
                 matched_truth.add(target)
         self.missed.update(
             label for target, label in truth.items() if target not in matched_truth and target not in crowds
         )
-        for row, (segment, label) in enumerate(found.items()):
+        for row, (segment, label) in enumerate(predicted.items()):
             excused = [c for c, target in enumerate(truth_ids) if target in crowds and truth[target] == label]
-            if segment not in matched_found and areas[row, [*excused, -1]].sum() / found_areas[row] <= 0.5:
+            if segment not in matched_predicted and areas[row, [*excused, -1]].sum() / predicted_areas[row] <= 0.5:
                 self.spurious[label] += 1
 
     def compute(self) -> PanopticReport:

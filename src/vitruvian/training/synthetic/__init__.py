@@ -3,13 +3,13 @@
     build_pack/ (once)            anny's bodies, assets, garments, recorded poses ─▶ a file
     pack, procedural_pack         the file ─▶ Pack: body, poses, wardrobe, textures, scenery
     people                        Pack ─▶ PeopleBatch; `posing`, `clothing`, `materials` draw its parts
-    render                        PeopleBatch ─▶ Truth: image, matte, albedo, normals, points, parts, keypoints
+    render                        PeopleBatch ─▶ GroundTruth: image, matte, albedo, normals, points, parts, keypoints
         camera, backgrounds       where people stand, what is behind them
         rasterizer, textures      which face a sample shows, with which colour
         lighting, shading         lights and shadows ─▶ radiance
         camera_effects            lens, sensor, JPEG
-    samples, compose              Truth in few bytes ─▶ new crops and whole images while training
-    dataset                       Truth ─▶ files on disk
+    samples, compose              GroundTruth in few bytes ─▶ new crops and whole images while training
+    dataset                       GroundTruth ─▶ files on disk
 
 `pieces` defines the meshes that a wardrobe consists of, `rng` the random numbers.
 """

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.training.synthetic.pack import Pack, Wardrobe
-from vitruvian.training.synthetic.pieces import MEN, PARTS, SLOT, SLOTS, WOMEN
+from vitruvian.training.synthetic.pieces import MATERIALS_PER_SLOT, MEN, SLOT, SLOTS, WOMEN
 from vitruvian.training.synthetic.rng import Rng
 
 _ADULT = 0.58  # age trait from which people may wear little
@@ -156,11 +156,11 @@ def dress(pack: Pack, outfit: Outfit, body_vertices: Tensor) -> DressedBodies:
         )
         rows.append(row)  # [P, Fs]
         faces.append(torch.where(worn[..., None], wardrobe.faces[row] + int(start), -1))  # [P, Fs, 3]
-        material.append(wardrobe.face_part[row] + slot * PARTS)
+        material.append(wardrobe.face_part[row] + slot * MATERIALS_PER_SLOT)
     face_rows, corners, face_material = torch.cat(rows, 1), torch.cat(faces, 1), torch.cat(material, 1)
     gone = torch.unflatten(_rows(buried, corners.clamp_min(0).flatten(1)), 1, (-1, 3))  # [P, F, 3]
     # Hair ends at the rim of a hat; other pieces continue under the next layer to the end of their triangles.
-    hair = face_material // PARTS == SLOT["hair"]
+    hair = face_material // MATERIALS_PER_SLOT == SLOT["hair"]
     visible = (corners[..., 0] >= 0) & ~torch.where(hair, gone.any(-1), gone.all(-1))
     # Visible faces come first, so that the batch is only as long as its largest person needs.
     order = visible.byte().argsort(dim=1, descending=True, stable=True)[:, : int(visible.sum(1).max())]  # [P, F]

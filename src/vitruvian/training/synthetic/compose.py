@@ -1,6 +1,6 @@
-"""New images from rendered people: other crops, backgrounds, occluders, company and light.
+"""New images from rendered people: other crops, backgrounds, occluders, bystanders and light.
 
-    Samples ─compose_crops──▶ Crops: one person at the size that a model reads, with all truths
+    Samples ─compose_crops──▶ Crops: one person at the size that a model reads, with all ground truth
             └compose_scenes─▶ Scenes: whole images with none to several people and their boxes ─crop_scenes─▶ Scenes
 
 Everything runs on the device of the samples. Letters: n images, m the most people in one.
@@ -16,18 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitruvian.human import PART_INDEX
 from vitruvian.images.nms import mask_boxes
 from vitruvian.ops.cache import constant
 from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.synthetic.backgrounds import photo_crops, soft_shape
 from vitruvian.training.synthetic.camera import points_from_depth
-from vitruvian.training.synthetic.pieces import CLASS
 from vitruvian.training.synthetic.render import hide_keypoints
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.samples import Samples, depth_metres
 from vitruvian.training.tensor_batch import TensorBatch
 
-_CLOTHES = tuple(CLASS[name] for name in ("Apparel", "Lower_Clothing", "Upper_Clothing"))
+_CLOTHES = tuple(PART_INDEX[name] for name in ("Apparel", "Lower_Clothing", "Upper_Clothing"))
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class CropOptions:
     flip: float = 0.5
     new_background: float = 0.6
     blended: float = 0.4  # light and colours of a person approach those of the new background
-    company: float = 0.45  # another person in the image
+    bystander: float = 0.45  # another person in the image
     printed: float = 0.3  # an image printed on clothes
     occluder: float = 0.12
     edge: float = 0.15  # a straight edge hides one side, and the box is that of the rest
@@ -50,13 +50,13 @@ class CropOptions:
     @classmethod
     def plain(cls, size_hw: tuple[int, int] = (384, 288)) -> Self:
         """Return options for crops as at inference, without augmentation."""
-        probabilities = ("flip", "new_background", "blended", "company", "printed", "occluder", "edge", "border")
+        probabilities = ("flip", "new_background", "blended", "bystander", "printed", "occluder", "edge", "border")
         return cls(size_hw=size_hw, scale=(1.0, 1.0), shift=0.0, **dict.fromkeys(probabilities, 0.0))
 
 
 @dataclass(frozen=True)
 class Crops(TensorBatch):
-    """n images of one person each (and perhaps another one), with truths."""
+    """n images of one person each (and perhaps another one), with ground truth."""
 
     image: Tensor  # [n, 3, H, W] 0..1 sRGB
     foreground: Tensor  # [n, 3, H, W] premultiplied
@@ -90,7 +90,7 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: C
         foreground = torch.where(replaced, lit, crops.foreground)
         image = torch.where(replaced, lit + (1 - crops.alpha) * behind, crops.image)
         crops = replace(crops, image=image, foreground=foreground)
-    crops = _add_company(crops, samples.select(rng.permutation(n)), rng, options)
+    crops = _add_bystander(crops, samples.select(rng.permutation(n)), rng, options)
     if len(backgrounds):
         shapes = _draw_shapes(n, rng, options, probability=options.occluder, radius=(0.14, 0.45))
         crops = _occlude(crops, shapes, backgrounds, rng)
@@ -239,11 +239,11 @@ def _match_background(foreground: Tensor, alpha: Tensor, behind: Tensor, rng: Rn
     return torch.minimum(matched.clamp_min(0), alpha)
 
 
-def _add_company(crops: Crops, others: Samples, rng: Rng, options: CropOptions) -> Crops:
+def _add_bystander(crops: Crops, others: Samples, rng: Rng, options: CropOptions) -> Crops:
     """Compose another person behind or in front of some people; its normals and points are unknown."""
     n, (H, W) = len(others), options.size_hw
     truncated = _truncated_sides(others)
-    present = rng.bernoulli(options.company, n) & ~truncated[:, :3].any(dim=1)
+    present = rng.bernoulli(options.bystander, n) & ~truncated[:, :3].any(dim=1)
     in_front = rng.bernoulli(0.3, n)
     x, y, w, h = others.boxes_xywh.unbind(1)
     height = h.clamp_min(8.0) * rng.log_uniform(0.9, 2.6, n)  # source pixels along the height of the crop
@@ -312,7 +312,7 @@ def _occlude(crops: Crops, shape: Tensor, backgrounds: Tensor, rng: Rng) -> Crop
 
 
 def halve_crops(crops: Crops, rng: Rng) -> Crops:
-    """Return truths at half the size, for heads that predict at half the size; image and keypoints stay."""
+    """Return ground truth at half the size, for heads that predict at half the size; image and keypoints stay."""
     known = (crops.points[:, 2:] > 0).float()
     share = F.avg_pool2d(known, 2)
     there = share > 0.6
@@ -470,7 +470,7 @@ def _replace_by_portraits(scenes: Scenes, samples: Samples, rng: Rng, options: S
 
 
 def crop_scenes(scenes: Scenes, *, rng: Rng, size_hw: tuple[int, int]) -> Scenes:
-    """Crop one person of each whole image, as a pose model reads people: small, in company, half hidden.
+    """Crop one person of each whole image, as a pose model reads people: small, beside others, half hidden.
 
     Crops are around the visible part. Images without people are replaced by others; where all are empty, crops are
     anywhere. What lies outside an image is black and empty.
@@ -504,7 +504,7 @@ def crop_scenes(scenes: Scenes, *, rng: Rng, size_hw: tuple[int, int]) -> Scenes
 
 
 def halve_scenes(scenes: Scenes, rng: Rng) -> Scenes:
-    """Return truths at half the size; image and boxes stay."""
+    """Return ground truth at half the size; image and boxes stay."""
     return replace(
         scenes,
         alpha=F.avg_pool2d(scenes.alpha, 2),

@@ -2,7 +2,7 @@
 
     DATASET/set.json                 seed, options, size
     DATASET/annotations.json         COCO: images with their cameras, people with boxes, masks and 308 keypoints
-    DATASET/contact-sheet.jpg        the first images and their truths
+    DATASET/contact-sheet.jpg        the first images and their ground truth
     DATASET/images/000000.jpg        the image
     DATASET/matte/000000.png         people without background: straight sRGB and alpha, 8 bit
     DATASET/albedo/000000.png        surface colour without light, sRGB, 8 bit
@@ -44,7 +44,7 @@ from vitruvian.images import image_to_tensor, load_image
 from vitruvian.images.rle import encode_rle, rle_area
 from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.people import sample_people
-from vitruvian.training.synthetic.render import RenderOptions, Truth, render
+from vitruvian.training.synthetic.render import GroundTruth, RenderOptions, render
 from vitruvian.training.synthetic.rng import derive_seed
 from vitruvian.training.synthetic.textures import TexturePyramid, build_pyramid
 
@@ -78,7 +78,7 @@ class ImageMaps(TypedDict, total=False):
     depth: Tensor  # [H, W] float32 metres, zero where there is no person
 
 
-def _maps_of(truth: Truth, row: int) -> ImageMaps:
+def _maps_of(truth: GroundTruth, row: int) -> ImageMaps:
     """Return the maps of one image of a batch."""
     alpha = truth.alpha[row]  # [1, H, W]
     colour = torch.where(alpha > 0, truth.foreground[row] / alpha.clamp_min(1e-6), 0.0).clamp(0, 1)  # [3, H, W]
@@ -210,7 +210,7 @@ def write_dataset(
     options: DatasetOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Write `count` images with truths into the folder `out` and return the path of its COCO annotations.
+    """Write `count` images with ground truth into the folder `out` and return the path of its COCO annotations.
 
     A folder that holds the beginning of the same dataset is continued. The same seed, pack and options give the same
     files on the same kind of device; people, cameras and light are the same on every device, fine noise is not.
@@ -243,7 +243,7 @@ def write_dataset(
     return folder / ANNOTATIONS_FILE
 
 
-def _draw_group(pack: Pack, seed: int, number: int, options: DatasetOptions, *, pyramid: TexturePyramid) -> Truth:
+def _draw_group(pack: Pack, seed: int, number: int, options: DatasetOptions, *, pyramid: TexturePyramid) -> GroundTruth:
     """Draw the images of one group, which depend on nothing but the arguments."""
     generator = torch.Generator().manual_seed(derive_seed(seed, number))
     extra = int(torch.poisson(torch.tensor((options.people - 1) * _GROUP), generator=generator))
@@ -253,7 +253,7 @@ def _draw_group(pack: Pack, seed: int, number: int, options: DatasetOptions, *, 
 
 
 def _write_group(
-    folder: Path, number: int, truth: Truth, options: DatasetOptions, *, count: int, writers: ThreadPoolExecutor
+    folder: Path, number: int, truth: GroundTruth, options: DatasetOptions, *, count: int, writers: ThreadPoolExecutor
 ) -> None:
     """Write the first `count` images of a group and, when their files are complete, its record."""
     images, annotations, jobs = [], [], []
@@ -269,7 +269,7 @@ def _write_group(
     write_text(_record_path(folder, number), json.dumps({"images": images, "annotations": annotations}) + "\n")
 
 
-def _image_entry(truth: Truth, row: int, index: int, names: Mapping[str, str]) -> _JSONObject:
+def _image_entry(truth: GroundTruth, row: int, index: int, names: Mapping[str, str]) -> _JSONObject:
     """Return an image's entry in the annotations: COCO's fields, the other files, and the camera."""
     H, W = truth.parts.shape[-2:]
     return {
@@ -279,7 +279,7 @@ def _image_entry(truth: Truth, row: int, index: int, names: Mapping[str, str]) -
     }  # fmt: skip
 
 
-def _person_entries(truth: Truth, row: int, index: int) -> list[_JSONObject]:
+def _person_entries(truth: GroundTruth, row: int, index: int) -> list[_JSONObject]:
     """Return the entries of the people of one image, the subject first, without those that are not visible."""
     entries: list[_JSONObject] = []
     for slot, stature in enumerate(truth.stature[row].tolist()):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.training.synthetic.pack import Pack
-from vitruvian.training.synthetic.pieces import PARTS, SLOT, SLOTS
+from vitruvian.training.synthetic.pieces import MATERIALS_PER_SLOT, SLOT, SLOTS
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.textures import GREY_MEAN, srgb_to_linear
 from vitruvian.training.tensor_batch import TensorBatch
@@ -80,7 +80,7 @@ def _patterned(texture: Tensor, tint: Tensor, tint2: Tensor, pattern: Tensor, pa
 
 
 def sample_materials(pack: Pack, pieces: Tensor, traits: Tensor, rng: Rng) -> Materials:
-    """Draw the materials of everything people wear: pieces [P, S] (-1: none), traits [P, 4] -> [P, S * PARTS]."""
+    """Draw the materials of everything people wear: pieces [P, S] (-1: none), traits [P, 4] -> [P, M]."""
     P = len(pieces)
     body, face, eyes, dark = _skin(pack, traits, rng)
     hair = _hair_colours(traits[:, 1], dark, rng)
@@ -104,12 +104,14 @@ def sample_materials(pack: Pack, pieces: Tensor, traits: Tensor, rng: Rng) -> Ma
     frame = torch.where(rng.bernoulli(0.6, P, 1), rng.uniform(0.0, 0.05, P, 1).expand(P, 3), _cloth_colours(P, rng))
     paints["glasses", 0], paints["glasses", 1] = _plain(none, frame), _plain(none, lens)
 
-    gloss = torch.cat([rng.uniform(*_GLOSS.get(slot, (0.0, 0.2)), P, 1).expand(P, PARTS) for slot in SLOTS], 1).clone()
-    lens_index = SLOT["glasses"] * PARTS + 1
-    gloss[:, [SLOT["body"] * PARTS + 2, lens_index]] = 0.95  # wet eyes and glass
-    gloss[:, SLOT["shoes"] * PARTS + 1] = 0.05
-    gloss[rng.bernoulli(0.15, P), SLOT["outer"] * PARTS] = 0.45  # leather
-    order = [paints.get((slot, part), paints[slot, 0]) for slot in SLOTS for part in range(PARTS)]
+    gloss = torch.cat(
+        [rng.uniform(*_GLOSS.get(slot, (0.0, 0.2)), P, 1).expand(P, MATERIALS_PER_SLOT) for slot in SLOTS], 1
+    ).clone()
+    lens_index = SLOT["glasses"] * MATERIALS_PER_SLOT + 1
+    gloss[:, [SLOT["body"] * MATERIALS_PER_SLOT + 2, lens_index]] = 0.95  # wet eyes and glass
+    gloss[:, SLOT["shoes"] * MATERIALS_PER_SLOT + 1] = 0.05
+    gloss[rng.bernoulli(0.15, P), SLOT["outer"] * MATERIALS_PER_SLOT] = 0.45  # leather
+    order = [paints.get((slot, part), paints[slot, 0]) for slot in SLOTS for part in range(MATERIALS_PER_SLOT)]
     stacked = {name: torch.stack([paint[name] for paint in order], 1) for name in order[0]}
     texture = stacked["texture"]  # [P, M]
     glasses = pieces[:, SLOT["glasses"]]

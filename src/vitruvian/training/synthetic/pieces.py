@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.human import PART_INDEX
-
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -24,9 +22,8 @@ SLOTS = (
     "accessory", "trinket",
 )  # fmt: skip
 SLOT = {name: index for index, name in enumerate(SLOTS)}
-# Materials of a slot: material = slot * PARTS + part. Body: skin, face, eyes. Shoes: shoe, sock. Glasses: frame, lens.
-PARTS = 3
-CLASS = PART_INDEX
+# Material = slot * MATERIALS_PER_SLOT + part. Body: skin, face, eyes. Shoes: shoe, sock. Glasses: frame, lens.
+MATERIALS_PER_SLOT = 3
 ANYONE, MEN, WOMEN = 0, 1, 2  # whom a piece suits
 
 
@@ -42,7 +39,7 @@ class Piece:
     faces: Ints  # [f, 3]
     uv: Floats  # [f, 3, 2], v upwards
     face_class: Ints  # [f]
-    face_part: Ints  # [f] 0 .. PARTS - 1
+    face_part: Ints  # [f] 0 .. MATERIALS_PER_SLOT - 1
     scale_ids: Ints = field(default_factory=lambda: np.zeros((3, 2), np.int64))  # [3, 2] a, b for x, y, z
     scale_base: Floats = field(default_factory=lambda: np.zeros(3, np.float32))  # [3] metres |a - b|; 0: do not scale
     hides: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # body vertices that need not be drawn

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from vitruvian.human import PART_INDEX
 from vitruvian.training.synthetic.pack import Pack, pack_arrays, pack_from_arrays
-from vitruvian.training.synthetic.pieces import CLASS, MEN, WOMEN, Floats, Ints, Piece, keep_faces, vertex_normals
+from vitruvian.training.synthetic.pieces import MEN, WOMEN, Floats, Ints, Piece, keep_faces, vertex_normals
 from vitruvian.training.synthetic.posing import keypoint_rules
 
 _SIDES = 8
@@ -51,7 +52,7 @@ def procedural_pack(seed: int = 0) -> Pack:
     identities = generator.normal(0, 1, (24, 3)).clip(-2, 2)
     traits = np.column_stack([np.arange(24) % 2, generator.uniform(0.35, 1.0, 24), *generator.uniform(0, 1, (2, 24))])
     jaw = np.zeros((1, *vertices.shape), np.float32)
-    jaw[0, faces[face_class == CLASS["Lower_Lip"]]] = (0, 0, -0.02)
+    jaw[0, faces[face_class == PART_INDEX["Lower_Lip"]]] = (0, 0, -0.02)
     half = generator.uniform(-0.3, 0.3, (16, len(names), 1))
     axis = generator.normal(0, 1, (16, len(names), 3))
     rotations = np.concatenate([np.cos(half), np.sin(half) * axis / np.linalg.norm(axis, axis=-1, keepdims=True)], -1)
@@ -81,7 +82,7 @@ def _skeleton() -> tuple[tuple[str, ...], Ints, Floats, list[float], list[int]]:
     names = tuple(row[0] for row in rows)
     parents = np.array([names.index(row[1]) if row[1] else -1 for row in rows], np.int64)
     ends = np.array([[row[2], row[3]] for row in rows], np.float32)
-    return names, parents, ends, [row[4] for row in rows], [CLASS[row[5]] for row in rows]
+    return names, parents, ends, [row[4] for row in rows], [PART_INDEX[row[5]] for row in rows]
 
 
 def _tube(ends: Floats, radius: float) -> Floats:
@@ -106,11 +107,11 @@ def _tube_faces() -> Ints:
 def _add_lips(face_class: Ints, vertices: Floats, faces: Ints) -> Ints:
     """Label the two triangles in the middle of the face as lips."""
     middle = vertices[faces].mean(1)
-    front = (face_class == CLASS["Face_Neck"]) & (middle[:, 2] > 1.52) & (middle[:, 1] < -0.06)
+    front = (face_class == PART_INDEX["Face_Neck"]) & (middle[:, 2] > 1.52) & (middle[:, 1] < -0.06)
     order = np.flatnonzero(front)[np.argsort(np.abs(middle[front, 2] - 1.57))]
     out = face_class.copy()
     upper, lower = sorted(order[:2], key=lambda face: -middle[face, 2])
-    out[upper], out[lower] = CLASS["Upper_Lip"], CLASS["Lower_Lip"]
+    out[upper], out[lower] = PART_INDEX["Upper_Lip"], PART_INDEX["Lower_Lip"]
     return out
 
 
@@ -136,7 +137,7 @@ def _pieces(vertices: Floats, normals: Floats, faces: Ints, face_class: Ints, bo
     def part(
         name: str, slot: str, keep: np.ndarray, out: float, kind: str, *, style: str = "", suits: int = 0
     ) -> Piece:
-        left, right = (CLASS[kind if kind in CLASS else f"{side}_{kind}"] for side in ("Left", "Right"))
+        left, right = (PART_INDEX[kind if kind in PART_INDEX else f"{side}_{kind}"] for side in ("Left", "Right"))
         copied = Piece(
             name=name, slot=slot, ids=ids, weights=weights, offsets=normals * out, faces=faces, uv=uv,
             face_class=np.where(middle[:, 0] > 0, left, right), face_part=np.zeros(len(faces), np.int64),
@@ -149,7 +150,7 @@ def _pieces(vertices: Floats, normals: Floats, faces: Ints, face_class: Ints, bo
 
     height = middle[:, 2]
     face = is_on("head") & (middle[:, 1] < -0.05)
-    mouth = np.isin(face_class, [CLASS["Upper_Lip"], CLASS["Lower_Lip"]])
+    mouth = np.isin(face_class, [PART_INDEX["Upper_Lip"], PART_INDEX["Lower_Lip"]])
     body = part("body", "body", np.ones(len(faces), bool), 0.0, "Torso")
     body = replace(body, face_class=face_class, hides=ids[:0, 0], covers=ids[:0, 0])
     return [

@@ -1,7 +1,7 @@
 """From people to images with ground truth.
 
     PeopleBatch ─place─▶ world ─camera─▶ rasterize ─▶ Hits ─▶ Surface ─light─▶ radiance ─resolve─▶ Pixels
-                                                                background ─▶ composite ─▶ camera effects ─▶ Truth
+                                                                background ─▶ composite ─▶ camera effects ─▶ GroundTruth
 
 Axes are the camera's (OpenCV): x right, y down, z forward. Normals point out of the surface: a surface facing the
 camera has z = -1.
@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
+from vitruvian.human import PART_INDEX
 from vitruvian.images.nms import mask_boxes
 from vitruvian.training.synthetic.backgrounds import coloured_noise, photo_crops, sample_backgrounds, soft_shape
 from vitruvian.training.synthetic.camera import (
@@ -45,7 +46,6 @@ from vitruvian.training.synthetic.lighting import (
 )
 from vitruvian.training.synthetic.pack import Pack, Scenery
 from vitruvian.training.synthetic.people import PeopleBatch
-from vitruvian.training.synthetic.pieces import CLASS
 from vitruvian.training.synthetic.rasterizer import Cutouts, Hits, Meshes, depth_map, find_hits, rasterize
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.shading import (
@@ -99,7 +99,7 @@ DEFAULT_OPTIONS = RenderOptions()
 
 
 @dataclass(frozen=True)
-class Truth(TensorBatch):
+class GroundTruth(TensorBatch):
     """B images with their ground truth; zero where there is no person."""
 
     image: Tensor  # [B, 3, H, W] float32 0..1 sRGB
@@ -133,7 +133,7 @@ def render(
     lights: Lights | None = None,
     backgrounds: Tensor | None = None,
     pyramid: TexturePyramid | None = None,
-) -> Truth:
+) -> GroundTruth:
     """Draw P people into B images (default: one each) on the device that holds them.
 
     Placement, cameras, lights and backgrounds [B, 3, H, W] sRGB that are None are random. `pyramid` is
@@ -170,7 +170,7 @@ def render(
                 light = lights.select(index)
             scene = _place(people, placement, cameras, index, pyramid, options.supersample)
             chunks.append(_draw(scene, light, background, scenery, most=most, options=options, rng=rng))
-        return Truth.cat(chunks)
+        return GroundTruth.cat(chunks)
 
 
 def _place(
@@ -193,7 +193,7 @@ def _place(
 
 def _draw(
     scene: Scene, lights: Lights, backgrounds: Tensor, scenery: Scenery, *, most: int, options: RenderOptions, rng: Rng
-) -> Truth:
+) -> GroundTruth:
     """Draw the images of one chunk."""
     people, meshes, cameras, screen = scene.people, scene.meshes, scene.cameras, scene.screen
     s = options.supersample
@@ -223,7 +223,7 @@ def _draw(
         return table
 
     albedo = linear_to_srgb(pixels.albedo.clamp(0.0, 1.0)).clamp(0.0, 1.0) * (pixels.parts > 0)[:, None]
-    truth = Truth(
+    truth = GroundTruth(
         image=image,
         alpha=alpha,
         foreground=foreground,
@@ -393,7 +393,7 @@ def _add_lenses(scene: Scene, pixels: _Pixels, depth: Tensor, rng: Rng) -> _Pixe
     return replace(
         pixels,
         radiance=pixels.radiance * (1 - 0.1 * share) + haze * share * (pixels.alpha > 0),
-        parts=torch.where((share[:, 0] >= 0.5) & (pixels.parts > 0), CLASS["Eyeglass"], pixels.parts),
+        parts=torch.where((share[:, 0] >= 0.5) & (pixels.parts > 0), PART_INDEX["Eyeglass"], pixels.parts),
     )
 
 
@@ -474,7 +474,7 @@ def _composite(pixels: _Pixels, backgrounds: Tensor, options: RenderOptions, rng
     return foreground + (1 - alpha) * backgrounds, foreground, alpha
 
 
-def _add_occluders(truth: Truth, scenery: Scenery, *, rng: Rng, probability: float) -> Truth:
+def _add_occluders(truth: GroundTruth, scenery: Scenery, *, rng: Rng, probability: float) -> GroundTruth:
     """Draw textured boxes and ellipses in front of some images, and correct every truth behind them."""
     B, _, H, W = truth.image.shape
     cover = torch.maximum(*(soft_shape(B, (H, W), rng=rng, radius=(0.04, 0.35)) for _ in range(2)))

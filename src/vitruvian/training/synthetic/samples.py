@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.people import sample_people
-from vitruvian.training.synthetic.render import DEFAULT_OPTIONS, RenderOptions, Truth, render
+from vitruvian.training.synthetic.render import DEFAULT_OPTIONS, GroundTruth, RenderOptions, render
 from vitruvian.training.synthetic.textures import TexturePyramid
 from vitruvian.training.tensor_batch import TensorBatch
 
@@ -72,7 +72,7 @@ def render_samples(
     return _compress(render(people, pack, generator=generator, options=options, pyramid=pyramid))
 
 
-def _compress(truth: Truth) -> Samples:
+def _compress(truth: GroundTruth) -> Samples:
     """Store images in few bytes; of each the first person."""
     depth = truth.pointmap[:, 2:]  # [n, 1, H, W]
     covered = depth > 0

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, VitruvianWarning
 from vitruvian.models.mask_classification.label_maps import masks_from_map, read_label_map
 
 NUMBERS = np.array([[0, 1, 255], [7, 0, 3]], dtype=np.uint8)
@@ -116,9 +116,9 @@ def test_nothing_but_ignored_pixels(options: dict) -> None:
     assert split([[255, 255]], **options) == ([], [])
 
 
-def test_labels_out_of_range_are_refused() -> None:
-    with pytest.raises(InputError, match=r"from 0 to 2 .*got \[3, 255\].*ignore_index"):
-        split([[0, 3, 255]], num_labels=3)
+def test_labels_out_of_range() -> None:
+    with pytest.warns(VitruvianWarning, match=r"from 0 to 2 .*got \[3, 255\].*ignore_index"):
+        assert split([[0, 3, 255]], num_labels=3)[1] == [0, 3, 255]
     with pytest.raises(InputError, match=r"at least 0, got \[-1\]"):
         split([[0, -1]])
     assert split([[0, 2, 255]], num_labels=3, ignore_index=255)[1] == [0, 2]

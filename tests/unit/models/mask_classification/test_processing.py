@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+import vitruvian
 from vitruvian.errors import ConfigError, InputError, VitruvianError, VitruvianWarning
 from vitruvian.images.rle import decode_rle, decode_rles
-from vitruvian.models.mask2former.processing import Mask2FormerImageProcessor, Mask2FormerImageProcessorFast
-from vitruvian.models.maskformer.processing import MaskFormerImageProcessor, MaskFormerImageProcessorFast
+from vitruvian.models.mask2former.processing import Mask2FormerImageProcessor
+from vitruvian.models.maskformer.processing import MaskFormerImageProcessor
 
 CLASSES = [MaskFormerImageProcessor, Mask2FormerImageProcessor]
 SMALL = {"size": {"shortest_edge": 64, "longest_edge": 120}, "size_divisor": 32}
@@ -42,9 +43,12 @@ def test_defaults(cls) -> None:
     assert processor.model_input_names == ["pixel_values", "pixel_mask"]
 
 
-def test_fast_names_are_the_same_classes() -> None:
-    assert MaskFormerImageProcessorFast is MaskFormerImageProcessor
-    assert Mask2FormerImageProcessorFast is Mask2FormerImageProcessor
+def test_names_of_the_implementations_of_transformers_are_the_same_classes() -> None:
+    assert vitruvian.MaskFormerImageProcessorFast is vitruvian.MaskFormerImageProcessorPil is MaskFormerImageProcessor
+    assert (
+        vitruvian.Mask2FormerImageProcessorFast is vitruvian.Mask2FormerImageProcessorPil is Mask2FormerImageProcessor
+    )
+    assert vitruvian.Sam2ImageProcessorFast is vitruvian.Sam2ImageProcessor
 
 
 @pytest.mark.parametrize(
@@ -435,6 +439,18 @@ def test_without_target_sizes_results_have_the_size_of_the_grid() -> None:
     cut = all_results(processor, batch, pixel_mask=pixel_mask)
     assert [r["map"].shape for r in cut] == [(24, 16), (16, 32)]
     same(cut[0], all_results(processor, singles[0])[0])
+
+
+def test_the_setting_of_the_process_gives_the_fixed_grid_of_the_reference() -> None:
+    processor, model_outputs = Mask2FormerImageProcessor(), outputs(1, (20, 20))
+    vitruvian.set_legacy_results(True)
+    try:
+        (found,) = processor.post_process_semantic_segmentation(model_outputs)
+        (own,) = processor.post_process_semantic_segmentation(model_outputs, legacy=False)
+    finally:
+        vitruvian.set_legacy_results(False)
+    assert (found.shape, own.shape) == ((384, 384), (20, 20))
+    assert processor.post_process_semantic_segmentation(model_outputs)[0].shape == (20, 20)
 
 
 def test_target_sizes_of_free_choice_take_the_whole_grid() -> None:

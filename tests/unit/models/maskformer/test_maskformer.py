@@ -254,7 +254,7 @@ def test_configurations_from_parts() -> None:
         ({"use_timm_backbone": True}, "timm"),
         ({"backbone_config": {"model_type": "swin"}, "backbone": "owner/name"}, "both"),
         ({"mask_weight": -1.0}, "mask_weight"),
-        ({"mask_wait": 1.0}, "mask_weight"),
+        ({"mask_weigth": 1.0}, "mask_weight"),
         ({"backbone_config": 3}, "backbone_config"),
     ],
 )
@@ -273,7 +273,7 @@ def test_impossible_configurations_of_one_family() -> None:
         (Mask2FormerConfig, {"importance_sample_ratio": 2.0}, "importance_sample_ratio"),
     ):
         with pytest.raises(ConfigError, match=message):
-            config(**fields)
+            config(**fields).validate()  # as a model that is built from it does
     with pytest.raises(ConfigError, match="out_features"):
         MaskFormerModel(maskformer.tiny(backbone_config=MaskFormerSwinConfig(**swin_fields())))
     with pytest.raises(ConfigError, match="out_features"):

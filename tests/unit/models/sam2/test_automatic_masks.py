@@ -20,13 +20,11 @@ from vitruvian.models.sam2.automatic_masks import (
     MaskProposals,
     Sam2AutomaticMaskGenerator,
     _Candidates,
-    _crops,
     _filter,
     _finish,
-    _is_cut,
     _non_maximum_suppression,
-    point_grid,
 )
+from vitruvian.models.sam2.crops import is_cut, overlapping_crops, point_grid
 from vitruvian.models.sam2.mask_decoder import ConfidentMasks
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2ImageProcessor, Sam2Processor
@@ -56,7 +54,7 @@ def test_grid_of_cell_centres() -> None:
 @pytest.mark.parametrize("size", [(100, 150), (7, 9), (640, 481)])
 @pytest.mark.parametrize("layers", [0, 1, 2])
 def test_crops_cover_the_image_and_overlap(size: tuple[int, int], layers: int) -> None:
-    crops = list(_crops(size, layers, 0.3))
+    crops = list(overlapping_crops(size, layers, 0.3))
     for layer in range(layers + 1):
         covered = np.zeros(size, int)
         own = [crop for number, crop in crops if number == layer]
@@ -150,7 +148,8 @@ def test_decoder_sees_no_more_points_than_a_batch(
 def test_crops_put_masks_where_they_are() -> None:
     found = discs(crops_n_layers=2, crops_nms_thresh=0.9, crop_n_points_downscale_factor=2)
     layers = {
-        layer: {crop for number, crop in _crops((300, 400), 2, 512 / 1500) if number == layer} for layer in (1, 2)
+        layer: {crop for number, crop in overlapping_crops((300, 400), 2, 512 / 1500) if number == layer}
+        for layer in (1, 2)
     }
     origin = [tuple(crop) for crop in found.crops_xyxy.tolist()]
     assert all(layers[layer] & set(origin) for layer in (1, 2))
@@ -194,8 +193,8 @@ def test_filters() -> None:
 
 def test_masks_cut_by_a_crop_are_dropped_but_not_at_the_image_s_edge() -> None:
     boxes = torch.tensor([[0.0, 0, 10, 10], [30, 30, 50, 45], [25, 25, 30, 30]])
-    assert _is_cut(boxes, (0, 0, 60, 60), (100, 100)).tolist() == [False, True, False]
-    assert _is_cut(boxes, WHOLE, (100, 100)).tolist() == [False, False, False]
+    assert is_cut(boxes, (0, 0, 60, 60), (100, 100)).tolist() == [False, True, False]
+    assert is_cut(boxes, WHOLE, (100, 100)).tolist() == [False, False, False]
 
 
 def test_suppression_by_boxes_and_by_pixels() -> None:

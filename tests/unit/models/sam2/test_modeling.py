@@ -291,7 +291,7 @@ def test_a_checkpoint_with_shared_positions_stored_once(model: Sam2Model, tmp_pa
         {name: value for name, value in state.items() if "positional" not in name}, tmp_path / "model.safetensors"
     )
     with pytest.raises(WeightsError, match="shared_image_embedding"):
-        Sam2Model.from_pretrained(tmp_path)
+        Sam2Model.from_pretrained(tmp_path, strict=True)
 
 
 def test_fresh_models_use_one_table_of_positions() -> None:

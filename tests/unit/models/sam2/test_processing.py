@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitruvian.errors import CheckpointError, ConfigError, InputError
+from vitruvian.errors import CheckpointError, ConfigError, InputError, InputTypeError
 from vitruvian.models.sam2.processing import Sam2ImageProcessor, Sam2Processor
 
 SMALL = {"height": 64, "width": 64}
@@ -244,3 +244,95 @@ def test_masks_that_do_not_fit_are_refused() -> None:
         processor().post_process_masks(torch.zeros(1, 4, 4), [(4, 4)])
     with pytest.raises(InputError, match="original_sizes"):
         processor().post_process_masks(torch.zeros(1, 1, 1, 4, 4), [(0, 4)])
+
+
+def test_masks_of_a_wrong_type() -> None:
+    with pytest.raises(InputTypeError, match="masks: expected a tensor or an array for each image, got list"):
+        processor().post_process_masks([[1, 0], [0, 1]], [(4, 4)])
+    assert issubclass(InputTypeError, TypeError)
+
+
+def test_options_of_the_image_processor_go_through_the_processor(tmp_path: Path) -> None:
+    processor().save_pretrained(tmp_path)
+    found = Sam2Processor.from_pretrained(
+        tmp_path, do_normalize=False, point_pad_value=-5, use_fast=True, trust_remote_code=True, backend="pil"
+    )
+    assert (found.image_processor.do_normalize, found.point_pad_value) == (False, -5)
+    assert found.image_processor.size == SMALL
+    with pytest.raises(ConfigError, match="Did you mean do_normalize"):
+        Sam2Processor.from_pretrained(tmp_path, do_normalise=False)
+
+
+def test_label_maps_of_all_integer_types() -> None:
+    labels = np.arange(40)[:, None].repeat(80, axis=1) % 7
+    want = processor()(gradient_image(), segmentation_maps=labels, return_tensors="pt").labels
+    for dtype in (np.uint8, np.int16, np.int32, np.int64):
+        found = processor()(gradient_image(), segmentation_maps=labels.astype(dtype), return_tensors="pt").labels
+        assert torch.equal(found, want)
+        assert found.dtype == torch.int64
+
+
+# ---------------------------------------------------------------- masks of everything, for the pipeline of transformers
+
+
+def test_crops_and_points_of_the_whole_image() -> None:
+    boxes, found, crops, labels = processor().image_processor.generate_crop_boxes(
+        gradient_image(), 64, points_per_crop=2
+    )
+    assert boxes.tolist() == [[0, 0, 80, 40]]
+    assert found.tolist() == [[[[16, 16]], [[48, 16]], [[16, 48]], [[48, 48]]]]
+    assert isinstance(crops, torch.Tensor)
+    assert torch.equal(crops[0], torch.from_numpy(np.array(gradient_image())).permute(2, 0, 1))
+    assert labels.tolist() == [[[1]] * 4]
+
+
+def test_points_of_the_reference_leave_out_part_of_the_image() -> None:
+    images = processor().image_processor
+    _, found, *_ = images.generate_crop_boxes(gradient_image(), 64, points_per_crop=2, legacy=True)
+    assert found[0, :, 0].tolist() == [[16, 8], [48, 8], [16, 24], [48, 24]]
+
+
+def test_layers_of_crops() -> None:
+    images = processor().image_processor
+    boxes, found, crops, labels = images.generate_crop_boxes(
+        gradient_image(41, 81), 64, crop_n_layers=1, points_per_crop=4, crop_n_points_downscale_factor=2
+    )
+    assert (boxes.shape, found.shape, labels.shape) == ((5, 4), (1, 16, 5, 2), (1, 16, 5))
+    assert isinstance(crops, list)
+    for (x1, y1, x2, y2), crop in zip(boxes.int().tolist(), crops, strict=True):
+        assert crop.shape == (3, y2 - y1, x2 - x1)
+    assert len(found[0, :, 0].unique(dim=0)) == 16
+    assert len(found[0, :, 1].unique(dim=0)) == 4  # half as many a side, the last one repeated
+    assert found[0, -1, 1].tolist() == [48, 48]
+
+
+def disc(x: float, y: float, radius: float, value: float = 20.0, height: int = 100, width: int = 60) -> torch.Tensor:
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    inside = ((columns - x) ** 2 + (rows - y) ** 2).sqrt() < radius
+    return torch.where(inside, value, -value)
+
+
+def test_masks_are_filtered_and_padded_to_the_image() -> None:
+    kept, cut = disc(25, 60, 4), disc(57, 50, 4)
+    unstable, empty = disc(25, 60, 4, value=0.5), torch.full((100, 60), -9.0)
+    logits = torch.stack([kept, cut, unstable, empty, kept])[:, None]  # [P, 1, h, w]
+    scores = torch.tensor([0.95, 0.95, 0.95, 0.95, 0.5])[:, None]
+    images, crop = processor().image_processor, torch.tensor([40.0, 0.0, 100.0, 100.0])
+    runs, found, boxes = images.filter_masks(logits, scores, (100, 200), crop)
+    assert found.tolist() == pytest.approx([0.95])
+    assert boxes.tolist() == [[62, 57, 68, 63]]  # inclusive ends, pixels of the image
+    assert images.filter_masks(logits, scores, (100, 200), crop, legacy=True)[2].tolist() == [[22, 57, 28, 63]]
+    masks, *_ = images.post_process_for_mask_generation(runs, found, boxes)
+    assert torch.equal(masks[0], torch.nn.functional.pad(kept > 0, (40, 100)))
+    assert len(images.filter_masks(logits, scores, (100, 200), crop, 0.0, 0.0)[0]) == 3
+    nothing = images.filter_masks(logits, scores, (100, 200), crop, pred_iou_thresh=0.99)
+    assert (nothing[0], nothing[1].shape, nothing[2].shape) == ([], (0,), (0, 4))
+
+
+def test_worse_masks_of_one_place_are_dropped() -> None:
+    images = processor().image_processor
+    logits = torch.stack([disc(20, 30, 5), disc(20.2, 30, 5), disc(40, 70, 5)])[:, None]
+    filtered = images.filter_masks(logits, torch.tensor([[0.9], [0.95], [0.92]]), (100, 60), (0, 0, 60, 100))
+    masks, scores, runs, boxes = images.post_process_for_mask_generation(*filtered, 0.7)
+    assert scores.tolist() == pytest.approx([0.95, 0.92])
+    assert (len(masks), len(runs), boxes.shape) == (2, 2, (2, 4))

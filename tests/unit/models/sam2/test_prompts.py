@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, VitruvianWarning
 from vitruvian.models.sam2.prompts import read_boxes, read_points
 
 ONE = [(100, 200)]  # height, width
@@ -94,9 +94,6 @@ def test_boxes_of_several_objects_and_images() -> None:
 @pytest.mark.parametrize(
     ("value", "labels", "match"),
     [
-        ([[[[250, 30]]]], None, r"x in 0…200 and y in 0…100.*\(250, 30\)"),
-        ([[[[20, -3]]]], None, r"\(20, -3\)"),
-        ([[[[30, 150]]]], None, "y in 0…100"),
         ([[[[float("nan"), 3]]]], None, "finite"),
         ([[[[1, 2]]]], [[[7]]], r"input_labels: expected 1 .*got 7"),
         ([[[[1, 2]]]], [[[0.5]]], "got 0.5"),
@@ -119,6 +116,15 @@ def test_boxes_of_several_objects_and_images() -> None:
 def test_bad_points_are_refused(value: Any, labels: Any, match: str) -> None:
     with pytest.raises(InputError, match=match):
         points(value, labels)
+
+
+@pytest.mark.parametrize(
+    ("point", "want"), [([250, 30], [1250, 300]), ([20, -3], [100, -30]), ([30, 150], [150, 1500])]
+)
+def test_points_outside_the_image_give_a_warning(point: list[int], want: list[int]) -> None:
+    with pytest.warns(VitruvianWarning, match=rf"x in 0…200 and y in 0…100 .*\({point[0]}, {point[1]}\)"):
+        found, _ = points([[[point]]])
+    assert found.tolist() == [[[want]]]
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_copies_have_their_own_joined_weights() -> None:
     again = copy.deepcopy(model)
     attention = again.model.layer[0].attention
     with torch.no_grad():
-        assert attention.joined.is_usable()  # type: ignore[union-attr]
+        assert attention.joined.is_usable(attention.q_proj, attention.k_proj, attention.v_proj)  # type: ignore[union-attr]
     assert attention.joined.weight.data_ptr() == attention.q_proj.weight.data_ptr()  # type: ignore[union-attr]
     assert distance(run(again), want) < 1e-6
     with torch.no_grad():

@@ -23,15 +23,15 @@ def drawn(present: torch.Tensor = PRESENT, ignored: torch.Tensor = NOBODY) -> Pe
 
 def sure(target: PeopleTarget) -> tuple[torch.Tensor, torch.Tensor]:
     """What a perfect head says: middles without doubt, sides as they are."""
-    return torch.where(target.middle > 0.999, 8.0, -8.0), target.sides.clamp_min(0.01)
+    return torch.where(target.center > 0.999, 8.0, -8.0), target.sides.clamp_min(0.01)
 
 
 class TestTargets:
     def test_each_person_has_one_middle(self) -> None:
         target = drawn()
-        peaks = (target.middle[0, 0] > 0.999).nonzero()
+        peaks = (target.center[0, 0] > 0.999).nonzero()
         assert sorted(peaks.tolist()) == [[3, 8], [4, 3]]  # (30, 70) and (32, 24) in cells of 8
-        assert (target.middle >= 0).all()
+        assert (target.center >= 0).all()
 
     def test_sides_lead_from_cells_to_the_box(self) -> None:
         left, top, right, bottom = drawn().sides[0, :, 4, 3].tolist()
@@ -47,7 +47,7 @@ class TestTargets:
 
     def test_nobody(self) -> None:
         target = drawn(present=NOBODY)
-        assert not target.middle.any()
+        assert not target.center.any()
 
 
 class TestLoss:
@@ -56,7 +56,7 @@ class TestLoss:
         logits, sides = sure(target)
         best = people_loss(logits, sides, target)
         assert best.total < 1e-2
-        assert people_loss(-logits, sides, target).terms["middle"] > 1
+        assert people_loss(-logits, sides, target).terms["center"] > 1
         assert people_loss(logits, sides * 2, target).terms["box"] > best.terms["box"] + 0.3
 
     def test_nobody_is_learned_too(self) -> None:
@@ -104,7 +104,7 @@ class TestModel:
             optimizer.zero_grad()
             losses.append(float(out.loss.detach()))
         assert losses[-1] < losses[0]
-        assert set(out.loss_terms) == {"middle", "box"}
+        assert set(out.loss_terms) == {"center", "box"}
 
     def test_other_numbers_of_channels_are_refused(self) -> None:
         config = tiny_config(num_labels=4, head_config={"conv_out_channels": [4]})

@@ -215,6 +215,28 @@ def test_labels_are_kept_whole_by_nearest(processor: Sapiens2ImageProcessor) -> 
     assert cropped.shape == (1, 64, 48)
 
 
+@pytest.mark.parametrize("boxes", [None, [[[5, 5, 40, 20]]]])
+def test_labels_of_all_integer_types(processor: Sapiens2ImageProcessor, boxes: Any) -> None:
+    labels = np.zeros((40, 60), np.uint8)
+    labels[10:, 20:] = 7
+    found = {}
+    for dtype in (np.uint8, np.int32, np.int64):
+        for resample in (0, None):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found[dtype, resample] = processor(
+                    picture(),
+                    segmentation_maps=labels.astype(dtype),
+                    boxes=boxes,
+                    label_resample=resample,
+                    return_tensors="pt",
+                ).labels
+    for (_, resample), one in found.items():
+        assert one.dtype == torch.int64
+        rounding = 0 if resample == 0 else 1  # uint8 is interpolated in fixed point
+        assert (one - found[np.int64, resample]).abs().max() <= rounding
+
+
 def test_palette_maps_are_read_as_indices(processor: Sapiens2ImageProcessor) -> None:
     labels = Image.fromarray(np.full((40, 60), 3, np.uint8)).convert("P")
     labels.putpalette([index % 256 for index in range(768)])

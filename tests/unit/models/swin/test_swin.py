@@ -31,7 +31,7 @@ from vitruvian.models.swin.modeling import MaskFormerSwinBackbone, SwinBackbone,
 )
 def test_impossible_configurations(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        SwinConfig(**fields)
+        SwinModel(SwinConfig(**fields))
 
 
 def test_stages_can_be_changed_in_either_spelling(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_backbone_opens_a_classifier(tmp_path: Path) -> None:
 
 def test_position_bias_depends_on_the_relative_position_alone() -> None:
     attention = WindowAttention(SwinConfig(**swin_fields(window_size=3)), channels=4, heads=2)
-    attention.init_weights(gain=1.0)
+    attention.init_parameters(gain=1.0)
     table = attention.relative_position_bias_table.data.normal_()
     bias = attention.position_bias()
     assert bias.shape == (2, 9, 9)
@@ -116,7 +116,7 @@ def test_files_without_index_buffers_open(tmp_path: Path) -> None:
     del tensors_left["encoder.layers.0.blocks.0.attention.self.query.weight"]
     save_file(tensors_left, tmp_path / "model.safetensors")
     with pytest.raises(WeightsError, match=r"query\.weight"):
-        SwinModel.from_pretrained(tmp_path)
+        SwinModel.from_pretrained(tmp_path, strict=True)
 
 
 def test_drop_path_grows_over_the_layers_and_drops_whole_branches() -> None:
@@ -138,17 +138,21 @@ def test_the_stem_has_no_norm_in_maskformer_files() -> None:
 @pytest.mark.parametrize("cls", [SwinBackbone, MaskFormerSwinBackbone])
 def test_backbone_states_and_weights_on_demand(cls: Any) -> None:
     model = cls(cls.config_class(**swin_fields(out_features=["stage2"]))).eval()
+    pixels = torch.randn(1, 3, 64, 96)
     with torch.no_grad():
-        plain = model(torch.randn(1, 3, 64, 96))
-        full = model(torch.randn(1, 3, 64, 96), output_hidden_states=True, output_attentions=True)
+        plain = model(pixels)
+        full = model(pixels, output_hidden_states=True, output_attentions=True)
     assert plain.keys() == ["feature_maps"]
-    assert [tuple(state.shape[1:]) for state in full.hidden_states] == [
-        (16, 16, 24),
-        (16, 16, 24),
-        (32, 8, 12),
-        (64, 4, 6),
-        (128, 2, 3),
-    ]
+    torch.testing.assert_close(plain.feature_maps, full.feature_maps)
+    stem, *stages = full.hidden_states
+    if cls is SwinBackbone:
+        shapes = [tuple(state.shape[1:]) for state in (stem, *stages)]
+        assert shapes == [(16, 16, 24), (16, 16, 24), (32, 8, 12), (64, 4, 6), (128, 2, 3)]
+    else:  # tokens before and after each layer
+        assert [len(states) for states in stages] == [2 * depth for depth in model.config.depths]
+        assert {tuple(state.shape) for state in stages[1]} == {(1, 96, 32)}
+        assert stages[0][0] is stem
+        assert stages[0][1] is stages[0][2]
     assert [weights.shape[1] for weights in full.attentions] == [1, 2, 2, 4]
     assert model.strides_hw == [(8, 8)]
 

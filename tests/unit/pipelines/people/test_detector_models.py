@@ -395,7 +395,7 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("values", "name", "words"),
         [
-            ("{", "b.json", "mistake in line 1"),
+            ("{", "b.json", "line 1 column 2"),
             ("3", "b.json", "got int"),
             ([3], "b.json", "list of detections"),
             ({"a.jpg": 3}, "b.json", "list of boxes"),
@@ -418,7 +418,7 @@ class TestFiles:
         with pytest.raises(InputError, match="no such file"):
             BoxesFile(tmp_path / "none.json")
         (tmp_path / "b.json").write_bytes(b"\xff\xfe\x00\x80")
-        with pytest.raises(InputError, match="text file"):
+        with pytest.raises(InputError, match="expected JSON"):
             BoxesFile(tmp_path / "b.json")
 
     @needs_shared

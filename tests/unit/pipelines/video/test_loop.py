@@ -21,18 +21,13 @@ from vitruvian.draw.canvas import RgbImage  # noqa: E402
 from vitruvian.errors import InputError  # noqa: E402
 from vitruvian.files.video import open_video  # noqa: E402
 from vitruvian.pipelines import Failure, sources  # noqa: E402
-from vitruvian.pipelines.people import (  # noqa: E402
-    PeopleDetector,
-    detect_people,
-    open_detector,
-    smoothing,
-)
+from vitruvian.pipelines.people import PeopleDetector, detect_people, open_detector  # noqa: E402
 from vitruvian.pipelines.people.detectors import FunctionDetector  # noqa: E402
-from vitruvian.pipelines.people.smoothing import ResultSmoother  # noqa: E402
-from vitruvian.pipelines.people.tracking import TrackedDetector  # noqa: E402
 from vitruvian.pipelines.sources import Frame  # noqa: E402
 from vitruvian.pipelines.tasks.pose import PosePipeline  # noqa: E402
-from vitruvian.pipelines.video import pipeline_task, run_video, segments  # noqa: E402
+from vitruvian.pipelines.video import pipeline_task, run_video, segments, smoothing  # noqa: E402
+from vitruvian.pipelines.video.smoothing import ResultSmoother  # noqa: E402
+from vitruvian.pipelines.video.tracking import TrackedDetector  # noqa: E402
 from vitruvian.results import Albedo, Matte, Normals, Parts, Pointmap, Pose, Result  # noqa: E402
 from vitruvian.results.base import People  # noqa: E402
 

@@ -10,7 +10,7 @@ from vitruvian.errors import InputError
 from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
-from vitruvian.training.config import AugmentPart
+from vitruvian.training.config import AugmentConfig
 from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.datasets.augmentation import _adjust_crop, colour_jitter, random_crop
 from vitruvian.training.datasets.folder import _Annotations, _crop_image, _image_crop, _person_crop
@@ -173,8 +173,8 @@ def test_labels_of_every_task():
     assert batch.labels["pose"]["label_weights"].sum() == 4
     assert batch.labels["seg"]["labels"].dtype == torch.int64
     assert torch.equal(batch.labels["pointmap"]["label_mask"][:, 0], view.parts.expand(2, -1, -1, -1)[:, 0] > 0)
-    assert batch.labels["people"]["labels"].middle.shape == (2, 1, 8, 6)
-    assert (batch.labels["people"]["labels"].middle.flatten(1).amax(1) > 0.9).all()
+    assert batch.labels["people"]["labels"].center.shape == (2, 1, 8, 6)
+    assert (batch.labels["people"]["labels"].center.flatten(1).amax(1) > 0.9).all()
     matte = batch.labels["matting"]["labels"]
     assert (matte[:, :3] <= matte[:, 3:] + 1e-6).all()  # premultiplied
     with pytest.raises(InputError, match="expected pose, seg"):
@@ -223,7 +223,7 @@ def test_colours_change_image_and_foreground_alike():
     view = _crop_image(*person(), WINDOWS["same"])
     assert view.foreground is not None
     assert view.alpha is not None
-    part = AugmentPart(colour=0.3, grey=0.0)
+    part = AugmentConfig(colour=0.3, grey=0.0)
     changed = colour_jitter(view, part, torch.Generator().manual_seed(4))
     assert not torch.allclose(changed.image, view.image, atol=0.02)
     # image − foreground is (1 − alpha) · background, changed by one and the same map wherever nothing was cut off
@@ -236,14 +236,14 @@ def test_colours_change_image_and_foreground_alike():
     safe &= ((changed.foreground > 0.01) & (changed.foreground < view.alpha - 0.01)).all(1)  # type: ignore[operator]
     assert safe.sum() > 30
     assert (whole - changed.image).abs().amax(1)[safe].max() < 1e-5
-    same = colour_jitter(view, AugmentPart(colour=0.0, grey=0.0), torch.Generator())
+    same = colour_jitter(view, AugmentConfig(colour=0.0, grey=0.0), torch.Generator())
     assert same is view
-    grey = colour_jitter(view, AugmentPart(colour=0.0, grey=1.0), torch.Generator()).image
+    grey = colour_jitter(view, AugmentConfig(colour=0.0, grey=1.0), torch.Generator()).image
     assert (grey.amax(1) - grey.amin(1)).max() < 1e-5
 
 
 def test_random_windows_stay_within_their_limits():
-    base, part = WINDOWS["person"], AugmentPart(flip=0.25, scale=0.2, shift=0.1)
+    base, part = WINDOWS["person"], AugmentConfig(flip=0.25, scale=0.2, shift=0.1)
     generator = torch.Generator().manual_seed(0)
     drawn = [random_crop(base, part, generator) for _ in range(200)]
     scales = [float(base.step_xy[0, 0] / window.step_xy[0, 0]) for window in drawn]
@@ -255,7 +255,7 @@ def test_random_windows_stay_within_their_limits():
     shifts = torch.stack([((kept - w.start_xy) / w.step_xy - middle) / Tensor([48, 64]) for w in drawn])
     assert shifts.abs().max() <= 0.1 + 1e-5
     assert shifts.abs().max() > 0.08
-    still = random_crop(base, AugmentPart(flip=0, scale=0, shift=0), generator)
+    still = random_crop(base, AugmentConfig(flip=0, scale=0, shift=0), generator)
     assert torch.allclose(still.start_xy, base.start_xy)
     assert torch.allclose(still.step_xy, base.step_xy)
     assert not still.flipped

@@ -9,7 +9,7 @@ import torch
 
 from tests.unit.training.tiny_runs import SIZE_HW, TASKS, make_set
 from vitruvian.errors import CheckpointError, ImageError, InputError
-from vitruvian.training.config import AugmentPart
+from vitruvian.training.config import AugmentConfig
 from vitruvian.training.datasets.folder import FolderBatches, PeopleFolder
 from vitruvian.training.datasets.labels import LabeledImages, TrainBatch
 
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def batches(folder: Path, workers: int = 0, *, seed: int = 0, augment: bool = True, size: int = 3) -> FolderBatches:
     people = PeopleFolder(folder, size_hw=SIZE_HW, tasks=TASKS)
-    part = AugmentPart() if augment else None
+    part = AugmentConfig() if augment else None
     return FolderBatches(people, tasks=TASKS, batch_size=size, seed=seed, augment=part, workers=workers)
 
 
@@ -30,7 +30,7 @@ def same(a: TrainBatch, b: TrainBatch) -> bool:
     for task in a.labels:
         for name, value in a.labels[task].items():
             other = b.labels[task][name]
-            pairs += [(value, other)] if torch.is_tensor(value) else [(value.middle, other.middle)]
+            pairs += [(value, other)] if torch.is_tensor(value) else [(value.center, other.center)]
     return all(torch.equal(x, y) for x, y in pairs)
 
 
@@ -77,7 +77,7 @@ def test_people_and_images(folder: Path):
 
 def test_truths_of_a_view_agree(folder: Path):
     people = PeopleFolder(folder, size_hw=SIZE_HW, tasks=TASKS)
-    views = LabeledImages.cat([people.read(i, augment=AugmentPart(), seed=i) for i in range(len(people))])
+    views = LabeledImages.cat([people.read(i, augment=AugmentConfig(), seed=i) for i in range(len(people))])
     assert views.parts is not None
     assert views.depth is not None
     assert views.alpha is not None

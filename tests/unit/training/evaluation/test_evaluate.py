@@ -33,7 +33,7 @@ def truth_outputs(views: LabeledImages) -> dict[str, Any]:
         "pointmap": SimpleNamespace(pointmaps=views.points * views.scales[:, :, None, None], scales=views.scales),
         "matting": SimpleNamespace(alphas=views.require("alpha")),
         "albedo": SimpleNamespace(albedos=views.require("albedo")),
-        "people": SimpleNamespace(logits=torch.where(target.middle > 0.999, 9.0, -9.0), sides=target.sides),
+        "people": SimpleNamespace(logits=torch.where(target.center > 0.999, 9.0, -9.0), sides=target.sides),
     }
 
 

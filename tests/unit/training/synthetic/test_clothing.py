@@ -5,11 +5,12 @@ from dataclasses import replace
 import torch
 
 from tests.unit.training.synthetic.shapes import rng
+from vitruvian.human import PART_INDEX
 from vitruvian.training.synthetic.clothing import _BARE_STYLES, Outfit, choose_outfit, dress
 from vitruvian.training.synthetic.materials import Pattern, _cloth_colours, _hair_colours, _patterns, sample_materials
 from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.people import _pose_vertices
-from vitruvian.training.synthetic.pieces import CLASS, MEN, PARTS, SLOT, SLOTS, WOMEN
+from vitruvian.training.synthetic.pieces import MATERIALS_PER_SLOT, MEN, SLOT, SLOTS, WOMEN
 
 
 def traits(count: int, gender: float, age: float) -> torch.Tensor:
@@ -31,7 +32,7 @@ def rest(pack: Pack, count: int = 1) -> torch.Tensor:
 
 def slot_vertices(pack: Pack, dressed, slot: str) -> torch.Tensor:
     """Vertices of a slot that faces use."""
-    faces = dressed.faces[0][dressed.face_material[0] // PARTS == SLOT[slot]]
+    faces = dressed.faces[0][dressed.face_material[0] // MATERIALS_PER_SLOT == SLOT[slot]]
     faces = faces[(faces != 0).any(1)]
     return dressed.vertices[0, faces.unique()]
 
@@ -91,14 +92,22 @@ def test_the_bare_body_is_drawn_whole(pack: Pack):
 def test_what_clothes_cover_is_not_drawn(pack: Pack):
     dressed = dress(pack, wearing(pack, upper="shirt", lower="trousers"), rest(pack))
     seen = set(dressed.face_class[0].tolist())
-    assert {CLASS["Upper_Clothing"], CLASS["Lower_Clothing"], CLASS["Left_Hand"], CLASS["Left_Foot"]} <= seen
-    assert not seen & {CLASS["Torso"], CLASS["Left_Lower_Arm"], CLASS["Right_Upper_Leg"]}
+    assert {
+        PART_INDEX["Upper_Clothing"],
+        PART_INDEX["Lower_Clothing"],
+        PART_INDEX["Left_Hand"],
+        PART_INDEX["Left_Foot"],
+    } <= seen
+    assert not seen & {PART_INDEX["Torso"], PART_INDEX["Left_Lower_Arm"], PART_INDEX["Right_Upper_Leg"]}
 
 
 def test_a_coat_goes_over_the_shirt(pack: Pack):
     alone = dress(pack, wearing(pack, upper="shirt"), rest(pack))
     under = dress(pack, wearing(pack, upper="shirt", outer="coat"), rest(pack))
-    counts = [int((d.face_material[0][d.face_class[0] > 0] // PARTS == SLOT["upper"]).sum()) for d in (alone, under)]
+    counts = [
+        int((d.face_material[0][d.face_class[0] > 0] // MATERIALS_PER_SLOT == SLOT["upper"]).sum())
+        for d in (alone, under)
+    ]
     assert 0 < counts[1] < counts[0]  # the forearms of the shirt look out
 
 
@@ -123,7 +132,7 @@ def test_a_layer_beneath_is_pressed_in(pack: Pack):
 def test_hair_ends_at_the_hat(pack: Pack):
     hats = dress(pack, wearing(pack, hair="hair", hat="hat"), rest(pack))
     free = dress(pack, wearing(pack, hair="hair"), rest(pack))
-    counts = [int((d.face_class[0] == CLASS["Hair"]).sum()) for d in (free, hats)]
+    counts = [int((d.face_class[0] == PART_INDEX["Hair"]).sum()) for d in (free, hats)]
     assert counts[1] < counts[0]
 
 
@@ -215,12 +224,12 @@ def test_materials_fit_the_pack(pack: Pack):
     people = traits(60, 1.0, 0.8)
     outfit = choose_outfit(pack, people, torch.ones(60, dtype=torch.bool), rng(4))
     materials = sample_materials(pack, outfit.pieces, people, rng(4))
-    assert materials.texture.shape == (60, len(SLOTS) * PARTS)
+    assert materials.texture.shape == (60, len(SLOTS) * MATERIALS_PER_SLOT)
     assert int(materials.texture.max()) < len(pack.textures)
     assert int(materials.texture.min()) >= -1
-    assert materials.tint.shape == materials.tint2.shape == (60, len(SLOTS) * PARTS, 3)
+    assert materials.tint.shape == materials.tint2.shape == (60, len(SLOTS) * MATERIALS_PER_SLOT, 3)
     assert materials.tint.min() >= 0
-    skin = materials.texture[:, SLOT["body"] * PARTS]
+    skin = materials.texture[:, SLOT["body"] * MATERIALS_PER_SLOT]
     assert set(skin.tolist()) <= set(pack.skins[:, 0].tolist())
     assert torch.equal(materials.tint[:, 0], materials.tint[:, 1])  # face and body have one skin
     assert not materials.cutout.any()

@@ -1,4 +1,4 @@
-"""Stored people and the images made of them: truths must stay true however people are cropped and pasted."""
+"""Stored people and the images made of them: ground truth must stay true however people are cropped and pasted."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class TestCrops:
         assert (crops.foreground <= crops.alpha + 1e-5).all()
 
     def test_company_adds_people_but_no_points(self, samples: Samples, walls: Tensor) -> None:
-        alone, together = crop(samples, walls, 1), crop(samples, walls, 1, company=1.0)
+        alone, together = crop(samples, walls, 1), crop(samples, walls, 1, bystander=1.0)
         more = together.alpha.sum(dim=(1, 2, 3)) - alone.alpha.sum(dim=(1, 2, 3))
         assert (more > 1).any()
         assert (together.points[:, 2] > 0).sum() <= (alone.points[:, 2] > 0).sum()

@@ -5,10 +5,10 @@ import torch
 
 from tests.shared import SHARED
 from vitruvian.errors import InputError
-from vitruvian.human import KEYPOINT_INDEX, PART_NAMES
+from vitruvian.human import KEYPOINT_INDEX, PART_INDEX, PART_NAMES
 from vitruvian.training.synthetic.pack import KEYPOINTS, Pack
 from vitruvian.training.synthetic.people import PeopleBatch, sample_people
-from vitruvian.training.synthetic.pieces import CLASS, PARTS, SLOTS
+from vitruvian.training.synthetic.pieces import MATERIALS_PER_SLOT, SLOTS
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def people(pack: Pack) -> PeopleBatch:
 
 
 def test_shapes_and_types(people: PeopleBatch):
-    P, V, F, M = 40, people.vertices.shape[1], people.faces.shape[1], len(SLOTS) * PARTS
+    P, V, F, M = 40, people.vertices.shape[1], people.faces.shape[1], len(SLOTS) * MATERIALS_PER_SLOT
     expected = {
         "vertices": ((P, V, 3), torch.float32), "rest_vertices": ((P, V, 3), torch.float32),
         "faces": ((P, F, 3), torch.int64), "face_uv": ((P, F, 3, 2), torch.float32),
@@ -78,7 +78,7 @@ def test_same_seed_same_people(pack: Pack, people: PeopleBatch):
 def test_left_is_left(people: PeopleBatch):
     """Left hands are labelled left whatever the pose: their rest position is at +x."""
     for side, sign in (("Left", 1), ("Right", -1)):
-        person, face = (people.face_class == CLASS[f"{side}_Hand"]).nonzero(as_tuple=True)
+        person, face = (people.face_class == PART_INDEX[f"{side}_Hand"]).nonzero(as_tuple=True)
         x = people.rest_vertices[person, people.faces[person, face, 0], 0]
         assert (sign * x > 0.3).all()
         wrist = people.keypoints[person, KEYPOINT_INDEX[f"{side.lower()}_wrist"]]

@@ -1,4 +1,4 @@
-"""All truths of a image speak of the same scene."""
+"""All ground truth of an image describes the same scene."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.training.synthetic.shapes import alone, card, front_camera, pers
 from vitruvian.training.synthetic.camera import Placement, person_slots
 from vitruvian.training.synthetic.materials import Materials
 from vitruvian.training.synthetic.people import PeopleBatch
-from vitruvian.training.synthetic.render import RenderOptions, Truth, render
+from vitruvian.training.synthetic.render import GroundTruth, RenderOptions, render
 
 SIZE = (64, 48)
 PLAIN = RenderOptions(
@@ -45,12 +45,12 @@ def both(first: PeopleBatch, second: PeopleBatch) -> PeopleBatch:
 
 
 @pytest.fixture(scope="module")
-def ball() -> Truth:
+def ball() -> GroundTruth:
     camera = front_camera(distance=2.0, focal=70.0, size_hw=SIZE)
     return render(sphere_person(), generator=seeded(), options=PLAIN, placement=alone(), cameras=camera)
 
 
-def test_intrinsics_project_the_pointmap_onto_its_pixels(ball: Truth) -> None:
+def test_intrinsics_project_the_pointmap_onto_its_pixels(ball: GroundTruth) -> None:
     there = ball.parts[0] > 0
     points = ball.pointmap[0][:, there]  # [3, n]
     seen = ball.intrinsics[0] @ points
@@ -58,7 +58,7 @@ def test_intrinsics_project_the_pointmap_onto_its_pixels(ball: Truth) -> None:
     assert torch.allclose(seen[:2] / seen[2], torch.stack([x, y]).float(), atol=1e-3)
 
 
-def test_points_and_normals_are_those_of_the_sphere(ball: Truth) -> None:
+def test_points_and_normals_are_those_of_the_sphere(ball: GroundTruth) -> None:
     centre = torch.tensor([0.0, 0.0, 2.0])[:, None]
     inner = (ball.alpha[0, 0] == 1) & (ball.normals[0, 2] < -0.3)
     points, normals = ball.pointmap[0][:, inner], ball.normals[0][:, inner]
@@ -68,7 +68,7 @@ def test_points_and_normals_are_those_of_the_sphere(ball: Truth) -> None:
     assert torch.allclose(middle, torch.tensor([0.0, 0.0, -1.0]), atol=0.02)
 
 
-def test_normals_agree_with_the_slope_of_the_pointmap(ball: Truth) -> None:
+def test_normals_agree_with_the_slope_of_the_pointmap(ball: GroundTruth) -> None:
     points = ball.pointmap[0]  # [3, H, W]
     across = points[:, 1:-1, 2:] - points[:, 1:-1, :-2]
     down = points[:, 2:, 1:-1] - points[:, :-2, 1:-1]
@@ -79,7 +79,7 @@ def test_normals_agree_with_the_slope_of_the_pointmap(ball: Truth) -> None:
     assert (slope * normals).sum(dim=0)[whole].min() > 0.97
 
 
-def test_alpha_parts_masks_and_boxes_agree(ball: Truth) -> None:
+def test_alpha_parts_masks_and_boxes_agree(ball: GroundTruth) -> None:
     covered = ball.parts[0] > 0
     assert torch.equal(covered, ball.alpha[0, 0] >= 0.5)
     assert torch.equal(covered, ball.instance_masks[0, 0])
@@ -96,11 +96,11 @@ def test_alpha_parts_masks_and_boxes_agree(ball: Truth) -> None:
     assert ball.alpha.sum().item() == pytest.approx(torch.pi * (70 * 0.2582) ** 2, rel=0.01)
 
 
-def test_scale_is_canonical_over_actual_focal_length(ball: Truth) -> None:
+def test_scale_is_canonical_over_actual_focal_length(ball: GroundTruth) -> None:
     assert ball.scale.tolist() == [[pytest.approx(0.75 * 64 / 70)]]
 
 
-def test_albedo_is_the_colour_of_the_surface(ball: Truth) -> None:
+def test_albedo_is_the_colour_of_the_surface(ball: GroundTruth) -> None:
     inner = ball.alpha[0, 0] == 1
     mean = ball.albedo[0][:, inner].mean(dim=1)
     expected = torch.tensor([0.6, 0.4, 0.3])
@@ -261,7 +261,7 @@ def test_the_same_seed_gives_the_same_image_and_another_seed_another() -> None:
     first, again, other = (
         render(sphere_person(keypoints), generator=seeded(seed), options=options) for seed in (1, 1, 2)
     )
-    for field in fields(Truth):
+    for field in fields(GroundTruth):
         assert torch.equal(getattr(first, field.name), getattr(again, field.name)), field.name
     assert not torch.equal(first.image, other.image)
     assert torch.isfinite(first.image).all()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tests.unit.training.synthetic.shapes import alone, front_camera, person, sphere
 from vitruvian.errors import InputError
 from vitruvian.training.synthetic.lighting import Lights, _irradiance_harmonics
-from vitruvian.training.synthetic.render import RenderOptions, Truth, render
+from vitruvian.training.synthetic.render import GroundTruth, RenderOptions, render
 from vitruvian.training.synthetic.shading import Surface, light_surface
 
 SIZE = (48, 48)
@@ -56,7 +56,7 @@ def matte(count: int, *, albedo: float, skin: bool = False) -> Surface:
     )
 
 
-def ball(part: int, light: Lights, options: RenderOptions = PLAIN, seed: int = 0) -> Truth:
+def ball(part: int, light: Lights, options: RenderOptions = PLAIN, seed: int = 0) -> GroundTruth:
     points, faces = sphere(radius=0.5, rings=40, sectors=80)
     camera = front_camera(distance=2.0, focal=70.0, size_hw=SIZE)
     someone = person([(points, faces, part)])

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from vitruvian.errors import InputError
+from vitruvian.human import PART_INDEX
 from vitruvian.training.synthetic.build_pack.anny_bodies import BODY_VERTICES, BodySource, read_bodies, shape_basis
 from vitruvian.training.synthetic.build_pack.assets import (
     AssetIndex,
@@ -28,7 +29,7 @@ from vitruvian.training.synthetic.build_pack.garments import make_form, make_gar
 from vitruvian.training.synthetic.build_pack.mesh import split_classes, split_quads
 from vitruvian.training.synthetic.build_pack.motion_capture import recorded_poses
 from vitruvian.training.synthetic.pack import Arrays, PackImages, pack_arrays, save_pack
-from vitruvian.training.synthetic.pieces import CLASS, Floats, Piece, keep_faces, vertex_normals
+from vitruvian.training.synthetic.pieces import Floats, Piece, keep_faces, vertex_normals
 from vitruvian.training.synthetic.posing import keypoint_rules
 
 # The face's part of a skin texture, u and v: it has a texture of a higher resolution.
@@ -133,11 +134,11 @@ def _surface_from_weights(source: BodySource) -> Arrays:
     columns, scores = [], []
     for name, prefixes in _CLASS_OF_BONES:
         share = source.weights[:, [i for i, bone in enumerate(source.bone_names) if bone.startswith(prefixes)]].sum(1)
-        if name in CLASS:
-            columns.append(CLASS[name])
+        if name in PART_INDEX:
+            columns.append(PART_INDEX[name])
             scores.append(share)
         else:
-            columns += [CLASS[f"Left_{name}"], CLASS[f"Right_{name}"]]
+            columns += [PART_INDEX[f"Left_{name}"], PART_INDEX[f"Right_{name}"]]
             scores += [np.where(vertices[:, 0] > 0, share, 0), np.where(vertices[:, 0] > 0, 0, share)]
     table = np.stack(scores, 1)
     first = source.quads[:, 0]
@@ -145,7 +146,7 @@ def _surface_from_weights(source: BodySource) -> Arrays:
     classes = np.array(columns)[table[source.quads].mean(1).argmax(1)]
     return {
         "score_classes": np.array(columns), "vertex_scores": table[:BODY_VERTICES], "fixed_face": group > 0,
-        "face_class": np.where(group == 1, CLASS["Tongue"], np.where(group > 1, CLASS["Face_Neck"], classes)),
+        "face_class": np.where(group == 1, PART_INDEX["Tongue"], np.where(group > 1, PART_INDEX["Face_Neck"], classes)),
         "face_group": group, "mouth_cavity": np.zeros(len(group), bool), "eye_socket": np.zeros(len(group), bool),
     }  # fmt: skip
 

@@ -15,8 +15,9 @@ import numpy as np
 from PIL import Image
 
 from vitruvian.errors import InputError
+from vitruvian.human import PART_INDEX
 from vitruvian.training.synthetic.pack import BACKGROUND_SIDE, Arrays, join_blobs
-from vitruvian.training.synthetic.pieces import ANYONE, CLASS, MEN, WOMEN, Floats, Ints, Piece, keep_faces
+from vitruvian.training.synthetic.pieces import ANYONE, MEN, WOMEN, Floats, Ints, Piece, keep_faces
 
 _SEX = {"any": ANYONE, "male": MEN, "female": WOMEN}
 # Halves of outfits that do not go with every other piece; the shirt of dungarees has no front.
@@ -134,7 +135,7 @@ def read_pieces(index: AssetIndex) -> list[Piece]:
         face_class = tables[f"{name}/face_class"][polygon].astype(np.int64)
         hides = tables.get(f"{name}/delete_vertices", np.zeros(0, np.int64)).astype(np.int64)
         mask = tables.get(f"{name}/delete_piece_mask", np.zeros(len(hides), np.int64)).astype(np.int64)
-        sock = np.isin(face_class, [CLASS["Left_Sock"], CLASS["Right_Sock"]])
+        sock = np.isin(face_class, [PART_INDEX["Left_Sock"], PART_INDEX["Right_Sock"]])
         piece = Piece(
             name=name, slot=_SLOT_OF_KIND.get(entry["kind"], "upper"), faces=faces, uv=uv, face_class=face_class,
             face_part=sock.astype(np.int64), hides=hides, textures=_texture_files(entry), suits=_SEX[entry["sex"]],

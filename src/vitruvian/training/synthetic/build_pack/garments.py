@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from vitruvian.human import PART_INDEX
 from vitruvian.training.synthetic.build_pack.anny_bodies import BODY_VERTICES, EYES, BodySource
 from vitruvian.training.synthetic.build_pack.mesh import CutMesh, clip_mesh, laplacian_smooth, mesh_edges, split_quads
 from vitruvian.training.synthetic.pieces import (
     ANYONE,
-    CLASS,
     MEN,
     WOMEN,
     Bools,
@@ -136,7 +136,7 @@ def _shell(
     at_rest = (form.vertices[ids] * weights[..., None]).sum(1)
     offsets = _smooth_borders(at_rest + offsets, faces) - at_rest
     if isinstance(part_class, str):
-        face_class = np.full(len(faces), CLASS[part_class], np.int64)
+        face_class = np.full(len(faces), PART_INDEX[part_class], np.int64)
     else:
         face_class = part_class[form.faces[mesh.source]].max(1).astype(np.int64)
     hides = np.flatnonzero(fields.min(0)[:BODY_VERTICES] > 0.022 + thickness)
@@ -215,7 +215,7 @@ def _skirt(
     height = form.vertices[:BODY_VERTICES, 2]
     tube = (form.arm[:BODY_VERTICES] < 0.1) & (gap == 0) & (height < top - 0.04)
     tube &= height > max(hem + 0.2, form.at["upperleg01.L"][2] - 0.02)
-    face_class = np.full(len(mesh.faces), CLASS[part_class], np.int64)
+    face_class = np.full(len(mesh.faces), PART_INDEX[part_class], np.int64)
     return _cut_piece(
         form, mesh, offsets, face_class, _TRUNK_SPAN, name=name, slot=slot, hides=np.flatnonzero(tube), style="skirt",
         suits=WOMEN,
@@ -382,7 +382,7 @@ def _make_small_things(form: Form) -> list[Piece]:
     x, y, z = form.vertices.T
     knee, ankle = form.at["lowerleg01.L"][2], form.at["foot.L"][2]
     sides = {
-        name: np.where(x > 0, CLASS[f"Left_{name}"], CLASS[f"Right_{name}"]).astype(np.float32)
+        name: np.where(x > 0, PART_INDEX[f"Left_{name}"], PART_INDEX[f"Right_{name}"]).astype(np.float32)
         for name in ("Sock", "Shoe")
     }
     feet = (0.3 - form.arm) * 0.3
@@ -436,7 +436,7 @@ def _rigid_piece(form: Form, name: str, slot: str, points: Floats, faces: Ints, 
     return Piece(
         name=name, slot=slot, ids=np.full((len(points), 3), vertex), weights=weights,
         offsets=(points - form.vertices[vertex]).astype(np.float32), faces=faces, uv=uv.astype(np.float32),
-        face_class=np.full(len(faces), CLASS[part_class], np.int64), face_part=np.full(len(faces), part, np.int64),
+        face_class=np.full(len(faces), PART_INDEX[part_class], np.int64), face_part=np.full(len(faces), part, np.int64),
         **_scale_of(form, span), style=style,
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ from PIL import Image
 
 from tests.shared import SHARED
 from vitruvian.errors import InputError
+from vitruvian.human import PART_INDEX
 from vitruvian.training.synthetic.build_pack.assets import (
     _read_mhclo,
     _read_obj,
@@ -17,7 +18,7 @@ from vitruvian.training.synthetic.build_pack.assets import (
     read_pieces,
     read_table,
 )
-from vitruvian.training.synthetic.pieces import CLASS, Piece, fit_piece, join_pieces, keep_faces
+from vitruvian.training.synthetic.pieces import Piece, fit_piece, join_pieces, keep_faces
 
 FOLDER = SHARED / "people-assets"
 needs_assets = pytest.mark.skipif(not FOLDER.is_dir(), reason="the assets folder is not beside this checkout")
@@ -131,11 +132,13 @@ def test_the_real_folder():
     pieces = {piece.name: piece for piece in read_pieces(read_index(FOLDER))}
     assert len(pieces) == 65  # 53 assets, of which 12 outfits count twice
     shirt, trousers = pieces["male_casualsuit04/upper"], pieces["male_casualsuit04/lower"]
-    assert set(shirt.face_class.tolist()) == {CLASS["Upper_Clothing"]}
-    assert set(trousers.face_class.tolist()) == {CLASS["Lower_Clothing"]}
+    assert set(shirt.face_class.tolist()) == {PART_INDEX["Upper_Clothing"]}
+    assert set(trousers.face_class.tolist()) == {PART_INDEX["Lower_Clothing"]}
     assert len(shirt.hides) > 500
     assert shirt.ids.max() < 19158
     assert np.allclose(shirt.weights.sum(1), 1, atol=0.02)
     shoes = pieces["shoes01"]
-    assert set(shoes.face_part[np.isin(shoes.face_class, [CLASS["Left_Sock"], CLASS["Right_Sock"]])].tolist()) == {1}
+    assert set(
+        shoes.face_part[np.isin(shoes.face_class, [PART_INDEX["Left_Sock"], PART_INDEX["Right_Sock"]])].tolist()
+    ) == {1}
     assert pieces["afro01"].textures == ("hair/afro01/afro01_procedural.png",)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitruvian.human import KEYPOINT_INDEX
+from vitruvian.human import KEYPOINT_INDEX, PART_INDEX
 from vitruvian.training.synthetic.build_pack import _body_piece
 from vitruvian.training.synthetic.build_pack.anny_bodies import BodySource, shape_basis
 from vitruvian.training.synthetic.build_pack.cover import _covered_vertices, add_cover
@@ -21,7 +21,7 @@ from vitruvian.training.synthetic.build_pack.garments import (
     _tube,
 )
 from vitruvian.training.synthetic.build_pack.mesh import mesh_edges
-from vitruvian.training.synthetic.pieces import CLASS, fit_piece, vertex_normals
+from vitruvian.training.synthetic.pieces import fit_piece, vertex_normals
 from vitruvian.training.synthetic.posing import _joint_keypoints, keypoint_rules
 
 SPAN = ((0, 1), (0, 1), (0, 1))
@@ -61,7 +61,7 @@ def test_shell_ends_at_the_hem_and_stands_off(form: Form):
     placed = fit_piece(piece, form.vertices)
     assert np.isclose(placed[:, 2].min(), 0.733, atol=1e-4)
     assert np.allclose(np.hypot(*placed[:, :2].T), 0.12, atol=0.002)
-    assert set(piece.face_class.tolist()) == {CLASS["Upper_Clothing"]}
+    assert set(piece.face_class.tolist()) == {PART_INDEX["Upper_Clothing"]}
     hidden = form.vertices[piece.hides, 2]
     assert hidden.min() > 0.733 + 0.03  # a margin stays visible under the hem
 
@@ -106,9 +106,9 @@ def test_hems_do_not_zigzag(form: Form):
 
 
 def test_classes_by_vertex(form: Form):
-    side = np.where(form.vertices[:, 0] > 0, CLASS["Left_Sock"], CLASS["Right_Sock"]).astype(np.float32)
+    side = np.where(form.vertices[:, 0] > 0, PART_INDEX["Left_Sock"], PART_INDEX["Right_Sock"]).astype(np.float32)
     piece = _shell(form, "x", "shoes", 0.3 - form.vertices[:, 2], thickness=0.01, part_class=side, span=SPAN)
-    assert set(piece.face_class.tolist()) == {CLASS["Left_Sock"], CLASS["Right_Sock"]}
+    assert set(piece.face_class.tolist()) == {PART_INDEX["Left_Sock"], PART_INDEX["Right_Sock"]}
 
 
 def test_fields(form: Form):
@@ -222,20 +222,21 @@ def test_body_piece_is_cut_at_the_borders_of_parts(form: Form, monkeypatch: pyte
     quads = len(body.quads)
     z = form.vertices[:, 2]
     surface = {
-        "face_group": np.zeros(quads, np.int64), "score_classes": np.array([CLASS["Torso"], CLASS["Face_Neck"]]),
+        "face_group": np.zeros(quads, np.int64),
+        "score_classes": np.array([PART_INDEX["Torso"], PART_INDEX["Face_Neck"]]),
         "vertex_scores": np.stack([1.13 - z, z - 1.13], 1), "fixed_face": np.zeros(quads, bool),
-        "face_class": np.full(quads, CLASS["Upper_Lip"]),
+        "face_class": np.full(quads, PART_INDEX["Upper_Lip"]),
     }  # fmt: skip
     monkeypatch.setattr(
         "vitruvian.training.synthetic.build_pack._eye_uv", lambda template: np.zeros((len(template), 2))
     )
     piece = _body_piece(body, surface, None, with_tongue=True)
     placed = fit_piece(piece, form.vertices)
-    low, high = (placed[piece.faces[piece.face_class == CLASS[name]], 2] for name in ("Torso", "Face_Neck"))
+    low, high = (placed[piece.faces[piece.face_class == PART_INDEX[name]], 2] for name in ("Torso", "Face_Neck"))
     assert np.isclose(low.max(), 1.13, atol=1e-4)
     assert np.isclose(high.min(), 1.13, atol=1e-4)
     surface["fixed_face"][:] = True
-    assert set(_body_piece(body, surface, None, with_tongue=True).face_class.tolist()) == {CLASS["Upper_Lip"]}
+    assert set(_body_piece(body, surface, None, with_tongue=True).face_class.tolist()) == {PART_INDEX["Upper_Lip"]}
 
 
 def test_joint_keypoints():

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tests.shared import SHARED
 from vitruvian.draw.canvas import RgbImage
-from vitruvian.pipelines.people.smoothing import (
+from vitruvian.pipelines.video.smoothing import (
     DenseSmoother,
     ExponentialAverage,
     KeypointSmoother,

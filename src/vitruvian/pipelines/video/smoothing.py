@@ -29,7 +29,7 @@ from vitruvian.results import Albedo, Matte, Normals, Pointmap, Pose, Result
 FloatOrArray = TypeVar("FloatOrArray", float, NDArray[np.float64])
 Floats = NDArray[np.float64]
 State = dict[str, NDArray[np.generic]]
-_UNTRACKED = -1
+UNTRACKED = -1  # identity of boxes whose score is too low
 _MIN_CONFIDENCE = 1e-3
 # Of keypoints: cutoffs in hertz, and the increase of the cutoff per body size a second.
 _MIN_CUTOFF, _BETA, _VELOCITY_CUTOFF = 1.5, 10.0, 1.5
@@ -165,7 +165,7 @@ class KeypointSmoother(Stateful):
         """
         smooth = keypoints.astype(np.float32)
         for row, number in enumerate(int(one) for one in ids):
-            if number != _UNTRACKED:
+            if number != UNTRACKED:
                 smooth[row] = self._smooth_person(number, keypoints[row].astype(np.float64), scores[row], time)
         for number in [n for n, one in self._people.items() if not 0 <= time - one.time <= _MAX_GAP]:
             del self._people[number]

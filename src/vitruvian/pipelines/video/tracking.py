@@ -17,7 +17,7 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.ops.assignment import assign
 from vitruvian.pipelines.people.detectors import PeopleDetector, run_detector
-from vitruvian.pipelines.people.smoothing import SceneCuts, State, Stateful
+from vitruvian.pipelines.video.smoothing import UNTRACKED, SceneCuts, State, Stateful
 from vitruvian.results.base import People
 
 Floats = NDArray[np.float64]
@@ -35,7 +35,6 @@ _TRACK = np.dtype(
         ("detections", np.int64),
     ]
 )
-_UNTRACKED = -1  # identity of boxes whose score is too low
 _HIGH_SCORE = 0.5  # boxes from this score on are matched first and start new tracks
 _LOW_SCORE = 0.1  # boxes from this score on continue a track, but do not start one
 # Standard deviations in person heights: of a measured box, of its position and of its velocity after a step.
@@ -84,7 +83,7 @@ class Tracker(Stateful):
             raise InputError("boxes_xyxy, scores: expected finite boxes with some area. Drop the others first.")
         self._advance()
         tracks = self.tracks
-        ids = np.full(len(boxes), _UNTRACKED, np.int64)
+        ids = np.full(len(boxes), UNTRACKED, np.int64)
         unmatched: Rows = np.arange(len(tracks))
         visible = tracks["age"] <= 1  # [T] in the last frame
 
@@ -100,13 +99,13 @@ class Tracker(Stateful):
         low = np.flatnonzero((confidence >= _LOW_SCORE) & (confidence < _HIGH_SCORE))
         candidates = unmatched[visible[unmatched]]
         match(candidates, low, _box_iou(_to_corners(tracks["box"][candidates]), boxes[low]), _LOW_SCORE_IOU)
-        rest = high[ids[high] == _UNTRACKED]
+        rest = high[ids[high] == UNTRACKED]
         match(unmatched, rest, _enlarged_iou(tracks["box"][unmatched], boxes[rest]), _ENLARGED_IOU)
 
         self._drop_old(unmatched)
-        tracked = ids != _UNTRACKED
+        tracked = ids != UNTRACKED
         self._correct(ids[tracked], boxes[tracked], confidence[tracked])
-        new = high[ids[high] == _UNTRACKED]
+        new = high[ids[high] == UNTRACKED]
         ids[new] = self._start(boxes[new], confidence[new])
         return ids
 
@@ -222,7 +221,7 @@ class TrackedDetector(Stateful):
         boxes, scores = detected.boxes_xyxy[valid], detected.scores[valid]
         ids = self._tracker.update(boxes, scores)
         self._since = 0
-        tracked = ids != _UNTRACKED
+        tracked = ids != UNTRACKED
         return People(
             boxes_xyxy=boxes[tracked], scores=scores[tracked], ids=ids[tracked], finder=self.name, note=detected.note
         )

@@ -14,9 +14,10 @@ from vitruvian.images.decode import is_heif
 
 _FILM_DIAGONAL = math.hypot(36.0, 24.0)  # millimetres
 _UNIT_IN_MM = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
+_PLAUSIBLE = (0.01, 1000.0)  # focal lengths in units of the longer side: wider than any lens, longer than any telescope
 
 
-def focal_of(item: object, size_hw: tuple[int, ...]) -> float | None:
+def exif_focal(item: object, size_hw: tuple[int, ...]) -> float | None:
     """Return the focal length of an image whose upright size is known; None if its EXIF block does not state it.
 
     Args:
@@ -24,7 +25,7 @@ def focal_of(item: object, size_hw: tuple[int, ...]) -> float | None:
         size_hw: Height and width. Files beyond the size limit of Pillow are skipped: it would warn about each of them.
     """
     if isinstance(item, Image.Image):
-        return _focal_of_image(item, size_hw)
+        return _focal_of(item, size_hw)
     limit = Image.MAX_IMAGE_PIXELS
     if not isinstance(item, Path | bytes | bytearray | memoryview) or (limit and math.prod(size_hw) > limit):
         return None
@@ -33,22 +34,22 @@ def focal_of(item: object, size_hw: tuple[int, ...]) -> float | None:
             head = stream.read(64)
             stream.seek(0)
             if not is_heif(head):
-                return _focal_of_image(Image.open(stream), size_hw)
+                return _focal_of(Image.open(stream), size_hw)
             import pillow_heif
 
             opened: Any = pillow_heif.HeifImageFile
-            return _focal_of_image(opened(stream), size_hw)
+            return _focal_of(opened(stream), size_hw)
     except Exception:  # noqa: BLE001 - the pixels were read already, and the focal length is optional
         return None
 
 
-def _focal_of_image(image: Image.Image, size_hw: tuple[int, ...]) -> float | None:
+def _focal_of(image: Image.Image, size_hw: tuple[int, ...]) -> float | None:
     """Return the focal length in pixels from the EXIF block of `image`, for an image of `size_hw`; or None."""
     try:
         block = image.getexif().get_ifd(IFD.Exif)
         film = _positive(block.get(Base.FocalLengthIn35mmFilm))
         if film is not None:  # by definition the ratio of diagonals
-            return film / _FILM_DIAGONAL * math.hypot(*size_hw)
+            return _plausible(film / _FILM_DIAGONAL * math.hypot(*size_hw), size_hw)
         focal, density = (_positive(block.get(tag)) for tag in (Base.FocalLength, Base.FocalPlaneXResolution))
         unit = _UNIT_IN_MM.get(int(block.get(Base.FocalPlaneResolutionUnit, 2)))
         stated = [_positive(block.get(tag)) for tag in (Base.ExifImageWidth, Base.ExifImageHeight)]
@@ -59,7 +60,13 @@ def _focal_of_image(image: Image.Image, size_hw: tuple[int, ...]) -> float | Non
     # The image may have been resized since.
     sides = [side for side in stated if side is not None]
     shrunk = max(size_hw) / max(sides) if len(sides) == 2 else 1.0
-    return focal * density / unit * shrunk
+    return _plausible(focal * density / unit * shrunk, size_hw)
+
+
+def _plausible(focal_px: float, size_hw: tuple[int, ...]) -> float | None:
+    """Return a focal length if a camera can have it."""
+    lowest, highest = _PLAUSIBLE
+    return focal_px if lowest <= focal_px / max(size_hw) <= highest else None
 
 
 def _positive(value: object) -> float | None:

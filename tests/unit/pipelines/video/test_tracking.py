@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tests.shared import SHARED
 from vitruvian.errors import InputError
-from vitruvian.pipelines.people.tracking import Tracker
+from vitruvian.pipelines.video.tracking import Tracker
 
 Floats = NDArray[np.float64]
 

@@ -1,0 +1,237 @@
+"""Jobs of the command line that are killed at random moments, then run to their end: nothing is lost or wrong.
+
+    python -m tests.fuzz.kill_loop --kills 500
+
+This process imports everything once, and forks a child for each job. A round disturbs a job a few times (SIGKILL,
+SIGINT or SIGTERM at a random moment, sometimes two jobs at once), runs it to its end, and compares every file with
+those of an undisturbed run, byte for byte. A job that is not killed ends with 0, or with 1 and a message that names
+what failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
+MAX_KILLS = 4  # in one round
+MAX_SECONDS = 60.0  # of a job that is not disturbed
+_IMAGES, _FRAMES = 5, 6
+
+
+class Jobs:
+    """Commands on tiny models: their inputs, how they are started, and what they must produce."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._child(_make_inputs, root)  # in a child: this process runs no torch operation, whose threads forks lose
+        self.commands = {
+            "images": ["normals", "-m", "normals", "images", "--save", "png,npz,plot"],
+            "video": ["normals", "-m", "normals", "clip.mp4", "--save", "mp4,json,npz"],
+        }
+        self.expected = {name: self._undisturbed(name) for name in self.commands}
+
+    def start(self, name: str, out: str) -> int:
+        """Start a job in a child, and return its process id."""
+        return self._fork(_run_command, [*self.commands[name], "-o", out], self.root)
+
+    def finish(self, name: str, out: str) -> tuple[int, str]:
+        """Run a job to its end; return its exit code and what it printed."""
+        code = _exit_code(self.start(name, out), MAX_SECONDS)
+        return code, (self.root / "log").read_text(errors="replace")
+
+    def _undisturbed(self, name: str) -> dict[str, bytes]:
+        code, log = self.finish(name, f"expected-{name}")
+        assert code == 0, log
+        return contents(self.root / f"expected-{name}")
+
+    def _child(self, function: object, *arguments: object) -> None:
+        assert _exit_code(self._fork(function, *arguments), MAX_SECONDS) == 0
+
+    @staticmethod
+    def _fork(function: object, *arguments: object) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 70
+        try:
+            code = function(*arguments)  # type: ignore[operator]
+        except KeyboardInterrupt:  # before the command has begun
+            code = 130
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code or 0)
+
+
+def _make_inputs(root: Path) -> int:
+    import numpy as np
+    from PIL import Image
+
+    from tests.unit.files.clips import make_clip
+    from tests.unit.pipelines.case import parts_of, picture
+
+    for one in parts_of("normals"):
+        one.save_pretrained(root / "normals")
+    (root / "images").mkdir()
+    for number in range(_IMAGES):
+        Image.fromarray(picture(number, (120, 160))).save(root / "images" / f"{number:03d}.png")
+    scene = picture(4, (96, 128))
+    make_clip(root / "clip.mp4", [np.roll(scene, number, 1) for number in range(_FRAMES)], rate=1)
+    return 0
+
+
+def _run_command(words: Sequence[str], root: Path) -> int:
+    """Run a command in a child, as `vitruvian` would, with its output in a file."""
+    import torch
+
+    from vitruvian.cli import run
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    log = os.open(root / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.chdir(root)
+    torch.set_num_threads(1)
+    code = run(words)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _exit_code(pid: int, seconds: float) -> int:
+    """Wait for a child; kill it when it takes too long, which gives -9."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder but the journal."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != ".vitruvian.jsonl"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def disturb(jobs: Jobs, name: str, out: str, rng: random.Random, counts: Counter[str]) -> None:
+    """Start one or two jobs at once and kill one at a random moment."""
+    started = time.monotonic()
+    children = [jobs.start(name, out) for _ in range(rng.choice((1, 1, 2)))]
+    number = rng.choice(SIGNALS)
+    time.sleep(rng.uniform(0, 0.9))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(children[0], number)
+    codes = [_exit_code(child, MAX_SECONDS) for child in children]
+    counts["kills"] += 1
+    counts[signal.Signals(number).name] += 1
+    counts["finished before"] += codes[0] == 0
+    counts["two at once"] += len(children) == 2
+    if any(code not in (0, 1, 130, -number) for code in codes) or time.monotonic() - started > MAX_SECONDS:
+        log = (jobs.root / "log").read_text(errors="replace")
+        raise AssertionError(f"exit codes {codes} after {signal.Signals(number).name}: {log}")
+
+
+def run_round(jobs: Jobs, rng: random.Random, counts: Counter[str]) -> str | None:
+    """Disturb a job a few times and run it to its end; return what is wrong with its files, or None."""
+    name, out = rng.choice(list(jobs.commands)), "out"
+    shutil.rmtree(jobs.root / out, ignore_errors=True)
+    for _ in range(rng.randrange(1, MAX_KILLS + 1)):
+        disturb(jobs, name, out, rng, counts)
+    code, log = jobs.finish(name, out)
+    counts["rounds"] += 1
+    if code:
+        return f"{name}: exit code {code}: {log}"
+    return difference(jobs.expected[name], contents(jobs.root / out))
+
+
+def difference(expected: dict[str, bytes], got: dict[str, bytes]) -> str | None:
+    """Say how files differ from the expected ones, or return None."""
+    wrong = {
+        "missing": expected.keys() - got.keys(),
+        "left over": got.keys() - expected.keys(),
+        "different": {name for name in expected.keys() & got.keys() if expected[name] != got[name]},
+    }
+    return "; ".join(f"{kind}: {', '.join(sorted(names))}" for kind, names in wrong.items() if names) or None
+
+
+def run_full_disk(jobs: Jobs, counts: Counter[str]) -> str | None:
+    """Run a job on a disk that is too small, then with enough space; return what is wrong, or None.
+
+    Raises:
+        PermissionError: This process may not mount a file system.
+    """
+    disk = jobs.root / "disk"
+    disk.mkdir(exist_ok=True)
+    # full before the model is opened, and after some results
+    for name, size in (("images", 64 << 10), ("images", 256 << 10), ("video", 256 << 10)):
+        assert sum(map(len, jobs.expected[name].values())) > size
+        _mount(disk, size)
+        try:
+            code, log = jobs.finish(name, "disk/out")
+            if code == 0 or "No space left on device" not in log or "mistake of ours" in log:
+                return f"{name} on {size:,} bytes: exit code {code}: {log}"
+            _mount(disk, 64 << 20, again=True)
+            code, log = jobs.finish(name, "disk/out")
+            wrong = f"exit code {code}: {log}" if code else difference(jobs.expected[name], contents(disk / "out"))
+            if wrong:
+                return f"{name} after a disk of {size:,} bytes: {wrong}"
+            counts["full disks"] += 1
+        finally:
+            subprocess.run(["umount", str(disk)], check=True, capture_output=True)
+    return None
+
+
+def _mount(disk: Path, size: int, *, again: bool = False) -> None:
+    options = f"remount,size={size}" if again else f"size={size}"
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)], check=False, capture_output=True)
+    if done.returncode:
+        raise PermissionError(done.stderr.decode().strip())
+
+
+def main() -> int:
+    """Run the loop and print its figures; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="folder for the files of a round that went wrong")
+    arguments = parser.parse_args()
+    import tests.unit.pipelines.case  # noqa: F401 - imports torch and vitruvian, for all children
+    import vitruvian.cli.commands.tasks  # noqa: F401
+
+    rng, counts = random.Random(arguments.seed), Counter[str]()
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder:
+        jobs = Jobs(Path(folder))
+        wrong = None
+        while counts["kills"] < arguments.kills and wrong is None:
+            wrong = run_round(jobs, rng, counts)
+        if wrong is None:
+            try:
+                wrong = run_full_disk(jobs, counts)
+            except PermissionError as error:
+                print(f"full disk skipped: {error}")
+        if wrong is not None and arguments.keep is not None:
+            shutil.copytree(folder, arguments.keep / f"kills-{arguments.seed}", dirs_exist_ok=True)
+    print(", ".join(f"{kind} {count}" for kind, count in counts.items()))
+    print(f"wrong or lost results: {wrong or 0}")
+    return int(wrong is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
