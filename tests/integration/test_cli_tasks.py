@@ -14,7 +14,9 @@ from PIL import Image
 
 import vitruvian.cli as cli
 from tests.integration.cli_case import COMMANDS, command, pixels
+from tests.tiny_packed import install
 from tests.unit.pipelines.case import picture, write_clip
+from vitruvian import pipeline
 from vitruvian.cli.commands import demo
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
 from vitruvian.cli.outputs import image_kinds
@@ -209,6 +211,23 @@ def test_options_of_maps(tmp_path: Path) -> None:
     wide = points("--fov", 90, name="wide")
     assert np.isclose(wide["intrinsics"][0, 0], SIZE[1] / 2)
     assert not np.array_equal(points("--tile", "32x24", "--fov", 90, name="tiled")["points"], wide["points"])
+
+
+def test_commands_and_python_agree_on_people_and_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "inside", monkeypatch)
+    find_points = pipeline("pointmap", "builtin", device="cpu")
+    for background in ("mask", "keep"):
+        out = tmp_path / f"{background}.json"
+        line = ["pointmap", "photo.jpg", "-q", "-o", str(out), "--save", "json", "--device", "cpu"]
+        assert cli.run([*line, "--background", background, "--model", "builtin"]) == 0
+        written = json.loads(out.read_text())
+        expected = find_points("photo.jpg", background=background).to_dict()
+        assert written["pixels"] == expected["pixels"]
+        assert written["people"] == expected["people"]
+        assert written["intrinsics"] == expected["intrinsics"]
+        assert (written["metric"], written["note"]) == (expected["metric"], expected["note"])
+    masked, kept = (json.loads((tmp_path / f"{name}.json").read_text())["pixels"] for name in ("mask", "keep"))
+    assert 0 < masked < kept
 
 
 def test_mattes_go_over_a_ground(tmp_path: Path) -> None:

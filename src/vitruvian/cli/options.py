@@ -53,6 +53,10 @@ CudaDevice = Annotated[str | None, Option(help="cuda or cpu. By default cuda whe
 Convention = Annotated[
     Literal["opencv", "opengl"], Option(help="opencv: x right, y down, z away; opengl: x right, y up, z towards you.")
 ]
+Background = Annotated[
+    Literal["mask", "keep"],
+    Option(help="mask: only people, where the checkpoint has mattes too, as builtin; keep: all that was processed."),
+]
 Opacity = Annotated[float, Option(help="Of the colours in the drawing.", min=0, max=1)]
 HoleArea = Annotated[float, Option(help="Fill holes of up to so many pixels.", min=0)]
 IslandArea = Annotated[float, Option(help="Remove islands of up to so many pixels.", min=0)]
@@ -76,7 +80,7 @@ class OptionGroup:
     def call_options(self) -> dict[str, object]:
         """Return the arguments of the pipeline's call, without the people detector."""
         names = (name for group in type(self).__mro__ for name in vars(group).get("call_names", ()))
-        return {name: getattr(self, OPTION_OF_ARGUMENT.get(name, name)) for name in names}
+        return {name: getattr(self, name if hasattr(self, name) else OPTION_OF_ARGUMENT[name]) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)

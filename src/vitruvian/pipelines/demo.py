@@ -1,8 +1,8 @@
 """The demo: people detected in a few images, every task about people on them, and one contact sheet of all results.
 
-    images ─▶ detector ─▶ people ─┬▶ matte ─▶ files, a drawing
-                                  ├▶ pose ─▶ …                    ──▶ sheet.png: a row per image, a column per task
-                                  └▶ parts, normals, pointmap, albedo
+    images ─▶ detector ─▶ people ─┬▶ pose ─▶ files, a drawing
+                                  ├▶ parts ─▶ …                   ──▶ sheet.png: a row per image, a column per task
+                                  └▶ normals, pointmap, matte, albedo
 
 Models are those inside the package, or any checkpoints; without any, models with random weights.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,10 @@ from vitruvian.pipelines.saving import save_as
 from vitruvian.pipelines.sources import Failure, Frame, open_source
 from vitruvian.tasks import TASKS, file_ending
 
-# Mattes come first, since they mask the others.
-DEMO_TASKS = tuple(sorted((t.name for t in TASKS.values() if t.head and t.pipeline), key=lambda name: name != "matte"))
+DEMO_TASKS = tuple(task.name for task in TASKS.values() if task.head and task.pipeline)
 _IMAGES = hub.BUILTIN_FOLDER  # beside the model
 _TITLES = {"parts": "body parts", "pointmap": "depth of 3D points"}
 _ROW_HEIGHT, _MARGIN = 360, 12  # of the sheet
-_MASKED_GREY = 128
 Checkpoint = str | Path
 
 
@@ -103,7 +101,7 @@ def run_demo(
         else:
             pipe = pipeline(task, source, device=device, dtype=dtype)
         for row in rows:
-            row.run(task, pipe, mask_people=source is not None and bool(packed_tasks(source)))
+            row.run(task, pipe)
         say(f"{task}: {', '.join(str(folder / f'*_{task}{file_ending(kind)}') for kind in TASKS[task].image_files)}")
     sheet_path = folder / "sheet.png"
     write_image(sheet_path, _draw_sheet(rows, detected=detector is not None, random=None in models.values()))
@@ -117,7 +115,6 @@ class _Row:
     def __init__(self, frame: Frame, folder: Path, stem: str) -> None:
         self.frame, self.folder, self.stem = frame, folder, stem
         self.boxes: NDArray[np.float32] = np.zeros((0, 4), np.float32)  # people [P, 4]
-        self.mask: NDArray[np.bool_] | None = None  # of people [H, W]
         self.drawings: dict[str, RgbImage] = {"people": frame.image}
         self.files: list[Path] = []
 
@@ -131,24 +128,14 @@ class _Row:
         write_image(self.files[-1], self.drawings["people"])
         return len(people)
 
-    def run(self, task: str, pipe: Any, *, mask_people: bool) -> None:
-        """Run a task, write its files and draw it.
-
-        With `mask_people`, the matte masks the other results: the small model is not trained on background.
-        """
+    def run(self, task: str, pipe: Any) -> None:
+        """Run a task, write its files and draw it."""
         result = pipe(self.frame, **({"boxes": self.boxes} if len(self.boxes) else {"people": "whole"}))
-        if mask_people and task == "matte":
-            self.mask = result.alpha > 0.5
-        elif mask_people and self.mask is not None and task in ("normals", "pointmap", "albedo"):
-            result = replace(result, mask=self.mask if result.mask is None else result.mask & self.mask)
         for kind in TASKS[task].image_files:
             self.files.append(output_path(self.folder, self.stem, f"_{task}{file_ending(kind)}"))
             save_as(kind, result, self.files[-1], draw=lambda one: one.plot())
         options = {"legend": False} if task == "parts" else {}  # too small to read on the sheet
-        drawing = np.asarray(result.plot(**options).convert("RGB"))
-        if task == "albedo" and result.mask is not None:  # on grey, as normals and points are drawn
-            drawing = np.where(result.mask[..., None], drawing, _MASKED_GREY).astype(np.uint8)
-        self.drawings[task] = drawing
+        self.drawings[task] = np.asarray(result.plot(**options).convert("RGB"))
 
 
 def _draw_sheet(rows: list[_Row], *, detected: bool, random: bool) -> RgbImage:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.images.guided_filter import guided_upsample
 from vitruvian.images.resize import resize
 from vitruvian.limits import get_limits
 from vitruvian.ops.crop import crop_windows
@@ -36,6 +37,7 @@ _CPU_BLOCK = 256  # side of a block in pixels
 _CUDA_BLOCK = 1024  # fewer, larger operations
 _MIN_WEIGHT = 1e-4  # at the very edge of a region, so that every pixel has a value
 _BACKGROUND_WEIGHT = 0.02  # of a crop that sees only background
+_MUCH_SMALLER = 1.5  # factor of upsampling from which edges are visibly blurred
 
 
 class Region(NamedTuple):
@@ -124,6 +126,8 @@ class RegionBlender:
         boxes_xyxy: Boxes of the people in the regions [P, 4], on which their weight is one. None for tiles.
         feather: Share of a region's side, at each edge inside the image, over which its weight falls to zero.
         device: Device of the blender; by default the CPU.
+        image: The image on that device [3, H, W], to upsample maps along its edges that are much smaller than their
+            region. Not for labels.
     """
 
     def __init__(
@@ -136,21 +140,23 @@ class RegionBlender:
         boxes_xyxy: NDArray[np.float32] | None = None,
         feather: float = 0.1,
         device: torch.device | None = None,
+        image: Tensor | None = None,
     ) -> None:
         if not 0 <= feather <= 0.5:
             raise InputError(f"feather: expected a share from 0 to 0.5, got {feather}.")
-        if blend == "labels" and channels > 256:
-            raise InputError(f"labels: expected at most 256 classes, got {channels}.")
+        if blend == "labels" and not 2 <= channels <= 256:
+            raise InputError(f"labels: expected 2 to 256 classes, got {channels}.")
         self.device = torch.device("cpu") if device is None else device
         self._block = _CUDA_BLOCK if self.device.type == "cuda" else _CPU_BLOCK
         self._size_hw, self._regions, self._channels, self._blend = size_hw, list(regions), channels, blend
-        self._boxes, self._feather = boxes_xyxy, feather
+        self._boxes, self._feather, self._image = boxes_xyxy, feather, image
         self._remaining = Counter(block for region in self._regions for block in self._blocks(region))
         self._sums: dict[Block, Tensor] = {}
         value_channels = 1 if blend == "labels" else channels
         self._values = torch.zeros((*size_hw, value_channels), dtype=torch.float32, device=self.device)
         self._cover = torch.zeros(size_hw, dtype=torch.bool, device=self.device)
-        self._labels = torch.zeros(size_hw, dtype=torch.uint8, device=self.device) if blend == "labels" else None
+        # The best class of each pixel, and the best one but the background.
+        self._labels = torch.zeros(2, *size_hw, dtype=torch.uint8, device=self.device) if blend == "labels" else None
 
     def add(self, index: int, values: Tensor) -> None:
         """Add the map of a region.
@@ -163,10 +169,13 @@ class RegionBlender:
         rows, columns = region.pixels(self._size_hw)
         if not rows or not columns:
             return
-        # Downsampling averages, and is done here; upsampling is done block by block.
-        patch = resize(
-            patch, (min(patch.shape[1], math.ceil(region.height)), min(patch.shape[2], math.ceil(region.width)))
-        )
+        if self._image is not None and is_much_smaller(patch, region[2:]):
+            patch, region = self._upsampled_along_edges(patch, region)
+        else:
+            # Downsampling averages, and is done here; upsampling is done block by block.
+            patch = resize(
+                patch, (min(patch.shape[1], math.ceil(region.height)), min(patch.shape[2], math.ceil(region.width)))
+            )
         row_weights, column_weights = self._edge_weights(index, 0, rows), self._edge_weights(index, 1, columns)
         for block in self._blocks(region):
             block_rows, block_columns = self._clip_to_block(rows, block[0]), self._clip_to_block(columns, block[1])
@@ -184,10 +193,10 @@ class RegionBlender:
 
         Returns:
             `values` [H, W, C] (for labels the score of each pixel's label), `cover` [H, W] where there is a region,
-            and for labels `labels` [H, W].
+            and for labels `labels` [H, W] and `foreground` [H, W], the best class but the background.
         """
         tensors = {"values": self._values, "cover": self._cover}
-        return tensors if self._labels is None else tensors | {"labels": self._labels}
+        return tensors if self._labels is None else tensors | {"labels": self._labels[0], "foreground": self._labels[1]}
 
     def _weighted(self, values: Tensor) -> Tensor:
         """Check a map, and append the weight of each pixel: float32 [C + 1, h, w], zero where it is not finite.
@@ -199,6 +208,21 @@ class RegionBlender:
             raise InputError(f"values: expected the shape [{self._channels}, h, w], got {list(maps.shape)}.")
         finite = maps.isfinite().all(0)  # [h, w]
         return torch.cat((torch.where(finite, maps, 0.0), finite.float()[None]))
+
+    def _upsampled_along_edges(self, patch: Tensor, region: Region) -> tuple[Tensor, Region]:
+        """Upsample the result of `_weighted` for a region; return it for the pixels of the region in the image."""
+        assert self._image is not None
+        rows, columns = region.pixels(self._size_hw)
+        inner = Region(rows.start, columns.start, len(rows), len(columns))
+        sides = [max(1, round(patch.shape[i + 1] * inner[i + 2] / region[i + 2])) for i in (0, 1)]
+        small = _sample_at(
+            patch,
+            _grid_coordinates(rows, region.top, region.height, sides[0]),
+            _grid_coordinates(columns, region.left, region.width, sides[1]),
+        )  # [C + 1, h, w]
+        maps = guided_upsample(small[:-1], inner.crop(self._image))  # [C, r, c]
+        known = resize(small[-1:], (len(rows), len(columns)), antialias=False) > 0.999  # [1, r, c]
+        return torch.cat((maps * known, known.float())), inner
 
     def _contribution(self, piece: Tensor, edge_weight: Tensor) -> Tensor:
         """Return what a region adds to a block's sums: [C + 1, r, c] of `_weighted`, [r, c] -> [C + 1, r, c].
@@ -263,9 +287,11 @@ class RegionBlender:
         area = slice(top, top + sums.shape[1]), slice(left, left + sums.shape[2])
         self._cover[area] |= covered
         if self._labels is not None:
-            score, label = _argmax(mean)
-            self._labels[area] = label * covered
-            mean = score[None]
+            score, label = _argmax(mean[1:])
+            foreground = (label + 1) * covered
+            self._labels[1][area] = foreground
+            self._labels[0][area] = foreground * (score > mean[0])
+            mean = torch.maximum(score, mean[0])[None]
         if self._blend == "unit":
             mean = mean / mean.square().sum(0).sqrt().clamp(min=1e-12)
         self._values[area].permute(2, 0, 1).copy_(torch.where(covered, mean, 0.0))
@@ -276,17 +302,28 @@ def _sample(patch: Tensor, region: Region, rows: range, columns: range) -> Tenso
     if tuple(patch.shape[1:]) == region[2:] and all(start == int(start) for start in region[:2]):
         top, left = int(region.top), int(region.left)  # one sample per pixel
         return patch[:, rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
-    down = pinned_copy(_grid_coordinates(rows, region.top, region.height), patch.device)  # [r]
-    across = pinned_copy(_grid_coordinates(columns, region.left, region.width), patch.device)  # [c]
+    down = _grid_coordinates(rows, region.top, region.height, len(rows))  # [r]
+    across = _grid_coordinates(columns, region.left, region.width, len(columns))  # [c]
+    return _sample_at(patch, down, across)
+
+
+def _sample_at(patch: Tensor, down: Tensor, across: Tensor) -> Tensor:
+    """Sample a map [C, h, w] bilinearly at rows [r] and columns [c] from -1 to 1: [C, r, c]."""
+    down, across = pinned_copy(down, patch.device), pinned_copy(across, patch.device)
     grid = torch.stack(torch.meshgrid(across, down, indexing="xy"), dim=-1)  # [r, c, 2]
     # Many times faster on a CPU than indexing rows and columns.
     return F.grid_sample(patch[None], grid[None], mode="bilinear", padding_mode="border", align_corners=False)[0]
 
 
-def _grid_coordinates(pixels: range, start: float, length: float) -> Tensor:
-    """Return the centres of pixels in a span, from -1 at its start to 1 at its end: [n]."""
-    centres = torch.arange(pixels.start, pixels.stop, dtype=torch.float64) + 0.5  # [n]
+def _grid_coordinates(pixels: range, start: float, length: float, count: int) -> Tensor:
+    """Divide pixels into `count` cells; return their centres in a span, from -1 at its start to 1 at its end: [n]."""
+    centres = pixels.start + (torch.arange(count, dtype=torch.float64) + 0.5) * (len(pixels) / count)  # [n]
     return ((centres - start) * (2 / length) - 1).float()
+
+
+def is_much_smaller(one: Tensor, size_hw: tuple[float, ...]) -> bool:
+    """Return whether a map [C, h, w] is so much smaller than an area that bilinear upsampling blurs edges visibly."""
+    return size_hw[0] > _MUCH_SMALLER * one.shape[1] or size_hw[1] > _MUCH_SMALLER * one.shape[2]
 
 
 def _argmax(scores: Tensor) -> tuple[Tensor, Tensor]:

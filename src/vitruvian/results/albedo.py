@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitruvian.draw.canvas import NEUTRAL
 from vitruvian.files.arrays import JsonObject, srgb_to_linear, write_exr
 from vitruvian.results.base import Result, array_of
 
@@ -19,7 +20,8 @@ class Albedo(Result):
 
     Attributes:
         albedo: RGB as sRGB values from 0 to 1, float32 [H, W, 3].
-        mask: Pixels of people, bool [H, W]; elsewhere albedo is not reliable.
+        mask: Where there is albedo, bool [H, W]: pixels of people, if the background is masked. Elsewhere it is 0. None
+            for everywhere.
     """
 
     task = "albedo"
@@ -29,9 +31,11 @@ class Albedo(Result):
     mask: NDArray[np.bool_] | None = field(default=None, metadata=array_of(np.bool_, "H", "W"))
 
     def plot(self) -> Image.Image:
-        """Show the albedo, black outside of the mask."""
+        """Show the albedo; grey outside of the mask."""
         values = np.round(np.clip(np.nan_to_num(self.albedo), 0, 1) * 255).astype(np.uint8)  # [H, W, 3]
-        return Image.fromarray(values if self.mask is None else values * self.mask[..., None].astype(np.uint8))
+        if self.mask is not None:
+            values[~self.mask] = NEUTRAL
+        return Image.fromarray(values)
 
     def write(self, path: Path, ending: str) -> None:
         """Write 8-bit sRGB as PNG, the arrays as NPZ, or EXR in linear light with the mask as A."""

@@ -27,7 +27,8 @@ class Normals(CameraMap):
 
     Attributes:
         normals: float32 [H, W, 3].
-        mask: Pixels of people, bool [H, W]; elsewhere normals are not reliable.
+        mask: Where there are normals, bool [H, W]: pixels of people, if the background is masked. Elsewhere they are 0.
+            None for everywhere.
         convention: The axes.
     """
 
@@ -41,7 +42,7 @@ class Normals(CameraMap):
     convention: Convention = "opengl"
 
     def plot(self) -> Image.Image:
-        """Show directions in the usual colours: red to the right, green up, blue to the viewer."""
+        """Show directions in the usual colours: red to the right, green up, blue to the viewer; grey where masked."""
         return Image.fromarray(colour_normals(self.normals, self.mask, convention=self.convention))
 
     def write(self, path: Path, ending: str) -> None:

@@ -21,7 +21,7 @@ from vitruvian.files.point_clouds import write_glb, write_ply
 from vitruvian.results.base import array_of, check_choice
 from vitruvian.results.camera import CameraMap
 
-IntrinsicsFrom = Literal["given", "exif", "field of view", "estimated"]
+IntrinsicsFrom = Literal["given", "exif", "field of view", "estimated", "assumed"]
 _EDGE_THRESHOLD = 0.04  # relative to the depth: about the thickness of an arm at two metres
 _NO_COLOUR = 200
 
@@ -40,18 +40,20 @@ class Pointmap(CameraMap):
 
     Attributes:
         points: float32 [H, W, 3].
-        mask: Pixels of people, bool [H, W]; elsewhere points are not reliable.
+        mask: Where there are points, bool [H, W]: pixels of people, if the background is masked. Elsewhere they are 0.
         intrinsics: The camera, float32 [3, 3], in source pixels.
-        intrinsics_from: Their origin: "given", "exif", "field of view" or "estimated" from the points.
+        intrinsics_from: Their origin: "given", "exif", "field of view", "estimated" from the points, or "assumed" where
+            the estimate is not plausible: the canonical camera of the model.
         metric: Whether points are in metres.
         scale: What the points of the model were divided by, or None.
+        note: Why the camera is assumed, or None.
         convention: The axes.
     """
 
     task = "pointmap"
     vectors = "points"
     endings = (".ply", ".glb", ".npz", ".exr", ".png", ".16.png", ".json")
-    info_fields = ("intrinsics_from", "metric", "scale", "convention")
+    info_fields = ("intrinsics_from", "metric", "scale", "note", "convention")
 
     points: NDArray[np.float32] = field(metadata=array_of(np.float32, "H", "W", 3))
     mask: NDArray[np.bool_] = field(metadata=array_of(np.bool_, "H", "W"))
@@ -59,6 +61,7 @@ class Pointmap(CameraMap):
     intrinsics_from: IntrinsicsFrom
     metric: bool
     scale: float | None = None
+    note: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

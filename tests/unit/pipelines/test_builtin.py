@@ -24,6 +24,7 @@ from vitruvian.pipelines import _warn_about_builtin, default_model
 from vitruvian.pipelines.demo import DEMO_TASKS, _demo_images, _demo_models, random_pipeline, run_demo
 from vitruvian.pipelines.people import open_detector
 from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector, _extra_tiles
+from vitruvian.tasks import find_task
 
 DENSE = ("parts", "normals", "pointmap", "matte", "albedo")
 
@@ -128,11 +129,11 @@ class TestDefaults:
         assert pipe(picture(), boxes=[[3, 4, 30, 38]]).people.finder == "given"
 
     @pytest.mark.parametrize("task", DENSE)
-    def test_maps_look_for_people_when_asked(self, task: str, inside: Path) -> None:
+    def test_maps_look_for_people(self, task: str, inside: Path) -> None:
         pipe = pipeline(task, "builtin", device="cpu")
         assert pipe.processor.do_pad  # in proportion, as the model was trained
-        assert pipe(picture()).people.finder == "whole picture"
-        assert pipe(picture(), people="crop").people.finder == "builtin"
+        assert pipe(picture()).people.finder == "builtin"
+        assert pipe(picture(), people="whole").people.finder == "whole picture"
         assert pipe(picture(), boxes=[[3, 4, 30, 38]]).people.finder == "given"
 
     def test_a_packed_folder_does_as_much(self, packed: Path) -> None:
@@ -144,6 +145,43 @@ class TestDefaults:
         assert pipeline("pose", tmp_path)(picture()).people.finder == "whole picture"
         with pytest.raises(InputError, match="expected boxes or a finder"):
             pipeline("parts", tmp_path)(picture(), people="crop")
+
+
+@pytest.mark.parametrize("task", ["normals", "pointmap", "albedo"])
+class TestMaskedBackground:
+    """A packed model with mattes masks what is no person."""
+
+    @pytest.mark.parametrize("options", [{"people": "whole"}, {"boxes": [[3, 4, 30, 38]]}, {"tile": 32}])
+    def test_by_the_matte(self, task: str, options: dict[str, Any], packed: Path) -> None:
+        alpha = pipeline("matte", packed, device="cpu")(picture(), **options).alpha
+        pipe = pipeline(task, packed, device="cpu")
+        result, kept = pipe(picture(), **options), pipe(picture(), background="keep", **options)
+        person = alpha >= 0.5
+        assert 0 < person.sum() < person.size
+        inside = person if kept.mask is None else person & kept.mask
+        np.testing.assert_array_equal(result.mask, inside)
+        values, everywhere = (getattr(one, "points" if task == "pointmap" else task) for one in (result, kept))
+        assert not values[~inside].any()
+        if task != "pointmap":  # whose camera is fitted to people
+            np.testing.assert_array_equal(values[inside], everywhere[inside])
+        assert everywhere[~person].any()
+        assert (np.asarray(result.plot())[~inside] == 128).all()
+
+    def test_without_mattes_the_map_is_whole(self, task: str, tmp_path: Path) -> None:
+        head = str(find_task(task).head)
+        pack_multitask(tiny_multitask(head, "people"), tmp_path)
+        result = pipeline(task, tmp_path, device="cpu")(picture(), people="whole")
+        assert result.mask is None or result.mask.any()
+
+    def test_the_encoder_runs_once(self, task: str, packed: Path) -> None:
+        pipe, calls = pipeline(task, packed, device="cpu"), []
+        pipe.model.model.register_forward_hook(lambda *_: calls.append(1))
+        pipe(picture(), people="whole")
+        assert len(calls) == 1
+
+    def test_no_such_choice(self, task: str, packed: Path) -> None:
+        with pytest.raises(InputError, match='background: expected "mask" or "keep"'):
+            pipeline(task, packed, device="cpu", background="blur")
 
 
 class TestFinder:
@@ -258,8 +296,8 @@ class TestDemo:
         (albedo,) = (np.asarray(Image.open(path)) for path in tmp_path.glob("*_albedo.png"))
         outside = alpha < 120
         assert outside.any()
-        assert not albedo[outside].any()
-        assert albedo.any()
+        assert (albedo[outside] == 128).all()
+        assert (albedo != 128).any()
 
     def test_a_picture_that_cannot_be_read(self, inside: Path, tmp_path: Path) -> None:
         (tmp_path / "bad.png").write_bytes(b"no picture")
@@ -278,7 +316,7 @@ class TestDemo:
         alone = tmp_path / "run" / "model" / "matting"
         assert _demo_models(tmp_path / "run") == {"matte": alone}  # as training leaves it
         assert _demo_models(alone) == {"matte": alone}  # a checkpoint of one task
-        assert list(_demo_models({"pose": "a", "matte": "b"})) == ["matte", "pose"]
+        assert list(_demo_models({"matte": "b", "pose": "a"})) == ["pose", "matte"]
         with pytest.raises(InputError, match=r"got 'poses'\. Did you mean pose"):
             _demo_models({"poses": "a"})
         with pytest.raises(CheckpointError, match="no such file or folder"):

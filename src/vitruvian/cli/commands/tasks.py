@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from typer import Option
 
 from vitruvian.cli.options import (
+    Background,
     BatchGroup,
     CocoGroup,
     Convention,
@@ -95,9 +96,10 @@ class NormalsCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     name = "normals"
     example = "vitruvian normals photo.jpg --model facebook/sapiens2-normal-0.4b --save png,npz"
     panel = "Normals"
-    call_names = ("convention",)
+    call_names = ("convention", "background")
 
     convention: Convention = "opencv"
+    background: Background = "mask"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +115,7 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     name = "pointmap"
     example = "vitruvian pointmap photo.jpg --model facebook/sapiens2-pointmap-0.4b --save ply,png"
     panel = "Camera"
-    call_names = ("fov", "exif", "convention")
+    call_names = ("fov", "exif", "convention", "background")
 
     intrinsics: Annotated[
         str | None,
@@ -122,6 +124,7 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     fov: Annotated[float | None, Option(help="Horizontal field of view in degrees.")] = None
     exif: Annotated[bool, Option(help="Use the focal length in the file's EXIF.")] = True
     convention: Convention = "opencv"
+    background: Background = "mask"
 
     def call_options(self) -> dict[str, object]:
         """Add the camera matrix."""
@@ -182,6 +185,10 @@ class AlbedoCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
     name = "albedo"
     example = "vitruvian albedo photo.jpg --model my-albedo-model --save png"
+    panel = "Albedo"
+    call_names = ("background",)
+
+    background: Background = "mask"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ class PeopleOptions(Options):
         people: "whole" processes the whole image, "crop" each person separately; or a detector, which means "crop"
             with it. By default "crop" if there are boxes or a detector, and "whole" otherwise.
         finder: The people detector: whatever `vitruvian.pipelines.people.open_detector` takes. If the model itself
-            detects people, as the built-in one does, "crop" needs none, and poses detect people by default.
+            detects people, as the built-in one does, they are detected by default.
         nobody: What to do if the detector returns no one: "whole" processes the whole image, "none" returns an empty
             result, "error" raises. By default "none" for poses, "whole" for maps. See `people.note` of the result.
         max_people: Maximum number of people, by score.

@@ -6,20 +6,21 @@ from torch import Tensor
 
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields
-from vitruvian.pipelines.tasks.dense_base import DenseOptions, DensePipeline, Floats, Mask
+from vitruvian.pipelines.tasks.dense_base import DensePipeline, Floats, Mask, MaskedOptions
 from vitruvian.results import Albedo
 
 
-class AlbedoPipeline(DensePipeline[Albedo, DenseOptions]):
+class AlbedoPipeline(DensePipeline[Albedo, MaskedOptions]):
     """A colour for each pixel."""
 
     task = "albedo"
+    options_class = MaskedOptions
     channels = 3
 
     def maps(self, out: ModelOutput) -> list[Tensor]:
         """Return colours [3, h, w] from 0 to 1."""
         return list(out["albedos"].float().clamp(0, 1))
 
-    def build(self, fields: ResultFields, values: Floats, cover: Mask | None) -> Albedo:
+    def build(self, fields: ResultFields, values: Floats, mask: Mask | None) -> Albedo:
         """Build the result."""
-        return Albedo(**fields, albedo=values, mask=cover)
+        return Albedo(**fields, albedo=values, mask=mask)

@@ -3,14 +3,18 @@
 whole   image ─ resize (and pad, if the processor says so) ─▶ one unit ─ model ─▶ map ─ unpad, resize ─▶ [H, W]
 crop    people ─ crop ─▶ a unit each ─ model ─▶ maps ─ blend ─▶ [H, W]
 tile    overlapping tiles ─ resize ─▶ a unit each ─ model ─▶ maps ─ blend ─▶ [H, W]
+
+Maps with the outlines of people, and normals, are upsampled along the edges of the image (`images/guided_filter.py`).
+Normals, points and albedo mean little on the background: a packed checkpoint with mattes masks it, with the alpha that
+its matting head predicts from the same tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +24,12 @@ from torch.nn import functional as F
 
 from vitruvian.auto import packed_tasks
 from vitruvian.errors import InputError
+from vitruvian.images.guided_filter import guided_upsample
 from vitruvian.model import Model
+from vitruvian.models.sapiens2.modeling import Sapiens2ForImageMatting, Sapiens2TaskModel
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
+from vitruvian.ops.cuda_graphs import no_capture
+from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields, TaskPipeline
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
@@ -29,14 +37,26 @@ from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.people.detectors import PeopleDetector, is_fallback, whole_image
 from vitruvian.pipelines.people.selection import PeopleOptions, people_to_crop
-from vitruvian.pipelines.regions import Blend, Region, RegionBlender, boxes_xywh, crop_regions, plan_tiles
+from vitruvian.pipelines.regions import (
+    Blend,
+    Region,
+    RegionBlender,
+    boxes_xywh,
+    crop_regions,
+    is_much_smaller,
+    plan_tiles,
+)
 from vitruvian.pipelines.sources import Frame
+from vitruvian.processor import as_tensor
 from vitruvian.results import People, Result
 
 ResultT = TypeVar("ResultT", bound=Result)
 OptionsT = TypeVar("OptionsT", bound="DenseOptions")
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
+FullMap = tuple[Tensor, Tensor | None]  # values [H, W, C]; where they are [H, W], None for everywhere
+Background = Literal["mask", "keep"]
+PERSON_ALPHA = 0.5  # from which a pixel is one of a person
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +68,37 @@ class DenseOptions(PeopleOptions):
             model's input. An image that is not larger than a tile is processed whole.
         overlap: Minimum share of a tile's side that it has in common with the next.
         feather: Share of a person's crop, at each edge, over which its weight falls to zero.
+        refine: Whether outlines of people, and normals, follow the edges of an image that is much larger than the map
+            of the model, and mattes have the colours of the image. False upsamples what the model predicts
+            bilinearly, as the reference does.
     """
 
     tile: int | Sequence[int] | bool | None = None
     overlap: float = 0.25
     feather: float = 0.1
+    refine: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tile and (self.boxes is not None or (self.people is not None and not self.crops_are_disabled)):
             raise InputError("tile and people: expected one of them, got both. Tiles are for whole images.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedOptions(DenseOptions):
+    """Options of maps that mean little on the background.
+
+    Args:
+        background: "mask" leaves it out, if the checkpoint has a matting head, as the built-in model does; "keep"
+            returns the map of everything that was processed.
+    """
+
+    background: Background = "mask"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.background not in get_args(Background):
+            raise InputError(f'background: expected "mask" or "keep", got {self.background!r}.')
 
 
 @dataclass(frozen=True)
@@ -82,10 +123,13 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     options_class: ClassVar[type[Options]] = DenseOptions
     channels: ClassVar[int]
     blend: ClassVar[Blend] = "mean"
+    along_edges: ClassVar[bool] = False  # whether the map is upsampled along the edges of the image
+    detects_by_default = True
     fixed_input_size = True
 
     def __init__(self, model: Model, processor: Sapiens2ImageProcessor, **options: object) -> None:
         super().__init__(model, processor, **options)
+        self._matting: Sapiens2TaskModel | None = None  # has the encoder of the model; masks the background
         if not processor.do_resize or processor.do_center_crop:
             raise InputError(
                 "processor: expected one that resizes and does not cut (do_resize, no do_center_crop), got another. "
@@ -97,6 +141,26 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         """Load the processor. The one of packed checkpoints is shared, and padding is up to the task."""
         processor: Sapiens2ImageProcessor = super().load_processor(source, **hub)
         return processor.with_options(do_pad=True) if packed_tasks(source) else processor
+
+    def _for_call(self, changes: Mapping[str, object]) -> Self:
+        """Return a copy with the options of one call, and with a matting head if it masks the background."""
+        call = super()._for_call(changes)
+        if isinstance(call.options, MaskedOptions) and call.options.background == "mask":
+            self._matting = call._matting = self._matting or self._load_matting()
+        else:
+            call._matting = None
+        return call
+
+    def _load_matting(self) -> Sapiens2TaskModel | None:
+        """Load the matting head of a packed checkpoint; None if it has none."""
+        source = self.model.config.name_or_path
+        if not source or "matting" not in packed_tasks(source):
+            return None
+        loaded = Sapiens2ForImageMatting.from_pretrained(source, dtype=self.model.dtype, device=self.device)
+        if self.model.optimized:
+            loaded.optimize(cuda_graphs=self.model.graphs is not None)
+        loaded.model = self.model.model
+        return loaded
 
     def choose_detector(self, options: OptionsT) -> PeopleDetector | None:
         """Return the people detector; None with tiles."""
@@ -133,51 +197,97 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         height, width = (tile, tile) if isinstance(tile, int) else tile
         return int(height), int(width)
 
-    def forward(self, units: list[Unit]) -> list[Any]:
-        """Return the map of each unit."""
+    def forward(self, units: list[Unit]) -> list[tuple[Any, Tensor | None]]:
+        """Return the map of each unit, and alpha [1, h, w] where the background is masked."""
         pixels = stack_on_device([unit.pixels for unit in units], self.device, self.model.dtype)  # [B, 3, h, w]
-        return self.maps(self.model(pixels, return_dict=True))
+        if self._matting is None:
+            return [(one, None) for one in self.maps(self.model(pixels, return_dict=True))]
+        # A graph of the matting model: it ends with the weights that it reads.
+        out, alphas = self._matting.run_captured(self._forward_with_alpha, pixels)
+        return list(zip(self.maps(out), alphas.float(), strict=True))
+
+    def _forward_with_alpha(self, pixels: Tensor) -> tuple[ModelOutput, Tensor]:
+        """Run the encoder once and both heads: [B, 3, h, w] -> the output of the model, and alpha [B, 1, h, w]."""
+        assert self._matting is not None
+        with no_capture():
+            encoded = self.model.model(pixels, return_dict=True)
+            out = self.model(pixels, encoded=encoded, return_dict=True)
+            return out, self._matting(pixels, encoded=encoded, return_dict=True)["alphas"]
 
     def maps(self, out: ModelOutput) -> list[Any]:
         """Take the maps out of the model's output: float32 [C, h, w] each."""
         raise NotImplementedError
 
-    def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
-        """Return the map of the whole image [H, W, C], or what `RegionBlender.tensors` returns."""
-        if prepared.context.regions is None:
-            return self.whole_map(prepared, outputs[0])
-        return self.blend_maps(prepared, self.region_maps(prepared, outputs), channels=self.channels, blend=self.blend)
+    def decode(self, prepared: Prepared, outputs: list[tuple[Any, Tensor | None]]) -> tuple[Any, Tensor | None]:
+        """Return the map of the whole image, and where its people are [H, W] if the background is masked."""
+        alphas = [alpha for _, alpha in outputs if alpha is not None]
+        person = self.full_alpha(prepared, alphas) >= PERSON_ALPHA if alphas else None
+        return self.full_map(prepared, [one for one, _ in outputs]), person
 
-    def whole_map(self, prepared: Prepared, one: Tensor) -> Tensor:
+    def full_map(self, prepared: Prepared, maps: list[Any]) -> Any:
+        """Return the map of the whole image from those of its units."""
+        if prepared.context.regions is None:
+            return self.whole_map(prepared, maps[0], along_edges=self.along_edges), None
+        regions = self.region_maps(prepared, maps)
+        blended = self.blend_maps(
+            prepared, regions, channels=self.channels, blend=self.blend, along_edges=self.along_edges
+        )
+        # Tiles cover the image; people do not.
+        return blended["values"], blended["cover"] if prepared.context.are_crops else None
+
+    def full_alpha(self, prepared: Prepared, alphas: list[Tensor]) -> Tensor:
+        """Return the alpha of the whole image from that of its units: [1, h, w] each -> [H, W] from 0 to 1."""
+        if prepared.context.regions is None:
+            alpha = self.whole_map(prepared, alphas[0], along_edges=True)
+        else:
+            regions = self.region_maps(prepared, alphas)
+            alpha = self.blend_maps(prepared, regions, channels=1, blend="alpha", along_edges=True)["values"]
+        return alpha[..., 0].clamp(0, 1)
+
+    def whole_map(self, prepared: Prepared, one: Tensor, *, along_edges: bool = False) -> Tensor:
         """Resize the map of the whole image: [C, h, w] -> [H, W, C]."""
         size_hw = prepared.frame.size_hw
+        small = self.unpad(one, size_hw)
+        if along_edges and self.options.refine and is_much_smaller(small, size_hw):
+            return guided_upsample(small, self.image_of(prepared, one.device)).permute(1, 2, 0).contiguous()
         # Channels last is the layout of the result, and faster to resize for a few channels.
-        small = self.unpad(one, size_hw)[None].contiguous(memory_format=torch.channels_last)
+        small = small[None].contiguous(memory_format=torch.channels_last)
         if tuple(small.shape[-2:]) != size_hw:
             small = F.interpolate(small, size=size_hw, mode="bilinear", align_corners=False)
-        return self.after_resize(small[0].permute(1, 2, 0).contiguous())  # [H, W, C]
+        return small[0].permute(1, 2, 0).contiguous()  # [H, W, C]
 
-    def after_resize(self, one: Tensor) -> Tensor:
-        """Correct what resizing does to a map [H, W, C]."""
-        return one
+    def refines(self, prepared: Prepared, maps: list[Tensor]) -> bool:
+        """Return whether a map [C, h, w] is to be upsampled along the edges of the image."""
+        frame_hw, regions = prepared.frame.size_hw, prepared.context.regions
+        areas = [frame_hw] if regions is None else [region[2:] for region in regions]
+        return self.options.refine and any(map(is_much_smaller, self.region_maps(prepared, maps), areas))
+
+    def image_of(self, prepared: Prepared, device: torch.device) -> Tensor:
+        """Return the image on a device: uint8 [3, H, W]."""
+        return pinned_copy(as_tensor(prepared.frame.image), device).permute(2, 0, 1)
 
     def region_maps(self, prepared: Prepared, outputs: list[Tensor]) -> list[Tensor]:
-        """Return the maps of regions [C, h, w], those of tiles without padding."""
+        """Return the maps of regions, or of the whole image, [C, h, w] without padding."""
         context: DenseContext = prepared.context
         if context.are_crops:
             return outputs
+        if context.regions is None:
+            return [self.unpad(one, prepared.frame.size_hw) for one in outputs]
         return [
             self.unpad(one, (int(region.height), int(region.width)))
-            for one, region in zip(outputs, context.regions or [], strict=True)
+            for one, region in zip(outputs, context.regions, strict=True)
         ]
 
     def unpad(self, one: Tensor, size_hw: tuple[int, int]) -> Tensor:
         """Return the part of a map [C, h, w] that is not padding, for an image or tile of `size_hw`."""
         return crop_padding(one, size_hw, self.processor.size_hw) if self.processor.do_pad else one
 
-    def blend_maps(self, prepared: Prepared, maps: list[Tensor], *, channels: int, blend: Blend) -> dict[str, Tensor]:
+    def blend_maps(
+        self, prepared: Prepared, maps: list[Tensor], *, channels: int, blend: Blend, along_edges: bool = False
+    ) -> dict[str, Tensor]:
         """Blend the maps of regions [C, h, w] on their device, since the result is smaller than the maps."""
         context: DenseContext = prepared.context
+        device = maps[0].device if maps else torch.device("cpu")
         blender = RegionBlender(
             prepared.frame.size_hw,
             context.regions or [],
@@ -185,25 +295,33 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             blend=blend,
             boxes_xyxy=context.people.boxes_xyxy if context.are_crops else None,
             feather=self.options.feather if context.are_crops else min(0.5, self.options.overlap),
-            device=maps[0].device if maps else None,
+            device=device,
+            image=self.image_of(prepared, device) if along_edges and self.options.refine else None,
         )
         for number, one in enumerate(maps):
             blender.add(number, one)
         return blender.tensors()
 
-    def finish(self, prepared: Prepared, decoded: Any) -> ResultT:
-        """Build the result from a map of the whole image, or from blended ones."""
-        context: DenseContext = prepared.context
-        fields = self.result_fields(prepared.frame, context.people)
-        if context.regions is None:
-            return self.build(fields, decoded.numpy(), None)
-        # Tiles cover the image; people do not.
-        cover = decoded["cover"].numpy() if context.are_crops else None
-        return self.build(fields, decoded["values"].numpy(), cover)
+    def finish(self, prepared: Prepared, decoded: tuple[Any, Tensor | None]) -> ResultT:
+        """Build the result from the map of the whole image. Values outside of the mask are zero."""
+        values, cover = decoded[0]
+        mask = _both(cover, decoded[1])
+        array: Floats = values.numpy()
+        if mask is not None:
+            array[~mask] = 0
+        return self.build(self.result_fields(prepared.frame, prepared.context.people), array, mask)
 
-    def build(self, fields: ResultFields, values: Floats, cover: Mask | None) -> ResultT:
+    def build(self, fields: ResultFields, values: Floats, mask: Mask | None) -> ResultT:
         """Build the result from values [H, W, C] and, unless they are everywhere, where they are [H, W]."""
         raise NotImplementedError
+
+
+def _both(cover: Tensor | None, person: Tensor | None) -> Mask | None:
+    """Return where two masks [H, W] are True; None stands for everywhere."""
+    if cover is None or person is None:
+        only = person if cover is None else cover
+        return None if only is None else only.numpy()
+    return (cover & person).numpy()
 
 
 def normalize_vectors(vectors: Tensor, *, dim: int) -> Tensor:

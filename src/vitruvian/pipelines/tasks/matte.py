@@ -6,14 +6,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitruvian.images.guided_filter import foreground_colours
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields
-from vitruvian.pipelines.tasks.dense_base import DenseOptions, DensePipeline, Floats, Mask
+from vitruvian.pipelines.engine.task import Prepared
+from vitruvian.pipelines.tasks.dense_base import DenseOptions, DensePipeline, Floats, FullMap, Mask
 from vitruvian.results import Matte
 
 
 class MattePipeline(DensePipeline[Matte, DenseOptions]):
-    """Alpha and premultiplied foreground; both are zero outside of the people that are processed."""
+    """Alpha and premultiplied foreground; both are zero outside of the people that are processed.
+
+    Colours are those of the image, without the background's at the fringe; with ``refine=False`` the model's.
+    """
 
     task = "matte"
     channels = 4
@@ -23,7 +28,16 @@ class MattePipeline(DensePipeline[Matte, DenseOptions]):
         """Return premultiplied colour, then alpha: [4, h, w]."""
         return list(torch.cat((out["foregrounds"], out["alphas"]), dim=1).float())
 
-    def build(self, fields: ResultFields, values: Floats, cover: Mask | None) -> Matte:
+    def full_map(self, prepared: Prepared, maps: list[Tensor]) -> FullMap:
+        """Return premultiplied colour, then alpha: [H, W, 4]."""
+        if not self.options.refine:
+            unrefined: FullMap = super().full_map(prepared, maps)
+            return unrefined
+        alpha = self.full_alpha(prepared, [one[3:] for one in maps])  # [H, W]
+        colours = foreground_colours(self.image_of(prepared, alpha.device), alpha)  # [3, H, W]
+        return torch.cat((colours * alpha, alpha[None])).permute(1, 2, 0).contiguous(), None  # [H, W, 4]
+
+    def build(self, fields: ResultFields, values: Floats, mask: Mask | None) -> Matte:
         """Build the result."""
         alpha, foreground = np.ascontiguousarray(values[..., 3]), np.ascontiguousarray(values[..., :3])
         return Matte(**fields, alpha=alpha.clip(0, 1), foreground=foreground.clip(0, 1))

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields
-from vitruvian.pipelines.tasks.dense_base import DenseOptions, DensePipeline, Floats, Mask, normalize_vectors
+from vitruvian.pipelines.engine.task import Prepared
+from vitruvian.pipelines.tasks.dense_base import DensePipeline, Floats, FullMap, Mask, MaskedOptions, normalize_vectors
 from vitruvian.results import Normals
 from vitruvian.results.camera import Convention
 
 
 @dataclass(frozen=True, kw_only=True)
-class NormalsOptions(DenseOptions):
+class NormalsOptions(MaskedOptions):
     """Options of normals.
 
     Args:
@@ -32,15 +33,17 @@ class NormalsPipeline(DensePipeline[Normals, NormalsOptions]):
     options_class = NormalsOptions
     channels = 3
     blend = "unit"
+    along_edges = True
 
     def maps(self, out: ModelOutput) -> list[Tensor]:
         """Return unit vectors [3, h, w], so that neither resizing nor blending favours long ones."""
         return list(normalize_vectors(out["normals"].float(), dim=1))
 
-    def after_resize(self, one: Tensor) -> Tensor:
+    def full_map(self, prepared: Prepared, maps: list[Tensor]) -> FullMap:
         """Normalize again: an interpolated vector is shorter."""
-        return normalize_vectors(one, dim=-1)
+        values, cover = super().full_map(prepared, maps)
+        return normalize_vectors(values, dim=-1), cover
 
-    def build(self, fields: ResultFields, values: Floats, cover: Mask | None) -> Normals:
+    def build(self, fields: ResultFields, values: Floats, mask: Mask | None) -> Normals:
         """Build the result."""
-        return Normals(**fields, normals=values, mask=cover, convention="opengl").to_convention(self.options.convention)
+        return Normals(**fields, normals=values, mask=mask, convention="opengl").to_convention(self.options.convention)

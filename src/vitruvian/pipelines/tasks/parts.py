@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from vitruvian.images.label_maps import resized_argmax
 from vitruvian.models.sapiens2.processing import resize_map
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.engine.task import Prepared
-from vitruvian.pipelines.tasks.dense_base import DenseOptions, DensePipeline
+from vitruvian.pipelines.tasks.dense_base import PERSON_ALPHA, DenseOptions, DensePipeline
 from vitruvian.results import Parts
 
 
@@ -29,7 +30,11 @@ class PartsOptions(DenseOptions):
 
 
 class PartsPipeline(DensePipeline[Parts, PartsOptions]):
-    """A part for each pixel; background outside of the people that are processed."""
+    """A part for each pixel; background outside of the people that are processed.
+
+    The outline of people follows the edges of the image: there it is decided whether a pixel is one of a person, and
+    the best part names it. Scores of parts are upsampled bilinearly.
+    """
 
     task = "parts"
     options_class = PartsOptions
@@ -44,24 +49,27 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
         """Return logits [K, h, w]."""
         return list(out["logits"].float())
 
-    def decode(self, prepared: Prepared, outputs: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+    def full_map(self, prepared: Prepared, maps: list[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Return labels [H, W] and the confidence in each [H, W] or None."""
-        with_score = self.options.with_score
-        if prepared.context.regions is not None:
-            probabilities = [one.softmax(0).half() for one in self.region_maps(prepared, outputs)]
+        refined, size_hw = self.refines(prepared, maps), prepared.frame.size_hw
+        if prepared.context.regions is None:
+            logits = self.unpad(maps[0], size_hw)  # [K, h, w]
+            labels = resized_argmax(logits[1:], size_hw) + 1 if refined else resized_argmax(logits, size_hw)
+            score = resize_map(logits.softmax(0).amax(0, keepdim=True), size_hw)[0] if self.options.with_score else None
+        else:
+            probabilities = [one.softmax(0).half() for one in self.region_maps(prepared, maps)]
             blended = self.blend_maps(prepared, probabilities, channels=len(self.part_names), blend="labels")
-            return blended["labels"], blended["values"][..., 0].half() if with_score else None
-        size_hw = prepared.frame.size_hw
-        logits = self.unpad(outputs[0], size_hw)  # [K, h, w]
-        labels = resized_argmax(logits, size_hw).to(torch.uint8)  # [H, W]
-        if not with_score:
-            return labels, None
-        return labels, resize_map(logits.softmax(0).amax(0, keepdim=True), size_hw)[0].half()  # [H, W]
+            labels = blended["foreground" if refined else "labels"]
+            score = blended["values"][..., 0] if self.options.with_score else None
+        if refined:
+            person = self.full_alpha(prepared, [_foreground_probability(one) for one in maps])  # [H, W]
+            labels = labels * (person >= PERSON_ALPHA)
+        return labels.to(torch.uint8), None if score is None else score.half()
 
-    def finish(self, prepared: Prepared, decoded: tuple[Tensor, Tensor | None]) -> Parts:
+    def finish(self, prepared: Prepared, decoded: tuple[Any, Tensor | None]) -> Parts:
         """Build the result."""
         names = self.part_names
-        labels, score = decoded
+        labels, score = decoded[0]
         return Parts(
             **self.result_fields(prepared.frame, prepared.context.people),
             labels=labels.numpy(),
@@ -69,3 +77,8 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
             score=None if score is None else score.numpy(),
             **({} if names == PART_NAMES else {"colours": class_colours(len(names))}),
         )
+
+
+def _foreground_probability(logits: Tensor) -> Tensor:
+    """Return the probability of the best part against the background: [K, h, w] -> [1, h, w]."""
+    return (logits[1:].amax(0, keepdim=True) - logits[:1]).sigmoid()

@@ -2,13 +2,16 @@
 
 The model predicts points for a canonical camera: at the distance they would have if an image was taken with its focal
 length. A known camera (`K`, a field of view, EXIF) turns them into metres; otherwise the scale that the model predicts
-does. All points of an image are scaled alike, so they project to the same pixels.
+does. All points of an image are scaled alike, so they project to the same pixels. Without a known camera, its focal
+length is estimated from the points and the scale. An estimate that no usual lens has is not used: then the camera is
+the canonical one, and points are not metric.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,20 +24,23 @@ from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.engine.task import Prepared
 from vitruvian.pipelines.regions import Region
 from vitruvian.pipelines.sources import Frame
-from vitruvian.pipelines.tasks.dense_base import DenseContext, DenseOptions, DensePipeline, Floats, Mask
+from vitruvian.pipelines.tasks.dense_base import DenseContext, DensePipeline, Floats, Mask, MaskedOptions
 from vitruvian.results import Pointmap
 from vitruvian.results.camera import Convention
 from vitruvian.results.pointmap import IntrinsicsFrom
 
 _MIN_DEPTH = 1e-4
 _MAX_FITTED_PIXELS = 1 << 16  # that the focal length is fitted to
+# Degrees along the long side of the image that an estimate may have: from a portrait telephoto lens (135 mm on 35 mm
+# film has 15.2°) to the wide camera of a telephone (13 mm has 108°).
+_FIELD_OF_VIEW = (15.0, 110.0)
 PointsAndScale = tuple[Tensor, Tensor | None]
 # Points [H, W, 3] of the whole image, or [3, h, w] of each region, and the scale [1] of each.
 DecodedPoints = tuple[Tensor | list[Tensor], list[Tensor | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PointmapOptions(DenseOptions):
+class PointmapOptions(MaskedOptions):
     """Options of pointmaps: what is known about the camera.
 
     Args:
@@ -70,42 +76,49 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
         points = out["pointmaps"].float()
         return list(zip(points, [None] * len(points) if scales is None else scales.float(), strict=True))
 
-    def decode(self, prepared: Prepared, outputs: list[PointsAndScale]) -> DecodedPoints:
+    def full_map(self, prepared: Prepared, maps: list[PointsAndScale]) -> DecodedPoints:
         """Return points and scales."""
-        maps = [points for points, _ in outputs]
-        whole = prepared.context.regions is None
-        points = self.whole_map(prepared, maps[0]) if whole else self.region_maps(prepared, maps)
-        return points, [scale for _, scale in outputs]
+        points, scales = [one for one, _ in maps], [scale for _, scale in maps]
+        if prepared.context.regions is None:
+            return self.whole_map(prepared, points[0]), scales
+        return self.region_maps(prepared, points), scales
 
-    def finish(self, prepared: Prepared, decoded: DecodedPoints) -> Pointmap:
+    def finish(self, prepared: Prepared, decoded: tuple[Any, Tensor | None]) -> Pointmap:
         """Make the points metric and estimate the camera."""
         frame: Frame = prepared.frame
         context: DenseContext = prepared.context
-        camera = _known_camera(frame, self.options)
-        predicted, scales = decoded[0], [_valid_scale(scale) for scale in decoded[1]]
+        points_and_scales: DecodedPoints = decoded[0]
+        (predicted, raw_scales), person = points_and_scales, decoded[1]
+        scales = [_valid_scale(scale) for scale in raw_scales]
         canonical = self._canonical_focal(frame.size_hw)
-        metric = camera is not None or any(scale is not None for scale in scales)
+        known = _known_camera(frame, self.options)
+        people: Mask = np.ones(frame.size_hw, bool) if person is None else person.numpy()
         if isinstance(predicted, Tensor):
             points: Floats = predicted.numpy()  # [H, W, 3]
-            mask = _in_front(points[..., 2])
-            scale = canonical / camera.focal if camera is not None else scales[0]
-            if camera is None:
-                focal = _fit_focal(points, mask) or canonical / (scale or 1.0)
-                camera = _Camera(_centred_matrix(focal, frame.size_hw), "estimated")
-            points = points / np.float32(scale or 1.0)
+            mask = _in_front(points[..., 2]) & people
+            camera = known or _estimated_camera(
+                _fit_focal(points, mask) or canonical / (scales[0] or 1.0), canonical, frame.size_hw
+            )
+            scale = canonical / camera.focal if known else scales[0]
+            metric = camera.note is None and scale is not None
+            if camera.note is None:
+                points = points / np.float32(scale or 1.0)
+            else:
+                points = camera.unproject(points[..., 2])
         else:
             regions = context.regions or []
             focals = [self._region_focal(region, is_crop=context.are_crops) for region in regions]
-            if camera is None:
-                focal = _estimate_focal(predicted, scales, focals, regions) or canonical
-                camera = _Camera(_centred_matrix(focal, frame.size_hw), "estimated")
+            camera = known or _estimated_camera(
+                _estimate_focal(predicted, scales, focals, regions) or canonical, canonical, frame.size_hw
+            )
+            metric = camera.note is None and (known is not None or any(scale is not None for scale in scales))
             # Each region is predicted as if it were the whole image; the camera that they share relates their depths.
             depths = [one[2:] * (camera.focal / focal) for one, focal in zip(predicted, focals, strict=True)]
             blended = self.blend_maps(prepared, depths, channels=1, blend="mean")
             depth: Floats = blended["values"][..., 0].numpy()
-            mask = _in_front(depth) & blended["cover"].numpy()
+            mask = _in_front(depth) & blended["cover"].numpy() & people
             points = camera.unproject(depth)
-            scale = canonical / camera.focal if metric else None
+            scale = canonical / camera.focal
         points[~mask] = 0
         result = Pointmap(
             **self.result_fields(frame, context.people),
@@ -114,7 +127,8 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
             intrinsics=camera.K,
             intrinsics_from=camera.origin,
             metric=metric,
-            scale=scale,
+            scale=scale if metric else None,
+            note=camera.note,
         )
         return result.to_convention(self.options.convention)
 
@@ -133,10 +147,11 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
 
 @dataclass(frozen=True)
 class _Camera:
-    """A camera matrix [3, 3] in source pixels, and its origin."""
+    """A camera matrix [3, 3] in source pixels, its origin, and what is wrong with it."""
 
     K: Floats
     origin: IntrinsicsFrom
+    note: str | None = None
 
     @property
     def focal(self) -> float:
@@ -162,6 +177,19 @@ def _known_camera(frame: Frame, options: PointmapOptions) -> _Camera | None:
     if options.exif and frame.exif_focal_px is not None:
         return _Camera(_centred_matrix(frame.exif_focal_px, frame.size_hw), "exif")
     return None
+
+
+def _estimated_camera(focal: float, canonical: float, size_hw: tuple[int, int]) -> _Camera:
+    """Return the camera of an estimated focal length if a lens may have it, else the canonical one."""
+    degrees = math.degrees(2 * math.atan(max(size_hw) / 2 / focal))
+    low, high = _FIELD_OF_VIEW
+    if low <= degrees <= high:
+        return _Camera(_centred_matrix(focal, size_hw), "estimated")
+    note = (
+        f"the estimated field of view, {degrees:.0f}°, is outside of {low:.0f}° to {high:.0f}°; the camera is assumed, "
+        "and points are not in metres"
+    )
+    return _Camera(_centred_matrix(canonical, size_hw), "assumed", note)
 
 
 def _check_matrix(K: ArrayLike | Tensor, frame: Frame) -> Floats:
@@ -221,14 +249,19 @@ def _fit_focal(points: Floats, mask: Mask) -> float | None:
 def _estimate_focal(
     maps: list[Tensor], scales: list[float | None], canonical: list[float], regions: list[Region]
 ) -> float | None:
-    """Return the median focal length of regions, from their scale or fitted to their points [3, h, w]."""
-    focals = []
+    """Return the median focal length of regions, weighted by area, from their scale or fitted to their points."""
+    focals, areas = [], []
     for points, scale, region_focal, region in zip(maps, scales, canonical, regions, strict=True):
-        if scale is not None:
-            focals.append(region_focal / scale)
-            continue
-        array = np.ascontiguousarray(points.permute(1, 2, 0).numpy())  # [h, w, 3]
-        focal = _fit_focal(array, _in_front(array[..., 2]))
+        focal = None if scale is None else region_focal / scale
+        if focal is None:
+            array = np.ascontiguousarray(points.permute(1, 2, 0).numpy())  # [h, w, 3]
+            fitted = _fit_focal(array, _in_front(array[..., 2]))
+            focal = None if fitted is None else fitted * region.height / array.shape[0]
         if focal is not None:
-            focals.append(focal * region.height / array.shape[0])
-    return float(np.median(focals)) if focals else None
+            focals.append(focal)
+            areas.append(region.height * region.width)
+    if not focals:
+        return None
+    order = np.argsort(focals)
+    middle = np.searchsorted(np.cumsum(np.array(areas)[order]), sum(areas) / 2)
+    return float(focals[order[middle]])

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn import functional as F
 
 from tests.unit.pipelines.case import DENSE, opened, parts_of, picture
 from vitruvian import Sapiens2ImageProcessor, pipeline
 from vitruvian.errors import InputError
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
+from vitruvian.pipelines.regions import Region
+from vitruvian.pipelines.tasks.pointmap import _estimate_focal
 from vitruvian.results import People
 
 MEAN = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
@@ -41,6 +44,21 @@ def bright_parts(seen: torch.Tensor) -> dict[str, Any]:
     bright = seen.mean(1, keepdim=True)
     nothing = torch.full_like(bright, -30.0)
     return {"logits": torch.cat((8 - 16 * bright, nothing, 16 * bright - 8, nothing), dim=1)}
+
+
+def bright_matte(seen: torch.Tensor) -> dict[str, Any]:
+    """What a model says that takes bright pixels for people, all of them green, in a map of a quarter of the size."""
+    alphas = (F.avg_pool2d(seen.mean(1, keepdim=True), 4) * 2.2 - 0.5).clamp(0, 1)
+    return {"alphas": alphas, "foregrounds": alphas * torch.tensor([0.0, 1.0, 0.0])[:, None, None]}
+
+
+def person_on_black() -> np.ndarray:
+    """A bright disc with a pattern on black, 400×400."""
+    shown = np.zeros((400, 400, 3), np.uint8)
+    pattern = np.random.default_rng(1).integers(200, 250, (400, 400, 3), np.uint8)
+    disc = np.hypot(*(np.mgrid[:400, :400] - 200)) < 110
+    shown[disc] = pattern[disc]
+    return shown
 
 
 def mirror(*, padded: bool, **options: Any) -> Any:
@@ -176,7 +194,7 @@ class TestValues:
         np.testing.assert_allclose(turned.normals, plain.normals * [1, -1, -1], atol=1e-6)
 
     def test_parts_by_hand(self) -> None:
-        pipe, shown = opened("parts", with_score=True), picture()
+        pipe, shown = opened("parts", with_score=True, refine=False), picture()
         inputs = pipe.processor(shown, return_tensors="pt")
         with torch.inference_mode():
             out = pipe.model(**inputs)
@@ -200,13 +218,37 @@ class TestValues:
         assert (result.labels[:, 170:] == 0).all()
 
     def test_mattes_by_hand(self) -> None:
-        pipe, shown = opened("matte"), picture()
+        pipe, shown = opened("matte", refine=False), picture()
         with torch.inference_mode():
             out = pipe.model(**pipe.processor(shown, return_tensors="pt"))
         (wanted,) = pipe.processor.post_process_image_matting(out, target_sizes=[shown.shape[:2]])
         result = pipe(shown)
         np.testing.assert_allclose(result.alpha, wanted["alpha"][0].numpy(), atol=1e-5)
         np.testing.assert_allclose(result.foreground, wanted["foreground"].permute(1, 2, 0).numpy(), atol=1e-5)
+
+    @pytest.mark.parametrize("options", [{}, {"boxes": [60, 40, 340, 360]}, {"tile": (300, 300)}])
+    def test_mattes_have_the_edges_and_the_colours_of_the_image(self, options: dict[str, Any]) -> None:
+        """The model sees bright pixels as a person, at a fifth of the resolution, in a colour of its own."""
+        shown = person_on_black()
+        pipe = seeing("matte", bright_matte, padded=True)
+        wanted = shown[..., 0] > 100
+        result, smooth = pipe(shown, **options), pipe(shown, refine=False, **options)
+        assert np.abs(result.alpha - wanted).mean() < 0.6 * np.abs(smooth.alpha - wanted).mean()
+        inside = np.zeros(wanted.shape, bool)
+        inside[165:235, 165:235] = True
+        np.testing.assert_array_equal(result.rgba()[inside][:, :3], shown[inside])
+        assert (smooth.rgba()[inside][:, :3] == [0, 255, 0]).all()  # what the model says
+        outside = ~wanted & (np.hypot(*(np.mgrid[:400, :400] - 200)) > 150)
+        assert result.alpha[outside].max() < 0.05
+
+    @pytest.mark.parametrize("options", [{}, {"boxes": [60, 40, 340, 360]}])
+    def test_outlines_of_parts_follow_the_image_and_labels_do_not_mix(self, options: dict[str, Any]) -> None:
+        shown = person_on_black()
+        pipe = seeing("parts", lambda seen: bright_parts(F.avg_pool2d(seen, 4)), padded=True)
+        wanted = shown[..., 0] > 100
+        result, smooth = pipe(shown, **options), pipe(shown, refine=False, **options)
+        assert set(np.unique(result.labels)) == {0, 2}
+        assert ((result.labels == 2) != wanted).mean() < 0.7 * ((smooth.labels == 2) != wanted).mean()
 
     def test_a_processor_that_cuts_is_refused(self) -> None:
         model, _ = parts_of("normals")
@@ -281,6 +323,32 @@ class TestCamera:
         assert pipe(tmp_path / "a.jpg", exif=False).intrinsics_from == "estimated"
         assert pipe(tmp_path / "a.jpg", fov=50).intrinsics_from == "field of view"
 
+    @pytest.mark.parametrize("options", [{}, {"boxes": [[5, 5, 80, 110]]}])
+    @pytest.mark.parametrize(("fan", "scale"), [(5.0, 20.0), (2000.0, 0.03)])
+    def test_no_lens_sees_that_much_or_little(self, options: dict[str, Any], fan: float, scale: float) -> None:
+        pipe = wall(3.0, scale=scale, fan=fan)
+        result = pipe(shown_wall(), **options)
+        assert (result.metric, result.scale, result.intrinsics_from) == (False, None, "assumed")
+        assert "outside of 15° to 110°" in result.note
+        assert result.to_dict()["note"] == result.note
+        assert result.focal == pytest.approx(CANONICAL)
+        rows, columns = np.nonzero(result.mask)
+        x, y, z = result.points[result.mask].T
+        np.testing.assert_allclose(
+            x / z * result.focal + (WIDTH - 1) / 2, columns, atol=0.01
+        )  # the points belong to it
+        np.testing.assert_allclose(y / z * result.focal + (HEIGHT - 1) / 2, rows, atol=0.01)
+        told = pipe(shown_wall(), fov=5, **options)  # whoever knows the camera is believed
+        assert (told.metric, told.note, told.intrinsics_from) == (True, None, "field of view")
+
+    def test_large_people_tell_the_camera(self) -> None:
+        """Scales of two small crops are wrong."""
+        focals = [500.0, 90.0, 400.0]
+        areas = [(10, 10), (80, 100), (10, 10)]
+        regions = [Region(0, 0, *area) for area in areas]
+        maps = [torch.ones(3, 4, 4)] * 3
+        assert _estimate_focal(maps, [1.0] * 3, focals, regions) == 90.0
+
     def test_points_behind_the_camera(self) -> None:
         result = wall(-1.0, scale=None)(shown_wall())
         assert not result.mask.any()
@@ -298,7 +366,7 @@ class TestCamera:
             return {"pointmaps": torch.full_like(seen, 2.0 * grown), "scales": None}
 
         pipe = seeing("pointmap", answer, padded=True)
-        frame = SimpleNamespace(size_hw=(HEIGHT, WIDTH), index=0)
+        frame = SimpleNamespace(size_hw=(HEIGHT, WIDTH), index=0, name="array")
         context = pipe._for_call(options)._choose_regions(frame, None)
         self.canonical_of_windows = pipe._region_focal(context.regions[0], is_crop=context.are_crops)
         result = pipe(shown_wall(), K=K, **options)
