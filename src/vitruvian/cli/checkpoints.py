@@ -37,21 +37,21 @@ LICENCES = {
     "sapiens2": _Licence(
         "facebook/sapiens2-*",
         "Meta's own for Sapiens2",
-        "A licence of Meta's own for Sapiens2, linked from each checkpoint's page; read what it says on commercial use "
-        "and on pictures of people.",
+        "Meta's own licence for Sapiens2, linked from the page of each checkpoint. Check its terms for commercial use and "
+        "for images of people.",
     ),
-    "sam2": _Licence("facebook/sam2-*, facebook/sam2.1-*", "Apache-2.0", "Apache-2.0, as the SAM 2 release states."),
+    "sam2": _Licence("facebook/sam2-*, facebook/sam2.1-*", "Apache-2.0", "Apache-2.0, according to the SAM 2 release."),
     "maskformer": _Licence(
         "facebook/maskformer-*",
-        "other; take as non-commercial",
-        '"other" on the Hub; the original code is under CC BY-NC 4.0, so take the weights as non-commercial unless '
-        "told otherwise.",
+        "other; assume non-commercial",
+        '"other" on the Hub. The original code is licensed under CC BY-NC 4.0, so assume that the weights are for '
+        "non-commercial use.",
     ),
     "mask2former": _Licence(
         "facebook/mask2former-*",
-        "other; see its data sets",
-        '"other" on the Hub; most of the original code is MIT, and the data sets (COCO, ADE20K, Cityscapes, Mapillary) '
-        "have terms of their own.",
+        "other; see its datasets",
+        '"other" on the Hub. Most of the original code is licensed under MIT; the datasets (COCO, ADE20K, Cityscapes, '
+        "Mapillary) have their own terms.",
     ),
 }
 # Parameters in millions by variant, as our own models count them.

@@ -32,6 +32,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "detect": (("onnxruntime",), "detecting people with ONNX models"),
     "supervision": (("supervision",), "results for supervision"),
     "train": (("accelerate", "scipy", "tensorboard"), "training, models over several GPUs"),
+    "adapters": (("peft",), "adapters such as LoRA"),
     "export": (("onnx", "onnxruntime", "onnxscript", "openvino"), "ONNX and OpenVINO"),
     "synthetic": (("anny", "scipy"), "packs of synthetic bodies"),
 }
