@@ -37,8 +37,8 @@ LICENCES = {
     "sapiens2": _Licence(
         "facebook/sapiens2-*",
         "Meta's own for Sapiens2",
-        "Meta's own licence for Sapiens2, linked from the page of each checkpoint. Check its terms for commercial use and "
-        "for images of people.",
+        "Meta's own licence for Sapiens2, linked from the page of each checkpoint. Check its terms for commercial use "
+        "and for images of people.",
     ),
     "sam2": _Licence("facebook/sam2-*, facebook/sam2.1-*", "Apache-2.0", "Apache-2.0, according to the SAM 2 release."),
     "maskformer": _Licence(
