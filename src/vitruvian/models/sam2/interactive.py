@@ -127,7 +127,7 @@ class Sam2Session:
         if self.size_hw is None:
             raise InputError("session: expected an image, got none. Call set_image first.")
         points, labels, boxes = (None if prompt is None else [prompt] for prompt in (points, labels, boxes))
-        prompts = self.processor.prompts([self.size_hw], points, labels, boxes)
+        prompts = self.processor.prompts([self.size_hw], points, labels, boxes, strict=True)
         mask = None if masks is None else torch.as_tensor(masks)[None].to(self.model.device)  # [1, P, h, w]
         out = self.model(
             **prompts.to(self.model.device),

@@ -436,12 +436,19 @@ class Sam2Processor(MaskPostProcessing, Settings):
         input_labels: object = None,
         input_boxes: object = None,
         return_tensors: str | None = None,
+        *,
+        strict: bool = False,
     ) -> BatchFeature:
-        """Scale prompts for images of these sizes to the model input and pad them to one shape."""
+        """Scale prompts for images of these sizes to the model input and pad them to one shape.
+
+        With `strict`, a point outside of its image is an error.
+        """
         target, pad = pair(self.target_size), self.point_pad_value
         prompts: dict[str, Tensor] = {}
         if input_points is not None or input_labels is not None:
-            prompts["input_points"], labels = read_points(input_points, input_labels, sizes_hw, target, pad=pad)
+            prompts["input_points"], labels = read_points(
+                input_points, input_labels, sizes_hw, target, pad=pad, strict=strict
+            )
             if labels is not None:
                 prompts["input_labels"] = labels
         if input_boxes is not None:

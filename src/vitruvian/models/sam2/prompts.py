@@ -28,7 +28,13 @@ _POINTS, _BOXES = "[image][object][point][x, y]", "[image][object][x1, y1, x2, y
 
 
 def read_points(
-    points: object, labels: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING
+    points: object,
+    labels: object,
+    sizes_hw: Sequence[SizeHW],
+    target_hw: SizeHW,
+    *,
+    pad: int = PADDING,
+    strict: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Read points and labels in pixels of the images.
 
@@ -38,6 +44,7 @@ def read_points(
         sizes_hw: Height and width of each image.
         target_hw: Height and width of the model input.
         pad: Coordinates of padding.
+        strict: A point outside of its image is an error; otherwise a warning, as transformers accepts it.
 
     Returns:
         Points [B, P, N, 2] in pixels of the model input, float32, and labels [B, P, N], int64, or None where there are
@@ -56,12 +63,13 @@ def read_points(
                 if label == PADDING:
                     continue
                 if not (0 <= x <= width and 0 <= y <= height):
-                    warnings.warn(
+                    problem = (
                         f"input_points: expected x in 0…{width} and y in 0…{height} for image {i}, got ({x:g}, {y:g}). "
-                        "Points are in pixels of the original image, x first.",
-                        VitruvianWarning,
-                        stacklevel=2,
+                        "Points are in pixels of the original image, x first."
                     )
+                    if strict:
+                        raise InputError(problem)
+                    warnings.warn(problem, VitruvianWarning, stacklevel=2)
                 coordinates[i, j, n] = x * target_hw[1] / width, y * target_hw[0] / height
     has_labels = nested_labels is not None or bool((kinds == PADDING).any())
     return torch.from_numpy(coordinates), torch.from_numpy(kinds) if has_labels else None

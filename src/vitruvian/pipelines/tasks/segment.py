@@ -74,7 +74,7 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
         if points is None and boxes is None and masks is None:
             raise InputError("prompts: expected points, boxes or masks, got none. Pass points=[[x, y]], say.")
         point_batch, label_batch, box_batch = (None if one is None else [one] for one in (points, labels, boxes))
-        prompts = self.processor.prompts([frame.size_hw], point_batch, label_batch, box_batch)
+        prompts = self.processor.prompts([frame.size_hw], point_batch, label_batch, box_batch, strict=True)
         if masks is not None:
             prompts["input_masks"] = (masks if masks.ndim == 3 else masks[None])[None]  # [1, P, h, w]
         pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
