@@ -39,6 +39,7 @@ class Doubler:
     fixed_input_size = False
     decodes_in_workers = True
     upload_stream: CudaStream | None = None
+    max_ahead: int | None = None
 
     def __init__(
         self,
