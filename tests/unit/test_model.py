@@ -806,7 +806,7 @@ class TestSaving:
         monkeypatch.setattr(
             os, "replace", lambda old, new: full() if str(new).endswith("safetensors") else replace(old, new)
         )
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(InputError, match="No space left"):
             model.save_pretrained(tmp_path)
         monkeypatch.undo()
         assert_same(tiny_task(), Sapiens2ForPoseEstimation.from_pretrained(tmp_path))

@@ -5,13 +5,15 @@ ModelConfig ── build_model ──▶ Sapiens2MultiTask ── save_models �
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from vitruvian.errors import CheckpointError, ConfigError
+from vitruvian.config import Settings
+from vitruvian.errors import CheckpointError, ConfigError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig, task_fields
 from vitruvian.models.sapiens2.encoder import Layer
@@ -30,6 +32,7 @@ def build_model(settings: ModelConfig) -> Sapiens2MultiTask:
 
     Tasks that the checkpoint does not have, and heads with another configuration, are initialized at random.
     """
+    _check_names(settings.encoder, Sapiens2Config)
     common = {"image_size": list(settings.image_size), "use_loss_recipe": settings.loss_recipe, **settings.encoder}
     encoder: Sapiens2Model | None = None
     stored: dict[str, Sapiens2TaskModel] = {}
@@ -108,14 +111,22 @@ def _head_fields(settings: ModelConfig, task: str, stored: Sapiens2Config | None
         base = dict(_PEOPLE_HEAD if task == "people" else task_fields(task, settings.variant)["head_config"])
     base.pop("model_type", None)
     changes = settings.heads.get(task, {})
+    _check_names(changes, Sapiens2HeadConfig)
     for stem in ("upsample", "conv", "scale_conv"):  # lists of kernel sizes go with the channels
         sizes = base.get(f"{stem}_kernel_sizes")
         if f"{stem}_out_channels" in changes and f"{stem}_kernel_sizes" not in changes and sizes:
             base[f"{stem}_kernel_size"] = sizes[0]
             base.pop(f"{stem}_kernel_sizes")
     fields = base | changes
-    Sapiens2HeadConfig(**fields)  # raises for wrong fields
+    Sapiens2HeadConfig(**fields)  # raises for wrong values
     return fields
+
+
+def _check_names(changes: dict[str, Any], config_class: type[Settings]) -> None:
+    """Raise `ConfigError` for a name that is no field: configurations themselves keep unknown names."""
+    known = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
+    for name in changes.keys() - known:
+        raise ConfigError(f"{config_class.__name__}: has no field {name!r}.{near_matches(name, known)}")
 
 
 def head_strides(model: nn.Module) -> dict[str, int]:
