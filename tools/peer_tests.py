@@ -34,7 +34,7 @@ from pathlib import Path
 import vitruvian
 
 ROOT = Path(__file__).resolve().parents[1]
-FAMILIES = ("sapiens2", "sam2", "mask2former", "maskformer", "swin")
+FAMILIES = ("sapiens2", "sam2", "sam2_video", "mask2former", "maskformer", "swin")
 CLASS_PREFIXES = ("Sapiens2", "Sam2", "Mask2Former", "MaskFormer", "Swin")
 TIMEOUT_S = 300
 

@@ -100,7 +100,7 @@ class DeformableEncoder(nn.Module):
         """Map tokens [B, N, C] with positions [N, C] to the same."""
         with_positions = tokens + positions  # [B, N, C]
         for layer in self.layers:
-            tokens, with_positions = layer(tokens, with_positions, positions, level_hw)
+            tokens, with_positions = layer.checkpointed(tokens, with_positions, positions, level_hw)
         return tokens
 
 

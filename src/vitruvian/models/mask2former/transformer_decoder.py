@@ -105,7 +105,9 @@ class Decoder(nn.Module):
                 logits = _resize(output.masks[-1].detach(), sizes_hw[level]).flatten(2)  # [B, Q, h·w]
             else:
                 logits = embeddings.detach() @ resized[level]  # [B, Q, h·w]
-            queries, weights = layer(queries, query_positions, tokens[level], keys[level], logits, need_weights)
+            queries, weights = layer.checkpointed(
+                queries, query_positions, tokens[level], keys[level], logits, need_weights
+            )
             queries = output.add_state(queries)
             output.normed.append(self.layernorm(queries))
             if weights is not None:

@@ -60,7 +60,7 @@ class Decoder(nn.Module):
         queries = torch.zeros_like(query_positions, requires_grad=self.training and torch.is_grad_enabled())
         output = DecoderOutput([queries])
         for layer in self.layers:
-            queries, weights = layer(queries, tokens, keys, query_positions, need_weights)
+            queries, weights = layer.checkpointed(queries, tokens, keys, query_positions, need_weights)
             output.states.append(queries)
             if weights is not None:
                 output.attentions.append(weights)

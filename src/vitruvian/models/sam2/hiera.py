@@ -101,7 +101,7 @@ class Sam2HieraDetModel(Sam2PreTrainedModel):
         branch: Tensor | None = None
         states, weights, maps = [x] if need_states else [], [], []
         for index, block in enumerate(self.blocks):
-            x, branch, block_weights = block(x, branch, need_weights)
+            x, branch, block_weights = block.checkpointed(x, branch, need_weights)
             if branch is not None and (need_states or index in self.stage_ends):
                 x, branch = x + branch, None  # [B, h, w, C]
             if need_states:

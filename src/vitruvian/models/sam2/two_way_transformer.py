@@ -53,7 +53,7 @@ class TwoWayTransformer(nn.Module):
         for layer in self.layers:
             if target is not None:
                 tokens = tokens + target
-            tokens, cells, weights = layer(tokens, positions, image, similarity, need_weights)
+            tokens, cells, weights = layer.checkpointed(tokens, positions, image, similarity, need_weights)
             if need_weights:
                 all_weights.append(weights)
             image = ImageCells(cells, image.positions)

@@ -123,7 +123,7 @@ class WindowTokenizer(nn.Module):
         x = x + self.position_embeddings
         branch: Tensor | None = None
         for layer in self.layer:
-            x, branch, _ = layer(x, branch, None)
+            x, branch, _ = layer.checkpointed(x, branch, None)
         tokens = x[:, 0] if branch is None else x[:, 0] + branch[:, 0]  # [B·h·w, C]
         return tokens.view(batch, -1, channels)  # [B, h·w, C]
 

@@ -168,7 +168,7 @@ class Sapiens2Trunk(Sapiens2PreTrainedModel):
         branch: Tensor | None = None
         states, weights = [x] if flags.hidden_states else [], []
         for layer in self.model.layer:
-            x, branch, weight = layer(x, branch, rope, flags.attentions)
+            x, branch, weight = layer.checkpointed(x, branch, rope, flags.attentions)
             if flags.hidden_states:
                 states.append(x + branch)
             weights.append(weight)

@@ -298,7 +298,7 @@ class Stage(nn.Module):
             if states is not None:
                 tokens, branch = tokens if branch is None else tokens + branch, None
                 states.append(tokens)
-            tokens, branch, weights = layer(tokens, branch, grid_hw, shift if number % 2 else 0, last)
+            tokens, branch, weights = layer.checkpointed(tokens, branch, grid_hw, shift if number % 2 else 0, last)
             if states is not None:
                 tokens, branch = tokens + branch, None
                 states.append(tokens)
