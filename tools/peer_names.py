@@ -60,6 +60,7 @@ MODEL_MAPPING = ClassesByModelType(MODEL_MAPPING_NAMES)
 MODALITY_TO_AUTOPROCESSOR_MAPPING = {
     **{key: AUTO_CLASSES[key] for key in AUTO_CLASSES.keys()},  # noqa: SIM118 (not a dict: it has no __iter__)
     "image_processor": vitruvian.AutoImageProcessor,
+    "video_processor": vitruvian.AutoVideoProcessor,
 }
 get_image_processor_class_from_name = our_class
 

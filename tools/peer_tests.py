@@ -56,6 +56,7 @@ PRIVATE_NAMES = {
     ): "peer_names.MODALITY_TO_AUTOPROCESSOR_MAPPING",
     ("transformers.modeling_layers", "GradientCheckpointingLayer"): "vitruvian.layers.checkpointed.CheckpointedLayer",
     ("transformers.utils", "ModelOutput"): "vitruvian.ModelOutput",
+    ("transformers.backbone_utils", "BackboneType"): "vitruvian.layers.backbone_stages.BackboneType",
 } | {
     (
         f"transformers.models.{family}.image_processing_{family}",

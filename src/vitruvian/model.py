@@ -28,6 +28,7 @@ from vitruvian.devices import (
     checked_dtype,
     choose_devices,
     choose_dtype,
+    default_device,
     device_for,
     with_resident_modules,
 )
@@ -126,14 +127,15 @@ class Model(AdapterMixin):
         Args:
             config: The configuration.
             dtype: Data type of the weights; float32 by default. `torch_dtype` is the older spelling.
-            device: Device of the weights; the CPU by default.
+            device: Device of the weights; by default that of new tensors, which is the CPU outside of a `torch.device`
+                context.
             attn_implementation: As in `from_pretrained`.
         """
         with no_init_weights():
             model = cls(config)
         if (chosen := torch_dtype if dtype is None else dtype) is not None:
             model.to(checked_dtype(chosen))
-        model.to_empty(device=checked_device("cpu" if device is None else device))
+        model.to_empty(device=default_device() if device is None else checked_device(device))
         model.init_weights()
         if attn_implementation is not None:
             model.set_attn_implementation(attn_implementation)
@@ -173,7 +175,8 @@ class Model(AdapterMixin):
                 ``facebook/sapiens2-pose-0.4b``.
             config: Configuration, or where to read it, instead of that of the checkpoint.
             dtype: Data type of the weights; by default the checkpoint's. `torch_dtype` is the older spelling.
-            device: Device of the whole model.
+            device: Device of the whole model; by default that of new tensors, which is the CPU outside of a
+                `torch.device` context.
             device_map: ``"auto"`` for the best device (several, by accelerate, if one is too small), a device, or a
                 table of module name → device.
             max_memory: Memory of each device that ``device_map="auto"`` may use, as accelerate takes it.

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from enum import Enum
+from typing import Any, ClassVar
 
 from vitruvian.config import Config, settings
 from vitruvian.errors import ConfigError, near_matches
+
+
+class BackboneType(Enum):
+    """Library whose conventions a backbone follows; those here follow transformers."""
+
+    TIMM = "timm"
+    TRANSFORMERS = "transformers"
 
 
 def channels_by_stage(stem: int, stages: Sequence[int]) -> dict[str, int]:
@@ -96,6 +104,7 @@ class ChosenStages:
     """Properties of a backbone with a `BackboneConfig`."""
 
     config: BackboneConfig
+    backbone_type: ClassVar[BackboneType] = BackboneType.TRANSFORMERS
 
     @property
     def stage_names(self) -> list[str]:
