@@ -17,11 +17,10 @@ from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.mlp import MLP, GatedMLP
 from vitruvian.layers.norm import RMSNorm
 from vitruvian.layers.residual import DropPath, LayerScale
-from vitruvian.layers.weight_cache import WeightCache
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.ops.attention import attention
 from vitruvian.ops.bounded_attention import bounded_attention, has_bounded_scores, query_scale
-from vitruvian.ops.cache import cached_tensors
+from vitruvian.ops.cache import WeightCache, cached_tensors
 from vitruvian.ops.dispatch import is_tracing, use_triton, wants_grad
 from vitruvian.ops.fp8 import (
     FP8_MAX,
@@ -285,7 +284,7 @@ class Attention(nn.Module):
         q_norm, k_norm = self.q_norm, self.k_norm
         if not (isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm)) or self.attn_implementation != "sdpa":
             return False
-        if not use_triton("attention", q, q_norm.weight) or (self.training and self.dropout):
+        if not use_triton("bounded_attention", q, q_norm.weight) or (self.training and self.dropout):
             return False
         weights = q_norm.weight, k_norm.weight
         return self._has_bounded_scores.get(weights, lambda: has_bounded_scores(*weights))

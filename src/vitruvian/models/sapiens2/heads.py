@@ -10,8 +10,8 @@ from vitruvian.errors import ConfigError
 from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.norm import ChannelRMSNorm
-from vitruvian.layers.weight_cache import WeightCache
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
+from vitruvian.ops.cache import WeightCache
 from vitruvian.ops.dispatch import is_tracing, use_triton
 from vitruvian.ops.instance_norm import FeatureMaps, instance_norm_silu
 from vitruvian.ops.pointwise_conv import pointwise_conv, pointwise_conv_norm, suits_pointwise
