@@ -25,7 +25,7 @@ from vitruvian.ops.cache import hold_cached
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_Key = tuple[object, ...]
+Key = tuple[object, ...]
 
 _MAX_VALUES = 8 * 3 * 1024 * 768  # of a batch of images that is captured whatever its size
 _only_batch: ContextVar[int | None] = ContextVar("_only_batch", default=None)  # None: all small batches
@@ -49,7 +49,7 @@ def no_capture() -> Iterator[None]:
 
 
 @dataclass
-class _CapturedCall:
+class CapturedCall:
     """A captured call: static inputs, graph and static outputs, and cached constants that the graph reads."""
 
     inputs: list[Tensor]
@@ -73,10 +73,10 @@ class GraphCache:
 
     def __init__(self, *, max_graphs: int = 4, max_batch: int = 4) -> None:
         self.max_graphs, self.max_batch = max_graphs, max_batch
-        self.captured: OrderedDict[_Key, _CapturedCall] = OrderedDict()
+        self.captured: OrderedDict[Key, CapturedCall] = OrderedDict()
         self.replays: Counter[int] = Counter()
-        self.failed: dict[_Key, str] = {}
-        self._pool: _CapturePool | None = None  # of all graphs, which never run at the same time
+        self.failed: dict[Key, str] = {}
+        self._pool: CapturePool | None = None  # of all graphs, which never run at the same time
         self._lock = threading.RLock()  # a graph has one set of static inputs; calls may be nested
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -126,12 +126,12 @@ class GraphCache:
         return result
 
     def _capture(
-        self, key: _Key, function: Callable[..., object], leaves: list[object], structure: pytree.TreeSpec
-    ) -> _CapturedCall | None:
+        self, key: Key, function: Callable[..., object], leaves: list[object], structure: pytree.TreeSpec
+    ) -> CapturedCall | None:
         """Capture a call and keep its graph; None for calls that cannot be captured, which is tried once."""
         if key in self.failed:
             return None
-        self._pool = self._pool or _CapturePool()
+        self._pool = self._pool or CapturePool()
         try:
             call = self._pool.capture(function, leaves, structure)
         except RuntimeError as error:
@@ -154,7 +154,7 @@ class GraphCache:
         return call
 
 
-class _CapturePool:
+class CapturePool:
     """The stream and the memory pool of captures.
 
     cuBLAS needs a workspace of 32 MB for each stream. Allocated while capturing, it is part of the pool and lives as
@@ -167,7 +167,7 @@ class _CapturePool:
 
     def capture(
         self, function: Callable[..., object], leaves: list[object], structure: pytree.TreeSpec
-    ) -> _CapturedCall:
+    ) -> CapturedCall:
         """Run a call twice as a warmup, then capture it."""
         static = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(static, structure)
@@ -186,7 +186,7 @@ class _CapturePool:
             raise
         outputs, output_structure = pytree.tree_flatten(result)
         inputs = [leaf for leaf in static if isinstance(leaf, Tensor)]
-        return _CapturedCall(inputs, graph, outputs, output_structure, constants)
+        return CapturedCall(inputs, graph, outputs, output_structure, constants)
 
     def _release(self) -> None:
         """Tell the allocator that a failed capture has ended; torch has no public function for it."""

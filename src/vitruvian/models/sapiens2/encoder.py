@@ -135,11 +135,17 @@ class Encoder(nn.Module):
         heads = config.num_key_value_heads_per_layer or []
         self.layer = nn.ModuleList(Layer(config, kv_heads=h, hidden=config.intermediate_size) for h in heads)
 
-    def prepare_for_inference(self, *, fp8: bool) -> None:
-        """Join the weights of all layers on CUDA, and quantize them with `fp8`."""
+    def prepare_for_inference(self) -> None:
+        """Join the weights of all layers on CUDA."""
         for layer in self.layer:
             if isinstance(layer, Layer) and layer.norm1.weight.is_cuda:
-                layer.prepare_for_inference(fp8=fp8)
+                layer.join_weights()
+
+    def quantize(self) -> None:
+        """Quantize the joined weights of all layers to fp8."""
+        for layer in self.layer:
+            if isinstance(layer, Layer):
+                layer.quantize()
 
 
 class Layer(CheckpointedLayer):
@@ -148,7 +154,7 @@ class Layer(CheckpointedLayer):
     `plain` omits qk-norm and layer scale.
 
     Attributes:
-        fp8: Quantized weights for inference, made by `prepare_for_inference`.
+        fp8: Quantized weights for inference, made by `quantize`.
     """
 
     def __init__(self, config: Sapiens2Config, *, kv_heads: int, hidden: int, plain: bool = False) -> None:
@@ -186,15 +192,16 @@ class Layer(CheckpointedLayer):
         out = self._feed_forward_fp8(normed, fp8, dtype=x.dtype) if isinstance(normed, Fp8Rows) else self.mlp(normed)
         return x, self.drop_path(out), weights
 
-    @torch.no_grad()
-    def prepare_for_inference(self, *, fp8: bool) -> None:
-        """Join the matrices that read the same tokens, and quantize the large ones with `fp8`."""
+    def join_weights(self) -> None:
+        """Join the matrices that read the same tokens."""
         self.fp8 = None
         self.attention.join_weights()
         if isinstance(self.mlp, GatedMLP):
             self.mlp.join_weights()
-        if not fp8:
-            return
+
+    @torch.no_grad()
+    def quantize(self) -> None:
+        """Quantize the large matrices, which `join_weights` has joined, to fp8."""
         assert isinstance(self.mlp, GatedMLP)
         qkv, gate_up = self.attention.joined, self.mlp.joined
         assert qkv is not None
@@ -300,11 +307,11 @@ def _normalize_and_rotate(x: Tensor, norm: nn.Module, rope: Rope | None, *, scal
     return rms_norm_rope(x, norm.weight, rope, eps=norm.eps, scale=scale)
 
 
-def positions(config: Sapiens2Config, grid_hw: tuple[int, int], *, device: torch.device, training: bool) -> Rope:
+def token_rope(config: Sapiens2Config, grid_hw: tuple[int, int], *, device: torch.device, training: bool) -> Rope:
     """Return the rotary tables of all tokens [1 + R + h·w, D/2], augmented in training as the configuration says."""
     head_dim, prefix = config.hidden_size // config.num_attention_heads, 1 + config.num_register_tokens
     if not training:
-        return _rope_tables(grid_hw, device, head_dim, config.rope_theta, prefix)
+        return _cached_rope_tables(grid_hw, device, head_dim, config.rope_theta, prefix)
     centers = augment_centers(
         patch_centers(grid_hw, device),
         shift=config.pos_embed_shift,
@@ -315,7 +322,9 @@ def positions(config: Sapiens2Config, grid_hw: tuple[int, int], *, device: torch
 
 
 @cached_tensors
-def _rope_tables(grid_hw: tuple[int, int], device: torch.device, head_dim: int, theta: float, prefix: int) -> Rope:
+def _cached_rope_tables(
+    grid_hw: tuple[int, int], device: torch.device, head_dim: int, theta: float, prefix: int
+) -> Rope:
     return rope_tables(patch_centers(grid_hw, device), head_dim=head_dim, theta=theta, prefix=prefix)
 
 

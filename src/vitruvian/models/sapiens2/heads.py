@@ -107,14 +107,14 @@ class DecodeHead(nn.Module):
     def prepare_for_inference(self) -> None:
         """Allow Winograd convolutions, whose weights take memory, and on CUDA store weights with channels last."""
         for block in self._blocks():
-            block.prepare_for_inference()
+            block.allow_winograd()
 
 
 class ConvBlock(nn.Module):
     """Convolution, [pixel shuffle], normalization, SiLU.
 
     Attributes:
-        winograd: Transformed weights of Winograd convolutions for inference; None until `prepare_for_inference`.
+        winograd: Transformed weights of Winograd convolutions for inference; None until `allow_winograd`.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class ConvBlock(nn.Module):
         )
 
     @torch.no_grad()
-    def prepare_for_inference(self) -> None:
+    def allow_winograd(self) -> None:
         """Allow Winograd, and on CUDA store the weight with channels last; its shape and values stay."""
         self.winograd = WeightCache()
         weight = self.convolution.weight
