@@ -526,7 +526,7 @@ class Model(AdapterMixin):
     def prepare_for_inference(self) -> None:
         """Join or transform weights for `optimize`: call `prepare_for_inference` of the parts that have it."""
         for module in self.modules():
-            if isinstance(module, _PreparesForInference) and not isinstance(module, Model):
+            if not isinstance(module, Model) and isinstance(module, _PreparesForInference):
                 module.prepare_for_inference()
 
     def missing_for_fp8(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.losses.masks import MaskLossWeights, MaskSetLoss, PointMasks
+from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss, PointMasks
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.pixel_decoder import build_pixel_level
 from vitruvian.models.mask2former.transformer_decoder import TransformerModule

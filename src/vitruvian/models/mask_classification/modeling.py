@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitruvian.config import Config
 from vitruvian.errors import InputError
 from vitruvian.layers.init import init_layer
-from vitruvian.losses.masks import MaskLabels, MaskSetLoss
+from vitruvian.losses.mask_set import MaskLabels, MaskSetLoss
 from vitruvian.losses.terms import LossTerms
 from vitruvian.model import Model
 from vitruvian.models.mask_classification.configuration import MaskClassificationConfig

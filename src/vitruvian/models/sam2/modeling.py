@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn import init
 
 from vitruvian.errors import InputError
-from vitruvian.losses.sam import prompted_mask_loss
+from vitruvian.losses.prompted_masks import prompted_mask_loss
 from vitruvian.models.sam2.configuration import Sam2Config
 from vitruvian.models.sam2.hiera import VIDEO_KEYS, Sam2PreTrainedModel
 from vitruvian.models.sam2.mask_decoder import ConfidentMasks, MaskDecoder, MaskDecoderOutput
