@@ -45,7 +45,7 @@ def make_batch(instances: int, side: int, predictions: int) -> dict[str, Any]:
 
 
 def our_loss(family: str) -> Any:
-    from vitruvian.losses.masks import DenseMasks, MaskLossWeights, MaskSetLoss, PointMasks
+    from vitruvian.losses.mask_set import DenseMasks, MaskLossWeights, MaskSetLoss, PointMasks
 
     criterion = MaskSetLoss(
         num_labels=LABELS,

@@ -22,7 +22,7 @@ def channels_by_stage(stem: int, stages: Sequence[int]) -> dict[str, int]:
     return {"stem": stem} | {f"stage{number}": channels for number, channels in enumerate(stages, start=1)}
 
 
-def align_stages(
+def _align_stages(
     owner: str, names: Sequence[str], features: Sequence[str] | None, indices: Sequence[int] | None
 ) -> tuple[list[str], list[int]]:
     """Return the stages by name and by index from either, both (which must agree) or neither (the last stage)."""
@@ -76,7 +76,7 @@ class BackboneConfig(Config):
 
     def set_stages(self, out_features: list[str] | None = None, out_indices: list[int] | None = None) -> None:
         """Choose the stages that the backbone returns, by name or by index; by default the last."""
-        features, indices = align_stages(type(self).__name__, self.stage_names, out_features, out_indices)
+        features, indices = _align_stages(type(self).__name__, self.stage_names, out_features, out_indices)
         self.__dict__.update(out_features=features, out_indices=indices)
 
     @classmethod
@@ -100,8 +100,8 @@ class BackboneConfig(Config):
         raise NotImplementedError
 
 
-class ChosenStages:
-    """Properties of a backbone with a `BackboneConfig`."""
+class BackboneMixin:
+    """Properties of a backbone with a `BackboneConfig`: which stages it returns, and their channels."""
 
     config: BackboneConfig
     backbone_type: ClassVar[BackboneType] = BackboneType.TRANSFORMERS

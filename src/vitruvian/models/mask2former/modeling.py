@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.losses.masks import MaskLossWeights, MaskSetLoss, PointMasks
+from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss, PointMasks
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
-from vitruvian.models.mask2former.pixel_decoder import DeformableAttention, build_pixel_level
+from vitruvian.models.mask2former.pixel_decoder import build_pixel_level
 from vitruvian.models.mask2former.transformer_decoder import TransformerModule
 from vitruvian.models.mask_classification.modeling import (
     MaskClassificationForSegmentation,
@@ -67,13 +67,6 @@ class Mask2FormerPreTrainedModel(MaskClassificationPreTrainedModel):
         *MaskClassificationPreTrainedModel.ignored_keys,
         r"pixel_level_module\.encoder\.(swin\.)?layernorm\.",
     )
-
-    def prepare_for_inference(self) -> None:
-        """Join projections and cache the position biases of the backbone's windows."""
-        super().prepare_for_inference()
-        for module in self.modules():
-            if isinstance(module, DeformableAttention):
-                module.optimize()
 
 
 class Mask2FormerModel(MaskClassificationModel, Mask2FormerPreTrainedModel):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.losses.masks import DenseMasks, MaskLossWeights, MaskSetLoss
+from vitruvian.losses.mask_set import DenseMasks, MaskLossWeights, MaskSetLoss
 from vitruvian.models.mask_classification.layers import mask_head, mask_logits
 from vitruvian.models.mask_classification.modeling import (
     MaskClassificationForSegmentation,

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from vitruvian.config import Config
 from vitruvian.errors import InputError
-from vitruvian.layers.backbone_stages import ChosenStages
+from vitruvian.layers.backbone_stages import BackboneMixin
 from vitruvian.layers.init import init_layer, with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.model import Model
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.outputs import BackboneOutput, OutputOptions
 
-REDUCTION = 4  # a bottleneck works on a quarter of the channels
+_REDUCTION = 4  # a bottleneck works on a quarter of the channels
 
 
-class ResNetBackbone(ChosenStages, Model):
+class ResNetBackbone(BackboneMixin, Model):
     """ResNet as a source of feature maps: each stage in `out_features`."""
 
     config_class: ClassVar[type[Config]] = ResNetConfig
@@ -106,7 +106,7 @@ class Block(nn.Module):
                 ConvLayer(outputs, outputs, 3, act=None),
             ]
         else:
-            inner = outputs // REDUCTION
+            inner = outputs // _REDUCTION
             first, second = (stride, 1) if config.downsample_in_bottleneck else (1, stride)
             layers = [
                 ConvLayer(inputs, inner, 1, stride=first, act="relu"),

@@ -10,8 +10,8 @@ from vitruvian.errors import ConfigError
 from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.norm import ChannelRMSNorm
-from vitruvian.layers.weight_cache import WeightCache
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
+from vitruvian.ops.cache import WeightCache
 from vitruvian.ops.dispatch import is_tracing, use_triton
 from vitruvian.ops.instance_norm import FeatureMaps, instance_norm_silu
 from vitruvian.ops.pointwise_conv import pointwise_conv, pointwise_conv_norm, suits_pointwise
@@ -107,14 +107,14 @@ class DecodeHead(nn.Module):
     def prepare_for_inference(self) -> None:
         """Allow Winograd convolutions, whose weights take memory, and on CUDA store weights with channels last."""
         for block in self._blocks():
-            block.prepare_for_inference()
+            block.allow_winograd()
 
 
 class ConvBlock(nn.Module):
     """Convolution, [pixel shuffle], normalization, SiLU.
 
     Attributes:
-        winograd: Transformed weights of Winograd convolutions for inference; None until `prepare_for_inference`.
+        winograd: Transformed weights of Winograd convolutions for inference; None until `allow_winograd`.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class ConvBlock(nn.Module):
         )
 
     @torch.no_grad()
-    def prepare_for_inference(self) -> None:
+    def allow_winograd(self) -> None:
         """Allow Winograd, and on CUDA store the weight with channels last; its shape and values stay."""
         self.winograd = WeightCache()
         weight = self.convolution.weight

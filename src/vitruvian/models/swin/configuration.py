@@ -34,7 +34,7 @@ class SwinConfig(BackboneConfig):
         use_absolute_embeddings: Whether positions are added to the patch embeddings.
         initializer_range: Standard deviation of initialized weights.
         layer_norm_eps: Epsilon of the layers' norms.
-        encoder_stride: Pixels a side that one last token stands for in masked image modelling.
+        encoder_stride: Pixels a side that one last token stands for in masked image modeling.
         out_features, out_indices: See `BackboneConfig`.
     """
 

@@ -82,7 +82,7 @@ class PatchEmbeddings(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Normalised patch tokens with, where the model has them, mask tokens and positions."""
+    """Normalized patch tokens with, where the model has them, mask tokens and positions."""
 
     mask_token: nn.Parameter | None
     position_embeddings: nn.Parameter | None
@@ -148,9 +148,8 @@ class WindowAttention(nn.Module):
         self.key = nn.Linear(channels, channels, bias=config.qkv_bias)
         self.value = nn.Linear(channels, channels, bias=config.qkv_bias)
         self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * self.window - 1) ** 2, heads))
-        index = torch.empty(
-            self.window**2, self.window**2, dtype=torch.int64
-        )  # set by `init_parameters`, or from files
+        tokens = self.window**2
+        index = torch.empty(tokens, tokens, dtype=torch.int64)  # set by `init_parameters`, or from files
         self.register_buffer("relative_position_index", index)
         self._cached_bias: tuple[int, Tensor] | None = None  # version of the table, and its bias [A, N, N]
         self._joined_qkv: JoinedLinear | None = None
@@ -171,7 +170,7 @@ class WindowAttention(nn.Module):
         )  # fmt: skip
 
     def position_bias(self) -> Tensor:
-        """Bias of every head for every pair of tokens in a window [A, N, N]; cached by `optimize` in inference."""
+        """Bias of every head for every pair of tokens in a window [A, N, N]; cached for inference."""
         table = self.relative_position_bias_table
         cached = None if wants_grad(table) or is_tracing() else self._cached_bias
         return cached[1] if cached is not None and cached[0] == table._version else self._compute_bias()
@@ -181,7 +180,7 @@ class WindowAttention(nn.Module):
         return unflatten(rows.t(), 1, self.relative_position_index.shape)  # [A, N, N]
 
     @torch.no_grad()
-    def optimize(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Join the projections, and cache the position bias until the table changes."""
         self._joined_qkv = JoinedLinear([self.query, self.key, self.value])
         table = self.relative_position_bias_table
@@ -340,10 +339,3 @@ class Encoder(nn.Module):
             if weights is not None:
                 output.attentions.append(weights)
         return output
-
-
-def optimize_swin(model: nn.Module) -> None:
-    """Join the projections of all window attentions in a model, and cache their position biases."""
-    for module in model.modules():
-        if isinstance(module, WindowAttention):
-            module.optimize()

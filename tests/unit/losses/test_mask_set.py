@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import vitruvian.losses.masks as masks_module
+import vitruvian.losses.mask_set as masks_module
 from vitruvian.errors import InputError
 from vitruvian.images.rle import encode_rle
 from vitruvian.losses.focal_dice import mask_dice_loss, sigmoid_focal_loss
-from vitruvian.losses.masks import (
+from vitruvian.losses.mask_set import (
     DenseMasks,
     MaskLossWeights,
     MaskSetLoss,
