@@ -51,9 +51,11 @@ def choose_devices(
     if device is None and device_map is None:
         if (default := default_device()).type == "meta":
             raise WeightsError(
-                subject="from_pretrained", expected="a device that stores weights", got="torch.device('meta') around it",
+                subject="from_pretrained",
+                expected="a device that stores weights",
+                got="torch.device('meta') around it",
                 hint="Leave that context, or use from_config for a model without weights.",
-            )  # fmt: skip
+            )
         return {"": default}
     return {"": checked_device(device or device_map or 0)}
 

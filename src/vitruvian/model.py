@@ -79,7 +79,8 @@ class Model(AdapterMixin):
     main_input_name: ClassVar[str] = "pixel_values"
     no_split_modules: ClassVar[tuple[str, ...]] = ()  # classes whose instances are not split over devices
     resident_modules: ClassVar[tuple[str, ...]] = ()  # modules on one device together, used without being called
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = ()  # regular expressions of names in files -> names here
+    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = ()  # the same for saving: names here -> names in files
     ignored_keys: ClassVar[tuple[str, ...]] = ()
     optional_keys: ClassVar[tuple[str, ...]] = ()
     supports_gradient_checkpointing: ClassVar[bool] = True
@@ -404,8 +405,9 @@ class Model(AdapterMixin):
             self.config.architectures = [type(self).__name__]
             self.config.dtype = self.dtype
             written = self.config.save_pretrained(folder)
+            state = self.state_dict() if state_dict is None else state_dict
             written += save_weights(
-                self.state_dict() if state_dict is None else state_dict,
+                {renamed(name, self.saved_keys): tensor for name, tensor in state.items()},
                 folder,
                 max_shard_size=max_shard_size,
                 names=WeightNames(safe=safe_serialization, variant=variant),

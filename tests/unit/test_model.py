@@ -679,7 +679,7 @@ class TestKeywordsOfTransformers:
         model.set_attn_implementation({"backbone_config": "eager"})
         assert model.config._attn_implementation == "sdpa"
         assert model.config.backbone_config._attn_implementation == "eager"
-        inner = model.model.pixel_level_module.encoder.encoder.layers[0].blocks[0].attention.self
+        inner = model.model.pixel_level_module.encoder.swin.encoder.layers[0].blocks[0].attention
         assert inner.attn_implementation == "eager"
         with pytest.raises(ConfigError, match="head_config"):
             model.set_attn_implementation({"head_config": "eager"})

@@ -23,7 +23,6 @@ from vitruvian.models.mask_classification.configuration import MaskClassificatio
 from vitruvian.models.mask_classification.outputs import DecoderOutput, PixelFeatures, QueryPredictions
 from vitruvian.models.mask_classification.padding import PADDING_LOGIT, ImageGroups, check_pixel_mask, group_by_size
 from vitruvian.models.resnet.modeling import ResNetBackbone
-from vitruvian.models.swin.encoder import RENAMED_KEYS
 from vitruvian.models.swin.modeling import MaskFormerSwinBackbone, SwinBackbone
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 
@@ -76,14 +75,8 @@ class MaskClassificationPreTrainedModel(Model):
     config: MaskClassificationConfig
     base_model_prefix: ClassVar[str] = "model"
     no_split_modules: ClassVar[tuple[str, ...]] = (
-        "Embeddings", "SwinLayer", "Block", "PixelDecoder", "TransformerModule",
+        "Embeddings", "SwinLayer", "MaskFormerSwinLayer", "Block", "PixelDecoder", "TransformerModule",
     )  # fmt: skip
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = (
-        *RENAMED_KEYS,
-        (r"(pixel_level_module\.encoder)\.swin\.", r"\1."),
-        (r"(decoder\.layers\.\d+\.\w+_attn)\.o_proj\.", r"\1.out_proj."),
-        (r"(decoder\.layers\.\d+)\.mlp\.(fc[12])\.", r"\1.\2."),
-    )
     # Class weights follow from the configuration, whatever a file says.
     ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)criterion\.empty_weight$",)
     optional_keys: ClassVar[tuple[str, ...]] = (

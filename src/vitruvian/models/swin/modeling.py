@@ -18,7 +18,14 @@ from vitruvian.layers.init import init_layer, set_init_std
 from vitruvian.losses.classification import classification_loss
 from vitruvian.model import Model
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
-from vitruvian.models.swin.encoder import RENAMED_KEYS, Embeddings, Encoder, EncoderOutput, TokenGrid
+from vitruvian.models.swin.encoder import (
+    NAMES_FROM_FILES,
+    NAMES_TO_FILES,
+    Embeddings,
+    Encoder,
+    EncoderOutput,
+    TokenGrid,
+)
 from vitruvian.outputs import BackboneOutput, BaseModelOutputWithPooling, ModelOutput, OutputOptions
 from vitruvian.weights import KeyPlan
 
@@ -78,8 +85,9 @@ class SwinPreTrainedModel(Model):
     config_class: ClassVar[type[Config]] = SwinConfig
     config: SwinConfig
     base_model_prefix: ClassVar[str] = "swin"
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = RENAMED_KEYS
-    no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "SwinLayer")
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = NAMES_FROM_FILES
+    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = NAMES_TO_FILES
+    no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "SwinLayer", "MaskFormerSwinLayer")
     optional_keys: ClassVar[tuple[str, ...]] = ("relative_position_index", "mask_token")
 
     def post_init(self) -> None:
@@ -284,13 +292,16 @@ class SwinForMaskedImageModeling(SwinPreTrainedModel):
 class SwinBackbone(_SwinBackboneBase):
     """Swin as a backbone: the feature maps of the stages in `out_features`, before merging, each with its norm."""
 
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = (*RENAMED_KEYS, (r"^swin\.", ""))
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = (
+        *NAMES_FROM_FILES,
+        (r"^(embeddings|encoder)\.", r"swin.\1."),
+    )
+    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = (*NAMES_TO_FILES, (r"^swin\.", ""))
     ignored_keys: ClassVar[tuple[str, ...]] = (r"^(swin\.)?layernorm\.", r"^classifier\.")
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__(config)
-        self.embeddings = Embeddings(config)
-        self.encoder = Encoder(config)
+        self.swin = nn.ModuleDict({"embeddings": Embeddings(config), "encoder": Encoder(config)})
         named = zip(self.out_features, self.channels, strict=True)
         self.hidden_states_norms = nn.ModuleDict({name: nn.LayerNorm(channels) for name, channels in named})
         self.post_init()
@@ -303,13 +314,18 @@ class SwinBackbone(_SwinBackboneBase):
 
     def parts(self) -> tuple[Embeddings, Encoder, dict[str, nn.Module]]:
         """Return the modules that `forward` runs."""
-        return self.embeddings, self.encoder, dict(self.hidden_states_norms.items())
+        embeddings, encoder = self.swin.children()
+        assert isinstance(embeddings, Embeddings)
+        assert isinstance(encoder, Encoder)
+        return embeddings, encoder, dict(self.hidden_states_norms.items())
 
 
 class MaskFormerSwinModel(SwinModel):
     """`SwinModel` as MaskFormer checkpoints have it: hidden states of every layer, and windows that always shift."""
 
     config_class: ClassVar[type[Config]] = MaskFormerSwinConfig
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = NAMES_TO_FILES  # the names of files in memory too
+    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def forward(  # type: ignore[override]
         self, pixel_values: Tensor, *, interpolate_pos_encoding: bool = False, **options: Unpack[OutputOptions]
@@ -342,6 +358,8 @@ class MaskFormerSwinBackbone(_SwinBackboneBase):
     returns_block_states: ClassVar[bool] = True
     config_class: ClassVar[type[Config]] = MaskFormerSwinConfig
     base_model_prefix: ClassVar[str] = "model"
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = NAMES_TO_FILES
+    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def __init__(self, config: MaskFormerSwinConfig) -> None:
         super().__init__(config)
