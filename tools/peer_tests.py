@@ -46,6 +46,7 @@ PRIVATE_NAMES = {
     ("transformers", "MODEL_MAPPING"): "peer_names.MODEL_MAPPING",
     ("transformers.modeling_outputs", "SemanticSegmenterOutput"): "vitruvian.SemanticSegmenterOutput",
     ("transformers.models.auto.image_processing_auto", "IMAGE_PROCESSOR_MAPPING"): "peer_names.IMAGE_PROCESSOR_MAPPING",
+    ("transformers.models.auto.video_processing_auto", "VIDEO_PROCESSOR_MAPPING"): "peer_names.VIDEO_PROCESSOR_MAPPING",
     (
         "transformers.models.auto.image_processing_auto",
         "get_image_processor_class_from_name",

@@ -674,6 +674,13 @@ class TestKeywordsOfTransformers:
         with pytest.raises(InputError, match="offload: expected False"):
             model.gradient_checkpointing_enable(offload=True)
 
+    def test_devices_of_a_context(self, pose: Path) -> None:
+        with torch.device("meta"):
+            assert Sapiens2Model.from_config(tiny_config()).device.type == "meta"
+            with pytest.raises(RuntimeError, match=r"got torch.device\('meta'\) around it"):
+                Sapiens2ForPoseEstimation.from_pretrained(pose)
+            assert Sapiens2ForPoseEstimation.from_pretrained(pose, device="cpu").device.type == "cpu"
+
     def test_attention_of_parts(self) -> None:
         model = Mask2FormerForUniversalSegmentation(mask2former.tiny())
         model.set_attn_implementation({"backbone_config": "eager"})

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class CheckpointedLayer(nn.Module):
-    """Base of layers that `Model.gradient_checkpointing_enable` recomputes. Models call them as `layer.checkpointed()`.
+    """Base of layers that `Model.gradient_checkpointing_enable` recomputes. Models call ``checkpointed(layer)(…)``.
 
     Attributes:
         gradient_checkpointing: Recompute the layer in training rather than store its activations.
@@ -24,12 +24,13 @@ class CheckpointedLayer(nn.Module):
         self.gradient_checkpointing = False
         self.checkpoint_options: dict[str, Any] = {"use_reentrant": False}
 
-    @property
-    def checkpointed(self) -> Callable[..., Any]:
-        """The layer itself or, in training with `gradient_checkpointing`, a checkpointed call of it.
 
-        Call it with positional arguments.
-        """
-        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-            return partial(checkpoint, self, **self.checkpoint_options)
-        return self
+def checkpointed(layer: nn.Module) -> Callable[..., Any]:
+    """Return the layer itself or, in training with `gradient_checkpointing`, a checkpointed call of it.
+
+    Call it with positional arguments.
+    """
+    assert isinstance(layer, CheckpointedLayer)
+    if layer.gradient_checkpointing and layer.training and torch.is_grad_enabled():
+        return partial(checkpoint, layer, **layer.checkpoint_options)
+    return layer

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.layers.checkpointed import CheckpointedLayer
+from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import FeedForward
 from vitruvian.layers.sine_positions import sine_positions
@@ -60,7 +60,7 @@ class Decoder(nn.Module):
         queries = torch.zeros_like(query_positions, requires_grad=self.training and torch.is_grad_enabled())
         output = DecoderOutput([queries])
         for layer in self.layers:
-            queries, weights = layer.checkpointed(queries, tokens, keys, query_positions, need_weights)
+            queries, weights = checkpointed(layer)(queries, tokens, keys, query_positions, need_weights)
             output.states.append(queries)
             if weights is not None:
                 output.attentions.append(weights)
@@ -79,7 +79,7 @@ class DecoderLayer(CheckpointedLayer):
         if first:
             # Queries are zero here, where the norm is so steep that training from scratch is unstable. A random bias
             # moves them away from zero.
-            with_init(self.self_attn.o_proj, "normal", bias_std=1.0)
+            with_init(self.self_attn.get_submodule("o_proj"), "normal", bias_std=1.0)
         self.self_attn_layer_norm = nn.LayerNorm(channels)
         self.encoder_attn = QueryAttention(channels, heads, dropout=config.attention_dropout, output_name="o_proj")
         self.encoder_attn_layer_norm = nn.LayerNorm(channels)

@@ -17,7 +17,7 @@ from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.layers.checkpointed import CheckpointedLayer
+from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.mlp import FeedForward, activation
 from vitruvian.layers.residual import DropPath
@@ -375,7 +375,7 @@ class Stage(nn.Module):
             if states is not None:
                 tokens, branch = tokens if branch is None else tokens + branch, None
                 states.append(tokens)
-            tokens, branch, weights = layer.checkpointed(tokens, branch, grid_hw, shift if number % 2 else 0, last)
+            tokens, branch, weights = checkpointed(layer)(tokens, branch, grid_hw, shift if number % 2 else 0, last)
             if states is not None:
                 tokens, branch = tokens + branch, None
                 states.append(tokens)

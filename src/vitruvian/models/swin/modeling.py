@@ -4,8 +4,6 @@ pixel_values [B, 3, H, W] ─▶ SwinModel ─▶ tokens [B, H/32·W/32, 8C]
                           └▶ SwinBackbone ─▶ maps [B, C, H/4, W/4], [B, 2C, H/8, W/8], …
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Unpack
 
@@ -118,9 +116,9 @@ class _SwinBackboneBase(BackboneMixin, SwinPreTrainedModel):
         """Return the modules that `forward` runs; norms by the name of their stage."""
         raise NotImplementedError
 
-    def forward(self, pixel_values: Tensor, **options: Unpack[OutputOptions]) -> BackboneOutput:
+    def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputOptions]) -> BackboneOutput:
         """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages."""
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         embeddings, encoder, norms = self.parts()
         embedded = embeddings(pixel_values)
         output = encoder(
@@ -159,7 +157,7 @@ class SwinModel(SwinPreTrainedModel):
         self.pooled = add_pooling_layer
         self.embeddings = Embeddings(config, use_mask_token=use_mask_token)
         self.encoder = Encoder(config)
-        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.layernorm: nn.Module = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.post_init()
 
     def forward(
@@ -168,7 +166,7 @@ class SwinModel(SwinPreTrainedModel):
         bool_masked_pos: Tensor | None = None,
         *,
         interpolate_pos_encoding: bool = False,
-        **options: Unpack[OutputOptions],
+        **kwargs: Unpack[OutputOptions],
     ) -> SwinModelOutput:
         """Encode images.
 
@@ -176,9 +174,9 @@ class SwinModel(SwinPreTrainedModel):
             pixel_values: Normalized images [B, 3, H, W] of any size.
             bool_masked_pos: True for patches to hide [B, h·w]; the model must have a mask token.
             interpolate_pos_encoding: Resize absolute positions to images of another size than the configured one.
-            options: See `OutputOptions`. Attention weights are those of each stage's last layer.
+            kwargs: See `OutputOptions`. Attention weights are those of each stage's last layer.
         """
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         embedded = self.embeddings(pixel_values, bool_masked_pos, interpolate=interpolate_pos_encoding)
         encoded = self.encoder(embedded, always_shift=False, need_weights=flags.attentions)
         last = self.layernorm(encoded.after_merging[-1].tokens)
@@ -209,7 +207,7 @@ class SwinForImageClassification(SwinPreTrainedModel):
         labels: Tensor | None = None,
         *,
         interpolate_pos_encoding: bool = False,
-        **options: Unpack[OutputOptions],
+        **kwargs: Unpack[OutputOptions],
     ) -> SwinImageClassifierOutput:
         """Classify images.
 
@@ -218,9 +216,9 @@ class SwinForImageClassification(SwinPreTrainedModel):
             labels: Class of each image [B], or one number for each class [B, K]; adds `loss`. See
                 `vitruvian.losses.classification.classification_loss` and `Config.problem_type`.
             interpolate_pos_encoding: See `SwinModel`.
-            options: See `OutputOptions`.
+            kwargs: See `OutputOptions`.
         """
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         encoded = self.swin(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, **flags.for_inner())
         logits: Tensor = self.classifier(encoded.pooler_output)  # [B, K]
         output = SwinImageClassifierOutput(
@@ -251,7 +249,7 @@ class SwinForMaskedImageModeling(SwinPreTrainedModel):
         bool_masked_pos: Tensor | None = None,
         *,
         interpolate_pos_encoding: bool = False,
-        **options: Unpack[OutputOptions],
+        **kwargs: Unpack[OutputOptions],
     ) -> SwinMaskedImageModelingOutput:
         """Reconstruct images.
 
@@ -259,9 +257,9 @@ class SwinForMaskedImageModeling(SwinPreTrainedModel):
             pixel_values: Normalized images [B, 3, H, W].
             bool_masked_pos: True for patches to hide [B, h·w]; adds `loss`, their mean absolute error.
             interpolate_pos_encoding: See `SwinModel`.
-            options: See `OutputOptions`.
+            kwargs: See `OutputOptions`.
         """
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         encoded = self.swin(
             pixel_values,
             bool_masked_pos,
@@ -301,7 +299,8 @@ class SwinBackbone(_SwinBackboneBase):
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__(config)
-        self.swin = nn.ModuleDict({"embeddings": Embeddings(config), "encoder": Encoder(config)})
+        self.swin = SwinModel(config, add_pooling_layer=False)
+        self.swin.layernorm = nn.Identity()  # each stage has a norm of its own
         named = zip(self.out_features, self.channels, strict=True)
         self.hidden_states_norms = nn.ModuleDict({name: nn.LayerNorm(channels) for name, channels in named})
         self.post_init()
@@ -314,10 +313,7 @@ class SwinBackbone(_SwinBackboneBase):
 
     def parts(self) -> tuple[Embeddings, Encoder, dict[str, nn.Module]]:
         """Return the modules that `forward` runs."""
-        embeddings, encoder = self.swin.children()
-        assert isinstance(embeddings, Embeddings)
-        assert isinstance(encoder, Encoder)
-        return embeddings, encoder, dict(self.hidden_states_norms.items())
+        return self.swin.embeddings, self.swin.encoder, dict(self.hidden_states_norms.items())
 
 
 class MaskFormerSwinModel(SwinModel):
@@ -328,10 +324,10 @@ class MaskFormerSwinModel(SwinModel):
     saved_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def forward(  # type: ignore[override]
-        self, pixel_values: Tensor, *, interpolate_pos_encoding: bool = False, **options: Unpack[OutputOptions]
+        self, pixel_values: Tensor, *, interpolate_pos_encoding: bool = False, **kwargs: Unpack[OutputOptions]
     ) -> MaskFormerSwinModelOutput:
         """Encode images; see `SwinModel.forward`."""
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         embedded = self.embeddings(pixel_values, interpolate=interpolate_pos_encoding)
         encoded = self.encoder(
             embedded, always_shift=True, need_weights=flags.attentions, need_block_states=flags.hidden_states
