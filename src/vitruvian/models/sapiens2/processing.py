@@ -325,11 +325,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return [BatchFeature({"segmentation": s.argmax(0), "segmentation_scores": s}) for s in scores]
 
     def post_process_normal_estimation(
-        self,
-        outputs: object,
-        source_sizes: object = None,
-        target_sizes: object = None,
-        do_remove_padding: bool | None = None,
+        self, outputs: Any, source_sizes: Any = None, target_sizes: Any = None, do_remove_padding: bool | None = None
     ) -> list[dict[str, Tensor]]:
         """Return unit vectors, `normals` [3, H, W], without padding and resized.
 
@@ -344,11 +340,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return [{"normals": one} for one in maps]
 
     def post_process_pointmap_estimation(
-        self,
-        outputs: object,
-        source_sizes: object = None,
-        target_sizes: object = None,
-        do_remove_padding: bool | None = None,
+        self, outputs: Any, source_sizes: Any = None, target_sizes: Any = None, do_remove_padding: bool | None = None
     ) -> list[dict[str, Tensor]]:
         """Return points, `pointmap` [3, H, W]: metric if the model predicts scales, else of the canonical camera.
 
@@ -360,11 +352,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return [{"pointmap": one} for one in self._resize_maps(points, source_sizes, target_sizes, do_remove_padding)]
 
     def post_process_albedo_estimation(
-        self,
-        outputs: object,
-        source_sizes: object = None,
-        target_sizes: object = None,
-        do_remove_padding: bool | None = None,
+        self, outputs: Any, source_sizes: Any = None, target_sizes: Any = None, do_remove_padding: bool | None = None
     ) -> list[dict[str, Tensor]]:
         """Return RGB in [0, 1], `albedo` [3, H, W], without padding and resized.
 
