@@ -60,7 +60,9 @@ def conv_norm_silu(
     return FeatureMaps(F.silu(F.instance_norm(x, eps=eps)))
 
 
-def memory_format(x: Tensor, conv: Conv, *, batch: int, transposed: bool, winograd: bool) -> torch.memory_format:
+def fastest_memory_format(
+    x: Tensor, conv: Conv, *, batch: int, transposed: bool, winograd: bool
+) -> torch.memory_format:
     """Return the memory format in which `conv_norm_silu` is fastest for maps x [B, C, h, w]."""
     channels_last = use_triton("instance_norm", x) or (
         winograd and _suits_winograd(x, conv, batch=batch, transposed=transposed)

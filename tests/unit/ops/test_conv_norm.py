@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tests.unit.ops.versions import assert_close, every_version, randn
 from vitruvian.ops import winograd
 from vitruvian.ops.cache import WeightCache
-from vitruvian.ops.conv_norm import conv_norm_silu, memory_format
+from vitruvian.ops.conv_norm import conv_norm_silu, fastest_memory_format
 from vitruvian.ops.instance_norm import FeatureMaps
 from vitruvian.ops.winograd import WinogradConv
 
@@ -32,7 +32,9 @@ def test_block(version: str, kind: str, use_winograd: bool, monkeypatch: pytest.
     transposed, shuffle = kind == "transposed", kind == "shuffle"
     cache = WeightCache[WinogradConv]() if use_winograd else None
     maps = FeatureMaps(
-        x.contiguous(memory_format=memory_format(x, conv, batch=2, transposed=transposed, winograd=use_winograd))
+        x.contiguous(
+            memory_format=fastest_memory_format(x, conv, batch=2, transposed=transposed, winograd=use_winograd)
+        )
     )
     out = conv_norm_silu(maps, conv, eps=1e-5, batch=2, transposed=transposed, shuffle=shuffle, winograd=cache)
     assert_close(out.activated(x.dtype), want, tolerance=5e-2 if version == "triton" else 1e-4)

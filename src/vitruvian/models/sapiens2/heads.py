@@ -12,7 +12,7 @@ from vitruvian.layers.mlp import activation
 from vitruvian.layers.norm import ChannelRMSNorm
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
 from vitruvian.ops.cache import WeightCache
-from vitruvian.ops.conv_norm import conv_norm_silu, memory_format
+from vitruvian.ops.conv_norm import conv_norm_silu, fastest_memory_format
 from vitruvian.ops.dispatch import is_tracing
 from vitruvian.ops.instance_norm import FeatureMaps
 from vitruvian.ops.pointwise_conv import pointwise_conv
@@ -149,8 +149,10 @@ class ConvBlock(nn.Module):
     def in_fastest_format(self, x: Tensor, batch: int) -> Tensor:
         """Return maps [B, C, h, w] in the memory format in which this block is fastest."""
         winograd = self.winograd is not None and isinstance(self.norm, nn.InstanceNorm2d)
-        conv, transposed = self.convolution, self.transposed
-        return x.contiguous(memory_format=memory_format(x, conv, batch=batch, transposed=transposed, winograd=winograd))
+        memory_format = fastest_memory_format(
+            x, self.convolution, batch=batch, transposed=self.transposed, winograd=winograd
+        )
+        return x.contiguous(memory_format=memory_format)
 
     @torch.no_grad()
     def allow_winograd(self) -> None:
