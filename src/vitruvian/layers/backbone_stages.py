@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from vitruvian.config import Config, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
+
+if TYPE_CHECKING:  # configurations import no torch
+    from torch import Tensor
 
 Size = int | list[int]  # a side, or height and width
 
