@@ -36,7 +36,7 @@ from vitruvian.training.log import RunLog
 from vitruvian.training.models import build_model, compile_parts, head_strides, save_models
 from vitruvian.training.objectives import make_objective
 from vitruvian.training.optimizer import build_optimizer, learning_rate_factor, named_weights, set_learning_rate
-from vitruvian.training.synthetic.pack import load_pack, training_part
+from vitruvian.training.synthetic.pack import load_pack, training_split
 from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.rng import derive_seed
 
@@ -337,7 +337,7 @@ def _open_batches(
     if data.stream.pack is not None:
         procedural = data.stream.pack == "procedural"
         pack = procedural_pack(config.seed) if procedural else load_pack(Path(data.stream.pack).expanduser())
-        return SyntheticStream(training_part(pack), config, device=device)
+        return SyntheticStream(training_split(pack), config, device=device)
     if data.folder is None:
         raise InputError(
             "data.folder: expected a dataset to train on, got none. Write one with: vitruvian synthesize --count 1000 "

@@ -29,7 +29,7 @@ from vitruvian.training.synthetic.render import VISIBLE
 from vitruvian.training.synthetic.rng import Rng
 
 
-class TaskObjective(nn.Module):
+class FolderObjective(nn.Module):
     """The weighted sum of the losses of all tasks, for batches of a folder.
 
     Args:
@@ -50,7 +50,7 @@ def make_objective(config: TrainConfig, model: Sapiens2MultiTask) -> nn.Module:
     """Return the objective for the batches of a configuration."""
     weights = _task_weights(config.model)
     if config.data.stream.pack is None:
-        return TaskObjective(model, weights)
+        return FolderObjective(model, weights)
     dense = {stride for task, stride in head_strides(model).items() if task not in ("pose", "people")}
     if len(dense) > 1 or dense - {1, 2}:
         raise ConfigError(
@@ -59,7 +59,7 @@ def make_objective(config: TrainConfig, model: Sapiens2MultiTask) -> nn.Module:
     if config.model.pretrained is None:
         _scale_heads(model)
     sigma = config.data.heatmap_sigma
-    return MultiTaskObjective(
+    return StreamObjective(
         model,
         weights=weights,
         sigma=2.0 if sigma is None else sigma,
@@ -125,7 +125,7 @@ def _point_weights(device: torch.device) -> Tensor:
     return weights.to(device)
 
 
-class MultiTaskObjective(nn.Module):
+class StreamObjective(nn.Module):
     """The weighted sum of the losses of several tasks over crops and whole images of a stream.
 
     Args:

@@ -97,7 +97,7 @@ class Cameras(TensorBatch):
         return rotate(rays, self.rotation.transpose(1, 2)[:, None])
 
 
-def person_slots(image_index: Tensor) -> Tensor:
+def person_ranks(image_index: Tensor) -> Tensor:
     """Number the people of each image from 0 in order, [P] -> [P]."""
     same = image_index[:, None] == image_index[None, :]  # [P, P]
     return same.tril(diagonal=-1).sum(dim=1)
@@ -111,7 +111,7 @@ def sample_placement(people: int, image_count: int, *, rng: Rng) -> Placement:
         )
     extra = people - image_count
     image_index = torch.cat([torch.arange(image_count, device=rng.device), rng.integers(image_count, extra)])  # [P]
-    slot = person_slots(image_index)  # [P]
+    slot = person_ranks(image_index)  # [P]
     side = torch.where(slot % 2 == 1, 1.0, -1.0) * rng.sign(image_count)[image_index]
     step = ((slot + 1) // 2).float()
     x = side * step * rng.uniform(0.4, 0.85, people) * (slot > 0)

@@ -76,7 +76,7 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: C
     `backgrounds` [G, S, S, 3] uint8 are images without people; without any, backgrounds stay and nothing occludes.
     """
     n, size_hw = len(samples), options.size_hw
-    edges = _draw_edges(samples, rng, probability=options.edge if len(backgrounds) else 0.0)
+    edges = _draw_half_planes(samples, rng, probability=options.edge if len(backgrounds) else 0.0)
     window = CropWindow(
         *_crop_around(edges.boxes_xywh, rng, options), flipped=rng.bernoulli(options.flip, n), size_hw=size_hw
     )
@@ -85,7 +85,7 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: C
         crops = _print_on_clothes(crops, backgrounds, rng, options)
         replaced = rng.bernoulli(options.new_background, n)[:, None, None, None]
         behind = _crop_backgrounds(backgrounds, n, size_hw, rng=rng)
-        lit = _relight(crops.foreground, crops.alpha, rng)
+        lit = _jitter_exposure(crops.foreground, crops.alpha, rng)
         lit = _match_background(lit, crops.alpha, behind, rng, probability=options.blended)
         foreground = torch.where(replaced, lit, crops.foreground)
         image = torch.where(replaced, lit + (1 - crops.alpha) * behind, crops.image)
@@ -132,7 +132,7 @@ def _inside_image(samples: Samples, window: CropWindow, rng: Rng, options: CropO
 
 
 @dataclass(frozen=True)
-class _Edges:
+class _HalfPlanes:
     """Straight edges that people stand behind: hidden is what lies beyond, where xy · normal > offset."""
 
     normal: Tensor  # [n, 2] in source pixels
@@ -146,7 +146,7 @@ class _Edges:
         return (along > self.offset[:, None, None])[:, None]
 
 
-def _draw_edges(samples: Samples, rng: Rng, *, probability: float) -> _Edges:
+def _draw_half_planes(samples: Samples, rng: Rng, *, probability: float) -> _HalfPlanes:
     """Draw edges for some people: most hide the legs, some one side."""
     n = len(samples)
     x, y, w, h = samples.boxes_xywh.unbind(1)
@@ -164,7 +164,7 @@ def _draw_edges(samples: Samples, rng: Rng, *, probability: float) -> _Edges:
     at_x = torch.where(below, x + w / 2, torch.where(left, x, x + w))
     at_y = torch.where(below, y + h, y + h / 2)
     offset = torch.where(present, at_x * normal_x + at_y * normal_y, torch.inf)
-    return _Edges(torch.stack([normal_x, normal_y], dim=1), offset, torch.stack([x, y, w, h], dim=1))
+    return _HalfPlanes(torch.stack([normal_x, normal_y], dim=1), offset, torch.stack([x, y, w, h], dim=1))
 
 
 def _crop_around(boxes_xywh: Tensor, rng: Rng, options: CropOptions) -> tuple[Tensor, Tensor]:
@@ -214,7 +214,7 @@ def _crop_backgrounds(backgrounds: Tensor, count: int, size_hw: tuple[int, int],
     return (crop * gain * rng.log_uniform(0.85, 1.18, count, 3)[:, :, None, None]).clamp(0, 1)
 
 
-def _relight(foreground: Tensor, alpha: Tensor, rng: Rng) -> Tensor:
+def _jitter_exposure(foreground: Tensor, alpha: Tensor, rng: Rng) -> Tensor:
     """Change the exposure and colour of premultiplied people [n, 3, H, W] a little."""
     n = len(foreground)
     gain = rng.log_uniform(0.7, 1.35, n)[:, None, None, None]
@@ -259,7 +259,7 @@ def _add_bystander(crops: Crops, others: Samples, rng: Rng, options: CropOptions
     other = _crop(others, window)
     there = present[:, None, None, None]
     amount = other.alpha * there
-    lit = _relight(other.foreground, other.alpha, rng) * there
+    lit = _jitter_exposure(other.foreground, other.alpha, rng) * there
     front = in_front[:, None, None, None]
     first = torch.where(front, 1 - amount, 1.0)  # visible share of the first person
     second = torch.where(front, 1.0, 1 - crops.alpha)  # and of the second
@@ -390,7 +390,7 @@ def compose_scenes(samples: Samples, backgrounds: Tensor, count: int, *, rng: Rn
     colours = window.sample(torch.cat([samples.foreground[which], samples.alpha[which]], dim=1) / 255)
     labels = window.sample_parts(samples.parts[which]).view(count, most, H, W)
     there = wanted[:, :, None, None, None]
-    lit = _relight(colours[:, :3], colours[:, 3:], rng).view(count, most, 3, H, W) * there
+    lit = _jitter_exposure(colours[:, :3], colours[:, 3:], rng).view(count, most, 3, H, W) * there
     alpha = colours[:, 3:].reshape(count, most, 1, H, W) * there
     masks: list[Tensor] = []
     parts = torch.zeros(count, H, W, dtype=torch.int64, device=device)

@@ -403,13 +403,13 @@ _FEWEST_PIECES = 6  # slots with fewer pieces are shared
 _NEVER_WORN = len(SLOTS)  # a slot that does not exist
 
 
-def training_part(pack: Pack) -> Pack:
+def training_split(pack: Pack) -> Pack:
     """Return the part of a pack to train on."""
     return _part(pack, held_out=False)
 
 
-def held_out_part(pack: Pack) -> Pack:
-    """Return bodies, poses and clothes that `training_part` does not have; skins and backgrounds are shared."""
+def held_out_split(pack: Pack) -> Pack:
+    """Return bodies, poses and clothes that `training_split` does not have; skins and backgrounds are shared."""
     return _part(pack, held_out=True)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitruvian.errors import InputError
 from vitruvian.training.synthetic import posing
-from vitruvian.training.synthetic.clothing import DressedBodies, choose_outfit, dress
+from vitruvian.training.synthetic.clothing import choose_outfit, dress
 from vitruvian.training.synthetic.materials import Materials, sample_materials
 from vitruvian.training.synthetic.pack import Body, Pack
 from vitruvian.training.synthetic.rng import Rng
@@ -81,9 +81,9 @@ def sample_people(
     materials = sample_materials(pack, outfit.pieces, traits, rng)
     rotations = posing.sample_poses(pack.poses, body, traits[:, 3], rng=rng)
     ends, bone_transforms = posing.pose_bones(body, bones, rotations)
-    transforms = posing.vertex_transforms(body, bone_transforms)
+    transforms = posing.blend_transforms(body, bone_transforms)
     dressed = dress(pack, outfit, rest)
-    vertices = _pose_vertices(dressed, transforms)
+    vertices = posing.skin_vertices(dressed.vertices, dressed.ids, dressed.weights, transforms)
     ground = torch.where(dressed.present, vertices[..., 2], torch.inf).amin(1)  # [P]
     lift = F.pad(-ground[:, None, None], (2, 0))  # [P, 1, 3]
     height = posing.stature(rest, body)
@@ -102,12 +102,3 @@ def _sample_identities(body: Body, count: int, rng: Rng) -> tuple[Tensor, Tensor
     similar = ((a[:, :2] - b[:, :2]).abs() < torch.tensor([0.3, 0.15], device=a.device)).all(1)
     share = (rng.uniform(0.0, 0.5, count) * similar)[:, None]
     return torch.lerp(body.identities[first], body.identities[second], share), torch.lerp(a, b, share)
-
-
-def _pose_vertices(dressed: DressedBodies, transforms: Tensor) -> Tensor:
-    """Move rest vertices with the body: transforms [P, R, 3, 4] -> posed vertices [P, V, 3]."""
-    person = torch.arange(len(transforms), device=transforms.device)[:, None]
-    blended = torch.zeros(*dressed.weights.shape[:2], 3, 4, device=transforms.device)
-    for k in range(3):
-        blended += transforms[person, dressed.ids[..., k]] * dressed.weights[..., k, None, None]
-    return posing.apply_transforms(blended, dressed.vertices)

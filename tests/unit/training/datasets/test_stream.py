@@ -19,7 +19,7 @@ from vitruvian.training.datasets.augmentation import (
 )
 from vitruvian.training.datasets.labels import keypoint_targets
 from vitruvian.training.datasets.stream import SyntheticStream
-from vitruvian.training.objectives import MultiTaskObjective, _scale_heads
+from vitruvian.training.objectives import StreamObjective, _scale_heads
 from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.rng import Rng
 
@@ -108,7 +108,7 @@ def test_calm_start_shrinks_predictors_alone() -> None:
 
 
 class TestTurns:
-    def objective(self, at_once: int | None) -> MultiTaskObjective:
+    def objective(self, at_once: int | None) -> StreamObjective:
         config = Sapiens2Config(
             hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_attention_heads=2,
             intermediate_size=16, image_size=list(SIZE), num_first_full_attention_layers=1,
@@ -116,7 +116,7 @@ class TestTurns:
         )  # fmt: skip
         dense = {"upsample_out_channels": [8, 8, 8]}
         heads = {"normal": dense, "matting": dense, "albedo": dense, "seg": dense, "people": {"conv_out_channels": [8]}}
-        return MultiTaskObjective(Sapiens2MultiTask(config, heads), at_once=at_once)
+        return StreamObjective(Sapiens2MultiTask(config, heads), at_once=at_once)
 
     def test_tasks_take_turns_and_count_as_much_on_average(self) -> None:
         objective, generator = self.objective(1), torch.Generator().manual_seed(0)

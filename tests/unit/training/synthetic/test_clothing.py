@@ -9,8 +9,8 @@ from vitruvian.human import PART_INDEX
 from vitruvian.training.synthetic.clothing import _BARE_STYLES, Outfit, choose_outfit, dress
 from vitruvian.training.synthetic.materials import Pattern, _cloth_colours, _hair_colours, _patterns, sample_materials
 from vitruvian.training.synthetic.pack import Pack
-from vitruvian.training.synthetic.people import _pose_vertices
 from vitruvian.training.synthetic.pieces import MATERIALS_PER_SLOT, MEN, SLOT, SLOTS, WOMEN
+from vitruvian.training.synthetic.posing import skin_vertices
 
 
 def traits(count: int, gender: float, age: float) -> torch.Tensor:
@@ -187,7 +187,7 @@ def test_a_vertex_moves_with_the_mean_of_its_three(pack: Pack):
     one = replace(dressed, vertices=torch.tensor([[[1.0, 2.0, 3.0]]]), ids=ids, weights=weights)
     transforms = torch.randn(1, len(pack.body.vertex_mean), 3, 4, generator=torch.Generator().manual_seed(0))
     expected = (transforms[0, 3] / 3 + transforms[0, 9] * 2 / 3) @ torch.tensor([1.0, 2.0, 3.0, 1.0])
-    assert torch.allclose(_pose_vertices(one, transforms)[0, 0], expected, atol=1e-5)
+    assert torch.allclose(skin_vertices(one.vertices, one.ids, one.weights, transforms)[0, 0], expected, atol=1e-5)
 
 
 def test_weights_for_moving_are_shares(pack: Pack):

@@ -18,7 +18,7 @@ from vitruvian.training.synthetic.compose import (
     Scenes,
     _crop_around,
     _crop_backgrounds,
-    _draw_edges,
+    _draw_half_planes,
     _match_background,
     compose_crops,
     compose_scenes,
@@ -162,7 +162,7 @@ class TestCrops:
         self, samples: Samples, walls: Tensor, seed: int
     ) -> None:
         draws = rng(seed)  # compose_crops draws the same first
-        edges = _draw_edges(samples, draws, probability=1.0)
+        edges = _draw_half_planes(samples, draws, probability=1.0)
         window = CropWindow(*_crop_around(edges.boxes_xywh, draws, PLAIN), draws.bernoulli(0.5, len(samples)), SIZE)
         area = edges.boxes_xywh[:, 2:].prod(dim=1) / samples.boxes_xywh[:, 2:].prod(dim=1)
         assert ((area > 0.29) & (area < 0.86)).all()

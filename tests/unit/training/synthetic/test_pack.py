@@ -15,12 +15,12 @@ from vitruvian.training.synthetic.pack import (
     KEYPOINTS,
     Pack,
     _held_out_pieces,
-    held_out_part,
+    held_out_split,
     load_pack,
     pack_arrays,
     pack_from_arrays,
     save_pack,
-    training_part,
+    training_split,
 )
 from vitruvian.training.synthetic.people import sample_people
 from vitruvian.training.synthetic.pieces import SLOT, SLOTS
@@ -179,7 +179,7 @@ def rows(table: torch.Tensor) -> set[tuple[float, ...]]:
 
 
 def test_no_body_is_in_both(many_poses: Pack) -> None:
-    learned, judged = training_part(many_poses), held_out_part(many_poses)
+    learned, judged = training_split(many_poses), held_out_split(many_poses)
     assert len(learned.body.identities) + len(judged.body.identities) == len(many_poses.body.identities)
     assert len(judged.body.identities) == len(judged.body.traits) > 0
     assert not rows(learned.body.identities) & rows(judged.body.identities)
@@ -189,7 +189,7 @@ def test_poses_are_parted_in_runs(many_poses: Pack) -> None:
     numbered = many_poses.poses.rotations.clone()
     numbered[:, 0, 0] = torch.arange(400.0)
     many_poses = replace(many_poses, poses=replace(many_poses.poses, rotations=numbered))
-    learned, judged = training_part(many_poses), held_out_part(many_poses)
+    learned, judged = training_split(many_poses), held_out_split(many_poses)
     assert judged.poses.rotations[:, 0, 0].tolist() == [*range(180, 200), *range(380, 400)]
     assert len(learned.poses.rotations) == 360
 
@@ -203,7 +203,7 @@ def test_garments_are_parted_where_there_are_many(many_poses: Pack) -> None:
     apart = _held_out_pieces(many_poses)
     if len(names) < 7 or not apart:
         pytest.skip("the procedural wardrobe is too small to be parted")
-    learned, judged = training_part(many_poses).wardrobe.slot, held_out_part(many_poses).wardrobe.slot
+    learned, judged = training_split(many_poses).wardrobe.slot, held_out_split(many_poses).wardrobe.slot
     assert all(learned[number] == _NEVER_WORN for number in apart)
     for number in range(1, len(names)):
         assert (learned[number] == _NEVER_WORN) != (judged[number] == _NEVER_WORN)
@@ -211,11 +211,11 @@ def test_garments_are_parted_where_there_are_many(many_poses: Pack) -> None:
 
 
 def test_both_parts_make_people(many_poses: Pack) -> None:
-    for part in (training_part(many_poses), held_out_part(many_poses)):
+    for part in (training_split(many_poses), held_out_split(many_poses)):
         people = sample_people(part, 2, torch.Generator().manual_seed(0))
         assert people.vertices.isfinite().all()
 
 
 def test_a_pack_with_one_pose_has_it_in_both(pack: Pack) -> None:
     one = replace(pack, poses=replace(pack.poses, rotations=pack.poses.rotations[:1]))
-    assert len(training_part(one).poses.rotations) == len(held_out_part(one).poses.rotations) == 1
+    assert len(training_split(one).poses.rotations) == len(held_out_split(one).poses.rotations) == 1

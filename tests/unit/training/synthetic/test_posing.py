@@ -8,18 +8,18 @@ from tests.unit.training.synthetic.shapes import rng
 from vitruvian.human import KEYPOINT_INDEX
 from vitruvian.training.synthetic.pack import Pack, Poses
 from vitruvian.training.synthetic.posing import (
+    _apply_transforms,
     _axis_quaternions,
     _mirror_bones,
     _quaternion_matrices,
     _quaternion_product,
-    apply_transforms,
+    blend_transforms,
     pose_bones,
     pose_keypoints,
     rest_shape,
     sample_expressions,
     sample_poses,
     stature,
-    vertex_transforms,
 )
 
 
@@ -35,8 +35,8 @@ def posed(pack: Pack, local: torch.Tensor, coefficients: torch.Tensor | None = N
     coefficients = torch.zeros(count, body.identities.shape[1]) if coefficients is None else coefficients
     rest, bones = rest_shape(body, coefficients, torch.zeros(count, len(body.expression_names)))
     ends, bone_transforms = pose_bones(body, bones, local)
-    transforms = vertex_transforms(body, bone_transforms)
-    return rest, bones, ends, transforms, apply_transforms(transforms, rest)
+    transforms = blend_transforms(body, bone_transforms)
+    return rest, bones, ends, transforms, _apply_transforms(transforms, rest)
 
 
 def test_quaternions():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.unit.training.synthetic.shapes import front_camera, sphere
 from vitruvian.ops import dispatch
-from vitruvian.training.synthetic.rasterizer import Cutouts, Meshes, depth_map, find_hits, rasterize
+from vitruvian.training.synthetic.rasterizer import Cutouts, Meshes, depth_map, find_fragments, rasterize
 
 
 def meshes(screen: Tensor, faces: Tensor, present: bool = True, image_index: Tensor | None = None) -> Meshes:
@@ -29,7 +29,7 @@ def test_sphere_has_the_depth_normals_and_outline_of_a_sphere() -> None:
     in_camera = camera.to_camera(points[None], torch.tensor([0]))
     screen = camera.project(in_camera, torch.tensor([0]))
     ids = draw(screen, faces[None], (size, size))
-    hits = find_hits(ids, screen, faces[None])
+    fragments = find_fragments(ids, screen, faces[None])
 
     y, x = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
     ray = torch.stack([(x - 40) / focal, (y - 40) / focal, torch.ones(size, size)], dim=-1).double()
@@ -44,11 +44,11 @@ def test_sphere_has_the_depth_normals_and_outline_of_a_sphere() -> None:
     safe = inside > 0.15
     assert (found - depth)[safe].abs().max() < 2e-3
 
-    outward = hits.interpolate(in_camera) - torch.tensor(
+    outward = fragments.interpolate(in_camera) - torch.tensor(
         [0.0, 0.0, distance]
     )  # the normal of a sphere, from the hit itself
     on_sphere = torch.zeros(size * size, 3)
-    on_sphere[hits.sample] = outward
+    on_sphere[fragments.sample] = outward
     expected = ray * depth[..., None] - torch.tensor([0.0, 0.0, distance])
     assert (on_sphere.view(size, size, 3) - expected)[safe].abs().max() < 5e-3
 
@@ -79,14 +79,14 @@ def test_interpolation_is_perspective_correct() -> None:
     screen = camera.project(points, torch.tensor([0]))
     faces = torch.tensor([[[0, 1, 2], [1, 3, 2]]])
     ids = draw(screen, faces, (41, 41))
-    hits = find_hits(ids, screen, faces)
-    share = hits.interpolate(torch.tensor([[[0.0], [1.0], [0.0], [1.0]]]))[:, 0]
+    fragments = find_fragments(ids, screen, faces)
+    share = fragments.interpolate(torch.tensor([[[0.0], [1.0], [0.0], [1.0]]]))[:, 0]
     at = torch.zeros(41 * 41)
-    at[hits.sample] = share
+    at[fragments.sample] = share
     row = at.view(41, 41)[20]
     assert row[20 + 10] == pytest.approx(0.5, abs=1e-4)  # x = 0.5 at depth 2 is seen 10 pixels right of the middle
-    assert torch.allclose(hits.interpolate(points)[:, 2], hits.depth, atol=1e-5)
-    assert torch.allclose(hits.weights.sum(dim=1), torch.ones(len(hits.face)), atol=1e-5)
+    assert torch.allclose(fragments.interpolate(points)[:, 2], fragments.depth, atol=1e-5)
+    assert torch.allclose(fragments.weights.sum(dim=1), torch.ones(len(fragments.face)), atol=1e-5)
 
 
 def test_shared_edges_are_covered_exactly_once() -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.unit.training.synthetic.shapes import alone, card, front_camera, person, sphere
-from vitruvian.training.synthetic.camera import Placement, person_slots
+from vitruvian.training.synthetic.camera import Placement, person_ranks
 from vitruvian.training.synthetic.materials import Materials
 from vitruvian.training.synthetic.people import PeopleBatch
 from vitruvian.training.synthetic.render import GroundTruth, RenderOptions, render
@@ -269,4 +269,4 @@ def test_the_same_seed_gives_the_same_image_and_another_seed_another() -> None:
 
 
 def test_slots_count_the_people_of_each_image() -> None:
-    assert person_slots(torch.tensor([2, 0, 2, 2, 0])).tolist() == [0, 0, 1, 2, 1]
+    assert person_ranks(torch.tensor([2, 0, 2, 2, 0])).tolist() == [0, 0, 1, 2, 1]

@@ -12,7 +12,7 @@ from tests.unit.training.synthetic.shapes import alone, front_camera, person, sp
 from vitruvian.errors import InputError
 from vitruvian.training.synthetic.lighting import Lights, _irradiance_harmonics
 from vitruvian.training.synthetic.render import GroundTruth, RenderOptions, render
-from vitruvian.training.synthetic.shading import Surface, light_surface
+from vitruvian.training.synthetic.shading import Surface, shade_surface
 
 SIZE = (48, 48)
 PLAIN = RenderOptions(
@@ -26,8 +26,8 @@ def lights(*, ambient: float, key: float, direction: tuple[float, float, float] 
     towards = F.normalize(torch.tensor([direction]), dim=1)
     return Lights(
         harmonics=_irradiance_harmonics(maps),
-        sharp=maps,
-        dull=maps[:, :16, :32],
+        glossy=maps,
+        rough=maps[:, :16, :32],
         key_direction=towards,
         key_colour=torch.full((1, 3), key),
         key_softness=torch.tensor([0.05]),
@@ -67,7 +67,7 @@ def ball(part: int, light: Lights, options: RenderOptions = PLAIN, seed: int = 0
 def test_a_matte_surface_in_even_light_is_as_bright_as_its_colour() -> None:
     for albedo in (0.2, 0.9):
         surface = matte(200, albedo=albedo)
-        radiance = light_surface(
+        radiance = shade_surface(
             surface, lights(ambient=1.0, key=0.0), key_light=torch.ones(200), ambient_share=torch.ones(200, 3)
         )
         assert (radiance - albedo).abs().max() < 0.05  # a little is reflected by the surface itself
@@ -76,7 +76,7 @@ def test_a_matte_surface_in_even_light_is_as_bright_as_its_colour() -> None:
 def test_a_key_light_follows_the_cosine_and_skin_lets_it_wrap_round() -> None:
     for skin in (False, True):
         surface = matte(400, albedo=0.5, skin=skin)
-        radiance = light_surface(
+        radiance = shade_surface(
             surface, lights(ambient=0.0, key=2.0), key_light=torch.ones(400), ambient_share=torch.ones(400, 3)
         )
         cosine = surface.normal[:, 2]
@@ -89,7 +89,7 @@ def test_a_key_light_follows_the_cosine_and_skin_lets_it_wrap_round() -> None:
 
 def test_what_is_shaded_is_dark() -> None:
     surface = matte(50, albedo=0.5)
-    dark = light_surface(
+    dark = shade_surface(
         surface, lights(ambient=1.0, key=1.0), key_light=torch.zeros(50), ambient_share=torch.zeros(50, 3)
     )
     assert dark.max() < 0.01

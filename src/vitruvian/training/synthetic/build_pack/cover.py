@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 
 from vitruvian.training.synthetic.build_pack.anny_bodies import BODY_VERTICES
-from vitruvian.training.synthetic.build_pack.garments import Form
+from vitruvian.training.synthetic.build_pack.garments import TemplateBody
 from vitruvian.training.synthetic.pieces import Bools, Floats, Ints, Piece, fit_piece
 
 # Largest distance (m) from the skin at which a piece covers it.
 _REACH = {"hat": 0.09, "lower": 0.035, "upper": 0.05, "outer": 0.07, "shoes": 0.03, "accessory": 0.06}
 
 
-def add_cover(form: Form, piece: Piece) -> Piece:
+def add_cover(form: TemplateBody, piece: Piece) -> Piece:
     """Find the body vertices that a piece covers, and those so deep beneath it that they need not be drawn."""
     if piece.slot not in _REACH:
         return replace(piece, hides=np.zeros(0, np.int64))
@@ -39,7 +39,7 @@ def _erode(mask: Bools, faces: Ints) -> Bools:
     return out
 
 
-def _covered_vertices(form: Form, placed: Floats, faces: Ints, *, reach: float, chunk: int = 2048) -> Bools:
+def _covered_vertices(form: TemplateBody, placed: Floats, faces: Ints, *, reach: float, chunk: int = 2048) -> Bools:
     """Which body vertices [R] have a triangle of a placed mesh within `reach` metres outside them, along the normal."""
     origin = form.vertices[:BODY_VERTICES] - 0.006 * form.normals[:BODY_VERTICES]
     direction = form.normals[:BODY_VERTICES]

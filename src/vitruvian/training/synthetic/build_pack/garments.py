@@ -38,7 +38,7 @@ _FABRIC_REPEATS = 12.0  # cloth textures repeat this often over the body's textu
 
 
 @dataclass(frozen=True)
-class Form:
+class TemplateBody:
     """The average adult: its surface and the measures that define hems."""
 
     vertices: Floats  # [N, 3]
@@ -56,7 +56,7 @@ class Form:
     whole_arm: float  # metres, shoulder to wrist
 
 
-def make_form(source: BodySource, quads: Ints, quad_uv: Floats) -> Form:
+def measure_template(source: BodySource, quads: Ints, quad_uv: Floats) -> TemplateBody:
     """Measure the template; `quads` [q, 4] is its outer surface."""
     faces, uv = split_quads(quads), split_quads(quad_uv) * _FABRIC_REPEATS
     vertices = source.template
@@ -82,7 +82,7 @@ def make_form(source: BodySource, quads: Ints, quad_uv: Floats) -> Form:
         along = np.where(here, way * arm - 0.05 * (1 - arm), along)
     trunk = (arm < 0.5) & (share(("head", "neck", "upperleg", "lowerleg", "foot", "toe")) < 0.5)
     surface = _remove_relief(vertices, faces, trunk)
-    return Form(
+    return TemplateBody(
         vertices=vertices, surface=surface, normals=vertex_normals(surface, faces), faces=faces,
         uv=uv.astype(np.float32),
         skirt_faces=split_quads(source.skirt_quads),
@@ -92,7 +92,7 @@ def make_form(source: BodySource, quads: Ints, quad_uv: Floats) -> Form:
     )  # fmt: skip
 
 
-def _scale_of(form: Form, span: _Span) -> dict[str, Any]:
+def _scale_of(form: TemplateBody, span: _Span) -> dict[str, Any]:
     """The scale fields of a `Piece` that is modelled on the template and grows with `span`."""
     ids = np.array(span, np.int64)
     base = np.diagonal(np.abs(form.vertices[ids[:, 0]] - form.vertices[ids[:, 1]]))
@@ -111,8 +111,8 @@ def _remove_relief(vertices: Floats, faces: Ints, where: Bools) -> Floats:
 
 
 def _shell(
-    form: Form, name: str, slot: str, fields: Floats, *, thickness: float, part_class: str | Floats, smooth: int = 0,
-    style: str = "", suits: int = ANYONE, span: _Span = _TRUNK_SPAN,
+    form: TemplateBody, name: str, slot: str, fields: Floats, *, thickness: float, part_class: str | Floats,
+    smooth: int = 0, style: str = "", suits: int = ANYONE, span: _Span = _TRUNK_SPAN,
 ) -> Piece:  # fmt: skip
     """Copy the body where all `fields` [k, N] are positive, `thickness` metres outwards.
 
@@ -145,7 +145,9 @@ def _shell(
     )
 
 
-def _cut_piece(form: Form, mesh: CutMesh, offsets: Floats, face_class: Ints, span: _Span, **fields: Any) -> Piece:
+def _cut_piece(
+    form: TemplateBody, mesh: CutMesh, offsets: Floats, face_class: Ints, span: _Span, **fields: Any
+) -> Piece:
     """Return a mesh that was cut out of the template as a piece, without unused vertices."""
     piece = Piece(
         ids=mesh.ids, weights=mesh.weights, offsets=offsets.astype(np.float32), faces=mesh.faces, uv=mesh.uv,
@@ -165,12 +167,12 @@ def _smooth_borders(points: Floats, faces: Ints) -> Floats:
     return points
 
 
-def _above(form: Form, z: float) -> Floats:
+def _above(form: TemplateBody, z: float) -> Floats:
     """Positive above height z; arms, which hang beside the hips, never count as below."""
     return form.vertices[:, 2] - z + 2.0 * form.arm
 
 
-def _neckline(form: Form, *, front: float, back: float, vee: float = 0.0, narrow: float = 0.0) -> Floats:
+def _neckline(form: TemplateBody, *, front: float, back: float, vee: float = 0.0, narrow: float = 0.0) -> Floats:
     """Positive below a tilted plane through the neck: `front`, `back` are metres above the base of the neck."""
     x, y, z = form.vertices.T
     base = form.at["neck01"]
@@ -179,12 +181,12 @@ def _neckline(form: Form, *, front: float, back: float, vee: float = 0.0, narrow
     return np.asarray(rim - z)
 
 
-def _top_field(form: Form, *, sleeve: float, hem: float, neck: Floats) -> Floats:
+def _top_field(form: TemplateBody, *, sleeve: float, hem: float, neck: Floats) -> Floats:
     """A top: down to height `hem`, sleeves `sleeve` metres long, below the _neckline. [3, N]."""
     return np.stack([_above(form, hem), sleeve - form.along_arm, neck])
 
 
-def _legs_field(form: Form, *, waist: float, cuff: float) -> Floats:
+def _legs_field(form: TemplateBody, *, waist: float, cuff: float) -> Floats:
     """Trousers: from height `waist` down to height `cuff`, never on the arms. [3, N]."""
     z = form.vertices[:, 2]
     return np.stack([waist - z, z - cuff, (0.35 - form.arm) * 0.3])
@@ -196,8 +198,8 @@ def _band(value: Floats, half: float) -> Floats:
 
 
 def _skirt(
-    form: Form, name: str, slot: str, *, top: float, hem: float, flare: float, part_class: str, out: float = 0.009,
-    gap: float = 0.0,
+    form: TemplateBody, name: str, slot: str, *, top: float, hem: float, flare: float, part_class: str,
+    out: float = 0.009, gap: float = 0.0,
 ) -> Piece:  # fmt: skip
     """Cut the skirt helper between heights `hem` and `top`; `flare` widens it downwards, `gap` opens its front."""
     x, y, z = form.vertices.T
@@ -222,7 +224,7 @@ def _skirt(
     )  # fmt: skip
 
 
-def _scalp_field(form: Form, *, front: float, back: float) -> Floats:
+def _scalp_field(form: TemplateBody, *, front: float, back: float) -> Floats:
     """Positive above the hairline: a plane from `front` (metres above the eyes) to `back`, on the head only."""
     _, y, z = form.vertices.T
     skull = form.vertices[:BODY_VERTICES][form.head[:BODY_VERTICES] > 0.6]
@@ -233,7 +235,7 @@ def _scalp_field(form: Form, *, front: float, back: float) -> Floats:
     return np.where(form.head > 0.3, z - line, -1.0).astype(np.float32)
 
 
-def _make_tops(form: Form) -> list[Piece]:
+def _make_tops(form: TemplateBody) -> list[Piece]:
     """Shirts, sweaters, tank tops."""
     hip, waist = form.at["upperleg01.L"][2], form.at["spine04"][2]
     bust = form.at["spine01"][2]
@@ -271,7 +273,7 @@ def _make_tops(form: Form) -> list[Piece]:
     ]
 
 
-def _make_bottoms(form: Form) -> list[Piece]:
+def _make_bottoms(form: TemplateBody) -> list[Piece]:
     """Trousers, shorts, underwear, skirts."""
     waist = form.at["spine05"][2] + 0.05
     hip, knee, ankle = (form.at[f"{bone}.L"][2] for bone in ("upperleg01", "lowerleg01", "foot"))
@@ -316,7 +318,7 @@ def _make_bottoms(form: Form) -> list[Piece]:
     return pieces
 
 
-def _make_dresses(form: Form) -> list[Piece]:
+def _make_dresses(form: TemplateBody) -> list[Piece]:
     """Dresses: a top joined to a skirt; above the waist Upper_Clothing, below Lower_Clothing."""
     waist = form.at["spine05"][2] + 0.05
     knee, ankle, hip = (form.at[f"{bone}.L"][2] for bone in ("lowerleg01", "foot", "upperleg01"))
@@ -344,7 +346,7 @@ def _make_dresses(form: Form) -> list[Piece]:
     return dresses
 
 
-def _make_outers(form: Form) -> list[Piece]:
+def _make_outers(form: TemplateBody) -> list[Piece]:
     """Coats, jackets and waistcoats, worn over a top and open in front."""
     x, y, z = form.vertices.T
     hip, knee = form.at["upperleg01.L"][2], form.at["lowerleg01.L"][2]
@@ -377,7 +379,7 @@ def _make_outers(form: Form) -> list[Piece]:
     return pieces
 
 
-def _make_small_things(form: Form) -> list[Piece]:
+def _make_accessories(form: TemplateBody) -> list[Piece]:
     """Socks without shoes, gloves, watches, belts, scarves, caps, headscarves and cropped hair."""
     x, y, z = form.vertices.T
     knee, ankle = form.at["lowerleg01.L"][2], form.at["foot.L"][2]
@@ -426,7 +428,7 @@ def _make_small_things(form: Form) -> list[Piece]:
     ]  # fmt: skip
 
 
-def _rigid_piece(form: Form, name: str, slot: str, points: Floats, faces: Ints, *, anchor: Floats,
+def _rigid_piece(form: TemplateBody, name: str, slot: str, points: Floats, faces: Ints, *, anchor: Floats,
           span: _Span, part_class: str, part: int = 0, style: str = "") -> Piece:  # fmt: skip
     """Bind a rigid mesh (points [n, 3] on the template, faces [f, 3]) to the body vertex nearest to `anchor`."""
     vertex = int(np.linalg.norm(form.vertices[:BODY_VERTICES] - anchor, axis=1).argmin())
@@ -470,7 +472,7 @@ def _merge_meshes(meshes: list[tuple[Floats, Ints]]) -> tuple[Floats, Ints]:
     return np.concatenate([points for points, _ in meshes]), np.concatenate(faces)
 
 
-def _make_glasses(form: Form) -> list[Piece]:
+def _make_glasses(form: TemplateBody) -> list[Piece]:
     """Spectacles and sunglasses in several shapes, their lenses (part 1) clear or dark; class Eyeglass."""
     left = form.vertices[14598:14670]
     eye = np.array([left[:, 0].mean(), left[:, 1].min(), left[:, 2].mean()])
@@ -525,7 +527,7 @@ def _make_glasses(form: Form) -> list[Piece]:
     return pieces
 
 
-def _make_cap(form: Form) -> list[Piece]:
+def _make_cap(form: TemplateBody) -> list[Piece]:
     """A baseball cap: a thin shell over the scalp and a curved visor."""
     line = _scalp_field(form, front=0.05, back=-0.01)
     crown = _shell(
@@ -564,7 +566,7 @@ def _rounded_box(
     return (centre + half * unit).reshape(-1, 3), _grid_faces(rows, columns, False, True)
 
 
-def _make_bags(form: Form) -> list[Piece]:
+def _make_bags(form: TemplateBody) -> list[Piece]:
     """A backpack with two straps, a shoulder bag with one across the chest; class Apparel."""
     x, _, z = form.vertices.T
     at = form.at
@@ -598,10 +600,10 @@ def _make_bags(form: Form) -> list[Piece]:
     return [backpack, bag]
 
 
-def make_garments(form: Form) -> list[Piece]:
+def make_garments(form: TemplateBody) -> list[Piece]:
     """Make every garment and accessory."""
     makers = (
-        _make_tops, _make_bottoms, _make_dresses, _make_outers, _make_small_things, _make_glasses, _make_cap,
+        _make_tops, _make_bottoms, _make_dresses, _make_outers, _make_accessories, _make_glasses, _make_cap,
         _make_bags,
     )  # fmt: skip
     return [piece for make in makers for piece in make(form)]
