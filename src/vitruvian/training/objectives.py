@@ -20,11 +20,11 @@ from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.ops.cache import cached_tensors, constant
 from vitruvian.training.config import ModelConfig, TrainConfig
 from vitruvian.training.datasets.augmentation import SHARPEN, degrade_crops, photometric
-from vitruvian.training.datasets.labels import TrainBatch, keypoint_targets, normalize, sum_losses, to_model_axes
+from vitruvian.training.datasets.compose import Crops, Scenes, crop_scenes, halve_crops, halve_scenes
+from vitruvian.training.datasets.labels import TrainBatch, keypoint_targets, normalize, to_model_axes
 from vitruvian.training.datasets.stream import StreamBatch
 from vitruvian.training.models import head_strides
 from vitruvian.training.synthetic.camera_effects import add_noise_and_jpeg
-from vitruvian.training.synthetic.compose import Crops, Scenes, crop_scenes, halve_crops, halve_scenes
 from vitruvian.training.synthetic.render import VISIBLE
 from vitruvian.training.synthetic.rng import Rng
 
@@ -34,16 +34,21 @@ class FolderObjective(nn.Module):
 
     Args:
         model: The tasks over one encoder.
-        weights: Weights of the losses; 1 where a task has none.
+        weights: Weight of each task's loss.
     """
 
-    def __init__(self, model: Sapiens2MultiTask, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(self, model: Sapiens2MultiTask, weights: Mapping[str, float]) -> None:
         super().__init__()
-        self.model, self.weights = model, dict(weights or {})
+        self.model, self.weights = model, dict(weights)
 
     def forward(self, batch: TrainBatch, generator: torch.Generator | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss and its terms by name; `generator` is not used."""
-        return sum_losses(self.model(batch.pixel_values, labels=batch.labels), self.weights)
+        """Return the loss and its terms, named ``task/term``; `generator` is not used."""
+        outputs = self.model(batch.pixel_values, labels=batch.labels)
+        terms: dict[str, Tensor] = {}
+        for task, output in outputs.items():
+            terms[f"{task}/loss"] = output.loss
+            terms |= {f"{task}/{name}": value for name, value in (output.loss_terms or {}).items()}
+        return torch.stack([self.weights[task] * output.loss for task, output in outputs.items()]).sum(), terms
 
 
 def make_objective(config: TrainConfig, model: Sapiens2MultiTask) -> nn.Module:

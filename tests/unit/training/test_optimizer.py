@@ -49,7 +49,7 @@ def test_any_encoder_is_found():
     bare = scales(Sapiens2Model(tiny_config()))
     assert (bare["embeddings.cls_token"], bare["model.layer.3.norm1.weight"], bare["norm.weight"]) == (0.5**5, 0.5, 1)
     assert scales(Sapiens2Backbone(tiny_config()))["model.layer.0.norm1.weight"] == 0.5**4
-    several = FolderObjective(build_model(ModelConfig(**model_table("pose", "seg"))))  # three layers
+    several = FolderObjective(build_model(ModelConfig(**model_table("pose", "seg"))), {})  # three layers
     found = scales(several)
     assert found["model.encoder.embeddings.cls_token"] == 0.5**4
     assert found["model.encoder.model.layer.2.norm1.weight"] == 0.5

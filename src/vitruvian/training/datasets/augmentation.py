@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.training.config import AugmentConfig
-from vitruvian.training.crop_window import CropWindow
+from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.datasets.labels import LabeledImages
 from vitruvian.training.synthetic.camera_effects import add_noise_and_jpeg, defocus
 from vitruvian.training.synthetic.rng import Rng

@@ -21,8 +21,8 @@ from vitruvian.config import read_json
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.images import crop_params, fit_inside_hw
 from vitruvian.training.config import AugmentConfig
-from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.datasets.augmentation import colour_jitter, random_crop
+from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.datasets.labels import LabeledImages, TrainBatch, make_batch
 from vitruvian.training.synthetic.dataset import ANNOTATIONS_FILE, MAPS, ImageMaps, read_maps
 from vitruvian.training.synthetic.pack import KEYPOINTS

@@ -15,7 +15,7 @@ import torch
 
 from vitruvian.errors import InputError
 from vitruvian.training.config import TrainConfig
-from vitruvian.training.synthetic.compose import (
+from vitruvian.training.datasets.compose import (
     CropOptions,
     Crops,
     SceneOptions,

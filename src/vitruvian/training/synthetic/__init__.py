@@ -8,7 +8,7 @@
         rasterizer, textures      which face a sample shows, with which colour
         lighting, shading         lights and shadows ─▶ radiance
         camera_effects            lens, sensor, JPEG
-    samples, compose              GroundTruth in few bytes ─▶ new crops and whole images while training
+    samples                       GroundTruth in few bytes, which `datasets.compose` makes training images from
     dataset                       GroundTruth ─▶ files on disk
 
 `pieces` defines the meshes that a wardrobe consists of, `rng` the random numbers.

@@ -265,7 +265,7 @@ class ShadowMap:
         return total
 
     def soft_shadow(self, points: Tensor, image_index: Tensor, *, softness: Tensor, rng: Rng, taps: int) -> Tensor:
-        """Percentage-closer soft shadows: lit share [N] of points [N, 3]; `softness` [B] is the light's apparent radius."""
+        """Percentage-closer soft shadows: lit share [N] of points [N, 3]; `softness` [B] is the radius of the light."""
         at = self.project(points, image_index)  # [N, 3]
         S = self.depth.shape[-1]
         texel = self.texel[image_index]  # metres

@@ -24,8 +24,7 @@ from vitruvian.training.synthetic.build_pack.assets import (
     read_scenery,
     read_table,
 )
-from vitruvian.training.synthetic.build_pack.cover import add_cover
-from vitruvian.training.synthetic.build_pack.garments import make_garments, measure_template
+from vitruvian.training.synthetic.build_pack.garments import add_cover, make_garments, measure_template
 from vitruvian.training.synthetic.build_pack.mesh import split_classes, split_quads
 from vitruvian.training.synthetic.build_pack.motion_capture import recorded_poses
 from vitruvian.training.synthetic.pack import Arrays, PackImages, pack_arrays, save_pack

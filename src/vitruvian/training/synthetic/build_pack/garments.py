@@ -2,8 +2,9 @@
 
 A shell is a copy of part of the body's surface, moved outwards, with clean hems: tops, trousers, underwear, socks,
 gloves, hats, short hair. The skirt helper of the body mesh gives skirts, dresses and coats. Where a garment ends is
-defined by fields: numbers per body vertex, about metres, positive inside; `mesh.clip_mesh` cuts at zero. A rigid piece
-is bound to one body vertex, so that it never bends, and is scaled with a part of the body.
+defined by fields: signed distances of the body vertices, about metres, positive inside; `mesh.clip_mesh` cuts at zero.
+A rigid piece is bound to one body vertex, so that it never bends, and is scaled with a part of the body. `add_cover`
+finds what skin a garment hides, for those of the assets too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from vitruvian.training.synthetic.pieces import (
     Floats,
     Ints,
     Piece,
+    fit_piece,
     join_pieces,
     keep_faces,
     vertex_normals,
@@ -443,8 +445,8 @@ def _rigid_piece(form: TemplateBody, name: str, slot: str, points: Floats, faces
     )  # fmt: skip
 
 
-def _tube(path: Floats, radius: float, *, closed: bool, sides: int = 6) -> tuple[Floats, Ints]:
-    """Build a tube around a path [k, 3]: points [k * sides, 3] and triangles."""
+def _tube(path: Floats, radius: float, *, closed: bool) -> tuple[Floats, Ints]:
+    """Build a tube of six sides around a path [k, 3]: points [6 k, 3] and triangles."""
     ahead = np.roll(path, -1, 0) - np.roll(path, 1, 0)
     if not closed:
         ahead[0], ahead[-1] = path[1] - path[0], path[-1] - path[-2]
@@ -452,9 +454,9 @@ def _tube(path: Floats, radius: float, *, closed: bool, sides: int = 6) -> tuple
     across = np.cross(ahead, np.array([0.0, 0.31, 0.95]))
     across = across / np.maximum(np.linalg.norm(across, axis=1, keepdims=True), 1e-6)
     up = np.cross(across, ahead)
-    angle = np.arange(sides) * 2 * np.pi / sides
+    angle = np.arange(6) * 2 * np.pi / 6
     ring = np.cos(angle)[None, :, None] * across[:, None] + np.sin(angle)[None, :, None] * up[:, None]
-    return (path[:, None] + radius * ring).reshape(-1, 3), _grid_faces(len(path), sides, closed, True)
+    return (path[:, None] + radius * ring).reshape(-1, 3), _grid_faces(len(path), 6, closed, True)
 
 
 def _grid_faces(rows: int, columns: int, rows_closed: bool, columns_closed: bool) -> Ints:
@@ -549,21 +551,17 @@ def _make_cap(form: TemplateBody) -> list[Piece]:
     return [join_pieces(crown, brim)]
 
 
-def _rounded_box(
-    centre: Floats, half: Floats, *, power: float = 4.0, rows: int = 14, columns: int = 24
-) -> tuple[Floats, Ints]:
+def _rounded_box(centre: Floats, half: Floats) -> tuple[Floats, Ints]:
     """Build a box with soft edges (a superellipsoid): points and triangles."""
-    lift, turn = np.meshgrid(
-        np.linspace(-np.pi / 2, np.pi / 2, rows), np.arange(columns) * 2 * np.pi / columns, indexing="ij"
-    )
+    lift, turn = np.meshgrid(np.linspace(-np.pi / 2, np.pi / 2, 14), np.arange(24) * 2 * np.pi / 24, indexing="ij")
 
     def soft(value: Floats) -> Floats:
-        return np.sign(value) * np.abs(value) ** (2 / power)
+        return np.sign(value) * np.abs(value) ** 0.5
 
     unit = np.stack(
         [soft(np.cos(lift)) * soft(np.cos(turn)), soft(np.cos(lift)) * soft(np.sin(turn)), soft(np.sin(lift))], -1
     )
-    return (centre + half * unit).reshape(-1, 3), _grid_faces(rows, columns, False, True)
+    return (centre + half * unit).reshape(-1, 3), _grid_faces(14, 24, False, True)
 
 
 def _make_bags(form: TemplateBody) -> list[Piece]:
@@ -607,3 +605,72 @@ def make_garments(form: TemplateBody) -> list[Piece]:
         _make_bags,
     )  # fmt: skip
     return [piece for make in makers for piece in make(form)]
+
+
+# ------------------------------------------------------------------------------------- what garments cover
+
+_RAYS = 2048  # cast together
+# Largest distance (m) from the skin at which a piece covers it.
+_REACH = {"hat": 0.09, "lower": 0.035, "upper": 0.05, "outer": 0.07, "shoes": 0.03, "accessory": 0.06}
+
+
+def add_cover(form: TemplateBody, piece: Piece) -> Piece:
+    """Find the body vertices that a piece covers, and those so deep beneath it that they need not be drawn."""
+    if piece.slot not in _REACH:
+        return replace(piece, hides=np.zeros(0, np.int64))
+    placed = fit_piece(piece, form.vertices)
+    covered = _covered_vertices(form, placed, piece.faces, reach=_REACH[piece.slot])
+    hides = np.zeros_like(covered)
+    hides[piece.hides[piece.hides < BODY_VERTICES]] = True
+    covered |= hides
+    if piece.slot not in ("hat", "accessory"):
+        deep = _erode(_erode(covered, form.faces), form.faces)
+        hides |= deep & _covered_vertices(form, placed, piece.faces, reach=0.025)
+    if piece.slot in ("lower", "upper", "outer"):  # one vertex further, so that nothing rises steeply next to a hem
+        covered = ~_erode(~covered, form.faces)
+    return replace(piece, covers=np.flatnonzero(covered), hides=np.flatnonzero(hides))
+
+
+def _erode(mask: Bools, faces: Ints) -> Bools:
+    """Remove the members of a vertex set that have a neighbour outside it."""
+    edge = ~mask[faces].all(1)
+    out = mask.copy()
+    out[faces[edge].ravel()] = False
+    return out
+
+
+def _covered_vertices(form: TemplateBody, placed: Floats, faces: Ints, *, reach: float) -> Bools:
+    """Which body vertices [R] have a triangle of a placed mesh within `reach` metres outside them, along the normal."""
+    origin = form.vertices[:BODY_VERTICES] - 0.006 * form.normals[:BODY_VERTICES]
+    direction = form.normals[:BODY_VERTICES]
+    a = placed[faces[:, 0]]
+    ab, ac = placed[faces[:, 1]] - a, placed[faces[:, 2]] - a
+    hit = np.zeros(len(origin), bool)
+    low, high = placed.min(0) - reach, placed.max(0) + reach
+    near = np.flatnonzero(((origin > low) & (origin < high)).all(1))
+    near = near[np.lexsort((origin[near, 0], origin[near, 2].round(1)))]
+    middle, radius = (
+        a + (ab + ac) / 3,
+        np.maximum(np.linalg.norm(ab, axis=1), np.linalg.norm(ac, axis=1)) + reach + 0.01,
+    )
+    for start in range(0, len(near), _RAYS):
+        rows = near[start : start + _RAYS]
+        o, d = origin[rows], direction[rows]
+        box = ((middle > o.min(0) - radius[:, None]) & (middle < o.max(0) + radius[:, None])).all(1)
+        t, u, v = _ray_triangle(o, d, a[box], ab[box], ac[box])
+        hit[rows] = ((u >= -0.01) & (v >= -0.01) & (u + v <= 1.01) & (t > 0) & (t < reach + 0.006)).any(1)
+    return hit
+
+
+def _ray_triangle(o: Floats, d: Floats, a: Floats, ab: Floats, ac: Floats) -> tuple[Floats, Floats, Floats]:
+    """Where rays (o, d) [r, 3] meet the planes of triangles [t, 3]: distance and edge coordinates, each [r, t]."""
+    normal = np.cross(ab, ac)
+    facing = d @ normal.T
+    facing = np.where(np.abs(facing) < 1e-12, 1e-12, facing)
+    t = ((a * normal).sum(1) - o @ normal.T) / facing
+    # Solve p - a = u ab + v ac in the plane by the dual edges.
+    size = np.maximum((normal * normal).sum(1), 1e-18)
+    dual_u, dual_v = np.cross(ac, normal) / size[:, None], np.cross(normal, ab) / size[:, None]
+    u = o @ dual_u.T + t * (d @ dual_u.T) - (a * dual_u).sum(1)
+    v = o @ dual_v.T + t * (d @ dual_v.T) - (a * dual_v).sum(1)
+    return t, u, v

@@ -1,4 +1,4 @@
-"""Garments and _rigid_piece things made on a small body."""
+"""Garments and rigid accessories on a small body."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,10 @@ import pytest
 from vitruvian.human import KEYPOINT_INDEX, PART_INDEX
 from vitruvian.training.synthetic.build_pack import _body_piece
 from vitruvian.training.synthetic.build_pack.anny_bodies import BodySource, shape_basis
-from vitruvian.training.synthetic.build_pack.cover import _covered_vertices, add_cover
 from vitruvian.training.synthetic.build_pack.garments import (
     TemplateBody,
     _band,
+    _covered_vertices,
     _legs_field,
     _neckline,
     _remove_relief,
@@ -19,6 +19,7 @@ from vitruvian.training.synthetic.build_pack.garments import (
     _skirt,
     _top_field,
     _tube,
+    add_cover,
 )
 from vitruvian.training.synthetic.build_pack.mesh import mesh_edges
 from vitruvian.training.synthetic.pieces import fit_piece, vertex_normals

@@ -11,8 +11,8 @@ from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.training.config import AugmentConfig
-from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.datasets.augmentation import _adjust_crop, colour_jitter, random_crop
+from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.datasets.folder import _Annotations, _crop_image, _image_crop, _person_crop
 from vitruvian.training.datasets.labels import (
     LabeledImages,
@@ -20,7 +20,6 @@ from vitruvian.training.datasets.labels import (
     _task_labels,
     keypoint_targets,
     make_batch,
-    sum_losses,
 )
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.synthetic.dataset import ImageMaps
@@ -259,20 +258,3 @@ def test_random_windows_stay_within_their_limits():
     assert torch.allclose(still.start_xy, base.start_xy)
     assert torch.allclose(still.step_xy, base.step_xy)
     assert not still.flipped
-
-
-class Output:
-    def __init__(self, loss: float, **terms: float) -> None:
-        self.loss, self.loss_terms = Tensor([loss]).sum(), {k: Tensor([v]).sum() for k, v in terms.items()}
-
-
-def test_losses_of_several_tasks_add_up():
-    total, terms = sum_losses({"pose": Output(2.0, mse=0.2), "seg": Output(3.0)}, {"pose": 10.0})
-    assert total.item() == 23
-    assert {name: value.item() for name, value in terms.items()} == pytest.approx(
-        {"pose/loss": 2.0, "pose/mse": 0.2, "seg/loss": 3.0}
-    )
-    total, terms = sum_losses(Output(2.0, mse=0.2), {})
-    assert (total.item(), list(terms)) == (2.0, ["mse"])
-    with pytest.raises(InputError, match="at least one task"):
-        sum_losses({}, {})

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from tests.unit.training.synthetic.shapes import rng
 from vitruvian.human import KEYPOINT_INDEX, PART_NAMES
-from vitruvian.training.crop_window import CropWindow
-from vitruvian.training.synthetic.compose import (
+from vitruvian.training.datasets.compose import (
     CropOptions,
     Crops,
     SceneOptions,
@@ -26,6 +25,7 @@ from vitruvian.training.synthetic.compose import (
     halve_crops,
     halve_scenes,
 )
+from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.synthetic.people import sample_people
 from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.render import RenderOptions, render
