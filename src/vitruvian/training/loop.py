@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,13 @@ from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.rng import derive_seed
 
 
+class Batches(Protocol):
+    """A source of batches, numbered over all steps, accumulated batches and processes."""
+
+    def batch(self, number: int, /) -> Any:
+        """Return what the objective takes."""
+
+
 @dataclass(frozen=True)
 class TrainResult:
     """The outcome of a run."""
@@ -55,7 +62,11 @@ class TrainResult:
 
 
 def train(
-    config: TrainConfig, *, objective: nn.Module | None = None, batches: Any = None, evaluate: Evaluate | None = None
+    config: TrainConfig,
+    *,
+    objective: nn.Module | None = None,
+    batches: Batches | None = None,
+    evaluate: Evaluate | None = None,
 ) -> TrainResult:
     """Train a configuration; with checkpoint.resume "auto" a run in the same folder is resumed.
 
@@ -63,8 +74,7 @@ def train(
         config: The run.
         objective: A module with `model` inside that returns the loss and its terms by name for (batch, generator); by
             default the tasks of `config.model`.
-        batches: An object whose `batch(number)` returns what the objective takes; by default the set `data.folder` or
-            the people of `data.stream`.
+        batches: Where batches come from; by default the set `data.folder` or the people of `data.stream`.
         evaluate: Returns scores of the model after a number of steps; by default on the set `data.validation`.
     """
     accelerator = _open_accelerator(config)
@@ -105,7 +115,7 @@ class _Run:
     """The state of a run."""
 
     log: RunLog
-    batches: Any
+    batches: Batches
 
     def __init__(
         self, config: TrainConfig, folder: Path, accelerator: Any, objective: nn.Module, evaluate: Evaluate | None
@@ -232,13 +242,8 @@ class _Run:
         if self.images_since_log:
             values["pictures/s"] = self.images_since_log * self.accelerator.num_processes / seconds
         self.log.train(step, values)
-        self.sums, self.counts, self.steps_since_log, self.images_since_log, self.last_log_time = (
-            {},
-            {},
-            0,
-            0,
-            time.perf_counter(),
-        )
+        self.sums, self.counts = {}, {}
+        self.steps_since_log, self.images_since_log, self.last_log_time = 0, 0, time.perf_counter()
         if self.state.bad_in_a_row >= self.config.most_bad_steps:
             raise InputError(
                 f"training: expected finite gradients, but none of the last {self.state.bad_in_a_row} steps had them. "

@@ -88,7 +88,7 @@ def test_only_matrices_and_filters_decay():
     assert set(norms) <= none
 
 
-def test_the_optimizer_has_what_the_configuration_says():
+def test_optimizer_follows_the_configuration():
     part = OptimizerConfig(lr=2.0, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.3, layer_decay=0.5)
     optimizer = build_optimizer(tiny_task("pose"), part)
     assert optimizer.defaults["betas"] == (0.8, 0.9)
@@ -127,7 +127,7 @@ def test_without_warmup_the_learning_rate_starts_at_its_maximum():
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_gradients_that_are_not_finite_move_nothing(fused: bool):
+def test_steps_with_nonfinite_gradients_are_skipped(fused: bool):
     weight = nn.Parameter(torch.tensor([1.0, 2.0]))
     optimizer = torch.optim.AdamW([weight], lr=0.1, fused=fused)
 
@@ -154,7 +154,7 @@ def test_the_learning_rate_can_be_held_before_it_decays():
     assert found == pytest.approx([1, 1, 1, 0.5, 0])
 
 
-def test_orthogonal_brings_singular_values_close_to_one():
+def test_orthogonalized_singular_values_are_close_to_one():
     generator = torch.Generator().manual_seed(0)
     for shape in ((3, 16, 40), (2, 40, 16)):
         matrices = torch.randn(shape, generator=generator)
@@ -168,7 +168,7 @@ def test_orthogonal_brings_singular_values_close_to_one():
         assert torch.cosine_similarity(found.flatten(), nearest.flatten(), dim=0) > 0.95
 
 
-def test_a_step_by_hand():
+def test_muon_step_of_known_values():
     weight = nn.Parameter(torch.eye(2) * 3)
     other = nn.Parameter(torch.zeros(2))
     optimizer = MuonAdamW(

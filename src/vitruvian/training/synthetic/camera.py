@@ -127,23 +127,23 @@ def sample_cameras(
     height: Tensor,
     size_hw: tuple[int, int],
     rng: Rng,
-    known: Tensor | None = None,
+    known: Tensor,
     framing_weights: Sequence[float] = (0.42, 0.29, 0.14, 0.15),
 ) -> Cameras:
     """Aim a camera at the people of each image.
 
-    `keypoints` [P, 308, 3] before placement, `height` [P] metres, `known` [308] bool; `framing_weights` are for full
+    `keypoints` [P, 308, 3] before placement, `height` [P] metres, `known` [P, 308] bool; `framing_weights` are for full
     body, upper body, head and shoulders, and face. Focal length, height of the camera, tilt, roll and crop are random;
     the camera then moves until the chosen part of the people fills a random share of the image.
     """
-    B, P = placement.image_count, keypoints.shape[0]
+    B = placement.image_count
     device = rng.device
     framing = rng.categorical(framing_weights, B)  # [B]
-    if known is not None:  # some bodies have a head, but no face
-        framing = torch.where(known[list(_FACE_POINTS)].any(), framing, framing.clamp_max(_HEAD))
+    # Some bodies have a head, but no face.
+    framing = torch.where(known[:, list(_FACE_POINTS)].any(), framing, framing.clamp_max(_HEAD))
     world = placement.place(keypoints)  # [P, J, 3]
     wanted = _framed_points(framing, placement, keypoints.shape[1], rng)  # [P, J]
-    usable = torch.isfinite(world).all(dim=-1) if known is None else known & torch.isfinite(world).all(dim=-1)  # [P, J]
+    usable = known & torch.isfinite(world).all(dim=-1)  # [P, J]
     wanted = wanted & usable
     world = world.nan_to_num(0.0)
     pad = torch.tensor([0.13, 0.16, 0.12, 0.11], device=device)[framing][placement.image_index] * height / 1.7  # [P]
@@ -171,7 +171,7 @@ def sample_cameras(
     t = torch.stack([torch.zeros_like(focal), torch.zeros_like(focal), 2.0 * focal / H], dim=1)  # [B, 3]
     for _ in range(6):
         points = rotated + t[placement.image_index][:, None]  # [P, J, 3]
-        nearest, _ = _bounds(points, usable.expand(P, -1), placement)
+        nearest, _ = _bounds(points, usable, placement)
         push = (_NEAREST - nearest[:, 2] + pad.max()).clamp_min(0.0)
         focal = focal * (t[:, 2] + push) / t[:, 2]
         t = torch.cat([t[:, :2], (t[:, 2] + push)[:, None]], dim=1)

@@ -9,7 +9,6 @@ poses have no heading, the camera alone decides from which side a person is visi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -32,8 +31,6 @@ _LIP_ACTIONS = ("jawOpen", "mouthUpperUpLeft", "mouthUpperUpRight", "mouthLowerD
 class PeopleBatch(TensorBatch):
     """P posed and dressed people as meshes of V vertices and F triangles. Faces are two-sided and of one part each."""
 
-    shared: ClassVar[frozenset[str]] = frozenset({"keypoint_known"})
-
     vertices: Tensor  # [P, V, 3] float32, posed
     rest_vertices: Tensor  # [P, V, 3] float32, in the rest pose: coordinates for patterns
     faces: Tensor  # [P, F, 3] int64 into V; absent faces are (0, 0, 0)
@@ -42,7 +39,7 @@ class PeopleBatch(TensorBatch):
     face_material: Tensor  # [P, F] int64 into M
     materials: Materials
     keypoints: Tensor  # [P, 308, 3] float32, posed
-    keypoint_known: Tensor  # [308] bool: False where the body has no rule for that point
+    keypoint_known: Tensor  # [P, 308] bool: False where the body has no rule for that point
     keypoint_depth: Tensor  # [P, 308] metres that a point may lie behind the drawn surface and still count as visible
     height: Tensor  # [P] metres, stature in the rest pose
 
@@ -90,7 +87,8 @@ def sample_people(
     return PeopleBatch(
         vertices=vertices + lift, rest_vertices=dressed.vertices, faces=dressed.faces, face_uv=dressed.face_uv,
         face_class=dressed.face_class, face_material=dressed.face_material, materials=materials,
-        keypoints=posing.pose_keypoints(body, ends, rest, transforms) + lift, keypoint_known=body.keypoint_known,
+        keypoints=posing.pose_keypoints(body, ends, rest, transforms) + lift,
+        keypoint_known=body.keypoint_known.expand(count, -1),
         keypoint_depth=height[:, None] * body.keypoint_depth, height=height,
     )  # fmt: skip
 

@@ -406,7 +406,7 @@ def _keypoint_truth(scene: Scene, depth: Tensor, *, samples: int) -> Tensor:
     people, cameras, image_index = scene.people, scene.cameras, scene.meshes.image_index
     H, W = cameras.size_hw
     points = cameras.to_camera(people.keypoints, image_index)  # [P, 308, 3]
-    known = people.keypoint_known[None] & torch.isfinite(points).all(dim=-1)  # [P, 308]
+    known = people.keypoint_known & torch.isfinite(points).all(dim=-1)  # [P, 308]
     points = torch.where(known[..., None], points, 1.0)
     fine = cameras.project(points, image_index, samples=samples)[..., :2]  # [P, 308, 2]
     x, y = ((fine + 0.5) / samples - 0.5).unbind(-1)

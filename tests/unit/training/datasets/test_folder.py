@@ -41,14 +41,14 @@ def test_a_batch_depends_on_its_number_and_the_seed(folder: Path):
     assert not same(first.batch(5), batches(folder, seed=1).batch(5))
 
 
-def test_threads_change_nothing(folder: Path):
+def test_prefetching_gives_the_same_batches(folder: Path):
     plain, ahead = batches(folder), batches(folder, workers=2)
     for number in (0, 1, 2, 7, 8, 3):  # jumps, as a run that is resumed makes them
         assert same(plain.batch(number), ahead.batch(number))
     ahead.close()
 
 
-def test_each_pass_shows_every_view_once(folder: Path):
+def test_each_epoch_has_every_crop_once(folder: Path):
     people = PeopleFolder(folder, size_hw=SIZE_HW, tasks=["pose"])
     shown: list[int] = []
     people.read = lambda index, **options: shown.append(index) or PeopleFolder.read(people, index)  # type: ignore
@@ -75,7 +75,7 @@ def test_people_and_images(folder: Path):
     assert view.stature.item() == pytest.approx(biggest["stature"])
 
 
-def test_truths_of_a_view_agree(folder: Path):
+def test_ground_truth_of_a_crop_is_consistent(folder: Path):
     people = PeopleFolder(folder, size_hw=SIZE_HW, tasks=TASKS)
     views = LabeledImages.cat([people.read(i, augment=AugmentConfig(), seed=i) for i in range(len(people))])
     assert views.parts is not None
@@ -106,7 +106,7 @@ def test_only_maps_that_are_needed_are_read(folder: Path, tmp_path: Path):
         PeopleFolder(tmp_path / "set", size_hw=SIZE_HW, tasks=["matting"]).read(0)
 
 
-def test_mistakes_in_threads_are_heard(folder: Path, tmp_path: Path):
+def test_errors_in_threads_are_raised(folder: Path, tmp_path: Path):
     shutil.copytree(folder, tmp_path / "set")
     shutil.rmtree(tmp_path / "set" / "images")
     source = batches(tmp_path / "set", workers=1)

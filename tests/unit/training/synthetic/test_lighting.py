@@ -33,13 +33,13 @@ from vitruvian.training.synthetic.textures import (
 )
 
 
-def test_solid_angles_fill_the_sphere() -> None:
+def test_solid_angles_sum_to_the_sphere() -> None:
     directions, angles = _map_directions(32, 64, device="cpu")
     assert angles.sum().item() == pytest.approx(4 * math.pi, rel=1e-3)
     assert torch.allclose((directions * angles[:, None]).sum(dim=0), torch.zeros(3), atol=1e-4)
 
 
-def test_harmonics_give_the_light_of_a_half_bright_sky() -> None:
+def test_spherical_harmonics_of_a_half_bright_sky() -> None:
     directions, _ = _map_directions(32, 64, device="cpu")
     sky = (directions[:, 2] > 0).float().view(1, 32, 64, 1).expand(-1, -1, -1, 3)
     coefficients = _irradiance_harmonics(sky)[0]  # [9, 3]
@@ -49,7 +49,7 @@ def test_harmonics_give_the_light_of_a_half_bright_sky() -> None:
     assert torch.allclose(light[:, 0], torch.tensor([1.0, 0.5, 0.0]), atol=0.01)
 
 
-def test_look_up_reads_the_direction_it_was_written_for() -> None:
+def test_sample_environment_by_direction() -> None:
     directions, _ = _map_directions(16, 32, device="cpu")
     maps = directions.view(1, 16, 32, 3).repeat(2, 1, 1, 1)
     maps[1] = 5.0
@@ -60,7 +60,7 @@ def test_look_up_reads_the_direction_it_was_written_for() -> None:
     assert (F.normalize(blurred, dim=1) * directions).sum(dim=1).min() > 0.99
 
 
-def test_the_sun_is_taken_out_of_the_sky() -> None:
+def test_sun_is_split_from_the_environment() -> None:
     directions, angles = _map_directions(32, 64, device="cpu")
     maps = torch.ones(1, 32 * 64, 3)
     spot = 300
@@ -127,7 +127,7 @@ def test_softer_lights_have_wider_penumbras() -> None:
     assert grey[1] > 2 * grey[0]
 
 
-def test_surroundings_are_darker_beneath_a_roof() -> None:
+def test_ambient_occlusion_beneath_a_roof() -> None:
     one = torch.ones(1, 3)
     lights = Lights(
         harmonics=torch.ones(1, 9, 3),
@@ -156,7 +156,7 @@ def test_smooth_normals_of_a_sphere_point_outwards() -> None:
     assert (normals * F.normalize(points, dim=1)).sum(dim=1)[used].min() > 0.999
 
 
-def test_exposure_follows_the_light_and_not_the_colour_of_people() -> None:
+def test_exposure_depends_on_light_and_not_on_albedo() -> None:
     alpha = torch.ones(2, 1, 8, 8)
     albedo = torch.stack([torch.full((3, 8, 8), 0.6), torch.full((3, 8, 8), 0.06)])
     means = []

@@ -53,7 +53,7 @@ def test_sphere_has_the_depth_normals_and_outline_of_a_sphere() -> None:
     assert (on_sphere.view(size, size, 3) - expected)[safe].abs().max() < 5e-3
 
 
-def test_the_nearer_face_wins_whatever_the_order() -> None:
+def test_nearest_face_wins_in_any_order() -> None:
     near = torch.tensor([[2.0, 2.0, 1.0], [12.0, 2.0, 1.0], [2.0, 12.0, 1.0]])
     far = near * torch.tensor([1.0, 1.0, 3.0])
     for first, second, winner in ((near, far, 0), (far, near, 1)):
@@ -62,7 +62,7 @@ def test_the_nearer_face_wins_whatever_the_order() -> None:
         assert set(ids.unique().tolist()) == {-1, winner}
 
 
-def test_faces_that_cross_change_places_at_the_crossing() -> None:
+def test_intersecting_faces_swap_at_the_intersection() -> None:
     level = torch.tensor([[0.0, 0.0, 2.0], [0.0, 30.0, 2.0], [30.0, 0.0, 2.0], [30.0, 30.0, 2.0]])
     # Nearness runs straight from 1 to 1/4 over the image, so it passes 1/2 after two thirds.
     tilted = torch.tensor([[0.0, 0.0, 1.0], [0.0, 30.0, 1.0], [30.0, 0.0, 4.0], [30.0, 30.0, 4.0]])
@@ -128,7 +128,7 @@ def test_meshes_are_drawn_in_their_own_image() -> None:
     assert [set(image.unique().tolist()) for image in ids] == [{-1, 1}, {-1, 0}, {-1}]
 
 
-def test_holes_cover_as_much_as_their_alpha() -> None:
+def test_alpha_test_covers_in_proportion_to_alpha() -> None:
     screen = torch.tensor([[[-1.0, -1.0, 1.0], [200.0, -1.0, 1.0], [-1.0, 200.0, 1.0]]])
     faces = torch.tensor([[[0, 1, 2]]])
     for alpha in (0, 64, 128, 255):
@@ -147,7 +147,7 @@ def test_holes_cover_as_much_as_their_alpha() -> None:
         assert (quarter - alpha / 255).abs().max() <= 0.26
 
 
-def test_holes_follow_the_texture() -> None:
+def test_alpha_test_follows_the_texture() -> None:
     texels = torch.zeros(8, 8, dtype=torch.uint8)
     texels[:4, :4] = 255  # the upper left quarter of the texture is solid
     screen = torch.tensor([[[0.0, 0.0, 1.0], [64.0, 0.0, 1.0], [0.0, 64.0, 1.0], [64.0, 64.0, 1.0]]])
@@ -164,7 +164,7 @@ def test_holes_follow_the_texture() -> None:
 
 @pytest.mark.skipif(not dispatch.IS_INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
 @pytest.mark.parametrize("holes", [False, True])
-def test_the_kernel_equals_the_torch_version(holes: bool) -> None:
+def test_triton_version_equals_the_torch_version(holes: bool) -> None:
     g = torch.Generator().manual_seed(0)
     P, F = 2, 120
     middle = torch.rand(P, F, 1, 3, generator=g) * torch.tensor([30.0, 22.0, 1.0]) + torch.tensor([-3.0, -3.0, 1.0])

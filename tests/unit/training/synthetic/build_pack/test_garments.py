@@ -57,7 +57,7 @@ def made(form: TemplateBody, field: np.ndarray, **options):
     return _shell(form, "x", "upper", field, part_class="Upper_Clothing", span=SPAN, **options)
 
 
-def test_shell_ends_at_the_hem_and_stands_off(form: TemplateBody):
+def test_shell_ends_at_the_hem_at_its_thickness(form: TemplateBody):
     piece = made(form, form.vertices[:, 2] - 0.733, thickness=0.02)
     placed = fit_piece(piece, form.vertices)
     assert np.isclose(placed[:, 2].min(), 0.733, atol=1e-4)
@@ -67,7 +67,7 @@ def test_shell_ends_at_the_hem_and_stands_off(form: TemplateBody):
     assert hidden.min() > 0.733 + 0.03  # a margin stays visible under the hem
 
 
-def test_relaxed_shell_never_sinks_in(form: TemplateBody):
+def test_smoothed_shell_stays_outside_the_body(form: TemplateBody):
     bumpy = form.vertices.copy()
     bumpy[100] *= (1.3, 1.3, 1.0)  # a nose that cloth has to pass over
     rough = TemplateBody(
@@ -86,7 +86,7 @@ def test_a_band_may_be_narrower_than_the_mesh(form: TemplateBody):
     assert np.isclose(z.max(), 0.734, atol=1e-4)
 
 
-def test_fine_relief_is_evened_out_and_coarse_shape_kept():
+def test_fine_relief_is_smoothed():
     x, y = (part.ravel() for part in np.meshgrid(np.linspace(0, 0.1, 41), np.linspace(0, 0.1, 41), indexing="ij"))
     bump = np.exp(-((x - 0.05) ** 2 + (y - 0.05) ** 2) / 0.005**2)
     points = np.stack([x, y, 0.01 * bump], 1)
@@ -147,7 +147,7 @@ def _small_span(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("vitruvian.training.synthetic.build_pack.garments._TRUNK_SPAN", SPAN)
 
 
-def test_cover_is_found_by_looking_outwards(form: TemplateBody):
+def test_covered_vertices_by_rays_along_normals(form: TemplateBody):
     piece = made(form, 0.8 - form.vertices[:, 2], thickness=0.02)
     placed = fit_piece(piece, form.vertices)
     covered = _covered_vertices(form, placed, piece.faces, reach=0.03)
@@ -169,7 +169,7 @@ def test_cover_of_a_piece(form: TemplateBody):
     assert len(add_cover(form, glasses).hides) == 0
 
 
-def test_stiff_things_hang_on_one_vertex(form: TemplateBody):
+def test_rigid_pieces_are_bound_to_one_vertex(form: TemplateBody):
     points, faces = _rounded_box(np.array([0.0, 0.3, 1.0]), np.array([0.1, 0.05, 0.2]))
     bag = _rigid_piece(
         form, "bag", "accessory", points, faces, anchor=np.array([0, 0.1, 1.0]), span=SPAN, part_class="Apparel"

@@ -142,13 +142,13 @@ def standing() -> np.ndarray:
     return np.array([spots[name] for name in NAMES], np.float32)
 
 
-def test_hands_in_the_belly_are_not_plausible():
+def test_self_intersecting_poses_are_not_plausible():
     good, bad = standing(), standing()
     bad[NAMES.index("wrist.L")] = (0.05, 0, 0.2)
     assert _plausible(np.stack([good, bad]), NAMES).tolist() == [True, False]
 
 
-def test_spread_out_takes_outliers_and_never_repeats():
+def test_diverse_choice_has_outliers_and_no_repeats():
     features = np.concatenate([np.random.default_rng(0).normal(size=(200, 2)), [[50.0, 0.0], [0.0, 70.0]]])
     chosen = _choose_diverse(features, 20, seed=0)
     assert len(set(chosen.tolist())) == 20
