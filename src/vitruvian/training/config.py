@@ -109,13 +109,13 @@ class AugmentConfig(ConfigTable):
 
 @settings
 class StreamConfig(ConfigTable):
-    """Synthetic people that are drawn while training: see `vitruvian.training.datasets.stream`.
+    """Synthetic people that are rendered while training: see `vitruvian.training.datasets.stream`.
 
     Args:
-        pack: File of a pack to draw from, or "procedural" for people of tubes, which need no file; None for no stream.
+        pack: File of a pack, or "procedural" for people of tubes, which need no file; None for no stream.
         scenes: Whole images a batch, beside `data.batch_size` crops of one person; needed to detect people.
         ring: People in the ring buffer on the device.
-        chunk: People drawn together.
+        chunk: People rendered together.
         reuse: How often a person is used before it is replaced.
         at_once: How many of normals, pointmaps, mattes and albedo a step trains, at random; None for all.
         size: Height and width of the images where they differ from those of the model.
@@ -141,7 +141,7 @@ class DataConfig(ConfigTable):
 
     Args:
         folder: A dataset that `vitruvian synthesize` wrote, to train on.
-        stream: People to draw while training, instead of a folder.
+        stream: People to render while training, instead of a folder.
         validation: Another dataset, to evaluate on.
         batch_size: Images a batch on each device.
         workers: Prefetching threads; 0 reads in the main thread.

@@ -76,7 +76,7 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: C
     `backgrounds` [G, S, S, 3] uint8 are images without people; without any, backgrounds stay and nothing occludes.
     """
     n, size_hw = len(samples), options.size_hw
-    edges = _draw_half_planes(samples, rng, probability=options.edge if len(backgrounds) else 0.0)
+    edges = _sample_half_planes(samples, rng, probability=options.edge if len(backgrounds) else 0.0)
     window = CropWindow(
         *_crop_around(edges.boxes_xywh, rng, options), flipped=rng.bernoulli(options.flip, n), size_hw=size_hw
     )
@@ -92,7 +92,7 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: C
         crops = replace(crops, image=image, foreground=foreground)
     crops = _add_bystander(crops, samples.select(rng.permutation(n)), rng, options)
     if len(backgrounds):
-        shapes = _draw_shapes(n, rng, options, probability=options.occluder, radius=(0.14, 0.45))
+        shapes = _sample_shapes(n, rng, options, probability=options.occluder, radius=(0.14, 0.45))
         crops = _occlude(crops, shapes, backgrounds, rng)
         crops = _occlude(crops, edges.beyond(window), backgrounds, rng)
     inside = _inside_image(samples, window, rng, options)  # black and empty outside
@@ -146,7 +146,7 @@ class _HalfPlanes:
         return (along > self.offset[:, None, None])[:, None]
 
 
-def _draw_half_planes(samples: Samples, rng: Rng, *, probability: float) -> _HalfPlanes:
+def _sample_half_planes(samples: Samples, rng: Rng, *, probability: float) -> _HalfPlanes:
     """Draw edges for some people: most hide the legs, some one side."""
     n = len(samples)
     x, y, w, h = samples.boxes_xywh.unbind(1)
@@ -280,7 +280,9 @@ def _add_bystander(crops: Crops, others: Samples, rng: Rng, options: CropOptions
     )
 
 
-def _draw_shapes(n: int, rng: Rng, options: CropOptions, *, probability: float, radius: tuple[float, float]) -> Tensor:
+def _sample_shapes(
+    n: int, rng: Rng, options: CropOptions, *, probability: float, radius: tuple[float, float]
+) -> Tensor:
     """Draw ellipses and rectangles in some images, their radii in widths of the image, [n, 1, H, W] bool."""
     H, W = options.size_hw
     low, high = (2 * share * W / H for share in radius)
@@ -290,7 +292,7 @@ def _draw_shapes(n: int, rng: Rng, options: CropOptions, *, probability: float, 
 
 def _print_on_clothes(crops: Crops, backgrounds: Tensor, rng: Rng, options: CropOptions) -> Crops:
     """Print images on some clothes: light and shadow stay, the albedo changes."""
-    shape = _draw_shapes(len(crops.image), rng, options, probability=options.printed, radius=(0.03, 0.25))
+    shape = _sample_shapes(len(crops.image), rng, options, probability=options.printed, radius=(0.03, 0.25))
     clothes = torch.isin(crops.parts, constant(_CLOTHES, crops.parts.device))[:, None]
     printed = shape & clothes & (crops.alpha > 0.99)
     paint = _crop_backgrounds(backgrounds, len(crops.image), options.size_hw, rng=rng)

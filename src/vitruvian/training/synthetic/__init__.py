@@ -2,7 +2,7 @@
 
     build_pack/ (once)            anny's bodies, assets, garments, recorded poses ─▶ a file
     pack, procedural_pack         the file ─▶ Pack: body, poses, wardrobe, textures, scenery
-    people                        Pack ─▶ PeopleBatch; `posing`, `clothing`, `materials` draw its parts
+    people                        Pack ─▶ PeopleBatch; `posing`, `clothing`, `materials` sample its parts
     render                        PeopleBatch ─▶ GroundTruth: image, matte, albedo, normals, points, parts, keypoints
         camera, backgrounds       where people stand, what is behind them
         rasterizer, textures      which face a sample shows, with which colour

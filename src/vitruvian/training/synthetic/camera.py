@@ -111,12 +111,12 @@ def sample_placement(people: int, image_count: int, *, rng: Rng) -> Placement:
         )
     extra = people - image_count
     image_index = torch.cat([torch.arange(image_count, device=rng.device), rng.integers(image_count, extra)])  # [P]
-    slot = person_ranks(image_index)  # [P]
-    side = torch.where(slot % 2 == 1, 1.0, -1.0) * rng.sign(image_count)[image_index]
-    step = ((slot + 1) // 2).float()
-    x = side * step * rng.uniform(0.4, 0.85, people) * (slot > 0)
-    y = rng.uniform(-0.35, 1.2, people) * (slot > 0)
-    yaw = torch.where(slot > 0, rng.normal(0.0, 0.9, people), torch.zeros(people, device=rng.device))
+    rank = person_ranks(image_index)  # [P]
+    side = torch.where(rank % 2 == 1, 1.0, -1.0) * rng.sign(image_count)[image_index]
+    step = ((rank + 1) // 2).float()
+    x = side * step * rng.uniform(0.4, 0.85, people) * (rank > 0)
+    y = rng.uniform(-0.35, 1.2, people) * (rank > 0)
+    yaw = torch.where(rank > 0, rng.normal(0.0, 0.9, people), torch.zeros(people, device=rng.device))
     return Placement(image_index, yaw, torch.stack([x, y, torch.zeros_like(x)], dim=1), image_count)
 
 

@@ -1,4 +1,4 @@
-"""Light: environment maps, lamps, and shadow maps drawn by the rasterizer.
+"""Light: environment maps, lamps, and shadow maps.
 
     environment [B, 32, 64, 3] ──▶ ambient light: irradiance as 9 spherical harmonics, prefiltered maps for reflections
                                └─▶ sun: direction and strength of what is far brighter than the rest
@@ -306,10 +306,10 @@ def _to_screen(rotated: Tensor, radius: Tensor, size: int) -> Tensor:
     return torch.cat([xy, depth[..., None]], dim=-1)
 
 
-def draw_shadow_map(
+def render_shadow_map(
     meshes: Meshes, direction: Tensor, centre: Tensor, radius: Tensor, *, size: int, cutouts: Cutouts | None = None
 ) -> ShadowMap:
-    """Draw the depth that lights in `direction` [B, 3] (towards the light) see around `centre` [B, 3], `radius` [B]."""
+    """Render the depth that lights in `direction` [B, 3] (towards them) see around `centre` [B, 3], `radius` [B]."""
     rotation = _look_at(direction)  # [B, 3, 3]
     index = meshes.image_index
     rotated = rotate(meshes.vertices - centre[index][:, None], rotation[index][:, None])  # [P, V, 3]
@@ -351,10 +351,10 @@ class AmbientOcclusion:
         return reached / possible
 
 
-def draw_ambient_occlusion(
+def render_ambient_occlusion(
     meshes: Meshes, lights: Lights, centre: Tensor, radius: Tensor, *, directions: int, size: int, rng: Rng
 ) -> AmbientOcclusion:
-    """Draw shadow maps from evenly spaced directions; regions as for `draw_shadow_map`."""
+    """Draw shadow maps from evenly spaced directions; regions as for `render_shadow_map`."""
     start = rng.uniform(0.0, 2 * math.pi, meshes.image_count)  # [B]
     every = torch.arange(meshes.image_count, device=start.device)
     shadows = AmbientOcclusion([], [], [])
@@ -363,6 +363,6 @@ def draw_ambient_occlusion(
         flat, azimuth = math.sqrt(1 - height**2), start + k * _GOLDEN_ANGLE
         direction = torch.stack([flat * azimuth.cos(), flat * azimuth.sin(), torch.full_like(azimuth, height)], dim=1)
         shadows.directions.append(direction)
-        shadows.maps.append(draw_shadow_map(meshes, direction, centre, radius, size=size))
+        shadows.maps.append(render_shadow_map(meshes, direction, centre, radius, size=size))
         shadows.brightness.append(sample_environment(lights.rough, direction, every) + 0.1)
     return shadows

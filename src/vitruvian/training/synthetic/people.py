@@ -40,7 +40,7 @@ class PeopleBatch(TensorBatch):
     materials: Materials
     keypoints: Tensor  # [P, 308, 3] float32, posed
     keypoint_known: Tensor  # [P, 308] bool: False where the body has no rule for that point
-    keypoint_depth: Tensor  # [P, 308] metres that a point may lie behind the drawn surface and still count as visible
+    keypoint_depth: Tensor  # [P, 308] metres that a point may lie behind the surface and still count as visible
     height: Tensor  # [P] metres, stature in the rest pose
 
     def __len__(self) -> int:

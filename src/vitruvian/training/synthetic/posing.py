@@ -205,8 +205,8 @@ def rest_shape(body: Body, coefficients: Tensor, expressions: Tensor) -> tuple[T
 
 def stature(vertices: Tensor, body: Body) -> Tensor:
     """Height from sole to crown [P], from rest vertices [P, R, 3] (helpers lie within that span, or do not matter)."""
-    drawn = vertices[:, body.normals.abs().sum(-1) > 0, 2]  # helpers have no normal
-    return drawn.amax(1) - drawn.amin(1)
+    visible = vertices[:, body.normals.abs().sum(-1) > 0, 2]  # helpers have no normal
+    return visible.amax(1) - visible.amin(1)
 
 
 def pose_bones(body: Body, bones: Tensor, local: Tensor) -> tuple[Tensor, Tensor]:

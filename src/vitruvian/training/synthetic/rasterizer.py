@@ -86,11 +86,11 @@ class Fragments:
 
 @dataclass(frozen=True)
 class Meshes:
-    """P meshes and the images that they are drawn in."""
+    """P meshes and the images that they appear in."""
 
     vertices: Tensor  # [P, V, 3] world
     faces: Tensor  # [P, F, 3] int64
-    present: Tensor  # [P, F] bool: faces to draw
+    present: Tensor  # [P, F] bool: faces to rasterize
     image_index: Tensor  # [P] int64
     image_count: int  # B
 
@@ -98,7 +98,7 @@ class Meshes:
 def rasterize(meshes: Meshes, screen: Tensor, size_hw: tuple[int, int], cutouts: Cutouts | None = None) -> Tensor:
     """Return the face that each sample sees, [B, H, W] int64: flat face id p·F + f, or -1 where there is none.
 
-    `screen` [P, V, 3] holds x, y in samples and depth. Faces with a corner nearer than `_NEAREST` are not drawn.
+    `screen` [P, V, 3] holds x, y in samples and depth. Faces with a corner nearer than `_NEAREST` are left out.
     """
     items = _work_items(meshes, screen, size_hw, cutouts)
     keys = torch.full((meshes.image_count, *size_hw), _EMPTY, dtype=torch.int64, device=screen.device)  # [B, H, W]
@@ -121,8 +121,8 @@ def _work_items(meshes: Meshes, screen: Tensor, size_hw: tuple[int, int], cutout
     low = (xy.amin(dim=1) + _SUBPIXELS - 1).div(_SUBPIXELS, rounding_mode="floor").clamp_min(0)  # [P·F, 2]
     high = xy.amax(dim=1).div(_SUBPIXELS, rounding_mode="floor")  # [P·F, 2]
     high = torch.minimum(high, torch.tensor([W - 1, H - 1], dtype=torch.int32, device=device))
-    drawn = meshes.present.flatten() & (high >= low).all(dim=1) & (flat[:, 2] >= _NEAREST)[corner].all(dim=1)
-    face = drawn.nonzero()[:, 0]  # [K]
+    visible = meshes.present.flatten() & (high >= low).all(dim=1) & (flat[:, 2] >= _NEAREST)[corner].all(dim=1)
+    face = visible.nonzero()[:, 0]  # [K]
 
     xy, low, high = xy[face].long(), low[face], high[face]
     area = _cross(xy[:, 1] - xy[:, 0], xy[:, 2] - xy[:, 0])  # [K]

@@ -9,8 +9,8 @@ The centre of pixel (x, y) is the point (x, y) for keypoints and intrinsics; box
 
 Each pixel has s·s samples. Colour and alpha are averages. Part, normal and point come from the part that most covered
 samples show (the nearest one where two tie), and exist where at least half of the samples are covered.
-Images are drawn in chunks, so that memory does not grow with the batch. Letters: P people, B images, M the most people
-in one image, V vertices, F triangles, N covered samples.
+Images are rendered in chunks, so that memory does not grow with the batch. Letters: P people, B images, M the most
+people in one image, V vertices, F triangles, N covered samples.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from vitruvian.training.synthetic.lighting import (
     AmbientOcclusion,
     Lights,
     ShadowMap,
-    draw_ambient_occlusion,
-    draw_shadow_map,
+    render_ambient_occlusion,
+    render_shadow_map,
     sample_lights,
 )
 from vitruvian.training.synthetic.pack import Pack, Scenery
@@ -73,11 +73,11 @@ _LABELS_PER_PERSON = 32
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """How images are drawn. Probabilities are per image."""
+    """How images are rendered. Probabilities are per image."""
 
     size_hw: tuple[int, int] = (384, 288)
     supersample: int = 2  # samples a pixel side
-    chunk: int = 16  # images drawn together
+    chunk: int = 16  # images rendered together
     shadow_size: int = 256  # texels a side of the key light's shadow map
     shadow_taps: int = 10
     surroundings: int = 10  # directions of the ambient light
@@ -134,10 +134,10 @@ def render(
     backgrounds: Tensor | None = None,
     pyramid: TexturePyramid | None = None,
 ) -> GroundTruth:
-    """Draw P people into B images (default: one each) on the device that holds them.
+    """Render P people into B images (default: one each) on the device that holds them.
 
     Placement, cameras, lights and backgrounds [B, 3, H, W] sRGB that are None are random. `pyramid` is
-    `build_pyramid(pack.textures)`: pass it when drawing many batches, so that it is built once. Without a pack there
+    `build_pyramid(pack.textures)`: pass it when rendering many batches, so that it is built once. Without a pack there
     are no textures, and backgrounds are procedural.
     """
     device = people.vertices.device
@@ -169,7 +169,7 @@ def render(
             else:
                 light = lights.select(index)
             scene = _place(people, placement, cameras, index, pyramid, options.supersample)
-            chunks.append(_draw(scene, light, background, scenery, most=most, options=options, rng=rng))
+            chunks.append(_render_chunk(scene, light, background, scenery, most=most, options=options, rng=rng))
         return GroundTruth.cat(chunks)
 
 
@@ -191,10 +191,10 @@ def _place(
     return Scene(people, meshes, cameras, pyramid, screen, levels)
 
 
-def _draw(
+def _render_chunk(
     scene: Scene, lights: Lights, backgrounds: Tensor, scenery: Scenery, *, most: int, options: RenderOptions, rng: Rng
 ) -> GroundTruth:
-    """Draw the images of one chunk."""
+    """Render the images of one chunk."""
     people, meshes, cameras, screen = scene.people, scene.meshes, scene.cameras, scene.screen
     s = options.supersample
     H, W = options.size_hw
@@ -212,14 +212,14 @@ def _draw(
     ground = _ground_light(cameras, shadow, ambient_occlusion, lights, rng)  # [B, 3, H, W]
     shaded = rng.bernoulli(options.ground_shadows, B)[:, None, None, None]
     backgrounds = torch.where(shaded, linear_to_srgb(srgb_to_linear(backgrounds) * ground), backgrounds)
-    slot = person_ranks(meshes.image_index)
-    masks = pixels.slots[:, None] == torch.arange(most, device=screen.device)[:, None, None]  # [B, M, H, W]
+    rank = person_ranks(meshes.image_index)
+    masks = pixels.ranks[:, None] == torch.arange(most, device=screen.device)[:, None, None]  # [B, M, H, W]
     image, foreground, alpha = _composite(pixels, backgrounds, options, rng)
 
     def by_image(values: Tensor) -> Tensor:
         """Sort rows of people into images, [P, ...] -> [B, M, ...]; zero where an image has fewer people."""
         table = values.new_zeros(B, most, *values.shape[1:])
-        table[meshes.image_index, slot] = values
+        table[meshes.image_index, rank] = values
         return table
 
     albedo = linear_to_srgb(pixels.albedo.clamp(0.0, 1.0)).clamp(0.0, 1.0) * (pixels.parts > 0)[:, None]
@@ -277,8 +277,8 @@ def _light(
     surface = surface_attributes(scene, fragments, normals=normals, samples=samples, folds=options.folds, rng=rng)
     region = _lit_region(surface, meshes.image_count)
     cutouts = replace(cutouts, samples=1)
-    shadow = draw_shadow_map(meshes, lights.key_direction, *region, size=options.shadow_size, cutouts=cutouts)
-    ambient_occlusion = draw_ambient_occlusion(
+    shadow = render_shadow_map(meshes, lights.key_direction, *region, size=options.shadow_size, cutouts=cutouts)
+    ambient_occlusion = render_ambient_occlusion(
         meshes, lights, *region, directions=options.surroundings, size=options.surroundings_size, rng=rng
     )
     V = meshes.vertices.shape[1]
@@ -291,8 +291,8 @@ def _light(
         key_light=key_light_visibility(surface, shadow, lights, rng=rng, taps=options.shadow_taps),
         ambient_share=fragments.interpolate(visibility.view(-1, V, 3)),
     )
-    slot = person_ranks(meshes.image_index)
-    pixels = _resolve(fragments, surface, radiance, scene.cameras, slot=slot, samples=samples)
+    rank = person_ranks(meshes.image_index)
+    pixels = _resolve(fragments, surface, radiance, scene.cameras, rank=rank, samples=samples)
     return pixels, shadow, ambient_occlusion
 
 
@@ -314,15 +314,15 @@ class _Pixels:
     albedo: Tensor  # [B, 3, H, W] linear, of the covered samples
     alpha: Tensor  # [B, 1, H, W]
     parts: Tensor  # [B, H, W] uint8
-    slots: Tensor  # [B, H, W] int64: which person of the image, -1 none
+    ranks: Tensor  # [B, H, W] int64: which person of the image, -1 none
     normals: Tensor  # [B, 3, H, W]
     pointmap: Tensor  # [B, 3, H, W]
 
 
 def _resolve(
-    fragments: Fragments, surface: Surface, radiance: Tensor, cameras: Cameras, *, slot: Tensor, samples: int
+    fragments: Fragments, surface: Surface, radiance: Tensor, cameras: Cameras, *, rank: Tensor, samples: int
 ) -> _Pixels:
-    """Average N samples into pixels; `radiance` [N, 3], `slot` [P] numbers the people of each image."""
+    """Average N samples into pixels; `radiance` [N, 3], `rank` [P] numbers the people of each image."""
     H, W = cameras.size_hw
     B = len(cameras.intrinsics)
     device = radiance.device
@@ -331,7 +331,7 @@ def _resolve(
     pixel = row.div(samples, rounding_mode="floor") * W + x.div(samples, rounding_mode="floor")  # [N]
     each = samples * samples
     position = pixel * each + (row % samples) * samples + x % samples  # [N]
-    label = slot[surface.person] * _LABELS_PER_PERSON + surface.part  # [N], never 0: part 0 is not drawn
+    label = rank[surface.person] * _LABELS_PER_PERSON + surface.part  # [N], never 0: part 0 is not rendered
 
     labels = torch.zeros(B * H * W * each, dtype=torch.int64, device=device)
     depths = torch.full((B * H * W * each,), math.inf, device=device)
@@ -364,7 +364,7 @@ def _resolve(
         albedo=as_image(add(pixel, surface.albedo) / share),
         alpha=(count.float() / each).view(B, 1, H, W),
         parts=(chosen % _LABELS_PER_PERSON).byte().view(B, H, W),
-        slots=torch.where(present, chosen.div(_LABELS_PER_PERSON, rounding_mode="floor"), -1).view(B, H, W),
+        ranks=torch.where(present, chosen.div(_LABELS_PER_PERSON, rounding_mode="floor"), -1).view(B, H, W),
         normals=as_image(F.normalize(add(index, normals), dim=1, eps=1e-9)),
         pointmap=points_from_depth(depth, cameras.intrinsics),
     )
@@ -378,7 +378,7 @@ def _most_common(labels: Tensor, depths: Tensor) -> Tensor:
 
 
 def _add_lenses(scene: Scene, pixels: _Pixels, depth: Tensor, rng: Rng) -> _Pixels:
-    """Draw transparent lenses over pixels: they set the part, dim a little and reflect a little.
+    """Render transparent lenses over pixels: they set the part, dim a little and reflect a little.
 
     `depth` [B, sH, sW] is that of the other faces; normals, points and albedo stay those of the eyes behind.
     """

@@ -123,7 +123,7 @@ def vertex_normals(vertices: Tensor, faces: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Scene:
-    """The people of a few images in the world of those, and how they are drawn."""
+    """The people of a few images in the world of those, and how they are rendered."""
 
     people: PeopleBatch
     meshes: Meshes  # without transparent faces

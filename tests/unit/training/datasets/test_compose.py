@@ -17,8 +17,8 @@ from vitruvian.training.datasets.compose import (
     Scenes,
     _crop_around,
     _crop_backgrounds,
-    _draw_half_planes,
     _match_background,
+    _sample_half_planes,
     compose_crops,
     compose_scenes,
     crop_scenes,
@@ -160,7 +160,7 @@ class TestCrops:
     @pytest.mark.parametrize("seed", range(4))
     def test_half_plane_occluders_hide_one_side(self, samples: Samples, walls: Tensor, seed: int) -> None:
         draws = rng(seed)  # compose_crops draws the same first
-        edges = _draw_half_planes(samples, draws, probability=1.0)
+        edges = _sample_half_planes(samples, draws, probability=1.0)
         window = CropWindow(*_crop_around(edges.boxes_xywh, draws, PLAIN), draws.bernoulli(0.5, len(samples)), SIZE)
         area = edges.boxes_xywh[:, 2:].prod(dim=1) / samples.boxes_xywh[:, 2:].prod(dim=1)
         assert ((area > 0.29) & (area < 0.86)).all()

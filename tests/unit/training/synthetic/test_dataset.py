@@ -21,9 +21,9 @@ from vitruvian.training.synthetic.dataset import (
     SHEET_FILE,
     DatasetOptions,
     _decode_depth,
-    _draw_group,
     _encode_depth,
     _file_names,
+    _render_group,
     read_maps,
     write_dataset,
 )
@@ -78,7 +78,7 @@ def test_finished_groups_are_skipped(whole: Path, pack: Pack, monkeypatch: pytes
     def never(*args: Any, **options: Any) -> Any:
         raise AssertionError("drawn again")
 
-    monkeypatch.setattr(dataset, "_draw_group", never)
+    monkeypatch.setattr(dataset, "_render_group", never)
     before = contents(whole)
     write_dataset(whole, 11, seed=4, pack=pack, options=OPTIONS)
     assert contents(whole) == before
@@ -91,7 +91,7 @@ def test_other_seeds_give_other_people(whole: Path, pack: Pack, tmp_path: Path):
 
 
 def test_files_contain_the_ground_truth(whole: Path, pack: Pack):
-    truth = _draw_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
+    truth = _render_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
     entries = table(whole)["images"]
     for index in range(_GROUP):
         maps = read_maps(whole, _file_names(index, "png"))
@@ -130,7 +130,7 @@ def test_coco_annotations(whole: Path, pack: Pack):
         known = points[points[:, 2] > 0]
         assert ((known[:, 0] >= -0.5) & (known[:, 0] <= SIZE_HW[1] - 0.5)).all()
         assert 0.5 < person["stature"] < 2.5
-    truth = _draw_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
+    truth = _render_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
     first = next(person for person in found["annotations"] if person["image_id"] == 3)
     assert np.allclose(
         np.array(first["keypoints"]).reshape(308, 3)[:, 2], truth.keypoints[3, 0, :, 2].numpy()

@@ -16,8 +16,8 @@ from vitruvian.training.synthetic.lighting import (
     _irradiance_harmonics,
     _map_directions,
     _split_sun,
-    draw_ambient_occlusion,
-    draw_shadow_map,
+    render_ambient_occlusion,
+    render_shadow_map,
     sample_environment,
     sample_lights,
 )
@@ -103,7 +103,7 @@ def over_and_under() -> Meshes:
 
 def test_shadow_falls_away_from_the_light() -> None:
     light = F.normalize(torch.tensor([[1.0, 0.0, 1.0]]), dim=1)
-    shadow = draw_shadow_map(over_and_under(), light, torch.zeros(1, 3), torch.tensor([2.5]), size=128)
+    shadow = render_shadow_map(over_and_under(), light, torch.zeros(1, 3), torch.tensor([2.5]), size=128)
     points = torch.tensor([[-1.0, 0.0, 0.02], [0.6, 0.0, 0.02], [0.0, 0.0, 1.02], [0.0, 0.0, 0.85]])
     image = torch.zeros(4, dtype=torch.int64)
     lit = shadow.soft_shadow(points, image, softness=torch.tensor([0.02]), rng=rng(), taps=8)
@@ -116,7 +116,7 @@ def test_shadow_falls_away_from_the_light() -> None:
 
 def test_softer_lights_have_wider_penumbras() -> None:
     light = torch.tensor([[0.0, 0.0, 1.0]])
-    shadow = draw_shadow_map(over_and_under(), light, torch.zeros(1, 3), torch.tensor([2.5]), size=256)
+    shadow = render_shadow_map(over_and_under(), light, torch.zeros(1, 3), torch.tensor([2.5]), size=256)
     x = torch.linspace(-1.2, 1.2, 200)
     points = torch.stack([x, torch.zeros(200), torch.full((200,), 0.02)], dim=1)
     image = torch.zeros(200, dtype=torch.int64)
@@ -141,7 +141,7 @@ def test_ambient_occlusion_beneath_a_roof() -> None:
         flash_colour=one,
     )
     region = torch.zeros(1, 3), torch.tensor([2.5])
-    around = draw_ambient_occlusion(over_and_under(), lights, *region, directions=12, size=64, rng=rng())
+    around = render_ambient_occlusion(over_and_under(), lights, *region, directions=12, size=64, rng=rng())
     points = torch.tensor([[0.0, 0.0, 0.0], [1.8, 0.0, 0.0], [0.0, 0.0, 1.0]])
     up = torch.tensor([[0.0, 0.0, 1.0]]).expand(3, 3)
     share = around.visibility(points, up, torch.zeros(3, dtype=torch.int64))

@@ -615,7 +615,7 @@ _REACH = {"hat": 0.09, "lower": 0.035, "upper": 0.05, "outer": 0.07, "shoes": 0.
 
 
 def add_cover(form: TemplateBody, piece: Piece) -> Piece:
-    """Find the body vertices that a piece covers, and those so deep beneath it that they need not be drawn."""
+    """Find the body vertices that a piece covers, and those so deep beneath it that they need not be rendered."""
     if piece.slot not in _REACH:
         return replace(piece, hides=np.zeros(0, np.int64))
     placed = fit_piece(piece, form.vertices)
