@@ -40,7 +40,6 @@ class CropOptions:
     shift: float = 0.09  # of the crop's sides
     flip: float = 0.5
     new_background: float = 0.6
-    blended: float = 0.4  # light and colours of a person approach those of the new background
     bystander: float = 0.45  # another person in the image
     printed: float = 0.3  # an image printed on clothes
     occluder: float = 0.12
@@ -50,7 +49,7 @@ class CropOptions:
     @classmethod
     def plain(cls, size_hw: tuple[int, int] = (384, 288)) -> Self:
         """Return options for crops as at inference, without augmentation."""
-        probabilities = ("flip", "new_background", "blended", "bystander", "printed", "occluder", "edge", "border")
+        probabilities = ("flip", "new_background", "bystander", "printed", "occluder", "edge", "border")
         return cls(size_hw=size_hw, scale=(1.0, 1.0), shift=0.0, **dict.fromkeys(probabilities, 0.0))
 
 
@@ -86,7 +85,6 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: C
         replaced = rng.bernoulli(options.new_background, n)[:, None, None, None]
         behind = _crop_backgrounds(backgrounds, n, size_hw, rng=rng)
         lit = _jitter_exposure(crops.foreground, crops.alpha, rng)
-        lit = _match_background(lit, crops.alpha, behind, rng, probability=options.blended)
         foreground = torch.where(replaced, lit, crops.foreground)
         image = torch.where(replaced, lit + (1 - crops.alpha) * behind, crops.image)
         crops = replace(crops, image=image, foreground=foreground)
@@ -219,24 +217,6 @@ def _jitter_exposure(foreground: Tensor, alpha: Tensor, rng: Rng) -> Tensor:
     n = len(foreground)
     gain = rng.log_uniform(0.7, 1.35, n)[:, None, None, None]
     return torch.minimum(foreground * gain * rng.log_uniform(0.9, 1.11, n, 3)[:, :, None, None], alpha)
-
-
-def _match_background(foreground: Tensor, alpha: Tensor, behind: Tensor, rng: Rng, *, probability: float) -> Tensor:
-    """Bring brightness, colour and contrast of some premultiplied people [n, 3, H, W] near to those behind them.
-
-    In a photo the same light falls on both; without this, a model could recognize composited people by their light.
-    """
-    n = len(foreground)
-    share = (rng.uniform(0.2, 0.9, n) * rng.bernoulli(probability, n))[:, None, None, None]
-    weight = alpha.sum(dim=(2, 3), keepdim=True).clamp_min(1.0)
-    mean = foreground.sum(dim=(2, 3), keepdim=True) / weight  # [n, 3, 1, 1]
-    deviation = foreground - alpha * mean
-    std = (deviation.square().sum(dim=(1, 2, 3), keepdim=True) / (3 * weight)).sqrt().clamp_min(0.02)  # [n, 1, 1, 1]
-    mean_behind = behind.mean(dim=(2, 3), keepdim=True)
-    std_behind = (behind - mean_behind).square().mean(dim=(1, 2, 3), keepdim=True).sqrt()
-    contrast = (std_behind / std).clamp(0.4, 2.0) ** share
-    matched = deviation * contrast + alpha * torch.lerp(mean, mean_behind, share)
-    return torch.minimum(matched.clamp_min(0), alpha)
 
 
 def _add_bystander(crops: Crops, others: Samples, rng: Rng, options: CropOptions) -> Crops:

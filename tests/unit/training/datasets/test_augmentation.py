@@ -6,7 +6,6 @@ from vitruvian.training.datasets.augmentation import (
     _darken,
     _lower_resolution,
     _random_defocus,
-    _random_filters,
     degrade_crops,
     photometric,
 )
@@ -69,17 +68,3 @@ def test_random_defocus_keeps_brightness():
     assert 0.03 < changed.float().mean() < 0.12
     assert found[changed].amax() < 0.9
     torch.testing.assert_close(found.sum((2, 3)), images.sum((2, 3)), rtol=1e-3, atol=1e-3)
-
-
-def test_random_filters_keep_brightness():
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(400, 3, 24, 18, generator=generator) * 0.5 + 0.25
-    found = _random_filters(images, Rng(torch.Generator().manual_seed(1), "cpu"))
-    changed = (found != images).flatten(1).any(1)
-    assert 0.06 < changed.float().mean() < 0.15
-    torch.testing.assert_close(found.mean((2, 3)), images.mean((2, 3)), rtol=0, atol=0.02)
-    apart = (found - images)[changed].flatten(1).norm(dim=1) / images[changed].flatten(1).std(1)
-    assert apart.min() > 0
-    assert apart.max() > 10
-    again = _random_filters(images, Rng(torch.Generator().manual_seed(1), "cpu"))
-    assert torch.equal(found, again)

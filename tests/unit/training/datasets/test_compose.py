@@ -17,7 +17,6 @@ from vitruvian.training.datasets.compose import (
     Scenes,
     _crop_around,
     _crop_backgrounds,
-    _match_background,
     _sample_half_planes,
     compose_crops,
     compose_scenes,
@@ -312,22 +311,3 @@ def test_background_crops_are_inside_the_images(walls: Tensor) -> None:
     assert cut.shape == (16, 3, 24, 32)
     assert (cut[:, 1] == 0).all()  # no green was ever there
     assert (cut.amax(dim=(1, 2, 3)) > 0.2).all()
-
-
-def test_match_background() -> None:
-    alpha = torch.zeros(200, 1, 16, 12)
-    alpha[:, :, 4:12, 3:9] = 1.0
-    person = torch.tensor([0.9, 0.5, 0.3])[None, :, None, None] * (0.8 + 0.2 * torch.rand(200, 1, 16, 12))
-    behind = torch.tensor([0.1, 0.2, 0.4])[None, :, None, None].expand(200, 3, 16, 12)
-    none = _match_background(person * alpha, alpha, behind, rng(), probability=0.0)
-    torch.testing.assert_close(none, person * alpha)
-    found = _match_background(person * alpha, alpha, behind, rng(), probability=0.5)
-    assert (found <= alpha).all()
-    assert (found >= 0).all()
-    inside = found[:, :, 4:12, 3:9].mean((2, 3))  # [n, 3]
-    moved = inside[:, 0] < person[:, 0, 4:12, 3:9].mean((1, 2)) - 0.05
-    assert 0.35 < moved.float().mean() < 0.65
-    # Part of the way at least, and never past it.
-    gone = (0.81 - inside[moved][:, 0]) / (0.81 - 0.1)
-    assert 0.1 < gone.min() < 0.4
-    assert 0.7 < gone.max() < 1.0
