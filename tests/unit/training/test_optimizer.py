@@ -122,10 +122,6 @@ def test_the_schedule_of_the_learning_rate(decay: str, step: int, expected: floa
     assert learning_rate_factor(step, part, steps=14) == pytest.approx(expected)
 
 
-def test_without_warmup_the_learning_rate_starts_at_its_maximum():
-    assert learning_rate_factor(0, ScheduleConfig(warmup=0), steps=10) == 1
-
-
 @pytest.mark.parametrize("fused", [False, True])
 def test_steps_with_nonfinite_gradients_are_skipped(fused: bool):
     weight = nn.Parameter(torch.tensor([1.0, 2.0]))
@@ -148,7 +144,8 @@ def test_steps_with_nonfinite_gradients_are_skipped(fused: bool):
     assert float(optimizer.state[weight]["step"]) == 2
 
 
-def test_the_learning_rate_can_be_held_before_it_decays():
+def test_learning_rate_without_warmup_and_with_hold():
+    assert learning_rate_factor(0, ScheduleConfig(warmup=0), steps=10) == 1
     part = ScheduleConfig(warmup=10, hold=0.5, decay="linear")
     found = [learning_rate_factor(step, part, steps=110) for step in (10, 59, 60, 85, 110)]
     assert found == pytest.approx([1, 1, 1, 0.5, 0])

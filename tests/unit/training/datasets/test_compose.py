@@ -65,9 +65,9 @@ class TestSamples:
 
     def test_a_seed_gives_the_same_people(self, samples: Samples) -> None:
         again = render_samples(procedural_pack(0), 6, seed=7, options=RENDER)
-        other = render_samples(procedural_pack(0), 6, seed=8, options=RENDER)
+        other = render_samples(procedural_pack(0), 1, seed=8, options=RENDER)
         assert torch.equal(samples.image, again.image)
-        assert not torch.equal(samples.image, other.image)
+        assert not torch.equal(samples.image[:1], other.image)
 
     def test_write_overwrites_a_slice(self, samples: Samples) -> None:
         ring = samples.new_empty(8)
