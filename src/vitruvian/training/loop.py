@@ -356,18 +356,7 @@ def _open_batches(
         )
     height, width = config.model.image_size
     people = PeopleFolder(data.folder, size_hw=(height, width), tasks=config.model.tasks, view=data.view)
-    batches = FolderBatches(
-        people,
-        tasks=config.model.tasks,
-        batch_size=data.batch_size,
-        seed=config.seed,
-        augment=data.augment,
-        device=device,
-        workers=data.workers,
-        stride=processes,
-        strides=head_strides(model),
-        heatmap_sigma=data.heatmap_sigma,
-    )
+    batches = FolderBatches(people, config, device=device, processes=processes, strides=head_strides(model))
     return stack.enter_context(contextlib.closing(batches))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit.training.tiny_runs import SIZE_HW, TASKS, make_set
+from tests.unit.training.tiny_runs import SIZE_HW, TASKS, make_set, small_run
 from vitruvian.errors import CheckpointError, ImageError, InputError
 from vitruvian.training.config import AugmentConfig
 from vitruvian.training.datasets.folder import FolderBatches, PeopleFolder
@@ -19,10 +19,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_set(tmp_path_factory.mktemp("set"), 10, people=1.6)
 
 
-def batches(folder: Path, workers: int = 0, *, seed: int = 0, augment: bool = True, size: int = 3) -> FolderBatches:
-    people = PeopleFolder(folder, size_hw=SIZE_HW, tasks=TASKS)
-    part = AugmentConfig() if augment else None
-    return FolderBatches(people, tasks=TASKS, batch_size=size, seed=seed, augment=part, workers=workers)
+def batches(folder: Path, workers: int = 0, *, seed: int = 0) -> FolderBatches:
+    config = small_run(folder, folder, *TASKS, seed=seed, data__batch_size=3, data__workers=workers)
+    return FolderBatches(PeopleFolder(folder, size_hw=SIZE_HW, tasks=TASKS), config)
 
 
 def same(a: TrainBatch, b: TrainBatch) -> bool:
@@ -52,7 +51,7 @@ def test_each_epoch_has_every_crop_once(folder: Path):
     people = PeopleFolder(folder, size_hw=SIZE_HW, tasks=["pose"])
     shown: list[int] = []
     people.read = lambda index, **options: shown.append(index) or PeopleFolder.read(people, index)  # type: ignore
-    source = FolderBatches(people, tasks=["pose"], batch_size=len(people))
+    source = FolderBatches(people, small_run(folder, folder, "pose", data__batch_size=len(people)))
     for number in range(3):
         source._read(number)
     passes = [shown[k * len(people) : (k + 1) * len(people)] for k in range(3)]
