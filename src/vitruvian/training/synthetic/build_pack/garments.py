@@ -40,8 +40,8 @@ _FABRIC_REPEATS = 12.0  # cloth textures repeat this often over the body's textu
 
 
 @dataclass(frozen=True)
-class TemplateBody:
-    """The average adult: its surface and the measures that define hems."""
+class DressForm:
+    """The body that garments are made on, the average adult: its surface and the measures that define hems."""
 
     vertices: Floats  # [N, 3]
     surface: Floats  # [N, 3] the same without the small relief of the trunk, which cloth does not follow
@@ -58,7 +58,7 @@ class TemplateBody:
     whole_arm: float  # metres, shoulder to wrist
 
 
-def measure_template(source: BodySource, quads: Ints, quad_uv: Floats) -> TemplateBody:
+def make_dress_form(source: BodySource, quads: Ints, quad_uv: Floats) -> DressForm:
     """Measure the template; `quads` [q, 4] is its outer surface."""
     faces, uv = split_quads(quads), split_quads(quad_uv) * _FABRIC_REPEATS
     vertices = source.template
@@ -84,7 +84,7 @@ def measure_template(source: BodySource, quads: Ints, quad_uv: Floats) -> Templa
         along = np.where(here, way * arm - 0.05 * (1 - arm), along)
     trunk = (arm < 0.5) & (share(("head", "neck", "upperleg", "lowerleg", "foot", "toe")) < 0.5)
     surface = _remove_relief(vertices, faces, trunk)
-    return TemplateBody(
+    return DressForm(
         vertices=vertices, surface=surface, normals=vertex_normals(surface, faces), faces=faces,
         uv=uv.astype(np.float32),
         skirt_faces=split_quads(source.skirt_quads),
@@ -94,7 +94,7 @@ def measure_template(source: BodySource, quads: Ints, quad_uv: Floats) -> Templa
     )  # fmt: skip
 
 
-def _scale_of(form: TemplateBody, span: _Span) -> dict[str, Any]:
+def _scale_of(form: DressForm, span: _Span) -> dict[str, Any]:
     """The scale fields of a `Piece` that is modelled on the template and grows with `span`."""
     ids = np.array(span, np.int64)
     base = np.diagonal(np.abs(form.vertices[ids[:, 0]] - form.vertices[ids[:, 1]]))
@@ -113,7 +113,7 @@ def _remove_relief(vertices: Floats, faces: Ints, where: Bools) -> Floats:
 
 
 def _shell(
-    form: TemplateBody, name: str, slot: str, fields: Floats, *, thickness: float, part_class: str | Floats,
+    form: DressForm, name: str, slot: str, fields: Floats, *, thickness: float, part_class: str | Floats,
     smooth: int = 0, style: str = "", suits: int = ANYONE, span: _Span = _TRUNK_SPAN,
 ) -> Piece:  # fmt: skip
     """Copy the body where all `fields` [k, N] are positive, `thickness` metres outwards.
@@ -147,9 +147,7 @@ def _shell(
     )
 
 
-def _cut_piece(
-    form: TemplateBody, mesh: CutMesh, offsets: Floats, face_class: Ints, span: _Span, **fields: Any
-) -> Piece:
+def _cut_piece(form: DressForm, mesh: CutMesh, offsets: Floats, face_class: Ints, span: _Span, **fields: Any) -> Piece:
     """Return a mesh that was cut out of the template as a piece, without unused vertices."""
     piece = Piece(
         ids=mesh.ids, weights=mesh.weights, offsets=offsets.astype(np.float32), faces=mesh.faces, uv=mesh.uv,
@@ -169,12 +167,12 @@ def _smooth_borders(points: Floats, faces: Ints) -> Floats:
     return points
 
 
-def _above(form: TemplateBody, z: float) -> Floats:
+def _above(form: DressForm, z: float) -> Floats:
     """Positive above height z; arms, which hang beside the hips, never count as below."""
     return form.vertices[:, 2] - z + 2.0 * form.arm
 
 
-def _neckline(form: TemplateBody, *, front: float, back: float, vee: float = 0.0, narrow: float = 0.0) -> Floats:
+def _neckline(form: DressForm, *, front: float, back: float, vee: float = 0.0, narrow: float = 0.0) -> Floats:
     """Positive below a tilted plane through the neck: `front`, `back` are metres above the base of the neck."""
     x, y, z = form.vertices.T
     base = form.at["neck01"]
@@ -183,12 +181,12 @@ def _neckline(form: TemplateBody, *, front: float, back: float, vee: float = 0.0
     return np.asarray(rim - z)
 
 
-def _top_field(form: TemplateBody, *, sleeve: float, hem: float, neck: Floats) -> Floats:
+def _top_field(form: DressForm, *, sleeve: float, hem: float, neck: Floats) -> Floats:
     """A top: down to height `hem`, sleeves `sleeve` metres long, below the _neckline. [3, N]."""
     return np.stack([_above(form, hem), sleeve - form.along_arm, neck])
 
 
-def _legs_field(form: TemplateBody, *, waist: float, cuff: float) -> Floats:
+def _legs_field(form: DressForm, *, waist: float, cuff: float) -> Floats:
     """Trousers: from height `waist` down to height `cuff`, never on the arms. [3, N]."""
     z = form.vertices[:, 2]
     return np.stack([waist - z, z - cuff, (0.35 - form.arm) * 0.3])
@@ -200,7 +198,7 @@ def _band(value: Floats, half: float) -> Floats:
 
 
 def _skirt(
-    form: TemplateBody, name: str, slot: str, *, top: float, hem: float, flare: float, part_class: str,
+    form: DressForm, name: str, slot: str, *, top: float, hem: float, flare: float, part_class: str,
     out: float = 0.009, gap: float = 0.0,
 ) -> Piece:  # fmt: skip
     """Cut the skirt helper between heights `hem` and `top`; `flare` widens it downwards, `gap` opens its front."""
@@ -226,7 +224,7 @@ def _skirt(
     )  # fmt: skip
 
 
-def _scalp_field(form: TemplateBody, *, front: float, back: float) -> Floats:
+def _scalp_field(form: DressForm, *, front: float, back: float) -> Floats:
     """Positive above the hairline: a plane from `front` (metres above the eyes) to `back`, on the head only."""
     _, y, z = form.vertices.T
     skull = form.vertices[:BODY_VERTICES][form.head[:BODY_VERTICES] > 0.6]
@@ -237,7 +235,7 @@ def _scalp_field(form: TemplateBody, *, front: float, back: float) -> Floats:
     return np.where(form.head > 0.3, z - line, -1.0).astype(np.float32)
 
 
-def _make_tops(form: TemplateBody) -> list[Piece]:
+def _make_tops(form: DressForm) -> list[Piece]:
     """Shirts, sweaters, tank tops."""
     hip, waist = form.at["upperleg01.L"][2], form.at["spine04"][2]
     bust = form.at["spine01"][2]
@@ -275,7 +273,7 @@ def _make_tops(form: TemplateBody) -> list[Piece]:
     ]
 
 
-def _make_bottoms(form: TemplateBody) -> list[Piece]:
+def _make_bottoms(form: DressForm) -> list[Piece]:
     """Trousers, shorts, underwear, skirts."""
     waist = form.at["spine05"][2] + 0.05
     hip, knee, ankle = (form.at[f"{bone}.L"][2] for bone in ("upperleg01", "lowerleg01", "foot"))
@@ -320,7 +318,7 @@ def _make_bottoms(form: TemplateBody) -> list[Piece]:
     return pieces
 
 
-def _make_dresses(form: TemplateBody) -> list[Piece]:
+def _make_dresses(form: DressForm) -> list[Piece]:
     """Dresses: a top joined to a skirt; above the waist Upper_Clothing, below Lower_Clothing."""
     waist = form.at["spine05"][2] + 0.05
     knee, ankle, hip = (form.at[f"{bone}.L"][2] for bone in ("lowerleg01", "foot", "upperleg01"))
@@ -348,7 +346,7 @@ def _make_dresses(form: TemplateBody) -> list[Piece]:
     return dresses
 
 
-def _make_outers(form: TemplateBody) -> list[Piece]:
+def _make_outers(form: DressForm) -> list[Piece]:
     """Coats, jackets and waistcoats, worn over a top and open in front."""
     x, y, z = form.vertices.T
     hip, knee = form.at["upperleg01.L"][2], form.at["lowerleg01.L"][2]
@@ -381,7 +379,7 @@ def _make_outers(form: TemplateBody) -> list[Piece]:
     return pieces
 
 
-def _make_accessories(form: TemplateBody) -> list[Piece]:
+def _make_accessories(form: DressForm) -> list[Piece]:
     """Socks without shoes, gloves, watches, belts, scarves, caps, headscarves and cropped hair."""
     x, y, z = form.vertices.T
     knee, ankle = form.at["lowerleg01.L"][2], form.at["foot.L"][2]
@@ -430,7 +428,7 @@ def _make_accessories(form: TemplateBody) -> list[Piece]:
     ]  # fmt: skip
 
 
-def _rigid_piece(form: TemplateBody, name: str, slot: str, points: Floats, faces: Ints, *, anchor: Floats,
+def _rigid_piece(form: DressForm, name: str, slot: str, points: Floats, faces: Ints, *, anchor: Floats,
           span: _Span, part_class: str, part: int = 0, style: str = "") -> Piece:  # fmt: skip
     """Bind a rigid mesh (points [n, 3] on the template, faces [f, 3]) to the body vertex nearest to `anchor`."""
     vertex = int(np.linalg.norm(form.vertices[:BODY_VERTICES] - anchor, axis=1).argmin())
@@ -474,7 +472,7 @@ def _merge_meshes(meshes: list[tuple[Floats, Ints]]) -> tuple[Floats, Ints]:
     return np.concatenate([points for points, _ in meshes]), np.concatenate(faces)
 
 
-def _make_glasses(form: TemplateBody) -> list[Piece]:
+def _make_glasses(form: DressForm) -> list[Piece]:
     """Spectacles and sunglasses in several shapes, their lenses (part 1) clear or dark; class Eyeglass."""
     left = form.vertices[14598:14670]
     eye = np.array([left[:, 0].mean(), left[:, 1].min(), left[:, 2].mean()])
@@ -529,7 +527,7 @@ def _make_glasses(form: TemplateBody) -> list[Piece]:
     return pieces
 
 
-def _make_cap(form: TemplateBody) -> list[Piece]:
+def _make_cap(form: DressForm) -> list[Piece]:
     """A baseball cap: a thin shell over the scalp and a curved visor."""
     line = _scalp_field(form, front=0.05, back=-0.01)
     crown = _shell(
@@ -564,7 +562,7 @@ def _rounded_box(centre: Floats, half: Floats) -> tuple[Floats, Ints]:
     return (centre + half * unit).reshape(-1, 3), _grid_faces(14, 24, False, True)
 
 
-def _make_bags(form: TemplateBody) -> list[Piece]:
+def _make_bags(form: DressForm) -> list[Piece]:
     """A backpack with two straps, a shoulder bag with one across the chest; class Apparel."""
     x, _, z = form.vertices.T
     at = form.at
@@ -598,7 +596,7 @@ def _make_bags(form: TemplateBody) -> list[Piece]:
     return [backpack, bag]
 
 
-def make_garments(form: TemplateBody) -> list[Piece]:
+def make_garments(form: DressForm) -> list[Piece]:
     """Make every garment and accessory."""
     makers = (
         _make_tops, _make_bottoms, _make_dresses, _make_outers, _make_accessories, _make_glasses, _make_cap,
@@ -614,7 +612,7 @@ _RAYS = 2048  # cast together
 _REACH = {"hat": 0.09, "lower": 0.035, "upper": 0.05, "outer": 0.07, "shoes": 0.03, "accessory": 0.06}
 
 
-def add_cover(form: TemplateBody, piece: Piece) -> Piece:
+def add_cover(form: DressForm, piece: Piece) -> Piece:
     """Find the body vertices that a piece covers, and those so deep beneath it that they need not be rendered."""
     if piece.slot not in _REACH:
         return replace(piece, hides=np.zeros(0, np.int64))
@@ -639,7 +637,7 @@ def _erode(mask: Bools, faces: Ints) -> Bools:
     return out
 
 
-def _covered_vertices(form: TemplateBody, placed: Floats, faces: Ints, *, reach: float) -> Bools:
+def _covered_vertices(form: DressForm, placed: Floats, faces: Ints, *, reach: float) -> Bools:
     """Which body vertices [R] have a triangle of a placed mesh within `reach` metres outside them, along the normal."""
     origin = form.vertices[:BODY_VERTICES] - 0.006 * form.normals[:BODY_VERTICES]
     direction = form.normals[:BODY_VERTICES]
