@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss, PointMasks
+from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss, PointComparison
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.pixel_decoder import build_pixel_level
 from vitruvian.models.mask2former.transformer_decoder import TransformerModule
@@ -126,7 +126,9 @@ class Mask2FormerForUniversalSegmentation(MaskClassificationForSegmentation, Mas
             no_object_weight=config.no_object_weight,
             weights=MaskLossWeights(config.class_weight, config.mask_weight, config.dice_weight),
             class_cost_weight=config.class_weight,
-            measure=PointMasks(config.train_num_points, config.oversample_ratio, config.importance_sample_ratio),
+            comparison=PointComparison(
+                config.train_num_points, config.oversample_ratio, config.importance_sample_ratio
+            ),
         )
         self.post_init()
 

@@ -8,8 +8,7 @@ from typing import ClassVar, Unpack
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.errors import InputError
-from vitruvian.layers.backbone_stages import BackboneMixin
+from vitruvian.layers.backbone_stages import BackboneMixin, check_pixels
 from vitruvian.layers.init import init_layer, with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.model import Model
@@ -84,9 +83,7 @@ class Stem(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Map [B, 3, H, W] to [B, C, H/4, W/4]."""
-        expected = self.embedder.convolution.in_channels
-        if pixels.ndim != 4 or pixels.shape[1] != expected:
-            raise InputError(f"pixel_values: expected shape [B, {expected}, H, W], got {list(pixels.shape)}.")
+        check_pixels(pixels, self.embedder.convolution.in_channels)
         out: Tensor = self.pooler(self.embedder(pixels.to(self.embedder.convolution.weight.dtype)))
         return out
 

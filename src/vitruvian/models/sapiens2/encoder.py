@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
+from vitruvian.layers.backbone_stages import check_pixels
 from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.mlp import MLP, GatedMLP
@@ -328,13 +329,10 @@ def _cached_rope_tables(
     return rope_tables(patch_centers(grid_hw, device), head_dim=head_dim, theta=theta, prefix=prefix)
 
 
-def check_pixels(pixel_values: Tensor, config: Sapiens2Config) -> tuple[int, int]:
-    """Raise `InputError` unless the model accepts these images; return the token grid (h, w)."""
+def checked_grid_hw(pixel_values: Tensor, config: Sapiens2Config) -> tuple[int, int]:
+    """Return the token grid (h, w) of images [B, 3, H, W]; raise `InputError` unless the model accepts them."""
+    check_pixels(pixel_values, config.num_channels)
     shape = list(pixel_values.shape)
-    if pixel_values.ndim != 4 or shape[1] != config.num_channels:
-        raise InputError(
-            f"pixel_values: expected the shape [batch, {config.num_channels}, height, width], got {shape}."
-        )
     if not pixel_values.is_floating_point():
         raise InputError(
             f"pixel_values: expected floating-point values, got {pixel_values.dtype}. "

@@ -24,7 +24,7 @@ from vitruvian.losses.terms import LossTerms
 from vitruvian.model import Model, OutputT
 from vitruvian.models.sapiens2.checkpoint_keys import is_gated, is_original, target_names
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
-from vitruvian.models.sapiens2.encoder import Embeddings, Encoder, WindowTokenizer, check_pixels, token_rope
+from vitruvian.models.sapiens2.encoder import Embeddings, Encoder, WindowTokenizer, checked_grid_hw, token_rope
 from vitruvian.models.sapiens2.heads import DecodeHead, ScaleHead
 from vitruvian.models.sapiens2.outputs import (
     Sapiens2AlbedoEstimatorOutput,
@@ -159,7 +159,7 @@ class Sapiens2Model(Sapiens2PreTrainedModel):
             kwargs: See `OutputOptions`. Attention weights are [B, A, N, N].
         """
         flags = self.output_flags(**kwargs)
-        grid_hw = check_pixels(pixel_values, self.config)
+        grid_hw = checked_grid_hw(pixel_values, self.config)
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.weight.dtype)
         x = self.embeddings(pixel_values, bool_masked_pos)  # [B, 1 + R + h·w, C]
         rope = token_rope(self.config, grid_hw, device=x.device, training=self.training)

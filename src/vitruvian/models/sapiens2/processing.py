@@ -245,13 +245,13 @@ class Sapiens2ImageProcessor(ImageProcessor):
 
     def post_process_pose_estimation(
         self,
-        outputs: Any,
+        outputs: object,
         boxes: Any,
-        outputs_flipped: Any = None,
+        outputs_flipped: object = None,
         kernel_size: int = 11,
         threshold: float | None = None,
-        source_sizes: Any = None,
-        target_sizes: Any = None,
+        source_sizes: object = None,
+        target_sizes: object = None,
     ) -> list[list[dict[str, Tensor]]]:
         """Decode heatmaps to keypoints in image pixels.
 
@@ -303,8 +303,8 @@ class Sapiens2ImageProcessor(ImageProcessor):
 
     def post_process_semantic_segmentation(
         self,
-        outputs: Any,
-        target_sizes: Any = None,
+        outputs: object,
+        target_sizes: object = None,
         return_segmentation_scores: bool = False,
     ) -> list[Any]:
         """Return class maps, int64 [H, W] each.
@@ -364,7 +364,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return [{"albedo": one} for one in maps]
 
     def post_process_image_matting(
-        self, outputs: Any, target_sizes: Any = None, backgrounds: ImageInput | None = None
+        self, outputs: object, target_sizes: object = None, backgrounds: ImageInput | None = None
     ) -> list[dict[str, Tensor | None]]:
         """Return resized mattes, and composite them.
 
@@ -400,7 +400,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return results
 
     def _resize_maps(
-        self, maps: Tensor, source_sizes: Any, target_sizes: Any, do_remove_padding: bool | None
+        self, maps: Tensor, source_sizes: object, target_sizes: object, do_remove_padding: bool | None
     ) -> list[Tensor]:
         """Remove the padding of maps [B, C, H, W] and resize each."""
         sources = size_list("source_sizes", source_sizes, len(maps))
@@ -547,7 +547,7 @@ def _crop_labels(labels: Tensor, boxes: Tensor, size_hw: tuple[int, int], outsid
     return torch.where(y_inside[:, :, None] & x_inside[:, None, :], found, outside)[:, None]
 
 
-def _read_background(background: Any) -> Tensor:
+def _read_background(background: ImageInput) -> Tensor:
     """Read a background as float32 [3, H, W] from 0 to 1."""
     if isinstance(background, np.ndarray | Tensor):
         pixels = channels_first(torch.as_tensor(background))

@@ -17,6 +17,7 @@ from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
+from vitruvian.layers.backbone_stages import check_pixels
 from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.mlp import FeedForward, activation
@@ -109,9 +110,7 @@ class Embeddings(nn.Module):
 
     def forward(self, pixels: Tensor, masked: Tensor | None = None, *, interpolate: bool = True) -> TokenGrid:
         """Map [B, 3, H, W] to tokens [B, h·w, C] and their grid; `masked` [B, h·w] marks tokens to hide."""
-        expected = self.patch_embeddings.projection.in_channels
-        if pixels.ndim != 4 or pixels.shape[1] != expected:
-            raise InputError(f"pixel_values: expected shape [B, {expected}, H, W], got {list(pixels.shape)}.")
+        check_pixels(pixels, self.patch_embeddings.projection.in_channels)
         patches = self.patch_embeddings(pixels)  # [B, C, h, w]
         grid_hw = (patches.shape[-2], patches.shape[-1])
         tokens = self.norm(patches.flatten(2).transpose(1, 2))  # [B, h·w, C]
