@@ -251,13 +251,28 @@ def test_saving_in_the_manner_of_accelerate(tmp_path: Path) -> None:
     case, accelerator = CASES[3], accelerate.Accelerator(cpu=True)
     model = accelerator.prepare(new_model(case))
     unwrapped = accelerator.unwrap_model(model)
-    options = {"save_function": accelerator.save, "state_dict": accelerator.get_state_dict(model)}
+    state = accelerator.get_state_dict(model)
+    gathered = {name: value + 1 if value.is_floating_point() else value for name, value in state.items()}
+    written = []
+
+    def save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        written.append(path)
+        accelerator.save(tensors, path)
+
+    options = {"save_function": save, "state_dict": gathered}
     unwrapped.save_pretrained(tmp_path / "other", is_main_process=False, **options)
-    assert not list(tmp_path.glob("other/*.safetensors"))
-    unwrapped.save_pretrained(tmp_path / "main", is_main_process=accelerator.is_main_process, **options)
-    opened = case.cls.from_pretrained(tmp_path / "main")
-    for name, value in opened.state_dict().items():
-        assert torch.equal(value, unwrapped.state_dict()[name])
+    assert not (tmp_path / "other").exists()
+    for safe in (True, False):
+        folder = tmp_path / str(safe)
+        unwrapped.save_pretrained(
+            folder, is_main_process=accelerator.is_main_process, safe_serialization=safe, **options
+        )
+        assert (folder / ("model.safetensors" if safe else "pytorch_model.bin")).exists()
+        assert len(written) == (0 if safe else 1)
+        opened = case.cls.from_pretrained(folder)
+        for name, value in opened.state_dict().items():
+            if "empty_weight" not in name:  # follows from the configuration
+                assert torch.equal(value, gathered[name]), name
 
 
 # ----------------------------------------------------------------------------------------------------- pipelines
