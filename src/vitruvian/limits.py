@@ -70,11 +70,11 @@ class Limits:
                 subject=subject,
                 expected=f"at most {limit:,} {_UNITS.get(name, name.rpartition('_')[2])}".rstrip(),
                 got=f"{value:,}",
-                hint=f"If you trust it, raise the limit {name}: {raise_limit(name)}.",
+                hint=f"If you trust it, raise the limit {name}: {limit_hint(name)}.",
             )
 
 
-def raise_limit(name: str) -> str:
+def limit_hint(name: str) -> str:
     """Return how to raise a limit, for messages."""
     return f"--limit {name}=…, {_PREFIX}{name.upper()}=… or vitruvian.set_limits({name}=…)"
 

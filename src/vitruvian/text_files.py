@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitruvian.errors import InputError, VitruvianError
+from vitruvian.errors import CheckpointError, InputError, VitruvianError
 from vitruvian.limits import get_limits
 
 
@@ -19,7 +19,7 @@ def read_text(path: Path, *, error: type[VitruvianError] = InputError, encoding:
     return content.decode(encoding)
 
 
-def read_json_value(path: Path, *, error: type[VitruvianError] = InputError, encoding: str = "utf-8") -> Any:
+def read_json(path: Path, *, error: type[VitruvianError] = InputError, encoding: str = "utf-8") -> Any:
     """Return the value in a JSON file; what is no JSON, too large or too deep is an `error`."""
     try:
         value = json.loads(read_text(path, error=error, encoding=encoding))
@@ -33,6 +33,14 @@ def read_json_value(path: Path, *, error: type[VitruvianError] = InputError, enc
     else:
         depth = _depth(value)
     get_limits().check("json_depth", depth, subject=str(path), error=error)
+    return value
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of a checkpoint; anything else is a `CheckpointError`."""
+    value = read_json(path, error=CheckpointError)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}. Is this the right file?")
     return value
 
 

@@ -32,7 +32,7 @@ from vitruvian.hub import CONFIG_FILE
 from vitruvian.images import load_image
 from vitruvian.model import Model
 from vitruvian.pipelines.sources import IMAGE_SUFFIXES
-from vitruvian.processor import JOINT_FILE, PROCESSOR_FILE
+from vitruvian.processor import COMBINED_PROCESSOR_FILE, IMAGE_PROCESSOR_FILE
 
 _T = TypeVar("_T")
 _PRODUCTS = ("MatMul", "Convolution", "GroupConvolution", "ConvolutionBackpropData")
@@ -214,7 +214,7 @@ def quantize_int8(
         )
     out.mkdir(parents=True, exist_ok=True)
     openvino.save_model(quantized, out / OPENVINO_FILE, compress_to_fp16=False)
-    for name in (CONFIG_FILE, PROCESSOR_FILE, JOINT_FILE):
+    for name in (CONFIG_FILE, IMAGE_PROCESSOR_FILE, COMBINED_PROCESSOR_FILE):
         if (origin / name).is_file():
             shutil.copyfile(origin / name, out / name)
     replace(signature, precision="int8").write(out)

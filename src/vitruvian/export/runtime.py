@@ -24,12 +24,13 @@ import torch
 from torch import Tensor
 
 from vitruvian.auto import AutoConfig, AutoProcessor, find_class
-from vitruvian.config import Config, read_json
+from vitruvian.config import Config
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.models.sapiens2.modeling import flip_back
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines import pipeline_class
 from vitruvian.tasks import find_task
+from vitruvian.text_files import read_json_object
 
 _SIGNATURE_FILE = "export.json"
 ONNX_FILE = "model.onnx"
@@ -70,7 +71,7 @@ class Signature:
                 f"{folder}: expected a folder that export_onnx or quantize_int8 wrote, got no {_SIGNATURE_FILE}."
             )
         with contextlib.suppress(TypeError):
-            signature = cls(**read_json(path))
+            signature = cls(**read_json_object(path))
             if all(
                 isinstance(name, str)
                 for name in (*signature.inputs, *signature.outputs, signature.model, signature.output)

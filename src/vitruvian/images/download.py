@@ -22,7 +22,7 @@ from urllib.parse import SplitResult
 
 from vitruvian.errors import ImageError, InputError
 from vitruvian.images.decode import one_line
-from vitruvian.limits import get_limits, raise_limit
+from vitruvian.limits import get_limits, limit_hint
 
 _SCHEMES = ("http://", "https://")
 _SAFE = "%/:=&?~+!$,;'@()*[]"  # not quoted: URLs that were copied from a browser may be quoted already
@@ -78,7 +78,7 @@ def download(url: str, *, timeout: float | None, allow_private: bool = True) -> 
             subject=transfer.subject,
             expected=f"a download of at most {seconds:,} seconds",
             got="a slower one",
-            hint=f"Download the image first, or raise the limit download_seconds: {raise_limit('download_seconds')}.",
+            hint=f"Download the image first, or raise the limit download_seconds: {limit_hint('download_seconds')}.",
         ) from None
     finally:
         transfer.cancel()

@@ -211,7 +211,7 @@ class MaskProcessor(ImageProcessor):
         sizes = [used.scaled_hw(size_of(image)) for image in pixels]
         group = pixels[0].device.type != "cpu" if disable_grouping is None else not disable_grouping
         scaled = _resize_all(pixels, sizes, resample_mode(used.resample), group=group)
-        values = [used.finish_pixels(image) for image in _crop_center(scaled, used.crop_hw)]
+        values = [used.normalize_pixels(image) for image in _crop_center(scaled, used.crop_hw)]
         if maps is not None:
             resized = [resize(m[None], hw, mode="nearest-exact") for m, hw in zip(maps, sizes, strict=True)]
             maps = [plane[0] for plane in _crop_center(resized, used.crop_hw)]
