@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,6 +28,20 @@ def checked_dtype(value: torch.dtype | str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise InputError(f"dtype: expected a floating-point type such as 'float32' or 'bfloat16', got {value!r}.")
     return dtype
+
+
+def default_placement(device: str | torch.device | int | None, dtype: torch.dtype | str | None) -> dict[str, Any]:
+    """Return the keywords of `from_pretrained` for a device and a data type, with defaults in place of None.
+
+    The default is what a pipeline uses: the best device of this machine, in bfloat16 on a CUDA device that supports it
+    and in float32 elsewhere.
+    """
+    chosen = None if device is None else checked_device(device)
+    on_cuda = torch.cuda.is_available() if chosen is None else chosen.type == "cuda"
+    if dtype is None:
+        # Emulated bfloat16 is slower than float32. CPUs and Metal are fastest, or most exact, in float32.
+        dtype = torch.bfloat16 if on_cuda and torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    return {"dtype": checked_dtype(dtype)} | ({"device_map": "auto"} if chosen is None else {"device": chosen})
 
 
 def choose_devices(
@@ -137,17 +152,12 @@ def preloaded_classes(model: nn.Module, no_split_modules: Sequence[str]) -> list
     Those are the blocks that stay on one device, and all other modules of ours without such a block.
     """
     ours = [module for module in model.modules() if type(module).__module__.partition(".")[0] == "vitruvian"]
-    around = {
-        _class_name(one)
-        for one in ours
-        if any(_class_name(part) in no_split_modules for part in one.modules() if part is not one)
+    containers = {
+        type(module).__name__
+        for module in ours
+        if any(type(part).__name__ in no_split_modules for part in module.modules() if part is not module)
     }
-    return sorted({_class_name(module) for module in ours} - around | set(no_split_modules))
-
-
-def _class_name(module: nn.Module) -> str:
-    """Return the name of a module's class."""
-    return type(module).__name__
+    return sorted({type(module).__name__ for module in ours} - containers | set(no_split_modules))
 
 
 def with_resident_modules(devices: dict[str, torch.device], residents: Sequence[str]) -> dict[str, torch.device]:

@@ -117,6 +117,12 @@ def replace_control_characters(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
+def one_line(text: object, *, limit: int = 160) -> str:
+    """Return `text` on one line of at most `limit` characters, for a message."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
 def near_matches(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Return ``" Did you mean a, b?"`` for spellings at least as close as `cutoff`, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitruvian.errors import CheckpointError
+from vitruvian.errors import CheckpointError, one_line
 
 CONFIG_FILE = "config.json"
 WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth")
@@ -196,7 +196,7 @@ def hub_errors(repository: str, action: str, revision: str | None) -> Iterator[N
         elif isinstance(error, (hub.RepositoryNotFoundError, hub.HFValidationError)):
             reason = "no such repository on the Hub, or it is private. Check the name, or set HF_TOKEN."
         else:
-            reason = f"{action} failed ({' '.join(str(error).split())[:160]}). Check the connection and try again."
+            reason = f"{action} failed ({one_line(error)}). Check the connection and try again."
         raise CheckpointError(f"{repository}: {reason}") from error
 
 
@@ -267,8 +267,8 @@ def upload(
             create_pr=create_pr,
         )
     except Exception as error:
-        reason = " ".join(str(error).split())
         raise CheckpointError(
-            f"{repo_id}: uploading failed ({reason}). Check the name, and log in with `hf auth login` or set HF_TOKEN."
+            f"{repo_id}: uploading failed ({one_line(error, limit=400)}). "
+            "Check the name, and log in with `hf auth login` or set HF_TOKEN."
         ) from error
     return str(done.pr_url or done)

@@ -10,11 +10,13 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from vitruvian.atomic import atomic_write
 from vitruvian.errors import InputError
-from vitruvian.files.arrays import JsonObject, srgb_to_linear
+from vitruvian.images.srgb import srgb_to_linear
+from vitruvian.text_files import JsonObject
 
 _FLOAT, _UNSIGNED_SHORT, _UNSIGNED_INT = 5126, 5123, 5125  # glTF component types
 _VERTICES, _INDICES = 34962, 34963  # glTF buffer view targets
@@ -49,7 +51,7 @@ def write_glb(
         raise InputError(f"{Path(path).name}: expected at least one point, got none. GLB cannot be empty.")
     positions = points.astype("<f4")
     bounds = {"min": positions.min(0).tolist(), "max": positions.max(0).tolist()}
-    linear = np.round(srgb_to_linear(np.arange(256) / 255).astype(np.float64) * 65535).astype(np.uint16)  # [256]
+    linear = np.round(srgb_to_linear(torch.arange(256) / 255).double().numpy() * 65535).astype(np.uint16)  # [256]
     rgba = np.full((len(colours), 4), 65535, "<u2")
     rgba[:, :3] = linear[colours]
     buffers = [positions.tobytes(), rgba.tobytes()]

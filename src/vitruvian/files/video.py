@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.atomic import Writer, temporary_path, write_errors
-from vitruvian.errors import ImageError, InputError, MissingExtraError
+from vitruvian.errors import ImageError, InputError, MissingExtraError, one_line
 from vitruvian.files.images import write_image
-from vitruvian.images.decode import one_line
 from vitruvian.limits import get_limits
 
 _Container = Any  # objects of PyAV, which is optional
@@ -52,15 +51,11 @@ def open_container(path: str | Path, mode: str = "r", **options: Any) -> _Contai
     return import_av().open(f"file:{path}", mode, options=limits | options.pop("options", {}), **options)
 
 
-def open_video(path: str | Path) -> VideoReader:
-    """Open a video file, or raise `ImageError` where it has no frame that can be decoded."""
-    return VideoReader(path)
-
-
 class VideoReader:
     """Iterate over the frames of a video, upright and in order, with constant memory.
 
-    Each iteration opens the file again, so a reader can be iterated many times, also from several threads.
+    Each iteration opens the file again, so a reader can be iterated many times, also from several threads. A file
+    without a frame that can be decoded is an `ImageError`.
 
     Attributes:
         path: The file.

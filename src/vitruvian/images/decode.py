@@ -22,7 +22,7 @@ import torch
 from PIL import ExifTags, Image, ImageFile
 from torch import Tensor
 
-from vitruvian.errors import ImageError
+from vitruvian.errors import ImageError, one_line
 
 # ------------------------------------------------------------------------------------------------ file signatures
 
@@ -159,12 +159,6 @@ def load_pixels(image: Image.Image, *, subject: str) -> None:
         raise ImageError(
             f"{subject}: expected a whole image, got {name} data that {state} ({one_line(error)}). {_DAMAGED}"
         ) from error
-
-
-def one_line(text: object, *, limit: int = 160) -> str:
-    """Return `text` on one line of at most `limit` characters."""
-    line = " ".join(str(text).split())
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def is_image(head: bytes) -> bool:

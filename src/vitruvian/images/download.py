@@ -20,15 +20,13 @@ from concurrent.futures import Future
 from typing import IO, cast
 from urllib.parse import SplitResult
 
-from vitruvian.errors import ImageError, InputError
-from vitruvian.images.decode import one_line
-from vitruvian.limits import get_limits, limit_hint
+from vitruvian.errors import ImageError, InputError, one_line
+from vitruvian.limits import get_limits, limit_hint, read_bounded
 
 _SCHEMES = ("http://", "https://")
 _SAFE = "%/:=&?~+!$,;'@()*[]"  # not quoted: URLs that were copied from a browser may be quoted already
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 10
-_CHUNK_BYTES = 1024**2
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _CHECK = "Check the URL and the network connection."
 
@@ -82,19 +80,6 @@ def download(url: str, *, timeout: float | None, allow_private: bool = True) -> 
         ) from None
     finally:
         transfer.cancel()
-
-
-def read_bounded(stream: IO[bytes], limit: str, *, subject: str) -> bytes:
-    """Read `stream` to its end; more bytes than the limit of this name allows are an `ImageError`."""
-    limits = get_limits()
-    read = getattr(stream, "read1", stream.read)  # returns what there is, where `read` waits for the whole chunk
-    parts: list[bytes] = []
-    total = 0
-    while part := read(_CHUNK_BYTES):
-        total += len(part)
-        limits.check(limit, total, subject=subject, error=ImageError)
-        parts.append(part)
-    return b"".join(parts)
 
 
 class _Transfer:

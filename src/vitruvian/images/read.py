@@ -21,20 +21,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.errors import ImageError, InputError, near_matches
+from vitruvian.errors import ImageError, InputError, near_matches, one_line
 from vitruvian.images.decode import (
     array_to_rgb,
     check_pixel_count,
     decode_image,
     is_image,
     load_pixels,
-    one_line,
     reserve_memory,
     to_rgb,
     to_upright_rgb,
 )
-from vitruvian.images.download import download, is_url, read_bounded, redacted_url
-from vitruvian.limits import get_limits
+from vitruvian.images.download import download, is_url, redacted_url
+from vitruvian.limits import get_limits, read_bounded
 
 ImageSource = (
     str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | npt.NDArray[np.generic] | Tensor

@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.draw.canvas import NEUTRAL
-from vitruvian.files.arrays import JsonObject, srgb_to_linear, write_exr
+from vitruvian.files.arrays import write_exr
+from vitruvian.images.srgb import srgb_to_linear
 from vitruvian.results.base import Result, array_of
+from vitruvian.text_files import JsonObject
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -40,7 +43,8 @@ class Albedo(Result):
     def write(self, path: Path, ending: str) -> None:
         """Write 8-bit sRGB as PNG, the arrays as NPZ, or EXR in linear light with the mask as A."""
         if ending == ".exr":
-            channels = {name: srgb_to_linear(self.albedo[..., i]) for i, name in enumerate("RGB")}
+            linear = srgb_to_linear(torch.from_numpy(np.clip(self.albedo, 0, 1))).numpy()
+            channels = {name: linear[..., i] for i, name in enumerate("RGB")}
             if self.mask is not None:
                 # Colours of EXR are premultiplied: zero where the mask is empty.
                 channels = {name: values * self.mask for name, values in channels.items()}

@@ -17,8 +17,9 @@ from PIL.Image import Image
 
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
-from vitruvian.files.arrays import JsonObject, json_text, write_json, write_npz
+from vitruvian.files.arrays import write_npz
 from vitruvian.files.images import write_image
+from vitruvian.text_files import JsonObject, json_text, write_json
 
 
 def array_of(dtype: type[np.generic], *shape: int | str) -> dict[str, tuple[type[np.generic], tuple[int | str, ...]]]:

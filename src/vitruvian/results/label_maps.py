@@ -13,13 +13,13 @@ from PIL import Image
 from vitruvian.draw import class_colours, draw_labels
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
-from vitruvian.files.arrays import JsonObject
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_label_png
 from vitruvian.human import PART_COLOURS, PART_NAMES
 from vitruvian.images.label_maps import count_labels
 from vitruvian.images.rle import Rle, encode_rle
 from vitruvian.results.base import Result, array_of
+from vitruvian.text_files import JsonObject
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

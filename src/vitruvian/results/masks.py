@@ -14,12 +14,12 @@ from PIL import Image
 from vitruvian.draw import class_colours, draw_masks
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
-from vitruvian.files.arrays import JsonObject
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_label_png
 from vitruvian.images.rle import Rle, compress_counts, decode_rle, encode_rles, read_rle, rle_area
 from vitruvian.results.base import Result, array_of, check_array, check_choice, plain
 from vitruvian.results.supervision import detections
+from vitruvian.text_files import JsonObject
 
 if TYPE_CHECKING:
     import supervision

@@ -7,16 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageOps
 
 from vitruvian.draw import checkerboard, composite
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
-from vitruvian.files.arrays import JsonObject, srgb_to_linear, write_exr
+from vitruvian.files.arrays import write_exr
 from vitruvian.files.images import write_image
 from vitruvian.images import load_image
+from vitruvian.images.srgb import srgb_to_linear
 from vitruvian.results.base import Result, array_of, check_array
+from vitruvian.text_files import JsonObject
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -86,8 +89,9 @@ class Matte(Result):
             write_image(path, self.rgba())
         elif ending == ".exr":
             straight = self.straight()
-            channels = {name: srgb_to_linear(straight[..., i]) * straight[..., 3] for i, name in enumerate("RGB")}
-            channels["A"] = np.ascontiguousarray(straight[..., 3])
+            alpha = straight[..., 3]
+            linear = srgb_to_linear(torch.from_numpy(straight[..., :3])).numpy()
+            channels = {name: linear[..., i] * alpha for i, name in enumerate("RGB")} | {"A": alpha}
             write_exr(path, channels, comments="premultiplied alpha, linear light, sRGB primaries")
         else:
             super().write(path, ending)

@@ -12,11 +12,11 @@ from PIL import Image
 
 from vitruvian.draw import draw_pose, enclosing_boxes
 from vitruvian.errors import InputError, near_matches
-from vitruvian.files.arrays import JsonObject
 from vitruvian.files.coco import keypoint_category, keypoint_record
 from vitruvian.human import LAYOUTS, SAPIENS_308, Layout
 from vitruvian.results.base import Result, array_of, plain
 from vitruvian.results.supervision import key_points
+from vitruvian.text_files import JsonObject
 
 if TYPE_CHECKING:
     import supervision

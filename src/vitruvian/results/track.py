@@ -10,9 +10,9 @@ from PIL import Image
 
 from vitruvian.draw import draw_masks
 from vitruvian.errors import InputError
-from vitruvian.files.arrays import JsonObject
 from vitruvian.results.base import array_of, plain
 from vitruvian.results.masks import Masks, MasksKind
+from vitruvian.text_files import JsonObject
 
 _MAX_ID = 65535  # of a pixel in a 16-bit PNG
 
