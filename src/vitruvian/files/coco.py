@@ -125,7 +125,7 @@ class _CocoResult(Protocol):
 
 @runtime_checkable
 class _PanopticResult(Protocol):
-    """A result whose annotation is an image of segment numbers as colours, uint8 [H, W, 3]."""
+    """A result whose annotation is an image of segment numbers as colors, uint8 [H, W, 3]."""
 
     def panoptic_image(self) -> NDArray[np.uint8]: ...
 

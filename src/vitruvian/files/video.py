@@ -29,7 +29,7 @@ _Frame = Any
 _TimedFrame = tuple[Fraction | None, _Frame]  # seconds since the start of the stream
 _RgbImage = NDArray[np.uint8]  # [H, W, 3]
 
-_MAX_SD_HEIGHT = 576  # taller video without a stated colour space is BT.709, as players assume
+_MAX_SD_HEIGHT = 576  # taller video without a stated color space is BT.709, as players assume
 
 
 def import_av() -> ModuleType:
@@ -177,7 +177,7 @@ class VideoReader:
         return self._times or None
 
     def _to_rgb(self, frame: _Frame) -> _RgbImage:
-        unknown = frame.colorspace not in (1, 4, 5, 6, 7, 9, 10)  # the colour spaces that swscale supports
+        unknown = frame.colorspace not in (1, 4, 5, 6, 7, 9, 10)  # the color spaces that swscale supports
         space = "ITU709" if unknown and frame.height > _MAX_SD_HEIGHT else None
         image: _RgbImage = frame.reformat(format="rgb24", src_colorspace=space).to_ndarray()
         return np.ascontiguousarray(np.rot90(image, self.rotation // 90)) if self.rotation else image
@@ -319,9 +319,9 @@ class VideoWriter(Writer):
     |---|---|---|
     | .mp4 | H.264, 4:2:0 | no; odd sides are padded by one pixel |
     | .webm | VP9, 4:2:0 | straight, in VP9's second stream |
-    | .mov | ProRes 422 HQ, or 4444 with alpha | straight, 10 bits for colour and alpha |
+    | .mov | ProRes 422 HQ, or 4444 with alpha | straight, 10 bits for color and alpha |
 
-    Colours are BT.709, limited range, and tagged so. Memory is constant.
+    Colors are BT.709, limited range, and tagged so. Memory is constant.
 
     Args:
         path: Where to write.

@@ -1,8 +1,8 @@
 """Read an image from a path, URL, bytes, file object, PIL image, array or tensor as upright RGB.
 
-    source → bytes or stream → decode.py (PIL image, size checked first, then upright 8-bit RGB)
+    source → bytes or stream → decode.py (PIL image, size checked first) → upright_rgb.py (EXIF orientation, 8 bits)
 
-Colour profiles stay in `image.info["icc_profile"]`; pixel values are those of the file.
+Color profiles stay in `image.info["icc_profile"]`; pixel values are those of the file.
 """
 
 from __future__ import annotations
@@ -22,17 +22,9 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.errors import ImageError, InputError, near_matches, one_line
-from vitruvian.images.decode import (
-    array_to_rgb,
-    check_pixel_count,
-    decode_image,
-    is_image,
-    load_pixels,
-    reserve_memory,
-    to_rgb,
-    to_upright_rgb,
-)
+from vitruvian.images.decode import check_pixel_count, decode_image, is_image, load_pixels, reserve_memory
 from vitruvian.images.download import download, is_url, redacted_url
+from vitruvian.images.upright_rgb import array_to_rgb, to_rgb, to_upright_rgb
 from vitruvian.limits import get_limits, read_bounded
 
 ImageSource = (
@@ -59,7 +51,7 @@ def load_image(
         timeout: Seconds to wait for a server each time; see `download`.
         max_pixels: Images with more pixels are an `ImageError`, before they are decoded; by default
             `Limits.image_pixels`.
-        background: The RGB colour behind transparent pixels.
+        background: The RGB color behind transparent pixels.
 
     Animations and multipage files give their first frame. EXIF orientation is applied; an invalid one is ignored.
     16-bit values are scaled, not clipped. Float files must be within 0..1.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.draw import class_colours, draw_masks
+from vitruvian.draw import class_colors, draw_masks
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.coco import mask_record
@@ -113,8 +113,8 @@ class Masks(Result):
         """Write everything as JSON (masks as COCO RLE) or NPZ (masks bool [N, H, W]), or `index_map` as PNG."""
         if ending == ".png":
             numbers = self.index_map()
-            colours: RgbImage = np.concatenate([np.zeros((1, 3), np.uint8), class_colours(int(numbers.max()))])
-            write_label_png(path, numbers, colours)
+            colors: RgbImage = np.concatenate([np.zeros((1, 3), np.uint8), class_colors(int(numbers.max()))])
+            write_label_png(path, numbers, colors)
         else:
             super().write(path, ending)
 

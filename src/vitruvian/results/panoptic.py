@@ -83,7 +83,7 @@ class Panoptic(Result):
         return np.equal(self.segmentation, segment_id)
 
     def plot(self, *, opacity: float = 0.6, outline: bool = True) -> Image.Image:
-        """Draw the segments in colours over the image, with their names where they fit."""
+        """Draw the segments in colors over the image, with their names where they fit."""
         drawn = draw_panoptic(
             self.image,
             self.segmentation,

@@ -67,7 +67,7 @@ class Track(Masks):
         return np.concatenate([self.canvas()[window], inside.astype(np.uint8) * np.uint8(255)], axis=-1)
 
     def plot(self, *, opacity: float = 0.5, outline: bool = True) -> Image.Image:
-        """Draw the masks over the image in the colours of their identities, with their ids."""
+        """Draw the masks over the image in the colors of their identities, with their ids."""
         ids = self.object_ids.tolist()
         return Image.fromarray(draw_masks(self.canvas(), iter(self), ids=ids, opacity=opacity, outline=outline))
 

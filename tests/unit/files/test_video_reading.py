@@ -101,7 +101,7 @@ def test_times_start_at_zero_where_the_clip_does_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tall", [False, True])
-def test_untagged_colours_are_read_as_players_do(tmp_path: Path, tall: bool) -> None:
+def test_untagged_colors_are_read_as_players_do(tmp_path: Path, tall: bool) -> None:
     size = (720, 64) if tall else (96, 64)
     path = tmp_path / "a.mp4"
     with av.open(str(path), "w") as container:

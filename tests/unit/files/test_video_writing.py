@@ -18,7 +18,7 @@ QUARTERS = ((200, 30, 40), (20, 180, 60), (40, 60, 220), (128, 128, 128))
 
 
 def quarters(size_hw: tuple[int, int], alphas: tuple[int, ...] | None = None) -> np.ndarray:
-    """An image of four colours, with four alphas."""
+    """An image of four colors, with four alphas."""
     height, width = size_hw
     index = (np.arange(height)[:, None] >= height // 2) * 2 + (np.arange(width) >= width // 2)
     image = np.array(QUARTERS, np.uint8)[index]
@@ -53,7 +53,7 @@ def decoded(path: Path, decoder: str | None = None, form: str = "rgb24") -> list
         ("a.mov", "prores", Fraction(24000, 1001)),
     ],
 )
-def test_count_rate_size_and_colours(tmp_path: Path, name: str, codec: str, rate: Fraction) -> None:
+def test_count_rate_size_and_colors(tmp_path: Path, name: str, codec: str, rate: Fraction) -> None:
     with VideoWriter(tmp_path / name, rate, SIZE) as writer:
         for _ in range(40):
             writer.write(quarters(SIZE))

@@ -30,8 +30,8 @@ from vitruvian.images import (
     resize,
     round_up_hw,
 )
-from vitruvian.images.decode import to_uint8
 from vitruvian.images.rle import Rle, encode_rles
+from vitruvian.images.upright_rgb import to_uint8
 from vitruvian.models.mask_classification.label_maps import masks_from_map, read_label_map
 from vitruvian.models.mask_classification.mask_grid import MaskGrid, SizeHW, cells_from_pixel_mask, cells_from_sizes
 from vitruvian.models.mask_classification.outputs import QueryLogits, SegmentationResult

@@ -25,7 +25,7 @@ from vitruvian.config import Settings, nested, read_config_dict, settings
 from vitruvian.errors import CheckpointError, InputError, InputTypeError
 from vitruvian.hub import HubOptions, split_hub_options
 from vitruvian.images import resample_mode, resize
-from vitruvian.images.components import fill_holes, remove_islands
+from vitruvian.images.connected_components import fill_holes, remove_islands
 from vitruvian.images.nms import box_nms, mask_boxes
 from vitruvian.images.rle import Rle, decode_rle, encode_rles
 from vitruvian.models.sam2.configuration import Size, pair, positional_fields
