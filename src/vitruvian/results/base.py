@@ -57,8 +57,8 @@ class People:
     def to_dict(self) -> JsonObject:
         """Return everything as plain lists and numbers."""
         return {
-            "boxes_xyxy": plain(self.boxes_xyxy, digits=2),
-            "scores": plain(self.scores),
+            "boxes_xyxy": rounded_list(self.boxes_xyxy, digits=2),
+            "scores": rounded_list(self.scores),
             "ids": None if self.ids is None else self.ids.tolist(),
             "finder": self.finder,
             "note": self.note,
@@ -100,9 +100,9 @@ class Result:
         size: object = self.size_hw
         if not (isinstance(size, tuple) and len(size) == 2 and all(isinstance(v, int) and v > 0 for v in size)):
             raise InputError(f"size_hw: expected (height, width) of at least 1×1 as whole numbers, got {size!r}.")
-        check_arrays(self, {"H": self.size_hw[0], "W": self.size_hw[1], **self._prepare()})
+        check_arrays(self, {"H": self.size_hw[0], "W": self.size_hw[1], **self._normalize_fields()})
 
-    def _prepare(self) -> dict[str, int]:
+    def _normalize_fields(self) -> dict[str, int]:
         """Convert what the constructor accepts to what the fields hold; returns lengths that array fields must have."""
         return {}
 
@@ -183,7 +183,7 @@ class Result:
         return f"{type(self).__name__}({self.source or 'array'}, {self.size_hw[0]}×{self.size_hw[1]}: {maps})"
 
 
-def plain(values: NDArray[np.floating], *, digits: int = 4) -> list[object]:
+def rounded_list(values: NDArray[np.floating], *, digits: int = 4) -> list[object]:
     """Return an array of numbers as nested lists for JSON: rounded, and None for what is not finite."""
     rounded = np.round(values.astype(np.float64), digits)
     listed = rounded.astype(object)

@@ -138,7 +138,7 @@ class Parts(LabelMap):
     )
     score: NDArray[np.float16] | None = field(default=None, metadata=array_of(np.float16, "H", "W"))
 
-    def _prepare(self) -> dict[str, int]:
+    def _normalize_fields(self) -> dict[str, int]:
         return {"K": len(self.names)}
 
     def __post_init__(self) -> None:

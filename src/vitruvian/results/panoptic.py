@@ -17,7 +17,7 @@ from vitruvian.files.coco import box_xywh
 from vitruvian.files.images import write_image
 from vitruvian.images.label_maps import count_labels
 from vitruvian.results.base import Result, array_of
-from vitruvian.results.supervision import detections
+from vitruvian.results.supervision import to_detections
 from vitruvian.text_files import JsonObject
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Panoptic(Result):
 
     def to_supervision(self) -> supervision.Detections:
         """Return `supervision.Detections`, one for each segment, with masks."""
-        return detections(
+        return to_detections(
             boxes_xyxy=np.array([segment.box_xyxy for segment in self.segments], np.float32).reshape(-1, 4),
             masks=np.array([self.segmentation == segment.id for segment in self.segments], bool),
             scores=np.array([segment.score for segment in self.segments], np.float32),

@@ -10,7 +10,7 @@ from PIL import Image
 
 from vitruvian.draw import draw_masks
 from vitruvian.errors import InputError
-from vitruvian.results.base import array_of, plain
+from vitruvian.results.base import array_of, rounded_list
 from vitruvian.results.masks import Masks, MasksKind
 from vitruvian.text_files import JsonObject
 
@@ -75,7 +75,7 @@ class Track(Masks):
         """Return everything: a list of objects with id, presence, mask (COCO RLE), score and box."""
         values = super().to_dict()
         for each, object_id, presence in zip(
-            values["objects"], self.object_ids.tolist(), plain(self.presence), strict=True
+            values["objects"], self.object_ids.tolist(), rounded_list(self.presence), strict=True
         ):
             each |= {"id": object_id, "presence": presence}
         return values
