@@ -34,7 +34,7 @@ from torch import Tensor
 import vitruvian
 from vitruvian.benchmarking.timing import describe_machine
 from vitruvian.export.comparison import compare_outputs, task_errors
-from vitruvian.export.int8 import calibration_inputs
+from vitruvian.export.int8 import calibration_samples
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -85,7 +85,7 @@ def samples_for(model: Any, options: argparse.Namespace) -> tuple[list[Tensor], 
     height, width = options.size or model.config.image_hw
     processor = vitruvian.Sapiens2ImageProcessor(size={"height": height, "width": width})
     most = options.shown + options.calibrate
-    found = calibration_inputs(model, processor, options.pictures, size_hw=(height, width), most=most)
+    found = calibration_samples(model, processor, options.pictures, size_hw=(height, width), most=most)
     pixels = [sample["pixel_values"] for sample in found]
     shown, others = pixels[: options.shown], pixels[options.shown :]
     return shown, others or [one.flip(-1) for one in shown]

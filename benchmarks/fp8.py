@@ -28,7 +28,7 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 import vitruvian  # noqa: E402
 from vitruvian.benchmarking.timing import describe_machine, time_interleaved  # noqa: E402
 from vitruvian.export.comparison import task_errors  # noqa: E402
-from vitruvian.export.int8 import calibration_inputs  # noqa: E402
+from vitruvian.export.int8 import calibration_samples  # noqa: E402
 from vitruvian.models.sapiens2.configuration import VARIANTS  # noqa: E402
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES  # noqa: E402
 
@@ -74,7 +74,7 @@ def prepared(model: Any, options: argparse.Namespace) -> list[Tensor]:
     """Return images [1, 3, H, W] of the folder, at the model's size."""
     size_hw = model.config.image_hw
     processor = vitruvian.Sapiens2ImageProcessor(size={"height": size_hw[0], "width": size_hw[1]})
-    found = calibration_inputs(model, processor, options.pictures, size_hw=size_hw, most=options.most)
+    found = calibration_samples(model, processor, options.pictures, size_hw=size_hw, most=options.most)
     return [sample["pixel_values"] for sample in found]
 
 

@@ -76,7 +76,7 @@ CLASS_NAMES["sam2_video"] = CLASS_NAMES["sam2"] | _family(
 _registered: dict[str, type] = {}  # classes of users by name; the table has their names too
 
 
-def register_class(config_class: Any, task: str, added: type, *, exist_ok: bool = False) -> None:
+def _register_class(config_class: type[Config], task: str, added: type, *, exist_ok: bool = False) -> None:
     """Add a class for a task to the table, for the model type of a configuration class."""
     family = CLASS_NAMES.setdefault(config_class.model_type, {})
     if family.get(task, added.__name__) != added.__name__ and not exist_ok:
@@ -143,7 +143,7 @@ class AutoConfig:
             raise InputError(
                 f"model_type: expected that of {config.__name__}, {config.model_type!r}, got {model_type!r}."
             )
-        register_class(config, "config", config, exist_ok=exist_ok)
+        _register_class(config, "config", config, exist_ok=exist_ok)
 
     @classmethod
     def for_model(cls, model_type: str, **fields: Any) -> Config:
@@ -162,7 +162,7 @@ class AutoImageProcessor:
 
     @staticmethod
     def register(
-        config_class: Any,
+        config_class: type[Config],
         slow_image_processor_class: type | None = None,
         fast_image_processor_class: type | None = None,
         image_processor_classes: Mapping[str, type] | None = None,
@@ -182,7 +182,7 @@ class AutoImageProcessor:
         added = named["torchvision"] or next(filter(None, named.values()), None)
         if added is None:
             raise InputError("image_processor_classes: expected at least one class, got none.")
-        register_class(config_class, "image-processor", added, exist_ok=exist_ok)
+        _register_class(config_class, "image-processor", added, exist_ok=exist_ok)
 
 
 class AutoProcessor:
@@ -194,9 +194,9 @@ class AutoProcessor:
         return _load_processor(pretrained_model_name_or_path, "processor", kwargs)
 
     @staticmethod
-    def register(config_class: Any, processor_class: type, exist_ok: bool = False) -> None:
+    def register(config_class: type[Config], processor_class: type, exist_ok: bool = False) -> None:
         """Add a processor for a configuration class; `exist_ok` replaces a class that the table has."""
-        register_class(config_class, "processor", processor_class, exist_ok=exist_ok)
+        _register_class(config_class, "processor", processor_class, exist_ok=exist_ok)
 
 
 class AutoVideoProcessor:
@@ -253,7 +253,7 @@ class AutoTaskModel:
         cls.task = task
 
     @classmethod
-    def find_model_class(cls, values: Mapping[str, Any], source: str) -> Any:
+    def find_model_class(cls, values: Mapping[str, Any], source: str) -> type[Model]:
         """Return the model class for the values of a configuration; `source` is its name in messages."""
         family = _family_of(values.get("model_type"), source)
         if cls.task not in family:
@@ -262,7 +262,8 @@ class AutoTaskModel:
                 f"{cls.__name__}: has no class for model_type {values.get('model_type')!r}. "
                 f"This checkpoint opens with {', '.join(names)}."
             )
-        return find_class(family[cls.task])
+        model_class: type[Model] = find_class(family[cls.task])
+        return model_class
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
@@ -280,7 +281,7 @@ class AutoTaskModel:
     @classmethod
     def register(cls, config_class: type[Config], model_class: type[Model], exist_ok: bool = False) -> None:
         """Add a model class for a configuration class; `exist_ok` replaces a class that the table has."""
-        register_class(config_class, cls.task, model_class, exist_ok=exist_ok)
+        _register_class(config_class, cls.task, model_class, exist_ok=exist_ok)
 
     @classmethod
     def from_config(cls, config: Config, **kwargs: Any) -> Any:
@@ -292,19 +293,19 @@ class AutoModel(AutoTaskModel, task="model"):
     """Loads a checkpoint as the model without head of its family; a Sapiens2 as the class that it was saved from."""
 
     @classmethod
-    def find_model_class(cls, values: Mapping[str, Any], source: str) -> Any:
+    def find_model_class(cls, values: Mapping[str, Any], source: str) -> type[Model]:
         """Return the model class for the values of a configuration."""
         # The examples for Sapiens2 in the documentation of transformers read the outputs of tasks.
         named = _named_class(values, source) if values.get("model_type") == "sapiens2" else None
         return named or super().find_model_class(values, source)
 
 
-def saved_class(values: Mapping[str, Any], source: str) -> Any:
+def saved_class(values: Mapping[str, Any], source: str) -> type[Model]:
     """Return the class that a checkpoint was saved from, or the model without head of its family."""
     return _named_class(values, source) or AutoModel.find_model_class(values, source)
 
 
-def _named_class(values: Mapping[str, Any], source: str) -> Any:
+def _named_class(values: Mapping[str, Any], source: str) -> type[Model] | None:
     """Return the first class of the family in the `architectures` of a configuration, or None."""
     family = _family_of(values.get("model_type"), source)
     named = (name for name in values.get("architectures") or [] if name in family.values())

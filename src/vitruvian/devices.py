@@ -143,10 +143,10 @@ def add_device_hooks(model: nn.Module, devices: dict[str, torch.device], no_spli
             raise MissingExtraError("accelerate", "train", "a model over several devices") from error
         # accelerate identifies devices by number and by the word "cpu".
         table = {name: device.type if device.index is None else device.index for name, device in devices.items()}
-        dispatch_model(model, device_map=table, preload_module_classes=preloaded_classes(model, no_split_modules))
+        dispatch_model(model, device_map=table, preload_module_classes=_preloaded_classes(model, no_split_modules))
 
 
-def preloaded_classes(model: nn.Module, no_split_modules: Sequence[str]) -> list[str]:
+def _preloaded_classes(model: nn.Module, no_split_modules: Sequence[str]) -> list[str]:
     """Return the classes whose weights are loaded together, since they use weights of modules that they do not call.
 
     Those are the blocks that stay on one device, and all other modules of ours without such a block.

@@ -227,7 +227,7 @@ def _named(tensors: Mapping[Any, Tensor], path: Path) -> dict[str, Tensor]:
     return dict(tensors)
 
 
-def open_file(path: Path) -> _SafeReader | StateDict:
+def _open_file(path: Path) -> _SafeReader | StateDict:
     """Open one weight file by its suffix."""
     if path.suffix == ".safetensors":
         return _SafeReader(path)
@@ -242,7 +242,7 @@ def open_weights(
     if single is not None:
         if use_safetensors is not None and use_safetensors != (single.suffix == ".safetensors"):
             raise CheckpointError(f"{single}: use_safetensors={use_safetensors} rules this file out. Drop it.")
-        return WeightFiles((open_file(single),))
+        return WeightFiles((_open_file(single),))
     kinds = [WeightNames(safe, variant) for safe in (True, False) if use_safetensors in (None, safe)]
     names = [name for kind in kinds for name in (kind.file(), kind.index)]
     for name in names:
@@ -250,12 +250,12 @@ def open_weights(
         if path is None:
             continue
         if not name.endswith(".json"):
-            return WeightFiles((open_file(path),))
-        return WeightFiles(tuple(open_file(shard) for shard in _shard_paths(source, path, options)))
+            return WeightFiles((_open_file(path),))
+        return WeightFiles(tuple(_open_file(shard) for shard in _shard_paths(source, path, options)))
     if is_local(source) and variant is None:
         unnamed = sorted((local_folder(source) / options.subfolder).glob("*.safetensors"))
         if len(unnamed) == 1 and use_safetensors is not False:
-            return WeightFiles((open_file(unnamed[0]),))
+            return WeightFiles((_open_file(unnamed[0]),))
     raise CheckpointError(f"{source}: expected weights ({' or '.join(names)}), found none. Is the download complete?")
 
 
@@ -264,7 +264,7 @@ def read_original_weights(path: str | Path, example: str) -> dict[str, Tensor]:
     file = weight_file(path)
     if file is None:
         raise CheckpointError(f"{path}: expected a checkpoint file such as {example}. Check the path.")
-    tensors = dict(open_file(file).tensors())
+    tensors = dict(_open_file(file).tensors())
     for name, tensor in tensors.items():
         check_finite(name, tensor, str(path))
     return tensors

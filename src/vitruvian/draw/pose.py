@@ -233,6 +233,7 @@ def _median_neighbor_distance(points: _Points) -> float:
 
 
 def _draw_person(canvas: RgbImage, person: _PersonGeometry, anatomy: _Anatomy) -> None:
+    """Draw bones, joints, hands and face of one person onto `canvas`, in place."""
     strokes = Strokes()
     bones = [bone for bone in anatomy.bones if person.visible[bone[2]] and person.visible[bone[3]]]
     _add_bones(strokes, person, anatomy, [bone for bone in bones if bone[0] != "hand"])

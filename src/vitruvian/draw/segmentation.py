@@ -203,6 +203,7 @@ def _paint(canvas: RgbImage, mask: _CroppedMask, color: RgbImage, *, opacity: fl
 
 
 def _mask_tag(mask: _CroppedMask, text: str, color: RgbImage, size: int) -> Tag:
+    """Return the tag of a mask: deep inside it, or above or below a small one."""
     x, y = _inner_point(mask.inside)
     high, _ = tag_hw(text, size)
     small = mask.inside.shape[0] < 2.5 * high  # a tag inside would cover it: put it above or below

@@ -91,6 +91,7 @@ def draw_tags(image: RgbImage, tags: Sequence[Tag], *, size: int) -> None:
 
 
 def _place(tag: Tag, size_hw: tuple[int, int], occupied: Sequence[_Box], *, size: int) -> _Box:
+    """Return the first free position of a tag inside the image, or the one that overlaps the least."""
     height, width = tag_hw(tag.text, size)
     candidates: list[_Box] = []
     for down in (0, 1, -1, 2, -2, 3, -3):  # the positions themselves, then shifted by lines
@@ -110,6 +111,7 @@ def _overlap(a: _Box, b: _Box) -> int:
 
 
 def _draw_tag(image: RgbImage, tag: Tag, box: _Box, *, size: int) -> None:
+    """Draw a tag into its box, in place."""
     left, top, right, bottom = box
     height, width = bottom - top, right - left
     window = image[top:bottom, left:right]

@@ -104,7 +104,7 @@ def _is_cheap(node: Any) -> bool:
 HELD_OUT = 4  # images that are not calibrated with, to measure the errors on
 
 
-def calibration_inputs(
+def calibration_samples(
     model: Model, processor: Any, folder: str | Path, *, size_hw: tuple[int, int] | None = None, most: int = 16
 ) -> list[dict[str, Tensor]]:
     """Preprocess the images of a folder as inputs of an export; prompts are those of `example_inputs`.

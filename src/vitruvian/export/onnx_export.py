@@ -24,7 +24,7 @@ _UPSAMPLING = {"kernel_size": (4, 4), "stride": (2, 2), "padding": (1, 1)}
 _UPSAMPLING |= {"output_padding": (0, 0), "dilation": (1, 1)}
 
 
-class SubPixelConvolution(nn.Module):
+class _SubPixelConvolution(nn.Module):
     """A transposed convolution of kernel 4, stride 2 and padding 1 as a plain one and a pixel shuffle.
 
     Engines have faster kernels for plain convolutions, and int8 ones. Each of the four phases of the result is a 2×2
@@ -60,7 +60,7 @@ def _subpixel_convolutions(model: nn.Module) -> Iterator[None]:
     ]
     try:
         for owner, name, child in replaced:
-            setattr(owner, name, SubPixelConvolution(child))
+            setattr(owner, name, _SubPixelConvolution(child))
         yield
     finally:
         for owner, name, child in replaced:

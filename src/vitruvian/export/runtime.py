@@ -100,7 +100,7 @@ def flatten_outputs(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from flatten_outputs(part, f"{name}.{key}" if name else str(key))
 
 
-def unflatten_outputs(values: dict[str, Any]) -> dict[str, Any]:
+def _unflatten_outputs(values: dict[str, Any]) -> dict[str, Any]:
     """Undo `flatten_outputs`: names that continue with numbers become tuples, others dicts."""
     fields: dict[str, Any] = {}
     for name, value in values.items():
@@ -111,7 +111,7 @@ def unflatten_outputs(values: dict[str, Any]) -> dict[str, Any]:
             fields[first] = value
     for name, value in fields.items():
         if isinstance(value, dict):
-            parts = unflatten_outputs(value)
+            parts = _unflatten_outputs(value)
             fields[name] = tuple(parts.values()) if all(key.isdecimal() for key in parts) else parts
     return fields
 
@@ -189,7 +189,7 @@ class ExportedModel:
                 if "heatmaps" not in outputs:
                     raise InputError("flip_pairs: expected a model of poses, got one without heatmaps.")
                 outputs["heatmaps"] = flip_back(outputs["heatmaps"], flip_pairs)
-        output: ModelOutput = self.output_class(**unflatten_outputs(outputs))
+        output: ModelOutput = self.output_class(**_unflatten_outputs(outputs))
         return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
     def _feeds(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Write arrays, images, videos, point clouds and COCO datasets atomically, in formats that other programs open.
+"""Write arrays, images, videos, point clouds and COCO datasets atomically, in common formats; read videos.
 
 Video needs PyAV, which is imported only when it is used.
 """

@@ -51,6 +51,9 @@ def open_container(path: str | Path, mode: str = "r", **options: Any) -> _Contai
     return import_av().open(f"file:{path}", mode, options=limits | options.pop("options", {}), **options)
 
 
+# -------------------------------------------------------------------------------------------------------- reading
+
+
 class VideoReader:
     """Iterate over the frames of a video, upright and in order, with constant memory.
 
@@ -177,6 +180,7 @@ class VideoReader:
         return self._times or None
 
     def _to_rgb(self, frame: _Frame) -> _RgbImage:
+        """Convert a decoded frame to upright RGB, uint8 [H, W, 3]."""
         unknown = frame.colorspace not in (1, 4, 5, 6, 7, 9, 10)  # the color spaces that swscale supports
         space = "ITU709" if unknown and frame.height > _MAX_SD_HEIGHT else None
         image: _RgbImage = frame.reformat(format="rgb24", src_colorspace=space).to_ndarray()
@@ -400,6 +404,7 @@ class VideoWriter(Writer):
             self._closed = True
 
     def _new_stream(self) -> _Stream:
+        """Add the video stream, with its codec, time base and color tags, to the container."""
         stream = self._container.add_stream(self.codec.name, rate=self.rate, options=dict(self.codec.options))
         stream.height, stream.width = self._coded_hw
         stream.pix_fmt = self.codec.pixel_format
@@ -412,6 +417,7 @@ class VideoWriter(Writer):
         return stream
 
     def _check(self, image: object) -> None:
+        """Raise `InputError` for an image of another size or type, and after `close`."""
         wanted = (*self.size_hw, 4 if self.alpha else 3)
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape != wanted:
             got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
@@ -420,12 +426,14 @@ class VideoWriter(Writer):
             raise InputError(f"{self.path.name}: expected an open writer, got a closed one. Open a new one.")
 
     def _tick(self, time: float | None) -> int:
+        """Return the time of the next frame in units of the time base, after that of the last one."""
         if self._last is None:
             return 0 if time is None else max(0, round(time / self._time_base))
         tick = self._last + self._frame_ticks if time is None else round(time / self._time_base)
         return max(tick, self._last + 1)
 
     def _frame(self, image: NDArray[np.uint8], tick: int) -> _Frame:
+        """Convert an image [H, W, 3 or 4] to a frame of the encoder at this time, padded to even sides if needed."""
         av = import_av()
         padding = [(0, new - old) for new, old in zip(self._coded_hw, self.size_hw, strict=True)]
         image = np.pad(image, (*padding, (0, 0)), mode="edge") if self._coded_hw != self.size_hw else image

@@ -115,6 +115,7 @@ class _Transfer:
         return ImageError(subject=self.subject, expected="an image", got=got, hint=hint)
 
     def _fetch(self) -> bytes:
+        """Return the body, after redirects."""
         url = self._url
         for _ in range(_MAX_REDIRECTS + 1):
             parts = urllib.parse.urlsplit(url)
@@ -131,6 +132,7 @@ class _Transfer:
         raise self._error(f"more than {_MAX_REDIRECTS} redirects", "Use the URL that they lead to.")
 
     def _read(self, response: http.client.HTTPResponse) -> bytes:
+        """Return the whole body of a successful response."""
         if not 200 <= response.status < 300:
             got = f"HTTP status {response.status} {one_line(response.reason)}"
             raise self._error(got, "Check the URL, and that it needs no login.")

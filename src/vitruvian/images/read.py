@@ -147,6 +147,7 @@ def _open_text(source: str, *, timeout: float | None) -> tuple[str, IO[bytes]]:
 
 
 def _open_path(path: str) -> IO[bytes]:
+    """Open a file for reading; a pipe is read to its end, since decoders seek."""
     subject = one_line(path)
     if not path:
         raise ImageError("image: expected a path or a URL, got an empty string. Pass the image's path.")
@@ -161,11 +162,12 @@ def _open_path(path: str) -> IO[bytes]:
         raise ImageError(f"{subject}: expected a readable file, got {reason}. Check the path.") from error
     if stream.seekable():
         return stream
-    with stream:  # a pipe: decoders need to seek
+    with stream:
         return io.BytesIO(read_bounded(stream, "file_bytes", subject=subject))
 
 
 def _no_such_file(path: str) -> ImageError:
+    """Return the error for a file that does not exist, with names in its folder that are close."""
     folder = Path(path).parent
     if not folder.is_dir():
         return ImageError(f"{one_line(path)}: expected an image file, got a path to a missing folder. Check the path.")
@@ -174,6 +176,7 @@ def _no_such_file(path: str) -> ImageError:
 
 
 def _read_file_object(source: IO[bytes], *, subject: str) -> bytes:
+    """Read a binary file object from its start to its end."""
     try:
         if not hasattr(source, "seekable") or source.seekable():
             source.seek(0)
@@ -187,6 +190,7 @@ def _read_file_object(source: IO[bytes], *, subject: str) -> bytes:
 
 
 def _data_url_bytes(source: str) -> bytes:
+    """Decode the data of a `data:` URL, base64 or percent-encoded."""
     get_limits().check("file_bytes", len(source) * 3 // 4, subject="data: URL", error=ImageError)
     header, comma, payload = source.partition(",")
     if not comma:
@@ -200,6 +204,7 @@ def _data_url_bytes(source: str) -> bytes:
 
 
 def _from_base64(text: str) -> bytes | None:
+    """Decode base64 in either alphabet, with or without padding; None for other text."""
     compact = "".join(text.split()).replace("-", "+").replace("_", "/").rstrip("=")
     try:
         return base64.b64decode(compact + "=" * (-len(compact) % 4), validate=True)

@@ -32,7 +32,7 @@ def export(
     from vitruvian.auto import AutoProcessor, read_config, saved_class
     from vitruvian.errors import InputError
     from vitruvian.export import OpenVinoModel, export_onnx, quantize_int8
-    from vitruvian.export.int8 import HELD_OUT, calibration_inputs, print_task_errors, split_held_out
+    from vitruvian.export.int8 import HELD_OUT, calibration_samples, print_task_errors, split_held_out
     from vitruvian.hub import HubOptions
     from vitruvian.models.sam2.modeling import Sam2Model
     from vitruvian.models.sam2.video_modeling import Sam2VideoModel
@@ -54,7 +54,7 @@ def export(
         return
     with tempfile.TemporaryDirectory() as folder:
         export_onnx(opened, folder, size_hw=size_hw, check=check)
-        samples = calibration_inputs(opened, processor, calibrate, size_hw=size_hw, most=pictures + HELD_OUT)
+        samples = calibration_samples(opened, processor, calibrate, size_hw=size_hw, most=pictures + HELD_OUT)
         samples, others = split_held_out(samples)
         written = quantize_int8(folder, out, samples, most=pictures)
     processor.save_pretrained(out)
