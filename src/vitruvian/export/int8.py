@@ -141,7 +141,7 @@ def _resize(pixels: Tensor, size_hw: Sequence[int]) -> Tensor:
     return F.interpolate(pixels.float(), size=tuple(size_hw), mode="bilinear", antialias=True)
 
 
-def split_held_out(samples: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+def held_out(samples: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
     """Return the samples to calibrate with, and a few others to measure the errors on; of few samples, all for both."""
     if len(samples) < 2 * HELD_OUT:
         return list(samples), list(samples)
@@ -149,7 +149,7 @@ def split_held_out(samples: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str,
     return [one for i, one in enumerate(samples) if i not in chosen], [samples[i] for i in chosen]
 
 
-def print_task_errors(
+def print_costs(
     model: Model, exported: ExportedModel, samples: Iterable[Mapping[str, Any]], *, show: Callable[[str], Any]
 ) -> dict[str, float]:
     """Print the errors of an exported model on some inputs, in terms of its task; return their means by name."""

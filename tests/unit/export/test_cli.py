@@ -14,7 +14,7 @@ from tests.unit.export.tiny_pose import build, pixels
 from vitruvian.cli.commands.export import export
 from vitruvian.errors import InputError
 from vitruvian.export import OnnxModel, OpenVinoModel
-from vitruvian.export.int8 import split_held_out
+from vitruvian.export.int8 import held_out
 from vitruvian.export.runtime import Signature
 from vitruvian.models.sapiens2.packed import pack_multitask
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
@@ -60,11 +60,11 @@ def test_a_task_of_several(tmp_path: Path) -> None:
 
 def test_costs_are_measured_on_other_pictures() -> None:
     samples = [{"pixel_values": torch.full((1,), number)} for number in range(20)]
-    some, others = split_held_out(samples)
+    some, others = held_out(samples)
     assert len(some) == 16
     assert len(others) == 4
     assert sorted(int(one["pixel_values"]) for one in some + others) == list(range(20))
-    assert split_held_out(samples[:3]) == (samples[:3], samples[:3])
+    assert held_out(samples[:3]) == (samples[:3], samples[:3])
 
 
 def test_refusals(checkpoint: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def export(
     from vitruvian.auto import AutoProcessor, read_config, saved_class
     from vitruvian.errors import InputError
     from vitruvian.export import OpenVinoModel, export_onnx, quantize_int8
-    from vitruvian.export.int8 import HELD_OUT, calibration_samples, print_task_errors, split_held_out
+    from vitruvian.export.int8 import HELD_OUT, calibration_samples, held_out, print_costs
     from vitruvian.hub import HubOptions
     from vitruvian.models.sam2.modeling import Sam2Model
     from vitruvian.models.sam2.video_modeling import Sam2VideoModel
@@ -55,8 +55,8 @@ def export(
     with tempfile.TemporaryDirectory() as folder:
         export_onnx(opened, folder, size_hw=size_hw, check=check)
         samples = calibration_samples(opened, processor, calibrate, size_hw=size_hw, most=pictures + HELD_OUT)
-        samples, others = split_held_out(samples)
+        samples, others = held_out(samples)
         written = quantize_int8(folder, out, samples, most=pictures)
     processor.save_pretrained(out)
     typer.echo(str(written))
-    print_task_errors(opened, OpenVinoModel(out), others, show=typer.echo)
+    print_costs(opened, OpenVinoModel(out), others, show=typer.echo)
