@@ -91,15 +91,11 @@ class WeightFiles:
             return shapes
         split: dict[str, tuple[int, ...]] = {}
         for name, shape in shapes.items():
-            news = self.renames(name)
-            if len(news) > 1:
-                if not shape or shape[0] % len(news):
-                    raise WeightsError(
-                        f"{name}: expected a first dimension that splits into {len(news)}, got {list(shape)}. "
-                        "Is this a whole checkpoint?"
-                    )
-                shape = (shape[0] // len(news), *shape[1:])
-            split |= dict.fromkeys(news, shape)
+            new_names = self.renames(name)
+            if len(new_names) > 1:
+                _check_split(name, shape, len(new_names))
+                shape = (shape[0] // len(new_names), *shape[1:])
+            split |= dict.fromkeys(new_names, shape)
         return split
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -416,9 +412,17 @@ def split_evenly(name: str, tensor: Tensor, count: int) -> Sequence[Tensor]:
     """Split a tensor into `count` parts of one size along its first dimension, or raise `WeightsError`."""
     if count == 1:
         return (tensor,)
-    if not tensor.ndim or not tensor.shape[0] or tensor.shape[0] % count:
-        raise WeightsError(f"{name}: expected a first dimension that splits into {count}, got {list(tensor.shape)}.")
+    _check_split(name, tensor.shape, count)
     return tensor.chunk(count)
+
+
+def _check_split(name: str, shape: Sequence[int], count: int) -> None:
+    """Raise `WeightsError` unless the first dimension of a shape is a multiple of `count`, and not 0."""
+    if not shape or not shape[0] or shape[0] % count:
+        raise WeightsError(
+            f"{name}: expected a first dimension that splits into {count}, got {list(shape)}. "
+            "Is this a whole checkpoint?"
+        )
 
 
 def save_weights(
