@@ -82,12 +82,10 @@ class TestSameResults:
     @pytest.mark.parametrize("task", ["pose", "normals"])
     def test_with_kernels(self, task: str) -> None:
         usual, other = opened(task), streamed(task)
-        shown = [picture(seed, (40 + 5 * seed, 56)) for seed in range(2)]
         with interpret_triton():
             assert other.forward_decodes() == (task == "pose")
-            found = [other(one, boxes=BOXES) for one in shown]  # the interpreter is for one thread
-        for got, want in zip(found, usual(shown, boxes=BOXES), strict=True):
-            same(got, want, near=2e-2)  # random heatmaps have saddles, which magnify rounding
+            found = other(picture(1, (45, 56)), boxes=BOXES)
+        same(found, usual(picture(1, (45, 56)), boxes=BOXES), near=2e-2)  # random heatmaps have saddles
 
     @pytest.mark.parametrize("options", [{}, {"flip": True}, {"kernel_size": 5}], ids=str)
     def test_decoded_together_with_the_model(self, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
