@@ -7,8 +7,6 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from tests.shared import SHARED, needs_shared
 
 CASES = SHARED / "golden" / "cases"
