@@ -146,10 +146,10 @@ def test_original_checkpoint_is_converted(name: str, tmp_path: Path) -> None:
     io = load_file(folder / "io.safetensors")
     with torch.inference_mode():
         output = model(io["in.pixel_values"])
-    for key, want in io.items():
-        if key.startswith("out."):
-            got = output[key.removeprefix("out.")]
-            assert (got - want).abs().max() / (1 + want.abs().max()) < 1e-4
+    wanted = {key.removeprefix("out."): want for key, want in io.items() if key.startswith("out.")}
+    assert wanted
+    for key, want in wanted.items():
+        assert (output[key] - want).abs().max() / (1 + want.abs().max()) < 1e-4, key
 
 
 @needs_shared
