@@ -424,7 +424,7 @@ class Model(AdapterMixin):
             written = self.config.save_pretrained(folder)
             state = self.state_dict() if state_dict is None else state_dict
             written += save_weights(
-                {renamed(name, self.saved_keys): tensor for name, tensor in state.items()},
+                {apply_renames(name, self.saved_keys): tensor for name, tensor in state.items()},
                 folder,
                 max_shard_size=max_shard_size,
                 names=WeightNames(safe=safe_serialization, variant=variant),
