@@ -8,22 +8,17 @@ from torch import nn
 
 from vitruvian.errors import InputError
 
-_HINTS = {
-    "bitsandbytes": "It replaces layers while they are loaded. Pass a TorchAoConfig, such as "
-    "TorchAoConfig(Int8WeightOnlyConfig()), instead.",
-}
-
-
 def check_quantization(config: Any) -> None:
     """Raise `InputError` for a configuration other than `transformers.TorchAoConfig`, or an object like it."""
-    method = str(getattr(config, "quant_method", type(config).__name__)).rpartition(".")[2].lower()
+    method = str(getattr(config, "quant_method", "")).rpartition(".")[2].lower()  # an enum or text
     if method == "torchao" and hasattr(config, "quant_type"):
         return
     raise InputError(
         subject="quantization_config",
         expected="a TorchAoConfig",
-        got=f"a configuration of {method}" if hasattr(config, "quant_method") else repr(config),
-        hint=next((hint for name, hint in _HINTS.items() if name in method), "Quantize with torchao after loading."),
+        got=f"a configuration of {method}" if method else repr(config),
+        hint="Other libraries replace layers while they are loaded, which is not supported. Pass a TorchAoConfig, such "
+        "as TorchAoConfig(Int8WeightOnlyConfig()).",
     )
 
 
