@@ -8,6 +8,7 @@ from torch import nn
 
 from vitruvian.errors import InputError
 
+
 def check_quantization(config: Any) -> None:
     """Raise `InputError` for a configuration other than `transformers.TorchAoConfig`, or an object like it."""
     method = str(getattr(config, "quant_method", "")).rpartition(".")[2].lower()  # an enum or text
