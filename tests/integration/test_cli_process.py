@@ -148,8 +148,11 @@ def test_completion(tmp_path: Path) -> None:
         return done.stdout
 
     assert {"pose", "pointmap", "parts", "panoptic"} <= set(ask("vitruvian p").split())
-    assert "--finder" in ask("vitruvian pose --fin").split()
-    assert {"crop", "whole"} <= set(ask("vitruvian pose --people ").split())
+    assert "--detect" in ask("vitruvian pose --det").split()
+    assert {"builtin", "whole"} <= set(ask("vitruvian pose --detect ").split())
+    models = set(ask("vitruvian pose --model ").split())
+    assert {"builtin", "facebook/sapiens2-pose-0.4b"} <= models
+    assert not any("matting" in name for name in models)
     assert {"cpu", "cuda"} <= set(ask("vitruvian pose --device ").split())
     done = subprocess.run(
         [sys.executable, "-c", code, "--show-completion", "bash"],

@@ -177,7 +177,7 @@ def test_options_about_people(tmp_path: Path) -> None:
 
     two = run("--boxes", "0,0,20,40", "--boxes", "20,0,56,40", name="two")
     assert two["people"]["boxes_xyxy"] == [[0, 0, 20, 40], [20, 0, 56, 40]]
-    assert two["people"]["finder"] == "given"
+    assert two["people"]["detector"] == "given"
     form = run("--boxes", "20,0,36,40", "--box-form", "xywh", name="form")
     assert form["people"]["boxes_xyxy"] == [[20, 0, 56, 40]]
     most = run("--boxes", "0,0,20,40", "--boxes", "20,0,56,40", "--max-people", 1, name="most")
@@ -188,10 +188,10 @@ def test_options_about_people(tmp_path: Path) -> None:
     (tmp_path / "others.json").write_text(json.dumps({"other.jpg": [[5, 5, 20, 30]]}))
     nobody = run("--boxes", tmp_path / "others.json", name="nobody")
     assert nobody["poses"] == []
-    assert "nobody found" in nobody["people"]["note"]
+    assert "no person detected" in nobody["people"]["note"]
     whole = run("--boxes", tmp_path / "others.json", "--nobody", "whole", name="whole")
     assert len(whole["poses"]) == 1
-    assert run("--people", "whole", name="plain")["people"]["finder"] == "whole picture"
+    assert run("--people", "whole", name="plain")["people"]["detector"] == "whole image"
 
 
 def test_options_of_maps(tmp_path: Path) -> None:

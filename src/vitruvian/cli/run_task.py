@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitruvian.atomic import check_writable, remove_temporary_files, sync_to_disk
-from vitruvian.cli.checkpoints import check_model, detector_in_checkpoint
+from vitruvian.cli.checkpoints import check_model
 from vitruvian.cli.coco import Dataset
 from vitruvian.cli.inputs import Input, find_inputs
 from vitruvian.cli.journal import JOURNAL, Journal, Origin, size_on_disk
@@ -40,7 +40,7 @@ from vitruvian.files import json_text
 from vitruvian.files.output_paths import name_key
 from vitruvian.images.download import read_bounded
 from vitruvian.pipelines import Failure, pipeline
-from vitruvian.pipelines.people.detectors import open_detector
+from vitruvian.pipelines.options import replace_options
 from vitruvian.pipelines.saving import ResultWriter, save_as
 from vitruvian.pipelines.sources import Frame, FrameLoader, Source, open_source
 from vitruvian.results import Result
@@ -88,8 +88,6 @@ class TaskRun:
         self._files: dict[str, dict[str, Path]] = {}  # planned for the inputs of this pass, by identity
         self._written: dict[str, tuple[Input, dict[Path, int]]] = {}  # files of this pass and their sizes, by identity
         self._read_journal = functools.cache(Journal)
-        if isinstance(command, PeopleGroup) and command.finder and command.boxes:
-            raise InputError("--finder and --boxes: expected one of them, got both. Drop one.")
         if command.preview is not None:
             Preview(command.preview)
         if command.model is not None:  # wrong options show before any work
@@ -128,21 +126,14 @@ class TaskRun:
         with self.report.busy(f"opening {command.model or command.name}"):
             return pipeline(command.name, command.model, **options)
 
-    def open_detector(self, *, video: bool = False) -> PeopleDetector | None:
-        """Open what detects people: a detector, a file of boxes, or the model itself if it can; None for nothing."""
-        command = self.command
-        if not isinstance(command, PeopleGroup) or command.people == "whole":
-            return None
-        boxes = command.boxes_file()
-        spec: str | Path | None = command.finder or boxes
-        if spec is None and not command.boxes and not self.call_options.get("tile"):
-            spec = detector_in_checkpoint(command.model)
-        if spec is None:
-            return None
-        threshold = command.finder_threshold
-        if threshold is None and video and boxes is None:
-            threshold = _VIDEO_THRESHOLD
-        return open_detector(spec, device=self.pipe.device, threshold=threshold)
+    def video_detector(self) -> PeopleDetector | None:
+        """Open what detects people in videos, with a low threshold; None if no one is to be detected."""
+        options = self.call_options
+        if isinstance(self.command, PeopleGroup) and self.command.boxes_file() is None:
+            threshold = self.command.threshold
+            options = options | {"detect_threshold": _VIDEO_THRESHOLD if threshold is None else threshold}
+        detector: PeopleDetector | None = self.pipe.choose_detector(replace_options(self.pipe.options, options))
+        return detector
 
     # ------------------------------------------------------------------------------------------------ one pass
 
@@ -281,14 +272,15 @@ class TaskRun:
     def _run_images(self, images: Sequence[Input], changed: set[str]) -> None:
         """Run images through the pipeline; one that fails does not stop the rest."""
         pipe = self.pipe
-        detector = self.open_detector()
-        options = self.call_options | ({} if detector is None else {"finder": detector})
         to_stdout = self.plan.stdout_kind is not None
         if not to_stdout:  # results are in order, and no local file waits for a slow server
             images = sorted(images, key=lambda item: item.remote)
         writer = _StdoutWriter(self) if to_stdout else _FileWriter(self.command, self._files, images)
         source = Source(lambda: (self._loader(item) for item in images), count=len(images))
-        with self.report.bar("images", len(images)) as bar, pipe.run(source, save=writer, **options) as results:
+        with (
+            self.report.bar("images", len(images)) as bar,
+            pipe.run(source, save=writer, **self.call_options) as results,
+        ):
             for index, result in enumerate(results):
                 if index >= len(images):  # the source itself failed
                     self.report.failed(result.name, result.error)

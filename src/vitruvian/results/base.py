@@ -37,14 +37,14 @@ class People:
         boxes_xyxy: Corners in source pixels, float32 [P, 4].
         scores: Confidence of the detector, float32 [P]; 1 for boxes of the caller.
         ids: Identities in a video, int64 [P].
-        finder: "given", "whole picture", or the name of the detector.
+        detector: "given", "whole image", or the name of the detector.
         note: What a reader should know, for instance that no person was detected and the whole image was used.
     """
 
     boxes_xyxy: NDArray[np.float32] = field(metadata=array_of(np.float32, "P", 4))
     scores: NDArray[np.float32] = field(metadata=array_of(np.float32, "P"))
     ids: NDArray[np.int64] | None = field(default=None, metadata=array_of(np.int64, "P"))
-    finder: str
+    detector: str
     note: str | None = None
 
     def __post_init__(self) -> None:
@@ -53,13 +53,18 @@ class People:
     def __len__(self) -> int:
         return len(self.boxes_xyxy)
 
+    @property
+    def finder(self) -> str:
+        """`detector` under its earlier name."""
+        return self.detector
+
     def to_dict(self) -> JsonObject:
         """Return everything as plain lists and numbers."""
         return {
             "boxes_xyxy": plain(self.boxes_xyxy, digits=2),
             "scores": plain(self.scores),
             "ids": None if self.ids is None else self.ids.tolist(),
-            "finder": self.finder,
+            "detector": self.detector,
             "note": self.note,
         }
 

@@ -26,7 +26,7 @@ def names(request: pytest.FixtureRequest) -> Iterator[None]:
     [
         ("device: 'x' asked for. Use cpu.", "--device: 'x' asked for. Use cpu."),
         ("max_people: expected 1.", "--max-people: expected 1."),
-        ("boxes and finder: got both.", "--boxes and --finder: got both."),
+        ("boxes and detect: got both.", "--boxes and --detect: got both."),
         ("boxes[2]: expected a box.", "--boxes number 3: expected a box."),
         ("people: expected an image.", "people: expected an image."),  # the source has that name
         ("photo.jpg: expected boxes, got none.", "photo.jpg: expected boxes, got none."),

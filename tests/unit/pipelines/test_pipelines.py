@@ -143,7 +143,7 @@ class TestOpening:
             {"batch_size": 0},
             {"workers": 0},
             {"save": "out.png"},
-            {"nobody": "panic"},
+            {"on_empty": "panic"},
             {"max_people": 0},
         ],
     )
