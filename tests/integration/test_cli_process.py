@@ -82,11 +82,12 @@ def test_ctrl_c_leaves_what_is_done_whole(tmp_path: Path, capsys: pytest.Capture
     records = json_lines((out / ".vitruvian.jsonl").read_text())
     proven = {Path(record["source"]).stem for record in records if record["event"] == "done"}
     assert 0 < len(proven) <= len(done)
+    assert f"{len(proven)} done in".encode() in err  # also what was written ahead of the interruption
     for number in range(20, 150):  # the rest need not be all of it
         (tmp_path / "in" / f"{number:03d}.jpg").unlink()
     assert command("normals", tmp_path / "in", "-o", out, "--save", "png,npz") == 0
     text = capsys.readouterr().err
-    assert "skipped, done before" in text
+    assert "skipped, already done" in text
     assert f"{20 - min(20, len(proven))} done" in text
 
 

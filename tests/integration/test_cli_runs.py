@@ -192,7 +192,8 @@ def test_what_is_wrong_with_a_picture_is_said_of_options_too(
     save_images(tmp_path / "in", 1)
     assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--boxes", "1,2,30,20", "--boxes", "5,5,5,9") == 1
     assert "000.jpg: --boxes number 2: expected x1, y1, x2, y2" in capsys.readouterr().err
-    assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--on-empty", "error", "--json") == 1
+    strict = ("--detect", "builtin", "--on-empty", "error", "--json")
+    assert command("pose", tmp_path / "in", "-o", tmp_path / "out", *strict) == 1
     (line, _) = json_lines(capsys.readouterr().out)
     assert line["error"].endswith("expected people, but builtin detected no one. Pass boxes.")
 

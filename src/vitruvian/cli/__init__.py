@@ -7,6 +7,7 @@ import functools
 import importlib
 import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -16,7 +17,16 @@ import typer
 
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
 from vitruvian.cli.options import OPTION_OF_ARGUMENT, current_option
-from vitruvian.cli.report import DONE, INTERRUPTED, WRONG, error_text, option_names, printable, traceback_text
+from vitruvian.cli.report import (
+    DONE,
+    INTERRUPTED,
+    WRONG,
+    error_text,
+    option_names,
+    print_warning,
+    printable,
+    traceback_text,
+)
 from vitruvian.cli.task_command import task_function
 from vitruvian.cpu_threads import configure_openmp
 from vitruvian.errors import VitruvianError
@@ -92,7 +102,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code; errors are one line on standard error."""
-    warnings.showwarning = _show_warning
+    warnings.showwarning = _hide_warning if _is_quiet(arguments) else _show_warning
     arguments = _with_task_name(arguments)
     commands = (MODELS, *(name for names in COMMANDS.values() for name in names))
     token = option_names.set({})
@@ -145,7 +155,16 @@ def _print_error(error: Exception, arguments: Sequence[str], text: str) -> int:
     return WRONG
 
 
+def _is_quiet(arguments: Sequence[str]) -> bool:
+    """Whether --quiet is among the arguments, or -q, also behind other short options."""
+    return any(word == "--quiet" or re.fullmatch("-[a-z]*q[a-z]*", word) for word in arguments)
+
+
+def _hide_warning(*_: object, **__: object) -> None:
+    """Print nothing, for --quiet."""
+
+
 def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     """Print a warning of ours in one line; those of other packages are hidden."""
     if category.__module__.startswith("vitruvian"):
-        typer.echo(f"Warning: {error_text(VitruvianError(str(message)))}", err=True)
+        print_warning(error_text(VitruvianError(str(message))))

@@ -14,6 +14,7 @@ from vitruvian.auto import AutoConfig, packed_tasks, saved_class
 from vitruvian.cli.known_checkpoints import LICENCES
 from vitruvian.devices import choose_dtype
 from vitruvian.errors import CheckpointError, InputError
+from vitruvian.export.runtime import SIGNATURE_FILE
 from vitruvian.hub import WEIGHT_ENDINGS, HubOptions, is_local, local_folder, names_builtin
 from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
@@ -81,7 +82,7 @@ def _accepts(task: Task, class_name: str) -> bool:
 
 def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
     """Raise `InputError` for a checkpoint of another task: its head would be initialized at random."""
-    if packed_tasks(name) or Path(name).expanduser().is_file():
+    if packed_tasks(name) or Path(name).expanduser().is_file() or is_exported(name):
         return
     config = AutoConfig.from_pretrained(name, **({} if revision is None else {"revision": revision}))
     named = [str(one) for one in config.to_dict().get("architectures") or []]
@@ -92,3 +93,19 @@ def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
             f"{name}: expected a checkpoint for {task.name}, got {named[0]}, which is for {', '.join(able)}. "
             f"`vitruvian models list --task {task.name}` names some."
         )
+
+
+def is_exported(name: str) -> bool:
+    """Return whether a name is that of a folder that `vitruvian export` wrote."""
+    return (Path(name).expanduser() / SIGNATURE_FILE).is_file()
+
+
+def open_exported(task: str, folder: str, *, device: str | None, dtype: str | None, **options: Any) -> Any:
+    """Open the pipeline of an exported model, which runs on the CPU in its own data type."""
+    if device not in (None, "cpu"):
+        raise InputError(f"device: expected cpu for an exported model, got {device!r}. Leave it out.")
+    if dtype is not None:
+        raise InputError("dtype: expected none for an exported model, which has its own. Leave it out.")
+    from vitruvian.export import exported_pipeline
+
+    return exported_pipeline(task, Path(folder).expanduser(), **options)

@@ -164,7 +164,7 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
             return self
         if file_kind(self.task, Path(self.out or OUT).expanduser(), None) is not None:
             return self
-        return dataclasses.replace(self, save="png,plot,mp4")
+        return dataclasses.replace(self, save="png,plot")
 
     @property
     def transparent(self) -> bool:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, PromptError
-from vitruvian.files.video import VideoReader, open_video
+from vitruvian.files.video import SequenceReader, VideoReader, open_video
 from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.video.segments import SegmentFiles, SegmentFolder, VideoSegment
@@ -100,7 +100,8 @@ def run_video(
     """Run a task over every frame of a video.
 
     Args:
-        source: A video file, or a camera: its number or ``"camera:0"``. A camera runs until Ctrl-C.
+        source: A video file; numbered images (``name_%05d.png``), at 25 frames a second; or a camera: its number or
+            ``"camera:0"``. A camera runs until Ctrl-C.
         task: What to do with frames; `pipeline_task` makes one of a pipeline. Its results must hold their images.
         out: Video to write, or numbered images (``name_%05d.png``).
         records: File to write with one line of JSON per frame.
@@ -192,7 +193,7 @@ def run_video(
     )
 
 
-def _read_frames(reader: VideoReader, start: int) -> Iterator[Frame]:
+def _read_frames(reader: VideoReader | SequenceReader, start: int) -> Iterator[Frame]:
     """Read a video from a frame on."""
     for number, time, image in reader.frames(start):
         yield Frame(image=image, name=str(reader.path), path=reader.path, frame=number, time=time)
