@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar
 
@@ -149,6 +149,18 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     def name(self) -> str:
         """Name of the model in results."""
         return self.model.config.name_or_path or type(self.model).__name__
+
+    def __repr__(self) -> str:
+        defaults = type(self.options)()
+        changed = [
+            f"{field.name}={value!r}"
+            for field in fields(self.options)
+            if (value := getattr(self.options, field.name)) is not getattr(defaults, field.name)
+            and value != getattr(defaults, field.name)
+        ]
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        facts = ", ".join([f"model={self.name!r}", f"device={str(self.device)!r}", f"dtype={dtype!r}", *changed])
+        return f"{type(self).__name__}({facts})"
 
     def __call__(self, source: object, **options: object) -> Any:
         """Process one image, or many.
