@@ -26,10 +26,9 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.draw.canvas import RgbImage
-from vitruvian.errors import InputError, VitruvianError
+from vitruvian.errors import InputError, VitruvianError, one_line
 from vitruvian.files.video import NUMBERED, VideoReader, import_av, numbered_files
 from vitruvian.images import load_image
-from vitruvian.images.decode import one_line
 from vitruvian.images.download import download, is_url, redacted_url
 from vitruvian.pipelines.exif_focal import exif_focal
 

@@ -18,9 +18,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from vitruvian import tasks
 from vitruvian.atomic import write_text
-from vitruvian.config import Settings, read_json, settings
+from vitruvian.config import Settings, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
-from vitruvian.text_files import read_text
+from vitruvian.text_files import read_json_object, read_text
 
 TASKS = tuple(task.head for task in tasks.TASKS.values() if task.head is not None)  # as Sapiens2 names them
 
@@ -369,7 +369,7 @@ def read_config(path: str | Path, changes: Iterable[str] = ()) -> TrainConfig:
     if not file.is_file():
         raise InputError(f"{file}: expected a training configuration, got no such file.")
     if file.suffix == ".json":
-        values = read_json(file)
+        values = read_json_object(file)
     elif file.suffix == ".toml":
         try:
             values = tomllib.loads(read_text(file))

@@ -39,12 +39,12 @@ def bench(
     from rich.console import Console
 
     from vitruvian.benchmarking import models
-    from vitruvian.benchmarking.timing import machine, product_ceiling
+    from vitruvian.benchmarking.timing import describe_machine, product_ceiling
     from vitruvian.cli.report import format_seconds
     from vitruvian.errors import InputError, near_matches
 
     if available:
-        typer.echo("\n".join(models.names()))
+        typer.echo("\n".join(models.benchmark_names()))
         return
     target = cuda_or_cpu(device)
     kinds = dtype or ["bfloat16" if target.type == "cuda" else "float32"]
@@ -56,7 +56,7 @@ def bench(
     options: dict[str, Any] = {"seconds": seconds, "cold": cold, "cuda_graphs": graphs}
     options["variants"] = ("reference",) if compare else ()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(machine(target))
+    console.print(describe_machine(target))
     started = time.monotonic()
 
     def show(text: str) -> None:
@@ -85,7 +85,7 @@ def bench(
             progress = functools.partial(lambda title, step: show(f"{title}, {step}"), title)
             cell = models.measure(one, workload, ceiling=ceilings[kind], progress=progress, **options)
             measured.append(cell)
-    typer.echo(models.table(measured))
+    typer.echo(models.markdown_table(measured))
     if json_file is not None:
-        report = {"machine": machine(target), "cells": [one.to_dict() for one in measured]}
+        report = {"machine": describe_machine(target), "cells": [one.to_dict() for one in measured]}
         json_file.write_text(json.dumps(report, indent=2), encoding="utf-8")

@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitruvian.config import read_json
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.images import crop_params, fit_inside_hw
+from vitruvian.text_files import read_json_object
 from vitruvian.training.config import AugmentConfig
 from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.datasets.augmentation import colour_jitter, random_crop
@@ -182,7 +182,7 @@ def _read_entries(folder: Path, view: str) -> list[_Annotations]:
             f"{folder}: expected a dataset with {ANNOTATIONS_FILE}, got none. Write one with: vitruvian synthesize "
             "--count 1000 --out FOLDER"
         )
-    table = read_json(path)
+    table = read_json_object(path)
     try:
         people: dict[object, list[dict[str, Any]]] = {image["id"]: [] for image in table["images"]}
         for person in table["annotations"]:

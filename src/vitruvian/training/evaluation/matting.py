@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.images.components import find_regions, run_positions
+from vitruvian.images.connected_components import find_regions, run_positions
 from vitruvian.training.evaluation.metric import (
     Array,
     Averages,

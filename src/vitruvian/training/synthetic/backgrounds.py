@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitruvian.images.srgb import linear_to_srgb
 from vitruvian.training.synthetic.camera import Cameras
 from vitruvian.training.synthetic.camera_effects import defocus, sample_grading
 from vitruvian.training.synthetic.lighting import look_up
 from vitruvian.training.synthetic.pack import Scenery
 from vitruvian.training.synthetic.rng import Rng
-from vitruvian.training.synthetic.textures import linear_to_srgb
 
 
 def sample_backgrounds(scenery: Scenery, cameras: Cameras, *, rng: Rng) -> Tensor:

@@ -33,15 +33,15 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.atomic import atomic_write, write_text
-from vitruvian.config import read_json
 from vitruvian.draw.canvas import RgbImage
-from vitruvian.draw.dense import checkerboard, colour_depth, colour_normals, composite
-from vitruvian.draw.panels import contact_sheet
+from vitruvian.draw.contact_sheet import contact_sheet
+from vitruvian.draw.dense import checkerboard, color_depth, color_normals, composite
 from vitruvian.draw.pose import draw_pose
 from vitruvian.errors import CheckpointError, ImageError, InputError
-from vitruvian.human import KEYPOINT_NAMES, PART_COLOURS, PART_NAMES, SAPIENS_308, SKELETON
+from vitruvian.human import KEYPOINT_NAMES, PART_COLORS, PART_NAMES, SAPIENS_308, SKELETON
 from vitruvian.images import image_to_tensor, load_image
 from vitruvian.images.rle import encode_rle, rle_area
+from vitruvian.text_files import read_json_object
 from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.people import sample_people
 from vitruvian.training.synthetic.render import GroundTruth, RenderOptions, render
@@ -102,7 +102,7 @@ def _write_maps(folder: Path, names: Mapping[str, str], maps: ImageMaps, *, qual
     Image.fromarray(_to_pixels(maps["matte"])).save(folder / names["matte"])
     Image.fromarray(_to_pixels(maps["albedo"])).save(folder / names["albedo"])
     labels = Image.fromarray(maps["parts"].contiguous().numpy()).convert("L")
-    labels.putpalette([channel for colour in PART_COLOURS for channel in colour])  # converts to palette mode
+    labels.putpalette([channel for colour in PART_COLORS for channel in colour])  # converts to palette mode
     labels.save(folder / names["parts"])
     codes, low, step = _encode_depth(maps["depth"].contiguous().numpy())
     with (folder / names["geometry"]).open("wb") as file:
@@ -304,7 +304,7 @@ def _record_path(folder: Path, number: int) -> Path:
 def _read_record(folder: Path, number: int) -> dict[str, list[_JSONObject]]:
     """Return a group's annotations; empty where it was not written yet."""
     path = _record_path(folder, number)
-    return read_json(path) if path.is_file() else {"images": [], "annotations": []}
+    return read_json_object(path) if path.is_file() else {"images": [], "annotations": []}
 
 
 def _describe(seed: int, pack: Pack, options: DatasetOptions) -> _JSONObject:
@@ -331,7 +331,7 @@ def _initialize_folder(folder: Path, about: _JSONObject, count: int) -> None:
         raise InputError(f"{folder}: expected a folder to write a dataset into, got a file. Choose another path.")
     path = folder / _SET_FILE
     if path.is_file():
-        known = read_json(path)
+        known = read_json_object(path)
         differing = [name for name in about if known.get(name) != about[name]]
         if differing:
             raise InputError(
@@ -399,9 +399,9 @@ def _sheet_row(maps: ImageMaps, keypoints: NDArray[np.float32]) -> list[RgbImage
     return [
         image,
         draw_pose(image, keypoints[..., :2], keypoints[..., 2], layout=SAPIENS_308),
-        np.array(PART_COLOURS, np.uint8)[maps["parts"].numpy()],
-        colour_normals(maps["normals"].permute(1, 2, 0).numpy()),
-        colour_depth(maps["depth"].numpy()),
+        np.array(PART_COLORS, np.uint8)[maps["parts"].numpy()],
+        color_normals(maps["normals"].permute(1, 2, 0).numpy()),
+        color_depth(maps["depth"].numpy()),
         _to_pixels(maps["albedo"]),
         composite(matte[..., :3] * alpha[..., None], alpha, checkerboard((len(image), image.shape[1]))),
     ]

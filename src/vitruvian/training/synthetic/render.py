@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from vitruvian.errors import InputError
 from vitruvian.human import PART_INDEX
 from vitruvian.images.nms import mask_boxes
+from vitruvian.images.srgb import linear_to_srgb, srgb_to_linear
 from vitruvian.training.synthetic.backgrounds import coloured_noise, photo_crops, sample_backgrounds, soft_shape
 from vitruvian.training.synthetic.camera import (
     Cameras,
@@ -61,8 +62,6 @@ from vitruvian.training.synthetic.textures import (
     TexturePyramid,
     build_pyramid,
     face_levels,
-    linear_to_srgb,
-    srgb_to_linear,
 )
 from vitruvian.training.tensor_batch import TensorBatch
 

@@ -17,13 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitruvian.images.srgb import linear_to_srgb, srgb_to_linear
 from vitruvian.training.synthetic.camera import Cameras
 from vitruvian.training.synthetic.lighting import Lights, ShadowMap, look_up
 from vitruvian.training.synthetic.materials import Pattern
 from vitruvian.training.synthetic.people import PeopleBatch
 from vitruvian.training.synthetic.rasterizer import Hits, Meshes
 from vitruvian.training.synthetic.rng import Rng
-from vitruvian.training.synthetic.textures import TexturePyramid, linear_to_srgb, sample_texture, srgb_to_linear
+from vitruvian.training.synthetic.textures import TexturePyramid, sample_texture
 
 
 def _pattern_weight(pattern: Tensor, parameters: Tensor, rest: Tensor, footprint: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.unit.training.tiny_runs import PLAIN, SIZE_HW
 from vitruvian.errors import CheckpointError, ImageError, InputError
-from vitruvian.human import KEYPOINT_NAMES, PART_COLOURS
+from vitruvian.human import KEYPOINT_NAMES, PART_COLORS
 from vitruvian.images.rle import decode_rle, rle_box_xywh
 from vitruvian.training.synthetic import dataset
 from vitruvian.training.synthetic.camera import points_from_depth
@@ -142,7 +142,7 @@ def test_parts_show_their_colours(whole: Path):
         assert image.mode == "P"
         palette = image.getpalette()
     assert palette is not None
-    assert palette[: 3 * 29] == [channel for colour in PART_COLOURS for channel in colour]
+    assert palette[: 3 * 29] == [channel for colour in PART_COLORS for channel in colour]
 
 
 def test_the_contact_sheet(whole: Path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
+from vitruvian.images.srgb import srgb_to_linear
 from vitruvian.training.synthetic import procedural_pack as procedural
 from vitruvian.training.synthetic.build_pack import build_pack
 from vitruvian.training.synthetic.pack import (
@@ -30,7 +31,6 @@ from vitruvian.training.synthetic.textures import (
     _tiling_noise,
     grey_copy,
     procedural_fabrics,
-    srgb_to_linear,
 )
 
 
