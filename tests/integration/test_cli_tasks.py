@@ -142,7 +142,10 @@ def test_a_dataset_is_added_to(tmp_path: Path) -> None:
     assert [Path(image["file_name"]).name for image in after["images"]] == ["0.png", "1.png", "2.png"]
     assert after["annotations"][: len(before["annotations"])] == before["annotations"]
     assert [one["id"] for one in after["annotations"]] == list(range(1, len(after["annotations"]) + 1))
-    assert {one["image_id"] for one in after["annotations"]} == {1, 2, 3}
+    assert {one["image_id"] for one in after["annotations"]} == {0, 1, 2}  # the numbers in the names
+    assert [image["file_name"] for image in after["images"]] == ["0.png", "1.png", "2.png"]  # relative to the folder
+    results = json.loads((tmp_path / "all_results.json").read_text())
+    assert len(results) == len(after["annotations"])
     stamp = (tmp_path / "all.json").stat().st_mtime_ns
     assert command("instances", tmp_path, *arguments) == 0  # nothing new
     assert (tmp_path / "all.json").stat().st_mtime_ns == stamp

@@ -18,7 +18,7 @@ import posixpath
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -50,6 +50,7 @@ class Input:
         source: What `open_source` takes, or a loader of it.
         path: The file, if it is one.
         files: All files that it is made of.
+        file_name: Its name in datasets: relative to the folder that was named as a source. No two are the same.
         stem: Name of its results, without the task; may begin with folders. No two inputs of a run have the same.
         listed: Whether it was listed in a folder rather than named.
         error: Why it cannot be processed, where that is known already.
@@ -61,6 +62,7 @@ class Input:
     source: str | int | Path | FrameLoader = ""
     path: Path | None = None
     files: tuple[Path, ...] = ()
+    file_name: str = ""
     stem: str = ""
     listed: bool = False
     error: VitruvianError | None = None
@@ -86,6 +88,10 @@ def find_inputs(sources: Sequence[str], *, recursive: bool = False, sequences_ar
                 inputs.setdefault(item.identity, item)
         except VitruvianError as error:
             inputs.setdefault(text, Input(identity=text, name=text, kind="image", error=error))
+    counts = Counter(item.file_name for item in inputs.values())
+    for key, item in inputs.items():
+        if not item.file_name or counts[item.file_name] > 1:
+            inputs[key] = replace(item, file_name=item.name)
     good = iter(_with_distinct_stems([item for item in inputs.values() if item.error is None]))
     return [item if item.error is not None else next(good) for item in inputs.values()]
 
@@ -136,6 +142,7 @@ def _file_input(path: Path, *, folder: Path | None = None) -> Input:
         source=path,
         path=path,
         files=(path,),
+        file_name=str(PurePosixPath(*parts, path.name)),
         stem="/".join(safe_name(part) for part in (*parts, path.stem)),
     )
 

@@ -224,7 +224,7 @@ class TaskRun:
         state = self.journal.state(item, paths, self.settings)
         if state != "done":
             return state
-        if item.kind == "stdin" or (self.dataset is not None and item.name not in self.dataset.names):
+        if item.kind == "stdin" or (self.dataset is not None and item.file_name not in self.dataset.names):
             return "new"
         raise _AlreadyDoneError
 
@@ -313,7 +313,7 @@ class TaskRun:
                         if isinstance(writer, _StdoutWriter):
                             writer.print(index)
                         if self.dataset is not None:
-                            self.dataset.add(self.command.convert(result), images[index].name)
+                            self.dataset.add(self.command.convert(result), images[index].file_name)
                         report_done(index)
                     bar.update(index + 1)
         finally:

@@ -179,7 +179,12 @@ class Masks(Result):
             scores=self.scores,
             label_ids=self.label_ids,
             names=None if self.label_names is None else list(self.label_names),
+            ids=self._ids(),
         )
+
+    def _ids(self) -> NDArray[np.int64] | None:
+        """Return the identity of each object [N], where they have some."""
+        return None
 
 
 def _as_runs(runs: object, size_hw: tuple[int, int]) -> tuple[Rle, ...]:

@@ -110,8 +110,8 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
     Points are in metres where the camera is known or the model tells the scale.
 
-    --save takes ply, glb, npz, exr, png (depth in colours), 16.png (depth in millimetres), json (the camera), plot,
-    plot.jpg; of videos also mp4, webm, mov.
+    --save takes ply, glb, mesh.glb (the surface), npz, exr, png (depth in colors), 16.png (depth in millimetres), json
+    (the camera), plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "pointmap"
