@@ -38,7 +38,7 @@ PEOPLE, ANYTHING, TOOLS, TRAINING = "People", "Anything", "Tools", "Training"
 COMMANDS = {
     PEOPLE: tuple(name for name in TASK_COMMANDS if TASKS[name].group == "people"),
     ANYTHING: tuple(name for name in TASK_COMMANDS if TASKS[name].group == "anything"),
-    TOOLS: ("demo", "doctor", "bench", "export"),
+    TOOLS: ("demo", "doctor", "bench", "export", "labels"),
     TRAINING: ("synthesize", "train", "evaluate"),
 }
 MODELS = "models"  # has commands of its own

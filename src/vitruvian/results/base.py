@@ -25,6 +25,7 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.arrays import write_npz
 from vitruvian.files.images import write_image
+from vitruvian.files.labels import write_png_zip
 from vitruvian.text_files import JsonObject, json_text, write_json
 
 SCHEMA_VERSION = 1  # of the JSON of results, see docs/schemas/result-1.json
@@ -192,7 +193,9 @@ class Result:
         This base class writes NPZ (every array by its name, all else as JSON in the text ``info``), JSON of `to_dict`,
         and other endings as an image of `plot`.
         """
-        if ending == ".npz":
+        if ending == ".crops.zip":
+            write_png_zip(path, {f"{number:02d}": image for number, image in enumerate(self.crops(), 1) if image.size})
+        elif ending == ".npz":
             write_npz(path, {**self.arrays(), "info": np.array(json_text(self.info()))})
         elif ending == ".json":
             write_json(path, self.to_dict())
@@ -220,6 +223,11 @@ class Result:
             },
         }
 
+    def crops(self) -> list[NDArray[np.uint8]]:
+        """Return the part of the source image in the bounding box of each person: uint8 [h, w, 3]."""
+        boxes = () if self.people is None else self.people.boxes_xyxy
+        return [self.canvas()[box_window(box, self.size_hw)] for box in boxes]
+
     def without_image(self) -> Self:
         """Return the same result without its source image, to save memory."""
         return replace(self, image=None)
@@ -241,6 +249,14 @@ class Result:
     def __repr__(self) -> str:
         maps = ", ".join(f"{name} {list(value.shape)}" for name, value in self.arrays().items())
         return f"{type(self).__name__}({self.source or 'array'}, {self.size_hw[0]}×{self.size_hw[1]}: {maps})"
+
+
+def box_window(box_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> tuple[slice, slice]:
+    """Return the rows and columns of an image that a box touches; empty for a box without area."""
+    height, width = size_hw
+    left, top = np.floor(box_xyxy[:2]).clip(0).astype(int).tolist()
+    right, bottom = np.ceil(box_xyxy[2:]).clip(0, [width, height]).astype(int).tolist()
+    return slice(top, max(top, bottom)), slice(left, max(left, right))
 
 
 def with_format(path: str | Path, format: str | None) -> Path:

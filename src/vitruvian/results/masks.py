@@ -16,8 +16,10 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_label_png
+from vitruvian.files.labels import write_lines, yolo_segment_lines
+from vitruvian.images.polygons import Polygon, mask_polygons
 from vitruvian.images.rle import Rle, compress_counts, decode_rle, encode_rles, read_rle, rle_area
-from vitruvian.results.base import Result, array_of, check_array, check_choice, rounded_list
+from vitruvian.results.base import Result, array_of, box_window, check_array, check_choice, rounded_list
 from vitruvian.results.supervision import to_detections
 from vitruvian.text_files import JsonObject
 
@@ -45,7 +47,7 @@ class Masks(Result):
     """
 
     task = "segment"
-    endings = (".json", ".npz", ".png")
+    endings = (".json", ".npz", ".png", ".txt", ".crops.zip")
     info_fields = ("label_names",)
 
     kind: MasksKind
@@ -99,6 +101,19 @@ class Masks(Result):
         """Pixels of each mask, int64 [N]."""
         return np.array([rle_area(rle) for rle in self.runs], np.int64)
 
+    def polygons(self, index: int, *, tolerance: float = 1.0) -> list[Polygon]:
+        """Return the outlines of one mask's parts, the largest first: float32 [N, 2] in pixels, without holes."""
+        return mask_polygons(self.mask(index), tolerance=tolerance)
+
+    def crops(self) -> list[NDArray[np.uint8]]:
+        """Return the bounding box of each object with the object cut out: RGBA, uint8 [h, w, 4]."""
+        cut = []
+        for mask, box in zip(self, self.boxes_xyxy, strict=True):
+            window = box_window(box, self.size_hw)
+            alpha = mask[window][..., None].astype(np.uint8) * np.uint8(255)
+            cut.append(np.concatenate([self.canvas()[window], alpha], axis=-1))
+        return cut
+
     def index_map(self) -> NDArray[np.uint16]:
         """Return 1 + index of each pixel's mask, the smallest where they overlap, 0 for none: uint16 [H, W]."""
         if len(self) > 65535:
@@ -121,8 +136,15 @@ class Masks(Result):
         return Image.fromarray(drawn)
 
     def write(self, path: Path, ending: str) -> None:
-        """Write everything as JSON (masks as COCO RLE) or NPZ (masks bool [N, H, W]), or `index_map` as PNG."""
-        if ending == ".png":
+        """Write everything as JSON (masks as COCO RLE) or NPZ (masks bool [N, H, W]), `index_map` as PNG, or labels.
+
+        TXT is YOLO's segment labels: the class (0 without classes) and the largest outline of each object.
+        """
+        if ending == ".txt":
+            outlines = (next(iter(self.polygons(index)), None) for index in range(len(self)))
+            classes = [0] * len(self) if self.label_ids is None else self.label_ids.tolist()
+            write_lines(path, yolo_segment_lines(outlines, classes, self.size_hw))
+        elif ending == ".png":
             numbers = self.index_map()
             colors: RgbImage = np.concatenate([np.zeros((1, 3), np.uint8), class_colors(int(numbers.max()))])
             write_label_png(path, numbers, colors)

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 class PoseCommand(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
     """Find 308 keypoints of each person: body, hands, feet and face. With Sapiens2.
 
-    --save takes json, npz, png, jpg, webp, plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes json, npz, png, jpg, jpeg, webp, txt (YOLO pose labels), crops.zip (an image of each person), plot,
+    plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "pose"
@@ -73,8 +74,8 @@ class PoseCommand(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
 class PartsCommand(PeopleGroup, TileGroup, BatchGroup, CocoGroup, TaskCommand):
     """Segment 29 parts of the body and clothing. With Sapiens2.
 
-    --save takes png (the numbers, with colours as palette), npz, json (areas and masks), plot, plot.jpg; of videos also
-    mp4, webm, mov.
+    --save takes png (the numbers, with colors as palette), npz, json (areas and masks), parts.zip (a mask of each
+    part), plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "parts"
@@ -139,8 +140,8 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     """Cut people out, hair and all: the opacity and the colour of each pixel. With Sapiens2.
 
-    --save takes png and webp (straight alpha), exr (premultiplied, linear), npz, plot, plot.jpg; of videos webm and mov
-    with alpha, mp4 over a ground, json.
+    --save takes png and webp (straight alpha), exr (premultiplied, linear), npz, crops.zip (each person cut out), plot,
+    plot.jpg; of videos webm and mov with alpha, mp4 over a background, json.
     """
 
     name = "matte"
@@ -213,7 +214,8 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
 
     Points and boxes are pixels of the upright image, and hold for every image and frame.
 
-    --save takes json (COCO RLE), npz, png (numbers of the masks), plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes json (COCO RLE), npz, png (numbers of the masks), txt (YOLO segment labels), crops.zip (each object cut
+    out), plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "segment"
@@ -253,7 +255,8 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
 class MasksCommand(CocoGroup, TaskCommand):
     """Segment everything in an image, without prompts. With SAM 2.
 
-    --save takes json (COCO RLE), npz, png (numbers of the masks), plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes json (COCO RLE), npz, png (numbers of the masks), txt (YOLO segment labels), crops.zip (each object cut
+    out), plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "masks"
@@ -368,7 +371,8 @@ class SemanticCommand(BatchGroup, CocoGroup, TaskCommand):
 class InstancesCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
     """Find objects: a mask, a class and a score each. With Mask2Former or MaskFormer.
 
-    --save takes json (COCO RLE), npz, png (numbers of the masks), plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes json (COCO RLE), npz, png (numbers of the masks), txt (YOLO segment labels), crops.zip (each object cut
+    out), plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "instances"
