@@ -32,7 +32,6 @@ _TYPO_RATIO = 0.85  # similarity from which on an unknown name counts as a missp
 T = TypeVar("T")
 # Words in the names of fields, and their limits.
 _SIZE_LIMITS = (("layers|blocks|depths", "config_layers"), ("label", "config_labels"), ("queries", "config_queries"))
-NumberT = TypeVar("NumberT", int, float)
 
 
 @typing.dataclass_transform(kw_only_default=True)
@@ -60,9 +59,28 @@ def settings(cls: type[T]) -> type[T]:
     return built
 
 
-def bounded(default: NumberT, *, ge: float, lt: float = math.inf) -> NumberT:
-    """Declare a field with a default and a range: greater than or equal to `ge`, and less than `lt`."""
-    declared: Any = dataclasses.field(default=default, metadata={"range": (ge, lt)})
+@dataclasses.dataclass(frozen=True)
+class _Range:
+    """Numbers from `ge` or above `gt`, to `le` or below `lt`."""
+
+    ge: float = -math.inf
+    gt: float = -math.inf
+    le: float = math.inf
+    lt: float = math.inf
+
+    def __contains__(self, number: float) -> bool:
+        return self.ge <= number <= self.le and self.gt < number < self.lt
+
+    def __str__(self) -> str:
+        bounds = (("at least", self.ge), ("above", self.gt), ("at most", self.le), ("below", self.lt))
+        return " and ".join(f"{word} {limit:g}" for word, limit in bounds if math.isfinite(limit))
+
+
+def bounded(
+    default: T, *, ge: float = -math.inf, gt: float = -math.inf, le: float = math.inf, lt: float = math.inf
+) -> T:
+    """Declare a field with a default and the range of its numbers; None is not checked."""
+    declared: Any = dataclasses.field(default=default, metadata={"range": _Range(ge, gt, le, lt)})
     return declared  # type: ignore[no-any-return]
 
 
@@ -87,8 +105,7 @@ class Settings:
         _check_types(self)
         for field in dataclasses.fields(self):
             if "range" in field.metadata:
-                lowest, below = field.metadata["range"]
-                self.require_range((field.name,), lowest, below=below)
+                self._check_range(field.name, field.metadata["range"])
 
     def validate(self) -> None:
         """Raise `ConfigError` for fields that do not fit each other. Subclasses extend it."""
@@ -96,10 +113,13 @@ class Settings:
     def require_range(self, names: Iterable[str], lowest: float, *, below: float = math.inf) -> None:
         """Raise `ConfigError` for the first of these fields with a number that is not in [lowest, below)."""
         for name in names:
-            value = getattr(self, name)
-            if not all(lowest <= number < below for number in (value if isinstance(value, list | tuple) else (value,))):
-                limit = "" if below == math.inf else f" and below {below}"
-                raise ConfigError(f"{type(self).__name__}.{name}: expected at least {lowest}{limit}, got {value}.")
+            self._check_range(name, _Range(ge=lowest, lt=below))
+
+    def _check_range(self, name: str, allowed: _Range) -> None:
+        value = getattr(self, name)
+        numbers = value if isinstance(value, list | tuple) else () if value is None else (value,)
+        if not all(number in allowed for number in numbers):
+            raise ConfigError(f"{type(self).__name__}.{name}: expected {allowed}, got {value}.")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:

@@ -167,9 +167,9 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, T
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def seed_step(seed: int, step: int, process: int = 0) -> None:
+def seed_step(seed: int, step: int) -> None:
     """Seed torch for a step, so that no step depends on the random numbers drawn before it."""
-    torch.manual_seed(derive_seed(seed, step, process))
+    torch.manual_seed(derive_seed(seed, step, 0))
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:

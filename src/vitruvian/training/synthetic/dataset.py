@@ -184,7 +184,7 @@ def _to_pixels(values: Tensor) -> RgbImage:
 
 @dataclass(frozen=True)
 class DatasetOptions:
-    """What a dataset holds. `render.chunk` has no effect: images are always drawn eight at a time."""
+    """What a dataset holds. `render.chunk` has no effect: images are always rendered eight at a time."""
 
     render: RenderOptions = field(default_factory=RenderOptions)
     people: float = 1.3  # people an image, on average; at least one
@@ -219,7 +219,7 @@ def write_dataset(
         out: Folder to write, created if needed.
         count: Number of images.
         seed: Seed of the dataset.
-        pack: Where people come from, on the device that draws them.
+        pack: Where people come from, on the device that renders them.
         options: Size, number of people, formats.
         progress: Called with the number of images that are written, and `count`.
     """
@@ -234,7 +234,7 @@ def write_dataset(
         for first in range(0, count, _GROUP):
             number, last = first // _GROUP, min(first + _GROUP, count)
             if len(_read_record(folder, number)["images"]) < last - first:
-                truth = _draw_group(pack, seed, number, options, pyramid=pyramid)
+                truth = _render_group(pack, seed, number, options, pyramid=pyramid)
                 _write_group(folder, number, truth, options, count=last - first, writers=writers)
             if progress is not None:
                 progress(last, count)
@@ -243,13 +243,15 @@ def write_dataset(
     return folder / ANNOTATIONS_FILE
 
 
-def _draw_group(pack: Pack, seed: int, number: int, options: DatasetOptions, *, pyramid: TexturePyramid) -> GroundTruth:
-    """Draw the images of one group, which depend on nothing but the arguments."""
+def _render_group(
+    pack: Pack, seed: int, number: int, options: DatasetOptions, *, pyramid: TexturePyramid
+) -> GroundTruth:
+    """Render the images of one group, which depend on nothing but the arguments."""
     generator = torch.Generator().manual_seed(derive_seed(seed, number))
     extra = int(torch.poisson(torch.tensor((options.people - 1) * _GROUP), generator=generator))
     people = sample_people(pack, _GROUP + extra, generator, pack.textures.device)
-    drawing = replace(options.render, chunk=_GROUP)
-    return render(people, pack, generator=generator, image_count=_GROUP, options=drawing, pyramid=pyramid).to("cpu")
+    together = replace(options.render, chunk=_GROUP)
+    return render(people, pack, generator=generator, image_count=_GROUP, options=together, pyramid=pyramid).to("cpu")
 
 
 def _write_group(
