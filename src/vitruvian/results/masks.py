@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from vitruvian.draw import class_colors, draw_masks
+from vitruvian.draw import class_colors, draw_boxes, draw_masks, draw_points
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.coco import mask_record
@@ -123,16 +123,40 @@ class Masks(Result):
             numbers[self.mask(int(index))] = index + 1
         return numbers
 
-    def plot(self, *, opacity: float = 0.5, outline: bool = True) -> Image.Image:
-        """Draw the masks over the image, large ones below, with class and score where there are classes."""
+    def plot(
+        self,
+        *,
+        opacity: float = 0.5,
+        outline: bool = True,
+        boxes: bool = False,
+        points: ArrayLike | None = None,
+        labels: Sequence[int] | None = None,
+    ) -> Image.Image:
+        """Draw the masks over the image, large ones below, with class, score and identity where there are some.
+
+        Args:
+            opacity: Of the colors.
+            outline: Whether to draw outlines.
+            boxes: Whether to draw the bounding boxes.
+            points: Points [N, 2] to mark, such as those that were clicked.
+            labels: 1 for points on an object, the default, and 0 for points off it.
+        """
+        ids = self._ids()
+        numbers = None if ids is None else ids.tolist()
         drawn = draw_masks(
             self.canvas(),
             iter(self),
             labels=self.label_names,
             scores=None if self.label_ids is None else self.scores.tolist(),
+            ids=numbers,
             opacity=opacity,
             outline=outline,
         )
+        if boxes:
+            drawn = draw_boxes(drawn, self.boxes_xyxy, ids=numbers)
+        if points is not None:
+            table = np.asarray(points, np.float64).reshape(-1, 2)  # [N, 2]
+            drawn = draw_points(drawn, table, [1] * len(table) if labels is None else labels)
         return Image.fromarray(drawn)
 
     def write(self, path: Path, ending: str) -> None:

@@ -130,6 +130,10 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     convention: Convention = "opencv"
     background: Background = "mask"
 
+    def plot_options(self) -> dict[str, object]:
+        """Draw the color bar."""
+        return {"color_bar": True}
+
     def call_options(self) -> dict[str, object]:
         """Add the camera matrix."""
         matrix = None if self.intrinsics is None else _read_intrinsics(self.intrinsics)
@@ -236,6 +240,12 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
     mask_threshold: Annotated[float, Option(help="Logit of the outline: higher is tighter.")] = 0.0
     max_hole_area: HoleArea = 0.0
     max_sprinkle_area: IslandArea = 0.0
+
+    def plot_options(self) -> dict[str, object]:
+        """Draw the boxes that were given, and mark the points."""
+        rows = [row for text in self.points or () for row in _read_points(text)]
+        labels = [int(row[2]) if len(row) == 3 else 1 for row in rows]
+        return {"boxes": bool(self.boxes), "points": [row[:2] for row in rows], "labels": labels}
 
     def call_options(self) -> dict[str, object]:
         """Add the prompts."""
