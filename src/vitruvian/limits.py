@@ -66,12 +66,14 @@ class Limits:
         """Raise `error` if `value` is above the limit `name`."""
         limit: int = getattr(self, name)
         if value > limit:
-            raise error(
+            problem = error(
                 subject=subject,
                 expected=f"at most {limit:,} {_UNITS.get(name, name.rpartition('_')[2])}".rstrip(),
                 got=f"{value:,}",
                 hint=f"If you trust it, raise the limit {name}: {raise_limit(name)}.",
             )
+            problem.limit = name
+            raise problem
 
 
 def raise_limit(name: str) -> str:
@@ -106,6 +108,11 @@ def use_limits(**changes: int) -> Iterator[Limits]:
 def parse_limits(texts: Mapping[str, str], *, subject: str = "limits") -> dict[str, int]:
     """Return limits by name from texts such as ``{"image_pixels": "4e8"}``."""
     _check_names(texts, subject)
+    return parse_numbers(texts, subject=subject)
+
+
+def parse_numbers(texts: Mapping[str, str], *, subject: str) -> dict[str, int]:
+    """Return positive whole numbers by name from texts such as ``"64"`` and ``"4e8"``."""
     parsed = {}
     for name, text in texts.items():
         try:

@@ -75,6 +75,8 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector returns no one
     detects_by_default: ClassVar[bool] = False  # whether to detect people if no option says whom to process
     blocking_decode: ClassVar[bool] = False  # whether `decode` synchronizes with the device
+    # Options that `forward` reads; units of calls that agree on them can share a batch. None: `forward` reads others.
+    forward_options: ClassVar[tuple[str, ...] | None] = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -166,7 +168,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
 
     def run(self, source: object, **options: object) -> ResultT | Results[ResultT]:
         """Same as calling the pipeline, and available for every task, whatever else its call returns."""
-        call = self._for_call(options)
+        call = self.for_call(options)
         write, opened = open_writer(call.options.save, open_source(source))
         batch = self.batch_size(call.options, live=opened.live)
         if opened.single:
@@ -190,7 +192,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         """Return what a call for many images returns."""
         return Results(results, count=source.count, video=source.video)
 
-    def _for_call(self, changes: Mapping[str, object]) -> Self:
+    def for_call(self, changes: Mapping[str, object]) -> Self:
         """Return a copy with the options of one call. It shares the model, the processor and open detectors."""
         options = replace_options(self.options, changes)
         if not self.model.optimized and (

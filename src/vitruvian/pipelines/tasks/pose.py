@@ -62,6 +62,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
     on_empty = "none"
     detects_by_default = True
     fixed_input_size = True
+    forward_options = ("flip", "kernel_size")
 
     @property
     def keypoint_names(self) -> tuple[str, ...]:
