@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import time
@@ -22,6 +23,7 @@ from vitruvian.errors import VitruvianError, without_escapes
 
 DONE, SOME_FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes
 _LOG_SECONDS = 15.0  # between lines of progress where there is no terminal
+_PROGRESS_SECONDS = 1.0  # between lines of --progress
 _MAX_LISTED = 4  # files that the summary names one by one
 
 # argument -> option of the command that runs, such as K -> --intrinsics
@@ -93,6 +95,7 @@ class Report:
 
     def __init__(self, messages: MessageGroup, *, each: bool = False) -> None:
         self.json, self.quiet, self.debug, self.each = messages.json, messages.quiet, messages.debug, each
+        self.progress = messages.progress
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         self.done_count = self.skipped_count = self.changed_count = 0
         self.failures: list[str] = []
@@ -206,6 +209,7 @@ class _Bar:
         self._task = progress.add_task(escape(title), total=total, speed="")
         self._started = self._logged = time.monotonic()
         self._first: int | None = None  # a video may resume in the middle
+        self._reported = -math.inf
 
     def update(self, count: int, total: int | None = None) -> None:
         """Show that `count` of `total` are done."""
@@ -216,6 +220,9 @@ class _Bar:
         speed = f"{finished / seconds:.1f}/s" if seconds > 1 else ""
         failed = f" ({len(self._report.failures)} failed)" if self._report.failures else ""
         self._progress.update(self._task, completed=count, total=total, speed=speed + failed)
+        if self._report.progress and (now - self._reported > _PROGRESS_SECONDS or count == total):
+            self._reported = now
+            self._report.line(progress={"source": self._title, "done": count, "total": total})
         if self._progress.disable and now - self._logged > _LOG_SECONDS:
             self._logged = now
             left = f", {format_seconds(seconds / finished * (total - count))} left" if total else ""
