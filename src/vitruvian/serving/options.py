@@ -372,7 +372,7 @@ class VideoOptions(TaskOptions):
     """Options of jobs: what is written, and videos."""
 
     save: str | None = Field(
-        None, max_length=100, pattern=r"[a-z0-9.]+(,[a-z0-9.]+)*", description="Kinds of files: json,mp4."
+        None, max_length=100, pattern=r"^[a-z0-9.]+(,[a-z0-9.]+)*$", description="Kinds of files: json,mp4."
     )
     smooth: bool = Field(True, description="Smooth results over time.")
     sound: bool = Field(True, description="Keep the sound.")
@@ -411,7 +411,7 @@ class TrackJobOptions(TaskOptions):
     max_sprinkle_area: Area = Field(0.0, description="Remove islands of up to so many pixels.")
     no_overlap: bool = Field(False, description="Give each pixel to one object at most.")
     save: str | None = Field(
-        None, max_length=100, pattern=r"[a-z0-9.]+(,[a-z0-9.]+)*", description="Kinds of files: mp4,json."
+        None, max_length=100, pattern=r"^[a-z0-9.]+(,[a-z0-9.]+)*$", description="Kinds of files: mp4,json."
     )
     sound: bool = Field(True, description="Keep the sound.")
 
