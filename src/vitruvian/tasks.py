@@ -52,6 +52,10 @@ class Task:
             raise InputError(f"task: {self.name!r} has no pipeline.")
         return _import(f"vitruvian.pipelines.tasks.{self.name}", self.pipeline)
 
+    def image_kinds(self) -> tuple[str, ...]:
+        """Return the kinds of files that can be written for an image: endings, and the drawings."""
+        return (*(ending.lstrip(".") for ending in self.result_class().endings), *PLOTS)
+
     def result_class(self) -> Any:
         """Import the class of its results."""
         if self.result is None:

@@ -8,7 +8,10 @@ import importlib
 import io
 import os
 import re
+import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -38,10 +41,11 @@ PEOPLE, ANYTHING, TOOLS, TRAINING = "People", "Anything", "Tools", "Training"
 COMMANDS = {
     PEOPLE: tuple(name for name in TASK_COMMANDS if TASKS[name].group == "people"),
     ANYTHING: tuple(name for name in TASK_COMMANDS if TASKS[name].group == "anything"),
-    TOOLS: ("demo", "doctor", "bench", "export", "labels"),
+    TOOLS: ("demo", "serve", "doctor", "bench", "export", "labels"),
     TRAINING: ("synthesize", "train", "evaluate"),
 }
 MODELS = "models"  # has commands of its own
+_STOP_SECONDS = 10.0  # to end after an interrupt
 EXIT_CODES = "Exit codes: 0 all is well; 1 some sources failed; 2 the command or the model is wrong; 130 interrupted."
 
 
@@ -94,10 +98,21 @@ def program(command: str | None = None) -> Any:
 def main() -> None:
     """Run the command line."""
     configure_openmp()
+    if os.environ.get("VITRUVIAN_STOP_WITH_STDIN"):  # set by the server for its jobs, which end with it
+        threading.Thread(target=_stop_with_stdin, daemon=True).start()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may hold anything
     sys.exit(run(sys.argv[1:]))
+
+
+def _stop_with_stdin() -> None:
+    """Interrupt the command when standard input ends, as Ctrl-C does; end the process if that takes long."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(_STOP_SECONDS)
+    os._exit(INTERRUPTED)
 
 
 def run(arguments: Sequence[str]) -> int:

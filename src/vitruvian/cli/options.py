@@ -344,6 +344,7 @@ class MessageGroup(OptionGroup):
     json: Annotated[bool, Option("--json", help="One line of JSON a source on standard output, then a summary.")] = (
         False
     )
+    progress: Annotated[bool, Option("--progress", help="With --json, a line of progress once a second too.")] = False
     quiet: Quiet = False
     debug: Debug = False
 

@@ -28,15 +28,10 @@ FRAME_NUMBER = "%05d"
 _FILE_SUFFIXES = {".csv", ".exr", ".glb", ".json", ".jsonl", ".npy", ".npz", ".obj", ".ply", ".txt"}
 
 
-def image_kinds(task: Task) -> tuple[str, ...]:
-    """Return the kinds of files that can be written for an image."""
-    return (*(ending.lstrip(".") for ending in task.result_class().endings), *PLOTS)
-
-
 def _save_kinds(task: Task) -> tuple[str, ...]:
     """Return everything that `--save` takes for a task; for videos there is always json."""
     dataset = () if task.image_files else (VIDEO_DATASET,)
-    return tuple(dict.fromkeys((*image_kinds(task), *VIDEO_KINDS, "json", *dataset)))
+    return tuple(dict.fromkeys((*task.image_kinds(), *VIDEO_KINDS, "json", *dataset)))
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,7 @@ def _read_save(task: Task, save: str | None) -> _Kinds:
         raise InputError(f"--save: expected one kind of video, got {' and '.join(videos)}. Run twice for two.")
     moving = [word for word in words if word not in PLOTS or not videos]  # the drawing of a video is a video
     return _Kinds(
-        image=tuple(word for word in words if word in image_kinds(task)),
+        image=tuple(word for word in words if word in task.image_kinds()),
         video=tuple(dict.fromkeys("mp4" if word in PLOTS else word for word in moving)),
         names_video=any(word in (*VIDEO_KINDS, VIDEO_DATASET) for word in words),
     )
@@ -167,7 +162,7 @@ class OutputPlan:
         if self.file is not None and self._file_kind == VIDEO_DATASET:
             raise InputError(f"--out {self.file}: expected a folder for {VIDEO_DATASET}, got a file. Name a folder.")
         if self.file is not None and self._file_kind is not None:
-            return {self._file_kind: self.file} if moving or self._file_kind in image_kinds(self.task) else {}
+            return {self._file_kind: self.file} if moving or self._file_kind in self.task.image_kinds() else {}
         if not moving:
             return {kind: self._path(item.stem, file_ending(kind)) for kind in self._kinds.image}
         stem = item.stem.replace("%", "_")  # %05d stands for the number of a frame

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar
 import torch
 from torch import Tensor
 
-from vitruvian.auto import AutoProcessor, AutoTaskModel, auto_class, model_classes
+from vitruvian.auto import AutoProcessor, AutoTaskModel, auto_class, model_classes, packed_tasks
 from vitruvian.devices import checked_device, checked_dtype, default_placement, devices_of
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
@@ -75,6 +75,8 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     options_class: ClassVar[type[Options]] = Options
     on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector returns no one
     blocking_decode: ClassVar[bool] = False  # whether `decode` synchronizes with the device
+    # Options that `forward` reads; units of calls that agree on them can share a batch. None: `forward` reads others.
+    forward_options: ClassVar[tuple[str, ...] | None] = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -145,6 +147,12 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         """Device of the model."""
         return torch.device(self.model.device)
 
+    @functools.cached_property
+    def packed_tasks(self) -> tuple[str, ...]:
+        """The tasks of the model's checkpoint under their Sapiens2 names, if it has several. Read once."""
+        source = self.model.config.name_or_path
+        return packed_tasks(source) if source else ()
+
     @property
     def name(self) -> str:
         """Name of the model in results."""
@@ -178,7 +186,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
 
     def run(self, source: object, **options: object) -> ResultT | Results[ResultT]:
         """Same as calling the pipeline, and available for every task, whatever else its call returns."""
-        call = self._for_call(options)
+        call = self.for_call(options)
         write, opened = open_writer(call.options.save, open_source(source))
         batch = self.batch_size(call.options, live=opened.live)
         if opened.single:
@@ -202,7 +210,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         """Return what a call for many images returns."""
         return Results(results, count=source.count, video=source.video)
 
-    def _for_call(self, changes: Mapping[str, object]) -> Self:
+    def for_call(self, changes: Mapping[str, object]) -> Self:
         """Return a copy with the options of one call. It shares the model, the processor and open detectors."""
         options = replace_options(self.options, changes)
         if not self.model.optimized and (
@@ -232,7 +240,8 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         """Return the people detector for these options; None if no one is to be detected."""
         if not isinstance(options, PeopleOptions):
             return None
-        spec = detector_spec(options, self.model.config.name_or_path)
+        own = self.model.config.name_or_path if "people" in self.packed_tasks else None
+        spec = detector_spec(options, own)
         return None if spec is None else self.open_detector(spec, threshold=options.detect_threshold)
 
     def open_detector(self, spec: DetectorSpec, *, threshold: float | None = None) -> PeopleDetector:

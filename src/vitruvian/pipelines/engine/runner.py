@@ -46,6 +46,7 @@ _MIN_FINISHED = 4  # images that may always be finished ahead of the consumer
 _MAX_FINISHED_BYTES = 1 << 30  # more images may be, while their results stay below this
 _RESULT_BYTES_PER_PIXEL = 16  # four float32 maps
 _POLL_SECONDS = 0.2  # between checks for KeyboardInterrupt
+_TIMER_SECONDS = 0.001  # precision of timeouts: a wait is that much longer, so that it ends after them
 _MAX_WORKERS = 8  # default worker threads beside a GPU
 _SHUTDOWN_TIMEOUT = 5.0  # seconds to wait for a source that is blocked in a read
 _Loaded = tuple[Frame | Failure, Prepared | None]
@@ -126,7 +127,7 @@ def run_many(
             elif engine.exhausted:
                 return
             else:
-                engine.wakeup.wait(_POLL_SECONDS)
+                engine.wakeup.wait(engine.seconds_to_wait())
 
 
 @dataclass(eq=False)
@@ -408,6 +409,13 @@ class InferenceEngine(Generic[ResultT]):
             return False
         no_more = (self._source_ended and not self._loading) or len(self._items) >= self._max_in_flight
         return no_more or self._budget.exhausted or time.monotonic() - self._last_arrival > self._batch_timeout
+
+    def seconds_to_wait(self) -> float:
+        """Return for how long to wait for news: until a partial batch is due, if there is one."""
+        left = self._last_arrival + self._batch_timeout - time.monotonic()
+        if not self.batches or not -_TIMER_SECONDS < left < _POLL_SECONDS:  # others that wait are woken up
+            return _POLL_SECONDS
+        return max(left, 0.0) + _TIMER_SECONDS
 
     def complete(self, batch: Batch[_InFlight[ResultT]]) -> None:
         """Assign the outputs or errors of a batch to its images."""

@@ -125,6 +125,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     blend: ClassVar[Blend] = "mean"
     along_edges: ClassVar[bool] = False  # whether the map is upsampled along the edges of the image
     fixed_input_size = True
+    forward_options = ("background",)
 
     def __init__(self, model: Model, processor: Sapiens2ImageProcessor, **options: object) -> None:
         super().__init__(model, processor, **options)
@@ -141,9 +142,9 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         processor: Sapiens2ImageProcessor = super().load_processor(source, **hub)
         return processor.with_options(do_pad=True) if packed_tasks(source) else processor
 
-    def _for_call(self, changes: Mapping[str, object]) -> Self:
+    def for_call(self, changes: Mapping[str, object]) -> Self:
         """Return a copy with the options of one call, and with a matting head if it masks the background."""
-        call = super()._for_call(changes)
+        call = super().for_call(changes)
         if isinstance(call.options, MaskedOptions) and call.options.background == "mask":
             self._matting = call._matting = self._matting or self._load_matting()
         else:
@@ -152,9 +153,9 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
 
     def _load_matting(self) -> Sapiens2TaskModel | None:
         """Load the matting head of a packed checkpoint; None if it has none."""
-        source = self.model.config.name_or_path
-        if not source or "matting" not in packed_tasks(source):
+        if "matting" not in self.packed_tasks:
             return None
+        source = self.model.config.name_or_path
         loaded = Sapiens2ForImageMatting.from_pretrained(source, dtype=self.model.dtype, device=self.device)
         if self.model.optimized:
             loaded.optimize(cuda_graphs=self.model.graphs is not None)

@@ -30,6 +30,7 @@ class EmbedPipeline(TaskPipeline[Embedding, Options]):
 
     processor: Sapiens2ImageProcessor
     task = "embed"
+    forward_options = ()
 
     @classmethod
     def accepts(cls) -> tuple[type[Model], ...]:

@@ -60,6 +60,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
     options_class = PoseOptions
     on_empty = "none"
     fixed_input_size = True
+    forward_options = ("flip", "kernel_size")
 
     @property
     def keypoint_names(self) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, Opt
     """Queries of whole images; subclasses post-process them."""
 
     blocking_decode: ClassVar[bool] = True
+    forward_options = ()
     post_process: ClassVar[str]  # method of the processor; it takes the options of the task
     post_process_options: ClassVar[dict[str, object]] = {}  # further arguments
 

@@ -340,8 +340,9 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
         assert isinstance(results, Results)
         return results
 
-    def _for_call(self, changes: Mapping[str, object]) -> Self:
-        call = super()._for_call(changes)
+    def for_call(self, changes: Mapping[str, object]) -> Self:
+        """Return a copy with the options of one call, and with the state of its video."""
+        call = super().for_call(changes)
         if call.options.prompts is None and call.detector is None:
             raise InputError("prompts: expected prompts or a finder, got neither. Pass prompts=TrackPrompt(…), say.")
         call.max_ahead = 0 if call.options.interactive else None

@@ -104,7 +104,7 @@ def test_results_do_not_depend_on_padding(task: str) -> None:
     boxes = [BOXES, BOXES[:1], BOXES, BOXES, BOXES, BOXES]
     wanted = list(pipe(shown, boxes=boxes))
     sizes = noted_sizes(pipe)
-    call = pipe._for_call({"boxes": boxes})
+    call = pipe.for_call({"boxes": boxes})
     graphs = GraphCache()
     found = list(run_many(call, open_source(shown), batch=BatchSize(6, fixed=True), batch_timeout=60.0, graphs=graphs))
     assert sizes == [6, 6]

@@ -369,7 +369,7 @@ class TestCamera:
 
         pipe = seeing("pointmap", answer, padded=True)
         frame = SimpleNamespace(size_hw=(HEIGHT, WIDTH), index=0, name="array")
-        context = pipe._for_call(options)._choose_regions(frame, None)
+        context = pipe.for_call(options)._choose_regions(frame, None)
         self.canonical_of_windows = pipe._region_focal(context.regions[0], is_crop=context.are_crops)
         result = pipe(shown_wall(), K=K, **options)
         assert result.metric
