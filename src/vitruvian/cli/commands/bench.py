@@ -35,35 +35,37 @@ def bench(
 
     from rich.console import Console
 
-    from vitruvian.benchmarking import models
+    from vitruvian.benchmarking import workloads
     from vitruvian.benchmarking.timing import describe_machine, product_ceiling
     from vitruvian.errors import InputError, near_matches
 
     if available:
-        typer.echo("\n".join(models.benchmark_names()))
+        typer.echo("\n".join(workloads.benchmark_names()))
         return
     target = cuda_or_cpu(device)
     kinds = dtype or ["bfloat16" if target.type == "cuda" else "float32"]
     for kind in kinds:
-        if kind not in models.DTYPES:
-            raise InputError(f"--dtype: expected one of {', '.join(models.DTYPES)}.{near_matches(kind, models.DTYPES)}")
-    chosen = [models.benchmark_model(name) for name in model or ["mask2former-swin-small"]]
-    compare = models.has_reference() if reference is None else reference
+        if kind not in workloads.DTYPES:
+            raise InputError(
+                f"--dtype: expected one of {', '.join(workloads.DTYPES)}.{near_matches(kind, workloads.DTYPES)}"
+            )
+    chosen = [workloads.benchmark_model(name) for name in model or ["mask2former-swin-small"]]
+    compare = workloads.has_reference() if reference is None else reference
     options: dict[str, Any] = {"seconds": seconds, "cold": cold, "cuda_graphs": graphs}
     options["variants"] = ("reference",) if compare else ()
     console = Console(stderr=True)
     console.print(describe_machine(target))
-    measured: list[models.Measurement] = []
+    measured: list[workloads.Measurement] = []
     for kind in kinds:
-        ceiling = product_ceiling(target, models.DTYPES[kind])
+        ceiling = product_ceiling(target, workloads.DTYPES[kind])
         for one in chosen:
             sizes = [read_size("--size", text, example="800x1088") for text in size] if size else [one.size_hw]
             counts = (prompts or [one.prompts]) if one.prompts else [0]
             for images, size_hw, count in ((b, s, p) for b in batch or [1] for s in sizes for p in counts):
-                workload = models.Workload(images, size_hw, count, models.DTYPES[kind], target)
+                workload = workloads.Workload(images, size_hw, count, workloads.DTYPES[kind], target)
                 with console.status(f"{one.name}, batch {images}, {size_hw[0]}×{size_hw[1]}, {kind}"):
-                    measured.append(models.measure(one, workload, ceiling=ceiling, **options))
-    typer.echo(models.markdown_table(measured))
+                    measured.append(workloads.measure(one, workload, ceiling=ceiling, **options))
+    typer.echo(workloads.markdown_table(measured))
     if json_file is not None:
         report = {"machine": describe_machine(target), "cells": [one.to_dict() for one in measured]}
         json_file.write_text(json.dumps(report, indent=2), encoding="utf-8")

@@ -142,7 +142,7 @@ class TestCrops:
         assert (covered.parts[gone[:, 0]] == 0).all()
         assert ((clear.keypoints[..., 2] == 2) & (covered.keypoints[..., 2] == 1)).any()
 
-    def test_prints_change_colours_of_clothes_only(self, samples: Samples, walls: Tensor) -> None:
+    def test_prints_change_colors_of_clothes_only(self, samples: Samples, walls: Tensor) -> None:
         plain = crop(samples, walls)
         names = set()
         for seed in range(12):

@@ -209,8 +209,8 @@ def _skirt(
         fields.append(np.where(front, np.abs(x) - gap, 1.0))
     uv = np.stack([np.arctan2(x, -y) / 1.2, z], -1)[form.skirt_faces].astype(np.float32)
     mesh = clip_mesh(form.skirt_faces, uv, np.stack(fields))
-    centre = form.at["root"][1]
-    radial = np.stack([x, y - centre, np.zeros_like(z)], 1)
+    center = form.at["root"][1]
+    radial = np.stack([x, y - center, np.zeros_like(z)], 1)
     radial = radial / np.maximum(np.linalg.norm(radial, axis=1, keepdims=True), 1e-6)
     widen = out + flare * np.clip((top - z) / max(top - hem, 1e-3), 0, 1.2)
     offsets = ((radial * widen[:, None])[mesh.ids] * mesh.weights[..., None]).sum(1)
@@ -549,7 +549,7 @@ def _make_cap(form: DressForm) -> list[Piece]:
     return [join_pieces(crown, brim)]
 
 
-def _rounded_box(centre: Floats, half: Floats) -> tuple[Floats, Ints]:
+def _rounded_box(center: Floats, half: Floats) -> tuple[Floats, Ints]:
     """Build a box with soft edges (a superellipsoid): points and triangles."""
     lift, turn = np.meshgrid(np.linspace(-np.pi / 2, np.pi / 2, 14), np.arange(24) * 2 * np.pi / 24, indexing="ij")
 
@@ -559,7 +559,7 @@ def _rounded_box(centre: Floats, half: Floats) -> tuple[Floats, Ints]:
     unit = np.stack(
         [soft(np.cos(lift)) * soft(np.cos(turn)), soft(np.cos(lift)) * soft(np.sin(turn)), soft(np.sin(lift))], -1
     )
-    return (centre + half * unit).reshape(-1, 3), _grid_faces(14, 24, False, True)
+    return (center + half * unit).reshape(-1, 3), _grid_faces(14, 24, False, True)
 
 
 def _make_bags(form: DressForm) -> list[Piece]:
