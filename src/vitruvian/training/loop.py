@@ -292,7 +292,7 @@ class _Run:
         return contextlib.nullcontext() if self.ema is None else self.ema.applied(self.objective)
 
     def should_stop(self, stopped: threading.Event, step: int) -> bool:
-        """Tell whether a signal asked to stop; several processes agree on it when they log."""
+        """Return whether a signal asked to stop; several processes agree on it when they log."""
         if self.accelerator.num_processes == 1:
             return stopped.is_set()
         if step % self.config.log.every:

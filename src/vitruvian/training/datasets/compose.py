@@ -104,7 +104,7 @@ def _mask(crops: Crops, mask: Tensor) -> Crops:
 
 
 def _truncated_sides(samples: Samples) -> Tensor:
-    """Tell at which sides of the image a person is truncated: left, top, right, bottom [n, 4] bool."""
+    """Return at which sides of the image a person is truncated: left, top, right, bottom [n, 4] bool."""
     H, W = samples.size_hw
     x, y, w, h = samples.boxes_xywh.unbind(1)
     return torch.stack([x <= 1, y <= 1, x + w >= W - 1, y + h >= H - 1], dim=1)
