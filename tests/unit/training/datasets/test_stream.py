@@ -15,9 +15,13 @@ STREAM = {"pack": "procedural", "scenes": 2, "ring": 8, "chunk": 4, "reuse": 2.0
 CONFIG = {"seed": 3, "model": {"image_size": list(SIZE)}, "data": {"batch_size": 4, "stream": STREAM}}
 
 
+def make_stream(pack: Pack) -> SyntheticStream:
+    return SyntheticStream(pack, TrainConfig.from_dict(CONFIG))
+
+
 @pytest.fixture(scope="module")
 def people(pack: Pack) -> SyntheticStream:
-    return SyntheticStream(pack, TrainConfig.from_dict(CONFIG))
+    return make_stream(pack)
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +36,7 @@ def equal(a: StreamBatch, b: StreamBatch) -> bool:
 
 
 def test_a_batch_depends_on_seed_and_step_only(pack: Pack, people: SyntheticStream, steps: list[StreamBatch]) -> None:
-    alone = SyntheticStream(pack, TrainConfig.from_dict(CONFIG))
-    assert equal(alone.batch(2), steps[2])
+    assert equal(make_stream(pack).batch(2), steps[2])
     assert equal(people.batch(1), steps[1])  # an earlier step
     assert not torch.equal(steps[0].crops.image, steps[1].crops.image)
 
