@@ -69,7 +69,7 @@ def bench(
             console.print(line)
 
     measured: list[workloads.Measurement] = []
-    cells = [
+    runs = [
         (one, workloads.Workload(images, size_hw, count, workloads.DTYPES[kind], target))
         for kind in kinds
         for one in chosen
@@ -80,10 +80,10 @@ def bench(
     with console.status("starting") as status:
         show("measuring the machine")
         ceilings = {kind: product_ceiling(target, workloads.DTYPES[kind]) for kind in kinds}
-        for number, (one, workload) in enumerate(cells, 1):
+        for number, (one, workload) in enumerate(runs, 1):
             kind = str(workload.dtype).removeprefix("torch.")
             height, width = workload.size_hw
-            title = f"{number} of {len(cells)}: {one.name}, batch {workload.batch}, {height}×{width}, {kind}"
+            title = f"{number} of {len(runs)}: {one.name}, batch {workload.batch}, {height}×{width}, {kind}"
             progress = functools.partial(lambda title, step: show(f"{title}, {step}"), title)
             cell = workloads.measure(one, workload, ceiling=ceilings[kind], progress=progress, **options)
             measured.append(cell)
