@@ -34,7 +34,7 @@ INPUT_HW = (256, 192)
 
 
 def frames_to_repeat(folder: Path | None, size_hw: tuple[int, int]) -> list[NDArray[np.uint8]]:
-    """Return the images of a folder, or moving random colours."""
+    """Return the images of a folder, or moving random colors."""
     if folder is not None:
         paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".png"))
         return [np.asarray(Image.open(path).convert("RGB").resize((size_hw[1], size_hw[0]))) for path in paths]

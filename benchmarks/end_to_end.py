@@ -42,8 +42,8 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 from random_inputs import add_noise, small_sapiens2, smooth_image  # noqa: E402
 
 from vitruvian import Sapiens2ImageProcessor, pipeline  # noqa: E402
-from vitruvian.benchmarking.models import DTYPES, Workload, benchmark_model  # noqa: E402
 from vitruvian.benchmarking.timing import describe_machine  # noqa: E402
+from vitruvian.benchmarking.workloads import DTYPES, Workload, benchmark_model  # noqa: E402
 from vitruvian.ops.cuda_graphs import no_capture  # noqa: E402
 from vitruvian.pipelines import Failure, base  # noqa: E402
 from vitruvian.pipelines.engine import runner  # noqa: E402

@@ -8,7 +8,7 @@ and the last column is the mean difference with its standard error:
 
 boundary F   harmonic mean of precision and recall of outline pixels, at a distance of at most two pixels
 alpha error  mean |alpha − mask| inside of the boxes
-colour       mean |colour − image| of 255, on the mask of a person eroded by eight pixels, where alpha is above one half
+color       mean |color − image| of 255, on the mask of a person eroded by eight pixels, where alpha is above one half
 
 `--sheet` writes some of the cut-outs on green, unrefined and refined side by side.
 """
@@ -68,7 +68,7 @@ def score(photo: Photo, matte: Any, parts: Any, seconds: float) -> dict[str, flo
         "boundary F, matte": boundary_f((matte.alpha > 0.5) & inside, wanted),
         "boundary F, parts": boundary_f((parts.labels > 0) & inside, wanted),
         "alpha error": float(np.abs(matte.alpha - wanted)[inside].mean()),
-        "colour": float(change[inner].mean()),
+        "color": float(change[inner].mean()),
         "seconds": seconds,
     }
 

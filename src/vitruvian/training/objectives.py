@@ -23,10 +23,10 @@ from vitruvian.training.datasets.augmentation import SHARPEN, degrade_crops, pho
 from vitruvian.training.datasets.compose import Crops, Scenes, crop_scenes, halve_crops, halve_scenes
 from vitruvian.training.datasets.labels import TrainBatch, keypoint_targets, normalize, to_model_axes
 from vitruvian.training.datasets.stream import StreamBatch
-from vitruvian.training.models import head_strides
 from vitruvian.training.synthetic.camera_effects import add_noise_and_jpeg
 from vitruvian.training.synthetic.render import VISIBLE
 from vitruvian.training.synthetic.rng import Rng
+from vitruvian.training.task_models import head_strides
 
 
 class FolderObjective(nn.Module):

@@ -10,7 +10,7 @@ from tests.unit.training.tiny_runs import ENCODER, HEADS, SIZE_HW, TASKS, model_
 from vitruvian import AutoImageProcessor, AutoModelForPoseEstimation, Sapiens2Config, Sapiens2Model, Sapiens2MultiTask
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.training.config import ModelConfig
-from vitruvian.training.models import _head_fields, build_model, head_strides, open_models, save_models
+from vitruvian.training.task_models import _head_fields, build_model, head_strides, open_models, save_models
 
 
 def part(*tasks: str, **changes: Any) -> ModelConfig:
