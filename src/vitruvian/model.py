@@ -11,13 +11,12 @@ import re
 import tempfile
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar, Unpack, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from vitruvian.adapters import AdapterMixin
 from vitruvian.config import Config
@@ -33,11 +32,11 @@ from vitruvian.devices import (
 )
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, VitruvianWarning, WeightsError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions, pin_revision, split_hub_options, upload, weight_file
-from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.layers.init import no_init_weights
 from vitruvian.ops.attention import check_implementation
 from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
+from vitruvian.transformers_api import TransformersMixin
 from vitruvian.weights import (
     SAVED_FILES,
     KeyMatch,
@@ -65,7 +64,7 @@ class _PreparesForInference(Protocol):
     def prepare_for_inference(self) -> None: ...
 
 
-class Model(AdapterMixin):
+class Model(AdapterMixin, TransformersMixin):
     """Base of all models. Subclasses set the class variables, build in `__init__` and call `post_init()` last.
 
     Attributes:
@@ -81,7 +80,6 @@ class Model(AdapterMixin):
     renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
     ignored_keys: ClassVar[tuple[str, ...]] = ()
     optional_keys: ClassVar[tuple[str, ...]] = ()
-    supports_gradient_checkpointing: ClassVar[bool] = True
     captures_forward: ClassVar[bool] = True  # whether `optimize` captures `forward` as a whole in a CUDA graph
 
     def __init__(self, config: Config) -> None:
@@ -95,7 +93,6 @@ class Model(AdapterMixin):
         self.optimized = False
         self.fp8 = False
         self.graphs: GraphCache | None = None
-        self._input_grad_hook: RemovableHandle | None = None
 
     def post_init(self) -> None:
         """Finish construction: initialize weights and select the attention implementation."""
@@ -145,11 +142,6 @@ class Model(AdapterMixin):
         if attn_implementation is not None:
             model.set_attn_implementation(attn_implementation)
         return model
-
-    @classmethod
-    def _from_config(cls, config: Config, **options: Any) -> Self:
-        """Same as `from_config`, under the name by which other libraries call it."""
-        return cls.from_config(config, **options)
 
     @classmethod
     def from_pretrained(
@@ -426,7 +418,7 @@ class Model(AdapterMixin):
                 self.save_pretrained(folder, max_shard_size=max_shard_size), repo_id, replaces=SAVED_FILES, **options
             )
 
-    # ------------------------------------------------------------------ properties and embeddings
+    # ------------------------------------------------------------------ properties
 
     @property
     def device(self) -> torch.device:
@@ -439,54 +431,11 @@ class Model(AdapterMixin):
         """Data type of the first floating-point parameter."""
         return next(p.dtype for p in self.parameters() if p.is_floating_point())
 
-    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        """Number of parameters: all, those with gradients, those outside of embedding tables."""
-        tables = {m.weight for m in self.modules() if exclude_embeddings and isinstance(m, nn.Embedding)}
-        counted = (p for p in self.parameters() if p not in tables and (p.requires_grad or not only_trainable))
-        return sum(parameter.numel() for parameter in counted)
-
-    def get_memory_footprint(self, return_buffers: bool = True) -> int:
-        """Bytes of all parameters and, with `return_buffers`, buffers."""
-        tensors = [*self.parameters(), *(self.buffers() if return_buffers else ())]
-        return sum(tensor.nbytes for tensor in tensors)
-
     @property
     def base_model(self) -> Model:
         """The model without its head; the model itself where it has none."""
         base = getattr(self, self.base_model_prefix, None)
         return base if isinstance(base, Model) else self
-
-    @classmethod
-    def can_generate(cls) -> bool:
-        """Whether the model generates text: no."""
-        return False
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the layer that embeds the pixels: the first convolution."""
-        return self.get_submodule(self._input_embeddings_name())
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the layer that embeds the pixels."""
-        self.set_submodule(self._input_embeddings_name(), value)
-
-    def _input_embeddings_name(self) -> str:
-        names: Iterator[str] = (name for name, module in self.named_modules() if isinstance(module, nn.Conv2d))
-        return next(names)
-
-    def get_output_embeddings(self) -> None:
-        """Return None: no model here predicts tokens of a vocabulary."""
-
-    def enable_input_require_grads(self) -> None:
-        """Have gradients flow to the embedded pixels even if the embedding is frozen, as adapters need it."""
-        self.disable_input_require_grads()
-        parent = self.get_submodule(self._input_embeddings_name().rpartition(".")[0])  # it may read the weights itself
-        self._input_grad_hook = parent.register_forward_hook(lambda _, __, output: output.requires_grad_(True))
-
-    def disable_input_require_grads(self) -> None:
-        """Undo `enable_input_require_grads`."""
-        if self._input_grad_hook is not None:
-            self._input_grad_hook.remove()
-        self._input_grad_hook = None
 
     # ------------------------------------------------------------------ attention, and optimization of inference
 
@@ -578,43 +527,6 @@ class Model(AdapterMixin):
         result = super().load_state_dict(state, *args, **kwargs)
         self._reoptimize()
         return result
-
-    # ------------------------------------------------------------------ gradient checkpointing
-
-    def gradient_checkpointing_enable(
-        self,
-        gradient_checkpointing_kwargs: dict[str, Any] | None = None,
-        every_n_layers: int = 1,
-        offload: bool = False,
-    ) -> None:
-        """Recompute layers in the backward pass of training, to save memory.
-
-        Args:
-            gradient_checkpointing_kwargs: Keywords of `torch.utils.checkpoint.checkpoint`, such as `use_reentrant`.
-            every_n_layers: Recompute the first of every so many layers only.
-            offload: Not supported; must be False.
-        """
-        if offload:
-            raise InputError("offload: expected False, got True. Use torch.autograd.graph.save_on_cpu around training.")
-        options = {"use_reentrant": False} | (gradient_checkpointing_kwargs or {})
-        layers = self._checkpointed_layers()
-        if not layers:
-            raise InputError(f"{type(self).__name__}: has no layers that can be checkpointed.")
-        for number, layer in enumerate(layers):
-            layer.gradient_checkpointing, layer.checkpoint_options = number % every_n_layers == 0, options
-
-    def gradient_checkpointing_disable(self) -> None:
-        """Store all activations in training."""
-        for layer in self._checkpointed_layers():
-            layer.gradient_checkpointing = False
-
-    @property
-    def is_gradient_checkpointing(self) -> bool:
-        """Whether layers are recomputed in the backward pass."""
-        return any(layer.gradient_checkpointing for layer in self._checkpointed_layers())
-
-    def _checkpointed_layers(self) -> list[CheckpointedLayer]:
-        return [module for module in self.modules() if isinstance(module, CheckpointedLayer)]
 
     # ------------------------------------------------------------------ flags and outputs of `forward`
 
