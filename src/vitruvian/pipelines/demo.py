@@ -20,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian import hub
-from vitruvian.auto import AutoConfig, packed_tasks
+from vitruvian.auto import AutoConfig
 from vitruvian.draw import contact_sheet, draw_boxes
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, VitruvianWarning, near_matches
 from vitruvian.files import write_image
 from vitruvian.files.output_paths import DistinctNames, output_path, safe_name
+from vitruvian.models.sapiens2.packed import local_packed_tasks
 from vitruvian.pipelines import pipeline
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_detector
 from vitruvian.pipelines.saving import save_as
@@ -86,7 +87,7 @@ def run_demo(
         raise InputError(f"{folder}: expected a folder to write into, got a file. Choose another.")
     models = _choose_models(model)
     if finder is None:
-        finder = next((one for one in models.values() if one is not None and "people" in packed_tasks(one)), None)
+        finder = next((one for one in models.values() if one is not None and "people" in local_packed_tasks(one)), None)
     detector = None if finder is None else open_detector(finder, device=device, dtype=dtype)
     frames, failures = _read_images(_demo_images() if images is None else images)
     names = DistinctNames()
@@ -173,7 +174,7 @@ def _demo_models(model: Checkpoint | Mapping[str, Checkpoint]) -> dict[str, Chec
             if task not in DEMO_TASKS:
                 near = near_matches(task, DEMO_TASKS)
                 raise InputError(f"model: expected tasks of {', '.join(DEMO_TASKS)}, got {task!r}.{near}")
-    elif heads := packed_tasks(hub.local_path(model) if hub.is_builtin(model) else model):
+    elif heads := local_packed_tasks(hub.local_path(model) if hub.is_builtin(model) else model):
         models = {task: model for task in DEMO_TASKS if TASKS[task].head in heads}
     else:
         models = _models_of_run(model) or dict.fromkeys(_tasks_of_checkpoint(model), model)

@@ -36,7 +36,7 @@ from vitruvian.models.sapiens2.outputs import (
     Sapiens2PoseEstimatorOutput,
     Sapiens2SemanticSegmenterOutput,
 )
-from vitruvian.models.sapiens2.packed import packed_config, packed_files, packed_table
+from vitruvian.models.sapiens2.packed import packed_config, packed_files, read_packed_tasks
 from vitruvian.ops.fp8 import missing_for_fp8
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput, OutputOptions
 from vitruvian.weights import WeightFiles
@@ -68,7 +68,7 @@ class Sapiens2PreTrainedModel(Model):
         cls, source: str | Path, config: Config | str | Path | None, options: HubOptions, overrides: dict[str, Any]
     ) -> tuple[Any, bool]:
         """Return the configuration of the model; of its task, in a packed checkpoint."""
-        tasks = packed_table(source, options) if config is None else None
+        tasks = read_packed_tasks(source, options) if config is None else None
         if tasks is not None:
             config = packed_config(source, tasks, cls.packed_task, options)
         return super().read_config(source, config, options, overrides)
@@ -78,7 +78,7 @@ class Sapiens2PreTrainedModel(Model):
         cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None, variant: str | None
     ) -> WeightFiles:
         """Open the weights; those of the encoder and the task, in a packed checkpoint."""
-        tasks = packed_table(source, options)
+        tasks = read_packed_tasks(source, options)
         if tasks is None:
             return super().open_files(source, options, use_safetensors=use_safetensors, variant=variant)
         return packed_files(source, tasks, cls.packed_task, options)

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from vitruvian.auto import packed_tasks
 from vitruvian.errors import InputError, near_matches
 from vitruvian.images.download import is_url, redacted_url
 from vitruvian.limits import get_limits
+from vitruvian.models.sapiens2.packed import local_packed_tasks
 from vitruvian.pipelines.options import Options, nesting_depth
 from vitruvian.pipelines.people.detectors import BoxFormat, DetectorSpec, OnEmpty, people_from_boxes
 from vitruvian.pipelines.sources import Frame
@@ -86,7 +86,7 @@ def detector_spec(options: PeopleOptions, model: str | None, *, detects_by_defau
         return options.people
     if options.finder is not None or not (options.crops_are_required or detects_by_default):
         return options.finder
-    return model if model and "people" in packed_tasks(model) else None
+    return model if model and "people" in local_packed_tasks(model) else None
 
 
 def people_to_crop(frame: Frame, detected: People | None, options: PeopleOptions) -> People | None:

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.auto import packed_tasks
 from vitruvian.errors import InputError
 from vitruvian.images.guided_filter import guided_upsample
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.modeling import Sapiens2ForImageMatting, Sapiens2TaskModel
+from vitruvian.models.sapiens2.packed import local_packed_tasks
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
 from vitruvian.ops.cuda_graphs import no_capture
 from vitruvian.ops.pinned_copy import pinned_copy
@@ -140,7 +140,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     def load_processor(cls, source: str | Path, **hub: object) -> Sapiens2ImageProcessor:
         """Load the processor. The one of packed checkpoints is shared, and padding is up to the task."""
         processor: Sapiens2ImageProcessor = super().load_processor(source, **hub)
-        return processor.with_options(do_pad=True) if packed_tasks(source) else processor
+        return processor.with_options(do_pad=True) if local_packed_tasks(source) else processor
 
     def _for_call(self, changes: Mapping[str, object]) -> Self:
         """Return a copy with the options of one call, and with a matting head if it masks the background."""
@@ -154,7 +154,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     def _load_matting(self) -> Sapiens2TaskModel | None:
         """Load the matting head of a packed checkpoint; None if it has none."""
         source = self.model.config.name_or_path
-        if not source or "matting" not in packed_tasks(source):
+        if not source or "matting" not in local_packed_tasks(source):
             return None
         loaded = Sapiens2ForImageMatting.from_pretrained(source, dtype=self.model.dtype, device=self.device)
         if self.model.optimized:
