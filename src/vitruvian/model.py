@@ -466,8 +466,8 @@ class Model(AdapterMixin, TransformersMixin):
         check_one_device(self, "optimize")
         if fp8 and self.active_adapters():
             raise InputError("optimize: fp8 does not include adapters. Merge them with peft first, or leave fp8 out.")
-        if fp8 and (missing := self.missing_for_fp8()):
-            raise InputError(f"optimize: fp8 needs {missing}. Leave fp8 out.")
+        if fp8 and (obstacle := self.fp8_obstacle()):
+            raise InputError(f"optimize: fp8 needs {obstacle}. Leave fp8 out.")
         self.fp8 = fp8
         self.prepare_for_inference()
         self.optimized = True
@@ -484,14 +484,17 @@ class Model(AdapterMixin, TransformersMixin):
             if not isinstance(module, Model) and isinstance(module, _PreparesForInference):
                 module.prepare_for_inference()
 
-    def missing_for_fp8(self) -> str:
-        """Return what ``optimize(fp8=True)`` lacks, or an empty string. Subclasses that support fp8 override it."""
+    def fp8_obstacle(self) -> str | None:
+        """Return what ``optimize(fp8=True)`` needs and this model lacks; None if it can run.
+
+        Subclasses that support fp8 override it.
+        """
         return f"a Sapiens2 model, got {type(self).__name__}"
 
     def _reoptimize(self) -> None:
         """Repeat `optimize` after weights changed, if it was called. CUDA graphs are captured again."""
         if self.optimized:
-            self.optimize(cuda_graphs=self.graphs is not None, fp8=self.fp8 and not self.missing_for_fp8())
+            self.optimize(cuda_graphs=self.graphs is not None, fp8=self.fp8 and self.fp8_obstacle() is None)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

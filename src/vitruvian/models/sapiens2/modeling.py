@@ -37,7 +37,7 @@ from vitruvian.models.sapiens2.outputs import (
     Sapiens2SemanticSegmenterOutput,
 )
 from vitruvian.models.sapiens2.packed import packed_config, packed_files, read_packed_tasks
-from vitruvian.ops.fp8 import missing_for_fp8
+from vitruvian.ops.fp8 import fp8_obstacle
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput, OutputOptions
 from vitruvian.weights import WeightFiles
 
@@ -97,12 +97,12 @@ class Sapiens2PreTrainedModel(Model):
 
         return WeightFiles(files.readers, renames=names)
 
-    def missing_for_fp8(self) -> str:
-        """Return what ``optimize(fp8=True)`` lacks, or an empty string."""
+    def fp8_obstacle(self) -> str | None:
+        """Return what ``optimize(fp8=True)`` needs and this model lacks; None if it can run."""
         config, weight = self.config, next(self.parameters())
         if not (config.use_gated_mlp and config.hidden_act in ("silu", "swish")):
             return f"a gated feed-forward with SiLU, got {config.hidden_act}"
-        return missing_for_fp8(weight.device, weight.dtype)
+        return fp8_obstacle(weight.device, weight.dtype)
 
     def prepare_for_inference(self) -> None:
         """Join the weights of layers, quantize them for fp8, and allow Winograd convolutions in heads."""
