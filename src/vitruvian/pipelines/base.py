@@ -80,7 +80,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         super().__init_subclass__()
         if "task" in vars(cls):
             row = TASKS[cls.task]
-            cls.checkpoints, cls.auto = row.checkpoints, auto_class(row.auto_task)
+            cls.checkpoints, cls.auto = row.checkpoints, auto_class(row.auto_key)
 
     def __init__(self, model: Any, processor: Any, **options: object) -> None:
         self.model, self.processor = model.eval(), processor

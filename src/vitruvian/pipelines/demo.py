@@ -33,7 +33,7 @@ from vitruvian.pipelines.saving import save_as
 from vitruvian.pipelines.sources import Failure, Frame, open_source
 from vitruvian.tasks import TASKS, file_ending
 
-DEMO_TASKS = tuple(task.name for task in TASKS.values() if task.head and task.pipeline)
+DEMO_TASKS = tuple(task.name for task in TASKS.values() if task.sapiens2_head and task.pipeline)
 _IMAGES = hub.BUILTIN_FOLDER  # beside the model
 _TITLES = {"parts": "body parts", "pointmap": "depth of 3D points"}
 _ROW_HEIGHT, _MARGIN = 360, 12  # of the sheet
@@ -175,7 +175,7 @@ def _demo_models(model: Checkpoint | Mapping[str, Checkpoint]) -> dict[str, Chec
                 near = near_matches(task, DEMO_TASKS)
                 raise InputError(f"model: expected tasks of {', '.join(DEMO_TASKS)}, got {task!r}.{near}")
     elif heads := local_packed_tasks(hub.local_path(model) if hub.is_builtin(model) else model):
-        models = {task: model for task in DEMO_TASKS if TASKS[task].head in heads}
+        models = {task: model for task in DEMO_TASKS if TASKS[task].sapiens2_head in heads}
     else:
         models = _models_of_run(model) or dict.fromkeys(_tasks_of_checkpoint(model), model)
     if not models:
@@ -187,7 +187,7 @@ def _models_of_run(model: Checkpoint) -> dict[str, Checkpoint]:
     """Return the models in the folder of a training run; empty for anything else."""
     folder = Path(model).expanduser()
     folder = folder / "model" if (folder / "model").is_dir() else folder
-    folders = {task: folder / str(TASKS[task].head) for task in DEMO_TASKS}
+    folders = {task: folder / str(TASKS[task].sapiens2_head) for task in DEMO_TASKS}
     return {task: path for task, path in folders.items() if (path / hub.CONFIG_FILE).is_file()}
 
 
@@ -205,7 +205,7 @@ def random_pipeline(task: str, *, device: str | None) -> Any:
     from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
     from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 
-    name = str(TASKS[task].head)
+    name = str(TASKS[task].sapiens2_head)
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
     sizes |= {"num_attention_heads": 2, "num_key_value_attention_heads": 1}
     sizes |= {"num_first_full_attention_layers": 1, "num_last_full_attention_layers": 1}

@@ -168,7 +168,7 @@ class TestMaskedBackground:
         assert (np.asarray(result.plot())[~inside] == 128).all()
 
     def test_without_mattes_the_map_is_whole(self, task: str, tmp_path: Path) -> None:
-        head = str(find_task(task).head)
+        head = str(find_task(task).sapiens2_head)
         pack_multitask(tiny_multitask(head, "people"), tmp_path)
         result = pipeline(task, tmp_path, device="cpu")(picture(), people="whole")
         assert result.mask is None or result.mask.any()

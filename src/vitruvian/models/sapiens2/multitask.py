@@ -34,14 +34,18 @@ from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput
 from vitruvian.weights import describe_mismatch, match_keys
 
+# Name of a task in packed checkpoints -> its class.
 TASK_CLASSES: dict[str, type[Sapiens2TaskModel]] = {
-    "pose": Sapiens2ForPoseEstimation,
-    "seg": Sapiens2ForSemanticSegmentation,
-    "normal": Sapiens2ForNormalEstimation,
-    "pointmap": Sapiens2ForPointmapEstimation,
-    "matting": Sapiens2ForImageMatting,
-    "albedo": Sapiens2ForAlbedoEstimation,
-    "people": Sapiens2ForPeopleDetection,
+    str(cls.packed_task): cls
+    for cls in (
+        Sapiens2ForPoseEstimation,
+        Sapiens2ForSemanticSegmentation,
+        Sapiens2ForNormalEstimation,
+        Sapiens2ForPointmapEstimation,
+        Sapiens2ForImageMatting,
+        Sapiens2ForAlbedoEstimation,
+        Sapiens2ForPeopleDetection,
+    )
 }
 
 
