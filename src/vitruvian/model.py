@@ -27,12 +27,12 @@ from vitruvian.devices import (
     checked_dtype,
     choose_devices,
     choose_dtype,
-    device_for,
     with_resident_modules,
 )
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, VitruvianWarning, WeightsError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions, pin_revision, split_hub_options, upload, weight_file
 from vitruvian.layers.init import no_init_weights
+from vitruvian.loading import compute_buffers, init_missing, load_weights
 from vitruvian.ops.attention import check_implementation
 from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
@@ -44,8 +44,6 @@ from vitruvian.weights import (
     WeightFiles,
     WeightNames,
     apply_renames,
-    check_finite,
-    check_floating,
     describe_mismatch,
     join_names,
     match_keys,
@@ -105,10 +103,9 @@ class Model(AdapterMixin, TransformersMixin):
 
     def init_weights(self) -> None:
         """Initialize all weights, and compute the buffers that are never saved, on their present device."""
-        target = self.device
         for module in self.modules():
             self.init_module(module)
-            reset_buffers(module, lambda _: target)
+        compute_buffers(self, {"": self.device})
 
     def init_module(self, module: nn.Module) -> None:
         """Initialize the parameters of `module` itself, without its children. Subclasses override it."""
@@ -226,8 +223,9 @@ class Model(AdapterMixin, TransformersMixin):
             model, device, device_map, weight_dtype, no_split_modules=cls.no_split_modules, max_memory=max_memory
         )
         devices = with_resident_modules(devices, cls.resident_modules)
-        loaded = model._assign_weights(files, match, weight_dtype, devices, source, finite=check_finite)
-        model._init_missing(set(wanted) - loaded, weight_dtype, devices)
+        load_weights(model, files, match, weight_dtype, devices, source=source, finite=check_finite)
+        init_missing(model, set(wanted) - set(match.pairs.values()), weight_dtype, devices, model.init_module)
+        compute_buffers(model, devices)
         settings.name_or_path, settings.dtype = source, weight_dtype
         model.eval()
         add_device_hooks(model, devices, cls.no_split_modules)
@@ -307,54 +305,6 @@ class Model(AdapterMixin, TransformersMixin):
                 NewWeightsWarning,
                 stacklevel=3,
             )
-
-    def _assign_weights(
-        self,
-        files: WeightFiles,
-        match: KeyMatch,
-        dtype: torch.dtype,
-        devices: dict[str, torch.device],
-        source: str,
-        *,
-        finite: bool,
-    ) -> set[str]:
-        """Replace meta tensors by those of files; return their names. With `finite`, others are an error."""
-        for file_name, tensor in files.tensors():
-            name = match.pairs.get(file_name)
-            if name is None:
-                continue
-            if finite:
-                check_finite(name, tensor, source)
-            path, _, leaf = name.rpartition(".")
-            module = self.get_submodule(path)
-            if getattr(module, leaf).is_floating_point():
-                check_floating(name, tensor, source)
-            target_dtype = dtype if tensor.is_floating_point() else tensor.dtype
-            _set_tensor(module, leaf, tensor.to(device=device_for(name, devices), dtype=target_dtype))
-        return set(match.pairs.values())
-
-    def _init_missing(self, names: set[str], dtype: torch.dtype, devices: dict[str, torch.device]) -> None:
-        """Initialize weights that no file has, and compute the buffers that are never saved."""
-        for path, module in self.named_modules():
-            prefix = f"{path}." if path else ""
-
-            def device_of(leaf: str, prefix: str = prefix) -> torch.device:
-                return device_for(prefix + leaf, devices)
-
-            leaves = [leaf for leaf, value in module._parameters.items() if value is not None]
-            leaves += [leaf for leaf in module._buffers if leaf not in module._non_persistent_buffers_set]
-            if any(prefix + leaf in names for leaf in leaves):
-                loaded: dict[str, Tensor] = {}
-                for leaf in leaves:
-                    value: Tensor = getattr(module, leaf)
-                    if prefix + leaf not in names:
-                        loaded[leaf] = value
-                    target_dtype = dtype if value.is_floating_point() else value.dtype
-                    _set_tensor(module, leaf, torch.empty(value.shape, dtype=target_dtype, device=device_of(leaf)))
-                self.init_module(module)  # initializes all weights of the module
-                for leaf, value in loaded.items():
-                    _set_tensor(module, leaf, value)
-            reset_buffers(module, device_of)
 
     # ------------------------------------------------------------------ saving
 
@@ -585,22 +535,3 @@ def _set_attention(module: nn.Module, implementation: str) -> None:
         setattr(module, "attn_implementation", implementation)  # noqa: B010
     for child in module.children():
         _set_attention(child, implementation)
-
-
-def reset_buffers(module: nn.Module, device_of: Callable[[str], torch.device]) -> None:
-    """Compute the never-saved buffers of a module after it was built on the meta device."""
-    if module._non_persistent_buffers_set:
-        reset: Callable[[], None] = module.reset_buffers  # type: ignore[assignment]
-        reset()
-        for leaf in module._non_persistent_buffers_set:
-            buffer = module._buffers[leaf]
-            module._buffers[leaf] = None if buffer is None else buffer.to(device_of(leaf))
-
-
-def _set_tensor(module: nn.Module, leaf: str, value: Tensor) -> None:
-    """Replace a parameter or buffer of a module."""
-    old = module._parameters.get(leaf)
-    if old is not None:
-        module._parameters[leaf] = nn.Parameter(value, requires_grad=old.requires_grad)
-    else:
-        module._buffers[leaf] = value

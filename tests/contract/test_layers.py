@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("devices",),
     ("ops",),
     ("layers", "images", "human"),
-    ("adapters", "transformers_api", "image_utils", "losses"),
+    ("adapters", "loading", "transformers_api", "image_utils", "losses"),
     ("model", "processor"),
     ("models",),
     ("auto",),
