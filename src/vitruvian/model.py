@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from vitruvian.adapters import AdapterMixin
 from vitruvian.config import Config
+from vitruvian.cuda.graphs import GraphCache
 from vitruvian.devices import (
     add_device_hooks,
     check_one_device,
@@ -34,7 +35,6 @@ from vitruvian.hub import CONFIG_FILE, HubOptions, pin_revision, split_hub_optio
 from vitruvian.layers.init import no_init_weights
 from vitruvian.loading import compute_buffers, init_missing, load_weights
 from vitruvian.ops.attention import check_implementation
-from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 from vitruvian.transformers_api import TransformersMixin
 from vitruvian.weights import (

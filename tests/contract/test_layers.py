@@ -24,6 +24,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config",),
     ("weights",),
     ("devices",),
+    ("tensor_cache",),
+    ("cuda",),
     ("ops",),
     ("layers", "images", "human"),
     ("adapters", "loading", "transformers_api", "image_utils", "losses"),
@@ -172,7 +174,7 @@ class TestChecks:
         ("importer", "target", "allowed"),
         [
             ("layers.mlp", "errors.InputError", True),
-            ("layers.mlp", "ops.cache.cached_tensors", True),
+            ("layers.mlp", "tensor_cache.cached_tensors", True),
             ("layers.mlp", "images.resize", False),
             ("layers.mlp", "model.Model", False),
             ("config", "hub.find_file", True),

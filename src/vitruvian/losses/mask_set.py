@@ -28,7 +28,6 @@ from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import InputError
 from vitruvian.images.rle import decode_rle
-from vitruvian.layers.no_compile import no_compile
 from vitruvian.losses.focal_dice import (
     FOCAL_ALPHA,
     class_cost,
@@ -46,6 +45,7 @@ from vitruvian.losses.point_sampling import (
 )
 from vitruvian.losses.terms import LossTerms, sum_over_processes, zero_like
 from vitruvian.ops.assignment import assign
+from vitruvian.ops.no_compile import no_compile
 
 _MAX_PIXELS = 1 << 22  # of a step of the dense loss, to bound temporary memory
 

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitruvian.cuda.pinned_copy import pinned_copy
 from vitruvian.errors import InputError
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
-from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.ops.pixel_normalization import ChannelValues, channel_constants, rescale_and_normalize
 
 if HAS_TRITON or TYPE_CHECKING:

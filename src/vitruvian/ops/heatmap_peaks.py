@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.ops.cache import constant
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+from vitruvian.tensor_cache import constant
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton

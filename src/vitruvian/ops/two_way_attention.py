@@ -18,9 +18,9 @@ from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
 from vitruvian.ops.attention import attention
-from vitruvian.ops.cache import cached_tensors
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
 from vitruvian.ops.split_softmax import merge_splits, split_keys
+from vitruvian.tensor_cache import cached_tensors
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton

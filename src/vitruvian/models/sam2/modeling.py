@@ -32,9 +32,9 @@ from vitruvian.models.sam2.prompt_encoder import (
     mask_logits,
 )
 from vitruvian.models.sam2.vision import Sam2VisionEncoderOutput, Sam2VisionModel, build_uninitialized
-from vitruvian.ops.cache import WeightCache
 from vitruvian.ops.dispatch import is_tracing
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
+from vitruvian.tensor_cache import WeightCache
 
 _MAX_RECORDED_PROMPTS = 1024  # more are bound by arithmetic, so that a CUDA graph would not help
 

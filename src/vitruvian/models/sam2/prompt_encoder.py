@@ -21,7 +21,7 @@ from vitruvian.errors import InputError
 from vitruvian.layers.mlp import activation
 from vitruvian.models.sam2.configuration import Sam2PromptEncoderConfig
 from vitruvian.models.sam2.layers import ChannelNorm
-from vitruvian.ops.cache import constant
+from vitruvian.tensor_cache import constant
 
 PADDING = -10
 NOT_A_POINT = -1

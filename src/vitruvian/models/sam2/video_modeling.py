@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn import init
 
+from vitruvian.cuda.pinned_copy import pinned_copy
 from vitruvian.errors import InputError
 from vitruvian.layers.sine_positions import TEMPERATURE, sine_positions
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
@@ -29,9 +30,8 @@ from vitruvian.models.sam2.modeling import Sam2BaseModel
 from vitruvian.models.sam2.processing import remove_specks, without_overlap
 from vitruvian.models.sam2.prompt_encoder import NOT_A_POINT, PADDING
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
-from vitruvian.ops.cache import constant
-from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
+from vitruvian.tensor_cache import constant
 
 _NO_OBJECT_LOGIT = -1024.0  # of the pixels of a frame without the object
 _MASK_PROMPT_LOGIT = 10.0  # of the pixels of a mask prompt, and of the score for whether there is an object

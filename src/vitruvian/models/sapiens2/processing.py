@@ -26,7 +26,6 @@ from vitruvian.images import (
     resize,
 )
 from vitruvian.images.label_maps import resized_argmax
-from vitruvian.ops.cache import constant
 from vitruvian.ops.crop import Floats
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.outputs import BatchFeature, output_field
@@ -44,6 +43,7 @@ from vitruvian.processor import (
     size_list,
     size_table,
 )
+from vitruvian.tensor_cache import constant
 
 _NEAREST = 0
 

@@ -22,17 +22,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitruvian.cuda.graphs import no_capture
+from vitruvian.cuda.pinned_copy import pinned_copy
+from vitruvian.cuda.streams import stack_on_device
 from vitruvian.errors import InputError
 from vitruvian.images.guided_filter import guided_upsample
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.modeling import Sapiens2ForImageMatting, Sapiens2TaskModel
 from vitruvian.models.sapiens2.packed import local_packed_tasks
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
-from vitruvian.ops.cuda_graphs import no_capture
-from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields, TaskPipeline
-from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.people.detectors import PeopleDetector, is_fallback, whole_image

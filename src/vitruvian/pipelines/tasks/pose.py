@@ -8,30 +8,52 @@ once, whichever images its people are from. If a Triton kernel decodes, it is pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitruvian.cuda.graphs import no_capture
+from vitruvian.cuda.streams import HostCopy, record_stream, stack_on_device
 from vitruvian.errors import InputError
 from vitruvian.human import FLIP_PAIRS, KEYPOINT_NAMES
 from vitruvian.models.sapiens2.modeling import flip_back
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.ops.cache import constant
 from vitruvian.ops.crop import crop_windows
-from vitruvian.ops.cuda_graphs import no_capture
 from vitruvian.ops.heatmap_peaks import decode_heatmaps, decodes_without_sync
 from vitruvian.pipelines.base import TaskPipeline
-from vitruvian.pipelines.engine.cuda_streams import HostCopy, LazyValue, record_stream, stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.people.detectors import whole_image
 from vitruvian.pipelines.people.selection import PeopleOptions, people_to_crop
 from vitruvian.pipelines.regions import boxes_xywh
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Pose
+from vitruvian.tensor_cache import constant
+
+T = TypeVar("T")
+
+
+class LazyValue(Generic[T]):
+    """A value that the first thread to call `get` computes. Thread-safe."""
+
+    def __init__(self, compute: Callable[[], T]) -> None:
+        self._compute: Callable[[], T] | None = compute
+        self._value: list[T] = []
+        self._lock = threading.Lock()
+
+    def get(self) -> T:
+        """Return the value. If computing it raises, the next call tries again."""
+        with self._lock:
+            if self._compute is not None:
+                self._value.append(self._compute())
+                self._compute = None  # releases what the closure holds
+            return self._value[0]
+
 
 # x, y in heatmap pixels and score of each keypoint of a batch [B, J, 3], and the size of its heatmaps.
 BatchKeypoints = tuple[Tensor, tuple[int, int]]

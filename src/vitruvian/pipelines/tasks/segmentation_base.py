@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
+from vitruvian.cuda.streams import stack_on_device
 from vitruvian.pipelines.base import TaskPipeline
-from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.sources import Frame

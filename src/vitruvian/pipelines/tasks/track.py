@@ -18,6 +18,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from vitruvian.cuda.streams import HostCopy, stack_on_device
 from vitruvian.errors import InputError, PromptError
 from vitruvian.images.nms import mask_boxes
 from vitruvian.images.rle import Rle
@@ -26,7 +27,6 @@ from vitruvian.models.sam2.video_processing import Sam2VideoProcessor
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize
-from vitruvian.pipelines.engine.cuda_streams import HostCopy, stack_on_device
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.options import Options

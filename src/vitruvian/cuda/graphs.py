@@ -21,13 +21,15 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from vitruvian.errors import VitruvianWarning
-from vitruvian.ops.cache import hold_cached
+from vitruvian.tensor_cache import hold_cached
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Key = tuple[object, ...]
 
-_MAX_VALUES = 8 * 3 * 1024 * 768  # of a batch of images that is captured whatever its size
+_MAX_VALUES = (
+    8 * 3 * 1024 * 768
+)  # batches with at most this many pixel values are captured, however many images they hold
 _only_batch: ContextVar[int | None] = ContextVar("_only_batch", default=None)  # None: all small batches
 
 
