@@ -27,9 +27,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Key = tuple[object, ...]
 
-_MAX_VALUES = (
-    8 * 3 * 1024 * 768
-)  # batches with at most this many pixel values are captured, however many images they hold
+# Batches with at most this many pixel values are captured, however many images they hold.
+_MAX_VALUES = 8 * 3 * 1024 * 768
 _only_batch: ContextVar[int | None] = ContextVar("_only_batch", default=None)  # None: all small batches
 
 
