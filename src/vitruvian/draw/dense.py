@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.draw.canvas import NEUTRAL, Floats, RgbImage
+from vitruvian.draw.canvas import NEUTRAL, Floats
 from vitruvian.draw.palettes import turbo_map
 from vitruvian.errors import InputError
+from vitruvian.images.types import RgbImage
 
 _AXES: Final[dict[str, tuple[float, float, float]]] = {"opencv": (1.0, -1.0, -1.0), "opengl": (1.0, 1.0, 1.0)}
 _BAND = 2**16  # pixels of one step: fits into the cache

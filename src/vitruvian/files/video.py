@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from vitruvian.atomic import Writer, temporary_path, write_errors
 from vitruvian.errors import ImageError, InputError, MissingExtraError, one_line
 from vitruvian.files.images import write_image
+from vitruvian.images.types import RgbImage
 from vitruvian.limits import get_limits
 
 _Container = Any  # objects of PyAV, which is optional
@@ -27,7 +28,6 @@ _Stream = Any
 _Packet = Any
 _Frame = Any
 _TimedFrame = tuple[Fraction | None, _Frame]  # seconds since the start of the stream
-_RgbImage = NDArray[np.uint8]  # [H, W, 3]
 
 _MAX_SD_HEIGHT = 576  # taller video without a stated color space is BT.709, as players assume
 
@@ -94,10 +94,10 @@ class VideoReader:
             guess = None if self.duration is None else round(self.duration * self.rate)
             self.count: int | None = stream.frames or guess
 
-    def __iter__(self) -> Iterator[tuple[int, float, _RgbImage]]:
+    def __iter__(self) -> Iterator[tuple[int, float, RgbImage]]:
         return self.frames()
 
-    def frames(self, start: int = 0) -> Iterator[tuple[int, float, _RgbImage]]:
+    def frames(self, start: int = 0) -> Iterator[tuple[int, float, RgbImage]]:
         """Yield (number, seconds since the first frame, image uint8 [H, W, 3]) from frame `start` on.
 
         Times are the timestamps of the file, also for a variable frame rate. `start` is exact: by seeking where the
@@ -179,11 +179,11 @@ class VideoReader:
             self._times = sorted(times) if unique else []
         return self._times or None
 
-    def _to_rgb(self, frame: _Frame) -> _RgbImage:
+    def _to_rgb(self, frame: _Frame) -> RgbImage:
         """Convert a decoded frame to upright RGB, uint8 [H, W, 3]."""
         unknown = frame.colorspace not in (1, 4, 5, 6, 7, 9, 10)  # the color spaces that swscale supports
         space = "ITU709" if unknown and frame.height > _MAX_SD_HEIGHT else None
-        image: _RgbImage = frame.reformat(format="rgb24", src_colorspace=space).to_ndarray()
+        image: RgbImage = frame.reformat(format="rgb24", src_colorspace=space).to_ndarray()
         return np.ascontiguousarray(np.rot90(image, self.rotation // 90)) if self.rotation else image
 
 

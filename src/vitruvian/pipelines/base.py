@@ -18,9 +18,9 @@ from torch import Tensor
 from vitruvian.auto import AutoProcessor, AutoTaskModel, auto_class, model_classes
 from vitruvian.cuda.streams import PendingTensors, upload_stream
 from vitruvian.devices import checked_device, checked_dtype, default_placement, devices_of
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.hub import HUB_KEYWORDS
+from vitruvian.images.types import RgbImage
 from vitruvian.model import Model
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results, run_many, run_one

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from vitruvian import hub
 from vitruvian.auto import AutoConfig
 from vitruvian.draw import contact_sheet, draw_boxes
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, VitruvianWarning, near_matches
 from vitruvian.files import write_image
 from vitruvian.files.output_paths import DistinctNames, output_path, safe_name
+from vitruvian.images.types import RgbImage
 from vitruvian.models.sapiens2.packed import local_packed_tasks
 from vitruvian.pipelines import pipeline
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_detector

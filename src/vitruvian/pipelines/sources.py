@@ -25,11 +25,11 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, VitruvianError, near_matches, one_line
 from vitruvian.files.video import VideoReader, import_av
 from vitruvian.images import load_image
 from vitruvian.images.download import download, is_url, redacted_url
+from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.exif_focal import exif_focal
 
 # fmt: off

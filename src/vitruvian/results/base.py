@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.arrays import write_npz
 from vitruvian.files.images import write_image
+from vitruvian.images.types import RgbImage
 from vitruvian.text_files import JsonObject, json_text, write_json
 
 

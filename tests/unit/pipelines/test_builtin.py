@@ -15,8 +15,8 @@ from PIL import Image
 from tests.tiny_packed import install, tiny_multitask
 from tests.unit.pipelines.case import picture
 from vitruvian import InputError, VitruvianWarning, hub, pipeline
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import CheckpointError
+from vitruvian.images.types import RgbImage
 from vitruvian.models.sapiens2.packed import pack_multitask
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitruvian.images.types import SizeHW
 from vitruvian.models.mask_classification.outputs import SegmentationResult
 from vitruvian.models.mask_classification.segments import Thresholds
 
-SizeHW = tuple[int, int]
 InstanceKind = Literal["map", "rle", "masks"]
 
 

@@ -28,11 +28,12 @@ from vitruvian.images import resample_mode, resize
 from vitruvian.images.connected_components import fill_holes, remove_islands
 from vitruvian.images.nms import box_nms, mask_boxes
 from vitruvian.images.rle import Rle, decode_rle, encode_rles
+from vitruvian.images.types import SizeHW
 from vitruvian.models.sam2.configuration import Size, pair, positional_fields
 from vitruvian.models.sam2.crops import is_cut, overlapping_crops, point_grid
 from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.prompt_encoder import PADDING
-from vitruvian.models.sam2.prompts import SizeHW, read_boxes, read_points
+from vitruvian.models.sam2.prompts import read_boxes, read_points
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
     COMBINED_PROCESSOR_FILE,

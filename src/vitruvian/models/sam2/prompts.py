@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError, VitruvianWarning
+from vitruvian.images.types import SizeHW
 from vitruvian.models.sam2.prompt_encoder import PADDING, check_label_values
 
-SizeHW = tuple[int, int]
 _POINTS, _BOXES = "[image][object][point][x, y]", "[image][object][x1, y1, x2, y2]"
 
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.hub import is_builtin
+from vitruvian.images.types import RgbImage
 from vitruvian.results.base import People
 
 OnEmpty = Literal["whole", "none", "error"]

@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.images.nms import box_nms
 from vitruvian.images.resize import fit_inside_hw, resize
+from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.people.detectors import Device
 from vitruvian.processor import as_tensor
 from vitruvian.results.base import People

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN
 from vitruvian.images import resize
 from vitruvian.images.nms import box_nms
+from vitruvian.images.types import RgbImage
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection, decode_people
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines.people.detectors import Device, DType

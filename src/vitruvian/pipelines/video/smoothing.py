@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.images.resize import resize
+from vitruvian.images.types import RgbImage
 from vitruvian.processor import as_tensor
 from vitruvian.results import Albedo, Matte, Normals, Pointmap, Pose, Result
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
+from vitruvian.images.types import RgbImage
 from vitruvian.ops.assignment import assign
 from vitruvian.pipelines.people.detectors import PeopleDetector, run_detector
 from vitruvian.pipelines.video.smoothing import UNTRACKED, SceneCuts, State, Stateful
