@@ -20,6 +20,7 @@ from vitruvian.cuda.streams import PendingTensors, upload_stream
 from vitruvian.devices import checked_device, checked_dtype, default_placement, devices_of
 from vitruvian.errors import InputError
 from vitruvian.hub import HUB_KEYWORDS
+from vitruvian.images.data_format import pixels_of
 from vitruvian.images.types import RgbImage
 from vitruvian.model import Model
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
@@ -38,7 +39,6 @@ from vitruvian.pipelines.people.detectors import (
 from vitruvian.pipelines.people.selection import PeopleOptions, detector_spec
 from vitruvian.pipelines.saving import open_writer
 from vitruvian.pipelines.sources import Frame, Source, open_source
-from vitruvian.processor import as_tensor
 from vitruvian.results.base import People, Result
 from vitruvian.tasks import TASKS
 
@@ -291,7 +291,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-        pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
+        pixels = pixels_of(frame.image)  # [3, H, W]
         if count > _MAX_EAGER_UNITS:
             return _lazy_units(pixels, count, make)
         return [Unit(one) for one in make(pixels, slice(count))]

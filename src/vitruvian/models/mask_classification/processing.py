@@ -30,6 +30,7 @@ from vitruvian.images import (
     resize,
     round_up_hw,
 )
+from vitruvian.images.data_format import in_data_format, is_channels_last, size_of
 from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.images.types import SizeHW
 from vitruvian.images.upright_rgb import to_uint8
@@ -61,11 +62,8 @@ from vitruvian.processor import (
     as_pixels,
     check_count,
     height_width,
-    in_data_format,
-    is_channels_last,
     scaled_hw,
     size_list,
-    size_of,
     size_table,
     use_legacy,
 )

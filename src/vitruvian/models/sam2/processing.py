@@ -26,6 +26,7 @@ from vitruvian.errors import CheckpointError, InputError, InputTypeError
 from vitruvian.hub import HubOptions, split_hub_options
 from vitruvian.images import resample_mode, resize
 from vitruvian.images.connected_components import fill_holes, remove_islands
+from vitruvian.images.data_format import in_data_format, size_of
 from vitruvian.images.nms import box_nms, mask_boxes
 from vitruvian.images.rle import Rle, decode_rle, encode_rles
 from vitruvian.images.types import SizeHW
@@ -45,9 +46,7 @@ from vitruvian.processor import (
     as_pixels,
     check_count,
     height_width,
-    in_data_format,
     size_list,
-    size_of,
     size_table,
     use_legacy,
 )

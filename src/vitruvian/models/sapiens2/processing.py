@@ -25,6 +25,7 @@ from vitruvian.images import (
     resample_mode,
     resize,
 )
+from vitruvian.images.data_format import channels_first, in_data_format
 from vitruvian.images.label_maps import resized_argmax
 from vitruvian.ops.crop import Floats
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
@@ -36,10 +37,8 @@ from vitruvian.processor import (
     SizeOption,
     as_list,
     as_pixels,
-    channels_first,
     check_count,
     height_width,
-    in_data_format,
     size_list,
     size_table,
 )

@@ -26,6 +26,7 @@ from vitruvian.cuda.graphs import no_capture
 from vitruvian.cuda.pinned_copy import pinned_copy
 from vitruvian.cuda.streams import stack_on_device
 from vitruvian.errors import InputError
+from vitruvian.images.data_format import as_tensor
 from vitruvian.images.guided_filter import guided_upsample
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.modeling import Sapiens2ForImageMatting, Sapiens2TaskModel
@@ -47,7 +48,6 @@ from vitruvian.pipelines.regions import (
     plan_tiles,
 )
 from vitruvian.pipelines.sources import Frame
-from vitruvian.processor import as_tensor
 from vitruvian.results import People, Result
 
 ResultT = TypeVar("ResultT", bound=Result)

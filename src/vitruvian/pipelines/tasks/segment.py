@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitruvian.cuda.streams import stack_on_device
 from vitruvian.errors import InputError
+from vitruvian.images.data_format import pixels_of
 from vitruvian.images.nms import mask_boxes
 from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.models.sam2.processing import Sam2Processor
@@ -19,7 +20,7 @@ from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.options import Options, nesting_depth
 from vitruvian.pipelines.sources import Frame
-from vitruvian.processor import as_tensor, height_width
+from vitruvian.processor import height_width
 from vitruvian.results import Masks, People
 
 _MAX_PROMPTED_OBJECTS = 64  # in one call of the mask decoder
@@ -77,7 +78,7 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
         prompts = self.processor.prompts([frame.size_hw], point_batch, label_batch, box_batch, strict=True)
         if masks is not None:
             prompts["input_masks"] = (masks if masks.ndim == 3 else masks[None])[None]  # [1, P, h, w]
-        pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
+        pixels = pixels_of(frame.image)  # [3, H, W]
         ambiguous = points is not None and all(len(one) == 1 for one in points) and boxes is None and masks is None
         multimask = ambiguous if options.multimask is None else options.multimask
         return Prepared(frame, [Unit(self.processor.image_processor.prepare_image(pixels), (prompts, multimask))])
