@@ -18,7 +18,7 @@ from vitruvian.images import (
     ResizeMode,
     center_on_canvas,
     crop_boxes,
-    crop_params,
+    crop_windows,
     fit_inside_hw,
     image_to_tensor,
     load_image,
@@ -233,8 +233,8 @@ class Sapiens2ImageProcessor(ImageProcessor):
             if not len(boxes):
                 continue
             known = _read_keypoints(points, device)  # [n, J, 3]
-            center, extent = crop_params(boxes.to(known.device), self.size_hw)
-            xy = ((known[..., :2] - center[:, None]) / extent[:, None] + 0.5) * last  # [n, J, 2]
+            center_xy, size_wh = crop_windows(boxes.to(known.device), self.size_hw)
+            xy = ((known[..., :2] - center_xy[:, None]) / size_wh[:, None] + 0.5) * last  # [n, J, 2]
             maps, weight = draw_heatmaps(xy, known[..., 2] > 0, size_hw=target_hw, sigma=self.keypoint_heatmap_sigma)
             targets += list(maps)
             weights += list(weight)
@@ -282,9 +282,9 @@ class Sapiens2ImageProcessor(ImageProcessor):
             return [[] for _ in people]
         all_boxes = torch.cat(people).to(heatmaps.device)  # [N, 4]
         xy, scores = decode_heatmaps(heatmaps, kernel_size=kernel_size)  # [N, J, 2], [N, J]
-        center, extent = crop_params(all_boxes, self.size_hw)
+        center_xy, size_wh = crop_windows(all_boxes, self.size_hw)
         last = torch.tensor([heatmaps.shape[-1] - 1, heatmaps.shape[-2] - 1], device=xy.device)
-        xy = (xy / last - 0.5) * extent[:, None] + center[:, None]  # [N, J, 2]
+        xy = (xy / last - 0.5) * size_wh[:, None] + center_xy[:, None]  # [N, J, 2]
         corners = torch.cat((all_boxes[:, :2], all_boxes[:, :2] + all_boxes[:, 2:]), dim=1)  # [N, 4]
         if sources is not None and targets is not None:
             factors = [
@@ -535,11 +535,11 @@ def _reduce_labels(labels: Tensor) -> Tensor:
 
 def _crop_labels(labels: Tensor, boxes: Tensor, size_hw: tuple[int, int], outside: int = 255) -> Tensor:
     """Crop boxes of a label map [1, H, W] with nearest sampling: [n, 1, h, w], `outside` beyond the image."""
-    center, extent = crop_params(boxes.to(labels.device), size_hw)
+    center_xy, size_wh = crop_windows(boxes.to(labels.device), size_hw)
     samples = []
     for axis, (side, count) in enumerate(((labels.shape[-1], size_hw[1]), (labels.shape[-2], size_hw[0]))):
         steps = torch.arange(count, device=labels.device) / max(count - 1, 1) - 0.5
-        index = (center[:, axis, None] + steps * extent[:, axis, None]).round().long()  # [n, count]
+        index = (center_xy[:, axis, None] + steps * size_wh[:, axis, None]).round().long()  # [n, count]
         samples.append((index.clamp(0, side - 1), (index >= 0) & (index < side)))
     (x, x_inside), (y, y_inside) = samples
     found = labels[0][y[:, :, None], x[:, None, :]].long()  # [n, h, w]

@@ -24,7 +24,7 @@ from vitruvian.errors import InputError
 from vitruvian.human import FLIP_PAIRS, KEYPOINT_NAMES
 from vitruvian.models.sapiens2.modeling import flip_back
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.ops.crop import crop_windows
+from vitruvian.ops.crop import crop_windows_numpy
 from vitruvian.ops.heatmap_peaks import decode_heatmaps, decodes_without_sync
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.task import Prepared, Unit
@@ -174,7 +174,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
 
     def _to_source(self, xy: NDArray[np.float32], heatmap_hw: tuple[int, int], people: People) -> NDArray[np.float32]:
         """Transform keypoints [P, J, 2] from pixels of people's heatmaps to those of the image."""
-        center_xy, size_wh = crop_windows(boxes_xywh(people), self.processor.size_hw)  # [P, 2] each
+        center_xy, size_wh = crop_windows_numpy(boxes_xywh(people), self.processor.size_hw)  # [P, 2] each
         last_xy = np.array([heatmap_hw[1] - 1, heatmap_hw[0] - 1], np.float32)
         relative = xy / last_xy - np.float32(0.5)  # [P, J, 2]
         return (relative * size_wh[:, None] + center_xy[:, None]).astype(np.float32, copy=False)
