@@ -25,6 +25,7 @@ from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
 from vitruvian.models.swin.modeling import SwinBackbone
 from vitruvian.ops.deformable_attention import LevelSizes, deformable_attention
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.ops.layer_norm import layer_norm_of_sum, layer_norm_of_sum_and_positions
 
 LEVELS = 3  # coarsest maps, which go through deformable attention
@@ -84,7 +85,7 @@ class PixelDecoder(nn.Module):
         current = levels[-1]
         for number in range(self.laterals, 0, -1):
             lateral = self.get_submodule(f"adapter_{number}")(maps[number - 1])  # [B, C, h, w]
-            upsampled = F.interpolate(current, size=lateral.shape[-2:], mode="bilinear", align_corners=False)
+            upsampled = bilinear(current, lateral.shape[-2:])
             current = self.get_submodule(f"layer_{number}")(lateral + upsampled)
         return levels, pointwise(self.mask_projection, current)
 

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.images.nms import box_nms, mask_boxes, mask_nms
@@ -25,6 +24,7 @@ from vitruvian.models.sam2.crops import CropXYXY, is_cut, overlapping_crops, poi
 from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor, remove_specks
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.processor import ImageInput, as_pixels
 
 _STORED_BYTES = 256 << 20  # candidates beyond this are reduced by NMS before the next batch
@@ -233,7 +233,7 @@ def _paste(candidates: _Candidates, size_hw: tuple[int, int], scale: float, thre
         x1, y1, x2, y2 = (round(edge * scale) for edge in crop)
         x2, y2 = min(max(x2, x1 + 1), size_hw[1]), min(max(y2, y1 + 1), size_hw[0])
         logits = candidates.logits[index == number, None].float()  # [n, 1, h, w]
-        logits = F.interpolate(logits, size=(y2 - y1, x2 - x1), mode="bilinear", align_corners=False)
+        logits = bilinear(logits, (y2 - y1, x2 - x1))
         out[index == number, y1:y2, x1:x2] = logits[:, 0] > threshold
     return out
 

@@ -15,7 +15,6 @@ from typing import Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn import init
 
 from vitruvian.errors import InputError
@@ -33,6 +32,7 @@ from vitruvian.models.sam2.prompt_encoder import (
 )
 from vitruvian.models.sam2.vision import Sam2VisionEncoderOutput, Sam2VisionModel, build_uninitialized
 from vitruvian.ops.dispatch import is_tracing
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 from vitruvian.tensor_cache import WeightCache
 
@@ -359,7 +359,7 @@ def mask_loss(output: Sam2ImageSegmentationOutput, labels: Tensor, *, counts: Te
             f"{list(labels.shape)}. Split a label map into one mask an object first."
         )
     if targets.shape[-2:] != masks.shape[-2:]:
-        flat = F.interpolate(masks.flatten(0, 1).float(), size=targets.shape[-2:], mode="bilinear", align_corners=False)
+        flat = bilinear(masks.flatten(0, 1).float(), targets.shape[-2:])
         masks = torch.unflatten(flat, 0, masks.shape[:2])  # [B, P, K, h, w]
     return prompted_mask_loss(masks, scores, output.object_score_logits, targets, counts=counts).total
 

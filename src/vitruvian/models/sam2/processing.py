@@ -35,6 +35,7 @@ from vitruvian.models.sam2.crops import is_cut, overlapping_crops, point_grid
 from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.prompt_encoder import PADDING
 from vitruvian.models.sam2.prompts import read_boxes, read_points
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
     COMBINED_PROCESSOR_FILE,
@@ -475,7 +476,7 @@ def _resize_logits(masks: object, size_hw: SizeHW) -> Tensor:
         raise InputError(
             f"masks: expected [P, K, h, w] for each image, got {list(logits.shape)}. Pass pred_masks as it is."
         )
-    return F.interpolate(logits.float(), size=size_hw, mode="bilinear", align_corners=False)  # [P, K, H, W]
+    return bilinear(logits.float(), size_hw)  # [P, K, H, W]
 
 
 def without_overlap(logits: Tensor) -> Tensor:

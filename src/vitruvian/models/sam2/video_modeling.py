@@ -16,7 +16,6 @@ from typing import NamedTuple, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn import init
 
 from vitruvian.cuda.pinned_copy import pinned_copy
@@ -30,6 +29,7 @@ from vitruvian.models.sam2.modeling import Sam2BaseModel
 from vitruvian.models.sam2.processing import remove_specks, without_overlap
 from vitruvian.models.sam2.prompt_encoder import NOT_A_POINT, PADDING
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 from vitruvian.tensor_cache import constant
 
@@ -398,7 +398,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
     def _enlarge(self, masks: Tensor) -> Tensor:
         """Resize mask logits [O, 1, h, w] to the size of a frame [O, 1, H, W]."""
         size_hw = self.prompt_encoder.image_hw
-        return F.interpolate(masks.float(), size=size_hw, mode="bilinear", align_corners=False).to(masks.dtype)
+        return bilinear(masks.float(), size_hw).to(masks.dtype)
 
     # ------------------------------------------------------------------------------------------------------- memory
 
@@ -634,7 +634,7 @@ def _fill_specks(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: floa
 
 def _resample(masks: Tensor, size_hw: tuple[int, int]) -> Tensor:
     """Resize masks [O, 1, H, W] with antialiasing."""
-    resized = F.interpolate(masks.float(), size=size_hw, mode="bilinear", align_corners=False, antialias=True)
+    resized = bilinear(masks.float(), size_hw, antialias=True)
     return resized.to(masks.dtype)
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional as F
 
 from vitruvian.config import nested, read_config_dict, settings
 from vitruvian.errors import InputError
@@ -24,6 +23,7 @@ from vitruvian.models.sam2.configuration import pair, positional_fields
 from vitruvian.models.sam2.processing import FixedSizeProcessor, Sam2Processor
 from vitruvian.models.sam2.prompts import nesting_depth
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
     COMBINED_PROCESSOR_FILE,
@@ -123,8 +123,8 @@ class Sam2VideoVideoProcessor(FixedSizeProcessor):
         inner = size_list("reshaped_input_sizes", reshaped_input_sizes, len(masks)) or []
         processed = []
         for logits, size_hw, (height, width) in zip(map(torch.as_tensor, masks), sizes, inner, strict=True):
-            large = F.interpolate(logits.float(), size=padded_hw, mode="bilinear", align_corners=False)
-            large = F.interpolate(large[..., :height, :width], size=size_hw, mode="bilinear", align_corners=False)
+            large = bilinear(logits.float(), padded_hw)
+            large = bilinear(large[..., :height, :width], size_hw)
             processed.append(large > mask_threshold if binarize else large)
         return processed
 
@@ -314,7 +314,7 @@ class Sam2VideoProcessor(Sam2Processor):
         target_hw = pair(self.target_size)
         if tensor.shape[-2:] == target_hw:
             return tensor
-        resized = F.interpolate(tensor, size=target_hw, mode="bilinear", align_corners=False, antialias=True)
+        resized = bilinear(tensor, target_hw, antialias=True)
         return (resized >= 0.5).float()
 
 

@@ -29,6 +29,7 @@ from vitruvian.images.data_format import channels_first, in_data_format
 from vitruvian.images.label_maps import resized_argmax
 from vitruvian.ops.crop import Floats
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import BatchFeature, output_field
 from vitruvian.processor import (
     ImageInput,
@@ -320,7 +321,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
             return [resized_argmax(one, size) for one, size in zip(logits, sizes, strict=True)]
         scores = list(logits)
         if sizes is not None:
-            scores = [resize_map(one, size) for one, size in zip(logits, sizes, strict=True)]
+            scores = [bilinear(one, size) for one, size in zip(logits, sizes, strict=True)]
         return [BatchFeature({"segmentation": s.argmax(0), "segmentation_scores": s}) for s in scores]
 
     def post_process_normal_estimation(
@@ -387,12 +388,12 @@ class Sapiens2ImageProcessor(ImageProcessor):
         results: list[dict[str, Tensor | None]] = []
         for index, matte in enumerate(mattes):
             if sizes is not None:
-                matte = resize_map(matte, sizes[index]).clamp(0, 1)
+                matte = bilinear(matte, sizes[index]).clamp(0, 1)
             foreground, alpha = matte[:3], matte[3:]
             composite = None
             if behind is not None:
                 size_hw = (matte.shape[-2], matte.shape[-1])
-                back = resize_map(behind[index].to(matte), size_hw)  # [3, H, W]
+                back = bilinear(behind[index].to(matte), size_hw)  # [3, H, W]
                 mixed = (foreground + (1 - alpha) * back).clamp(0, 1)
                 composite = (mixed * (256 - 1e-3)).to(torch.uint8)  # [3, H, W]
             results.append({"foreground": foreground, "alpha": alpha, "composite": composite})
@@ -411,7 +412,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         for index, one in enumerate(maps):
             if cut and sources is not None:
                 one = crop_padding(one, sources[index], self.size_hw)
-            results.append(one if targets is None else resize_map(one, targets[index]))
+            results.append(one if targets is None else bilinear(one, targets[index]))
         return results
 
 
@@ -455,18 +456,11 @@ def crop_padding(one: Tensor, source_hw: tuple[int, int], size_hw: tuple[int, in
     starts = [(whole - side) // 2 for side, whole in zip(inner, size_hw, strict=True)]
     borders = zip((*starts, *map(sum, zip(starts, inner, strict=True))), one.shape[-2:] * 2, size_hw * 2, strict=True)
     if any(border * actual % whole for border, actual, whole in borders):
-        one = resize_map(one, size_hw)
+        one = bilinear(one, size_hw)
     spans = []
     for start, side, whole, actual in zip(starts, inner, size_hw, one.shape[-2:], strict=True):
         spans.append(slice(start * actual // whole, (start + side) * actual // whole))
     return one[:, spans[0], spans[1]]
-
-
-def resize_map(one: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """Resize a map [C, H, W] bilinearly, unless it has that size."""
-    if tuple(one.shape[-2:]) == tuple(size_hw):
-        return one
-    return F.interpolate(one[None], size=size_hw, mode="bilinear", align_corners=False)[0]
 
 
 def _read_boxes(boxes: Any, count: int) -> list[Tensor]:
