@@ -27,8 +27,8 @@ from vitruvian.models.sam2.prompt_encoder import (
     PADDING,
     PromptEncoder,
     RandomFourierPositions,
+    as_mask_logits,
     check_labels,
-    mask_logits,
 )
 from vitruvian.models.sam2.vision import Sam2VisionEncoderOutput, Sam2VisionModel, build_uninitialized
 from vitruvian.ops.dispatch import is_tracing
@@ -126,7 +126,7 @@ class Sam2BaseModel(Sam2PreTrainedModel):
         """Embed prompts: sparse [B, P, N, C] for points and boxes, dense [B, C, h, w] for one mask an image."""
         if input_points is not None and input_labels is None:
             input_labels = _all_positive(input_points)
-        masks = None if input_masks is None else mask_logits(input_masks, self.prompt_encoder.mask_hw)
+        masks = None if input_masks is None else as_mask_logits(input_masks, self.prompt_encoder.mask_hw)
         sparse, dense = self.prompt_encoder(input_points, input_labels, input_boxes, masks)
         if masks is None and sparse is not None:
             dense = dense.expand(len(sparse), -1, -1, -1, -1)
@@ -331,7 +331,7 @@ class Sam2Model(Sam2BaseModel):
                 )
             check_labels(labels)
         if masks is not None:
-            masks = mask_logits(masks, self.prompt_encoder.mask_hw)  # [B, P | 1, 4h, 4w]
+            masks = as_mask_logits(masks, self.prompt_encoder.mask_hw)  # [B, P | 1, 4h, 4w]
             _check_shape("input_masks", masks, batch, "[B, P, h, w]")
         if points is None and boxes is None:
             points = embedding.new_zeros(batch, 1 if masks is None else masks.shape[1], 1, 2)

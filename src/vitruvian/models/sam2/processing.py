@@ -30,7 +30,8 @@ from vitruvian.images.data_format import in_data_format, size_of
 from vitruvian.images.nms import box_nms, mask_boxes
 from vitruvian.images.rle import Rle, decode_rle, encode_rles
 from vitruvian.images.types import SizeHW
-from vitruvian.models.sam2.configuration import Size, pair, positional_fields
+from vitruvian.layers.backbone_stages import Size, as_hw
+from vitruvian.models.sam2.configuration import positional_fields
 from vitruvian.models.sam2.crops import is_cut, overlapping_crops, point_grid
 from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.prompt_encoder import PADDING
@@ -444,7 +445,7 @@ class Sam2Processor(MaskPostProcessing, Settings):
 
         With `strict`, a point outside of its image is an error.
         """
-        target, pad = pair(self.target_size), self.point_pad_value
+        target, pad = as_hw(self.target_size), self.point_pad_value
         prompts: dict[str, Tensor] = {}
         if input_points is not None or input_labels is not None:
             prompts["input_points"], labels = read_points(

@@ -136,7 +136,7 @@ class MaskEmbedding(nn.Module):
         return out
 
 
-def mask_logits(masks: Tensor, mask_hw: tuple[int, int]) -> Tensor:
+def as_mask_logits(masks: Tensor, mask_hw: tuple[int, int]) -> Tensor:
     """Convert mask prompts [B, P, H, W] or [B, H, W] to logits [B, P, 4h, 4w].
 
     Floating-point masks are logits, such as `pred_masks` of an earlier call. Binary masks (bool or integers) become

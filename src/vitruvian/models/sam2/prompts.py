@@ -88,8 +88,8 @@ def read_boxes(boxes: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, 
     return torch.from_numpy(out)
 
 
-def nesting_depth(value: object, name: str) -> int:
-    """Return the number of levels of nested prompts."""
+def prompt_levels(value: object, name: str) -> int:
+    """Return the number of levels of nested prompts; raise `InputError` where lists are nested unevenly."""
     return _to_lists(value, name)[1]
 
 
