@@ -36,7 +36,7 @@ from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 from vitruvian.tensor_cache import WeightCache
 
-_MAX_RECORDED_PROMPTS = 1024  # more are bound by arithmetic, so that a CUDA graph would not help
+_MAX_CAPTURED_PROMPTS = 1024  # more are bound by arithmetic, so that a CUDA graph would not help
 
 
 @dataclass
@@ -224,7 +224,7 @@ class Sam2Model(Sam2BaseModel):
         points, point_labels, boxes, _ = prompts
         objects = next(prompt.shape[1] for prompt in (points, boxes) if prompt is not None)
         special = attention_similarity is not None or target_embedding is not None or flags.attentions
-        if special or objects > _MAX_RECORDED_PROMPTS:
+        if special or objects > _MAX_CAPTURED_PROMPTS:
             decoded = self._decode(
                 levels, *prompts, multimask_output, attention_similarity, target_embedding, flags.attentions
             )

@@ -100,7 +100,9 @@ class MaskPostProcessing:
             if apply_non_overlapping_constraints:
                 logits = without_overlap(logits)
             before = logits > mask_threshold
-            after = remove_specks(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
+            after = fill_holes_and_remove_islands(
+                before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area
+            )
             if not binarize and after is not before:
                 logits = logits.masked_fill(after & ~before, mask_threshold + _CORRECTED_LOGIT)
                 logits = logits.masked_fill(before & ~after, mask_threshold - _CORRECTED_LOGIT)
@@ -463,7 +465,7 @@ class Sam2Processor(MaskPostProcessing, Settings):
         return BatchFeature(dict(prompts), tensor_type="np" if return_tensors == "np" else None)
 
 
-def remove_specks(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
+def fill_holes_and_remove_islands(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
     """Fill holes, then remove islands of up to so many pixels in bool masks [..., H, W]; 0 keeps them."""
     if max_hole_area > 0:
         masks = fill_holes(masks, max_hole_area)

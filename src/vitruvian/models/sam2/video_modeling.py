@@ -26,7 +26,7 @@ from vitruvian.models.sam2.layers import FeedForward
 from vitruvian.models.sam2.memory_attention import MemoryAttention
 from vitruvian.models.sam2.memory_encoder import MemoryEncoder, MemoryFuserBlock
 from vitruvian.models.sam2.modeling import Sam2BaseModel
-from vitruvian.models.sam2.processing import remove_specks, without_overlap
+from vitruvian.models.sam2.processing import fill_holes_and_remove_islands, without_overlap
 from vitruvian.models.sam2.prompt_encoder import NOT_A_POINT, PADDING
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
 from vitruvian.ops.interpolate import bilinear
@@ -36,7 +36,7 @@ from vitruvian.tensor_cache import constant
 _NO_OBJECT_LOGIT = -1024.0  # of the pixels of a frame without the object
 _MASK_PROMPT_LOGIT = 10.0  # of the pixels of a mask prompt, and of the score for whether there is an object
 _PRIOR_LIMIT = 32.0  # of logits that are given to the decoder with further points, as in the original
-_SPECK_LOGIT = 0.1  # of filled holes and, negative, of removed islands, as in the original
+_CLEANED_LOGIT = 0.1  # of filled holes and, negative, of removed islands, as in the original
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -531,7 +531,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             if not options.independent_objects:
                 prompted = [any(prompted)] * len(steps)
             memories = self._encode_memory(features, high, masks.scores, prompted)
-        low = _fill_specks(masks.low, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area)
+        low = _clean_logits(masks.low, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area)
         for number, step in enumerate(steps):
             this = slice(number, number + 1)
             output = {
@@ -623,13 +623,13 @@ def _sine_of_time(time: Tensor, channels: int) -> Tensor:
     return torch.cat((angle.sin(), angle.cos()), dim=-1)
 
 
-def _fill_specks(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
+def _clean_logits(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
     """Fill holes and remove islands of up to so many pixels in mask logits [O, 1, h, w]."""
     before = masks > 0
-    after = remove_specks(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
+    after = fill_holes_and_remove_islands(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
     if after is before:
         return masks
-    return masks.masked_fill(after & ~before, _SPECK_LOGIT).masked_fill(before & ~after, -_SPECK_LOGIT)
+    return masks.masked_fill(after & ~before, _CLEANED_LOGIT).masked_fill(before & ~after, -_CLEANED_LOGIT)
 
 
 def _resample(masks: Tensor, size_hw: tuple[int, int]) -> Tensor:

@@ -114,8 +114,8 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
 def _as_dict(proposals: MaskProposals, *, boxes: bool) -> dict[str, Any]:
     """Return proposals under the names of the mask-generation pipeline of transformers."""
     result: dict[str, Any] = {"masks": list(proposals.masks), "scores": proposals.scores}
-    if proposals.runs is not None:
-        result["rle_mask"] = proposals.runs
+    if proposals.stored_rles is not None:
+        result["rle_mask"] = proposals.stored_rles
     if boxes:
         result["bounding_boxes"] = proposals.boxes_xyxy
     return result
