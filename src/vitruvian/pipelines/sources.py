@@ -29,8 +29,8 @@ from vitruvian.errors import InputError, VitruvianError, near_matches, one_line
 from vitruvian.files.video import VideoReader, import_av
 from vitruvian.images import load_image
 from vitruvian.images.download import download, is_url, redacted_url
+from vitruvian.images.exif_focal import exif_focal
 from vitruvian.images.types import RgbImage
-from vitruvian.pipelines.exif_focal import exif_focal
 
 # fmt: off
 IMAGE_SUFFIXES = frozenset({

@@ -1,4 +1,4 @@
-"""Label maps: the class of each pixel from scores of another size, and the number of pixels of each class."""
+"""Maps of classes: the best class of each pixel from scores of another size, and the number of pixels of each class."""
 
 from __future__ import annotations
 
