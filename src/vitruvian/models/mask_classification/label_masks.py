@@ -55,7 +55,7 @@ def masks_from_map(
     | both                         | objects            | 0, `ignore_index` outside the table,| that of the table − 1 |
     |                              |                    | objects of class 0                  |                       |
 
-    Classes in the table are those of the dataset, before any reduction; `ignore_index` is never compared with them.
+    Classes in the table are those of the dataset, before any reduction; `ignore_index` is compared with the map only.
     """
     if do_reduce_labels and ignore_index is None:
         raise InputError("ignore_index: expected a number with do_reduce_labels=True, got None. 255 is common.")

@@ -500,7 +500,10 @@ def _with_segments(segmentation: object, segments: Sequence[Segment]) -> Segment
 
 
 def _as_rgb_array(image: object, input_data_format: str | None, convert_rgb: bool, channels: int) -> object:
-    """Convert arrays of integers other than uint8, by their white level, or with alpha, over white; return the rest."""
+    """Return uint8 for wider integers (scaled by their white level) and for RGBA (blended over white).
+
+    Other images are returned unchanged.
+    """
     if not isinstance(image, (np.ndarray, Tensor)) or channels not in (1, 3):
         return image
     floating = image.is_floating_point() if isinstance(image, Tensor) else image.dtype.kind == "f"

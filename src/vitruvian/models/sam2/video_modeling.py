@@ -434,7 +434,10 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
     def _memories(
         self, session: Sam2VideoInferenceSession, step: _ObjectStep, frame_idx: int, *, pointers: int
     ) -> _Memories:
-        """Find what an object attends to in a frame: memories and up to `pointers` object pointers less 1."""
+        """Find what an object attends to in a frame.
+
+        These are the memories, and the pointers of conditioning frames and of the `pointers` − 1 frames before.
+        """
         sign = -1 if step.reverse else 1
         outputs = session.output_dict_per_obj[step.obj_idx]
         conditioning, tracked = outputs[CONDITIONING], outputs[TRACKED]
