@@ -37,7 +37,7 @@ class TransformersMixin(nn.Module):
 
     @classmethod
     def can_generate(cls) -> bool:
-        """Whether the model generates text: no."""
+        """Return whether the model generates text, which is False."""
         return False
 
     def get_input_embeddings(self) -> nn.Module:

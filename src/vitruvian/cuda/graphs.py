@@ -84,7 +84,7 @@ class GraphCache:
         return _empty_cache, (self.max_graphs, self.max_batch)  # copies of a model capture for themselves
 
     def accepts(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
-        """Tell whether to capture a call: inference, CUDA tensors only, and a batch that gains or is requested."""
+        """Return whether to capture a call: inference, CUDA tensors only, and a batch that gains or is requested."""
         tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         return (
             bool(tensors)
@@ -96,7 +96,7 @@ class GraphCache:
         )
 
     def accepts_batch(self, first: Tensor) -> bool:
-        """Tell whether calls with this first tensor are captured: few images, or small ones [B, C, H, W]."""
+        """Return whether calls with this first tensor are captured: few images, or small ones [B, C, H, W]."""
         only = _only_batch.get()
         if only is not None:
             return len(first) == only

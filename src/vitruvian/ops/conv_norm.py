@@ -71,7 +71,7 @@ def fastest_memory_format(
 
 
 def _suits_winograd(x: Tensor, conv: Conv, *, batch: int, transposed: bool) -> bool:
-    """Tell whether the convolution is one of those of `WinogradConv`, and faster as such."""
+    """Return whether the convolution is one of those of `WinogradConv`, and faster as such."""
     stride = (2, 2) if transposed else (1, 1)
     return (conv.padding, conv.stride) == ((1, 1), stride) and suits_winograd(
         x, conv.weight, batch=batch, transposed=transposed

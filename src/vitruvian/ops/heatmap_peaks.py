@@ -56,7 +56,7 @@ def decode_heatmaps(heatmaps: Tensor, *, kernel_size: int = 11) -> tuple[Tensor,
 
 
 def decodes_without_sync(like: Tensor, *, kernel_size: int) -> bool:
-    """Tell whether `decode_heatmaps` runs as one kernel and does not synchronize the device.
+    """Return whether `decode_heatmaps` runs as one kernel and does not synchronize the device.
 
     Args:
         like: A tensor with the device, the data type and at least the width of the heatmaps [..., W].

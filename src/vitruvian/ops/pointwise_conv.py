@@ -28,7 +28,7 @@ def conv1x1(convolution: nn.Conv2d, maps: Tensor) -> Tensor:
 
 
 def suits_pointwise(maps: FeatureMaps, conv: nn.Module) -> bool:
-    """Tell whether the version for the CPU can run a convolution: a 1×1 kernel, inference."""
+    """Return whether the version for the CPU can run a convolution: a 1×1 kernel, inference."""
     return (
         isinstance(conv, nn.Conv2d)
         and (conv.kernel_size, conv.stride, conv.padding) == ((1, 1), (1, 1), (0, 0))

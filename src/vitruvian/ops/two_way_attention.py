@@ -263,7 +263,7 @@ def _scale(weights: CrossAttentionWeights) -> float:
 
 
 def _use_triton(heads: int, tokens: int, image: Tensor, *tensors: Tensor) -> bool:
-    """Tell whether the kernels run for an image [B, P | 1, M, C] and prompts of this many tokens."""
+    """Return whether the kernels run for an image [B, P | 1, M, C] and prompts of this many tokens."""
     if not use_triton("two_way_attention", image, *tensors):
         return False
     columns = heads * _padded_tokens(tokens)

@@ -337,7 +337,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         )
 
     def _is_multimask(self, step: _ObjectStep) -> bool:
-        """Tell whether several masks are predicted, of which the best is selected."""
+        """Return whether several masks are predicted, of which the best is selected."""
         config, count = self.config, 0 if step.points is None else step.points[1].shape[2]
         allowed = not step.uses_memory or config.multimask_output_for_tracking
         in_range = config.multimask_min_pt_num <= count <= config.multimask_max_pt_num

@@ -288,7 +288,7 @@ class Attention(nn.Module):
         return [part.view(*part.shape[:2], -1, self.head_dim) for part in parts]
 
     def _uses_bounded_attention(self, q: Tensor) -> bool:
-        """Tell whether the kernel without a running maximum may attend with queries like these."""
+        """Return whether the kernel without a running maximum may attend with queries like these."""
         q_norm, k_norm = self.q_norm, self.k_norm
         if not (isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm)) or self.attn_implementation != "sdpa":
             return False

@@ -157,7 +157,7 @@ class Sapiens2MultiTask(nn.Module):
 
 
 def _is_shared(name: str) -> bool:
-    """Tell whether a name is that of the shared encoder inside a task."""
+    """Return whether a name is that of the shared encoder inside a task."""
     parts = name.split(".")
     return parts[0] == "tasks" and len(parts) > 2 and parts[2] == "model"
 
