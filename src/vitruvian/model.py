@@ -28,6 +28,7 @@ from vitruvian.devices import (
     checked_dtype,
     choose_devices,
     choose_dtype,
+    default_device,
     with_resident_modules,
 )
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, VitruvianWarning, WeightsError, near_matches
@@ -35,7 +36,9 @@ from vitruvian.hub import CONFIG_FILE, HubOptions, pin_revision, split_hub_optio
 from vitruvian.layers.init import no_init_weights
 from vitruvian.loading import compute_buffers, init_missing, load_weights
 from vitruvian.ops.attention import check_implementation
+from vitruvian.ops.dispatch import is_wrapped
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
+from vitruvian.quantization import check_quantization, quantize
 from vitruvian.transformers_api import TransformersMixin
 from vitruvian.weights import (
     SAVED_FILES,
@@ -75,7 +78,8 @@ class Model(AdapterMixin, TransformersMixin):
     main_input_name: ClassVar[str] = "pixel_values"
     no_split_modules: ClassVar[tuple[str, ...]] = ()  # classes whose instances are not split over devices
     resident_modules: ClassVar[tuple[str, ...]] = ()  # modules on one device together, used without being called
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = ()  # regular expressions of names in files -> names here
+    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = ()  # the same for saving: names here -> names in files
     ignored_keys: ClassVar[tuple[str, ...]] = ()
     optional_keys: ClassVar[tuple[str, ...]] = ()
     captures_forward: ClassVar[bool] = True  # whether `optimize` captures `forward` as a whole in a CUDA graph
@@ -127,14 +131,15 @@ class Model(AdapterMixin, TransformersMixin):
         Args:
             config: The configuration.
             dtype: Data type of the weights; float32 by default. `torch_dtype` is the older spelling.
-            device: Device of the weights; the CPU by default.
+            device: Device of the weights; by default that of new tensors, which is the CPU outside of a `torch.device`
+                context.
             attn_implementation: As in `from_pretrained`.
         """
         with no_init_weights():
             model = cls(config)
         if (chosen := torch_dtype if dtype is None else dtype) is not None:
             model.to(checked_dtype(chosen))
-        model.to_empty(device=checked_device("cpu" if device is None else device))
+        model.to_empty(device=default_device() if device is None else checked_device(device))
         model.init_weights()
         if attn_implementation is not None:
             model.set_attn_implementation(attn_implementation)
@@ -160,6 +165,7 @@ class Model(AdapterMixin, TransformersMixin):
         strict: bool = False,
         output_loading_info: bool = False,
         check_finite: bool = True,
+        quantization_config: Any = None,
         **keywords: Any,
     ) -> Self:
         """Open a checkpoint and return the model in evaluation mode.
@@ -169,7 +175,8 @@ class Model(AdapterMixin, TransformersMixin):
                 ``facebook/sapiens2-pose-0.4b``.
             config: Configuration, or where to read it, instead of that of the checkpoint.
             dtype: Data type of the weights; by default the checkpoint's. `torch_dtype` is the older spelling.
-            device: Device of the whole model.
+            device: Device of the whole model; by default that of new tensors, which is the CPU outside of a
+                `torch.device` context.
             device_map: ``"auto"`` for the best device (several, by accelerate, if one is too small), a device, or a
                 table of module name → device.
             max_memory: Memory of each device that ``device_map="auto"`` may use, as accelerate takes it.
@@ -185,12 +192,15 @@ class Model(AdapterMixin, TransformersMixin):
             output_loading_info: Return a pair: the model, and a dict with the sets `missing_keys`, `unexpected_keys`
                 and `mismatched_keys`.
             check_finite: Raise on weights with NaN or infinite values.
+            quantization_config: A `TorchAoConfig` of transformers: how torchao quantizes the linear layers.
             keywords: Options of the Hub such as `revision` and `token` (see `HubOptions`), fields of the
                 configuration to change, such as `num_labels`, and further arguments of the constructor.
                 `low_cpu_mem_usage` and `trust_remote_code` have no effect: weights are always read one at a time, and
                 no code of a checkpoint runs.
         """
         keywords = _checked_keywords(keywords)
+        if quantization_config is not None:
+            check_quantization(quantization_config)
         hub_options, overrides = split_hub_options(keywords)
         arguments = {name: overrides.pop(name) for name in _constructor_arguments(cls) if name in overrides}
         location = "state_dict" if pretrained_model_name_or_path is None else pretrained_model_name_or_path
@@ -228,6 +238,8 @@ class Model(AdapterMixin, TransformersMixin):
         compute_buffers(model, devices)
         settings.name_or_path, settings.dtype = source, weight_dtype
         model.eval()
+        if quantization_config is not None:
+            quantize(model, quantization_config)
         add_device_hooks(model, devices, cls.no_split_modules)
         return (model, match.loading_info()) if output_loading_info else model  # type: ignore[return-value]
 
@@ -340,6 +352,11 @@ class Model(AdapterMixin, TransformersMixin):
             raise InputError(f"save_pretrained: got {', '.join(push)}, which only push_to_hub=True uses.")
         if not is_main_process:
             return []
+        if state_dict is None and self._has_wrapped_weights():
+            raise InputError(
+                "save_pretrained: expected plain weights, got quantized or distributed ones. Save the model before it "
+                "is quantized, or pass a state_dict."
+            )
         folder = Path(save_directory).expanduser()
         if self.active_adapters():
             written = self.save_adapter(folder, state_dict)
@@ -347,8 +364,9 @@ class Model(AdapterMixin, TransformersMixin):
             self.config.architectures = [type(self).__name__]
             self.config.dtype = self.dtype
             written = self.config.save_pretrained(folder)
+            state = self.state_dict() if state_dict is None else state_dict
             written += save_weights(
-                self.state_dict() if state_dict is None else state_dict,
+                {apply_renames(name, self.saved_keys): tensor for name, tensor in state.items()},
                 folder,
                 max_shard_size=max_shard_size,
                 names=WeightNames(safe=safe_serialization, variant=variant),
@@ -416,10 +434,13 @@ class Model(AdapterMixin, TransformersMixin):
         check_one_device(self, "optimize")
         if fp8 and self.active_adapters():
             raise InputError("optimize: fp8 does not include adapters. Merge them with peft first, or leave fp8 out.")
+        if fp8 and self._has_wrapped_weights():
+            raise InputError("optimize: fp8 needs plain weights, got quantized or distributed ones. Leave fp8 out.")
         if fp8 and (obstacle := self.fp8_obstacle()):
             raise InputError(f"optimize: fp8 needs {obstacle}. Leave fp8 out.")
         self.fp8 = fp8
-        self.prepare_for_inference()
+        if not self._has_wrapped_weights():
+            self.prepare_for_inference()
         self.optimized = True
         self.graphs = GraphCache() if cuda_graphs else None
         # On the instance, so that models without graphs, such as a model inside another, call `forward` directly.
@@ -433,6 +454,10 @@ class Model(AdapterMixin, TransformersMixin):
         for module in self.modules():
             if not isinstance(module, Model) and isinstance(module, _PreparesForInference):
                 module.prepare_for_inference()
+
+    def _has_wrapped_weights(self) -> bool:
+        """Return whether weights are quantized by torchao, or distributed."""
+        return any(map(is_wrapped, self.parameters()))
 
     def fp8_obstacle(self) -> str | None:
         """Return what ``optimize(fp8=True)`` needs and this model lacks; None if it can run.
@@ -504,7 +529,6 @@ class Model(AdapterMixin, TransformersMixin):
 _UNSUPPORTED = {
     "offload_folder": "Weights on disk are not supported: use a smaller variant, or several devices.",
     "proxies": "Set the environment variable HTTPS_PROXY instead.",
-    "quantization_config": "Use `optimize(fp8=True)`, or int8 by `vitruvian export`.",
 }
 
 
