@@ -31,7 +31,7 @@ def as_tensor(array: NDArray[np.generic]) -> Tensor:
 
 def pixels_of(image: RgbImage) -> Tensor:
     """Return an image [H, W, 3] as a tensor [3, H, W], without a copy where torch can share its memory."""
-    return pixels_of(image)  # [3, H, W]
+    return as_tensor(image).permute(2, 0, 1)  # [3, H, W]
 
 
 def channels_first(pixels: Tensor, input_data_format: str | None = None, channels: int = 3) -> Tensor:
