@@ -44,11 +44,11 @@ from random_inputs import add_noise, small_sapiens2, smooth_image  # noqa: E402
 from vitruvian import Sapiens2ImageProcessor, pipeline  # noqa: E402
 from vitruvian.benchmarking.timing import describe_machine  # noqa: E402
 from vitruvian.benchmarking.workloads import DTYPES, Workload, benchmark_model  # noqa: E402
-from vitruvian.ops.cuda_graphs import no_capture  # noqa: E402
+from vitruvian.cuda.graphs import no_capture  # noqa: E402
+from vitruvian.cuda.streams import HostCopy  # noqa: E402
 from vitruvian.pipelines import Failure, base  # noqa: E402
 from vitruvian.pipelines.engine import runner  # noqa: E402
 from vitruvian.pipelines.engine.batches import BatchSize, forward_units  # noqa: E402
-from vitruvian.pipelines.engine.cuda_streams import HostCopy  # noqa: E402
 from vitruvian.pipelines.sources import Frame, load_rgb  # noqa: E402
 from vitruvian.pipelines.tasks import pose  # noqa: E402
 

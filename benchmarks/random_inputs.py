@@ -58,7 +58,7 @@ def small_sapiens2(
         num_labels=_LABELS[task],
         head_config=head,
     )
-    return TASK_CLASSES[str(find_task(task).head)](config)
+    return TASK_CLASSES[str(find_task(task).sapiens2_head)](config)
 
 
 def save_checkpoint(model: Any, folder: Path) -> None:

@@ -141,7 +141,7 @@ def check_one_device(model: nn.Module, caller: str) -> None:
 
 
 def device_for(name: str, devices: dict[str, torch.device]) -> torch.device:
-    """Return the device of the longest entry that contains a name."""
+    """Return the device of a parameter: that of the most specific entry of the device map for it."""
     under = [entry for entry in devices if _lies_under(name, entry)]
     if not under:
         raise InputError(f"device_map: no entry covers {name}. Add one, or an entry '' for the rest.")

@@ -11,16 +11,16 @@ import re
 import tempfile
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar, Unpack, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from vitruvian.adapters import AdapterMixin
 from vitruvian.config import Config
+from vitruvian.cuda.graphs import GraphCache
 from vitruvian.devices import (
     add_device_hooks,
     check_one_device,
@@ -29,18 +29,17 @@ from vitruvian.devices import (
     choose_devices,
     choose_dtype,
     default_device,
-    device_for,
     with_resident_modules,
 )
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, VitruvianWarning, WeightsError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions, pin_revision, split_hub_options, upload, weight_file
-from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.layers.init import no_init_weights
+from vitruvian.loading import compute_buffers, init_missing, load_weights
 from vitruvian.ops.attention import check_implementation
-from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.ops.dispatch import is_wrapped
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 from vitruvian.quantization import check_quantization, quantize
+from vitruvian.transformers_api import TransformersMixin
 from vitruvian.weights import (
     SAVED_FILES,
     KeyMatch,
@@ -48,8 +47,6 @@ from vitruvian.weights import (
     WeightFiles,
     WeightNames,
     apply_renames,
-    check_finite,
-    check_floating,
     describe_mismatch,
     join_names,
     match_keys,
@@ -68,7 +65,7 @@ class _PreparesForInference(Protocol):
     def prepare_for_inference(self) -> None: ...
 
 
-class Model(AdapterMixin):
+class Model(AdapterMixin, TransformersMixin):
     """Base of all models. Subclasses set the class variables, build in `__init__` and call `post_init()` last.
 
     Attributes:
@@ -85,7 +82,6 @@ class Model(AdapterMixin):
     saved_keys: ClassVar[tuple[tuple[str, str], ...]] = ()  # the same for saving: names here -> names in files
     ignored_keys: ClassVar[tuple[str, ...]] = ()
     optional_keys: ClassVar[tuple[str, ...]] = ()
-    supports_gradient_checkpointing: ClassVar[bool] = True
     captures_forward: ClassVar[bool] = True  # whether `optimize` captures `forward` as a whole in a CUDA graph
 
     def __init__(self, config: Config) -> None:
@@ -99,7 +95,6 @@ class Model(AdapterMixin):
         self.optimized = False
         self.fp8 = False
         self.graphs: GraphCache | None = None
-        self._input_grad_hook: RemovableHandle | None = None
 
     def post_init(self) -> None:
         """Finish construction: initialize weights and select the attention implementation."""
@@ -112,10 +107,9 @@ class Model(AdapterMixin):
 
     def init_weights(self) -> None:
         """Initialize all weights, and compute the buffers that are never saved, on their present device."""
-        target = self.device
         for module in self.modules():
             self.init_module(module)
-            reset_buffers(module, lambda _: target)
+        compute_buffers(self, {"": self.device})
 
     def init_module(self, module: nn.Module) -> None:
         """Initialize the parameters of `module` itself, without its children. Subclasses override it."""
@@ -150,11 +144,6 @@ class Model(AdapterMixin):
         if attn_implementation is not None:
             model.set_attn_implementation(attn_implementation)
         return model
-
-    @classmethod
-    def _from_config(cls, config: Config, **options: Any) -> Self:
-        """Same as `from_config`, under the name by which other libraries call it."""
-        return cls.from_config(config, **options)
 
     @classmethod
     def from_pretrained(
@@ -244,8 +233,9 @@ class Model(AdapterMixin):
             model, device, device_map, weight_dtype, no_split_modules=cls.no_split_modules, max_memory=max_memory
         )
         devices = with_resident_modules(devices, cls.resident_modules)
-        loaded = model._assign_weights(files, match, weight_dtype, devices, source, finite=check_finite)
-        model._init_missing(set(wanted) - loaded, weight_dtype, devices)
+        load_weights(model, files, match, weight_dtype, devices, source=source, finite=check_finite)
+        init_missing(model, set(wanted) - set(match.pairs.values()), weight_dtype, devices, model.init_module)
+        compute_buffers(model, devices)
         settings.name_or_path, settings.dtype = source, weight_dtype
         model.eval()
         if quantization_config is not None:
@@ -328,54 +318,6 @@ class Model(AdapterMixin):
                 stacklevel=3,
             )
 
-    def _assign_weights(
-        self,
-        files: WeightFiles,
-        match: KeyMatch,
-        dtype: torch.dtype,
-        devices: dict[str, torch.device],
-        source: str,
-        *,
-        finite: bool,
-    ) -> set[str]:
-        """Replace meta tensors by those of files; return their names. With `finite`, others are an error."""
-        for file_name, tensor in files.tensors():
-            name = match.pairs.get(file_name)
-            if name is None:
-                continue
-            if finite:
-                check_finite(name, tensor, source)
-            path, _, leaf = name.rpartition(".")
-            module = self.get_submodule(path)
-            if getattr(module, leaf).is_floating_point():
-                check_floating(name, tensor, source)
-            target_dtype = dtype if tensor.is_floating_point() else tensor.dtype
-            _set_tensor(module, leaf, tensor.to(device=device_for(name, devices), dtype=target_dtype))
-        return set(match.pairs.values())
-
-    def _init_missing(self, names: set[str], dtype: torch.dtype, devices: dict[str, torch.device]) -> None:
-        """Initialize weights that no file has, and compute the buffers that are never saved."""
-        for path, module in self.named_modules():
-            prefix = f"{path}." if path else ""
-
-            def device_of(leaf: str, prefix: str = prefix) -> torch.device:
-                return device_for(prefix + leaf, devices)
-
-            leaves = [leaf for leaf, value in module._parameters.items() if value is not None]
-            leaves += [leaf for leaf in module._buffers if leaf not in module._non_persistent_buffers_set]
-            if any(prefix + leaf in names for leaf in leaves):
-                loaded: dict[str, Tensor] = {}
-                for leaf in leaves:
-                    value: Tensor = getattr(module, leaf)
-                    if prefix + leaf not in names:
-                        loaded[leaf] = value
-                    target_dtype = dtype if value.is_floating_point() else value.dtype
-                    _set_tensor(module, leaf, torch.empty(value.shape, dtype=target_dtype, device=device_of(leaf)))
-                self.init_module(module)  # initializes all weights of the module
-                for leaf, value in loaded.items():
-                    _set_tensor(module, leaf, value)
-            reset_buffers(module, device_of)
-
     # ------------------------------------------------------------------ saving
 
     def save_pretrained(
@@ -444,7 +386,7 @@ class Model(AdapterMixin):
                 self.save_pretrained(folder, max_shard_size=max_shard_size), repo_id, replaces=SAVED_FILES, **options
             )
 
-    # ------------------------------------------------------------------ properties and embeddings
+    # ------------------------------------------------------------------ properties
 
     @property
     def device(self) -> torch.device:
@@ -457,54 +399,11 @@ class Model(AdapterMixin):
         """Data type of the first floating-point parameter."""
         return next(p.dtype for p in self.parameters() if p.is_floating_point())
 
-    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        """Number of parameters: all, those with gradients, those outside of embedding tables."""
-        tables = {m.weight for m in self.modules() if exclude_embeddings and isinstance(m, nn.Embedding)}
-        counted = (p for p in self.parameters() if p not in tables and (p.requires_grad or not only_trainable))
-        return sum(parameter.numel() for parameter in counted)
-
-    def get_memory_footprint(self, return_buffers: bool = True) -> int:
-        """Bytes of all parameters and, with `return_buffers`, buffers."""
-        tensors = [*self.parameters(), *(self.buffers() if return_buffers else ())]
-        return sum(tensor.nbytes for tensor in tensors)
-
     @property
     def base_model(self) -> Model:
         """The model without its head; the model itself where it has none."""
         base = getattr(self, self.base_model_prefix, None)
         return base if isinstance(base, Model) else self
-
-    @classmethod
-    def can_generate(cls) -> bool:
-        """Whether the model generates text: no."""
-        return False
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the layer that embeds the pixels: the first convolution."""
-        return self.get_submodule(self._input_embeddings_name())
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the layer that embeds the pixels."""
-        self.set_submodule(self._input_embeddings_name(), value)
-
-    def _input_embeddings_name(self) -> str:
-        names: Iterator[str] = (name for name, module in self.named_modules() if isinstance(module, nn.Conv2d))
-        return next(names)
-
-    def get_output_embeddings(self) -> None:
-        """Return None: no model here predicts tokens of a vocabulary."""
-
-    def enable_input_require_grads(self) -> None:
-        """Have gradients flow to the embedded pixels even if the embedding is frozen, as adapters need it."""
-        self.disable_input_require_grads()
-        parent = self.get_submodule(self._input_embeddings_name().rpartition(".")[0])  # it may read the weights itself
-        self._input_grad_hook = parent.register_forward_hook(lambda _, __, output: output.requires_grad_(True))
-
-    def disable_input_require_grads(self) -> None:
-        """Undo `enable_input_require_grads`."""
-        if self._input_grad_hook is not None:
-            self._input_grad_hook.remove()
-        self._input_grad_hook = None
 
     # ------------------------------------------------------------------ attention, and optimization of inference
 
@@ -537,8 +436,8 @@ class Model(AdapterMixin):
             raise InputError("optimize: fp8 does not include adapters. Merge them with peft first, or leave fp8 out.")
         if fp8 and self._has_wrapped_weights():
             raise InputError("optimize: fp8 needs plain weights, got quantized or distributed ones. Leave fp8 out.")
-        if fp8 and (missing := self.missing_for_fp8()):
-            raise InputError(f"optimize: fp8 needs {missing}. Leave fp8 out.")
+        if fp8 and (obstacle := self.fp8_obstacle()):
+            raise InputError(f"optimize: fp8 needs {obstacle}. Leave fp8 out.")
         self.fp8 = fp8
         if not self._has_wrapped_weights():
             self.prepare_for_inference()
@@ -557,17 +456,20 @@ class Model(AdapterMixin):
                 module.prepare_for_inference()
 
     def _has_wrapped_weights(self) -> bool:
-        """Whether weights are quantized by torchao, or distributed."""
+        """Return whether weights are quantized by torchao, or distributed."""
         return any(map(is_wrapped, self.parameters()))
 
-    def missing_for_fp8(self) -> str:
-        """Return what ``optimize(fp8=True)`` lacks, or an empty string. Subclasses that support fp8 override it."""
+    def fp8_obstacle(self) -> str | None:
+        """Return what ``optimize(fp8=True)`` needs and this model lacks; None if it can run.
+
+        Subclasses that support fp8 override it.
+        """
         return f"a Sapiens2 model, got {type(self).__name__}"
 
     def _reoptimize(self) -> None:
         """Repeat `optimize` after weights changed, if it was called. CUDA graphs are captured again."""
         if self.optimized:
-            self.optimize(cuda_graphs=self.graphs is not None, fp8=self.fp8 and not self.missing_for_fp8())
+            self.optimize(cuda_graphs=self.graphs is not None, fp8=self.fp8 and self.fp8_obstacle() is None)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -603,43 +505,6 @@ class Model(AdapterMixin):
         result = super().load_state_dict(state, *args, **kwargs)
         self._reoptimize()
         return result
-
-    # ------------------------------------------------------------------ gradient checkpointing
-
-    def gradient_checkpointing_enable(
-        self,
-        gradient_checkpointing_kwargs: dict[str, Any] | None = None,
-        every_n_layers: int = 1,
-        offload: bool = False,
-    ) -> None:
-        """Recompute layers in the backward pass of training, to save memory.
-
-        Args:
-            gradient_checkpointing_kwargs: Keywords of `torch.utils.checkpoint.checkpoint`, such as `use_reentrant`.
-            every_n_layers: Recompute the first of every so many layers only.
-            offload: Not supported; must be False.
-        """
-        if offload:
-            raise InputError("offload: expected False, got True. Use torch.autograd.graph.save_on_cpu around training.")
-        options = {"use_reentrant": False} | (gradient_checkpointing_kwargs or {})
-        layers = self._checkpointed_layers()
-        if not layers:
-            raise InputError(f"{type(self).__name__}: has no layers that can be checkpointed.")
-        for number, layer in enumerate(layers):
-            layer.gradient_checkpointing, layer.checkpoint_options = number % every_n_layers == 0, options
-
-    def gradient_checkpointing_disable(self) -> None:
-        """Store all activations in training."""
-        for layer in self._checkpointed_layers():
-            layer.gradient_checkpointing = False
-
-    @property
-    def is_gradient_checkpointing(self) -> bool:
-        """Whether layers are recomputed in the backward pass."""
-        return any(layer.gradient_checkpointing for layer in self._checkpointed_layers())
-
-    def _checkpointed_layers(self) -> list[CheckpointedLayer]:
-        return [module for module in self.modules() if isinstance(module, CheckpointedLayer)]
 
     # ------------------------------------------------------------------ flags and outputs of `forward`
 
@@ -694,22 +559,3 @@ def _set_attention(module: nn.Module, implementation: str) -> None:
         setattr(module, "attn_implementation", implementation)  # noqa: B010
     for child in module.children():
         _set_attention(child, implementation)
-
-
-def reset_buffers(module: nn.Module, device_of: Callable[[str], torch.device]) -> None:
-    """Compute the never-saved buffers of a module after it was built on the meta device."""
-    if module._non_persistent_buffers_set:
-        reset: Callable[[], None] = module.reset_buffers  # type: ignore[assignment]
-        reset()
-        for leaf in module._non_persistent_buffers_set:
-            buffer = module._buffers[leaf]
-            module._buffers[leaf] = None if buffer is None else buffer.to(device_of(leaf))
-
-
-def _set_tensor(module: nn.Module, leaf: str, value: Tensor) -> None:
-    """Replace a parameter or buffer of a module."""
-    old = module._parameters.get(leaf)
-    if old is not None:
-        module._parameters[leaf] = nn.Parameter(value, requires_grad=old.requires_grad)
-    else:
-        module._buffers[leaf] = value

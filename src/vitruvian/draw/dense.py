@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.draw.canvas import NEUTRAL, WHITE, Floats, RgbImage, image_hw
+from vitruvian.draw.canvas import NEUTRAL, WHITE, Floats, image_hw
 from vitruvian.draw.palettes import turbo_map
 from vitruvian.draw.text import line_height, text_size, text_width, write_text
 from vitruvian.errors import InputError
+from vitruvian.images.types import RgbImage
 
 _AXES: Final[dict[str, tuple[float, float, float]]] = {"opencv": (1.0, -1.0, -1.0), "opengl": (1.0, 1.0, 1.0)}
 _BAND = 2**16  # pixels of one step: fits into the cache

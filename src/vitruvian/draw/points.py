@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.draw.canvas import WHITE, RgbImage, image_hw, outline_width
+from vitruvian.draw.canvas import WHITE, image_hw, outline_width
 from vitruvian.draw.rasterize import Strokes
+from vitruvian.images.types import RgbImage
 
 _ON, _OFF = (46, 160, 67), (218, 54, 51)  # green and red
 

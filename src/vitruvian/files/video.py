@@ -21,6 +21,7 @@ from vitruvian.atomic import Writer, temporary_path, write_errors
 from vitruvian.errors import ImageError, InputError, MissingExtraError, near_matches, one_line
 from vitruvian.files.images import write_image
 from vitruvian.images import load_image
+from vitruvian.images.types import RgbImage
 from vitruvian.limits import get_limits
 
 _Container = Any  # objects of PyAV, which is optional
@@ -28,7 +29,6 @@ _Stream = Any
 _Packet = Any
 _Frame = Any
 _TimedFrame = tuple[Fraction | None, _Frame]  # seconds since the start of the stream
-_RgbImage = NDArray[np.uint8]  # [H, W, 3]
 
 NUMBERED = re.compile(r"%(?:0?(\d+))?d")  # the number in the name of numbered images
 _SEQUENCE_RATE = Fraction(25)  # frames per second of numbered images
@@ -108,7 +108,7 @@ class VideoReader:
             guess = None if self.duration is None else round(self.duration * self.rate)
             self.count: int | None = stream.frames or guess
 
-    def __iter__(self) -> Iterator[tuple[int, float, _RgbImage]]:
+    def __iter__(self) -> Iterator[tuple[int, float, RgbImage]]:
         return self.frames()
 
     def version(self) -> list[object]:
@@ -116,7 +116,7 @@ class VideoReader:
         stat = self.path.stat()
         return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns]
 
-    def frames(self, start: int = 0) -> Iterator[tuple[int, float, _RgbImage]]:
+    def frames(self, start: int = 0) -> Iterator[tuple[int, float, RgbImage]]:
         """Yield (number, seconds since the first frame, image uint8 [H, W, 3]) from frame `start` on.
 
         Times are the timestamps of the file, also for a variable frame rate. `start` is exact: by seeking where the
@@ -198,11 +198,11 @@ class VideoReader:
             self._times = sorted(times) if unique else []
         return self._times or None
 
-    def _to_rgb(self, frame: _Frame) -> _RgbImage:
+    def _to_rgb(self, frame: _Frame) -> RgbImage:
         """Convert a decoded frame to upright RGB, uint8 [H, W, 3]."""
         unknown = frame.colorspace not in (1, 4, 5, 6, 7, 9, 10)  # the color spaces that swscale supports
         space = "ITU709" if unknown and frame.height > _MAX_SD_HEIGHT else None
-        image: _RgbImage = frame.reformat(format="rgb24", src_colorspace=space).to_ndarray()
+        image: RgbImage = frame.reformat(format="rgb24", src_colorspace=space).to_ndarray()
         return np.ascontiguousarray(np.rot90(image, self.rotation // 90)) if self.rotation else image
 
 
@@ -510,7 +510,7 @@ class SequenceReader:
         latest = max(stat.st_mtime_ns for stat in stats)
         return [str(self.path.resolve()), sum(stat.st_size for stat in stats), latest]
 
-    def frames(self, start: int = 0) -> Iterator[tuple[int, float, _RgbImage]]:
+    def frames(self, start: int = 0) -> Iterator[tuple[int, float, RgbImage]]:
         """Yield (number, seconds, image uint8 [H, W, 3]) from frame `start` on."""
         for index, file in enumerate(self._files[start:], start):
             yield index, float(index / self.rate), np.array(load_image(file))

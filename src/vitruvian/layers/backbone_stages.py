@@ -12,12 +12,16 @@ from vitruvian.errors import ConfigError, InputError, near_matches
 if TYPE_CHECKING:  # configurations import no torch
     from torch import Tensor
 
-Size = int | list[int]  # a side, or height and width
+Size = int | list[int] | tuple[int, int]  # a side, or height and width
 
 
-def as_hw(size: Size) -> tuple[int, int]:
-    """Return (height, width) of a size."""
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+def as_hw(size: Size | None) -> tuple[int, int]:
+    """Return (height, width) of a size that is a number (square) or a pair."""
+    if isinstance(size, int):
+        return size, size
+    if size is None or len(size) != 2:
+        raise ConfigError(f"size: expected a number or (height, width), got {size!r}.")
+    return size[0], size[1]
 
 
 def check_pixels(pixel_values: Tensor, channels: int) -> None:

@@ -18,9 +18,9 @@ from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
 from vitruvian.ops.attention import attention
-from vitruvian.ops.cache import cached_tensors
 from vitruvian.ops.dispatch import HAS_TRITON, is_wrapped, triton_jit, use_triton
 from vitruvian.ops.split_softmax import merge_splits, split_keys
+from vitruvian.tensor_cache import cached_tensors
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
@@ -263,7 +263,7 @@ def _scale(weights: CrossAttentionWeights) -> float:
 
 
 def _use_triton(heads: int, tokens: int, image: Tensor, *tensors: Tensor) -> bool:
-    """Tell whether the kernels run for an image [B, P | 1, M, C] and prompts of this many tokens."""
+    """Return whether the kernels run for an image [B, P | 1, M, C] and prompts of this many tokens."""
     if not use_triton("two_way_attention", image, *tensors):
         return False
     columns = heads * _padded_tokens(tokens)

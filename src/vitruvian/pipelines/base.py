@@ -16,14 +16,16 @@ from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar
 import torch
 from torch import Tensor
 
-from vitruvian.auto import AutoProcessor, AutoTaskModel, auto_class, model_classes, packed_tasks
+from vitruvian.auto import AutoProcessor, AutoTaskModel, auto_class, model_classes
+from vitruvian.cuda.streams import PendingTensors, upload_stream
 from vitruvian.devices import checked_device, checked_dtype, default_placement, devices_of
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN, HUB_KEYWORDS
+from vitruvian.images.data_format import pixels_of
+from vitruvian.images.types import RgbImage
 from vitruvian.model import Model
+from vitruvian.models.sapiens2.packed import local_packed_tasks
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
-from vitruvian.pipelines.engine.cuda_streams import PendingTensors, upload_stream
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results, run_many, run_one
 from vitruvian.pipelines.engine.task import InferenceTask, LazyUnit, Unit
 from vitruvian.pipelines.options import Options, replace_options
@@ -39,7 +41,6 @@ from vitruvian.pipelines.people.detectors import (
 from vitruvian.pipelines.people.selection import DEFAULT_DETECTOR_NOTE, PeopleOptions, detector_spec
 from vitruvian.pipelines.saving import open_writer
 from vitruvian.pipelines.sources import Frame, Source, open_source
-from vitruvian.processor import as_tensor
 from vitruvian.results.base import People, Result
 from vitruvian.tasks import TASKS
 
@@ -82,7 +83,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         super().__init_subclass__()
         if "task" in vars(cls):
             row = TASKS[cls.task]
-            cls.checkpoints, cls.auto = row.checkpoints, auto_class(row.auto_task)
+            cls.checkpoints, cls.auto = row.checkpoints, auto_class(row.auto_key)
 
     def __init__(self, model: Any, processor: Any, **options: object) -> None:
         self.model, self.processor = model.eval(), processor
@@ -151,7 +152,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     def packed_tasks(self) -> tuple[str, ...]:
         """The tasks of the model's checkpoint under their Sapiens2 names, if it has several. Read once."""
         source = self.model.config.name_or_path
-        return packed_tasks(source) if source else ()
+        return local_packed_tasks(source) if source else ()
 
     @property
     def name(self) -> str:
@@ -314,7 +315,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-        pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
+        pixels = pixels_of(frame.image)  # [3, H, W]
         if count > _MAX_EAGER_UNITS:
             return _lazy_units(pixels, count, make)
         return [Unit(one) for one in make(pixels, slice(count))]

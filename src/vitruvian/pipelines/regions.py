@@ -22,12 +22,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitruvian.cuda.pinned_copy import pinned_copy
 from vitruvian.errors import InputError
 from vitruvian.images.guided_filter import guided_upsample
 from vitruvian.images.resize import resize
 from vitruvian.limits import get_limits
-from vitruvian.ops.crop import crop_windows
-from vitruvian.ops.pinned_copy import pinned_copy
+from vitruvian.ops.crop import crop_windows_numpy
 from vitruvian.pipelines.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
 from vitruvian.results.base import People
 
@@ -71,7 +71,7 @@ def boxes_xywh(people: People) -> NDArray[np.float32]:
 
 def crop_regions(people: People, input_hw: tuple[int, int]) -> list[Region]:
     """Return the regions [P] that `vitruvian.images.crop_boxes` samples for inputs of `input_hw`."""
-    center_xy, size_wh = crop_windows(boxes_xywh(people), input_hw)  # [P, 2] each
+    center_xy, size_wh = crop_windows_numpy(boxes_xywh(people), input_hw)  # [P, 2] each
     # The first and last samples are on the edges of the crop, in coordinates where pixel x has its centre at x; the
     # areas around these samples extend half a step further.
     step_xy = size_wh / np.maximum(1, np.array(input_hw[::-1]) - 1)  # [P, 2]

@@ -25,12 +25,12 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, VitruvianError, one_line
 from vitruvian.files.video import NUMBERED, VideoReader, import_av, numbered_files
 from vitruvian.images import load_image
 from vitruvian.images.download import download, is_url, redacted_url
-from vitruvian.pipelines.exif_focal import exif_focal
+from vitruvian.images.exif_focal import exif_focal
+from vitruvian.images.types import RgbImage
 
 # fmt: off
 IMAGE_SUFFIXES = frozenset({

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.arrays import write_npz
 from vitruvian.files.images import write_image
 from vitruvian.files.labels import write_png_zip
+from vitruvian.images.types import RgbImage
 from vitruvian.text_files import JsonObject, json_text, write_json
 
 SCHEMA_VERSION = 1  # of the JSON of results, see docs/schemas/result-1.json

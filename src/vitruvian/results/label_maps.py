@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.draw import class_colors, draw_labels
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_label_png
 from vitruvian.files.labels import write_png_zip
 from vitruvian.human import PART_COLORS, PART_NAMES
-from vitruvian.images.label_maps import count_labels
+from vitruvian.images.class_maps import count_labels
 from vitruvian.images.rle import Rle, encode_rle
+from vitruvian.images.types import RgbImage
 from vitruvian.results.base import Result, array_of
 from vitruvian.text_files import JsonObject
 

@@ -12,13 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from vitruvian.draw import class_colors, draw_boxes, draw_masks, draw_points
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_label_png
 from vitruvian.files.labels import write_lines, yolo_segment_lines
 from vitruvian.images.polygons import Polygon, mask_polygons
 from vitruvian.images.rle import Rle, compress_counts, decode_rle, encode_rles, read_rle, rle_area
+from vitruvian.images.types import RgbImage
 from vitruvian.results.base import Result, array_of, box_window, check_array, check_choice, rounded_list
 from vitruvian.results.supervision import to_detections
 from vitruvian.text_files import JsonObject

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageOps
 
 from vitruvian.draw import checkerboard, composite
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import write_exr
 from vitruvian.files.images import write_image
 from vitruvian.images import load_image
 from vitruvian.images.srgb import srgb_to_linear
+from vitruvian.images.types import RgbImage
 from vitruvian.results.base import Result, array_of, box_window, check_array
 from vitruvian.text_files import JsonObject
 

@@ -25,11 +25,11 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 
+from vitruvian.images.exif_focal import exif_focal
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.runner import run_many
 from vitruvian.pipelines.engine.task import InferenceTask, LazyUnit, Prepared, Unit
-from vitruvian.pipelines.exif_focal import exif_focal
 from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source, load_rgb
 from vitruvian.results import People
 from vitruvian.serving.errors import RequestError, too_many

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from fastapi import Request
 
-from vitruvian.auto import packed_tasks
 from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel
+from vitruvian.models.sapiens2.packed import local_packed_tasks
 from vitruvian.pipelines import pipeline, pipeline_class
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.people.detectors import PeopleDetector, open_detector
@@ -113,7 +113,7 @@ class Service:
         options: dict[str, Any] = {}
         with self._open_lock:
             if issubclass(cls.options_class, PeopleOptions):
-                own = checkpoint if "people" in packed_tasks(checkpoint) else None
+                own = checkpoint if "people" in local_packed_tasks(checkpoint) else None
                 detector = detector_spec(PeopleOptions(detect=settings.detector), own)
                 if isinstance(detector, str):
                     if detector not in self._detectors:
@@ -124,7 +124,11 @@ class Service:
                 return cls(*self._loaded[checkpoint, cls.auto], **options)  # type: ignore[no-any-return]
             opened = pipeline(task, checkpoint, device=settings.device, dtype=settings.dtype, **options)
             self._loaded[checkpoint, cls.auto] = opened.model, opened.processor
-            if packed_tasks(checkpoint) and isinstance(opened.model, Sapiens2TaskModel) and opened.device.type == "cpu":
+            if (
+                local_packed_tasks(checkpoint)
+                and isinstance(opened.model, Sapiens2TaskModel)
+                and opened.device.type == "cpu"
+            ):
                 opened.model.model = self._encoders.setdefault(checkpoint, opened.model.model)
             return opened
 

@@ -21,7 +21,8 @@ from vitruvian.config import Settings, bounded, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
 from vitruvian.text_files import read_json_object, read_text
 
-TASKS = tuple(task.head for task in tasks.TASKS.values() if task.head is not None)  # as Sapiens2 names them
+# Tasks under the names that Sapiens2 has for them.
+TASKS = tuple(task.sapiens2_head for task in tasks.TASKS.values() if task.sapiens2_head is not None)
 
 
 @settings

@@ -17,7 +17,7 @@ from vitruvian.losses.people import draw_people, people_loss
 from vitruvian.losses.pointmap import aligned_distance, depth_steps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.ops.cache import cached_tensors, constant
+from vitruvian.tensor_cache import cached_tensors, constant
 from vitruvian.training.config import ModelConfig, TrainConfig
 from vitruvian.training.datasets.augmentation import SHARPEN, degrade_crops, photometric
 from vitruvian.training.datasets.compose import Crops, Scenes, crop_scenes, halve_crops, halve_scenes

@@ -29,7 +29,7 @@ from vitruvian import (
     SwinConfig,
     pipeline,
 )
-from vitruvian.draw.canvas import RgbImage
+from vitruvian.images.types import RgbImage
 from vitruvian.tasks import find_task
 
 # task -> what tests/tiny.py calls its model, and whether its pictures are padded

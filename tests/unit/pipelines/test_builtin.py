@@ -15,8 +15,8 @@ from PIL import Image
 from tests.tiny_packed import install, tiny_multitask
 from tests.unit.pipelines.case import picture
 from vitruvian import InputError, VitruvianWarning, hub, pipeline
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import CheckpointError
+from vitruvian.images.types import RgbImage
 from vitruvian.models.sapiens2.packed import pack_multitask
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
@@ -167,7 +167,7 @@ class TestMaskedBackground:
         assert (np.asarray(result.plot())[~inside] == 128).all()
 
     def test_without_mattes_the_map_is_whole(self, task: str, tmp_path: Path) -> None:
-        head = str(find_task(task).head)
+        head = str(find_task(task).sapiens2_head)
         pack_multitask(tiny_multitask(head, "people"), tmp_path)
         result = pipeline(task, tmp_path, device="cpu")(picture(), detect="whole")
         assert result.mask is None or result.mask.any()

@@ -150,9 +150,9 @@ def serve(
 
 def _read_models(texts: Sequence[str]) -> dict[str, str]:
     """Return the checkpoint of each task, in the order of the table of tasks."""
-    from vitruvian.auto import packed_tasks
     from vitruvian.cli.checkpoints import check_model
     from vitruvian.hub import BUILTIN, has_builtin
+    from vitruvian.models.sapiens2.packed import local_packed_tasks
 
     models: dict[str, str] = {}
     for text in texts or ([BUILTIN] if has_builtin() else []):
@@ -164,8 +164,10 @@ def _read_models(texts: Sequence[str]) -> dict[str, str]:
             check_model(_absolute(checkpoint), TASKS[_task(name)])
             continue
         checkpoint = _absolute(text)
-        heads = packed_tasks(checkpoint)
-        served = [row.name for row in TASKS.values() if row.pipeline and (row.head in heads or row.name == "embed")]
+        heads = local_packed_tasks(checkpoint)
+        served = [
+            row.name for row in TASKS.values() if row.pipeline and (row.sapiens2_head in heads or row.name == "embed")
+        ]
         if not heads:
             raise InputError(
                 f"--model: expected TASK=CHECKPOINT, got {text!r}, which is no packed model. Try --model pose={text}."

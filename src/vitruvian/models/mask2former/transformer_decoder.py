@@ -20,6 +20,7 @@ from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.pixel_decoder import LEVELS
 from vitruvian.models.mask_classification.layers import QueryAttention, mask_head, mask_logits
 from vitruvian.models.mask_classification.outputs import DecoderOutput
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.ops.layer_norm import layer_norm_of_sum
 from vitruvian.ops.masked_attention import masked_attention
 
@@ -93,7 +94,7 @@ class Decoder(nn.Module):
         all predictions, not only the last.
         """
         # Resizing and scoring are linear: scoring resized embeddings gives the resized masks.
-        resized = [] if all_masks else [_resize(pixels.detach(), size).flatten(2) for size in sizes_hw]
+        resized = [] if all_masks else [bilinear(pixels.detach(), size).flatten(2) for size in sizes_hw]
         output = DecoderOutput()
         queries = output.add_state(queries)
         output.normed.append(self.layernorm(queries))
@@ -102,7 +103,7 @@ class Decoder(nn.Module):
             embeddings = self._mask_embeddings(output)
             if all_masks:
                 output.masks.append(mask_logits(embeddings, pixels))
-                logits = _resize(output.masks[-1].detach(), sizes_hw[level]).flatten(2)  # [B, Q, h·w]
+                logits = bilinear(output.masks[-1].detach(), sizes_hw[level]).flatten(2)  # [B, Q, h·w]
             else:
                 logits = embeddings.detach() @ resized[level]  # [B, Q, h·w]
             queries, weights = checkpointed(layer)(
@@ -193,8 +194,3 @@ class MaskedAttention(nn.Module):
         """Initialize the joined projections."""
         nn.init.xavier_uniform_(self.in_proj_weight, gain=gain)
         nn.init.zeros_(self.in_proj_bias)
-
-
-def _resize(maps: Tensor, size_hw: Sequence[int]) -> Tensor:
-    """Resize maps [B, C, H, W] to [B, C, h, w], bilinear without antialiasing, as the models were trained."""
-    return F.interpolate(maps, size=tuple(size_hw), mode="bilinear", align_corners=False)

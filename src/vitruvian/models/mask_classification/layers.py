@@ -9,23 +9,13 @@ faster, and 3×3 convolutions take them as they are.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn, unflatten
-from torch.nn import functional as F
 
 from vitruvian.layers.init import InitKind, with_init
 from vitruvian.ops.attention import attention
+from vitruvian.ops.pointwise_conv import conv1x1
 
 _NORM_GROUPS = 32
-
-
-def pointwise(convolution: nn.Conv2d, maps: Tensor) -> Tensor:
-    """Apply a 1×1 convolution: [B, C, h, w] -> [B, C', h, w], on the CPU as one matrix product over the channels."""
-    if maps.device.type != "cpu" or torch.compiler.is_exporting() or type(convolution) is not nn.Conv2d:
-        out: Tensor = convolution(maps)
-        return out
-    rows = F.linear(maps.permute(0, 2, 3, 1), convolution.weight.flatten(1), convolution.bias)  # [B, h, w, C']
-    return rows.permute(0, 3, 1, 2)  # [B, C', h, w]
 
 
 class PointwiseNorm(nn.Sequential):
@@ -39,7 +29,7 @@ class PointwiseNorm(nn.Sequential):
         """Map [B, C, h, w] to [B, C', h, w]."""
         convolution, norm = self
         assert isinstance(convolution, nn.Conv2d)
-        out: Tensor = norm(pointwise(convolution, maps))
+        out: Tensor = norm(conv1x1(convolution, maps))
         return out
 
 

@@ -14,10 +14,11 @@ from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import FeedForward
 from vitruvian.layers.sine_positions import sine_positions
-from vitruvian.models.mask_classification.layers import QueryAttention, pointwise
+from vitruvian.models.mask_classification.layers import QueryAttention
 from vitruvian.models.mask_classification.outputs import DecoderOutput
 from vitruvian.models.maskformer.configuration import DetrConfig
 from vitruvian.ops.layer_norm import layer_norm_of_sum
+from vitruvian.ops.pointwise_conv import conv1x1
 
 
 class TransformerModule(nn.Module):
@@ -34,7 +35,7 @@ class TransformerModule(nn.Module):
     def forward(self, features: Tensor, *, norm_all: bool, need_weights: bool) -> DecoderOutput:
         """Attend from the queries to a map [B, C', h, w]; with `norm_all`, norm the queries of every layer."""
         if self.input_projection is not None:
-            features = pointwise(self.input_projection, features)  # [B, C, h, w]
+            features = conv1x1(self.input_projection, features)  # [B, C, h, w]
         tokens = features.flatten(2).transpose(1, 2)  # [B, h·w, C]
         grid_hw = (features.shape[-2], features.shape[-1])
         positions = sine_positions(grid_hw, tokens.shape[-1], tokens.dtype, tokens.device)  # [h·w, C]

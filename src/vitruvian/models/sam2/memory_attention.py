@@ -17,8 +17,8 @@ from vitruvian.layers.mlp import activation
 from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.ops.attention import attention
-from vitruvian.ops.cache import cached_tensors
 from vitruvian.ops.layer_norm import add_layer_norm, layer_norm_of_sum
+from vitruvian.tensor_cache import cached_tensors
 
 _POSITION_SCALE = 0.1  # of the sine positions that are added to the features
 

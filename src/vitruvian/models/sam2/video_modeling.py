@@ -16,9 +16,9 @@ from typing import NamedTuple, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn import init
 
+from vitruvian.cuda.pinned_copy import pinned_copy
 from vitruvian.errors import InputError
 from vitruvian.layers.sine_positions import TEMPERATURE, sine_positions
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
@@ -26,17 +26,17 @@ from vitruvian.models.sam2.layers import FeedForward
 from vitruvian.models.sam2.memory_attention import MemoryAttention
 from vitruvian.models.sam2.memory_encoder import MemoryEncoder, MemoryFuserBlock
 from vitruvian.models.sam2.modeling import Sam2BaseModel
-from vitruvian.models.sam2.processing import remove_specks, without_overlap
+from vitruvian.models.sam2.processing import fill_holes_and_remove_islands, without_overlap
 from vitruvian.models.sam2.prompt_encoder import NOT_A_POINT, PADDING
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
-from vitruvian.ops.cache import constant
-from vitruvian.ops.pinned_copy import pinned_copy
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
+from vitruvian.tensor_cache import constant
 
 _NO_OBJECT_LOGIT = -1024.0  # of the pixels of a frame without the object
 _MASK_PROMPT_LOGIT = 10.0  # of the pixels of a mask prompt, and of the score for whether there is an object
 _PRIOR_LIMIT = 32.0  # of logits that are given to the decoder with further points, as in the original
-_SPECK_LOGIT = 0.1  # of filled holes and, negative, of removed islands, as in the original
+_CLEANED_LOGIT = 0.1  # of filled holes and, negative, of removed islands, as in the original
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -337,7 +337,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         )
 
     def _is_multimask(self, step: _ObjectStep) -> bool:
-        """Tell whether several masks are predicted, of which the best is selected."""
+        """Return whether several masks are predicted, of which the best is selected."""
         config, count = self.config, 0 if step.points is None else step.points[1].shape[2]
         allowed = not step.uses_memory or config.multimask_output_for_tracking
         in_range = config.multimask_min_pt_num <= count <= config.multimask_max_pt_num
@@ -398,7 +398,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
     def _enlarge(self, masks: Tensor) -> Tensor:
         """Resize mask logits [O, 1, h, w] to the size of a frame [O, 1, H, W]."""
         size_hw = self.prompt_encoder.image_hw
-        return F.interpolate(masks.float(), size=size_hw, mode="bilinear", align_corners=False).to(masks.dtype)
+        return bilinear(masks.float(), size_hw).to(masks.dtype)
 
     # ------------------------------------------------------------------------------------------------------- memory
 
@@ -434,7 +434,10 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
     def _memories(
         self, session: Sam2VideoInferenceSession, step: _ObjectStep, frame_idx: int, *, pointers: int
     ) -> _Memories:
-        """Find what an object attends to in a frame: memories and up to `pointers` object pointers less 1."""
+        """Find what an object attends to in a frame.
+
+        These are the memories, and the pointers of conditioning frames and of the `pointers` − 1 frames before.
+        """
         sign = -1 if step.reverse else 1
         outputs = session.output_dict_per_obj[step.obj_idx]
         conditioning, tracked = outputs[CONDITIONING], outputs[TRACKED]
@@ -531,7 +534,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             if not options.independent_objects:
                 prompted = [any(prompted)] * len(steps)
             memories = self._encode_memory(features, high, masks.scores, prompted)
-        low = _fill_specks(masks.low, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area)
+        low = _clean_logits(masks.low, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area)
         for number, step in enumerate(steps):
             this = slice(number, number + 1)
             output = {
@@ -623,18 +626,18 @@ def _sine_of_time(time: Tensor, channels: int) -> Tensor:
     return torch.cat((angle.sin(), angle.cos()), dim=-1)
 
 
-def _fill_specks(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
+def _clean_logits(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
     """Fill holes and remove islands of up to so many pixels in mask logits [O, 1, h, w]."""
     before = masks > 0
-    after = remove_specks(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
+    after = fill_holes_and_remove_islands(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
     if after is before:
         return masks
-    return masks.masked_fill(after & ~before, _SPECK_LOGIT).masked_fill(before & ~after, -_SPECK_LOGIT)
+    return masks.masked_fill(after & ~before, _CLEANED_LOGIT).masked_fill(before & ~after, -_CLEANED_LOGIT)
 
 
 def _resample(masks: Tensor, size_hw: tuple[int, int]) -> Tensor:
     """Resize masks [O, 1, H, W] with antialiasing."""
-    resized = F.interpolate(masks.float(), size=size_hw, mode="bilinear", align_corners=False, antialias=True)
+    resized = bilinear(masks.float(), size_hw, antialias=True)
     return resized.to(masks.dtype)
 
 

@@ -189,7 +189,7 @@ class Sam2VideoInferenceSession:
         self._new_inputs |= {(obj_id, frame_idx) for obj_id in obj_ids}
 
     def has_new_inputs(self, obj_idx: int, frame_idx: int) -> bool:
-        """Tell whether the model has to read prompts of an object in this frame."""
+        """Return whether the model has to read prompts of an object in this frame."""
         obj_id = self.obj_ids[obj_idx]
         if self.options.corrections_as_conditioning:
             return (obj_id, frame_idx) in self._new_inputs

@@ -35,8 +35,8 @@ from vitruvian.models.sapiens2.outputs import (
     Sapiens2PoseEstimatorOutput,
     Sapiens2SemanticSegmenterOutput,
 )
-from vitruvian.models.sapiens2.packed import packed_config, packed_files, packed_table
-from vitruvian.ops.fp8 import missing_for_fp8
+from vitruvian.models.sapiens2.packed import packed_config, packed_files, read_packed_tasks
+from vitruvian.ops.fp8 import fp8_obstacle
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput, OutputOptions
 from vitruvian.weights import WeightFiles
 
@@ -67,7 +67,7 @@ class Sapiens2PreTrainedModel(Model):
         cls, source: str | Path, config: Config | str | Path | None, options: HubOptions, overrides: dict[str, Any]
     ) -> tuple[Any, bool]:
         """Return the configuration of the model; of its task, in a packed checkpoint."""
-        tasks = packed_table(source, options) if config is None else None
+        tasks = read_packed_tasks(source, options) if config is None else None
         if tasks is not None:
             config = packed_config(source, tasks, cls.packed_task, options)
         return super().read_config(source, config, options, overrides)
@@ -77,7 +77,7 @@ class Sapiens2PreTrainedModel(Model):
         cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None, variant: str | None
     ) -> WeightFiles:
         """Open the weights; those of the encoder and the task, in a packed checkpoint."""
-        tasks = packed_table(source, options)
+        tasks = read_packed_tasks(source, options)
         if tasks is None:
             return super().open_files(source, options, use_safetensors=use_safetensors, variant=variant)
         return packed_files(source, tasks, cls.packed_task, options)
@@ -96,12 +96,12 @@ class Sapiens2PreTrainedModel(Model):
 
         return WeightFiles(files.readers, renames=names)
 
-    def missing_for_fp8(self) -> str:
-        """Return what ``optimize(fp8=True)`` lacks, or an empty string."""
+    def fp8_obstacle(self) -> str | None:
+        """Return what ``optimize(fp8=True)`` needs and this model lacks; None if it can run."""
         config, weight = self.config, next(self.parameters())
         if not (config.use_gated_mlp and config.hidden_act in ("silu", "swish")):
             return f"a gated feed-forward with SiLU, got {config.hidden_act}"
-        return missing_for_fp8(weight.device, weight.dtype)
+        return fp8_obstacle(weight.device, weight.dtype)
 
     def prepare_for_inference(self) -> None:
         """Join the weights of layers, quantize them for fp8, and allow Winograd convolutions in heads."""

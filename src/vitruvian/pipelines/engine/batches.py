@@ -11,8 +11,8 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch
 
+from vitruvian.cuda.graphs import GraphCache, capture_only
 from vitruvian.errors import InputError
-from vitruvian.ops.cuda_graphs import GraphCache, capture_only
 from vitruvian.pipelines.engine.task import InferenceTask, LazyUnit, Unit
 
 OwnerT = TypeVar("OwnerT")

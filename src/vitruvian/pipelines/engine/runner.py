@@ -25,12 +25,12 @@ from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
 import torch
 
 from vitruvian.cpu_threads import usable_cores
+from vitruvian.cuda.graphs import GraphCache
+from vitruvian.cuda.streams import CudaStream, HostCopy, StreamEvent, record_stream
 from vitruvian.files.video import VideoReader
 from vitruvian.images.decode import on_decode
-from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.pipelines.engine.batches import Batch, BatchQueue, BatchSize, forward_units, is_out_of_memory
 from vitruvian.pipelines.engine.byte_budget import ByteBudget
-from vitruvian.pipelines.engine.cuda_streams import CudaStream, HostCopy, StreamEvent, record_stream
 from vitruvian.pipelines.engine.task import InferenceTask, Prepared
 from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source
 from vitruvian.results.base import People

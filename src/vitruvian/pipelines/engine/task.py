@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from vitruvian.pipelines.engine.cuda_streams import CudaStream, PendingTensors
+from vitruvian.cuda.streams import CudaStream, PendingTensors
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results.base import People
 

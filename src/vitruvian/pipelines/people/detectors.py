@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.hub import is_builtin
+from vitruvian.images.types import RgbImage
 from vitruvian.results.base import People
 
 OnEmpty = Literal["whole", "none", "error"]
@@ -125,9 +125,9 @@ def open_detector(
         from vitruvian.pipelines.people.boxes_file import BoxesFile
 
         return BoxesFile(spec, **options)
-    from vitruvian.auto import packed_tasks
+    from vitruvian.models.sapiens2.packed import local_packed_tasks
 
-    if is_builtin(spec) or packed_tasks(spec):
+    if is_builtin(spec) or local_packed_tasks(spec):
         from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector
 
         return Sapiens2Detector.open(spec, device=device, dtype=dtype, **options)

@@ -22,17 +22,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.auto import packed_tasks
+from vitruvian.cuda.graphs import no_capture
+from vitruvian.cuda.pinned_copy import pinned_copy
+from vitruvian.cuda.streams import stack_on_device
 from vitruvian.errors import InputError
+from vitruvian.images.data_format import as_tensor
 from vitruvian.images.guided_filter import guided_upsample
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.modeling import Sapiens2ForImageMatting, Sapiens2TaskModel
+from vitruvian.models.sapiens2.packed import local_packed_tasks
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
-from vitruvian.ops.cuda_graphs import no_capture
-from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields, TaskPipeline
-from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.people.detectors import PeopleDetector, is_fallback, whole_image
@@ -47,7 +48,6 @@ from vitruvian.pipelines.regions import (
     plan_tiles,
 )
 from vitruvian.pipelines.sources import Frame
-from vitruvian.processor import as_tensor
 from vitruvian.results import People, Result
 
 ResultT = TypeVar("ResultT", bound=Result)
@@ -140,7 +140,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     def load_processor(cls, source: str | Path, **hub: object) -> Sapiens2ImageProcessor:
         """Load the processor. The one of packed checkpoints is shared, and padding is up to the task."""
         processor: Sapiens2ImageProcessor = super().load_processor(source, **hub)
-        return processor.with_options(do_pad=True) if packed_tasks(source) else processor
+        return processor.with_options(do_pad=True) if local_packed_tasks(source) else processor
 
     def for_call(self, changes: Mapping[str, object]) -> Self:
         """Return a copy with the options of one call, and with a matting head if it masks the background."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from vitruvian.errors import InputError
+from vitruvian.images.data_format import pixels_of
 from vitruvian.models.sam2.automatic_masks import AutomaticMaskOptions, MaskProposals, Sam2AutomaticMaskGenerator
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor
@@ -19,7 +20,6 @@ from vitruvian.pipelines.engine.batches import BatchSize, is_out_of_memory
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.sources import Frame
-from vitruvian.processor import as_tensor
 from vitruvian.results import Masks, People
 
 _PROPOSAL_OPTIONS = frozenset(field.name for field in dataclasses.fields(AutomaticMaskOptions))
@@ -67,7 +67,7 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Return the image at full resolution, from which the generator crops."""
-        return Prepared(frame, [Unit(as_tensor(frame.image).permute(2, 0, 1))])
+        return Prepared(frame, [Unit(pixels_of(frame.image))])
 
     def forward(self, units: list[Unit]) -> list[MaskProposals]:
         """Generate masks of each image. When memory runs out, batches of points become smaller."""

@@ -11,17 +11,18 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from vitruvian.cuda.streams import stack_on_device
 from vitruvian.errors import InputError
+from vitruvian.images.data_format import pixels_of
 from vitruvian.images.nms import mask_boxes
 from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.outputs import BatchFeature
 from vitruvian.pipelines.base import TaskPipeline
-from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.options import Options, nesting_depth
 from vitruvian.pipelines.sources import Frame
-from vitruvian.processor import as_tensor, height_width
+from vitruvian.processor import height_width
 from vitruvian.results import Masks, People
 
 _MAX_PROMPTED_OBJECTS = 64  # in one call of the mask decoder
@@ -72,7 +73,7 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the image, and scale the prompts with it."""
         prompts = self.prompts(frame.size_hw)
-        pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
+        pixels = pixels_of(frame.image)  # [3, H, W]
         return Prepared(frame, [Unit(self.processor.image_processor.prepare_image(pixels), prompts)])
 
     def prompts(self, size_hw: tuple[int, int]) -> tuple[BatchFeature, bool]:

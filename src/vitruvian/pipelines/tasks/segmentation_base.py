@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
+from vitruvian.cuda.streams import stack_on_device
+from vitruvian.images.data_format import pixels_of
 from vitruvian.pipelines.base import TaskPipeline
-from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.sources import Frame
-from vitruvian.processor import as_tensor
 from vitruvian.results import People, Result
 
 ResultT = TypeVar("ResultT", bound=Result)
@@ -60,7 +60,7 @@ class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, Opt
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the image."""
-        inputs = self.processor(as_tensor(frame.image).permute(2, 0, 1), return_tensors="pt")
+        inputs = self.processor(pixels_of(frame.image), return_tensors="pt")
         return Prepared(frame, [Unit(inputs["pixel_values"][0], inputs["pixel_mask"][0])])
 
     def forward(self, units: list[Unit]) -> list[QueryOutputs]:

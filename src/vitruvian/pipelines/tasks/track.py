@@ -18,7 +18,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from vitruvian.cuda.streams import HostCopy, stack_on_device
 from vitruvian.errors import InputError, PromptError
+from vitruvian.images.boxes import box_iou
 from vitruvian.images.nms import mask_boxes
 from vitruvian.images.rle import Rle
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
@@ -26,14 +28,12 @@ from vitruvian.models.sam2.video_processing import Sam2VideoProcessor
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize
-from vitruvian.pipelines.engine.cuda_streams import HostCopy, stack_on_device
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.tasks.segment import encode_masks
-from vitruvian.pipelines.video.tracking import box_iou
 from vitruvian.processor import height_width
 from vitruvian.results import People, Track
 

@@ -22,9 +22,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, PromptError
 from vitruvian.files.video import SequenceReader, VideoReader, open_video
+from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.video.segments import SegmentFiles, SegmentFolder, VideoSegment

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
+from vitruvian.images.data_format import pixels_of
 from vitruvian.images.resize import resize
-from vitruvian.processor import as_tensor
+from vitruvian.images.types import RgbImage
 from vitruvian.results import Albedo, Matte, Normals, Pointmap, Pose, Result
 
 FloatOrArray = TypeVar("FloatOrArray", float, NDArray[np.float64])
@@ -351,6 +351,6 @@ class ResultSmoother(Stateful):
 
 def _small_grey(image: RgbImage, size_hw: tuple[int, int]) -> NDArray[np.float32]:
     """Downsample an image [H, W, 3] to grey levels [h, w]."""
-    pixels = as_tensor(image).permute(2, 0, 1)  # [3, H, W]
+    pixels = pixels_of(image)  # [3, H, W]
     small: NDArray[np.float32] = resize(pixels, size_hw).float().mean(0).numpy()
     return small

@@ -13,8 +13,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
+from vitruvian.images.boxes import box_iou
+from vitruvian.images.types import RgbImage
 from vitruvian.ops.assignment import assign
 from vitruvian.pipelines.people.detectors import PeopleDetector, run_detector
 from vitruvian.pipelines.video.smoothing import UNTRACKED, SceneCuts, State, Stateful
@@ -258,17 +259,6 @@ def _best_pairs(similarity: Floats, min_similarity: float) -> list[tuple[int, in
     costs = np.where(similarity >= min_similarity, 1 - similarity, _INFEASIBLE)
     pairs = np.stack(assign(costs), axis=1)  # [n, 2]
     return [(row, column) for row, column in pairs.tolist() if similarity[row, column] >= min_similarity]
-
-
-def box_iou(one: Floats, other: Floats) -> Floats:
-    """Return the IoU of every two boxes: [T, 4], [P, 4] -> [T, P]."""
-    low = np.maximum(one[:, None, :2], other[None, :, :2])  # [T, P, 2]
-    high = np.minimum(one[:, None, 2:], other[None, :, 2:])
-    intersection = np.prod(np.maximum(high - low, 0), axis=-1)  # [T, P]
-    areas = [np.prod(boxes[:, 2:] - boxes[:, :2], axis=-1) for boxes in (one, other)]
-    union: Floats = areas[0][:, None] + areas[1][None] - intersection
-    iou: Floats = intersection / np.maximum(union, 1e-9)
-    return iou
 
 
 def _to_centers(corners: Floats) -> Floats:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitruvian.human import PART_INDEX
 from vitruvian.images.nms import mask_boxes
-from vitruvian.ops.cache import constant
+from vitruvian.tensor_cache import constant
 from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.synthetic.backgrounds import photo_crops, soft_shape
 from vitruvian.training.synthetic.camera import points_from_depth

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
-from vitruvian.ops.cache import constant
+from vitruvian.tensor_cache import constant
 
 _ANTIALIAS_ABOVE = 4 / 3  # images that shrink by more than this are antialiased
 _SMALLEST_BOX = 2.0  # pixels: smaller boxes in a crop do not count

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import CheckpointError, InputError
-from vitruvian.images import crop_params, fit_inside_hw
+from vitruvian.images import crop_windows, fit_inside_hw
 from vitruvian.text_files import read_json_object
 from vitruvian.training.config import AugmentConfig, TrainConfig
 from vitruvian.training.datasets.augmentation import color_jitter, random_crop
@@ -225,9 +225,9 @@ _ONE_SURFACE = 0.02  # depths that differ by less than this share are interpolat
 
 def _person_crop(box_xywh: Tensor, size_hw: tuple[int, int]) -> CropWindow:
     """Return the crop around a person [4] that `Sapiens2ImageProcessor` cuts out too."""
-    center, extent = crop_params(box_xywh[None], size_hw)  # [1, 2] each
-    step = extent / torch.tensor([size_hw[1] - 1, size_hw[0] - 1])
-    return CropWindow(center - extent / 2, step, torch.zeros(1, dtype=torch.bool), size_hw)
+    center_xy, size_wh = crop_windows(box_xywh[None], size_hw)  # [1, 2] each
+    step = size_wh / torch.tensor([size_hw[1] - 1, size_hw[0] - 1])
+    return CropWindow(center_xy - size_wh / 2, step, torch.zeros(1, dtype=torch.bool), size_hw)
 
 
 def _image_crop(source_hw: tuple[int, int], size_hw: tuple[int, int]) -> CropWindow:

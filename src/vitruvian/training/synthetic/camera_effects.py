@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvian.ops.cache import constant
+from vitruvian.tensor_cache import constant
 from vitruvian.training.synthetic.rng import Rng
 
 _RADIUS = 7  # kernels are 15 x 15

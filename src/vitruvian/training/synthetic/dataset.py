@@ -33,7 +33,6 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.atomic import atomic_write, write_text
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.draw.contact_sheet import contact_sheet
 from vitruvian.draw.dense import checkerboard, color_depth, color_normals, composite
 from vitruvian.draw.pose import draw_pose
@@ -41,6 +40,7 @@ from vitruvian.errors import CheckpointError, ImageError, InputError
 from vitruvian.human import KEYPOINT_NAMES, PART_COLORS, PART_NAMES, SAPIENS_308, SKELETON
 from vitruvian.images import image_to_tensor, load_image
 from vitruvian.images.rle import encode_rle, rle_area
+from vitruvian.images.types import RgbImage
 from vitruvian.text_files import read_json_object
 from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.people import sample_people

@@ -17,12 +17,12 @@ from PIL import Image
 from tests.unit.pipelines.case import SAPIENS, leeway, opened, parts_of, picture
 from tests.unit.pipelines.engine.test_runner import Doubler, results, solid
 from vitruvian import pipeline
+from vitruvian.cuda.graphs import GraphCache
+from vitruvian.cuda.streams import CudaStream, PendingTensors
 from vitruvian.errors import InputError
-from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.ops.dispatch import IS_INTERPRETED, interpret_triton
 from vitruvian.pipelines.base import _can_auto_optimize
 from vitruvian.pipelines.engine.batches import BatchSize
-from vitruvian.pipelines.engine.cuda_streams import CudaStream, LazyValue, PendingTensors, upload_stream
 from vitruvian.pipelines.engine.runner import Failure, _default_workers, _max_in_flight, run_many
 from vitruvian.pipelines.engine.task import Unit
 from vitruvian.pipelines.regions import Region, RegionBlender
@@ -315,47 +315,6 @@ class TestThreads:
             job.decodes_in_workers, job.fixed_input_size = behind, True
             assert results(job, [solid(1)] * 60, batch=4, workers=2, batch_timeout=60.0, graphs=graphs) == [4] * 60
             assert [len(batch) for batch in job.batches] == [4] * 30
-
-
-class TestLazyValue:
-    def test_computed_once_for_all_threads(self) -> None:
-        asked: list[int] = []
-
-        def work() -> int:
-            asked.append(1)
-            threading.Event().wait(0.02)
-            return 7
-
-        later, found = LazyValue(work), []
-        threads = [threading.Thread(target=lambda: found.append(later.get())) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert found == [7] * 8
-        assert asked == [1]
-        assert later._compute is None
-
-    def test_computed_again_after_an_error(self) -> None:
-        answers = iter([ValueError("not yet"), 3])
-
-        def work() -> int:
-            answer = next(answers)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
-        later = LazyValue(work)
-        with pytest.raises(ValueError, match="not yet"):
-            later.get()
-        assert later.get() == later.get() == 3
-
-
-def test_upload_streams_are_for_cuda_devices_and_reused() -> None:
-    assert upload_stream(CPU, None) is None
-    held = CudaStream(CPU)
-    assert upload_stream(CPU, held) is held
-    assert upload_stream(torch.device("mps"), held) is None
 
 
 def test_default_number_of_workers() -> None:

@@ -13,9 +13,9 @@ import torch
 
 from tests.unit.pipelines.case import SAPIENS, leeway, opened, parts_of, picture
 from vitruvian import InputError, pipeline
-from vitruvian.ops.cuda_graphs import GraphCache, _only_batch
+from vitruvian.cuda.graphs import GraphCache, _only_batch
+from vitruvian.cuda.streams import stack_on_device
 from vitruvian.pipelines.engine.batches import BatchQueue, BatchSize, forward_units
-from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.runner import Failure, run_many
 from vitruvian.pipelines.engine.task import Unit
 from vitruvian.pipelines.sources import open_source

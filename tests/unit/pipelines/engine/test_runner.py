@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 
+from vitruvian.cuda.graphs import GraphCache
+from vitruvian.cuda.streams import CudaStream, HostCopy
 from vitruvian.errors import InputError
-from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size
-from vitruvian.pipelines.engine.cuda_streams import CudaStream, HostCopy
 from vitruvian.pipelines.engine.runner import _max_in_flight, run_many, run_one
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, open_source

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from tests.families.mask2former import tiny as tiny_mask2former
 from tests.families.maskformer import tiny as tiny_maskformer
 from tests.shared import SHARED, needs_shared
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import CheckpointError, InputError
+from vitruvian.images.types import RgbImage
 from vitruvian.models.mask2former.modeling import Mask2FormerForUniversalSegmentation
 from vitruvian.models.mask2former.processing import Mask2FormerImageProcessor
 from vitruvian.models.mask_classification.outputs import QueryLogits

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
+from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.people import PeopleDetector, detect_people, open_detector, people_from_boxes
 from vitruvian.pipelines.people.detectors import FunctionDetector
 from vitruvian.results.base import People

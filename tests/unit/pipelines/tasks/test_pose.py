@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from PIL import Image
 from tests.unit.pipelines.case import opened, parts_of, picture
 from vitruvian import Sapiens2ImageProcessor, pipeline
 from vitruvian.errors import InputError
+from vitruvian.pipelines.tasks.pose import LazyValue
 from vitruvian.results import People
 
 BOXES = [[4.0, 3.0, 30.0, 38.0], [22.0, 5.0, 50.0, 36.0]]
@@ -160,3 +162,37 @@ def test_mirrored_too() -> None:
     (person,) = pipe.processor.post_process_pose_estimation(plain, boxes=[xywh], outputs_flipped=flipped)[0]
     result = pipe(picture(), boxes=[[4, 3, 30, 38]], flip=True)
     np.testing.assert_allclose(result.keypoints[0], person["keypoints"].numpy(), atol=1e-4)
+
+
+class TestLazyValue:
+    def test_computed_once_for_all_threads(self) -> None:
+        asked: list[int] = []
+
+        def work() -> int:
+            asked.append(1)
+            threading.Event().wait(0.02)
+            return 7
+
+        later, found = LazyValue(work), []
+        threads = [threading.Thread(target=lambda: found.append(later.get())) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [7] * 8
+        assert asked == [1]
+        assert later._compute is None
+
+    def test_computed_again_after_an_error(self) -> None:
+        answers = iter([ValueError("not yet"), 3])
+
+        def work() -> int:
+            answer = next(answers)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        later = LazyValue(work)
+        with pytest.raises(ValueError, match="not yet"):
+            later.get()
+        assert later.get() == later.get() == 3

@@ -17,9 +17,9 @@ av = pytest.importorskip("av")
 from tests.shared import SHARED  # noqa: E402
 from tests.unit.files.clips import make_clip, packets  # noqa: E402
 from tests.unit.pipelines.case import opened, parts_of  # noqa: E402
-from vitruvian.draw.canvas import RgbImage  # noqa: E402
 from vitruvian.errors import InputError  # noqa: E402
 from vitruvian.files.video import VideoReader  # noqa: E402
+from vitruvian.images.types import RgbImage  # noqa: E402
 from vitruvian.pipelines import Failure, sources  # noqa: E402
 from vitruvian.pipelines.people import PeopleDetector, detect_people, open_detector  # noqa: E402
 from vitruvian.pipelines.people.detectors import FunctionDetector  # noqa: E402

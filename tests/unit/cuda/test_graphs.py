@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from vitruvian.cuda.graphs import GraphCache, _causes, _describe, capture_only, no_capture
 from vitruvian.errors import VitruvianWarning
-from vitruvian.ops.cache import cached_tensors
-from vitruvian.ops.cuda_graphs import GraphCache, _causes, _describe, capture_only, no_capture
+from vitruvian.tensor_cache import cached_tensors
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 

@@ -1,4 +1,6 @@
-"""CUDA streams, events and pinned copies of the inference engine. On other devices all of them do nothing.
+"""CUDA streams, events and copies between host and device. On other devices all of them do nothing.
+
+How the inference engine uses them:
 
     image ─ pinned memory ─▶ upload stream: image, crops ─ event ─▶ model ─ event ─▶ download stream: decode ─▶ host
 
@@ -7,16 +9,16 @@ The model's stream waits for the event of a batch's crops. Only the thread that 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vitruvian.draw.canvas import RgbImage
-from vitruvian.ops.pinned_copy import pinned_copy
+from vitruvian.cuda.pinned_copy import pinned_copy
 from vitruvian.outputs import map_tensors
 
 T = TypeVar("T")
@@ -71,7 +73,7 @@ class CudaStream:
         with torch.cuda.stream(self._stream):
             yield
 
-    def upload(self, image: RgbImage) -> Tensor:
+    def upload(self, image: NDArray[np.uint8]) -> Tensor:
         """Copy an image [H, W, 3] to the device as [3, H, W]; call it while the stream is active."""
         return pinned_copy(image, self.device).permute(2, 0, 1)  # [3, H, W]
 
@@ -81,23 +83,6 @@ def upload_stream(device: torch.device, current: CudaStream | None) -> CudaStrea
     if current is not None and current.device == device:
         return current
     return CudaStream(device) if device.type == "cuda" else None
-
-
-class LazyValue(Generic[T]):
-    """A value that the first thread to call `get` computes. Thread-safe."""
-
-    def __init__(self, compute: Callable[[], T]) -> None:
-        self._compute: Callable[[], T] | None = compute
-        self._value: list[T] = []
-        self._lock = threading.Lock()
-
-    def get(self) -> T:
-        """Return the value. If computing it raises, the next call tries again."""
-        with self._lock:
-            if self._compute is not None:
-                self._value.append(self._compute())
-                self._compute = None  # releases what the closure holds
-            return self._value[0]
 
 
 def record_stream(values: object) -> None:

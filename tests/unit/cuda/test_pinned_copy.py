@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from vitruvian.ops import pinned_copy as module
-from vitruvian.ops.pinned_copy import pinned_copy
+from vitruvian.cuda import pinned_copy as module
+from vitruvian.cuda.pinned_copy import pinned_copy
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 

@@ -21,13 +21,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from vitruvian.errors import VitruvianWarning
-from vitruvian.ops.cache import hold_cached
+from vitruvian.tensor_cache import hold_cached
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Key = tuple[object, ...]
 
-_MAX_VALUES = 8 * 3 * 1024 * 768  # of a batch of images that is captured whatever its size
+# Batches with at most this many pixel values are captured, however many images they hold.
+_MAX_VALUES = 8 * 3 * 1024 * 768
 _only_batch: ContextVar[int | None] = ContextVar("_only_batch", default=None)  # None: all small batches
 
 
@@ -83,7 +84,7 @@ class GraphCache:
         return _empty_cache, (self.max_graphs, self.max_batch)  # copies of a model capture for themselves
 
     def accepts(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
-        """Tell whether to capture a call: inference, CUDA tensors only, and a batch that gains or is requested."""
+        """Return whether to capture a call: inference, CUDA tensors only, and a batch that gains or is requested."""
         tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         return (
             bool(tensors)
@@ -95,7 +96,7 @@ class GraphCache:
         )
 
     def accepts_batch(self, first: Tensor) -> bool:
-        """Tell whether calls with this first tensor are captured: few images, or small ones [B, C, H, W]."""
+        """Return whether calls with this first tensor are captured: few images, or small ones [B, C, H, W]."""
         only = _only_batch.get()
         if only is not None:
             return len(first) == only

@@ -1,4 +1,4 @@
-"""Label maps: the class of each pixel from scores of another size, and the number of pixels of each class."""
+"""Maps of classes: the best class of each pixel from scores of another size, and the number of pixels of each class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional as F
+
+from vitruvian.ops.interpolate import bilinear
 
 _MAX_BINS = 1 << 20
 
@@ -56,4 +57,4 @@ def _resize_into(out: Tensor, one: Tensor) -> None:
     elif one.dtype == torch.float32:
         torch.ops.aten.upsample_bilinear2d.out(one[None, None], size_hw, False, None, None, out=out)
     else:
-        out.copy_(F.interpolate(one[None, None], size=size_hw, mode="bilinear", align_corners=False))
+        out.copy_(bilinear(one, size_hw))

@@ -1,6 +1,6 @@
 import torch
 
-from vitruvian.ops.cache import cached_tensors, hold_cached
+from vitruvian.tensor_cache import cached_tensors, hold_cached
 
 
 def test_builds_once_for_the_same_arguments() -> None:

@@ -47,10 +47,15 @@ def masks_from_map(
 ) -> tuple[Tensor, Tensor]:
     """Split a map [H, W] into bool masks [N, H, W] and their classes [N], in the order of the numbers in the map.
 
-    Pixels of `ignore_index` belong to no mask. With `do_reduce_labels` neither do pixels of class 0, and all other
-    classes move down by one. With `instance_id_to_semantic_id` the map holds object ids and the table their classes as
-    the dataset numbers them, before any reduction: `ignore_index` is then an object id, and a class of that number is a
-    class like others. With both, 0 stands for no object, so that an object of the table may have any other id.
+    | argument                     | numbers in the map | pixels without a mask               | class of a mask       |
+    |------------------------------|--------------------|-------------------------------------|-----------------------|
+    | neither of the two below     | classes            | `ignore_index`                      | the number            |
+    | `do_reduce_labels`           | classes            | `ignore_index` and 0                | the number − 1        |
+    | `instance_id_to_semantic_id` | objects            | `ignore_index`                      | that of the table     |
+    | both                         | objects            | 0, `ignore_index` outside the table,| that of the table − 1 |
+    |                              |                    | objects of class 0                  |                       |
+
+    Classes in the table are those of the dataset, before any reduction; `ignore_index` is compared with the map only.
     """
     if do_reduce_labels and ignore_index is None:
         raise InputError("ignore_index: expected a number with do_reduce_labels=True, got None. 255 is common.")

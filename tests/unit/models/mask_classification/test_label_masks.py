@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from vitruvian.errors import InputError, VitruvianWarning
-from vitruvian.models.mask_classification.label_maps import masks_from_map, read_label_map
+from vitruvian.models.mask_classification.label_masks import masks_from_map, read_label_map
 
 NUMBERS = np.array([[0, 1, 255], [7, 0, 3]], dtype=np.uint8)
 
