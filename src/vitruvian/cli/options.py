@@ -12,7 +12,7 @@ from typer import Argument, Context, Option
 
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN
-from vitruvian.pipelines.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
+from vitruvian.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
 
 if TYPE_CHECKING:
     import torch

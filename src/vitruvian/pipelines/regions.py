@@ -25,10 +25,9 @@ from torch import Tensor
 from vitruvian.errors import InputError
 from vitruvian.images.guided_filter import guided_upsample
 from vitruvian.images.resize import resize
-from vitruvian.limits import get_limits
+from vitruvian.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE, get_limits
 from vitruvian.ops.crop import crop_windows
 from vitruvian.ops.pinned_copy import pinned_copy
-from vitruvian.pipelines.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
 from vitruvian.results.base import People
 
 Blend = Literal["mean", "unit", "alpha", "labels"]
