@@ -32,7 +32,7 @@ from vitruvian.pipelines.saving import save_as
 from vitruvian.pipelines.sources import Failure, Frame, open_source
 from vitruvian.tasks import TASKS, file_ending
 
-DEMO_TASKS = tuple(task.name for task in TASKS.values() if task.head and task.pipeline)
+DEMO_TASKS = tuple(task.name for task in TASKS.values() if task.head and task.has_pipeline)
 _IMAGES = hub.BUILTIN_FOLDER  # beside the model
 _TITLES = {"parts": "body parts", "pointmap": "depth of 3D points"}
 _ROW_HEIGHT, _MARGIN = 360, 12  # of the sheet

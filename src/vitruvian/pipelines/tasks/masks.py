@@ -26,7 +26,7 @@ _PROPOSAL_OPTIONS = frozenset(field.name for field in dataclasses.fields(Automat
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskGenerationOptions(Options, AutomaticMaskOptions):
+class MasksOptions(Options, AutomaticMaskOptions):
     """Options of every pipeline, and how masks are proposed and selected.
 
     Args:
@@ -40,18 +40,18 @@ class MaskGenerationOptions(Options, AutomaticMaskOptions):
         AutomaticMaskOptions.__post_init__(self)
 
 
-class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
+class MasksPipeline(TaskPipeline[Masks, MasksOptions]):
     """Generates masks of everything.
 
     Args:
         model: The model.
         processor: Its processor.
-        options: Fields of `MaskGenerationOptions`.
+        options: Fields of `MasksOptions`.
     """
 
     processor: Sam2Processor
     task = "masks"
-    options_class = MaskGenerationOptions
+    options_class = MasksOptions
     blocking_decode: ClassVar[bool] = True
 
     def __init__(self, model: Sam2Model, processor: Sam2Processor, **options: object) -> None:
@@ -59,7 +59,7 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
         proposal_options = {name: value for name, value in options.items() if name in _PROPOSAL_OPTIONS}
         self.generator = Sam2AutomaticMaskGenerator(model, processor, **proposal_options)
 
-    def batch_size(self, options: MaskGenerationOptions, *, live: bool) -> BatchSize:
+    def batch_size(self, options: MasksOptions, *, live: bool) -> BatchSize:
         """One image at a time: batches consist of points."""
         if options.batch_size != "auto":
             raise InputError("batch_size: images are processed one by one here. Use points_per_batch.")

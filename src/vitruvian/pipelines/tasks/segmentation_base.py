@@ -24,8 +24,8 @@ _TYPICAL_HW = (768, 1024)  # of a photograph
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentOptions(Options):
-    """Options of instance and panoptic segmentation.
+class QueryThresholdOptions(Options):
+    """Which queries become segments, in instance and panoptic segmentation.
 
     Args:
         threshold: Lowest score of an object.
