@@ -26,7 +26,8 @@ from vitruvian.text_files import JsonObject
 if TYPE_CHECKING:
     import supervision
 
-MasksKind = Literal["segment", "mask-generation", "instance", "track"]
+MasksKind = Literal["segment", "masks", "instances", "track"]
+_EARLIER_KINDS = {"mask-generation": "masks", "instance": "instances"}
 # name in the mask-generation pipeline of transformers -> attribute
 _TRANSFORMERS_NAMES = {"masks": "masks", "scores": "scores", "rle_mask": "runs", "bounding_boxes": "boxes_xyxy"}
 _OBJECT_CATEGORY = 1  # COCO category of masks without classes
@@ -37,7 +38,7 @@ class Masks(Result):
     """Masks of N objects; they may overlap.
 
     Attributes:
-        kind: The task: "segment" (by prompts), "mask-generation" (everything), "instance" (by class) or "track".
+        kind: The task: "segment" (by prompts), "masks" (everything), "instances" (by class) or "track".
         runs: The masks as COCO RLE, N of them, counts as strings. The constructor also takes RLE of any form or an
             array bool [N, H, W]; `masks` decodes them.
         scores: Confidence of the model, float32 [N].
@@ -58,6 +59,7 @@ class Masks(Result):
     label_names: tuple[str, ...] | None = None
 
     def _normalize_fields(self) -> dict[str, int]:
+        object.__setattr__(self, "kind", _EARLIER_KINDS.get(self.kind, self.kind))
         check_choice("kind", self.kind, get_args(MasksKind))
         object.__setattr__(self, "task", self.kind)  # several tasks share this class
         object.__setattr__(self, "runs", _as_runs(self.runs, self.size_hw))

@@ -65,7 +65,7 @@ def test_masks(kind: str, tmp_path: Path) -> None:
 
 
 def test_image_ids(tmp_path: Path) -> None:
-    truth, _ = write(tmp_path, sample("instance"), ["b.jpg", "0012.jpg", "x/0012.jpg", "c.jpg", "0.jpg"])
+    truth, _ = write(tmp_path, sample("instances"), ["b.jpg", "0012.jpg", "x/0012.jpg", "c.jpg", "0.jpg"])
     images = json.loads(truth.read_text())["images"]
     assert [image["id"] for image in images] == [1, 12, 13, 14, 0]
 

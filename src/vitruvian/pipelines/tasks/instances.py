@@ -27,7 +27,7 @@ class InstancesPipeline(SegmentationPipeline[Masks, QueryThresholdOptions]):
         boxes[:, 2:] += boxes[:, :2]
         return Masks(
             **self.result_fields(prepared.frame),
-            kind="instance",
+            kind="instances",
             runs=runs,
             scores=np.array([info["score"] for info in infos], np.float32),
             boxes_xyxy=boxes,

@@ -90,7 +90,7 @@ class MasksPipeline(TaskPipeline[Masks, MasksOptions]):
         """Build the result."""
         return Masks(
             **self.result_fields(prepared.frame),
-            kind="mask-generation",
+            kind="masks",
             runs=decoded.rles,
             scores=decoded.scores.float().numpy(),
             boxes_xyxy=decoded.boxes_xyxy.float().numpy(),

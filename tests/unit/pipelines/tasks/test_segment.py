@@ -81,7 +81,7 @@ class TestMasks:
     def test_a_call_and_run_return_the_same(self) -> None:
         pipe = opened("masks")
         found, again = pipe(SHOWN), pipe.run(SHOWN)
-        assert (type(found), found.kind) == (type(again), "mask-generation")
+        assert (type(found), found.kind) == (type(again), "masks")
         np.testing.assert_array_equal(found.masks, again.masks)
         fewer = list(pipe([SHOWN] * 2, points_per_crop=1))
         assert [len(one) for one in fewer] == [len(pipe.run(SHOWN, points_per_crop=1))] * 2
