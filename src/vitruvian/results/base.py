@@ -7,15 +7,16 @@ column x and row y is the point (x, y). P people, H W pixels.
 from __future__ import annotations
 
 import base64
+import functools
 import html
 import io
 import os
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import IO, ClassVar, Self, overload
+from typing import IO, Any, ClassVar, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ from vitruvian.text_files import JsonObject, json_text, write_json
 
 SCHEMA_VERSION = 1  # of the JSON of results, see docs/schemas/result-1.json
 _NOTEBOOK_SIDE = 1024  # longer side of drawings in notebooks, in pixels
+T = TypeVar("T")
 
 
 def array_of(dtype: type[np.generic], *shape: int | str) -> dict[str, tuple[type[np.generic], tuple[int | str, ...]]]:
@@ -38,6 +40,28 @@ def array_of(dtype: type[np.generic], *shape: int | str) -> dict[str, tuple[type
     A letter in `shape` stands for a length that is the same in all fields; H and W are those of the source image.
     """
     return {"array": (dtype, shape)}
+
+
+def accept_earlier_names(**names: str) -> Callable[[type[T]], type[T]]:
+    """Return a class decorator for dataclasses whose constructor takes fields under earlier names too.
+
+    Args:
+        names: The name of a field by its earlier name.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        construct = cls.__init__
+
+        @functools.wraps(construct)
+        def initialize(self: T, **values: Any) -> None:
+            for earlier in values.keys() & names.keys():
+                values[names[earlier]] = values.pop(earlier)
+            construct(self, **values)
+
+        setattr(cls, "__init__", initialize)  # noqa: B010 - mypy refuses the assignment
+        return cls
+
+    return decorate
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

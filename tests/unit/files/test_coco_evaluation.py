@@ -71,6 +71,6 @@ def test_image_ids(tmp_path: Path) -> None:
 
 
 def test_nothing_found(tmp_path: Path) -> None:
-    none: dict[str, Any] = {"runs": [], "scores": np.zeros(0, np.float32), "boxes_xyxy": np.zeros((0, 4), np.float32)}
+    none: dict[str, Any] = {"rles": [], "scores": np.zeros(0, np.float32), "boxes_xyxy": np.zeros((0, 4), np.float32)}
     _, results = write(tmp_path, Masks(kind="segment", size_hw=(20, 30), **none), ["b.jpg"])
     assert json.loads(results.read_text()) == []

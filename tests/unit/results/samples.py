@@ -49,7 +49,7 @@ def masks_fields() -> dict[str, Any]:
     masks[0, :15, :20], masks[1, 10:, 15:], masks[2, 2:5, 3:7] = True, True, True
     return {
         "kind": "instances",
-        "runs": masks,
+        "rles": masks,
         "scores": np.array([0.9, 0.8, 0.7], np.float32),
         "boxes_xyxy": np.array([[0, 0, 20, 15], [15, 10, 30, 20], [3, 2, 7, 5]], np.float32),
         "label_ids": np.array([4, 2, 4]),

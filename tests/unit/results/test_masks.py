@@ -16,15 +16,15 @@ from vitruvian.files import CocoWriter
 from vitruvian.images.rle import encode_rles
 from vitruvian.results import Masks, Panoptic
 
-TRUTH = masks_fields()["runs"]
+TRUTH = masks_fields()["rles"]
 
 
 class TestMasks:
     @pytest.mark.parametrize("form", ["array", "lists", "strings"])
     def test_masks_come_in_any_form(self, form: str) -> None:
-        runs = TRUTH if form == "array" else encode_rles(TRUTH, compress=form == "strings")
-        masks = sample("instances", runs=runs)
-        assert [type(rle["counts"]) for rle in masks.runs] == [str] * 3
+        rles = TRUTH if form == "array" else encode_rles(TRUTH, compress=form == "strings")
+        masks = sample("instances", rles=rles)
+        assert [type(rle["counts"]) for rle in masks.rles] == [str] * 3
         np.testing.assert_array_equal(masks.masks, TRUTH)
         np.testing.assert_array_equal(np.stack(list(masks)), TRUTH)
         np.testing.assert_array_equal(masks.mask(1), TRUTH[1])
@@ -40,12 +40,25 @@ class TestMasks:
     def test_earlier_kinds_are_accepted(self, earlier: str, kind: str) -> None:
         assert sample("instances", kind=earlier).kind == kind
 
+    def test_rles_under_their_earlier_name(self) -> None:
+        masks = sample("instances")
+        assert masks.runs is masks.rles
+        fewer = replace(
+            masks,
+            runs=TRUTH[:1],
+            scores=masks.scores[:1],
+            boxes_xyxy=masks.boxes_xyxy[:1],
+            label_ids=None,
+            label_names=None,
+        )
+        np.testing.assert_array_equal(fewer.masks, TRUTH[:1])
+
     def test_none_at_all(self, tmp_path: Path) -> None:
-        for runs in ([], np.zeros((0, *HW), bool)):
+        for rles in ([], np.zeros((0, *HW), bool)):
             none = Masks(
                 size_hw=HW,
                 kind="segment",
-                runs=runs,
+                rles=rles,
                 scores=np.zeros(0, np.float32),
                 boxes_xyxy=np.zeros((0, 4), np.float32),
             )
@@ -66,7 +79,7 @@ class TestMasks:
         many = np.zeros((300, *HW), bool)
         many.reshape(300, -1)[np.arange(300), np.arange(300)] = True
         Masks(
-            size_hw=HW, kind="masks", runs=many, scores=np.ones(300, np.float32),
+            size_hw=HW, kind="masks", rles=many, scores=np.ones(300, np.float32),
             boxes_xyxy=np.ones((300, 4), np.float32),
         ).save(tmp_path / "a.png")  # fmt: skip
         assert np.asarray(Image.open(tmp_path / "a.png")).ravel()[:300].tolist() == list(range(1, 301))

@@ -22,13 +22,13 @@ class InstancesPipeline(SegmentationPipeline[Masks, QueryThresholdOptions]):
 
     def finish(self, prepared: Prepared, decoded: Segmentation) -> Masks:
         """Build the result."""
-        runs, infos = decoded["segmentation"], decoded["segments_info"]
-        boxes = np.array([rle_box_xywh(run) for run in runs], np.float32).reshape(-1, 4)  # [N, 4]
+        rles, infos = decoded["segmentation"], decoded["segments_info"]
+        boxes = np.array([rle_box_xywh(rle) for rle in rles], np.float32).reshape(-1, 4)  # [N, 4]
         boxes[:, 2:] += boxes[:, :2]
         return Masks(
             **self.result_fields(prepared.frame),
             kind="instances",
-            runs=runs,
+            rles=rles,
             scores=np.array([info["score"] for info in infos], np.float32),
             boxes_xyxy=boxes,
             label_ids=np.array([info["label_id"] for info in infos], np.int64),

@@ -91,7 +91,7 @@ class MasksPipeline(TaskPipeline[Masks, MasksOptions]):
         return Masks(
             **self.result_fields(prepared.frame),
             kind="masks",
-            runs=decoded.rles,
+            rles=decoded.rles,
             scores=decoded.scores.float().numpy(),
             boxes_xyxy=decoded.boxes_xyxy.float().numpy(),
         )

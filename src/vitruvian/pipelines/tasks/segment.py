@@ -110,7 +110,7 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
     def decode(self, prepared: Prepared, outputs: list[tuple[Tensor, Tensor]]) -> tuple[list[Rle], Tensor, Tensor]:
         """Upsample one mask after another; return run lengths, boxes [N, 4] and scores [N]."""
         logits, scores = outputs[0]
-        runs, boxes = encode_masks(
+        rles, boxes = encode_masks(
             self.processor,
             logits,
             prepared.frame.size_hw,
@@ -118,15 +118,15 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
             max_hole_area=self.options.max_hole_area,
             max_sprinkle_area=self.options.max_sprinkle_area,
         )
-        return runs, boxes, scores
+        return rles, boxes, scores
 
     def finish(self, prepared: Prepared, decoded: tuple[list[Rle], Tensor, Tensor]) -> Masks:
         """Build the result."""
-        runs, boxes, scores = decoded
+        rles, boxes, scores = decoded
         return Masks(
             **self.result_fields(prepared.frame),
             kind="segment",
-            runs=runs,
+            rles=rles,
             scores=scores.numpy(),
             boxes_xyxy=boxes.numpy(),
         )
@@ -139,12 +139,12 @@ def encode_masks(
 
     `options` are those of `Sam2Processor.post_process_masks`.
     """
-    runs, boxes = [], []
+    rles, boxes = [], []
     for one in logits:
         (mask,) = processor.post_process_masks(one[None, None, None], [size_hw], **options)
-        runs += encode_rles(mask[0], compress=True)
+        rles += encode_rles(mask[0], compress=True)
         boxes.append(mask_boxes(mask[0]))  # [1, 4]
-    return runs, torch.cat(boxes).float()
+    return rles, torch.cat(boxes).float()
 
 
 def _nest(prompt: ArrayLike | None, levels: int) -> Any:

@@ -398,17 +398,17 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
         (masks,) = outputs
         if masks is None:
             return [], [], torch.zeros(0, 4), torch.zeros(0), torch.zeros(0)
-        runs, boxes = encode_masks(
+        rles, boxes = encode_masks(
             self.processor, masks.logits, prepared.frame.size_hw, mask_threshold=self.options.mask_threshold
         )
-        return masks.ids, runs, boxes, masks.ious, masks.presence.sigmoid()
+        return masks.ids, rles, boxes, masks.ious, masks.presence.sigmoid()
 
     def finish(self, prepared: Prepared, decoded: tuple[list[int], list[Rle], Tensor, Tensor, Tensor]) -> Track:
         """Build the result."""
-        ids, runs, boxes, ious, presence = decoded
+        ids, rles, boxes, ious, presence = decoded
         return Track(
             **(self.result_fields(prepared.frame) | {"frame": frame_number(prepared.frame)}),
-            runs=runs,
+            rles=rles,
             scores=ious.numpy(),
             boxes_xyxy=boxes.numpy(),
             object_ids=np.array(ids, np.int64),

@@ -40,7 +40,7 @@ class TestPrompts:
         wanted = session.predict(**asked, multimask=alone).best()
         result = pipe(SHOWN, **prompt)
         assert result.kind == "segment"
-        masks = decode_rles(result.runs).numpy() if len(result.runs) else np.zeros((0, 50, 70), bool)
+        masks = decode_rles(result.rles).numpy() if len(result.rles) else np.zeros((0, 50, 70), bool)
         np.testing.assert_array_equal(masks, wanted.masks[:, 0].numpy())
         np.testing.assert_allclose(result.scores, wanted.scores[:, 0].numpy(), atol=1e-5)
         for mask, box in zip(masks, result.boxes_xyxy, strict=True):
@@ -89,7 +89,7 @@ class TestMasks:
     def test_masks_are_those_of_the_generator(self) -> None:
         pipe = opened("masks")
         known, found = pipe.generator(SHOWN), pipe(SHOWN)
-        np.testing.assert_array_equal(decode_rles(found.runs).numpy(), torch.stack(list(known.masks)).numpy())
+        np.testing.assert_array_equal(decode_rles(found.rles).numpy(), torch.stack(list(known.masks)).numpy())
         np.testing.assert_array_equal(found.scores, known.scores.float().numpy())
 
     def test_names_of_transformers(self) -> None:
@@ -145,7 +145,7 @@ class TestQueries:
         )
         result = pipe(SHOWN)
         assert len(result.scores) == len(wanted["segments_info"]) > 0
-        np.testing.assert_array_equal(decode_rles(result.runs).numpy(), wanted["segmentation"].numpy())
+        np.testing.assert_array_equal(decode_rles(result.rles).numpy(), wanted["segmentation"].numpy())
         names = {0: "sky", 1: "person", 2: "dog"}
         assert result.label_names == tuple(names[info["label_id"]] for info in wanted["segments_info"])
         assert len(pipe(SHOWN, threshold=1.0).scores) == 0
