@@ -64,6 +64,7 @@ def accept_earlier_names(**names: str) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
+@accept_earlier_names(finder="detector")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class People:
     """The people that a task was run on.
