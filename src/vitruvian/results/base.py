@@ -75,6 +75,7 @@ class People:
         ids: Identities in a video, int64 [P].
         detector: "given", "whole image", or the name of the detector.
         note: What a reader should know, for instance that no person was detected and the whole image was used.
+        fallback: Whether no one was detected, and the only person is the whole image instead.
     """
 
     boxes_xyxy: NDArray[np.float32] = field(metadata=array_of(np.float32, "P", 4))
@@ -82,6 +83,7 @@ class People:
     ids: NDArray[np.int64] | None = field(default=None, metadata=array_of(np.int64, "P"))
     detector: str
     note: str | None = None
+    fallback: bool = False
 
     def __post_init__(self) -> None:
         _check_arrays(self, {}, prefix="people.")

@@ -184,7 +184,8 @@ def detect_people(
     note = f"{detected.note}: no person detected" if detected.note else "no person detected"
     if on_empty == "none":
         return replace(people, note=note)
-    return whole_image(size_hw, detector=detected.detector, score=0.0, note=f"{note}; processed the whole image")
+    whole = whole_image(size_hw, detector=detected.detector, score=0.0, note=f"{note}; processed the whole image")
+    return replace(whole, fallback=True)
 
 
 def _clip_boxes(boxes_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> NDArray[np.float32]:
@@ -205,11 +206,6 @@ def whole_image(
         detector=detector,
         note=note,
     )
-
-
-def is_fallback(people: People) -> bool:
-    """Return whether no one was detected, and `people` is the whole image instead."""
-    return len(people) == 1 and people.scores[0] == 0 and people.note is not None
 
 
 def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, form: BoxFormat = "xywh") -> People:

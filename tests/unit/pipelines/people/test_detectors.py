@@ -48,6 +48,7 @@ def test_nobody_is_explicit() -> None:
     np.testing.assert_array_equal(whole.boxes_xyxy, [[0, 0, 80, 60]])
     assert (whole.scores.tolist(), whole.detector) == ([0.0], "fake")
     assert whole.note == "no person detected; processed the whole image"
+    assert whole.fallback
     none = detect_people(Fake(found([], note="not listed")), PICTURE, on_empty="none")
     assert (len(none), none.note) == (0, "not listed: no person detected")
     with pytest.raises(InputError, match=r"a\.jpg: expected people, but fake detected no one"):
@@ -71,6 +72,7 @@ class TestOpening:
         people = detect_people(detector, PICTURE)
         np.testing.assert_array_equal(people.boxes_xyxy, [[0, 0, 80, 60]])
         assert (people.scores.tolist(), people.detector, people.note) == ([1.0], "whole image", None)
+        assert not people.fallback
 
     def test_a_function(self) -> None:
         def faces(picture: RgbImage) -> list[list[float]]:
