@@ -260,7 +260,7 @@ def test_results_that_python_saves_by_a_pattern(tmp_path: Path) -> None:
     from vitruvian import pipeline
 
     sources = [save_image(tmp_path / folder / "x.png", (20 + n, 30)) for n, folder in enumerate("abc")]
-    pipe = pipeline("normals", COMMANDS["normals"][1], device="cpu")
+    pipe = pipeline("normals", COMMANDS["normals"][1], device="cpu", detect="whole")
     for _ in range(2):  # the same names in every run
         with pipe(sources, save=str(tmp_path / "out" / "{stem}.npz"), workers=3, batch_size=1) as results:
             assert len(list(results)) == 3
