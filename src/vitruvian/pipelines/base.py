@@ -25,7 +25,7 @@ from vitruvian.model import Model
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.cuda_streams import PendingTensors, upload_stream
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results, run_many, run_one
-from vitruvian.pipelines.engine.task import InferenceTask, LazyUnit, Unit
+from vitruvian.pipelines.engine.task import DecodeThread, InferenceTask, LazyUnit, Unit
 from vitruvian.pipelines.options import Options, replace_options
 from vitruvian.pipelines.people.detectors import (
     DetectorSpec,
@@ -74,7 +74,6 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     auto: ClassVar[type[AutoTaskModel]]  # from the table of tasks too
     options_class: ClassVar[type[Options]] = Options
     on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector returns no one
-    blocking_decode: ClassVar[bool] = False  # whether `decode` synchronizes with the device
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -214,8 +213,6 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         call.options = options
         call.detector = self.choose_detector(options)
         call.detects_people = call.detector is not None
-        on_host = self.device.type == "cpu" and self.upload_stream is None
-        call.decodes_in_workers = self.blocking_decode or on_host or call.forward_decodes()
         return call
 
     def batch_size(self, options: OptionsT, *, live: bool) -> BatchSize:
@@ -265,9 +262,11 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         height, width = self.processor.size_hw
         return height, width
 
-    def forward_decodes(self) -> bool:
-        """Return whether `forward` queues all device work of `decode` too."""
-        return False
+    def decode_thread(self) -> DecodeThread:
+        """Return which thread calls `decode`. Tasks whose `decode` waits for the device return "worker"."""
+        if self.upload_stream is not None:
+            return "stream"
+        return "worker" if self.device.type == "cpu" else "consumer"
 
     def result_fields(self, frame: Frame, people: People | None = None) -> ResultFields:
         """Return the fields that every result has."""

@@ -108,7 +108,7 @@ class Masks(Result):
         return np.stack(list(self)) if len(self) else np.zeros((0, *self.size_hw), bool)
 
     @property
-    def runs(self) -> Sequence[Rle]:
+    def runs(self) -> Sequence[Rle] | NDArray[np.bool_]:
         """`rles` under its earlier name."""
         return self.rles
 

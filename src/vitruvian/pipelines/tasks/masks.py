@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
 
 from vitruvian.errors import InputError
 from vitruvian.models.sam2.automatic_masks import AutomaticMaskOptions, MaskProposals, Sam2AutomaticMaskGenerator
@@ -16,7 +15,7 @@ from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize, is_out_of_memory
-from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.sources import Frame
 from vitruvian.processor import as_tensor
@@ -52,7 +51,6 @@ class MasksPipeline(TaskPipeline[Masks, MasksOptions]):
     processor: Sam2Processor
     task = "masks"
     options_class = MasksOptions
-    blocking_decode: ClassVar[bool] = True
 
     def __init__(self, model: Sam2Model, processor: Sam2Processor, **options: object) -> None:
         super().__init__(model, processor, **options)
@@ -64,6 +62,10 @@ class MasksPipeline(TaskPipeline[Masks, MasksOptions]):
         if options.batch_size != "auto":
             raise InputError("batch_size: images are processed one by one here. Use points_per_batch.")
         return BatchSize(1, fixed=True)
+
+    def decode_thread(self) -> DecodeThread:
+        """Return "worker": `forward` decodes."""
+        return "worker"
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Return the image at full resolution, from which the generator crops."""

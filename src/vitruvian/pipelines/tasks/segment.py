@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
-from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
 from vitruvian.pipelines.options import Options, nesting_depth
 from vitruvian.pipelines.sources import Frame
 from vitruvian.processor import as_tensor, height_width
@@ -59,7 +59,6 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
     processor: Sam2Processor
     task = "segment"
     options_class = PromptOptions
-    blocking_decode: ClassVar[bool] = True
 
     @property
     def input_hw(self) -> tuple[int, int]:
@@ -106,6 +105,10 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
             logits.append(masks.flatten(0, 1))  # [P·K, h, w]
             scores.append(ious.flatten())  # [P·K]
         return torch.cat(logits), torch.cat(scores)
+
+    def decode_thread(self) -> DecodeThread:
+        """Return "worker": `decode` waits for the device."""
+        return "worker"
 
     def decode(self, prepared: Prepared, outputs: list[tuple[Tensor, Tensor]]) -> tuple[list[Rle], Tensor, Tensor]:
         """Upsample one mask after another; return run lengths, boxes [N, 4] and scores [N]."""

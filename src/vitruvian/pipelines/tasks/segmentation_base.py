@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
-from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.sources import Frame
 from vitruvian.processor import as_tensor
@@ -41,7 +41,6 @@ class QueryThresholdOptions(Options):
 class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT]):
     """Queries of whole images; subclasses post-process them."""
 
-    blocking_decode: ClassVar[bool] = True
     post_process: ClassVar[str]  # method of the processor; it takes the options of the task
     post_process_options: ClassVar[dict[str, object]] = {}  # further arguments
 
@@ -69,6 +68,10 @@ class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, Opt
         out = self.model(pixels, pixel_mask=masks, return_dict=True)
         classes, queries = out.class_queries_logits.float(), out.masks_queries_logits
         return [(classes[i : i + 1], queries[i : i + 1], masks[i : i + 1]) for i in range(len(units))]
+
+    def decode_thread(self) -> DecodeThread:
+        """Return "worker": `decode` waits for the device."""
+        return "worker"
 
     def decode(self, prepared: Prepared, outputs: list[QueryOutputs]) -> Any:
         """Post-process the queries of one image with the processor."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.cuda_streams import HostCopy, stack_on_device
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results
-from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
@@ -326,7 +326,6 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
     task = "track"
     options_class = TrackOptions
     fixed_input_size = True
-    blocking_decode: ClassVar[bool] = True
     _people_found: bool
 
     @property
@@ -390,6 +389,10 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
         frame, people = unit.extra
         pixels = stack_on_device([unit.pixels], self.device)[0].to(self.model.dtype)
         return [self.tracker.advance(frame, pixels, people)]
+
+    def decode_thread(self) -> DecodeThread:
+        """Return "worker": `decode` waits for the device."""
+        return "worker"
 
     def decode(
         self, prepared: Prepared, outputs: list[_FrameMasks | None]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from vitruvian.pipelines.base import _can_auto_optimize
 from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.cuda_streams import CudaStream, LazyValue, PendingTensors, upload_stream
 from vitruvian.pipelines.engine.runner import Failure, _default_workers, _max_in_flight, run_many
-from vitruvian.pipelines.engine.task import Unit
+from vitruvian.pipelines.engine.task import DecodeThread, Unit
 from vitruvian.pipelines.regions import Region, RegionBlender
 from vitruvian.pipelines.sources import open_source
 from vitruvian.pipelines.tasks import pose
@@ -82,7 +82,7 @@ class TestSameResults:
     def test_kernels(self, task: str) -> None:
         usual, other = opened(task), streamed(task)
         with interpret_triton():
-            assert other.forward_decodes() == (task == "pose")
+            assert other.decode_thread() == ("worker" if task == "pose" else "stream")
             found = other(picture(1, (45, 56)), boxes=BOXES)
         same(found, usual(picture(1, (45, 56)), boxes=BOXES), near=2e-2)  # random heatmaps have saddles
 
@@ -103,7 +103,7 @@ class TestSameResults:
             return find_points(self, crops, *rest)
 
         monkeypatch.setattr(pose.PosePipeline, "_forward_and_decode", noted)
-        assert other.forward_decodes()
+        assert other.decode_thread() == "worker"
         found = list(other(shown, batch_size=4, boxes=boxes, batch_timeout=60.0))
         assert calls == [(size, threading.current_thread().name) for size in (1, 2, 4, 3)]
         for got, want in zip(found, wanted, strict=True):
@@ -165,7 +165,7 @@ class TestSameResults:
 class Streamed(Doubler):
     """A task with an upload stream on the CPU."""
 
-    decodes_in_workers = False
+    thread: DecodeThread = "stream"
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -282,7 +282,7 @@ class TestThreads:
     def test_decoded_outputs_are_copied_in_finishing_threads(self) -> None:
         """Outputs are on their way to the host: those who finish wait for them, apart from those who read."""
         job = Streamed(units=2)
-        job.decodes_in_workers = True
+        job.thread = "worker"
         assert results(job, [solid(n) for n in range(12)]) == [4 * n for n in range(12)]
         assert sorted(job.decoded) == list(range(12))
         for step in ("decode", "finish"):
@@ -310,9 +310,9 @@ class TestThreads:
                 return super().finish(prepared, decoded)
 
         graphs = GraphCache(max_batch=1)
-        for behind in (False, True):
+        for thread in get_args(DecodeThread):
             job = Kept()
-            job.decodes_in_workers, job.fixed_input_size = behind, True
+            job.thread, job.fixed_input_size = thread, True
             assert results(job, [solid(1)] * 60, batch=4, workers=2, batch_timeout=60.0, graphs=graphs) == [4] * 60
             assert [len(batch) for batch in job.batches] == [4] * 30
 
