@@ -204,16 +204,20 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     def _for_call(self, changes: Mapping[str, object]) -> Self:
         """Return a copy with the options of one call. It shares the model, the processor and open detectors."""
         options = replace_options(self.options, changes)
-        if not self.model.optimized and (
-            options.optimize is True or (options.optimize == "auto" and _can_auto_optimize(self.model))
-        ):
-            self.model.optimize(cuda_graphs=self.fixed_input_size)
-        self.upload_stream = upload_stream(self.device, self.upload_stream)
+        self._prepare_model(options)
         call = copy.copy(self)
         call.options = options
         call.detector = self.choose_detector(options)
         call.detects_people = call.detector is not None
         return call
+
+    def _prepare_model(self, options: OptionsT) -> None:
+        """Optimize the model if that is to be done and is not done yet, and open the upload stream of its device."""
+        if not self.model.optimized and (
+            options.optimize is True or (options.optimize == "auto" and _can_auto_optimize(self.model))
+        ):
+            self.model.optimize(cuda_graphs=self.fixed_input_size)
+        self.upload_stream = upload_stream(self.device, self.upload_stream)
 
     def batch_size(self, options: OptionsT, *, live: bool) -> BatchSize:
         """Return the batch size of a call. Later calls use what "auto" shrank to."""
